@@ -1,0 +1,75 @@
+//! The calls of libcuda.
+
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use super::bindings;
+use crate::loader::{Search, SharedLibrary};
+use crate::{LoadError, Symbol};
+
+#[allow(non_snake_case, reason = "C's names")]
+#[rustfmt::skip]
+#[path = "functions.rs"]
+mod functions;
+
+pub use functions::Functions;
+
+/// Where libcuda is looked for. It comes with the display driver, not with a toolkit.
+pub const SEARCH: Search = Search {
+    library: "libcuda",
+    variable: "CUDA_LIBRARY",
+    names: &["libcuda.so.1", "libcuda.so"],
+    toolkit: false,
+};
+
+/// A loaded libcuda; its functions are the fields of [`Functions`], to which it dereferences.
+#[derive(Clone)]
+pub struct Library {
+    functions: Functions,
+    path: Option<PathBuf>,
+}
+
+impl Library {
+    /// Loads libcuda from where [`SEARCH`] leads.
+    ///
+    /// # Errors
+    /// [`LoadError`] if no file loads, or what loads lacks a function that the driver of CUDA 11.8 has.
+    pub fn load() -> Result<Self, LoadError> {
+        Self::resolve(SharedLibrary::load(&SEARCH)?)
+    }
+
+    /// Loads the libcuda at `path`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        Self::resolve(SharedLibrary::load_from(&SEARCH, path.as_ref())?)
+    }
+
+    /// A library made of a table of functions, for tests.
+    pub fn from_functions(functions: Functions) -> Self {
+        Self { functions, path: None }
+    }
+
+    fn resolve(library: SharedLibrary) -> Result<Self, LoadError> {
+        Ok(Self { functions: Functions::resolve(&library)?, path: Some(library.path().to_owned()) })
+    }
+
+    /// The table of functions.
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// The file or bare name loaded; `None` for a table given to [`from_functions`](Self::from_functions).
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+}
+
+impl Deref for Library {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
+}

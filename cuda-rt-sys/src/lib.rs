@@ -1,0 +1,41 @@
+//! The CUDA calls that file I/O needs, found in `libcudart` and `libcuda` at run time.
+//!
+//! Nothing is linked: a program that uses this crate builds and starts on a machine without CUDA, and
+//! [`runtime::Library::load`] says which files it tried. Loaded libraries are never unloaded.
+//!
+//! - [`runtime`]: the runtime API of CUDA 11.8, 12 and 13 (`libcudart.so.11.0`, `.12`, `.13`);
+//! - [`driver`]: types of the driver API, and with the feature `driver` its calls for devices, primary contexts,
+//!   virtual memory, stream memory operations and error names (`libcuda.so.1`);
+//! - [`loader`]: how either is found.
+//!
+//! Names are C's. Enumerations are integer newtypes, because a newer library may return numbers that this crate has
+//! no name for.
+//!
+//! ```
+//! use cuda_rt_sys::runtime::Library;
+//!
+//! match Library::load() {
+//!     Ok(cuda) => {
+//!         let mut count = 0;
+//!         // SAFETY: `count` outlives the call.
+//!         let status = unsafe { (cuda.cudaGetDeviceCount)(&mut count) };
+//!         println!("{status:?}: {count} devices");
+//!     }
+//!     Err(error) => println!("{error}"),
+//! }
+//! ```
+
+pub mod driver;
+pub mod loader;
+pub mod runtime;
+
+pub use loader::LoadError;
+
+/// A function of a table and the version of the library that brought it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Symbol {
+    /// The name that the library exports.
+    pub name: &'static str,
+    /// 1000 × major + 10 × minor, as the library's version call gives it; 0 for every supported version.
+    pub since: i32,
+}

@@ -1,0 +1,278 @@
+//! Finding a shared library and the symbols in it.
+
+use std::ffi::{CStr, OsStr};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// Where a library is looked for, in this order: the file named by [`variable`](Search::variable), and nowhere else if
+/// it is set; the dynamic loader's own search for each of [`names`](Search::names); with
+/// [`toolkit`](Search::toolkit) the CUDA toolkits of `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*`, then the
+/// `nvidia` packages of the Python in `VIRTUAL_ENV`, `CONDA_PREFIX` or `PATH`.
+#[derive(Debug, Clone, Copy)]
+pub struct Search {
+    /// The library's name in messages.
+    pub library: &'static str,
+    /// The environment variable with the path of the one file to load.
+    pub variable: &'static str,
+    /// File names, the preferred one first.
+    pub names: &'static [&'static str],
+    /// Whether the library comes with the CUDA toolkit rather than with the display driver.
+    pub toolkit: bool,
+}
+
+/// Why a library is not usable.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// No file could be loaded.
+    #[error("{library} could not be loaded (set {variable} to its path to choose one){}", List(.attempts))]
+    NotFound {
+        /// The library's name.
+        library: &'static str,
+        /// The variable that chooses the file.
+        variable: &'static str,
+        /// Each file tried, in order.
+        attempts: Vec<Attempt>,
+    },
+    /// The file loaded is some other library, or too old: a function that every supported version has is missing.
+    #[error("{} has no function {symbol}: it is not {library}, or older than any supported version", .path.display())]
+    MissingSymbol {
+        /// The library's name.
+        library: &'static str,
+        /// The file loaded.
+        path: PathBuf,
+        /// The missing function.
+        symbol: String,
+    },
+}
+
+impl LoadError {
+    /// The name of the library that was wanted, such as `libcuda`.
+    pub fn library(&self) -> &'static str {
+        match self {
+            LoadError::NotFound { library, .. } | LoadError::MissingSymbol { library, .. } => library,
+        }
+    }
+
+    /// The files that were tried, in order.
+    pub fn paths(&self) -> Vec<&Path> {
+        match self {
+            LoadError::NotFound { attempts, .. } => attempts.iter().map(|attempt| &*attempt.path).collect(),
+            LoadError::MissingSymbol { path, .. } => vec![path],
+        }
+    }
+}
+
+/// A file that was tried, and what the dynamic loader said.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// The path, or the bare name that the dynamic loader searched for.
+    pub path: PathBuf,
+    /// The dynamic loader's message.
+    pub reason: String,
+}
+
+struct List<'a>(&'a [Attempt]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|attempt| write!(f, "; {}: {}", attempt.path.display(), attempt.reason))
+    }
+}
+
+/// A loaded library. It stays loaded for the life of the process, so its functions are always callable.
+#[derive(Debug)]
+pub struct SharedLibrary {
+    name: &'static str,
+    path: PathBuf,
+    handle: &'static libloading::Library,
+}
+
+impl SharedLibrary {
+    /// Loads the first file that [`Search`] leads to.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] with every file tried.
+    pub fn load(search: &Search) -> Result<Self, LoadError> {
+        if let Some(path) = env::var_os(search.variable).filter(|path| !path.is_empty()) {
+            return Self::load_from(search, Path::new(&path));
+        }
+        let mut attempts = Vec::new();
+        for path in candidates(search) {
+            match open(&path) {
+                Ok(handle) => return Ok(Self { name: search.library, path, handle }),
+                Err(reason) => attempts.push(Attempt { path, reason }),
+            }
+        }
+        Err(LoadError::NotFound { library: search.library, variable: search.variable, attempts })
+    }
+
+    /// Loads the file at `path`, or what the dynamic loader finds for a bare file name.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] with that one file.
+    pub fn load_from(search: &Search, path: &Path) -> Result<Self, LoadError> {
+        match open(path) {
+            Ok(handle) => Ok(Self { name: search.library, path: path.to_owned(), handle }),
+            Err(reason) => Err(LoadError::NotFound {
+                library: search.library,
+                variable: search.variable,
+                attempts: vec![Attempt { path: path.to_owned(), reason }],
+            }),
+        }
+    }
+
+    /// The path or bare name that was loaded.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The function `name`.
+    ///
+    /// # Errors
+    /// [`LoadError::MissingSymbol`] if the library does not export it.
+    ///
+    /// # Safety
+    /// `F` must be a function pointer type with the C signature of `name`.
+    pub unsafe fn required<F: Copy>(&self, name: &CStr) -> Result<F, LoadError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.optional(name) }.ok_or_else(|| LoadError::MissingSymbol {
+            library: self.name,
+            path: self.path.clone(),
+            symbol: name.to_string_lossy().into_owned(),
+        })
+    }
+
+    /// The function `name`, or `None` if the library does not export it.
+    ///
+    /// # Safety
+    /// `F` must be a function pointer type with the C signature of `name`.
+    pub unsafe fn optional<F: Copy>(&self, name: &CStr) -> Option<F> {
+        // SAFETY: the caller's promise; the library is never unloaded, so the pointer may leave the `Symbol`.
+        unsafe { self.handle.get::<F>(name) }.ok().map(|symbol| *symbol)
+    }
+}
+
+fn open(path: &Path) -> Result<&'static libloading::Library, String> {
+    // SAFETY: loading runs the library's initialisers, which NVIDIA's libraries have for being loaded this way; a file
+    // that the user names is the user's word.
+    match unsafe { libloading::Library::new(path) } {
+        Ok(library) => Ok(Box::leak(Box::new(library))),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Bare names first, then existing files of the toolkits and of Python's packages.
+fn candidates(search: &Search) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = search.names.iter().map(PathBuf::from).collect();
+    if search.toolkit {
+        for folder in toolkit_folders().into_iter().chain(python_folders()) {
+            let files = search.names.iter().map(|name| folder.join(name));
+            paths.extend(files.filter(|file| file.exists()));
+        }
+    }
+    paths
+}
+
+fn toolkit_folders() -> Vec<PathBuf> {
+    let mut roots: Vec<PathBuf> =
+        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(PathBuf::from).collect();
+    let mut installed = entries(Path::new("/usr/local"));
+    installed.retain(|path| name_of(path).starts_with("cuda"));
+    // `/usr/local/cuda` is the administrator's choice; after it the newest.
+    installed.sort_by_key(|path| (name_of(path) != "cuda", std::cmp::Reverse(version_of(&name_of(path)))));
+    roots.extend(installed);
+    roots
+        .iter()
+        .flat_map(|root| {
+            let target = format!("targets/{}-linux/lib", env::consts::ARCH);
+            [root.join("lib64"), root.join(target), root.join("lib")]
+        })
+        .collect()
+}
+
+/// `nvidia/*/lib` in the site-packages of the first Python with any, as PyPI's packages are laid out.
+fn python_folders() -> Vec<PathBuf> {
+    let mut prefixes: Vec<PathBuf> =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(env::var_os).map(PathBuf::from).collect();
+    for folder in env::split_paths(&env::var_os("PATH").unwrap_or_default()) {
+        let python = folder.join("python3");
+        if python.is_file() {
+            prefixes.extend(folder.parent().map(Path::to_owned));
+            // In a virtual environment the file is a link to the interpreter that it was made from.
+            let real = fs::canonicalize(python).ok();
+            prefixes.extend(real.as_deref().and_then(|file| file.parent()?.parent()).map(Path::to_owned));
+        }
+    }
+    let mut folders = Vec::new();
+    for prefix in prefixes {
+        for lib in entries(&prefix.join("lib")) {
+            if name_of(&lib).starts_with("python3") {
+                for packages in ["site-packages", "dist-packages"] {
+                    folders.extend(
+                        entries(&lib.join(packages).join("nvidia")).iter().map(|dir| dir.join("lib")),
+                    );
+                }
+            }
+        }
+    }
+    folders
+}
+
+/// What a folder contains, sorted; nothing if it cannot be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(folder).map(|dir| dir.flatten().map(|entry| entry.path()).collect()).unwrap_or_default();
+    paths.sort();
+    paths
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map(OsStr::to_string_lossy).unwrap_or_default().into_owned()
+}
+
+/// The numbers in a name such as `cuda-12.8`.
+fn version_of(name: &str) -> Vec<u32> {
+    name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ABSENT: Search = Search {
+        library: "libabsent",
+        variable: "LIBABSENT_PATH_FOR_TESTS",
+        names: &["libabsent.so.7", "libabsent.so"],
+        toolkit: true,
+    };
+
+    #[test]
+    fn a_missing_library_lists_every_name_tried_and_the_variable() {
+        let error = SharedLibrary::load(&ABSENT).unwrap_err();
+        assert_eq!(error.library(), "libabsent");
+        assert_eq!(error.paths(), [Path::new("libabsent.so.7"), Path::new("libabsent.so")]);
+        let text = error.to_string();
+        for part in ["libabsent.so.7: ", "libabsent.so: ", "LIBABSENT_PATH_FOR_TESTS"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_library_without_the_function_is_named_with_its_path() {
+        let search = Search { names: &["libc.so.6"], ..ABSENT };
+        let libc = SharedLibrary::load(&search).unwrap();
+        // SAFETY: the symbol does not exist, so no pointer of the wrong type comes of it.
+        let error = unsafe { libc.required::<unsafe extern "C" fn()>(c"cuFileNoSuchCall") }.unwrap_err();
+        assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == "cuFileNoSuchCall"));
+        assert!(error.to_string().starts_with("libc.so.6 has no function cuFileNoSuchCall"), "{error}");
+    }
+
+    #[test]
+    fn newer_toolkits_come_first() {
+        assert!(version_of("cuda-12.8") > version_of("cuda-12.4"));
+        assert!(version_of("cuda-13.0") > version_of("cuda-12.10"));
+        assert_eq!(version_of("cuda"), Vec::<u32>::new());
+    }
+}

@@ -1,0 +1,121 @@
+//! The CUDA runtime API, `libcudart`.
+
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use crate::loader::{Search, SharedLibrary};
+use crate::{LoadError, Symbol};
+
+#[allow(non_camel_case_types, non_upper_case_globals, non_snake_case, missing_docs, reason = "C's names")]
+#[allow(clippy::all, reason = "generated")]
+#[rustfmt::skip]
+mod bindings;
+#[allow(non_snake_case, reason = "C's names")]
+#[rustfmt::skip]
+mod functions;
+
+pub use bindings::*;
+pub use functions::Functions;
+
+/// Where libcudart is looked for.
+pub const SEARCH: Search = Search {
+    library: "libcudart",
+    variable: "CUDART_LIBRARY",
+    names: &["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"],
+    toolkit: true,
+};
+
+/// `cudaMemcpyBatchAsync` as CUDA 12.8 and 12.9 declare it: with the index of the copy that failed.
+#[allow(non_camel_case_types, non_snake_case, reason = "C's names")]
+pub type cudaMemcpyBatchAsync_v12080 = unsafe extern "C" fn(
+    dsts: *mut *mut core::ffi::c_void,
+    srcs: *mut *mut core::ffi::c_void,
+    sizes: *mut usize,
+    count: usize,
+    attrs: *mut cudaMemcpyAttributes,
+    attrsIdxs: *mut usize,
+    numAttrs: usize,
+    failIdx: *mut usize,
+    stream: cudaStream_t,
+) -> cudaError_t;
+
+/// A loaded libcudart; its functions are the fields of [`Functions`], to which it dereferences.
+#[derive(Clone)]
+pub struct Library {
+    functions: Functions,
+    memcpy_batch_async_v12: Option<cudaMemcpyBatchAsync_v12080>,
+    path: Option<PathBuf>,
+}
+
+impl Library {
+    /// Loads libcudart from where [`SEARCH`] leads.
+    ///
+    /// # Errors
+    /// [`LoadError`] if no file loads, or what loads lacks a function that CUDA 11.8 has.
+    pub fn load() -> Result<Self, LoadError> {
+        Self::resolve(SharedLibrary::load(&SEARCH)?)
+    }
+
+    /// Loads the libcudart at `path`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        Self::resolve(SharedLibrary::load_from(&SEARCH, path.as_ref())?)
+    }
+
+    /// A library made of a table of functions, for tests.
+    pub fn from_functions(functions: Functions) -> Self {
+        Self { functions, memcpy_batch_async_v12: None, path: None }
+    }
+
+    fn resolve(library: SharedLibrary) -> Result<Self, LoadError> {
+        let mut functions = Functions::resolve(&library)?;
+        let mut memcpy_batch_async_v12 = None;
+        // One symbol, two signatures: which of them it has only the version tells.
+        let version = version(&functions);
+        if version < 13000 {
+            functions.cudaMemcpyBatchAsync = None;
+            if version >= 12080 {
+                // SAFETY: the declaration of CUDA 12.8, compared with its header by `cargo xtask conformance`.
+                memcpy_batch_async_v12 = unsafe { library.optional(c"cudaMemcpyBatchAsync") };
+            }
+        }
+        Ok(Self { functions, memcpy_batch_async_v12, path: Some(library.path().to_owned()) })
+    }
+
+    /// The table of functions.
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// `cudaMemcpyBatchAsync` of CUDA 12.8 and 12.9. That of 13.0 is [`Functions::cudaMemcpyBatchAsync`].
+    pub fn memcpy_batch_async_v12(&self) -> Option<cudaMemcpyBatchAsync_v12080> {
+        self.memcpy_batch_async_v12
+    }
+
+    /// The file or bare name loaded; `None` for a table given to [`from_functions`](Self::from_functions).
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// `cudaRuntimeGetVersion`: 1000 × major + 10 × minor.
+    pub fn version(&self) -> i32 {
+        version(&self.functions)
+    }
+}
+
+fn version(functions: &Functions) -> i32 {
+    let mut version = 0;
+    // SAFETY: `version` outlives the call, which needs neither a driver nor a device.
+    unsafe { (functions.cudaRuntimeGetVersion)(&mut version) };
+    version
+}
+
+impl Deref for Library {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
+}

@@ -1,0 +1,104 @@
+//! Raw bindings to NVIDIA cuFile (GPUDirect Storage), found in `libcufile.so.0` at run time.
+//!
+//! Everything that `cufile.h` of cuFile 1.20 declares, under C's names, for every libcufile from 1.11 on: a function
+//! that not all of them have is an `Option` in the table [`Functions`]. Nothing is linked and nothing panics: on a
+//! machine without the library [`Library::load`] says which files it tried. A loaded library is never unloaded.
+//!
+//! Enumerations are integer newtypes, because a newer library may return codes that this crate has no name for.
+//!
+//! Use the crate `cufile` unless you want C's rules: here every call is `unsafe`, `-1` means `errno`, and on a host
+//! without libcuda `cuFileDriverOpen` of 1.16 and newer never returns.
+//!
+//! ```
+//! use cufile_sys::{CUFILE_ERRSTR, Library};
+//!
+//! match Library::load() {
+//!     Ok(cufile) => {
+//!         let mut version = 0;
+//!         // SAFETY: `version` outlives the call.
+//!         let status = unsafe { (cufile.cuFileGetVersion)(&mut version) };
+//!         println!("cuFile {version}: {}", CUFILE_ERRSTR(status.err.as_raw() as i32));
+//!     }
+//!     Err(error) => println!("{error}"),
+//! }
+//! ```
+
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use cuda_rt_sys::loader::{Search, SharedLibrary};
+pub use cuda_rt_sys::{LoadError, Symbol};
+
+#[allow(non_camel_case_types, non_upper_case_globals, non_snake_case, missing_docs, reason = "C's names")]
+#[allow(clippy::all, reason = "generated")]
+#[rustfmt::skip]
+mod bindings;
+#[allow(non_snake_case, reason = "C's names")]
+#[rustfmt::skip]
+mod functions;
+mod macros;
+mod text;
+
+pub use bindings::*;
+pub use functions::Functions;
+pub use macros::*;
+
+/// Where libcufile is looked for.
+pub const SEARCH: Search = Search {
+    library: "libcufile",
+    variable: "CUFILE_LIBRARY",
+    names: &["libcufile.so.0", "libcufile.so"],
+    toolkit: true,
+};
+
+/// A loaded libcufile; its functions are the fields of [`Functions`], to which it dereferences.
+#[derive(Clone)]
+pub struct Library {
+    functions: Functions,
+    path: Option<PathBuf>,
+}
+
+impl Library {
+    /// Loads libcufile from where [`SEARCH`] leads.
+    ///
+    /// # Errors
+    /// [`LoadError`] if no file loads, or what loads lacks a function that cuFile 1.11 has.
+    pub fn load() -> Result<Self, LoadError> {
+        Self::resolve(SharedLibrary::load(&SEARCH)?)
+    }
+
+    /// Loads the libcufile at `path`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        Self::resolve(SharedLibrary::load_from(&SEARCH, path.as_ref())?)
+    }
+
+    /// A library made of a table of functions, for tests.
+    pub fn from_functions(functions: Functions) -> Self {
+        Self { functions, path: None }
+    }
+
+    fn resolve(library: SharedLibrary) -> Result<Self, LoadError> {
+        Ok(Self { functions: Functions::resolve(&library)?, path: Some(library.path().to_owned()) })
+    }
+
+    /// The table of functions.
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// The file or bare name loaded; `None` for a table given to [`from_functions`](Self::from_functions).
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+}
+
+impl Deref for Library {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
+}

@@ -1,0 +1,85 @@
+//! The function-like macros of `cufile.h`, and its peer-to-peer masks.
+
+use core::ffi::c_int;
+
+use crate::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUfileP2PFlags_t, CUresult, text};
+
+/// Whether a return value is one of cuFile's own codes, of either sign, rather than a POSIX errno.
+#[allow(non_snake_case, reason = "C's name")]
+pub const fn IS_CUFILE_ERR(err: c_int) -> bool {
+    err.unsigned_abs() > CUFILEOP_BASE_ERR
+}
+
+/// One sentence on a cuFile code of either sign, in this crate's words.
+#[allow(non_snake_case, reason = "C's name")]
+pub const fn CUFILE_ERRSTR(err: c_int) -> &'static str {
+    text::sentence(CUfileOpError::from_raw(err.unsigned_abs()))
+}
+
+/// Whether a status carries a CUDA error, which [`CU_FILE_CUDA_ERR`] then gives.
+#[allow(non_snake_case, reason = "C's name")]
+pub const fn IS_CUDA_ERR(status: CUfileError_t) -> bool {
+    status.err.as_raw() == CUfileOpError::CU_FILE_CUDA_DRIVER_ERROR.as_raw()
+}
+
+/// The CUDA error of a status.
+#[allow(non_snake_case, reason = "C's name")]
+pub const fn CU_FILE_CUDA_ERR(status: CUfileError_t) -> CUresult {
+    status.cu_err
+}
+
+/// Mask of [`CUfileP2PFlags_t::CUFILE_P2PDMA`] for `cuFileDriverSetP2PFlags`.
+pub const CU_FILE_P2P_FLAG_PCI_P2PDMA: CUfileP2PFlags_t = CUfileP2PFlags_t::CUFILE_P2PDMA.mask();
+/// Mask of [`CUfileP2PFlags_t::CUFILE_NVFS`].
+pub const CU_FILE_P2P_FLAG_NVFS: CUfileP2PFlags_t = CUfileP2PFlags_t::CUFILE_NVFS.mask();
+/// Mask of [`CUfileP2PFlags_t::CUFILE_DMABUF`].
+pub const CU_FILE_P2P_FLAG_DMABUF: CUfileP2PFlags_t = CUfileP2PFlags_t::CUFILE_DMABUF.mask();
+/// Mask of [`CUfileP2PFlags_t::CUFILE_C2C`].
+pub const CU_FILE_P2P_FLAG_C2C: CUfileP2PFlags_t = CUfileP2PFlags_t::CUFILE_C2C.mask();
+
+impl CUfileP2PFlags_t {
+    /// The bit mask that the calls take for this bit position.
+    pub const fn mask(self) -> Self {
+        Self(1 << self.0)
+    }
+}
+
+impl CUfileOpError {
+    /// One sentence on this code, as [`CUFILE_ERRSTR`].
+    pub const fn sentence(self) -> &'static str {
+        text::sentence(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_either_sign_above_the_base_are_cufile_errors() {
+        assert!(IS_CUFILE_ERR(5001) && IS_CUFILE_ERR(-5022));
+        assert!(!IS_CUFILE_ERR(0) && !IS_CUFILE_ERR(-22) && !IS_CUFILE_ERR(5000));
+        assert!(IS_CUFILE_ERR(c_int::MIN), "abs of the smallest integer must not overflow");
+        assert_eq!(CUFILE_ERRSTR(-5022), CUFILE_ERRSTR(5022));
+    }
+
+    #[test]
+    fn only_the_cuda_driver_code_carries_a_cuda_error() {
+        let status = |err| CUfileError_t { err, cu_err: CUresult::CUDA_ERROR_NOT_INITIALIZED };
+        assert!(IS_CUDA_ERR(status(CUfileOpError::CU_FILE_CUDA_DRIVER_ERROR)));
+        assert!(!IS_CUDA_ERR(status(CUfileOpError::CU_FILE_INTERNAL_ERROR)));
+        assert_eq!(CU_FILE_CUDA_ERR(status(CUfileOpError::CU_FILE_SUCCESS)).as_raw(), 3);
+    }
+
+    #[test]
+    fn peer_to_peer_masks_are_powers_of_two() {
+        let masks = [
+            CU_FILE_P2P_FLAG_PCI_P2PDMA,
+            CU_FILE_P2P_FLAG_NVFS,
+            CU_FILE_P2P_FLAG_DMABUF,
+            CU_FILE_P2P_FLAG_C2C,
+            CUfileP2PFlags_t::CUFILE_NVIDIA_PEERMEM.mask(),
+        ];
+        assert_eq!(masks.map(CUfileP2PFlags_t::as_raw), [1, 2, 4, 8, 16]);
+    }
+}

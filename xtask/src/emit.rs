@@ -1,0 +1,209 @@
+//! Turns what bindgen printed into the two files of a sys module: types and constants, and the function table.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail};
+use proc_macro2::TokenStream;
+use quote::quote;
+use syn::{
+    BareFnArg, File, FnArg, ForeignItem, ForeignItemFn, ImplItem, ImplItemConst, Item, ItemStruct, ItemUse,
+    Type,
+};
+
+use crate::since::since;
+
+/// A bindgen run, taken apart.
+pub struct Bound {
+    /// Structs, unions, aliases and plain constants, in bindgen's order; enumerations are newtypes.
+    pub types: Vec<Item>,
+    /// For each enumeration its constants, in order.
+    pub codes: BTreeMap<String, Vec<ImplItemConst>>,
+    pub functions: Vec<ForeignItemFn>,
+}
+
+impl Bound {
+    pub fn parse(text: &str) -> Result<Self> {
+        let file: File = syn::parse_str(text).context("bindgen's output")?;
+        let enums: BTreeSet<String> = file
+            .items
+            .iter()
+            .filter_map(|item| match item {
+                Item::Struct(item) if is_code(item) => Some(item.ident.to_string()),
+                _ => None,
+            })
+            .collect();
+        let mut bound = Bound { types: Vec::new(), codes: BTreeMap::new(), functions: Vec::new() };
+        for item in file.items {
+            match item {
+                Item::ForeignMod(module) => {
+                    for item in module.items {
+                        let ForeignItem::Fn(function) = item else {
+                            bail!("a foreign item that is no function")
+                        };
+                        bound.functions.push(function);
+                    }
+                }
+                Item::Impl(item) if enums.contains(&type_name(&item.self_ty)) => {
+                    let consts = bound.codes.entry(type_name(&item.self_ty)).or_default();
+                    for item in item.items {
+                        let ImplItem::Const(constant) = item else { bail!("an enumeration with a method") };
+                        consts.push(constant);
+                    }
+                }
+                // An alias of an enumeration to its own name.
+                Item::Use(item) if names_itself(&item) => {}
+                other => bound.types.push(other),
+            }
+        }
+        Ok(bound)
+    }
+
+    /// The text of `bindings.rs`.
+    pub fn bindings(&self, source: &str, imports: TokenStream) -> Result<String> {
+        let items = self.types.iter().map(|item| match item {
+            Item::Struct(item) if is_code(item) => self.code(item),
+            other => quote!(#other),
+        });
+        print(source, quote! { #imports #(#items)* })
+    }
+
+    /// An enumeration as an integer newtype that prints its name.
+    fn code(&self, item: &ItemStruct) -> TokenStream {
+        let name = &item.ident;
+        let raw = &item.fields.iter().next().expect("a newtype has one field").ty;
+        let consts = self.codes.get(&name.to_string()).map_or(&[][..], Vec::as_slice);
+        let mut seen = BTreeSet::new();
+        let arms = consts.iter().filter_map(|constant| {
+            let value = &constant.expr;
+            seen.insert(quote!(#value).to_string()).then(|| {
+                let (ident, text) = (&constant.ident, constant.ident.to_string());
+                quote!(Self::#ident => Some(#text),)
+            })
+        });
+        let debug = name.to_string();
+        quote! {
+            #[repr(transparent)]
+            #[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
+            pub struct #name(pub #raw);
+            impl #name {
+                #(#consts)*
+                /// Any number is valid: a newer library may return codes without a name here.
+                pub const fn from_raw(raw: #raw) -> Self { Self(raw) }
+                /// The number that C sees.
+                pub const fn as_raw(self) -> #raw { self.0 }
+                /// The C name of this number, if it has one.
+                pub const fn name(self) -> Option<&'static str> {
+                    match self { #(#arms)* _ => None }
+                }
+            }
+            impl core::fmt::Debug for #name {
+                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                    match self.name() {
+                        Some(name) => f.write_str(name),
+                        None => write!(f, "{}({})", #debug, self.0),
+                    }
+                }
+            }
+        }
+    }
+
+    /// The text of `functions.rs`: the table, and how it is filled from a library.
+    pub fn table(&self, source: &str, product: &str, newer: &'static [(&str, &[&str])]) -> Result<String> {
+        for (_, names) in newer {
+            for name in *names {
+                if !self.functions.iter().any(|function| function.sig.ident == name) {
+                    bail!("since.rs lists {name}, which {source} does not declare");
+                }
+            }
+        }
+        let (mut fields, mut symbols, mut inits) = (Vec::new(), Vec::new(), Vec::new());
+        for function in &self.functions {
+            let ident = &function.sig.ident;
+            let name = ident.to_string();
+            let c_name = std::ffi::CString::new(name.clone())?;
+            let pointer = pointer_type(function)?;
+            match since(newer, &name) {
+                None => {
+                    let doc = format!(" `{name}`, in every supported version.");
+                    fields.push(quote!(#[doc = #doc] pub #ident: #pointer));
+                    symbols.push(quote!(Symbol { name: #name, since: 0 }));
+                    inits.push(quote!(#ident: library.required(#c_name)?));
+                }
+                Some(release) => {
+                    let doc = format!(" `{name}`, since {product} {release}.");
+                    let number = version_number(release)?;
+                    fields.push(quote!(#[doc = #doc] pub #ident: Option<#pointer>));
+                    symbols.push(quote!(Symbol { name: #name, since: #number }));
+                    inits.push(quote!(#ident: library.optional(#c_name)));
+                }
+            }
+        }
+        let doc = format!(" Every bound function of {product} as found in one loaded library.");
+        let body = quote! {
+            use super::bindings::*;
+            use super::{LoadError, SharedLibrary, Symbol};
+
+            #[doc = #doc]
+            #[derive(Clone, Copy)]
+            pub struct Functions { #(#fields,)* }
+
+            impl Functions {
+                /// The name of every function in the table and the version that brought it, in the table's order.
+                pub const SYMBOLS: &'static [Symbol] = &[#(#symbols,)*];
+
+                /// Fills the table from `library`.
+                #[allow(clippy::undocumented_unsafe_blocks, reason = "type and name of a field come from one declaration")]
+                pub(super) fn resolve(library: &SharedLibrary) -> Result<Self, LoadError> {
+                    unsafe { Ok(Self { #(#inits,)* }) }
+                }
+            }
+        };
+        print(source, body)
+    }
+}
+
+/// `1.14` as the library's own version call would give it.
+fn version_number(release: &str) -> Result<i32> {
+    let (major, minor) = release.split_once('.').context("a release is MAJOR.MINOR")?;
+    let (major, minor): (i32, i32) = (major.parse()?, minor.parse()?);
+    Ok(major * 1000 + minor * 10)
+}
+
+/// bindgen's newtype for a C enumeration: `#[repr(transparent)] struct Name(pub integer)`.
+fn is_code(item: &ItemStruct) -> bool {
+    matches!(item.fields, syn::Fields::Unnamed(_))
+}
+
+/// `pub use self::Name as Name;`
+fn names_itself(item: &ItemUse) -> bool {
+    let syn::UseTree::Path(path) = &item.tree else { return false };
+    matches!(&*path.tree, syn::UseTree::Rename(rename) if rename.ident == rename.rename)
+}
+
+fn type_name(ty: &Type) -> String {
+    quote!(#ty).to_string()
+}
+
+/// The type of a pointer to `function`.
+pub fn pointer_type(function: &ForeignItemFn) -> Result<TokenStream> {
+    let inputs = function.sig.inputs.iter().map(|input| match input {
+        FnArg::Typed(arg) => {
+            let syn::Pat::Ident(pat) = &*arg.pat else { bail!("an argument without a name") };
+            let name = &pat.ident;
+            let ty = &arg.ty;
+            Ok(syn::parse2::<BareFnArg>(quote!(#name: #ty))?)
+        }
+        FnArg::Receiver(_) => bail!("a C function with a receiver"),
+    });
+    let inputs = inputs.collect::<Result<Vec<_>>>()?;
+    let output = &function.sig.output;
+    Ok(quote!(unsafe extern "C" fn(#(#inputs),*) #output))
+}
+
+fn print(source: &str, body: TokenStream) -> Result<String> {
+    let file: File = syn::parse2(body)?;
+    Ok(format!(
+        "// @generated by `cargo xtask regen-bindings` from {source}; do not edit.\n\n{}",
+        prettyplease::unparse(&file)
+    ))
+}

@@ -1,0 +1,186 @@
+//! What is read out of which header, and how: one bindgen run each.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Once;
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+use bindgen::EnumVariation;
+use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ItemInfo, ParseCallbacks};
+
+use crate::packages::{CUDA_CRT, LIBCLANG};
+
+/// A header and the part of it that is bound.
+pub struct Header {
+    pub file: &'static str,
+    /// Regular expressions of the functions bound; empty: everything that the header itself declares.
+    functions: &'static [&'static str],
+    /// Regular expressions of constants and types bound beside what the functions need.
+    constants: &'static [&'static str],
+    types: &'static [&'static str],
+    /// Left out: functions that must not be called, and types that other modules define.
+    blocked: &'static [&'static str],
+}
+
+pub const CUFILE: Header = Header {
+    file: "cufile.h",
+    functions: &[],
+    constants: &[],
+    types: &[],
+    blocked: &[
+        // The header maps this name to cuFileDriverClose_v2; the plain symbol is the old ABI.
+        "cuFileDriverClose",
+        // From cuda-rt-sys and libc.
+        "cudaError_enum|CUresult|CUstream|CUstream_st",
+        "off_t|__off_t|loff_t|__loff_t|off64_t|__off64_t|ssize_t|__ssize_t|sockaddr|sa_family_t|timespec|__time_t|__syscall_slong_t",
+    ],
+};
+
+pub const CUDA_RUNTIME: Header = Header {
+    file: "cuda_runtime_api.h",
+    functions: &[
+        // device
+        "cudaGetDeviceCount|cudaGetDevice|cudaSetDevice|cudaSetDeviceFlags|cudaGetDeviceFlags",
+        "cudaDeviceGetAttribute|cudaDeviceGetPCIBusId|cudaDeviceGetByPCIBusId|cudaDeviceSynchronize|cudaDeviceReset",
+        "cudaDeviceCanAccessPeer|cudaDeviceEnablePeerAccess|cudaMemGetInfo",
+        // memory
+        "cudaMalloc|cudaFree|cudaMallocHost|cudaHostAlloc|cudaFreeHost|cudaMallocManaged",
+        "cudaMallocAsync|cudaFreeAsync|cudaMallocFromPoolAsync|cudaDeviceGetDefaultMemPool",
+        "cudaMemPoolSetAttribute|cudaMemPoolGetAttribute|cudaMemPoolTrimTo",
+        "cudaHostRegister|cudaHostUnregister|cudaHostGetDevicePointer|cudaHostGetFlags|cudaPointerGetAttributes",
+        // copies and sets
+        "cudaMemcpy|cudaMemcpyAsync|cudaMemcpyPeer|cudaMemcpyPeerAsync|cudaMemset|cudaMemsetAsync",
+        "cudaMemcpy2D|cudaMemcpy2DAsync|cudaMemcpy3D|cudaMemcpy3DAsync|cudaMemcpyBatchAsync",
+        // streams and events
+        "cudaStreamCreate|cudaStreamCreateWithFlags|cudaStreamCreateWithPriority|cudaStreamDestroy",
+        "cudaStreamSynchronize|cudaStreamQuery|cudaStreamWaitEvent|cudaStreamGetFlags|cudaStreamIsCapturing",
+        "cudaDeviceGetStreamPriorityRange|cudaLaunchHostFunc",
+        "cudaEventCreate|cudaEventCreateWithFlags|cudaEventDestroy|cudaEventRecord|cudaEventQuery",
+        "cudaEventSynchronize|cudaEventElapsedTime",
+        // errors and versions
+        "cudaGetErrorName|cudaGetErrorString|cudaGetLastError|cudaPeekAtLastError",
+        "cudaDriverGetVersion|cudaRuntimeGetVersion",
+    ],
+    constants: &["cuda(Stream|Event|HostAlloc|HostRegister|MemAttach|DeviceSchedule|DeviceMapHost).*"],
+    types: &[],
+    blocked: &["CUstream_st|CUevent_st", "cudaStreamLegacy|cudaStreamPerThread"],
+};
+
+pub const CUDA_DRIVER: Header = Header {
+    file: "cuda.h",
+    functions: &[
+        "cuInit|cuDriverGetVersion|cuGetErrorName|cuGetErrorString",
+        // devices and primary contexts
+        "cuDeviceGet|cuDeviceGetCount|cuDeviceGetName|cuDeviceGetAttribute|cuDeviceTotalMem_v2|cuDeviceGetUuid_v2",
+        "cuDeviceGetPCIBusId|cuDevicePrimaryCtxRetain|cuDevicePrimaryCtxRelease_v2|cuDevicePrimaryCtxGetState",
+        "cuCtxGetCurrent|cuCtxSetCurrent|cuCtxPushCurrent_v2|cuCtxPopCurrent_v2|cuCtxGetDevice|cuCtxSynchronize",
+        // memory
+        "cuMemAlloc_v2|cuMemFree_v2|cuMemsetD8_v2|cuMemcpyHtoD_v2|cuMemcpyDtoH_v2|cuMemGetAddressRange_v2",
+        "cuPointerGetAttribute",
+        // virtual memory
+        "cuMemAddressReserve|cuMemAddressFree|cuMemCreate|cuMemRelease|cuMemMap|cuMemUnmap|cuMemSetAccess",
+        "cuMemGetAccess|cuMemGetAllocationGranularity|cuMemGetAllocationPropertiesFromHandle",
+        "cuMemRetainAllocationHandle",
+        // stream memory operations
+        "cuStreamWaitValue32_v2|cuStreamWaitValue64_v2|cuStreamWriteValue32_v2|cuStreamWriteValue64_v2",
+    ],
+    constants: &[],
+    types: &["CUresult", "CUstream", "CUevent"],
+    blocked: &[],
+};
+
+impl Header {
+    /// Runs bindgen on this header as found in `include_dirs` and returns its Rust text.
+    pub fn read(&self, include_dirs: &[PathBuf]) -> Result<String> {
+        provide_libclang()?;
+        let mut builder = bindgen::Builder::default()
+            .header_contents("bound.h", &format!("#include <{}>\n", self.file))
+            .clang_args(include_dirs.iter().map(|dir| format!("-I{}", dir.display())))
+            .clang_arg(format!("-isystem{}", compiler_headers()?.display()))
+            .use_core()
+            .size_t_is_usize(true)
+            .generate_comments(false)
+            .prepend_enum_name(false)
+            .anon_fields_prefix("anon_")
+            .default_enum_style(EnumVariation::NewType { is_bitfield: false, is_global: false })
+            .parse_callbacks(Box::new(Names));
+        if self.functions.is_empty() {
+            builder = builder.allowlist_file(format!(".*/{}", self.file.replace('.', "\\.")));
+        }
+        for name in self.functions {
+            builder = builder.allowlist_function(name);
+        }
+        for name in self.constants {
+            builder = builder.allowlist_var(name);
+        }
+        for name in self.types {
+            builder = builder.allowlist_type(name);
+        }
+        for name in self.blocked {
+            builder = builder.blocklist_item(name);
+        }
+        Ok(builder.generate().with_context(|| format!("bindgen on {}", self.file))?.to_string())
+    }
+}
+
+/// Names where C has none or hides them behind an alias.
+#[derive(Debug)]
+struct Names;
+
+impl ParseCallbacks for Names {
+    fn item_name(&self, item: ItemInfo<'_>) -> Option<String> {
+        let name = match item.name {
+            "CUfileDrvProps__bindgen_ty_1" => "CUfileDrvProps_anon_nvfs",
+            "CUfileDescr_t__bindgen_ty_1" => "CUfileDescr_anon_handle",
+            "CUfileIOParams__bindgen_ty_1" => "CUfileIOParams_anon_u",
+            "CUfileIOParams__bindgen_ty_1__bindgen_ty_1" => "CUfileIOParams_anon_batch",
+            "CUFILEStatus_enum" => "CUfileStatus_t",
+            "cudaError_enum" => "CUresult",
+            name => return anonymous(name).or_else(|| name.strip_suffix("_enum").map(str::to_owned)),
+        };
+        Some(name.to_owned())
+    }
+
+    fn blocklisted_type_implements_trait(&self, _: &str, _: DeriveTrait) -> Option<ImplementsTrait> {
+        // Integers, pointers, and newtypes of ours: all of them are Copy and Debug.
+        Some(ImplementsTrait::Yes)
+    }
+}
+
+/// Structs and unions that C nests without a name have `_anon_` in theirs; conformance relies on it.
+fn anonymous(name: &str) -> Option<String> {
+    name.contains("__bindgen_ty_").then(|| name.replace("__bindgen_ty_", "_anon_"))
+}
+
+/// The folder with `crt/host_defines.h`, for headers of any CUDA version.
+pub fn crt_headers() -> Result<PathBuf> {
+    let crt = CUDA_CRT.folder_of("host_defines.h")?;
+    Ok(crt.parent().context("crt lies in an include folder")?.to_owned())
+}
+
+/// Makes sure that bindgen finds a libclang: `LIBCLANG_PATH`, or else the pinned one.
+fn provide_libclang() -> Result<()> {
+    static SET: Once = Once::new();
+    if env::var_os("LIBCLANG_PATH").is_none() {
+        let folder = LIBCLANG.folder_of("libclang.so")?;
+        // SAFETY: xtask is single-threaded until bindgen runs, and nothing else reads the environment.
+        SET.call_once(|| unsafe { env::set_var("LIBCLANG_PATH", folder) });
+    }
+    Ok(())
+}
+
+/// The C compiler's own headers (`stddef.h`), which a bare libclang lacks.
+fn compiler_headers() -> Result<PathBuf> {
+    let output =
+        c_compiler().arg("-print-file-name=include").output().context("cannot run the C compiler")?;
+    let folder = PathBuf::from(String::from_utf8(output.stdout)?.trim());
+    fs::metadata(folder.join("stddef.h")).with_context(|| format!("{} has no stddef.h", folder.display()))?;
+    Ok(folder)
+}
+
+/// The C compiler that the `cc` crate would use for this host.
+pub fn c_compiler() -> Command {
+    let host = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+    cc::Build::new().target(&host).host(&host).opt_level(0).cargo_metadata(false).get_compiler().to_command()
+}

@@ -1,0 +1,46 @@
+//! Maintenance of the workspace: `cargo xtask help` lists the commands.
+
+mod emit;
+mod header;
+mod packages;
+mod regen;
+mod since;
+
+use std::env;
+
+use anyhow::{Result, bail};
+
+const HELP: &str = "\
+usage: cargo xtask COMMAND
+
+  regen-bindings [--check] [--include-dir DIR]
+      write the generated files of cufile-sys and cuda-rt-sys from the pinned headers, or from those in DIR;
+      --check only compares and fails on any difference
+";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["regen-bindings", options @ ..] => {
+            let (mut check, mut include_dir) = (false, None);
+            let mut options = options.iter();
+            while let Some(option) = options.next() {
+                match (*option, options.as_slice()) {
+                    ("--check", _) => check = true,
+                    ("--include-dir", [dir, ..]) => {
+                        include_dir = Some(dir.into());
+                        options.next();
+                    }
+                    _ => bail!("{option}: not an option, or without its value\n\n{HELP}"),
+                }
+            }
+            regen::run(include_dir, check)
+        }
+        ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => bail!("no such command\n\n{HELP}"),
+    }
+}

@@ -1,0 +1,160 @@
+//! The pinned packages that headers, real libraries and libclang come from, fetched by pip into `target/packages`.
+//!
+//! pip checks each wheel against the SHA-256 given here; nothing fetched is ever committed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A wheel for x86-64 Linux, pinned by version and SHA-256.
+pub struct Package {
+    pub name: &'static str,
+    pub version: &'static str,
+    sha256: &'static str,
+}
+
+const fn package(name: &'static str, version: &'static str, sha256: &'static str) -> Package {
+    Package { name, version, sha256 }
+}
+
+/// The headers that the bindings are generated from: the newest of [`CUFILE`] and of [`CUDA_RUNTIME`].
+pub const CUFILE_HEADER: &Package = &CUFILE[CUFILE.len() - 1];
+pub const CUDA_HEADER: &Package = &CUDA_RUNTIME[CUDA_RUNTIME.len() - 1];
+
+/// `crt/host_defines.h`, which every version's `cuda_runtime_api.h` includes.
+pub const CUDA_CRT: &Package = &package(
+    "nvidia-cuda-crt",
+    "13.5.37",
+    "e898b7f73d3035fa89915a3f7bf3b54a73e90249746111aed295822c4729bb29",
+);
+
+pub const LIBCLANG: &Package =
+    &package("libclang", "18.1.1", "c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b");
+
+/// Every libcufile that the project answers for, oldest first.
+pub const CUFILE: &[Package] = &[
+    package(
+        "nvidia-cufile-cu12",
+        "1.11.1.6",
+        "cc23469d1c7e52ce6c1d55253273d32c565dd22068647f3aa59b3c6b005bf159",
+    ),
+    package(
+        "nvidia-cufile-cu12",
+        "1.13.1.3",
+        "1d069003be650e131b21c932ec3d8969c1715379251f8d23a1860554b1cb24fc",
+    ),
+    package(
+        "nvidia-cufile-cu12",
+        "1.14.1.1",
+        "9552e2231792e94b1ff17bc99e958cc0e6bbbaa4a9d91fa2dbeed97716628fe6",
+    ),
+    package("nvidia-cufile", "1.15.1.6", "08a3ecefae5a01c7f5117351c64f17c7c62efa5fffdbe24fc7d298da19cd0b44"),
+    package("nvidia-cufile", "1.16.1.26", "490e1f46fcd91fe3629b3819778d82ba9bc19a05704a362415432c7f4a899d37"),
+    package("nvidia-cufile", "1.17.1.22", "87feaf8c3ad20d3d03a01933181801ff6892bace5c8f0b1e4b48f319d3e62d36"),
+    package("nvidia-cufile", "1.18.1.6", "9ad93e44607facaddabb4bff042f00043caec62d96af8a1f5274ec801ded23f2"),
+    package("nvidia-cufile", "1.19.1.55", "971a830d6ad3e160b52085c7340abd3a683e477b8995de9ff8b7912b4138f319"),
+    package(
+        "nvidia-cufile",
+        "1.20.0.107",
+        "d134f10ce336c411664d79e3538e4797b38a41d3388edad1ec4a1a8c64c8c03a",
+    ),
+];
+
+/// One CUDA runtime of each supported major version, oldest first.
+pub const CUDA_RUNTIME: &[Package] = &[
+    package(
+        "nvidia-cuda-runtime-cu11",
+        "11.8.89",
+        "92d04069a987e1fbc9213f8376d265df0f7bb42617d44f5eda1f496acea7f2d1",
+    ),
+    package(
+        "nvidia-cuda-runtime-cu12",
+        "12.9.79",
+        "25bba2dfb01d48a9b59ca474a1ac43c6ebf7011f1b0b8cc44f54eb6ac48a96c3",
+    ),
+    package(
+        "nvidia-cuda-runtime",
+        "13.5.37",
+        "df2b79a8852f10d1fef8c848489c49eebb5754051bf870202a862831412b179d",
+    ),
+];
+
+impl Package {
+    /// The `1.20` of `1.20.0.107`.
+    pub fn release(&self) -> &'static str {
+        let second_dot = self.version.match_indices('.').nth(1).map_or(self.version.len(), |(at, _)| at);
+        &self.version[..second_dot]
+    }
+
+    /// Downloads and unpacks the wheel unless that is done already; returns the folder it was unpacked into.
+    pub fn fetch(&self) -> Result<PathBuf> {
+        let folder = target_folder().join("packages").join(format!("{}-{}", self.name, self.version));
+        if folder.exists() {
+            return Ok(folder);
+        }
+        eprintln!("fetching {} {}", self.name, self.version);
+        let scratch = folder.with_extension(format!("part-{}", std::process::id()));
+        fs::create_dir_all(&scratch)?;
+        let requirements = scratch.join("requirements.txt");
+        fs::write(&requirements, format!("{}=={} --hash=sha256:{}\n", self.name, self.version, self.sha256))?;
+        run(python()
+            .args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"])
+            .args(["--only-binary=:all:", "--require-hashes", "--dest"])
+            .arg(&scratch)
+            .arg("--requirement")
+            .arg(&requirements))?;
+        let wheel = fs::read_dir(&scratch)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.extension().is_some_and(|ext| ext == "whl"))
+            .with_context(|| format!("pip left no wheel of {} {}", self.name, self.version))?;
+        let unpacked = scratch.join("unpacked");
+        run(python().args(["-m", "zipfile", "-e"]).arg(wheel).arg(&unpacked))?;
+        if let Err(error) = fs::rename(&unpacked, &folder) {
+            ensure!(folder.exists(), "cannot move the package into {}: {error}", folder.display());
+        }
+        fs::remove_dir_all(&scratch)?;
+        Ok(folder)
+    }
+
+    /// The folder inside the fetched package that holds the file `name`.
+    pub fn folder_of(&self, name: &str) -> Result<PathBuf> {
+        let root = self.fetch()?;
+        let file = find(&root, name)
+            .with_context(|| format!("{} {} contains no file {name}", self.name, self.version))?;
+        Ok(file.parent().expect("a file found in a folder has a parent").to_owned())
+    }
+}
+
+/// The first file below `folder` with the file name `name`.
+fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+    let mut entries: Vec<_> =
+        fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    entries.sort();
+    entries.into_iter().find_map(|path| {
+        if path.is_dir() { find(&path, name) } else { path.file_name()?.eq(name).then_some(path) }
+    })
+}
+
+fn python() -> Command {
+    Command::new(env::var_os("PYTHON").unwrap_or_else(|| "python3".into()))
+}
+
+/// The root of the workspace.
+pub fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
+
+pub fn target_folder() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
+/// Runs a command to its end and fails if it does.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    if !status.success() {
+        bail!("{command:?}: {status}");
+    }
+    Ok(())
+}
