@@ -1,1 +1,50 @@
-//! x
+//! NVIDIA cuFile (GPUDirect Storage) in safe Rust: one item for each C entry point.
+//!
+//! Files are read into and written from GPU memory by libcufile, which is loaded at run time: a program builds and
+//! starts anywhere, and [`Driver::open`] says what is missing. Every libcufile from 1.11 on works; what the loaded one
+//! lacks is [`Error::Unsupported`].
+//!
+//! ```no_run
+//! use cufile::{Driver, FileHandle};
+//!
+//! let driver = Driver::open()?;
+//! let device = driver.cuda().device(0)?;
+//! let mut buffer = device.alloc(1 << 20)?;
+//! let file = FileHandle::register(&driver, std::fs::File::open("data.bin")?)?;
+//! let bytes = file.read_at(&mut buffer, 0)?;
+//! println!("{bytes} bytes are on the GPU");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Where things are:
+//! - [`Driver`]: opening, closing, and what holds for the whole process;
+//! - [`FileHandle`]: a registered file, its reads and writes;
+//! - [`IoBuf`] and [`IoBufMut`]: what can be read into and written from; [`RegisteredBuffer`]: registered once, used
+//!   often;
+//! - [`cuda`]: device memory and streams, for those who use no other CUDA crate;
+//! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code;
+//! - [`Library`]: which libcufile, and what it supports.
+//!
+//! This crate adds no threads and no policy. The crate `gpufile` above it falls back, stages and splits.
+
+#![warn(missing_debug_implementations)]
+
+mod buffer;
+pub mod cuda;
+mod driver;
+mod error;
+mod file_info;
+mod fork;
+mod handle;
+mod library;
+mod memory;
+mod properties;
+
+pub use buffer::{RegisterFlags, RegisteredBuffer};
+pub use driver::{Driver, DriverBuilder};
+pub use error::{Error, ErrorKind, LoadError, OpError, Result};
+pub use file_info::{DirectIoAlignment, FileProperties, FileType};
+pub use handle::FileHandle;
+pub use library::{Feature, Library, Version};
+pub use memory::{IoBuf, IoBufMut};
+pub use properties::{Controls, DriverProperties, Features, FileSystems};

@@ -1,0 +1,204 @@
+//! Devices and their contexts.
+
+use std::ffi::{CStr, c_char};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::{fmt, ptr};
+
+use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute};
+
+use super::{Cuda, DeviceBuffer, ManagedBuffer, PinnedBuffer, Stream};
+use crate::error::{Result, check_driver, check_runtime};
+
+/// A GPU, and its primary context, which lives as long as anything that was made on the device.
+#[derive(Clone)]
+pub struct Device(Arc<Retained>);
+
+struct Retained {
+    cuda: Cuda,
+    ordinal: CUdevice,
+    context: CUcontext,
+}
+
+// SAFETY: CUDA's driver API may be called from any thread; a context is a token that threads make current for
+// themselves.
+unsafe impl Send for Retained {}
+// SAFETY: as above.
+unsafe impl Sync for Retained {}
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        // SAFETY: balances the retain in `Device::open`. A failure (the driver is shutting down) leaves nothing to do.
+        unsafe { (self.cuda.driver().cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
+    }
+}
+
+/// A CUDA context that memory belongs to, and that a thread needs current while it transfers that memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Context(CUcontext);
+
+impl Context {
+    /// # Safety
+    /// `context` must be a context that stays valid as long as memory that names it.
+    pub unsafe fn from_raw(context: CUcontext) -> Self {
+        Self(context)
+    }
+
+    /// C's handle.
+    pub fn as_raw(self) -> CUcontext {
+        self.0
+    }
+
+    /// Makes this context current on the calling thread until the guard goes.
+    #[inline]
+    pub(crate) fn enter(self, cuda: &Cuda) -> Result<Entered<'_>> {
+        let mut current = ptr::null_mut();
+        // SAFETY: `current` outlives the call; CUDA is initialised.
+        check_driver("cuCtxGetCurrent", unsafe { (cuda.driver().cuCtxGetCurrent)(&mut current) })?;
+        if current == self.0 {
+            return Ok(Entered(None, PhantomData));
+        }
+        // SAFETY: a `Context` is valid as long as the memory that names it, which the caller holds.
+        check_driver("cuCtxPushCurrent", unsafe { (cuda.driver().cuCtxPushCurrent_v2)(self.0) })?;
+        Ok(Entered(Some(cuda), PhantomData))
+    }
+}
+
+/// Pops the context that [`Context::enter`] pushed. Bound to its thread, as a thread's stack of contexts is.
+pub(crate) struct Entered<'a>(Option<&'a Cuda>, PhantomData<*const ()>);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let Some(cuda) = self.0 {
+            let mut popped = ptr::null_mut();
+            // SAFETY: `enter` pushed a context on this thread, and guards go last in, first out.
+            unsafe { (cuda.driver().cuCtxPopCurrent_v2)(&mut popped) };
+        }
+    }
+}
+
+impl Device {
+    pub(super) fn open(cuda: &Cuda, ordinal: u32) -> Result<Self> {
+        let (mut device, mut context) = (0, ptr::null_mut());
+        let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        // SAFETY: `device` outlives the call; CUDA is initialised.
+        check_driver("cuDeviceGet", unsafe { (cuda.driver().cuDeviceGet)(&mut device, ordinal) })?;
+        // SAFETY: `context` outlives the call; `Retained` releases what is retained here.
+        check_driver("cuDevicePrimaryCtxRetain", unsafe {
+            (cuda.driver().cuDevicePrimaryCtxRetain)(&mut context, device)
+        })?;
+        Ok(Self(Arc::new(Retained { cuda: cuda.clone(), ordinal: device, context })))
+    }
+
+    /// The CUDA that the device belongs to.
+    pub fn cuda(&self) -> &Cuda {
+        &self.0.cuda
+    }
+
+    /// The number that CUDA knows the device by, from 0.
+    pub fn ordinal(&self) -> u32 {
+        self.0.ordinal.unsigned_abs()
+    }
+
+    /// The device's primary context.
+    pub fn context(&self) -> Context {
+        Context(self.0.context)
+    }
+
+    /// Makes the device's context current on the calling thread until the guard goes.
+    pub(crate) fn enter(&self) -> Result<Entered<'_>> {
+        self.context().enter(&self.0.cuda)
+    }
+
+    /// Makes this the calling thread's current device, for calls outside this crate (`cudaSetDevice`).
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaSetDevice")]
+    pub fn set_current(&self) -> Result<()> {
+        // SAFETY: takes an integer.
+        check_runtime("cudaSetDevice", unsafe { (self.cuda().runtime().cudaSetDevice)(self.0.ordinal) })
+    }
+
+    /// The device's name, such as `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cuDeviceGetName")]
+    pub fn name(&self) -> Result<String> {
+        let mut text = [0 as c_char; 256];
+        // SAFETY: the length given leaves the last byte as it is, a terminating zero.
+        check_driver("cuDeviceGetName", unsafe {
+            (self.cuda().driver().cuDeviceGetName)(text.as_mut_ptr(), text.len() as i32 - 1, self.0.ordinal)
+        })?;
+        // SAFETY: the array ends in a zero.
+        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// An integer attribute of the device.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cuDeviceGetAttribute")]
+    pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: `value` outlives the call; an unknown attribute is an error.
+        check_driver("cuDeviceGetAttribute", unsafe {
+            (self.cuda().driver().cuDeviceGetAttribute)(&mut value, attribute, self.0.ordinal)
+        })?;
+        Ok(value)
+    }
+
+    /// Waits for everything submitted to the device (`cudaDeviceSynchronize`).
+    ///
+    /// # Errors
+    /// What CUDA said, which may be the failure of earlier work.
+    #[doc(alias = "cudaDeviceSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: takes nothing.
+        check_runtime("cudaDeviceSynchronize", unsafe { (self.cuda().runtime().cudaDeviceSynchronize)() })
+    }
+
+    /// Allocates `len_bytes` of device memory (`cudaMalloc`). Its contents are undefined.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaMalloc")]
+    pub fn alloc(&self, len_bytes: usize) -> Result<DeviceBuffer> {
+        DeviceBuffer::new(self, len_bytes)
+    }
+
+    /// Allocates `len_bytes` of page-locked host memory, zeroed (`cudaHostAlloc`, portable: pinned for every device).
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaHostAlloc")]
+    pub fn alloc_pinned(&self, len_bytes: usize) -> Result<PinnedBuffer> {
+        PinnedBuffer::new(self, len_bytes)
+    }
+
+    /// Allocates `len_bytes` of managed memory, zeroed (`cudaMallocManaged`).
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaMallocManaged")]
+    pub fn alloc_managed(&self, len_bytes: usize) -> Result<ManagedBuffer> {
+        ManagedBuffer::new(self, len_bytes)
+    }
+
+    /// Creates a stream that is not ordered with the default stream (`cudaStreamCreateWithFlags`, non-blocking).
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaStreamCreateWithFlags")]
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::new(self)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.ordinal())
+    }
+}

@@ -1,0 +1,112 @@
+//! The small safe CUDA layer that file I/O needs: devices, memory, streams and events.
+//!
+//! Programs that use another CUDA crate keep using it: any memory can take part in I/O through
+//! [`IoBuf`](crate::IoBuf). No call here leaves the calling thread's current device or context changed.
+//!
+//! ```no_run
+//! use cufile::cuda::Cuda;
+//!
+//! let device = Cuda::load()?.device(0)?;
+//! let mut buffer = device.alloc(1 << 20)?;
+//! buffer.copy_from_host(0, b"hello")?;
+//! # Ok::<(), cufile::Error>(())
+//! ```
+
+mod device;
+mod memory;
+mod stream;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use cuda_rt_sys::{driver, runtime};
+
+pub use device::{Context, Device};
+pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut, ManagedBuffer, PinnedBuffer};
+pub use stream::{Event, Stream};
+
+use crate::error::{Error, Result, check_driver};
+
+/// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
+#[derive(Clone)]
+pub struct Cuda(Arc<Loaded>);
+
+struct Loaded {
+    driver: driver::Library,
+    runtime: runtime::Library,
+}
+
+impl Cuda {
+    /// The process's CUDA: found and initialised on the first call, the same from then on. A failure is tried again.
+    ///
+    /// # Errors
+    /// [`Error::Load`] naming libcuda or libcudart if either is missing, [`Error::NoDevice`], or what `cuInit` said.
+    #[doc(alias = "cuInit")]
+    pub fn load() -> Result<Self> {
+        static DEFAULT: OnceLock<Cuda> = OnceLock::new();
+        match DEFAULT.get() {
+            Some(cuda) => Ok(cuda.clone()),
+            None => {
+                // libcuda first: without a driver nothing else matters.
+                let driver = driver::Library::load()?;
+                let cuda = Self::from_sys(driver, runtime::Library::load()?)?;
+                Ok(DEFAULT.get_or_init(|| cuda).clone())
+            }
+        }
+    }
+
+    /// Initialises CUDA with already loaded libraries.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`], or what `cuInit` said.
+    pub fn from_sys(driver: driver::Library, runtime: runtime::Library) -> Result<Self> {
+        // SAFETY: cuInit may be called any number of times, from any thread.
+        match check_driver("cuInit", unsafe { (driver.cuInit)(0) }) {
+            Err(Error::CudaDriver { code: driver::CUresult::CUDA_ERROR_NO_DEVICE, .. }) => {
+                return Err(Error::NoDevice);
+            }
+            result => result?,
+        }
+        let cuda = Self(Arc::new(Loaded { driver, runtime }));
+        if cuda.device_count()? == 0 { Err(Error::NoDevice) } else { Ok(cuda) }
+    }
+
+    /// How many devices are visible.
+    ///
+    /// # Errors
+    /// What `cuDeviceGetCount` said.
+    #[doc(alias = "cuDeviceGetCount")]
+    pub fn device_count(&self) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: `count` outlives the call; CUDA is initialised.
+        check_driver("cuDeviceGetCount", unsafe { (self.0.driver.cuDeviceGetCount)(&mut count) })?;
+        Ok(count.unsigned_abs())
+    }
+
+    /// The device with this ordinal, counted from 0.
+    ///
+    /// # Errors
+    /// [`Error::CudaDriver`] with `CUDA_ERROR_INVALID_DEVICE` if there are not as many.
+    pub fn device(&self, ordinal: u32) -> Result<Device> {
+        Device::open(self, ordinal)
+    }
+
+    /// The table of driver functions, for calls that this crate does not wrap.
+    pub fn driver(&self) -> &driver::Library {
+        &self.0.driver
+    }
+
+    /// The table of runtime functions, for calls that this crate does not wrap.
+    pub fn runtime(&self) -> &runtime::Library {
+        &self.0.runtime
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda")
+            .field("driver", &self.0.driver.path())
+            .field("runtime", &self.0.runtime.path())
+            .finish()
+    }
+}

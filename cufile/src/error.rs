@@ -1,0 +1,498 @@
+//! What went wrong: the one place where results of C calls are decoded.
+
+use std::borrow::Cow;
+use std::{fmt, io};
+
+use cuda_rt_sys::driver::CUresult;
+use cuda_rt_sys::runtime::cudaError_t;
+use cufile_sys::{CUfileError_t, CUfileOpError};
+
+pub use cufile_sys::LoadError;
+
+use crate::Version;
+
+/// The result of a call into cuFile or CUDA.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failed call: what was attempted, and what the library, CUDA or the operating system said.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// cuFile refused or failed an operation with a code of its own.
+    #[error("{operation}: {code}{}{}", Cuda(*.cuda), Remedy(.code.remedy(), .advice.as_deref()))]
+    CuFile {
+        /// The C function, and where it helps the file or buffer.
+        operation: Cow<'static, str>,
+        /// cuFile's code.
+        code: OpError,
+        /// The CUDA error behind it, where the library gave one.
+        cuda: Option<CUresult>,
+        /// What is known about the file or buffer that explains the code.
+        advice: Option<Box<str>>,
+    },
+    /// The operating system failed a transfer or a call on a file.
+    #[error("{operation}: {source}")]
+    Io {
+        /// The call that failed.
+        operation: Cow<'static, str>,
+        /// The errno.
+        source: io::Error,
+    },
+    /// A call of the CUDA runtime failed.
+    #[error("{operation}: {code:?} ({})", .code.as_raw())]
+    CudaRuntime {
+        /// The C function.
+        operation: &'static str,
+        /// CUDA's code.
+        code: cudaError_t,
+    },
+    /// A call of the CUDA driver failed.
+    #[error("{operation}: {code:?} ({})", .code.as_raw())]
+    CudaDriver {
+        /// The C function.
+        operation: &'static str,
+        /// CUDA's code.
+        code: CUresult,
+    },
+    /// A transfer failed and the library gave no code.
+    #[error("{operation}: the transfer failed; libcufile gave no code (see its log file)")]
+    Unspecified {
+        /// The C function.
+        operation: Cow<'static, str>,
+    },
+    /// A shared library could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// CUDA works but this machine, or `CUDA_VISIBLE_DEVICES`, has no device.
+    #[error("no CUDA device is visible (is CUDA_VISIBLE_DEVICES empty?)")]
+    NoDevice,
+    /// The loaded libcufile is older than the call.
+    #[error("{symbol} came with cuFile {since}; the loaded libcufile is {loaded}")]
+    Unsupported {
+        /// The missing C function.
+        symbol: &'static str,
+        /// The version that brought it.
+        since: Version,
+        /// The loaded version.
+        loaded: Version,
+    },
+    /// An argument that would make the call unsound or that the library would misread.
+    #[error("{operation}: {problem}")]
+    InvalidInput {
+        /// The call that was not made.
+        operation: &'static str,
+        /// What is wrong with the argument.
+        problem: Cow<'static, str>,
+    },
+    /// Something still uses what was to be closed.
+    #[error("{what} is still used by {users} others")]
+    InUse {
+        /// What was to be closed.
+        what: &'static str,
+        /// How many other references there are.
+        users: usize,
+    },
+    /// The process is a fork of the one that opened the driver, where neither CUDA nor cuFile works.
+    #[error("the cuFile driver was opened before fork(), and does not work in the child (open it there)")]
+    Forked,
+}
+
+/// Broad classes of [`Error`], for programs that act on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A shared library is missing or unusable.
+    NotAvailable,
+    /// There is no GPU.
+    NoDevice,
+    /// The loaded libcufile, the file system or the platform does not support the call.
+    Unsupported,
+    /// An argument, range or state is wrong.
+    InvalidInput,
+    /// Access is denied, or the file was opened without it.
+    PermissionDenied,
+    /// Memory, pinned memory or queue space ran out.
+    OutOfMemory,
+    /// Something is registered, open or in use already.
+    Busy,
+    /// CUDA failed.
+    Cuda,
+    /// The transfer itself failed.
+    Io,
+    /// A forked child.
+    Forked,
+    /// Anything else.
+    Other,
+}
+
+impl Error {
+    /// The class of the error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::CuFile { code, .. } => code.kind(),
+            Error::Io { source, .. } => match source.kind() {
+                io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+                io::ErrorKind::InvalidInput => ErrorKind::InvalidInput,
+                io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
+                io::ErrorKind::Unsupported => ErrorKind::Unsupported,
+                _ => ErrorKind::Io,
+            },
+            Error::CudaRuntime { code, .. } => match *code {
+                cudaError_t::cudaErrorMemoryAllocation => ErrorKind::OutOfMemory,
+                cudaError_t::cudaErrorNoDevice | cudaError_t::cudaErrorInsufficientDriver => {
+                    ErrorKind::NoDevice
+                }
+                _ => ErrorKind::Cuda,
+            },
+            Error::CudaDriver { code, .. } => match *code {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
+                CUresult::CUDA_ERROR_NO_DEVICE => ErrorKind::NoDevice,
+                _ => ErrorKind::Cuda,
+            },
+            Error::Unspecified { .. } => ErrorKind::Io,
+            Error::Load(_) => ErrorKind::NotAvailable,
+            Error::NoDevice => ErrorKind::NoDevice,
+            Error::Unsupported { .. } => ErrorKind::Unsupported,
+            Error::InvalidInput { .. } => ErrorKind::InvalidInput,
+            Error::InUse { .. } => ErrorKind::Busy,
+            Error::Forked => ErrorKind::Forked,
+        }
+    }
+
+    /// The number that C returned: a cuFile code above 5000, an errno, a `cudaError_t` or a `CUresult`, as the variant
+    /// says.
+    pub fn raw_code(&self) -> Option<i32> {
+        match self {
+            Error::CuFile { code, .. } => Some(code.as_raw()),
+            Error::Io { source, .. } => source.raw_os_error(),
+            Error::CudaRuntime { code, .. } => Some(code.as_raw() as i32),
+            Error::CudaDriver { code, .. } => Some(code.as_raw() as i32),
+            _ => None,
+        }
+    }
+
+    /// cuFile's code, if it is one.
+    pub fn op_error(&self) -> Option<OpError> {
+        match self {
+            Error::CuFile { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Names the file or buffer that the operation was about.
+    pub(crate) fn about(mut self, subject: &dyn fmt::Display) -> Self {
+        if let Error::CuFile { operation, .. } | Error::Io { operation, .. } = &mut self {
+            *operation = format!("{operation}({subject})").into();
+        }
+        self
+    }
+
+    /// Adds what explains a cuFile code.
+    pub(crate) fn advise(mut self, text: String) -> Self {
+        if let Error::CuFile { advice, .. } = &mut self {
+            *advice = (!text.is_empty()).then(|| text.into());
+        }
+        self
+    }
+
+    pub(crate) fn invalid(operation: &'static str, problem: impl Into<Cow<'static, str>>) -> Self {
+        Error::InvalidInput { operation, problem: problem.into() }
+    }
+}
+
+impl From<Error> for io::Error {
+    /// An errno stays what it was; anything else keeps its text under a fitting kind.
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::NotAvailable | ErrorKind::NoDevice => io::ErrorKind::NotFound,
+            ErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
+            ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
+            ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
+            ErrorKind::Busy => io::ErrorKind::ResourceBusy,
+            _ => io::ErrorKind::Other,
+        };
+        match error {
+            Error::Io { source, .. } if source.raw_os_error().is_some() => source,
+            other => io::Error::new(kind, other),
+        }
+    }
+}
+
+/// A result as one of C's three forms has it.
+pub(crate) enum Raw {
+    /// A call's status.
+    Status(CUfileError_t),
+    /// The return value of a transfer, and errno right after it, which only counts if the value is −1.
+    Transfer(isize, i32),
+    /// The byte count of a stream-ordered or batch operation, for which there is no errno.
+    Completion(isize),
+}
+
+/// Decodes every result of cuFile. Returns the byte count, 0 for a status.
+pub(crate) fn decode(operation: &'static str, raw: Raw) -> Result<usize> {
+    let number = match raw {
+        Raw::Status(status) if status.err == CUfileOpError::CU_FILE_SUCCESS => return Ok(0),
+        Raw::Transfer(count, _) | Raw::Completion(count) if count >= 0 => return Ok(count as usize),
+        Raw::Status(status) => {
+            let code = OpError(status.err.as_raw() as i32).positive();
+            let cuda = (code == OpError::CUDA_DRIVER_ERROR).then_some(status.cu_err);
+            return Err(Error::CuFile { operation: operation.into(), code, cuda, advice: None });
+        }
+        Raw::Transfer(-1, errno) => i64::from(errno),
+        Raw::Completion(-1) => return Err(Error::Unspecified { operation: operation.into() }),
+        // isize::MIN has no positive counterpart; it saturates into an unknown code.
+        Raw::Transfer(count, _) | Raw::Completion(count) => (count as i64).saturating_neg(),
+    };
+    let number = i32::try_from(number).unwrap_or(i32::MAX);
+    if cufile_sys::IS_CUFILE_ERR(number) {
+        Err(Error::CuFile { operation: operation.into(), code: OpError(number), cuda: None, advice: None })
+    } else {
+        Err(Error::Io { operation: operation.into(), source: io::Error::from_raw_os_error(number) })
+    }
+}
+
+/// Checks a status.
+pub(crate) fn check(operation: &'static str, status: CUfileError_t) -> Result<()> {
+    decode(operation, Raw::Status(status)).map(drop)
+}
+
+/// Checks a result of the CUDA runtime.
+pub(crate) fn check_runtime(operation: &'static str, code: cudaError_t) -> Result<()> {
+    if code == cudaError_t::cudaSuccess { Ok(()) } else { Err(Error::CudaRuntime { operation, code }) }
+}
+
+/// Checks a result of the CUDA driver.
+pub(crate) fn check_driver(operation: &'static str, code: CUresult) -> Result<()> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Error::CudaDriver { operation, code }) }
+}
+
+/// The calling thread's errno.
+pub(crate) fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+struct Cuda(Option<CUresult>);
+
+impl fmt::Display for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(code) => write!(f, ", {code:?} ({})", code.as_raw()),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Remedy<'a>(Option<&'static str>, Option<&'a str>);
+
+impl fmt::Display for Remedy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What is known of this file beats what usually helps.
+        match self.1.or(self.0) {
+            Some(text) => write!(f, "; {text}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A code of cuFile (`CUfileOpError`). Any number is valid: newer libraries may return codes without a name here.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpError(i32);
+
+macro_rules! op_errors {
+    ($($name:ident = $c_name:ident, $kind:ident, $remedy:expr;)*) => {
+        impl OpError {
+            $(
+                #[doc = concat!("`", stringify!($c_name), "`")]
+                pub const $name: Self = Self(CUfileOpError::$c_name.as_raw() as i32);
+            )*
+
+            #[cfg(test)]
+            const ALL: &[Self] = &[$(Self::$name),*];
+
+            fn kind(self) -> ErrorKind {
+                match self { $(Self::$name => ErrorKind::$kind,)* _ => ErrorKind::Other }
+            }
+
+            /// What usually mends it.
+            pub fn remedy(self) -> Option<&'static str> {
+                match self { $(Self::$name => $remedy,)* _ => None }
+            }
+        }
+    };
+}
+
+op_errors! {
+    DRIVER_NOT_INITIALIZED = CU_FILE_DRIVER_NOT_INITIALIZED, InvalidInput,
+        Some("open the driver first; without nvidia-fs, allow the compatibility mode in cufile.json");
+    DRIVER_INVALID_PROPS = CU_FILE_DRIVER_INVALID_PROPS, InvalidInput, Some("check cufile.json");
+    DRIVER_UNSUPPORTED_LIMIT = CU_FILE_DRIVER_UNSUPPORTED_LIMIT, InvalidInput, Some("ask for the parameter's limits");
+    DRIVER_VERSION_MISMATCH = CU_FILE_DRIVER_VERSION_MISMATCH, Unsupported,
+        Some("install the nvidia-fs module of the same CUDA release");
+    DRIVER_VERSION_READ_ERROR = CU_FILE_DRIVER_VERSION_READ_ERROR, Unsupported, Some("load the nvidia-fs module");
+    DRIVER_CLOSING = CU_FILE_DRIVER_CLOSING, Busy, None;
+    PLATFORM_NOT_SUPPORTED = CU_FILE_PLATFORM_NOT_SUPPORTED, Unsupported, None;
+    IO_NOT_SUPPORTED = CU_FILE_IO_NOT_SUPPORTED, Unsupported, Some("allow the compatibility mode in cufile.json");
+    DEVICE_NOT_SUPPORTED = CU_FILE_DEVICE_NOT_SUPPORTED, Unsupported,
+        Some("allow the compatibility mode in cufile.json");
+    NVFS_DRIVER_ERROR = CU_FILE_NVFS_DRIVER_ERROR, Other, Some("see the kernel log for nvidia-fs");
+    CUDA_DRIVER_ERROR = CU_FILE_CUDA_DRIVER_ERROR, Cuda, None;
+    CUDA_POINTER_INVALID = CU_FILE_CUDA_POINTER_INVALID, InvalidInput, None;
+    CUDA_MEMORY_TYPE_INVALID = CU_FILE_CUDA_MEMORY_TYPE_INVALID, InvalidInput,
+        Some("managed memory cannot be registered, but can be used without");
+    CUDA_POINTER_RANGE_ERROR = CU_FILE_CUDA_POINTER_RANGE_ERROR, InvalidInput, None;
+    CUDA_CONTEXT_MISMATCH = CU_FILE_CUDA_CONTEXT_MISMATCH, InvalidInput,
+        Some("make the buffer's CUDA context current on the calling thread");
+    INVALID_MAPPING_SIZE = CU_FILE_INVALID_MAPPING_SIZE, InvalidInput, None;
+    INVALID_MAPPING_RANGE = CU_FILE_INVALID_MAPPING_RANGE, InvalidInput, None;
+    INVALID_FILE_TYPE = CU_FILE_INVALID_FILE_TYPE, Unsupported, Some("only regular files can be used");
+    INVALID_FILE_OPEN_FLAG = CU_FILE_INVALID_FILE_OPEN_FLAG, PermissionDenied,
+        Some("open the file for this direction, without O_APPEND, O_NONBLOCK and O_NOFOLLOW");
+    DIO_NOT_SET = CU_FILE_DIO_NOT_SET, InvalidInput, Some("open the file with O_DIRECT");
+    INVALID_VALUE = CU_FILE_INVALID_VALUE, InvalidInput, None;
+    MEMORY_ALREADY_REGISTERED = CU_FILE_MEMORY_ALREADY_REGISTERED, Busy, None;
+    MEMORY_NOT_REGISTERED = CU_FILE_MEMORY_NOT_REGISTERED, InvalidInput, None;
+    PERMISSION_DENIED = CU_FILE_PERMISSION_DENIED, PermissionDenied, None;
+    DRIVER_ALREADY_OPEN = CU_FILE_DRIVER_ALREADY_OPEN, Busy, Some("set parameters before the driver is opened");
+    HANDLE_NOT_REGISTERED = CU_FILE_HANDLE_NOT_REGISTERED, Unsupported,
+        Some("the file system may be unsupported, or its block device have no udev record");
+    HANDLE_ALREADY_REGISTERED = CU_FILE_HANDLE_ALREADY_REGISTERED, Busy, Some("duplicate the file descriptor");
+    DEVICE_NOT_FOUND = CU_FILE_DEVICE_NOT_FOUND, NoDevice, None;
+    INTERNAL_ERROR = CU_FILE_INTERNAL_ERROR, Other, Some("see libcufile's log file");
+    GETNEWFD_FAILED = CU_FILE_GETNEWFD_FAILED, OutOfMemory, Some("raise the limit of open files");
+    NVFS_SETUP_ERROR = CU_FILE_NVFS_SETUP_ERROR, Unsupported, Some("load the nvidia-fs module");
+    IO_DISABLED = CU_FILE_IO_DISABLED, Unsupported, Some("check the deny list of cufile.json");
+    BATCH_SUBMIT_FAILED = CU_FILE_BATCH_SUBMIT_FAILED, Io, None;
+    GPU_MEMORY_PINNING_FAILED = CU_FILE_GPU_MEMORY_PINNING_FAILED, OutOfMemory,
+        Some("raise max_device_pinned_mem_size_kb, or register less");
+    BATCH_FULL = CU_FILE_BATCH_FULL, Busy, Some("reap completions first");
+    ASYNC_NOT_SUPPORTED = CU_FILE_ASYNC_NOT_SUPPORTED, Unsupported, None;
+    INTERNAL_BATCH_SETUP_ERROR = CU_FILE_INTERNAL_BATCH_SETUP_ERROR, Busy, Some("try again later");
+    INTERNAL_BATCH_SUBMIT_ERROR = CU_FILE_INTERNAL_BATCH_SUBMIT_ERROR, Busy, Some("try again later");
+    INTERNAL_BATCH_GETSTATUS_ERROR = CU_FILE_INTERNAL_BATCH_GETSTATUS_ERROR, Busy, Some("try again later");
+    INTERNAL_BATCH_CANCEL_ERROR = CU_FILE_INTERNAL_BATCH_CANCEL_ERROR, Busy, Some("try again later");
+    NOMEM_ERROR = CU_FILE_NOMEM_ERROR, OutOfMemory, Some("try again later");
+    IO_ERROR = CU_FILE_IO_ERROR, Io, None;
+    INTERNAL_BUF_REGISTER_ERROR = CU_FILE_INTERNAL_BUF_REGISTER_ERROR, Other, None;
+    HASH_OPR_ERROR = CU_FILE_HASH_OPR_ERROR, Other, None;
+    INVALID_CONTEXT_ERROR = CU_FILE_INVALID_CONTEXT_ERROR, Cuda,
+        Some("make the buffer's CUDA context current on the calling thread");
+    NVFS_INTERNAL_DRIVER_ERROR = CU_FILE_NVFS_INTERNAL_DRIVER_ERROR, Other, Some("see the kernel log for nvidia-fs");
+    BATCH_NOCOMPAT_ERROR = CU_FILE_BATCH_NOCOMPAT_ERROR, Unsupported,
+        Some("allow the compatibility mode in cufile.json");
+}
+
+impl OpError {
+    /// Any number is valid.
+    pub const fn from_raw(raw: i32) -> Self {
+        Self(raw)
+    }
+
+    /// The number, positive, as `CUfileOpError` has it.
+    pub const fn as_raw(self) -> i32 {
+        self.0
+    }
+
+    /// The C name, if this version of the crate knows it.
+    pub const fn name(self) -> Option<&'static str> {
+        CUfileOpError::from_raw(self.0 as u32).name()
+    }
+
+    /// What the code means, in one sentence.
+    pub const fn sentence(self) -> &'static str {
+        CUfileOpError::from_raw(self.0 as u32).sentence()
+    }
+
+    fn positive(self) -> Self {
+        Self(self.0.checked_abs().unwrap_or(i32::MAX))
+    }
+}
+
+impl fmt::Debug for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => write!(f, "{name}({})", self.0),
+            None => write!(f, "OpError({})", self.0),
+        }
+    }
+}
+
+impl fmt::Display for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => write!(f, "{name} ({}), {}", self.0, self.sentence()),
+            None => write!(f, "code {}, {}", self.0, self.sentence()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(err: u32, cu_err: u32) -> Raw {
+        Raw::Status(CUfileError_t { err: CUfileOpError::from_raw(err), cu_err: CUresult::from_raw(cu_err) })
+    }
+
+    fn code(raw: Raw) -> (Option<OpError>, Option<i32>) {
+        let error = decode("cuFileRead", raw).unwrap_err();
+        (error.op_error(), error.raw_code())
+    }
+
+    #[test]
+    fn counts_and_success_pass_whatever_errno_says() {
+        assert_eq!(decode("cuFileRead", Raw::Transfer(4096, 25)).unwrap(), 4096);
+        assert_eq!(decode("cuFileRead", Raw::Transfer(0, 25)).unwrap(), 0);
+        assert_eq!(decode("cuFileReadAsync", Raw::Completion(7)).unwrap(), 7);
+        assert_eq!(decode("cuFileDriverOpen", status(0, 3)).unwrap(), 0);
+    }
+
+    #[test]
+    fn minus_one_means_errno_which_may_be_a_cufile_code() {
+        assert_eq!(code(Raw::Transfer(-1, 5019)), (Some(OpError::INVALID_FILE_OPEN_FLAG), Some(5019)));
+        assert_eq!(code(Raw::Transfer(-1, 22)), (None, Some(22)));
+        assert_eq!(code(Raw::Transfer(-1, 5)), (None, Some(5)));
+    }
+
+    #[test]
+    fn other_negative_values_are_codes_of_their_own() {
+        assert_eq!(code(Raw::Transfer(-5016, 9)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
+        assert_eq!(code(Raw::Completion(-5016)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
+        assert_eq!(code(Raw::Completion(-22)), (None, Some(22)));
+        assert_eq!(code(Raw::Completion(isize::MIN)), (Some(OpError(i32::MAX)), Some(i32::MAX)));
+        let unspecified = decode("cuFileReadAsync", Raw::Completion(-1)).unwrap_err();
+        assert!(matches!(unspecified, Error::Unspecified { .. }));
+    }
+
+    #[test]
+    fn unknown_codes_are_kept() {
+        assert_eq!(code(status(5777, 0)), (Some(OpError(5777)), Some(5777)));
+        assert_eq!(code(status((-5022i32) as u32, 0)), (Some(OpError::INVALID_VALUE), Some(5022)));
+    }
+
+    #[test]
+    fn a_cuda_error_shows_its_name() {
+        let error = decode("cuFileDriverOpen", status(5011, 100)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("CU_FILE_CUDA_DRIVER_ERROR (5011)"), "{text}");
+        assert!(text.contains("CUDA_ERROR_NO_DEVICE (100)"), "{text}");
+    }
+
+    #[test]
+    fn errno_survives_the_way_to_io_error() {
+        let error = decode("cuFileWrite", Raw::Transfer(-1, libc::ENOSPC)).unwrap_err();
+        assert_eq!(io::Error::from(error).raw_os_error(), Some(libc::ENOSPC));
+        let error = decode("cuFileWrite", Raw::Transfer(-1, 5019)).unwrap_err();
+        let error = io::Error::from(error);
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains("CU_FILE_INVALID_FILE_OPEN_FLAG"));
+    }
+
+    #[test]
+    fn every_code_of_the_library_has_a_constant_here() {
+        let named = (1..7000).map(OpError::from_raw).filter(|code| code.name().is_some());
+        let missing: Vec<_> = named.filter(|code| !OpError::ALL.contains(code)).collect();
+        // The end marker is no error of its own.
+        assert_eq!(missing, [OpError(CUfileOpError::CU_FILE_IO_MAX_ERROR.as_raw() as i32)]);
+    }
+}

@@ -1,0 +1,230 @@
+//! What a file is, as far as it decides how cuFile treats it.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+
+use crate::Version;
+use crate::error::{Error, OpError, Result};
+
+/// What a file is and how it was opened. Asked of the kernel once; see the fields for what may change.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct FileProperties {
+    /// Regular file, directory, …
+    pub file_type: FileType,
+    /// The flags of `open` as `F_GETFL` gives them: `O_RDWR`, `O_DIRECT`, … `fcntl` may change some.
+    pub open_flags: c_int,
+    /// What `O_DIRECT` transfers must be aligned to; `None` where the file system has none or does not say.
+    pub direct_io: Option<DirectIoAlignment>,
+    /// The file system's type as in `/proc/self/mountinfo`: `ext4`, `tmpfs`, `overlay`, …
+    pub file_system: String,
+    /// Major and minor number of the device; major 0 where the file system is on no block device.
+    pub device: (u32, u32),
+    /// Whether udev describes the block device, as cuFile needs it; `None` without a block device.
+    pub udev_record: Option<bool>,
+}
+
+/// The type of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum FileType {
+    Regular,
+    Directory,
+    BlockDevice,
+    CharDevice,
+    Fifo,
+    Socket,
+    Other,
+}
+
+/// What addresses and offsets of `O_DIRECT` transfers must be multiples of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DirectIoAlignment {
+    /// For the memory address, in bytes.
+    pub memory_bytes: u32,
+    /// For file offset and length, in bytes.
+    pub offset_bytes: u32,
+}
+
+impl FileProperties {
+    /// Asks the kernel about an open file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with what `statx` or `fcntl` said.
+    pub fn of(file: impl AsFd) -> Result<Self> {
+        let fd = file.as_fd().as_raw_fd();
+        let stat = statx(fd)?;
+        // SAFETY: takes integers.
+        let open_flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        if open_flags < 0 {
+            return Err(last_error("fcntl"));
+        }
+        let has_alignment = stat.stx_mask & libc::STATX_DIOALIGN != 0 && stat.stx_dio_offset_align != 0;
+        let device = (stat.stx_dev_major, stat.stx_dev_minor);
+        Ok(Self {
+            file_type: FileType::of(stat.stx_mode),
+            open_flags,
+            direct_io: has_alignment.then_some(DirectIoAlignment {
+                memory_bytes: stat.stx_dio_mem_align,
+                offset_bytes: stat.stx_dio_offset_align,
+            }),
+            file_system: file_system(stat.stx_mnt_id).unwrap_or_else(|| "unknown".to_owned()),
+            device,
+            udev_record: (device.0 != 0).then(|| has_udev_record(device)),
+        })
+    }
+
+    /// Whether the file was opened with `O_DIRECT`.
+    pub fn is_direct(&self) -> bool {
+        self.open_flags & libc::O_DIRECT != 0
+    }
+
+    /// Where udev's record of the block device lies, if it is on one.
+    pub fn udev_path(&self) -> Option<PathBuf> {
+        self.udev_record.map(|_| udev_path(self.device))
+    }
+
+    /// Why libcufile of this version refused to register the file; empty if nothing about the file explains it.
+    pub(crate) fn explain(&self, code: OpError, version: Version) -> String {
+        let (major, minor) = self.device;
+        if self.file_type != FileType::Regular {
+            return format!("it is a {}, and cuFile takes regular files", self.file_type);
+        }
+        let refused: Vec<&str> = [
+            (libc::O_APPEND, "O_APPEND"),
+            (libc::O_NONBLOCK, "O_NONBLOCK"),
+            (libc::O_NOFOLLOW, "O_NOFOLLOW"),
+        ]
+        .iter()
+        .filter(|(flag, _)| self.open_flags & flag != 0)
+        .map(|(_, name)| *name)
+        .collect();
+        if code == OpError::INVALID_FILE_OPEN_FLAG && !refused.is_empty() {
+            return format!("open it without {}", refused.join(" and "));
+        }
+        // The codes that 1.15 and newer, and older versions, give for a file system they do not accept.
+        if ![OpError::HANDLE_NOT_REGISTERED, OpError::INTERNAL_ERROR].contains(&code) {
+            return String::new();
+        }
+        match (self.file_system.as_str(), self.udev_record) {
+            ("tmpfs", _) if version < (Version { major: 1, minor: 16 }) => {
+                "tmpfs needs cuFile 1.16 or newer".to_owned()
+            }
+            (file_system, Some(false)) => format!(
+                "{file_system} on block device {major}:{minor}, which has no udev record of a file system in {}: run \
+                 udevd, or mount /run/udev into the container",
+                udev_path(self.device).display()
+            ),
+            (file_system, _) => format!("file system {file_system}; see libcufile's log file"),
+        }
+    }
+}
+
+impl FileType {
+    fn of(mode: u16) -> Self {
+        match u32::from(mode) & libc::S_IFMT {
+            libc::S_IFREG => FileType::Regular,
+            libc::S_IFDIR => FileType::Directory,
+            libc::S_IFBLK => FileType::BlockDevice,
+            libc::S_IFCHR => FileType::CharDevice,
+            libc::S_IFIFO => FileType::Fifo,
+            libc::S_IFSOCK => FileType::Socket,
+            _ => FileType::Other,
+        }
+    }
+}
+
+impl fmt::Display for FileType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FileType::Regular => "regular file",
+            FileType::Directory => "directory",
+            FileType::BlockDevice => "block device",
+            FileType::CharDevice => "character device",
+            FileType::Fifo => "pipe",
+            FileType::Socket => "socket",
+            FileType::Other => "file of unknown type",
+        })
+    }
+}
+
+fn statx(fd: c_int) -> Result<libc::statx> {
+    let mask = libc::STATX_BASIC_STATS | libc::STATX_DIOALIGN | libc::STATX_MNT_ID;
+    // SAFETY: all-zero is a valid value of this struct of integers.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor itself; `stat` outlives the call.
+    if unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, mask, &mut stat) } < 0 {
+        return Err(last_error("statx"));
+    }
+    Ok(stat)
+}
+
+fn last_error(operation: &'static str) -> Error {
+    Error::Io { operation: operation.into(), source: io::Error::last_os_error() }
+}
+
+/// The type of the mounted file system with this mount ID.
+fn file_system(mount: u64) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let line = mounts.lines().find(|line| line.split(' ').next() == Some(&mount.to_string()))?;
+    // Optional fields end in a lone dash; the type follows it.
+    line.split(" - ").nth(1)?.split(' ').next().map(str::to_owned)
+}
+
+fn udev_path((major, minor): (u32, u32)) -> PathBuf {
+    PathBuf::from(format!("/run/udev/data/b{major}:{minor}"))
+}
+
+fn has_udev_record(device: (u32, u32)) -> bool {
+    fs::read_to_string(udev_path(device)).is_ok_and(|record| record.contains("E:ID_FS_TYPE="))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use super::*;
+
+    fn properties(file: &fs::File) -> FileProperties {
+        FileProperties::of(file).unwrap()
+    }
+
+    #[test]
+    fn a_regular_file_says_how_it_was_opened_and_where_it_lies() {
+        let file = tempfile::tempfile().unwrap();
+        let found = properties(&file);
+        assert_eq!(found.file_type, FileType::Regular);
+        assert_eq!(found.open_flags & libc::O_ACCMODE, libc::O_RDWR);
+        assert!(!found.is_direct());
+        assert_ne!(found.file_system, "unknown");
+    }
+
+    #[test]
+    fn a_refused_file_is_explained_by_what_it_is() {
+        let latest = Version { major: 1, minor: 20 };
+        let directory = properties(&fs::File::open("/").unwrap());
+        assert!(directory.explain(OpError::INVALID_FILE_TYPE, latest).starts_with("it is a directory"));
+
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let mut options = fs::OpenOptions::new();
+        let append = options.write(true).custom_flags(libc::O_APPEND).open(path.path()).unwrap();
+        let text = properties(&append).explain(OpError::INVALID_FILE_OPEN_FLAG, latest);
+        assert_eq!(text, "open it without O_APPEND");
+    }
+
+    #[test]
+    fn a_block_device_without_udev_record_and_an_old_tmpfs_are_named() {
+        let mut file = properties(&tempfile::tempfile().unwrap());
+        (file.file_system, file.device, file.udev_record) = ("ext4".to_owned(), (254, 0), Some(false));
+        let text = file.explain(OpError::HANDLE_NOT_REGISTERED, Version { major: 1, minor: 20 });
+        assert!(text.contains("/run/udev/data/b254:0"), "{text}");
+        (file.file_system, file.udev_record) = ("tmpfs".to_owned(), None);
+        let text = file.explain(OpError::INTERNAL_ERROR, Version { major: 1, minor: 14 });
+        assert_eq!(text, "tmpfs needs cuFile 1.16 or newer");
+    }
+}

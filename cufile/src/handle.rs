@@ -1,0 +1,232 @@
+//! A registered file: reads and writes.
+
+use std::fmt;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+
+use cufile_sys::{CUfileDescr_t, CUfileFileHandleType, CUfileHandle_t};
+
+use crate::driver::Driver;
+use crate::error::{Error, Raw, Result, check, decode, errno};
+use crate::file_info::FileProperties;
+use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
+
+/// A file registered with cuFile.
+///
+/// Owns its descriptor and a reference to the driver: the file is deregistered, then the descriptor closed, then the
+/// driver given up. Reads and writes are positional and take `&self`, so a handle can be shared by threads.
+///
+/// They are not ordered with any CUDA stream: synchronise before writing what a kernel made, and before a kernel of
+/// another stream uses what was read.
+///
+/// ```no_run
+/// # use cufile::{Driver, FileHandle};
+/// let driver = Driver::open()?;
+/// let file = FileHandle::register(&driver, std::fs::File::open("data.bin")?)?;
+/// let mut header = vec![0; 512];
+/// assert_eq!(file.read_at(&mut header, 0)?, 512);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct FileHandle {
+    raw: CUfileHandle_t,
+    // Dropped after `Drop::drop` has deregistered, in this order.
+    file: OwnedFd,
+    driver: Driver,
+}
+
+// SAFETY: cuFile's calls on a handle may be made from any thread (NVIDIA's guides share one between threads).
+unsafe impl Send for FileHandle {}
+// SAFETY: as above.
+unsafe impl Sync for FileHandle {}
+
+impl FileHandle {
+    /// Registers an open file (`cuFileHandleRegister`).
+    ///
+    /// `O_DIRECT` is what the direct paths need; without it, or where they do not exist, cuFile uses its compatibility
+    /// mode if that is allowed.
+    ///
+    /// # Errors
+    /// cuFile's code, with what explains it: the type of the file, its flags, its file system, a missing udev record.
+    #[doc(alias = "cuFileHandleRegister")]
+    pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self> {
+        driver.check_alive()?;
+        let file = file.into();
+        // SAFETY: all-zero is a valid descriptor: null pointers and integers.
+        let mut descriptor: CUfileDescr_t = unsafe { mem::zeroed() };
+        descriptor.type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_FD;
+        descriptor.handle.fd = file.as_raw_fd();
+        let mut raw = ptr::null_mut();
+        // SAFETY: both outlive the call; the descriptor stays open until the handle is deregistered, because
+        // `FileHandle` owns both.
+        let status =
+            unsafe { (driver.library().functions().cuFileHandleRegister)(&mut raw, &mut descriptor) };
+        match check("cuFileHandleRegister", status) {
+            Ok(()) => Ok(Self { raw, file, driver: driver.clone() }),
+            Err(error) => Err(explain(error, &file, driver)),
+        }
+    }
+
+    /// Reads into the whole buffer from `file_offset` in bytes (`cuFileRead`).
+    ///
+    /// Returns how many bytes were read: fewer than asked for at the end of the file, 0 beyond it.
+    ///
+    /// # Errors
+    /// What cuFile or the operating system said.
+    #[doc(alias = "cuFileRead")]
+    #[inline]
+    pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, file_offset: u64) -> Result<usize> {
+        let len_bytes = buffer.len_bytes();
+        self.read_range_at(buffer, 0, len_bytes, file_offset)
+    }
+
+    /// Reads `len_bytes` bytes from `file_offset` to `buffer_offset` of the buffer, all in bytes (`cuFileRead`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the buffer has no such range; else as [`read_at`](Self::read_at).
+    #[doc(alias = "cuFileRead")]
+    #[inline]
+    pub fn read_range_at<B: IoBufMut + ?Sized>(
+        &self,
+        buffer: &mut B,
+        buffer_offset: usize,
+        len_bytes: usize,
+        file_offset: u64,
+    ) -> Result<usize> {
+        self.transfer("cuFileRead", buffer, buffer_offset, len_bytes, file_offset, |span, at| {
+            // SAFETY: the handle is registered; the span lies in the buffer, to which there is no other access.
+            unsafe {
+                (self.driver.library().functions().cuFileRead)(
+                    self.raw,
+                    span.base,
+                    span.len_bytes,
+                    at,
+                    span.offset,
+                )
+            }
+        })
+    }
+
+    /// Writes the whole buffer to `file_offset` in bytes (`cuFileWrite`). Returns how many bytes were written.
+    ///
+    /// # Errors
+    /// What cuFile or the operating system said.
+    #[doc(alias = "cuFileWrite")]
+    #[inline]
+    pub fn write_at<B: IoBuf + ?Sized>(&self, buffer: &B, file_offset: u64) -> Result<usize> {
+        self.write_range_at(buffer, 0, buffer.len_bytes(), file_offset)
+    }
+
+    /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes (`cuFileWrite`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the buffer has no such range; else as [`write_at`](Self::write_at).
+    #[doc(alias = "cuFileWrite")]
+    #[inline]
+    pub fn write_range_at<B: IoBuf + ?Sized>(
+        &self,
+        buffer: &B,
+        buffer_offset: usize,
+        len_bytes: usize,
+        file_offset: u64,
+    ) -> Result<usize> {
+        self.transfer("cuFileWrite", buffer, buffer_offset, len_bytes, file_offset, |span, at| {
+            // SAFETY: the handle is registered; the span lies in the buffer, which is borrowed meanwhile.
+            unsafe {
+                (self.driver.library().functions().cuFileWrite)(
+                    self.raw,
+                    span.base,
+                    span.len_bytes,
+                    at,
+                    span.offset,
+                )
+            }
+        })
+    }
+
+    /// Checks the arguments, makes the buffer's context current, and decodes the result.
+    #[inline]
+    fn transfer<B: IoBuf + ?Sized>(
+        &self,
+        operation: &'static str,
+        buffer: &B,
+        buffer_offset: usize,
+        len_bytes: usize,
+        offset: u64,
+        call: impl FnOnce(&Span, libc::off_t) -> isize,
+    ) -> Result<usize> {
+        self.driver.check_alive()?;
+        let span = Span::new(operation, buffer, buffer_offset, len_bytes)?;
+        let offset = file_offset(operation, offset)?;
+        let _entered = span.context.map(|context| context.enter(self.driver.cuda())).transpose()?;
+        let count = call(&span, offset);
+        // errno counts only for −1, and only right after the call.
+        let errno = if count == -1 { errno() } else { 0 };
+        decode(operation, Raw::Transfer(count, errno))
+    }
+
+    /// What the file is and how it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with what the kernel said.
+    pub fn properties(&self) -> Result<FileProperties> {
+        FileProperties::of(self)
+    }
+
+    /// The driver that the file is registered with.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// C's handle, for calls outside this crate. Do not deregister it.
+    pub fn as_raw(&self) -> CUfileHandle_t {
+        self.raw
+    }
+
+    /// Deregisters the file and gives its descriptor back (`cuFileHandleDeregister`).
+    #[doc(alias = "cuFileHandleDeregister")]
+    pub fn deregister(self) -> OwnedFd {
+        self.deregister_raw();
+        let this = mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped, so each field is read out once.
+        unsafe {
+            drop(ptr::read(&this.driver));
+            ptr::read(&this.file)
+        }
+    }
+
+    fn deregister_raw(&self) {
+        if self.driver.is_alive() {
+            // SAFETY: registered in `register` and deregistered once; the descriptor is still open, and `&mut` or
+            // ownership says that no read or write is under way.
+            unsafe { (self.driver.library().functions().cuFileHandleDeregister)(self.raw) };
+        }
+    }
+}
+
+impl Drop for FileHandle {
+    fn drop(&mut self) {
+        self.deregister_raw();
+    }
+}
+
+impl AsFd for FileHandle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl fmt::Debug for FileHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileHandle").field("raw", &self.raw).field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+fn explain(error: Error, file: &OwnedFd, driver: &Driver) -> Error {
+    let advice = match (error.op_error(), FileProperties::of(file)) {
+        (Some(code), Ok(properties)) => properties.explain(code, driver.library().version()),
+        _ => String::new(),
+    };
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+    error.about(&path.display()).advise(advice)
+}

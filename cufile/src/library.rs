@@ -1,0 +1,154 @@
+//! Which libcufile is used, which version it is, and what it supports.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use cufile_sys::Functions;
+
+use crate::error::{Error, Result, check};
+
+/// A version of libcufile, `major.minor`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// 1 in every version so far.
+    pub major: u32,
+    /// 20 for cuFile 1.20, which came with CUDA 13.5.
+    pub minor: u32,
+}
+
+impl Version {
+    /// From `cuFileGetVersion`'s 1000 × major + 10 × minor.
+    pub(crate) const fn from_raw(raw: i32) -> Self {
+        let raw = raw.unsigned_abs();
+        Self { major: raw / 1000, minor: raw % 1000 / 10 }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// What a libcufile newer than 1.11 may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Feature {
+    /// Parameters can be read and set by program. Since cuFile 1.14.
+    Parameters,
+    /// Limits of parameters, and the POSIX pool's slabs. Since cuFile 1.15.
+    ParameterLimits,
+    /// Statistics. Since cuFile 1.15.
+    Statistics,
+    /// Size of a GPU's BAR1. Since cuFile 1.15.
+    BarSize,
+    /// Peer-to-peer flags of a file system. Since cuFile 1.16.
+    P2pFlags,
+    /// Slabs of the GPU bounce buffers, and export of the PCIe topology. Since cuFile 1.17.
+    BounceBufferSlabs,
+    /// Reads into and writes from several buffers in one call. Since cuFile 1.19.
+    VectoredIo,
+}
+
+/// A loaded libcufile. Clones refer to the same one; it is never unloaded.
+#[derive(Clone)]
+pub struct Library(Arc<Loaded>);
+
+struct Loaded {
+    sys: cufile_sys::Library,
+    version: Version,
+}
+
+impl Library {
+    /// The process's libcufile: found on the first call, the same from then on. A failure is tried again.
+    ///
+    /// # Errors
+    /// [`Error::Load`] with every file tried.
+    pub fn load() -> Result<Self> {
+        static DEFAULT: OnceLock<Library> = OnceLock::new();
+        match DEFAULT.get() {
+            Some(library) => Ok(library.clone()),
+            None => {
+                let library = Self::from_sys(cufile_sys::Library::load()?)?;
+                Ok(DEFAULT.get_or_init(|| library).clone())
+            }
+        }
+    }
+
+    /// The libcufile at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Load`] if it cannot be loaded or is no libcufile.
+    pub fn load_from(path: impl AsRef<Path>) -> Result<Self> {
+        Self::from_sys(cufile_sys::Library::load_from(path)?)
+    }
+
+    /// Wraps an already loaded table of functions.
+    ///
+    /// # Errors
+    /// [`Error::CuFile`] if `cuFileGetVersion` fails.
+    #[doc(alias = "cuFileGetVersion")]
+    pub fn from_sys(sys: cufile_sys::Library) -> Result<Self> {
+        let mut version = 0;
+        // SAFETY: `version` outlives the call, which needs no open driver.
+        check("cuFileGetVersion", unsafe { (sys.cuFileGetVersion)(&mut version) })?;
+        Ok(Self(Arc::new(Loaded { sys, version: Version::from_raw(version) })))
+    }
+
+    /// The loaded version (`cuFileGetVersion`).
+    #[doc(alias = "cuFileGetVersion")]
+    pub fn version(&self) -> Version {
+        self.0.version
+    }
+
+    /// The file or bare name that was loaded.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.sys.path()
+    }
+
+    /// Whether the loaded version has `feature`.
+    pub fn supports(&self, feature: Feature) -> bool {
+        let functions = self.functions();
+        match feature {
+            Feature::Parameters => functions.cuFileGetParameterSizeT.is_some(),
+            Feature::ParameterLimits => functions.cuFileGetParameterMinMaxValue.is_some(),
+            Feature::Statistics => functions.cuFileGetStatsL1.is_some(),
+            Feature::BarSize => functions.cuFileGetBARSizeInKB.is_some(),
+            Feature::P2pFlags => functions.cuFileDriverGetP2PFlags.is_some(),
+            Feature::BounceBufferSlabs => functions.cuFileGetParameterGpuBounceBufferSlabArray.is_some(),
+            Feature::VectoredIo => functions.cuFileReadv.is_some(),
+        }
+    }
+
+    /// The table of C functions, for calls that this crate does not wrap.
+    pub fn functions(&self) -> &Functions {
+        self.0.sys.functions()
+    }
+
+    /// A function that not every version has.
+    pub(crate) fn newer<F>(&self, symbol: &'static str, function: Option<F>) -> Result<F> {
+        function.ok_or_else(|| {
+            let since = Functions::SYMBOLS.iter().find(|s| s.name == symbol).map_or(0, |s| s.since);
+            Error::Unsupported { symbol, since: Version::from_raw(since), loaded: self.version() }
+        })
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").field("path", &self.path()).field("version", &self.version()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_the_library_prints_them() {
+        assert_eq!(Version::from_raw(1200), Version { major: 1, minor: 20 });
+        assert_eq!(Version::from_raw(1110).to_string(), "1.11");
+        assert!(Version::from_raw(1200) > Version::from_raw(1190));
+    }
+}

@@ -1,0 +1,193 @@
+//! Which memory can take part in I/O.
+
+use std::ffi::c_void;
+
+use crate::cuda::Context;
+use crate::error::{Error, Result};
+
+/// Memory that bytes can be written to a file from: host or device memory of any origin.
+///
+/// Implemented for slices and vectors of bytes, for the buffers of [`cuda`](crate::cuda), for
+/// [`RegisteredBuffer`](crate::RegisteredBuffer), and for parts of them.
+///
+/// # Safety
+/// As long as the value lives, also if it is moved, [`as_ptr`](Self::as_ptr) returns the same address, and
+/// [`len_bytes`](Self::len_bytes) bytes from there are one allocation that CUDA or the host can read, without being
+/// changed or freed by anyone else. [`base_offset`](Self::base_offset) bytes before it lies the address that was
+/// registered with cuFile, if it is not 0. [`context`](Self::context) stays valid as long.
+pub unsafe trait IoBuf {
+    /// The first byte's address.
+    fn as_ptr(&self) -> *const u8;
+
+    /// How many bytes there are.
+    fn len_bytes(&self) -> usize;
+
+    /// How many bytes before the first one the address lies that cuFile knows the memory by.
+    #[inline]
+    fn base_offset(&self) -> usize {
+        0
+    }
+
+    /// The CUDA context that a thread needs current to transfer this memory; `None` leaves the thread's as it is.
+    #[inline]
+    fn context(&self) -> Option<Context> {
+        None
+    }
+
+    /// Whether the host can access the memory too; only device memory says no.
+    #[inline]
+    fn is_host_accessible(&self) -> bool {
+        true
+    }
+}
+
+/// Memory that bytes can be read into from a file.
+///
+/// # Safety
+/// `&mut self` gives sole access to the memory: nothing else reads or writes it meanwhile.
+pub unsafe trait IoBufMut: IoBuf {}
+
+// SAFETY: a slice is at one address while it is borrowed.
+unsafe impl IoBuf for [u8] {
+    #[inline]
+    fn as_ptr(&self) -> *const u8 {
+        self.as_ptr()
+    }
+
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.len()
+    }
+}
+
+// SAFETY: a mutable borrow is sole access.
+unsafe impl IoBufMut for [u8] {}
+
+// SAFETY: moving a vector does not move its bytes; those beyond its length do not count.
+unsafe impl IoBuf for Vec<u8> {
+    #[inline]
+    fn as_ptr(&self) -> *const u8 {
+        self.as_slice().as_ptr()
+    }
+
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.len()
+    }
+}
+
+// SAFETY: a vector owns its bytes.
+unsafe impl IoBufMut for Vec<u8> {}
+
+macro_rules! through_a_pointer {
+    ($pointer:ty) => {
+        // SAFETY: what is pointed to keeps the promise, and moving the pointer does not move it.
+        unsafe impl<B: IoBuf + ?Sized> IoBuf for $pointer {
+            #[inline]
+            fn as_ptr(&self) -> *const u8 {
+                (**self).as_ptr()
+            }
+
+            #[inline]
+            fn len_bytes(&self) -> usize {
+                (**self).len_bytes()
+            }
+
+            #[inline]
+            fn base_offset(&self) -> usize {
+                (**self).base_offset()
+            }
+
+            #[inline]
+            fn context(&self) -> Option<Context> {
+                (**self).context()
+            }
+
+            #[inline]
+            fn is_host_accessible(&self) -> bool {
+                (**self).is_host_accessible()
+            }
+        }
+    };
+}
+
+through_a_pointer!(&B);
+through_a_pointer!(&mut B);
+through_a_pointer!(Box<B>);
+
+// SAFETY: a mutable borrow is sole access.
+unsafe impl<B: IoBufMut + ?Sized> IoBufMut for &mut B {}
+// SAFETY: a box owns what it points to.
+unsafe impl<B: IoBufMut + ?Sized> IoBufMut for Box<B> {}
+
+/// A checked part of a buffer, as cuFile's calls take it.
+pub(crate) struct Span {
+    pub base: *mut c_void,
+    pub offset: libc::off_t,
+    pub len_bytes: usize,
+    pub context: Option<Context>,
+}
+
+impl Span {
+    /// `len_bytes` bytes at `offset` of `buffer`, if it has them.
+    #[inline]
+    pub fn new(
+        operation: &'static str,
+        buffer: &(impl IoBuf + ?Sized),
+        offset: usize,
+        len_bytes: usize,
+    ) -> Result<Self> {
+        let total = buffer.len_bytes();
+        let fits = offset.checked_add(len_bytes).is_some_and(|end| end <= total);
+        let base_offset = buffer.base_offset();
+        let from_base = libc::off_t::try_from(base_offset.wrapping_add(offset)).ok();
+        match from_base {
+            Some(from_base) if fits => Ok(Self {
+                base: buffer.as_ptr().wrapping_sub(base_offset).cast_mut().cast(),
+                offset: from_base,
+                len_bytes,
+                context: buffer.context(),
+            }),
+            _ => Err(out_of_range(operation, offset, len_bytes, total)),
+        }
+    }
+}
+
+#[cold]
+fn out_of_range(operation: &'static str, offset: usize, len_bytes: usize, total: usize) -> Error {
+    Error::invalid(operation, format!("{len_bytes} bytes at offset {offset} of a buffer of {total} bytes"))
+}
+
+/// A file offset as C takes it.
+#[inline]
+pub(crate) fn file_offset(operation: &'static str, offset: u64) -> Result<libc::off_t> {
+    libc::off_t::try_from(offset)
+        .map_err(|_| Error::invalid(operation, format!("file offset {offset} does not fit into off_t")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    #[test]
+    fn a_span_must_lie_in_its_buffer_without_overflow() {
+        let buffer = vec![0u8; 100];
+        for (offset, len) in [(0, 101), (100, 1), (101, 0), (usize::MAX, 1), (1, usize::MAX), (60, 41)] {
+            let error = Span::new("cuFileRead", &buffer, offset, len).err().expect("out of range");
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{offset} {len}");
+        }
+        let span = Span::new("cuFileRead", &buffer, 60, 40).unwrap();
+        assert_eq!(
+            (span.base.cast_const().cast(), span.offset, span.len_bytes),
+            (buffer.as_slice().as_ptr(), 60, 40)
+        );
+        assert!(Span::new("cuFileRead", &buffer, 100, 0).is_ok());
+    }
+
+    #[test]
+    fn a_file_offset_beyond_off_t_is_refused() {
+        assert!(file_offset("cuFileRead", i64::MAX as u64).is_ok());
+        assert!(file_offset("cuFileRead", i64::MAX as u64 + 1).is_err());
+    }
+}

@@ -1,0 +1,140 @@
+//! What the open driver supports and is set to.
+
+use std::mem;
+use std::time::Duration;
+
+use cufile_sys::{
+    CUfileDriverControlFlags as Control, CUfileDriverStatusFlags as Status, CUfileDrvProps_t,
+    CUfileFeatureFlags as Feature,
+};
+
+use crate::error::{Result, check};
+use crate::library::Library;
+
+/// What the open driver supports and is set to (`CUfileDrvProps_t`). Sizes are in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DriverProperties {
+    /// Major and minor version of the nvidia-fs kernel module; `None` where it is not loaded.
+    pub nvidia_fs: Option<(u32, u32)>,
+    /// Largest transfer that polling mode polls for.
+    pub poll_threshold_bytes: u64,
+    /// Largest piece that one direct transfer moves; longer ones are split.
+    pub max_direct_io_bytes: u64,
+    /// File systems and block devices with a direct path here.
+    pub file_systems: FileSystems,
+    /// Modes that are on.
+    pub controls: Controls,
+    /// Abilities of the library on this machine.
+    pub features: Features,
+    /// GPU memory that the driver may reserve for its bounce buffers, for each GPU.
+    pub max_device_cache_bytes: u64,
+    /// The size of one bounce buffer.
+    pub per_buffer_cache_bytes: u64,
+    /// GPU memory that may be pinned.
+    pub max_device_pinned_bytes: u64,
+    /// The most entries of a batch.
+    pub max_batch_entries: u32,
+    /// How long a batch waits at most.
+    pub max_batch_timeout: Duration,
+}
+
+/// A flag at one of C's bit positions.
+const fn bit(position: u32) -> u32 {
+    1 << position
+}
+
+bitflags::bitflags! {
+    /// File systems and block devices with a direct path (`CUfileDriverStatusFlags`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct FileSystems: u32 {
+        /// DDN Lustre (EXAScaler).
+        const LUSTRE = bit(Status::CU_FILE_LUSTRE_SUPPORTED.as_raw());
+        /// WekaFS.
+        const WEKAFS = bit(Status::CU_FILE_WEKAFS_SUPPORTED.as_raw());
+        /// NFS over RDMA.
+        const NFS = bit(Status::CU_FILE_NFS_SUPPORTED.as_raw());
+        /// IBM Spectrum Scale.
+        const GPFS = bit(Status::CU_FILE_GPFS_SUPPORTED.as_raw());
+        /// NVMe.
+        const NVME = bit(Status::CU_FILE_NVME_SUPPORTED.as_raw());
+        /// NVMe over Fabrics.
+        const NVMEOF = bit(Status::CU_FILE_NVMEOF_SUPPORTED.as_raw());
+        /// SCSI.
+        const SCSI = bit(Status::CU_FILE_SCSI_SUPPORTED.as_raw());
+        /// ScaleFlux computational storage.
+        const SCALEFLUX_CSD = bit(Status::CU_FILE_SCALEFLUX_CSD_SUPPORTED.as_raw());
+        /// NVMesh block devices.
+        const NVMESH = bit(Status::CU_FILE_NVMESH_SUPPORTED.as_raw());
+        /// BeeGFS.
+        const BEEGFS = bit(Status::CU_FILE_BEEGFS_SUPPORTED.as_raw());
+        /// NVMe through P2PDMA; no longer set by newer libraries. Since cuFile 1.13.
+        const NVME_P2P = bit(Status::CU_FILE_NVME_P2P_SUPPORTED.as_raw());
+        /// ScateFS. Since cuFile 1.14.
+        const SCATEFS = bit(Status::CU_FILE_SCATEFS_SUPPORTED.as_raw());
+        /// VirtioFS. Since cuFile 1.16.
+        const VIRTIOFS = bit(Status::CU_FILE_VIRTIOFS_SUPPORTED.as_raw());
+        /// PanFS. Since cuFile 1.19.
+        const PANFS = bit(Status::CU_FILE_PANFS_SUPPORTED.as_raw());
+        /// Newer libraries may set bits without a name here.
+        const _ = !0;
+    }
+
+    /// Modes of the driver (`CUfileDriverControlFlags`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct Controls: u32 {
+        /// Small transfers are polled for.
+        const POLL_MODE = bit(Control::CU_FILE_USE_POLL_MODE.as_raw());
+        /// Where there is no direct path, cuFile reads and writes by POSIX calls.
+        const COMPAT_MODE = bit(Control::CU_FILE_ALLOW_COMPAT_MODE.as_raw());
+        /// Nothing but POSIX calls.
+        const POSIX_IO_MODE = bit(Control::CU_FILE_VANILLA_POSIX_IO_MODE.as_raw());
+        /// A direct transfer that fails is tried again by POSIX calls.
+        const FALLBACK_IO_MODE = bit(Control::CU_FILE_FALLBACK_IO_MODE.as_raw());
+        /// Newer libraries may set bits without a name here.
+        const _ = !0;
+    }
+
+    /// Abilities of the library on this machine (`CUfileFeatureFlags`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct Features: u32 {
+        /// Transfers may be routed through another GPU.
+        const DYNAMIC_ROUTING = bit(Feature::CU_FILE_DYN_ROUTING_SUPPORTED.as_raw());
+        /// Batches.
+        const BATCH_IO = bit(Feature::CU_FILE_BATCH_IO_SUPPORTED.as_raw());
+        /// Stream-ordered transfers.
+        const STREAMS = bit(Feature::CU_FILE_STREAMS_SUPPORTED.as_raw());
+        /// Large transfers are split among threads.
+        const PARALLEL_IO = bit(Feature::CU_FILE_PARALLEL_IO_SUPPORTED.as_raw());
+        /// PCI P2PDMA. Since cuFile 1.16.
+        const P2P = bit(Feature::CU_FILE_P2P_SUPPORTED.as_raw());
+        /// Newer libraries may set bits without a name here.
+        const _ = !0;
+    }
+}
+
+impl DriverProperties {
+    pub(crate) fn get(library: &Library) -> Result<Self> {
+        // SAFETY: all-zero is a valid value of this struct of integers.
+        let mut raw: CUfileDrvProps_t = unsafe { mem::zeroed() };
+        // SAFETY: `raw` outlives the call and has the size that every version expects (56 bytes).
+        check("cuFileDriverGetProperties", unsafe {
+            (library.functions().cuFileDriverGetProperties)(&mut raw)
+        })?;
+        let kib = |value: u32| u64::from(value) * 1024;
+        let module = (raw.nvfs.major_version, raw.nvfs.minor_version);
+        Ok(Self {
+            nvidia_fs: (module != (0, 0)).then_some(module),
+            poll_threshold_bytes: raw.nvfs.poll_thresh_size as u64 * 1024,
+            max_direct_io_bytes: raw.nvfs.max_direct_io_size as u64 * 1024,
+            file_systems: FileSystems::from_bits_retain(raw.nvfs.dstatusflags),
+            controls: Controls::from_bits_retain(raw.nvfs.dcontrolflags),
+            features: Features::from_bits_retain(raw.fflags),
+            max_device_cache_bytes: kib(raw.max_device_cache_size),
+            per_buffer_cache_bytes: kib(raw.per_buffer_cache_size),
+            max_device_pinned_bytes: kib(raw.max_device_pinned_mem_size),
+            max_batch_entries: raw.max_batch_io_size,
+            max_batch_timeout: Duration::from_millis(raw.max_batch_io_timeout_msecs.into()),
+        })
+    }
+}
