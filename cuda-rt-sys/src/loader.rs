@@ -1,5 +1,6 @@
 //! Finding a shared library and the symbols in it.
 
+use std::error::Error;
 use std::ffi::{CStr, OsStr};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -159,7 +160,8 @@ fn open(path: &Path) -> Result<&'static libloading::Library, String> {
     // that the user names is the user's word.
     match unsafe { libloading::Library::new(path) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
-        Err(error) => Err(error.to_string()),
+        // The dynamic loader's own words are the source.
+        Err(error) => Err(error.source().map_or_else(|| error.to_string(), ToString::to_string)),
     }
 }
 

@@ -171,6 +171,22 @@ impl Error {
         }
     }
 
+    /// The kind of the [`io::Error`] that this one converts into.
+    pub fn io_kind(&self) -> io::ErrorKind {
+        match self.kind() {
+            ErrorKind::NotAvailable | ErrorKind::NoDevice => io::ErrorKind::NotFound,
+            ErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
+            ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
+            ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
+            ErrorKind::Busy => io::ErrorKind::ResourceBusy,
+            _ => match self {
+                Error::Io { source, .. } => source.kind(),
+                _ => io::ErrorKind::Other,
+            },
+        }
+    }
+
     /// cuFile's code, if it is one.
     pub fn op_error(&self) -> Option<OpError> {
         match self {
@@ -203,15 +219,7 @@ impl Error {
 impl From<Error> for io::Error {
     /// An errno stays what it was; anything else keeps its text under a fitting kind.
     fn from(error: Error) -> Self {
-        let kind = match error.kind() {
-            ErrorKind::NotAvailable | ErrorKind::NoDevice => io::ErrorKind::NotFound,
-            ErrorKind::Unsupported => io::ErrorKind::Unsupported,
-            ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
-            ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
-            ErrorKind::OutOfMemory => io::ErrorKind::OutOfMemory,
-            ErrorKind::Busy => io::ErrorKind::ResourceBusy,
-            _ => io::ErrorKind::Other,
-        };
+        let kind = error.io_kind();
         match error {
             Error::Io { source, .. } if source.raw_os_error().is_some() => source,
             other => io::Error::new(kind, other),

@@ -1,1 +1,39 @@
-//! x
+//! Bytes between files and GPU or host memory, by the fastest path this machine has.
+//!
+//! A [`File`] reads into and writes from device and host memory alike. Device memory goes through cuFile where that
+//! works, and through pinned host memory where it does not: without GPUDirect Storage, without libcufile, on a file
+//! system that cuFile refuses. Host memory needs neither CUDA nor a GPU. [`File::route`] tells which way is taken and
+//! why no better one.
+//!
+//! ```
+//! use gpufile::File;
+//!
+//! # fn main() -> gpufile::Result<()> {
+//! # let path = std::env::temp_dir().join(format!("gpufile-doc-{}", std::process::id()));
+//! let file = File::create(&path)?;
+//! file.write_all_at(b"weights".as_slice(), 0)?;
+//! let mut bytes = vec![0; 7];
+//! file.read_exact_at(&mut bytes, 0)?;
+//! assert_eq!(bytes, b"weights");
+//! println!("device memory would go by {}", file.route());
+//! # std::fs::remove_file(path).ok();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! One contract holds on every path: a read is short only at the end of the file, interrupted and partial transfers go
+//! on, and an error says what failed and how many bytes had been transferred before.
+
+#![warn(missing_debug_implementations)]
+
+mod engine;
+mod error;
+mod file;
+mod path;
+
+pub use cufile::cuda;
+pub use cufile::{IoBuf, IoBufMut};
+pub use engine::{Engine, EngineBuilder};
+pub use error::{Cause, Error, Result};
+pub use file::{File, OpenOptions};
+pub use path::{PathPolicy, Route, TransferPath};

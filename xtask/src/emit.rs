@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{
-    BareFnArg, File, FnArg, ForeignItem, ForeignItemFn, ImplItem, ImplItemConst, Item, ItemStruct, ItemUse,
+    File, FnArg, ForeignItem, ForeignItemFn, ImplItem, ImplItemConst, Item, ItemStruct, ItemUse,
     Type,
 };
 
@@ -191,7 +191,7 @@ pub fn pointer_type(function: &ForeignItemFn) -> Result<TokenStream> {
             let syn::Pat::Ident(pat) = &*arg.pat else { bail!("an argument without a name") };
             let name = &pat.ident;
             let ty = &arg.ty;
-            Ok(syn::parse2::<BareFnArg>(quote!(#name: #ty))?)
+            Ok(quote!(#name: #ty))
         }
         FnArg::Receiver(_) => bail!("a C function with a receiver"),
     });

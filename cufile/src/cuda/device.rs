@@ -195,6 +195,11 @@ impl Device {
     pub fn stream(&self) -> Result<Stream> {
         Stream::new(self)
     }
+
+    /// The stream that the device's work goes to where no other is named.
+    pub fn default_stream(&self) -> Stream {
+        Stream::default_of(self)
+    }
 }
 
 impl fmt::Debug for Device {

@@ -26,6 +26,7 @@ pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut, ManagedBuffer, Pinne
 pub use stream::{Event, Stream};
 
 use crate::error::{Error, Result, check_driver};
+use crate::memory::IoBuf;
 
 /// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
 #[derive(Clone)]
@@ -89,6 +90,20 @@ impl Cuda {
     /// [`Error::CudaDriver`] with `CUDA_ERROR_INVALID_DEVICE` if there are not as many.
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         Device::open(self, ordinal)
+    }
+
+    /// The device that a buffer's CUDA context is on; device 0 for memory without one.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cuCtxGetDevice")]
+    pub fn device_of(&self, buffer: &(impl IoBuf + ?Sized)) -> Result<Device> {
+        let Some(context) = buffer.context() else { return self.device(0) };
+        let _entered = context.enter(self)?;
+        let mut device = 0;
+        // SAFETY: `device` outlives the call; the context is current.
+        check_driver("cuCtxGetDevice", unsafe { (self.0.driver.cuCtxGetDevice)(&mut device) })?;
+        self.device(device.unsigned_abs())
     }
 
     /// The table of driver functions, for calls that this crate does not wrap.

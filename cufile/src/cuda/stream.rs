@@ -1,18 +1,22 @@
 //! Streams and events.
 
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{fmt, ptr};
 
 use cuda_rt_sys::runtime::{
-    cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaStream_t, cudaStreamNonBlocking,
+    cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaMemcpyKind, cudaStream_t, cudaStreamNonBlocking,
 };
 
 use super::Device;
 use crate::error::{Result, check_runtime};
 
-/// A queue of work on a device. Dropping it waits for the work.
+/// A queue of work on a device. Dropping one that was created here waits for the work.
 pub struct Stream {
     device: Device,
     raw: cudaStream_t,
+    /// Whether dropping destroys it.
+    owned: bool,
 }
 
 // SAFETY: CUDA allows a stream to be used from any thread.
@@ -28,7 +32,21 @@ impl Stream {
         check_runtime("cudaStreamCreateWithFlags", unsafe {
             (device.cuda().runtime().cudaStreamCreateWithFlags)(&mut raw, cudaStreamNonBlocking)
         })?;
-        Ok(Self { device: device.clone(), raw })
+        Ok(Self { device: device.clone(), raw, owned: true })
+    }
+
+    /// The null stream of the device's primary context. Dropping it neither waits nor destroys.
+    pub(super) fn default_of(device: &Device) -> Self {
+        Self { device: device.clone(), raw: ptr::null_mut(), owned: false }
+    }
+
+    /// A stream that was made elsewhere. Dropping it neither waits nor destroys.
+    ///
+    /// # Safety
+    /// `raw` must be a stream of the device's primary context that stays alive as long as the value, or null. It must
+    /// not be `cudaStreamPerThread`, which is another stream on each thread.
+    pub unsafe fn from_raw(device: &Device, raw: cudaStream_t) -> Self {
+        Self { device: device.clone(), raw, owned: false }
     }
 
     /// The device that the stream is on.
@@ -47,6 +65,8 @@ impl Stream {
     /// What CUDA said, which may be the failure of earlier work.
     #[doc(alias = "cudaStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
+        // The null stream is that of the current context.
+        let _entered = self.device.enter()?;
         // SAFETY: the stream is alive.
         check_runtime("cudaStreamSynchronize", unsafe {
             (self.device.cuda().runtime().cudaStreamSynchronize)(self.raw)
@@ -59,8 +79,70 @@ impl Stream {
     /// What CUDA said, which may be the failure of earlier work.
     #[doc(alias = "cudaStreamQuery")]
     pub fn is_idle(&self) -> Result<bool> {
+        let _entered = self.device.enter()?;
         // SAFETY: the stream is alive.
         ready("cudaStreamQuery", unsafe { (self.device.cuda().runtime().cudaStreamQuery)(self.raw) })
+    }
+
+    /// Copies host bytes to device memory after the stream's work so far (`cudaMemcpyAsync`); the event tells when it
+    /// is done. Copies from pinned memory run beside the host's work.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    ///
+    /// # Safety
+    /// `target` must be device memory, as long as `source`, that nothing else uses until the event is done; until then
+    /// `source` must stay as it is.
+    #[doc(alias = "cudaMemcpyAsync")]
+    pub unsafe fn copy_to_device(&self, target: *mut u8, source: &[u8]) -> Result<Event> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.copy(
+                target.cast(),
+                source.as_ptr().cast(),
+                source.len(),
+                cudaMemcpyKind::cudaMemcpyHostToDevice,
+            )
+        }
+    }
+
+    /// Copies device memory to host bytes after the stream's work so far (`cudaMemcpyAsync`); the event tells when it
+    /// is done. Copies into pinned memory run beside the host's work.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    ///
+    /// # Safety
+    /// `source` must be device memory, as long as `target`, that nothing writes until the event is done; until then
+    /// nothing else may use `target`.
+    #[doc(alias = "cudaMemcpyAsync")]
+    pub unsafe fn copy_from_device(&self, target: &mut [u8], source: *const u8) -> Result<Event> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.copy(
+                target.as_mut_ptr().cast(),
+                source.cast(),
+                target.len(),
+                cudaMemcpyKind::cudaMemcpyDeviceToHost,
+            )
+        }
+    }
+
+    /// # Safety
+    /// Both ranges must be `len_bytes` long and of the kinds named, and stay untouched until the event is done.
+    unsafe fn copy(
+        &self,
+        target: *mut c_void,
+        source: *const c_void,
+        len_bytes: usize,
+        kind: cudaMemcpyKind,
+    ) -> Result<Event> {
+        let _entered = self.device.enter()?;
+        // SAFETY: the caller's promise; the stream is alive.
+        check_runtime("cudaMemcpyAsync", unsafe {
+            (self.device.cuda().runtime().cudaMemcpyAsync)(target, source, len_bytes, kind, self.raw)
+        })?;
+        self.record()
     }
 
     /// Marks the present end of the stream's work.
@@ -70,12 +152,43 @@ impl Stream {
     #[doc(alias = "cudaEventRecord")]
     pub fn record(&self) -> Result<Event> {
         let event = Event::new(&self.device)?;
+        self.record_into(&event)?;
+        Ok(event)
+    }
+
+    /// Lets `event`, which is of the same device, mark the present end of the stream's work.
+    pub(crate) fn record_into(&self, event: &Event) -> Result<()> {
         let _entered = self.device.enter()?;
         // SAFETY: both are alive and of one device.
         check_runtime("cudaEventRecord", unsafe {
             (self.device.cuda().runtime().cudaEventRecord)(event.raw, self.raw)
-        })?;
-        Ok(event)
+        })
+    }
+
+    /// Calls `function` on a thread of CUDA's after the stream's work so far; later work waits for it.
+    ///
+    /// The function must not call CUDA, nor wait for something that needs the stream to go on. If CUDA gives the
+    /// stream up after an error, it is never called. A panic in it goes no further.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaLaunchHostFunc")]
+    pub fn call_on_host<F: FnOnce() + Send + 'static>(&self, function: F) -> Result<()> {
+        unsafe extern "C" fn call<F: FnOnce()>(data: *mut c_void) {
+            // SAFETY: the box that was leaked for this call, which CUDA makes at most once.
+            let function = unsafe { Box::from_raw(data.cast::<F>()) };
+            let _ = catch_unwind(AssertUnwindSafe(function));
+        }
+        let _entered = self.device.enter()?;
+        let data = Box::into_raw(Box::new(function));
+        // SAFETY: the stream is alive; `call` is the one that takes this data, which lives until then.
+        let code = unsafe {
+            (self.device.cuda().runtime().cudaLaunchHostFunc)(self.raw, Some(call::<F>), data.cast())
+        };
+        check_runtime("cudaLaunchHostFunc", code).inspect_err(|_| {
+            // SAFETY: what CUDA refused it does not call.
+            drop(unsafe { Box::from_raw(data) });
+        })
     }
 
     /// Makes work submitted from now on wait for `event`, which may be of another stream.
@@ -84,6 +197,7 @@ impl Stream {
     /// What CUDA said.
     #[doc(alias = "cudaStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
+        let _entered = self.device.enter()?;
         // SAFETY: both are alive; CUDA keeps what it needs of the event.
         check_runtime("cudaStreamWaitEvent", unsafe {
             (self.device.cuda().runtime().cudaStreamWaitEvent)(self.raw, event.raw, 0)
@@ -93,6 +207,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // SAFETY: created in `new`, destroyed once, after its work: what the work uses may be freed next.
         unsafe {
             (self.device.cuda().runtime().cudaStreamSynchronize)(self.raw);
@@ -119,7 +236,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    fn new(device: &Device) -> Result<Self> {
+    pub(crate) fn new(device: &Device) -> Result<Self> {
         let _entered = device.enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` outlives the call; the device's context is current.

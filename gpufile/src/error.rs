@@ -1,0 +1,109 @@
+//! What failed, on which file, and how far it had come.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The result of an operation on files.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failed operation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be opened.
+    #[error("cannot open {}: {cause}", .path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system or cuFile said.
+        cause: Cause,
+    },
+    /// A transfer failed. The bytes before the failure, `bytes_done` from the start of the range, were transferred.
+    #[error("cannot {operation} {len_bytes} bytes at {offset} of {}: {cause}; {bytes_done} bytes were transferred",
+        .path.display())]
+    Transfer {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Where in the file the range starts, in bytes.
+        offset: u64,
+        /// How long the range is.
+        len_bytes: usize,
+        /// How many bytes of it were transferred.
+        bytes_done: usize,
+        /// What the operating system, CUDA or cuFile said.
+        cause: Cause,
+    },
+    /// A call that is not about a transfer failed.
+    #[error("cannot {operation} {}: {cause}", .path.display())]
+    File {
+        /// What was attempted.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        cause: Cause,
+    },
+}
+
+/// What an operation failed of.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The operating system said so.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// cuFile or CUDA said so.
+    #[error(transparent)]
+    Cufile(#[from] cufile::Error),
+    /// The file ended before the range did.
+    #[error("the file ends there")]
+    EndOfFile,
+    /// cuFile was required and does not work for the file.
+    #[error("cuFile is required, but: {0}")]
+    NoCufile(String),
+}
+
+impl Error {
+    /// How many bytes had been transferred, from the start of the range.
+    pub fn bytes_done(&self) -> usize {
+        match self {
+            Error::Transfer { bytes_done, .. } => *bytes_done,
+            _ => 0,
+        }
+    }
+
+    /// What it failed of.
+    pub fn cause(&self) -> &Cause {
+        match self {
+            Error::Open { cause, .. } | Error::Transfer { cause, .. } | Error::File { cause, .. } => cause,
+        }
+    }
+
+    /// The errno, if the operating system refused.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self.cause() {
+            Cause::Io(error) => error.raw_os_error(),
+            Cause::Cufile(cufile::Error::Io { source, .. }) => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
+    /// The kind that an [`io::Error`] of the same cause has.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self.cause() {
+            Cause::Io(error) => error.kind(),
+            Cause::Cufile(error) => error.io_kind(),
+            Cause::EndOfFile => io::ErrorKind::UnexpectedEof,
+            Cause::NoCufile(_) => io::ErrorKind::Unsupported,
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    /// Keeps the whole text; the errno is in [`Error::raw_os_error`].
+    fn from(error: Error) -> Self {
+        io::Error::new(error.kind(), error)
+    }
+}

@@ -1,0 +1,140 @@
+//! Which way the bytes of a file go to device memory, and why no better one.
+
+use std::fmt;
+use std::os::fd::AsFd;
+
+use cufile::{Controls, Driver, Features, FileProperties, FileSystems};
+
+/// The ways between a file and device memory, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum TransferPath {
+    /// GPUDirect Storage: cuFile and the nvidia-fs kernel module move the bytes without the host's memory.
+    Gds,
+    /// cuFile moves the bytes without the host's memory, by the kernel's PCI P2PDMA.
+    P2pDma,
+    /// cuFile stages the bytes in host memory (its compatibility mode).
+    CufileCompat,
+    /// This crate stages the bytes in pinned host memory.
+    Posix,
+}
+
+impl fmt::Display for TransferPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TransferPath::Gds => "GPUDirect Storage",
+            TransferPath::P2pDma => "cuFile over P2PDMA",
+            TransferPath::CufileCompat => "cuFile in its compatibility mode",
+            TransferPath::Posix => "POSIX through pinned host memory",
+        })
+    }
+}
+
+/// Whether a file may or must go through cuFile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum PathPolicy {
+    /// cuFile where it works, POSIX elsewhere.
+    #[default]
+    Auto,
+    /// Opening fails where cuFile does not work.
+    RequireCufile,
+    /// Never cuFile.
+    PosixOnly,
+}
+
+/// The way that a file's bytes take, and why each better way is not taken.
+#[derive(Debug, Clone)]
+pub struct Route {
+    path: TransferPath,
+    why_not: Vec<(TransferPath, String)>,
+}
+
+impl Route {
+    /// The way taken for device memory. Host memory always goes by plain reads and writes.
+    pub fn path(&self) -> TransferPath {
+        self.path
+    }
+
+    /// Each better way, and why it is not taken.
+    pub fn why_not(&self) -> impl Iterator<Item = (TransferPath, &str)> {
+        self.why_not.iter().map(|(path, reason)| (*path, reason.as_str()))
+    }
+
+    /// The POSIX way, because cuFile is not used at all.
+    pub(crate) fn posix(reason: &str) -> Self {
+        Self { path: TransferPath::Posix, why_not: vec![(TransferPath::CufileCompat, reason.to_owned())] }
+    }
+
+    /// The way that cuFile takes for a file that it has accepted or is about to.
+    pub(crate) fn cufile(driver: &Driver, file: impl AsFd) -> cufile::Result<Self> {
+        let driver = driver.properties()?;
+        let file = FileProperties::of(file)?;
+        let mut why_not = Vec::new();
+        let posix_only = driver.controls.contains(Controls::POSIX_IO_MODE);
+        let path = if posix_only {
+            why_not.push((TransferPath::Gds, "libcufile is configured for POSIX I/O only".to_owned()));
+            TransferPath::CufileCompat
+        } else {
+            match (gds_obstacle(&driver, &file), p2p_obstacle(&driver, &file)) {
+                (None, _) => TransferPath::Gds,
+                (Some(gds), None) => {
+                    why_not.push((TransferPath::Gds, gds));
+                    TransferPath::P2pDma
+                }
+                (Some(gds), Some(p2p)) => {
+                    why_not.push((TransferPath::Gds, gds));
+                    why_not.push((TransferPath::P2pDma, p2p));
+                    TransferPath::CufileCompat
+                }
+            }
+        };
+        Ok(Self { path, why_not })
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path)?;
+        self.why_not().try_for_each(|(path, reason)| write!(f, "\n  not {path}: {reason}"))
+    }
+}
+
+/// What nvidia-fs would need and lacks.
+fn gds_obstacle(driver: &cufile::DriverProperties, file: &FileProperties) -> Option<String> {
+    if driver.nvidia_fs.is_none() {
+        return Some("the kernel module nvidia-fs is not loaded".to_owned());
+    }
+    let name = file.file_system.as_str();
+    let supported = match name {
+        "lustre" => FileSystems::LUSTRE,
+        "wekafs" => FileSystems::WEKAFS,
+        "nfs" | "nfs4" => FileSystems::NFS,
+        "gpfs" => FileSystems::GPFS,
+        "beegfs" | "beegfs_nodev" => FileSystems::BEEGFS,
+        "scatefs" => FileSystems::SCATEFS,
+        "virtiofs" => FileSystems::VIRTIOFS,
+        "panfs" => FileSystems::PANFS,
+        "ext4" | "xfs" => FileSystems::NVME | FileSystems::NVMEOF | FileSystems::SCSI | FileSystems::NVMESH,
+        _ => FileSystems::empty(),
+    };
+    if !driver.file_systems.intersects(supported) {
+        return Some(format!("libcufile has no direct path to {name} here"));
+    }
+    no_direct_io(file)
+}
+
+/// What P2PDMA would need and lacks.
+fn p2p_obstacle(driver: &cufile::DriverProperties, file: &FileProperties) -> Option<String> {
+    if !driver.features.contains(Features::P2P) {
+        return Some("libcufile finds no PCI P2PDMA here (driver, kernel or hardware)".to_owned());
+    }
+    if !["ext4", "xfs"].contains(&file.file_system.as_str()) {
+        return Some(format!("{} is not on a local NVMe device", file.file_system));
+    }
+    no_direct_io(file)
+}
+
+fn no_direct_io(file: &FileProperties) -> Option<String> {
+    file.direct_io.is_none().then(|| format!("{} offers no O_DIRECT for the file", file.file_system))
+}
