@@ -6,8 +6,7 @@ use anyhow::{Context, Result, bail};
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{
-    File, FnArg, ForeignItem, ForeignItemFn, ImplItem, ImplItemConst, Item, ItemStruct, ItemUse,
-    Type,
+    File, FnArg, ForeignItem, ForeignItemFn, ImplItem, ImplItemConst, Item, ItemStruct, ItemUse, Type,
 };
 
 use crate::since::since;

@@ -15,9 +15,10 @@ use crate::packages::{CUDA_CRT, LIBCLANG};
 pub struct Header {
     pub file: &'static str,
     /// Regular expressions of the functions bound; empty: everything that the header itself declares.
-    functions: &'static [&'static str],
-    /// Regular expressions of constants and types bound beside what the functions need.
-    constants: &'static [&'static str],
+    pub functions: &'static [&'static str],
+    /// Prefixes of the constants bound beside what the functions need.
+    pub constants: &'static [&'static str],
+    /// Regular expressions of types bound beside those.
     types: &'static [&'static str],
     /// Left out: functions that must not be called, and types that other modules define.
     blocked: &'static [&'static str],
@@ -62,7 +63,15 @@ pub const CUDA_RUNTIME: Header = Header {
         "cudaGetErrorName|cudaGetErrorString|cudaGetLastError|cudaPeekAtLastError",
         "cudaDriverGetVersion|cudaRuntimeGetVersion",
     ],
-    constants: &["cuda(Stream|Event|HostAlloc|HostRegister|MemAttach|DeviceSchedule|DeviceMapHost).*"],
+    constants: &[
+        "cudaStream",
+        "cudaEvent",
+        "cudaHostAlloc",
+        "cudaHostRegister",
+        "cudaMemAttach",
+        "cudaDeviceSchedule",
+        "cudaDeviceMapHost",
+    ],
     types: &[],
     blocked: &["CUstream_st|CUevent_st", "cudaStreamLegacy|cudaStreamPerThread"],
 };
@@ -111,8 +120,8 @@ impl Header {
         for name in self.functions {
             builder = builder.allowlist_function(name);
         }
-        for name in self.constants {
-            builder = builder.allowlist_var(name);
+        for prefix in self.constants {
+            builder = builder.allowlist_var(format!("{prefix}.*"));
         }
         for name in self.types {
             builder = builder.allowlist_type(name);

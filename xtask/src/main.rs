@@ -1,5 +1,6 @@
 //! Maintenance of the workspace: `cargo xtask help` lists the commands.
 
+mod conformance;
 mod emit;
 mod header;
 mod packages;
@@ -16,6 +17,10 @@ usage: cargo xtask COMMAND
   regen-bindings [--check] [--include-dir DIR]
       write the generated files of cufile-sys and cuda-rt-sys from the pinned headers, or from those in DIR;
       --check only compares and fails on any difference
+
+  conformance
+      compare the bindings with the header of every supported libcufile and CUDA runtime through a C compiler,
+      then load each real library in a process of its own and check what needs no GPU; fails on any surprise
 ";
 
 fn main() -> Result<()> {
@@ -37,6 +42,7 @@ fn main() -> Result<()> {
             }
             regen::run(include_dir, check)
         }
+        ["conformance"] => conformance::run(),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

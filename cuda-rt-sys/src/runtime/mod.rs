@@ -99,7 +99,7 @@ impl Library {
         self.path.as_deref()
     }
 
-    /// `cudaRuntimeGetVersion`: 1000 × major + 10 × minor.
+    /// `cudaRuntimeGetVersion`: 1000 × major + 10 × minor; 0 where that fails, as in 11.8 on a host without a driver.
     pub fn version(&self) -> i32 {
         version(&self.functions)
     }
@@ -107,7 +107,7 @@ impl Library {
 
 fn version(functions: &Functions) -> i32 {
     let mut version = 0;
-    // SAFETY: `version` outlives the call, which needs neither a driver nor a device.
+    // SAFETY: `version` outlives the call, and keeps its 0 if that fails.
     unsafe { (functions.cudaRuntimeGetVersion)(&mut version) };
     version
 }

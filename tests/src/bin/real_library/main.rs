@@ -1,0 +1,106 @@
+//! Checks of one real library, run by `cargo xtask conformance` in a process of its own, because a check that goes
+//! wrong may crash or hang.
+//!
+//! usage: `real_library GROUP LIBRARY VERSION`, or `real_library open`; each line says which check begins, held or
+//! failed, so that the last one names the culprit of a hang.
+
+mod before_open;
+mod cudart;
+mod open;
+mod parameters;
+mod symbols;
+
+use std::fmt::Debug;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// What a check found: nothing, or what is wrong.
+type Held = Result<(), String>;
+
+/// Runs checks and keeps count of the failed ones.
+#[derive(Default)]
+struct Checks {
+    failed: usize,
+}
+
+impl Checks {
+    fn check(&mut self, name: impl AsRef<str>, check: impl FnOnce() -> Held) {
+        self.check_if(name, || Some(check()));
+    }
+
+    /// A check that does not apply, `None`, where the library lacks a function; `symbols` says whether it may.
+    fn check_if(&mut self, name: impl AsRef<str>, check: impl FnOnce() -> Option<Held>) {
+        let name = name.as_ref();
+        say(&format!("begins {name}"));
+        match check() {
+            None => {}
+            Some(Ok(())) => say(&format!("held {name}")),
+            Some(Err(what)) => {
+                self.failed += 1;
+                say(&format!("failed {name}: {what}"));
+            }
+        }
+    }
+}
+
+/// One line of the report. The libraries print too, not always whole lines.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // A closed pipe means that nobody listens any more.
+    let _ = write!(out, "\nreal_library: {line}\n").and_then(|()| out.flush());
+}
+
+/// Whether what the library gave is what this version is known to give.
+fn expect<T: PartialEq + Debug>(found: T, expected: T) -> Held {
+    match found == expected {
+        true => Ok(()),
+        false => Err(format!("found {found:?}, expected {expected:?}")),
+    }
+}
+
+/// What a table of (first version, value) says for `version`.
+fn by_version<T: Copy>(table: &[(i32, T)], version: i32) -> Option<T> {
+    table.iter().rev().find(|(first, _)| *first <= version).map(|(_, value)| *value)
+}
+
+/// Whether the loader finds a libcuda, by itself as the libraries look for it.
+fn libcuda_is_present() -> bool {
+    // SAFETY: loading libcuda runs its initialisers, which are made for that.
+    unsafe { !libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY).is_null() }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut checks = Checks::default();
+    match arguments.as_slice() {
+        ["open"] => open::run(&mut checks),
+        [group, library, version] => {
+            let (library, Ok(version)) = (Path::new(library), version.parse()) else {
+                eprintln!("{version} is no number");
+                return ExitCode::from(2);
+            };
+            match *group {
+                "cudart" => cudart::run(&mut checks, library, version),
+                "symbols" => symbols::run(&mut checks, library, version),
+                "parameters" => parameters::run(&mut checks, library, version),
+                "before-open" => before_open::run(&mut checks, library, version),
+                _ => {
+                    eprintln!("no group {group}");
+                    return ExitCode::from(2);
+                }
+            }
+        }
+        _ => {
+            eprintln!("usage: real_library GROUP LIBRARY VERSION");
+            return ExitCode::from(2);
+        }
+    }
+    // A library that ends the process must not pass for one that holds.
+    say("ends");
+    match checks.failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,96 @@
+//! Loading libcufile: its version, and which functions it exports.
+
+use std::ffi::CString;
+use std::path::Path;
+
+use cufile_sys::{Functions, Library};
+
+use crate::{Checks, expect};
+
+pub fn run(checks: &mut Checks, path: &Path, version: i32) {
+    let library = match Library::load_from(path) {
+        Ok(library) => library,
+        Err(error) => return checks.check("the library loads", || Err(error.to_string())),
+    };
+    checks.check("the library loads", || expect(library.path(), Some(path)));
+    checks.check("cuFileGetVersion gives the package's version", || {
+        let mut found = 0;
+        // SAFETY: `found` outlives the call.
+        let status = unsafe { (library.cuFileGetVersion)(&mut found) };
+        expect((status.err.as_raw(), found), (0, version))
+    });
+    for symbol in Functions::SYMBOLS {
+        checks.check(format!("{} is exported from its first version on", symbol.name), || {
+            expect(exports(path, symbol.name)?, symbol.since <= version)
+        });
+    }
+    let found = optional(&library);
+    checks.check("the table knows which functions are optional", || {
+        let names = |functions: &[(&str, bool)]| {
+            functions.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+        };
+        let mut listed = names(&found);
+        let mut expected: Vec<_> = Functions::SYMBOLS
+            .iter()
+            .filter(|symbol| symbol.since > 0)
+            .map(|symbol| symbol.name.to_owned())
+            .collect();
+        listed.sort();
+        expected.sort();
+        expect(listed, expected)
+    });
+    for (name, some) in found {
+        checks.check(format!("the table has {name} exactly if the version does"), || {
+            let symbol = Functions::SYMBOLS.iter().find(|symbol| symbol.name == name);
+            expect(Some(some), symbol.map(|symbol| symbol.since <= version))
+        });
+    }
+}
+
+/// Every function of the table that a version may lack, and whether this one has it.
+fn optional(library: &Library) -> Vec<(&'static str, bool)> {
+    macro_rules! found {
+        ($($name:ident)*) => { vec![$((stringify!($name), library.$name.is_some()),)*] };
+    }
+    found![
+        cuFileGetParameterSizeT
+        cuFileGetParameterBool
+        cuFileGetParameterString
+        cuFileSetParameterSizeT
+        cuFileSetParameterBool
+        cuFileSetParameterString
+        cuFileGetParameterMinMaxValue
+        cuFileSetParameterPosixPoolSlabArray
+        cuFileGetParameterPosixPoolSlabArray
+        cuFileSetStatsLevel
+        cuFileGetStatsLevel
+        cuFileStatsStart
+        cuFileStatsStop
+        cuFileStatsReset
+        cuFileGetStatsL1
+        cuFileGetStatsL2
+        cuFileGetStatsL3
+        cuFileGetBARSizeInKB
+        cuFileDriverGetP2PFlags
+        cuFileDriverSetP2PFlags
+        cuFileExportPCIeTopology
+        cuFileSetParameterGpuBounceBufferSlabArray
+        cuFileGetParameterGpuBounceBufferSlabArray
+        cuFileReadv
+        cuFileWritev
+    ]
+}
+
+/// Asks the dynamic loader itself rather than our table.
+pub fn exports(library: &Path, symbol: &str) -> Result<bool, String> {
+    let path = CString::new(library.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
+    let symbol = CString::new(symbol).map_err(|error| error.to_string())?;
+    // SAFETY: the library is loaded already; the strings outlive the calls.
+    unsafe {
+        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        match handle.is_null() {
+            true => Err("the library is not loaded".to_owned()),
+            false => Ok(!libc::dlsym(handle, symbol.as_ptr()).is_null()),
+        }
+    }
+}

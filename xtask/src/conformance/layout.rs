@@ -1,0 +1,273 @@
+//! Sizes, alignments, offsets and numbers: from a C program for each header, and from one Rust program for our side.
+//!
+//! bindgen only lists the names to ask for. The header's numbers come from the C compiler, ours from rustc, so that a
+//! mistake of bindgen's would show as well as one made by hand.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::{env, fs};
+
+use anyhow::{Context, Result, ensure};
+use quote::ToTokens;
+use syn::{File, Item};
+
+use super::surface::Surface;
+use crate::header::{Header, c_compiler};
+use crate::packages::workspace;
+
+/// What was measured, as text, by what it was measured of.
+pub type Facts = BTreeMap<String, String>;
+
+/// A header as the C compiler sees it.
+pub struct CHeader {
+    file: &'static str,
+    include_dirs: Vec<PathBuf>,
+    /// Everything after preprocessing.
+    text: String,
+    /// Every macro, with its definition.
+    macros: BTreeMap<String, String>,
+    /// The macros whose `#define` stands in the header itself.
+    own: BTreeSet<String>,
+}
+
+impl CHeader {
+    pub fn read(header: &Header, include_dirs: &[PathBuf]) -> Result<Self> {
+        let path = include_dirs.iter().map(|dir| dir.join(header.file)).find(|path| path.exists());
+        let source = fs::read(path.with_context(|| format!("no {}", header.file))?)?;
+        let source = String::from_utf8_lossy(&source);
+        let own = source.lines().filter_map(defined).map(|(name, _)| name.to_owned()).collect();
+        let mut c = Self {
+            file: header.file,
+            include_dirs: include_dirs.to_vec(),
+            text: String::new(),
+            macros: BTreeMap::new(),
+            own,
+        };
+        c.text = c.preprocess(&["-E", "-P"])?;
+        let macros = c.preprocess(&["-E", "-dM"])?;
+        c.macros = macros
+            .lines()
+            .filter_map(defined)
+            .map(|(name, definition)| (name.to_owned(), definition.trim().to_owned()))
+            .collect();
+        Ok(c)
+    }
+
+    fn preprocess(&self, options: &[&str]) -> Result<String> {
+        let mut command = self.compiler();
+        let output = command.args(options).args(["-x", "c", "-include", self.file, "/dev/null"]).output()?;
+        ensure!(output.status.success(), failure(&command, &output));
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn compiler(&self) -> Command {
+        let mut command = c_compiler();
+        command.args(self.include_dirs.iter().map(|dir| format!("-I{}", dir.display())));
+        command
+    }
+
+    /// The macros that a binding has to answer for: all of the header's own, or those with one of the prefixes.
+    pub fn bound_macros(&self, header: &Header) -> impl Iterator<Item = &str> {
+        let bound = |name: &&str| match header.functions {
+            [] => self.own.contains(*name),
+            _ => header.constants.iter().any(|prefix| name.starts_with(prefix)),
+        };
+        self.macros.keys().map(String::as_str).filter(bound)
+    }
+
+    /// The definition of a macro, if there is one of this name.
+    pub fn macro_definition(&self, name: &str) -> Option<&str> {
+        self.macros.get(name).map(String::as_str)
+    }
+
+    /// How C spells the type: a name without a typedef needs its keyword.
+    fn spelled(&self, name: &str) -> String {
+        for keyword in ["struct", "union", "enum"] {
+            let tagged = format!("{keyword} {name}");
+            let whole = |(at, _): (usize, &str)| {
+                !self.text[at + tagged.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_')
+            };
+            if self.text.match_indices(&tagged).any(whole) {
+                return tagged;
+            }
+        }
+        name.to_owned()
+    }
+
+    /// Compiles and runs a program that prints what `surface` names, and the numbers of `macros`.
+    pub fn measure(&self, surface: &Surface, macros: &[&str], scratch: &Path) -> Result<Facts> {
+        let mut lines = String::new();
+        for record in surface.records() {
+            let ty = self.spelled(record);
+            writeln!(
+                lines,
+                r#"    printf("layout {record}|size %zu, alignment %zu\n", sizeof({ty}), _Alignof({ty}));"#
+            )?;
+            for leaf in surface.leaves(record) {
+                let path = leaf.c_path;
+                writeln!(
+                    lines,
+                    r#"    printf("field {record}.{path}|offset %zu, size %zu\n", offsetof({ty}, {path}), sizeof((({ty} *)0)->{path}));"#
+                )?;
+            }
+        }
+        for name in surface.codes.keys() {
+            let ty = self.spelled(name);
+            writeln!(lines, r#"    printf("enumeration {name}|size %zu\n", sizeof({ty}));"#)?;
+        }
+        let constants: BTreeSet<&str> =
+            surface.constants.keys().map(String::as_str).chain(macros.iter().copied()).collect();
+        for name in constants {
+            writeln!(lines, r#"    printf("constant {name}|%lld\n", (long long)({name}));"#)?;
+        }
+        let program = format!(
+            "#include <stddef.h>\n#include <stdio.h>\n#include <{}>\n\nint main(void) {{\n{lines}    return 0;\n}}\n",
+            self.file
+        );
+        fs::create_dir_all(scratch)?;
+        let (source, binary) = (scratch.join("measure.c"), scratch.join("measure"));
+        fs::write(&source, program)?;
+        let mut command = self.compiler();
+        let output = command.args(["-std=gnu11", "-o"]).arg(&binary).arg(&source).output()?;
+        ensure!(output.status.success(), failure(&command, &output));
+        facts(&mut Command::new(&binary))
+    }
+}
+
+/// One module of the sys crates: its files, and what they declare.
+pub struct Module {
+    pub name: &'static str,
+    /// Files below the workspace; the first is `bindings.rs`.
+    pub files: &'static [&'static str],
+    pub surface: Surface,
+}
+
+/// Compiles our committed files, without the layout assertions that would hide which field is wrong, into a program
+/// that prints the same lines as the C programs.
+pub fn measure_ours(modules: &[Module], scratch: &Path) -> Result<BTreeMap<&'static str, Facts>> {
+    let source = scratch.join("src");
+    fs::create_dir_all(&source)?;
+    let mut main = String::from(
+        "#![allow(warnings)]\nuse std::mem::{align_of, offset_of, size_of};\n\
+         fn size_of_field<T, F>(_: impl FnOnce(*const T) -> *const F) -> usize { size_of::<F>() }\n",
+    );
+    let mut body = String::new();
+    for Module { name, files, surface } in modules {
+        // What `bare` leaves of the imports may still name the module of texts.
+        writeln!(main, "mod {name} {{\n    mod text {{}}")?;
+        for file in *files {
+            let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str()).context("a file name")?;
+            writeln!(main, "    #[path = \"{name}_{stem}.rs\"]\n    mod {stem};\n    pub use {stem}::*;")?;
+            write_if_changed(&source.join(name).join(format!("{name}_{stem}.rs")), &bare(file)?)?;
+        }
+        writeln!(main, "}}")?;
+        for record in surface.records() {
+            let ty = format!("{name}::{record}");
+            writeln!(
+                body,
+                r#"    println!("{name}|layout {record}|size {{}}, alignment {{}}", size_of::<{ty}>(), align_of::<{ty}>());"#
+            )?;
+            for leaf in surface.leaves(record) {
+                let (c_path, path) = (leaf.c_path, leaf.rust_path);
+                writeln!(
+                    body,
+                    r#"    println!("{name}|field {record}.{c_path}|offset {{}}, size {{}}", offset_of!({ty}, {path}), size_of_field(|p: *const {ty}| unsafe {{ &raw const (*p).{path} }}));"#
+                )?;
+            }
+        }
+        for code in surface.codes.keys() {
+            writeln!(
+                body,
+                r#"    println!("{name}|enumeration {code}|size {{}}", size_of::<{name}::{code}>());"#
+            )?;
+        }
+        for (constant, expression) in &surface.constants {
+            writeln!(
+                body,
+                r#"    println!("{name}|constant {constant}|{{}}", {name}::{expression} as i128);"#
+            )?;
+        }
+    }
+    write!(main, "fn main() {{\n{body}}}\n")?;
+    write_if_changed(&source.join("main.rs"), &main)?;
+    write_if_changed(
+        &scratch.join("Cargo.toml"),
+        "[package]\nname = \"measure\"\nedition = \"2024\"\n\n[dependencies]\nlibc = \"0.2\"\n\n[workspace]\n",
+    )?;
+    // The same libc as the workspace's, and nothing to look up in a registry.
+    fs::copy(workspace().join("Cargo.lock"), scratch.join("Cargo.lock"))?;
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = facts(
+        Command::new(cargo)
+            .args(["run", "--quiet", "--offline", "--manifest-path"])
+            .arg(scratch.join("Cargo.toml"))
+            .arg("--target-dir")
+            .arg(scratch.join("target")),
+    )?;
+    let mut ours = BTreeMap::new();
+    for Module { name, .. } in modules {
+        let prefix = format!("{name}|");
+        let facts = output
+            .iter()
+            .filter_map(|(key, value)| Some((key.strip_prefix(&prefix)?.to_owned(), value.clone())));
+        ours.insert(*name, facts.collect());
+    }
+    Ok(ours)
+}
+
+/// A committed file reduced to what is measured, with its paths leading into the measuring program: layout assertions
+/// would hide which field is wrong, and a text for a constant that is gone would hide that it is.
+fn bare(file: &str) -> Result<String> {
+    let text = fs::read_to_string(workspace().join(file))?;
+    let mut parsed: File = syn::parse_str(&text).with_context(|| file.to_owned())?;
+    parsed.items.retain(|item| match item {
+        Item::Const(item) => item.ident != "_",
+        Item::Impl(_) => !item.to_token_stream().to_string().contains("text ::"),
+        Item::Fn(_) | Item::Mod(_) => false,
+        _ => true,
+    });
+    let text = prettyplease::unparse(&parsed);
+    Ok(match file.starts_with("cufile-sys") {
+        true => text.replace("crate::", "super::").replace("cuda_rt_sys::", "crate::"),
+        false => text,
+    })
+}
+
+/// Runs a program that prints `name|fact` lines.
+fn facts(command: &mut Command) -> Result<Facts> {
+    let output = command.output().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    ensure!(output.status.success(), failure(command, &output));
+    let text = String::from_utf8(output.stdout)?;
+    let pair = |line: &str| Some((line.rsplit_once('|')?.0.to_owned(), line.rsplit_once('|')?.1.to_owned()));
+    text.lines().map(|line| pair(line).with_context(|| format!("unexpected line {line}"))).collect()
+}
+
+/// A failed command without its environment, which is long and nobody's business.
+fn failure(command: &Command, output: &Output) -> String {
+    let program = Path::new(command.get_program()).display();
+    let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
+    format!(
+        "{program} {}: {}\n{}",
+        arguments.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Name and rest of a `#define` line.
+fn defined(line: &str) -> Option<(&str, &str)> {
+    let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("define")?;
+    let rest = rest.strip_prefix([' ', '\t'])?.trim_start();
+    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+    Some(rest.split_at(end))
+}
+
+fn write_if_changed(path: &Path, text: &str) -> Result<()> {
+    if fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    fs::create_dir_all(path.parent().context("a file in a folder")?)?;
+    fs::write(path, text).with_context(|| path.display().to_string())
+}

@@ -1,0 +1,141 @@
+//! Runs the checks of real libraries, each in a process of its own and with a time limit.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Release;
+use crate::packages::{Package, workspace};
+
+/// Ample for checks that take milliseconds; one that runs into it hangs.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What the checks of one library came to.
+#[derive(Default)]
+pub struct Outcome {
+    pub checks: usize,
+    pub failures: Vec<String>,
+    /// How long opening the driver took to fail, if that was tried.
+    pub open: Option<Duration>,
+}
+
+/// Builds the program that the checks are in.
+pub fn build() -> Result<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(workspace())
+        .args(["build", "--quiet", "--package", "cufile-tests", "--bin", "real_library"])
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start cargo")?;
+    ensure!(output.status.success(), "cannot build real_library: {}", output.status);
+    let messages = String::from_utf8(output.stdout)?;
+    let executable = messages.lines().find_map(|line| {
+        let (_, path) = line.split_once(r#""executable":""#)?;
+        path.split_once('"').map(|(path, _)| PathBuf::from(path))
+    });
+    executable.context("cargo named no executable for real_library")
+}
+
+/// Every check of one libcufile, or none without a program.
+pub fn cufile(program: Option<&Path>, library: &Path, release: Release, scratch: &Path) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let Some(program) = program else { return Ok(outcome) };
+    let version = release.number().to_string();
+    for group in ["symbols", "parameters", "before-open"] {
+        let arguments = [OsStr::new(group), library.as_os_str(), OsStr::new(&version)];
+        outcome.run(group, Command::new(program).args(arguments), scratch)?;
+    }
+    let mut open = Command::new(program);
+    // A libcuda that there is not, so that the check says the same on a host with a GPU.
+    open.arg("open").env("CUFILE_LIBRARY", library).env("CUDA_LIBRARY", "/nonexistent/libcuda.so.1");
+    outcome.run("open", &mut open, scratch)?;
+    Ok(outcome)
+}
+
+/// Every check of one libcudart, or none without a program.
+pub fn cudart(program: Option<&Path>, package: &Package, scratch: &Path) -> Result<Outcome> {
+    let release = Release::parse(package.release());
+    // The file name carries the major version, as its SONAME.
+    let name = match release.major() {
+        11 => "libcudart.so.11.0".to_owned(),
+        major => format!("libcudart.so.{major}"),
+    };
+    let library = package.folder_of(&name)?.join(name);
+    let mut outcome = Outcome::default();
+    let Some(program) = program else { return Ok(outcome) };
+    let version = release.number().to_string();
+    let arguments = [OsStr::new("cudart"), library.as_os_str(), OsStr::new(&version)];
+    outcome.run("cudart", Command::new(program).args(arguments), scratch)?;
+    Ok(outcome)
+}
+
+impl Outcome {
+    /// Runs one group of checks and reads its report.
+    fn run(&mut self, group: &str, command: &mut Command, scratch: &Path) -> Result<()> {
+        fs::create_dir_all(scratch)?;
+        let settings = scratch.join("cufile.json");
+        fs::write(&settings, "{}\n")?;
+        // The user's configuration must not decide what a check finds, nor a log land in the working directory.
+        command
+            .current_dir(scratch)
+            .env("CUFILE_LOGFILE_PATH", scratch.join("cufile.log"))
+            .env("CUFILE_ENV_PATH_JSON", settings)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut child =
+            command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        let mut stdout = child.stdout.take().context("no pipe")?;
+        let reader = thread::spawn(move || {
+            let mut report = Vec::new();
+            stdout.read_to_end(&mut report).map(|_| report)
+        });
+        let start = Instant::now();
+        let status = loop {
+            match child.try_wait()? {
+                None if start.elapsed() > LIMIT => {
+                    child.kill()?;
+                    child.wait()?;
+                    break None;
+                }
+                None => thread::sleep(Duration::from_millis(2)),
+                status => break status,
+            }
+        };
+        let report = reader.join().expect("reading does not panic")?;
+        let report = String::from_utf8_lossy(&report);
+
+        let (mut failed, mut ended) = (false, false);
+        let mut running = "no check";
+        for line in report.lines().filter_map(|line| line.strip_prefix("real_library: ")) {
+            let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+            match word {
+                "begins" => running = rest,
+                "held" => self.checks += 1,
+                "failed" => {
+                    failed = true;
+                    self.checks += 1;
+                    self.failures.push(format!("{group}: {rest}"));
+                }
+                "ends" => ended = true,
+                "took" => self.open = Some(Duration::from_micros(rest.parse()?)),
+                _ => {}
+            }
+        }
+        match status {
+            None => self.failures.push(format!("{group}: hung in: {running}")),
+            // Exit status 1 only says that a check failed, which is reported already.
+            Some(status) if ended && (status.success() || failed && status.code() == Some(1)) => {}
+            Some(status) => self.failures.push(format!("{group}: {status} in: {running}")),
+        }
+        Ok(())
+    }
+}

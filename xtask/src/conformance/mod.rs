@@ -1,0 +1,319 @@
+//! `cargo xtask conformance`: our bindings against every supported header and real library.
+
+mod allowed;
+mod layout;
+mod libraries;
+mod surface;
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use syn::File;
+
+use crate::header::{self, Header, crt_headers};
+use crate::packages::{self, CUDA_HEADER, Package, target_folder, workspace};
+use crate::since;
+use allowed::Ledger;
+use layout::{CHeader, Facts, Module, measure_ours};
+use surface::Surface;
+
+/// Major and minor version.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Release(u32, u32);
+
+impl Release {
+    /// # Panics
+    /// If the text is not MAJOR.MINOR; all of them stand in this program.
+    pub fn parse(text: &str) -> Self {
+        let (major, minor) = text.split_once('.').expect("a release is MAJOR.MINOR");
+        Self(major.parse().expect("a number"), minor.parse().expect("a number"))
+    }
+
+    pub fn major(self) -> u32 {
+        self.0
+    }
+
+    /// As the libraries' own version calls give it.
+    pub fn number(self) -> u32 {
+        self.0 * 1000 + self.1 * 10
+    }
+}
+
+impl Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+/// One of our modules with all that is compared of it.
+struct Ours {
+    name: &'static str,
+    header: &'static Header,
+    since: &'static [(&'static str, &'static [&'static str])],
+    facts: Facts,
+    /// Beside the committed types of functions: the signature of a function up to a version.
+    older: Vec<(&'static str, Release, String)>,
+}
+
+/// What was compared.
+#[derive(Default, Clone, Copy)]
+struct Tally {
+    layouts: usize,
+    fields: usize,
+    constants: usize,
+    functions: usize,
+    checks: usize,
+}
+
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.layouts += other.layouts;
+        self.fields += other.fields;
+        self.constants += other.constants;
+        self.functions += other.functions;
+        self.checks += other.checks;
+    }
+}
+
+struct Conformance {
+    ledger: Ledger,
+    failures: Vec<String>,
+}
+
+pub fn run() -> Result<()> {
+    let scratch = target_folder().join("conformance");
+    let mut conformance = Conformance { ledger: Ledger::new(), failures: Vec::new() };
+    let [cufile, runtime, driver] = conformance.ours(&scratch.join("ours"))?;
+    let program = libraries::build();
+    if let Err(error) = &program {
+        // Bindings that do not compile are what the comparison explains best.
+        conformance.failures.push(format!("no real library was checked: {error:#}"));
+    }
+
+    let cuda_include = CUDA_HEADER.folder_of("cuda.h")?;
+    let mut total = Tally::default();
+    let mut passed = [0, 0];
+    for package in packages::CUFILE {
+        let before = conformance.failures.len();
+        let release = Release::parse(package.release());
+        let include_dirs = [package.folder_of("cufile.h")?, cuda_include.clone(), crt_headers()?];
+        let scratch = scratch.join(format!("cufile-{}", package.version));
+        let mut tally = conformance.compare(&cufile, package, &include_dirs, &scratch)?;
+        let library = package.folder_of("libcufile.so.0")?.join("libcufile.so.0");
+        let real = libraries::cufile(program.as_deref().ok(), &library, release, &scratch)?;
+        tally.checks += real.checks;
+        conformance.fail(&format!("libcufile {}", package.version), real.failures);
+        println!(
+            "cuFile {:<10} {:>3} layouts, {:>3} fields, {:>3} constants, {:>2} functions; {:>3} checks; open fails {}",
+            package.version,
+            tally.layouts,
+            tally.fields,
+            tally.constants,
+            tally.functions,
+            tally.checks,
+            real.open.map_or("untried".to_owned(), |took| format!("in {took:.0?}"))
+        );
+        total.add(tally);
+        passed[0] += usize::from(program.is_ok() && conformance.failures.len() == before);
+    }
+    for package in packages::CUDA_RUNTIME {
+        let before = conformance.failures.len();
+        let include_dirs = [package.folder_of("cuda.h")?, crt_headers()?];
+        let scratch = scratch.join(format!("cuda-{}", package.version));
+        let mut tally = conformance.compare(&runtime, package, &include_dirs, &scratch.join("runtime"))?;
+        tally.add(conformance.compare(&driver, package, &include_dirs, &scratch.join("driver"))?);
+        let real = libraries::cudart(program.as_deref().ok(), package, &scratch)?;
+        tally.checks += real.checks;
+        conformance.fail(&format!("libcudart {}", package.version), real.failures);
+        println!(
+            "CUDA   {:<10} {:>3} layouts, {:>3} fields, {:>3} constants, {:>2} functions; {:>3} checks",
+            package.version, tally.layouts, tally.fields, tally.constants, tally.functions, tally.checks
+        );
+        total.add(tally);
+        passed[1] += usize::from(program.is_ok() && conformance.failures.len() == before);
+    }
+
+    let stale = conformance.ledger.stale();
+    conformance.failures.extend(stale);
+    println!(
+        "{} of {} libcufile versions, {} of {} CUDA versions: {} layouts with {} fields, {} constants, {} functions compared; {} checks; {} allowed differences",
+        passed[0],
+        packages::CUFILE.len(),
+        passed[1],
+        packages::CUDA_RUNTIME.len(),
+        total.layouts,
+        total.fields,
+        total.constants,
+        total.functions,
+        total.checks,
+        conformance.ledger.used()
+    );
+    match conformance.failures.len() {
+        0 => Ok(()),
+        count => bail!("surprises, {count} in all:\n  {}", conformance.failures.join("\n  ")),
+    }
+}
+
+impl Conformance {
+    fn fail(&mut self, what: &str, failures: impl IntoIterator<Item = String>) {
+        self.failures.extend(failures.into_iter().map(|failure| format!("{what}: {failure}")));
+    }
+
+    /// Our side of all three modules.
+    fn ours(&mut self, scratch: &Path) -> Result<[Ours; 3]> {
+        let mut modules = [
+            Module {
+                name: "cufile",
+                files: &["cufile-sys/src/bindings.rs", "cufile-sys/src/macros.rs"],
+                surface: Surface::default(),
+            },
+            Module {
+                name: "runtime",
+                files: &["cuda-rt-sys/src/runtime/bindings.rs"],
+                surface: Surface::default(),
+            },
+            Module {
+                name: "driver",
+                files: &["cuda-rt-sys/src/driver/bindings.rs"],
+                surface: Surface::default(),
+            },
+        ];
+        for module in &mut modules {
+            for file in module.files {
+                module.surface.read(&parse(file)?)?;
+            }
+        }
+        let mut measured = measure_ours(&modules, scratch)?;
+        let batch = surface::alias(&parse("cuda-rt-sys/src/runtime/mod.rs")?, "cudaMemcpyBatchAsync_v12080")?;
+        let batch = ("cudaMemcpyBatchAsync", Release(12, 9), batch);
+        let [cufile, runtime, driver] = &modules;
+        Ok([
+            self.side(cufile, &header::CUFILE, since::CUFILE, "cufile-sys/src", Vec::new(), &mut measured)?,
+            self.side(
+                runtime,
+                &header::CUDA_RUNTIME,
+                since::CUDA_RUNTIME,
+                "cuda-rt-sys/src/runtime",
+                vec![batch],
+                &mut measured,
+            )?,
+            self.side(
+                driver,
+                &header::CUDA_DRIVER,
+                since::CUDA_DRIVER,
+                "cuda-rt-sys/src/driver",
+                Vec::new(),
+                &mut measured,
+            )?,
+        ])
+    }
+
+    /// One module's measurements, types and functions together.
+    fn side(
+        &mut self,
+        module: &Module,
+        header: &'static Header,
+        since: &'static [(&'static str, &'static [&'static str])],
+        folder: &str,
+        older: Vec<(&'static str, Release, String)>,
+        measured: &mut BTreeMap<&'static str, Facts>,
+    ) -> Result<Ours> {
+        let mut facts = measured.remove(module.name).unwrap_or_default();
+        facts.extend(module.surface.types());
+        let table = format!("{folder}/functions.rs");
+        for (name, (ty, optional)) in surface::table(&parse(&table)?)? {
+            if optional != since::since(since, &name).is_some() {
+                self.failures.push(format!("{table}: whether {name} is an Option does not follow since.rs"));
+            }
+            facts.insert(format!("function {name}"), ty);
+        }
+        Ok(Ours { name: module.name, header, since, facts, older })
+    }
+
+    /// Compares one module with one header.
+    fn compare(
+        &mut self,
+        ours: &Ours,
+        package: &Package,
+        include_dirs: &[PathBuf],
+        scratch: &Path,
+    ) -> Result<Tally> {
+        let release = Release::parse(package.release());
+        let what = format!("{} of {} {}", ours.header.file, package.name, package.version);
+        let mut surface = Surface::default();
+        let bound = ours.header.read(include_dirs).with_context(|| what.clone())?;
+        surface.read(&syn::parse_str(&bound)?).with_context(|| what.clone())?;
+        let c = CHeader::read(ours.header, include_dirs)?;
+        let macros: Vec<&str> =
+            c.bound_macros(ours.header).filter(|name| !self.ledger.explains(ours.name, name)).collect();
+        let mut theirs = c.measure(&surface, &macros, scratch).with_context(|| what.clone())?;
+        theirs.extend(surface.types());
+
+        let mut failures = Vec::new();
+        for name in surface.functions.keys() {
+            if let Some(definition) = c.macro_definition(name).filter(|definition| definition != name) {
+                failures.push(format!(
+                    "{name} is a macro for {definition}, so that the symbol is an older function"
+                ));
+            }
+        }
+        for (item, theirs) in &theirs {
+            let known = ours.facts.get(item).map(String::as_str);
+            let signature = item.strip_prefix("function ");
+            let older = signature
+                .and_then(|name| ours.older.iter().find(|older| older.0 == name && release <= older.1));
+            if let Some((name, _, older)) = older {
+                if older != theirs {
+                    failures.push(format!(
+                        "function {name}: the header has {theirs}, ours of that version is {older}"
+                    ));
+                }
+                continue;
+            }
+            if known != Some(theirs) && !self.ledger.allows(ours.name, release, item, known, Some(theirs)) {
+                let known = known.unwrap_or("nothing");
+                failures.push(format!("{item}: the header has {theirs}, ours is {known}"));
+            }
+            let too_new = signature.and_then(|name| since::since(ours.since, name));
+            if let Some(first) = too_new.filter(|first| Release::parse(first) > release) {
+                failures.push(format!("{item}: the header declares it, since.rs says {first}"));
+            }
+        }
+        let newest = [packages::CUFILE, packages::CUDA_RUNTIME]
+            .iter()
+            .any(|all| all.last().is_some_and(|last| std::ptr::eq(last, package)));
+        for (item, value) in &ours.facts {
+            if theirs.contains_key(item) {
+                continue;
+            }
+            let expected = match item.strip_prefix("function ") {
+                Some(name) => {
+                    since::since(ours.since, name).is_some_and(|first| Release::parse(first) > release)
+                }
+                // What a newer header added; only the newest one has to have all of it.
+                None => !newest,
+            };
+            if !expected && !self.ledger.allows(ours.name, release, item, Some(value), None) {
+                failures.push(format!("{item}: ours is {value}, and the header does not have it"));
+            }
+        }
+        self.fail(&what, failures);
+
+        let count = |prefix: &str| theirs.keys().filter(|item| item.starts_with(prefix)).count();
+        Ok(Tally {
+            layouts: count("layout ") + count("enumeration "),
+            fields: count("field "),
+            constants: count("constant "),
+            functions: surface.functions.len(),
+            checks: 0,
+        })
+    }
+}
+
+fn parse(file: &str) -> Result<File> {
+    let text = fs::read_to_string(workspace().join(file)).with_context(|| file.to_owned())?;
+    syn::parse_str(&text).with_context(|| file.to_owned())
+}
