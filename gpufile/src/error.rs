@@ -56,7 +56,7 @@ pub enum Cause {
     Io(#[from] io::Error),
     /// cuFile or CUDA said so.
     #[error(transparent)]
-    Cufile(#[from] cufile::Error),
+    Cufile(Box<cufile::Error>),
     /// The file ended before the range did.
     #[error("the file ends there")]
     EndOfFile,
@@ -85,7 +85,10 @@ impl Error {
     pub fn raw_os_error(&self) -> Option<i32> {
         match self.cause() {
             Cause::Io(error) => error.raw_os_error(),
-            Cause::Cufile(cufile::Error::Io { source, .. }) => source.raw_os_error(),
+            Cause::Cufile(error) => match &**error {
+                cufile::Error::Io { source, .. } => source.raw_os_error(),
+                _ => None,
+            },
             _ => None,
         }
     }
@@ -98,6 +101,12 @@ impl Error {
             Cause::EndOfFile => io::ErrorKind::UnexpectedEof,
             Cause::NoCufile(_) => io::ErrorKind::Unsupported,
         }
+    }
+}
+
+impl From<cufile::Error> for Cause {
+    fn from(error: cufile::Error) -> Self {
+        Cause::Cufile(Box::new(error))
     }
 }
 

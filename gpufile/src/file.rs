@@ -120,7 +120,7 @@ impl File {
         }
         match &self.way().handle {
             Some(handle) => through_cufile(len, |done| {
-                let at = offset.checked_add(done as u64).unwrap_or(u64::MAX);
+                let at = offset.saturating_add(done as u64);
                 handle.read_range_at(buffer, done, len - done, at)
             }),
             None => self.staged(buffer, |lane, fd, target| {
@@ -142,7 +142,7 @@ impl File {
         match &self.way().handle {
             Some(handle) => {
                 let (done, stop) = through_cufile(len, |done| {
-                    let at = offset.checked_add(done as u64).unwrap_or(u64::MAX);
+                    let at = offset.saturating_add(done as u64);
                     handle.write_range_at(buffer, done, len - done, at)
                 });
                 let stop =

@@ -8,7 +8,11 @@ use std::{env, fs};
 fn roundtrip() -> Command {
     let this = env::current_exe().unwrap();
     let example: PathBuf = this.parent().unwrap().parent().unwrap().join("examples/roundtrip");
-    assert!(example.exists(), "{} is missing: run `cargo test --workspace`, or build it first", example.display());
+    assert!(
+        example.exists(),
+        "{} is missing: run `cargo test --workspace`, or build it first",
+        example.display()
+    );
     Command::new(example)
 }
 

@@ -1,1 +1,23 @@
-//! x
+//! libcufile, libcudart and libcuda in one shared object, without a GPU.
+//!
+//! Files are moved with `pread` and `pwrite`. "Device" memory is an address range that no one may touch, with a hidden
+//! twin that the emulator copies through: a host access that should have been a copy is a segmentation fault. Streams
+//! are queues with a thread each, so what is asynchronous on a GPU is asynchronous here.
+//!
+//! The library poses as the cuFile version it is told to, and fails where it is told to: [`emulator_control`] says
+//! how. Symbols that an older version lacks are hidden by whoever loads the file, not here.
+//!
+//! What is simpler than CUDA: the null stream is one more queue, ordered with no other stream; a context is the
+//! primary context of its device; access rights of mapped memory hold for every device; there are no graphs, arrays
+//! or kernels.
+
+mod c;
+mod control;
+mod device;
+mod exports;
+mod memory;
+mod status;
+mod stream;
+mod virtual_memory;
+
+pub use control::emulator_control;

@@ -1,0 +1,101 @@
+//! Pointers that C callers hand over.
+//!
+//! Each exported function is `unsafe` for the sake of these: that a pointer is null or valid for what its C
+//! declaration says is the promise of the function's caller, and it is relied on here only.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::Mutex;
+
+use crate::control::lock;
+
+/// Writes an out-parameter, unless it is null.
+pub(crate) fn put<T>(pointer: *mut T, value: T) -> Option<()> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: an out-parameter that is not null is valid for a write, by the C caller's promise.
+    unsafe { pointer.write(value) };
+    Some(())
+}
+
+/// Reads an in-parameter, unless it is null.
+pub(crate) fn get<T: Copy>(pointer: *const T) -> Option<T> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: an in-parameter that is not null is valid for a read, by the C caller's promise.
+    Some(unsafe { pointer.read() })
+}
+
+/// Copies an array, unless it is null.
+pub(crate) fn array<T: Copy>(pointer: *const T, length: usize) -> Option<Vec<T>> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: an array that is not null has the length given with it, by the C caller's promise.
+    Some(unsafe { std::slice::from_raw_parts(pointer, length) }.to_vec())
+}
+
+/// Writes an array, unless it is null.
+pub(crate) fn put_array<T: Copy>(pointer: *mut T, values: &[T]) -> Option<()> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: an array that is not null has room for the length given with it, by the C caller's promise.
+    unsafe { pointer.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    Some(())
+}
+
+/// Copies a string, unless it is null.
+pub(crate) fn text(pointer: *const c_char) -> Option<String> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: a string that is not null ends with a NUL, by the C caller's promise.
+    Some(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+}
+
+/// Writes `value` and its NUL into a buffer of `length` bytes; `None` if it does not fit.
+pub(crate) fn put_text(pointer: *mut c_char, length: c_int, value: &str) -> Option<()> {
+    let bytes: Vec<c_char> = value.bytes().chain([0]).map(|byte| byte as c_char).collect();
+    if usize::try_from(length).ok()? < bytes.len() {
+        return None;
+    }
+    put_array(pointer, &bytes)
+}
+
+/// A C string that lasts as long as the process.
+pub(crate) fn lasting(text: &str) -> *const c_char {
+    static TEXTS: Mutex<BTreeMap<String, CString>> = Mutex::new(BTreeMap::new());
+    let mut texts = lock(&TEXTS);
+    let entry = texts.entry(text.to_owned());
+    // The map only grows, and the bytes of a string stay where they are when the map moves the string.
+    entry.or_insert_with(|| CString::new(text).unwrap_or_default()).as_ptr()
+}
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the location is valid for as long as the thread lives.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(code: c_int) {
+    // SAFETY: as for `errno`.
+    unsafe { *libc::__errno_location() = code };
+}
+
+/// A raw pointer that a queued job takes to its thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Carried<T>(pub T);
+
+// SAFETY: queued work uses the pointer only while the C caller must keep it valid, whichever thread that is on.
+unsafe impl<T> Send for Carried<T> {}
+
+impl<T: Copy> Carried<T> {
+    /// The pointer. A method, so that a closure captures the whole rather than the field, which is not `Send`.
+    pub(crate) fn get(&self) -> T {
+        self.0
+    }
+}

@@ -1,0 +1,274 @@
+//! What a test tells the emulator: the version to pose as, faults, and questions about calls and live objects.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_longlong};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::{c, device, exports, memory, stream, virtual_memory};
+
+/// What is to happen in one call. Fields that are `None` leave the call as it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Hit {
+    /// The error code returned: cuFile's, `cudaError_t` or `CUresult`, whichever the function returns.
+    pub err: Option<i64>,
+    /// `cu_err` of a cuFile status.
+    pub cu: Option<i64>,
+    /// The value that a reading or writing call returns.
+    pub ret: Option<i64>,
+    /// `errno` with which a reading or writing call returns −1.
+    pub errno: Option<i64>,
+    /// The most bytes that the transfer moves.
+    pub short: Option<i64>,
+    /// What a stream-ordered operation or batch entry reports as its bytes, without having moved any.
+    pub bytes: Option<i64>,
+    /// The state that a batch entry reports.
+    pub status: Option<i64>,
+    /// Microseconds to wait before the call, or before the execution of what the call queues.
+    pub delay: Option<i64>,
+}
+
+impl Hit {
+    /// Waits as long as the fault says.
+    pub(crate) fn sleep(&self) {
+        if let Some(delay) = self.delay {
+            thread::sleep(Duration::from_micros(delay.unsigned_abs()));
+        }
+    }
+
+    /// `size`, or less if the fault makes the transfer short.
+    pub(crate) fn limit(&self, size: usize) -> usize {
+        self.short.map_or(size, |short| size.min(short.unsigned_abs() as usize))
+    }
+}
+
+struct Fault {
+    function: String,
+    skip: u64,
+    left: u64,
+    hit: Hit,
+}
+
+struct Control {
+    version: c_int,
+    runtime_version: c_int,
+    gpus: c_int,
+    reverse_completions: bool,
+    require_context: bool,
+    faults: Vec<Fault>,
+    calls: HashMap<&'static str, u64>,
+}
+
+/// Not a C function but the execution of one batch entry, which can be counted and made to fail like one.
+pub(crate) const BATCH_ENTRY: &str = "batch-entry";
+
+static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
+    let mut control = Control {
+        version: 1200,
+        runtime_version: 13000,
+        gpus: 2,
+        reverse_completions: false,
+        require_context: false,
+        faults: Vec::new(),
+        calls: HashMap::new(),
+    };
+    for line in std::env::var("CUFILE_EMULATOR").unwrap_or_default().split(';') {
+        if !line.trim().is_empty() && control.apply(line).is_none() {
+            eprintln!("CUFILE_EMULATOR: cannot apply {line:?}");
+            std::process::abort();
+        }
+    }
+    Mutex::new(control)
+});
+
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note_fork() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Whether this process is the child of one that used the emulator. It has none of the parent's threads, and locks may
+/// be held for ever, so every call must fail before it takes one.
+pub(crate) fn forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// Locks, also after a panic elsewhere.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The cuFile version posed as: 1000 × major + 10 × minor.
+pub(crate) fn version() -> c_int {
+    lock(&CONTROL).version
+}
+
+/// The version that libcudart and libcuda report.
+pub(crate) fn runtime_version() -> c_int {
+    lock(&CONTROL).runtime_version
+}
+
+/// The number of GPUs.
+pub(crate) fn gpus() -> c_int {
+    lock(&CONTROL).gpus
+}
+
+/// Whether the entries of a batch complete from the last to the first.
+pub(crate) fn reverse_completions() -> bool {
+    lock(&CONTROL).reverse_completions
+}
+
+/// Whether transfers insist on the context of the buffer's device.
+pub(crate) fn require_context() -> bool {
+    lock(&CONTROL).require_context
+}
+
+/// Counts a call of `name` and says what is to happen in it.
+pub(crate) fn enter(name: &'static str) -> Hit {
+    if forked() {
+        return Hit::default();
+    }
+    let mut control = lock(&CONTROL);
+    *control.calls.entry(name).or_default() += 1;
+    let mut chosen = None;
+    // Every fault sees every call; of several that are due, the oldest has its turn.
+    for fault in control.faults.iter_mut().filter(|fault| fault.function == name && fault.left > 0) {
+        if fault.skip > 0 {
+            fault.skip -= 1;
+        } else if chosen.is_none() {
+            fault.left -= 1;
+            chosen = Some(fault.hit);
+        }
+    }
+    control.faults.retain(|fault| fault.left > 0);
+    chosen.unwrap_or_default()
+}
+
+impl Control {
+    /// Carries out one line; `None` if it makes no sense.
+    fn apply(&mut self, line: &str) -> Option<i64> {
+        let mut words = line.split_whitespace();
+        let command = words.next()?;
+        let rest: Vec<&str> = words.collect();
+        match (command, rest.as_slice()) {
+            ("version", [version]) => self.version = version.parse().ok()?,
+            ("runtime-version", [version]) => self.runtime_version = version.parse().ok()?,
+            ("gpus", [count]) => self.gpus = count.parse().ok().filter(|count| (0..=16).contains(count))?,
+            ("reverse-completions", [on]) => self.reverse_completions = flag(on)?,
+            ("require-context", [on]) => self.require_context = flag(on)?,
+            ("fault", [function, settings @ ..]) => self.faults.push(fault(function, settings)?),
+            ("clear", []) => self.faults.clear(),
+            ("calls", [function]) if is_function(function) => {
+                return Some(self.calls.get(function).copied().unwrap_or(0) as i64);
+            }
+            _ => return None,
+        }
+        Some(0)
+    }
+}
+
+fn flag(word: &str) -> Option<bool> {
+    match word {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+fn fault(function: &str, settings: &[&str]) -> Option<Fault> {
+    if !is_function(function) {
+        return None;
+    }
+    let mut fault = Fault { function: function.to_owned(), skip: 0, left: 1, hit: Hit::default() };
+    for setting in settings {
+        let (key, value) = setting.split_once('=')?;
+        if (key, value) == ("times", "all") {
+            fault.left = u64::MAX;
+            continue;
+        }
+        let number: i64 = value.parse().ok()?;
+        match key {
+            "after" => fault.skip = number.try_into().ok()?,
+            "times" => fault.left = number.try_into().ok()?,
+            "err" => fault.hit.err = Some(number),
+            "cu" => fault.hit.cu = Some(number),
+            "ret" => fault.hit.ret = Some(number),
+            "errno" => fault.hit.errno = Some(number),
+            "short" => fault.hit.short = Some(number),
+            "bytes" => fault.hit.bytes = Some(number),
+            "status" => fault.hit.status = Some(number),
+            "delay_us" => fault.hit.delay = Some(number),
+            _ => return None,
+        }
+    }
+    Some(fault)
+}
+
+fn is_function(name: &str) -> bool {
+    let tables = [
+        cufile_sys::Functions::SYMBOLS,
+        cuda_rt_sys::runtime::Functions::SYMBOLS,
+        cuda_rt_sys::driver::Functions::SYMBOLS,
+    ];
+    name == BATCH_ENTRY || tables.into_iter().flatten().any(|symbol| symbol.name == name)
+}
+
+fn live(what: &str) -> Option<i64> {
+    Some(match what {
+        "allocations" => memory::live_allocations(),
+        "device-bytes" => (0..gpus()).map(memory::used).sum(),
+        "host-registrations" => memory::live_registrations(),
+        "reservations" => virtual_memory::live_reservations(),
+        "physical" => virtual_memory::live_physical(),
+        "streams" => stream::live_streams(),
+        "events" => stream::live_events(),
+        "contexts" => device::live_contexts(),
+        "handles" => exports::live_handles(),
+        "buffers" => exports::live_buffers(),
+        "batches" => exports::live_batches(),
+        "stream-registrations" => exports::live_stream_registrations(),
+        "use-count" => exports::use_count(),
+        _ => return None,
+    } as i64)
+}
+
+/// Carries out one command and answers −1 if it is not one. `CUFILE_EMULATOR` holds commands separated by `;` that
+/// are carried out at first use.
+///
+/// | command | |
+/// |---|---|
+/// | `version 1140` | the cuFile version to pose as; 1200 unless told |
+/// | `runtime-version 12080` | what libcudart and libcuda report; 13000 unless told |
+/// | `gpus N` | how many GPUs there are, 0 to 16; 2 unless told |
+/// | `reverse-completions 0\|1` | whether a batch carries out its entries from the last to the first |
+/// | `require-context 0\|1` | whether cuFile refuses device memory (5047) unless its device's context is current |
+/// | `fault FUNCTION SETTING…` | what happens in the next call of a function, or of `batch-entry` |
+/// | `clear` | removes the faults |
+/// | `calls FUNCTION` | answers how often the function was called |
+/// | `live WHAT` | answers how many there are of `allocations`, `device-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `contexts`, `handles`, `buffers`, `batches`, `stream-registrations`, or the `use-count` |
+///
+/// Settings of a fault: `after=N` passes over the next N calls, whatever happens in them; `times=M` or `times=all`
+/// rather than once; `err=CODE` is what the function returns, and for a reading or writing call what −1 comes with;
+/// `cu=CODE` the CUDA error in a cuFile status, alone with 5011; `ret=N` the return value of a reading or writing
+/// call; `errno=E` makes it −1 with that errno; `short=BYTES` lets it move at most so many; `bytes=N` is what a
+/// stream-ordered operation or a batch entry reports instead of being carried out, `status=S` the state of a batch
+/// entry; `delay_us=T` waits before the call, or before the execution of what the call puts in a queue. A fault on
+/// `cuFileBatchIOSubmit` without `err` is for each entry submitted.
+///
+/// # Safety
+/// `command` must be null or end with a NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn emulator_control(command: *const c_char) -> c_longlong {
+    let Some(line) = c::text(command) else { return -1 };
+    let mut words = line.split_whitespace();
+    let answer = match (words.next(), words.next(), words.next()) {
+        // The objects have locks of their own, and some take that of `CONTROL` while they hold it.
+        (Some("live"), Some(what), None) => live(what),
+        _ => lock(&CONTROL).apply(&line),
+    };
+    answer.unwrap_or(-1)
+}

@@ -1,0 +1,25 @@
+//! The C functions. Each counts its call and asks for a fault in its first line.
+
+#![allow(missing_docs, reason = "C's functions, documented by NVIDIA")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "C's contracts: pointers are null or valid for what C declares"
+)]
+#![allow(non_snake_case, reason = "C's names")]
+
+mod batch;
+mod driver;
+mod driver_api;
+mod handle;
+mod io;
+mod params;
+mod runtime;
+mod runtime_copy;
+mod stats;
+mod stream_io;
+mod tables;
+
+pub(crate) use batch::live_batches;
+pub(crate) use driver::use_count;
+pub(crate) use handle::{live_buffers, live_handles};
+pub(crate) use stream_io::live_stream_registrations;

@@ -1,0 +1,200 @@
+//! cuFile's driver: opening, closing, properties, and what is asked about the machine.
+
+use std::ffi::{c_char, c_int, c_long};
+use std::sync::Mutex;
+
+use cuda_rt_sys::driver::CUresult;
+use cufile_sys::{
+    CUfileDriverControlFlags_t, CUfileDriverStatusFlags_t, CUfileDrvProps_anon_nvfs, CUfileDrvProps_t,
+    CUfileError_t, CUfileFeatureFlags_t, CUfileP2PFlags_t,
+};
+
+use super::params::{self, Number, Switch};
+use crate::control::{self, lock};
+use crate::status::{self, INVALID, cuda_failed, failed};
+use crate::{c, device};
+
+static OPENED: Mutex<usize> = Mutex::new(0);
+
+/// How often the driver was opened and not closed.
+pub(crate) fn use_count() -> usize {
+    *lock(&OPENED)
+}
+
+/// Opens the driver for a call that needs it, if it is not open.
+pub(super) fn open_for_use() -> Result<(), CUfileError_t> {
+    let mut opened = lock(&OPENED);
+    if *opened == 0 {
+        openable()?;
+        *opened = 1;
+    }
+    Ok(())
+}
+
+/// Fails where there is no GPU. The driver itself opens without one from 1.16 on.
+pub(super) fn need_gpu() -> Result<(), CUfileError_t> {
+    device::initialise().map_err(cuda_failed)
+}
+
+fn openable() -> Result<(), CUfileError_t> {
+    if control::version() < 1160 { need_gpu() } else { Ok(()) }
+}
+
+fn before_open() -> Result<(), CUfileError_t> {
+    if use_count() == 0 { Ok(()) } else { Err(failed(5026)) }
+}
+
+/// Runs a setter that is too late once the driver is open.
+pub(super) fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfileError_t {
+    status::call(name, || {
+        before_open()?;
+        body().ok_or(INVALID)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
+    status::call("cuFileDriverOpen", || {
+        openable()?;
+        *lock(&OPENED) += 1;
+        Ok(())
+    })
+}
+
+fn close() -> Result<(), CUfileError_t> {
+    let mut opened = lock(&OPENED);
+    *opened = opened.checked_sub(1).ok_or(failed(5001))?;
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverClose_v2() -> CUfileError_t {
+    status::call("cuFileDriverClose_v2", close)
+}
+
+/// The name without a suffix, which libcufile exports beside the one that the header maps it to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverClose() -> CUfileError_t {
+    status::call("cuFileDriverClose_v2", close)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileUseCount() -> c_long {
+    control::enter("cuFileUseCount").ret.unwrap_or(use_count() as c_long)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetVersion(version: *mut c_int) -> CUfileError_t {
+    status::call("cuFileGetVersion", || c::put(version, control::version()).ok_or(INVALID))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t) -> CUfileError_t {
+    status::call("cuFileDriverGetProperties", || {
+        if control::gpus() == 0 && control::version() < 1170 {
+            return Err(cuda_failed(CUresult::CUDA_ERROR_NOT_INITIALIZED));
+        }
+        let number = |which| params::number(which) as u32;
+        let poll = u32::from(params::switch(Switch::PollMode));
+        let compatible = u32::from(params::switch(Switch::AllowCompatMode));
+        let value = CUfileDrvProps_t {
+            nvfs: CUfileDrvProps_anon_nvfs {
+                major_version: 0,
+                minor_version: 0,
+                poll_thresh_size: params::number(Number::PollThreshold),
+                max_direct_io_size: params::number(Number::MaxDirectIo),
+                dstatusflags: 0,
+                dcontrolflags: poll << CUfileDriverControlFlags_t::CU_FILE_USE_POLL_MODE.as_raw()
+                    | compatible << CUfileDriverControlFlags_t::CU_FILE_ALLOW_COMPAT_MODE.as_raw(),
+            },
+            fflags: 1 << CUfileFeatureFlags_t::CU_FILE_BATCH_IO_SUPPORTED.as_raw()
+                | 1 << CUfileFeatureFlags_t::CU_FILE_STREAMS_SUPPORTED.as_raw()
+                | 1 << CUfileFeatureFlags_t::CU_FILE_PARALLEL_IO_SUPPORTED.as_raw(),
+            max_device_cache_size: number(Number::DeviceCache),
+            per_buffer_cache_size: number(Number::PerBufferCache),
+            max_device_pinned_mem_size: number(Number::Pinned),
+            max_batch_io_size: number(Number::BatchSize),
+            max_batch_io_timeout_msecs: number(Number::BatchTimeout),
+        };
+        c::put(props, value).ok_or(INVALID)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size: usize) -> CUfileError_t {
+    status::call("cuFileDriverSetPollMode", || {
+        params::set_number(Number::PollThreshold, poll_threshold_size).ok_or(INVALID)?;
+        params::set_switch(Switch::PollMode, poll);
+        Ok(())
+    })
+}
+
+fn set_property(name: &'static str, which: Number, value: usize) -> CUfileError_t {
+    status::call(name, || {
+        let code = if control::version() < 1160 { 5003 } else { 5022 };
+        params::set_number(which, value).ok_or(failed(code))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverSetMaxDirectIOSize(max_direct_io_size: usize) -> CUfileError_t {
+    set_property("cuFileDriverSetMaxDirectIOSize", Number::MaxDirectIo, max_direct_io_size)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverSetMaxCacheSize(max_cache_size: usize) -> CUfileError_t {
+    set_property("cuFileDriverSetMaxCacheSize", Number::DeviceCache, max_cache_size)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverSetMaxPinnedMemSize(max_pinned_size: usize) -> CUfileError_t {
+    set_property("cuFileDriverSetMaxPinnedMemSize", Number::Pinned, max_pinned_size)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetBARSizeInKB(gpuIndex: c_int, barSize: *mut usize) -> CUfileError_t {
+    status::call("cuFileGetBARSizeInKB", || {
+        if !device::exists(gpuIndex) {
+            return Err(INVALID);
+        }
+        c::put(barSize, 268_435_456).ok_or(INVALID)
+    })
+}
+
+/// There is no topology to write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileExportPCIeTopology(filename: *const c_char) -> CUfileError_t {
+    status::call("cuFileExportPCIeTopology", || {
+        c::text(filename).ok_or(INVALID)?;
+        Err(failed(5030))
+    })
+}
+
+static P2P_FLAGS: Mutex<[u32; TARGETS]> = Mutex::new([0; TARGETS]);
+const TARGETS: usize = CUfileDriverStatusFlags_t::CU_FILE_MAX_TARGET_TYPES.as_raw() as usize;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverGetP2PFlags(
+    status_flag: CUfileDriverStatusFlags_t,
+    p2p_flags: *mut CUfileP2PFlags_t,
+) -> CUfileError_t {
+    status::call("cuFileDriverGetP2PFlags", || {
+        let flags = lock(&P2P_FLAGS).get(status_flag.as_raw() as usize).copied().ok_or(INVALID)?;
+        c::put(p2p_flags, CUfileP2PFlags_t::from_raw(flags)).ok_or(INVALID)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverSetP2PFlags(
+    status_flag: CUfileDriverStatusFlags_t,
+    p2p_flags: CUfileP2PFlags_t,
+) -> CUfileError_t {
+    set("cuFileDriverSetP2PFlags", || {
+        let known = 2 * CUfileP2PFlags_t::CUFILE_NVIDIA_PEERMEM.mask().as_raw() - 1;
+        if p2p_flags.as_raw() & !known != 0 {
+            return None;
+        }
+        *lock(&P2P_FLAGS).get_mut(status_flag.as_raw() as usize)? = p2p_flags.as_raw();
+        Some(())
+    })
+}

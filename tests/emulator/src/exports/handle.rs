@@ -1,0 +1,162 @@
+//! Registered files and registered buffers.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{c_int, c_void};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::ptr;
+use std::sync::{Arc, Mutex};
+
+use cufile_sys::{CUfileDescr_t, CUfileError_t, CUfileFileHandleType, CUfileHandle_t};
+
+use super::{driver, stats};
+use crate::control::{self, lock};
+use crate::memory::{self, Kind};
+use crate::status::{self, INVALID, failed};
+use crate::{c, stream};
+
+/// A registered file.
+pub(super) struct Handle {
+    fd: RawFd,
+    access: c_int,
+    /// The file without `O_DIRECT`: libcufile bounces what is not aligned, and here everything may be.
+    buffered: Option<File>,
+}
+
+impl Handle {
+    /// The descriptor to move data with.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.buffered.as_ref().map_or(self.fd, AsRawFd::as_raw_fd)
+    }
+
+    /// Whether the file was opened for this direction.
+    pub(super) fn allows(&self, write: bool) -> bool {
+        self.access == libc::O_RDWR || self.access == if write { libc::O_WRONLY } else { libc::O_RDONLY }
+    }
+}
+
+static HANDLES: Mutex<Option<HashMap<usize, Arc<Handle>>>> = Mutex::new(None);
+static BUFFERS: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
+
+/// Files that are registered.
+pub(crate) fn live_handles() -> usize {
+    lock(&HANDLES).get_or_insert_default().len()
+}
+
+/// Buffers that are registered.
+pub(crate) fn live_buffers() -> usize {
+    lock(&BUFFERS).get_or_insert_default().len()
+}
+
+/// The file of a handle.
+pub(super) fn find(handle: CUfileHandle_t) -> Option<Arc<Handle>> {
+    lock(&HANDLES).get_or_insert_default().get(&handle.addr()).cloned()
+}
+
+fn register(descr: CUfileDescr_t) -> Result<usize, CUfileError_t> {
+    if descr.type_ != CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_FD {
+        return Err(INVALID);
+    }
+    // SAFETY: the type says that the union holds a descriptor.
+    let fd = unsafe { descr.handle.fd };
+    // SAFETY: the call looks at the descriptor only.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(INVALID);
+    }
+    // SAFETY: zeros are a valid `stat`, and it outlives the call.
+    let file = unsafe {
+        let mut file: libc::stat = std::mem::zeroed();
+        if libc::fstat(fd, &mut file) != 0 {
+            return Err(INVALID);
+        }
+        file
+    };
+    if !matches!(file.st_mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK) {
+        return Err(failed(5018));
+    }
+    if flags & (libc::O_APPEND | libc::O_NOFOLLOW | libc::O_NONBLOCK) != 0 {
+        return Err(failed(5019));
+    }
+    let access = flags & libc::O_ACCMODE;
+    let mut handles = lock(&HANDLES);
+    let handles = handles.get_or_insert_default();
+    if handles.values().any(|handle| handle.fd == fd) {
+        return Err(failed(5028));
+    }
+    let buffered = (flags & libc::O_DIRECT != 0).then(|| reopen(fd, access)).transpose();
+    let buffered = buffered.map_err(|_| failed(5031))?;
+    let handle = stream::fresh_handle();
+    handles.insert(handle, Arc::new(Handle { fd, access, buffered }));
+    Ok(handle)
+}
+
+fn reopen(fd: RawFd, access: c_int) -> std::io::Result<File> {
+    OpenOptions::new()
+        .read(access != libc::O_WRONLY)
+        .write(access != libc::O_RDONLY)
+        .custom_flags(libc::O_CLOEXEC)
+        .open(format!("/proc/self/fd/{fd}"))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileHandleRegister(
+    fh: *mut CUfileHandle_t,
+    descr: *mut CUfileDescr_t,
+) -> CUfileError_t {
+    status::call("cuFileHandleRegister", || {
+        driver::open_for_use()?;
+        driver::need_gpu()?;
+        let descr = c::get(descr).filter(|_| !fh.is_null()).ok_or(INVALID)?;
+        let registered = register(descr);
+        stats::count(|basic| &mut basic.hdl_register_ops, registered.is_ok());
+        c::put(fh, ptr::without_provenance_mut(registered?)).ok_or(INVALID)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileHandleDeregister(fh: CUfileHandle_t) {
+    if control::forked() {
+        return;
+    }
+    control::enter("cuFileHandleDeregister").sleep();
+    let removed = lock(&HANDLES).get_or_insert_default().remove(&fh.addr());
+    stats::count(|basic| &mut basic.hdl_deregister_ops, removed.is_some());
+}
+
+fn register_buffer(base: usize, length: usize) -> Result<(), CUfileError_t> {
+    if base == 0 || length == 0 {
+        return Err(INVALID);
+    }
+    if memory::find(base).is_some_and(|found| found.kind == Kind::Managed) {
+        return Err(failed(5013));
+    }
+    memory::place(base, length).map_err(|_| failed(5023))?;
+    let fresh = lock(&BUFFERS).get_or_insert_default().insert(base);
+    if fresh { Ok(()) } else { Err(failed(5023)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBufRegister(
+    bufPtr_base: *const c_void,
+    length: usize,
+    _flags: c_int,
+) -> CUfileError_t {
+    status::call("cuFileBufRegister", || {
+        driver::open_for_use()?;
+        driver::need_gpu()?;
+        let registered = register_buffer(bufPtr_base.addr(), length);
+        stats::count(|basic| &mut basic.buf_register_ops, registered.is_ok());
+        registered
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBufDeregister(bufPtr_base: *const c_void) -> CUfileError_t {
+    status::call("cuFileBufDeregister", || {
+        let removed = lock(&BUFFERS).get_or_insert_default().remove(&bufPtr_base.addr());
+        stats::count(|basic| &mut basic.buf_deregister_ops, removed);
+        if removed { Ok(()) } else { Err(failed(5024)) }
+    })
+}

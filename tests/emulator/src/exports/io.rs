@@ -1,0 +1,224 @@
+//! Reading and writing: the checks, the transfer, and the synchronous calls.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::time::Instant;
+
+use cufile_sys::{CUfileHandle_t, CUfileIOVec_t, off_t};
+
+use super::handle::{self, Handle};
+use super::{driver, stats};
+use crate::control::{self, Hit};
+use crate::memory::{self, Kind};
+use crate::{c, device, status};
+
+/// One transfer between a file and memory.
+#[derive(Clone, Copy)]
+pub(super) struct Request {
+    pub handle: CUfileHandle_t,
+    pub base: *mut c_void,
+    pub size: usize,
+    pub file_offset: off_t,
+    pub buffer_offset: off_t,
+    pub write: bool,
+}
+
+// SAFETY: `base` is an address that the C caller lends until the transfer is done.
+unsafe impl Send for Request {}
+
+/// What comes with −1 when the range goes beyond the allocation.
+pub(super) const BEYOND: c_int = libc::EPERM;
+
+impl Request {
+    /// Finds the file, and what is wrong with the request apart from its memory.
+    pub(super) fn file(&self) -> Result<Arc<Handle>, c_int> {
+        if self.handle.is_null() || self.base.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let file = handle::find(self.handle).ok_or(5027)?;
+        if self.file_offset < 0 {
+            return Err(5022);
+        }
+        if self.buffer_offset < 0 {
+            return Err(libc::EIO);
+        }
+        if !file.allows(self.write) {
+            return Err(5019);
+        }
+        Ok(file)
+    }
+
+    /// Carries the transfer out on this thread: the bytes moved, fewer at the end of the file, or the `errno`.
+    pub(super) fn perform(&self, limit: usize) -> Result<usize, c_int> {
+        let file = self.file()?;
+        if self.size == 0 {
+            return Ok(0);
+        }
+        let address = self.base.expose_provenance().checked_add(self.buffer_offset as usize).ok_or(BEYOND)?;
+        let place = memory::place(address, self.size).map_err(|_| BEYOND)?;
+        let started = Instant::now();
+        let moved = move_bytes(&file, place.pointer, self.size.min(limit), self.file_offset, self.write);
+        stats::transfer(self.write, self.size, &moved, started.elapsed(), place.device);
+        moved
+    }
+}
+
+/// `pread` or `pwrite` until everything is moved, the file ends or the kernel refuses.
+fn move_bytes(
+    file: &Handle,
+    pointer: *mut u8,
+    size: usize,
+    file_offset: off_t,
+    write: bool,
+) -> Result<usize, c_int> {
+    let fd = file.descriptor();
+    let mut done = 0;
+    while done < size {
+        let at = pointer.wrapping_add(done);
+        let offset = file_offset.checked_add(done as off_t).ok_or(libc::EINVAL)?;
+        // SAFETY: the range was checked against its allocation; host memory that CUDA does not know is valid by the C
+        // caller's promise, and if not then the kernel says so.
+        let moved = unsafe {
+            match write {
+                true => libc::pwrite(fd, at.cast_const().cast(), size - done, offset),
+                false => libc::pread(fd, at.cast(), size - done, offset),
+            }
+        };
+        match usize::try_from(moved) {
+            Ok(0) => break,
+            Ok(moved) => done += moved,
+            Err(_) if c::errno() == libc::EINTR => {}
+            Err(_) if done > 0 => break,
+            Err(_) => return Err(c::errno()),
+        }
+    }
+    Ok(done)
+}
+
+fn open() -> Result<(), c_int> {
+    driver::open_for_use().map_err(|status| status.err.as_raw() as c_int)
+}
+
+/// Whether the calling thread may use device memory, for tests that ask for this check.
+fn check_context(base: *mut c_void) -> Result<(), c_int> {
+    let buffer = memory::find(base.addr()).filter(|found| found.kind == Kind::Device);
+    let elsewhere = buffer.is_some_and(|found| device::current_context() != Some(found.device));
+    if control::require_context() && elsewhere { Err(5047) } else { Ok(()) }
+}
+
+fn perform(request: Request, hit: &Hit) -> Result<usize, c_int> {
+    open()?;
+    check_context(request.base)?;
+    let moved = request.perform(hit.limit(usize::MAX));
+    stats::count(
+        |basic| if request.write { &mut basic.write_ops } else { &mut basic.read_ops },
+        moved.is_ok(),
+    );
+    moved
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileRead(
+    fh: CUfileHandle_t,
+    bufPtr_base: *mut c_void,
+    size: usize,
+    file_offset: off_t,
+    bufPtr_offset: off_t,
+) -> isize {
+    let request = Request {
+        handle: fh,
+        base: bufPtr_base,
+        size,
+        file_offset,
+        buffer_offset: bufPtr_offset,
+        write: false,
+    };
+    status::transfer("cuFileRead", |hit| perform(request, hit))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileWrite(
+    fh: CUfileHandle_t,
+    bufPtr_base: *const c_void,
+    size: usize,
+    file_offset: off_t,
+    bufPtr_offset: off_t,
+) -> isize {
+    let request = Request {
+        handle: fh,
+        base: bufPtr_base.cast_mut(),
+        size,
+        file_offset,
+        buffer_offset: bufPtr_offset,
+        write: true,
+    };
+    status::transfer("cuFileWrite", |hit| perform(request, hit))
+}
+
+fn vectored(
+    handle: CUfileHandle_t,
+    vectors: Option<Vec<CUfileIOVec_t>>,
+    file_offset: off_t,
+    flags: u32,
+    write: bool,
+    hit: &Hit,
+) -> Result<usize, c_int> {
+    open()?;
+    let vectors = vectors.filter(|vectors| !vectors.is_empty() && flags == 0).ok_or(libc::EINVAL)?;
+    let mut left = hit.limit(usize::MAX);
+    let mut done = 0;
+    for vector in vectors {
+        check_context(vector.base)?;
+        let offset = file_offset.checked_add(done as off_t).ok_or(5022)?;
+        let request = Request {
+            handle,
+            base: vector.base,
+            size: vector.len,
+            file_offset: offset,
+            buffer_offset: 0,
+            write,
+        };
+        match request.perform(left) {
+            Ok(moved) => {
+                done += moved;
+                left -= moved;
+                if moved < vector.len {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(code) => return Err(code),
+        }
+    }
+    Ok(done)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileReadv(
+    fh: CUfileHandle_t,
+    iov: *const CUfileIOVec_t,
+    iovcnt: usize,
+    file_offset: off_t,
+    flags: u32,
+) -> isize {
+    status::transfer("cuFileReadv", |hit| {
+        let moved = vectored(fh, c::array(iov, iovcnt), file_offset, flags, false, hit);
+        stats::count(|basic| &mut basic.readv_ops, moved.is_ok());
+        moved
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileWritev(
+    fh: CUfileHandle_t,
+    iov: *const CUfileIOVec_t,
+    iovcnt: usize,
+    file_offset: off_t,
+    flags: u32,
+) -> isize {
+    status::transfer("cuFileWritev", |hit| {
+        let moved = vectored(fh, c::array(iov, iovcnt), file_offset, flags, true, hit);
+        stats::count(|basic| &mut basic.writev_ops, moved.is_ok());
+        moved
+    })
+}

@@ -1,0 +1,280 @@
+//! Parameters: numbers with limits, switches, strings and slab arrays.
+
+use std::ffi::{c_char, c_int};
+use std::sync::{LazyLock, Mutex};
+
+use cufile_sys::{
+    CUFileBoolConfigParameter_t, CUFileSizeTConfigParameter_t, CUFileStringConfigParameter_t, CUfileError_t,
+};
+
+use super::driver::set;
+use crate::c;
+use crate::control::lock;
+use crate::status::{self, INVALID};
+
+/// The numbers that the rest of the emulator asks for, in C's order.
+#[derive(Clone, Copy)]
+pub(super) enum Number {
+    MaxDirectIo = 5,
+    DeviceCache = 6,
+    PerBufferCache = 7,
+    Pinned = 8,
+    BatchSize = 9,
+    PollThreshold = 10,
+    BatchTimeout = 11,
+}
+
+/// The switches that the rest of the emulator asks for, in C's order.
+#[derive(Clone, Copy)]
+pub(super) enum Switch {
+    PollMode = 0,
+    AllowCompatMode = 1,
+}
+
+struct Limits {
+    default: usize,
+    smallest: usize,
+    largest: usize,
+    multiple: usize,
+}
+
+const fn limits(default: usize, smallest: usize, largest: usize, multiple: usize) -> Limits {
+    Limits { default, smallest, largest, multiple }
+}
+
+const ANY: usize = u32::MAX as usize;
+
+const NUMBERS: [Limits; 12] = [
+    limits(0, 0, 3, 1),
+    limits(128, 1, 256, 1),
+    limits(4, 0, 128, 1),
+    limits(8192, 0, ANY, 1),
+    limits(4, 0, 8, 1),
+    limits(16384, 64, 16384, 64),
+    limits(131_072, 0, ANY, 1),
+    limits(1024, 0, ANY, 1),
+    limits(33_554_432, 0, ANY, 1),
+    limits(128, 1, 256, 1),
+    limits(4, 0, ANY, 1),
+    limits(5, 1, 1000, 1),
+];
+
+const PROFILE_STATS: usize = CUFileSizeTConfigParameter_t::CUFILE_PARAM_PROFILE_STATS.as_raw() as usize;
+const PROFILE_NVTX: usize = CUFileBoolConfigParameter_t::CUFILE_PARAM_PROFILE_NVTX.as_raw() as usize;
+
+type Slabs = Vec<(usize, usize)>;
+
+struct Params {
+    numbers: [usize; 12],
+    switches: [bool; 14],
+    strings: [String; 4],
+    posix_slabs: Slabs,
+    gpu_slabs: Slabs,
+}
+
+static PARAMS: LazyLock<Mutex<Params>> = LazyLock::new(|| {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let mut switches = [false; 14];
+    for on in [
+        CUFileBoolConfigParameter_t::CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE,
+        CUFileBoolConfigParameter_t::CUFILE_PARAM_EXECUTION_PARALLEL_IO,
+        CUFileBoolConfigParameter_t::CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY,
+    ] {
+        switches[on.as_raw() as usize] = true;
+    }
+    let slabs = vec![(4, 128), (1024, 64), (16384, 64)];
+    Mutex::new(Params {
+        numbers: NUMBERS.map(|limits| limits.default),
+        switches,
+        strings: ["ERROR".into(), variable("CUFILE_LOGFILE_PATH"), String::new(), "DC_V1".into()],
+        posix_slabs: slabs.clone(),
+        gpu_slabs: slabs,
+    })
+});
+
+/// The value of a number.
+pub(super) fn number(which: Number) -> usize {
+    lock(&PARAMS).numbers[which as usize]
+}
+
+/// The value of a switch.
+pub(super) fn switch(which: Switch) -> bool {
+    lock(&PARAMS).switches[which as usize]
+}
+
+/// Sets a number; `None` outside its limits.
+pub(super) fn set_number(which: Number, value: usize) -> Option<()> {
+    set_number_at(which as usize, value)
+}
+
+/// Sets a switch.
+pub(super) fn set_switch(which: Switch, value: bool) {
+    lock(&PARAMS).switches[which as usize] = value;
+}
+
+fn set_number_at(index: usize, value: usize) -> Option<()> {
+    let limits = NUMBERS.get(index)?;
+    let within = (limits.smallest..=limits.largest).contains(&value) && value.is_multiple_of(limits.multiple);
+    if within {
+        lock(&PARAMS).numbers[index] = value;
+    }
+    within.then_some(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetParameterSizeT(
+    param: CUFileSizeTConfigParameter_t,
+    value: *mut usize,
+) -> CUfileError_t {
+    status::call("cuFileGetParameterSizeT", || {
+        let found = lock(&PARAMS).numbers.get(param.as_raw() as usize).copied();
+        c::put(value, found.ok_or(INVALID)?).ok_or(INVALID)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileSetParameterSizeT(
+    param: CUFileSizeTConfigParameter_t,
+    value: usize,
+) -> CUfileError_t {
+    set("cuFileSetParameterSizeT", || set_number_at(param.as_raw() as usize, value))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetParameterMinMaxValue(
+    param: CUFileSizeTConfigParameter_t,
+    min_value: *mut usize,
+    max_value: *mut usize,
+) -> CUfileError_t {
+    status::call("cuFileGetParameterMinMaxValue", || {
+        let index = param.as_raw() as usize;
+        let limits = NUMBERS.get(index).filter(|_| index != PROFILE_STATS).ok_or(INVALID)?;
+        c::put(min_value, limits.smallest).ok_or(INVALID)?;
+        c::put(max_value, limits.largest).ok_or(INVALID)
+    })
+}
+
+fn is_switch(index: usize) -> bool {
+    index < 14 && index != PROFILE_NVTX
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetParameterBool(
+    param: CUFileBoolConfigParameter_t,
+    value: *mut bool,
+) -> CUfileError_t {
+    status::call("cuFileGetParameterBool", || {
+        let index = param.as_raw() as usize;
+        if !is_switch(index) {
+            return Err(INVALID);
+        }
+        c::put(value, lock(&PARAMS).switches[index]).ok_or(INVALID)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileSetParameterBool(
+    param: CUFileBoolConfigParameter_t,
+    value: bool,
+) -> CUfileError_t {
+    set("cuFileSetParameterBool", || {
+        let index = param.as_raw() as usize;
+        is_switch(index).then(|| lock(&PARAMS).switches[index] = value)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetParameterString(
+    param: CUFileStringConfigParameter_t,
+    desc_str: *mut c_char,
+    len: c_int,
+) -> CUfileError_t {
+    status::call("cuFileGetParameterString", || {
+        let found = lock(&PARAMS).strings.get(param.as_raw() as usize).cloned();
+        c::put_text(desc_str, len, &found.ok_or(INVALID)?).ok_or(INVALID)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileSetParameterString(
+    param: CUFileStringConfigParameter_t,
+    desc_str: *const c_char,
+) -> CUfileError_t {
+    set("cuFileSetParameterString", || {
+        *lock(&PARAMS).strings.get_mut(param.as_raw() as usize)? = c::text(desc_str)?;
+        Some(())
+    })
+}
+
+fn set_slabs(
+    which: fn(&mut Params) -> &mut Slabs,
+    sizes: *const usize,
+    counts: *const usize,
+    length: c_int,
+) -> Option<()> {
+    let length = usize::try_from(length).ok().filter(|length| *length > 0)?;
+    let slabs = c::array(sizes, length)?.into_iter().zip(c::array(counts, length)?).collect();
+    *which(&mut lock(&PARAMS)) = slabs;
+    Some(())
+}
+
+fn get_slabs(
+    which: fn(&mut Params) -> &mut Slabs,
+    sizes: *mut usize,
+    counts: *mut usize,
+    length: c_int,
+) -> Result<(), CUfileError_t> {
+    let (found_sizes, found_counts): (Vec<usize>, Vec<usize>) =
+        which(&mut lock(&PARAMS)).iter().copied().unzip();
+    if usize::try_from(length) != Ok(found_sizes.len()) {
+        return Err(INVALID);
+    }
+    c::put_array(sizes, &found_sizes).ok_or(INVALID)?;
+    c::put_array(counts, &found_counts).ok_or(INVALID)
+}
+
+fn posix(params: &mut Params) -> &mut Slabs {
+    &mut params.posix_slabs
+}
+
+fn gpu(params: &mut Params) -> &mut Slabs {
+    &mut params.gpu_slabs
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileSetParameterPosixPoolSlabArray(
+    size_values: *const usize,
+    count_values: *const usize,
+    len: c_int,
+) -> CUfileError_t {
+    set("cuFileSetParameterPosixPoolSlabArray", || set_slabs(posix, size_values, count_values, len))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetParameterPosixPoolSlabArray(
+    size_values: *mut usize,
+    count_values: *mut usize,
+    len: c_int,
+) -> CUfileError_t {
+    status::call("cuFileGetParameterPosixPoolSlabArray", || get_slabs(posix, size_values, count_values, len))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileSetParameterGpuBounceBufferSlabArray(
+    size_values: *const usize,
+    count_values: *const usize,
+    len: c_int,
+) -> CUfileError_t {
+    set("cuFileSetParameterGpuBounceBufferSlabArray", || set_slabs(gpu, size_values, count_values, len))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetParameterGpuBounceBufferSlabArray(
+    size_values: *mut usize,
+    count_values: *mut usize,
+    len: c_int,
+) -> CUfileError_t {
+    status::call("cuFileGetParameterGpuBounceBufferSlabArray", || {
+        get_slabs(gpu, size_values, count_values, len)
+    })
+}

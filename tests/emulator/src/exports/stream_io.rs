@@ -1,0 +1,179 @@
+//! Stream-ordered reading and writing.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuda_rt_sys::driver::CUresult;
+use cufile_sys::{
+    CU_FILE_STREAM_FIXED_BUF_OFFSET, CU_FILE_STREAM_FIXED_FILE_OFFSET, CU_FILE_STREAM_FIXED_FILE_SIZE,
+    CUfileError_t, CUfileHandle_t, CUstream, off_t,
+};
+
+use super::io::{BEYOND, Request};
+use super::{driver, stats};
+use crate::c::{self, Carried};
+use crate::control::{Hit, lock};
+use crate::status::{self, INVALID, cuda_failed};
+use crate::stream::{self, Stream};
+
+static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+
+/// Streams that are registered with cuFile.
+pub(crate) fn live_stream_registrations() -> usize {
+    REGISTERED.load(Ordering::Relaxed)
+}
+
+fn find(stream: CUstream) -> Result<Arc<Stream>, CUfileError_t> {
+    stream::find(stream.addr()).ok_or(cuda_failed(CUresult::CUDA_ERROR_INVALID_HANDLE))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -> CUfileError_t {
+    status::call("cuFileStreamRegister", || {
+        driver::open_for_use()?;
+        let stream = find(stream)?;
+        if flags > 15 {
+            return Err(INVALID);
+        }
+        stream.queue.wait();
+        if lock(&stream.cufile_flags).replace(flags).is_none() {
+            REGISTERED.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError_t {
+    status::call("cuFileStreamDeregister", || {
+        let stream = find(stream)?;
+        stream.queue.wait();
+        lock(&stream.cufile_flags).take().ok_or(INVALID)?;
+        REGISTERED.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+/// An argument given by pointer: its value at once if the stream is registered for that, else when it is needed.
+#[derive(Clone, Copy)]
+enum Argument<T> {
+    Fixed(T),
+    Late(Carried<*const T>),
+}
+
+impl<T: Copy> Argument<T> {
+    fn new(pointer: *const T, fixed: bool) -> Result<Self, CUfileError_t> {
+        let now = c::get(pointer).ok_or(INVALID)?;
+        Ok(if fixed { Self::Fixed(now) } else { Self::Late(Carried(pointer)) })
+    }
+
+    fn value(&self) -> Option<T> {
+        match self {
+            Self::Fixed(value) => Some(*value),
+            Self::Late(pointer) => c::get(pointer.get()),
+        }
+    }
+}
+
+struct Operation {
+    handle: CUfileHandle_t,
+    base: *mut c_void,
+    size: *const usize,
+    file_offset: *const off_t,
+    buffer_offset: *const off_t,
+    bytes: *mut isize,
+    write: bool,
+}
+
+/// An `errno` as the operation's byte count tells it.
+fn failure(code: c_int) -> isize {
+    match code {
+        BEYOND => -5016,
+        libc::EINVAL => -22,
+        5001.. => -(code as isize),
+        _ => -1,
+    }
+}
+
+fn perform(request: Request, hit: Hit) -> isize {
+    hit.sleep();
+    if let Some(bytes) = hit.bytes {
+        return bytes as isize;
+    }
+    let moved = request.perform(hit.limit(usize::MAX));
+    stats::count(
+        |basic| if request.write { &mut basic.write_ops } else { &mut basic.read_ops },
+        moved.is_ok(),
+    );
+    moved.map_or_else(failure, |bytes| bytes as isize)
+}
+
+fn submit(operation: Operation, stream: CUstream, hit: Hit) -> Result<(), CUfileError_t> {
+    driver::open_for_use()?;
+    let stream = find(stream)?;
+    let flags = lock(&stream.cufile_flags).unwrap_or(0);
+    let size = Argument::new(operation.size, flags & CU_FILE_STREAM_FIXED_FILE_SIZE != 0)?;
+    let file_offset = Argument::new(operation.file_offset, flags & CU_FILE_STREAM_FIXED_FILE_OFFSET != 0)?;
+    let buffer_offset = Argument::new(operation.buffer_offset, flags & CU_FILE_STREAM_FIXED_BUF_OFFSET != 0)?;
+    c::get(operation.bytes).ok_or(INVALID)?;
+    if operation.handle.is_null() || operation.base.is_null() {
+        c::put(operation.bytes, -22);
+        return Err(INVALID);
+    }
+    let (handle, base) = (Carried(operation.handle), Carried(operation.base));
+    let bytes = Carried(operation.bytes);
+    let write = operation.write;
+    stream.queue.push(move || {
+        let arguments = (size.value(), file_offset.value(), buffer_offset.value());
+        let (Some(size), Some(file_offset), Some(buffer_offset)) = arguments else { return };
+        let request =
+            Request { handle: handle.get(), base: base.get(), size, file_offset, buffer_offset, write };
+        c::put(bytes.get(), perform(request, hit));
+    });
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileReadAsync(
+    fh: CUfileHandle_t,
+    bufPtr_base: *mut c_void,
+    size_p: *mut usize,
+    file_offset_p: *mut off_t,
+    bufPtr_offset_p: *mut off_t,
+    bytes_read_p: *mut isize,
+    stream: CUstream,
+) -> CUfileError_t {
+    let operation = Operation {
+        handle: fh,
+        base: bufPtr_base,
+        size: size_p,
+        file_offset: file_offset_p,
+        buffer_offset: bufPtr_offset_p,
+        bytes: bytes_read_p,
+        write: false,
+    };
+    status::queued("cuFileReadAsync", |hit| submit(operation, stream, hit))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileWriteAsync(
+    fh: CUfileHandle_t,
+    bufPtr_base: *mut c_void,
+    size_p: *mut usize,
+    file_offset_p: *mut off_t,
+    bufPtr_offset_p: *mut off_t,
+    bytes_written_p: *mut isize,
+    stream: CUstream,
+) -> CUfileError_t {
+    let operation = Operation {
+        handle: fh,
+        base: bufPtr_base,
+        size: size_p,
+        file_offset: file_offset_p,
+        buffer_offset: bufPtr_offset_p,
+        bytes: bytes_written_p,
+        write: true,
+    };
+    status::queued("cuFileWriteAsync", |hit| submit(operation, stream, hit))
+}

@@ -1,0 +1,315 @@
+//! Every address range that CUDA knows, and the memory behind it.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::{Arc, Mutex};
+
+use crate::control::lock;
+use crate::device::CAPACITY;
+
+const PAGE: usize = 4096;
+
+/// What an allocation is to CUDA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Memory of a GPU, out of the host's reach.
+    Device,
+    /// Host memory that CUDA allocated.
+    Pinned,
+    /// Memory that moves between host and GPU.
+    Managed,
+    /// The program's own memory, registered.
+    Registered,
+}
+
+/// A mapping of this process. Memory is unmapped on drop.
+pub(crate) struct Mapping {
+    address: usize,
+    length: usize,
+    protection: c_int,
+}
+
+impl Mapping {
+    /// Fresh memory, or with `PROT_NONE` an address range that faults.
+    pub(crate) fn new(length: usize, protection: c_int) -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping where the kernel likes replaces nothing.
+        let address = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, -1, 0) };
+        (address != libc::MAP_FAILED).then(|| Self {
+            address: address.expose_provenance(),
+            length,
+            protection,
+        })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+
+    fn end(&self) -> usize {
+        self.address + self.length
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // Addresses that fault go on faulting, so that no later mapping makes a stale device pointer look good.
+        if self.protection == libc::PROT_NONE {
+            return;
+        }
+        // SAFETY: this value owns the mapping, and places in it hold a reference to this value.
+        unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.address), self.length) };
+    }
+}
+
+/// An allocation's addresses and the memory behind them.
+pub(crate) struct Pair {
+    /// What the program gets.
+    pub outside: Mapping,
+    /// What the emulator copies through; `None` if the program may touch its addresses itself.
+    pub _inside: Option<Mapping>,
+}
+
+/// One range in the registry.
+#[derive(Clone)]
+pub(crate) struct Allocation {
+    pub base: usize,
+    pub length: usize,
+    pub kind: Kind,
+    pub device: c_int,
+    pub flags: u32,
+    /// Different for every allocation ever made.
+    pub id: u64,
+    /// Where the bytes at `base` really are.
+    pub inside: usize,
+    /// The handle mapped here, for a range of virtual memory.
+    pub physical: Option<u64>,
+    /// Whether copies may use it: mapped memory needs rights first.
+    pub accessible: bool,
+    pub hold: Option<Arc<Pair>>,
+}
+
+impl Allocation {
+    pub(crate) fn end(&self) -> usize {
+        self.base + self.length
+    }
+}
+
+/// Memory that a copy may use for as long as this value lives.
+pub(crate) struct Place {
+    pub pointer: *mut u8,
+    /// `None` for host memory that CUDA does not know.
+    pub kind: Option<Kind>,
+    pub device: c_int,
+    _hold: Option<Arc<Pair>>,
+}
+
+// SAFETY: the pointer is into memory that `_hold` keeps mapped, or into host memory that the C caller lends.
+unsafe impl Send for Place {}
+
+/// Why a range is not usable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Beyond;
+
+#[derive(Default)]
+pub(crate) struct Memory {
+    pub allocations: BTreeMap<usize, Allocation>,
+    pub virtual_memory: crate::virtual_memory::Space,
+    /// Start and end of device memory that was freed.
+    freed: BTreeMap<usize, usize>,
+    last_id: u64,
+}
+
+static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
+
+/// Runs `body` with the registry locked.
+pub(crate) fn with<R>(body: impl FnOnce(&mut Memory) -> R) -> R {
+    body(lock(&MEMORY).get_or_insert_default())
+}
+
+impl Memory {
+    pub(crate) fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// The allocation that contains `address`.
+    pub(crate) fn find(&self, address: usize) -> Option<&Allocation> {
+        let (_, allocation) = self.allocations.range(..=address).next_back()?;
+        (address < allocation.end()).then_some(allocation)
+    }
+
+    /// Whether `address` is behind an allocation, in what fills up its mapping.
+    fn pads(&self, address: usize) -> bool {
+        let before = self.allocations.range(..=address).next_back();
+        let mapping = before.and_then(|(_, found)| found.hold.as_ref()).map(|pair| &pair.outside);
+        mapping.is_some_and(|mapping| address < mapping.end())
+    }
+
+    /// Whether `address` was device memory.
+    fn was_freed(&self, address: usize) -> bool {
+        let before = self.freed.range(..=address).next_back();
+        before.is_some_and(|(_, end)| address < *end)
+    }
+
+    /// Remembers the addresses of device memory that is about to be forgotten.
+    fn note_freed(&mut self, base: usize) {
+        let gone = self.allocations.get(&base).filter(|found| found.kind == Kind::Device);
+        if let Some(pair) = gone.and_then(|found| found.hold.as_ref()) {
+            self.freed.insert(base, pair.outside.end());
+        }
+    }
+
+    fn used(&self, device: c_int) -> usize {
+        let owned = |allocation: &&Allocation| {
+            allocation.device == device
+                && allocation.physical.is_none()
+                && matches!(allocation.kind, Kind::Device | Kind::Managed)
+        };
+        let allocated: usize = self.allocations.values().filter(owned).map(|found| found.length).sum();
+        allocated + self.virtual_memory.used(device)
+    }
+
+    /// Whether a device has room for `size` more bytes.
+    pub(crate) fn fits(&self, device: c_int, size: usize) -> bool {
+        size <= CAPACITY - self.used(device)
+    }
+
+    fn place(&self, address: usize, length: usize) -> Result<Place, Beyond> {
+        let end = address.checked_add(length).ok_or(Beyond)?;
+        let outside =
+            Place { pointer: ptr::with_exposed_provenance_mut(address), kind: None, device: -1, _hold: None };
+        let Some(first) = self.find(address) else {
+            let known =
+                self.virtual_memory.reserved(address) || self.pads(address) || self.was_freed(address);
+            return if known { Err(Beyond) } else { Ok(outside) };
+        };
+        // Neighbours in a reserved range are one range to a copy.
+        let mut covered = first;
+        while covered.accessible && covered.end() < end {
+            match self.allocations.get(&covered.end()) {
+                Some(next) if first.physical.is_some() && next.physical.is_some() => covered = next,
+                _ => break,
+            }
+        }
+        if !covered.accessible || (covered.end() < end && first.kind != Kind::Registered) {
+            return Err(Beyond);
+        }
+        Ok(Place {
+            pointer: ptr::with_exposed_provenance_mut(first.inside + (address - first.base)),
+            kind: Some(first.kind),
+            device: first.device,
+            _hold: first.hold.clone(),
+        })
+    }
+}
+
+/// The memory behind `length` bytes at `address`.
+pub(crate) fn place(address: usize, length: usize) -> Result<Place, Beyond> {
+    with(|memory| memory.place(address, length))
+}
+
+/// What the registry knows about `address`.
+pub(crate) fn find(address: usize) -> Option<Allocation> {
+    with(|memory| memory.find(address).cloned())
+}
+
+/// New memory; `None` if there is not enough.
+pub(crate) fn allocate(kind: Kind, size: usize, device: c_int, flags: u32) -> Option<usize> {
+    // A page that belongs to no allocation keeps neighbours apart.
+    let length = size.checked_next_multiple_of(PAGE)?.checked_add(PAGE)?;
+    with(|memory| {
+        if kind != Kind::Pinned && !memory.fits(device, size) {
+            return None;
+        }
+        let readable = libc::PROT_READ | libc::PROT_WRITE;
+        let (outside, inside) = match kind {
+            Kind::Device => (Mapping::new(length, libc::PROT_NONE)?, Some(Mapping::new(length, readable)?)),
+            _ => (Mapping::new(length, readable)?, None),
+        };
+        let base = outside.address();
+        let allocation = Allocation {
+            base,
+            length: size,
+            kind,
+            device,
+            flags,
+            id: memory.next_id(),
+            inside: inside.as_ref().map_or(base, Mapping::address),
+            physical: None,
+            accessible: true,
+            hold: Some(Arc::new(Pair { outside, _inside: inside })),
+        };
+        memory.allocations.insert(base, allocation);
+        Some(base)
+    })
+}
+
+/// Forgets the allocation that starts at `base`; false if there is none of these kinds.
+pub(crate) fn release(base: usize, kinds: &[Kind]) -> bool {
+    with(|memory| {
+        let matches = memory
+            .allocations
+            .get(&base)
+            .is_some_and(|found| found.physical.is_none() && kinds.contains(&found.kind));
+        if matches {
+            memory.note_freed(base);
+            memory.allocations.remove(&base);
+        }
+        matches
+    })
+}
+
+/// Forgets every allocation of a device.
+pub(crate) fn release_all(device: c_int) {
+    with(|memory| {
+        let doomed = |found: &&Allocation| found.device == device && found.physical.is_none();
+        let bases: Vec<usize> = memory.allocations.values().filter(doomed).map(|found| found.base).collect();
+        for base in bases {
+            memory.note_freed(base);
+            memory.allocations.remove(&base);
+        }
+    });
+}
+
+/// Registers the program's own memory; false if part of it is known already.
+pub(crate) fn register(base: usize, length: usize, device: c_int, flags: u32) -> bool {
+    with(|memory| {
+        let before = memory.allocations.range(..base + length).next_back();
+        if before.is_some_and(|(_, found)| found.end() > base) {
+            return false;
+        }
+        let id = memory.next_id();
+        let allocation = Allocation {
+            base,
+            length,
+            kind: Kind::Registered,
+            device,
+            flags,
+            id,
+            inside: base,
+            physical: None,
+            accessible: true,
+            hold: None,
+        };
+        memory.allocations.insert(base, allocation);
+        true
+    })
+}
+
+/// Bytes of a device in use.
+pub(crate) fn used(device: c_int) -> usize {
+    with(|memory| memory.used(device))
+}
+
+/// Allocations that are neither registrations nor mapped ranges.
+pub(crate) fn live_allocations() -> usize {
+    let owned = |found: &&Allocation| found.kind != Kind::Registered && found.physical.is_none();
+    with(|memory| memory.allocations.values().filter(owned).count())
+}
+
+/// Ranges of host memory that are registered.
+pub(crate) fn live_registrations() -> usize {
+    with(|memory| memory.allocations.values().filter(|found| found.kind == Kind::Registered).count())
+}

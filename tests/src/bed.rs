@@ -1,0 +1,114 @@
+//! What a test of cufile or gpufile runs on: the emulator, and the real library where there is one.
+
+use std::env;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cufile::cuda::{Cuda, Device};
+use cufile::{Driver, Library};
+use tempfile::TempDir;
+
+use crate::Emulator;
+
+/// An open driver, a device and a folder for files.
+pub struct Bed {
+    // Dropped in this order: what refers to the driver, the driver, the turn with the real library.
+    /// GPU 0.
+    pub device: Device,
+    /// The open driver.
+    pub driver: Driver,
+    /// The emulator behind them, if it is not the real library.
+    pub emulator: Option<Emulator>,
+    folder: TempDir,
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl Bed {
+    /// Runs `test` on the emulator, and then on the real library if this host has one and a GPU.
+    ///
+    /// With `CUFILE_REQUIRE_GPU=1` a host without them fails the test.
+    pub fn each(test: impl Fn(&Bed)) {
+        test(&Bed::emulated());
+        if let Some(bed) = Bed::real() {
+            test(&bed);
+        }
+    }
+
+    /// The emulator of the newest version.
+    pub fn emulated() -> Bed {
+        Bed::on(Emulator::start())
+    }
+
+    /// The emulator posing as an older version, such as `1.14`.
+    pub fn emulated_as(version: &str) -> Bed {
+        Bed::on(Emulator::posing_as(version))
+    }
+
+    /// The driver opened on this emulator.
+    pub fn on(emulator: Emulator) -> Bed {
+        let (library, cuda) = libraries(&emulator);
+        let driver = Driver::builder().library(library).cuda(cuda).open().expect("the emulated driver opens");
+        Bed::new(driver, Some(emulator), None)
+    }
+
+    /// The real library, or `None` where it does not open. Only one test at a time gets it.
+    pub fn real() -> Option<Bed> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        match Driver::open() {
+            Ok(driver) => Some(Bed::new(driver, None, Some(turn))),
+            Err(error) if env::var_os("CUFILE_REQUIRE_GPU").is_some_and(|value| value == "1") => {
+                panic!("CUFILE_REQUIRE_GPU=1, but the real cuFile does not open: {error}")
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn new(driver: Driver, emulator: Option<Emulator>, turn: Option<MutexGuard<'static, ()>>) -> Bed {
+        let device = driver.cuda().device(0).expect("GPU 0");
+        // CUFILE_TEST_DIR chooses the file system; cuFile accepts tmpfs from 1.16 on, and /tmp may be anything.
+        let root = env::var_os("CUFILE_TEST_DIR").map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from);
+        let folder = if root.is_dir() { TempDir::new_in(root) } else { TempDir::new() };
+        Bed { device, driver, emulator, folder: folder.expect("a folder for test files"), _turn: turn }
+    }
+
+    /// Whether this is the real library.
+    pub fn is_real(&self) -> bool {
+        self.emulator.is_none()
+    }
+
+    /// The path of a file that does not exist yet.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A new file with these contents, open for reading and writing.
+    pub fn file(&self, name: &str, contents: &[u8]) -> File {
+        let path = self.path(name);
+        let mut file =
+            OpenOptions::new().read(true).write(true).create_new(true).open(path).expect("a new file");
+        file.write_all(contents).expect("contents written");
+        file
+    }
+}
+
+/// The emulator as the crate `cufile` wants its libraries.
+pub fn libraries(emulator: &Emulator) -> (Library, Cuda) {
+    let library = Library::from_sys(emulator.cufile()).expect("the emulator has a version");
+    let cuda = Cuda::from_sys(emulator.driver(), emulator.runtime()).expect("the emulator has a GPU");
+    (library, cuda)
+}
+
+/// Bytes that differ from place to place, so that a shifted or repeated range is noticed.
+pub fn pattern(len_bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut bytes = Vec::with_capacity(len_bytes + 8);
+    while bytes.len() < len_bytes {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        bytes.extend_from_slice(&(state >> 11).to_le_bytes());
+    }
+    bytes.truncate(len_bytes);
+    bytes
+}

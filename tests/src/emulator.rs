@@ -1,0 +1,118 @@
+//! The emulator for one test: a copy of its own, loaded under the version that it poses as.
+
+use std::env;
+use std::ffi::{CString, c_char, c_longlong};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cuda_rt_sys::loader::{Search, SharedLibrary};
+use tempfile::TempPath;
+
+use crate::symbols;
+
+const FILE_NAME: &str = "libcufile_emulator.so";
+
+type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
+
+/// A running emulator, with memory, faults and counters that no other has.
+///
+/// The dynamic loader knows a library by its file, so each emulator is loaded from a copy. The copy is removed on
+/// drop, the library itself is never unloaded.
+pub struct Emulator {
+    path: TempPath,
+    control: Control,
+}
+
+impl Emulator {
+    /// The newest libcufile that the bindings know, two GPUs and CUDA 13.
+    pub fn start() -> Self {
+        Self::load(i32::MAX)
+    }
+
+    /// An older libcufile, such as `"1.14"`, without the functions that came later.
+    pub fn posing_as(version: &str) -> Self {
+        let (major, minor) = version.split_once('.').expect("a version such as 1.14");
+        let number = |part: &str| part.parse::<i32>().expect("a version such as 1.14");
+        let version = 1000 * number(major) + 10 * number(minor);
+        let emulator = Self::load(version);
+        emulator.control(&format!("version {version}"));
+        emulator
+    }
+
+    fn load(version: i32) -> Self {
+        let built = built();
+        let mut library = fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
+        let newer = cufile_sys::Functions::SYMBOLS.iter().filter(|symbol| symbol.since > version);
+        symbols::hide(&mut library, newer.map(|symbol| symbol.name));
+        let path = tempfile::Builder::new()
+            .prefix("libcufile-emulator-")
+            .suffix(".so")
+            .tempfile()
+            .expect("a file for a copy of the emulator")
+            .into_temp_path();
+        fs::write(&path, library).expect("a copy of the emulator");
+        let search =
+            Search { library: "cufile-emulator", variable: "CUFILE_LIBRARY", names: &[], toolkit: false };
+        let loaded = SharedLibrary::load_from(&search, &path).unwrap_or_else(|error| panic!("{error}"));
+        // SAFETY: the declaration is that of the emulator.
+        let control = unsafe { loaded.required(c"emulator_control") };
+        Self { path, control: control.unwrap_or_else(|error| panic!("{error}")) }
+    }
+
+    /// The file, for `CUFILE_LIBRARY`, `CUDART_LIBRARY` and `CUDA_LIBRARY` of a child process.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its libcufile.
+    pub fn cufile(&self) -> cufile_sys::Library {
+        cufile_sys::Library::load_from(&self.path).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Its libcudart, with the functions of the version that it reports at this moment.
+    pub fn runtime(&self) -> cuda_rt_sys::runtime::Library {
+        cuda_rt_sys::runtime::Library::load_from(&self.path).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Its libcuda.
+    pub fn driver(&self) -> cuda_rt_sys::driver::Library {
+        cuda_rt_sys::driver::Library::load_from(&self.path).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Carries out a command of `cufile_emulator::emulator_control`.
+    ///
+    /// # Panics
+    /// If there is no such command.
+    pub fn control(&self, command: &str) -> i64 {
+        let line = CString::new(command).expect("a command without NUL");
+        // SAFETY: the line outlives the call.
+        let answer = unsafe { (self.control)(line.as_ptr()) };
+        assert!(answer != -1, "the emulator does not understand {command:?}");
+        answer
+    }
+
+    /// Makes calls of `function` fail, or otherwise go as `settings` say: `"err=2 after=1"`.
+    pub fn fault(&self, function: &str, settings: &str) {
+        self.control(&format!("fault {function} {settings}"));
+    }
+
+    /// How often `function` was called.
+    pub fn calls(&self, function: &str) -> i64 {
+        self.control(&format!("calls {function}"))
+    }
+
+    /// How many there are of `what`, such as `"handles"`.
+    pub fn live(&self, what: &str) -> i64 {
+        self.control(&format!("live {what}"))
+    }
+}
+
+/// The library that cargo built: beside a test, or one folder up beside an example or in `deps` from a program.
+fn built() -> PathBuf {
+    let program = env::current_exe().expect("the path of this program");
+    let folder = program.parent().expect("a program in a folder");
+    let above = folder.parent().unwrap_or(folder);
+    let candidates = [folder.to_owned(), folder.join("deps"), above.to_owned(), above.join("deps")];
+    let found = candidates.iter().map(|folder| folder.join(FILE_NAME)).find(|file| file.exists());
+    found.unwrap_or_else(|| panic!("{FILE_NAME} is not near {}", program.display()))
+}

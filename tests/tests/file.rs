@@ -1,0 +1,260 @@
+//! gpufile's files: one contract for device and host memory, through cuFile and without it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, libraries, pattern};
+use gpufile::{Cause, Engine, Error, File, OpenOptions, PathPolicy, TransferPath};
+
+/// Larger than the two bounce buffers of a lane together, and a multiple of nothing.
+const LONG: usize = (9 << 20) + 4321;
+const LENGTHS: [usize; 7] = [0, 1, 511, 4096, 4097, 4 << 20, LONG];
+
+fn engine(bed: &Bed) -> Engine {
+    Engine::builder().driver(bed.driver.clone()).build()
+}
+
+fn open(bed: &Bed, path: &Path, policy: PathPolicy) -> gpufile::Result<File> {
+    OpenOptions::new().read(true).write(true).engine(&engine(bed)).policy(policy).open(path)
+}
+
+fn create(bed: &Bed, name: &str, policy: PathPolicy) -> File {
+    bed.file(name, b"");
+    open(bed, &bed.path(name), policy).unwrap()
+}
+
+#[test]
+fn device_memory_written_and_read_back_is_the_same_on_every_path_at_every_size() {
+    Bed::each(|bed| {
+        for policy in [PathPolicy::RequireCufile, PathPolicy::PosixOnly] {
+            let file = create(bed, &format!("{policy:?}"), policy);
+            for len in LENGTHS {
+                let bytes = pattern(len);
+                let mut buffer = bed.device.alloc(len).unwrap();
+                buffer.copy_from_host(0, &bytes).unwrap();
+                file.write_all_at(&buffer, 12345).unwrap();
+                buffer.fill(0xee).unwrap();
+                assert_eq!(file.read_at(&mut buffer, 12345).unwrap(), len);
+                assert!(buffer.to_vec().unwrap() == bytes, "{policy:?}, {len} bytes");
+            }
+            assert_eq!(file.len_bytes().unwrap(), 12345 + LONG as u64);
+        }
+    });
+}
+
+#[test]
+fn the_path_taken_is_the_one_reported_and_better_ones_are_explained() {
+    let bed = Bed::emulated();
+    let calls = |name| bed.emulator.as_ref().unwrap().calls(name);
+    let mut buffer = bed.device.alloc(100).unwrap();
+
+    let posix = create(&bed, "posix", PathPolicy::PosixOnly);
+    posix.write_all_at(&buffer, 0).unwrap();
+    assert_eq!(posix.route().path(), TransferPath::Posix);
+    assert_eq!((calls("cuFileWrite"), calls("cuFileHandleRegister")), (0, 0));
+
+    let auto = create(&bed, "auto", PathPolicy::Auto);
+    auto.write_all_at(&buffer, 0).unwrap();
+    auto.read_exact_at(&mut buffer, 0).unwrap();
+    assert_eq!(auto.route().path(), TransferPath::CufileCompat);
+    assert_eq!((calls("cuFileWrite"), calls("cuFileRead")), (1, 1));
+    let reasons: Vec<_> = auto.route().why_not().collect();
+    assert_eq!(reasons[0], (TransferPath::Gds, "the kernel module nvidia-fs is not loaded"));
+    assert_eq!(reasons[1].0, TransferPath::P2pDma);
+}
+
+#[test]
+fn a_file_that_cufile_refuses_goes_by_posix_and_says_why() {
+    let bed = Bed::emulated();
+    bed.emulator.as_ref().unwrap().control("fault cuFileHandleRegister err=5027 times=all");
+    let file = create(&bed, "refused", PathPolicy::Auto);
+    let bytes = pattern(LONG);
+    let mut buffer = bed.device.alloc(LONG).unwrap();
+    buffer.copy_from_host(0, &bytes).unwrap();
+    file.write_all_at(&buffer, 0).unwrap();
+    assert!(fs::read(bed.path("refused")).unwrap() == bytes);
+    assert_eq!(file.route().path(), TransferPath::Posix);
+    let (_, reason) = file.route().why_not().next().unwrap();
+    assert!(reason.contains("CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{reason}");
+
+    let error = open(&bed, &bed.path("refused"), PathPolicy::RequireCufile).unwrap_err();
+    assert!(matches!(error.cause(), Cause::NoCufile(reason) if reason.contains("5027")), "{error}");
+}
+
+#[test]
+fn without_a_gpu_host_memory_works_and_the_route_names_the_missing_gpu() {
+    let emulator = Emulator::start();
+    emulator.control("gpus 0");
+    let error = cufile::cuda::Cuda::from_sys(emulator.driver(), emulator.runtime()).unwrap_err();
+    assert_eq!(error.kind(), cufile::ErrorKind::NoDevice);
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = File::create(folder.path().join("host")).unwrap();
+    for len in LENGTHS {
+        let bytes = pattern(len);
+        file.write_all_at(&bytes, 7).unwrap();
+        let mut read = vec![0; len];
+        file.read_exact_at(&mut read, 7).unwrap();
+        assert!(read == bytes, "{len} bytes");
+    }
+}
+
+#[test]
+fn host_pinned_and_managed_memory_need_no_staging() {
+    Bed::each(|bed| {
+        let file = create(bed, "host", PathPolicy::Auto);
+        let bytes = pattern(10_000);
+        let mut pinned = bed.device.alloc_pinned(10_000).unwrap();
+        pinned.copy_from_slice(&bytes);
+        file.write_all_at(&pinned, 0).unwrap();
+        let mut managed = bed.device.alloc_managed(10_000).unwrap();
+        file.read_exact_at(&mut managed, 0).unwrap();
+        assert!(*managed == *bytes);
+    });
+}
+
+#[test]
+fn a_read_is_short_only_at_the_end_of_the_file() {
+    Bed::each(|bed| {
+        for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {
+            let name = format!("short {policy:?}");
+            let bytes = pattern(LONG);
+            bed.file(&name, &bytes);
+            let file = open(bed, &bed.path(&name), policy).unwrap();
+            let mut buffer = bed.device.alloc(LONG).unwrap();
+            assert_eq!(file.read_at(&mut buffer, 1000).unwrap(), LONG - 1000);
+            assert_eq!(file.read_at(&mut buffer, LONG as u64).unwrap(), 0);
+            assert_eq!(file.read_at(&mut buffer, 1 << 40).unwrap(), 0);
+
+            let error = file.read_exact_at(&mut buffer, 1000).unwrap_err();
+            assert!(matches!(error.cause(), Cause::EndOfFile));
+            assert_eq!((error.bytes_done(), error.kind()), (LONG - 1000, io::ErrorKind::UnexpectedEof));
+            let mut host = vec![0; 10];
+            assert_eq!(file.read_exact_at(&mut host, LONG as u64 - 4).unwrap_err().bytes_done(), 4);
+        }
+    });
+}
+
+#[test]
+fn a_transfer_that_cufile_cuts_short_goes_on() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(100_000);
+    bed.file("cut", &bytes);
+    let file = open(&bed, &bed.path("cut"), PathPolicy::RequireCufile).unwrap();
+    let mut buffer = bed.device.alloc(100_000).unwrap();
+    emulator.control("fault cuFileRead short=30000");
+    file.read_exact_at(&mut buffer, 0).unwrap();
+    assert!(buffer.to_vec().unwrap() == bytes);
+    assert_eq!(emulator.calls("cuFileRead"), 2);
+    emulator.control("fault cuFileWrite short=1");
+    file.write_all_at(&buffer, 100).unwrap();
+    assert!(fs::read(bed.path("cut")).unwrap()[100..] == bytes);
+}
+
+#[test]
+fn a_failure_says_how_many_bytes_were_transferred_before_it() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("failing", &pattern(100_000));
+    let file = open(&bed, &bed.path("failing"), PathPolicy::RequireCufile).unwrap();
+    let mut buffer = bed.device.alloc(100_000).unwrap();
+    emulator.control("fault cuFileRead short=30000");
+    emulator.control("fault cuFileRead after=1 ret=-1 errno=5");
+    let error = file.read_at(&mut buffer, 0).unwrap_err();
+    assert_eq!((error.bytes_done(), error.raw_os_error()), (30_000, Some(libc::EIO)), "{error}");
+    let text = error.to_string();
+    for part in ["failing", "100000 bytes at 0", "30000 bytes were transferred"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_failing_copy_to_the_gpu_is_an_error_not_silence() {
+    let bed = Bed::emulated();
+    bed.file("copy", &pattern(LONG));
+    let file = open(&bed, &bed.path("copy"), PathPolicy::PosixOnly).unwrap();
+    let mut buffer = bed.device.alloc(LONG).unwrap();
+    bed.emulator.as_ref().unwrap().control("fault cudaMemcpyAsync after=1 err=700");
+    let error = file.read_at(&mut buffer, 0).unwrap_err();
+    let Cause::Cufile(cause) = error.cause() else { panic!("{error}") };
+    assert!(matches!(**cause, cufile::Error::CudaRuntime { .. }), "{error}");
+}
+
+#[test]
+fn a_full_disk_keeps_its_errno_on_every_path() {
+    Bed::each(|bed| {
+        let full = OpenOptions::new().write(true).engine(&engine(bed)).open("/dev/full").unwrap();
+        let buffer = bed.device.alloc(LONG).unwrap();
+        let error = full.write_all_at(&buffer, 0).unwrap_err();
+        assert_eq!((error.raw_os_error(), error.bytes_done()), (Some(libc::ENOSPC), 0), "{error}");
+        let error = full.write_all_at(&vec![1u8; 10], 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    });
+    let bed = Bed::emulated();
+    let file = create(&bed, "full", PathPolicy::RequireCufile);
+    bed.emulator.as_ref().unwrap().control("fault cuFileWrite ret=-1 errno=28");
+    let error = file.write_all_at(&bed.device.alloc(4096).unwrap(), 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+}
+
+#[test]
+fn what_cannot_be_opened_or_written_says_so() {
+    Bed::each(|bed| {
+        let missing = bed.path("no folder").join("file");
+        let error = open(bed, &missing, PathPolicy::Auto).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+        assert!(error.to_string().contains("no folder/file"), "{error}");
+        assert!(matches!(error, Error::Open { .. }));
+
+        for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {
+            let name = format!("read-only {policy:?}");
+            bed.file(&name, b"contents");
+            let options = OpenOptions::new().read(true).engine(&engine(bed)).policy(policy);
+            let file = options.open(bed.path(&name)).unwrap();
+            let buffer = bed.device.alloc(8).unwrap();
+            let error = file.write_all_at(&buffer, 0).unwrap_err();
+            assert_eq!(error.bytes_done(), 0);
+            let refused =
+                error.kind() == io::ErrorKind::PermissionDenied || error.raw_os_error() == Some(libc::EBADF);
+            assert!(refused, "{error}");
+            assert_eq!(fs::read(bed.path(&name)).unwrap(), b"contents");
+        }
+    });
+}
+
+#[test]
+fn a_file_offset_beyond_what_the_kernel_takes_is_an_error() {
+    let bed = Bed::emulated();
+    for policy in [PathPolicy::RequireCufile, PathPolicy::PosixOnly] {
+        let file = create(&bed, &format!("far {policy:?}"), policy);
+        let mut buffer = bed.device.alloc(16).unwrap();
+        assert!(file.read_at(&mut buffer, u64::MAX).is_err());
+        assert!(file.write_all_at(&buffer, u64::MAX - 3).is_err());
+    }
+}
+
+#[test]
+fn nothing_of_cuda_is_left_when_file_and_engine_are_gone() {
+    let emulator = Emulator::start();
+    {
+        let (library, cuda) = libraries(&emulator);
+        let driver = cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();
+        let device = driver.cuda().device(0).unwrap();
+        let engine = Engine::builder().driver(driver).build();
+        let folder = tempfile::tempdir().unwrap();
+        for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {
+            let options = OpenOptions::new().write(true).create(true).engine(&engine).policy(policy);
+            options
+                .open(folder.path().join("file"))
+                .unwrap()
+                .write_all_at(&device.alloc(LONG).unwrap(), 0)
+                .unwrap();
+        }
+    }
+    for what in ["allocations", "handles", "streams", "events", "use-count"] {
+        assert_eq!(emulator.live(what), 0, "{what}");
+    }
+}
