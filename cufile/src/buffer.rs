@@ -1,14 +1,18 @@
 //! Registered buffers.
 
 use std::ffi::c_void;
-use std::{fmt, mem, ptr};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::{DerefMut, RangeBounds};
+use std::{fmt, ptr};
 
+use cuda_rt_sys::runtime::{cudaMemoryType, cudaPointerAttributes};
 use cufile_sys::{CU_FILE_RDMA_REGISTER, CU_FILE_RDMA_RELAXED_ORDERING};
 
-use crate::cuda::Context;
+use crate::cuda::{Context, Cuda, MappedBuffer, copy_from_host, copy_to_host, fill};
 use crate::driver::Driver;
-use crate::error::{Result, check};
+use crate::error::{Error, OpError, Result, check, check_driver, check_runtime};
 use crate::memory::{IoBuf, IoBufMut};
+use crate::slice::{BufSlice, BufSliceMut, Part};
 
 bitflags::bitflags! {
     /// How a buffer is registered.
@@ -23,10 +27,78 @@ bitflags::bitflags! {
 
 /// Memory registered with cuFile, which saves the direct paths from pinning it for each transfer.
 ///
-/// Owns the buffer, or holds the borrow that it was given, and deregisters before either can end: freeing registered
-/// memory can deadlock with nvidia-fs. It is itself an [`IoBuf`].
+/// Owns the buffer, or holds the borrow that it was given, and a reference to the driver; deregisters before any of
+/// them can end, because freeing registered memory can deadlock with nvidia-fs. Device, mapped, pinned and other host
+/// memory can be registered; managed memory cannot. One registration may lie within another that starts elsewhere.
+///
+/// It is itself an [`IoBuf`], and so are its [parts](Self::slice_mut), which use the registration too and may be used
+/// by many threads at once:
+///
+/// ```no_run
+/// use std::thread;
+///
+/// use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+///
+/// const PART: usize = 16 << 20;
+///
+/// let driver = Driver::open()?;
+/// let file = FileHandle::register(&driver, std::fs::File::open("data.bin")?)?;
+/// let memory = driver.cuda().device(0)?.alloc(8 * PART)?;
+/// let mut buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
+/// thread::scope(|threads| {
+///     for (index, mut part) in buffer.chunks_mut(PART).enumerate() {
+///         let file = &file;
+///         threads.spawn(move || file.read_at(&mut part, (index * PART) as u64));
+///     }
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Memory that is borrowed cannot be freed while it is registered:
+///
+/// ```compile_fail,E0505
+/// # use cufile::{Driver, RegisterFlags, RegisteredBuffer};
+/// # let driver = Driver::open()?;
+/// let memory = driver.cuda().device(0)?.alloc(4096)?;
+/// let buffer = RegisteredBuffer::register(&driver, &memory, RegisterFlags::empty())?;
+/// drop(memory);
+/// drop(buffer);
+/// # Ok::<(), cufile::Error>(())
+/// ```
+///
+/// A part does not outlive the registration:
+///
+/// ```compile_fail,E0505
+/// # use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+/// # let driver = Driver::open()?;
+/// # let file = FileHandle::register(&driver, std::fs::File::open("data.bin")?)?;
+/// # let memory = driver.cuda().device(0)?.alloc(4096)?;
+/// let mut buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
+/// let mut part = buffer.slice_mut(..512);
+/// let memory = buffer.deregister();
+/// file.read_at(&mut part, 0)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Nor can a part be read into while another use of the same bytes is possible:
+///
+/// ```compile_fail,E0502
+/// # use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+/// # let driver = Driver::open()?;
+/// # let file = FileHandle::register(&driver, std::fs::File::open("data.bin")?)?;
+/// # let memory = driver.cuda().device(0)?.alloc(4096)?;
+/// let mut buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
+/// let shared = buffer.slice(..);
+/// file.read_at(&mut buffer.slice_mut(..512), 0)?;
+/// file.write_at(&shared, 0)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// `mem::forget` leaves the memory registered and the driver open. If the buffer was borrowed, its owner can then free
+/// it, with the risk named above.
 pub struct RegisteredBuffer<B: IoBuf> {
-    buffer: B,
+    buffer: ManuallyDrop<B>,
+    registered_bytes: usize,
     driver: Driver,
 }
 
@@ -34,23 +106,61 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     /// Registers all of `buffer` (`cuFileBufRegister`).
     ///
     /// # Errors
-    /// cuFile's code: `MEMORY_ALREADY_REGISTERED`, `CUDA_MEMORY_TYPE_INVALID` for managed memory, `INVALID_VALUE` for
-    /// no bytes.
+    /// cuFile's code, with what the memory is: `MEMORY_ALREADY_REGISTERED` if a registration starts at the same
+    /// address, `CUDA_MEMORY_TYPE_INVALID` for managed memory, `CUDA_POINTER_RANGE_ERROR` for more than the
+    /// allocation, `INVALID_VALUE` for no bytes. The buffer is dropped; register a borrow of it to keep it.
     #[doc(alias = "cuFileBufRegister")]
     pub fn register(driver: &Driver, buffer: B, flags: RegisterFlags) -> Result<Self> {
+        let registered_bytes = buffer.len_bytes();
+        // SAFETY: all of the buffer.
+        unsafe { Self::register_bytes(driver, buffer, registered_bytes, flags) }
+    }
+
+    /// # Safety
+    /// So many bytes from the buffer's start must be its own, though they need not be memory yet.
+    unsafe fn register_bytes(
+        driver: &Driver,
+        buffer: B,
+        registered_bytes: usize,
+        flags: RegisterFlags,
+    ) -> Result<Self> {
         driver.check_alive()?;
         let entered = buffer.context().map(|context| context.enter(driver.cuda())).transpose()?;
         // SAFETY: the memory stays allocated until it is deregistered, because `RegisteredBuffer` holds it.
         check("cuFileBufRegister", unsafe {
-            (driver.library().functions().cuFileBufRegister)(base(&buffer), buffer.len_bytes(), flags.bits())
-        })?;
+            (driver.library().functions().cuFileBufRegister)(base(&buffer), registered_bytes, flags.bits())
+        })
+        .map_err(|error| explain(error, driver.cuda(), &buffer, registered_bytes))?;
         drop(entered);
-        Ok(Self { buffer, driver: driver.clone() })
+        Ok(Self { buffer: ManuallyDrop::new(buffer), registered_bytes, driver: driver.clone() })
     }
 
-    /// The buffer.
+    /// The buffer. It cannot be had as `&mut B`, through which another one could be put in its place.
     pub fn get(&self) -> &B {
         &self.buffer
+    }
+
+    /// The driver that the buffer is registered with.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// The bytes in `range`. Any number of threads may write them to files at once.
+    ///
+    /// # Panics
+    /// If the range goes beyond the buffer, as for a slice.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> BufSlice<'_> {
+        BufSlice::new(self, range)
+    }
+
+    /// Copies bytes from `offset_bytes` to host memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
+    #[doc(alias = "cudaMemcpy")]
+    pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
+        // SAFETY: an `IoBuf` is accessible as it says, and nothing writes it while it is borrowed.
+        unsafe { copy_to_host(self.driver.cuda(), Part::whole(self), offset_bytes, target) }
     }
 
     /// Deregisters the memory and gives the buffer back (`cuFileBufDeregister`).
@@ -59,15 +169,13 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     /// The registration comes back with what cuFile said.
     #[doc(alias = "cuFileBufDeregister")]
     #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
-    pub fn deregister(self) -> Result<B, (Self, crate::Error)> {
+    pub fn deregister(self) -> Result<B, (Self, Error)> {
         match self.deregister_raw() {
             Ok(()) => {
-                let this = mem::ManuallyDrop::new(self);
+                let this = ManuallyDrop::new(self);
                 // SAFETY: `this` is never dropped, so each field is read out once.
-                unsafe {
-                    drop(ptr::read(&this.driver));
-                    Ok(ptr::read(&this.buffer))
-                }
+                let (buffer, _driver) = unsafe { (ptr::read(&this.buffer), ptr::read(&this.driver)) };
+                Ok(ManuallyDrop::into_inner(buffer))
             }
             Err(error) => Err((self, error)),
         }
@@ -76,25 +184,120 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     fn deregister_raw(&self) -> Result<()> {
         self.driver.check_alive()?;
         let _entered = self.buffer.context().map(|context| context.enter(self.driver.cuda())).transpose()?;
-        // SAFETY: registered in `register`; ownership or `&mut` says that no transfer is under way.
+        // SAFETY: registered in `register_bytes`; ownership or `&mut` says that no transfer is under way.
         check("cuFileBufDeregister", unsafe {
-            (self.driver.library().functions().cuFileBufDeregister)(base(&self.buffer))
+            (self.driver.library().functions().cuFileBufDeregister)(base(&*self.buffer))
         })
     }
 }
 
-fn base(buffer: &impl IoBuf) -> *const c_void {
-    buffer.as_ptr().cast()
+impl<B: IoBufMut> RegisteredBuffer<B> {
+    /// The bytes in `range`, for reading into.
+    ///
+    /// # Panics
+    /// If the range goes beyond the buffer, as for a slice.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> BufSliceMut<'_> {
+        BufSliceMut::new(self, range)
+    }
+
+    /// Two disjoint parts: the first `mid_bytes` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn split_at_mut(&mut self, mid_bytes: usize) -> (BufSliceMut<'_>, BufSliceMut<'_>) {
+        self.slice_mut(..).split_at(mid_bytes)
+    }
+
+    /// Disjoint parts of `len_bytes` each, the last one maybe shorter, which may be used from several threads.
+    ///
+    /// # Panics
+    /// If `len_bytes` is 0.
+    pub fn chunks_mut(&mut self, len_bytes: usize) -> impl Iterator<Item = BufSliceMut<'_>> {
+        self.slice_mut(..).chunks(len_bytes)
+    }
+
+    /// Copies host bytes to `offset_bytes` and waits until they are there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if they do not fit; what CUDA said.
+    #[doc(alias = "cudaMemcpy")]
+    pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
+        let part = Part::whole_mut(self);
+        // SAFETY: an `IoBufMut` is accessible as it says, and `&mut self` is the only access.
+        unsafe { copy_from_host(self.driver.cuda(), part, offset_bytes, source) }
+    }
+
+    /// Sets every byte and waits until it is done.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaMemset")]
+    pub fn fill(&mut self, byte: u8) -> Result<()> {
+        let part = Part::whole_mut(self);
+        // SAFETY: an `IoBufMut` is accessible as it says, and `&mut self` is the only access.
+        unsafe { fill(self.driver.cuda(), part, byte) }
+    }
+
+    /// The bytes of registered host memory.
+    pub fn as_mut_slice(&mut self) -> &mut [u8]
+    where
+        B: DerefMut<Target = [u8]>,
+    {
+        &mut self.buffer
+    }
+}
+
+impl RegisteredBuffer<MappedBuffer> {
+    /// Registers the whole reserved range, of which only a part need be mapped (`cuFileBufRegister`): what is
+    /// [mapped later](Self::grow) is registered already.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    #[doc(alias = "cuFileBufRegister")]
+    pub fn register_reserved(driver: &Driver, buffer: MappedBuffer, flags: RegisterFlags) -> Result<Self> {
+        let reserved_bytes = buffer.reserved_bytes();
+        // SAFETY: the reserved range is the buffer's own.
+        unsafe { Self::register_bytes(driver, buffer, reserved_bytes, flags) }
+    }
+
+    /// Maps more of the reserved range, as [`MappedBuffer::grow`] does.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] beyond what was registered, because cuFile refuses transfers there: use
+    /// [`register_reserved`](Self::register_reserved). Else as [`MappedBuffer::grow`].
+    #[doc(alias = "cuMemMap")]
+    pub fn grow(&mut self, additional_bytes: usize) -> Result<()> {
+        let room = self.registered_bytes - self.buffer.len_bytes();
+        if additional_bytes > room {
+            let registered = self.registered_bytes;
+            return Err(Error::invalid(
+                "grow",
+                format!("{additional_bytes} more bytes, where {room} are left of {registered} registered"),
+            ));
+        }
+        self.buffer.grow(additional_bytes)
+    }
 }
 
 impl<B: IoBuf> Drop for RegisteredBuffer<B> {
     fn drop(&mut self) {
         // `deregister` is for those who want the error.
-        let _ = self.deregister_raw();
+        let gone = match self.deregister_raw() {
+            // A fork has no part in the registration.
+            Ok(()) | Err(Error::Forked) => true,
+            Err(error) => matches!(
+                error.op_error(),
+                Some(OpError::MEMORY_NOT_REGISTERED | OpError::DRIVER_NOT_INITIALIZED)
+            ),
+        };
+        if gone {
+            // SAFETY: dropped here alone. Memory that is still registered is never freed but leaked.
+            unsafe { ManuallyDrop::drop(&mut self.buffer) };
+        }
     }
 }
 
-// SAFETY: the buffer inside keeps the promise.
+// SAFETY: the buffer inside keeps the promise, and is not replaced. Its address is the one registered.
 unsafe impl<B: IoBuf> IoBuf for RegisteredBuffer<B> {
     #[inline]
     fn as_ptr(&self) -> *const u8 {
@@ -118,10 +321,73 @@ unsafe impl<B: IoBuf> IoBuf for RegisteredBuffer<B> {
 }
 
 // SAFETY: the buffer inside keeps the promise.
-unsafe impl<B: IoBufMut> IoBufMut for RegisteredBuffer<B> {}
+unsafe impl<B: IoBufMut> IoBufMut for RegisteredBuffer<B> {
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.buffer.as_mut_ptr()
+    }
+}
 
 impl<B: IoBuf> fmt::Debug for RegisteredBuffer<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RegisteredBuffer({} bytes at {:p})", self.len_bytes(), self.as_ptr())
     }
+}
+
+fn base(buffer: &impl IoBuf) -> *const c_void {
+    buffer.as_ptr().cast()
+}
+
+/// What libcufile refused, and why if that can be found out. The buffer's context is current.
+fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> Error {
+    let address = base(buffer);
+    // Without a context the question would make one.
+    let kind = buffer.context().map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |_| kind(cuda, address));
+    let advice = match error.op_error() {
+        Some(OpError::INVALID_VALUE) if len_bytes == 0 => "there is nothing to register".to_owned(),
+        Some(OpError::CUDA_MEMORY_TYPE_INVALID) if kind == cudaMemoryType::cudaMemoryTypeManaged => {
+            "cuFile registers no managed memory; transfer it unregistered, or use device or pinned memory"
+                .to_owned()
+        }
+        Some(OpError::CUDA_POINTER_RANGE_ERROR) => match allocated_after(cuda, address) {
+            Some(left) if left < len_bytes => format!("the allocation ends after {left} bytes"),
+            _ => String::new(),
+        },
+        Some(OpError::MEMORY_ALREADY_REGISTERED) => {
+            "another registration starts at the same address, or ends within this one; share that one"
+                .to_owned()
+        }
+        _ => String::new(),
+    };
+    let kind = match kind {
+        cudaMemoryType::cudaMemoryTypeHost => "pinned host memory",
+        cudaMemoryType::cudaMemoryTypeDevice => "device memory",
+        cudaMemoryType::cudaMemoryTypeManaged => "managed memory",
+        _ if buffer.is_host_accessible() => "host memory",
+        _ => "memory unknown to CUDA",
+    };
+    error.about(&format_args!("{len_bytes} bytes of {kind} at {address:p}")).advise(advice)
+}
+
+fn kind(cuda: &Cuda, address: *const c_void) -> cudaMemoryType {
+    let mut attributes = MaybeUninit::<cudaPointerAttributes>::zeroed();
+    // SAFETY: `attributes` outlives the call and is as large as in the newest CUDA; any address may be asked about.
+    let status = unsafe { (cuda.runtime().cudaPointerGetAttributes)(attributes.as_mut_ptr(), address) };
+    match check_runtime("cudaPointerGetAttributes", status) {
+        // SAFETY: zeroed, and then filled by CUDA, whose numbers are all valid.
+        Ok(()) => unsafe { attributes.assume_init() }.type_,
+        Err(_) => cudaMemoryType::cudaMemoryTypeUnregistered,
+    }
+}
+
+/// How many bytes from `address` on belong to the same allocation of CUDA's.
+fn allocated_after(cuda: &Cuda, address: *const c_void) -> Option<usize> {
+    let (mut start, mut len_bytes) = (0, 0);
+    let address = address.addr();
+    // SAFETY: both outlive the call; any address may be asked about.
+    check_driver("cuMemGetAddressRange", unsafe {
+        (cuda.driver().cuMemGetAddressRange_v2)(&mut start, &mut len_bytes, address as u64)
+    })
+    .ok()?;
+    (start as usize).checked_add(len_bytes)?.checked_sub(address)
 }

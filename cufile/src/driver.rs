@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::builder::DriverBuilder;
 use crate::cuda::Cuda;
 use crate::error::{Error, Result, check};
 use crate::fork;
@@ -40,9 +41,16 @@ impl Driver {
         Self::builder().open()
     }
 
-    /// For opening with another library.
+    /// For opening with other libraries, or with parameters set before.
     pub fn builder() -> DriverBuilder {
         DriverBuilder::default()
+    }
+
+    /// Opens the driver, with libcuda there and initialised.
+    pub(crate) fn open_with(library: Library, cuda: Cuda, generation: u32) -> Result<Self> {
+        // SAFETY: `cuda` says that libcuda is there and initialised, without which the call might not return.
+        check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() })?;
+        Ok(Self(Arc::new(Open { library, cuda, generation, closed: false })))
     }
 
     /// Closes the driver if this is the last reference to it (`cuFileDriverClose`).
@@ -88,6 +96,54 @@ impl Driver {
         DriverProperties::get(self.library())
     }
 
+    /// Turns polling for transfers of up to `threshold_bytes` on or off (`cuFileDriverSetPollMode`).
+    ///
+    /// From cuFile 1.14 on this does nothing, successfully, once the driver is open: use [`DriverBuilder::poll_mode`].
+    ///
+    /// # Errors
+    /// As [`Params::set_poll_mode`](crate::params::Params::set_poll_mode).
+    #[doc(alias = "cuFileDriverSetPollMode")]
+    pub fn set_poll_mode(&self, enabled: bool, threshold_bytes: u64) -> Result<()> {
+        self.check_alive()?;
+        self.library().params().set_poll_mode(enabled, threshold_bytes)
+    }
+
+    /// Sets the longest piece of a direct transfer, in bytes (`cuFileDriverSetMaxDirectIOSize`).
+    ///
+    /// From cuFile 1.14 on this does nothing, successfully, once the driver is open: use [`DriverBuilder::max_direct_io_size`].
+    ///
+    /// # Errors
+    /// As [`Params::set_max_direct_io_size`](crate::params::Params::set_max_direct_io_size).
+    #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
+    pub fn set_max_direct_io_size(&self, size_bytes: u64) -> Result<()> {
+        self.check_alive()?;
+        self.library().params().set_max_direct_io_size(size_bytes)
+    }
+
+    /// Sets the GPU memory for bounce buffers, for each GPU, in bytes (`cuFileDriverSetMaxCacheSize`).
+    ///
+    /// From cuFile 1.14 on this does nothing, successfully, once the driver is open: use [`DriverBuilder::max_cache_size`].
+    ///
+    /// # Errors
+    /// As [`Params::set_max_cache_size`](crate::params::Params::set_max_cache_size).
+    #[doc(alias = "cuFileDriverSetMaxCacheSize")]
+    pub fn set_max_cache_size(&self, size_bytes: u64) -> Result<()> {
+        self.check_alive()?;
+        self.library().params().set_max_cache_size(size_bytes)
+    }
+
+    /// Sets the GPU memory that registered buffers may pin, in bytes (`cuFileDriverSetMaxPinnedMemSize`).
+    ///
+    /// From cuFile 1.14 on this does nothing, successfully, once the driver is open: use [`DriverBuilder::max_pinned_memory`].
+    ///
+    /// # Errors
+    /// As [`Params::set_max_pinned_memory`](crate::params::Params::set_max_pinned_memory).
+    #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
+    pub fn set_max_pinned_memory(&self, size_bytes: u64) -> Result<()> {
+        self.check_alive()?;
+        self.library().params().set_max_pinned_memory(size_bytes)
+    }
+
     /// The libcufile that was opened.
     pub fn library(&self) -> &Library {
         &self.0.library
@@ -120,7 +176,7 @@ impl Open {
         if !self.is_alive() {
             return Err(Error::Forked);
         }
-        // SAFETY: balances the opening in `DriverBuilder::open`; what needs an open driver holds a reference.
+        // SAFETY: balances the opening in `Driver::open_with`; what needs an open driver holds a reference.
         check("cuFileDriverClose", unsafe { (self.library.functions().cuFileDriverClose_v2)() })?;
         self.closed = true;
         Ok(())
@@ -139,41 +195,5 @@ impl Drop for Open {
 impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").field("library", self.library()).field("cuda", self.cuda()).finish()
-    }
-}
-
-/// How a driver is opened; see [`Driver::builder`].
-#[derive(Debug, Clone, Default)]
-#[must_use]
-pub struct DriverBuilder {
-    library: Option<Library>,
-    cuda: Option<Cuda>,
-}
-
-impl DriverBuilder {
-    /// Uses this libcufile instead of the process's default.
-    pub fn library(mut self, library: Library) -> Self {
-        self.library = Some(library);
-        self
-    }
-
-    /// Uses this CUDA instead of the process's default.
-    pub fn cuda(mut self, cuda: Cuda) -> Self {
-        self.cuda = Some(cuda);
-        self
-    }
-
-    /// Opens the driver.
-    ///
-    /// # Errors
-    /// As [`Driver::open`].
-    #[doc(alias = "cuFileDriverOpen")]
-    pub fn open(self) -> Result<Driver> {
-        let generation = fork::generation();
-        let cuda = self.cuda.map_or_else(Cuda::load, Ok)?;
-        let library = self.library.map_or_else(Library::load, Ok)?;
-        // SAFETY: libcuda is there and initialised, without which the call might not return.
-        check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() })?;
-        Ok(Driver(Arc::new(Open { library, cuda, generation, closed: false })))
     }
 }

@@ -1,12 +1,15 @@
 //! A registered file: reads and writes.
 
+use std::any::Any;
 use std::fmt;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
+use std::sync::Arc;
 
 use cufile_sys::{CUfileDescr_t, CUfileFileHandleType, CUfileHandle_t};
 
+use crate::cuda::Context;
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, decode, errno};
 use crate::file_info::FileProperties;
@@ -31,8 +34,17 @@ use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 pub struct FileHandle {
     raw: CUfileHandle_t,
     // Dropped after `Drop::drop` has deregistered, in this order.
-    file: OwnedFd,
+    file: File,
     driver: Driver,
+}
+
+/// What libcufile refers to as long as the file is registered.
+pub(crate) enum File {
+    /// A descriptor, which must stay open.
+    Descriptor(OwnedFd),
+    /// A userspace file system and its table of functions. Not a box, because moving a box claims sole access to what
+    /// it points to, and libcufile holds a pointer there.
+    Userspace(#[allow(dead_code, reason = "only to be kept alive")] Arc<dyn Any + Send + Sync>),
 }
 
 // SAFETY: cuFile's calls on a handle may be made from any thread (NVIDIA's guides share one between threads).
@@ -50,14 +62,25 @@ impl FileHandle {
     /// cuFile's code, with what explains it: the type of the file, its flags, its file system, a missing udev record.
     #[doc(alias = "cuFileHandleRegister")]
     pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self> {
-        driver.check_alive()?;
         let file = file.into();
         // SAFETY: all-zero is a valid descriptor: null pointers and integers.
         let mut descriptor: CUfileDescr_t = unsafe { mem::zeroed() };
         descriptor.type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_FD;
         descriptor.handle.fd = file.as_raw_fd();
+        // SAFETY: the descriptor names the file that is handed over with it.
+        unsafe { Self::register_as(driver, descriptor, File::Descriptor(file)) }
+    }
+
+    /// # Safety
+    /// What `descriptor` refers to must be `file`, or live as long.
+    pub(crate) unsafe fn register_as(
+        driver: &Driver,
+        mut descriptor: CUfileDescr_t,
+        file: File,
+    ) -> Result<Self> {
+        driver.check_alive()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: both outlive the call; the descriptor stays open until the handle is deregistered, because
+        // SAFETY: both outlive the call; what the descriptor refers to lives until the handle is deregistered, because
         // `FileHandle` owns both.
         let status =
             unsafe { (driver.library().functions().cuFileHandleRegister)(&mut raw, &mut descriptor) };
@@ -69,7 +92,8 @@ impl FileHandle {
 
     /// Reads into the whole buffer from `file_offset` in bytes (`cuFileRead`).
     ///
-    /// Returns how many bytes were read: fewer than asked for at the end of the file, 0 beyond it.
+    /// Returns how many bytes were read: fewer than asked for at the end of the file, 0 beyond it. What is in the
+    /// buffer behind them is undefined.
     ///
     /// # Errors
     /// What cuFile or the operating system said.
@@ -93,7 +117,8 @@ impl FileHandle {
         len_bytes: usize,
         file_offset: u64,
     ) -> Result<usize> {
-        self.transfer("cuFileRead", buffer, buffer_offset, len_bytes, file_offset, |span, at| {
+        let span = Span::new_mut("cuFileRead", buffer, buffer_offset, len_bytes)?;
+        self.transfer("cuFileRead", span.context, file_offset, |at| {
             // SAFETY: the handle is registered; the span lies in the buffer, to which there is no other access.
             unsafe {
                 (self.driver.library().functions().cuFileRead)(
@@ -130,7 +155,8 @@ impl FileHandle {
         len_bytes: usize,
         file_offset: u64,
     ) -> Result<usize> {
-        self.transfer("cuFileWrite", buffer, buffer_offset, len_bytes, file_offset, |span, at| {
+        let span = Span::new("cuFileWrite", buffer, buffer_offset, len_bytes)?;
+        self.transfer("cuFileWrite", span.context, file_offset, |at| {
             // SAFETY: the handle is registered; the span lies in the buffer, which is borrowed meanwhile.
             unsafe {
                 (self.driver.library().functions().cuFileWrite)(
@@ -144,22 +170,19 @@ impl FileHandle {
         })
     }
 
-    /// Checks the arguments, makes the buffer's context current, and decodes the result.
+    /// Checks what is the same for all transfers, makes the buffer's context current, and decodes the result.
     #[inline]
-    fn transfer<B: IoBuf + ?Sized>(
+    pub(crate) fn transfer(
         &self,
         operation: &'static str,
-        buffer: &B,
-        buffer_offset: usize,
-        len_bytes: usize,
+        context: Option<Context>,
         offset: u64,
-        call: impl FnOnce(&Span, libc::off_t) -> isize,
+        call: impl FnOnce(libc::off_t) -> isize,
     ) -> Result<usize> {
         self.driver.check_alive()?;
-        let span = Span::new(operation, buffer, buffer_offset, len_bytes)?;
         let offset = file_offset(operation, offset)?;
-        let _entered = span.context.map(|context| context.enter(self.driver.cuda())).transpose()?;
-        let count = call(&span, offset);
+        let _entered = context.map(|context| context.enter(self.driver.cuda())).transpose()?;
+        let count = call(offset);
         // errno counts only for −1, and only right after the call.
         let errno = if count == -1 { errno() } else { 0 };
         decode(operation, Raw::Transfer(count, errno))
@@ -168,9 +191,23 @@ impl FileHandle {
     /// What the file is and how it was opened.
     ///
     /// # Errors
-    /// [`Error::Io`] with what the kernel said.
+    /// [`Error::Io`] with what the kernel said; [`Error::InvalidInput`] for a userspace file system, of whose files the
+    /// kernel knows nothing.
     pub fn properties(&self) -> Result<FileProperties> {
-        FileProperties::of(self)
+        match self.descriptor() {
+            Some(descriptor) => FileProperties::of(descriptor),
+            None => {
+                Err(Error::invalid("properties", "a userspace file system has no descriptor to ask about"))
+            }
+        }
+    }
+
+    /// The descriptor that the file was registered with; `None` for a userspace file system.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.file {
+            File::Descriptor(file) => Some(file.as_fd()),
+            File::Userspace(_) => None,
+        }
     }
 
     /// The driver that the file is registered with.
@@ -183,22 +220,24 @@ impl FileHandle {
         self.raw
     }
 
-    /// Deregisters the file and gives its descriptor back (`cuFileHandleDeregister`).
+    /// Deregisters the file and gives its descriptor back (`cuFileHandleDeregister`); a userspace file system, which
+    /// has none, is dropped.
     #[doc(alias = "cuFileHandleDeregister")]
-    pub fn deregister(self) -> OwnedFd {
+    pub fn deregister(self) -> Option<OwnedFd> {
         self.deregister_raw();
         let this = mem::ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped, so each field is read out once.
-        unsafe {
-            drop(ptr::read(&this.driver));
-            ptr::read(&this.file)
+        let (file, _driver) = unsafe { (ptr::read(&this.file), ptr::read(&this.driver)) };
+        match file {
+            File::Descriptor(file) => Some(file),
+            File::Userspace(_) => None,
         }
     }
 
     fn deregister_raw(&self) {
         if self.driver.is_alive() {
-            // SAFETY: registered in `register` and deregistered once; the descriptor is still open, and `&mut` or
-            // ownership says that no read or write is under way.
+            // SAFETY: registered in `register_as` and deregistered once; what it refers to is still alive, and `&mut`
+            // or ownership says that no read or write is under way.
             unsafe { (self.driver.library().functions().cuFileHandleDeregister)(self.raw) };
         }
     }
@@ -210,19 +249,21 @@ impl Drop for FileHandle {
     }
 }
 
-impl AsFd for FileHandle {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
 impl fmt::Debug for FileHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FileHandle").field("raw", &self.raw).field("file", &self.file).finish_non_exhaustive()
+        let descriptor = self.descriptor();
+        f.debug_struct("FileHandle")
+            .field("raw", &self.raw)
+            .field("descriptor", &descriptor)
+            .finish_non_exhaustive()
     }
 }
 
-fn explain(error: Error, file: &OwnedFd, driver: &Driver) -> Error {
+fn explain(error: Error, file: &File, driver: &Driver) -> Error {
+    let file = match file {
+        File::Descriptor(file) => file,
+        File::Userspace(_) => return error.about(&"a userspace file system"),
+    };
     let advice = match (error.op_error(), FileProperties::of(file)) {
         (Some(code), Ok(properties)) => properties.explain(code, driver.library().version()),
         _ => String::new(),

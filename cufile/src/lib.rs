@@ -18,9 +18,11 @@
 //!
 //! Where things are:
 //! - [`Driver`]: opening, closing, and what holds for the whole process;
+//! - [`params`] and [`stats`]: what libcufile is set to, and what it counts;
 //! - [`FileHandle`]: a registered file, its reads and writes;
-//! - [`IoBuf`] and [`IoBufMut`]: what can be read into and written from; [`RegisteredBuffer`]: registered once, used
-//!   often;
+//! - [`IoBuf`] and [`IoBufMut`]: what can be read into and written from, and parts of it; [`RegisteredBuffer`]:
+//!   registered once, used often;
+//! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many with one call;
 //! - [`cuda`]: device memory and streams, for those who use no other CUDA crate;
 //! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code;
 //! - [`Library`]: which libcufile, and what it supports.
@@ -29,7 +31,9 @@
 
 #![warn(missing_debug_implementations)]
 
+mod batch;
 mod buffer;
+mod builder;
 pub mod cuda;
 mod driver;
 mod error;
@@ -38,13 +42,29 @@ mod fork;
 mod handle;
 mod library;
 mod memory;
+mod p2p;
+pub mod params;
+#[doc = include_str!("../PORTING.md")]
+pub mod porting {}
 mod properties;
+mod slice;
+pub mod stats;
+mod stream;
+mod topology;
+mod userspace_fs;
+mod vectored;
 
+pub use batch::{Batch, Completion, Entry, Status};
 pub use buffer::{RegisterFlags, RegisteredBuffer};
-pub use driver::{Driver, DriverBuilder};
+pub use builder::DriverBuilder;
+pub use driver::Driver;
 pub use error::{Error, ErrorKind, LoadError, OpError, Result};
 pub use file_info::{DirectIoAlignment, FileProperties, FileType};
 pub use handle::FileHandle;
 pub use library::{Feature, Library, Version};
 pub use memory::{IoBuf, IoBufMut};
+pub use p2p::{FileSystem, P2pFlags};
 pub use properties::{Controls, DriverProperties, Features, FileSystems};
+pub use slice::{BufSlice, BufSliceMut};
+pub use stream::{Failed, LateBound, Operation, RegisteredStream, StreamFlags};
+pub use userspace_fs::{RdmaInfo, UserspaceFs};

@@ -1,8 +1,8 @@
 //! Which libcufile is used, which version it is, and what it supports.
 
-use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::{fmt, ptr};
 
 use cufile_sys::Functions;
 
@@ -126,6 +126,11 @@ impl Library {
         self.0.sys.functions()
     }
 
+    /// Whether handles of the one mean something to the other: a file may have been loaded, and wrapped, twice.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        ptr::fn_addr_eq(self.functions().cuFileHandleRegister, other.functions().cuFileHandleRegister)
+    }
+
     /// A function that not every version has.
     pub(crate) fn newer<F>(&self, symbol: &'static str, function: Option<F>) -> Result<F> {
         function.ok_or_else(|| {
@@ -134,6 +139,14 @@ impl Library {
         })
     }
 }
+
+/// A function of a [`Library`] that not every version has, by its C name.
+macro_rules! newer {
+    ($library:expr, $name:ident) => {
+        $library.newer(stringify!($name), $library.functions().$name)
+    };
+}
+pub(crate) use newer;
 
 impl fmt::Debug for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

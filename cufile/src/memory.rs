@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 /// # Safety
 /// As long as the value lives, also if it is moved, [`as_ptr`](Self::as_ptr) returns the same address, and
 /// [`len_bytes`](Self::len_bytes) bytes from there are one allocation that CUDA or the host can read, without being
-/// changed or freed by anyone else. [`base_offset`](Self::base_offset) bytes before it lies the address that was
-/// registered with cuFile, if it is not 0. [`context`](Self::context) stays valid as long.
+/// changed or freed by anyone else. [`base_offset`](Self::base_offset) bytes before it, in the same allocation, lies
+/// the address that cuFile knows the memory by. [`context`](Self::context) stays valid as long.
 pub unsafe trait IoBuf {
     /// The first byte's address.
     fn as_ptr(&self) -> *const u8;
@@ -45,7 +45,17 @@ pub unsafe trait IoBuf {
 ///
 /// # Safety
 /// `&mut self` gives sole access to the memory: nothing else reads or writes it meanwhile.
-pub unsafe trait IoBufMut: IoBuf {}
+/// [`as_mut_ptr`](Self::as_mut_ptr) is the address that [`as_ptr`](IoBuf::as_ptr) gives, and may be written through.
+pub unsafe trait IoBufMut: IoBuf {
+    /// The first byte's address, for writing.
+    ///
+    /// Say it yourself if `as_ptr` makes its pointer from a reference: what comes from a shared reference must not be
+    /// written through, whatever it is cast to.
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.as_ptr().cast_mut()
+    }
+}
 
 // SAFETY: a slice is at one address while it is borrowed.
 unsafe impl IoBuf for [u8] {
@@ -61,7 +71,12 @@ unsafe impl IoBuf for [u8] {
 }
 
 // SAFETY: a mutable borrow is sole access.
-unsafe impl IoBufMut for [u8] {}
+unsafe impl IoBufMut for [u8] {
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.as_mut_ptr()
+    }
+}
 
 // SAFETY: moving a vector does not move its bytes; those beyond its length do not count.
 unsafe impl IoBuf for Vec<u8> {
@@ -77,7 +92,12 @@ unsafe impl IoBuf for Vec<u8> {
 }
 
 // SAFETY: a vector owns its bytes.
-unsafe impl IoBufMut for Vec<u8> {}
+unsafe impl IoBufMut for Vec<u8> {
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.as_mut_slice().as_mut_ptr()
+    }
+}
 
 macro_rules! through_a_pointer {
     ($pointer:ty) => {
@@ -116,11 +136,21 @@ through_a_pointer!(&mut B);
 through_a_pointer!(Box<B>);
 
 // SAFETY: a mutable borrow is sole access.
-unsafe impl<B: IoBufMut + ?Sized> IoBufMut for &mut B {}
+unsafe impl<B: IoBufMut + ?Sized> IoBufMut for &mut B {
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        (**self).as_mut_ptr()
+    }
+}
 // SAFETY: a box owns what it points to.
-unsafe impl<B: IoBufMut + ?Sized> IoBufMut for Box<B> {}
+unsafe impl<B: IoBufMut + ?Sized> IoBufMut for Box<B> {
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        (**self).as_mut_ptr()
+    }
+}
 
-/// A checked part of a buffer, as cuFile's calls take it.
+/// A checked part of a buffer, as cuFile's calls take it. What [`new`](Self::new) makes is for reading only.
 pub(crate) struct Span {
     pub base: *mut c_void,
     pub offset: libc::off_t,
@@ -150,6 +180,26 @@ impl Span {
             }),
             _ => Err(out_of_range(operation, offset, len_bytes, total)),
         }
+    }
+
+    /// The same for a part that will be written.
+    #[inline]
+    pub fn new_mut(
+        operation: &'static str,
+        buffer: &mut (impl IoBufMut + ?Sized),
+        offset: usize,
+        len_bytes: usize,
+    ) -> Result<Self> {
+        let base_offset = buffer.base_offset();
+        let span = Self::new(operation, buffer, offset, len_bytes)?;
+        Ok(Self { base: buffer.as_mut_ptr().wrapping_sub(base_offset).cast(), ..span })
+    }
+
+    /// The part's own first byte, whatever base it is registered by.
+    #[inline]
+    pub fn start(&self) -> *mut c_void {
+        // `new` made the offset from a usize.
+        self.base.wrapping_byte_add(self.offset as usize)
     }
 }
 

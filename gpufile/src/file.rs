@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use cufile::{FileHandle, IoBuf, IoBufMut};
 
-use crate::engine::{Engine, Stop, read_full, write_full};
+use crate::engine::{Engine, Lane, Outcome, Stop, read_full, write_full};
 use crate::error::{Cause, Error, Result};
 use crate::path::{PathPolicy, Route, TransferPath};
 
@@ -113,7 +113,7 @@ impl File {
         let len = buffer.len_bytes();
         if buffer.is_host_accessible() {
             // SAFETY: the buffer is `len` bytes of memory that the host may write and only we use.
-            return match unsafe { read_full(self.as_fd(), buffer.as_ptr().cast_mut(), len, offset) } {
+            return match unsafe { read_full(self.as_fd(), buffer.as_mut_ptr(), len, offset) } {
                 Ok(done) => (done, None),
                 Err((done, error)) => (done, Some(error.into())),
             };
@@ -123,10 +123,11 @@ impl File {
                 let at = offset.saturating_add(done as u64);
                 handle.read_range_at(buffer, done, len - done, at)
             }),
-            None => self.staged(buffer, |lane, fd, target| {
+            None => {
+                let target = buffer.as_mut_ptr();
                 // SAFETY: the buffer is `len` bytes of device memory that only we use.
-                unsafe { lane.read(fd, target, len, offset) }
-            }),
+                self.staged(buffer, |lane| unsafe { lane.read(self.as_fd(), target, len, offset) })
+            }
         }
     }
 
@@ -149,10 +150,10 @@ impl File {
                     stop.or_else(|| (done < len).then(|| io::Error::from(io::ErrorKind::WriteZero).into()));
                 (done, stop)
             }
-            None => self.staged(buffer, |lane, fd, source| {
+            None => {
                 // SAFETY: the buffer is `len` bytes of device memory that nothing writes while it is borrowed.
-                unsafe { lane.write(fd, source, len, offset) }
-            }),
+                self.staged(buffer, |lane| unsafe { lane.write(self.as_fd(), buffer.as_ptr(), len, offset) })
+            }
         }
     }
 
@@ -160,11 +161,11 @@ impl File {
     fn staged<B: IoBuf + ?Sized>(
         &self,
         buffer: &B,
-        work: impl FnOnce(&mut crate::engine::Lane, BorrowedFd<'_>, *mut u8) -> crate::engine::Outcome,
+        work: impl FnOnce(&mut Lane) -> Outcome,
     ) -> (usize, Option<Cause>) {
         let lent = self.engine.cuda().and_then(|cuda| {
             let device = cuda.device_of(buffer)?;
-            self.engine.with_lane(&device, |lane| Ok(work(lane, self.as_fd(), buffer.as_ptr().cast_mut())))
+            self.engine.with_lane(&device, |lane| Ok(work(lane)))
         });
         match lent {
             Ok((done, None)) => (done, None),

@@ -8,7 +8,7 @@ use std::{fmt, ptr};
 use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute};
 
 use super::{Cuda, DeviceBuffer, ManagedBuffer, PinnedBuffer, Stream};
-use crate::error::{Result, check_driver, check_runtime};
+use crate::error::{Error, Result, check_driver, check_runtime};
 
 /// A GPU, and its primary context, which lives as long as anything that was made on the device.
 #[derive(Clone)]
@@ -79,6 +79,10 @@ impl Drop for Entered<'_> {
 
 impl Device {
     pub(super) fn open(cuda: &Cuda, ordinal: u32) -> Result<Self> {
+        let count = cuda.device_count()?;
+        if ordinal >= count {
+            return Err(Error::invalid("cuDeviceGet", format!("there is no GPU {ordinal}: {count} are visible")));
+        }
         let (mut device, mut context) = (0, ptr::null_mut());
         let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);
         // SAFETY: `device` outlives the call; CUDA is initialised.

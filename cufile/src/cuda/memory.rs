@@ -1,14 +1,16 @@
 //! Device, pinned and managed memory.
 
 use std::ffi::c_void;
-use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::ops::{Deref, DerefMut, RangeBounds};
+use std::ptr::NonNull;
 use std::{fmt, ptr, slice};
 
 use cuda_rt_sys::runtime::{cudaHostAllocPortable, cudaMemAttachGlobal, cudaMemcpyKind};
 
-use super::{Context, Device};
+use super::{Context, Cuda, Device};
 use crate::error::{Error, Result, check_runtime};
 use crate::memory::{IoBuf, IoBufMut};
+use crate::slice::{BufSlice, BufSliceMut, Part};
 
 /// Memory of one GPU (`cudaMalloc`), freed when dropped. The host cannot look into it.
 pub struct DeviceBuffer {
@@ -25,6 +27,10 @@ unsafe impl Sync for DeviceBuffer {}
 
 impl DeviceBuffer {
     pub(super) fn new(device: &Device, len_bytes: usize) -> Result<Self> {
+        if len_bytes == 0 {
+            // CUDA's empty allocation is null, which libcufile refuses.
+            return Ok(Self { device: device.clone(), ptr: NonNull::dangling().as_ptr(), len_bytes });
+        }
         let _entered = device.enter()?;
         let mut ptr = ptr::null_mut();
         // SAFETY: `ptr` outlives the call; the device's context is current.
@@ -56,32 +62,24 @@ impl DeviceBuffer {
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> DeviceSlice<'_> {
-        let (start, len_bytes) = resolve(range, self.len_bytes);
-        DeviceSlice { buffer: self, start, len_bytes }
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> BufSlice<'_> {
+        BufSlice::new(self, range)
     }
 
     /// The bytes in `range`, for writing.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
-    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceSliceMut<'_> {
-        let (start, len_bytes) = resolve(range, self.len_bytes);
-        DeviceSliceMut { buffer: self, start, len_bytes }
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> BufSliceMut<'_> {
+        BufSliceMut::new(self, range)
     }
 
     /// Disjoint parts of `len_bytes` each, the last one maybe shorter, which may be used from several threads.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
-    pub fn chunks_mut(&mut self, len_bytes: usize) -> impl Iterator<Item = DeviceSliceMut<'_>> {
-        assert!(len_bytes > 0, "chunks of no bytes");
-        let buffer = &*self;
-        (0..buffer.len_bytes).step_by(len_bytes).map(move |start| DeviceSliceMut {
-            buffer,
-            start,
-            len_bytes: len_bytes.min(buffer.len_bytes - start),
-        })
+    pub fn chunks_mut(&mut self, len_bytes: usize) -> impl Iterator<Item = BufSliceMut<'_>> {
+        self.slice_mut(..).chunks(len_bytes)
     }
 
     /// Copies host bytes to `offset_bytes` and waits until they are there.
@@ -90,20 +88,9 @@ impl DeviceBuffer {
     /// [`Error::InvalidInput`] if they do not fit; what CUDA said.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
-        self.slice_checked("copy_from_host", offset_bytes, source.len())?;
-        let _entered = self.device.enter()?;
-        let runtime = self.device.cuda().runtime();
-        // SAFETY: the range lies in the buffer (checked above) and `source` is readable.
-        check_runtime("cudaMemcpy", unsafe {
-            (runtime.cudaMemcpy)(
-                self.ptr.add(offset_bytes).cast(),
-                source.as_ptr().cast(),
-                source.len(),
-                cudaMemcpyKind::cudaMemcpyHostToDevice,
-            )
-        })?;
-        // cudaMemcpy from pageable memory returns when the source may be reused, not when the bytes have arrived.
-        self.wait()
+        let part = Part::whole_mut(self);
+        // SAFETY: an allocation to which `&mut self` is the only access.
+        unsafe { copy_from_host(self.device.cuda(), part, offset_bytes, source) }
     }
 
     /// Copies bytes from `offset_bytes` to the host.
@@ -112,17 +99,8 @@ impl DeviceBuffer {
     /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
-        self.slice_checked("copy_to_host", offset_bytes, target.len())?;
-        let _entered = self.device.enter()?;
-        // SAFETY: the range lies in the buffer (checked above) and `target` is writable.
-        check_runtime("cudaMemcpy", unsafe {
-            (self.device.cuda().runtime().cudaMemcpy)(
-                target.as_mut_ptr().cast(),
-                self.ptr.add(offset_bytes).cast(),
-                target.len(),
-                cudaMemcpyKind::cudaMemcpyDeviceToHost,
-            )
-        })
+        // SAFETY: an allocation that nothing writes while it is borrowed.
+        unsafe { copy_to_host(self.device.cuda(), Part::whole(self), offset_bytes, target) }
     }
 
     /// A copy of all bytes on the host.
@@ -141,35 +119,17 @@ impl DeviceBuffer {
     /// What CUDA said.
     #[doc(alias = "cudaMemset")]
     pub fn fill(&mut self, byte: u8) -> Result<()> {
-        let _entered = self.device.enter()?;
-        // SAFETY: the whole buffer.
-        check_runtime("cudaMemset", unsafe {
-            (self.device.cuda().runtime().cudaMemset)(self.ptr.cast(), byte.into(), self.len_bytes)
-        })?;
-        self.wait()
-    }
-
-    /// Waits for the default stream.
-    fn wait(&self) -> Result<()> {
-        // SAFETY: null is the default stream of the current context, which the caller has entered.
-        check_runtime("cudaStreamSynchronize", unsafe {
-            (self.device.cuda().runtime().cudaStreamSynchronize)(ptr::null_mut())
-        })
-    }
-
-    fn slice_checked(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<()> {
-        match offset_bytes.checked_add(len_bytes) {
-            Some(end) if end <= self.len_bytes => Ok(()),
-            _ => Err(Error::invalid(
-                operation,
-                format!("{len_bytes} bytes at {offset_bytes} of a buffer of {} bytes", self.len_bytes),
-            )),
-        }
+        let part = Part::whole_mut(self);
+        // SAFETY: an allocation to which `&mut self` is the only access.
+        unsafe { fill(self.device.cuda(), part, byte) }
     }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        if self.len_bytes == 0 {
+            return;
+        }
         let Ok(_entered) = self.device.enter() else { return };
         // SAFETY: allocated in `new`, freed once. A failure (the driver is shutting down) leaves nothing to do.
         unsafe { (self.device.cuda().runtime().cudaFree)(self.ptr.cast()) };
@@ -203,52 +163,6 @@ unsafe impl IoBuf for DeviceBuffer {
 
 // SAFETY: `&mut self` is the only access to the memory.
 unsafe impl IoBufMut for DeviceBuffer {}
-
-/// A part of a [`DeviceBuffer`].
-#[derive(Debug, Clone, Copy)]
-pub struct DeviceSlice<'a> {
-    buffer: &'a DeviceBuffer,
-    start: usize,
-    len_bytes: usize,
-}
-
-/// A part of a [`DeviceBuffer`] that may be written.
-#[derive(Debug)]
-pub struct DeviceSliceMut<'a> {
-    // Shared, because disjoint parts exist side by side; `slice_mut` and `chunks_mut` borrow the buffer mutably.
-    buffer: &'a DeviceBuffer,
-    start: usize,
-    len_bytes: usize,
-}
-
-macro_rules! part_of_a_device_buffer {
-    ($part:ident) => {
-        // SAFETY: part of an allocation that stays at its address while it is borrowed.
-        unsafe impl IoBuf for $part<'_> {
-            fn as_ptr(&self) -> *const u8 {
-                self.buffer.ptr.wrapping_add(self.start)
-            }
-
-            fn len_bytes(&self) -> usize {
-                self.len_bytes
-            }
-
-            fn context(&self) -> Option<Context> {
-                self.buffer.context()
-            }
-
-            fn is_host_accessible(&self) -> bool {
-                false
-            }
-        }
-    };
-}
-
-part_of_a_device_buffer!(DeviceSlice);
-part_of_a_device_buffer!(DeviceSliceMut);
-
-// SAFETY: parts that may be written are disjoint, and the buffer is borrowed mutably while they exist.
-unsafe impl IoBufMut for DeviceSliceMut<'_> {}
 
 /// Page-locked host memory (`cudaHostAlloc`), which reads and writes like a slice.
 pub struct PinnedBuffer {
@@ -366,7 +280,7 @@ fn host_alloc(
     alloc: impl FnOnce(*mut *mut c_void) -> cuda_rt_sys::runtime::cudaError_t,
 ) -> Result<*mut u8> {
     if len_bytes == 0 {
-        return Ok(ptr::NonNull::dangling().as_ptr());
+        return Ok(NonNull::dangling().as_ptr());
     }
     let _entered = device.enter()?;
     let mut ptr = ptr::null_mut();
@@ -376,18 +290,104 @@ fn host_alloc(
     Ok(ptr.cast())
 }
 
-/// A range within `len_bytes` as start and length.
-fn resolve(range: impl RangeBounds<usize>, len_bytes: usize) -> (usize, usize) {
-    let start = match range.start_bound() {
-        Bound::Included(start) => *start,
-        Bound::Excluded(start) => start.checked_add(1).expect("range start overflows"),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(end) => end.checked_add(1).expect("range end overflows"),
-        Bound::Excluded(end) => *end,
-        Bound::Unbounded => len_bytes,
-    };
-    assert!(start <= end && end <= len_bytes, "range {start}..{end} of a buffer of {len_bytes} bytes");
-    (start, end - start)
+/// Copies host bytes to `offset_bytes` of a part and waits until they are there.
+///
+/// # Safety
+/// The part must be memory that is accessible as it says, and nothing else may use it meanwhile.
+pub(crate) unsafe fn copy_from_host(
+    cuda: &Cuda,
+    part: Part,
+    offset_bytes: usize,
+    source: &[u8],
+) -> Result<()> {
+    let target = within("copy_from_host", part, offset_bytes, source.len())?;
+    if source.is_empty() {
+        return Ok(());
+    }
+    if part.is_host_accessible {
+        // SAFETY: the range lies in the part, and `source` elsewhere: nothing else uses the part.
+        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        return Ok(());
+    }
+    let _entered = part.context.map(|context| context.enter(cuda)).transpose()?;
+    // SAFETY: the range lies in the part and `source` is readable.
+    check_runtime("cudaMemcpy", unsafe {
+        (cuda.runtime().cudaMemcpy)(
+            target.cast(),
+            source.as_ptr().cast(),
+            source.len(),
+            cudaMemcpyKind::cudaMemcpyHostToDevice,
+        )
+    })?;
+    // cudaMemcpy from pageable memory returns when the source may be reused, not when the bytes have arrived.
+    wait(cuda)
+}
+
+/// Copies bytes from `offset_bytes` of a part to the host.
+///
+/// # Safety
+/// The part must be memory that is accessible as it says, and nothing may write it meanwhile.
+pub(crate) unsafe fn copy_to_host(
+    cuda: &Cuda,
+    part: Part,
+    offset_bytes: usize,
+    target: &mut [u8],
+) -> Result<()> {
+    let source = within("copy_to_host", part, offset_bytes, target.len())?;
+    if target.is_empty() {
+        return Ok(());
+    }
+    if part.is_host_accessible {
+        // SAFETY: the range lies in the part, and `target`, a mutable borrow, elsewhere.
+        unsafe { ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+        return Ok(());
+    }
+    let _entered = part.context.map(|context| context.enter(cuda)).transpose()?;
+    // SAFETY: the range lies in the part and `target` is writable.
+    check_runtime("cudaMemcpy", unsafe {
+        (cuda.runtime().cudaMemcpy)(
+            target.as_mut_ptr().cast(),
+            source.cast(),
+            target.len(),
+            cudaMemcpyKind::cudaMemcpyDeviceToHost,
+        )
+    })
+}
+
+/// Sets every byte of a part and waits until it is done.
+///
+/// # Safety
+/// As for [`copy_from_host`].
+pub(crate) unsafe fn fill(cuda: &Cuda, part: Part, byte: u8) -> Result<()> {
+    if part.len_bytes == 0 {
+        return Ok(());
+    }
+    if part.is_host_accessible {
+        // SAFETY: the whole part.
+        unsafe { ptr::write_bytes(part.ptr, byte, part.len_bytes) };
+        return Ok(());
+    }
+    let _entered = part.context.map(|context| context.enter(cuda)).transpose()?;
+    // SAFETY: the whole part.
+    check_runtime("cudaMemset", unsafe {
+        (cuda.runtime().cudaMemset)(part.ptr.cast(), byte.into(), part.len_bytes)
+    })?;
+    wait(cuda)
+}
+
+/// Waits for the default stream.
+fn wait(cuda: &Cuda) -> Result<()> {
+    // SAFETY: null is the default stream of the current context, which the caller has entered.
+    check_runtime("cudaStreamSynchronize", unsafe { (cuda.runtime().cudaStreamSynchronize)(ptr::null_mut()) })
+}
+
+/// Where `len_bytes` bytes at `offset_bytes` of a part start, if it has them.
+fn within(operation: &'static str, part: Part, offset_bytes: usize, len_bytes: usize) -> Result<*mut u8> {
+    match offset_bytes.checked_add(len_bytes) {
+        Some(end) if end <= part.len_bytes => Ok(part.ptr.wrapping_add(offset_bytes)),
+        _ => Err(Error::invalid(
+            operation,
+            format!("{len_bytes} bytes at {offset_bytes} of a buffer of {} bytes", part.len_bytes),
+        )),
+    }
 }

@@ -1,7 +1,7 @@
 //! The small safe CUDA layer that file I/O needs: devices, memory, streams and events.
 //!
 //! Programs that use another CUDA crate keep using it: any memory can take part in I/O through
-//! [`IoBuf`](crate::IoBuf). No call here leaves the calling thread's current device or context changed.
+//! [`IoBuf`]. No call here leaves the calling thread's current device or context changed.
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;
@@ -13,6 +13,7 @@
 //! ```
 
 mod device;
+mod mapped;
 mod memory;
 mod stream;
 
@@ -22,7 +23,9 @@ use std::sync::{Arc, OnceLock};
 use cuda_rt_sys::{driver, runtime};
 
 pub use device::{Context, Device};
-pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut, ManagedBuffer, PinnedBuffer};
+pub use mapped::MappedBuffer;
+pub use memory::{DeviceBuffer, ManagedBuffer, PinnedBuffer};
+pub(crate) use memory::{copy_from_host, copy_to_host, fill};
 pub use stream::{Event, Stream};
 
 use crate::error::{Error, Result, check_driver};
@@ -87,7 +90,7 @@ impl Cuda {
     /// The device with this ordinal, counted from 0.
     ///
     /// # Errors
-    /// [`Error::CudaDriver`] with `CUDA_ERROR_INVALID_DEVICE` if there are not as many.
+    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         Device::open(self, ordinal)
     }

@@ -210,6 +210,18 @@ pub(crate) fn place(address: usize, length: usize) -> Result<Place, Beyond> {
     with(|memory| memory.place(address, length))
 }
 
+/// Whether cuFile would register the range: memory, or the start of a reserved range that is mapped in part.
+pub(crate) fn registrable(base: usize, length: usize) -> Result<(), Beyond> {
+    with(|memory| {
+        let mapped = memory.find(base).is_some_and(|found| found.physical.is_some());
+        let end = base.checked_add(length).ok_or(Beyond)?;
+        if mapped && memory.virtual_memory.reserved_end(base).is_some_and(|reserved| end <= reserved) {
+            return Ok(());
+        }
+        memory.place(base, length).map(drop)
+    })
+}
+
 /// What the registry knows about `address`.
 pub(crate) fn find(address: usize) -> Option<Allocation> {
     with(|memory| memory.find(address).cloned())

@@ -47,6 +47,11 @@ impl Space {
         self.reservation(address).is_some()
     }
 
+    /// Where the reserved range ends that `address` is in.
+    pub(crate) fn reserved_end(&self, address: usize) -> Option<usize> {
+        self.reservation(address).map(|(base, found)| base + found.length)
+    }
+
     fn reservation(&self, address: usize) -> Option<(usize, &Reservation)> {
         let (base, found) = self.reservations.range(..=address).next_back()?;
         (address < base + found.length).then_some((*base, found))

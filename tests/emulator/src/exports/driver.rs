@@ -189,12 +189,13 @@ pub unsafe extern "C" fn cuFileDriverSetP2PFlags(
     status_flag: CUfileDriverStatusFlags_t,
     p2p_flags: CUfileP2PFlags_t,
 ) -> CUfileError_t {
-    set("cuFileDriverSetP2PFlags", || {
-        let known = 2 * CUfileP2PFlags_t::CUFILE_NVIDIA_PEERMEM.mask().as_raw() - 1;
-        if p2p_flags.as_raw() & !known != 0 {
-            return None;
+    status::call("cuFileDriverSetP2PFlags", || {
+        // What the platform has can be added, and never taken away; the rest is libcufile's own business.
+        let settable = CUfileP2PFlags_t::CUFILE_P2PDMA.mask().as_raw();
+        if p2p_flags.as_raw() & !settable != 0 {
+            return Err(INVALID);
         }
-        *lock(&P2P_FLAGS).get_mut(status_flag.as_raw() as usize)? = p2p_flags.as_raw();
-        Some(())
+        *lock(&P2P_FLAGS).get_mut(status_flag.as_raw() as usize).ok_or(INVALID)? |= p2p_flags.as_raw();
+        Ok(())
     })
 }

@@ -1,6 +1,7 @@
 //! Registered files and registered buffers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
@@ -37,7 +38,8 @@ impl Handle {
 }
 
 static HANDLES: Mutex<Option<HashMap<usize, Arc<Handle>>>> = Mutex::new(None);
-static BUFFERS: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
+/// The lengths of the buffers that are registered, by their addresses.
+static BUFFERS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
 
 /// Files that are registered.
 pub(crate) fn live_handles() -> usize {
@@ -47,6 +49,11 @@ pub(crate) fn live_handles() -> usize {
 /// Buffers that are registered.
 pub(crate) fn live_buffers() -> usize {
     lock(&BUFFERS).get_or_insert_default().len()
+}
+
+/// The length with which the buffer at `base` is registered.
+pub(super) fn registered_length(base: usize) -> Option<usize> {
+    lock(&BUFFERS).get_or_insert_default().get(&base).copied()
 }
 
 /// The file of a handle.
@@ -132,9 +139,12 @@ fn register_buffer(base: usize, length: usize) -> Result<(), CUfileError_t> {
     if memory::find(base).is_some_and(|found| found.kind == Kind::Managed) {
         return Err(failed(5013));
     }
-    memory::place(base, length).map_err(|_| failed(5023))?;
-    let fresh = lock(&BUFFERS).get_or_insert_default().insert(base);
-    if fresh { Ok(()) } else { Err(failed(5023)) }
+    memory::registrable(base, length).map_err(|_| failed(5014))?;
+    match lock(&BUFFERS).get_or_insert_default().entry(base) {
+        Entry::Occupied(_) => return Err(failed(5023)),
+        Entry::Vacant(entry) => entry.insert(length),
+    };
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
@@ -155,7 +165,7 @@ pub unsafe extern "C" fn cuFileBufRegister(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBufDeregister(bufPtr_base: *const c_void) -> CUfileError_t {
     status::call("cuFileBufDeregister", || {
-        let removed = lock(&BUFFERS).get_or_insert_default().remove(&bufPtr_base.addr());
+        let removed = lock(&BUFFERS).get_or_insert_default().remove(&bufPtr_base.addr()).is_some();
         stats::count(|basic| &mut basic.buf_deregister_ops, removed);
         if removed { Ok(()) } else { Err(failed(5024)) }
     })

@@ -109,6 +109,10 @@ fn check_context(base: *mut c_void) -> Result<(), c_int> {
 fn perform(request: Request, hit: &Hit) -> Result<usize, c_int> {
     open()?;
     check_context(request.base)?;
+    let end = usize::try_from(request.buffer_offset).ok().and_then(|start| start.checked_add(request.size));
+    if handle::registered_length(request.base.addr()).zip(end).is_some_and(|(length, end)| end > length) {
+        return Err(5017);
+    }
     let moved = request.perform(hit.limit(usize::MAX));
     stats::count(
         |basic| if request.write { &mut basic.write_ops } else { &mut basic.read_ops },
@@ -155,6 +159,9 @@ pub unsafe extern "C" fn cuFileWrite(
     status::transfer("cuFileWrite", |hit| perform(request, hit))
 }
 
+/// The most entries that a vectored call takes.
+const MOST_VECTORS: usize = 128;
+
 fn vectored(
     handle: CUfileHandle_t,
     vectors: Option<Vec<CUfileIOVec_t>>,
@@ -164,7 +171,13 @@ fn vectored(
     hit: &Hit,
 ) -> Result<usize, c_int> {
     open()?;
-    let vectors = vectors.filter(|vectors| !vectors.is_empty() && flags == 0).ok_or(libc::EINVAL)?;
+    let fits = |count: usize| (1..=MOST_VECTORS).contains(&count) && flags == 0;
+    let vectors = vectors.filter(|vectors| fits(vectors.len())).ok_or(libc::EINVAL)?;
+    if vectors.iter().any(|vector| vector.len == 0) && vectors.iter().any(|vector| vector.len > 0) {
+        // libcufile fails an assertion.
+        eprintln!("an entry of no bytes among others");
+        std::process::abort();
+    }
     let mut left = hit.limit(usize::MAX);
     let mut done = 0;
     for vector in vectors {

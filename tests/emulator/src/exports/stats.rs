@@ -11,7 +11,7 @@ use cufile_sys::{
 };
 
 use crate::control::{self, lock};
-use crate::status::{self, INVALID};
+use crate::status::{self, INVALID, failed};
 
 struct Stats {
     level: c_int,
@@ -55,7 +55,7 @@ pub(super) fn transfer(
 ) {
     record(|values| {
         let bytes = *moved.as_ref().unwrap_or(&0) as u64;
-        let bucket = (size >> 10).checked_ilog2().map_or(0, |power| power as usize + 1).min(31);
+        let bucket = (size >> 12).checked_ilog2().map_or(0, |power| power as usize + 1).min(31);
         let microseconds = time.as_micros() as u64;
         let detailed = &mut values.detailed;
         let gpu = usize::try_from(device).ok().and_then(|device| values.per_gpu_stats.get_mut(device));
@@ -102,15 +102,17 @@ pub unsafe extern "C" fn cuFileGetStatsLevel(level: *mut c_int) -> CUfileError_t
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStatsStart() -> CUfileError_t {
     status::call("cuFileStatsStart", || {
-        lock(&STATS).running = true;
-        Ok(())
+        let mut stats = lock(&STATS);
+        stats.running = stats.level > 0;
+        if stats.running { Ok(()) } else { Err(failed(5030)) }
     })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStatsStop() -> CUfileError_t {
     status::call("cuFileStatsStop", || {
-        lock(&STATS).running = false;
+        let mut stats = lock(&STATS);
+        (stats.running, stats.level) = (false, 0);
         Ok(())
     })
 }

@@ -1,0 +1,108 @@
+//! What a call costs beyond the C function, measured with a libcufile that does nothing.
+//!
+//! `cargo bench -p cufile`
+
+#[path = "../tests/no_op/mod.rs"]
+mod no_op;
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cufile::{Batch, Entry, FileHandle, IoBufMut};
+use cufile_sys::{
+    CUfileBatchMode_t, CUfileIOParams_anon_batch, CUfileIOParams_anon_u, CUfileIOParams_t, CUfileOpcode_t,
+};
+use divan::{Bencher, black_box};
+use no_op::OnTheDevice;
+
+fn main() {
+    divan::main();
+}
+
+const LEN_BYTES: usize = 4096;
+const ENTRIES: usize = 128;
+
+#[divan::bench]
+fn read_raw(bencher: Bencher) {
+    let (functions, file, mut buffer) = (no_op::functions(), no_op::file(), vec![0u8; LEN_BYTES]);
+    let base: *mut c_void = buffer.as_mut_ptr().cast();
+    bencher.bench_local(|| {
+        // SAFETY: the function does nothing.
+        unsafe { (black_box(&functions).cuFileRead)(file.as_raw(), black_box(base), LEN_BYTES, 0, 0) }
+    });
+}
+
+#[divan::bench]
+fn read_at_host(bencher: Bencher) {
+    let (file, mut buffer) = (no_op::file(), vec![0u8; LEN_BYTES]);
+    bencher.bench_local(|| black_box(&*file).read_at(black_box(&mut buffer), 0).unwrap());
+}
+
+#[divan::bench]
+fn read_at_device(bencher: Bencher) {
+    let (file, mut buffer) = (no_op::file(), OnTheDevice(LEN_BYTES));
+    bencher.bench_local(|| black_box(&*file).read_at(black_box(&mut buffer), 0).unwrap());
+}
+
+#[divan::bench(counters = [ENTRIES])]
+fn submit_raw(bencher: Bencher) {
+    let (functions, file) = (no_op::functions(), no_op::file());
+    let batch = CUfileIOParams_anon_batch {
+        devPtr_base: ptr::without_provenance_mut(0x1000),
+        file_offset: 0,
+        devPtr_offset: 0,
+        size: LEN_BYTES,
+    };
+    let entry = CUfileIOParams_t {
+        mode: CUfileBatchMode_t::CUFILE_BATCH,
+        u: CUfileIOParams_anon_u { batch },
+        fh: file.as_raw(),
+        opcode: CUfileOpcode_t::CUFILE_READ,
+        cookie: ptr::null_mut(),
+    };
+    let mut entries = vec![entry; ENTRIES];
+    bencher.bench_local(|| {
+        let entries = black_box(&mut entries);
+        // SAFETY: the function does nothing.
+        unsafe {
+            (black_box(&functions).cuFileBatchIOSubmit)(
+                ptr::null_mut(),
+                ENTRIES as u32,
+                entries.as_mut_ptr(),
+                0,
+            )
+        }
+    });
+}
+
+fn submit<B: IoBufMut + 'static>(bencher: Bencher, buffer: impl Fn() -> B) {
+    let file = no_op::file();
+    let entries = || (0..ENTRIES as u64).map(|id| Entry::read(&file, buffer(), 0).id(id)).collect::<Vec<_>>();
+    bencher
+        .with_inputs(|| (Batch::new(file.driver(), ENTRIES).unwrap(), entries()))
+        .bench_local_refs(|(batch, entries)| batch.submit(entries).unwrap());
+}
+
+#[divan::bench(counters = [ENTRIES])]
+fn submit_host(bencher: Bencher) {
+    submit(bencher, || vec![0u8; 64]);
+}
+
+#[divan::bench(counters = [ENTRIES])]
+fn submit_device_of_any_type(bencher: Bencher) {
+    submit(bencher, || Box::new(OnTheDevice(LEN_BYTES)) as Box<dyn IoBufMut>);
+}
+
+/// With making the entries, each of which takes a reference to its file.
+#[divan::bench(counters = [ENTRIES])]
+fn make_and_submit_device(bencher: Bencher) {
+    let file: Arc<FileHandle> = no_op::file();
+    bencher
+        .with_inputs(|| (Batch::new(file.driver(), ENTRIES).unwrap(), Vec::with_capacity(ENTRIES)))
+        .bench_local_refs(|(batch, entries)| {
+            let file = black_box(&file);
+            entries.extend((0..ENTRIES as u64).map(|id| Entry::read(file, OnTheDevice(LEN_BYTES), 0).id(id)));
+            batch.submit(entries).unwrap();
+        });
+}

@@ -1,0 +1,634 @@
+//! Batches: many reads and writes submitted with one call.
+//!
+//! A [`Batch`] owns its entries, which own their buffers and references to their files. Each comes back in a
+//! [`Completion`], in whatever order, with the entry's own number and the buffer. So nothing can be freed too early:
+//! dropping a batch waits for its entries, leaking it leaks their buffers, and [`cancel`](Batch::cancel) consumes it.
+//!
+//! One batch takes buffers of one type; `Box<dyn IoBufMut + Send>` is one that can be anything.
+//!
+//! ```no_run
+//! use std::fs::File;
+//! use std::sync::Arc;
+//!
+//! use cufile::{Batch, Driver, Entry, FileHandle, IoBufMut};
+//!
+//! let driver = Driver::open()?;
+//! let device = driver.cuda().device(0)?;
+//! let file = Arc::new(FileHandle::register(&driver, File::open("data.bin")?)?);
+//!
+//! let mut batch: Batch<Box<dyn IoBufMut + Send>> = Batch::new(&driver, 2)?;
+//! let on_the_gpu = Entry::read(&file, Box::new(device.alloc(1 << 20)?) as _, 0).id(1);
+//! let on_the_host = Entry::read(&file, Box::new(vec![0u8; 4096]) as _, 1 << 20).id(2);
+//! batch.submit(&mut vec![on_the_gpu, on_the_host])?;
+//! for completion in batch.wait_all().map_err(|(_, error)| error)? {
+//!     println!("entry {}: {} bytes", completion.id, completion.result?);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::ffi::c_uint;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io, ptr, thread};
+
+use cufile_sys::{
+    CUfileBatchHandle_t, CUfileBatchMode_t, CUfileIOEvents_t, CUfileIOParams_anon_batch,
+    CUfileIOParams_anon_u, CUfileIOParams_t, CUfileOpcode_t, CUfileStatus_t, off_t, timespec,
+};
+
+use crate::driver::Driver;
+use crate::error::{Error, Raw, Result, check, decode};
+use crate::handle::FileHandle;
+use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
+
+const SUBMIT: &str = "cuFileBatchIOSubmit";
+const GET_STATUS: &str = "cuFileBatchIOGetStatus";
+
+/// A read or write for a [`Batch`].
+pub struct Entry<B> {
+    id: u64,
+    file: Arc<FileHandle>,
+    file_offset: u64,
+    buffer: B,
+    buffer_offset: usize,
+    len_bytes: usize,
+    opcode: CUfileOpcode_t,
+    address: fn(&mut B) -> *mut u8,
+}
+
+impl<B: IoBuf> Entry<B> {
+    /// A read into the whole buffer from `file_offset` in bytes.
+    ///
+    /// A buffer that is merely borrowed cannot be submitted, because a leaked batch would outlive the borrow:
+    /// ```compile_fail,E0597
+    /// # use {cufile::{Batch, Entry, FileHandle}, std::sync::Arc};
+    /// fn too_short(mut batch: Batch<&'static mut [u8]>, file: &Arc<FileHandle>) {
+    ///     let mut buffer = vec![0u8; 4096];
+    ///     let _ = batch.submit(&mut vec![Entry::read(file, &mut buffer[..], 0)]);
+    ///     std::mem::forget(batch);
+    /// }
+    /// ```
+    pub fn read(file: &Arc<FileHandle>, buffer: B, file_offset: u64) -> Self
+    where
+        B: IoBufMut,
+    {
+        Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_READ, B::as_mut_ptr)
+    }
+
+    /// A write of the whole buffer to `file_offset` in bytes.
+    pub fn write(file: &Arc<FileHandle>, buffer: B, file_offset: u64) -> Self {
+        Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_WRITE, |buffer| {
+            buffer.as_ptr().cast_mut()
+        })
+    }
+
+    fn new(
+        file: &Arc<FileHandle>,
+        buffer: B,
+        file_offset: u64,
+        opcode: CUfileOpcode_t,
+        address: fn(&mut B) -> *mut u8,
+    ) -> Self {
+        let len_bytes = buffer.len_bytes();
+        let file = Arc::clone(file);
+        Self { id: 0, file, file_offset, buffer, buffer_offset: 0, len_bytes, opcode, address }
+    }
+
+    /// Only `len_bytes` bytes at `buffer_offset` of the buffer, both in bytes. Checked when the entry is submitted.
+    #[must_use]
+    pub fn range(mut self, buffer_offset: usize, len_bytes: usize) -> Self {
+        (self.buffer_offset, self.len_bytes) = (buffer_offset, len_bytes);
+        self
+    }
+
+    /// A number to know the entry's completion by; 0 unless told. The batch has no use for it.
+    #[must_use]
+    pub fn id(mut self, id: u64) -> Self {
+        self.id = id;
+        self
+    }
+
+    /// The buffer.
+    pub fn into_buffer(self) -> B {
+        self.buffer
+    }
+}
+
+impl<B> fmt::Debug for Entry<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry")
+            .field("id", &self.id)
+            .field("opcode", &self.opcode)
+            .field("file", &self.file)
+            .field("file_offset", &self.file_offset)
+            .field("buffer_offset", &self.buffer_offset)
+            .field("len_bytes", &self.len_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An entry of a [`Batch`] that is over.
+pub struct Completion<B> {
+    /// What [`Entry::id`] said.
+    pub id: u64,
+    /// What libcufile said has become of the entry; [`CANCELED`](Status::CANCELED) if [`Batch::cancel`] ended it.
+    pub status: Status,
+    /// The number of bytes: fewer than asked for only at the end of the file. Any status but
+    /// [`COMPLETE`](Status::COMPLETE) is an error.
+    pub result: Result<usize>,
+    /// The entry's buffer.
+    pub buffer: B,
+}
+
+impl<B> fmt::Debug for Completion<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completion")
+            .field("id", &self.id)
+            .field("status", &self.status)
+            .field("result", &self.result)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What has become of an entry (`CUfileStatus_t`). Any number is valid: newer libraries may have more.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Status(CUfileStatus_t);
+
+impl Status {
+    /// Submitted, not begun.
+    pub const WAITING: Self = Self(CUfileStatus_t::CUFILE_WAITING);
+    /// Begun.
+    pub const PENDING: Self = Self(CUfileStatus_t::CUFILE_PENDING);
+    /// Refused.
+    pub const INVALID: Self = Self(CUfileStatus_t::CUFILE_INVALID);
+    /// Cancelled.
+    pub const CANCELED: Self = Self(CUfileStatus_t::CUFILE_CANCELED);
+    /// Done.
+    pub const COMPLETE: Self = Self(CUfileStatus_t::CUFILE_COMPLETE);
+    /// Given up because it took too long.
+    pub const TIMEOUT: Self = Self(CUfileStatus_t::CUFILE_TIMEOUT);
+    /// Tried without success.
+    pub const FAILED: Self = Self(CUfileStatus_t::CUFILE_FAILED);
+
+    /// Any number is valid.
+    pub const fn from_raw(raw: u32) -> Self {
+        Self(CUfileStatus_t::from_raw(raw))
+    }
+
+    /// The number that C has.
+    pub const fn as_raw(self) -> u32 {
+        self.0.as_raw()
+    }
+
+    /// The C name, if this version of the crate knows it.
+    pub const fn name(self) -> Option<&'static str> {
+        self.0.name()
+    }
+
+    /// Whether libcufile still works on the entry.
+    fn is_under_way(self) -> bool {
+        self == Self::WAITING || self == Self::PENDING
+    }
+
+    /// The result of an entry with this status for which libcufile reported `count`.
+    fn result(self, count: isize) -> Result<usize> {
+        match decode(GET_STATUS, Raw::Completion(count)) {
+            Ok(_) if self != Self::COMPLETE => {
+                let operation = format!("{GET_STATUS}: an entry ended as {self:?}").into();
+                let errno = match self {
+                    Self::INVALID => libc::EINVAL,
+                    Self::CANCELED => libc::ECANCELED,
+                    Self::TIMEOUT => libc::ETIMEDOUT,
+                    _ => return Err(Error::Unspecified { operation }),
+                };
+                Err(Error::Io { operation, source: io::Error::from_raw_os_error(errno) })
+            }
+            result => result,
+        }
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "Status({})", self.as_raw()),
+        }
+    }
+}
+
+/// Reads and writes that are submitted together (`cuFileBatchIOSetUp`).
+///
+/// Takes part in nothing but cuFile: entries are not ordered with each other or with any CUDA stream. A batch can be
+/// submitted to again as completions make room.
+///
+/// Dropping waits for the entries in flight; [`cancel`](Self::cancel) is for those who want them to stop.
+pub struct Batch<B> {
+    raw: CUfileBatchHandle_t,
+    /// Dropped only when libcufile is done with what they hold.
+    slots: ManuallyDrop<Vec<Slot<B>>>,
+    /// Slots without an entry.
+    free: Vec<u32>,
+    /// Entries that libcufile accepted and has not reported.
+    in_flight: usize,
+    /// Whether a submission failed of which libcufile may have begun a part.
+    doubtful: bool,
+    max_entry_bytes: u64,
+    // Kept for their memory.
+    parameters: Vec<CUfileIOParams_t>,
+    events: Vec<CUfileIOEvents_t>,
+    driver: Driver,
+}
+
+struct Slot<B> {
+    /// Tells entries that were in the slot one after the other apart.
+    generation: u32,
+    entry: Option<Entry<B>>,
+}
+
+// SAFETY: a batch is used by one thread at a time, which needs not be the same (NVIDIA's guides bind it to none); the
+// pointers in `parameters` and `events` are leftovers.
+unsafe impl<B: Send> Send for Batch<B> {}
+// SAFETY: a shared reference gives no access to C or to a buffer.
+unsafe impl<B> Sync for Batch<B> {}
+
+impl<B: IoBuf + 'static> Batch<B> {
+    /// Sets up a batch of at most `capacity` entries at a time (`cuFileBatchIOSetUp`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] with the limit if the driver allows no such capacity
+    /// ([`max_batch_entries`](crate::DriverProperties::max_batch_entries), the parameter `io_batchsize`), or what
+    /// cuFile said.
+    #[doc(alias = "cuFileBatchIOSetUp")]
+    pub fn new(driver: &Driver, capacity: usize) -> Result<Self> {
+        const OPERATION: &str = "cuFileBatchIOSetUp";
+        let properties = driver.properties()?;
+        let limit = properties.max_batch_entries;
+        let Some(nr) = c_uint::try_from(capacity).ok().filter(|nr| (1..=limit).contains(nr)) else {
+            return Err(Error::invalid(
+                OPERATION,
+                format!("{capacity} entries; this driver allows 1 to {limit} (its parameter io_batchsize)"),
+            ));
+        };
+        // Before C, so that a failing allocation leaves nothing behind.
+        let slots = (0..nr).map(|_| Slot { generation: 0, entry: None }).collect();
+        let parameters = Vec::with_capacity(capacity);
+        let none =
+            CUfileIOEvents_t { cookie: ptr::null_mut(), status: CUfileStatus_t::CUFILE_WAITING, ret: 0 };
+        let mut batch = Self {
+            raw: ptr::null_mut(),
+            slots: ManuallyDrop::new(slots),
+            free: (0..nr).rev().collect(),
+            in_flight: 0,
+            doubtful: false,
+            max_entry_bytes: properties.max_direct_io_bytes,
+            parameters,
+            events: vec![none; capacity],
+            driver: driver.clone(),
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` outlives the call.
+        check(OPERATION, unsafe { (driver.library().functions().cuFileBatchIOSetUp)(&mut raw, nr) })?;
+        batch.raw = raw;
+        Ok(batch)
+    }
+
+    /// Submits entries (`cuFileBatchIOSubmit`) and takes them out of `entries`.
+    ///
+    /// Where cuFile uses its compatibility mode, this call does the work.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`], with nothing submitted and `entries` as they were, if the batch has no room for them,
+    /// a range is not in its buffer, or an entry is longer than one entry can move
+    /// ([`max_direct_io_bytes`](crate::DriverProperties::max_direct_io_bytes)): libcufile would cut it short and call
+    /// it complete.
+    ///
+    /// If libcufile fails the call, it does not say which entries it has begun. All of them stay with the batch then,
+    /// which takes no more: [`poll`](Self::poll) gives back what is reported, [`cancel`](Self::cancel) the rest.
+    #[doc(alias = "cuFileBatchIOSubmit")]
+    pub fn submit(&mut self, entries: &mut Vec<Entry<B>>) -> Result<()> {
+        self.check(entries)?;
+        if entries.is_empty() {
+            return Ok(());
+        }
+        // Each buffer may have a context of its own, but the thread has one.
+        let context = entries.iter().find_map(|entry| entry.buffer.context());
+        let driver = self.driver.clone();
+        let _entered = context.map(|context| context.enter(driver.cuda())).transpose()?;
+        self.parameters.clear();
+        for entry in entries.drain(..) {
+            let parameters = self.place(entry);
+            self.parameters.push(parameters);
+        }
+        // Counted before the call, so that nothing can make an entry that C may know seem to be over.
+        self.in_flight += self.parameters.len();
+        // SAFETY: the batch is set up; files and buffers live until an event or the end of the batch says that
+        // libcufile is done with them, because the slots hold them and are leaked if that cannot be told; ranges were
+        // checked. libcufile copies the parameters (kvikio and others free theirs at once).
+        let status = unsafe {
+            (driver.library().functions().cuFileBatchIOSubmit)(
+                self.raw,
+                self.parameters.len() as c_uint,
+                self.parameters.as_mut_ptr(),
+                0,
+            )
+        };
+        let submitted = check(SUBMIT, status);
+        self.doubtful |= submitted.is_err();
+        submitted
+    }
+
+    /// Checks all entries before the first is touched.
+    fn check(&self, entries: &[Entry<B>]) -> Result<()> {
+        self.driver.check_alive()?;
+        self.check_certain(SUBMIT)?;
+        if entries.len() > self.free.len() {
+            let (new, room) = (entries.len(), self.free.len());
+            return Err(Error::invalid(
+                SUBMIT,
+                format!("{new} entries for a batch with room for {room} more"),
+            ));
+        }
+        // The limit can be changed while the driver is open, and nobody says when libcufile looks.
+        let limit = self.max_entry_bytes.min(self.driver.properties()?.max_direct_io_bytes);
+        for entry in entries {
+            Span::new(SUBMIT, &entry.buffer, entry.buffer_offset, entry.len_bytes)?;
+            file_offset(SUBMIT, entry.file_offset)?;
+            if entry.len_bytes as u64 > limit {
+                return Err(too_long(entry.len_bytes, limit));
+            }
+            if !entry.file.driver().library().is(self.driver.library()) {
+                return Err(Error::invalid(SUBMIT, "a file is registered with another libcufile"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a checked entry in a free slot.
+    fn place(&mut self, entry: Entry<B>) -> CUfileIOParams_t {
+        let index = self.free.pop().expect("as many free slots as entries");
+        let slot = &mut self.slots[index as usize];
+        let entry = slot.entry.insert(entry);
+        let base_offset = entry.buffer.base_offset();
+        // Only now that the buffer stays where it is: moving a boxed one ends the life of earlier pointers into it.
+        let base = (entry.address)(&mut entry.buffer).wrapping_sub(base_offset);
+        let batch = CUfileIOParams_anon_batch {
+            devPtr_base: base.cast(),
+            file_offset: entry.file_offset as off_t,
+            devPtr_offset: (base_offset + entry.buffer_offset) as off_t,
+            size: entry.len_bytes,
+        };
+        CUfileIOParams_t {
+            mode: CUfileBatchMode_t::CUFILE_BATCH,
+            u: CUfileIOParams_anon_u { batch },
+            fh: entry.file.as_raw(),
+            opcode: entry.opcode,
+            cookie: ptr::without_provenance_mut(cookie(index, slot.generation)),
+        }
+    }
+
+    /// Waits until `min` entries are over, or `timeout` has passed, and gives at most `max` of them
+    /// (`cuFileBatchIOGetStatus`).
+    ///
+    /// `min` counts for no more than the entries in flight; no `timeout` means to wait as long as it takes, or after a
+    /// failed submission, of which there may be nothing to wait for, not at all.
+    ///
+    /// # Errors
+    /// What cuFile said; [`Error::Forked`].
+    #[doc(alias = "cuFileBatchIOGetStatus")]
+    pub fn poll(&mut self, min: usize, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion<B>>> {
+        let mut completions = Vec::new();
+        self.poll_into(min, max, timeout, &mut completions)?;
+        Ok(completions)
+    }
+
+    /// As [`poll`](Self::poll), for a vector that is used again: appends, and returns how many.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    #[doc(alias = "cuFileBatchIOGetStatus")]
+    pub fn poll_into(
+        &mut self,
+        min: usize,
+        max: usize,
+        timeout: Option<Duration>,
+        completions: &mut Vec<Completion<B>>,
+    ) -> Result<usize> {
+        self.reap(min, max, timeout, |completion| completions.push(completion))
+    }
+
+    /// Waits until every entry is over.
+    ///
+    /// # Errors
+    /// The completions so far come with what cuFile said; [`in_flight`](Self::in_flight) says how many are missing.
+    /// [`Error::InvalidInput`] after a failed submission, of which there may be nothing to wait for.
+    #[doc(alias = "cuFileBatchIOGetStatus")]
+    #[allow(clippy::type_complexity, reason = "house idiom: what came of it, and the error")]
+    pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, (Vec<Completion<B>>, Error)> {
+        let mut completions = Vec::with_capacity(self.in_flight);
+        match self.drain(|completion| completions.push(completion)) {
+            Ok(()) => Ok(completions),
+            Err(error) => Err((completions, error)),
+        }
+    }
+
+    /// Cancels what is in flight (`cuFileBatchIOCancel`), destroys the batch, and gives every entry back.
+    ///
+    /// A cancelled batch reports nothing any more and cannot be used again, which is why it is consumed. Entries that
+    /// were over before come with their results, others with [`Status::CANCELED`]: nobody knows how much of them was
+    /// done. If libcufile cannot cancel, this waits for the entries instead.
+    ///
+    /// ```compile_fail,E0382
+    /// # use cufile::{Batch, Result};
+    /// fn again(batch: Batch<Vec<u8>>) -> Result<()> {
+    ///     let completions = batch.cancel()?;
+    ///     batch.poll(1, 1, None)?;
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// What cuFile said, if it can neither cancel nor report; or [`Error::Forked`]. The buffers of entries that may be
+    /// in flight are leaked then.
+    #[doc(alias = "cuFileBatchIOCancel")]
+    pub fn cancel(mut self) -> Result<Vec<Completion<B>>> {
+        let mut completions = Vec::with_capacity(self.in_flight);
+        self.driver.check_alive()?;
+        if self.in_flight == 0 {
+            return Ok(completions);
+        }
+        let no_time = Some(Duration::ZERO);
+        // An error here shows again below.
+        let _ = self.reap(0, self.in_flight, no_time, |completion| completions.push(completion));
+        if self.in_flight > 0
+            && let Err(error) = self.cancel_raw()
+        {
+            if self.doubtful {
+                return Err(error);
+            }
+            self.drain(|completion| completions.push(completion))?;
+        }
+        self.destroy();
+        let cancelled = self.slots.iter_mut().filter_map(|slot| slot.entry.take()).map(|entry| Completion {
+            id: entry.id,
+            status: Status::CANCELED,
+            result: Status::CANCELED.result(0),
+            buffer: entry.buffer,
+        });
+        completions.extend(cancelled);
+        Ok(completions)
+    }
+
+    /// How many entries were submitted and have not come back.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// How many entries there can be in flight.
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The longest entry in bytes, unless the driver's `max_direct_io_bytes` was lowered since the batch was set up.
+    pub fn max_entry_bytes(&self) -> u64 {
+        self.max_entry_bytes
+    }
+}
+
+// What dropping needs, for any `B`.
+impl<B> Batch<B> {
+    /// Calls C for events and matches them to entries.
+    fn reap(
+        &mut self,
+        min: usize,
+        max: usize,
+        timeout: Option<Duration>,
+        mut completed: impl FnMut(Completion<B>),
+    ) -> Result<usize> {
+        self.driver.check_alive()?;
+        let max = max.min(self.in_flight);
+        if max == 0 {
+            return Ok(0);
+        }
+        let min = if self.doubtful && timeout.is_none() { 0 } else { min.min(max) };
+        let mut nr = max as c_uint;
+        let mut timeout = timeout.map(|timeout| timespec {
+            // A century, so that nobody's arithmetic overflows.
+            tv_sec: timeout.as_secs().min(100 * 365 * 86400) as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        // SAFETY: the batch is set up; `events` has room for `max` events; `nr` and the time outlive the call.
+        check(GET_STATUS, unsafe {
+            (self.driver.library().functions().cuFileBatchIOGetStatus)(
+                self.raw,
+                min as c_uint,
+                &mut nr,
+                self.events.as_mut_ptr(),
+                timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut),
+            )
+        })?;
+        let mut count = 0;
+        for index in 0..max.min(nr as usize) {
+            let event = self.events[index];
+            let status = Status(event.status);
+            if status.is_under_way() {
+                continue;
+            }
+            // An event that belongs to no entry in flight says nothing about any.
+            let Some(entry) = self.remove(event.cookie.addr()) else { continue };
+            self.in_flight -= 1;
+            count += 1;
+            completed(Completion {
+                id: entry.id,
+                status,
+                result: status.result(event.ret as isize),
+                buffer: entry.buffer,
+            });
+        }
+        Ok(count)
+    }
+
+    /// Fails after a submission of which libcufile may have begun a part, or nothing.
+    fn check_certain(&self, operation: &'static str) -> Result<()> {
+        if self.doubtful {
+            return Err(Error::invalid(operation, "an earlier submission to this batch failed; cancel it"));
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, cookie: usize) -> Option<Entry<B>> {
+        let (index, generation) = (cookie as u32, (cookie as u64 >> 32) as u32);
+        let slot = self.slots.get_mut(index as usize).filter(|slot| slot.generation == generation)?;
+        let entry = slot.entry.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(index);
+        Some(entry)
+    }
+
+    /// Waits until every entry is over.
+    fn drain(&mut self, mut completed: impl FnMut(Completion<B>)) -> Result<()> {
+        self.check_certain(GET_STATUS)?;
+        while self.in_flight > 0 {
+            if self.reap(self.in_flight, self.in_flight, None, &mut completed)? == 0 {
+                // Some versions may return before there is something.
+                thread::sleep(Duration::from_micros(50));
+            }
+        }
+        Ok(())
+    }
+
+    fn cancel_raw(&mut self) -> Result<()> {
+        // SAFETY: the batch is set up.
+        check("cuFileBatchIOCancel", unsafe {
+            (self.driver.library().functions().cuFileBatchIOCancel)(self.raw)
+        })
+    }
+
+    fn destroy(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: set up in `new` and destroyed once: nothing calls C for a null batch.
+            unsafe { (self.driver.library().functions().cuFileBatchIODestroy)(self.raw) };
+            self.raw = ptr::null_mut();
+            self.in_flight = 0;
+        }
+    }
+}
+
+/// The number that C reports an entry by.
+fn cookie(index: u32, generation: u32) -> usize {
+    // cuFile exists for 64-bit machines only.
+    (u64::from(generation) << 32 | u64::from(index)) as usize
+}
+
+#[cold]
+fn too_long(len_bytes: usize, limit: u64) -> Error {
+    let problem = format!("an entry of {len_bytes} bytes; libcufile moves at most {limit} in one, split it");
+    Error::invalid(SUBMIT, problem)
+}
+
+impl<B> Drop for Batch<B> {
+    fn drop(&mut self) {
+        // Waiting rather than cancelling: an entry's own event is the best proof that libcufile is done with its
+        // buffer, and half-done writes help nobody. Where events will not come, because libcufile cannot report or
+        // because of a failed submission, a successful cancel must do.
+        let over = self.driver.is_alive() && (self.drain(drop).is_ok() || self.cancel_raw().is_ok());
+        if self.driver.is_alive() {
+            self.destroy();
+        }
+        if over {
+            // SAFETY: dropped here and nowhere else; not reached if a buffer's drop panics above, or in a forked
+            // child.
+            unsafe { ManuallyDrop::drop(&mut self.slots) };
+        }
+    }
+}
+
+impl<B> fmt::Debug for Batch<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("in_flight", &self.in_flight)
+            .field("capacity", &self.slots.len())
+            .finish_non_exhaustive()
+    }
+}

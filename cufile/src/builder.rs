@@ -1,0 +1,123 @@
+//! How a driver is opened: by which libraries, and with what set before.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::cuda::Cuda;
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::fork;
+use crate::library::Library;
+use crate::params::{Param, Params, Slab, Value};
+
+/// How a driver is opened; see [`Driver::builder`].
+///
+/// What is set here is set for the process, in the order of the calls, right before the driver opens. It stays set if
+/// opening fails.
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct DriverBuilder {
+    library: Option<Library>,
+    cuda: Option<Cuda>,
+    settings: Vec<Setting>,
+}
+
+#[derive(Clone)]
+struct Setting {
+    name: &'static str,
+    apply: Arc<dyn Fn(Params<'_>) -> Result<()> + Send + Sync>,
+}
+
+impl DriverBuilder {
+    /// Uses this libcufile instead of the process's default.
+    pub fn library(mut self, library: Library) -> Self {
+        self.library = Some(library);
+        self
+    }
+
+    /// Uses this CUDA instead of the process's default.
+    pub fn cuda(mut self, cuda: Cuda) -> Self {
+        self.cuda = Some(cuda);
+        self
+    }
+
+    /// Sets a parameter, as [`Params::set`]. Since cuFile 1.14.
+    #[doc(alias = "cuFileSetParameterSizeT")]
+    #[doc(alias = "cuFileSetParameterBool")]
+    #[doc(alias = "cuFileSetParameterString")]
+    pub fn set<T>(self, param: Param<T>, value: T) -> Self
+    where
+        T: Value + Clone + Send + Sync + 'static,
+    {
+        self.then(param.name(), move |params| params.set(param, value.clone()))
+    }
+
+    /// Sets the pool of host memory, as [`Params::set_posix_pool_slabs`]. Since cuFile 1.15.
+    #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
+    pub fn posix_pool_slabs(self, slabs: impl Into<Vec<Slab>>) -> Self {
+        let slabs = slabs.into();
+        self.then("posix_pool_slabs", move |params| params.set_posix_pool_slabs(&slabs))
+    }
+
+    /// Sets the pool of bounce buffers, as [`Params::set_gpu_bounce_buffer_slabs`]. Since cuFile 1.17.
+    #[doc(alias = "cuFileSetParameterGpuBounceBufferSlabArray")]
+    pub fn gpu_bounce_buffer_slabs(self, slabs: impl Into<Vec<Slab>>) -> Self {
+        let slabs = slabs.into();
+        self.then("gpu_bounce_buffer_slabs", move |params| params.set_gpu_bounce_buffer_slabs(&slabs))
+    }
+
+    /// Turns polling on or off for transfers of up to `threshold_bytes`, as [`Params::set_poll_mode`].
+    #[doc(alias = "cuFileDriverSetPollMode")]
+    pub fn poll_mode(self, enabled: bool, threshold_bytes: u64) -> Self {
+        self.then("poll_mode", move |params| params.set_poll_mode(enabled, threshold_bytes))
+    }
+
+    /// Sets the longest piece of a direct transfer in bytes, as [`Params::set_max_direct_io_size`].
+    #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
+    pub fn max_direct_io_size(self, size_bytes: u64) -> Self {
+        self.then("max_direct_io_size", move |params| params.set_max_direct_io_size(size_bytes))
+    }
+
+    /// Sets the GPU memory for bounce buffers in bytes, as [`Params::set_max_cache_size`].
+    #[doc(alias = "cuFileDriverSetMaxCacheSize")]
+    pub fn max_cache_size(self, size_bytes: u64) -> Self {
+        self.then("max_cache_size", move |params| params.set_max_cache_size(size_bytes))
+    }
+
+    /// Sets the GPU memory that may be pinned in bytes, as [`Params::set_max_pinned_memory`].
+    #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
+    pub fn max_pinned_memory(self, size_bytes: u64) -> Self {
+        self.then("max_pinned_memory", move |params| params.set_max_pinned_memory(size_bytes))
+    }
+
+    fn then(
+        mut self,
+        name: &'static str,
+        apply: impl Fn(Params<'_>) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.push(Setting { name, apply: Arc::new(apply) });
+        self
+    }
+
+    /// Applies what is to be set and opens the driver.
+    ///
+    /// # Errors
+    /// The first setting that failed, by the name of its parameter or C function; else as [`Driver::open`].
+    #[doc(alias = "cuFileDriverOpen")]
+    pub fn open(self) -> Result<Driver> {
+        let generation = fork::generation();
+        // Before the settings, because some of them make libcufile initialise CUDA too.
+        let cuda = self.cuda.map_or_else(Cuda::load, Ok)?;
+        let library = self.library.map_or_else(Library::load, Ok)?;
+        for setting in &self.settings {
+            (setting.apply)(library.params())?;
+        }
+        Driver::open_with(library, cuda, generation)
+    }
+}
+
+impl fmt::Debug for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}

@@ -1,0 +1,294 @@
+//! Device memory that grows at its place.
+
+use std::ops::RangeBounds;
+use std::{fmt, ptr};
+
+use cuda_rt_sys::driver::{
+    CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st_anon_1, CUmemAllocationType,
+    CUmemLocation, CUmemLocation_st_anon_1, CUmemLocationType,
+};
+
+use super::memory::{copy_from_host, copy_to_host, fill};
+use super::{Context, Device};
+use crate::error::{Error, Result, check_driver};
+use crate::memory::{IoBuf, IoBufMut};
+use crate::slice::{BufSlice, BufSliceMut, Part};
+
+/// Memory of one GPU mapped into a reserved range of addresses (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
+///
+/// The memory grows within the range and never moves. Its length is what is mapped, in multiples of the device's
+/// granularity, 2 MiB as a rule. Where the device can, other devices may access it directly (GPUDirect RDMA).
+///
+/// ```no_run
+/// # use cufile::cuda::Cuda;
+/// let device = Cuda::load()?.device(0)?;
+/// let mut buffer = device.reserve(1 << 30)?;
+/// buffer.grow(32 << 20)?;
+/// buffer.fill(1)?;
+/// buffer.grow(32 << 20)?; // Where it was, with what was in it.
+/// assert_eq!(buffer.len_bytes(), 64 << 20);
+/// # Ok::<(), cufile::Error>(())
+/// ```
+pub struct MappedBuffer {
+    device: Device,
+    address: CUdeviceptr,
+    reserved_bytes: usize,
+    len_bytes: usize,
+    granularity_bytes: usize,
+    properties: CUmemAllocationProp,
+}
+
+// SAFETY: owns memory that no thread of the host accesses except through CUDA, which may be called from any thread;
+// the pointer in the properties is null.
+unsafe impl Send for MappedBuffer {}
+// SAFETY: as above; methods that write or map take `&mut self`.
+unsafe impl Sync for MappedBuffer {}
+
+impl Device {
+    /// Reserves `reserved_bytes` of addresses, rounded up to the device's granularity, for a buffer that is empty until
+    /// it [grows](MappedBuffer::grow) (`cuMemAddressReserve`).
+    ///
+    /// # Errors
+    /// What CUDA said: `CUDA_ERROR_NOT_SUPPORTED` if the device cannot map memory, `CUDA_ERROR_INVALID_VALUE` for no
+    /// bytes.
+    #[doc(alias = "cuMemAddressReserve")]
+    #[doc(alias = "cuMemGetAllocationGranularity")]
+    pub fn reserve(&self, reserved_bytes: usize) -> Result<MappedBuffer> {
+        let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        // Drivers older than the attribute say that it is invalid. To ask for RDMA where there is none is an error.
+        let rdma = self.attribute(rdma).is_ok_and(|supported| supported != 0);
+        let properties = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: location(self),
+            win32HandleMetaData: ptr::null_mut(),
+            allocFlags: CUmemAllocationProp_st_anon_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: rdma.into(),
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let driver = self.cuda().driver();
+        let _entered = self.enter()?;
+        let mut granularity_bytes = 0;
+        // SAFETY: both outlive the call; CUDA is initialised.
+        check_driver("cuMemGetAllocationGranularity", unsafe {
+            (driver.cuMemGetAllocationGranularity)(
+                &mut granularity_bytes,
+                &properties,
+                CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+            )
+        })?;
+        let reserved_bytes = round_up("reserve", reserved_bytes, granularity_bytes)?;
+        let mut address = 0;
+        // SAFETY: `address` outlives the call; alignment, address and flags are left to CUDA.
+        check_driver("cuMemAddressReserve", unsafe {
+            (driver.cuMemAddressReserve)(&mut address, reserved_bytes, 0, 0, 0)
+        })?;
+        let device = self.clone();
+        Ok(MappedBuffer { device, address, reserved_bytes, len_bytes: 0, granularity_bytes, properties })
+    }
+
+    /// Reserves and maps at least `len_bytes` of device memory. Its contents are undefined.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve) and [`MappedBuffer::grow`].
+    #[doc(alias = "cuMemCreate")]
+    pub fn alloc_mapped(&self, len_bytes: usize) -> Result<MappedBuffer> {
+        let mut buffer = self.reserve(len_bytes)?;
+        buffer.grow(len_bytes)?;
+        Ok(buffer)
+    }
+}
+
+impl MappedBuffer {
+    /// Maps at least `additional_bytes` more, rounded up to the granularity, behind what there is (`cuMemCreate`,
+    /// `cuMemMap`, `cuMemSetAccess`). Their contents are undefined; addresses and contents of the others stay.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if they go beyond the reserved range; what CUDA said, `CUDA_ERROR_OUT_OF_MEMORY` above
+    /// all. The buffer stays as it was then.
+    #[doc(alias = "cuMemCreate")]
+    #[doc(alias = "cuMemMap")]
+    #[doc(alias = "cuMemSetAccess")]
+    pub fn grow(&mut self, additional_bytes: usize) -> Result<()> {
+        let size = round_up("grow", additional_bytes, self.granularity_bytes)?;
+        if size == 0 {
+            return Ok(());
+        }
+        let room = self.reserved_bytes - self.len_bytes;
+        if size > room {
+            let reserved = self.reserved_bytes;
+            return Err(Error::invalid(
+                "grow",
+                format!("{size} more bytes, where {room} are left of {reserved} reserved"),
+            ));
+        }
+        let _entered = self.device.enter()?;
+        let driver = self.device.cuda().driver();
+        let mut memory = 0;
+        // SAFETY: both outlive the call; the size is a multiple of the granularity.
+        check_driver("cuMemCreate", unsafe { (driver.cuMemCreate)(&mut memory, size, &self.properties, 0) })?;
+        let address = self.address + self.len_bytes as CUdeviceptr;
+        // SAFETY: the range lies in the reserved one, behind what is mapped.
+        let mapped = unsafe { (driver.cuMemMap)(address, size, 0, memory, 0) };
+        // SAFETY: created above, released once. What is mapped stays until it is unmapped.
+        let released = unsafe { (driver.cuMemRelease)(memory) };
+        check_driver("cuMemMap", mapped)?;
+        let access = CUmemAccessDesc {
+            location: location(&self.device),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let accessible = check_driver("cuMemRelease", released).and_then(|()| {
+            // SAFETY: the range was just mapped; `access` is one description and outlives the call.
+            check_driver("cuMemSetAccess", unsafe { (driver.cuMemSetAccess)(address, size, &access, 1) })
+        });
+        match accessible {
+            Ok(()) => self.len_bytes += size,
+            // SAFETY: the range was just mapped, and nobody has used it.
+            Err(_) => _ = unsafe { (driver.cuMemUnmap)(address, size) },
+        }
+        accessible
+    }
+
+    /// The device that the memory is on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The first byte's address on the device.
+    pub fn as_ptr(&self) -> *const u8 {
+        ptr::with_exposed_provenance(self.address as usize)
+    }
+
+    /// How many bytes are mapped.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// How many bytes the reserved range has.
+    pub fn reserved_bytes(&self) -> usize {
+        self.reserved_bytes
+    }
+
+    /// What sizes are rounded up to multiples of, in bytes.
+    pub fn granularity_bytes(&self) -> usize {
+        self.granularity_bytes
+    }
+
+    /// The bytes in `range`.
+    ///
+    /// # Panics
+    /// If the range goes beyond what is mapped, as for a slice.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> BufSlice<'_> {
+        BufSlice::new(self, range)
+    }
+
+    /// The bytes in `range`, for writing.
+    ///
+    /// # Panics
+    /// If the range goes beyond what is mapped, as for a slice.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> BufSliceMut<'_> {
+        BufSliceMut::new(self, range)
+    }
+
+    /// Copies host bytes to `offset_bytes` and waits until they are there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if they do not fit; what CUDA said.
+    #[doc(alias = "cudaMemcpy")]
+    pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
+        let part = Part::whole_mut(self);
+        // SAFETY: mapped memory to which `&mut self` is the only access.
+        unsafe { copy_from_host(self.device.cuda(), part, offset_bytes, source) }
+    }
+
+    /// Copies bytes from `offset_bytes` to the host.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
+    #[doc(alias = "cudaMemcpy")]
+    pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
+        // SAFETY: mapped memory that nothing writes while it is borrowed.
+        unsafe { copy_to_host(self.device.cuda(), Part::whole(self), offset_bytes, target) }
+    }
+
+    /// A copy of all bytes on the host.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.len_bytes];
+        self.copy_to_host(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Sets every byte and waits until it is done.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaMemset")]
+    pub fn fill(&mut self, byte: u8) -> Result<()> {
+        let part = Part::whole_mut(self);
+        // SAFETY: mapped memory to which `&mut self` is the only access.
+        unsafe { fill(self.device.cuda(), part, byte) }
+    }
+}
+
+impl Drop for MappedBuffer {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.device.enter() else { return };
+        let driver = self.device.cuda().driver();
+        if self.len_bytes > 0 {
+            // Unlike cudaFree, unmapping does not wait for work that uses the memory.
+            let _ = self.device.synchronize();
+            // SAFETY: `grow` mapped exactly this range, and nothing refers to it any more.
+            unsafe { (driver.cuMemUnmap)(self.address, self.len_bytes) };
+        }
+        // SAFETY: reserved in `reserve`, given back once. CUDA refuses if something is still mapped.
+        unsafe { (driver.cuMemAddressFree)(self.address, self.reserved_bytes) };
+    }
+}
+
+impl fmt::Debug for MappedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, len_bytes, reserved_bytes, .. } = self;
+        write!(f, "MappedBuffer({len_bytes} of {reserved_bytes} bytes on {device:?})")
+    }
+}
+
+// SAFETY: the memory stays mapped at its address until dropped.
+unsafe impl IoBuf for MappedBuffer {
+    fn as_ptr(&self) -> *const u8 {
+        self.as_ptr()
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    fn context(&self) -> Option<Context> {
+        Some(self.device.context())
+    }
+
+    fn is_host_accessible(&self) -> bool {
+        false
+    }
+}
+
+// SAFETY: `&mut self` is the only access to the memory.
+unsafe impl IoBufMut for MappedBuffer {}
+
+fn location(device: &Device) -> CUmemLocation {
+    CUmemLocation {
+        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        anon_1: CUmemLocation_st_anon_1 { id: device.ordinal().cast_signed() },
+    }
+}
+
+fn round_up(operation: &'static str, bytes: usize, granularity: usize) -> Result<usize> {
+    let rounded = bytes.checked_next_multiple_of(granularity).filter(|bytes| isize::try_from(*bytes).is_ok());
+    rounded.ok_or_else(|| Error::invalid(operation, format!("{bytes} bytes are more than memory can have")))
+}

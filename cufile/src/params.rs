@@ -1,0 +1,601 @@
+//! Parameters: what libcufile is set to before its driver is opened.
+//!
+//! They belong to the process. What a program sets counts more than the environment, and that more than `cufile.json`;
+//! of several values the last one counts. The driver takes them over when it opens, so
+//! [`DriverBuilder::set`](crate::DriverBuilder::set) is the usual way; [`Library::params`] is there for reading,
+//! and for setting what somebody else's opening will take over.
+//!
+//! ```no_run
+//! use cufile::params::{Bytes, Param};
+//! use cufile::{Driver, Library};
+//!
+//! println!("{:?}", Library::load()?.params().limits(Param::MAX_DIRECT_IO_SIZE)?);
+//! let driver = Driver::builder()
+//!     .set(Param::MAX_DIRECT_IO_SIZE, Bytes(8 << 20))
+//!     .set(Param::ALLOW_COMPAT_MODE, true)
+//!     .open()?;
+//! assert_eq!(driver.library().params().get(Param::MAX_DIRECT_IO_SIZE)?, Bytes(8 << 20));
+//! # Ok::<(), cufile::Error>(())
+//! ```
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::fmt;
+use std::iter;
+use std::marker::PhantomData;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use cufile_sys::{
+    CUFileBoolConfigParameter_t as Bool, CUFileSizeTConfigParameter_t as SizeT,
+    CUFileStringConfigParameter_t as Text, CUfileError_t,
+};
+
+use crate::cuda::Cuda;
+use crate::error::{Error, OpError, Result, check};
+use crate::library::{Library, Version, newer};
+
+/// A parameter and the type of its value: [`Bytes`], `u64` for a number of things, [`Duration`], `bool` or `String`.
+pub struct Param<T> {
+    raw: u32,
+    name: &'static str,
+    since: Version,
+    value: PhantomData<fn() -> T>,
+}
+
+/// A size in bytes. libcufile counts these parameters in KiB, so only multiples of 1024 can be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Bytes(pub u64);
+
+/// Some buffers of one size, of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slab {
+    /// The size of one buffer in bytes, a multiple of 1024.
+    pub size_bytes: u64,
+    /// How many of them there are.
+    pub count: u64,
+}
+
+macro_rules! parameters {
+    ($($(#[$attribute:meta])* $name:ident: $value:ty = $kind:ident::$c_name:ident, $since:literal;)*) => {
+        $(impl Param<$value> {
+            $(#[$attribute])*
+            pub const $name: Self = Self {
+                raw: $kind::$c_name.as_raw(),
+                name: stringify!($c_name),
+                since: Version::from_raw($since),
+                value: PhantomData,
+            };
+        })*
+
+        #[cfg(test)]
+        const ALL: &[(&str, u32, &str)] = &[$((stringify!($kind), $kind::$c_name.as_raw(), stringify!($c_name))),*];
+    };
+}
+
+parameters! {
+    /// Level of the statistics, 0 to 3; above 0 the driver counts from its opening on. It has no limits to ask for.
+    #[doc(alias = "CUFILE_PARAM_PROFILE_STATS")]
+    STATS_LEVEL: u64 = SizeT::CUFILE_PARAM_PROFILE_STATS, 1140;
+    /// How many parts of transfers may wait for libcufile's threads.
+    #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH")]
+    MAX_IO_QUEUE_DEPTH: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH, 1140;
+    /// How many threads libcufile has for each GPU to transfer with.
+    #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_THREADS")]
+    MAX_IO_THREADS: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_IO_THREADS, 1140;
+    /// Transfers longer than this are split among the threads.
+    #[doc(alias = "CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB")]
+    MIN_IO_THRESHOLD: Bytes = SizeT::CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB, 1140;
+    /// Into how many parts a transfer is split at most.
+    #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM")]
+    MAX_REQUEST_PARALLELISM: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM, 1140;
+    /// The longest piece that one direct transfer moves, a multiple of 64 KiB; an entry of a batch moves no more.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB")]
+    MAX_DIRECT_IO_SIZE: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB, 1140;
+    /// GPU memory for libcufile's bounce buffers, for each GPU.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB")]
+    MAX_DEVICE_CACHE_SIZE: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB, 1140;
+    /// The size of one bounce buffer in GPU memory.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB")]
+    PER_BUFFER_CACHE_SIZE: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_PER_BUFFER_CACHE_SIZE_KB, 1140;
+    /// GPU memory that registered buffers may pin.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB")]
+    MAX_DEVICE_PINNED_MEMORY: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB, 1140;
+    /// The most entries that a batch may have.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE")]
+    MAX_BATCH_ENTRIES: u64 = SizeT::CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE, 1140;
+    /// In polling mode, the longest transfer that is polled for; a multiple of 4 KiB.
+    #[doc(alias = "CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB")]
+    POLL_THRESHOLD: Bytes = SizeT::CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB, 1140;
+    /// How long a batch waits for its transfers, in whole milliseconds.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS")]
+    BATCH_TIMEOUT: Duration = SizeT::CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS, 1140;
+    /// Poll for short transfers instead of sleeping.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_USE_POLL_MODE")]
+    USE_POLL_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_USE_POLL_MODE, 1140;
+    /// Where there is no direct path, read and write by POSIX calls instead of failing.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE")]
+    ALLOW_COMPAT_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, 1140;
+    /// Read and write by POSIX calls even where there is a direct path.
+    #[doc(alias = "CUFILE_PARAM_FORCE_COMPAT_MODE")]
+    FORCE_COMPAT_MODE: bool = Bool::CUFILE_PARAM_FORCE_COMPAT_MODE, 1140;
+    /// Check a file system's optional calls more strictly.
+    #[doc(alias = "CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE")]
+    FS_MISC_API_CHECK_AGGRESSIVE: bool = Bool::CUFILE_PARAM_FS_MISC_API_CHECK_AGGRESSIVE, 1140;
+    /// Split long transfers among threads.
+    #[doc(alias = "CUFILE_PARAM_EXECUTION_PARALLEL_IO")]
+    PARALLEL_IO: bool = Bool::CUFILE_PARAM_EXECUTION_PARALLEL_IO, 1140;
+    /// Annotate calls for NVIDIA's profilers. Deprecated: newer libraries ignore it, and refuse to be asked for it.
+    #[doc(alias = "CUFILE_PARAM_PROFILE_NVTX")]
+    PROFILE_NVTX: bool = Bool::CUFILE_PARAM_PROFILE_NVTX, 1140;
+    /// Accept host memory in transfers.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY")]
+    ALLOW_SYSTEM_MEMORY: bool = Bool::CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY, 1140;
+    /// Use the kernel's PCI peer-to-peer transfers where they exist.
+    #[doc(alias = "CUFILE_PARAM_USE_PCIP2PDMA")]
+    USE_PCI_P2PDMA: bool = Bool::CUFILE_PARAM_USE_PCIP2PDMA, 1140;
+    /// Use io_uring for POSIX transfers where it exists.
+    #[doc(alias = "CUFILE_PARAM_PREFER_IO_URING")]
+    PREFER_IO_URING: bool = Bool::CUFILE_PARAM_PREFER_IO_URING, 1140;
+    /// Transfer past the page cache even if the file was opened without `O_DIRECT`.
+    #[doc(alias = "CUFILE_PARAM_FORCE_ODIRECT_MODE")]
+    FORCE_O_DIRECT: bool = Bool::CUFILE_PARAM_FORCE_ODIRECT_MODE, 1140;
+    /// Do not look at how GPUs and disks are connected when opening.
+    #[doc(alias = "CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION")]
+    SKIP_TOPOLOGY_DETECTION: bool = Bool::CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION, 1140;
+    /// Do without CUDA's stream memory operations in stream-ordered transfers.
+    #[doc(alias = "CUFILE_PARAM_STREAM_MEMOPS_BYPASS")]
+    STREAM_MEMOPS_BYPASS: bool = Bool::CUFILE_PARAM_STREAM_MEMOPS_BYPASS, 1140;
+    /// Nothing but plain POSIX calls. Since cuFile 1.19.
+    #[doc(alias = "CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE")]
+    POSIX_IO_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE, 1190;
+    /// Try a direct transfer that failed again by POSIX calls. Since cuFile 1.19.
+    #[doc(alias = "CUFILE_PARAM_GDS_FALLBACK_IO")]
+    GDS_FALLBACK_IO: bool = Bool::CUFILE_PARAM_GDS_FALLBACK_IO, 1190;
+    /// What goes into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.
+    #[doc(alias = "CUFILE_PARAM_LOGGING_LEVEL")]
+    LOGGING_LEVEL: String = Text::CUFILE_PARAM_LOGGING_LEVEL, 1140;
+    /// The log file's path, as the variable `CUFILE_LOGFILE_PATH` has it; asking is an error while it is not set.
+    #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
+    LOG_FILE_PATH: String = Text::CUFILE_PARAM_ENV_LOGFILE_PATH, 1140;
+    /// The folder for the log file; empty stands for the working directory.
+    #[doc(alias = "CUFILE_PARAM_LOG_DIR")]
+    LOG_DIR: String = Text::CUFILE_PARAM_LOG_DIR, 1140;
+    /// Which transport user-space RDMA uses, such as `DC_V1`. Since cuFile 1.19.
+    #[doc(alias = "CUFILE_PARAM_RDMA_TRANSPORT")]
+    RDMA_TRANSPORT: String = Text::CUFILE_PARAM_RDMA_TRANSPORT, 1190;
+}
+
+impl<T> Param<T> {
+    /// The parameter's C name.
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+
+    fn check(self, library: &Library) -> Result<()> {
+        match library.version() {
+            loaded if loaded < self.since => {
+                Err(Error::Unsupported { symbol: self.name, since: self.since, loaded })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<T> Clone for Param<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Param<T> {}
+
+impl<T> fmt::Debug for Param<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// The type of a parameter's value.
+pub trait Value: sealed::Value {}
+
+/// The type of a parameter's value that is a number and has limits.
+pub trait Number: Value + sealed::Number {}
+
+impl<T: sealed::Value> Value for T {}
+impl<T: sealed::Number> Number for T {}
+
+mod sealed {
+    use super::{Library, Param, Result};
+
+    pub trait Value: Sized {
+        fn get(library: &Library, param: Param<Self>) -> Result<Self>;
+        fn set(&self, library: &Library, param: Param<Self>) -> Result<()>;
+    }
+
+    pub trait Number: Sized {
+        /// The number in C's unit; `name` is what an error calls it.
+        fn to_c(&self, operation: &'static str, name: &str) -> Result<usize>;
+        fn from_c(value: usize) -> Self;
+    }
+}
+
+impl<N: sealed::Number> sealed::Value for N {
+    fn get(library: &Library, param: Param<N>) -> Result<N> {
+        let call = newer!(library, cuFileGetParameterSizeT)?;
+        let mut value = 0;
+        // SAFETY: `value` outlives the call.
+        let status = unsafe { call(SizeT::from_raw(param.raw), &mut value) };
+        check("cuFileGetParameterSizeT", status).map_err(|error| error.about(&param.name))?;
+        Ok(N::from_c(value))
+    }
+
+    fn set(&self, library: &Library, param: Param<N>) -> Result<()> {
+        let call = newer!(library, cuFileSetParameterSizeT)?;
+        let value = self.to_c("cuFileSetParameterSizeT", param.name)?;
+        // SAFETY: takes numbers.
+        let status = unsafe { call(SizeT::from_raw(param.raw), value) };
+        check("cuFileSetParameterSizeT", status)
+            .map_err(|error| error.about(&format_args!("{}, {value}", param.name)))
+    }
+}
+
+impl sealed::Value for bool {
+    fn get(library: &Library, param: Param<bool>) -> Result<bool> {
+        let call = newer!(library, cuFileGetParameterBool)?;
+        // A byte of C's need not be a valid `bool`.
+        let mut value = 0u8;
+        // SAFETY: `value` outlives the call, and a C `bool` is a byte.
+        let status = unsafe { call(Bool::from_raw(param.raw), (&raw mut value).cast()) };
+        check("cuFileGetParameterBool", status).map_err(|error| error.about(&param.name))?;
+        Ok(value != 0)
+    }
+
+    fn set(&self, library: &Library, param: Param<bool>) -> Result<()> {
+        let call = newer!(library, cuFileSetParameterBool)?;
+        // SAFETY: takes numbers.
+        let status = unsafe { call(Bool::from_raw(param.raw), *self) };
+        check("cuFileSetParameterBool", status)
+            .map_err(|error| error.about(&format_args!("{}, {self}", param.name)))
+    }
+}
+
+impl sealed::Value for String {
+    fn get(library: &Library, param: Param<String>) -> Result<String> {
+        const OPERATION: &str = "cuFileGetParameterString";
+        let call = newer!(library, cuFileGetParameterString)?;
+        let mut buffer = Vec::new();
+        let mut result = Ok(String::new());
+        // The code for a buffer that is too short is that for a string that is not set, so there is an end to growing.
+        for len in [256, 4096, 65536] {
+            buffer.resize(len, 0u8);
+            // SAFETY: the buffer has `len` bytes and outlives the call.
+            let status = unsafe {
+                call(Text::from_raw(param.raw), buffer.as_mut_ptr().cast::<c_char>(), len as c_int)
+            };
+            result = match check(OPERATION, status) {
+                Ok(()) => {
+                    let text = CStr::from_bytes_until_nul(&buffer).map_or(&*buffer, CStr::to_bytes);
+                    Ok(String::from_utf8_lossy(text).into_owned())
+                }
+                Err(error) => Err(error.about(&param.name).advise("it may not be set".into())),
+            };
+            if !is_invalid_value(&result) {
+                break;
+            }
+        }
+        result
+    }
+
+    fn set(&self, library: &Library, param: Param<String>) -> Result<()> {
+        const OPERATION: &str = "cuFileSetParameterString";
+        let call = newer!(library, cuFileSetParameterString)?;
+        let text = CString::new(self.as_str()).map_err(|error| {
+            let at = error.nul_position();
+            Error::invalid(OPERATION, format!("{} has a NUL at byte {at}, where C would end it", param.name))
+        })?;
+        // SAFETY: the string is terminated and outlives the call; libcufile copies it.
+        let status = unsafe { call(Text::from_raw(param.raw), text.as_ptr()) };
+        check(OPERATION, status).map_err(|error| error.about(&format_args!("{}, {self:?}", param.name)))
+    }
+}
+
+impl sealed::Number for u64 {
+    fn to_c(&self, _operation: &'static str, _name: &str) -> Result<usize> {
+        Ok(*self as usize)
+    }
+
+    fn from_c(value: usize) -> Self {
+        value as u64
+    }
+}
+
+impl sealed::Number for Bytes {
+    fn to_c(&self, operation: &'static str, name: &str) -> Result<usize> {
+        if self.0.is_multiple_of(1024) {
+            Ok((self.0 / 1024) as usize)
+        } else {
+            let problem = format!("{name} is counted in KiB: {} bytes are no multiple of 1024", self.0);
+            Err(Error::invalid(operation, problem))
+        }
+    }
+
+    fn from_c(value: usize) -> Self {
+        Bytes((value as u64).saturating_mul(1024))
+    }
+}
+
+impl sealed::Number for Duration {
+    fn to_c(&self, operation: &'static str, name: &str) -> Result<usize> {
+        match usize::try_from(self.as_millis()) {
+            Ok(whole) if Duration::from_millis(whole as u64) == *self => Ok(whole),
+            _ => Err(Error::invalid(operation, format!("{name} takes whole milliseconds, not {self:?}"))),
+        }
+    }
+
+    fn from_c(value: usize) -> Self {
+        Duration::from_millis(value as u64)
+    }
+}
+
+/// The parameters of a [`Library`]; see [`Library::params`].
+#[derive(Debug, Clone, Copy)]
+pub struct Params<'a>(&'a Library);
+
+impl Library {
+    /// The process's parameters.
+    pub fn params(&self) -> Params<'_> {
+        Params(self)
+    }
+}
+
+impl Params<'_> {
+    /// What a parameter is set to. Since cuFile 1.14.
+    ///
+    /// Before the driver is opened many of libcufile's own defaults read as 0.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or libcufile's code.
+    #[doc(alias = "cuFileGetParameterSizeT")]
+    #[doc(alias = "cuFileGetParameterBool")]
+    #[doc(alias = "cuFileGetParameterString")]
+    pub fn get<T: Value>(&self, param: Param<T>) -> Result<T> {
+        param.check(self.0)?;
+        T::get(self.0, param)
+    }
+
+    /// Sets a parameter for the next opening of the driver. Since cuFile 1.14.
+    ///
+    /// libcufile may accept a value outside the [`limits`](Self::limits) here and refuse to open with it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the value cannot be said in C's unit or holds a NUL, [`Error::Unsupported`], or
+    /// libcufile's code: [`OpError::DRIVER_ALREADY_OPEN`] once the driver is open.
+    #[doc(alias = "cuFileSetParameterSizeT")]
+    #[doc(alias = "cuFileSetParameterBool")]
+    #[doc(alias = "cuFileSetParameterString")]
+    pub fn set<T: Value>(&self, param: Param<T>, value: T) -> Result<()> {
+        param.check(self.0)?;
+        value.set(self.0, param)
+    }
+
+    /// The smallest and the largest value of a parameter. Since cuFile 1.15.
+    ///
+    /// The largest is the type's own where libcufile names none, as for memory of a GPU that is not there.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or libcufile's code. With cuFile 1.16 also what [`Cuda::load`] says if the limit is one
+    /// of the GPU's memory, because without CUDA that version never returns.
+    #[doc(alias = "cuFileGetParameterMinMaxValue")]
+    pub fn limits<T: Number>(&self, param: Param<T>) -> Result<RangeInclusive<T>> {
+        param.check(self.0)?;
+        let call = newer!(self.0, cuFileGetParameterMinMaxValue)?;
+        let raw = SizeT::from_raw(param.raw);
+        let of_device_memory = [
+            SizeT::CUFILE_PARAM_PROPERTIES_MAX_DEVICE_CACHE_SIZE_KB,
+            SizeT::CUFILE_PARAM_PROPERTIES_MAX_DEVICE_PINNED_MEM_SIZE_KB,
+        ];
+        if of_device_memory.contains(&raw) && self.0.version() == Version::from_raw(1160) {
+            Cuda::load()?;
+        }
+        // libcufile leaves a limit that it does not know as it was.
+        let (mut smallest, mut largest) = (0, usize::MAX);
+        // SAFETY: both outlive the call.
+        let status = unsafe { call(raw, &mut smallest, &mut largest) };
+        check("cuFileGetParameterMinMaxValue", status).map_err(|error| error.about(&param.name))?;
+        Ok(T::from_c(smallest)..=T::from_c(largest))
+    }
+
+    /// The pool of host memory that POSIX transfers go through. Since cuFile 1.15.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or libcufile's code, which is [`OpError::INVALID_VALUE`] where none are set: before the
+    /// driver is opened, libcufile's own are not there yet.
+    #[doc(alias = "cuFileGetParameterPosixPoolSlabArray")]
+    pub fn posix_pool_slabs(&self) -> Result<Vec<Slab>> {
+        let call = newer!(self.0, cuFileGetParameterPosixPoolSlabArray)?;
+        get_slabs("cuFileGetParameterPosixPoolSlabArray", call)
+    }
+
+    /// Sets the pool of host memory that POSIX transfers go through, for the next opening of the driver. Since cuFile
+    /// 1.15.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for a size that is no multiple of 1024 and for no slabs at all, [`Error::Unsupported`],
+    /// or libcufile's code: [`OpError::DRIVER_ALREADY_OPEN`] once the driver is open.
+    #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
+    pub fn set_posix_pool_slabs(&self, slabs: &[Slab]) -> Result<()> {
+        let call = newer!(self.0, cuFileSetParameterPosixPoolSlabArray)?;
+        set_slabs("cuFileSetParameterPosixPoolSlabArray", call, slabs)
+    }
+
+    /// The pool of bounce buffers in GPU memory. Since cuFile 1.17.
+    ///
+    /// # Errors
+    /// As [`posix_pool_slabs`](Self::posix_pool_slabs); libcufile may have none of its own even once the driver is
+    /// open.
+    #[doc(alias = "cuFileGetParameterGpuBounceBufferSlabArray")]
+    pub fn gpu_bounce_buffer_slabs(&self) -> Result<Vec<Slab>> {
+        let call = newer!(self.0, cuFileGetParameterGpuBounceBufferSlabArray)?;
+        get_slabs("cuFileGetParameterGpuBounceBufferSlabArray", call)
+    }
+
+    /// Sets the pool of bounce buffers in GPU memory, in ascending sizes that are multiples of 4 KiB, for the next
+    /// opening of the driver. Since cuFile 1.17.
+    ///
+    /// # Errors
+    /// As [`set_posix_pool_slabs`](Self::set_posix_pool_slabs).
+    #[doc(alias = "cuFileSetParameterGpuBounceBufferSlabArray")]
+    pub fn set_gpu_bounce_buffer_slabs(&self, slabs: &[Slab]) -> Result<()> {
+        let call = newer!(self.0, cuFileSetParameterGpuBounceBufferSlabArray)?;
+        set_slabs("cuFileSetParameterGpuBounceBufferSlabArray", call, slabs)
+    }
+
+    /// Turns polling for short transfers on or off, and sets what is short: up to `threshold_bytes`.
+    ///
+    /// This and the three limits below are older than the parameters, and in every version. The driver takes them
+    /// over when it opens, and ignores them afterwards; some versions initialise CUDA for them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for a threshold that is no multiple of 1024, or libcufile's code: it wants multiples of
+    /// 4 KiB.
+    #[doc(alias = "cuFileDriverSetPollMode")]
+    pub fn set_poll_mode(&self, enabled: bool, threshold_bytes: u64) -> Result<()> {
+        const OPERATION: &str = "cuFileDriverSetPollMode";
+        let threshold = sealed::Number::to_c(&Bytes(threshold_bytes), OPERATION, "the threshold")?;
+        // SAFETY: takes numbers.
+        let status = unsafe { (self.0.functions().cuFileDriverSetPollMode)(enabled, threshold) };
+        check(OPERATION, status).map_err(|error| error.about(&format_args!("{enabled}, {threshold} KiB")))
+    }
+
+    /// Sets the longest piece that one direct transfer moves, in bytes: a multiple of 64 KiB.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for a size that is no multiple of 1024, or libcufile's code.
+    #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
+    pub fn set_max_direct_io_size(&self, size_bytes: u64) -> Result<()> {
+        let call = self.0.functions().cuFileDriverSetMaxDirectIOSize;
+        set_limit("cuFileDriverSetMaxDirectIOSize", call, size_bytes)
+    }
+
+    /// Sets how much GPU memory libcufile reserves for its bounce buffers, for each GPU, in bytes.
+    ///
+    /// # Errors
+    /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).
+    #[doc(alias = "cuFileDriverSetMaxCacheSize")]
+    pub fn set_max_cache_size(&self, size_bytes: u64) -> Result<()> {
+        let call = self.0.functions().cuFileDriverSetMaxCacheSize;
+        set_limit("cuFileDriverSetMaxCacheSize", call, size_bytes)
+    }
+
+    /// Sets how much GPU memory registered buffers may pin, in bytes.
+    ///
+    /// # Errors
+    /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).
+    #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
+    pub fn set_max_pinned_memory(&self, size_bytes: u64) -> Result<()> {
+        let call = self.0.functions().cuFileDriverSetMaxPinnedMemSize;
+        set_limit("cuFileDriverSetMaxPinnedMemSize", call, size_bytes)
+    }
+}
+
+fn set_limit(
+    operation: &'static str,
+    call: unsafe extern "C" fn(usize) -> CUfileError_t,
+    size_bytes: u64,
+) -> Result<()> {
+    let size = sealed::Number::to_c(&Bytes(size_bytes), operation, "the size")?;
+    // SAFETY: takes a number; `call` is one of the setters above.
+    check(operation, unsafe { call(size) }).map_err(|error| error.about(&format_args!("{size} KiB")))
+}
+
+/// More slabs than anyone sets.
+const MAX_SLABS: usize = 256;
+
+fn get_slabs(
+    operation: &'static str,
+    call: unsafe extern "C" fn(*mut usize, *mut usize, c_int) -> CUfileError_t,
+) -> Result<Vec<Slab>> {
+    let (mut sizes, mut counts) = (vec![0; MAX_SLABS], vec![0; MAX_SLABS]);
+    let mut result = Ok(Vec::new());
+    // libcufile wants to be told how many slabs there are, and has no call that tells; 3 is its default.
+    for len in iter::once(3).chain(1..=MAX_SLABS) {
+        // SAFETY: both arrays have at least `len` elements and outlive the call.
+        let status = unsafe { call(sizes.as_mut_ptr(), counts.as_mut_ptr(), len as c_int) };
+        result = match check(operation, status) {
+            Ok(()) => {
+                let slab = |(size, count): (&usize, &usize)| Slab {
+                    size_bytes: (*size as u64).saturating_mul(1024),
+                    count: *count as u64,
+                };
+                Ok(sizes.iter().zip(&counts).take(len).map(slab).collect())
+            }
+            Err(error) => Err(error.advise("none may be set".into())),
+        };
+        if !is_invalid_value(&result) {
+            break;
+        }
+    }
+    result
+}
+
+fn is_invalid_value<T>(result: &Result<T>) -> bool {
+    result.as_ref().is_err_and(|error| error.op_error() == Some(OpError::INVALID_VALUE))
+}
+
+fn set_slabs(
+    operation: &'static str,
+    call: unsafe extern "C" fn(*const usize, *const usize, c_int) -> CUfileError_t,
+    slabs: &[Slab],
+) -> Result<()> {
+    let len = c_int::try_from(slabs.len()).ok().filter(|len| *len > 0);
+    let len = len.ok_or_else(|| Error::invalid(operation, format!("{} slabs", slabs.len())))?;
+    let size = |slab: &Slab| sealed::Number::to_c(&Bytes(slab.size_bytes), operation, "a slab's size");
+    let sizes = slabs.iter().map(size).collect::<Result<Vec<usize>>>()?;
+    let counts: Vec<usize> = slabs.iter().map(|slab| slab.count as usize).collect();
+    // SAFETY: both arrays have `len` elements and outlive the call; libcufile copies them.
+    check(operation, unsafe { call(sizes.as_ptr(), counts.as_ptr(), len) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sealed::Number as _;
+    use super::*;
+
+    #[test]
+    fn every_parameter_of_the_header_has_a_constant() {
+        let names = |kind: &str, name: fn(u32) -> Option<&'static str>| {
+            let mut here: Vec<(u32, &str)> =
+                ALL.iter().filter(|entry| entry.0 == kind).map(|entry| (entry.1, entry.2)).collect();
+            here.sort_unstable();
+            let header = (0..).map_while(|raw| name(raw).map(|name| (raw, name))).collect::<Vec<_>>();
+            assert!(header.len() > 3);
+            assert_eq!(here, header);
+        };
+        names("SizeT", |raw| SizeT::from_raw(raw).name());
+        names("Bool", |raw| Bool::from_raw(raw).name());
+        names("Text", |raw| Text::from_raw(raw).name());
+    }
+
+    #[test]
+    fn sizes_that_are_no_whole_kib_are_refused_by_name_and_unit() {
+        assert_eq!(Bytes(3 * 1024).to_c("set", "X_KB").unwrap(), 3);
+        assert_eq!(Bytes(0).to_c("set", "X_KB").unwrap(), 0);
+        let error = Bytes(1000).to_c("set", "X_KB").unwrap_err().to_string();
+        assert!(error.contains("X_KB") && error.contains("KiB") && error.contains("1000"), "{error}");
+    }
+
+    #[test]
+    fn times_that_are_no_whole_milliseconds_are_refused() {
+        assert_eq!(Duration::from_secs(1).to_c("set", "X_MS").unwrap(), 1000);
+        for time in [Duration::from_micros(1500), Duration::from_nanos(1), Duration::MAX] {
+            let error = time.to_c("set", "X_MS").unwrap_err().to_string();
+            assert!(error.contains("X_MS") && error.contains("millisecond"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_limit_without_bounds_does_not_wrap() {
+        assert_eq!(Bytes::from_c(usize::MAX), Bytes(u64::MAX));
+        assert_eq!(Bytes::from_c(4), Bytes(4096));
+    }
+}

@@ -1,0 +1,245 @@
+//! Parts of buffers.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+
+use crate::cuda::Context;
+use crate::memory::{IoBuf, IoBufMut};
+
+/// A part of a buffer, which takes part in I/O like the whole.
+///
+/// cuFile sees the whole buffer's address and an offset, so that a part of a
+/// [`RegisteredBuffer`](crate::RegisteredBuffer) uses the registration.
+#[derive(Clone, Copy)]
+pub struct BufSlice<'a> {
+    part: Part,
+    buffer: PhantomData<&'a [u8]>,
+}
+
+/// A part of a buffer that may be written. Parts that exist side by side are disjoint, and may be used by as many
+/// threads.
+pub struct BufSliceMut<'a> {
+    part: Part,
+    buffer: PhantomData<&'a mut [u8]>,
+}
+
+/// Where a buffer or part of one lies.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub ptr: *mut u8,
+    pub len_bytes: usize,
+    pub context: Option<Context>,
+    pub is_host_accessible: bool,
+    base_offset: usize,
+}
+
+impl Part {
+    /// All of a buffer, for reading only.
+    pub fn whole(buffer: &(impl IoBuf + ?Sized)) -> Self {
+        Self {
+            ptr: buffer.as_ptr().cast_mut(),
+            len_bytes: buffer.len_bytes(),
+            context: buffer.context(),
+            is_host_accessible: buffer.is_host_accessible(),
+            base_offset: buffer.base_offset(),
+        }
+    }
+
+    /// All of a buffer, for writing too.
+    pub fn whole_mut(buffer: &mut (impl IoBufMut + ?Sized)) -> Self {
+        let part = Self::whole(buffer);
+        Self { ptr: buffer.as_mut_ptr(), ..part }
+    }
+
+    /// # Panics
+    /// If the range goes beyond this part.
+    fn part(self, range: impl RangeBounds<usize>) -> Self {
+        let (start, len_bytes) = resolve(range, self.len_bytes);
+        Self { ptr: self.ptr.wrapping_add(start), len_bytes, base_offset: self.base_offset + start, ..self }
+    }
+}
+
+impl<'a> BufSlice<'a> {
+    /// The bytes of `buffer` in `range`.
+    ///
+    /// # Panics
+    /// If the range goes beyond the buffer, as for a slice.
+    pub fn new(buffer: &'a (impl IoBuf + ?Sized), range: impl RangeBounds<usize>) -> Self {
+        Self { part: Part::whole(buffer).part(range), buffer: PhantomData }
+    }
+
+    /// The bytes of this part in `range`.
+    ///
+    /// # Panics
+    /// If the range goes beyond the part, as for a slice.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> BufSlice<'a> {
+        Self { part: self.part.part(range), ..*self }
+    }
+}
+
+impl<'a> BufSliceMut<'a> {
+    /// The bytes of `buffer` in `range`.
+    ///
+    /// # Panics
+    /// If the range goes beyond the buffer, as for a slice.
+    pub fn new(buffer: &'a mut (impl IoBufMut + ?Sized), range: impl RangeBounds<usize>) -> Self {
+        Self { part: Part::whole_mut(buffer).part(range), buffer: PhantomData }
+    }
+
+    /// The bytes of this part in `range`, for reading.
+    ///
+    /// # Panics
+    /// If the range goes beyond the part, as for a slice.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> BufSlice<'_> {
+        BufSlice { part: self.part.part(range), buffer: PhantomData }
+    }
+
+    /// The bytes of this part in `range`.
+    ///
+    /// # Panics
+    /// If the range goes beyond the part, as for a slice.
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> BufSliceMut<'_> {
+        BufSliceMut { part: self.part.part(range), buffer: PhantomData }
+    }
+
+    /// Two parts: the first `mid_bytes` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn split_at(self, mid_bytes: usize) -> (Self, Self) {
+        let part = |range: (Bound<usize>, Bound<usize>)| Self { part: self.part.part(range), ..self };
+        (
+            part((Bound::Unbounded, Bound::Excluded(mid_bytes))),
+            part((Bound::Included(mid_bytes), Bound::Unbounded)),
+        )
+    }
+
+    /// Parts of `len_bytes` each, the last one maybe shorter.
+    ///
+    /// # Panics
+    /// If `len_bytes` is 0.
+    pub fn chunks(self, len_bytes: usize) -> impl Iterator<Item = BufSliceMut<'a>> {
+        assert!(len_bytes > 0, "chunks of no bytes");
+        let Self { part, buffer } = self;
+        (0..part.len_bytes).step_by(len_bytes).map(move |start| {
+            let end = part.len_bytes.min(start.saturating_add(len_bytes));
+            Self { part: part.part(start..end), buffer }
+        })
+    }
+}
+
+macro_rules! part_of_a_buffer {
+    ($part:ident) => {
+        // SAFETY: the bytes are those of an `IoBuf`, which promises that CUDA or the host can access them and that
+        // nothing else changes them; no thread is part of the promise.
+        unsafe impl Send for $part<'_> {}
+        // SAFETY: as above.
+        unsafe impl Sync for $part<'_> {}
+
+        impl $part<'_> {
+            /// How many bytes there are.
+            pub fn len_bytes(&self) -> usize {
+                self.part.len_bytes
+            }
+        }
+
+        impl fmt::Debug for $part<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let Part { ptr, len_bytes, base_offset, .. } = self.part;
+                write!(
+                    f,
+                    "{}({len_bytes} bytes at {ptr:p}, {base_offset} into its buffer)",
+                    stringify!($part)
+                )
+            }
+        }
+
+        // SAFETY: part of a buffer that is borrowed, and so keeps the promise meanwhile; `base_offset` bytes before it
+        // the buffer starts, or what that is a part of.
+        unsafe impl IoBuf for $part<'_> {
+            #[inline]
+            fn as_ptr(&self) -> *const u8 {
+                self.part.ptr
+            }
+
+            #[inline]
+            fn len_bytes(&self) -> usize {
+                self.part.len_bytes
+            }
+
+            #[inline]
+            fn base_offset(&self) -> usize {
+                self.part.base_offset
+            }
+
+            #[inline]
+            fn context(&self) -> Option<Context> {
+                self.part.context
+            }
+
+            #[inline]
+            fn is_host_accessible(&self) -> bool {
+                self.part.is_host_accessible
+            }
+        }
+    };
+}
+
+part_of_a_buffer!(BufSlice);
+part_of_a_buffer!(BufSliceMut);
+
+// SAFETY: parts that may be written are disjoint, the buffer is borrowed mutably while they exist, and the pointer was
+// made by the buffer's `as_mut_ptr`.
+unsafe impl IoBufMut for BufSliceMut<'_> {}
+
+/// A range within `len_bytes` as start and length.
+fn resolve(range: impl RangeBounds<usize>, len_bytes: usize) -> (usize, usize) {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(start) => start.checked_add(1).expect("range start overflows"),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(end) => end.checked_add(1).expect("range end overflows"),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => len_bytes,
+    };
+    assert!(start <= end && end <= len_bytes, "range {start}..{end} of a buffer of {len_bytes} bytes");
+    (start, end - start)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn parts_lie_in_their_buffer_and_name_its_start() {
+        let mut buffer = vec![0u8; 100];
+        let start = buffer.as_ptr();
+        let mut part = BufSliceMut::new(&mut buffer, 10..90);
+        let inner = part.slice_mut(5..=9);
+        assert_eq!((inner.len_bytes(), inner.base_offset()), (5, 15));
+        assert_eq!(inner.as_ptr(), start.wrapping_add(15));
+        let (left, right) = part.split_at(30);
+        assert_eq!((left.len_bytes(), right.len_bytes(), right.base_offset()), (30, 50, 40));
+        let chunks: Vec<_> = right.chunks(20).map(|part| (part.base_offset(), part.len_bytes())).collect();
+        assert_eq!(chunks, [(40, 20), (60, 20), (80, 10)]);
+        assert_eq!(left.slice(..).slice(29..).base_offset(), 39);
+    }
+
+    #[test]
+    fn a_range_beyond_the_part_panics() {
+        let mut buffer = vec![0u8; 100];
+        let mut part = BufSliceMut::new(&mut buffer, 10..90);
+        let ranges = [(0, 81), (81, 81), (usize::MAX, usize::MAX), (1, usize::MAX), (1, 0)];
+        for (start, end) in ranges {
+            let beyond = catch_unwind(AssertUnwindSafe(|| part.slice_mut(start..end).len_bytes()));
+            assert!(beyond.is_err(), "{start}..{end}");
+        }
+        assert!(catch_unwind(AssertUnwindSafe(|| part.slice(0..=usize::MAX).len_bytes())).is_err());
+        assert!(catch_unwind(AssertUnwindSafe(|| part.split_at(81))).is_err());
+    }
+}

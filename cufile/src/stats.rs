@@ -1,0 +1,667 @@
+//! Statistics that libcufile keeps for the process: counters, sizes and latencies.
+//!
+//! ```no_run
+//! use cufile::Driver;
+//! use cufile::stats::Level;
+//!
+//! let driver = Driver::open()?;
+//! let statistics = driver.statistics();
+//! statistics.set_level(Level::Basic)?;
+//! statistics.start()?;
+//! // reads and writes
+//! let stats = statistics.basic()?;
+//! println!("{} bytes read in {} calls", stats.read.bytes, stats.read.operations.ok);
+//! # Ok::<(), cufile::Error>(())
+//! ```
+
+use std::ffi::c_int;
+use std::mem::{offset_of, size_of};
+use std::ptr;
+use std::time::Duration;
+
+use cufile_sys::{
+    CUfileError_t, CUfileOpCounter_t, CUfilePerGpuStats_t, CUfileStatsLevel1_t, CUfileStatsLevel2_t,
+    CUfileStatsLevel3_t,
+};
+
+use crate::driver::Driver;
+use crate::error::{OpError, Result, check};
+use crate::library::{Version, newer};
+
+/// How much libcufile counts; each level includes those before it, and costs more time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Level {
+    /// Nothing.
+    Off = 0,
+    /// What [`Stats`] has.
+    Basic = 1,
+    /// Also the sizes of transfers: [`DetailedStats`].
+    Detailed = 2,
+    /// Also what each GPU did: [`PerGpuStats`].
+    PerGpu = 3,
+}
+
+/// Operations of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct Operations {
+    /// How many succeeded.
+    pub ok: u64,
+    /// How many failed.
+    pub failed: u64,
+}
+
+/// Reads or writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct Transfers {
+    /// The calls.
+    pub operations: Operations,
+    /// How many bytes they moved.
+    pub bytes: u64,
+    /// Bytes per second.
+    pub bytes_per_second: u64,
+    /// Calls per second.
+    pub operations_per_second: u64,
+    /// The mean time of a call.
+    pub average_latency: Duration,
+    /// The time of all calls together.
+    pub total_latency: Duration,
+}
+
+/// Vectored reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct VectoredStats {
+    /// `cuFileReadv`.
+    pub read: Transfers,
+    /// `cuFileWritev`.
+    pub write: Transfers,
+}
+
+/// Batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct BatchStats {
+    /// Batches set up.
+    pub setups: Operations,
+    /// Submissions.
+    pub submissions: Operations,
+    /// Completions.
+    pub completions: Operations,
+    /// Cancellations.
+    pub cancellations: Operations,
+    /// Batches destroyed.
+    pub destructions: Operations,
+    /// Entries queued.
+    pub enqueued: Operations,
+    /// Entries queued for POSIX calls.
+    pub posix_enqueued: Operations,
+    /// Entries processed.
+    pub processed: Operations,
+    /// Entries processed by POSIX calls.
+    pub posix_processed: Operations,
+    /// Submissions to nvidia-fs.
+    pub nvidia_fs_submissions: Operations,
+    /// Submissions by P2PDMA.
+    pub p2p_submissions: Operations,
+    /// Submissions to Linux AIO.
+    pub aio_submissions: Operations,
+    /// Submissions to io_uring.
+    pub io_uring_submissions: Operations,
+    /// Submissions of mixed reads and writes.
+    pub mixed_submissions: Operations,
+    /// Submissions of all kinds.
+    pub total_submissions: Operations,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Bytes read per second.
+    pub read_bytes_per_second: u64,
+    /// Bytes written per second.
+    pub write_bytes_per_second: u64,
+    /// The mean time of a submission.
+    pub average_submission_latency: Duration,
+    /// The mean time to completion.
+    pub average_completion_latency: Duration,
+    /// Submissions per second.
+    pub submissions_per_second: u64,
+    /// Completions per second.
+    pub completions_per_second: u64,
+    /// The time of all submissions together.
+    pub total_submission_latency: Duration,
+    /// The time to completion of all together.
+    pub total_completion_latency: Duration,
+    /// Bytes read by the last batch.
+    pub last_read_bytes: u64,
+    /// Bytes written by the last batch.
+    pub last_write_bytes: u64,
+}
+
+/// Statistics of level 1 (`CUfileStatsLevel1_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Reads.
+    pub read: Transfers,
+    /// Writes.
+    pub write: Transfers,
+    /// Vectored reads and writes; `None` where the loaded version does not count them. Since cuFile 1.19.
+    pub vectored: Option<VectoredStats>,
+    /// Batches.
+    pub batch: BatchStats,
+    /// Registrations of files.
+    pub handle_registrations: Operations,
+    /// Deregistrations of files.
+    pub handle_deregistrations: Operations,
+    /// Registrations of buffers.
+    pub buffer_registrations: Operations,
+    /// Deregistrations of buffers.
+    pub buffer_deregistrations: Operations,
+}
+
+/// Statistics of level 2 (`CUfileStatsLevel2_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct DetailedStats {
+    /// What level 1 has.
+    pub basic: Stats,
+    /// How many reads there were of each size: those below 4 KiB in the first element, then those from 4, 8, 16 KiB and
+    /// so on.
+    pub read_size_histogram: [u64; 32],
+    /// How many writes there were of each size.
+    pub write_size_histogram: [u64; 32],
+}
+
+/// Statistics of level 3 (`CUfileStatsLevel3_t`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct PerGpuStats {
+    /// What level 2 has.
+    pub detailed: DetailedStats,
+    /// The GPUs, 16 at most.
+    pub gpus: Vec<GpuStats>,
+}
+
+/// Reads into or writes from one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct GpuTransfers {
+    /// How many there were.
+    pub operations: u64,
+    /// How many of them failed.
+    pub failed: u64,
+    /// How many bytes they moved.
+    pub bytes: u64,
+    /// Bytes per second.
+    pub bytes_per_second: u64,
+    /// The share of time spent in them, in percent.
+    pub utilization_percent: u64,
+    /// The time of all together.
+    pub duration: Duration,
+    /// How many went by P2PDMA.
+    pub p2p: u64,
+    /// How many went by nvidia-fs.
+    pub nvidia_fs: u64,
+    /// How many went by POSIX calls.
+    pub posix: u64,
+    /// How many were not aligned.
+    pub unaligned: u64,
+    /// How many were routed through another GPU.
+    pub dynamically_routed: u64,
+}
+
+/// What one GPU did (`CUfilePerGpuStats_t`). Newer versions count nothing here in compatibility mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct GpuStats {
+    /// The GPU's UUID, as CUDA has it.
+    pub uuid: [u8; 16],
+    /// Reads.
+    pub read: GpuTransfers,
+    /// Writes.
+    pub write: GpuTransfers,
+    /// Holes that reads met.
+    pub sparse_regions: u64,
+    /// Extents that reads met whose data lies in the file's metadata.
+    pub inline_regions: u64,
+    /// Registrations of buffers. Those that are neither counted as succeeded nor failed are under way.
+    pub buffer_registrations: Operations,
+    /// Attempts to register a buffer.
+    pub buffer_registration_attempts: u64,
+    /// Deregistrations of buffers.
+    pub buffer_deregistrations: u64,
+    /// Bytes registered.
+    pub registered_bytes: u64,
+}
+
+/// The statistics of the process; see [`Driver::statistics`].
+#[derive(Debug, Clone, Copy)]
+pub struct Statistics<'a>(&'a Driver);
+
+impl Driver {
+    /// The statistics that libcufile keeps for the process. Since cuFile 1.15.
+    pub fn statistics(&self) -> Statistics<'_> {
+        Statistics(self)
+    }
+}
+
+impl Statistics<'_> {
+    /// How much is counted (`cuFileGetStatsLevel`). A level above those known here is [`Level::PerGpu`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
+    #[doc(alias = "cuFileGetStatsLevel")]
+    pub fn level(&self) -> Result<Level> {
+        self.0.check_alive()?;
+        let call = newer!(self.0.library(), cuFileGetStatsLevel)?;
+        let mut level = 0;
+        // SAFETY: `level` outlives the call.
+        check("cuFileGetStatsLevel", unsafe { call(&mut level) })?;
+        Ok(match level {
+            ..=0 => Level::Off,
+            1 => Level::Basic,
+            2 => Level::Detailed,
+            3.. => Level::PerGpu,
+        })
+    }
+
+    /// Sets how much is counted and can be asked for from now on (`cuFileSetStatsLevel`).
+    ///
+    /// [`Param::STATS_LEVEL`](crate::params::Param::STATS_LEVEL) sets it before the driver is opened, and needs no
+    /// [`start`](Self::start).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
+    #[doc(alias = "cuFileSetStatsLevel")]
+    pub fn set_level(&self, level: Level) -> Result<()> {
+        self.0.check_alive()?;
+        let call = newer!(self.0.library(), cuFileSetStatsLevel)?;
+        // SAFETY: takes a number.
+        check("cuFileSetStatsLevel", unsafe { call(level as c_int) })
+            .map_err(|error| error.about(&format_args!("{level:?}")))
+    }
+
+    /// Starts counting (`cuFileStatsStart`). Set a level before.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INTERNAL_ERROR`] at
+    /// [`Level::Off`].
+    #[doc(alias = "cuFileStatsStart")]
+    pub fn start(&self) -> Result<()> {
+        self.0.check_alive()?;
+        let call = newer!(self.0.library(), cuFileStatsStart)?;
+        // SAFETY: takes nothing.
+        check("cuFileStatsStart", unsafe { call() }).map_err(|error| match error.op_error() {
+            Some(OpError::INTERNAL_ERROR) => error.advise("set the statistics' level before".into()),
+            _ => error,
+        })
+    }
+
+    /// Stops counting (`cuFileStatsStop`).
+    ///
+    /// The level is [`Level::Off`] then, at which nothing can be asked for: read the statistics before.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
+    #[doc(alias = "cuFileStatsStop")]
+    pub fn stop(&self) -> Result<()> {
+        self.0.check_alive()?;
+        let call = newer!(self.0.library(), cuFileStatsStop)?;
+        // SAFETY: takes nothing.
+        check("cuFileStatsStop", unsafe { call() })
+    }
+
+    /// Sets all counters to 0 (`cuFileStatsReset`).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
+    #[doc(alias = "cuFileStatsReset")]
+    pub fn reset(&self) -> Result<()> {
+        self.0.check_alive()?;
+        let call = newer!(self.0.library(), cuFileStatsReset)?;
+        // SAFETY: takes nothing.
+        check("cuFileStatsReset", unsafe { call() })
+    }
+
+    /// The statistics of level 1 (`cuFileGetStatsL1`).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INVALID_VALUE`] if the level
+    /// is lower.
+    #[doc(alias = "cuFileGetStatsL1")]
+    pub fn basic(&self) -> Result<Stats> {
+        self.0.check_alive()?;
+        let call = newer!(self.0.library(), cuFileGetStatsL1)?;
+        let layout = Layout::of(self.0.library().version());
+        // SAFETY: the buffer that `call` is given has room for the struct of any version.
+        let raw = read("cuFileGetStatsL1", layout, |buffer| unsafe { call(buffer.cast()) })?;
+        Ok(stats(&raw.detailed.basic, layout))
+    }
+
+    /// The statistics of level 2 (`cuFileGetStatsL2`).
+    ///
+    /// # Errors
+    /// As [`basic`](Self::basic).
+    #[doc(alias = "cuFileGetStatsL2")]
+    pub fn detailed(&self) -> Result<DetailedStats> {
+        self.0.check_alive()?;
+        let call = newer!(self.0.library(), cuFileGetStatsL2)?;
+        let layout = Layout::of(self.0.library().version());
+        // SAFETY: the buffer that `call` is given has room for the struct of any version.
+        let raw = read("cuFileGetStatsL2", layout, |buffer| unsafe { call(buffer.cast()) })?;
+        Ok(detailed(&raw.detailed, layout))
+    }
+
+    /// The statistics of level 3 (`cuFileGetStatsL3`).
+    ///
+    /// # Errors
+    /// As [`basic`](Self::basic).
+    #[doc(alias = "cuFileGetStatsL3")]
+    pub fn per_gpu(&self) -> Result<PerGpuStats> {
+        self.0.check_alive()?;
+        let call = newer!(self.0.library(), cuFileGetStatsL3)?;
+        let layout = Layout::of(self.0.library().version());
+        // SAFETY: the buffer that `call` is given has room for the struct of any version.
+        let raw = read("cuFileGetStatsL3", layout, |buffer| unsafe { call(buffer.cast()) })?;
+        Ok(per_gpu(&raw, layout))
+    }
+}
+
+/// How long the loaded version's level-1 struct is, which begins those of the other levels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// Up to 1.18: without the counters of vectored calls.
+    Short,
+    /// From 1.19 on; also that of versions newer than this crate, as good a guess as any.
+    Long,
+}
+
+impl Layout {
+    fn of(version: Version) -> Self {
+        if version < Version::from_raw(1190) { Layout::Short } else { Layout::Long }
+    }
+
+    fn basic_bytes(self) -> usize {
+        match self {
+            Layout::Short => offset_of!(CUfileStatsLevel1_t, readv_ops),
+            Layout::Long => size_of::<CUfileStatsLevel1_t>(),
+        }
+    }
+}
+
+/// Room for the largest struct known, and as much again several times: libcufile writes the struct of its own version,
+/// whatever size the caller's has, and that of a later version will be larger.
+const BUFFER_BYTES: usize = 8 * size_of::<CUfileStatsLevel3_t>();
+
+/// Calls C with a zeroed buffer, since parts of it may stay unwritten, and brings what came into the newest layout.
+fn read(
+    operation: &'static str,
+    layout: Layout,
+    call: impl FnOnce(*mut u8) -> CUfileError_t,
+) -> Result<Box<CUfileStatsLevel3_t>> {
+    let mut buffer = vec![0u64; BUFFER_BYTES / size_of::<u64>()];
+    check(operation, call(buffer.as_mut_ptr().cast())).map_err(|error| match error.op_error() {
+        Some(OpError::INVALID_VALUE) => error.advise("set the statistics' level to this one or above".into()),
+        _ => error,
+    })?;
+    // SAFETY: all-zero is a valid value of this struct of integers.
+    let mut raw: Box<CUfileStatsLevel3_t> = Box::new(unsafe { std::mem::zeroed() });
+    let (from, to) = (buffer.as_ptr().cast::<u8>(), (&raw mut *raw).cast::<u8>());
+    let (begin, end) = (layout.basic_bytes(), size_of::<CUfileStatsLevel1_t>());
+    // SAFETY: both ranges lie in the buffer, which is larger, and in the struct, for which any bytes are valid.
+    unsafe {
+        ptr::copy_nonoverlapping(from, to, begin);
+        ptr::copy_nonoverlapping(from.add(begin), to.add(end), size_of::<CUfileStatsLevel3_t>() - end);
+    }
+    Ok(raw)
+}
+
+fn operations(counter: &CUfileOpCounter_t) -> Operations {
+    Operations { ok: counter.ok, failed: counter.err }
+}
+
+const fn micros(count: u64) -> Duration {
+    Duration::from_micros(count)
+}
+
+fn stats(raw: &CUfileStatsLevel1_t, layout: Layout) -> Stats {
+    Stats {
+        read: Transfers {
+            operations: operations(&raw.read_ops),
+            bytes: raw.read_bytes,
+            bytes_per_second: raw.read_bw_bytes_per_sec,
+            operations_per_second: raw.read_ops_per_sec,
+            average_latency: micros(raw.read_lat_avg_us),
+            total_latency: micros(raw.read_lat_sum_us),
+        },
+        write: Transfers {
+            operations: operations(&raw.write_ops),
+            bytes: raw.write_bytes,
+            bytes_per_second: raw.write_bw_bytes_per_sec,
+            operations_per_second: raw.write_ops_per_sec,
+            average_latency: micros(raw.write_lat_avg_us),
+            total_latency: micros(raw.write_lat_sum_us),
+        },
+        vectored: (layout == Layout::Long).then(|| vectored(raw)),
+        batch: batch(raw),
+        handle_registrations: operations(&raw.hdl_register_ops),
+        handle_deregistrations: operations(&raw.hdl_deregister_ops),
+        buffer_registrations: operations(&raw.buf_register_ops),
+        buffer_deregistrations: operations(&raw.buf_deregister_ops),
+    }
+}
+
+fn vectored(raw: &CUfileStatsLevel1_t) -> VectoredStats {
+    VectoredStats {
+        read: Transfers {
+            operations: operations(&raw.readv_ops),
+            bytes: raw.readv_bytes,
+            bytes_per_second: raw.readv_bw_bytes_per_sec,
+            operations_per_second: raw.readv_ops_per_sec,
+            average_latency: micros(raw.readv_lat_avg_us),
+            total_latency: micros(raw.readv_lat_sum_us),
+        },
+        write: Transfers {
+            operations: operations(&raw.writev_ops),
+            bytes: raw.writev_bytes,
+            bytes_per_second: raw.writev_bw_bytes_per_sec,
+            operations_per_second: raw.writev_ops_per_sec,
+            average_latency: micros(raw.writev_lat_avg_us),
+            total_latency: micros(raw.writev_lat_sum_us),
+        },
+    }
+}
+
+fn batch(raw: &CUfileStatsLevel1_t) -> BatchStats {
+    BatchStats {
+        setups: operations(&raw.batch_setup_ops),
+        submissions: operations(&raw.batch_submit_ops),
+        completions: operations(&raw.batch_complete_ops),
+        cancellations: operations(&raw.batch_cancel_ops),
+        destructions: operations(&raw.batch_destroy_ops),
+        enqueued: operations(&raw.batch_enqueued_ops),
+        posix_enqueued: operations(&raw.batch_posix_enqueued_ops),
+        processed: operations(&raw.batch_processed_ops),
+        posix_processed: operations(&raw.batch_posix_processed_ops),
+        nvidia_fs_submissions: operations(&raw.batch_nvfs_submit_ops),
+        p2p_submissions: operations(&raw.batch_p2p_submit_ops),
+        aio_submissions: operations(&raw.batch_aio_submit_ops),
+        io_uring_submissions: operations(&raw.batch_iouring_submit_ops),
+        mixed_submissions: operations(&raw.batch_mixed_io_submit_ops),
+        total_submissions: operations(&raw.batch_total_submit_ops),
+        read_bytes: raw.batch_read_bytes,
+        write_bytes: raw.batch_write_bytes,
+        read_bytes_per_second: raw.batch_read_bw_bytes,
+        write_bytes_per_second: raw.batch_write_bw_bytes,
+        average_submission_latency: micros(raw.batch_submit_lat_avg_us),
+        average_completion_latency: micros(raw.batch_completion_lat_avg_us),
+        submissions_per_second: raw.batch_submit_ops_per_sec,
+        completions_per_second: raw.batch_complete_ops_per_sec,
+        total_submission_latency: micros(raw.batch_submit_lat_sum_us),
+        total_completion_latency: micros(raw.batch_completion_lat_sum_us),
+        last_read_bytes: raw.last_batch_read_bytes,
+        last_write_bytes: raw.last_batch_write_bytes,
+    }
+}
+
+fn detailed(raw: &CUfileStatsLevel2_t, layout: Layout) -> DetailedStats {
+    DetailedStats {
+        basic: stats(&raw.basic, layout),
+        read_size_histogram: raw.read_size_kb_hist,
+        write_size_histogram: raw.write_size_kb_hist,
+    }
+}
+
+fn per_gpu(raw: &CUfileStatsLevel3_t, layout: Layout) -> PerGpuStats {
+    // The number is data from C: there need not be as many.
+    let gpus = raw.per_gpu_stats.iter().take(raw.num_gpus as usize).map(gpu).collect();
+    PerGpuStats { detailed: detailed(&raw.detailed, layout), gpus }
+}
+
+fn gpu(raw: &CUfilePerGpuStats_t) -> GpuStats {
+    GpuStats {
+        uuid: raw.uuid.map(|byte| byte as u8),
+        read: GpuTransfers {
+            operations: raw.n_total_reads,
+            failed: raw.n_reads_err,
+            bytes: raw.read_bytes,
+            bytes_per_second: raw.read_bw_bytes_per_sec,
+            utilization_percent: raw.read_utilization,
+            duration: micros(raw.read_duration_us),
+            p2p: raw.n_p2p_reads,
+            nvidia_fs: raw.n_nvfs_reads,
+            posix: raw.n_posix_reads,
+            unaligned: raw.n_unaligned_reads,
+            dynamically_routed: raw.n_dr_reads,
+        },
+        write: GpuTransfers {
+            operations: raw.n_total_writes,
+            failed: raw.n_writes_err,
+            bytes: raw.writes_bytes,
+            bytes_per_second: raw.write_bw_bytes_per_sec,
+            utilization_percent: raw.write_utilization,
+            duration: micros(raw.write_duration_us),
+            p2p: raw.n_p2p_writes,
+            nvidia_fs: raw.n_nvfs_writes,
+            posix: raw.n_posix_writes,
+            unaligned: raw.n_unaligned_writes,
+            dynamically_routed: raw.n_dr_writes,
+        },
+        sparse_regions: raw.n_sparse_regions,
+        inline_regions: raw.n_inline_regions,
+        buffer_registrations: Operations { ok: raw.n_mmap_ok, failed: raw.n_mmap_err },
+        buffer_registration_attempts: raw.n_mmap,
+        buffer_deregistrations: raw.n_mmap_free,
+        registered_bytes: raw.reg_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cufile_sys::CUfileOpError;
+
+    use super::*;
+
+    /// What a library writes whose level-1 struct has `basic` words, and which knows `gpus` GPUs and has `tail` words
+    /// after what this crate knows. Each word says where the newest layout has it.
+    fn written(basic: usize, gpus: u32, tail: usize) -> Vec<u64> {
+        let known = size_of::<CUfileStatsLevel3_t>() / 8;
+        let newest = size_of::<CUfileStatsLevel1_t>() / 8;
+        let mut words: Vec<u64> = (0..basic).chain(newest..known).map(|word| word as u64).collect();
+        let count = offset_of!(CUfileStatsLevel3_t, num_gpus) / 8 - newest + basic;
+        words[count] = u64::from(gpus);
+        words.resize(words.len() + tail, u64::MAX);
+        words
+    }
+
+    fn read_from(words: &[u64], layout: Layout) -> Box<CUfileStatsLevel3_t> {
+        let result = read("cuFileGetStatsL3", layout, |buffer| {
+            // SAFETY: as a libcufile would do, which relies on the buffer's size.
+            unsafe { buffer.cast::<u64>().copy_from_nonoverlapping(words.as_ptr(), words.len()) };
+            CUfileError_t { err: CUfileOpError::CU_FILE_SUCCESS, cu_err: cufile_sys::CUresult::from_raw(0) }
+        });
+        result.expect("success")
+    }
+
+    fn word(offset: usize) -> u64 {
+        offset as u64 / 8
+    }
+
+    #[test]
+    fn versions_up_to_1_18_have_the_short_layout() {
+        assert_eq!(Layout::of(Version::from_raw(1150)), Layout::Short);
+        assert_eq!(Layout::of(Version::from_raw(1180)), Layout::Short);
+        assert_eq!(Layout::of(Version::from_raw(1190)), Layout::Long);
+        assert_eq!(Layout::of(Version::from_raw(2000)), Layout::Long);
+        assert_eq!((Layout::Short.basic_bytes(), Layout::Long.basic_bytes()), (512, 624));
+    }
+
+    #[test]
+    fn every_layout_is_decoded_to_the_same_fields() {
+        for (layout, basic) in [(Layout::Short, 64), (Layout::Long, 78)] {
+            let raw = read_from(&written(basic, 2, 0), layout);
+            let stats = stats(&raw.detailed.basic, layout);
+            assert_eq!(stats.read.operations, Operations { ok: 0, failed: 1 });
+            assert_eq!(
+                stats.batch.last_write_bytes,
+                word(offset_of!(CUfileStatsLevel1_t, last_batch_write_bytes))
+            );
+            let detailed = detailed(&raw.detailed, layout);
+            assert_eq!(
+                detailed.read_size_histogram[0],
+                word(offset_of!(CUfileStatsLevel2_t, read_size_kb_hist))
+            );
+            assert_eq!(detailed.write_size_histogram[31], word(size_of::<CUfileStatsLevel2_t>()) - 1);
+            assert_eq!(raw.num_gpus, 2);
+            let first = word(offset_of!(CUfileStatsLevel3_t, per_gpu_stats));
+            assert_eq!(gpu(&raw.per_gpu_stats[0]).read.bytes, first + 2);
+            assert_eq!(
+                gpu(&raw.per_gpu_stats[15]).registered_bytes,
+                word(size_of::<CUfileStatsLevel3_t>()) - 1
+            );
+        }
+    }
+
+    #[test]
+    fn vectored_counters_are_none_where_the_library_has_none() {
+        let raw = read_from(&written(64, 0, 0), Layout::Short);
+        assert_eq!(stats(&raw.detailed.basic, Layout::Short).vectored, None);
+        assert_eq!(raw.detailed.basic.readv_ops.ok, 0, "what follows must not be taken for them");
+        let raw = read_from(&written(78, 0, 0), Layout::Long);
+        let vectored = stats(&raw.detailed.basic, Layout::Long).vectored.expect("counted");
+        assert_eq!(vectored.read.operations, Operations { ok: 64, failed: 65 });
+        assert_eq!(vectored.write.total_latency, Duration::from_micros(77));
+    }
+
+    #[test]
+    fn no_more_gpus_are_read_than_the_struct_has() {
+        for (count, expected) in [(0, 0), (2, 2), (16, 16), (17, 16), (u32::MAX, 16)] {
+            for (layout, basic) in [(Layout::Short, 64), (Layout::Long, 78)] {
+                let raw = read_from(&written(basic, count, 0), layout);
+                assert_eq!(per_gpu(&raw, layout).gpus.len(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn the_struct_of_a_later_version_fits_into_the_buffer() {
+        let more = 2 * size_of::<CUfileStatsLevel3_t>() / 8;
+        let words = written(78, 1, more);
+        assert!(words.len() * 8 < BUFFER_BYTES);
+        assert_eq!(read_from(&words, Layout::Long).num_gpus, 1);
+    }
+
+    #[test]
+    fn a_level_that_is_not_collected_says_what_to_do() {
+        let refuse = |_| CUfileError_t {
+            err: CUfileOpError::CU_FILE_INVALID_VALUE,
+            cu_err: cufile_sys::CUresult::from_raw(0),
+        };
+        let error = read("cuFileGetStatsL3", Layout::Long, refuse).expect_err("refused");
+        assert_eq!(error.op_error(), Some(OpError::INVALID_VALUE));
+        assert!(error.to_string().contains("level"), "{error}");
+    }
+}

@@ -1,0 +1,320 @@
+//! File systems that live in this process, as RDMA file systems without a kernel module do.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::{fmt, mem, ptr, slice};
+
+use cufile_sys::{CUfileDescr_t, CUfileFSOps_t, CUfileFileHandleType, cufileRDMAInfo_t};
+use libc::{loff_t, sockaddr};
+
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::handle::{File, FileHandle};
+
+/// An open file of a file system that lives in this process (`CUfileFSOps`).
+///
+/// **Experimental.** NVIDIA documents the table of functions only by its declaration; what libcufile expects of them
+/// is read from there, and was never tried with an RDMA device. Without one, cuFile 1.16 to 1.20 register such files,
+/// and then fail every transfer (`IO_NOT_SUPPORTED`) without calling a method.
+///
+/// libcufile calls the methods from any of its threads, several at once. It never sees a panic: a method that panics
+/// has failed with `EIO`, or has no preference.
+pub trait UserspaceFs: Send + Sync + 'static {
+    /// The name of the file system's type, as libcufile's configuration has it.
+    fn fs_type(&self) -> &CStr;
+
+    /// Addresses of the network devices to use; none means any.
+    fn rdma_device_list(&self) -> &[sockaddr] {
+        &[]
+    }
+
+    /// How well suited the network device at `address` is to transfer this range; `None` is no preference.
+    ///
+    /// `buffer` is for its address alone: it may be device memory. `len_bytes` and `file_offset` are in bytes.
+    fn rdma_device_priority(
+        &self,
+        buffer: *const u8,
+        len_bytes: usize,
+        file_offset: u64,
+        address: Option<&sockaddr>,
+    ) -> Option<u32> {
+        let _ = (buffer, len_bytes, file_offset, address);
+        None
+    }
+
+    /// Reads up to `len_bytes` bytes from `file_offset` in bytes into `buffer`, and returns how many.
+    ///
+    /// # Errors
+    /// An errno; an error without one becomes `EIO`.
+    ///
+    /// # Safety
+    /// `buffer` must be memory of `len_bytes` bytes that nothing else uses meanwhile. It may be device memory, which
+    /// `rdma` then describes to the network.
+    unsafe fn read(
+        &self,
+        buffer: *mut u8,
+        len_bytes: usize,
+        file_offset: u64,
+        rdma: Option<RdmaInfo<'_>>,
+    ) -> io::Result<usize>;
+
+    /// Writes up to `len_bytes` bytes from `buffer` to `file_offset` in bytes, and returns how many.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    ///
+    /// # Safety
+    /// `buffer` must be memory of `len_bytes` bytes that nothing writes meanwhile. It may be device memory, which
+    /// `rdma` then describes to the network.
+    unsafe fn write(
+        &self,
+        buffer: *const u8,
+        len_bytes: usize,
+        file_offset: u64,
+        rdma: Option<RdmaInfo<'_>>,
+    ) -> io::Result<usize>;
+}
+
+/// What a peer on the network needs to access the buffer of a transfer (`cufileRDMAInfo_t`).
+#[derive(Clone, Copy)]
+pub struct RdmaInfo<'a>(&'a cufileRDMAInfo_t);
+
+impl RdmaInfo<'_> {
+    /// The version of the description's form.
+    pub fn version(&self) -> i32 {
+        self.0.version
+    }
+
+    /// The description, as libcufile made it.
+    pub fn description(&self) -> &[u8] {
+        match usize::try_from(self.0.desc_len) {
+            // SAFETY: libcufile's structure says that so many bytes are there, as long as the transfer lasts.
+            Ok(len) if !self.0.desc_str.is_null() => unsafe {
+                slice::from_raw_parts(self.0.desc_str.cast(), len)
+            },
+            _ => &[],
+        }
+    }
+}
+
+impl fmt::Debug for RdmaInfo<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RdmaInfo(version {}, {} bytes)", self.version(), self.description().len())
+    }
+}
+
+impl FileHandle {
+    /// Registers an open file of a userspace file system (`cuFileHandleRegister` with
+    /// `CU_FILE_HANDLE_TYPE_USERSPACE_FS`). **Experimental**, as [`UserspaceFs`] says.
+    ///
+    /// The handle owns `file`, and drops it once it is deregistered.
+    ///
+    /// # Errors
+    /// cuFile's code: versions and machines differ in whether they take such files at all.
+    ///
+    /// # Safety
+    /// The loaded libcufile must use the table of functions as this module assumes: it calls them only while the file
+    /// is registered, with the handle it was given and valid pointers, and leaves the strings and addresses that they
+    /// return to their owner. NVIDIA promises none of it.
+    #[doc(alias = "cuFileHandleRegister")]
+    #[doc(alias = "CUfileFSOps")]
+    pub unsafe fn register_userspace(driver: &Driver, file: impl UserspaceFs) -> Result<Self> {
+        let file = Arc::new(Registered { operations: operations_of(&file), file });
+        // SAFETY: all-zero is a valid descriptor: null pointers and integers.
+        let mut descriptor: CUfileDescr_t = unsafe { mem::zeroed() };
+        descriptor.type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_USERSPACE_FS;
+        descriptor.handle.handle = ptr::from_ref(&file.file).cast_mut().cast();
+        descriptor.fs_ops = &raw const file.operations;
+        // SAFETY: both pointers are into the allocation that is handed over with them, which never moves.
+        unsafe { Self::register_as(driver, descriptor, File::Userspace(file)) }
+    }
+}
+
+struct Registered<F> {
+    operations: CUfileFSOps_t,
+    file: F,
+}
+
+fn operations_of<F: UserspaceFs>(_: &F) -> CUfileFSOps_t {
+    CUfileFSOps_t {
+        fs_type: Some(fs_type::<F>),
+        getRDMADeviceList: Some(rdma_device_list::<F>),
+        getRDMADevicePriority: Some(rdma_device_priority::<F>),
+        read: Some(read::<F>),
+        write: Some(write::<F>),
+    }
+}
+
+/// What the method says, or `failed` if it panics.
+///
+/// # Safety
+/// `handle` must be what [`FileHandle::register_userspace`] gave libcufile, and still registered.
+unsafe fn call<'a, F: UserspaceFs, R>(
+    handle: *const c_void,
+    failed: R,
+    method: impl FnOnce(&'a F) -> R,
+) -> R {
+    // SAFETY: the caller's promise; shared references are all that there are.
+    let file = unsafe { &*handle.cast::<F>() };
+    // What a panic leaves half done is the implementor's own affair, as with a mutex.
+    catch_unwind(AssertUnwindSafe(|| method(file))).unwrap_or(failed)
+}
+
+unsafe extern "C" fn fs_type<F: UserspaceFs>(handle: *const c_void) -> *const c_char {
+    // SAFETY: called by libcufile while the file is registered.
+    unsafe { call(handle, ptr::null(), |file: &F| file.fs_type().as_ptr()) }
+}
+
+unsafe extern "C" fn rdma_device_list<F: UserspaceFs>(
+    handle: *const c_void,
+    addresses: *mut *mut sockaddr,
+) -> c_int {
+    // SAFETY: called by libcufile while the file is registered.
+    let list = unsafe { call(handle, [].as_slice(), |file: &F| file.rdma_device_list()) };
+    if !addresses.is_null() {
+        let first = if list.is_empty() { ptr::null_mut() } else { list.as_ptr().cast_mut() };
+        // SAFETY: libcufile's place for the answer.
+        unsafe { addresses.write(first) };
+    }
+    c_int::try_from(list.len()).unwrap_or(c_int::MAX)
+}
+
+unsafe extern "C" fn rdma_device_priority<F: UserspaceFs>(
+    handle: *const c_void,
+    buffer: *mut c_char,
+    len_bytes: usize,
+    file_offset: loff_t,
+    address: *const sockaddr,
+) -> c_int {
+    let Ok(file_offset) = u64::try_from(file_offset) else { return -1 };
+    // SAFETY: called by libcufile while the file is registered; null or an address that outlives the call.
+    let priority = unsafe {
+        let address = address.as_ref();
+        call(handle, None, |file: &F| {
+            file.rdma_device_priority(buffer.cast(), len_bytes, file_offset, address)
+        })
+    };
+    priority.and_then(|priority| c_int::try_from(priority).ok()).unwrap_or(-1)
+}
+
+unsafe extern "C" fn read<F: UserspaceFs>(
+    handle: *const c_void,
+    buffer: *mut c_char,
+    len_bytes: usize,
+    file_offset: loff_t,
+    rdma: *const cufileRDMAInfo_t,
+) -> isize {
+    // SAFETY: called by libcufile while the file is registered, with a buffer that it was given for this transfer, and
+    // null or a description that outlives the call.
+    let done = unsafe {
+        let rdma = rdma.as_ref().map(RdmaInfo);
+        call(handle, panicked(), |file: &F| file.read(buffer.cast(), len_bytes, offset(file_offset)?, rdma))
+    };
+    as_c(done, len_bytes)
+}
+
+unsafe extern "C" fn write<F: UserspaceFs>(
+    handle: *const c_void,
+    buffer: *const c_char,
+    len_bytes: usize,
+    file_offset: loff_t,
+    rdma: *const cufileRDMAInfo_t,
+) -> isize {
+    // SAFETY: as for `read`.
+    let done = unsafe {
+        let rdma = rdma.as_ref().map(RdmaInfo);
+        call(handle, panicked(), |file: &F| file.write(buffer.cast(), len_bytes, offset(file_offset)?, rdma))
+    };
+    as_c(done, len_bytes)
+}
+
+fn panicked() -> io::Result<usize> {
+    Err(io::Error::from_raw_os_error(libc::EIO))
+}
+
+fn offset(file_offset: loff_t) -> io::Result<u64> {
+    u64::try_from(file_offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// The count, or the negative errno, which is left in `errno` too for a caller that expects a system call's −1.
+fn as_c(done: io::Result<usize>, len_bytes: usize) -> isize {
+    let errno = match done {
+        // More than was asked for would have libcufile believe in bytes that are not there.
+        Ok(bytes) if bytes <= len_bytes => return bytes as isize,
+        Ok(_) => libc::EIO,
+        Err(error) => error.raw_os_error().filter(|errno| *errno > 0).unwrap_or(libc::EIO),
+    };
+    // SAFETY: the calling thread's own errno.
+    unsafe { *libc::__errno_location() = errno };
+    -(errno as isize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Broken;
+
+    impl UserspaceFs for Broken {
+        fn fs_type(&self) -> &CStr {
+            panic!("fs_type")
+        }
+
+        fn rdma_device_list(&self) -> &[sockaddr] {
+            panic!("rdma_device_list")
+        }
+
+        fn rdma_device_priority(&self, _: *const u8, _: usize, _: u64, _: Option<&sockaddr>) -> Option<u32> {
+            panic!("rdma_device_priority")
+        }
+
+        unsafe fn read(&self, _: *mut u8, _: usize, _: u64, _: Option<RdmaInfo<'_>>) -> io::Result<usize> {
+            panic!("read")
+        }
+
+        unsafe fn write(
+            &self,
+            _: *const u8,
+            len: usize,
+            at: u64,
+            _: Option<RdmaInfo<'_>>,
+        ) -> io::Result<usize> {
+            match at {
+                0 => Ok(len + 1),
+                1 => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+                _ => Err(io::Error::other("no errno")),
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_is_an_error_to_c_and_no_preference_at_most() {
+        let handle = ptr::from_ref(&Broken).cast();
+        let operations = operations_of(&Broken);
+        let mut addresses = ptr::dangling_mut();
+        // SAFETY: the handle is a live `Broken`, and null may be passed for the rest.
+        unsafe {
+            assert!(operations.fs_type.unwrap()(handle).is_null());
+            assert_eq!(operations.getRDMADeviceList.unwrap()(handle, &mut addresses), 0);
+            assert!(addresses.is_null());
+            let priority = operations.getRDMADevicePriority.unwrap();
+            assert_eq!(priority(handle, ptr::null_mut(), 0, 0, ptr::null()), -1);
+            let read = operations.read.unwrap();
+            assert_eq!(read(handle, ptr::null_mut(), 1, 0, ptr::null()), -(libc::EIO as isize));
+        }
+    }
+
+    #[test]
+    fn an_error_is_its_negative_errno_and_a_count_is_never_more_than_asked_for() {
+        let handle = ptr::from_ref(&Broken).cast();
+        let write = operations_of(&Broken).write.unwrap();
+        for (offset, errno) in [(0, libc::EIO), (1, libc::ENOSPC), (2, libc::EIO), (-1, libc::EINVAL)] {
+            // SAFETY: the handle is a live `Broken`, which looks at no buffer.
+            let done = unsafe { write(handle, ptr::null(), 10, offset, ptr::null()) };
+            assert_eq!(done, -(errno as isize), "{offset}");
+            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(errno));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Reads into and writes from several buffers.
+
+use std::ffi::c_uint;
+
+use cufile_sys::{CUfileHandle_t, CUfileIOVec_t, off_t};
+
+use crate::error::{Error, Result};
+use crate::handle::FileHandle;
+use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
+
+/// `cuFileReadv` or `cuFileWritev`.
+type Together = unsafe extern "C" fn(CUfileHandle_t, *const CUfileIOVec_t, usize, off_t, c_uint) -> isize;
+
+/// The most entries of one call. libcufile refuses more than 128, but 1.19 and 1.20 hang with 40 and more, after some
+/// calls or when the driver is closed; with 32 they never did.
+const MOST_PARTS: usize = 16;
+
+impl FileHandle {
+    /// Reads consecutive bytes of the file from `file_offset` in bytes into one buffer after the other
+    /// (`cuFileReadv`).
+    ///
+    /// Returns how many bytes were read in all: fewer than fit at the end of the file, 0 beyond it or if the buffers
+    /// have no bytes. If a buffer fails after others were filled, the bytes of those are returned, and the next read
+    /// meets the failure.
+    ///
+    /// Buffers of different kinds mix as `&mut dyn IoBufMut`:
+    ///
+    /// ```no_run
+    /// # use cufile::{Driver, FileHandle, IoBufMut};
+    /// # let driver = Driver::open()?;
+    /// # let file = FileHandle::register(&driver, std::fs::File::open("data.bin")?)?;
+    /// let mut header = vec![0u8; 4096];
+    /// let mut body = driver.cuda().device(0)?.alloc(1 << 20)?;
+    /// let bytes = file.readv_at::<&mut dyn IoBufMut>(&mut [&mut header, &mut body], 0)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Since cuFile 1.19, one call for 16 buffers; with an older library, and for buffers of several CUDA contexts,
+    /// `cuFileRead` is called for each buffer. `cuFileReadv` takes addresses without offsets, and so a part of a
+    /// registered buffer goes by its own address.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the range goes beyond what a file offset can say; else what cuFile or the operating
+    /// system said about the first buffer that has bytes.
+    #[doc(alias = "cuFileReadv")]
+    pub fn readv_at<B: IoBufMut>(&self, buffers: &mut [B], file_offset: u64) -> Result<usize> {
+        const NAME: &str = "cuFileReadv";
+        let parts = parts(buffers.iter_mut(), |buffer| {
+            let len_bytes = buffer.len_bytes();
+            Span::new_mut(NAME, *buffer, 0, len_bytes)
+        })?;
+        match self.plan(NAME, self.driver().library().functions().cuFileReadv, &parts, file_offset)? {
+            // SAFETY: `parts` are all of buffers to which there is no other access.
+            Plan::Together(call) => unsafe { self.together(NAME, call, &parts, file_offset) },
+            Plan::OneByOne => in_turn(
+                buffers.iter_mut().filter(|buffer| buffer.len_bytes() > 0),
+                |buffer| buffer.len_bytes(),
+                file_offset,
+                |buffer, at| self.read_at(buffer, at),
+            ),
+        }
+    }
+
+    /// Writes one buffer after the other to consecutive bytes of the file from `file_offset` in bytes
+    /// (`cuFileWritev`).
+    ///
+    /// Returns how many bytes were written in all. If a buffer fails after others were written, the bytes of those are
+    /// returned, and the next write meets the failure. Buffers of different kinds mix as `&dyn IoBuf`.
+    ///
+    /// Since cuFile 1.19, one call for 16 buffers; with an older library, and for buffers of several CUDA contexts,
+    /// `cuFileWrite` is called for each buffer.
+    ///
+    /// # Errors
+    /// As [`readv_at`](Self::readv_at).
+    #[doc(alias = "cuFileWritev")]
+    pub fn writev_at<B: IoBuf>(&self, buffers: &[B], file_offset: u64) -> Result<usize> {
+        const NAME: &str = "cuFileWritev";
+        let parts = parts(buffers.iter(), |buffer| Span::new(NAME, *buffer, 0, buffer.len_bytes()))?;
+        match self.plan(NAME, self.driver().library().functions().cuFileWritev, &parts, file_offset)? {
+            // SAFETY: `parts` are all of buffers that are borrowed meanwhile.
+            Plan::Together(call) => unsafe { self.together(NAME, call, &parts, file_offset) },
+            Plan::OneByOne => in_turn(
+                buffers.iter().filter(|buffer| buffer.len_bytes() > 0),
+                |buffer| buffer.len_bytes(),
+                file_offset,
+                |buffer, at| self.write_at(buffer, at),
+            ),
+        }
+    }
+
+    /// Checks a transfer as a whole, and chooses how it is made.
+    fn plan(
+        &self,
+        name: &'static str,
+        together: Option<Together>,
+        parts: &[Span],
+        offset: u64,
+    ) -> Result<Plan> {
+        self.driver().check_alive()?;
+        let bytes = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.len_bytes as u64));
+        let end = bytes.and_then(|bytes| offset.checked_add(bytes));
+        file_offset(name, end.ok_or_else(|| Error::invalid(name, "the buffers are longer than any file"))?)?;
+        let mut contexts = parts.iter().filter_map(|part| part.context);
+        let first = contexts.next();
+        // Only one context can be current during the call.
+        let one_context = contexts.all(|context| Some(context) == first);
+        Ok(together.filter(|_| one_context).map_or(Plan::OneByOne, Plan::Together))
+    }
+
+    /// # Safety
+    /// `call` must be free to use the parts.
+    unsafe fn together(
+        &self,
+        name: &'static str,
+        call: Together,
+        parts: &[Span],
+        file_offset: u64,
+    ) -> Result<usize> {
+        let context = parts.iter().find_map(|part| part.context);
+        let vectors: Vec<_> =
+            parts.iter().map(|part| CUfileIOVec_t { base: part.start(), len: part.len_bytes }).collect();
+        let len_bytes = |vectors: &&[CUfileIOVec_t]| vectors.iter().map(|vector| vector.len).sum();
+        in_turn(vectors.chunks(MOST_PARTS), len_bytes, file_offset, |vectors, at| {
+            self.transfer(name, context, at, |at| {
+                // SAFETY: the handle is registered; the array has this many entries, which the caller vouches for. No
+                // flag is defined.
+                unsafe { call(self.as_raw(), vectors.as_ptr(), vectors.len(), at, 0) }
+            })
+        })
+    }
+}
+
+enum Plan {
+    Together(Together),
+    OneByOne,
+}
+
+/// The parts that have bytes. libcufile ends the process over an entry of no bytes among others, and refuses an array
+/// of none.
+fn parts<B: IoBuf>(
+    buffers: impl Iterator<Item = B>,
+    span: impl Fn(&mut B) -> Result<Span>,
+) -> Result<Vec<Span>> {
+    buffers.filter(|buffer| buffer.len_bytes() > 0).map(|mut buffer| span(&mut buffer)).collect()
+}
+
+/// Transfers one piece after the other until one is short or fails. The bytes before a failure count, as in one call.
+fn in_turn<P>(
+    pieces: impl Iterator<Item = P>,
+    len_bytes: impl Fn(&P) -> usize,
+    file_offset: u64,
+    transfer: impl Fn(P, u64) -> Result<usize>,
+) -> Result<usize> {
+    let mut done = 0;
+    for piece in pieces {
+        let len_bytes = len_bytes(&piece);
+        match transfer(piece, file_offset + done as u64) {
+            Ok(bytes) => {
+                done += bytes;
+                if bytes < len_bytes {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,67 @@
+//! Reading, writing and submitting a batch allocate nothing.
+
+mod no_op;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use cufile::{Batch, Entry, IoBufMut};
+use no_op::OnTheDevice;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often the calling thread allocates in `work`.
+fn allocations(work: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn counting_counts() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(vec![0u8; 100]))), 1);
+}
+
+#[test]
+fn reading_and_writing_allocate_nothing() {
+    let file = no_op::file();
+    let (mut host, mut device) = (vec![0; 4096], OnTheDevice(4096));
+    let count = allocations(|| {
+        assert_eq!(file.read_at(&mut host, 0).unwrap(), 4096);
+        assert_eq!(file.write_at(&host, 0).unwrap(), 4096);
+        assert_eq!(file.read_range_at(&mut device, 100, 50, 0).unwrap(), 50);
+        assert_eq!(file.write_at(&device, 0).unwrap(), 4096);
+    });
+    assert_eq!(count, 0);
+}
+
+#[test]
+fn submitting_a_batch_allocates_nothing() {
+    let file = no_op::file();
+    let mut batch = Batch::<Box<dyn IoBufMut>>::new(file.driver(), 128).unwrap();
+    let entry = |id| Entry::read(&file, Box::new(OnTheDevice(4096)) as Box<dyn IoBufMut>, 0).id(id);
+    let mut entries: Vec<_> = (0..128).map(entry).collect();
+    assert_eq!(allocations(|| batch.submit(&mut entries).unwrap()), 0);
+    assert_eq!((entries.len(), batch.in_flight()), (0, 128));
+}

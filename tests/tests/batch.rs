@@ -1,0 +1,523 @@
+//! Batches: what they move, how entries and completions belong together, and that nothing is freed while in flight.
+
+mod support;
+
+use std::ffi::c_uint;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use cufile::{
+    Batch, Driver, Entry, Error, ErrorKind, FileHandle, IoBufMut, Library, OpError, RegisterFlags,
+    RegisteredBuffer, Status,
+};
+use cufile_sys::{CUfileBatchHandle_t, CUfileError_t, CUfileIOEvents_t, timespec};
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, libraries, pattern};
+use support::{Life, Tracked, register};
+
+const PAGE: usize = 4096;
+
+type Any = Box<dyn IoBufMut + Send>;
+
+fn bytes_of(buffer: &Any) -> Vec<u8> {
+    assert!(buffer.is_host_accessible());
+    // SAFETY: host memory of this length, which the buffer owns.
+    unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len_bytes()) }.to_vec()
+}
+
+#[test]
+fn reads_and_writes_of_several_files_and_kinds_of_memory_mix() {
+    Bed::each(|bed| {
+        let bytes = pattern(4 * PAGE);
+        let (source, target) = (register(bed, "source", &bytes), register(bed, "target", &[]));
+        let mut device = bed.device.alloc(PAGE).unwrap();
+        device.copy_from_host(0, &bytes[..PAGE]).unwrap();
+        let registered = bed.device.alloc_pinned(4 * PAGE).unwrap();
+        let registered = RegisteredBuffer::register(&bed.driver, registered, RegisterFlags::empty()).unwrap();
+        let pinned = bed.device.alloc_pinned(PAGE).unwrap();
+        let mut batch = Batch::<Any>::new(&bed.driver, 4).unwrap();
+        let mut entries = vec![
+            Entry::write(&target, Box::new(device) as Any, 0).id(10),
+            Entry::read(&source, Box::new(pinned) as Any, PAGE as u64).id(11),
+            Entry::read(&source, Box::new(registered) as Any, PAGE as u64).range(PAGE, 2 * PAGE).id(12),
+            Entry::read(&source, Box::new(vec![0u8; PAGE]) as Any, 3 * PAGE as u64 + 96).id(13),
+        ];
+        batch.submit(&mut entries).unwrap();
+        assert!(entries.is_empty());
+        let completions = batch.wait_all().map_err(|(_, error)| error).unwrap();
+        assert_eq!((completions.len(), batch.in_flight()), (4, 0));
+        for completion in &completions {
+            assert_eq!(completion.status, Status::COMPLETE);
+            let count = *completion.result.as_ref().unwrap();
+            match completion.id {
+                10 => assert_eq!(count, PAGE),
+                11 => assert_eq!(bytes_of(&completion.buffer)[..], bytes[PAGE..2 * PAGE]),
+                12 => assert_eq!(bytes_of(&completion.buffer)[PAGE..3 * PAGE], bytes[PAGE..3 * PAGE]),
+                13 => {
+                    assert_eq!(count, PAGE - 96, "short at the end of the file");
+                    assert_eq!(bytes_of(&completion.buffer)[..count], bytes[3 * PAGE + 96..]);
+                }
+                id => panic!("no entry has the number {id}"),
+            }
+        }
+        assert_eq!(std::fs::read(bed.path("target")).unwrap(), bytes[..PAGE]);
+    });
+}
+
+/// One entry for each page of a file.
+fn pages(file: &Arc<FileHandle>, count: usize) -> Vec<Entry<Vec<u8>>> {
+    (0..count).map(|page| Entry::read(file, vec![0; PAGE], (page * PAGE) as u64).id(page as u64)).collect()
+}
+
+#[test]
+fn completions_belong_to_their_entries_in_any_order() {
+    Bed::each(|bed| {
+        let bytes = pattern(32 * PAGE);
+        let file = register(bed, "data", &bytes);
+        let mut batch = Batch::new(&bed.driver, 16).unwrap();
+        if let Some(emulator) = &bed.emulator {
+            emulator.control("reverse-completions 1");
+        }
+        // More than fit at a time, so that places in the batch are used again.
+        let mut waiting = pages(&file, 32);
+        let mut seen = vec![false; 32];
+        let mut first = None;
+        while seen.contains(&false) {
+            let room = (batch.capacity() - batch.in_flight()).min(waiting.len());
+            let mut next = waiting.drain(..room).collect();
+            batch.submit(&mut next).unwrap();
+            for completion in batch.poll(1, 5, None).unwrap() {
+                let page = completion.id as usize;
+                first.get_or_insert(page);
+                assert_eq!(completion.result.unwrap(), PAGE);
+                assert_eq!(completion.buffer[..], bytes[page * PAGE..][..PAGE]);
+                assert!(!seen[page], "{page} twice");
+                seen[page] = true;
+            }
+        }
+        if bed.emulator.is_some() {
+            assert_eq!(first, Some(15));
+        }
+    });
+}
+
+#[test]
+fn a_capacity_that_the_driver_does_not_allow_is_refused_with_the_limit() {
+    Bed::each(|bed| {
+        let limit = bed.driver.properties().unwrap().max_batch_entries as usize;
+        for capacity in [0, limit + 1, usize::MAX] {
+            let error = Batch::<Vec<u8>>::new(&bed.driver, capacity).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            let text = error.to_string();
+            assert!(text.contains(&format!("1 to {limit}")) && text.contains("io_batchsize"), "{text}");
+        }
+        for capacity in [1, limit] {
+            assert_eq!(Batch::<Vec<u8>>::new(&bed.driver, capacity).unwrap().capacity(), capacity);
+        }
+    });
+}
+
+#[test]
+fn an_entry_longer_than_libcufile_moves_is_refused_rather_than_short() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(PAGE));
+        let mut batch = Batch::new(&bed.driver, 2).unwrap();
+        let limit = batch.max_entry_bytes() as usize;
+        assert_eq!(limit as u64, bed.driver.properties().unwrap().max_direct_io_bytes);
+        let mut entries = vec![
+            Entry::read(&file, vec![0; PAGE], 0).id(1),
+            Entry::write(&file, vec![0; limit + 1], 0).id(2),
+        ];
+        let error = batch.submit(&mut entries).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(&limit.to_string()), "{error}");
+        assert_eq!((entries.len(), batch.in_flight()), (2, 0), "nothing was submitted");
+        let mut entries: Vec<_> = entries.into_iter().map(|entry| entry.range(0, 100)).collect();
+        batch.submit(&mut entries).unwrap();
+        assert_eq!(batch.wait_all().unwrap().len(), 2);
+    });
+}
+
+#[test]
+fn the_longest_entry_is_moved_whole() {
+    Bed::each(|bed| {
+        let mut batch = Batch::new(&bed.driver, 1).unwrap();
+        let limit = batch.max_entry_bytes() as usize;
+        let bytes = pattern(limit);
+        let file = register(bed, "data", &bytes);
+        batch.submit(&mut vec![Entry::read(&file, vec![0; limit], 0)]).unwrap();
+        let [completion] = <[_; 1]>::try_from(batch.wait_all().unwrap()).unwrap();
+        assert_eq!(completion.result.unwrap(), limit);
+        assert!(completion.buffer == bytes);
+    });
+}
+
+#[test]
+fn what_cannot_be_submitted_is_refused_before_anything_is() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(PAGE));
+        let mut batch = Batch::new(&bed.driver, 2).unwrap();
+        let mut refused = |entry: Entry<Vec<u8>>| {
+            let mut entries = vec![Entry::read(&file, vec![0; 100], 0), entry];
+            assert_eq!(batch.submit(&mut entries).unwrap_err().kind(), ErrorKind::InvalidInput);
+            assert_eq!((entries.len(), batch.in_flight()), (2, 0));
+        };
+        for (offset, len) in [(0, 101), (100, 1), (101, 0), (usize::MAX, 1), (1, usize::MAX)] {
+            refused(Entry::read(&file, vec![0; 100], 0).range(offset, len));
+            refused(Entry::write(&file, vec![0; 100], 0).range(offset, len));
+        }
+        refused(Entry::read(&file, vec![0; 100], 1 << 63));
+        let other = Bed::emulated();
+        refused(Entry::read(&register(&other, "data", &[]), vec![0; 100], 0));
+        let mut three = pages(&file, 3);
+        assert_eq!(batch.submit(&mut three).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(three.len(), 3);
+        batch.submit(&mut Vec::new()).unwrap();
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.calls("cuFileBatchIOSubmit"), 0);
+        }
+    });
+}
+
+/// A batch of `count` entries of which `fault` hits the second.
+fn with_fault(count: usize, fault: &str) -> (Bed, Batch<Vec<u8>>) {
+    let bed = Bed::emulated();
+    let file = register(&bed, "data", &pattern(count * PAGE));
+    let mut batch = Batch::new(&bed.driver, count).unwrap();
+    bed.emulator.as_ref().unwrap().fault("batch-entry", &format!("after=1 {fault}"));
+    batch.submit(&mut pages(&file, count)).unwrap();
+    (bed, batch)
+}
+
+#[test]
+fn an_entry_that_fails_gives_its_buffer_back_and_leaves_the_others_alone() {
+    let failing = |fault: &str| {
+        let (_bed, mut batch) = with_fault(3, fault);
+        let mut completions = batch.wait_all().unwrap();
+        assert_eq!(completions.len(), 3);
+        completions.sort_by_key(|completion| completion.id);
+        let failed = completions.remove(1);
+        assert!(completions.iter().all(|other| matches!(other.result, Ok(PAGE))));
+        assert_eq!(failed.buffer.len(), PAGE);
+        (failed.status, failed.result.unwrap_err())
+    };
+    let (status, error) = failing("bytes=-5016");
+    assert_eq!((status, error.op_error()), (Status::FAILED, Some(OpError::INVALID_MAPPING_SIZE)));
+    let (status, error) = failing("bytes=-5");
+    assert!(status == Status::FAILED && matches!(error, Error::Io { .. }) && error.raw_code() == Some(5));
+    let (status, error) = failing("bytes=-5777");
+    assert_eq!((status, error.op_error()), (Status::FAILED, Some(OpError::from_raw(5777))));
+    for (status, errno) in [
+        (Status::INVALID, libc::EINVAL),
+        (Status::CANCELED, libc::ECANCELED),
+        (Status::TIMEOUT, libc::ETIMEDOUT),
+    ] {
+        let (found, error) = failing(&format!("status={}", status.as_raw()));
+        assert_eq!((found, error.raw_code()), (status, Some(errno)));
+    }
+    let (status, error) = failing("status=64");
+    assert!(status == Status::FAILED && matches!(error, Error::Unspecified { .. }), "{error}");
+}
+
+#[test]
+fn an_unknown_status_is_kept_and_is_no_success() {
+    let (_bed, mut batch) = with_fault(2, "status=4096");
+    let mut completions = batch.wait_all().unwrap();
+    completions.sort_by_key(|completion| completion.id);
+    assert_eq!(completions[1].status, Status::from_raw(4096));
+    assert_eq!(completions[1].status.name(), None);
+    let error = completions.remove(1).result.unwrap_err();
+    assert!(
+        matches!(error, Error::Unspecified { .. }) && error.to_string().contains("Status(4096)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_event_of_an_entry_under_way_does_not_give_its_buffer_back() {
+    for status in [Status::WAITING, Status::PENDING] {
+        let (_bed, mut batch) = with_fault(2, &format!("status={}", status.as_raw()));
+        let completions = batch.poll(2, 2, None).unwrap();
+        assert_eq!((completions.len(), completions[0].id, batch.in_flight()), (1, 0, 1));
+        let rest = batch.cancel().unwrap();
+        assert_eq!((rest.len(), rest[0].id, rest[0].status), (1, 1, Status::CANCELED));
+    }
+}
+
+#[test]
+fn polling_waits_for_the_least_and_gives_no_more_than_the_most() {
+    let bed = Bed::emulated();
+    let file = register(&bed, "data", &pattern(8 * PAGE));
+    let mut batch = Batch::new(&bed.driver, 8).unwrap();
+    assert_eq!(batch.poll(5, 5, None).unwrap().len(), 0, "nothing in flight is nothing to wait for");
+    bed.emulator.as_ref().unwrap().fault("batch-entry", "after=4 delay_us=200000");
+    batch.submit(&mut pages(&file, 8)).unwrap();
+    assert_eq!(batch.poll(4, 3, None).unwrap().len(), 3);
+    assert_eq!(batch.poll(1, 8, None).unwrap().len(), 1);
+    let before = Instant::now();
+    assert_eq!(batch.poll(1, 8, Some(Duration::ZERO)).unwrap().len(), 0);
+    assert_eq!(batch.poll(1, 8, Some(Duration::from_millis(20))).unwrap().len(), 0);
+    assert!((Duration::from_millis(20)..Duration::from_millis(150)).contains(&before.elapsed()));
+    let mut completions = Vec::new();
+    assert_eq!(batch.poll_into(100, usize::MAX, Some(Duration::MAX), &mut completions).unwrap(), 4);
+    assert!(before.elapsed() > Duration::from_millis(100));
+    assert_eq!((completions.len(), batch.in_flight()), (4, 0));
+}
+
+#[test]
+fn cancelling_gives_every_buffer_back_after_the_batch_is_destroyed() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(8 * PAGE));
+        let mut batch = Batch::new(&bed.driver, 8).unwrap();
+        if let Some(emulator) = &bed.emulator {
+            emulator.fault("batch-entry", "after=3 delay_us=100000");
+        }
+        batch.submit(&mut pages(&file, 8)).unwrap();
+        if bed.emulator.is_some() {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        let mut completions = batch.cancel().unwrap();
+        completions.sort_by_key(|completion| completion.id);
+        assert!(completions.iter().map(|completion| completion.id).eq(0..8));
+        for completion in &completions {
+            match &completion.result {
+                Ok(count) => assert_eq!((completion.status, *count), (Status::COMPLETE, PAGE)),
+                Err(error) => {
+                    assert_eq!(
+                        (completion.status, error.raw_code()),
+                        (Status::CANCELED, Some(libc::ECANCELED))
+                    );
+                }
+            }
+        }
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(completions.iter().filter(|completion| completion.result.is_ok()).count(), 3);
+            assert_eq!((emulator.live("batches"), emulator.calls("cuFileBatchIOCancel")), (0, 1));
+        }
+        assert_eq!(Arc::strong_count(&file), 1);
+    });
+}
+
+/// A batch with one entry, that takes a while.
+fn slow(bed: &Bed) -> (Batch<Tracked>, Arc<Life>) {
+    let file = register(bed, "data", &pattern(PAGE));
+    let mut batch = Batch::new(&bed.driver, 1).unwrap();
+    let (buffer, life) = Tracked::new(PAGE);
+    if let Some(emulator) = &bed.emulator {
+        emulator.fault("batch-entry", "delay_us=100000");
+    }
+    batch.submit(&mut vec![Entry::read(&file, buffer, 0)]).unwrap();
+    (batch, life)
+}
+
+#[test]
+fn where_libcufile_cannot_cancel_cancelling_waits() {
+    let bed = Bed::emulated();
+    let (batch, life) = slow(&bed);
+    bed.emulator.as_ref().unwrap().fault("cuFileBatchIOCancel", "err=5042");
+    life.over.store(true, Ordering::SeqCst);
+    let completions = batch.cancel().unwrap();
+    assert!(matches!(completions[0].result, Ok(PAGE)));
+    assert_eq!(completions[0].buffer.bytes(), pattern(PAGE));
+}
+
+#[test]
+fn dropping_a_batch_waits_before_the_buffers_are_freed() {
+    Bed::each(|bed| {
+        let (mut batch, life) = slow(bed);
+        let before = Instant::now();
+        assert!(!life.is_freed());
+        life.over.store(true, Ordering::SeqCst);
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(batch.poll(1, 1, Some(Duration::ZERO)).unwrap().len(), 0);
+            assert_eq!(emulator.live("handles"), 1, "the entry keeps its file registered");
+        }
+        drop(batch);
+        assert!(life.is_freed());
+        if let Some(emulator) = &bed.emulator {
+            assert!(before.elapsed() > Duration::from_millis(50));
+            assert_eq!((emulator.live("batches"), emulator.live("handles")), (0, 0));
+        }
+    });
+}
+
+#[test]
+fn a_forgotten_batch_leaks_what_libcufile_uses() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE);
+        let file = register(bed, "data", &bytes);
+        let mut batch = Batch::new(&bed.driver, 1).unwrap();
+        let (buffer, life) = Tracked::new(PAGE);
+        let address = buffer.bytes().as_ptr();
+        if let Some(emulator) = &bed.emulator {
+            emulator.fault("batch-entry", "delay_us=50000");
+        }
+        batch.submit(&mut vec![Entry::read(&file, buffer, 0)]).unwrap();
+        drop(file);
+        std::mem::forget(batch);
+        // What was freed would be given out again.
+        let others: Vec<_> = (0..64).map(|_| vec![0xee_u8; PAGE]).collect();
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!life.is_freed());
+        // SAFETY: the buffer was leaked, and the read into it has had time to end.
+        assert_eq!(unsafe { std::slice::from_raw_parts(address, PAGE) }, bytes);
+        assert!(others.iter().flatten().all(|byte| *byte == 0xee));
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!((emulator.live("handles"), emulator.live("batches")), (1, 1));
+        }
+    });
+}
+
+#[test]
+fn after_a_failed_submission_the_entries_stay_until_the_batch_is_cancelled() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(4 * PAGE));
+    let mut batch = Batch::new(&bed.driver, 4).unwrap();
+    batch.submit(&mut pages(&file, 1)).unwrap();
+    emulator.fault("cuFileBatchIOSubmit", "err=5035");
+    let mut entries = pages(&file, 2);
+    let error = batch.submit(&mut entries).unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::BATCH_SUBMIT_FAILED));
+    assert!(entries.is_empty() && batch.in_flight() == 3);
+    let mut more = pages(&file, 1);
+    assert_eq!(batch.submit(&mut more).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(more.len(), 1);
+    assert_eq!(batch.poll(1, 4, Some(Duration::from_secs(5))).unwrap().len(), 1, "what was submitted before");
+    assert_eq!(batch.poll(1, 4, None).unwrap().len(), 0, "does not wait for what may not come");
+    let (some, error) = batch.wait_all().unwrap_err();
+    assert!(some.is_empty() && error.kind() == ErrorKind::InvalidInput);
+    assert_eq!(batch.cancel().unwrap().len(), 2);
+    assert_eq!(emulator.live("batches"), 0);
+}
+
+#[test]
+fn dropping_after_a_failed_submission_frees_the_buffers_only_if_libcufile_cancels() {
+    for can_cancel in [true, false] {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        let file = register(&bed, "data", &pattern(PAGE));
+        let mut batch = Batch::new(&bed.driver, 1).unwrap();
+        let (buffer, life) = Tracked::new(PAGE);
+        emulator.fault("cuFileBatchIOSubmit", "err=5040");
+        batch.submit(&mut vec![Entry::read(&file, buffer, 0)]).unwrap_err();
+        life.over.store(can_cancel, Ordering::SeqCst);
+        if !can_cancel {
+            emulator.fault("cuFileBatchIOCancel", "err=5042");
+        }
+        drop(batch);
+        assert_eq!(life.is_freed(), can_cancel);
+        assert_eq!(emulator.live("batches"), 0);
+    }
+}
+
+#[test]
+fn buffers_are_leaked_if_libcufile_can_neither_report_nor_cancel() {
+    for cancel in [true, false] {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        let (batch, life) = slow(&bed);
+        emulator.fault("cuFileBatchIOGetStatus", "times=all err=5041");
+        emulator.fault("cuFileBatchIOCancel", "times=all err=5042");
+        if cancel {
+            let error = batch.cancel().unwrap_err();
+            assert_eq!(error.op_error(), Some(OpError::INTERNAL_BATCH_GETSTATUS_ERROR));
+        } else {
+            drop(batch);
+        }
+        assert!(!life.is_freed());
+    }
+}
+
+#[test]
+fn an_error_while_waiting_loses_no_completion() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(2 * PAGE));
+    let mut batch = Batch::new(&bed.driver, 2).unwrap();
+    batch.submit(&mut pages(&file, 2)).unwrap();
+    emulator.fault("cuFileBatchIOGetStatus", "err=5041");
+    let (some, error) = batch.wait_all().unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::INTERNAL_BATCH_GETSTATUS_ERROR));
+    assert_eq!(some.len() + batch.in_flight(), 2);
+    assert_eq!(batch.wait_all().unwrap().len(), 2 - some.len());
+}
+
+type GetStatus = unsafe extern "C" fn(
+    CUfileBatchHandle_t,
+    c_uint,
+    *mut c_uint,
+    *mut CUfileIOEvents_t,
+    *mut timespec,
+) -> CUfileError_t;
+
+static REAL_GET_STATUS: OnceLock<GetStatus> = OnceLock::new();
+
+/// The cookie of the event before.
+static BEFORE: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Reports one event twice, and then the one before it again, or one of an entry that never was.
+unsafe extern "C" fn confused_get_status(
+    batch: CUfileBatchHandle_t,
+    least: c_uint,
+    nr: *mut c_uint,
+    events: *mut CUfileIOEvents_t,
+    timeout: *mut timespec,
+) -> CUfileError_t {
+    // SAFETY: the caller gives room for `nr` events.
+    unsafe {
+        let room = *nr;
+        *nr = 1;
+        let status = REAL_GET_STATUS.get().unwrap()(batch, least.min(1), nr, events, timeout);
+        if *nr == 1 && room >= 3 {
+            let event = *events;
+            let before = BEFORE.swap(event.cookie.addr(), Ordering::SeqCst);
+            *events.add(1) = event;
+            *events.add(2) = CUfileIOEvents_t { cookie: ptr::without_provenance_mut(before), ..event };
+            *nr = 3;
+        }
+        status
+    }
+}
+
+#[test]
+fn events_that_belong_to_no_entry_in_flight_are_ignored() {
+    let emulator = Emulator::start();
+    let (library, cuda) = libraries(&emulator);
+    let mut functions = *library.functions();
+    REAL_GET_STATUS.set(functions.cuFileBatchIOGetStatus).unwrap();
+    functions.cuFileBatchIOGetStatus = confused_get_status;
+    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
+    let bed = Bed::on(emulator);
+    let file = FileHandle::register(&driver, bed.file("data", &pattern(6 * PAGE))).unwrap();
+    let file = Arc::new(file);
+    let mut batch = Batch::new(&driver, 8).unwrap();
+    batch.submit(&mut pages(&file, 6)).unwrap();
+    let mut ids = Vec::new();
+    while batch.in_flight() > 2 {
+        ids.extend(batch.poll(1, 8, None).unwrap().iter().map(|completion| completion.id));
+    }
+    assert_eq!(ids, [0, 1, 2, 3]);
+    // Takes the place of the entry before, whose old event says nothing about it.
+    batch.submit(&mut vec![Entry::read(&file, vec![0; PAGE], 0).id(6)]).unwrap();
+    let ids: Vec<_> = batch.poll(1, 8, None).unwrap().iter().map(|completion| completion.id).collect();
+    assert_eq!((&ids[..], batch.in_flight()), (&[4][..], 2));
+    assert_eq!(batch.wait_all().unwrap().len(), 2);
+}
+
+#[test]
+fn a_batch_may_move_to_another_thread() {
+    Bed::each(|bed| {
+        let bytes = pattern(4 * PAGE);
+        let file = register(bed, "data", &bytes);
+        let mut batch = Batch::new(&bed.driver, 4).unwrap();
+        batch.submit(&mut pages(&file, 4)).unwrap();
+        let completions = std::thread::spawn(move || batch.wait_all().unwrap()).join().unwrap();
+        for completion in completions {
+            assert_eq!(completion.buffer[..], bytes[completion.id as usize * PAGE..][..PAGE]);
+        }
+    });
+}

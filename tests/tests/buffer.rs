@@ -1,0 +1,319 @@
+//! cufile's registered buffers: every kind of memory, parts of them, and what keeps them sound.
+
+use std::ffi::c_void;
+use std::fs;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::thread;
+
+use cufile::cuda::Context;
+use cufile::{
+    Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError, RegisterFlags, RegisteredBuffer,
+};
+use cufile_sys::{CUfileHandle_t, off_t};
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, libraries, pattern};
+
+const LEN: usize = 1 << 20;
+
+fn register<B: IoBuf>(bed: &Bed, buffer: B) -> cufile::Result<RegisteredBuffer<B>> {
+    RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty())
+}
+
+fn registered<B: IoBuf>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
+    register(bed, buffer).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn file(bed: &Bed, name: &str, bytes: &[u8]) -> FileHandle {
+    FileHandle::register(&bed.driver, bed.file(name, bytes)).unwrap()
+}
+
+#[test]
+fn every_kind_of_memory_but_managed_registers_owned_and_borrowed() {
+    Bed::each(|bed| {
+        let bytes = pattern(LEN);
+        let file = file(bed, "data", &bytes);
+        fn check<B: IoBufMut>(bed: &Bed, file: &FileHandle, bytes: &[u8], buffer: B) {
+            let mut buffer = registered(bed, buffer);
+            assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
+            let mut read = vec![0; LEN];
+            buffer.copy_to_host(0, &mut read).unwrap();
+            assert!(read == bytes);
+            buffer.fill(7).unwrap();
+            buffer.copy_from_host(100, &bytes[..50]).unwrap();
+            buffer.copy_to_host(99, &mut read[..52]).unwrap();
+            assert!(read[0] == 7 && read[1..51] == bytes[..50] && read[51] == 7);
+            // Again, and each time back as it was.
+            drop(registered(bed, buffer.deregister().map_err(|(_, error)| error).unwrap()));
+        }
+        check(bed, &file, &bytes, bed.device.alloc(LEN).unwrap());
+        check(bed, &file, &bytes, &mut bed.device.alloc(LEN).unwrap());
+        check(bed, &file, &bytes, bed.device.alloc(2 * LEN).unwrap().slice_mut(4096..4096 + LEN));
+        check(bed, &file, &bytes, bed.device.alloc_pinned(LEN).unwrap());
+        check(bed, &file, &bytes, &mut bed.device.alloc_pinned(LEN).unwrap());
+        check(bed, &file, &bytes, bed.device.alloc_mapped(2 << 20).unwrap().slice_mut(..LEN));
+        check(bed, &file, &bytes, vec![0u8; LEN]);
+        check(bed, &file, &bytes, vec![0u8; LEN].into_boxed_slice());
+        check(bed, &file, &bytes, &mut vec![0u8; LEN][..]);
+        // For writing files a shared borrow will do.
+        let device = bed.device.alloc(LEN).unwrap();
+        assert_eq!(file.write_at(&registered(bed, &device), 0).unwrap(), LEN);
+        assert_eq!(file.write_at(&registered(bed, &bytes[..]), 0).unwrap(), LEN);
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.live("buffers"), 0);
+        }
+    });
+}
+
+#[test]
+fn managed_memory_is_refused_with_the_reason_and_works_unregistered() {
+    Bed::each(|bed| {
+        let mut managed = bed.device.alloc_managed(LEN).unwrap();
+        let error = register(bed, &managed).unwrap_err();
+        assert_eq!(error.op_error(), Some(OpError::CUDA_MEMORY_TYPE_INVALID), "{error}");
+        let text = error.to_string();
+        let expected = format!("cuFileBufRegister({LEN} bytes of managed memory at {:p})", managed.as_ptr());
+        assert!(text.contains(&expected) && text.contains("transfer it unregistered"), "{text}");
+        let bytes = pattern(LEN);
+        assert_eq!(file(bed, "data", &bytes).read_at(&mut managed, 0).unwrap(), LEN);
+        assert!(managed[..] == bytes);
+    });
+}
+
+#[test]
+fn registrations_may_overlap_but_not_start_at_the_same_address() {
+    Bed::each(|bed| {
+        let device = bed.device.alloc(LEN).unwrap();
+        let whole = registered(bed, &device);
+        let error = register(bed, &device).unwrap_err();
+        assert_eq!(error.op_error(), Some(OpError::MEMORY_ALREADY_REGISTERED), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        let text = error.to_string();
+        assert!(text.contains(&format!("{LEN} bytes of device memory at")), "{text}");
+        assert!(text.contains("starts at the same address"), "{text}");
+        let part = registered(bed, device.slice(64 << 10..128 << 10));
+        drop(whole);
+        // The other registration is not the one that went.
+        let (part, whole) = (part.deregister().is_ok(), registered(bed, &device));
+        assert!(part);
+        drop(whole);
+    });
+}
+
+/// Memory that claims to be longer than it is.
+struct Longer<B>(B, usize);
+
+// SAFETY: only registered, which the library must refuse.
+unsafe impl<B: IoBuf> IoBuf for Longer<B> {
+    fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.1
+    }
+
+    fn context(&self) -> Option<Context> {
+        self.0.context()
+    }
+
+    fn is_host_accessible(&self) -> bool {
+        self.0.is_host_accessible()
+    }
+}
+
+#[test]
+fn a_refused_registration_says_what_was_to_be_registered() {
+    Bed::each(|bed| {
+        let error = register(bed, Longer(bed.device.alloc(LEN).unwrap(), 1 << 40)).unwrap_err();
+        assert_eq!(error.op_error(), Some(OpError::CUDA_POINTER_RANGE_ERROR), "{error}");
+        assert!(error.to_string().contains("the allocation ends after"), "{error}");
+        let error = register(bed, bed.device.alloc(LEN).unwrap().slice(..0)).unwrap_err();
+        assert_eq!(error.op_error(), Some(OpError::INVALID_VALUE), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("0 bytes of device memory") && text.contains("nothing to register"), "{text}");
+        let error = register(bed, Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("(0 bytes of host memory at 0x"), "{error}");
+    });
+    let bed = Bed::emulated();
+    bed.emulator.as_ref().unwrap().fault("cuFileBufRegister", "err=5036");
+    let error = register(&bed, bed.device.alloc_pinned(LEN).unwrap()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("pinned host memory") && text.contains("max_device_pinned_mem_size_kb"), "{text}");
+}
+
+#[test]
+fn many_threads_read_into_parts_of_one_registration() {
+    Bed::each(|bed| {
+        let bytes = pattern(LEN);
+        let file = file(bed, "data", &bytes);
+        let mut buffer = registered(bed, bed.device.alloc(LEN).unwrap());
+        thread::scope(|threads| {
+            for (index, mut part) in buffer.chunks_mut(100_000).enumerate() {
+                let file = &file;
+                threads.spawn(move || {
+                    let (len, at) = (part.len_bytes(), index * 100_000);
+                    assert_eq!((file.read_at(&mut part, at as u64).unwrap(), part.base_offset()), (len, at));
+                });
+            }
+        });
+        assert!(buffer.get().to_vec().unwrap() == bytes);
+
+        buffer.fill(0).unwrap();
+        let (mut left, mut right) = buffer.split_at_mut(300_000);
+        thread::scope(|threads| {
+            threads.spawn(|| file.read_at(&mut left, 0).unwrap());
+            threads.spawn(|| file.read_at(&mut right.slice_mut(1..), 300_001).unwrap());
+        });
+        let read = buffer.get().to_vec().unwrap();
+        assert!(read[..300_000] == bytes[..300_000] && read[300_001..] == bytes[300_001..]);
+        assert_eq!(read[300_000], 0);
+    });
+}
+
+#[test]
+fn many_threads_write_from_one_shared_registration() {
+    Bed::each(|bed| {
+        let bytes = pattern(LEN);
+        let target = file(bed, "target", b"");
+        let mut device = bed.device.alloc(LEN).unwrap();
+        device.copy_from_host(0, &bytes).unwrap();
+        let buffer = registered(bed, device);
+        thread::scope(|threads| {
+            for start in (0..LEN).step_by(LEN / 8) {
+                let (buffer, target) = (&buffer, &target);
+                threads.spawn(move || {
+                    let part = buffer.slice(start..start + LEN / 8);
+                    assert_eq!(target.write_at(&part, start as u64).unwrap(), LEN / 8);
+                    assert_eq!(target.write_range_at(buffer, start, 10, start as u64).unwrap(), 10);
+                });
+            }
+        });
+        assert!(fs::read(bed.path("target")).unwrap() == bytes);
+    });
+}
+
+#[test]
+fn registered_host_memory_is_still_a_slice() {
+    let bed = Bed::emulated();
+    let file = file(&bed, "data", b"0123456789");
+    let mut buffer = registered(&bed, vec![0u8; 10]);
+    file.read_at(&mut buffer, 0).unwrap();
+    buffer.as_mut_slice()[0] = b'x';
+    assert_eq!(buffer.get(), b"x123456789");
+    assert_eq!(registered(&bed, bed.device.alloc_pinned(10).unwrap()).as_mut_slice(), [0; 10]);
+}
+
+#[test]
+fn a_range_beyond_a_part_never_reaches_the_library() {
+    let bed = Bed::emulated();
+    let file = file(&bed, "data", &pattern(LEN));
+    let mut buffer = registered(&bed, bed.device.alloc(LEN).unwrap());
+    let mut part = buffer.slice_mut(4096..8192);
+    for (offset, len) in [(0, 4097), (4096, 1), (usize::MAX, 1), (1, usize::MAX), (usize::MAX - 4095, 4096)] {
+        let error = file.read_range_at(&mut part, offset, len, 0).unwrap_err();
+        assert!(matches!(error, Error::InvalidInput { .. }), "{offset} {len}: {error}");
+        assert!(buffer_error(&mut registered(&bed, vec![0u8; 10]), offset), "{offset}");
+        part = buffer.slice_mut(4096..8192);
+    }
+    assert_eq!(bed.emulator.as_ref().unwrap().calls("cuFileRead"), 0);
+
+    fn buffer_error(buffer: &mut RegisteredBuffer<Vec<u8>>, offset: usize) -> bool {
+        let beyond = |result: cufile::Result<()>| matches!(result, Err(Error::InvalidInput { .. }));
+        let offset = offset.max(10);
+        beyond(buffer.copy_from_host(offset, b"x")) && beyond(buffer.copy_to_host(offset, &mut [0]))
+    }
+}
+
+/// Calls that libcufile got: base address, offset and length of a read, or only the address of a deregistration.
+static SEEN: Mutex<Vec<(usize, off_t, usize)>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn read(_: CUfileHandle_t, base: *mut c_void, len: usize, _: off_t, at: off_t) -> isize {
+    SEEN.lock().unwrap().push((base.addr(), at, len));
+    len as isize
+}
+
+#[test]
+fn a_part_passes_the_registered_address_and_its_offset() {
+    let emulator = Emulator::start();
+    let mut functions = *emulator.cufile().functions();
+    functions.cuFileRead = read;
+    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    let (_, cuda) = libraries(&emulator);
+    let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
+    let file = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
+    let memory = driver.cuda().device(0).unwrap().alloc(LEN).unwrap();
+    let base = memory.as_ptr().addr();
+    let seen = |part: &mut dyn IoBufMut, range: Range<usize>| {
+        file.read_range_at(part, range.start, range.len(), 0).unwrap();
+        SEEN.lock().unwrap().pop().unwrap()
+    };
+    let mut buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty()).unwrap();
+    assert_eq!(seen(&mut buffer, 10..20), (base, 10, 10));
+    assert_eq!(seen(&mut buffer.slice_mut(100..200), 10..20), (base, 110, 10));
+    assert_eq!(seen(&mut buffer.slice_mut(100..).slice_mut(50..60), 1..9), (base, 151, 8));
+    let last = buffer.chunks_mut(1000).last();
+    assert_eq!(seen(&mut last.unwrap(), 0..48), (base, 1_048_000, 48));
+    // A registration of a part is known by the part's own address.
+    let mut memory = buffer.deregister().unwrap();
+    let part = memory.slice_mut(4096..);
+    let mut part = RegisteredBuffer::register(&driver, part, RegisterFlags::empty()).unwrap();
+    assert_eq!(seen(&mut part.slice_mut(5..), 1..3), (base + 4096, 6, 2));
+}
+
+#[test]
+fn memory_is_freed_after_it_is_deregistered() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let live = || (emulator.live("buffers"), emulator.live("allocations"));
+    let buffer = registered(&bed, bed.device.alloc(LEN).unwrap());
+    assert_eq!(live(), (1, 1));
+    drop(buffer);
+    assert_eq!((live(), emulator.calls("cuFileBufDeregister")), ((0, 0), 1));
+    let buffer = registered(&bed, bed.device.alloc(LEN).unwrap()).deregister().unwrap();
+    assert_eq!((live(), emulator.calls("cuFileBufDeregister")), ((0, 1), 2));
+    drop(buffer);
+    assert_eq!((live(), emulator.calls("cuFileBufDeregister")), ((0, 0), 2));
+}
+
+#[test]
+fn memory_that_cannot_be_deregistered_is_never_freed() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    emulator.fault("cuFileBufDeregister", "err=5030 times=2");
+    let buffer = registered(&bed, bed.device.alloc(LEN).unwrap());
+    let (buffer, error) = buffer.deregister().unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::INTERNAL_ERROR), "{error}");
+    drop(buffer);
+    assert_eq!((emulator.live("buffers"), emulator.live("allocations")), (1, 1));
+
+    // What the library does not know as registered is no risk.
+    emulator.fault("cuFileBufDeregister", "err=5024");
+    drop(registered(&bed, bed.device.alloc(LEN).unwrap()));
+    assert_eq!(emulator.live("allocations"), 1);
+}
+
+#[test]
+fn the_driver_lives_as_long_as_a_registration() {
+    let emulator = Emulator::start();
+    let (library, cuda) = libraries(&emulator);
+    let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
+    let buffer = RegisteredBuffer::register(&driver, vec![0u8; 10], RegisterFlags::empty()).unwrap();
+    let (driver, error) = driver.close().unwrap_err();
+    assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
+    drop(driver);
+    assert_eq!(emulator.live("use-count"), 1);
+    drop(buffer);
+    assert_eq!((emulator.live("use-count"), emulator.live("buffers")), (0, 0));
+}
+
+#[test]
+fn a_thread_without_a_context_registers_and_deregisters() {
+    Bed::each(|bed| {
+        let memory = bed.device.alloc(LEN).unwrap();
+        thread::scope(|threads| {
+            let buffer = threads.spawn(|| registered(bed, &memory)).join().unwrap();
+            threads.spawn(|| buffer.deregister().map_err(|(_, error)| error).unwrap()).join().unwrap();
+        });
+    });
+}

@@ -1,0 +1,171 @@
+//! cufile's driver: opening, counting, closing, and machines that lack what it needs.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cufile::cuda::Cuda;
+use cufile::{Driver, Error, ErrorKind, FileHandle, OpError};
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, libraries};
+
+fn open(emulator: &Emulator) -> Driver {
+    let (library, cuda) = libraries(emulator);
+    Driver::builder().library(library).cuda(cuda).open().unwrap()
+}
+
+#[test]
+fn each_opening_counts_and_each_close_ends_one() {
+    Bed::each(|bed| {
+        let again = || match &bed.emulator {
+            Some(emulator) => open(emulator),
+            None => Driver::open().unwrap(),
+        };
+        let before = bed.driver.use_count().unwrap();
+        let first = again();
+        let second = again();
+        assert_eq!(bed.driver.use_count().unwrap(), before + 2);
+        first.close().unwrap();
+        assert_eq!(bed.driver.use_count().unwrap(), before + 1);
+        drop(second);
+        assert_eq!(bed.driver.use_count().unwrap(), before);
+        drop(again());
+        assert_eq!(bed.driver.use_count().unwrap(), before);
+    });
+}
+
+#[test]
+fn a_clone_is_the_same_opening_and_the_last_one_closes() {
+    let emulator = Emulator::start();
+    let driver = open(&emulator);
+    let clones: Vec<_> = (0..4).map(|_| driver.clone()).collect();
+    assert_eq!(driver.use_count().unwrap(), 1);
+    drop(driver);
+    assert_eq!(emulator.live("use-count"), 1);
+    thread::scope(|threads| clones.into_iter().for_each(|clone| _ = threads.spawn(|| drop(clone))));
+    assert_eq!((emulator.live("use-count"), emulator.calls("cuFileDriverClose_v2")), (0, 1));
+}
+
+#[test]
+fn a_driver_in_use_comes_back_from_close() {
+    let emulator = Emulator::start();
+    let driver = open(&emulator);
+    let file = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
+    let clone = driver.clone();
+    let (driver, error) = driver.close().unwrap_err();
+    assert!(matches!(error, Error::InUse { users: 2, .. }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    drop((clone, file));
+    assert_eq!(emulator.live("use-count"), 1);
+    driver.close().unwrap();
+    assert_eq!(emulator.live("use-count"), 0);
+}
+
+#[test]
+fn a_close_that_fails_gives_the_driver_back_to_try_again() {
+    let emulator = Emulator::start();
+    let driver = open(&emulator);
+    emulator.fault("cuFileDriverClose_v2", "err=5030");
+    let (driver, error) = driver.close().unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::INTERNAL_ERROR), "{error}");
+    assert_eq!(driver.use_count().unwrap(), 1);
+    driver.close().unwrap();
+    assert_eq!(emulator.live("use-count"), 0);
+
+    // Somebody else closed it once too often.
+    let driver = open(&emulator);
+    // SAFETY: takes nothing.
+    unsafe { (driver.library().functions().cuFileDriverClose_v2)() };
+    let (_, error) = driver.close().unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::DRIVER_NOT_INITIALIZED), "{error}");
+}
+
+#[test]
+fn a_driver_that_does_not_open_leaves_nothing_open() {
+    let emulator = Emulator::start();
+    let (library, cuda) = libraries(&emulator);
+    emulator.fault("cuFileDriverOpen", "cu=100");
+    let error = Driver::builder().library(library).cuda(cuda).open().unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::CUDA_DRIVER_ERROR));
+    assert!(error.to_string().contains("CUDA_ERROR_NO_DEVICE (100)"), "{error}");
+    assert_eq!((emulator.live("use-count"), emulator.calls("cuFileDriverClose_v2")), (0, 0));
+}
+
+#[test]
+fn the_library_opens_a_closed_driver_implicitly_and_ours_counts_from_there() {
+    let emulator = Emulator::start();
+    let (library, _) = libraries(&emulator);
+    // SAFETY: an unknown buffer is an error; the call takes no pointer that it looks into.
+    unsafe { (library.functions().cuFileBufRegister)(std::ptr::null(), 0, 0) };
+    assert_eq!(emulator.live("use-count"), 1);
+    let driver = open(&emulator);
+    assert_eq!(driver.use_count().unwrap(), 2);
+    driver.close().unwrap();
+    assert_eq!(emulator.live("use-count"), 1);
+}
+
+#[test]
+fn without_a_device_nothing_is_opened() {
+    for version in ["1.15", "1.20"] {
+        let emulator = Emulator::posing_as(version);
+        emulator.control("gpus 0");
+        let error = Cuda::from_sys(emulator.driver(), emulator.runtime()).unwrap_err();
+        assert!(matches!(error, Error::NoDevice), "{error}");
+        assert_eq!((error.kind(), emulator.calls("cuFileDriverOpen")), (ErrorKind::NoDevice, 0));
+    }
+}
+
+/// Tells a test that it runs in a child process with variables of its own, and what for.
+const ROLE: &str = "CUFILE_TESTS_ROLE";
+
+/// Runs this test program again, one test with this role and these libraries.
+fn child(test: &str, role: &str, libraries: [(&str, &str); 3]) {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).env(ROLE, role).envs(libraries);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+const VARIABLES: [&str; 3] = ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"];
+
+#[test]
+fn what_is_missing_is_named_at_once() {
+    if let Ok(missing) = env::var(ROLE) {
+        // A failure is not remembered: the second try says the same.
+        for _ in 0..2 {
+            let started = Instant::now();
+            let error = Driver::open().unwrap_err();
+            assert!(started.elapsed() < Duration::from_secs(5));
+            assert!(matches!(error, Error::Load(_)), "{error}");
+            assert_eq!(error.kind(), ErrorKind::NotAvailable);
+            let text = error.to_string();
+            assert!(text.contains("/nowhere/lib.so") && text.contains(&missing), "{text}");
+        }
+        return;
+    }
+    let emulator = Emulator::start();
+    let path = emulator.path().to_str().unwrap();
+    for missing in VARIABLES {
+        let libraries = VARIABLES.map(|name| (name, if name == missing { "/nowhere/lib.so" } else { path }));
+        child("what_is_missing_is_named_at_once", missing, libraries);
+    }
+}
+
+#[test]
+fn the_default_libraries_are_found_by_their_variables() {
+    if env::var(ROLE).is_ok() {
+        let driver = Driver::open().unwrap();
+        let path = env::var("CUFILE_LIBRARY").unwrap();
+        assert_eq!(driver.library().path(), Some(Path::new(&path)));
+        assert_eq!(driver.cuda().device_count().unwrap(), 2);
+        driver.close().unwrap();
+        return;
+    }
+    let emulator = Emulator::start();
+    let path = emulator.path().to_str().unwrap();
+    child("the_default_libraries_are_found_by_their_variables", "opens", VARIABLES.map(|name| (name, path)));
+}

@@ -1,0 +1,595 @@
+//! cufile's file handles: registration, reads and writes, and what keeps them sound.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+
+use cufile::{Error, ErrorKind, FileHandle, FileType, IoBuf, IoBufMut, Library, OpError, Result};
+use cufile_sys::CUfileHandle_t;
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, libraries, pattern};
+
+const LEN: usize = 100_000;
+
+/// A file of [`LEN`] bytes, registered, and its contents.
+fn registered(bed: &Bed, name: &str) -> (FileHandle, Vec<u8>) {
+    let bytes = pattern(LEN);
+    let handle = FileHandle::register(&bed.driver, bed.file(name, &bytes)).expect("the file registers");
+    (handle, bytes)
+}
+
+fn device_copy(bed: &Bed, bytes: &[u8]) -> cufile::cuda::DeviceBuffer {
+    let mut buffer = bed.device.alloc(bytes.len()).unwrap();
+    buffer.copy_from_host(0, bytes).unwrap();
+    buffer
+}
+
+fn read_only(bed: &Bed, name: &str) -> FileHandle {
+    bed.file(name, &pattern(LEN));
+    FileHandle::register(&bed.driver, File::open(bed.path(name)).unwrap()).unwrap()
+}
+
+fn errno(result: Result<usize>) -> Option<i32> {
+    match result.unwrap_err() {
+        Error::Io { source, .. } => source.raw_os_error(),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn every_kind_of_memory_reads_and_writes_what_the_file_has() {
+    Bed::each(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let copy = FileHandle::register(&bed.driver, bed.file("copy", b"")).unwrap();
+        let check = |kind: &str, mut buffer: Box<dyn IoBufMut>, look: fn(&Bed, &dyn IoBuf) -> Vec<u8>| {
+            assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN, "{kind}");
+            assert!(look(bed, &buffer) == bytes, "{kind}");
+            assert_eq!(copy.write_at(&buffer, 17).unwrap(), LEN, "{kind}");
+            assert!(fs::read(bed.path("copy")).unwrap()[17..] == bytes, "{kind}");
+            // Nothing may be left for the next kind to find.
+            copy.write_at(&vec![0u8; LEN], 17).unwrap();
+        };
+        fn through_a_file(bed: &Bed, buffer: &dyn IoBuf) -> Vec<u8> {
+            let file = FileHandle::register(&bed.driver, bed.file("look", b"")).unwrap();
+            file.write_at(buffer, 0).unwrap();
+            drop(file);
+            let bytes = fs::read(bed.path("look")).unwrap();
+            fs::remove_file(bed.path("look")).unwrap();
+            bytes
+        }
+        check("device", Box::new(bed.device.alloc(LEN).unwrap()), through_a_file);
+        check("pinned", Box::new(bed.device.alloc_pinned(LEN).unwrap()), through_a_file);
+        check("managed", Box::new(bed.device.alloc_managed(LEN).unwrap()), through_a_file);
+        check("vector", Box::new(vec![0u8; LEN]), through_a_file);
+        let mut slice = [0u8; 1000];
+        assert_eq!(file.read_at(&mut slice[..], 500).unwrap(), 1000);
+        assert_eq!(slice[..], bytes[500..1500]);
+    });
+}
+
+#[test]
+fn a_read_is_short_only_at_the_end_of_the_file() {
+    Bed::each(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let mut device = bed.device.alloc(1000).unwrap();
+        let mut host = vec![0u8; 1000];
+        assert_eq!(file.read_at(&mut device, LEN as u64 - 300).unwrap(), 300);
+        assert_eq!(file.read_at(&mut host, LEN as u64 - 300).unwrap(), 300);
+        // What is behind the bytes read is undefined: libcufile copies whole bounce buffers to the device.
+        assert!(device.to_vec().unwrap()[..300] == bytes[LEN - 300..] && host[..300] == bytes[LEN - 300..]);
+        // But only as far as the range that was asked for.
+        let mut wide = device_copy(bed, &[0xee; 3 << 20]);
+        let (start, len) = (1 << 20, (1 << 20) + 77);
+        assert_eq!(file.read_range_at(&mut wide, start, len, LEN as u64 - 300).unwrap(), 300);
+        let read = wide.to_vec().unwrap();
+        assert!(read[..start].iter().chain(&read[start + len..]).all(|byte| *byte == 0xee));
+        for offset in [LEN as u64, 1 << 40] {
+            assert_eq!(file.read_at(&mut device, offset).unwrap(), 0);
+            assert_eq!(file.read_at(&mut host, offset).unwrap(), 0);
+        }
+    });
+}
+
+#[test]
+fn no_bytes_are_read_into_and_written_from_empty_buffers() {
+    Bed::each(|bed| {
+        let (file, _) = registered(bed, "data");
+        assert_eq!(file.read_at(&mut bed.device.alloc(0).unwrap(), 0).unwrap(), 0);
+        assert_eq!(file.read_at(&mut bed.device.alloc_pinned(0).unwrap(), 0).unwrap(), 0);
+        assert_eq!(file.read_at(&mut Vec::new(), 0).unwrap(), 0);
+        assert_eq!(file.write_at(&bed.device.alloc(0).unwrap(), 0).unwrap(), 0);
+        assert_eq!(file.read_range_at(&mut vec![0u8; 9], 9, 0, 0).unwrap(), 0);
+    });
+}
+
+#[test]
+fn unaligned_ranges_land_exactly_where_they_were_meant() {
+    Bed::each(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let mut buffer = device_copy(bed, &[0xee; 5000]);
+        for (offset, len, at) in [(1, 4095, 4097), (4096, 1, 0), (123, 4000, 77_777), (0, 5000, 511)] {
+            buffer.fill(0xee).unwrap();
+            assert_eq!(file.read_range_at(&mut buffer, offset, len, at).unwrap(), len);
+            let read = buffer.to_vec().unwrap();
+            let at = at as usize;
+            assert!(read[offset..offset + len] == bytes[at..at + len], "{offset} {len} {at}");
+            assert!(read[..offset].iter().chain(&read[offset + len..]).all(|byte| *byte == 0xee));
+        }
+        buffer.copy_from_host(0, &[7; 5000]).unwrap();
+        assert_eq!(file.write_range_at(&buffer, 3, 4099, 4095).unwrap(), 4099);
+        let mut expected = bytes;
+        expected[4095..4095 + 4099].fill(7);
+        assert!(fs::read(bed.path("data")).unwrap() == expected);
+    });
+}
+
+#[test]
+fn a_range_beyond_the_buffer_or_overflowing_never_reaches_the_library() {
+    let bed = Bed::emulated();
+    let (file, _) = registered(&bed, "data");
+    let mut device = bed.device.alloc(4096).unwrap();
+    let ranges = [
+        (0, 4097),
+        (4096, 1),
+        (4097, 0),
+        (1, usize::MAX),
+        (usize::MAX, 1),
+        (usize::MAX, usize::MAX),
+        (1 << 63, 1 << 63),
+    ];
+    for (offset, len) in ranges {
+        let read = file.read_range_at(&mut device, offset, len, 0).unwrap_err();
+        let write = file.write_range_at(&device, offset, len, 0).unwrap_err();
+        for error in [read, write] {
+            assert!(matches!(error, Error::InvalidInput { .. }), "{offset} {len}: {error}");
+        }
+    }
+    for offset in [1 << 63, u64::MAX] {
+        assert_eq!(file.read_at(&mut device, offset).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(file.write_at(&device, offset).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    let emulator = bed.emulator.as_ref().unwrap();
+    assert_eq!((emulator.calls("cuFileRead"), emulator.calls("cuFileWrite")), (0, 0));
+}
+
+#[test]
+fn writing_a_file_opened_for_reading_says_so() {
+    Bed::each(|bed| {
+        let file = read_only(bed, "data");
+        let error = file.write_at(&vec![1u8; 10], 0).unwrap_err();
+        assert_eq!(error.op_error(), Some(OpError::INVALID_FILE_OPEN_FLAG), "{error}");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert_eq!(io::Error::from(error).kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(file.read_at(&mut vec![0u8; 10], 0).unwrap(), 10);
+    });
+}
+
+#[test]
+fn a_failed_transfer_is_decoded_from_every_form_that_c_has() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let (file, _) = registered(&bed, "data");
+    let mut buffer = vec![0u8; 1000];
+    let mut fail = |settings: &str| {
+        emulator.fault("cuFileRead", settings);
+        file.read_at(&mut buffer, 0)
+    };
+    assert_eq!(errno(fail("errno=5")), Some(libc::EIO));
+    assert_eq!(errno(fail("errno=28")), Some(libc::ENOSPC));
+    assert_eq!(fail("errno=5022").unwrap_err().op_error(), Some(OpError::INVALID_VALUE));
+    // What matters below −1 is the value, not the errno beside it.
+    assert_eq!(fail("ret=-5016 errno=5").unwrap_err().op_error(), Some(OpError::INVALID_MAPPING_SIZE));
+    assert_eq!(errno(fail("ret=-22")), Some(libc::EINVAL));
+    assert_eq!(fail("ret=-5777").unwrap_err().raw_code(), Some(5777));
+    // A count is a count, whatever errno says.
+    assert_eq!(fail("ret=0 errno=25").unwrap(), 0);
+    assert_eq!(fail("short=100").unwrap(), 100);
+    let error = fail("errno=5").unwrap_err();
+    assert!(error.to_string().starts_with("cuFileRead: "), "{error}");
+
+    emulator.fault("cuFileWrite", "errno=28");
+    assert_eq!(io::Error::from(file.write_at(&buffer, 0).unwrap_err()).raw_os_error(), Some(libc::ENOSPC));
+}
+
+#[test]
+fn a_file_that_is_refused_says_why() {
+    Bed::each(|bed| {
+        let register = |file: File| FileHandle::register(&bed.driver, file).unwrap_err();
+        let directory = bed.path("folder");
+        fs::create_dir(&directory).unwrap();
+        let error = register(File::open(&directory).unwrap());
+        assert_eq!(error.op_error(), Some(OpError::INVALID_FILE_TYPE), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("it is a directory") && text.contains(directory.to_str().unwrap()), "{text}");
+        let error = register(File::open("/dev/zero").unwrap());
+        assert!(error.to_string().contains("character device"), "{error}");
+
+        let path = bed.path("data");
+        bed.file("data", b"some bytes");
+        for (flag, name) in [(libc::O_APPEND, "O_APPEND"), (libc::O_NONBLOCK, "O_NONBLOCK")] {
+            let open = OpenOptions::new().read(true).write(true).custom_flags(flag).open(&path).unwrap();
+            let error = register(open);
+            assert_eq!(error.op_error(), Some(OpError::INVALID_FILE_OPEN_FLAG), "{error}");
+            assert!(error.to_string().contains(&format!("open it without {name}")), "{error}");
+        }
+        for flag in [libc::O_SYNC, libc::O_DSYNC, libc::O_NOATIME] {
+            let open = OpenOptions::new().read(true).write(true).custom_flags(flag).open(&path).unwrap();
+            FileHandle::register(&bed.driver, open).unwrap();
+        }
+    });
+}
+
+#[test]
+fn an_older_library_on_tmpfs_or_without_udev_is_explained() {
+    let bed = Bed::emulated_as("1.14");
+    let file = bed.file("data", b"bytes");
+    let file_system = cufile::FileProperties::of(&file).unwrap().file_system;
+    bed.emulator.as_ref().unwrap().fault("cuFileHandleRegister", "err=5030");
+    let text = FileHandle::register(&bed.driver, file).unwrap_err().to_string();
+    assert!(text.contains("cuFileHandleRegister(") && text.contains(&file_system), "{text}");
+}
+
+#[test]
+fn a_handle_says_what_its_file_is_and_gives_the_descriptor_back() {
+    Bed::each(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let properties = file.properties().unwrap();
+        assert_eq!(properties.file_type, FileType::Regular);
+        assert_eq!(properties.open_flags & libc::O_ACCMODE, libc::O_RDWR);
+        let number = file.descriptor().unwrap().as_raw_fd();
+        let descriptor = file.deregister().expect("registered with a descriptor");
+        assert_eq!(descriptor.as_raw_fd(), number);
+        // Deregistered once, it registers again.
+        let again = FileHandle::register(&bed.driver, descriptor).unwrap();
+        let mut read = vec![0u8; LEN];
+        again.read_at(&mut read, 0).unwrap();
+        assert!(read == bytes);
+    });
+}
+
+#[test]
+fn one_file_may_be_registered_by_two_descriptors() {
+    Bed::each(|bed| {
+        let (first, _) = registered(bed, "data");
+        let second = FileHandle::register(&bed.driver, File::open(bed.path("data")).unwrap()).unwrap();
+        first.write_at(&vec![9u8; 10], 5).unwrap();
+        let mut read = vec![0u8; 10];
+        second.read_at(&mut read, 5).unwrap();
+        assert_eq!(read, [9; 10]);
+    });
+}
+
+#[test]
+fn the_driver_lives_as_long_as_a_handle() {
+    let bed = Bed::emulated();
+    let (file, bytes) = registered(&bed, "data");
+    let Bed { driver, emulator, .. } = &bed;
+    let emulator = emulator.as_ref().unwrap();
+    let (driver, error) = driver.clone().close().unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    drop(driver);
+    let library = Library::from_sys(emulator.cufile()).unwrap();
+    let alone = cufile::Driver::builder().library(library).cuda(bed.driver.cuda().clone()).open().unwrap();
+    assert_eq!(emulator.live("use-count"), 2);
+    let handle = FileHandle::register(&alone, File::open(bed.path("data")).unwrap()).unwrap();
+    drop(alone);
+    assert_eq!(emulator.live("use-count"), 2);
+    let mut read = vec![0u8; LEN];
+    handle.read_at(&mut read, 0).unwrap();
+    assert!(read == bytes);
+    drop(handle);
+    assert_eq!((emulator.live("use-count"), emulator.live("handles")), (1, 1));
+    drop(file);
+    assert_eq!(emulator.live("handles"), 0);
+}
+
+#[test]
+fn the_descriptor_is_open_when_the_handle_is_deregistered_and_closed_after() {
+    static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+    static SEEN: AtomicI32 = AtomicI32::new(0);
+    fn is_open(descriptor: RawFd) -> bool {
+        // SAFETY: takes integers.
+        unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
+    }
+    unsafe extern "C" fn deregister(_: CUfileHandle_t) {
+        SEEN.store(if is_open(DESCRIPTOR.load(Ordering::SeqCst)) { 1 } else { 2 }, Ordering::SeqCst);
+    }
+    let emulator = Emulator::start();
+    let mut functions = *emulator.cufile().functions();
+    functions.cuFileHandleDeregister = deregister;
+    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    let (_, cuda) = libraries(&emulator);
+    let driver = cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();
+    let handle = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
+    // A number that no other thread's file can get when it is free again.
+    let number = handle.descriptor().unwrap().as_raw_fd();
+    // SAFETY: takes integers.
+    let high = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 900) };
+    drop(handle);
+    // SAFETY: just made, and owned by nothing else.
+    let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(high) };
+    DESCRIPTOR.store(high, Ordering::SeqCst);
+    drop(FileHandle::register(&driver, file).unwrap());
+    assert_eq!(SEEN.load(Ordering::SeqCst), 1);
+    assert!(!is_open(high));
+}
+
+#[test]
+fn threads_without_a_context_share_a_handle() {
+    Bed::each(|bed| {
+        if let Some(emulator) = &bed.emulator {
+            emulator.control("require-context 1");
+        }
+        let (file, bytes) = registered(bed, "data");
+        let mut buffer = bed.device.alloc(LEN).unwrap();
+        thread::scope(|threads| {
+            for (index, mut part) in buffer.chunks_mut(4000).enumerate() {
+                let file = &file;
+                threads.spawn(move || {
+                    let len = part.len_bytes();
+                    assert_eq!(file.read_at(&mut part, index as u64 * 4000).unwrap(), len);
+                });
+            }
+        });
+        assert!(buffer.to_vec().unwrap() == bytes);
+    });
+}
+
+/// Runs `work` in a forked child, which says by its exit code which check failed first.
+fn in_a_fork(work: impl FnOnce() -> i32) {
+    // SAFETY: the child only runs `work` and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: a child that hangs is ended, and no destructor of the parent's runs in it.
+        unsafe {
+            libc::alarm(20);
+            libc::_exit(work());
+        }
+    }
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status), "the child was ended by signal {}", libc::WTERMSIG(status));
+    assert_eq!(libc::WEXITSTATUS(status), 0, "the number of the check that failed in the child");
+}
+
+#[test]
+fn a_fork_gets_an_error_from_every_call_and_leaves_the_parent_alone() {
+    use cufile::{RegisterFlags, RegisteredBuffer};
+
+    Bed::each(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let spare = File::open(bed.path("data")).unwrap();
+        let mut host = vec![0u8; 1000];
+        let device = device_copy(bed, &bytes);
+        let mut buffer = RegisteredBuffer::register(&bed.driver, device, RegisterFlags::empty()).unwrap();
+        let driver = match &bed.emulator {
+            Some(emulator) => {
+                let (library, cuda) = libraries(emulator);
+                cufile::Driver::builder().library(library).cuda(cuda).open().unwrap()
+            }
+            None => cufile::Driver::open().unwrap(),
+        };
+        // The child has its own copy of each; what it does to them does not reach the parent's.
+        let mut taken = Some((spare, driver));
+        let forked = |result: Result<usize>| matches!(result, Err(Error::Forked));
+        let handle = &file;
+        let calls = || bed.emulator.as_ref().map(|emulator| emulator.live("handles"));
+        let before = calls();
+        in_a_fork(|| {
+            let (spare, driver) = taken.take().unwrap();
+            let checks = [
+                forked(handle.read_at(&mut host, 0)),
+                forked(handle.write_at(&host, 0)),
+                forked(handle.readv_at(&mut [&mut host], 0)),
+                forked(handle.writev_at(&[&host], 0)),
+                forked(handle.read_at(&mut buffer, 0)),
+                matches!(FileHandle::register(&bed.driver, spare), Err(Error::Forked)),
+                matches!(
+                    RegisteredBuffer::register(&bed.driver, &host, RegisterFlags::empty()),
+                    Err(Error::Forked)
+                ),
+                matches!(bed.driver.use_count(), Err(Error::Forked)),
+                matches!(bed.driver.properties(), Err(Error::Forked)),
+                matches!(driver.close(), Err((_, Error::Forked))),
+            ];
+            match checks.iter().position(|check| !check) {
+                Some(failed) => failed as i32 + 1,
+                None => 0,
+            }
+        });
+        let mut parts = (Some(file), Some(buffer));
+        in_a_fork(|| {
+            let buffer = parts.1.take().unwrap();
+            let Err((buffer, Error::Forked)) = buffer.deregister() else { return 1 };
+            drop(buffer);
+            drop(parts.0.take());
+            0
+        });
+        assert_eq!(calls(), before);
+        let (Some(file), Some(mut buffer)) = parts else { unreachable!("the parent's are its own") };
+        buffer.fill(0).unwrap();
+        assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
+        assert!(buffer.get().to_vec().unwrap() == bytes);
+        buffer.deregister().unwrap();
+        taken.unwrap().1.close().unwrap();
+    });
+}
+
+// Vectored transfers. `cuFileReadv` came with 1.19; below, each scene runs with it and without.
+
+fn each_route(test: impl Fn(&Bed)) {
+    Bed::each(&test);
+    test(&Bed::emulated_as("1.18"));
+}
+
+#[test]
+fn consecutive_bytes_go_into_one_buffer_after_the_other() {
+    each_route(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let mut host = vec![0u8; 1000];
+        let mut none = Vec::new();
+        let mut device = bed.device.alloc(5000).unwrap();
+        let mut empty = bed.device.alloc(0).unwrap();
+        let mut pinned = bed.device.alloc_pinned(3).unwrap();
+        let buffers: &mut [&mut dyn IoBufMut] =
+            &mut [&mut none, &mut host, &mut empty, &mut device, &mut pinned];
+        assert_eq!(file.readv_at(buffers, 77).unwrap(), 6003);
+        assert!(host == bytes[77..1077]);
+        assert!(device.to_vec().unwrap() == bytes[1077..6077]);
+        assert!(pinned[..] == bytes[6077..6080]);
+
+        let target = FileHandle::register(&bed.driver, bed.file("target", b"")).unwrap();
+        let buffers: [&dyn IoBuf; 5] = [&pinned, &empty, &device, &none, &host];
+        assert_eq!(target.writev_at(&buffers, 10).unwrap(), 6003);
+        let written = fs::read(bed.path("target")).unwrap();
+        let expected = [&[0; 10], &bytes[6077..6080], &bytes[1077..6077], &bytes[77..1077]].concat();
+        assert!(written == expected);
+    });
+}
+
+#[test]
+fn a_vectored_read_is_short_only_at_the_end_of_the_file() {
+    each_route(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let mut buffers = [vec![0u8; 100], vec![0; 100], vec![0; 100]];
+        assert_eq!(file.readv_at(&mut buffers, LEN as u64 - 150).unwrap(), 150);
+        assert!(buffers.concat()[..150] == bytes[LEN - 150..]);
+        assert_eq!(file.readv_at(&mut buffers, LEN as u64).unwrap(), 0);
+        assert_eq!(file.readv_at(&mut buffers, 1 << 40).unwrap(), 0);
+    });
+}
+
+#[test]
+fn no_buffers_and_empty_buffers_are_no_bytes() {
+    each_route(|bed| {
+        let (file, _) = registered(bed, "data");
+        assert_eq!(file.readv_at::<Vec<u8>>(&mut [], 0).unwrap(), 0);
+        assert_eq!(file.writev_at::<Vec<u8>>(&[], 0).unwrap(), 0);
+        assert_eq!(file.readv_at(&mut [Vec::new(), Vec::new()], 0).unwrap(), 0);
+        assert_eq!(file.writev_at(&[bed.device.alloc(0).unwrap()], 0).unwrap(), 0);
+    });
+}
+
+#[test]
+fn more_buffers_than_one_call_takes_and_empty_ones_between_them_go_in_turn() {
+    each_route(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let lengths: Vec<usize> =
+            (0..3000).map(|index| if index % 7 == 3 { 0 } else { index % 40 }).collect();
+        let total: usize = lengths.iter().sum();
+        let mut memory = bed.device.alloc(total).unwrap();
+        let mut rest = Some(memory.slice_mut(..));
+        let mut buffers = Vec::new();
+        for len in lengths {
+            let (part, behind) = rest.take().unwrap().split_at(len);
+            buffers.push(part);
+            rest = Some(behind);
+        }
+        assert_eq!(file.readv_at(&mut buffers, 5).unwrap(), total);
+        assert_eq!(file.writev_at(&buffers, 5 + total as u64).unwrap(), total);
+        assert!(memory.to_vec().unwrap() == bytes[5..5 + total]);
+        assert!(fs::read(bed.path("data")).unwrap()[5 + total..5 + 2 * total] == bytes[5..5 + total]);
+    });
+    let bed = Bed::emulated();
+    let (file, _) = registered(&bed, "data");
+    let emulator = bed.emulator.as_ref().unwrap();
+    let mut buffers = vec![vec![0u8; 10]; 300];
+    emulator.fault("cuFileReadv", "after=1 errno=5");
+    assert_eq!(file.readv_at(&mut buffers, 0).unwrap(), 160);
+    assert_eq!(emulator.calls("cuFileReadv"), 2);
+    emulator.fault("cuFileReadv", "after=2 short=15");
+    assert_eq!(file.readv_at(&mut buffers, 0).unwrap(), 335);
+}
+
+#[test]
+fn vectored_transfers_that_no_file_offset_can_hold_are_refused() {
+    each_route(|bed| {
+        let (file, _) = registered(bed, "data");
+        let mut buffers = [vec![0u8; 100], vec![0; 100]];
+        for offset in [i64::MAX as u64 - 150, i64::MAX as u64 + 1, u64::MAX] {
+            let error = file.readv_at(&mut buffers, offset).unwrap_err();
+            assert!(matches!(error, Error::InvalidInput { .. }), "{offset}: {error}");
+            let error = file.writev_at(&buffers, offset).unwrap_err();
+            assert!(matches!(error, Error::InvalidInput { .. }), "{offset}: {error}");
+        }
+    });
+}
+
+#[test]
+fn a_vectored_write_to_a_file_opened_for_reading_fails() {
+    each_route(|bed| {
+        let file = read_only(bed, "data");
+        let error = file.writev_at(&[vec![1u8; 10]], 0).unwrap_err();
+        assert_eq!(error.op_error(), Some(OpError::INVALID_FILE_OPEN_FLAG), "{error}");
+        // For several buffers cuFileWritev has only EINVAL, or in 1.19 EIO.
+        file.writev_at(&[vec![1u8; 10], vec![2; 10]], 0).unwrap_err();
+        assert!(fs::read(bed.path("data")).unwrap() == pattern(LEN));
+    });
+}
+
+#[test]
+fn vectored_transfers_are_one_call_where_the_library_has_it() {
+    let run = |bed: &Bed| {
+        let (file, _) = registered(bed, "data");
+        let mut buffers = [vec![0u8; 100], vec![0; 100], vec![0; 100]];
+        file.readv_at(&mut buffers, 0).unwrap();
+        file.writev_at(&buffers, 0).unwrap();
+        let emulator = bed.emulator.as_ref().unwrap();
+        ["cuFileReadv", "cuFileRead", "cuFileWritev", "cuFileWrite"].map(|name| emulator.calls(name))
+    };
+    assert_eq!(run(&Bed::emulated()), [1, 0, 1, 0]);
+    assert_eq!(run(&Bed::emulated_as("1.18")), [0, 3, 0, 3]);
+}
+
+#[test]
+fn a_failure_after_some_bytes_gives_those_and_a_short_buffer_is_the_last() {
+    let bed = Bed::emulated_as("1.18");
+    let emulator = bed.emulator.as_ref().unwrap();
+    let (file, bytes) = registered(&bed, "data");
+    let mut buffers = [vec![0u8; 100], vec![0; 100], vec![0; 100]];
+    emulator.fault("cuFileRead", "after=1 errno=5");
+    assert_eq!(file.readv_at(&mut buffers, 0).unwrap(), 100);
+    assert_eq!(emulator.calls("cuFileRead"), 2);
+    emulator.fault("cuFileRead", "errno=5");
+    assert_eq!(errno(file.readv_at(&mut buffers, 100)), Some(libc::EIO));
+    emulator.fault("cuFileRead", "after=1 short=30");
+    assert_eq!(file.readv_at(&mut buffers, 0).unwrap(), 130);
+    assert!(buffers.concat()[..130] == bytes[..130] && buffers[2] == [0; 100]);
+    emulator.fault("cuFileWrite", "after=2 errno=28");
+    assert_eq!(file.writev_at(&buffers, 0).unwrap(), 200);
+
+    let bed = Bed::emulated();
+    let (file, _) = registered(&bed, "data");
+    let emulator = bed.emulator.as_ref().unwrap();
+    emulator.fault("cuFileReadv", "errno=5");
+    assert_eq!(errno(file.readv_at(&mut buffers, 0)), Some(libc::EIO));
+    emulator.fault("cuFileReadv", "short=130");
+    assert_eq!(file.readv_at(&mut buffers, 0).unwrap(), 130);
+}
+
+#[test]
+fn buffers_of_several_contexts_each_get_theirs() {
+    let run = |bed: Bed| {
+        let emulator = bed.emulator.as_ref().unwrap();
+        emulator.control("require-context 1");
+        let (file, bytes) = registered(&bed, "data");
+        let other = bed.driver.cuda().device(1).unwrap();
+        let mut buffers = [bed.device.alloc(100).unwrap(), other.alloc(100).unwrap()];
+        assert_eq!(file.readv_at(&mut buffers, 0).unwrap(), 200);
+        assert!(buffers[1].to_vec().unwrap() == bytes[100..200]);
+        assert_eq!(file.writev_at(&buffers, 0).unwrap(), 200);
+        // Buffers of one context, with host memory between them, still go together.
+        let mut host = vec![0u8; 10];
+        let [first, _] = &mut buffers;
+        let buffers: &mut [&mut dyn IoBufMut] = &mut [&mut host, first];
+        assert_eq!(file.readv_at(buffers, 0).unwrap(), 110);
+        emulator.calls("cuFileReadv")
+    };
+    assert_eq!(run(Bed::emulated()), 1);
+    assert_eq!(run(Bed::emulated_as("1.18")), 0);
+}

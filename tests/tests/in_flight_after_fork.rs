@@ -1,0 +1,161 @@
+//! In the child of a fork, operations and batches that the parent has in flight call nothing of C.
+
+mod support;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use cufile::cuda::Cuda;
+use cufile::{Batch, Driver, Entry, Error, FileHandle, Library, RegisteredStream, StreamFlags};
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, libraries, pattern};
+use support::Gate;
+
+const PAGE: usize = 4096;
+
+static PARENT: OnceLock<u32> = OnceLock::new();
+
+/// Ends the child that calls C.
+fn only_in_the_parent() {
+    if PARENT.get() != Some(&std::process::id()) {
+        // SAFETY: ends the process without running anything of it.
+        unsafe { libc::_exit(77) };
+    }
+}
+
+/// Replaces functions of a table by ones that pass on what the parent calls, and end a child.
+macro_rules! guard {
+    ($table:ident, $($function:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+        $({
+            type Function = unsafe extern "C" fn($($kind),*) -> $result;
+            static ORIGINAL: OnceLock<Function> = OnceLock::new();
+            unsafe extern "C" fn guarded($($argument: $kind),*) -> $result {
+                only_in_the_parent();
+                // SAFETY: the caller's promise.
+                unsafe { ORIGINAL.get().unwrap()($($argument),*) }
+            }
+            ORIGINAL.set($table.$function).unwrap();
+            $table.$function = guarded;
+        })*
+    };
+}
+
+fn guarded(emulator: &Emulator) -> (Library, Cuda) {
+    use cuda_rt_sys::runtime::{cudaError_t, cudaEvent_t, cudaStream_t};
+    use cufile_sys::*;
+
+    let (library, cuda) = libraries(emulator);
+    let mut cufile = *library.functions();
+    guard! { cufile,
+        cuFileHandleDeregister(file: CUfileHandle_t) -> ();
+        cuFileStreamRegister(stream: CUstream, flags: u32) -> CUfileError_t;
+        cuFileStreamDeregister(stream: CUstream) -> CUfileError_t;
+        cuFileBatchIOSubmit(batch: CUfileBatchHandle_t, nr: u32, entries: *mut CUfileIOParams_t, flags: u32)
+            -> CUfileError_t;
+        cuFileBatchIOGetStatus(batch: CUfileBatchHandle_t, least: u32, nr: *mut u32,
+            events: *mut CUfileIOEvents_t, timeout: *mut timespec) -> CUfileError_t;
+        cuFileBatchIOCancel(batch: CUfileBatchHandle_t) -> CUfileError_t;
+        cuFileBatchIODestroy(batch: CUfileBatchHandle_t) -> ();
+        cuFileDriverClose_v2() -> CUfileError_t;
+        cuFileReadAsync(file: CUfileHandle_t, base: *mut std::ffi::c_void, size: *mut usize, from: *mut off_t,
+            to: *mut off_t, bytes: *mut isize, stream: CUstream) -> CUfileError_t;
+    }
+    let mut runtime = *cuda.runtime().functions();
+    guard! { runtime,
+        cudaEventCreateWithFlags(event: *mut cudaEvent_t, flags: u32) -> cudaError_t;
+        cudaEventQuery(event: cudaEvent_t) -> cudaError_t;
+        cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t;
+        cudaEventDestroy(event: cudaEvent_t) -> cudaError_t;
+        cudaStreamQuery(stream: cudaStream_t) -> cudaError_t;
+        cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t;
+        cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t;
+    }
+    let library = cufile::Library::from_sys(cufile_sys::Library::from_functions(cufile)).unwrap();
+    let runtime = cuda_rt_sys::runtime::Library::from_functions(runtime);
+    (library, Cuda::from_sys(emulator.driver(), runtime).unwrap())
+}
+
+/// Runs `child` in a fork, and says how it ended: 0 if it came to its end, 77 if it called C.
+fn in_a_fork(child: impl FnOnce()) -> i32 {
+    // SAFETY: the child calls nothing that needs a thread of the parent, and ends without returning.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
+        0 => {
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+            // SAFETY: ends the process without running anything of it.
+            unsafe { libc::_exit(if ended.is_ok() { 0 } else { 1 }) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: `status` outlives the call.
+            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+            assert!(libc::WIFEXITED(status), "{status}");
+            libc::WEXITSTATUS(status)
+        }
+    }
+}
+
+fn is_forked<T>(result: Result<T, impl Into<Error>>) {
+    assert!(matches!(result.map(drop).map_err(Into::into), Err(Error::Forked)));
+}
+
+// One test, because a fork copies whatever other tests are doing.
+#[test]
+fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
+    PARENT.set(std::process::id()).unwrap();
+    let emulator = Emulator::start();
+    let (library, cuda) = guarded(&emulator);
+    let driver = Driver::builder().library(library).cuda(cuda.clone()).open().unwrap();
+    let device = cuda.device(0).unwrap();
+    let bed = Bed::on(emulator);
+    let bytes = pattern(PAGE);
+    let file = Arc::new(FileHandle::register(&driver, bed.file("data", &bytes)).unwrap());
+    let stream = RegisteredStream::register(&driver, device.stream().unwrap(), StreamFlags::empty()).unwrap();
+
+    let other = RegisteredStream::register(&driver, device.stream().unwrap(), StreamFlags::empty()).unwrap();
+    let mut idle_stream = Some(other);
+    let gate = Gate::close(stream.stream());
+    let mut operations = (0..3).map(|_| stream.read_at(&file, vec![0; PAGE], 0).unwrap()).collect::<Vec<_>>();
+    bed.emulator.as_ref().unwrap().fault("batch-entry", "delay_us=100000");
+    let mut batch = Batch::new(&driver, 2).unwrap();
+    batch.submit(&mut vec![Entry::read(&file, vec![0; PAGE], 0)]).unwrap();
+    let (mut stream, mut file, mut driver) = (Some(stream), Some(file), Some(driver));
+    let mut batches = [batch, Batch::new(driver.as_ref().unwrap(), 1).unwrap()].into_iter();
+    let (mut batch, mut idle) = (batches.next(), batches.next());
+
+    let ended = in_a_fork(|| {
+        let operation = operations.pop().unwrap();
+        is_forked(operation.is_done());
+        let failed = operation.wait().unwrap_err();
+        assert!(failed.buffer.is_none());
+        is_forked::<()>(Err(failed));
+        is_forked(stream.as_ref().unwrap().read_at(file.as_ref().unwrap(), vec![0; PAGE], 0));
+        is_forked(RegisteredStream::register(
+            driver.as_ref().unwrap(),
+            Arc::clone(stream.as_ref().unwrap().stream()),
+            StreamFlags::empty(),
+        ));
+        is_forked(Batch::<Vec<u8>>::new(driver.as_ref().unwrap(), 1));
+        let batch_of_child = batch.as_mut().unwrap();
+        is_forked(batch_of_child.poll(0, 1, Some(Duration::ZERO)));
+        is_forked(batch_of_child.wait_all().map_err(|(_, error)| error));
+        let mut entries = vec![Entry::read(file.as_ref().unwrap(), vec![0; PAGE], 0)];
+        is_forked(batch_of_child.submit(&mut entries));
+        assert_eq!(entries.len(), 1);
+        drop(entries);
+        is_forked(idle.take().unwrap().cancel());
+        is_forked(idle_stream.take().unwrap().deregister().map_err(|(_, error)| error));
+        // The last references to everything.
+        operations.clear();
+        drop((batch.take(), file.take(), stream.take(), driver.take()));
+    });
+    assert_eq!(ended, 0, "77: something called C");
+
+    // The parent is as it was.
+    gate.open();
+    for operation in operations {
+        assert_eq!(operation.wait().unwrap(), (PAGE, bytes.clone()));
+    }
+    let completions = batch.unwrap().wait_all().unwrap();
+    assert_eq!(completions[0].buffer, bytes);
+}

@@ -1,0 +1,209 @@
+//! cufile's mapped buffers: growth at one place, I/O and registration, and nothing left behind.
+
+use std::fs;
+
+use cufile::{Error, FileHandle, RegisterFlags, RegisteredBuffer};
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, pattern};
+
+const MIB: usize = 1 << 20;
+
+fn live(emulator: &Emulator) -> (i64, i64) {
+    (emulator.live("reservations"), emulator.live("physical"))
+}
+
+fn file(bed: &Bed, name: &str, bytes: &[u8]) -> FileHandle {
+    FileHandle::register(&bed.driver, bed.file(name, bytes)).unwrap()
+}
+
+#[test]
+fn a_buffer_grows_where_it_is_and_keeps_its_bytes() {
+    Bed::each(|bed| {
+        let mut buffer = bed.device.reserve(64 * MIB).unwrap();
+        let unit = buffer.granularity_bytes();
+        assert_eq!((buffer.len_bytes(), buffer.reserved_bytes()), (0, 64 * MIB));
+        buffer.grow(1).unwrap();
+        assert_eq!(buffer.len_bytes(), unit);
+        let bytes = pattern(unit);
+        buffer.copy_from_host(0, &bytes).unwrap();
+        let address = buffer.as_ptr();
+        buffer.grow(unit + 1).unwrap();
+        assert_eq!((buffer.len_bytes(), buffer.as_ptr()), (3 * unit, address));
+        // One copy across the pieces.
+        buffer.copy_from_host(unit - 10, &[7; 20]).unwrap();
+        let read = buffer.to_vec().unwrap();
+        assert!(read[..unit - 10] == bytes[..unit - 10] && read[unit - 10..unit + 10] == [7; 20]);
+        buffer.fill(9).unwrap();
+        assert!(buffer.to_vec().unwrap().iter().all(|byte| *byte == 9));
+        buffer.grow(0).unwrap();
+        assert_eq!(buffer.len_bytes(), 3 * unit);
+    });
+}
+
+#[test]
+fn growing_beyond_the_reserved_range_is_refused() {
+    Bed::each(|bed| {
+        let mut buffer = bed.device.alloc_mapped(5 * MIB).unwrap();
+        let len = buffer.len_bytes();
+        assert!(len >= 5 * MIB && len == buffer.reserved_bytes());
+        for additional in [1, MIB, usize::MAX, usize::MAX / 2] {
+            let error = buffer.grow(additional).unwrap_err();
+            assert!(matches!(error, Error::InvalidInput { .. }), "{additional}: {error}");
+        }
+        assert!(matches!(bed.device.reserve(usize::MAX), Err(Error::InvalidInput { .. })));
+        assert!(bed.device.reserve(0).is_err());
+        buffer.fill(1).unwrap();
+        for (offset, bytes) in [(len, 1), (usize::MAX, 1), (1, len)] {
+            let error = buffer.copy_to_host(offset, &mut vec![0; bytes]).unwrap_err();
+            assert!(matches!(error, Error::InvalidInput { .. }), "{offset} {bytes}: {error}");
+        }
+    });
+}
+
+#[test]
+fn files_are_read_into_and_written_from_all_pieces() {
+    Bed::each(|bed| {
+        let mut buffer = bed.device.reserve(32 * MIB).unwrap();
+        for _ in 0..3 {
+            buffer.grow(2 * MIB).unwrap();
+        }
+        let len = buffer.len_bytes();
+        let bytes = pattern(len);
+        let source = file(bed, "source", &bytes);
+        assert_eq!(source.read_at(&mut buffer, 0).unwrap(), len);
+        assert!(buffer.to_vec().unwrap() == bytes);
+        let target = file(bed, "target", b"");
+        let part = buffer.slice(2 * MIB - 5..2 * MIB + 5);
+        assert_eq!(target.write_at(&part, 0).unwrap(), 10);
+        assert_eq!(target.write_at(&buffer.slice(4 * MIB..), 10).unwrap(), len - 4 * MIB);
+        let written = fs::read(bed.path("target")).unwrap();
+        assert!(written == [&bytes[2 * MIB - 5..2 * MIB + 5], &bytes[4 * MIB..]].concat());
+        source.read_range_at(&mut buffer, 4 * MIB - 1, 2, 77).unwrap();
+        let mut read = [0; 2];
+        buffer.copy_to_host(4 * MIB - 1, &mut read).unwrap();
+        assert_eq!(read, bytes[77..79]);
+    });
+}
+
+#[test]
+fn a_registered_range_grows_and_transfers_all_of_it() {
+    Bed::each(|bed| {
+        let bytes = pattern(96 * MIB);
+        let source = file(bed, "source", &bytes);
+        let mut memory = bed.device.reserve(96 * MIB).unwrap();
+        memory.grow(32 * MIB).unwrap();
+        memory.copy_from_host(0, &bytes[..32 * MIB]).unwrap();
+        let none = RegisterFlags::empty();
+        let mut buffer = RegisteredBuffer::register_reserved(&bed.driver, memory, none).unwrap();
+        // In steps of 32 MiB, each filled as soon as it is there.
+        while buffer.get().len_bytes() < 96 * MIB {
+            let len = buffer.get().len_bytes();
+            buffer.grow(32 * MIB).unwrap();
+            let read = source.read_range_at(&mut buffer, len, 32 * MIB, len as u64).unwrap();
+            assert_eq!(read, 32 * MIB);
+        }
+        assert!(buffer.get().to_vec().unwrap() == bytes);
+        assert!(matches!(buffer.grow(1), Err(Error::InvalidInput { .. })));
+        buffer.fill(0).unwrap();
+        assert_eq!(source.read_at(&mut buffer, 0).unwrap(), 96 * MIB);
+        assert!(buffer.get().to_vec().unwrap() == bytes);
+        let target = file(bed, "target", b"");
+        for start in (0..96 * MIB).step_by(2 * MIB) {
+            let part = buffer.slice(start..start + 2 * MIB);
+            assert_eq!(target.write_at(&part, start as u64).unwrap(), 2 * MIB);
+        }
+        assert!(fs::read(bed.path("target")).unwrap() == bytes);
+        buffer.deregister().unwrap();
+    });
+}
+
+#[test]
+fn a_buffer_registered_as_mapped_does_not_grow_beyond_its_registration() {
+    Bed::each(|bed| {
+        let bytes = pattern(6 * MIB);
+        let source = file(bed, "source", &bytes);
+        let mut memory = bed.device.reserve(64 * MIB).unwrap();
+        for _ in 0..3 {
+            memory.grow(2 * MIB).unwrap();
+        }
+        // Several pieces are one registration.
+        let none = RegisterFlags::empty();
+        let mut buffer = RegisteredBuffer::register(&bed.driver, memory, none).unwrap();
+        assert_eq!(source.read_at(&mut buffer, 0).unwrap(), 6 * MIB);
+        assert!(buffer.get().to_vec().unwrap() == bytes);
+        buffer.grow(0).unwrap();
+        for additional in [1, 2 * MIB, usize::MAX] {
+            let error = buffer.grow(additional).unwrap_err();
+            assert!(matches!(error, Error::InvalidInput { .. }), "{additional}: {error}");
+        }
+        // Registered anew, it does.
+        let mut memory = buffer.deregister().unwrap();
+        memory.grow(2 * MIB).unwrap();
+        let buffer = RegisteredBuffer::register(&bed.driver, memory, none).unwrap();
+        assert_eq!(source.write_at(&buffer.slice(6 * MIB..), 0).unwrap(), 2 * MIB);
+    });
+}
+
+#[test]
+fn nothing_is_left_of_a_buffer_that_is_dropped() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let mut buffer = bed.device.reserve(32 * MIB).unwrap();
+    assert_eq!(live(emulator), (1, 0));
+    buffer.grow(MIB).unwrap();
+    buffer.grow(MIB).unwrap();
+    assert_eq!(live(emulator), (1, 2));
+    drop(buffer);
+    assert_eq!(live(emulator), (0, 0));
+    drop(bed.device.reserve(MIB).unwrap());
+    assert_eq!(live(emulator), (0, 0));
+}
+
+#[test]
+fn a_growth_that_fails_halfway_leaves_the_buffer_as_it_was_and_nothing_behind() {
+    // An invalid value, or out of memory.
+    for settings in ["err=1", "err=2"] {
+        for function in ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
+            let bed = Bed::emulated();
+            let emulator = bed.emulator.as_ref().unwrap();
+            let mut buffer = bed.device.reserve(32 * MIB).unwrap();
+            buffer.grow(2 * MIB).unwrap();
+            buffer.fill(5).unwrap();
+            emulator.fault(function, settings);
+            let error = buffer.grow(2 * MIB).unwrap_err();
+            assert!(error.to_string().starts_with(function), "{error}");
+            assert_eq!((buffer.len_bytes(), live(emulator)), (2 * MIB, (1, 1)), "{function}");
+            // There is room for another try, and the first piece has what it had.
+            buffer.grow(2 * MIB).unwrap();
+            let mut read = vec![0; 4 * MIB];
+            buffer.copy_to_host(0, &mut read).unwrap();
+            assert!(read[..2 * MIB].iter().all(|byte| *byte == 5), "{function}");
+            emulator.fault(function, settings);
+            buffer.grow(2 * MIB).unwrap_err();
+            drop(buffer);
+            assert_eq!(live(emulator), (0, 0), "{function}");
+        }
+    }
+    for function in ["cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemCreate"] {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        emulator.fault(function, "err=2");
+        bed.device.alloc_mapped(MIB).unwrap_err();
+        assert_eq!(live(emulator), (0, 0), "{function}");
+    }
+}
+
+#[test]
+fn a_registered_mapped_buffer_is_deregistered_before_it_is_unmapped() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let buffer = bed.device.alloc_mapped(MIB).unwrap();
+    let buffer = RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap();
+    emulator.fault("cuFileBufDeregister", "err=5030");
+    drop(buffer);
+    // Still registered, therefore still mapped.
+    assert_eq!((emulator.live("buffers"), emulator.calls("cuMemUnmap")), (1, 0));
+    let buffer = bed.device.alloc_mapped(MIB).unwrap();
+    drop(RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap());
+    assert_eq!((emulator.live("buffers"), emulator.calls("cuMemUnmap")), (1, 1));
+}

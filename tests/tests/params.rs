@@ -1,0 +1,404 @@
+//! Parameters: read, set and bounded before the driver is opened.
+//!
+//! The real library takes part where there is one, also without a GPU: nothing here opens its driver.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use cufile::params::{Bytes, Param, Slab, Value};
+use cufile::{Controls, Driver, Error, Feature, Library, OpError, Result, Version};
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, libraries};
+
+const VERSIONS: [&str; 9] = ["1.11", "1.13", "1.14", "1.15", "1.16", "1.17", "1.18", "1.19", "1.20"];
+
+fn emulated(version: &str) -> (Emulator, Library) {
+    let emulator = Emulator::posing_as(version);
+    let library = Library::from_sys(emulator.cufile()).unwrap();
+    (emulator, library)
+}
+
+/// Runs `test` on the emulator as each version, and on the real library, whose parameters only one test at a time has.
+fn each_version(test: impl Fn(&Library)) {
+    static TURN: Mutex<()> = Mutex::new(());
+    for version in VERSIONS {
+        let (_emulator, library) = emulated(version);
+        test(&library);
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Ok(library) = Library::load() {
+        test(&library);
+    }
+}
+
+fn at_least(library: &Library, minor: u32) -> bool {
+    library.version() >= Version { major: 1, minor }
+}
+
+#[track_caller]
+fn assert_since<T: std::fmt::Debug>(result: Result<T>, name: &str, minor: u32) {
+    match result {
+        Err(Error::Unsupported { symbol, since, .. }) => {
+            assert_eq!((symbol, since), (name, Version { major: 1, minor }));
+        }
+        other => panic!("{name} came with 1.{minor}, but {other:?}"),
+    }
+}
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(result: Result<T>, words: &[&str]) {
+    match result {
+        Err(error @ Error::InvalidInput { .. }) => {
+            let text = error.to_string();
+            assert!(words.iter().all(|word| text.contains(word)), "{text} should name {words:?}");
+        }
+        other => panic!("{other:?} should have been refused: {words:?}"),
+    }
+}
+
+/// Sets a parameter twice, so that a setter which does nothing is noticed.
+#[track_caller]
+fn assert_settable<T>(library: &Library, param: Param<T>, values: [T; 2])
+where
+    T: Value + Clone + PartialEq + std::fmt::Debug,
+{
+    for value in values {
+        library.params().set(param, value.clone()).unwrap();
+        assert_eq!(library.params().get(param).unwrap(), value, "{param:?} of {library:?}");
+    }
+}
+
+#[test]
+fn every_parameter_reads_back_as_it_was_set() {
+    const KIB: u64 = 1024;
+    each_version(|library| {
+        if !library.supports(Feature::Parameters) {
+            return;
+        }
+        assert_settable(library, Param::STATS_LEVEL, [1, 0]);
+        assert_settable(library, Param::MAX_IO_QUEUE_DEPTH, [64, 128]);
+        assert_settable(library, Param::MAX_IO_THREADS, [2, 4]);
+        assert_settable(library, Param::MAX_REQUEST_PARALLELISM, [2, 4]);
+        assert_settable(library, Param::MAX_BATCH_ENTRIES, [64, 128]);
+        assert_settable(library, Param::MIN_IO_THRESHOLD, [Bytes(4096 * KIB), Bytes(8192 * KIB)]);
+        assert_settable(library, Param::MAX_DIRECT_IO_SIZE, [Bytes(1024 * KIB), Bytes(16384 * KIB)]);
+        assert_settable(library, Param::MAX_DEVICE_CACHE_SIZE, [Bytes(65536 * KIB), Bytes(131072 * KIB)]);
+        assert_settable(library, Param::PER_BUFFER_CACHE_SIZE, [Bytes(2048 * KIB), Bytes(1024 * KIB)]);
+        assert_settable(library, Param::MAX_DEVICE_PINNED_MEMORY, [Bytes(1 << 30), Bytes(1 << 35)]);
+        assert_settable(library, Param::POLL_THRESHOLD, [Bytes(8 * KIB), Bytes(4 * KIB)]);
+        assert_settable(library, Param::BATCH_TIMEOUT, [7, 5].map(Duration::from_millis));
+        for switch in [
+            Param::USE_POLL_MODE,
+            Param::ALLOW_COMPAT_MODE,
+            Param::FORCE_COMPAT_MODE,
+            Param::FS_MISC_API_CHECK_AGGRESSIVE,
+            Param::PARALLEL_IO,
+            Param::ALLOW_SYSTEM_MEMORY,
+            Param::USE_PCI_P2PDMA,
+            Param::PREFER_IO_URING,
+            Param::FORCE_O_DIRECT,
+            Param::SKIP_TOPOLOGY_DETECTION,
+            Param::STREAM_MEMOPS_BYPASS,
+        ] {
+            assert_settable(library, switch, [true, false]);
+        }
+        assert_settable(library, Param::LOGGING_LEVEL, ["WARN", "ERROR"].map(Into::into));
+        assert_settable(library, Param::LOG_DIR, ["/tmp/cufile-logs", "/tmp"].map(Into::into));
+        assert_settable(library, Param::LOG_FILE_PATH, ["/tmp/a.log", "/tmp/cufile.log"].map(Into::into));
+        if at_least(library, 19) {
+            assert_settable(library, Param::POSIX_IO_MODE, [true, false]);
+            assert_settable(library, Param::GDS_FALLBACK_IO, [true, false]);
+            assert_eq!(library.params().get(Param::RDMA_TRANSPORT).unwrap(), "DC_V1");
+        }
+    });
+}
+
+#[test]
+fn what_the_loaded_version_lacks_is_named_with_the_version_that_brought_it() {
+    const SLABS: [Slab; 1] = [Slab { size_bytes: 4096, count: 1 }];
+    each_version(|library| {
+        let params = library.params();
+        if !at_least(library, 14) {
+            let name = Param::MAX_IO_THREADS.name();
+            assert_since(params.get(Param::MAX_IO_THREADS), name, 14);
+            assert_since(params.set(Param::MAX_IO_THREADS, 1), name, 14);
+            assert_since(params.limits(Param::MAX_IO_THREADS), name, 14);
+            let name = Param::ALLOW_COMPAT_MODE.name();
+            assert_since(params.get(Param::ALLOW_COMPAT_MODE), name, 14);
+            assert_since(params.set(Param::ALLOW_COMPAT_MODE, true), name, 14);
+            assert_since(params.get(Param::LOG_DIR), "CUFILE_PARAM_LOG_DIR", 14);
+            assert_since(params.set(Param::LOG_DIR, "/".into()), "CUFILE_PARAM_LOG_DIR", 14);
+        }
+        if !at_least(library, 15) {
+            assert_since(params.posix_pool_slabs(), "cuFileGetParameterPosixPoolSlabArray", 15);
+            assert_since(params.set_posix_pool_slabs(&SLABS), "cuFileSetParameterPosixPoolSlabArray", 15);
+        }
+        if at_least(library, 14) && !at_least(library, 15) {
+            assert_since(params.limits(Param::MAX_IO_THREADS), "cuFileGetParameterMinMaxValue", 15);
+        }
+        if !at_least(library, 17) {
+            let name = "cuFileGetParameterGpuBounceBufferSlabArray";
+            assert_since(params.gpu_bounce_buffer_slabs(), name, 17);
+            let name = "cuFileSetParameterGpuBounceBufferSlabArray";
+            assert_since(params.set_gpu_bounce_buffer_slabs(&SLABS), name, 17);
+        }
+        // The functions are there from 1.14 on, but would be asked for a number that they do not know.
+        if !at_least(library, 19) {
+            assert_since(params.get(Param::POSIX_IO_MODE), "CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE", 19);
+            assert_since(params.set(Param::GDS_FALLBACK_IO, true), "CUFILE_PARAM_GDS_FALLBACK_IO", 19);
+            assert_since(params.get(Param::RDMA_TRANSPORT), "CUFILE_PARAM_RDMA_TRANSPORT", 19);
+        }
+    });
+}
+
+#[test]
+fn sizes_and_times_reach_c_in_its_units() {
+    let (_emulator, library) = emulated("1.20");
+    library.params().set(Param::MAX_DIRECT_IO_SIZE, Bytes(1 << 20)).unwrap();
+    library.params().set(Param::BATCH_TIMEOUT, Duration::from_millis(9)).unwrap();
+    let get = library.functions().cuFileGetParameterSizeT.unwrap();
+    let (mut size, mut time) = (0, 0);
+    // SAFETY: both numbers outlive the calls.
+    unsafe {
+        get(
+            cufile_sys::CUFileSizeTConfigParameter_t::CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB,
+            &mut size,
+        );
+        get(cufile_sys::CUFileSizeTConfigParameter_t::CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS, &mut time);
+    }
+    assert_eq!((size, time), (1024, 9));
+}
+
+#[test]
+fn values_that_c_cannot_say_are_refused_by_name_before_c_sees_them() {
+    let (emulator, library) = emulated("1.20");
+    let params = library.params();
+    let name = "CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB";
+    assert_refused(params.set(Param::MAX_DIRECT_IO_SIZE, Bytes(65537)), &[name, "KiB", "65537"]);
+    let name = "CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS";
+    assert_refused(params.set(Param::BATCH_TIMEOUT, Duration::from_micros(1500)), &[name, "milliseconds"]);
+    assert_refused(params.set(Param::LOG_DIR, "/tmp\0/x".into()), &["CUFILE_PARAM_LOG_DIR", "NUL at byte 4"]);
+    assert_refused(params.set_poll_mode(true, 4095), &["cuFileDriverSetPollMode", "4095"]);
+    assert_refused(params.set_max_direct_io_size(1), &["cuFileDriverSetMaxDirectIOSize", "KiB"]);
+    assert_refused(params.set_max_cache_size(1025), &["cuFileDriverSetMaxCacheSize", "1025"]);
+    assert_refused(params.set_max_pinned_memory(1023), &["cuFileDriverSetMaxPinnedMemSize", "1023"]);
+    let odd = [Slab { size_bytes: 4096, count: 1 }, Slab { size_bytes: 5000, count: 1 }];
+    assert_refused(params.set_posix_pool_slabs(&odd), &["cuFileSetParameterPosixPoolSlabArray", "5000"]);
+    assert_refused(params.set_gpu_bounce_buffer_slabs(&odd), &["GpuBounceBuffer", "5000"]);
+    assert_refused(params.set_posix_pool_slabs(&[]), &["0 slabs"]);
+    for function in [
+        "cuFileSetParameterSizeT",
+        "cuFileSetParameterString",
+        "cuFileDriverSetPollMode",
+        "cuFileDriverSetMaxDirectIOSize",
+        "cuFileDriverSetMaxCacheSize",
+        "cuFileDriverSetMaxPinnedMemSize",
+        "cuFileSetParameterPosixPoolSlabArray",
+        "cuFileSetParameterGpuBounceBufferSlabArray",
+    ] {
+        assert_eq!(emulator.calls(function), 0, "{function}");
+    }
+}
+
+#[test]
+fn strings_of_any_length_come_back_whole() {
+    each_version(|library| {
+        if library.supports(Feature::Parameters) {
+            for len in [1, 255, 256, 300, 4000] {
+                let path = format!("/{}", "x".repeat(len - 1));
+                library.params().set(Param::LOG_FILE_PATH, path.clone()).unwrap();
+                assert_eq!(library.params().get(Param::LOG_FILE_PATH).unwrap(), path);
+            }
+        }
+    });
+}
+
+#[test]
+fn slabs_are_found_without_knowing_how_many_there_are() {
+    each_version(|library| {
+        let params = library.params();
+        for len in [1, 2, 3, 5, 64] {
+            let slabs: Vec<Slab> = (1..=len).map(|n| Slab { size_bytes: n * 4096, count: 100 + n }).collect();
+            if library.supports(Feature::ParameterLimits) {
+                params.set_posix_pool_slabs(&slabs).unwrap();
+                assert_eq!(params.posix_pool_slabs().unwrap(), slabs);
+            }
+            let slabs: Vec<Slab> = slabs.iter().map(|slab| Slab { count: slab.count + 1, ..*slab }).collect();
+            if library.supports(Feature::BounceBufferSlabs) {
+                params.set_gpu_bounce_buffer_slabs(&slabs).unwrap();
+                assert_eq!(params.gpu_bounce_buffer_slabs().unwrap(), slabs);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_refused_slab_array_is_an_error_after_few_calls() {
+    let (emulator, library) = emulated("1.20");
+    let get = "cuFileGetParameterPosixPoolSlabArray";
+    emulator.fault(get, "err=5030 times=all");
+    let error = library.params().posix_pool_slabs().unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::INTERNAL_ERROR));
+    assert_eq!(emulator.calls(get), 1, "another length does not mend it");
+    emulator.control("clear");
+    emulator.fault(get, "err=5022 times=all");
+    let error = library.params().posix_pool_slabs().unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::INVALID_VALUE));
+    assert!(emulator.calls(get) < 1000);
+}
+
+#[test]
+fn limits_are_in_the_unit_of_the_value() {
+    each_version(|library| {
+        if !library.supports(Feature::ParameterLimits) {
+            return;
+        }
+        let params = library.params();
+        assert_eq!(params.limits(Param::MAX_IO_QUEUE_DEPTH).unwrap(), 1..=256);
+        assert_eq!(params.limits(Param::MAX_BATCH_ENTRIES).unwrap(), 1..=256);
+        assert_eq!(params.limits(Param::MAX_DIRECT_IO_SIZE).unwrap(), Bytes(64 << 10)..=Bytes(16 << 20));
+        let times = Duration::from_millis(1)..=Duration::from_secs(1);
+        assert_eq!(params.limits(Param::BATCH_TIMEOUT).unwrap(), times);
+        let error = params.limits(Param::STATS_LEVEL).unwrap_err();
+        assert_eq!(error.op_error(), Some(OpError::INVALID_VALUE));
+        assert!(error.to_string().contains("CUFILE_PARAM_PROFILE_STATS"), "{error}");
+    });
+}
+
+#[test]
+fn limits_of_device_memory_are_known_or_unbounded_but_never_waited_for() {
+    each_version(|library| {
+        if !library.supports(Feature::ParameterLimits) {
+            return;
+        }
+        for param in [Param::MAX_DEVICE_CACHE_SIZE, Param::MAX_DEVICE_PINNED_MEMORY] {
+            match library.params().limits(param) {
+                Ok(limits) => assert!(limits.end() > limits.start(), "{limits:?}"),
+                Err(Error::Load(_) | Error::NoDevice) if !at_least(library, 17) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_maximum_that_c_leaves_unwritten_is_no_bound() {
+    let (emulator, library) = emulated("1.20");
+    emulator.fault("cuFileGetParameterMinMaxValue", "err=0");
+    let limits = library.params().limits(Param::MAX_DEVICE_CACHE_SIZE).unwrap();
+    assert_eq!(limits, Bytes(0)..=Bytes(u64::MAX));
+}
+
+#[test]
+fn a_refused_value_is_named_with_its_parameter() {
+    let (emulator, library) = emulated("1.20");
+    let params = library.params();
+    emulator.fault("cuFileSetParameterSizeT", "err=5022");
+    let text = params.set(Param::MAX_BATCH_ENTRIES, 100_000).unwrap_err().to_string();
+    assert!(text.contains("CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE, 100000"), "{text}");
+    emulator.fault("cuFileSetParameterBool", "err=5030");
+    let text = params.set(Param::USE_PCI_P2PDMA, true).unwrap_err().to_string();
+    assert!(text.contains("CUFILE_PARAM_USE_PCIP2PDMA, true"), "{text}");
+    emulator.fault("cuFileSetParameterString", "err=5030");
+    let text = params.set(Param::LOG_DIR, "/x".into()).unwrap_err().to_string();
+    assert!(text.contains("CUFILE_PARAM_LOG_DIR, \"/x\""), "{text}");
+    let error = params.get(Param::PROFILE_NVTX).unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::INVALID_VALUE));
+    assert!(error.to_string().contains("CUFILE_PARAM_PROFILE_NVTX"), "{error}");
+}
+
+#[test]
+fn the_builder_sets_in_order_and_before_opening() {
+    let emulator = Emulator::start();
+    let (library, cuda) = libraries(&emulator);
+    let slabs = vec![Slab { size_bytes: 1 << 20, count: 3 }];
+    let driver = Driver::builder()
+        .library(library.clone())
+        .cuda(cuda)
+        .set(Param::MAX_IO_THREADS, 8)
+        .set(Param::MAX_IO_THREADS, 16)
+        .set(Param::FORCE_COMPAT_MODE, true)
+        .set(Param::LOGGING_LEVEL, "INFO".into())
+        .set(Param::BATCH_TIMEOUT, Duration::from_millis(20))
+        .posix_pool_slabs(slabs.clone())
+        .gpu_bounce_buffer_slabs(slabs.as_slice())
+        .poll_mode(true, 16 << 10)
+        .max_direct_io_size(2 << 20)
+        .max_cache_size(64 << 20)
+        .max_pinned_memory(1 << 30)
+        .open()
+        .unwrap();
+    let params = driver.library().params();
+    assert_eq!(params.get(Param::MAX_IO_THREADS).unwrap(), 16, "the later one counts");
+    assert!(params.get(Param::FORCE_COMPAT_MODE).unwrap());
+    assert_eq!(params.get(Param::LOGGING_LEVEL).unwrap(), "INFO");
+    assert_eq!(params.posix_pool_slabs().unwrap(), slabs);
+    assert_eq!(params.gpu_bounce_buffer_slabs().unwrap(), slabs);
+    let properties = driver.properties().unwrap();
+    assert_eq!(properties.max_batch_timeout, Duration::from_millis(20));
+    assert!(properties.controls.contains(Controls::POLL_MODE));
+    assert_eq!(properties.poll_threshold_bytes, 16 << 10);
+    assert_eq!(properties.max_direct_io_bytes, 2 << 20);
+    assert_eq!(properties.max_device_cache_bytes, 64 << 20);
+    assert_eq!(properties.max_device_pinned_bytes, 1 << 30);
+}
+
+#[test]
+fn a_setting_that_fails_is_named_and_the_driver_stays_closed() {
+    for version in ["1.20", "1.13"] {
+        let emulator = Emulator::posing_as(version);
+        let (library, cuda) = libraries(&emulator);
+        emulator.fault("cuFileSetParameterSizeT", "err=5022");
+        let builder = Driver::builder().library(library).cuda(cuda);
+        let error = builder.set(Param::MAX_BATCH_ENTRIES, 999).open().unwrap_err().to_string();
+        assert!(error.contains("CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE"), "{error}");
+        assert_eq!(emulator.calls("cuFileDriverOpen"), 0);
+    }
+}
+
+#[test]
+fn once_the_driver_is_open_parameters_can_be_read_but_not_set() {
+    let bed = Bed::emulated();
+    let params = bed.driver.library().params();
+    let slabs = [Slab { size_bytes: 4096, count: 1 }];
+    let refused = [
+        params.set(Param::MAX_IO_THREADS, 2),
+        params.set(Param::ALLOW_COMPAT_MODE, true),
+        params.set(Param::LOGGING_LEVEL, "INFO".into()),
+        params.set_posix_pool_slabs(&slabs),
+        params.set_gpu_bounce_buffer_slabs(&slabs),
+    ];
+    for result in refused {
+        let error = result.unwrap_err();
+        assert_eq!(error.op_error(), Some(OpError::DRIVER_ALREADY_OPEN));
+        assert!(error.to_string().contains("before the driver is opened"), "{error}");
+    }
+    assert_eq!(params.get(Param::MAX_IO_THREADS).unwrap(), 4);
+    assert_eq!(params.posix_pool_slabs().unwrap().len(), 3);
+    assert_eq!(params.limits(Param::MAX_IO_THREADS).unwrap(), 0..=128);
+}
+
+#[test]
+fn the_open_drivers_setters_pass_kib_to_c() {
+    for version in VERSIONS {
+        let bed = Bed::emulated_as(version);
+        let driver = &bed.driver;
+        driver.set_poll_mode(true, 8 << 10).unwrap();
+        driver.set_max_direct_io_size(1 << 20).unwrap();
+        driver.set_max_cache_size(32 << 20).unwrap();
+        driver.set_max_pinned_memory(1 << 20).unwrap();
+        let emulator = bed.emulator.as_ref().unwrap();
+        for function in [
+            "cuFileDriverSetPollMode",
+            "cuFileDriverSetMaxDirectIOSize",
+            "cuFileDriverSetMaxCacheSize",
+            "cuFileDriverSetMaxPinnedMemSize",
+        ] {
+            assert_eq!(emulator.calls(function), 1, "{function}");
+        }
+        assert_refused(driver.set_max_cache_size(1), &["cuFileDriverSetMaxCacheSize"]);
+        emulator.fault("cuFileDriverSetMaxDirectIOSize", "err=5022");
+        let error = driver.set_max_direct_io_size(1000 << 10).unwrap_err();
+        assert!(error.to_string().contains("cuFileDriverSetMaxDirectIOSize(1000 KiB)"), "{error}");
+    }
+}

@@ -1,0 +1,531 @@
+//! Stream-ordered reads and writes: what they move, and that nothing is freed while they are in flight.
+
+mod support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use cufile::cuda::{DeviceBuffer, Stream};
+use cufile::{Error, ErrorKind, OpError, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
+use cufile_tests::bed::{Bed, pattern};
+use support::{Gate, Tracked, register};
+
+const PAGE: usize = 4096;
+
+fn stream(bed: &Bed, flags: StreamFlags) -> RegisteredStream {
+    let stream = bed.device.stream().unwrap();
+    RegisteredStream::register(&bed.driver, stream, flags).unwrap()
+}
+
+fn device_copy(bed: &Bed, bytes: &[u8]) -> DeviceBuffer {
+    let mut buffer = bed.device.alloc(bytes.len()).unwrap();
+    buffer.copy_from_host(0, bytes).unwrap();
+    buffer
+}
+
+fn filled(bed: &Bed, len_bytes: usize) -> DeviceBuffer {
+    device_copy(bed, &vec![0xee; len_bytes])
+}
+
+#[test]
+fn a_read_follows_the_write_before_it_in_the_stream() {
+    Bed::each(|bed| {
+        let bytes = pattern(3 * PAGE);
+        let file = register(bed, "data", &[]);
+        for flags in [StreamFlags::empty(), StreamFlags::all()] {
+            let stream = stream(bed, flags);
+            let gate = Gate::close(stream.stream());
+            let writing = stream.write_at(&file, device_copy(bed, &bytes), 0).unwrap();
+            let reading = stream.read_at(&file, filled(bed, 3 * PAGE), 0).unwrap();
+            assert!(!writing.is_done().unwrap() && !reading.is_done().unwrap());
+            gate.open();
+            let (count, buffer) = reading.wait().unwrap();
+            assert_eq!(count, bytes.len());
+            assert_eq!(buffer.to_vec().unwrap(), bytes);
+            assert!(writing.is_done().unwrap(), "{flags:?}");
+            let (count, source) = writing.wait().unwrap();
+            assert_eq!(count, bytes.len());
+            assert_eq!(source.to_vec().unwrap(), bytes);
+        }
+    });
+}
+
+#[test]
+fn a_read_is_short_at_the_end_of_the_file_and_empty_beyond_it() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE + 100);
+        let file = register(bed, "data", &bytes);
+        let stream = stream(bed, StreamFlags::empty());
+        let (count, buffer) = stream.read_at(&file, filled(bed, PAGE), PAGE as u64).unwrap().wait().unwrap();
+        assert_eq!(count, 100);
+        assert_eq!(buffer.to_vec().unwrap()[..100], bytes[PAGE..]);
+        let (count, _) = stream.read_at(&file, buffer, 10 * PAGE as u64).unwrap().wait().unwrap();
+        assert_eq!(count, 0);
+    });
+}
+
+#[test]
+fn ranges_reach_the_right_bytes_of_host_pinned_device_and_registered_memory() {
+    Bed::each(|bed| {
+        let bytes = pattern(4 * PAGE);
+        let file = register(bed, "data", &bytes);
+        let stream = stream(bed, StreamFlags::empty());
+        let check = |found: &[u8]| {
+            assert_eq!(found[PAGE..3 * PAGE], bytes[2 * PAGE..]);
+            assert!(found[..PAGE].iter().chain(&found[3 * PAGE..]).all(|byte| *byte == 0xee));
+        };
+        let (at, len, from) = (PAGE, 2 * PAGE, 2 * PAGE as u64);
+
+        let host = vec![0xee; 4 * PAGE];
+        let (count, host) = stream.read_range_at(&file, host, at, len, from).unwrap().wait().unwrap();
+        assert_eq!(count, len);
+        check(&host);
+        let boxed = host.iter().map(|_| 0xee).collect::<Vec<u8>>().into_boxed_slice();
+        check(&stream.read_range_at(&file, boxed, at, len, from).unwrap().wait().unwrap().1);
+        let mut pinned = bed.device.alloc_pinned(4 * PAGE).unwrap();
+        pinned.fill(0xee);
+        check(&stream.read_range_at(&file, pinned, at, len, from).unwrap().wait().unwrap().1);
+        let device = filled(bed, 4 * PAGE);
+        let (_, device) = stream.read_range_at(&file, device, at, len, from).unwrap().wait().unwrap();
+        check(&device.to_vec().unwrap());
+        let device = filled(bed, 4 * PAGE);
+        let registered = RegisteredBuffer::register(&bed.driver, device, RegisterFlags::empty()).unwrap();
+        let (_, registered) = stream.read_range_at(&file, registered, at, len, from).unwrap().wait().unwrap();
+        check(&registered.get().to_vec().unwrap());
+    });
+}
+
+#[test]
+fn a_range_outside_the_buffer_is_refused_and_the_buffer_comes_back() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(PAGE));
+        let stream = stream(bed, StreamFlags::empty());
+        let mut buffer = vec![0; 100];
+        for (offset, len) in [(0, 101), (100, 1), (101, 0), (usize::MAX, 1), (1, usize::MAX)] {
+            let failed = stream.read_range_at(&file, buffer, offset, len, 0).unwrap_err();
+            assert_eq!(failed.error.kind(), ErrorKind::InvalidInput, "{offset} {len}");
+            let failed = stream.write_range_at(&file, failed.buffer.unwrap(), offset, len, 0).unwrap_err();
+            assert_eq!(failed.error.kind(), ErrorKind::InvalidInput, "{offset} {len}");
+            buffer = failed.buffer.unwrap();
+        }
+        let failed = stream.read_at(&file, buffer, u64::MAX).unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.calls("cuFileReadAsync") + emulator.calls("cuFileWriteAsync"), 0);
+        }
+    });
+}
+
+#[test]
+fn values_set_from_the_host_count_until_the_transfer_runs() {
+    Bed::each(|bed| {
+        let bytes = pattern(4 * PAGE);
+        let file = register(bed, "data", &bytes);
+        let stream = stream(bed, StreamFlags::empty());
+        let gate = Gate::close(stream.stream());
+        let reading = stream.read_range_at(&file, vec![0xee; 4 * PAGE], 0, 2 * PAGE, 0).unwrap();
+        let late = reading.arguments().clone();
+        thread::spawn(move || {
+            late.set_file_offset(3 * PAGE as u64).unwrap();
+            late.set_buffer_offset(2 * PAGE).unwrap();
+            late.set_len_bytes(PAGE).unwrap();
+        })
+        .join()
+        .unwrap();
+        gate.open();
+        let (count, buffer) = reading.wait().unwrap();
+        assert_eq!(count, PAGE);
+        assert_eq!(buffer[2 * PAGE..3 * PAGE], bytes[3 * PAGE..]);
+        assert!(buffer[..2 * PAGE].iter().chain(&buffer[3 * PAGE..]).all(|byte| *byte == 0xee));
+    });
+}
+
+#[test]
+fn values_set_by_a_function_of_the_stream_count() {
+    Bed::each(|bed| {
+        let bytes = pattern(4 * PAGE);
+        let file = register(bed, "data", &bytes);
+        let stream = stream(bed, StreamFlags::empty());
+        let buffer = filled(bed, 4 * PAGE);
+        let late = stream.late_bound(&buffer, 0, 4 * PAGE, 0).unwrap();
+        let setter = late.clone();
+        let set = move || {
+            setter.set_file_offset(PAGE as u64).unwrap();
+            setter.set_len_bytes(2 * PAGE).unwrap();
+        };
+        stream.stream().call_on_host(set).unwrap();
+        let (count, buffer) = stream.read_late(&file, buffer, &late).unwrap().wait().unwrap();
+        assert_eq!(count, 2 * PAGE);
+        assert_eq!(buffer.to_vec().unwrap()[..2 * PAGE], bytes[PAGE..3 * PAGE]);
+
+        let source = device_copy(bed, &bytes);
+        let late = stream.late_bound(&source, 0, PAGE, 0).unwrap();
+        let setter = late.clone();
+        stream.stream().call_on_host(move || setter.set_buffer_offset(3 * PAGE).unwrap()).unwrap();
+        stream.write_late(&file, source, &late).unwrap().wait().unwrap();
+        let mut written = vec![0; PAGE];
+        file.read_at(&mut written, 0).unwrap();
+        assert_eq!(written, bytes[3 * PAGE..]);
+    });
+}
+
+#[test]
+fn no_late_value_reaches_beyond_the_buffer() {
+    let bed = Bed::emulated();
+    let stream = stream(&bed, StreamFlags::empty());
+    let late = stream.late_bound(&vec![0; 100], 10, 60, 0).unwrap();
+    let refused = |result: Result<(), Error>| assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidInput);
+    refused(late.set_len_bytes(61));
+    refused(late.set_len_bytes(usize::MAX));
+    // The longest transfer must fit, not the present one: the two values are not set at one moment.
+    late.set_len_bytes(20).unwrap();
+    refused(late.set_buffer_offset(41));
+    refused(late.set_buffer_offset(usize::MAX));
+    late.set_buffer_offset(40).unwrap();
+    // libcufile may have prepared for 20 bytes.
+    refused(late.set_len_bytes(21));
+    refused(late.set_file_offset(1 << 63));
+    late.set_file_offset((1 << 63) - 1).unwrap();
+    assert_eq!((late.len_bytes(), late.buffer_offset(), late.file_offset()), (20, 40, (1 << 63) - 1));
+    assert_eq!(stream.late_bound(&vec![0; 100], 41, 60, 0).unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn late_values_count_from_the_address_that_was_registered() {
+    Bed::each(|bed| {
+        let bytes = pattern(2 * PAGE);
+        let file = register(bed, "data", &bytes);
+        let stream = stream(bed, StreamFlags::empty());
+        let buffer: &'static mut Vec<u8> = Box::leak(Box::new(vec![0xee; 4 * PAGE]));
+        let part = cufile::BufSliceMut::new(buffer, PAGE..3 * PAGE);
+        let reading = {
+            let gate = Gate::close(stream.stream());
+            let reading = stream.read_range_at(&file, part, 0, PAGE, 0).unwrap();
+            reading.arguments().set_buffer_offset(PAGE).unwrap();
+            assert_eq!(reading.arguments().buffer_offset(), PAGE);
+            assert!(reading.arguments().set_buffer_offset(PAGE + 1).is_err());
+            gate.open();
+            reading
+        };
+        let (_, part) = reading.wait().unwrap();
+        // SAFETY: the leaked vector has four pages, and the part begins at the second.
+        let all = unsafe { std::slice::from_raw_parts(cufile::IoBuf::as_ptr(&part).sub(PAGE), 4 * PAGE) };
+        assert_eq!(all[2 * PAGE..3 * PAGE], bytes[..PAGE]);
+        assert!(all[..2 * PAGE].iter().chain(&all[3 * PAGE..]).all(|byte| *byte == 0xee));
+    });
+}
+
+#[test]
+fn what_the_flags_fix_cannot_be_set_late() {
+    let bed = Bed::emulated();
+    let fixed = |flags| stream(&bed, flags).late_bound(&vec![0; 100], 0, 60, 0).unwrap();
+    let late = fixed(StreamFlags::FIXED_FILE_SIZE);
+    assert!(
+        late.set_len_bytes(1).is_err()
+            && late.set_buffer_offset(1).is_ok()
+            && late.set_file_offset(1).is_ok()
+    );
+    let late = fixed(StreamFlags::FIXED_BUF_OFFSET);
+    assert!(
+        late.set_len_bytes(1).is_ok()
+            && late.set_buffer_offset(1).is_err()
+            && late.set_file_offset(1).is_ok()
+    );
+    let late = fixed(StreamFlags::FIXED_FILE_OFFSET);
+    assert!(
+        late.set_len_bytes(1).is_ok()
+            && late.set_buffer_offset(1).is_ok()
+            && late.set_file_offset(1).is_err()
+    );
+}
+
+#[test]
+fn what_the_flags_promise_to_be_aligned_is_checked() {
+    let bed = Bed::emulated();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let stream = stream(&bed, StreamFlags::PAGE_ALIGNED_INPUTS);
+    let buffer = vec![0; 4 * PAGE];
+    for (at, len, from) in [(0, 100, 0), (1, PAGE, 0), (0, PAGE, 1)] {
+        assert!(stream.late_bound(&buffer, at, len, from).is_err(), "{at} {len} {from}");
+    }
+    let late = stream.late_bound(&buffer, 0, 2 * PAGE, 0).unwrap();
+    assert!(
+        late.set_len_bytes(1).is_err()
+            && late.set_buffer_offset(1).is_err()
+            && late.set_file_offset(1).is_err()
+    );
+    assert_eq!(stream.read_late(&file, buffer, &late).unwrap().wait().unwrap().0, PAGE);
+}
+
+#[test]
+fn arguments_serve_only_the_buffer_and_the_flags_that_they_were_made_for() {
+    let bed = Bed::emulated();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let (late_stream, fixed) = (stream(&bed, StreamFlags::empty()), stream(&bed, StreamFlags::all()));
+    let late = late_stream.late_bound(&vec![0; 2 * PAGE], 0, PAGE, 0).unwrap();
+    let failed = late_stream.read_late(&file, vec![0; PAGE], &late).unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
+    let failed = fixed.read_late(&file, vec![0; 2 * PAGE], &late).unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
+    let (count, _) = late_stream.read_late(&file, vec![0; 3 * PAGE], &late).unwrap().wait().unwrap();
+    assert_eq!(count, PAGE);
+}
+
+#[test]
+fn the_default_stream_and_a_stream_made_elsewhere_work() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE);
+        let file = register(bed, "data", &bytes);
+        let elsewhere = bed.device.stream().unwrap();
+        // SAFETY: the original outlives the copy.
+        let copy = unsafe { Stream::from_raw(&bed.device, elsewhere.as_raw()) };
+        for stream in [bed.device.default_stream(), copy] {
+            let stream = RegisteredStream::register(&bed.driver, stream, StreamFlags::empty()).unwrap();
+            let (count, buffer) = stream.read_at(&file, filled(bed, PAGE), 0).unwrap().wait().unwrap();
+            assert_eq!((count, buffer.to_vec().unwrap()), (PAGE, bytes.clone()));
+            stream.deregister().map_err(|(_, error)| error).unwrap();
+        }
+        assert!(elsewhere.is_idle().unwrap(), "it was not destroyed");
+    });
+}
+
+#[test]
+fn file_and_stream_live_until_the_transfer_is_over() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE);
+        let file = register(bed, "data", &bytes);
+        let stream = stream(bed, StreamFlags::empty());
+        let gate = Gate::close(stream.stream());
+        let reading = stream.read_at(&file, filled(bed, PAGE), 0).unwrap();
+        drop((file, stream));
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.live("handles"), 1);
+            assert_eq!(emulator.live("stream-registrations"), 1);
+            assert_eq!(emulator.live("streams"), 1);
+        }
+        gate.open();
+        let (count, buffer) = reading.wait().unwrap();
+        assert_eq!((count, buffer.to_vec().unwrap()), (PAGE, bytes));
+        if let Some(emulator) = &bed.emulator {
+            // Deregistering a stream that is destroyed already would fail and leave the registration.
+            assert_eq!(emulator.live("stream-registrations"), 0);
+            assert_eq!(emulator.live("handles"), 0);
+            assert_eq!(emulator.live("streams"), 0);
+            assert_eq!(emulator.live("events"), 0);
+        }
+    });
+}
+
+#[test]
+fn a_stream_in_use_is_not_deregistered() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(PAGE));
+        let stream = stream(bed, StreamFlags::empty());
+        let reading = stream.read_at(&file, vec![0; PAGE], 0).unwrap();
+        let (stream, error) = stream.deregister().unwrap_err();
+        assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
+        reading.wait().unwrap();
+        stream.deregister().map_err(|(_, error)| error).unwrap();
+    });
+}
+
+/// Opens the gate a little later, after it said that the transfer may be over.
+fn open_soon(gate: Gate, life: &Arc<support::Life>) -> thread::JoinHandle<()> {
+    let life = Arc::clone(life);
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        life.over.store(true, Ordering::SeqCst);
+        gate.open();
+    })
+}
+
+#[test]
+fn dropping_an_operation_waits_before_the_buffer_is_freed() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(PAGE));
+        let stream = stream(bed, StreamFlags::empty());
+        let gate = Gate::close(stream.stream());
+        let (buffer, life) = Tracked::new(PAGE);
+        let reading = stream.read_at(&file, buffer, 0).unwrap();
+        let opener = open_soon(gate, &life);
+        drop(reading);
+        assert!(life.is_freed());
+        opener.join().unwrap();
+    });
+}
+
+#[test]
+fn a_panic_with_an_operation_in_flight_waits_before_the_buffer_is_freed() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(PAGE));
+        let stream = stream(bed, StreamFlags::empty());
+        let gate = Gate::close(stream.stream());
+        let (buffer, life) = Tracked::new(PAGE);
+        let opener = open_soon(gate, &life);
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            let _reading = stream.read_at(&file, buffer, 0).unwrap();
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }));
+        assert!(caught.is_err() && life.is_freed());
+        opener.join().unwrap();
+    });
+}
+
+#[test]
+fn a_forgotten_operation_leaks_what_libcufile_uses() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE);
+        let file = register(bed, "data", &bytes);
+        let raw_stream = Arc::new(bed.device.stream().unwrap());
+        let stream =
+            RegisteredStream::register(&bed.driver, Arc::clone(&raw_stream), StreamFlags::empty()).unwrap();
+        let gate = Gate::close(&raw_stream);
+        let (buffer, life) = Tracked::new(PAGE);
+        let address = buffer.bytes().as_ptr();
+        std::mem::forget(stream.read_at(&file, buffer, 0).unwrap());
+        drop((file, stream));
+        // What was freed would be given out again.
+        let others: Vec<_> = (0..64).map(|_| vec![0xee_u8; PAGE]).collect();
+        gate.open();
+        raw_stream.synchronize().unwrap();
+        assert!(!life.is_freed());
+        // SAFETY: the buffer was leaked, and the read into it is over.
+        assert_eq!(unsafe { std::slice::from_raw_parts(address, PAGE) }, bytes);
+        assert!(others.iter().flatten().all(|byte| *byte == 0xee));
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.live("handles"), 1);
+            assert_eq!(emulator.live("stream-registrations"), 1);
+        }
+    });
+}
+
+#[test]
+fn a_failing_call_gives_the_buffer_back_at_once() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let stream = stream(&bed, StreamFlags::empty());
+    let gate = Gate::close(stream.stream());
+    emulator.fault("cuFileReadAsync", "err=5038");
+    let failed = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err();
+    assert_eq!(failed.error.op_error(), Some(OpError::ASYNC_NOT_SUPPORTED));
+    emulator.fault("cuFileWriteAsync", "err=5777");
+    let failed = stream.write_at(&file, failed.buffer.unwrap(), 0).unwrap_err();
+    assert_eq!(failed.error.op_error(), Some(OpError::from_raw(5777)), "unknown codes are kept");
+    assert_eq!(failed.buffer.unwrap(), [7; PAGE]);
+    emulator.fault("cudaEventCreateWithFlags", "err=2");
+    let failed = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err();
+    assert!(failed.error.kind() == ErrorKind::OutOfMemory && failed.buffer.is_some());
+    gate.open();
+    assert!(stream.deregister().is_ok(), "nothing refers to the stream");
+}
+
+#[test]
+fn a_failed_transfer_is_told_in_every_form_and_gives_the_buffer_back() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let stream = stream(&bed, StreamFlags::empty());
+    let fail = |bytes: i64| {
+        emulator.fault("cuFileReadAsync", &format!("bytes={bytes}"));
+        let failed = stream.read_at(&file, vec![7; PAGE], 0).unwrap().wait().unwrap_err();
+        assert_eq!(failed.buffer.as_deref(), Some(&[7; PAGE][..]));
+        failed.error
+    };
+    assert_eq!(fail(-5016).op_error(), Some(OpError::INVALID_MAPPING_SIZE));
+    assert_eq!(fail(-5777).op_error(), Some(OpError::from_raw(5777)));
+    assert!(matches!(fail(-22), Error::Io { source, .. } if source.raw_os_error() == Some(22)));
+    assert!(matches!(fail(-1), Error::Unspecified { .. }));
+    emulator.fault("cuFileReadAsync", "short=5");
+    assert_eq!(stream.read_at(&file, vec![7; PAGE], 0).unwrap().wait().unwrap().0, 5);
+}
+
+#[test]
+fn a_buffer_is_leaked_if_cuda_cannot_tell_whether_the_transfer_is_over() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let stream = stream(&bed, StreamFlags::empty());
+    for wait in [true, false] {
+        let (buffer, life) = Tracked::new(PAGE);
+        let reading = stream.read_at(&file, buffer, 0).unwrap();
+        emulator.fault("cudaEventSynchronize", "err=700");
+        if wait {
+            let failed = reading.wait().unwrap_err();
+            assert!(failed.error.kind() == ErrorKind::Cuda && failed.buffer.is_none());
+        } else {
+            drop(reading);
+        }
+        assert!(!life.is_freed());
+    }
+}
+
+#[test]
+fn an_operation_whose_event_could_not_be_recorded_waits_for_the_stream() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(PAGE);
+    let file = register(&bed, "data", &bytes);
+    let stream = stream(&bed, StreamFlags::empty());
+    emulator.fault("cudaEventRecord", "err=400 times=2");
+    let gate = Gate::close(stream.stream());
+    let reading = stream.read_at(&file, vec![0; PAGE], 0).unwrap();
+    assert!(!reading.is_done().unwrap());
+    gate.open();
+    assert_eq!(reading.wait().unwrap(), (PAGE, bytes));
+    let gate = Gate::close(stream.stream());
+    let (buffer, life) = Tracked::new(PAGE);
+    let reading = stream.read_at(&file, buffer, 0).unwrap();
+    let opener = open_soon(gate, &life);
+    drop(reading);
+    assert!(life.is_freed());
+    opener.join().unwrap();
+}
+
+#[test]
+fn files_and_streams_of_another_library_are_refused() {
+    let (bed, other) = (Bed::emulated(), Bed::emulated());
+    let stream = stream(&bed, StreamFlags::empty());
+    let failed = stream.read_at(&register(&other, "data", &[]), vec![0; PAGE], 0).unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
+    let foreign = other.device.stream().unwrap();
+    let error = RegisteredStream::register(&bed.driver, foreign, StreamFlags::empty()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn one_stream_serves_many_threads() {
+    Bed::each(|bed| {
+        let bytes = pattern(64 * PAGE);
+        let file = register(bed, "data", &bytes);
+        let stream = stream(bed, StreamFlags::empty());
+        thread::scope(|scope| {
+            for start in 0..8 {
+                let (file, stream, bytes) = (&file, &stream, &bytes);
+                scope.spawn(move || {
+                    for page in (start..64).step_by(8) {
+                        let reading = stream.read_at(file, vec![0; PAGE], (page * PAGE) as u64).unwrap();
+                        let (count, buffer) = reading.wait().unwrap();
+                        assert_eq!((count, &buffer[..]), (PAGE, &bytes[page * PAGE..][..PAGE]));
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_function_called_by_the_stream_may_panic() {
+    Bed::each(|bed| {
+        let stream = bed.device.stream().unwrap();
+        stream.call_on_host(|| std::panic::resume_unwind(Box::new("on purpose"))).unwrap();
+        let called = Arc::<std::sync::atomic::AtomicBool>::default();
+        let flag = Arc::clone(&called);
+        stream.call_on_host(move || flag.store(true, Ordering::SeqCst)).unwrap();
+        stream.synchronize().unwrap();
+        assert!(called.load(Ordering::SeqCst));
+    });
+}
