@@ -1,10 +1,13 @@
 //! Maintenance of the workspace: `cargo xtask help` lists the commands.
 
+mod bundle;
 mod conformance;
 mod emit;
 mod header;
+mod limited;
 mod packages;
 mod regen;
+mod samples;
 mod since;
 
 use std::env;
@@ -21,6 +24,15 @@ usage: cargo xtask COMMAND
   conformance
       compare the bindings with the header of every supported libcufile and CUDA runtime through a C compiler,
       then load each real library in a process of its own and check what needs no GPU; fails on any surprise
+
+  samples [--emulator | --library PATH] [--dir DIR] [--bin-dir DIR] [NAME...]
+      build the examples and run those whose names contain a NAME, or all, each with a time limit, on files made for
+      them in DIR (the folder for temporary files unless told); --library chooses the libcufile, --bin-dir takes
+      executables that are built already; --emulator runs them on the emulator instead of a GPU, and then once more
+      with each fault that must make them fail; fails if a sample does not do what it should
+
+  bundle DIR
+      put the tests, the examples and this program into DIR, for a GPU host without a Rust toolchain
 ";
 
 fn main() -> Result<()> {
@@ -43,6 +55,8 @@ fn main() -> Result<()> {
             regen::run(include_dir, check)
         }
         ["conformance"] => conformance::run(),
+        ["samples", options @ ..] => samples::run(&samples::Options::parse(options)?),
+        ["bundle", folder] => bundle::run(folder.as_ref()),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

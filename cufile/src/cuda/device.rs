@@ -81,7 +81,10 @@ impl Device {
     pub(super) fn open(cuda: &Cuda, ordinal: u32) -> Result<Self> {
         let count = cuda.device_count()?;
         if ordinal >= count {
-            return Err(Error::invalid("cuDeviceGet", format!("there is no GPU {ordinal}: {count} are visible")));
+            return Err(Error::invalid(
+                "cuDeviceGet",
+                format!("there is no GPU {ordinal}: {count} are visible"),
+            ));
         }
         let (mut device, mut context) = (0, ptr::null_mut());
         let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);

@@ -1,16 +1,15 @@
 //! Runs the checks of real libraries, each in a process of its own and with a time limit.
 
 use std::ffi::OsStr;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 
 use super::Release;
+use crate::limited::{self, Run};
 use crate::packages::{Package, workspace};
 
 /// Ample for checks that take milliseconds; one that runs into it hangs.
@@ -87,31 +86,8 @@ impl Outcome {
         command
             .current_dir(scratch)
             .env("CUFILE_LOGFILE_PATH", scratch.join("cufile.log"))
-            .env("CUFILE_ENV_PATH_JSON", settings)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        let mut child =
-            command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
-        let mut stdout = child.stdout.take().context("no pipe")?;
-        let reader = thread::spawn(move || {
-            let mut report = Vec::new();
-            stdout.read_to_end(&mut report).map(|_| report)
-        });
-        let start = Instant::now();
-        let status = loop {
-            match child.try_wait()? {
-                None if start.elapsed() > LIMIT => {
-                    child.kill()?;
-                    child.wait()?;
-                    break None;
-                }
-                None => thread::sleep(Duration::from_millis(2)),
-                status => break status,
-            }
-        };
-        let report = reader.join().expect("reading does not panic")?;
-        let report = String::from_utf8_lossy(&report);
+            .env("CUFILE_ENV_PATH_JSON", settings);
+        let Run { status, stdout: report, .. } = limited::run(command, LIMIT)?;
 
         let (mut failed, mut ended) = (false, false);
         let mut running = "no check";

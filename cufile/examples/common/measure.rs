@@ -1,0 +1,120 @@
+//! What the examples that time themselves share: optional arguments, repeated runs that are checked, and the line that
+//! says how fast one was.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cufile::cuda::DeviceBuffer;
+
+use super::{Arguments, Result, contents, require_same};
+
+/// How many reads fill the buffer of a pattern.
+pub const READS: usize = 10;
+
+/// The sizes of NVIDIA's guide: a buffer of 1 GiB, filled by ten reads of 100 MiB; or the same parts of another size.
+pub struct Sizes {
+    pub buffer: usize,
+    pub read: usize,
+}
+
+impl Sizes {
+    /// From the argument at `position`, if there is one.
+    pub fn from(arguments: &Arguments, position: usize) -> Result<Self> {
+        let buffer = size(arguments, position, 1 << 30)?;
+        // Whole pages, because the alignment of reads is for the patterns to choose.
+        let read = (buffer as u128 * 100 / 1024) as usize & !4095;
+        if read == 0 {
+            return Err(format!("SIZE: {buffer} bytes are too few; 64KiB are enough").into());
+        }
+        Ok(Self { buffer, read })
+    }
+}
+
+/// A pattern that is measured beside what it is compared with.
+pub struct Pattern {
+    number: u32,
+    sizes: Sizes,
+    buffer: DeviceBuffer,
+    contents: Vec<u8>,
+}
+
+impl Pattern {
+    /// Reads the file by plain calls, to compare with, and takes the buffer that it is to be read into.
+    pub fn new(number: u32, arguments: &Arguments, sizes: Sizes, buffer: DeviceBuffer) -> Result<Self> {
+        let contents = contents(arguments.path(0)?, sizes.buffer)?;
+        Ok(Self { number, sizes, buffer, contents })
+    }
+
+    /// Runs what reads `READS` times from `file_offset` to `buffer_offset` on, and says how fast the best of three runs
+    /// was. A run before them warms up. After each the buffer must have the file's contents.
+    pub fn measure(
+        &mut self,
+        what: &str,
+        file_offset: usize,
+        buffer_offset: usize,
+        mut run: impl FnMut(&mut DeviceBuffer) -> Result<Duration>,
+    ) -> Result {
+        let len_bytes = READS * self.sizes.read;
+        let mut best = Duration::MAX;
+        for round in 0..4 {
+            // So that what an earlier run left is not taken for this one's.
+            self.buffer.fill(0x5a)?;
+            let elapsed = run(&mut self.buffer)?;
+            let mut found = vec![0; len_bytes];
+            self.buffer.copy_to_host(buffer_offset, &mut found)?;
+            require_same(&found, &self.contents[file_offset..][..len_bytes], what)?;
+            if round > 0 {
+                best = best.min(elapsed);
+            }
+        }
+        report(&self.number.to_string(), what, len_bytes, best);
+        Ok(())
+    }
+}
+
+/// How long `work` takes.
+pub fn timed(work: impl FnOnce() -> Result) -> Result<Duration> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed())
+}
+
+/// One result, in words without spaces, for people and programs.
+pub fn report(pattern: &str, what: &str, bytes: usize, elapsed: Duration) {
+    let seconds = elapsed.as_secs_f64();
+    let gbps = bytes as f64 / seconds / 1e9;
+    println!("pattern={pattern} what={what} bytes={bytes} seconds={seconds:.6} gbps={gbps:.2}");
+}
+
+/// The GPU named at `position`, or the first.
+pub fn gpu(arguments: &Arguments, position: usize) -> Result<u32> {
+    arguments.optional(position).map_or(Ok(0), |_| arguments.number(position))
+}
+
+/// The size named at `position`, such as `65536`, `64KiB`, `100MiB` or `1GiB`, or the usual one.
+pub fn size(arguments: &Arguments, position: usize, usual: usize) -> Result<usize> {
+    let Some(word) = arguments.optional(position) else { return Ok(usual) };
+    let digits = word.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = match &word[digits.len()..] {
+        "" => Some(1),
+        "KiB" => Some(1 << 10),
+        "MiB" => Some(1 << 20),
+        "GiB" => Some(1 << 30),
+        _ => None,
+    };
+    let bytes = unit.and_then(|unit: usize| digits.parse::<usize>().ok()?.checked_mul(unit));
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| {
+        format!("{word}: expected a size, as a number of bytes or with KiB, MiB or GiB").into()
+    })
+}
+
+/// Fails if the file to be written is the one to be read, which creating it would empty.
+pub fn require_different(input: &Path, output: &Path) -> Result {
+    match (fs::canonicalize(input), fs::canonicalize(output)) {
+        (Ok(one), Ok(other)) if one == other => {
+            Err(format!("{} is the file to be read; write another", output.display()).into())
+        }
+        _ => Ok(()),
+    }
+}

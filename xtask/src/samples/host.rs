@@ -1,0 +1,195 @@
+//! What samples run on: their executables, the libraries, the GPUs, and files made for them.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, process};
+
+use anyhow::{Context, Result};
+
+use super::table::{Argument, LARGE, LARGE_EMULATED, Sample};
+use super::{LIMIT, Options};
+use crate::limited::{self, Run};
+use crate::packages::{self, target_folder, workspace};
+
+const EMULATOR: &str = "libcufile_emulator.so";
+
+/// What samples run on.
+pub struct Host {
+    executables: PathBuf,
+    variables: Vec<(&'static str, PathBuf)>,
+    folder: Scratch,
+    emulated: bool,
+    gpus: u32,
+}
+
+impl Host {
+    pub fn prepare(options: &Options) -> Result<Self> {
+        if options.bin_dir.is_none() {
+            build(&["--package", "cufile", "--package", "gpufile", "--examples"])?;
+            if options.emulator {
+                build(&["--package", "cufile-emulator"])?;
+            }
+        }
+        let built = target_folder().join("release");
+        let executables = options.bin_dir.clone().unwrap_or_else(|| built.join("examples"));
+        let executables =
+            fs::canonicalize(&executables).with_context(|| executables.display().to_string())?;
+        let mut variables = Vec::new();
+        if options.emulator {
+            let folders = [executables.clone(), executables.join("../tests"), executables.join("..")];
+            let library = folders.iter().map(|folder| folder.join(EMULATOR)).find(|file| file.exists());
+            let library =
+                library.with_context(|| format!("{EMULATOR} is not near {}", executables.display()))?;
+            variables = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"]
+                .map(|name| (name, library.clone()))
+                .into();
+        }
+        if let Some(library) = &options.library {
+            let library = fs::canonicalize(library).with_context(|| library.display().to_string())?;
+            variables.push(("CUFILE_LIBRARY", library));
+        }
+        let folder = Scratch::create(options.dir.clone().unwrap_or_else(env::temp_dir))?;
+        // libcufile logs into the working directory unless told otherwise.
+        variables.push(("CUFILE_LOGFILE_PATH", folder.0.join("cufile.log")));
+        let gpus = if options.emulator { 2 } else { visible_gpus() };
+        Ok(Self { executables, variables, folder, emulated: options.emulator, gpus })
+    }
+
+    /// Runs a sample as it should succeed, and says how that went.
+    pub fn run(&self, sample: &Sample, call: &[Argument], files: &Path) -> Result<bool> {
+        let words = self.words(call, files)?;
+        let Run { status, stdout, stderr, took } =
+            match limited::run(&mut self.command(sample.name, &words), LIMIT) {
+                Ok(run) => run,
+                Err(error) => {
+                    println!("{:<44} {:<8} {error:#}", sample.name, "FAILED");
+                    return Ok(false);
+                }
+            };
+        let result = match status {
+            None => "hangs",
+            Some(status) if status.success() => "ok",
+            Some(_) => "FAILED",
+        };
+        let shown = call.iter().zip(&words).map(|(argument, word)| match argument {
+            Argument::Input(_) | Argument::Output | Argument::Large => "FILE",
+            _ => word.as_str(),
+        });
+        let line = [sample.name].into_iter().chain(shown).collect::<Vec<_>>().join(" ");
+        let last = |text: &str| text.lines().last().unwrap_or("").to_owned();
+        let said = if result == "ok" { last(&stdout) } else { last(&stderr) };
+        println!("{line:<44} {result:<8} {:>7.2}  {said}", took.as_secs_f64());
+        if result != "ok" {
+            print!("{stdout}{stderr}");
+            println!("{}", status.map_or(format!("killed after {LIMIT:?}"), |status| status.to_string()));
+        }
+        Ok(result == "ok")
+    }
+
+    pub fn command(&self, name: &str, words: &[String]) -> Command {
+        let mut command = Command::new(self.executables.join(name));
+        command
+            .args(words)
+            .current_dir(&self.folder.0)
+            .envs(self.variables.iter().map(|(name, path)| (name, path)));
+        // Faults are for the failure cases to inject.
+        command.env_remove("CUFILE_EMULATOR");
+        command
+    }
+
+    /// The command line, with the files in `files`; those that are to be there are made.
+    pub fn words(&self, call: &[Argument], files: &Path) -> Result<Vec<String>> {
+        call.iter()
+            .enumerate()
+            .map(|(position, argument)| {
+                let path = files.join(format!("file-{position}"));
+                if let Some(len_bytes) = self.input(*argument) {
+                    make_file(&path, len_bytes)?;
+                }
+                Ok(match argument {
+                    Argument::Input(_) | Argument::Large | Argument::Output => {
+                        path.to_str().context("a path that is not UTF-8")?.to_owned()
+                    }
+                    Argument::Gpu(index) => (*index).min(self.gpus.saturating_sub(1)).to_string(),
+                    Argument::LargeSize => self.large().to_string(),
+                    Argument::Word(word) => (*word).to_owned(),
+                })
+            })
+            .collect()
+    }
+
+    /// How long the file is that an argument names and that must be there.
+    pub fn input(&self, argument: Argument) -> Option<u64> {
+        match argument {
+            Argument::Input(len_bytes) => Some(len_bytes),
+            Argument::Large => Some(self.large()),
+            _ => None,
+        }
+    }
+
+    /// Where files go.
+    pub fn folder(&self) -> &Path {
+        &self.folder.0
+    }
+
+    fn large(&self) -> u64 {
+        if self.emulated { LARGE_EMULATED } else { LARGE }
+    }
+}
+
+fn build(arguments: &[&str]) -> Result<()> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    packages::run(command.current_dir(workspace()).args(["build", "--quiet", "--release"]).args(arguments))
+}
+
+/// A folder that goes with everything in it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn create(parent: PathBuf) -> Result<Self> {
+        let parent = fs::canonicalize(&parent).with_context(|| parent.display().to_string())?;
+        let folder = parent.join(format!("cufile-samples-{}", process::id()));
+        fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("{}: {error}", self.0.display());
+        }
+    }
+}
+
+/// How many GPUs there are for CUDA, without asking CUDA.
+fn visible_gpus() -> u32 {
+    let chosen = env::var("CUDA_VISIBLE_DEVICES").ok();
+    let chosen = chosen.map(|list| list.split(',').filter(|word| !word.trim().is_empty()).count());
+    let numbered = |name: &str| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
+    let devices = fs::read_dir("/dev").into_iter().flatten().flatten();
+    let present = devices.filter(|entry| entry.file_name().to_str().is_some_and(numbered)).count();
+    chosen.map_or(present, |chosen| chosen.min(present)) as u32
+}
+
+/// Makes a file that repeats only at a distance that no power of two divides, so that a shifted range is noticed.
+fn make_file(path: &Path, len_bytes: u64) -> Result<()> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let block: Vec<u8> = (0..1_000_003)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect();
+    let mut file = File::create(path).with_context(|| path.display().to_string())?;
+    let mut left = len_bytes;
+    while left > 0 {
+        let piece = &block[..block.len().min(usize::try_from(left)?)];
+        file.write_all(piece).with_context(|| path.display().to_string())?;
+        left -= piece.len() as u64;
+    }
+    Ok(())
+}
