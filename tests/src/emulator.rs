@@ -107,8 +107,12 @@ impl Emulator {
     }
 }
 
-/// The library that cargo built: beside a test, or one folder up beside an example or in `deps` from a program.
+/// The library that `CUFILE_EMULATOR_LIBRARY` names, or else that cargo built: beside a test, or one folder up beside an
+/// example or in `deps` from a program.
 fn built() -> PathBuf {
+    if let Some(path) = env::var_os("CUFILE_EMULATOR_LIBRARY") {
+        return PathBuf::from(path);
+    }
     let program = env::current_exe().expect("the path of this program");
     let folder = program.parent().expect("a program in a folder");
     let above = folder.parent().unwrap_or(folder);

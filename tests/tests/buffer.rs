@@ -11,8 +11,8 @@ use cufile::{
     Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError, RegisterFlags, RegisteredBuffer,
 };
 use cufile_sys::{CUfileHandle_t, off_t};
-use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, libraries, pattern};
+use cufile_tests::{Emulator, in_threads};
 
 const LEN: usize = 1 << 20;
 
@@ -148,23 +148,21 @@ fn many_threads_read_into_parts_of_one_registration() {
         let bytes = pattern(LEN);
         let file = file(bed, "data", &bytes);
         let mut buffer = registered(bed, bed.device.alloc(LEN).unwrap());
-        thread::scope(|threads| {
-            for (index, mut part) in buffer.chunks_mut(100_000).enumerate() {
-                let file = &file;
-                threads.spawn(move || {
-                    let (len, at) = (part.len_bytes(), index * 100_000);
-                    assert_eq!((file.read_at(&mut part, at as u64).unwrap(), part.base_offset()), (len, at));
-                });
+        in_threads(buffer.chunks_mut(100_000).enumerate().map(|(index, mut part)| {
+            let file = &file;
+            move || {
+                let (len, at) = (part.len_bytes(), index * 100_000);
+                assert_eq!((file.read_at(&mut part, at as u64).unwrap(), part.base_offset()), (len, at));
             }
-        });
+        }));
         assert!(buffer.get().to_vec().unwrap() == bytes);
 
         buffer.fill(0).unwrap();
         let (mut left, mut right) = buffer.split_at_mut(300_000);
-        thread::scope(|threads| {
-            threads.spawn(|| file.read_at(&mut left, 0).unwrap());
-            threads.spawn(|| file.read_at(&mut right.slice_mut(1..), 300_001).unwrap());
-        });
+        in_threads([(left.slice_mut(..), 0), (right.slice_mut(1..), 300_001)].map(|(mut part, at)| {
+            let file = &file;
+            move || _ = file.read_at(&mut part, at).unwrap()
+        }));
         let read = buffer.get().to_vec().unwrap();
         assert!(read[..300_000] == bytes[..300_000] && read[300_001..] == bytes[300_001..]);
         assert_eq!(read[300_000], 0);
@@ -179,16 +177,14 @@ fn many_threads_write_from_one_shared_registration() {
         let mut device = bed.device.alloc(LEN).unwrap();
         device.copy_from_host(0, &bytes).unwrap();
         let buffer = registered(bed, device);
-        thread::scope(|threads| {
-            for start in (0..LEN).step_by(LEN / 8) {
-                let (buffer, target) = (&buffer, &target);
-                threads.spawn(move || {
-                    let part = buffer.slice(start..start + LEN / 8);
-                    assert_eq!(target.write_at(&part, start as u64).unwrap(), LEN / 8);
-                    assert_eq!(target.write_range_at(buffer, start, 10, start as u64).unwrap(), 10);
-                });
+        in_threads((0..LEN).step_by(LEN / 8).map(|start| {
+            let (buffer, target) = (&buffer, &target);
+            move || {
+                let part = buffer.slice(start..start + LEN / 8);
+                assert_eq!(target.write_at(&part, start as u64).unwrap(), LEN / 8);
+                assert_eq!(target.write_range_at(buffer, start, 10, start as u64).unwrap(), 10);
             }
-        });
+        }));
         assert!(fs::read(bed.path("target")).unwrap() == bytes);
     });
 }

@@ -3,13 +3,12 @@
 use std::env;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use cufile::cuda::Cuda;
 use cufile::{Driver, Error, ErrorKind, FileHandle, OpError};
-use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, libraries};
+use cufile_tests::{Emulator, in_threads};
 
 fn open(emulator: &Emulator) -> Driver {
     let (library, cuda) = libraries(emulator);
@@ -44,7 +43,7 @@ fn a_clone_is_the_same_opening_and_the_last_one_closes() {
     assert_eq!(driver.use_count().unwrap(), 1);
     drop(driver);
     assert_eq!(emulator.live("use-count"), 1);
-    thread::scope(|threads| clones.into_iter().for_each(|clone| _ = threads.spawn(|| drop(clone))));
+    in_threads(clones.into_iter().map(|clone| || drop(clone)));
     assert_eq!((emulator.live("use-count"), emulator.calls("cuFileDriverClose_v2")), (0, 1));
 }
 

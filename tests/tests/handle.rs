@@ -5,12 +5,11 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::thread;
 
 use cufile::{Error, ErrorKind, FileHandle, FileType, IoBuf, IoBufMut, Library, OpError, Result};
 use cufile_sys::CUfileHandle_t;
-use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, libraries, pattern};
+use cufile_tests::{Emulator, in_threads};
 
 const LEN: usize = 100_000;
 
@@ -325,15 +324,13 @@ fn threads_without_a_context_share_a_handle() {
         }
         let (file, bytes) = registered(bed, "data");
         let mut buffer = bed.device.alloc(LEN).unwrap();
-        thread::scope(|threads| {
-            for (index, mut part) in buffer.chunks_mut(4000).enumerate() {
-                let file = &file;
-                threads.spawn(move || {
-                    let len = part.len_bytes();
-                    assert_eq!(file.read_at(&mut part, index as u64 * 4000).unwrap(), len);
-                });
+        in_threads(buffer.chunks_mut(4000).enumerate().map(|(index, mut part)| {
+            let file = &file;
+            move || {
+                let len = part.len_bytes();
+                assert_eq!(file.read_at(&mut part, index as u64 * 4000).unwrap(), len);
             }
-        });
+        }));
         assert!(buffer.to_vec().unwrap() == bytes);
     });
 }
