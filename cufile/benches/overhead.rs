@@ -85,8 +85,8 @@ fn submit<B: IoBufMut + 'static>(bencher: Bencher, buffer: impl Fn() -> B) {
 }
 
 #[divan::bench(counters = [ENTRIES])]
-fn submit_host(bencher: Bencher) {
-    submit(bencher, || vec![0u8; 64]);
+fn submit_device(bencher: Bencher) {
+    submit(bencher, || OnTheDevice(LEN_BYTES));
 }
 
 #[divan::bench(counters = [ENTRIES])]

@@ -40,7 +40,7 @@ use cufile_sys::{
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, decode};
 use crate::handle::FileHandle;
-use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
+use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
 
 const SUBMIT: &str = "cuFileBatchIOSubmit";
 const GET_STATUS: &str = "cuFileBatchIOGetStatus";
@@ -223,6 +223,11 @@ impl fmt::Debug for Status {
 /// Takes part in nothing but cuFile: entries are not ordered with each other or with any CUDA stream. A batch can be
 /// submitted to again as completions make room.
 ///
+/// Host memory that is not registered is different: libcufile (measured with 1.16 and 1.20, in compatibility mode)
+/// corrupts memory if a part of such a batch is reported while another part is being moved. So entries with it can only
+/// be submitted to an idle batch, and only be waited for together. [`RegisteredBuffer`](crate::RegisteredBuffer)
+/// has no such limits.
+///
 /// Dropping waits for the entries in flight; [`cancel`](Self::cancel) is for those who want them to stop.
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
@@ -234,6 +239,8 @@ pub struct Batch<B> {
     in_flight: usize,
     /// Whether a submission failed of which libcufile may have begun a part.
     doubtful: bool,
+    /// Whether there is unregistered host memory among the entries in flight.
+    whole: bool,
     max_entry_bytes: u64,
     // Kept for their memory.
     parameters: Vec<CUfileIOParams_t>,
@@ -282,6 +289,7 @@ impl<B: IoBuf + 'static> Batch<B> {
             free: (0..nr).rev().collect(),
             in_flight: 0,
             doubtful: false,
+            whole: false,
             max_entry_bytes: properties.max_direct_io_bytes,
             parameters,
             events: vec![none; capacity],
@@ -296,13 +304,13 @@ impl<B: IoBuf + 'static> Batch<B> {
 
     /// Submits entries (`cuFileBatchIOSubmit`) and takes them out of `entries`.
     ///
-    /// Where cuFile uses its compatibility mode, this call does the work.
-    ///
     /// # Errors
-    /// [`Error::InvalidInput`], with nothing submitted and `entries` as they were, if the batch has no room for them,
-    /// a range is not in its buffer, or an entry is longer than one entry can move
-    /// ([`max_direct_io_bytes`](crate::DriverProperties::max_direct_io_bytes)): libcufile would cut it short and call
-    /// it complete.
+    /// [`Error::InvalidInput`], with nothing submitted and `entries` as they were, if
+    /// - the batch has no room for them, or a range is not in its buffer;
+    /// - an entry is longer than one entry can move
+    ///   ([`max_direct_io_bytes`](crate::DriverProperties::max_direct_io_bytes)): libcufile would cut it short and call
+    ///   it complete;
+    /// - these or the entries in flight have unregistered host memory (see [`Batch`]).
     ///
     /// If libcufile fails the call, it does not say which entries it has begun. All of them stay with the batch then,
     /// which takes no more: [`poll`](Self::poll) gives back what is reported, [`cancel`](Self::cancel) the rest.
@@ -312,6 +320,7 @@ impl<B: IoBuf + 'static> Batch<B> {
         if entries.is_empty() {
             return Ok(());
         }
+        self.whole = entries.iter().any(|entry| is_unregistered_host(&entry.buffer));
         // Each buffer may have a context of its own, but the thread has one.
         let context = entries.iter().find_map(|entry| entry.buffer.context());
         let driver = self.driver.clone();
@@ -350,6 +359,13 @@ impl<B: IoBuf + 'static> Batch<B> {
                 format!("{new} entries for a batch with room for {room} more"),
             ));
         }
+        let whole = || entries.iter().any(|entry| is_unregistered_host(&entry.buffer));
+        if self.in_flight > 0 && !entries.is_empty() && (self.whole || whole()) {
+            return Err(Error::invalid(
+                SUBMIT,
+                "with unregistered host memory, a batch is submitted and waited for as a whole; register the buffers",
+            ));
+        }
         // The limit can be changed while the driver is open, and nobody says when libcufile looks.
         let limit = self.max_entry_bytes.min(self.driver.properties()?.max_direct_io_bytes);
         for entry in entries {
@@ -370,13 +386,13 @@ impl<B: IoBuf + 'static> Batch<B> {
         let index = self.free.pop().expect("as many free slots as entries");
         let slot = &mut self.slots[index as usize];
         let entry = slot.entry.insert(entry);
-        let base_offset = entry.buffer.base_offset();
         // Only now that the buffer stays where it is: moving a boxed one ends the life of earlier pointers into it.
-        let base = (entry.address)(&mut entry.buffer).wrapping_sub(base_offset);
+        let start = (entry.address)(&mut entry.buffer);
+        let (base, offset) = name(&entry.buffer, start, entry.buffer_offset);
         let batch = CUfileIOParams_anon_batch {
             devPtr_base: base.cast(),
             file_offset: entry.file_offset as off_t,
-            devPtr_offset: (base_offset + entry.buffer_offset) as off_t,
+            devPtr_offset: offset as off_t,
             size: entry.len_bytes,
         };
         CUfileIOParams_t {
@@ -395,7 +411,9 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// failed submission, of which there may be nothing to wait for, not at all.
     ///
     /// # Errors
-    /// What cuFile said; [`Error::Forked`].
+    /// What cuFile said; [`Error::Forked`]. [`Error::InvalidInput`] if there is unregistered host memory in flight, and
+    /// this would not wait for all of it: with a `timeout`, or with fewer than [`in_flight`](Self::in_flight) as `min`
+    /// or `max` (see [`Batch`]).
     #[doc(alias = "cuFileBatchIOGetStatus")]
     pub fn poll(&mut self, min: usize, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion<B>>> {
         let mut completions = Vec::new();
@@ -458,8 +476,8 @@ impl<B: IoBuf + 'static> Batch<B> {
         if self.in_flight == 0 {
             return Ok(completions);
         }
+        // An error here, also that of not being able to ask, shows again below.
         let no_time = Some(Duration::ZERO);
-        // An error here shows again below.
         let _ = self.reap(0, self.in_flight, no_time, |completion| completions.push(completion));
         if self.in_flight > 0
             && let Err(error) = self.cancel_raw()
@@ -510,6 +528,12 @@ impl<B> Batch<B> {
         let max = max.min(self.in_flight);
         if max == 0 {
             return Ok(0);
+        }
+        if self.whole && (self.doubtful || min.min(max) < self.in_flight || timeout.is_some()) {
+            return Err(Error::invalid(
+                GET_STATUS,
+                "with unregistered host memory, a batch can only be waited for as a whole; register the buffers",
+            ));
         }
         let min = if self.doubtful && timeout.is_none() { 0 } else { min.min(max) };
         let mut nr = max as c_uint;
@@ -593,6 +617,11 @@ impl<B> Batch<B> {
             self.in_flight = 0;
         }
     }
+}
+
+/// Memory that libcufile moves on threads of its own that do not bear partial reports.
+fn is_unregistered_host(buffer: &impl IoBuf) -> bool {
+    buffer.is_host_accessible() && !buffer.is_registered()
 }
 
 /// The number that C reports an entry by.

@@ -318,6 +318,11 @@ unsafe impl<B: IoBuf> IoBuf for RegisteredBuffer<B> {
     fn is_host_accessible(&self) -> bool {
         self.buffer.is_host_accessible()
     }
+
+    #[inline]
+    fn is_registered(&self) -> bool {
+        true
+    }
 }
 
 // SAFETY: the buffer inside keeps the promise.

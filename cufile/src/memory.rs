@@ -39,6 +39,13 @@ pub unsafe trait IoBuf {
     fn is_host_accessible(&self) -> bool {
         true
     }
+
+    /// Whether the memory is registered with cuFile, as that of a [`RegisteredBuffer`](crate::RegisteredBuffer) is.
+    /// Stream-ordered and batch transfers differ for registered and other memory.
+    #[inline]
+    fn is_registered(&self) -> bool {
+        false
+    }
 }
 
 /// Memory that bytes can be read into from a file.
@@ -127,6 +134,11 @@ macro_rules! through_a_pointer {
             fn is_host_accessible(&self) -> bool {
                 (**self).is_host_accessible()
             }
+
+            #[inline]
+            fn is_registered(&self) -> bool {
+                (**self).is_registered()
+            }
         }
     };
 }
@@ -206,6 +218,19 @@ impl Span {
 #[cold]
 fn out_of_range(operation: &'static str, offset: usize, len_bytes: usize, total: usize) -> Error {
     Error::invalid(operation, format!("{len_bytes} bytes at offset {offset} of a buffer of {total} bytes"))
+}
+
+/// Base and offset of the place `offset` bytes after the buffer's `start`, for transfers that run later.
+///
+/// cuFile looks a base up among the registered ones. It takes other memory to begin there, and for stream-ordered
+/// transfers to be as long as the transfer, so that no offset is left.
+pub(crate) fn name(buffer: &(impl IoBuf + ?Sized), start: *mut u8, offset: usize) -> (*mut u8, usize) {
+    if buffer.is_registered() {
+        let base_offset = buffer.base_offset();
+        (start.wrapping_sub(base_offset), base_offset + offset)
+    } else {
+        (start.wrapping_add(offset), 0)
+    }
 }
 
 /// A file offset as C takes it.

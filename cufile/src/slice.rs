@@ -31,6 +31,7 @@ pub(crate) struct Part {
     pub len_bytes: usize,
     pub context: Option<Context>,
     pub is_host_accessible: bool,
+    is_registered: bool,
     base_offset: usize,
 }
 
@@ -42,6 +43,7 @@ impl Part {
             len_bytes: buffer.len_bytes(),
             context: buffer.context(),
             is_host_accessible: buffer.is_host_accessible(),
+            is_registered: buffer.is_registered(),
             base_offset: buffer.base_offset(),
         }
     }
@@ -181,6 +183,11 @@ macro_rules! part_of_a_buffer {
             #[inline]
             fn is_host_accessible(&self) -> bool {
                 self.part.is_host_accessible
+            }
+
+            #[inline]
+            fn is_registered(&self) -> bool {
+                self.part.is_registered
             }
         }
     };

@@ -32,9 +32,9 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI64, AtomicIsize, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
-use std::{error, fmt, ptr};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicIsize, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::{error, fmt, mem, ptr};
 
 use cufile_sys::{
     CU_FILE_STREAM_FIXED_BUF_OFFSET, CU_FILE_STREAM_FIXED_FILE_OFFSET, CU_FILE_STREAM_FIXED_FILE_SIZE,
@@ -45,7 +45,7 @@ use crate::cuda::{Event, Stream};
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, decode};
 use crate::handle::FileHandle;
-use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
+use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
 
 /// What [`StreamFlags::PAGE_ALIGNED_INPUTS`] promises, in bytes.
 const PAGE: u64 = 4096;
@@ -60,8 +60,8 @@ bitflags::bitflags! {
         const FIXED_FILE_OFFSET = CU_FILE_STREAM_FIXED_FILE_OFFSET;
         /// The size is what it is at submission (`CU_FILE_STREAM_FIXED_FILE_SIZE`).
         const FIXED_FILE_SIZE = CU_FILE_STREAM_FIXED_FILE_SIZE;
-        /// Size and offsets are multiples of 4096 bytes (`CU_FILE_STREAM_PAGE_ALIGNED_INPUTS`); others are refused
-        /// before libcufile sees them.
+        /// Size, offsets and the buffer's address are multiples of 4096 bytes
+        /// (`CU_FILE_STREAM_PAGE_ALIGNED_INPUTS`); others are refused before libcufile sees them.
         const PAGE_ALIGNED_INPUTS = CU_FILE_STREAM_PAGE_ALIGNED_INPUTS;
     }
 }
@@ -69,7 +69,13 @@ bitflags::bitflags! {
 /// A CUDA stream registered with cuFile, which carries out reads and writes in turn with its other work.
 ///
 /// Clones refer to the same registration; each [`Operation`] holds one. When the last one goes, the stream is
-/// deregistered, and only then its reference to the [`Stream`] given up. Deregistering waits for the stream's work.
+/// deregistered, and only then its reference to the [`Stream`] given up. Registering and deregistering wait for the
+/// stream's work.
+///
+/// While other registered streams have done I/O and live, a stream that has done I/O stays registered, and with it the
+/// [`Stream`], until they go too: libcufile (measured with 1.16 and 1.20) mixes up later operations if one of several
+/// such streams is deregistered, and reports bytes that it did not move. So a program that makes a stream for each
+/// transfer, while one stream stays, collects streams; better use a few for long.
 ///
 /// A stream should be registered once: a second registration, possible for the default stream and for streams made
 /// elsewhere, replaces the flags of the first.
@@ -77,29 +83,63 @@ bitflags::bitflags! {
 pub struct RegisteredStream(Arc<Registered>);
 
 struct Registered {
+    registration: Arc<Registration>,
+    /// Whether an operation was submitted.
+    used: AtomicBool,
+    /// Whether `release` has done its work.
+    released: bool,
+    /// Taken to submit, because libcufile aborts if two threads submit to one stream at a time.
+    turn: Arc<Mutex<()>>,
+}
+
+/// What libcufile knows of a stream.
+struct Registration {
     // Not dropped in a forked child, where it would call CUDA.
     stream: ManuallyDrop<Arc<Stream>>,
     flags: StreamFlags,
-    registered: bool,
-    /// Taken to submit, because libcufile aborts if two threads submit to one stream at a time.
-    turn: Arc<Mutex<()>>,
+    registered: AtomicBool,
     driver: Driver,
 }
 
-/// The turns of a CUDA stream, the same for all its registrations: the default stream, and streams made elsewhere, can
-/// have several.
-fn turn(stream: &Stream) -> Arc<Mutex<()>> {
-    /// Device and handle.
-    type Key = (u32, usize);
-    static TURNS: LazyLock<Mutex<HashMap<Key, Weak<Mutex<()>>>>> = LazyLock::new(Mutex::default);
+/// The streams of one libcufile that have done I/O.
+#[derive(Default)]
+struct Used {
+    /// How many of them live.
+    live: usize,
+    /// Those that nobody has any more, still registered.
+    parked: Vec<Arc<Registration>>,
+}
+
+/// The streams that have done I/O, by libcufile.
+fn used() -> MutexGuard<'static, HashMap<usize, Used>> {
+    static USED: LazyLock<Mutex<HashMap<usize, Used>>> = LazyLock::new(Mutex::default);
+    USED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What [`used`] knows a libcufile by.
+fn key(driver: &Driver) -> usize {
+    driver.library().functions().cuFileStreamDeregister as usize
+}
+
+/// What tells streams apart: device and handle.
+type Identity = (u32, usize);
+
+fn identity(stream: &Stream) -> Identity {
     let handle = match stream.as_raw().addr() {
         // `cudaStreamLegacy` is the null stream.
         0 | 1 => 0,
         other => other,
     };
+    (stream.device().ordinal(), handle)
+}
+
+/// The turns of a CUDA stream, the same for all its registrations: the default stream, and streams made elsewhere, can
+/// have several.
+fn turn(stream: &Stream) -> Arc<Mutex<()>> {
+    static TURNS: LazyLock<Mutex<HashMap<Identity, Weak<Mutex<()>>>>> = LazyLock::new(Mutex::default);
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
     turns.retain(|_, turn| turn.strong_count() > 0);
-    let entry = turns.entry((stream.device().ordinal(), handle)).or_default();
+    let entry = turns.entry(identity(stream)).or_default();
     entry.upgrade().unwrap_or_else(|| {
         let new = Arc::default();
         *entry = Arc::downgrade(&new);
@@ -129,32 +169,42 @@ impl RegisteredStream {
             ));
         }
         let entered = device.enter()?;
-        // SAFETY: the stream stays alive until it is deregistered, because `Registered` holds both.
+        let turn = turn(&stream);
+        if let Some(registration) = used().entry(key(driver)).or_default().take(&stream, flags)? {
+            let used = AtomicBool::new(true);
+            return Ok(Self(Arc::new(Registered { registration, used, released: false, turn })));
+        }
+        // SAFETY: the stream stays alive until it is deregistered, because `Registration` holds both.
         check(OPERATION, unsafe {
             (driver.library().functions().cuFileStreamRegister)(raw(&stream), flags.bits())
         })?;
         drop(entered);
-        let turn = turn(&stream);
-        let stream = ManuallyDrop::new(stream);
-        Ok(Self(Arc::new(Registered { stream, flags, registered: true, turn, driver: driver.clone() })))
+        let registration = Arc::new(Registration {
+            stream: ManuallyDrop::new(stream),
+            flags,
+            registered: AtomicBool::new(true),
+            driver: driver.clone(),
+        });
+        let used = AtomicBool::new(false);
+        Ok(Self(Arc::new(Registered { registration, used, released: false, turn })))
     }
 
     /// The stream, for other work on it.
     pub fn stream(&self) -> &Arc<Stream> {
-        &self.0.stream
+        &self.0.registration.stream
     }
 
     /// What it was registered with.
     pub fn flags(&self) -> StreamFlags {
-        self.0.flags
+        self.0.registration.flags
     }
 
     /// The driver that it is registered with.
     pub fn driver(&self) -> &Driver {
-        &self.0.driver
+        &self.0.registration.driver
     }
 
-    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`).
+    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`), now or, as [above](Self), later.
     ///
     /// # Errors
     /// The registration comes back with the error: [`Error::InUse`] while operations or clones refer to it, or what
@@ -162,16 +212,14 @@ impl RegisteredStream {
     #[doc(alias = "cuFileStreamDeregister")]
     #[allow(clippy::result_large_err, reason = "the error carries the registration back")]
     pub fn deregister(self) -> Result<(), (Self, Error)> {
-        let mut registered = match Arc::try_unwrap(self.0) {
-            Ok(registered) => registered,
-            Err(shared) => {
-                let users = Arc::strong_count(&shared) - 1;
-                return Err((Self(shared), Error::InUse { what: "the registered stream", users }));
-            }
+        let mut this = self;
+        let Some(registered) = Arc::get_mut(&mut this.0) else {
+            let users = Arc::strong_count(&this.0) - 1;
+            return Err((this, Error::InUse { what: "the registered stream", users }));
         };
-        match registered.deregister() {
+        match registered.release() {
             Ok(()) => Ok(()),
-            Err(error) => Err((Self(Arc::new(registered)), error)),
+            Err(error) => Err((this, error)),
         }
     }
 
@@ -307,7 +355,7 @@ impl RegisteredStream {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the buffer has no such range, or if the stream has
-    /// [`PAGE_ALIGNED_INPUTS`](StreamFlags::PAGE_ALIGNED_INPUTS) and a value is not aligned.
+    /// [`PAGE_ALIGNED_INPUTS`](StreamFlags::PAGE_ALIGNED_INPUTS) and a value or the buffer is not aligned.
     pub fn late_bound<B: IoBuf + ?Sized>(
         &self,
         buffer: &B,
@@ -329,6 +377,7 @@ impl RegisteredStream {
         let span = Span::new(operation, buffer, buffer_offset, max_len_bytes)?;
         let offset = file_offset(operation, offset)?;
         let (base_offset, buffer_len_bytes) = (buffer.base_offset(), buffer.len_bytes());
+        let is_registered = buffer.is_registered();
         // So that no later offset overflows.
         if off_t::try_from(base_offset.saturating_add(buffer_len_bytes)).is_err() {
             return Err(Error::invalid(operation, "the buffer's end does not fit into off_t"));
@@ -336,15 +385,19 @@ impl RegisteredStream {
         let arguments = Arguments {
             len_bytes: AtomicUsize::new(max_len_bytes),
             file_offset: AtomicI64::new(offset),
-            buffer_offset: AtomicI64::new(span.offset),
+            buffer_offset: AtomicI64::new(if is_registered { span.offset } else { 0 }),
+            first_buffer_offset: buffer_offset,
             max_buffer_offset: buffer_len_bytes - max_len_bytes,
             base_offset,
             buffer_len_bytes,
+            is_registered,
             flags: self.flags(),
         };
         arguments.check_aligned(operation, max_len_bytes as u64)?;
         arguments.check_aligned(operation, offset as u64)?;
         arguments.check_aligned(operation, span.offset as u64)?;
+        let (base, _) = name(buffer, buffer.as_ptr().cast_mut(), buffer_offset);
+        arguments.check_aligned(operation, base.addr() as u64)?;
         Ok(LateBound(Arc::new(arguments)))
     }
 
@@ -371,8 +424,10 @@ impl RegisteredStream {
             stream: self.clone(),
         });
         // Only now, because moving some buffers, boxed ones, ends the life of earlier pointers into them.
-        let base = address(&mut pending.buffer).wrapping_sub(arguments.0.base_offset);
+        let start = address(&mut pending.buffer);
+        let (base, _) = name(&pending.buffer, start, arguments.0.first_buffer_offset);
         let pending = NonNull::from(Box::leak(pending));
+        self.0.mark_used();
         // SAFETY: a box's content, to which there are only shared references until it is a box again.
         let shared = unsafe { pending.as_ref() };
         match shared.call(base) {
@@ -405,7 +460,12 @@ impl RegisteredStream {
         if arguments.flags != self.flags() {
             return Err(Error::invalid(operation, "the arguments were made for a stream with other flags"));
         }
-        if buffer.len_bytes() < arguments.buffer_len_bytes || buffer.base_offset() != arguments.base_offset {
+        let like = |buffer: &B| {
+            buffer.len_bytes() >= arguments.buffer_len_bytes
+                && buffer.base_offset() == arguments.base_offset
+                && buffer.is_registered() == arguments.is_registered
+        };
+        if !like(buffer) {
             return Err(Error::invalid(
                 operation,
                 format!(
@@ -429,24 +489,99 @@ impl fmt::Debug for RegisteredStream {
 }
 
 impl Registered {
-    fn deregister(&mut self) -> Result<()> {
-        self.driver.check_alive()?;
-        let _entered = self.stream.device().enter()?;
-        // SAFETY: registered in `register`, deregistered once, and the stream is still alive.
-        check("cuFileStreamDeregister", unsafe {
-            (self.driver.library().functions().cuFileStreamDeregister)(raw(&self.stream))
-        })?;
-        self.registered = false;
+    /// Notes that the stream does I/O.
+    fn mark_used(&self) {
+        if !self.used.load(Ordering::Acquire) {
+            let mut all = used();
+            if !self.used.swap(true, Ordering::AcqRel) {
+                all.entry(key(&self.registration.driver)).or_default().live += 1;
+            }
+        }
+    }
+
+    /// Deregisters the stream, or parks it until that is safe. Nothing is left to do then when it is dropped.
+    fn release(&mut self) -> Result<()> {
+        let driver = self.registration.driver.clone();
+        // Before the lock, which may be held for ever in a forked child.
+        driver.check_alive()?;
+        if !self.used.load(Ordering::Acquire) {
+            self.registration.deregister()?;
+            self.released = true;
+            return Ok(());
+        }
+        // Deregistering waits, but others should not have to. A failure comes again.
+        let _ = self.registration.stream.synchronize();
+        let mut all = used();
+        let used = all.entry(key(&driver)).or_default();
+        if used.live > 1 {
+            used.parked.push(Arc::clone(&self.registration));
+        } else {
+            self.registration.deregister()?;
+        }
+        self.released = true;
+        let parked = used.leave();
+        // What is freed here may take a while.
+        drop(all);
+        drop(parked);
         Ok(())
+    }
+}
+
+impl Used {
+    /// The registration of a parked stream, which lives again.
+    fn take(&mut self, stream: &Stream, flags: StreamFlags) -> Result<Option<Arc<Registration>>> {
+        let same = |parked: &Arc<Registration>| identity(&parked.stream) == identity(stream);
+        let Some(index) = self.parked.iter().position(same) else { return Ok(None) };
+        if self.parked[index].flags != flags {
+            let what = "an earlier registration of the stream, with other flags,";
+            return Err(Error::InUse { what, users: self.live });
+        }
+        self.live += 1;
+        Ok(Some(self.parked.swap_remove(index)))
+    }
+
+    /// One stream less; with the last, all that were parked are deregistered, and can be freed.
+    fn leave(&mut self) -> Vec<Arc<Registration>> {
+        self.live -= 1;
+        if self.live > 0 {
+            return Vec::new();
+        }
+        for registration in &self.parked {
+            // There is nobody to tell.
+            let _ = registration.deregister();
+        }
+        mem::take(&mut self.parked)
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        if self.registered {
-            // `RegisteredStream::deregister` is for those who want the error.
-            let _ = self.deregister();
+        // `RegisteredStream::deregister` is for those who want the error.
+        let alive = self.registration.driver.is_alive();
+        if !self.released && alive && self.release().is_err() && *self.used.get_mut() {
+            let parked = used().entry(key(&self.registration.driver)).or_default().leave();
+            drop(parked);
         }
+    }
+}
+
+impl Registration {
+    fn deregister(&self) -> Result<()> {
+        if !self.registered.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _entered = self.stream.device().enter()?;
+        // SAFETY: registered in `register`, deregistered once, and the stream is still alive.
+        check("cuFileStreamDeregister", unsafe {
+            (self.driver.library().functions().cuFileStreamDeregister)(raw(&self.stream))
+        })?;
+        self.registered.store(false, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
         if self.driver.is_alive() {
             // SAFETY: dropped here and nowhere else.
             unsafe { ManuallyDrop::drop(&mut self.stream) };
@@ -473,7 +608,8 @@ const WRITE: &str = "cuFileWriteAsync";
 /// sees what was set. Setting them when it has run changes nothing. They may serve several transfers.
 ///
 /// Whatever is set from wherever, the transfer stays in the buffer: the length can only be lowered, because libcufile
-/// prepares for the one that it finds at submission, and the buffer offset leaves room for the longest transfer.
+/// prepares for the one that it finds at submission, and the buffer offset leaves room for the longest transfer. The
+/// buffer offset can be set only for registered memory: libcufile takes other memory to be as long as the transfer.
 ///
 /// ```no_run
 /// # use {std::sync::Arc, cufile::*};
@@ -496,12 +632,14 @@ pub struct LateBound(Arc<Arguments>);
 struct Arguments {
     len_bytes: AtomicUsize,
     file_offset: AtomicI64,
-    // From the base that cuFile knows the buffer by.
+    // From the base that C gets: that of the registration, or where the transfer begins.
     buffer_offset: AtomicI64,
-    /// From the buffer's first byte.
+    // These two from the buffer's first byte.
+    first_buffer_offset: usize,
     max_buffer_offset: usize,
     base_offset: usize,
     buffer_len_bytes: usize,
+    is_registered: bool,
     flags: StreamFlags,
 }
 
@@ -518,7 +656,10 @@ impl LateBound {
 
     /// Where in the buffer, in bytes.
     pub fn buffer_offset(&self) -> usize {
-        self.0.buffer_offset.load(Ordering::Acquire) as usize - self.0.base_offset
+        match self.0.is_registered {
+            true => self.0.buffer_offset.load(Ordering::Acquire) as usize - self.0.base_offset,
+            false => self.0.first_buffer_offset,
+        }
     }
 
     /// Lowers the number of bytes.
@@ -553,12 +694,18 @@ impl LateBound {
     /// Sets the place in the buffer, in bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the longest transfer, as it was made for, does not fit there, the offset is not
-    /// aligned as the stream's flags promise, or is fixed by them.
+    /// [`Error::InvalidInput`] if the longest transfer, as it was made for, does not fit there, the memory is not
+    /// registered, or the offset is not aligned as the stream's flags promise, or fixed by them.
     pub fn set_buffer_offset(&self, offset: usize) -> Result<()> {
         const OPERATION: &str = "set_buffer_offset";
         let arguments = &*self.0;
         arguments.check_late(OPERATION, StreamFlags::FIXED_BUF_OFFSET)?;
+        if !arguments.is_registered {
+            return Err(Error::invalid(
+                OPERATION,
+                "libcufile takes no late offset into memory not registered",
+            ));
+        }
         if offset > arguments.max_buffer_offset {
             let max_len_bytes = arguments.buffer_len_bytes - arguments.max_buffer_offset;
             return Err(Error::invalid(

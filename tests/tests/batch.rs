@@ -3,6 +3,7 @@
 mod support;
 
 use std::ffi::c_uint;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -40,7 +41,7 @@ fn reads_and_writes_of_several_files_and_kinds_of_memory_mix() {
         let mut batch = Batch::<Any>::new(&bed.driver, 4).unwrap();
         let mut entries = vec![
             Entry::write(&target, Box::new(device) as Any, 0).id(10),
-            Entry::read(&source, Box::new(pinned) as Any, PAGE as u64).id(11),
+            Entry::read(&source, Box::new(pinned) as Any, 0).range(96, PAGE - 96).id(11),
             Entry::read(&source, Box::new(registered) as Any, PAGE as u64).range(PAGE, 2 * PAGE).id(12),
             Entry::read(&source, Box::new(vec![0u8; PAGE]) as Any, 3 * PAGE as u64 + 96).id(13),
         ];
@@ -53,7 +54,7 @@ fn reads_and_writes_of_several_files_and_kinds_of_memory_mix() {
             let count = *completion.result.as_ref().unwrap();
             match completion.id {
                 10 => assert_eq!(count, PAGE),
-                11 => assert_eq!(bytes_of(&completion.buffer)[..], bytes[PAGE..2 * PAGE]),
+                11 => assert_eq!(bytes_of(&completion.buffer)[96..], bytes[..PAGE - 96]),
                 12 => assert_eq!(bytes_of(&completion.buffer)[PAGE..3 * PAGE], bytes[PAGE..3 * PAGE]),
                 13 => {
                     assert_eq!(count, PAGE - 96, "short at the end of the file");
@@ -66,9 +67,56 @@ fn reads_and_writes_of_several_files_and_kinds_of_memory_mix() {
     });
 }
 
+type Host = RegisteredBuffer<Vec<u8>>;
+
+fn host(file: &FileHandle) -> Host {
+    RegisteredBuffer::register(file.driver(), vec![0; PAGE], RegisterFlags::empty()).unwrap()
+}
+
 /// One entry for each page of a file.
-fn pages(file: &Arc<FileHandle>, count: usize) -> Vec<Entry<Vec<u8>>> {
-    (0..count).map(|page| Entry::read(file, vec![0; PAGE], (page * PAGE) as u64).id(page as u64)).collect()
+fn pages(file: &Arc<FileHandle>, count: usize) -> Vec<Entry<Host>> {
+    (0..count).map(|page| Entry::read(file, host(file), (page * PAGE) as u64).id(page as u64)).collect()
+}
+
+#[test]
+fn unregistered_host_memory_is_submitted_and_waited_for_as_a_whole() {
+    Bed::each(|bed| {
+        let bytes = pattern(16 * PAGE);
+        let file = register(bed, "data", &bytes);
+        let mut batch = Batch::<Any>::new(&bed.driver, 16).unwrap();
+        let entry = |page: usize| {
+            let buffer: Any = match page {
+                3 => Box::new(vec![0u8; PAGE]),
+                7 => Box::new(bed.device.alloc_pinned(PAGE).unwrap()),
+                _ => Box::new(host(&file)),
+            };
+            Entry::read(&file, buffer, (page * PAGE) as u64).id(page as u64)
+        };
+        for _ in 0..5 {
+            batch.submit(&mut (0..15).map(entry).collect()).unwrap();
+            let refused = |result: Result<Vec<_>, Error>| {
+                assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidInput);
+            };
+            refused(batch.poll(1, 15, None));
+            refused(batch.poll(15, 5, None));
+            refused(batch.poll(15, 15, Some(Duration::from_secs(1))));
+            let mut more = vec![entry(15)];
+            assert_eq!(batch.submit(&mut more).unwrap_err().kind(), ErrorKind::InvalidInput);
+            assert_eq!((more.len(), batch.in_flight()), (1, 15));
+            let completions = batch.poll(15, 15, None).unwrap();
+            assert_eq!(completions.len(), 15);
+            for completion in completions {
+                assert_eq!(completion.result.unwrap(), PAGE);
+                assert_eq!(bytes_of(&completion.buffer), bytes[completion.id as usize * PAGE..][..PAGE]);
+            }
+        }
+        batch.submit(&mut vec![entry(0)]).unwrap();
+        let mut unregistered = vec![entry(3)];
+        assert_eq!(batch.submit(&mut unregistered).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(batch.wait_all().unwrap().len(), 1);
+        batch.submit(&mut unregistered).unwrap();
+        assert_eq!(batch.cancel().unwrap().len(), 1);
+    });
 }
 
 #[test]
@@ -82,7 +130,7 @@ fn completions_belong_to_their_entries_in_any_order() {
         }
         // More than fit at a time, so that places in the batch are used again.
         let mut waiting = pages(&file, 32);
-        let mut seen = vec![false; 32];
+        let mut seen = [false; 32];
         let mut first = None;
         while seen.contains(&false) {
             let room = (batch.capacity() - batch.in_flight()).min(waiting.len());
@@ -92,7 +140,7 @@ fn completions_belong_to_their_entries_in_any_order() {
                 let page = completion.id as usize;
                 first.get_or_insert(page);
                 assert_eq!(completion.result.unwrap(), PAGE);
-                assert_eq!(completion.buffer[..], bytes[page * PAGE..][..PAGE]);
+                assert_eq!(completion.buffer.get()[..], bytes[page * PAGE..][..PAGE]);
                 assert!(!seen[page], "{page} twice");
                 seen[page] = true;
             }
@@ -171,7 +219,7 @@ fn what_cannot_be_submitted_is_refused_before_anything_is() {
         refused(Entry::read(&file, vec![0; 100], 1 << 63));
         let other = Bed::emulated();
         refused(Entry::read(&register(&other, "data", &[]), vec![0; 100], 0));
-        let mut three = pages(&file, 3);
+        let mut three: Vec<_> = (0..3).map(|_| Entry::read(&file, vec![0; 100], 0)).collect();
         assert_eq!(batch.submit(&mut three).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert_eq!(three.len(), 3);
         batch.submit(&mut Vec::new()).unwrap();
@@ -182,7 +230,7 @@ fn what_cannot_be_submitted_is_refused_before_anything_is() {
 }
 
 /// A batch of `count` entries of which `fault` hits the second.
-fn with_fault(count: usize, fault: &str) -> (Bed, Batch<Vec<u8>>) {
+fn with_fault(count: usize, fault: &str) -> (Bed, Batch<Host>) {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(count * PAGE));
     let mut batch = Batch::new(&bed.driver, count).unwrap();
@@ -200,7 +248,7 @@ fn an_entry_that_fails_gives_its_buffer_back_and_leaves_the_others_alone() {
         completions.sort_by_key(|completion| completion.id);
         let failed = completions.remove(1);
         assert!(completions.iter().all(|other| matches!(other.result, Ok(PAGE))));
-        assert_eq!(failed.buffer.len(), PAGE);
+        assert_eq!(failed.buffer.get().len(), PAGE);
         (failed.status, failed.result.unwrap_err())
     };
     let (status, error) = failing("bytes=-5016");
@@ -301,10 +349,11 @@ fn cancelling_gives_every_buffer_back_after_the_batch_is_destroyed() {
 }
 
 /// A batch with one entry, that takes a while.
-fn slow(bed: &Bed) -> (Batch<Tracked>, Arc<Life>) {
+fn slow(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
     let file = register(bed, "data", &pattern(PAGE));
     let mut batch = Batch::new(&bed.driver, 1).unwrap();
     let (buffer, life) = Tracked::new(PAGE);
+    let buffer = RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap();
     if let Some(emulator) = &bed.emulator {
         emulator.fault("batch-entry", "delay_us=100000");
     }
@@ -320,7 +369,7 @@ fn where_libcufile_cannot_cancel_cancelling_waits() {
     life.over.store(true, Ordering::SeqCst);
     let completions = batch.cancel().unwrap();
     assert!(matches!(completions[0].result, Ok(PAGE)));
-    assert_eq!(completions[0].buffer.bytes(), pattern(PAGE));
+    assert_eq!(completions[0].buffer.get().bytes(), pattern(PAGE));
 }
 
 #[test]
@@ -356,7 +405,7 @@ fn a_forgotten_batch_leaks_what_libcufile_uses() {
         }
         batch.submit(&mut vec![Entry::read(&file, buffer, 0)]).unwrap();
         drop(file);
-        std::mem::forget(batch);
+        let mut forgotten = ManuallyDrop::new(batch);
         // What was freed would be given out again.
         let others: Vec<_> = (0..64).map(|_| vec![0xee_u8; PAGE]).collect();
         std::thread::sleep(Duration::from_millis(200));
@@ -367,6 +416,11 @@ fn a_forgotten_batch_leaks_what_libcufile_uses() {
         if let Some(emulator) = &bed.emulator {
             assert_eq!((emulator.live("handles"), emulator.live("batches")), (1, 1));
         }
+        // libcufile may crash if the process ends with the driver open.
+        life.over.store(true, Ordering::SeqCst);
+        // SAFETY: dropped once.
+        unsafe { ManuallyDrop::drop(&mut forgotten) };
+        assert!(life.is_freed());
     });
 }
 
@@ -502,7 +556,7 @@ fn events_that_belong_to_no_entry_in_flight_are_ignored() {
     }
     assert_eq!(ids, [0, 1, 2, 3]);
     // Takes the place of the entry before, whose old event says nothing about it.
-    batch.submit(&mut vec![Entry::read(&file, vec![0; PAGE], 0).id(6)]).unwrap();
+    batch.submit(&mut vec![Entry::read(&file, host(&file), 0).id(6)]).unwrap();
     let ids: Vec<_> = batch.poll(1, 8, None).unwrap().iter().map(|completion| completion.id).collect();
     assert_eq!((&ids[..], batch.in_flight()), (&[4][..], 2));
     assert_eq!(batch.wait_all().unwrap().len(), 2);
@@ -517,7 +571,7 @@ fn a_batch_may_move_to_another_thread() {
         batch.submit(&mut pages(&file, 4)).unwrap();
         let completions = std::thread::spawn(move || batch.wait_all().unwrap()).join().unwrap();
         for completion in completions {
-            assert_eq!(completion.buffer[..], bytes[completion.id as usize * PAGE..][..PAGE]);
+            assert_eq!(completion.buffer.get()[..], bytes[completion.id as usize * PAGE..][..PAGE]);
         }
     });
 }

@@ -6,7 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cufile::cuda::Cuda;
-use cufile::{Batch, Driver, Entry, Error, FileHandle, Library, RegisteredStream, StreamFlags};
+use cufile::{
+    Batch, Driver, Entry, Error, FileHandle, Library, RegisterFlags, RegisteredBuffer, RegisteredStream,
+    StreamFlags,
+};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, libraries, pattern};
 use support::Gate;
@@ -48,6 +51,7 @@ fn guarded(emulator: &Emulator) -> (Library, Cuda) {
     let mut cufile = *library.functions();
     guard! { cufile,
         cuFileHandleDeregister(file: CUfileHandle_t) -> ();
+        cuFileBufDeregister(base: *const std::ffi::c_void) -> CUfileError_t;
         cuFileStreamRegister(stream: CUstream, flags: u32) -> CUfileError_t;
         cuFileStreamDeregister(stream: CUstream) -> CUfileError_t;
         cuFileBatchIOSubmit(batch: CUfileBatchHandle_t, nr: u32, entries: *mut CUfileIOParams_t, flags: u32)
@@ -118,7 +122,10 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
     let mut operations = (0..3).map(|_| stream.read_at(&file, vec![0; PAGE], 0).unwrap()).collect::<Vec<_>>();
     bed.emulator.as_ref().unwrap().fault("batch-entry", "delay_us=100000");
     let mut batch = Batch::new(&driver, 2).unwrap();
-    batch.submit(&mut vec![Entry::read(&file, vec![0; PAGE], 0)]).unwrap();
+    let register = |buffer| RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty()).unwrap();
+    let (in_flight, extra) = (register(vec![0; PAGE]), register(vec![0; PAGE]));
+    batch.submit(&mut vec![Entry::read(&file, in_flight, 0)]).unwrap();
+    let mut extra = Some(extra);
     let (mut stream, mut file, mut driver) = (Some(stream), Some(file), Some(driver));
     let mut batches = [batch, Batch::new(driver.as_ref().unwrap(), 1).unwrap()].into_iter();
     let (mut batch, mut idle) = (batches.next(), batches.next());
@@ -139,7 +146,7 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
         let batch_of_child = batch.as_mut().unwrap();
         is_forked(batch_of_child.poll(0, 1, Some(Duration::ZERO)));
         is_forked(batch_of_child.wait_all().map_err(|(_, error)| error));
-        let mut entries = vec![Entry::read(file.as_ref().unwrap(), vec![0; PAGE], 0)];
+        let mut entries = vec![Entry::read(file.as_ref().unwrap(), extra.take().unwrap(), 0)];
         is_forked(batch_of_child.submit(&mut entries));
         assert_eq!(entries.len(), 1);
         drop(entries);
@@ -157,5 +164,5 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
         assert_eq!(operation.wait().unwrap(), (PAGE, bytes.clone()));
     }
     let completions = batch.unwrap().wait_all().unwrap();
-    assert_eq!(completions[0].buffer, bytes);
+    assert_eq!(completions[0].buffer.get(), &bytes);
 }

@@ -2,15 +2,22 @@
 
 mod support;
 
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use cuda_rt_sys::driver::CUresult;
 use cufile::cuda::{DeviceBuffer, Stream};
-use cufile::{Error, ErrorKind, OpError, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
-use cufile_tests::bed::{Bed, pattern};
+use cufile::{
+    Driver, Error, ErrorKind, FileHandle, IoBuf, Library, OpError, RegisterFlags, RegisteredBuffer,
+    RegisteredStream, StreamFlags,
+};
+use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
+use cufile_tests::bed::{Bed, libraries, pattern};
 use support::{Gate, Tracked, register};
 
 const PAGE: usize = 4096;
@@ -26,6 +33,15 @@ fn device_copy(bed: &Bed, bytes: &[u8]) -> DeviceBuffer {
     buffer
 }
 
+fn registered<B: IoBuf>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
+    RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap()
+}
+
+/// A first transfer of device memory, which libcufile's preparations for would have to wait behind a closed gate.
+fn warm_up(bed: &Bed, stream: &RegisteredStream, file: &Arc<FileHandle>) {
+    stream.read_at(file, filled(bed, PAGE), 0).unwrap().wait().unwrap();
+}
+
 fn filled(bed: &Bed, len_bytes: usize) -> DeviceBuffer {
     device_copy(bed, &vec![0xee; len_bytes])
 }
@@ -35,20 +51,27 @@ fn a_read_follows_the_write_before_it_in_the_stream() {
     Bed::each(|bed| {
         let bytes = pattern(3 * PAGE);
         let file = register(bed, "data", &[]);
+        let stream_without_flags = stream(bed, StreamFlags::empty());
         for flags in [StreamFlags::empty(), StreamFlags::all()] {
             let stream = stream(bed, flags);
+            // Before the gate, behind which copies may have to wait too.
+            let (mut source, mut target) =
+                (bed.device.alloc_pinned(3 * PAGE).unwrap(), bed.device.alloc_pinned(3 * PAGE).unwrap());
+            source.copy_from_slice(&bytes);
+            target.fill(0xee);
+            warm_up(bed, &stream_without_flags, &file);
             let gate = Gate::close(stream.stream());
-            let writing = stream.write_at(&file, device_copy(bed, &bytes), 0).unwrap();
-            let reading = stream.read_at(&file, filled(bed, 3 * PAGE), 0).unwrap();
+            let writing = stream.write_at(&file, source, 0).unwrap();
+            let reading = stream.read_at(&file, target, 0).unwrap();
             assert!(!writing.is_done().unwrap() && !reading.is_done().unwrap());
             gate.open();
             let (count, buffer) = reading.wait().unwrap();
             assert_eq!(count, bytes.len());
-            assert_eq!(buffer.to_vec().unwrap(), bytes);
+            assert_eq!(buffer[..], bytes);
             assert!(writing.is_done().unwrap(), "{flags:?}");
             let (count, source) = writing.wait().unwrap();
             assert_eq!(count, bytes.len());
-            assert_eq!(source.to_vec().unwrap(), bytes);
+            assert_eq!(source[..], bytes);
         }
     });
 }
@@ -92,9 +115,9 @@ fn ranges_reach_the_right_bytes_of_host_pinned_device_and_registered_memory() {
         let (_, device) = stream.read_range_at(&file, device, at, len, from).unwrap().wait().unwrap();
         check(&device.to_vec().unwrap());
         let device = filled(bed, 4 * PAGE);
-        let registered = RegisteredBuffer::register(&bed.driver, device, RegisterFlags::empty()).unwrap();
-        let (_, registered) = stream.read_range_at(&file, registered, at, len, from).unwrap().wait().unwrap();
-        check(&registered.get().to_vec().unwrap());
+        let device = registered(bed, device);
+        let (_, device) = stream.read_range_at(&file, device, at, len, from).unwrap().wait().unwrap();
+        check(&device.get().to_vec().unwrap());
     });
 }
 
@@ -125,8 +148,9 @@ fn values_set_from_the_host_count_until_the_transfer_runs() {
         let bytes = pattern(4 * PAGE);
         let file = register(bed, "data", &bytes);
         let stream = stream(bed, StreamFlags::empty());
+        let buffer = registered(bed, vec![0xee; 4 * PAGE]);
         let gate = Gate::close(stream.stream());
-        let reading = stream.read_range_at(&file, vec![0xee; 4 * PAGE], 0, 2 * PAGE, 0).unwrap();
+        let reading = stream.read_range_at(&file, buffer, 0, 2 * PAGE, 0).unwrap();
         let late = reading.arguments().clone();
         thread::spawn(move || {
             late.set_file_offset(3 * PAGE as u64).unwrap();
@@ -137,6 +161,7 @@ fn values_set_from_the_host_count_until_the_transfer_runs() {
         .unwrap();
         gate.open();
         let (count, buffer) = reading.wait().unwrap();
+        let buffer = buffer.get();
         assert_eq!(count, PAGE);
         assert_eq!(buffer[2 * PAGE..3 * PAGE], bytes[3 * PAGE..]);
         assert!(buffer[..2 * PAGE].iter().chain(&buffer[3 * PAGE..]).all(|byte| *byte == 0xee));
@@ -161,7 +186,7 @@ fn values_set_by_a_function_of_the_stream_count() {
         assert_eq!(count, 2 * PAGE);
         assert_eq!(buffer.to_vec().unwrap()[..2 * PAGE], bytes[PAGE..3 * PAGE]);
 
-        let source = device_copy(bed, &bytes);
+        let source = registered(bed, device_copy(bed, &bytes));
         let late = stream.late_bound(&source, 0, PAGE, 0).unwrap();
         let setter = late.clone();
         stream.stream().call_on_host(move || setter.set_buffer_offset(3 * PAGE).unwrap()).unwrap();
@@ -176,7 +201,7 @@ fn values_set_by_a_function_of_the_stream_count() {
 fn no_late_value_reaches_beyond_the_buffer() {
     let bed = Bed::emulated();
     let stream = stream(&bed, StreamFlags::empty());
-    let late = stream.late_bound(&vec![0; 100], 10, 60, 0).unwrap();
+    let late = stream.late_bound(&registered(&bed, vec![0; 100]), 10, 60, 0).unwrap();
     let refused = |result: Result<(), Error>| assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidInput);
     refused(late.set_len_bytes(61));
     refused(late.set_len_bytes(usize::MAX));
@@ -199,7 +224,7 @@ fn late_values_count_from_the_address_that_was_registered() {
         let bytes = pattern(2 * PAGE);
         let file = register(bed, "data", &bytes);
         let stream = stream(bed, StreamFlags::empty());
-        let buffer: &'static mut Vec<u8> = Box::leak(Box::new(vec![0xee; 4 * PAGE]));
+        let buffer = Box::leak(Box::new(registered(bed, vec![0xee; 4 * PAGE])));
         let part = cufile::BufSliceMut::new(buffer, PAGE..3 * PAGE);
         let reading = {
             let gate = Gate::close(stream.stream());
@@ -219,9 +244,30 @@ fn late_values_count_from_the_address_that_was_registered() {
 }
 
 #[test]
+fn the_buffer_offset_is_late_only_in_registered_memory() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE);
+        let file = register(bed, "data", &bytes);
+        let stream = stream(bed, StreamFlags::empty());
+        let buffer = vec![0xee; 3 * PAGE];
+        let late = stream.late_bound(&buffer, 2 * PAGE, PAGE, 0).unwrap();
+        assert_eq!(late.buffer_offset(), 2 * PAGE);
+        let error = late.set_buffer_offset(PAGE).unwrap_err();
+        assert!(
+            error.kind() == ErrorKind::InvalidInput && error.to_string().contains("registered"),
+            "{error}"
+        );
+        let (_, buffer) = stream.read_late(&file, buffer, &late).unwrap().wait().unwrap();
+        assert_eq!(buffer[2 * PAGE..], bytes);
+        assert!(buffer[..2 * PAGE].iter().all(|byte| *byte == 0xee));
+    });
+}
+
+#[test]
 fn what_the_flags_fix_cannot_be_set_late() {
     let bed = Bed::emulated();
-    let fixed = |flags| stream(&bed, flags).late_bound(&vec![0; 100], 0, 60, 0).unwrap();
+    let buffer = registered(&bed, vec![0; 100]);
+    let fixed = |flags| stream(&bed, flags).late_bound(&buffer, 0, 60, 0).unwrap();
     let late = fixed(StreamFlags::FIXED_FILE_SIZE);
     assert!(
         late.set_len_bytes(1).is_err()
@@ -247,7 +293,11 @@ fn what_the_flags_promise_to_be_aligned_is_checked() {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(PAGE));
     let stream = stream(&bed, StreamFlags::PAGE_ALIGNED_INPUTS);
-    let buffer = vec![0; 4 * PAGE];
+    let unaligned = vec![0; 4 * PAGE];
+    let at = unaligned.as_ptr().align_offset(PAGE) + 1;
+    let unaligned = Box::leak(unaligned.into_boxed_slice());
+    assert!(stream.late_bound(&&unaligned[at..], 0, PAGE, 0).is_err());
+    let buffer = registered(&bed, bed.device.alloc_pinned(4 * PAGE).unwrap());
     for (at, len, from) in [(0, 100, 0), (1, PAGE, 0), (0, PAGE, 1)] {
         assert!(stream.late_bound(&buffer, at, len, from).is_err(), "{at} {len} {from}");
     }
@@ -269,6 +319,8 @@ fn arguments_serve_only_the_buffer_and_the_flags_that_they_were_made_for() {
     let failed = late_stream.read_late(&file, vec![0; PAGE], &late).unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
     let failed = fixed.read_late(&file, vec![0; 2 * PAGE], &late).unwrap_err();
+    assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
+    let failed = late_stream.read_late(&file, registered(&bed, vec![0; 2 * PAGE]), &late).unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
     let (count, _) = late_stream.read_late(&file, vec![0; 3 * PAGE], &late).unwrap().wait().unwrap();
     assert_eq!(count, PAGE);
@@ -298,8 +350,10 @@ fn file_and_stream_live_until_the_transfer_is_over() {
         let bytes = pattern(PAGE);
         let file = register(bed, "data", &bytes);
         let stream = stream(bed, StreamFlags::empty());
+        warm_up(bed, &stream, &file);
+        let buffer = filled(bed, PAGE);
         let gate = Gate::close(stream.stream());
-        let reading = stream.read_at(&file, filled(bed, PAGE), 0).unwrap();
+        let reading = stream.read_at(&file, buffer, 0).unwrap();
         drop((file, stream));
         if let Some(emulator) = &bed.emulator {
             assert_eq!(emulator.live("handles"), 1);
@@ -315,6 +369,72 @@ fn file_and_stream_live_until_the_transfer_is_over() {
             assert_eq!(emulator.live("handles"), 0);
             assert_eq!(emulator.live("streams"), 0);
             assert_eq!(emulator.live("events"), 0);
+        }
+    });
+}
+
+#[test]
+fn a_stream_that_did_io_is_deregistered_only_when_no_other_such_stream_lives() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE);
+        let file = register(bed, "data", &bytes);
+        let read = |stream: &RegisteredStream| {
+            let buffer = filled(bed, PAGE);
+            let (count, buffer) = stream.read_at(&file, buffer, 0).unwrap().wait().unwrap();
+            assert_eq!((count, buffer.to_vec().unwrap()), (PAGE, bytes.clone()));
+        };
+        let registrations = |expected: i64| {
+            if let Some(emulator) = &bed.emulator {
+                assert_eq!(emulator.live("stream-registrations"), expected);
+                assert_eq!(emulator.live("streams"), expected);
+            }
+        };
+        let [stays, idle] = [(); 2].map(|()| stream(bed, StreamFlags::empty()));
+        read(&stays);
+        drop(idle);
+        registrations(1);
+        for round in 0..20 {
+            read(&stream(bed, StreamFlags::empty()));
+            registrations(2 + round);
+        }
+        let explicit = stream(bed, StreamFlags::empty());
+        read(&explicit);
+        explicit.deregister().map_err(|(_, error)| error).unwrap();
+        registrations(22);
+        read(&stays);
+        drop(stays);
+        registrations(0);
+        for _ in 0..3 {
+            read(&stream(bed, StreamFlags::empty()));
+            registrations(0);
+        }
+    });
+}
+
+#[test]
+fn a_stream_kept_registered_is_registered_again_without_asking_libcufile() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(PAGE));
+        let read = |stream: &RegisteredStream| {
+            assert_eq!(stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap().0, PAGE);
+        };
+        let stays = stream(bed, StreamFlags::empty());
+        read(&stays);
+        let raw = Arc::new(bed.device.stream().unwrap());
+        let again = |flags| RegisteredStream::register(&bed.driver, Arc::clone(&raw), flags);
+        for _ in 0..3 {
+            read(&again(StreamFlags::empty()).unwrap());
+        }
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.calls("cuFileStreamRegister"), 2);
+            assert_eq!(emulator.live("stream-registrations"), 2);
+        }
+        let other_flags = StreamFlags::FIXED_FILE_SIZE;
+        assert!(matches!(again(other_flags), Err(Error::InUse { .. })));
+        drop(stays);
+        read(&again(other_flags).unwrap());
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.live("stream-registrations"), 0);
         }
     });
 }
@@ -385,7 +505,7 @@ fn a_forgotten_operation_leaks_what_libcufile_uses() {
         let gate = Gate::close(&raw_stream);
         let (buffer, life) = Tracked::new(PAGE);
         let address = buffer.bytes().as_ptr();
-        std::mem::forget(stream.read_at(&file, buffer, 0).unwrap());
+        let mut forgotten = ManuallyDrop::new(stream.read_at(&file, buffer, 0).unwrap());
         drop((file, stream));
         // What was freed would be given out again.
         let others: Vec<_> = (0..64).map(|_| vec![0xee_u8; PAGE]).collect();
@@ -399,6 +519,11 @@ fn a_forgotten_operation_leaks_what_libcufile_uses() {
             assert_eq!(emulator.live("handles"), 1);
             assert_eq!(emulator.live("stream-registrations"), 1);
         }
+        // libcufile may crash if the process ends with the driver open.
+        life.over.store(true, Ordering::SeqCst);
+        // SAFETY: dropped once.
+        unsafe { ManuallyDrop::drop(&mut forgotten) };
+        assert!(life.is_freed());
     });
 }
 
@@ -522,10 +647,95 @@ fn a_function_called_by_the_stream_may_panic() {
     Bed::each(|bed| {
         let stream = bed.device.stream().unwrap();
         stream.call_on_host(|| std::panic::resume_unwind(Box::new("on purpose"))).unwrap();
-        let called = Arc::<std::sync::atomic::AtomicBool>::default();
+        let called = Arc::<AtomicBool>::default();
         let flag = Arc::clone(&called);
         stream.call_on_host(move || flag.store(true, Ordering::SeqCst)).unwrap();
         stream.synchronize().unwrap();
         assert!(called.load(Ordering::SeqCst));
     });
+}
+
+/// A driver on the emulator whose `cuFileReadAsync` is another function.
+fn with_read(bed: &Bed, read: ReadAsync) -> Driver {
+    let (library, cuda) = libraries(bed.emulator.as_ref().unwrap());
+    let functions = Functions { cuFileReadAsync: read, ..*library.functions() };
+    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    Driver::builder().library(library).cuda(cuda).open().unwrap()
+}
+
+type ReadAsync = unsafe extern "C" fn(
+    CUfileHandle_t,
+    *mut c_void,
+    *mut usize,
+    *mut off_t,
+    *mut off_t,
+    *mut isize,
+    CUstream,
+) -> CUfileError_t;
+
+const SUCCESS: CUfileError_t =
+    CUfileError_t { err: CUfileOpError::CU_FILE_SUCCESS, cu_err: CUresult::CUDA_SUCCESS };
+
+#[test]
+fn a_transfer_given_up_without_a_word_is_no_end_of_file() {
+    unsafe extern "C" fn silent(
+        _: CUfileHandle_t,
+        _: *mut c_void,
+        _: *mut usize,
+        _: *mut off_t,
+        _: *mut off_t,
+        _: *mut isize,
+        _: CUstream,
+    ) -> CUfileError_t {
+        SUCCESS
+    }
+    let bed = Bed::emulated();
+    let driver = with_read(&bed, silent);
+    let file = Arc::new(FileHandle::register(&driver, bed.file("data", &pattern(PAGE))).unwrap());
+    let stream = bed.device.stream().unwrap();
+    let stream = RegisteredStream::register(&driver, stream, StreamFlags::empty()).unwrap();
+    let failed = stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap_err();
+    assert!(matches!(failed.error, Error::Unspecified { .. }) && failed.buffer.is_some());
+}
+
+#[test]
+fn submissions_to_one_stream_never_meet_in_libcufile() {
+    static INSIDE: AtomicUsize = AtomicUsize::new(0);
+    static MET: AtomicBool = AtomicBool::new(false);
+    unsafe extern "C" fn slow(
+        _: CUfileHandle_t,
+        _: *mut c_void,
+        _: *mut usize,
+        _: *mut off_t,
+        _: *mut off_t,
+        bytes: *mut isize,
+        _: CUstream,
+    ) -> CUfileError_t {
+        if INSIDE.fetch_add(1, Ordering::SeqCst) > 0 {
+            MET.store(true, Ordering::SeqCst);
+        }
+        thread::sleep(Duration::from_millis(1));
+        INSIDE.fetch_sub(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        unsafe { *bytes = 0 };
+        SUCCESS
+    }
+    let bed = Bed::emulated();
+    let driver = with_read(&bed, slow);
+    let file = Arc::new(FileHandle::register(&driver, bed.file("data", &[])).unwrap());
+    // Two registrations of the one default stream.
+    let streams = [(); 2].map(|()| {
+        RegisteredStream::register(&driver, bed.device.default_stream(), StreamFlags::empty()).unwrap()
+    });
+    thread::scope(|scope| {
+        for stream in streams.iter().cycle().take(8) {
+            let file = &file;
+            scope.spawn(move || {
+                for _ in 0..10 {
+                    stream.read_at(file, vec![0; PAGE], 0).unwrap().wait().unwrap();
+                }
+            });
+        }
+    });
+    assert!(!MET.load(Ordering::SeqCst));
 }

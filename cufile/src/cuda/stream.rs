@@ -43,8 +43,9 @@ impl Stream {
     /// A stream that was made elsewhere. Dropping it neither waits nor destroys.
     ///
     /// # Safety
-    /// `raw` must be a stream of the device's primary context that stays alive as long as the value, or null. It must
-    /// not be `cudaStreamPerThread`, which is another stream on each thread.
+    /// `raw` must be a stream of the device's primary context that stays alive as long as the value, or null. A
+    /// [`RegisteredStream`](crate::RegisteredStream) may hold the value after it was dropped itself. `raw` must not be
+    /// `cudaStreamPerThread`, which is another stream on each thread.
     pub unsafe fn from_raw(device: &Device, raw: cudaStream_t) -> Self {
         Self { device: device.clone(), raw, owned: false }
     }
