@@ -34,6 +34,8 @@
 mod batch;
 mod buffer;
 mod builder;
+#[doc = include_str!("../COVERAGE.md")]
+pub mod coverage {}
 pub mod cuda;
 mod driver;
 mod error;

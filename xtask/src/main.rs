@@ -1,7 +1,9 @@
 //! Maintenance of the workspace: `cargo xtask help` lists the commands.
 
+mod artifacts;
 mod bundle;
 mod conformance;
+mod coverage;
 mod emit;
 mod header;
 mod limited;
@@ -31,6 +33,10 @@ usage: cargo xtask COMMAND
       executables that are built already; --emulator runs them on the emulator instead of a GPU, and then once more
       with each fault that must make them fail; fails if a sample does not do what it should
 
+  coverage
+      run the tests that cufile/COVERAGE.md names, each alone on the emulator; fails if a function of cuFile is missing
+      there, or if its test does not call it
+
   bundle DIR
       put the tests, the examples and this program into DIR, for a GPU host without a Rust toolchain
 ";
@@ -56,6 +62,7 @@ fn main() -> Result<()> {
         }
         ["conformance"] => conformance::run(),
         ["samples", options @ ..] => samples::run(&samples::Options::parse(options)?),
+        ["coverage"] => coverage::run(),
         ["bundle", folder] => bundle::run(folder.as_ref()),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");

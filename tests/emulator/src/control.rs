@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_longlong};
+use std::fs::File;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -59,6 +61,8 @@ struct Control {
     require_context: bool,
     faults: Vec<Fault>,
     calls: HashMap<&'static str, u64>,
+    /// Where to note which functions are called.
+    notes: Option<File>,
 }
 
 /// Not a C function but the execution of one batch entry, which can be counted and made to fail like one.
@@ -75,6 +79,12 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         require_context: false,
         faults: Vec::new(),
         calls: HashMap::new(),
+        notes: std::env::var_os("CUFILE_EMULATOR_CALLS").map(|path| {
+            File::options().append(true).create(true).open(&path).unwrap_or_else(|error| {
+                eprintln!("CUFILE_EMULATOR_CALLS: {}: {error}", path.display());
+                std::process::abort();
+            })
+        }),
     };
     for line in std::env::var("CUFILE_EMULATOR").unwrap_or_default().split(';') {
         if !line.trim().is_empty() && control.apply(line).is_none() {
@@ -133,7 +143,11 @@ pub(crate) fn enter(name: &'static str) -> Hit {
         return Hit::default();
     }
     let mut control = lock(&CONTROL);
-    *control.calls.entry(name).or_default() += 1;
+    let calls = control.calls.entry(name).or_default();
+    *calls += 1;
+    if *calls == 1 {
+        control.note(name);
+    }
     let mut chosen = None;
     // Every fault sees every call; of several that are due, the oldest has its turn.
     for fault in control.faults.iter_mut().filter(|fault| fault.function == name && fault.left > 0) {
@@ -149,6 +163,16 @@ pub(crate) fn enter(name: &'static str) -> Hit {
 }
 
 impl Control {
+    /// Notes the first call of `name`, with one write, because other emulators append to the file too.
+    fn note(&mut self, name: &str) {
+        if let Some(notes) = &mut self.notes
+            && let Err(error) = notes.write_all(format!("{name}\n").as_bytes())
+        {
+            eprintln!("CUFILE_EMULATOR_CALLS: {error}");
+            std::process::abort();
+        }
+    }
+
     /// Carries out one line; `None` if it makes no sense.
     fn apply(&mut self, line: &str) -> Option<i64> {
         let mut words = line.split_whitespace();
@@ -237,7 +261,8 @@ fn live(what: &str) -> Option<i64> {
 }
 
 /// Carries out one command and answers −1 if it is not one. `CUFILE_EMULATOR` holds commands separated by `;` that
-/// are carried out at first use.
+/// are carried out at first use. `CUFILE_EMULATOR_CALLS` names a file to which the name of each function is appended
+/// when it is first called.
 ///
 /// | command | |
 /// |---|---|

@@ -1,0 +1,173 @@
+//! `cargo xtask coverage`: the table in cufile/COVERAGE.md has every function, and each test in it calls its function.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::artifacts;
+use crate::limited;
+use crate::packages::{self, target_folder, workspace};
+use crate::since;
+
+const TABLE: &str = "cufile/COVERAGE.md";
+/// Has the functions in a table too, with every item for each.
+const GUIDE: &str = "cufile/PORTING.md";
+const BOUND: &str = "cufile-sys/src/functions.rs";
+const REAL: &str = "tests/src/bin/real_library";
+
+/// Ample for one test; one that runs into it hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub fn run() -> Result<()> {
+    let bound = bound()?;
+    let (table, guide) = (rows(TABLE)?, rows(GUIDE)?);
+    let real = sources(&workspace().join(REAL))?;
+    let mut tests = Tests::build()?;
+    let mut failures = Vec::new();
+    for (file, rows) in [(TABLE, &table), (GUIDE, &guide)] {
+        let extra = rows.keys().filter(|function| !bound.contains(*function));
+        failures.extend(extra.map(|function| format!("{file}: {function} is not in {BOUND}")));
+    }
+    let (mut complete, mut on_real) = (0, 0);
+    for function in &bound {
+        let mut wrong = Vec::new();
+        match (table.get(function).map(Vec::as_slice), guide.get(function).map(Vec::as_slice)) {
+            (Some([_, rust, since, test, on]), Some([_, items, newer])) => {
+                let is_newer = since::since(since::CUFILE, function);
+                let is_since = is_newer.unwrap_or(packages::CUFILE[0].release());
+                if since != is_since {
+                    wrong.push(format!("is since {is_since} by xtask/src/since.rs, not {since}"));
+                }
+                // The guide leaves out the oldest release, and goes on after the others.
+                if newer.split(';').next() != Some(is_newer.unwrap_or_default()) {
+                    wrong.push(format!("is since {is_since}, which {GUIDE} does not say"));
+                }
+                if rust.is_empty() || !items.contains(rust) {
+                    wrong.push(format!("{rust:?} is not what {GUIDE} has"));
+                }
+                match (on.is_empty(), is_called(&real, function)) {
+                    (true, true) => wrong.push(format!("is called in {REAL}, which its row does not say")),
+                    (false, false) => wrong.push(format!("is not called in {REAL}, as its row says")),
+                    (_, called) => on_real += usize::from(called),
+                }
+                let test = code(test);
+                match tests.calls(&test) {
+                    Ok(calls) if calls.contains(function) => {}
+                    Ok(_) => wrong.push(format!("{test} does not call it")),
+                    Err(error) => wrong.push(error.clone()),
+                }
+            }
+            (None, _) => wrong.push("has no row".to_owned()),
+            (_, None) => wrong.push(format!("has no row in {GUIDE}")),
+            _ => wrong.push("has a row with more or fewer cells than the others".to_owned()),
+        }
+        complete += usize::from(wrong.is_empty());
+        failures.extend(wrong.into_iter().map(|wrong| format!("{TABLE}: {function}: {wrong}")));
+    }
+    println!(
+        "{complete} of {} functions: in the table, and called by the test named there ({} tests on the emulator); {on_real} called in real libraries too",
+        bound.len(),
+        tests.calls.len()
+    );
+    match failures.len() {
+        0 => Ok(()),
+        count => bail!("wrong, {count} in all:\n  {}", failures.join("\n  ")),
+    }
+}
+
+/// Every function bound, by the name of its symbol; `cargo xtask regen-bindings --check` compares them with the header.
+fn bound() -> Result<BTreeSet<String>> {
+    let text = fs::read_to_string(workspace().join(BOUND)).context(BOUND)?;
+    let name = |line: &str| Some(line.trim().strip_prefix("name: \"")?.strip_suffix("\",")?.to_owned());
+    Ok(text.lines().filter_map(name).collect())
+}
+
+/// The cells of each row that begins with a function of cuFile, by its symbol.
+fn rows(file: &str) -> Result<BTreeMap<String, Vec<String>>> {
+    let text = fs::read_to_string(workspace().join(file)).with_context(|| file.to_owned())?;
+    let mut rows = BTreeMap::new();
+    for line in text.lines().filter(|line| line.starts_with("| `cuFile")) {
+        let cells = line.trim().trim_matches('|').split('|');
+        let cells: Vec<_> = cells.map(|cell| cell.trim().to_owned()).collect();
+        let function = code(&cells[0]);
+        ensure!(rows.insert(function.clone(), cells).is_none(), "{file}: {function} has two rows");
+    }
+    Ok(rows)
+}
+
+/// What stands between backquotes: `cuFileDriverClose_v2` of "`cuFileDriverClose` (`_v2`)".
+fn code(cell: &str) -> String {
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+/// All files of a folder, one after the other.
+fn sources(folder: &Path) -> Result<String> {
+    let mut text = String::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        text += &fs::read_to_string(entry?.path())?;
+    }
+    Ok(text)
+}
+
+/// Whether `source` takes `function` out of a table of functions.
+fn is_called(source: &str, function: &str) -> bool {
+    let field = format!(".{function}");
+    let whole = |(at, _): (usize, &str)| source[at + field.len()..].starts_with(['(', ')', '?']);
+    source.match_indices(&field).any(whole)
+}
+
+/// The tests, and which functions of the emulator those that were run have called.
+struct Tests {
+    programs: BTreeMap<String, PathBuf>,
+    scratch: PathBuf,
+    calls: BTreeMap<String, Result<BTreeSet<String>, String>>,
+}
+
+impl Tests {
+    fn build() -> Result<Self> {
+        let built = artifacts::build(&["test", "--quiet", "--no-run", "--package", "cufile-tests"])?;
+        let programs = built.into_iter().filter(|artifact| artifact.kind == "test");
+        let scratch = target_folder().join("coverage");
+        fs::create_dir_all(&scratch)?;
+        Ok(Self {
+            programs: programs.map(|artifact| (artifact.name, artifact.path)).collect(),
+            scratch: fs::canonicalize(scratch)?,
+            calls: BTreeMap::new(),
+        })
+    }
+
+    /// What `test`, a `file::name`, calls when it runs alone. It runs once, for all functions that it is the test of.
+    fn calls(&mut self, test: &str) -> &Result<BTreeSet<String>, String> {
+        if !self.calls.contains_key(test) {
+            let calls = self.run(test).map_err(|error| format!("{error:#}"));
+            self.calls.insert(test.to_owned(), calls);
+        }
+        &self.calls[test]
+    }
+
+    fn run(&self, test: &str) -> Result<BTreeSet<String>> {
+        let (file, name) = test.split_once("::").with_context(|| format!("{test:?} is not FILE::TEST"))?;
+        let program =
+            self.programs.get(file).with_context(|| format!("there is no tests/tests/{file}.rs"))?;
+        let notes = self.scratch.join("calls");
+        fs::write(&notes, "")?;
+        let mut command = Command::new(program);
+        command.args(["--exact", name]).env("CUFILE_EMULATOR_CALLS", &notes).env_remove("CUFILE_EMULATOR");
+        // A real libcufile logs into the working directory unless told otherwise.
+        command.current_dir(&self.scratch);
+        let run = limited::run(&mut command, LIMIT)?;
+        match run.status {
+            None => bail!("{test} hangs"),
+            Some(status) if !status.success() => {
+                eprint!("{}{}", run.stdout, run.stderr);
+                bail!("{test} fails")
+            }
+            Some(_) => ensure!(run.stdout.contains("1 passed"), "there is no test {test}"),
+        }
+        Ok(fs::read_to_string(&notes)?.lines().map(str::to_owned).collect())
+    }
+}
