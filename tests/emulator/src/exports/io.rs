@@ -43,7 +43,7 @@ impl Request {
             return Err(libc::EIO);
         }
         if !file.allows(self.write) {
-            return Err(5019);
+            return Err(if control::version() < 1160 { libc::EIO } else { 5019 });
         }
         Ok(file)
     }
