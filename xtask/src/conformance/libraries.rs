@@ -1,16 +1,17 @@
 //! Runs the checks of real libraries, each in a process of its own and with a time limit.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
-use std::{env, fs};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::Release;
+use crate::artifacts;
 use crate::limited::{self, Run};
-use crate::packages::{Package, workspace};
+use crate::packages::Package;
 
 /// Ample for checks that take milliseconds; one that runs into it hangs.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -26,21 +27,9 @@ pub struct Outcome {
 
 /// Builds the program that the checks are in.
 pub fn build() -> Result<PathBuf> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .current_dir(workspace())
-        .args(["build", "--quiet", "--package", "cufile-tests", "--bin", "real_library"])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start cargo")?;
-    ensure!(output.status.success(), "cannot build real_library: {}", output.status);
-    let messages = String::from_utf8(output.stdout)?;
-    let executable = messages.lines().find_map(|line| {
-        let (_, path) = line.split_once(r#""executable":""#)?;
-        path.split_once('"').map(|(path, _)| PathBuf::from(path))
-    });
-    executable.context("cargo named no executable for real_library")
+    let made = artifacts::build(&["build", "--quiet", "--package", "cufile-tests", "--bin", "real_library"])?;
+    let program = made.into_iter().find(|artifact| artifact.kind == "bin");
+    program.map(|artifact| artifact.path).context("cargo named no executable for real_library")
 }
 
 /// Every check of one libcufile, or none without a program.
