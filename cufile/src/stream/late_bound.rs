@@ -1,0 +1,166 @@
+//! Sizes and offsets that can be set until the transfer runs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+use cufile_sys::off_t;
+
+use super::StreamFlags;
+use crate::error::{Error, Result};
+use crate::memory::file_offset;
+
+/// What [`StreamFlags::PAGE_ALIGNED_INPUTS`] promises, in bytes.
+const PAGE: u64 = 4096;
+
+/// The size and the offsets of a stream-ordered transfer, which can be set until it runs.
+///
+/// Clones refer to the same values. They can be set from any thread, and by a function that the stream calls before the
+/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)); the order of a stream makes sure that the transfer
+/// sees what was set. Setting them when it has run changes nothing. They may serve several transfers.
+///
+/// Whatever is set from wherever, the transfer stays in the buffer: the length can only be lowered, because libcufile
+/// prepares for the one that it finds at submission, and the buffer offset leaves room for the longest transfer. The
+/// buffer offset can be set only for registered memory: libcufile takes other memory to be as long as the transfer.
+///
+/// ```no_run
+/// # use {std::sync::Arc, cufile::*};
+/// # fn index() -> u64 { 7 }
+/// # fn late(stream: RegisteredStream, file: Arc<FileHandle>, buffer: cuda::DeviceBuffer) -> Result<()> {
+/// let arguments = stream.late_bound(&buffer, 0, 1 << 20, 0)?;
+/// let setter = arguments.clone();
+/// // The stream calls this when its work so far is done, which finds out what to read.
+/// stream.stream().call_on_host(move || {
+///     setter.set_file_offset(index() << 20).expect("a late-bound file offset");
+/// })?;
+/// let (bytes, buffer) = stream.read_late(&file, buffer, &arguments)?.wait()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct LateBound(pub(super) Arc<Arguments>);
+
+/// What C reads through pointers, as plain memory: aligned words, which it sees whole, in either state.
+pub(super) struct Arguments {
+    pub(super) len_bytes: AtomicUsize,
+    pub(super) file_offset: AtomicI64,
+    // From the base that C gets: that of the registration, or where the transfer begins.
+    pub(super) buffer_offset: AtomicI64,
+    // These two from the buffer's first byte.
+    pub(super) first_buffer_offset: usize,
+    pub(super) max_buffer_offset: usize,
+    pub(super) base_offset: usize,
+    pub(super) buffer_len_bytes: usize,
+    pub(super) is_registered: bool,
+    pub(super) flags: StreamFlags,
+}
+
+impl LateBound {
+    /// How many bytes will be transferred.
+    pub fn len_bytes(&self) -> usize {
+        self.0.len_bytes.load(Ordering::Acquire)
+    }
+
+    /// Where in the file, in bytes.
+    pub fn file_offset(&self) -> u64 {
+        self.0.file_offset.load(Ordering::Acquire) as u64
+    }
+
+    /// Where in the buffer, in bytes.
+    pub fn buffer_offset(&self) -> usize {
+        match self.0.is_registered {
+            true => self.0.buffer_offset.load(Ordering::Acquire) as usize - self.0.base_offset,
+            false => self.0.first_buffer_offset,
+        }
+    }
+
+    /// Lowers the number of bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if it is more than now, not aligned as the stream's flags promise, or fixed by them.
+    pub fn set_len_bytes(&self, len_bytes: usize) -> Result<()> {
+        const OPERATION: &str = "set_len_bytes";
+        self.0.check_late(OPERATION, StreamFlags::FIXED_FILE_SIZE)?;
+        self.0.check_aligned(OPERATION, len_bytes as u64)?;
+        let lower = |now| (len_bytes <= now).then_some(len_bytes);
+        match self.0.len_bytes.fetch_update(Ordering::Release, Ordering::Relaxed, lower) {
+            Ok(_) => Ok(()),
+            Err(now) => Err(Error::invalid(OPERATION, format!("{len_bytes} is more than {now} bytes"))),
+        }
+    }
+
+    /// Sets the place in the file, in bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if it does not fit into `off_t`, is not aligned as the stream's flags promise, or is
+    /// fixed by them.
+    pub fn set_file_offset(&self, offset: u64) -> Result<()> {
+        const OPERATION: &str = "set_file_offset";
+        self.0.check_late(OPERATION, StreamFlags::FIXED_FILE_OFFSET)?;
+        self.0.check_aligned(OPERATION, offset)?;
+        let offset = file_offset(OPERATION, offset)?;
+        self.0.file_offset.store(offset, Ordering::Release);
+        Ok(())
+    }
+
+    /// Sets the place in the buffer, in bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the longest transfer, as it was made for, does not fit there, the memory is not
+    /// registered, or the offset is not aligned as the stream's flags promise, or fixed by them.
+    pub fn set_buffer_offset(&self, offset: usize) -> Result<()> {
+        const OPERATION: &str = "set_buffer_offset";
+        let arguments = &*self.0;
+        arguments.check_late(OPERATION, StreamFlags::FIXED_BUF_OFFSET)?;
+        if !arguments.is_registered {
+            return Err(Error::invalid(
+                OPERATION,
+                "libcufile takes no late offset into memory not registered",
+            ));
+        }
+        if offset > arguments.max_buffer_offset {
+            let max_len_bytes = arguments.buffer_len_bytes - arguments.max_buffer_offset;
+            return Err(Error::invalid(
+                OPERATION,
+                format!(
+                    "{max_len_bytes} bytes, the longest transfer, at offset {offset} of a buffer of {} bytes",
+                    arguments.buffer_len_bytes
+                ),
+            ));
+        }
+        // No overflow: `RegisteredStream::arguments` saw that the buffer's end fits.
+        let from_base = arguments.base_offset + offset;
+        arguments.check_aligned(OPERATION, from_base as u64)?;
+        arguments.buffer_offset.store(from_base as off_t, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Arguments {
+    pub(super) fn check_late(&self, operation: &'static str, flag: StreamFlags) -> Result<()> {
+        if self.flags.contains(flag) {
+            return Err(Error::invalid(operation, "the stream's flags fix it at submission"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_aligned(&self, operation: &'static str, value: u64) -> Result<()> {
+        if self.flags.contains(StreamFlags::PAGE_ALIGNED_INPUTS) && !value.is_multiple_of(PAGE) {
+            return Err(Error::invalid(
+                operation,
+                format!("{value} is no multiple of {PAGE}, as the stream's flags promise"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LateBound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LateBound")
+            .field("len_bytes", &self.len_bytes())
+            .field("file_offset", &self.file_offset())
+            .field("buffer_offset", &self.buffer_offset())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,400 @@
+//! Stream-ordered transfers: reads and writes that a CUDA stream carries out in turn with its other work.
+//!
+//! A [`RegisteredStream`] submits; what it returns is an [`Operation`], which owns everything that libcufile uses until
+//! the transfer is over: the size and the offsets, the buffer, and references to the file and the stream. So nothing can
+//! be freed too early, whatever becomes of the operation:
+//! - [`wait`](Operation::wait) waits and gives the buffer back with the number of bytes;
+//! - dropping waits, also in a panic or an early return;
+//! - leaking ([`std::mem::forget`]) leaks the buffer too.
+//!
+//! Unless the stream's [`StreamFlags`] fix them at submission, the size and the offsets are read when the transfer
+//! runs. Until then a [`LateBound`] can set them, from any thread or from a function that the stream calls.
+//!
+//! ```no_run
+//! use std::fs::File;
+//! use std::sync::Arc;
+//!
+//! use cufile::{Driver, FileHandle, RegisteredStream, StreamFlags};
+//!
+//! let driver = Driver::open()?;
+//! let device = driver.cuda().device(0)?;
+//! let file = Arc::new(FileHandle::register(&driver, File::open("data.bin")?)?);
+//! let stream = RegisteredStream::register(&driver, device.stream()?, StreamFlags::empty())?;
+//!
+//! let reading = stream.read_at(&file, device.alloc(1 << 20)?, 0)?;
+//! // Kernels launched on the stream now run after the read.
+//! let (bytes, buffer) = reading.wait()?;
+//! println!("{bytes} bytes: {:?}", &buffer.to_vec()?[..bytes]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod late_bound;
+mod operation;
+mod registration;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicIsize, AtomicUsize};
+
+use cufile_sys::{
+    CU_FILE_STREAM_FIXED_BUF_OFFSET, CU_FILE_STREAM_FIXED_FILE_OFFSET, CU_FILE_STREAM_FIXED_FILE_SIZE,
+    CU_FILE_STREAM_PAGE_ALIGNED_INPUTS, off_t,
+};
+
+pub use late_bound::LateBound;
+pub use operation::{Failed, Operation};
+
+use crate::cuda::{Event, Stream};
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::handle::FileHandle;
+use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
+use late_bound::Arguments;
+use operation::{Pending, READ, UNWRITTEN, WRITE};
+use registration::Registered;
+
+bitflags::bitflags! {
+    /// What libcufile may rely on for all transfers of a stream.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct StreamFlags: u32 {
+        /// The buffer offset is what it is at submission (`CU_FILE_STREAM_FIXED_BUF_OFFSET`).
+        const FIXED_BUF_OFFSET = CU_FILE_STREAM_FIXED_BUF_OFFSET;
+        /// The file offset is what it is at submission (`CU_FILE_STREAM_FIXED_FILE_OFFSET`).
+        const FIXED_FILE_OFFSET = CU_FILE_STREAM_FIXED_FILE_OFFSET;
+        /// The size is what it is at submission (`CU_FILE_STREAM_FIXED_FILE_SIZE`).
+        const FIXED_FILE_SIZE = CU_FILE_STREAM_FIXED_FILE_SIZE;
+        /// Size, offsets and the buffer's address are multiples of 4096 bytes
+        /// (`CU_FILE_STREAM_PAGE_ALIGNED_INPUTS`); others are refused before libcufile sees them.
+        const PAGE_ALIGNED_INPUTS = CU_FILE_STREAM_PAGE_ALIGNED_INPUTS;
+    }
+}
+
+/// A CUDA stream registered with cuFile, which carries out reads and writes in turn with its other work.
+///
+/// Clones refer to the same registration; each [`Operation`] holds one. When the last one goes, the stream is
+/// deregistered, and only then its reference to the [`Stream`] given up. Registering and deregistering wait for the
+/// stream's work.
+///
+/// While other registered streams have done I/O and live, a stream that has done I/O stays registered, and with it the
+/// [`Stream`], until they go too: libcufile (measured with 1.16 and 1.20) mixes up later operations if one of several
+/// such streams is deregistered, and reports bytes that it did not move. So a program that makes a stream for each
+/// transfer, while one stream stays, collects streams; better use a few for long.
+///
+/// A stream should be registered once: a second registration, possible for the default stream and for streams made
+/// elsewhere, replaces the flags of the first.
+#[derive(Clone)]
+pub struct RegisteredStream(Arc<Registered>);
+
+impl RegisteredStream {
+    /// Registers a stream (`cuFileStreamRegister`): one of its own or, as an [`Arc`], one that others submit work to.
+    ///
+    /// [`Device::default_stream`](crate::cuda::Device::default_stream) and [`Stream::from_raw`] give streams that
+    /// were not made here.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's, or what cuFile said.
+    #[doc(alias = "cuFileStreamRegister")]
+    pub fn register(driver: &Driver, stream: impl Into<Arc<Stream>>, flags: StreamFlags) -> Result<Self> {
+        Ok(Self(Arc::new(Registered::new(driver, stream.into(), flags)?)))
+    }
+
+    /// The stream, for other work on it.
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.0.registration.stream
+    }
+
+    /// What it was registered with.
+    pub fn flags(&self) -> StreamFlags {
+        self.0.registration.flags
+    }
+
+    /// The driver that it is registered with.
+    pub fn driver(&self) -> &Driver {
+        &self.0.registration.driver
+    }
+
+    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`), now or, as [above](Self), later.
+    ///
+    /// # Errors
+    /// The registration comes back with the error: [`Error::InUse`] while operations or clones refer to it, or what
+    /// cuFile said.
+    #[doc(alias = "cuFileStreamDeregister")]
+    #[allow(clippy::result_large_err, reason = "the error carries the registration back")]
+    pub fn deregister(self) -> Result<(), (Self, Error)> {
+        let mut this = self;
+        let Some(registered) = Arc::get_mut(&mut this.0) else {
+            let users = Arc::strong_count(&this.0) - 1;
+            return Err((this, Error::InUse { what: "the registered stream", users }));
+        };
+        match registered.release() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((this, error)),
+        }
+    }
+
+    /// Reads into the whole buffer from `file_offset` in bytes, after the stream's work so far (`cuFileReadAsync`).
+    ///
+    /// The operation owns the buffer until the read is over, so it cannot be one that is merely borrowed:
+    /// ```compile_fail,E0597
+    /// # use {cufile::{FileHandle, RegisteredStream}, std::sync::Arc};
+    /// fn too_short(stream: &RegisteredStream, file: &Arc<FileHandle>) {
+    ///     let mut buffer = vec![0u8; 4096];
+    ///     std::mem::forget(stream.read_at(file, &mut buffer, 0));
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The buffer comes back with what cuFile said.
+    #[doc(alias = "cuFileReadAsync")]
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    pub fn read_at<B: IoBufMut + 'static>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<B>> {
+        let len_bytes = buffer.len_bytes();
+        self.read_range_at(file, buffer, 0, len_bytes, file_offset)
+    }
+
+    /// Reads `len_bytes` bytes from `file_offset` to `buffer_offset` of the buffer, all in bytes, after the stream's
+    /// work so far (`cuFileReadAsync`).
+    ///
+    /// # Errors
+    /// The buffer comes back with [`Error::InvalidInput`] if it has no such range; else as
+    /// [`read_at`](Self::read_at).
+    #[doc(alias = "cuFileReadAsync")]
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    pub fn read_range_at<B: IoBufMut + 'static>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        buffer_offset: usize,
+        len_bytes: usize,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<B>> {
+        match self.arguments(READ, &buffer, buffer_offset, len_bytes, file_offset) {
+            Ok(arguments) => self.read_late(file, buffer, &arguments),
+            Err(error) => Err(Failed { error, buffer: Some(buffer) }),
+        }
+    }
+
+    /// Reads what `arguments` say when the stream gets there (`cuFileReadAsync`).
+    ///
+    /// # Errors
+    /// The buffer comes back with [`Error::InvalidInput`] if the arguments were made for a longer buffer or for a
+    /// stream with other flags; else as [`read_at`](Self::read_at).
+    #[doc(alias = "cuFileReadAsync")]
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    pub fn read_late<B: IoBufMut + 'static>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<B>> {
+        self.submit(READ, file, buffer, B::as_mut_ptr, arguments)
+    }
+
+    /// Writes the whole buffer to `file_offset` in bytes, after the stream's work so far (`cuFileWriteAsync`).
+    ///
+    /// As in [`read_at`](Self::read_at), the buffer cannot be one that is merely borrowed:
+    /// ```compile_fail,E0597
+    /// # use {cufile::{FileHandle, RegisteredStream}, std::sync::Arc};
+    /// fn too_short(stream: &RegisteredStream, file: &Arc<FileHandle>) {
+    ///     let buffer = vec![0u8; 4096];
+    ///     std::mem::forget(stream.write_at(file, &buffer, 0));
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The buffer comes back with what cuFile said.
+    #[doc(alias = "cuFileWriteAsync")]
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    pub fn write_at<B: IoBuf + 'static>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<B>> {
+        let len_bytes = buffer.len_bytes();
+        self.write_range_at(file, buffer, 0, len_bytes, file_offset)
+    }
+
+    /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes, after the stream's
+    /// work so far (`cuFileWriteAsync`).
+    ///
+    /// # Errors
+    /// The buffer comes back with [`Error::InvalidInput`] if it has no such range; else as
+    /// [`write_at`](Self::write_at).
+    #[doc(alias = "cuFileWriteAsync")]
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    pub fn write_range_at<B: IoBuf + 'static>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        buffer_offset: usize,
+        len_bytes: usize,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<B>> {
+        match self.arguments(WRITE, &buffer, buffer_offset, len_bytes, file_offset) {
+            Ok(arguments) => self.write_late(file, buffer, &arguments),
+            Err(error) => Err(Failed { error, buffer: Some(buffer) }),
+        }
+    }
+
+    /// Writes what `arguments` say when the stream gets there (`cuFileWriteAsync`).
+    ///
+    /// # Errors
+    /// As [`read_late`](Self::read_late).
+    #[doc(alias = "cuFileWriteAsync")]
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    pub fn write_late<B: IoBuf + 'static>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<B>> {
+        self.submit(WRITE, file, buffer, |buffer| buffer.as_ptr().cast_mut(), arguments)
+    }
+
+    /// Arguments for a transfer of `buffer` on this stream that can be set until it runs: at first, and at most,
+    /// `max_len_bytes` bytes, at `buffer_offset` of the buffer and `file_offset` of the file, all in bytes.
+    ///
+    /// Made before the transfer is submitted, they can be moved into a function that the stream calls first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the buffer has no such range, or if the stream has
+    /// [`PAGE_ALIGNED_INPUTS`](StreamFlags::PAGE_ALIGNED_INPUTS) and a value or the buffer is not aligned.
+    pub fn late_bound<B: IoBuf + ?Sized>(
+        &self,
+        buffer: &B,
+        buffer_offset: usize,
+        max_len_bytes: usize,
+        file_offset: u64,
+    ) -> Result<LateBound> {
+        self.arguments("late_bound", buffer, buffer_offset, max_len_bytes, file_offset)
+    }
+
+    fn arguments<B: IoBuf + ?Sized>(
+        &self,
+        operation: &'static str,
+        buffer: &B,
+        buffer_offset: usize,
+        max_len_bytes: usize,
+        offset: u64,
+    ) -> Result<LateBound> {
+        let span = Span::new(operation, buffer, buffer_offset, max_len_bytes)?;
+        let offset = file_offset(operation, offset)?;
+        let (base_offset, buffer_len_bytes) = (buffer.base_offset(), buffer.len_bytes());
+        let is_registered = buffer.is_registered();
+        // So that no later offset overflows.
+        if off_t::try_from(base_offset.saturating_add(buffer_len_bytes)).is_err() {
+            return Err(Error::invalid(operation, "the buffer's end does not fit into off_t"));
+        }
+        let arguments = Arguments {
+            len_bytes: AtomicUsize::new(max_len_bytes),
+            file_offset: AtomicI64::new(offset),
+            buffer_offset: AtomicI64::new(if is_registered { span.offset } else { 0 }),
+            first_buffer_offset: buffer_offset,
+            max_buffer_offset: buffer_len_bytes - max_len_bytes,
+            base_offset,
+            buffer_len_bytes,
+            is_registered,
+            flags: self.flags(),
+        };
+        arguments.check_aligned(operation, max_len_bytes as u64)?;
+        arguments.check_aligned(operation, offset as u64)?;
+        arguments.check_aligned(operation, span.offset as u64)?;
+        let (base, _) = name(buffer, buffer.as_ptr().cast_mut(), buffer_offset);
+        arguments.check_aligned(operation, base.addr() as u64)?;
+        Ok(LateBound(Arc::new(arguments)))
+    }
+
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    fn submit<B: IoBuf + 'static>(
+        &self,
+        operation: &'static str,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        address: fn(&mut B) -> *mut u8,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<B>> {
+        let event = match self.prepare(operation, file, &buffer, &arguments.0) {
+            Ok(event) => event,
+            Err(error) => return Err(Failed { error, buffer: Some(buffer) }),
+        };
+        let mut pending = Box::new(Pending {
+            bytes: AtomicIsize::new(UNWRITTEN),
+            arguments: arguments.clone(),
+            buffer,
+            file: Arc::clone(file),
+            operation,
+            event: None,
+            stream: self.clone(),
+        });
+        // Only now, because moving some buffers, boxed ones, ends the life of earlier pointers into them.
+        let start = address(&mut pending.buffer);
+        let (base, _) = name(&pending.buffer, start, arguments.0.first_buffer_offset);
+        let pending = NonNull::from(Box::leak(pending));
+        self.0.mark_used();
+        // SAFETY: a box's content, to which there are only shared references until it is a box again.
+        let shared = unsafe { pending.as_ref() };
+        match shared.call(base) {
+            Ok(()) => (),
+            Err(error) => {
+                // SAFETY: leaked above; a call that fails leaves nothing in flight.
+                let Pending { buffer, .. } = *unsafe { Box::from_raw(pending.as_ptr()) };
+                return Err(Failed { error, buffer: Some(buffer) });
+            }
+        }
+        if self.stream().record_into(&event).is_ok() {
+            // SAFETY: `shared` is not used any more; libcufile knows only addresses inside of two atomics.
+            unsafe { (*pending.as_ptr()).event = Some(event) };
+        }
+        Ok(Operation { pending, owns: PhantomData })
+    }
+
+    /// What can fail before anything is submitted.
+    fn prepare<B: IoBuf>(
+        &self,
+        operation: &'static str,
+        file: &FileHandle,
+        buffer: &B,
+        arguments: &Arguments,
+    ) -> Result<Event> {
+        self.driver().check_alive()?;
+        if !file.driver().library().is(self.driver().library()) {
+            return Err(Error::invalid(operation, "the file is registered with another libcufile"));
+        }
+        if arguments.flags != self.flags() {
+            return Err(Error::invalid(operation, "the arguments were made for a stream with other flags"));
+        }
+        let like = |buffer: &B| {
+            buffer.len_bytes() >= arguments.buffer_len_bytes
+                && buffer.base_offset() == arguments.base_offset
+                && buffer.is_registered() == arguments.is_registered
+        };
+        if !like(buffer) {
+            return Err(Error::invalid(
+                operation,
+                format!(
+                    "the arguments were made for another buffer, of {} bytes; this one has {}",
+                    arguments.buffer_len_bytes,
+                    buffer.len_bytes()
+                ),
+            ));
+        }
+        Event::new(self.stream().device())
+    }
+}
+
+impl fmt::Debug for RegisteredStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisteredStream")
+            .field("stream", self.stream())
+            .field("flags", &self.flags())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,214 @@
+//! A submitted transfer, and all that libcufile uses until it is over.
+
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicIsize;
+use std::sync::{Arc, PoisonError};
+use std::{error, fmt};
+
+use cufile_sys::{CUfileError_t, CUfileHandle_t, CUstream, off_t};
+
+use super::registration::raw;
+use super::{LateBound, RegisteredStream};
+use crate::cuda::Event;
+use crate::error::{Error, Raw, Result, check, decode};
+use crate::handle::FileHandle;
+
+/// The byte count before libcufile writes one. Not 0, so that a transfer that libcufile gives up without a word, which
+/// 1.20 does, is not taken for the end of the file.
+pub(super) const UNWRITTEN: isize = isize::MIN;
+
+pub(super) const READ: &str = "cuFileReadAsync";
+pub(super) const WRITE: &str = "cuFileWriteAsync";
+
+/// A stream-ordered read or write that was submitted.
+///
+/// Owns the buffer until the transfer is over. [`wait`](Self::wait) gives it back; dropping waits and frees it;
+/// forgetting leaks it. Neither may happen in a function that a stream calls, where CUDA lets nobody wait: the buffer
+/// is leaked then.
+///
+/// File, stream and driver live at least as long as the operation, whatever happens to other references to them.
+#[must_use = "dropping an operation waits for it"]
+pub struct Operation<B> {
+    // A pointer rather than a box, which would claim that nobody else writes to what libcufile writes to.
+    pub(super) pending: NonNull<Pending<B>>,
+    pub(super) owns: PhantomData<Pending<B>>,
+}
+
+// SAFETY: owns what it points to; whose parts other than the buffer may be used and dropped on any thread.
+unsafe impl<B: Send> Send for Operation<B> {}
+// SAFETY: as above; a shared reference gives no access to the buffer.
+unsafe impl<B> Sync for Operation<B> {}
+
+/// All that libcufile uses until a transfer is over.
+pub(super) struct Pending<B> {
+    /// Written by C.
+    pub(super) bytes: AtomicIsize,
+    pub(super) arguments: LateBound,
+    pub(super) buffer: B,
+    pub(super) file: Arc<FileHandle>,
+    pub(super) operation: &'static str,
+    /// Follows the transfer in the stream; `None` if it could not be recorded.
+    pub(super) event: Option<Event>,
+    pub(super) stream: RegisteredStream,
+}
+
+impl<B> Pending<B> {
+    /// Calls C.
+    pub(super) fn call(&self, base: *mut u8) -> Result<()> {
+        type Submit = unsafe extern "C" fn(
+            CUfileHandle_t,
+            *mut std::ffi::c_void,
+            *mut usize,
+            *mut off_t,
+            *mut off_t,
+            *mut isize,
+            CUstream,
+        ) -> CUfileError_t;
+        let stream = self.stream.stream();
+        let functions = self.stream.driver().library().functions();
+        let submit: Submit =
+            if self.operation == READ { functions.cuFileReadAsync } else { functions.cuFileWriteAsync };
+        // The stream's and not the buffer's, because the null stream is that of the current context.
+        let _entered = stream.device().enter()?;
+        let arguments = &*self.arguments.0;
+        let _turn = self.stream.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: file, buffer, arguments, the place for the result and the stream live until the transfer is over,
+        // because `Pending` holds them, and is leaked if that cannot be told. Whatever the arguments become, the
+        // range is in the buffer: length and buffer offset never exceed what `LateBound` keeps them below.
+        check(self.operation, unsafe {
+            submit(
+                self.file.as_raw(),
+                base.cast(),
+                arguments.len_bytes.as_ptr(),
+                arguments.file_offset.as_ptr(),
+                arguments.buffer_offset.as_ptr(),
+                self.bytes.as_ptr(),
+                raw(stream),
+            )
+        })
+    }
+
+    /// Waits until libcufile is done with everything here; an error says that it may not be.
+    fn settle(&self) -> Result<()> {
+        self.stream.driver().check_alive()?;
+        match &self.event {
+            Some(event) => event.wait(),
+            None => self.stream.stream().synchronize(),
+        }
+    }
+}
+
+impl<B> Operation<B> {
+    fn pending(&self) -> &Pending<B> {
+        // SAFETY: leaked in `submit`, and a box again only when the operation ends.
+        unsafe { self.pending.as_ref() }
+    }
+
+    /// Whether the transfer is over, so that [`wait`](Self::wait) does not wait.
+    ///
+    /// # Errors
+    /// What CUDA said, which may be the failure of earlier work on the stream; [`Error::Forked`].
+    #[doc(alias = "cudaEventQuery")]
+    pub fn is_done(&self) -> Result<bool> {
+        let pending = self.pending();
+        pending.stream.driver().check_alive()?;
+        match &pending.event {
+            Some(event) => event.is_done(),
+            None => pending.stream.stream().is_idle(),
+        }
+    }
+
+    /// Waits for the transfer and gives its number of bytes, and the buffer.
+    ///
+    /// A read has fewer bytes than asked for at the end of the file, 0 beyond it.
+    ///
+    /// # Errors
+    /// The buffer comes back with what cuFile said of the transfer. It does not come back, and is leaked, if CUDA
+    /// fails to wait, or in a forked child ([`Error::Forked`]): then nobody knows whether the transfer is over.
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    pub fn wait(self) -> Result<(usize, B), Failed<B>> {
+        let this = ManuallyDrop::new(self);
+        if let Err(error) = this.pending().settle() {
+            return Err(Failed { error, buffer: None });
+        }
+        // SAFETY: leaked in `submit`; libcufile is done with it, and `this` is never dropped.
+        let Pending { bytes, buffer, operation, .. } = *unsafe { Box::from_raw(this.pending.as_ptr()) };
+        let result = match bytes.into_inner() {
+            UNWRITTEN => Err(Error::Unspecified { operation: operation.into() }),
+            bytes => decode(operation, Raw::Completion(bytes)),
+        };
+        match result {
+            Ok(bytes) => Ok((bytes, buffer)),
+            Err(error) => Err(Failed { error, buffer: Some(buffer) }),
+        }
+    }
+
+    /// What is transferred; can be set until the stream gets there.
+    pub fn arguments(&self) -> &LateBound {
+        &self.pending().arguments
+    }
+
+    /// The stream that the operation is on.
+    pub fn stream(&self) -> &RegisteredStream {
+        &self.pending().stream
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Arc<FileHandle> {
+        &self.pending().file
+    }
+}
+
+impl<B> Drop for Operation<B> {
+    fn drop(&mut self) {
+        if self.pending().settle().is_ok() {
+            // SAFETY: leaked in `submit`; libcufile is done with it, and nothing uses the operation any more.
+            drop(unsafe { Box::from_raw(self.pending.as_ptr()) });
+        }
+    }
+}
+
+impl<B> fmt::Debug for Operation<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pending = self.pending();
+        f.debug_struct("Operation")
+            .field("operation", &pending.operation)
+            .field("arguments", &pending.arguments)
+            .field("file", &pending.file)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A stream-ordered transfer that failed, and its buffer. Converts into [`Error`], dropping the buffer.
+pub struct Failed<B> {
+    /// What went wrong.
+    pub error: Error,
+    /// The buffer. `None` only if nobody knows whether the transfer is over; it is leaked then.
+    pub buffer: Option<B>,
+}
+
+impl<B> From<Failed<B>> for Error {
+    fn from(failed: Failed<B>) -> Self {
+        failed.error
+    }
+}
+
+impl<B> fmt::Debug for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> error::Error for Failed<B> {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.error.source()
+    }
+}
