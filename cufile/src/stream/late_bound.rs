@@ -16,8 +16,9 @@ const PAGE: u64 = 4096;
 /// The size and the offsets of a stream-ordered transfer, which can be set until it runs.
 ///
 /// Clones refer to the same values. They can be set from any thread, and by a function that the stream calls before the
-/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)); the order of a stream makes sure that the transfer
-/// sees what was set. Setting them when it has run changes nothing. They may serve several transfers.
+/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)); the order of a
+/// stream makes sure that the transfer sees what was set. Setting them when it has run changes nothing. They may serve
+/// several transfers.
 ///
 /// Whatever is set from wherever, the transfer stays in the buffer: the length can only be lowered, because libcufile
 /// prepares for the one that it finds at submission, and the buffer offset leaves room for the longest transfer. The
