@@ -62,6 +62,20 @@ impl Part {
     }
 }
 
+impl<'a, B: IoBuf + ?Sized> From<&'a B> for BufSlice<'a> {
+    /// All of a buffer.
+    fn from(buffer: &'a B) -> Self {
+        Self::new(buffer, ..)
+    }
+}
+
+impl<'a, B: IoBufMut + ?Sized> From<&'a mut B> for BufSliceMut<'a> {
+    /// All of a buffer.
+    fn from(buffer: &'a mut B) -> Self {
+        Self::new(buffer, ..)
+    }
+}
+
 impl<'a> BufSlice<'a> {
     /// The bytes of `buffer` in `range`.
     ///

@@ -35,6 +35,14 @@ pub enum Error {
         /// What the operating system, CUDA or cuFile said.
         cause: Cause,
     },
+    /// One entry of several failed; others may have been transferred.
+    #[error("entry {entry}: {error}")]
+    Entry {
+        /// Its number, from 0.
+        entry: usize,
+        /// What happened to it.
+        error: Box<Error>,
+    },
     /// A call that is not about a transfer failed.
     #[error("cannot {operation} {}: {cause}", .path.display())]
     File {
@@ -57,6 +65,9 @@ pub enum Cause {
     /// cuFile or CUDA said so.
     #[error(transparent)]
     Cufile(Box<cufile::Error>),
+    /// The call made no sense.
+    #[error("{0}")]
+    Invalid(String),
     /// The file ended before the range did.
     #[error("the file ends there")]
     EndOfFile,
@@ -66,10 +77,11 @@ pub enum Cause {
 }
 
 impl Error {
-    /// How many bytes had been transferred, from the start of the range.
+    /// How many bytes had been transferred, from the start of the range or entry.
     pub fn bytes_done(&self) -> usize {
         match self {
             Error::Transfer { bytes_done, .. } => *bytes_done,
+            Error::Entry { error, .. } => error.bytes_done(),
             _ => 0,
         }
     }
@@ -78,6 +90,7 @@ impl Error {
     pub fn cause(&self) -> &Cause {
         match self {
             Error::Open { cause, .. } | Error::Transfer { cause, .. } | Error::File { cause, .. } => cause,
+            Error::Entry { error, .. } => error.cause(),
         }
     }
 
@@ -98,6 +111,7 @@ impl Error {
         match self.cause() {
             Cause::Io(error) => error.kind(),
             Cause::Cufile(error) => error.io_kind(),
+            Cause::Invalid(_) => io::ErrorKind::InvalidInput,
             Cause::EndOfFile => io::ErrorKind::UnexpectedEof,
             Cause::NoCufile(_) => io::ErrorKind::Unsupported,
         }

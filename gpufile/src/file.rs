@@ -1,33 +1,33 @@
 //! Open files: reads and writes of device and host memory.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::{fs, io};
+use std::sync::Arc;
 
-use cufile::{FileHandle, IoBuf, IoBufMut};
+use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Engine, Lane, Outcome, Stop, read_full, write_full};
+use crate::engine::{Cutting, Engine, Entries, IoRange, Side, Stop, Transfer};
 use crate::error::{Cause, Error, Result};
-use crate::path::{PathPolicy, Route, TransferPath};
+use crate::memory::{Memory, Place};
+use crate::open_file::OpenFile;
+use crate::options::OpenOptions;
+use crate::path::Route;
+use crate::write_plan::WritePlan;
 
-/// An open file. Reads and writes are positional and take `&self`, so a file can be shared by threads.
-#[derive(Debug)]
+/// An open file. Reads and writes are positional and take `&self`, so a file can be shared by threads. Clones refer to
+/// the same open file.
+#[derive(Clone)]
 pub struct File {
-    path: PathBuf,
-    file: fs::File,
-    engine: Engine,
-    policy: PathPolicy,
-    // Decided when device memory first asks, because opening the cuFile driver takes a tenth of a second.
-    way: OnceLock<Way>,
+    open: Arc<OpenFile>,
+    task_bytes: Option<usize>,
 }
 
-#[derive(Debug)]
-struct Way {
-    route: Route,
-    handle: Option<FileHandle>,
-}
+/// `read` or `write`, as errors say it.
+pub(crate) const READ: &str = "read";
+pub(crate) const WRITE: &str = "write";
 
 impl File {
     /// Opens a file for reading.
@@ -51,15 +51,25 @@ impl File {
         OpenOptions::new()
     }
 
+    pub(crate) fn new(open: OpenFile) -> Self {
+        Self { open: Arc::new(open), task_bytes: None }
+    }
+
+    /// The same open file, whose transfers are cut into parts of this many bytes, whatever the engine would choose; for
+    /// device memory no larger than a bounce buffer.
+    pub fn with_task_bytes(&self, task_bytes: usize) -> Self {
+        Self { open: self.open.clone(), task_bytes: Some(task_bytes.max(1)) }
+    }
+
     /// Reads into the whole buffer from `offset` in bytes. Returns how many bytes were read: fewer than the buffer has
     /// only if the file ends there.
     ///
     /// # Errors
-    /// [`Error::Transfer`].
+    /// [`Error::Transfer`]. Bytes behind the failure may have been read too.
     pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<usize> {
-        let len = buffer.len_bytes();
-        let (done, stop) = self.read_parts(buffer, offset);
-        self.finish("read", offset, len, done, stop)
+        let memory = self.memory_mut(buffer, offset)?;
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
+        unsafe { self.read_memory(memory, offset, false) }
     }
 
     /// Reads into the whole buffer from `offset` in bytes.
@@ -68,24 +78,46 @@ impl File {
     /// [`Error::Transfer`], with [`Cause::EndOfFile`] if the file ends before the buffer is full.
     pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<()> {
         let len = buffer.len_bytes();
-        let done = self.read_at(buffer, offset)?;
-        let stop = (done < len).then_some(Cause::EndOfFile);
-        self.finish("read", offset, len, done, stop).map(drop)
+        match self.read_at(buffer, offset)? {
+            done if done < len => Err(self.transfer_error(READ, offset, len, done, Cause::EndOfFile)),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`read_at`](Self::read_at), but all by the calling thread, without the engine's workers.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    pub fn read_at_inline<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<usize> {
+        let memory = self.memory_mut(buffer, offset)?;
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
+        unsafe { self.read_memory(memory, offset, true) }
     }
 
     /// Writes the whole buffer to `offset` in bytes.
     ///
     /// # Errors
-    /// [`Error::Transfer`].
+    /// [`Error::Transfer`]. Bytes behind the failure may have been written too.
     pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
-        let (done, stop) = self.write_parts(buffer, offset);
-        self.finish("write", offset, buffer.len_bytes(), done, stop).map(drop)
+        let memory = self.memory(buffer, offset)?;
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
+        unsafe { self.write_memory(memory, offset, false) }
     }
 
-    /// Which way device memory goes to and from this file, and why no better one. Opens the cuFile driver if nothing
-    /// has yet.
+    /// As [`write_all_at`](Self::write_all_at), but all by the calling thread, without the engine's workers.
+    ///
+    /// # Errors
+    /// As [`write_all_at`](Self::write_all_at).
+    pub fn write_all_at_inline<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
+        let memory = self.memory(buffer, offset)?;
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
+        unsafe { self.write_memory(memory, offset, true) }
+    }
+
+    /// Which way device memory goes to and from this file, and why no better one. Opens the cuFile driver if the answer
+    /// needs it.
     pub fn route(&self) -> &Route {
-        &self.way().route
+        self.open.route()
     }
 
     /// How many bytes the file has. Stale as soon as anyone writes.
@@ -93,7 +125,15 @@ impl File {
     /// # Errors
     /// [`Error::File`].
     pub fn len_bytes(&self) -> Result<u64> {
-        Ok(self.file.metadata().map_err(|error| self.failed("stat", error))?.len())
+        self.open.len_bytes().map_err(|error| self.failed("stat", error))
+    }
+
+    /// Cuts the file off or extends it with zeros (`ftruncate`).
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn set_len(&self, len_bytes: u64) -> Result<()> {
+        self.open.file.set_len(len_bytes).map_err(|error| self.failed("resize", error))
     }
 
     /// Waits until contents and size have reached the storage (`fsync`).
@@ -101,251 +141,166 @@ impl File {
     /// # Errors
     /// [`Error::File`].
     pub fn sync_all(&self) -> Result<()> {
-        self.file.sync_all().map_err(|error| self.failed("sync", error))
+        self.open.file.sync_all().map_err(|error| self.failed("sync", error))
     }
 
-    /// The path that the file was opened by.
+    /// The path that the file was opened by, or that its descriptor had when it was taken over.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.open.path
     }
 
-    fn read_parts<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> (usize, Option<Cause>) {
-        let len = buffer.len_bytes();
-        if buffer.is_host_accessible() {
-            // SAFETY: the buffer is `len` bytes of memory that the host may write and only we use.
-            return match unsafe { read_full(self.as_fd(), buffer.as_mut_ptr(), len, offset) } {
-                Ok(done) => (done, None),
-                Err((done, error)) => (done, Some(error.into())),
+    /// The engine that carries out the file's transfers.
+    pub fn engine(&self) -> &Engine {
+        &self.open.engine
+    }
+
+    pub(crate) fn open_file(&self) -> &OpenFile {
+        &self.open
+    }
+
+    /// Reads to memory; short only at the end of the file.
+    ///
+    /// # Safety
+    /// The memory must be of an [`IoBufMut`] that stays and is used by nothing else until the function returns.
+    unsafe fn read_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<usize> {
+        /// Below this, a thread that reads from the page cache is done before another has woken up.
+        const ALONE_BYTES: usize = 256 << 10;
+        let len = memory.len_bytes;
+        let (done, cause) =
+            if memory.place == Place::Host && len <= ALONE_BYTES && self.open.is_buffered_read(len) {
+                self.check_offset(READ, offset, len)?;
+                // SAFETY: the caller's promise.
+                unsafe { self.open.read_rest(memory.ptr, len, offset, 0) }
+            } else {
+                let range = [self.range(READ, offset, len)?];
+                let cutting = Cutting { inline, ..self.read_cutting(&memory, offset) };
+                // SAFETY: the caller's promise.
+                let stop = unsafe { self.run(Side::Read, memory, &range, cutting) };
+                stop.map_or((len, None), |stop| (stop.done_bytes, stop.cause))
             };
+        match cause {
+            None => Ok(done),
+            Some(cause) => Err(self.transfer_error(READ, offset, len, done, cause)),
         }
-        match &self.way().handle {
-            Some(handle) => through_cufile(len, |done| {
-                let at = offset.saturating_add(done as u64);
-                handle.read_range_at(buffer, done, len - done, at)
-            }),
-            None => {
-                let target = buffer.as_mut_ptr();
-                // SAFETY: the buffer is `len` bytes of device memory that only we use.
-                self.staged(buffer, |lane| unsafe { lane.read(self.as_fd(), target, len, offset) })
+    }
+
+    /// Writes memory.
+    ///
+    /// # Safety
+    /// The memory must be of an [`IoBuf`] that stays until the function returns.
+    unsafe fn write_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<()> {
+        let len = memory.len_bytes;
+        let range = [self.range(WRITE, offset, len)?];
+        let plan = WritePlan::of_range(self, &memory, offset);
+        let cutting = Cutting { inline, ..plan.cutting };
+        // SAFETY: the caller's promise.
+        let stop = unsafe { self.run(plan.side.clone(), memory, &range, cutting) };
+        let done = stop.as_ref().map_or(len, |stop| stop.done_bytes);
+        plan.tidy_up(&self.open, offset + done as u64, stop.is_some());
+        match stop {
+            None => Ok(()),
+            Some(stop) => {
+                let cause = stop.cause.unwrap_or_else(|| io::Error::from(io::ErrorKind::WriteZero).into());
+                Err(self.transfer_error(WRITE, offset, len, done, cause))
             }
         }
     }
 
-    fn write_parts<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> (usize, Option<Cause>) {
-        let len = buffer.len_bytes();
-        if buffer.is_host_accessible() {
-            // SAFETY: the buffer is `len` bytes of memory that the host may read.
-            return match unsafe { write_full(self.as_fd(), buffer.as_ptr(), len, offset) } {
-                Ok(()) => (len, None),
-                Err((done, error)) => (done, Some(error.into())),
-            };
+    /// # Safety
+    /// As for [`Engine::run`].
+    unsafe fn run(&self, side: Side, memory: Memory, range: &[IoRange; 1], cutting: Cutting) -> Option<Stop> {
+        let transfer =
+            Transfer { side, entries: Entries::Ranges { file: &self.open, memory, ranges: range } };
+        // SAFETY: the caller's promise.
+        unsafe { self.open.engine.run(&transfer, cutting) }.expect("a single range overlaps no other")
+    }
+
+    /// How a read of one range is cut.
+    pub(crate) fn read_cutting(&self, memory: &Memory, offset: u64) -> Cutting {
+        /// What disks are read by fastest.
+        const DISK_CHUNK_BYTES: usize = 1 << 20;
+        let len = memory.len_bytes;
+        let mut chunk_bytes = self.chunk_bytes(len, memory.place);
+        let is_chosen = self.task_bytes.is_none() && self.open.engine.settings().task_bytes().is_none();
+        if is_chosen && len > DISK_CHUNK_BYTES && self.open.reads_from_disk(offset, len) {
+            chunk_bytes = chunk_bytes.min(DISK_CHUNK_BYTES);
         }
-        match &self.way().handle {
-            Some(handle) => {
-                let (done, stop) = through_cufile(len, |done| {
-                    let at = offset.saturating_add(done as u64);
-                    handle.write_range_at(buffer, done, len - done, at)
-                });
-                let stop =
-                    stop.or_else(|| (done < len).then(|| io::Error::from(io::ErrorKind::WriteZero).into()));
-                (done, stop)
+        Cutting { chunk_bytes, ..Cutting::default() }
+    }
+
+    pub(crate) fn chunk_bytes(&self, total_bytes: usize, place: Place) -> usize {
+        self.open.engine.chunk_bytes(total_bytes, place, self.task_bytes)
+    }
+
+    /// A buffer's memory; the file's way to it is decided here, and not by a worker later.
+    pub(crate) fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<Memory> {
+        let memory = Memory::of(buffer, &self.open.engine)
+            .map_err(|error| self.transfer_error(WRITE, offset, buffer.len_bytes(), 0, error.into()))?;
+        self.decide_way(&memory);
+        Ok(memory)
+    }
+
+    /// As [`memory`](Self::memory), to be read into.
+    pub(crate) fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
+        let memory = Memory::of_mut(buffer, &self.open.engine)
+            .map_err(|error| self.transfer_error(READ, offset, buffer.len_bytes(), 0, error.into()))?;
+        self.decide_way(&memory);
+        Ok(memory)
+    }
+
+    fn decide_way(&self, memory: &Memory) {
+        if memory.place != Place::Host {
+            self.open.route();
+        }
+    }
+
+    /// The whole of a buffer from `offset` on, if the kernel can address it.
+    pub(crate) fn range(&self, operation: &'static str, offset: u64, len_bytes: usize) -> Result<IoRange> {
+        self.check_offset(operation, offset, len_bytes)?;
+        Ok(IoRange { file_offset: offset, buffer_offset: 0, len_bytes })
+    }
+
+    pub(crate) fn check_offset(&self, operation: &'static str, offset: u64, len_bytes: usize) -> Result<()> {
+        match offset.checked_add(len_bytes as u64) {
+            Some(end) if end <= libc::off_t::MAX as u64 => Ok(()),
+            _ => {
+                let cause = io::Error::from_raw_os_error(libc::EOVERFLOW).into();
+                Err(self.transfer_error(operation, offset, len_bytes, 0, cause))
             }
-            None => {
-                // SAFETY: the buffer is `len` bytes of device memory that nothing writes while it is borrowed.
-                self.staged(buffer, |lane| unsafe { lane.write(self.as_fd(), buffer.as_ptr(), len, offset) })
-            }
         }
     }
 
-    /// Lends a lane on the buffer's device to `work`.
-    fn staged<B: IoBuf + ?Sized>(
-        &self,
-        buffer: &B,
-        work: impl FnOnce(&mut Lane) -> Outcome,
-    ) -> (usize, Option<Cause>) {
-        let lent = self.engine.cuda().and_then(|cuda| {
-            let device = cuda.device_of(buffer)?;
-            self.engine.with_lane(&device, |lane| Ok(work(lane)))
-        });
-        match lent {
-            Ok((done, None)) => (done, None),
-            Ok((done, Some(Stop::File(error)))) => (done, Some(error.into())),
-            Ok((done, Some(Stop::Device(error)))) => (done, Some(error.into())),
-            Err(error) => (0, Some(error.into())),
-        }
-    }
-
-    fn way(&self) -> &Way {
-        self.way.get_or_init(|| match self.register() {
-            Ok((route, handle)) => Way { route, handle: Some(handle) },
-            Err(reason) => Way { route: Route::posix(&reason), handle: None },
-        })
-    }
-
-    /// Registers the file with cuFile; or says why not.
-    fn register(&self) -> Result<(Route, FileHandle), String> {
-        if self.policy == PathPolicy::PosixOnly {
-            return Err("the file was opened for POSIX only".to_owned());
-        }
-        let driver = self.engine.driver()?;
-        let text = |error: cufile::Error| error.to_string();
-        let route = Route::cufile(driver, &self.file).map_err(text)?;
-        let direct = matches!(route.path(), TransferPath::Gds | TransferPath::P2pDma);
-        let fd = self.duplicate(direct).map_err(|error| error.to_string())?;
-        Ok((route, FileHandle::register(driver, fd).map_err(text)?))
-    }
-
-    /// A descriptor of the same file for cuFile; the direct paths want `O_DIRECT`.
-    fn duplicate(&self, direct: bool) -> io::Result<OwnedFd> {
-        use std::os::fd::AsRawFd;
-        if !direct {
-            return self.file.as_fd().try_clone_to_owned();
-        }
-        // SAFETY: takes integers.
-        let flags = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETFL) };
-        let access = flags & libc::O_ACCMODE;
-        // Through /proc, so that a file that was renamed or removed meanwhile is still the same one.
-        let file = fs::OpenOptions::new()
-            .read(access != libc::O_WRONLY)
-            .write(access != libc::O_RDONLY)
-            .custom_flags(libc::O_DIRECT)
-            .open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
-        Ok(file.into())
-    }
-
-    fn finish(
+    #[cold]
+    pub(crate) fn transfer_error(
         &self,
         operation: &'static str,
         offset: u64,
         len_bytes: usize,
         bytes_done: usize,
-        stop: Option<impl Into<Cause>>,
-    ) -> Result<usize> {
-        match stop {
-            None => Ok(bytes_done),
-            Some(cause) => Err(Error::Transfer {
-                operation,
-                path: self.path.clone(),
-                offset,
-                len_bytes,
-                bytes_done,
-                cause: cause.into(),
-            }),
-        }
+        cause: Cause,
+    ) -> Error {
+        self.open.transfer_error(operation, offset, len_bytes, bytes_done, cause)
     }
 
-    fn failed(&self, operation: &'static str, error: io::Error) -> Error {
-        Error::File { operation, path: self.path.clone(), cause: error.into() }
+    pub(crate) fn failed(&self, operation: &'static str, error: io::Error) -> Error {
+        Error::File { operation, path: self.open.path.clone(), cause: error.into() }
     }
 }
 
-/// Repeats a cuFile call until `len` bytes are done or it moves nothing, which is the end of the file.
-fn through_cufile(
-    len: usize,
-    mut call: impl FnMut(usize) -> cufile::Result<usize>,
-) -> (usize, Option<Cause>) {
-    let mut done = 0;
-    while done < len {
-        match call(done) {
-            Ok(0) => break,
-            Ok(count) => done += count,
-            Err(cufile::Error::Io { source, .. }) if source.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return (done, Some(error.into())),
-        }
-    }
-    (done, None)
+/// The path of an open file, as far as the kernel tells.
+pub(crate) fn path_of(file: &fs::File) -> PathBuf {
+    let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    fs::read_link(&link).unwrap_or(link)
 }
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.open.as_fd()
     }
 }
 
-/// How a file is opened.
-#[derive(Debug, Clone)]
-#[must_use]
-pub struct OpenOptions {
-    options: fs::OpenOptions,
-    engine: Option<Engine>,
-    policy: PathPolicy,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl OpenOptions {
-    /// Neither reading nor writing, as [`std::fs::OpenOptions`].
-    pub fn new() -> Self {
-        Self { options: fs::OpenOptions::new(), engine: None, policy: PathPolicy::default() }
-    }
-
-    /// For reading.
-    pub fn read(mut self, read: bool) -> Self {
-        self.options.read(read);
-        self
-    }
-
-    /// For writing.
-    pub fn write(mut self, write: bool) -> Self {
-        self.options.write(write);
-        self
-    }
-
-    /// Creates the file if there is none.
-    pub fn create(mut self, create: bool) -> Self {
-        self.options.create(create);
-        self
-    }
-
-    /// Creates the file, and fails if there is one.
-    pub fn create_new(mut self, create_new: bool) -> Self {
-        self.options.create_new(create_new);
-        self
-    }
-
-    /// Empties the file if there is one.
-    pub fn truncate(mut self, truncate: bool) -> Self {
-        self.options.truncate(truncate);
-        self
-    }
-
-    /// Uses this engine instead of the process's default.
-    pub fn engine(mut self, engine: &Engine) -> Self {
-        self.engine = Some(engine.clone());
-        self
-    }
-
-    /// Whether device memory may or must go through cuFile.
-    pub fn policy(mut self, policy: PathPolicy) -> Self {
-        self.policy = policy;
-        self
-    }
-
-    /// Opens the file.
-    ///
-    /// # Errors
-    /// [`Error::Open`] with what the operating system said, or, under [`PathPolicy::RequireCufile`], why cuFile does
-    /// not work for the file.
-    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
-        let path = path.as_ref().to_owned();
-        let file = match self.options.open(&path) {
-            Ok(file) => file,
-            Err(error) => return Err(Error::Open { path, cause: error.into() }),
-        };
-        let engine = self.engine.as_ref().unwrap_or_else(|| Engine::global()).clone();
-        let file = File { path, file, engine, policy: self.policy, way: OnceLock::new() };
-        if self.policy == PathPolicy::RequireCufile {
-            match file.register() {
-                Ok((route, handle)) => {
-                    let _ = file.way.set(Way { route, handle: Some(handle) });
-                }
-                Err(reason) => return Err(Error::Open { path: file.path, cause: Cause::NoCufile(reason) }),
-            }
-        }
-        Ok(file)
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("File").field(&self.open.path).finish()
     }
 }

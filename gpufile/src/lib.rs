@@ -26,14 +26,31 @@
 
 #![warn(missing_debug_implementations)]
 
+mod bytes;
 mod engine;
 mod error;
 mod file;
+pub mod formats;
+mod future;
+mod many;
+mod mapped;
+mod memory;
+mod open_file;
+mod options;
+pub mod page_cache;
 mod path;
+mod settings;
+mod write_plan;
 
+pub use bytes::{ParseBytesError, parse_bytes};
 pub use cufile::cuda;
 pub use cufile::{IoBuf, IoBufMut};
-pub use engine::{Engine, EngineBuilder};
+pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};
-pub use file::{File, OpenOptions};
+pub use file::File;
+pub use future::IoFuture;
+pub use many::{ReadRequest, WriteRequest};
+pub use mapped::MappedFile;
+pub use options::OpenOptions;
 pub use path::{PathPolicy, Route, TransferPath};
+pub use settings::{DirectIo, Settings, SettingsError};

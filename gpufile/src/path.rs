@@ -34,10 +34,10 @@ impl fmt::Display for TransferPath {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum PathPolicy {
-    /// cuFile where it works, POSIX elsewhere.
+    /// cuFile where it moves bytes without the host's memory, POSIX elsewhere.
     #[default]
     Auto,
-    /// Opening fails where cuFile does not work.
+    /// cuFile, also in its compatibility mode. Opening fails where cuFile does not work.
     RequireCufile,
     /// Never cuFile.
     PosixOnly,
@@ -50,6 +50,9 @@ pub struct Route {
     why_not: Vec<(TransferPath, String)>,
 }
 
+/// Why cuFile is not used where it would stage bytes in host memory itself.
+const SLOWER: &str = "staging by this crate is faster; PathPolicy::RequireCufile selects cuFile nonetheless";
+
 impl Route {
     /// The way taken for device memory. Host memory always goes by plain reads and writes.
     pub fn path(&self) -> TransferPath {
@@ -61,9 +64,28 @@ impl Route {
         self.why_not.iter().map(|(path, reason)| (*path, reason.as_str()))
     }
 
-    /// The POSIX way, because cuFile is not used at all.
-    pub(crate) fn posix(reason: &str) -> Self {
-        Self { path: TransferPath::Posix, why_not: vec![(TransferPath::CufileCompat, reason.to_owned())] }
+    /// The POSIX way, and why no other is taken.
+    pub(crate) fn posix(why_not: impl Into<Vec<(TransferPath, String)>>) -> Self {
+        Self { path: TransferPath::Posix, why_not: why_not.into() }
+    }
+
+    /// The POSIX way on a machine that has nothing of what the direct paths need.
+    pub(crate) fn without_direct_path() -> Self {
+        Self::posix([
+            (TransferPath::Gds, "the kernel module nvidia-fs is not loaded".to_owned()),
+            (
+                TransferPath::P2pDma,
+                "no GPU offers its memory to other PCI devices (no p2pmem in sysfs)".to_owned(),
+            ),
+            (TransferPath::CufileCompat, SLOWER.to_owned()),
+        ])
+    }
+
+    /// The POSIX way in the stead of cuFile's compatibility mode.
+    pub(crate) fn posix_instead(mut self) -> Self {
+        self.path = TransferPath::Posix;
+        self.why_not.push((TransferPath::CufileCompat, SLOWER.to_owned()));
+        self
     }
 
     /// The way that cuFile takes for a file that it has accepted or is about to.

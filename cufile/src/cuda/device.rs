@@ -7,7 +7,7 @@ use std::{fmt, ptr};
 
 use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute};
 
-use super::{Cuda, DeviceBuffer, ManagedBuffer, PinnedBuffer, Stream};
+use super::{Cuda, DeviceBuffer, Event, ManagedBuffer, PinnedBuffer, Stream};
 use crate::error::{Error, Result, check_driver, check_runtime};
 
 /// A GPU, and its primary context, which lives as long as anything that was made on the device.
@@ -36,6 +36,11 @@ impl Drop for Retained {
 /// A CUDA context that memory belongs to, and that a thread needs current while it transfers that memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context(CUcontext);
+
+// SAFETY: a token, which CUDA lets any thread make current.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
 
 impl Context {
     /// # Safety
@@ -201,6 +206,15 @@ impl Device {
     #[doc(alias = "cudaStreamCreateWithFlags")]
     pub fn stream(&self) -> Result<Stream> {
         Stream::new(self)
+    }
+
+    /// Creates an event that marks nothing yet and counts as done (`cudaEventCreateWithFlags`, without timing).
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaEventCreateWithFlags")]
+    pub fn event(&self) -> Result<Event> {
+        Event::new(self)
     }
 
     /// The stream that the device's work goes to where no other is named.

@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{fmt, ptr};
 
 use cuda_rt_sys::runtime::{
-    cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaMemcpyKind, cudaStream_t, cudaStreamNonBlocking,
+    cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaMemcpyAttributes, cudaMemcpyKind,
+    cudaMemcpySrcAccessOrder, cudaStream_t, cudaStreamNonBlocking,
 };
 
 use super::Device;
@@ -85,65 +86,103 @@ impl Stream {
         ready("cudaStreamQuery", unsafe { (self.device.cuda().runtime().cudaStreamQuery)(self.raw) })
     }
 
-    /// Copies host bytes to device memory after the stream's work so far (`cudaMemcpyAsync`); the event tells when it
-    /// is done. Copies from pinned memory run beside the host's work.
+    /// Copies host bytes to device memory after the stream's work so far (`cudaMemcpyAsync`). An event
+    /// [recorded](Self::record) next tells when it is done. Copies from pinned memory run beside the host's work.
     ///
     /// # Errors
     /// What CUDA said.
     ///
     /// # Safety
-    /// `target` must be device memory, as long as `source`, that nothing else uses until the event is done; until then
+    /// `target` must be device memory, as long as `source`, that nothing else uses until the copy is done; until then
     /// `source` must stay as it is.
     #[doc(alias = "cudaMemcpyAsync")]
-    pub unsafe fn copy_to_device(&self, target: *mut u8, source: &[u8]) -> Result<Event> {
+    pub unsafe fn copy_to_device(&self, target: *mut u8, source: &[u8]) -> Result<()> {
+        let kind = cudaMemcpyKind::cudaMemcpyHostToDevice;
         // SAFETY: the caller's promise.
-        unsafe {
-            self.copy(
-                target.cast(),
-                source.as_ptr().cast(),
-                source.len(),
-                cudaMemcpyKind::cudaMemcpyHostToDevice,
-            )
-        }
+        unsafe { self.copy(target.cast(), source.as_ptr().cast(), source.len(), kind) }
     }
 
-    /// Copies device memory to host bytes after the stream's work so far (`cudaMemcpyAsync`); the event tells when it
-    /// is done. Copies into pinned memory run beside the host's work.
+    /// Copies device memory to host bytes after the stream's work so far (`cudaMemcpyAsync`). An event
+    /// [recorded](Self::record) next tells when it is done. Copies into pinned memory run beside the host's work.
     ///
     /// # Errors
     /// What CUDA said.
     ///
     /// # Safety
-    /// `source` must be device memory, as long as `target`, that nothing writes until the event is done; until then
+    /// `source` must be device memory, as long as `target`, that nothing writes until the copy is done; until then
     /// nothing else may use `target`.
     #[doc(alias = "cudaMemcpyAsync")]
-    pub unsafe fn copy_from_device(&self, target: &mut [u8], source: *const u8) -> Result<Event> {
+    pub unsafe fn copy_from_device(&self, target: &mut [u8], source: *const u8) -> Result<()> {
+        let kind = cudaMemcpyKind::cudaMemcpyDeviceToHost;
         // SAFETY: the caller's promise.
-        unsafe {
-            self.copy(
-                target.as_mut_ptr().cast(),
-                source.cast(),
-                target.len(),
-                cudaMemcpyKind::cudaMemcpyDeviceToHost,
+        unsafe { self.copy(target.as_mut_ptr().cast(), source.cast(), target.len(), kind) }
+    }
+
+    /// Copies `lens_bytes[i]` bytes from `sources[i]` to `targets[i]`, in any order, after the stream's work so far: by
+    /// one call where CUDA has `cudaMemcpyBatchAsync` (13.0) and the stream is not the null stream, by a call each
+    /// elsewhere. It serves many small copies, which cost a call's time each otherwise.
+    ///
+    /// # Errors
+    /// What CUDA said; some of the copies may be under way then.
+    ///
+    /// # Panics
+    /// If the three are not equally long.
+    ///
+    /// # Safety
+    /// Each pair must be ranges of host or device memory as long as said, that nothing else uses until the copies are
+    /// done. No two targets may overlap.
+    #[doc(alias = "cudaMemcpyBatchAsync")]
+    pub unsafe fn copy_batch(
+        &self,
+        targets: &[*mut u8],
+        sources: &[*const u8],
+        lens_bytes: &[usize],
+    ) -> Result<()> {
+        let count = lens_bytes.len();
+        assert!(targets.len() == count && sources.len() == count, "as many targets, sources and lengths");
+        let batch = self.device.cuda().runtime().cudaMemcpyBatchAsync;
+        let (Some(batch), false) = (batch, self.raw.is_null() || count < 2) else {
+            for i in 0..count {
+                let kind = cudaMemcpyKind::cudaMemcpyDefault;
+                // SAFETY: the caller's promise.
+                unsafe { self.copy(targets[i].cast(), sources[i].cast(), lens_bytes[i], kind) }?;
+            }
+            return Ok(());
+        };
+        let _entered = self.device.enter()?;
+        // SAFETY: zeros are valid, and say that the locations are not given.
+        let mut attributes: cudaMemcpyAttributes = unsafe { std::mem::zeroed() };
+        attributes.srcAccessOrder = cudaMemcpySrcAccessOrder::cudaMemcpySrcAccessOrderStream;
+        let mut all_from_the_first = 0;
+        // SAFETY: the caller's promise; CUDA reads the arrays before it returns.
+        check_runtime("cudaMemcpyBatchAsync", unsafe {
+            batch(
+                targets.as_ptr().cast(),
+                sources.as_ptr().cast(),
+                lens_bytes.as_ptr(),
+                count,
+                &mut attributes,
+                &mut all_from_the_first,
+                1,
+                self.raw,
             )
-        }
+        })
     }
 
     /// # Safety
-    /// Both ranges must be `len_bytes` long and of the kinds named, and stay untouched until the event is done.
+    /// Both ranges must be `len_bytes` long and of the kinds named, and stay untouched until the copy is done.
     unsafe fn copy(
         &self,
         target: *mut c_void,
         source: *const c_void,
         len_bytes: usize,
         kind: cudaMemcpyKind,
-    ) -> Result<Event> {
+    ) -> Result<()> {
         let _entered = self.device.enter()?;
         // SAFETY: the caller's promise; the stream is alive.
         check_runtime("cudaMemcpyAsync", unsafe {
             (self.device.cuda().runtime().cudaMemcpyAsync)(target, source, len_bytes, kind, self.raw)
-        })?;
-        self.record()
+        })
     }
 
     /// Marks the present end of the stream's work.
@@ -157,8 +196,13 @@ impl Stream {
         Ok(event)
     }
 
-    /// Lets `event`, which is of the same device, mark the present end of the stream's work.
-    pub(crate) fn record_into(&self, event: &Event) -> Result<()> {
+    /// Lets `event`, which must be of the same device, mark the present end of the stream's work. What it marked before
+    /// is forgotten, which saves a new event each time.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaEventRecord")]
+    pub fn record_into(&self, event: &Event) -> Result<()> {
         let _entered = self.device.enter()?;
         // SAFETY: both are alive and of one device.
         check_runtime("cudaEventRecord", unsafe {

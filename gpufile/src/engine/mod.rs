@@ -1,30 +1,57 @@
-//! What files share: CUDA, the cuFile driver, and the staging lanes.
+//! The engine: plans transfers, lets workers carry them out, and reports how they ended.
+//!
+//! A transfer is [planned](plan) into chunks and becomes a [job]. The workers of the [pool] take its chunks in turn. Each
+//! worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU copies one while the file's side works on
+//! the other.
 
-mod posix;
-mod staging;
+mod bounce;
+mod devices;
+mod job;
+mod lane;
+mod lanes;
+mod plan;
+mod pool;
+mod transfer;
 
 use std::fmt;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, OnceLock};
 
-use cufile::Driver;
-use cufile::cuda::{Cuda, Device};
+use cufile::cuda::Cuda;
+use cufile::{Driver, IoBuf};
 
-pub(crate) use posix::{read_full, write_full};
-pub(crate) use staging::{Lane, Outcome, Stop};
+pub(crate) use bounce::Bounce;
+pub(crate) use job::{Job, Stop};
+pub(crate) use plan::Overlap;
+pub use transfer::IoRange;
+pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 
-/// What files share. Clones refer to the same engine; several engines may exist.
+use crate::memory::Place;
+use crate::path::PathPolicy;
+use crate::settings::{DirectIo, Settings};
+use devices::Devices;
+use job::IdleJobs;
+use lanes::Lanes;
+use pool::Pool;
+
+/// What files share: worker threads, bounce buffers, CUDA and the cuFile driver. Clones refer to the same engine;
+/// several engines may exist.
 ///
-/// Nothing is loaded or allocated before a transfer of device memory needs it: an engine costs nothing on a machine
-/// without CUDA.
+/// Nothing is loaded, started or allocated before a transfer needs it: an engine costs nothing on a machine without
+/// CUDA. The threads end and all memory is freed when the last file and clone are gone.
+///
+/// In a child process made by `fork`, only files and engines made by the child work.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
 struct Inner {
-    cuda: OnceLock<Cuda>,
+    // Before the lanes and devices, so that the workers end first.
+    pool: OnceLock<Option<Pool>>,
+    lanes: Arc<Lanes>,
+    devices: Arc<Devices>,
     // The first attempt decides, for success and failure alike, so that all files see the same.
     driver: OnceLock<Result<Driver, String>>,
-    lanes: Mutex<Vec<Lane>>,
-    bounce_buffer_bytes: usize,
+    idle_jobs: IdleJobs,
+    settings: Settings,
 }
 
 /// How an engine is made; see [`Engine::builder`].
@@ -33,6 +60,7 @@ struct Inner {
 pub struct EngineBuilder {
     cuda: Option<Cuda>,
     driver: Option<Driver>,
+    settings: Settings,
 }
 
 impl EngineBuilder {
@@ -48,27 +76,97 @@ impl EngineBuilder {
         self
     }
 
+    /// Starts from these settings, for example [`Settings::from_env`], instead of the defaults.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// How many workers share a transfer; at least 1. The calling thread waits meanwhile.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.settings.threads = threads.max(1);
+        self
+    }
+
+    /// How large the parts are that a transfer is cut into, in bytes, and no larger than a bounce buffer where one is
+    /// needed. Without it, the engine chooses by the size of the transfer.
+    pub fn task_bytes(mut self, task_bytes: usize) -> Self {
+        self.settings.task_bytes = Some(task_bytes.max(1));
+        self
+    }
+
+    /// How large a bounce buffer is, in bytes; a multiple of 4096 and at least as much. Each worker uses two.
+    pub fn bounce_buffer_bytes(mut self, bounce_buffer_bytes: usize) -> Self {
+        self.settings.bounce_buffer_bytes = bounce_buffer_bytes;
+        self
+    }
+
+    /// How much memory all bounce buffers together take at most, in bytes, but for what two of them need.
+    pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
+        self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
+        self
+    }
+
+    /// Smaller transfers of device memory do not go by cuFile, in bytes.
+    pub fn gds_threshold_bytes(mut self, gds_threshold_bytes: usize) -> Self {
+        self.settings.gds_threshold_bytes = gds_threshold_bytes;
+        self
+    }
+
+    /// Whether device memory may or must go through cuFile, for files that do not say.
+    pub fn policy(mut self, policy: PathPolicy) -> Self {
+        self.settings.path_policy = policy;
+        self
+    }
+
+    /// Whether reads use `O_DIRECT`, for files that do not say.
+    pub fn direct_read(mut self, direct: DirectIo) -> Self {
+        self.settings.direct_read = direct;
+        self
+    }
+
+    /// Whether writes use `O_DIRECT`, for files that do not say.
+    pub fn direct_write(mut self, direct: DirectIo) -> Self {
+        self.settings.direct_write = direct;
+        self
+    }
+
     /// Makes the engine.
     pub fn build(self) -> Engine {
         let cuda = self.cuda.or_else(|| self.driver.as_ref().map(|driver| driver.cuda().clone()));
+        let devices = Arc::new(Devices::new(cuda));
+        let mut settings = self.settings;
+        let bounce_bytes = settings.bounce_buffer_bytes.max(1).next_multiple_of(Bounce::ALIGNMENT);
+        settings.bounce_buffer_bytes = bounce_bytes;
+        let lanes = Lanes::new(devices.clone(), bounce_bytes, settings.bounce_memory_bytes());
         Engine(Arc::new(Inner {
-            cuda: filled(cuda),
-            driver: filled(self.driver.map(Ok)),
-            lanes: Mutex::new(Vec::new()),
-            bounce_buffer_bytes: 4 << 20,
+            pool: OnceLock::new(),
+            lanes: Arc::new(lanes),
+            devices,
+            driver: self.driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
+            idle_jobs: IdleJobs::default(),
+            settings,
         }))
     }
 }
 
-fn filled<T>(value: Option<T>) -> OnceLock<T> {
-    value.map_or_else(OnceLock::new, OnceLock::from)
-}
-
 impl Engine {
-    /// The process's default engine.
+    /// The process's default engine, set by [environment variables](Settings::from_env).
+    ///
+    /// # Panics
+    /// If one of them has a value that it cannot have; [`try_global`](Self::try_global) says so instead.
     pub fn global() -> &'static Engine {
-        static GLOBAL: LazyLock<Engine> = LazyLock::new(|| Engine::builder().build());
-        &GLOBAL
+        Self::try_global().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The process's default engine, set by [environment variables](Settings::from_env).
+    ///
+    /// # Errors
+    /// Which of them has a value that it cannot have.
+    pub fn try_global() -> Result<&'static Engine, &'static crate::settings::SettingsError> {
+        static GLOBAL: LazyLock<Result<Engine, crate::settings::SettingsError>> =
+            LazyLock::new(|| Ok(Engine::builder().settings(Settings::from_env()?).build()));
+        GLOBAL.as_ref()
     }
 
     /// For an engine of one's own.
@@ -76,16 +174,24 @@ impl Engine {
         EngineBuilder::default()
     }
 
+    /// What the engine works by.
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
     /// The CUDA that device memory is copied with, loaded when first needed.
     ///
     /// # Errors
     /// Why there is none; tried again on the next call.
     pub fn cuda(&self) -> cufile::Result<&Cuda> {
-        if let Some(cuda) = self.0.cuda.get() {
-            return Ok(cuda);
-        }
-        let cuda = Cuda::load()?;
-        Ok(self.0.cuda.get_or_init(|| cuda))
+        self.0.devices.cuda()
+    }
+
+    /// Frees the bounce buffers that no transfer uses at the moment; returns how many bytes that were. Later transfers
+    /// allocate new ones.
+    pub fn release_buffers(&self) -> usize {
+        self.0.idle_jobs.clear();
+        self.0.lanes.release()
     }
 
     /// The cuFile driver, opened when first needed; or why it did not open.
@@ -98,33 +204,127 @@ impl Engine {
             .map_err(String::as_str)
     }
 
-    /// Lends a staging lane on `device` to `work`, and keeps it for the next.
-    pub(crate) fn with_lane<T>(
-        &self,
-        device: &Device,
-        work: impl FnOnce(&mut Lane) -> cufile::Result<T>,
-    ) -> cufile::Result<T> {
-        let free = {
-            let mut lanes = self.lanes();
-            lanes
-                .iter()
-                .position(|lane| lane.device().ordinal() == device.ordinal())
-                .map(|at| lanes.swap_remove(at))
-        };
-        let mut lane = free.map_or_else(|| Lane::new(device, self.0.bounce_buffer_bytes), Ok)?;
-        let result = work(&mut lane);
-        self.lanes().push(lane);
-        result
+    /// Whether a driver was given or opened already.
+    pub(crate) fn has_opened_driver(&self) -> bool {
+        self.0.driver.get().is_some_and(Result::is_ok)
     }
 
-    fn lanes(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
-        // Lanes are whole whatever happened to a thread that held the lock.
-        self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The ordinal of the GPU that a buffer of device memory is on.
+    pub(crate) fn device_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<u32> {
+        self.0.devices.of(buffer)
     }
+
+    /// How long the chunks of a transfer of so many bytes are: short enough that all workers have several, so that they
+    /// end together, and long enough to be worth a copy.
+    pub(crate) fn chunk_bytes(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> usize {
+        const SMALLEST: usize = 512 << 10;
+        const TURNS: usize = 4;
+        let settings = &self.0.settings;
+        let largest = settings.bounce_buffer_bytes;
+        match (task_bytes.or(settings.task_bytes), place) {
+            (Some(task), Place::Host) => task,
+            (Some(task), Place::Device(_)) => task.min(largest),
+            (None, _) => {
+                let share = total_bytes / (settings.threads * TURNS);
+                share.next_multiple_of(64 << 10).clamp(SMALLEST.min(largest), largest)
+            }
+        }
+    }
+
+    /// Carries out a transfer and waits for its end; tells what stopped it before.
+    ///
+    /// # Errors
+    /// That two entries of a read overlap in memory.
+    ///
+    /// # Safety
+    /// The memory must be as an [`IoBuf`] (for reads, [`IoBufMut`](cufile::IoBufMut)) promises.
+    pub(crate) unsafe fn run(
+        &self,
+        transfer: &Transfer<'_>,
+        cutting: Cutting,
+    ) -> Result<Option<Stop>, Overlap> {
+        // SAFETY: this function returns when the job is done.
+        let job = unsafe { self.start(transfer, cutting) }?;
+        Ok(self.finish(job))
+    }
+
+    /// Lets the workers carry out a transfer. If there are none to be had, or it is one chunk, or the caller is a worker,
+    /// this thread does it before the function returns.
+    ///
+    /// # Errors
+    /// That two entries of a read overlap in memory.
+    ///
+    /// # Safety
+    /// What the transfer refers to must stay until [`finish`](Self::finish) was called with the job, and its memory must
+    /// be as an [`IoBuf`] (for reads, [`IoBufMut`](cufile::IoBufMut)) promises that long.
+    unsafe fn start(&self, transfer: &Transfer<'_>, cutting: Cutting) -> Result<Arc<Job>, Overlap> {
+        let job = self.0.idle_jobs.take();
+        // SAFETY: the caller's promise; an idle job is set up by no one else.
+        let chunks =
+            unsafe { job.set_up(transfer, cutting.chunk_bytes, cutting.last_bytes, cutting.serial) }?;
+        match self.pool().filter(|_| !cutting.inline && chunks > 1 && !pool::on_worker()) {
+            Some(pool) => pool.submit(&job, chunks),
+            None => pool::work_inline(&self.0.lanes, &job),
+        }
+        Ok(job)
+    }
+
+    /// As [`run`](Self::run), but by a worker even if it is one chunk, and without waiting.
+    ///
+    /// # Safety
+    /// As for [`start`](Self::start).
+    pub(crate) unsafe fn start_on_worker(
+        &self,
+        transfer: &Transfer<'_>,
+        cutting: Cutting,
+    ) -> Result<Arc<Job>, Overlap> {
+        let job = self.0.idle_jobs.take();
+        // SAFETY: the caller's promise; an idle job is set up by no one else.
+        let chunks =
+            unsafe { job.set_up(transfer, cutting.chunk_bytes, cutting.last_bytes, cutting.serial) }?;
+        match self.pool() {
+            Some(pool) => pool.submit(&job, chunks),
+            None => pool::work_inline(&self.0.lanes, &job),
+        }
+        Ok(job)
+    }
+
+    /// Waits for a job that was started, and tells what stopped it before its end.
+    pub(crate) fn finish(&self, job: Arc<Job>) -> Option<Stop> {
+        if pool::on_worker() && !job.is_done() {
+            // Were all workers to wait, nobody would do it.
+            pool::work_inline(&self.0.lanes, &job);
+        }
+        job.wait();
+        // SAFETY: it is done, and who started it calls this.
+        let stop = unsafe { job.take_outcome() };
+        self.0.idle_jobs.put(job);
+        stop
+    }
+
+    /// The workers; none if the operating system gives no threads.
+    fn pool(&self) -> Option<&Pool> {
+        self.0.pool.get_or_init(|| Pool::new(self.0.settings.threads, &self.0.lanes).ok()).as_ref()
+    }
+}
+
+/// How a transfer is cut into chunks and handed out.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Cutting {
+    pub chunk_bytes: usize,
+    /// How long the last chunk is, which is then carried out when the others are done; 0 makes it like the others.
+    pub last_bytes: usize,
+    /// Whether one worker does all chunks in order.
+    pub serial: bool,
+    /// Whether the calling thread does all of it.
+    pub inline: bool,
 }
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("cuda", &self.0.cuda.get()).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("settings", &self.0.settings)
+            .field("cuda", &self.0.devices.loaded_cuda())
+            .finish_non_exhaustive()
     }
 }

@@ -1,0 +1,469 @@
+//! Two bounce buffers and a stream: while the GPU copies one, the file's side works on the other.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{slice, thread};
+
+use cufile::cuda::{Device, Event, Stream};
+
+use super::bounce::Bounce;
+use super::job::Job;
+use super::plan::{Plan, Segment};
+use super::pool::Reports;
+use super::transfer::{Side, Transfer};
+use crate::error::Cause;
+use crate::memory::Place;
+use crate::open_file::{OpenFile, read_cufile, write_cufile};
+
+/// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory there is no
+/// stream, and a bounce buffer only where `O_DIRECT` needs one.
+pub(crate) struct Lane {
+    place: Place,
+    stream: Option<Stream>,
+    slots: [Slot; 2],
+    /// The slot to be used next, which is the one used longest ago.
+    next: usize,
+    copies: Copies,
+    segments: Vec<Segment<'static>>,
+}
+
+// SAFETY: what keeps a lane from being sent by itself are pointers in `copies` and `segments`, which are empty between
+// calls, and those of buffers that belong to the lane.
+unsafe impl Send for Lane {}
+
+struct Slot {
+    bounce: Bounce,
+    /// Marks the end of the copies from or to the bounce buffer.
+    copied: Option<Event>,
+    pending: Option<Pending>,
+    /// What is to be written to files when the copies are done.
+    writes: Vec<Write>,
+}
+
+struct Pending {
+    job: Arc<Job>,
+    chunk: usize,
+    stop: ChunkStop,
+}
+
+/// How many bytes of a chunk were transferred and what failed, if not all were; see [`Job::complete`].
+type ChunkStop = Option<(usize, Option<Cause>)>;
+
+/// A range of a file whose bytes lie in a bounce buffer.
+struct Write {
+    file: *const OpenFile,
+    offset: u64,
+    bounce: Range<usize>,
+    /// How many bytes of the chunk come before.
+    before_bytes: usize,
+}
+
+impl Lane {
+    pub fn on_host(bounce_bytes: usize) -> Self {
+        Self::new(Place::Host, None, [None, None], bounce_bytes)
+    }
+
+    /// # Errors
+    /// What CUDA said.
+    pub fn on_device(device: &Device, bounce_bytes: usize) -> cufile::Result<Self> {
+        let place = Place::Device(device.ordinal());
+        let events = [Some(device.event()?), Some(device.event()?)];
+        Ok(Self::new(place, Some(device.stream()?), events, bounce_bytes))
+    }
+
+    fn new(place: Place, stream: Option<Stream>, events: [Option<Event>; 2], bounce_bytes: usize) -> Self {
+        let slots = events.map(|copied| Slot {
+            bounce: Bounce::new(bounce_bytes),
+            copied,
+            pending: None,
+            writes: Vec::new(),
+        });
+        Self { place, stream, slots, next: 0, copies: Copies::default(), segments: Vec::new() }
+    }
+
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Whether chunks were begun and not completed.
+    pub fn is_busy(&self) -> bool {
+        self.slots.iter().any(|slot| slot.pending.is_some())
+    }
+
+    /// How much memory the bounce buffers take.
+    pub fn bounce_bytes(&self) -> usize {
+        self.slots.iter().map(|slot| slot.bounce.allocated_bytes()).sum()
+    }
+
+    /// Begins a chunk that was handed out, after completing what used the same bounce buffer.
+    pub fn start(&mut self, job: &Arc<Job>, chunk: usize, reports: &mut Reports<'_>) {
+        let slot = self.next;
+        self.finish(slot, reports);
+        // SAFETY: the chunk was handed out and is completed below or in `finish`.
+        let (transfer, plan) = unsafe { job.work() };
+        let stop = match (&self.stream, transfer.is_read()) {
+            (None, true) => self.read_host(slot, transfer, plan, chunk),
+            (None, false) => self.write_host(slot, transfer, plan, chunk),
+            (Some(_), true) => self.fill(slot, transfer, plan, chunk),
+            (Some(_), false) => self.fetch(slot, transfer, plan, chunk),
+        };
+        self.copies.clear();
+        match stop {
+            Started::Done(stop) => reports.completed(job, chunk, stop),
+            Started::Copying(stop) => {
+                self.slots[slot].pending = Some(Pending { job: job.clone(), chunk, stop });
+                self.next = 1 - slot;
+            }
+        }
+    }
+
+    /// Completes the chunk that was begun first of those under way.
+    pub fn finish_oldest(&mut self, reports: &mut Reports<'_>) {
+        let slot = if self.slots[self.next].pending.is_some() { self.next } else { 1 - self.next };
+        self.finish(slot, reports);
+    }
+
+    pub fn finish_all(&mut self, reports: &mut Reports<'_>) {
+        while self.is_busy() {
+            self.finish_oldest(reports);
+        }
+    }
+
+    fn finish(&mut self, slot: usize, reports: &mut Reports<'_>) {
+        let Some(Pending { job, chunk, stop }) = self.slots[slot].pending.take() else { return };
+        let copied = self.wait_for_copies(slot);
+        let stop = match copied {
+            Err(error) => Some((0, Some(error.into()))),
+            Ok(()) => {
+                // SAFETY: the chunk is completed at the end.
+                let (transfer, plan) = unsafe { job.work() };
+                let last = chunk + 1 == plan.chunks();
+                // What is left to write comes before what stopped the chunk when it was begun.
+                write_out(&mut self.slots[slot], &transfer.side, last).or(stop)
+            }
+        };
+        self.slots[slot].writes.clear();
+        reports.completed(&job, chunk, stop);
+    }
+
+    fn wait_for_copies(&self, slot: usize) -> cufile::Result<()> {
+        let Some(copied) = &self.slots[slot].copied else { return Ok(()) };
+        let waited = wait(copied);
+        if let (Err(_), Some(stream)) = (&waited, &self.stream) {
+            // Whatever failed: no copy may go on when the memory goes back to its owner.
+            let _ = stream.synchronize();
+        }
+        waited
+    }
+
+    /// Reads a chunk into the bounce buffer and lets the GPU copy it to where it belongs.
+    fn fill(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
+        let Lane { stream, slots, copies, segments, .. } = self;
+        let Slot { bounce, copied, .. } = &mut slots[slot];
+        let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
+        if let Err(error) = bounce.pin(stream.device()) {
+            return Started::Done(Some((0, Some(error.into()))));
+        }
+        let stop = match &transfer.side {
+            Side::ReadMapping(mapping) => {
+                let mut at = 0;
+                for segment in plan.segments(transfer, chunk) {
+                    // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing uses now.
+                    let target = unsafe { bounce.ptr().add(at) };
+                    // SAFETY: as above; the range was checked against the mapping.
+                    unsafe { mapping.read(segment.offset, target, segment.len_bytes) };
+                    copies.push(segment.ptr, target, segment.len_bytes);
+                    at += segment.len_bytes;
+                }
+                None
+            }
+            _ => read_segments(transfer, plan, chunk, segments, bounce, copies),
+        };
+        if copies.is_empty() {
+            return Started::Done(stop);
+        }
+        // SAFETY: the transfer holds its memory alone until the chunk is completed, which is after the event.
+        let issued =
+            unsafe { copies.issue(stream, Direction::ToDevice) }.and_then(|()| stream.record_into(copied));
+        issued_or_stopped(issued, stop, stream)
+    }
+
+    /// Lets the GPU copy a chunk into the bounce buffer, from where [`finish`](Self::finish) writes it.
+    fn fetch(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
+        let Lane { stream, slots, copies, segments, .. } = self;
+        let Slot { bounce, copied, writes, .. } = &mut slots[slot];
+        let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
+        if let Err(error) = bounce.pin(stream.device()) {
+            return Started::Done(Some((0, Some(error.into()))));
+        }
+        collect(transfer, plan, chunk, segments);
+        let (mut end, mut bytes, mut stop) = (0, 0, None);
+        'runs: for run in runs(segments) {
+            let (file, offset, len_bytes) = (run[0].file, run[0].offset, run_bytes(run));
+            if let Some(handle) = file.cufile(len_bytes) {
+                for segment in run {
+                    let memory = transfer.entries.memory(segment.entry).part(segment.ptr, segment.len_bytes);
+                    let (done, cause) = write_cufile(handle, &memory, segment.offset);
+                    bytes += done;
+                    if done < segment.len_bytes {
+                        stop = Some((bytes, cause));
+                        break 'runs;
+                    }
+                }
+                continue;
+            }
+            let start = file.place_for_write(end, offset, len_bytes, bounce.len_bytes());
+            end = start + len_bytes;
+            let mut at = start;
+            for segment in run {
+                // SAFETY: the bounce buffer has room for a chunk and the gaps that alignment takes.
+                copies.push(segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
+                at += segment.len_bytes;
+            }
+            writes.push(Write { file, offset, bounce: start..end, before_bytes: bytes });
+            bytes += len_bytes;
+        }
+        segments.clear();
+        if copies.is_empty() {
+            return Started::Done(stop);
+        }
+        // SAFETY: the transfer holds its memory until the chunk is completed, which is after the event.
+        let issued =
+            unsafe { copies.issue(stream, Direction::ToHost) }.and_then(|()| stream.record_into(copied));
+        if issued.is_err() {
+            writes.clear();
+        }
+        issued_or_stopped(issued, stop, stream)
+    }
+
+    fn read_host(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
+        let bounce = &mut self.slots[slot].bounce;
+        let mut bytes = 0;
+        for segment in plan.segments(transfer, chunk) {
+            if let Side::ReadMapping(mapping) = &transfer.side {
+                // SAFETY: the range was checked against the mapping; the memory is the transfer's.
+                unsafe { mapping.read(segment.offset, segment.ptr, segment.len_bytes) };
+                bytes += segment.len_bytes;
+                continue;
+            }
+            // SAFETY: host memory that the transfer holds alone.
+            let (done, cause) =
+                unsafe { segment.file.read_host(segment.ptr, segment.len_bytes, segment.offset, bounce) };
+            bytes += done;
+            if done < segment.len_bytes {
+                return Started::Done(Some((bytes, cause)));
+            }
+        }
+        Started::Done(None)
+    }
+
+    fn write_host(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
+        let bounce = &mut self.slots[slot].bounce;
+        let last = chunk + 1 == plan.chunks();
+        let mut bytes = 0;
+        for segment in plan.segments(transfer, chunk) {
+            let (ptr, len_bytes) = (segment.ptr.cast_const(), segment.len_bytes);
+            // SAFETY: host memory that the transfer holds.
+            let (done, cause) = unsafe {
+                segment.file.write_host(&transfer.side, last, ptr, len_bytes, segment.offset, bounce)
+            };
+            bytes += done;
+            if done < len_bytes {
+                return Started::Done(Some((bytes, cause)));
+            }
+        }
+        Started::Done(None)
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        debug_assert!(!self.is_busy(), "a lane is finished before it goes");
+    }
+}
+
+/// How a chunk was begun.
+enum Started {
+    /// It is completed.
+    Done(ChunkStop),
+    /// It will be when the copies are done.
+    Copying(ChunkStop),
+}
+
+fn issued_or_stopped(issued: cufile::Result<()>, stop: ChunkStop, stream: &Stream) -> Started {
+    match issued {
+        Ok(()) => Started::Copying(stop),
+        Err(error) => {
+            // Some of the copies may be under way.
+            let _ = stream.synchronize();
+            Started::Done(Some((0, Some(error.into()))))
+        }
+    }
+}
+
+/// Reads a chunk into the bounce buffer, neighbours of the file together, and notes what is to be copied where. What
+/// cuFile moves itself needs no copy.
+fn read_segments(
+    transfer: &Transfer<'_>,
+    plan: &Plan,
+    chunk: usize,
+    segments: &mut Vec<Segment<'static>>,
+    bounce: &mut Bounce,
+    copies: &mut Copies,
+) -> ChunkStop {
+    collect(transfer, plan, chunk, segments);
+    let (mut end, mut bytes, mut stop) = (0, 0, None);
+    'runs: for run in runs(segments) {
+        let (file, offset, len_bytes) = (run[0].file, run[0].offset, run_bytes(run));
+        if let Some(handle) = file.cufile(len_bytes) {
+            for segment in run {
+                let mut memory = transfer.entries.memory(segment.entry).part(segment.ptr, segment.len_bytes);
+                let (done, cause) = read_cufile(handle, &mut memory, segment.offset);
+                bytes += done;
+                if done < segment.len_bytes {
+                    stop = Some((bytes, cause));
+                    break 'runs;
+                }
+            }
+            continue;
+        }
+        let read = file.read_staged(bounce, end, offset, len_bytes);
+        let (mut at, mut left) = (read.start, read.done);
+        for segment in run {
+            let some = segment.len_bytes.min(left);
+            // SAFETY: within what was read.
+            copies.push(segment.ptr, unsafe { bounce.ptr().add(at) }, some);
+            (at, left) = (at + some, left - some);
+        }
+        bytes += read.done;
+        if read.done < len_bytes {
+            stop = Some((bytes, read.cause));
+            break;
+        }
+        end = at;
+    }
+    segments.clear();
+    stop
+}
+
+/// Writes what lies in the bounce buffer to its files.
+fn write_out(slot: &mut Slot, side: &Side, last: bool) -> ChunkStop {
+    for Write { file, offset, bounce, before_bytes } in &slot.writes {
+        // SAFETY: a file lives as long as the job that uses it.
+        let file = unsafe { &**file };
+        // SAFETY: the copies into the bounce buffer have ended.
+        let source = unsafe { slice::from_raw_parts(slot.bounce.ptr().add(bounce.start), bounce.len()) };
+        let (done, cause) = file.write_staged(side, last, source, *offset);
+        if done < source.len() {
+            return Some((before_bytes + done, cause));
+        }
+    }
+    None
+}
+
+/// The segments of a chunk, in `segments`, whose lifetime ends when it is cleared.
+fn collect(transfer: &Transfer<'_>, plan: &Plan, chunk: usize, segments: &mut Vec<Segment<'static>>) {
+    segments.clear();
+    segments.extend(plan.segments(transfer, chunk).map(|segment| {
+        // SAFETY: only the lifetime changes; the caller clears the list before the chunk is completed.
+        unsafe { std::mem::transmute::<Segment<'_>, Segment<'static>>(segment) }
+    }));
+}
+
+/// Segments that follow each other in one file, together.
+fn runs<'s>(segments: &'s [Segment<'static>]) -> impl Iterator<Item = &'s [Segment<'static>]> {
+    segments.chunk_by(|one, next| {
+        std::ptr::eq(one.file, next.file) && next.offset == one.offset + one.len_bytes as u64
+    })
+}
+
+fn run_bytes(run: &[Segment<'_>]) -> usize {
+    run.iter().map(|segment| segment.len_bytes).sum()
+}
+
+/// Copies between device memory and a bounce buffer; neighbours on both sides count as one.
+#[derive(Default)]
+struct Copies {
+    device: Vec<*mut u8>,
+    host: Vec<*mut u8>,
+    lens_bytes: Vec<usize>,
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    ToDevice,
+    ToHost,
+}
+
+impl Copies {
+    fn push(&mut self, device: *mut u8, host: *mut u8, len_bytes: usize) {
+        if len_bytes == 0 {
+            return;
+        }
+        if let (Some(last_device), Some(last_host), Some(last)) =
+            (self.device.last(), self.host.last(), self.lens_bytes.last_mut())
+            && last_device.wrapping_add(*last) == device
+            && last_host.wrapping_add(*last) == host
+        {
+            *last += len_bytes;
+            return;
+        }
+        self.device.push(device);
+        self.host.push(host);
+        self.lens_bytes.push(len_bytes);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lens_bytes.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.device.clear();
+        self.host.clear();
+        self.lens_bytes.clear();
+    }
+
+    /// # Safety
+    /// The device memory must be valid for the copies until they are done, and used by nothing else.
+    unsafe fn issue(&self, stream: &Stream, direction: Direction) -> cufile::Result<()> {
+        let as_sources = |pointers: &[*mut u8]| {
+            // SAFETY: pointers to mutable and to constant bytes are laid out alike.
+            unsafe { slice::from_raw_parts(pointers.as_ptr().cast::<*const u8>(), pointers.len()) }
+        };
+        match (direction, self.lens_bytes.as_slice()) {
+            (Direction::ToDevice, [len]) => {
+                // SAFETY: the caller's promise; the bounce buffer holds as many bytes.
+                unsafe { stream.copy_to_device(self.device[0], slice::from_raw_parts(self.host[0], *len)) }
+            }
+            (Direction::ToHost, [len]) => {
+                // SAFETY: as above.
+                unsafe {
+                    stream.copy_from_device(slice::from_raw_parts_mut(self.host[0], *len), self.device[0])
+                }
+            }
+            // SAFETY: as above.
+            (Direction::ToDevice, lens) => unsafe {
+                stream.copy_batch(&self.device, as_sources(&self.host), lens)
+            },
+            // SAFETY: as above.
+            (Direction::ToHost, lens) => unsafe {
+                stream.copy_batch(&self.host, as_sources(&self.device), lens)
+            },
+        }
+    }
+}
+
+/// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with short
+/// sleeps, so that many workers that wait for one link do not burn a processor each.
+fn wait(event: &Event) -> cufile::Result<()> {
+    const SPIN: Duration = Duration::from_micros(20);
+    const SLEEP: Duration = Duration::from_micros(20);
+    let start = Instant::now();
+    while !event.is_done()? {
+        if start.elapsed() > SPIN {
+            thread::sleep(SLEEP);
+        }
+    }
+    Ok(())
+}

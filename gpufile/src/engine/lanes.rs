@@ -1,0 +1,87 @@
+//! The lanes of an engine: lent to one thread at a time, kept when they come back, no more than allowed.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::devices::Devices;
+use super::lane::Lane;
+use crate::memory::Place;
+
+/// Lanes that are free, and how many exist.
+pub(crate) struct Lanes {
+    state: Mutex<State>,
+    came_back: Condvar,
+    /// How many lanes may exist at once.
+    limit: usize,
+    bounce_bytes: usize,
+    devices: Arc<Devices>,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Lane>,
+    existing: usize,
+}
+
+impl Lanes {
+    /// Lanes of two buffers of `bounce_bytes` each, as many as `memory_bytes` suffice for, and at least one.
+    pub fn new(devices: Arc<Devices>, bounce_bytes: usize, memory_bytes: usize) -> Self {
+        let limit = (memory_bytes / (2 * bounce_bytes)).max(1);
+        Self { state: Mutex::default(), came_back: Condvar::new(), limit, bounce_bytes, devices }
+    }
+
+    /// Lends a lane; waits for one if there are as many as may be. Who has one must not ask for another.
+    ///
+    /// # Errors
+    /// Why none could be made.
+    pub fn take(&self, place: Place) -> cufile::Result<Lane> {
+        let mut state = self.state();
+        loop {
+            if let Some(at) = state.free.iter().rposition(|lane| lane.place() == place) {
+                return Ok(state.free.swap_remove(at));
+            }
+            if state.existing < self.limit {
+                state.existing += 1;
+                break;
+            }
+            // One of another place makes room.
+            if let Some(other) = state.free.pop() {
+                drop(other);
+                break;
+            }
+            state = self.came_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        let made = match place {
+            Place::Host => Ok(Lane::on_host(self.bounce_bytes)),
+            Place::Device(ordinal) => {
+                self.devices.get(ordinal).and_then(|device| Lane::on_device(&device, self.bounce_bytes))
+            }
+        };
+        made.inspect_err(|_| {
+            self.state().existing -= 1;
+            self.came_back.notify_one();
+        })
+    }
+
+    /// Takes a lane back that has nothing under way.
+    pub fn put(&self, lane: Lane) {
+        debug_assert!(!lane.is_busy());
+        self.state().free.push(lane);
+        self.came_back.notify_one();
+    }
+
+    /// Frees those that are not lent; returns how many bytes of bounce buffers that were.
+    pub fn release(&self) -> usize {
+        let freed = {
+            let mut state = self.state();
+            state.existing -= state.free.len();
+            std::mem::take(&mut state.free)
+        };
+        self.came_back.notify_all();
+        freed.iter().map(Lane::bounce_bytes).sum()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

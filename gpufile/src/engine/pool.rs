@@ -1,0 +1,212 @@
+//! The workers, and the queue of jobs that they take chunks from.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::thread::{self, JoinHandle};
+
+use super::job::{After, Job};
+use super::lane::Lane;
+use super::lanes::Lanes;
+use crate::error::Cause;
+
+/// Threads that live as long as this.
+pub(crate) struct Pool {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Jobs that have chunks to hand out. Each gives one chunk at a turn, so that none keeps the others waiting.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<Waiting>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<Arc<Job>>,
+    closed: bool,
+}
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is a worker of some engine: one that waited for workers could wait for itself.
+pub(crate) fn on_worker() -> bool {
+    IS_WORKER.get()
+}
+
+impl Pool {
+    /// # Errors
+    /// That the operating system gives no thread at all.
+    pub fn new(threads: usize, lanes: &Arc<Lanes>) -> std::io::Result<Self> {
+        let queue = Arc::new(Queue::default());
+        let mut pool = Self { queue, threads: Vec::new() };
+        for number in 0..threads {
+            let (queue, lanes) = (pool.queue.clone(), lanes.clone());
+            let spawned = thread::Builder::new().name(format!("gpufile-{number}")).spawn(move || {
+                IS_WORKER.set(true);
+                if catch_unwind(AssertUnwindSafe(|| work(&queue, &lanes))).is_err() {
+                    // Someone waits for its chunk, whose memory a GPU may be writing: there is no way on.
+                    std::process::abort();
+                }
+            });
+            match spawned {
+                Ok(thread) => pool.threads.push(thread),
+                Err(error) if pool.threads.is_empty() => return Err(error),
+                // Fewer do too.
+                Err(_) => break,
+            }
+        }
+        Ok(pool)
+    }
+
+    /// Lets the workers do a job that has this many chunks.
+    pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
+        self.queue.push(job.clone());
+        if chunks == 1 { self.queue.work.notify_one() } else { self.queue.work.notify_all() }
+    }
+}
+
+impl Drop for Pool {
+    /// Ends the threads. No job can be left: each has a caller or a future that waits for it and keeps the engine.
+    fn drop(&mut self) {
+        self.queue.state().closed = true;
+        self.queue.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // The last reference to an engine may go on one of its workers, with a future that was woken there.
+            if thread.thread().id() != thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn push(&self, job: Arc<Job>) {
+        self.state().jobs.push_back(job);
+    }
+
+    /// The next chunks to work on; `None` if there are none and `wait` is not set, or the queue is closed.
+    fn take(&self, wait: bool) -> Option<(Arc<Job>, Range<usize>)> {
+        let mut state = self.state();
+        loop {
+            while let Some(job) = state.jobs.pop_front() {
+                if let Some((chunks, more)) = job.take() {
+                    if more {
+                        state.jobs.push_back(job.clone());
+                    }
+                    return Some((job, chunks));
+                }
+            }
+            if state.closed || !wait {
+                return None;
+            }
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the news that chunks are completed.
+#[derive(Default)]
+pub(crate) struct Reports<'a> {
+    queue: Option<&'a Queue>,
+    wakers: Vec<Waker>,
+}
+
+impl Reports<'_> {
+    pub fn completed(&mut self, job: &Arc<Job>, chunk: usize, stop: Option<(usize, Option<Cause>)>) {
+        match job.complete(chunk, stop) {
+            After::Nothing | After::Finished(None) => {}
+            After::Finished(Some(waker)) => self.wakers.push(waker),
+            After::LastIsReady => {
+                if let Some(queue) = self.queue {
+                    queue.push(job.clone());
+                }
+            }
+        }
+    }
+}
+
+/// What a worker does.
+fn work(queue: &Queue, lanes: &Lanes) {
+    let mut reports = Reports { queue: Some(queue), wakers: Vec::new() };
+    let mut lane: Option<Lane> = None;
+    loop {
+        match queue.take(lane.is_none()) {
+            Some((job, chunks)) => {
+                for chunk in chunks {
+                    run(lanes, &mut lane, &job, chunk, &mut reports);
+                }
+            }
+            None => match lane.take() {
+                Some(mut busy) if busy.is_busy() => {
+                    busy.finish_oldest(&mut reports);
+                    lane = Some(busy);
+                }
+                Some(idle) => lanes.put(idle),
+                None => return,
+            },
+        }
+        if !reports.wakers.is_empty() {
+            // A waker is foreign code, which may use this very engine: nothing may wait for this thread meanwhile.
+            if let Some(mut lane) = lane.take() {
+                lane.finish_all(&mut reports);
+                lanes.put(lane);
+            }
+            for waker in reports.wakers.drain(..) {
+                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            }
+        }
+    }
+}
+
+/// Does all of a job on the calling thread.
+pub(crate) fn work_inline(lanes: &Lanes, job: &Arc<Job>) {
+    let mut reports = Reports::default();
+    let mut lane: Option<Lane> = None;
+    loop {
+        match (job.take(), &mut lane) {
+            (Some((chunks, _)), _) => {
+                for chunk in chunks {
+                    run(lanes, &mut lane, job, chunk, &mut reports);
+                }
+            }
+            (None, Some(lane)) if lane.is_busy() => lane.finish_oldest(&mut reports),
+            _ => break,
+        }
+    }
+    if let Some(lane) = lane {
+        lanes.put(lane);
+    }
+    // A worker that met the job when it was used before may have taken a chunk.
+    job.wait();
+}
+
+/// Begins a chunk on a lane of its place, which may be completed later.
+fn run(lanes: &Lanes, lane: &mut Option<Lane>, job: &Arc<Job>, chunk: usize, reports: &mut Reports<'_>) {
+    // SAFETY: the chunk was handed out to this thread.
+    let (transfer, plan) = unsafe { job.work() };
+    let place = plan.place(transfer, chunk);
+    if let Some(mut other) = lane.take_if(|lane| lane.place() != place) {
+        other.finish_all(reports);
+        lanes.put(other);
+    }
+    let lane = match lane {
+        Some(lane) => lane,
+        None => match lanes.take(place) {
+            Ok(taken) => lane.insert(taken),
+            Err(error) => return reports.completed(job, chunk, Some((0, Some(error.into())))),
+        },
+    };
+    lane.start(job, chunk, reports);
+}

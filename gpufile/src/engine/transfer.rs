@@ -1,0 +1,127 @@
+//! What is to be transferred.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::memory::Memory;
+use crate::open_file::{Mapping, OpenFile};
+
+use super::plan::Segment;
+
+/// A range of a file, and where in a buffer its bytes go or come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IoRange {
+    /// Where the range starts in the file, in bytes.
+    pub file_offset: u64,
+    /// Where it starts in the buffer, in bytes.
+    pub buffer_offset: usize,
+    /// How long it is, in bytes.
+    pub len_bytes: usize,
+}
+
+/// One entry of a transfer over several files or buffers.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry<'a> {
+    pub file: &'a OpenFile,
+    pub offset: u64,
+    pub memory: Memory,
+}
+
+impl fmt::Debug for Entry<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, offset, len_bytes) = (self.file.path.display(), self.offset, self.memory.len_bytes);
+        write!(f, "{len_bytes} bytes at {offset} of {path}")
+    }
+}
+
+/// The entries of a transfer. Whoever makes one has checked that ranges lie in the buffer, and that no offset
+/// overflows.
+#[derive(Clone, Copy)]
+pub(crate) enum Entries<'a> {
+    /// Ranges of one file and one buffer.
+    Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange] },
+    /// Entries with a file and a buffer each.
+    Each(&'a [Entry<'a>]),
+}
+
+impl<'a> Entries<'a> {
+    pub fn len(&self) -> usize {
+        match self {
+            Entries::Ranges { ranges, .. } => ranges.len(),
+            Entries::Each(entries) => entries.len(),
+        }
+    }
+
+    #[inline]
+    pub fn get(&self, entry: usize) -> Segment<'a> {
+        match *self {
+            Entries::Ranges { file, memory, ranges } => {
+                let range = ranges[entry];
+                Segment {
+                    file,
+                    offset: range.file_offset,
+                    ptr: memory.ptr.wrapping_add(range.buffer_offset),
+                    len_bytes: range.len_bytes,
+                    entry,
+                }
+            }
+            Entries::Each(entries) => {
+                let one = &entries[entry];
+                Segment {
+                    file: one.file,
+                    offset: one.offset,
+                    ptr: one.memory.ptr,
+                    len_bytes: one.memory.len_bytes,
+                    entry,
+                }
+            }
+        }
+    }
+
+    /// The buffer that an entry is part of.
+    #[inline]
+    pub fn memory(&self, entry: usize) -> &Memory {
+        match self {
+            Entries::Ranges { memory, .. } => memory,
+            Entries::Each(entries) => &entries[entry].memory,
+        }
+    }
+
+    /// The bytes of all entries.
+    pub fn total_bytes(&self) -> usize {
+        match self {
+            Entries::Ranges { ranges, .. } => {
+                ranges.iter().fold(0, |sum, one| sum.saturating_add(one.len_bytes))
+            }
+            Entries::Each(entries) => {
+                entries.iter().fold(0, |sum, one| sum.saturating_add(one.memory.len_bytes))
+            }
+        }
+    }
+}
+
+/// Which way the bytes go, and by what on the file's side.
+#[derive(Clone)]
+pub(crate) enum Side {
+    /// From the file, by system calls or cuFile.
+    Read,
+    /// From a mapping of the one file, by copying.
+    ReadMapping(Arc<Mapping>),
+    /// To the file.
+    Write,
+    /// To a mapping of the one file where that works, all but the last chunk.
+    WriteMapping(Arc<Mapping>),
+}
+
+/// What is to be transferred.
+#[derive(Clone)]
+pub(crate) struct Transfer<'a> {
+    pub side: Side,
+    pub entries: Entries<'a>,
+}
+
+impl Transfer<'_> {
+    pub fn is_read(&self) -> bool {
+        matches!(self.side, Side::Read | Side::ReadMapping(_))
+    }
+}

@@ -1,0 +1,222 @@
+//! Many ranges in one call.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::slice;
+
+use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
+
+use crate::engine::{Cutting, Engine, Entries, Entry, IoRange, Overlap, Side, Stop, Transfer};
+use crate::error::{Cause, Error, Result};
+use crate::file::{File, READ, WRITE};
+use crate::memory::{Memory, Place};
+use crate::write_plan::WritePlan;
+
+impl File {
+    /// Reads many ranges of the file into parts of one buffer. Small ranges are packed, neighbours merged, and all
+    /// workers share the work, so that one call is much faster than many [`read_at`](Self::read_at).
+    ///
+    /// It is fastest if the ranges are ordered by `buffer_offset`.
+    ///
+    /// # Errors
+    /// [`Error::Entry`] with the number of the first range that was seen to fail, also if the file ends before it does
+    /// ([`Cause::EndOfFile`]); others may have been read or not. Ranges beyond the buffer, and ranges that overlap in
+    /// it, are refused before anything is read ([`Cause::Invalid`]).
+    pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
+        let memory = self.memory_mut(buffer, 0)?;
+        let total_bytes = self.check_ranges(READ, &memory, ranges)?;
+        let cutting = match ranges {
+            [] => return Ok(()),
+            _ => Cutting { chunk_bytes: self.chunk_bytes(total_bytes, memory.place), ..Cutting::default() },
+        };
+        let entries = Entries::Ranges { file: self.open_file(), memory, ranges };
+        // SAFETY: the buffer is borrowed for as long as the call lasts; the ranges were checked.
+        let outcome = unsafe { self.engine().run(&Transfer { side: Side::Read, entries }, cutting) };
+        self.ranges_outcome(READ, ranges, outcome)
+    }
+
+    /// Writes parts of one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where
+    /// ranges overlap in the file, either may come last.
+    ///
+    /// # Errors
+    /// [`Error::Entry`] with the number of the first range that was seen to fail; others may have been written or not.
+    /// Ranges beyond the buffer are refused before anything is written ([`Cause::Invalid`]).
+    pub fn write_many<B: IoBuf + ?Sized>(&self, buffer: &B, ranges: &[IoRange]) -> Result<()> {
+        let memory = self.memory(buffer, 0)?;
+        self.check_ranges(WRITE, &memory, ranges)?;
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let plan = WritePlan::of_ranges(self, &memory, ranges);
+        let entries = Entries::Ranges { file: self.open_file(), memory, ranges };
+        let transfer = Transfer { side: plan.side.clone(), entries };
+        // SAFETY: the buffer is borrowed for as long as the call lasts; the ranges were checked.
+        let outcome = unsafe { self.engine().run(&transfer, plan.cutting) };
+        let stop = outcome.as_ref().ok().and_then(Option::as_ref);
+        let done = stop.map_or(0, |stop| ranges[stop.entry].file_offset + stop.done_bytes as u64);
+        plan.tidy_up(self.open_file(), done, stop.is_some());
+        self.ranges_outcome(WRITE, ranges, outcome)
+    }
+
+    /// Sees to it that all ranges lie in the buffer and can be addressed; returns how many bytes they have.
+    pub(crate) fn check_ranges(
+        &self,
+        operation: &'static str,
+        memory: &Memory,
+        ranges: &[IoRange],
+    ) -> Result<usize> {
+        let mut total_bytes = 0usize;
+        for (entry, range) in ranges.iter().enumerate() {
+            let in_buffer =
+                range.buffer_offset.checked_add(range.len_bytes).is_some_and(|end| end <= memory.len_bytes);
+            let in_file = range.file_offset.checked_add(range.len_bytes as u64);
+            if !in_buffer || in_file.is_none_or(|end| end > i64::MAX as u64) {
+                return Err(self.bad_range(operation, entry, range, memory.len_bytes));
+            }
+            total_bytes = total_bytes.saturating_add(range.len_bytes);
+        }
+        Ok(total_bytes)
+    }
+
+    #[cold]
+    fn bad_range(
+        &self,
+        operation: &'static str,
+        entry: usize,
+        range: &IoRange,
+        buffer_bytes: usize,
+    ) -> Error {
+        let error = match self.check_offset(operation, range.file_offset, range.len_bytes) {
+            Err(error) => error,
+            Ok(()) => {
+                let text = format!("it lies at {} of a buffer of {buffer_bytes} bytes", range.buffer_offset);
+                let cause = Cause::Invalid(text);
+                self.transfer_error(operation, range.file_offset, range.len_bytes, 0, cause)
+            }
+        };
+        Error::Entry { entry, error: Box::new(error) }
+    }
+
+    pub(crate) fn ranges_outcome(
+        &self,
+        operation: &'static str,
+        ranges: &[IoRange],
+        outcome: Result<Option<Stop>, Overlap>,
+    ) -> Result<()> {
+        entry_outcome(outcome, |entry, done_bytes, cause| {
+            let range = &ranges[entry];
+            self.transfer_error(operation, range.file_offset, range.len_bytes, done_bytes, cause)
+        })
+    }
+}
+
+/// What became of many entries, as users see it.
+fn entry_outcome(
+    outcome: Result<Option<Stop>, Overlap>,
+    error: impl Fn(usize, usize, Cause) -> Error,
+) -> Result<()> {
+    let (entry, done_bytes, cause) = match outcome {
+        Ok(None) => return Ok(()),
+        Ok(Some(Stop { entry, done_bytes, cause })) => (entry, done_bytes, cause.unwrap_or(Cause::EndOfFile)),
+        Err(Overlap(one, other)) => {
+            (other, 0, Cause::Invalid(format!("it overlaps in memory with entry {one}")))
+        }
+    };
+    Err(Error::Entry { entry, error: Box::new(error(entry, done_bytes, cause)) })
+}
+
+/// A range of a file to be read, and the memory for it; for [`Engine::read_many`].
+#[repr(transparent)]
+pub struct ReadRequest<'a> {
+    entry: Entry<'a>,
+    buffer: PhantomData<BufSliceMut<'a>>,
+}
+
+/// A range of a file to be written, and the memory to write; for [`Engine::write_many`].
+#[repr(transparent)]
+pub struct WriteRequest<'a> {
+    entry: Entry<'a>,
+    buffer: PhantomData<BufSlice<'a>>,
+}
+
+impl<'a> ReadRequest<'a> {
+    /// Asks for all bytes of the buffer, from `offset` in bytes of the file.
+    ///
+    /// # Errors
+    /// [`Error::Transfer`] if the GPU that the buffer is on is not known, or the offset is too large.
+    pub fn new(file: &'a File, offset: u64, buffer: impl Into<BufSliceMut<'a>>) -> Result<Self> {
+        let memory = file.memory_mut(&mut buffer.into(), offset)?;
+        file.check_offset(READ, offset, memory.len_bytes)?;
+        Ok(Self { entry: Entry { file: file.open_file(), offset, memory }, buffer: PhantomData })
+    }
+}
+
+impl<'a> WriteRequest<'a> {
+    /// Asks for all bytes of the buffer to be written to `offset` in bytes of the file.
+    ///
+    /// # Errors
+    /// [`Error::Transfer`] if the GPU that the buffer is on is not known, or the offset is too large.
+    pub fn new(file: &'a File, offset: u64, buffer: impl Into<BufSlice<'a>>) -> Result<Self> {
+        let memory = file.memory(&buffer.into(), offset)?;
+        file.check_offset(WRITE, offset, memory.len_bytes)?;
+        Ok(Self { entry: Entry { file: file.open_file(), offset, memory }, buffer: PhantomData })
+    }
+}
+
+impl fmt::Debug for ReadRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.entry.fmt(f)
+    }
+}
+
+impl fmt::Debug for WriteRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.entry.fmt(f)
+    }
+}
+
+impl Engine {
+    /// Reads many ranges of any files into any memory, in one call as [`File::read_many`].
+    ///
+    /// # Errors
+    /// [`Error::Entry`] with the number of the first request that was seen to fail, also if the file ends before it
+    /// does ([`Cause::EndOfFile`]); others may have been read or not.
+    pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
+        // SAFETY: the request is nothing but its entry.
+        let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
+        // SAFETY: the requests hold their buffers alone.
+        unsafe { self.many(READ, Side::Read, entries) }
+    }
+
+    /// Writes memory to many ranges of any files, in one call as [`File::write_many`]. Where ranges overlap in a file,
+    /// either may come last.
+    ///
+    /// # Errors
+    /// [`Error::Entry`] with the number of the first request that was seen to fail; others may have been written or
+    /// not.
+    pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
+        // SAFETY: the request is nothing but its entry.
+        let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
+        // SAFETY: the requests hold their buffers.
+        unsafe { self.many(WRITE, Side::Write, entries) }
+    }
+
+    /// # Safety
+    /// As for [`Engine::run`].
+    unsafe fn many(&self, operation: &'static str, side: Side, entries: &[Entry<'_>]) -> Result<()> {
+        let Some(first) = entries.first() else { return Ok(()) };
+        let transfer = Transfer { side, entries: Entries::Each(entries) };
+        // Bounce buffers limit the parts of device memory; parts of host memory may as well be as short.
+        let place = match first.memory.place {
+            Place::Host if entries.iter().all(|entry| entry.memory.place == Place::Host) => Place::Host,
+            _ => Place::Device(0),
+        };
+        let chunk_bytes = self.chunk_bytes(transfer.entries.total_bytes(), place, None);
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.run(&transfer, Cutting { chunk_bytes, ..Cutting::default() }) };
+        entry_outcome(outcome, |entry, done_bytes, cause| {
+            let Entry { file, offset, memory } = &entries[entry];
+            file.transfer_error(operation, *offset, memory.len_bytes, done_bytes, cause)
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! Files read through a mapping.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use cufile::IoBufMut;
+
+use crate::engine::{Cutting, Entries, IoRange, Side, Transfer};
+use crate::error::{Cause, Error, Result};
+use crate::file::{File, READ};
+use crate::memory::{Memory, Place};
+use crate::open_file::Mapping;
+
+/// A file that is mapped into memory for reading. Ranges are copied from the mapping, without a system call for each:
+/// the fastest way for many small ranges of a file in the page cache, once the mapping's pages have been touched.
+///
+/// Made by [`File::map`].
+pub struct MappedFile {
+    file: File,
+    mapping: Arc<Mapping>,
+}
+
+impl File {
+    /// Maps all of the file for reading.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    ///
+    /// # Safety
+    /// While the value lives, nobody may shorten the file: reading a page that is gone ends the process with `SIGBUS`.
+    /// Nor may anybody write to what is being read meanwhile.
+    pub unsafe fn map(&self) -> Result<MappedFile> {
+        let map = || {
+            let len_bytes = usize::try_from(self.open_file().len_bytes()?).map_err(io::Error::other)?;
+            Mapping::for_read(&self.open_file().file, len_bytes)
+        };
+        let mapping = map().map_err(|error| self.failed("map", error))?;
+        Ok(MappedFile { file: self.clone(), mapping: Arc::new(mapping) })
+    }
+}
+
+impl MappedFile {
+    /// How many bytes are mapped: as many as the file had.
+    pub fn len_bytes(&self) -> usize {
+        self.mapping.len_bytes()
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Touches all pages, so that later reads need not wait for the disk nor for page faults
+    /// (`madvise`, `MADV_POPULATE_READ`, since Linux 5.14).
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn prefetch(&self) -> Result<()> {
+        if self.len_bytes() == 0 {
+            return Ok(());
+        }
+        let start = self.mapping.as_ptr().cast_mut().cast();
+        // SAFETY: the mapping's own range.
+        match unsafe { libc::madvise(start, self.len_bytes(), libc::MADV_POPULATE_READ) } {
+            0 => Ok(()),
+            _ => Err(self.file.failed("prefetch", io::Error::last_os_error())),
+        }
+    }
+
+    /// Reads into the whole buffer from `offset` in bytes. Returns how many bytes were read: fewer than the buffer has
+    /// only if the mapping ends there.
+    ///
+    /// # Errors
+    /// [`Error::Transfer`].
+    pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<usize> {
+        let memory = self.memory(buffer, offset)?;
+        let left = (self.len_bytes() as u64).saturating_sub(offset);
+        let len_bytes = memory.len_bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
+        let range = IoRange { file_offset: offset, buffer_offset: 0, len_bytes };
+        if len_bytes > 0 {
+            // SAFETY: the buffer is borrowed for as long as the call lasts; the range lies in it and in the mapping.
+            unsafe { self.run(memory, &[range], len_bytes) }.map_err(|error| match error {
+                Error::Entry { error, .. } => *error,
+                other => other,
+            })?;
+        }
+        Ok(len_bytes)
+    }
+
+    /// Reads into the whole buffer from `offset` in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Transfer`], with [`Cause::EndOfFile`] if the mapping ends before the buffer is full.
+    pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<()> {
+        let len = buffer.len_bytes();
+        match self.read_at(buffer, offset)? {
+            done if done < len => Err(self.file.transfer_error(READ, offset, len, done, Cause::EndOfFile)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads many ranges into parts of one buffer, as [`File::read_many`].
+    ///
+    /// # Errors
+    /// As [`File::read_many`]; ranges beyond the mapping are refused before anything is read.
+    pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
+        let memory = self.memory(buffer, 0)?;
+        let total_bytes = self.file.check_ranges(READ, &memory, ranges)?;
+        let len_bytes = self.len_bytes() as u64;
+        // No overflow: the ranges were checked.
+        if let Some(entry) =
+            ranges.iter().position(|range| range.file_offset + range.len_bytes as u64 > len_bytes)
+        {
+            let IoRange { file_offset, len_bytes, .. } = ranges[entry];
+            let error = self.file.transfer_error(READ, file_offset, len_bytes, 0, Cause::EndOfFile);
+            return Err(Error::Entry { entry, error: Box::new(error) });
+        }
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the buffer is borrowed for as long as the call lasts; the ranges lie in it and in the mapping.
+        unsafe { self.run(memory, ranges, total_bytes) }
+    }
+
+    fn memory<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
+        let len = buffer.len_bytes();
+        Memory::of_mut(buffer, self.file.engine())
+            .map_err(|error| self.file.transfer_error(READ, offset, len, 0, error.into()))
+    }
+
+    /// # Safety
+    /// As for [`Engine::run`](crate::Engine::run); the ranges must lie in the memory and in the mapping.
+    unsafe fn run(&self, memory: Memory, ranges: &[IoRange], total_bytes: usize) -> Result<()> {
+        let entries = Entries::Ranges { file: self.file.open_file(), memory, ranges };
+        let transfer = Transfer { side: Side::ReadMapping(self.mapping.clone()), entries };
+        let chunk_bytes = self.file.chunk_bytes(total_bytes, Place::Device(0));
+        let cutting = Cutting { chunk_bytes, ..Cutting::default() };
+        // SAFETY: the caller's promise.
+        let outcome = unsafe { self.file.engine().run(&transfer, cutting) };
+        self.file.ranges_outcome(READ, ranges, outcome)
+    }
+}
+
+impl fmt::Debug for MappedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MappedFile({} bytes of {})", self.len_bytes(), self.file.path().display())
+    }
+}

@@ -1,0 +1,131 @@
+//! A file's registration with cuFile, and why there is none.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::{fs, io};
+
+use cufile::FileHandle;
+
+use super::{OpenFile, Outcome, direct};
+use crate::memory::Memory;
+use crate::path::{PathPolicy, Route, TransferPath};
+
+/// How device memory goes to and from a file.
+#[derive(Debug)]
+pub(crate) struct Way {
+    route: Route,
+    handle: Option<FileHandle>,
+}
+
+impl OpenFile {
+    /// Which way device memory goes, and why no better one. Opens the cuFile driver if the answer needs it.
+    pub fn route(&self) -> &Route {
+        &self.way().route
+    }
+
+    /// Registers the file with cuFile now.
+    ///
+    /// # Errors
+    /// Why that does not work.
+    pub fn require_cufile(&self) -> Result<(), String> {
+        let (route, handle) = self.register()?;
+        let handle = handle.ok_or_else(|| route.to_string())?;
+        let _ = self.way.set(Way { route, handle: Some(handle) });
+        Ok(())
+    }
+
+    /// The registration by which so many bytes of device memory should go, if they should go by cuFile.
+    #[inline]
+    pub fn cufile(&self, len_bytes: usize) -> Option<&FileHandle> {
+        let large_enough = || {
+            self.policy == PathPolicy::RequireCufile
+                || len_bytes >= self.engine.settings().gds_threshold_bytes()
+        };
+        self.way().handle.as_ref().filter(|_| large_enough())
+    }
+
+    fn way(&self) -> &Way {
+        self.way.get_or_init(|| match self.register() {
+            Ok((route, handle)) => Way { route, handle },
+            Err(reason) => Way { route: Route::posix([(TransferPath::CufileCompat, reason)]), handle: None },
+        })
+    }
+
+    /// Registers the file with cuFile if it should be used; or says why that does not work.
+    fn register(&self) -> Result<(Route, Option<FileHandle>), String> {
+        let only_direct = match self.policy {
+            PathPolicy::PosixOnly => return Err("the file was opened for POSIX only".to_owned()),
+            PathPolicy::RequireCufile => false,
+            PathPolicy::Auto => true,
+        };
+        if only_direct && !self.engine.has_opened_driver() && !direct_is_thinkable() {
+            return Ok((Route::without_direct_path(), None));
+        }
+        let driver = self.engine.driver()?;
+        let text = |error: cufile::Error| error.to_string();
+        let route = Route::cufile(driver, &self.file).map_err(text)?;
+        let direct = matches!(route.path(), TransferPath::Gds | TransferPath::P2pDma);
+        if only_direct && !direct {
+            return Ok((route.posix_instead(), None));
+        }
+        let fd = self.duplicate(direct).map_err(|error| error.to_string())?;
+        Ok((route, Some(FileHandle::register(driver, fd).map_err(text)?)))
+    }
+
+    /// A descriptor of the same file for cuFile; the direct paths want `O_DIRECT`.
+    fn duplicate(&self, direct: bool) -> io::Result<OwnedFd> {
+        if direct {
+            return Ok(direct::reopen(&self.file, libc::O_DIRECT)?.into());
+        }
+        self.file.as_fd().try_clone_to_owned()
+    }
+}
+
+/// Whether this machine has what either direct path needs, as far as that can be seen without the tenth of a second
+/// that opening the cuFile driver takes: the module nvidia-fs, or a GPU that offers its memory to other PCI devices.
+fn direct_is_thinkable() -> bool {
+    Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory().unwrap_or(false)
+}
+
+fn a_gpu_offers_p2p_memory() -> io::Result<bool> {
+    const NVIDIA: &str = "0x10de";
+    for device in fs::read_dir("/sys/bus/pci/devices")? {
+        let device = device?.path();
+        let is_nvidia = || fs::read_to_string(device.join("vendor")).is_ok_and(|id| id.trim() == NVIDIA);
+        if device.join("p2pmem").exists() && is_nvidia() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads to device memory by cuFile.
+pub(crate) fn read_cufile(handle: &FileHandle, memory: &mut Memory, offset: u64) -> Outcome {
+    let len = memory.len_bytes;
+    through_cufile(len, |done| {
+        handle.read_range_at(memory, done, len - done, offset.saturating_add(done as u64))
+    })
+}
+
+/// Writes device memory by cuFile.
+pub(crate) fn write_cufile(handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
+    let len = memory.len_bytes;
+    let (done, cause) = through_cufile(len, |done| {
+        handle.write_range_at(memory, done, len - done, offset.saturating_add(done as u64))
+    });
+    (done, cause.or_else(|| (done < len).then(|| io::Error::from(io::ErrorKind::WriteZero).into())))
+}
+
+/// Repeats a cuFile call until `len` bytes are done or it moves nothing, which is the end of the file.
+fn through_cufile(len: usize, mut call: impl FnMut(usize) -> cufile::Result<usize>) -> Outcome {
+    let mut done = 0;
+    while done < len {
+        match call(done) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(cufile::Error::Io { source, .. }) if source.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return (done, Some(error.into())),
+        }
+    }
+    (done, None)
+}

@@ -1,0 +1,102 @@
+//! Mappings of files: read by copying, and written by letting the kernel copy.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+/// A shared mapping of a file, from its beginning.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    ptr: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: an address range that stays until the value goes; the methods say what may be done with it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len_bytes` of a file for [`read`](Self::read).
+    ///
+    /// # Errors
+    /// What `mmap` said.
+    pub fn for_read(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
+        Self::new(file, len_bytes, libc::PROT_READ)
+    }
+
+    /// Maps the first `len_bytes` of a file for [`write`](Self::write).
+    ///
+    /// # Errors
+    /// What `mmap` said: the file must be open for reading and writing.
+    pub fn for_write(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
+        Self::new(file, len_bytes, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn new(file: &fs::File, len_bytes: usize, protection: libc::c_int) -> io::Result<Self> {
+        if len_bytes == 0 {
+            return Ok(Self { ptr: ptr::dangling_mut(), len_bytes });
+        }
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let mapped = unsafe {
+            libc::mmap(ptr::null_mut(), len_bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        match mapped {
+            libc::MAP_FAILED => Err(io::Error::last_os_error()),
+            mapped => Ok(Self { ptr: mapped.cast(), len_bytes }),
+        }
+    }
+
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+
+    /// Copies `len_bytes` bytes from `offset`.
+    ///
+    /// # Safety
+    /// The range must lie in the mapping, and the file must not be shorter by now. `target` must be valid for writes,
+    /// and nothing else use it meanwhile.
+    #[inline]
+    pub unsafe fn read(&self, offset: u64, target: *mut u8, len_bytes: usize) {
+        debug_assert!(offset as usize + len_bytes <= self.len_bytes);
+        // SAFETY: the caller's promise.
+        unsafe { ptr::copy_nonoverlapping(self.ptr.add(offset as usize), target, len_bytes) }
+    }
+
+    /// Lets the kernel copy bytes into the mapping at `offset`; returns how many it copied. Of a page that cannot be
+    /// written (the file was truncated, the disk is full) it copies nothing, without a signal.
+    pub fn write(&self, source: &[u8], offset: u64) -> usize {
+        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(source.len()));
+        if end.is_none_or(|end| end > self.len_bytes) {
+            return 0;
+        }
+        let mut done = 0;
+        while done < source.len() {
+            let rest = &source[done..];
+            let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+            let target = self.ptr.wrapping_add(offset as usize + done);
+            let remote = libc::iovec { iov_base: target.cast(), iov_len: rest.len() };
+            // SAFETY: the kernel checks both addresses; the target lies in this mapping.
+            let count = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
+            match usize::try_from(count) {
+                Ok(count) if count > 0 => done += count,
+                _ => break,
+            }
+        }
+        done
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.len_bytes > 0 {
+            // SAFETY: mapped in `new`, unmapped once.
+            unsafe { libc::munmap(self.ptr.cast(), self.len_bytes) };
+        }
+    }
+}

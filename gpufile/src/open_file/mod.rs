@@ -1,0 +1,337 @@
+//! An open file as the engine sees it: by which of its ways bytes go between it and host memory or cuFile.
+
+mod cufile_way;
+mod direct;
+mod mapping;
+mod posix;
+mod storage;
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{fs, io};
+
+pub(crate) use cufile_way::{read_cufile, write_cufile};
+pub(crate) use direct::open_flags;
+pub(crate) use mapping::Mapping;
+pub(crate) use storage::Storage;
+
+use crate::engine::{Bounce, Engine, Side};
+use crate::error::{Cause, Error};
+use crate::page_cache;
+use crate::path::PathPolicy;
+use crate::settings::DirectIo;
+use crate::write_plan::Keep;
+use cufile_way::Way;
+use direct::Direct;
+use posix::{read_full, write_full};
+
+/// How many bytes went, in order, and what failed; at the end of the file, fewer went and nothing failed.
+pub(crate) type Outcome = (usize, Option<Cause>);
+
+/// Below this, a read is not worth an `O_DIRECT` request of its own, nor the question whether it is cached.
+const DIRECT_MIN_BYTES: usize = 128 << 10;
+
+/// An open file and what is known about it.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub path: PathBuf,
+    /// Buffered: without `O_DIRECT`.
+    pub file: fs::File,
+    pub engine: Engine,
+    pub policy: PathPolicy,
+    pub direct_read: DirectIo,
+    pub direct_write: DirectIo,
+    pub storage: Storage,
+    /// Decided when device memory first asks, because opening the cuFile driver takes a tenth of a second.
+    way: OnceLock<Way>,
+    /// The same file with `O_DIRECT`, opened when first needed.
+    direct: OnceLock<Option<Direct>>,
+    /// A mapping of all of the file for overwriting, made when first needed and anew when the file has grown.
+    mapping: Mutex<Option<Arc<Mapping>>>,
+}
+
+/// Bytes of a file that lie in a bounce buffer, from `start` on.
+pub(crate) struct Staged {
+    pub start: usize,
+    pub done: usize,
+    pub cause: Option<Cause>,
+}
+
+impl OpenFile {
+    /// Takes over a descriptor; if it has `O_DIRECT`, another without is opened in its stead.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn new(
+        path: PathBuf,
+        file: fs::File,
+        engine: Engine,
+        policy: PathPolicy,
+        direct: (DirectIo, DirectIo),
+    ) -> io::Result<Self> {
+        let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
+        let storage = Storage::of(&file)?;
+        Ok(Self {
+            path,
+            file,
+            engine,
+            policy,
+            direct_read: direct.0,
+            direct_write: direct.1,
+            storage,
+            way: OnceLock::new(),
+            direct: OnceLock::new(),
+            mapping: Mutex::default(),
+        })
+    }
+
+    /// What a failed transfer of the file is reported as.
+    #[cold]
+    pub fn transfer_error(
+        &self,
+        operation: &'static str,
+        offset: u64,
+        len_bytes: usize,
+        bytes_done: usize,
+        cause: Cause,
+    ) -> Error {
+        Error::Transfer { operation, path: self.path.clone(), offset, len_bytes, bytes_done, cause }
+    }
+
+    pub fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    /// Reads into the bounce buffer, behind its first `end` bytes.
+    pub fn read_staged(&self, bounce: &mut Bounce, end: usize, offset: u64, len_bytes: usize) -> Staged {
+        if let Some(direct) = self.direct_for_read(offset, len_bytes) {
+            let (head, whole) = direct.enclosing(offset, len_bytes);
+            let start = direct.align(end) + head;
+            if direct.align(end) + whole <= bounce.len_bytes() {
+                // SAFETY: the range lies in the bounce buffer, which nothing else uses.
+                let target = unsafe { bounce.ptr().add(start) };
+                // SAFETY: as above, with the over-read around it.
+                let done = unsafe { direct.read_enclosing(target, len_bytes, offset) };
+                // SAFETY: as above.
+                let (done, cause) = unsafe { self.read_rest(target, len_bytes, offset, done) };
+                return Staged { start, done, cause };
+            }
+        }
+        debug_assert!(end + len_bytes <= bounce.len_bytes());
+        // SAFETY: a bounce buffer has room for a chunk, and nothing else uses it.
+        let (done, cause) = unsafe { self.read_rest(bounce.ptr().add(end), len_bytes, offset, 0) };
+        Staged { start: end, done, cause }
+    }
+
+    /// Reads to host memory.
+    ///
+    /// # Safety
+    /// `target` must be valid for writes of `len_bytes`, and nothing else use it meanwhile.
+    pub unsafe fn read_host(
+        &self,
+        target: *mut u8,
+        len_bytes: usize,
+        offset: u64,
+        bounce: &mut Bounce,
+    ) -> Outcome {
+        let mut done = 0;
+        if let Some(direct) = self.direct_for_read(offset, len_bytes) {
+            if direct.is_aligned(target, offset, len_bytes) {
+                // SAFETY: the caller's promise.
+                done = unsafe { direct.read_enclosing(target, len_bytes, offset) };
+            } else {
+                while done < len_bytes {
+                    let piece = (len_bytes - done).min(bounce.len_bytes() - 2 * direct.align(1));
+                    let staged = self.read_staged(bounce, 0, offset + done as u64, piece);
+                    // SAFETY: both are as long, and a bounce buffer is the engine's.
+                    unsafe {
+                        let source = bounce.ptr().add(staged.start);
+                        std::ptr::copy_nonoverlapping(source, target.add(done), staged.done);
+                    }
+                    done += staged.done;
+                    if staged.done < piece {
+                        return (done, staged.cause);
+                    }
+                }
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.read_rest(target, len_bytes, offset, done) }
+    }
+
+    /// Reads what is left after `done` bytes, through the page cache.
+    ///
+    /// # Safety
+    /// As for [`read_host`](Self::read_host).
+    pub unsafe fn read_rest(&self, target: *mut u8, len_bytes: usize, offset: u64, done: usize) -> Outcome {
+        // SAFETY: the caller's promise, behind what was read already.
+        match unsafe { read_full(self.as_fd(), target.add(done), len_bytes - done, offset + done as u64) } {
+            Ok(more) => (done + more, None),
+            Err((more, error)) => (done + more, Some(error.into())),
+        }
+    }
+
+    /// Where in a bounce buffer, behind its first `end` bytes, a range to be written must lie.
+    pub fn place_for_write(&self, end: usize, offset: u64, len_bytes: usize, room_bytes: usize) -> usize {
+        let Some(direct) = self.direct_for_write(len_bytes) else { return end };
+        let (head, _) = direct.enclosing(offset, len_bytes);
+        let start = direct.align(end) + head;
+        if start + len_bytes <= room_bytes { start } else { end }
+    }
+
+    /// Writes host bytes, by `O_DIRECT` where that was asked for and their address allows it.
+    pub fn write_staged(&self, side: &Side, last: bool, source: &[u8], offset: u64) -> Outcome {
+        let mut done = 0;
+        if let Side::WriteMapping(mapping) = side
+            && !last
+            && self.is_cached(offset, source.len())
+        {
+            done = mapping.write(source, offset);
+        } else if let Some(direct) = self.direct_for_write(source.len()) {
+            // The ends that are not aligned go through the page cache.
+            let before = direct.until_aligned(offset).min(source.len());
+            let inside = direct.aligned_part(source.len() - before);
+            let middle = &source[before..before + inside];
+            if inside > 0 && direct.is_aligned(middle.as_ptr(), offset + before as u64, inside) {
+                // SAFETY: a slice.
+                let head = unsafe { write_full(self.as_fd(), source.as_ptr(), before, offset) };
+                if let Err((done, error)) = head {
+                    return (done, Some(error.into()));
+                }
+                done = before + direct.write(middle, offset + before as u64);
+            }
+        }
+        // SAFETY: a slice.
+        let rest = unsafe {
+            write_full(self.as_fd(), source[done..].as_ptr(), source.len() - done, offset + done as u64)
+        };
+        match rest {
+            Ok(()) => (source.len(), None),
+            Err((more, error)) => (done + more, Some(error.into())),
+        }
+    }
+
+    /// Writes host memory.
+    ///
+    /// # Safety
+    /// `source` must be valid for reads of `len_bytes`, and nothing write it meanwhile.
+    pub unsafe fn write_host(
+        &self,
+        side: &Side,
+        last: bool,
+        source: *const u8,
+        len_bytes: usize,
+        offset: u64,
+        bounce: &mut Bounce,
+    ) -> Outcome {
+        // SAFETY: the caller's promise.
+        let source = unsafe { std::slice::from_raw_parts(source, len_bytes) };
+        let aligned = |direct: &&Direct| {
+            let before = direct.until_aligned(offset);
+            direct.is_aligned(source.as_ptr().wrapping_add(before), 0, 0)
+        };
+        if self.direct_for_write(len_bytes).is_none_or(|direct| aligned(&direct)) {
+            return self.write_staged(side, last, source, offset);
+        }
+        let mut done = 0;
+        while done < len_bytes {
+            let at = offset + done as u64;
+            let start = self.place_for_write(0, at, len_bytes - done, usize::MAX);
+            let piece = (len_bytes - done).min(bounce.len_bytes() - start);
+            // SAFETY: the range lies in the bounce buffer, which nothing else uses.
+            let staged = unsafe { std::slice::from_raw_parts_mut(bounce.ptr().add(start), piece) };
+            staged.copy_from_slice(&source[done..done + piece]);
+            let (written, cause) = self.write_staged(side, last, staged, at);
+            done += written;
+            if written < piece {
+                return (done, cause);
+            }
+        }
+        (done, None)
+    }
+
+    /// Whether all of a range is in the page cache, as far as the kernel tells; always on tmpfs.
+    pub fn is_cached(&self, offset: u64, len_bytes: usize) -> bool {
+        self.storage == Storage::Tmpfs
+            || page_cache::residency(&self.file, offset..offset + len_bytes as u64)
+                .is_ok_and(|residency| residency.is_fully_cached())
+    }
+
+    /// Whether a long range is in the page cache, judged by samples.
+    pub fn is_cached_by_samples(&self, offset: u64, len_bytes: usize) -> bool {
+        const SAMPLES: usize = 8;
+        const SAMPLE_BYTES: usize = 64 << 10;
+        let step = len_bytes / SAMPLES;
+        (0..SAMPLES).all(|i| self.is_cached(offset + (i * step) as u64, SAMPLE_BYTES.min(step)))
+    }
+
+    /// Whether a large read would go by `O_DIRECT`, judged by a sample.
+    pub fn reads_from_disk(&self, offset: u64, len_bytes: usize) -> bool {
+        self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES)).is_some()
+    }
+
+    /// Whether a read of so many bytes needs no thought about `O_DIRECT`.
+    pub fn is_buffered_read(&self, len_bytes: usize) -> bool {
+        match self.direct_read {
+            DirectIo::Always => false,
+            DirectIo::Never => true,
+            DirectIo::Auto => len_bytes < DIRECT_MIN_BYTES || !self.storage.has_slow_misses(),
+        }
+    }
+
+    /// Allocates storage for a range that may lie behind the end (`fallocate`); says whether that worked.
+    pub fn allocate(&self, offset: u64, len_bytes: u64, keep: Keep) -> bool {
+        let mode = if keep == Keep::Size { libc::FALLOC_FL_KEEP_SIZE } else { 0 };
+        let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len_bytes)) else {
+            return false;
+        };
+        // SAFETY: takes integers.
+        unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, len) == 0 }
+    }
+
+    /// The way by `O_DIRECT`, if a read should take it.
+    fn direct_for_read(&self, offset: u64, len_bytes: usize) -> Option<&Direct> {
+        if self.is_buffered_read(len_bytes) {
+            return None;
+        }
+        let direct = self.direct()?;
+        // What lies in the page cache is faster had from there. A few pages are there because of what was read before.
+        let uncached = || {
+            page_cache::residency(&self.file, offset..offset + len_bytes as u64).is_ok_and(|residency| {
+                residency.cached * 2 < residency.pages && residency.dirty.unwrap_or(0) == 0
+            })
+        };
+        let aligned =
+            || self.engine.settings().overread() || direct.is_aligned(std::ptr::null(), offset, len_bytes);
+        ((self.direct_read == DirectIo::Always || uncached()) && aligned()).then_some(direct)
+    }
+
+    /// The way by `O_DIRECT`, if a write should take it.
+    pub fn direct_for_write(&self, len_bytes: usize) -> Option<&Direct> {
+        let wanted = self.direct_write == DirectIo::Always && len_bytes >= Bounce::ALIGNMENT;
+        if wanted { self.direct() } else { None }
+    }
+
+    fn direct(&self) -> Option<&Direct> {
+        self.direct.get_or_init(|| Direct::of(&self.file)).as_ref().filter(|direct| direct.works())
+    }
+
+    /// A mapping for overwriting that covers the file up to `end`; `None` if the file is shorter or cannot be mapped.
+    pub fn mapping_for_write(&self, end: u64) -> Option<Arc<Mapping>> {
+        let mut mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= end) {
+            return Some(mapping.clone());
+        }
+        let len_bytes = self.len_bytes().ok().filter(|len_bytes| *len_bytes >= end)?;
+        let new = Arc::new(Mapping::for_write(&self.file, usize::try_from(len_bytes).ok()?).ok()?);
+        *mapping = Some(new.clone());
+        Some(new)
+    }
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}

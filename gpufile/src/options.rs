@@ -1,0 +1,150 @@
+//! How files are opened.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use crate::engine::Engine;
+use crate::error::{Cause, Error, Result};
+use crate::file::File;
+use crate::open_file::OpenFile;
+use crate::path::PathPolicy;
+use crate::settings::DirectIo;
+
+/// How a file is opened. What is not said is as the engine's settings say.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct OpenOptions {
+    options: fs::OpenOptions,
+    engine: Option<Engine>,
+    policy: Option<PathPolicy>,
+    direct_read: Option<DirectIo>,
+    direct_write: Option<DirectIo>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpenOptions {
+    /// Neither reading nor writing, as [`std::fs::OpenOptions`].
+    pub fn new() -> Self {
+        Self {
+            options: fs::OpenOptions::new(),
+            engine: None,
+            policy: None,
+            direct_read: None,
+            direct_write: None,
+        }
+    }
+
+    /// For reading.
+    pub fn read(mut self, read: bool) -> Self {
+        self.options.read(read);
+        self
+    }
+
+    /// For writing.
+    pub fn write(mut self, write: bool) -> Self {
+        self.options.write(write);
+        self
+    }
+
+    /// Creates the file if there is none.
+    pub fn create(mut self, create: bool) -> Self {
+        self.options.create(create);
+        self
+    }
+
+    /// Creates the file, and fails if there is one.
+    pub fn create_new(mut self, create_new: bool) -> Self {
+        self.options.create_new(create_new);
+        self
+    }
+
+    /// Empties the file if there is one.
+    pub fn truncate(mut self, truncate: bool) -> Self {
+        self.options.truncate(truncate);
+        self
+    }
+
+    /// Uses this engine instead of the process's default.
+    pub fn engine(mut self, engine: &Engine) -> Self {
+        self.engine = Some(engine.clone());
+        self
+    }
+
+    /// Whether device memory may or must go through cuFile.
+    pub fn policy(mut self, policy: PathPolicy) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// Whether reads use `O_DIRECT`. Nothing need be aligned.
+    pub fn direct_read(mut self, direct: DirectIo) -> Self {
+        self.direct_read = Some(direct);
+        self
+    }
+
+    /// Whether writes use `O_DIRECT`. Nothing need be aligned: the ends that are not go through the page cache.
+    pub fn direct_write(mut self, direct: DirectIo) -> Self {
+        self.direct_write = Some(direct);
+        self
+    }
+
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with what the operating system said, or, under [`PathPolicy::RequireCufile`], why cuFile does
+    /// not work for the file.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
+        let path = path.as_ref();
+        match self.options.open(path) {
+            Ok(file) => self.open_file(path.to_owned(), file),
+            Err(error) => Err(Error::Open { path: path.to_owned(), cause: error.into() }),
+        }
+    }
+
+    /// Takes over a file that is already open, with the access that it was opened for; of these options, only those
+    /// count that are not about how to open. If it has `O_DIRECT`, it is opened again without, and each transfer
+    /// decides.
+    ///
+    /// # Errors
+    /// [`Error::Open`]; a file with `O_APPEND` is refused, because its writes would go elsewhere.
+    pub fn open_fd(&self, fd: impl Into<OwnedFd>) -> Result<File> {
+        let file = fs::File::from(fd.into());
+        let path = crate::file::path_of(&file);
+        match crate::open_file::open_flags(&file) {
+            Err(error) => Err(Error::Open { path, cause: error.into() }),
+            Ok(flags) if flags & libc::O_APPEND != 0 => {
+                let text = "it was opened with O_APPEND, and all writes here say where they go".to_owned();
+                Err(Error::Open { path, cause: Cause::Invalid(text) })
+            }
+            Ok(_) => self.open_file(path, file),
+        }
+    }
+
+    fn open_file(&self, path: PathBuf, file: fs::File) -> Result<File> {
+        let engine = match &self.engine {
+            Some(engine) => engine.clone(),
+            None => match Engine::try_global() {
+                Ok(engine) => engine.clone(),
+                Err(error) => return Err(Error::Open { path, cause: Cause::Invalid(error.to_string()) }),
+            },
+        };
+        let settings = engine.settings();
+        let policy = self.policy.unwrap_or(settings.path_policy());
+        let direct = (
+            self.direct_read.unwrap_or(settings.direct_read()),
+            self.direct_write.unwrap_or(settings.direct_write()),
+        );
+        let file = OpenFile::new(path.clone(), file, engine, policy, direct)
+            .map_err(|error| Error::Open { path: path.clone(), cause: error.into() })?;
+        if policy == PathPolicy::RequireCufile {
+            file.require_cufile().map_err(|reason| Error::Open { path, cause: Cause::NoCufile(reason) })?;
+        }
+        Ok(File::new(file))
+    }
+}

@@ -1,0 +1,546 @@
+//! What the kernel's page cache holds of a file, and how to empty and fill it.
+//!
+//! A read of cached pages is a copy in memory; any other waits for the storage, and may as well bypass the cache. So
+//! [`residency`] helps to choose between the two, [`drop`] makes the next read a cold one, for a measurement or because
+//! the pages will not be wanted again, and [`prefetch`] does the opposite.
+//!
+//! All three take any open regular file, and a range in bytes, of which what lies behind the end of the file does not
+//! count. They allocate nothing.
+//!
+//! ```
+//! use gpufile::{File, page_cache};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let path = std::env::temp_dir().join(format!("gpufile-page-cache-doc-{}", std::process::id()));
+//! let file = File::create(&path)?;
+//! file.write_all_at(vec![7_u8; 100_000].as_slice(), 0)?;
+//! page_cache::drop(&file, 0..100_000)?;
+//! println!("{:.0} % are still cached", 100.0 * page_cache::residency(&file, 0..100_000)?.fraction());
+//! # std::fs::remove_file(path).ok();
+//! # Ok(())
+//! # }
+//! ```
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+
+/// The same number on every architecture that CUDA runs on; libc does not name it on all of them.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// How much of a range the page cache holds, in pages of the system's page size. A page counts as a whole, however
+/// little of it the range covers.
+///
+/// # Staleness
+/// The kernel evicts, reads and writes back pages at any moment, so this is what was, not what is. It is good for
+/// choosing a way, never for relying on one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Residency {
+    /// The pages of the range.
+    pub pages: u64,
+    /// How many of them are cached. By `cachestat` these include pages that are only being read.
+    pub cached: u64,
+    /// How many of the cached ones the storage has an older version of; `None` where the kernel does not tell. Always
+    /// 0 on tmpfs, whose pages have no storage.
+    pub dirty: Option<u64>,
+    /// How many are being written to the storage; `None` where the kernel does not tell.
+    pub writeback: Option<u64>,
+}
+
+impl Residency {
+    /// The cached share, from 0 to 1. An empty range counts as cached.
+    pub fn fraction(&self) -> f64 {
+        if self.pages == 0 { 1.0 } else { self.cached as f64 / self.pages as f64 }
+    }
+
+    /// Whether all pages are cached.
+    pub fn is_fully_cached(&self) -> bool {
+        self.cached == self.pages
+    }
+}
+
+/// How much of a range of the file is cached.
+///
+/// Asks `cachestat(2)`, in about a microsecond and two more for each MiB that is cached. Where that is missing (Linux
+/// before 6.5), filtered out, or blind (on overlayfs it sees no pages), maps the range piece by piece and asks
+/// `mincore(2)`, which takes some times as long, needs a descriptor open for reading, and does not count dirty pages.
+///
+/// # Errors
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file, and
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel keeps the answer from this process: it may be
+/// told only to those who own the file or may write it.
+pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
+    let fd = fd.as_fd();
+    let range = clip(fd, range)?;
+    if range.is_empty() {
+        return Ok(Residency { pages: 0, cached: 0, dirty: Some(0), writeback: Some(0) });
+    }
+    match by_cachestat(fd, &range) {
+        Err(error) if is_no_answer(&error) => by_mincore(fd, &range),
+        Ok(found) if found.cached == 0 && is_overlay(fd)? => by_mincore(fd, &range),
+        result => result,
+    }
+}
+
+/// Drops a range of the file from the page cache, as far as possible: pages that only partly lie in the range stay (at
+/// the end of the file they count as whole), and so do those that someone has mapped or that are being read or written.
+/// [`residency`] tells what is left. On tmpfs everything stays, because there the cache is the storage.
+///
+/// Only clean pages can be dropped, so everything written to the file is made durable first, by `fdatasync`.
+/// `sync_file_range`, which could spare the rest of the file, does nothing on overlayfs, and leaves NFS with pages that
+/// it holds until a commit.
+///
+/// # Errors
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file, and those of `fdatasync`: what was
+/// written did not reach the storage, and a later `sync` of the same descriptor need not say so again.
+pub fn drop(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
+    let fd = fd.as_fd();
+    let range = clip(fd, range)?;
+    if range.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: takes an integer.
+    while unsafe { libc::fdatasync(fd.as_raw_fd()) } != 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    advise(fd, &range, libc::POSIX_FADV_DONTNEED)
+}
+
+/// Starts to read a range of the file into the page cache, and does not wait for the data; where the queue of the
+/// storage is full it waits for a place there. A hint: the kernel may leave pages out, or soon evict them.
+///
+/// # Errors
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file.
+pub fn prefetch(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
+    // For each call the kernel reads no more than the storage's readahead, and forgets the rest. This is the usual
+    // setting, and smaller ones are rare.
+    const STEP: usize = 128 << 10;
+    let fd = fd.as_fd();
+    let range = clip(fd, range)?;
+    range
+        .clone()
+        .step_by(STEP)
+        .try_for_each(|at| advise(fd, &(at..range.end.min(at + STEP as u64)), libc::POSIX_FADV_WILLNEED))
+}
+
+/// Advises the kernel about a range that is not empty.
+fn advise(fd: BorrowedFd<'_>, range: &Range<u64>, advice: libc::c_int) -> io::Result<()> {
+    let (start, len) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
+    // SAFETY: takes integers.
+    match unsafe { libc::posix_fadvise(fd.as_raw_fd(), start, len, advice) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// The part of the range that the file has; its bounds fit an `off_t`.
+fn clip(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Range<u64>> {
+    let status = status(fd)?;
+    if status.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let end = range.end.min(status.st_size as u64);
+    Ok(range.start.min(end)..end)
+}
+
+fn status(fd: BorrowedFd<'_>) -> io::Result<libc::stat> {
+    let mut status = MaybeUninit::uninit();
+    // SAFETY: `status` has room for what the call writes.
+    check(unsafe { libc::fstat(fd.as_raw_fd(), status.as_mut_ptr()) })?;
+    // SAFETY: the call has succeeded, so it has written all of it.
+    Ok(unsafe { status.assume_init() })
+}
+
+/// Whether cachestat left the question open. Some sandboxes refuse system calls that they do not know with EPERM; where
+/// it is meant, mincore's answer is no other.
+fn is_no_answer(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EPERM))
+}
+
+fn is_overlay(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    const OVERLAYFS_SUPER_MAGIC: u64 = 0x794c_7630;
+    Ok(file_system_type(fd)? == OVERLAYFS_SUPER_MAGIC)
+}
+
+fn file_system_type(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut status = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: `status` has room for what the call writes.
+    check(unsafe { libc::fstatfs(fd.as_raw_fd(), status.as_mut_ptr()) })?;
+    // SAFETY: the call has succeeded, so it has written all of it.
+    Ok(unsafe { status.assume_init() }.f_type as u64)
+}
+
+fn page_bytes() -> u64 {
+    // SAFETY: takes an integer.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+}
+
+/// How many pages a range that is not empty touches.
+fn pages(range: &Range<u64>) -> u64 {
+    range.end.div_ceil(page_bytes()) - range.start / page_bytes()
+}
+
+/// For a range that is not empty.
+fn by_cachestat(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
+    // `struct cachestat_range`: offset and length, of which 0 would mean all to the end of the file; and
+    // `struct cachestat`: cached, dirty, in writeback, evicted, recently evicted.
+    let asked = [range.start, range.end - range.start];
+    let (mut told, flags) = ([0_u64; 5], 0 as libc::c_uint);
+    // SAFETY: the arrays are the call's structs, of which it writes the second.
+    let result =
+        unsafe { libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), asked.as_ptr(), told.as_mut_ptr(), flags) };
+    check(result as libc::c_int)?;
+    let [cached, dirty, writeback, ..] = told;
+    Ok(Residency { pages: pages(range), cached, dirty: Some(dirty), writeback: Some(writeback) })
+}
+
+/// For a range that is not empty.
+fn by_mincore(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
+    // A byte for each page that is asked for at once: 16 MiB of the file where pages have 4 KiB.
+    let mut vector = [0_u8; 4096];
+    let page = page_bytes();
+    let mut found = Residency { pages: pages(range), cached: 0, dirty: None, writeback: None };
+    if !may_observe(fd)? {
+        return Err(io::Error::from_raw_os_error(libc::EPERM));
+    }
+    let mut at = range.start - range.start % page;
+    while at < range.end {
+        let len = (range.end - at).min(vector.len() as u64 * page);
+        let count = len.div_ceil(page) as usize;
+        in_core(fd, at, len as usize, &mut vector[..count])?;
+        found.cached += vector[..count].iter().filter(|&&page| page & 1 == 1).count() as u64;
+        at += len;
+    }
+    Ok(found)
+}
+
+/// Tells for each page from the page boundary `at` whether it is cached.
+fn in_core(fd: BorrowedFd<'_>, at: u64, len: usize, vector: &mut [u8]) -> io::Result<()> {
+    assert_eq!(vector.len(), (len as u64).div_ceil(page_bytes()) as usize);
+    // Without access, so that even a process that locks all that it maps does not read the file by this.
+    // SAFETY: a new mapping, where the kernel wants it.
+    let mapping = unsafe {
+        libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, libc::MAP_SHARED, fd.as_raw_fd(), at as libc::off_t)
+    };
+    if mapping == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the range is mapped, and the vector has a byte for each of its pages. That the file may have become
+    // shorter is no matter, because nothing touches the pages.
+    let result = check(unsafe { libc::mincore(mapping, len, vector.as_mut_ptr()) });
+    // SAFETY: the mapping from above, which nothing refers to.
+    unsafe { libc::munmap(mapping, len) };
+    result
+}
+
+/// Whether mincore tells this process the truth. To those who neither own the file nor may write it, the kernel says
+/// that every page is cached.
+fn may_observe(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: takes nothing.
+    if status(fd)?.st_uid == unsafe { libc::geteuid() } {
+        return Ok(true);
+    }
+    // The system call itself, because older C libraries refuse the flags.
+    let flags = libc::AT_EMPTY_PATH | libc::AT_EACCESS;
+    // SAFETY: the path is a C string.
+    let result =
+        unsafe { libc::syscall(libc::SYS_faccessat2, fd.as_raw_fd(), c"".as_ptr(), libc::W_OK, flags) };
+    Ok(result == 0)
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::path::{Path, PathBuf};
+    use std::time::{Duration, Instant};
+    use std::{env, thread};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const PIECE: u64 = 64 << 10;
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+    /// As for all tests: `CUFILE_TEST_DIR` chooses the file system.
+    fn folder() -> PathBuf {
+        env::var_os("CUFILE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from)
+    }
+
+    /// An unnamed file of `len` bytes, all written, piece by piece, so that the kernel keeps no larger folios.
+    fn written(folder: &Path, len: u64) -> File {
+        let file = tempfile::tempfile_in(folder).unwrap();
+        for at in (0..len).step_by(PIECE as usize) {
+            let piece = vec![(at / PIECE) as u8; PIECE.min(len - at) as usize];
+            file.write_all_at(&piece, at).unwrap();
+        }
+        file
+    }
+
+    fn assert_content(file: &File) {
+        let len = file.metadata().unwrap().len();
+        for at in (0..len).step_by(PIECE as usize) {
+            let mut piece = vec![0; PIECE.min(len - at) as usize];
+            file.read_exact_at(&mut piece, at).unwrap();
+            assert!(piece.iter().all(|&byte| byte == (at / PIECE) as u8), "at {at}");
+        }
+    }
+
+    /// Whether the file system is one that lets clean pages go: ext2 to 4, XFS, Btrfs, overlayfs on such.
+    fn can_drop(file: &File) -> bool {
+        [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630].contains(&file_system_type(file.as_fd()).unwrap())
+    }
+
+    #[test]
+    fn what_was_written_is_cached_until_dropped() {
+        let len = 3 * MIB + 100;
+        let file = written(&folder(), len);
+        let fresh = residency(&file, 0..len).unwrap();
+        assert_eq!(fresh.pages, len.div_ceil(page_bytes()));
+        assert!(fresh.is_fully_cached(), "{fresh:?}");
+        assert_eq!(fresh.fraction(), 1.0);
+
+        drop(&file, 0..len).unwrap();
+        let left = residency(&file, 0..len).unwrap();
+        assert_eq!(left.pages, fresh.pages);
+        // Whatever the file system, everything dirty has been written.
+        assert!(left.dirty.is_none_or(|dirty| dirty == 0), "{left:?}");
+        if can_drop(&file) {
+            assert_eq!(left.cached, 0, "{left:?}");
+            assert_eq!(left.fraction(), 0.0);
+            assert!(!left.is_fully_cached());
+        }
+        assert_content(&file);
+        assert!(residency(&file, 0..len).unwrap().is_fully_cached());
+    }
+
+    #[test]
+    fn cachestat_counts_dirty_pages() {
+        let file = written(&folder(), MIB);
+        let Ok(fresh) = by_cachestat(file.as_fd(), &(0..MIB)) else { return };
+        let not_durable = fresh.dirty.unwrap() + fresh.writeback.unwrap();
+        if can_drop(&file) && !is_overlay(file.as_fd()).unwrap() {
+            assert!(not_durable > 0, "{fresh:?}");
+        }
+        assert!(
+            fresh.dirty.unwrap() <= fresh.cached && fresh.writeback.unwrap() <= fresh.cached,
+            "{fresh:?}"
+        );
+        file.sync_data().unwrap();
+        assert_eq!(by_cachestat(file.as_fd(), &(0..MIB)).unwrap().dirty, Some(0));
+    }
+
+    #[test]
+    fn dropping_a_part_leaves_the_rest() {
+        let file = written(&folder(), 8 * MIB);
+        let dropped = 2 * MIB..4 * MIB;
+        drop(&file, dropped.clone()).unwrap();
+        let cached = |range| residency(&file, range).unwrap().cached;
+        let pages = |bytes: u64| bytes / page_bytes();
+        assert_eq!(cached(0..2 * MIB), pages(2 * MIB));
+        assert_eq!(cached(4 * MIB..8 * MIB), pages(4 * MIB));
+        let left = if can_drop(&file) { 0 } else { cached(dropped.clone()) };
+        assert_eq!(cached(dropped), left);
+        assert_eq!(cached(0..8 * MIB), pages(6 * MIB) + left);
+    }
+
+    #[test]
+    fn pages_that_lie_partly_in_the_range_stay() {
+        let file = written(&folder(), 4 * MIB);
+        drop(&file, MIB + 1..3 * MIB - 1).unwrap();
+        let cached = |range| residency(&file, range).unwrap().cached;
+        assert_eq!(cached(MIB..MIB + 1), 1);
+        assert_eq!(cached(3 * MIB - 1..3 * MIB), 1);
+        if can_drop(&file) {
+            // With them, all that the kernel keeps in one folio with them.
+            let inner = cached(MIB + PIECE..3 * MIB - PIECE);
+            assert_eq!(inner, 0);
+        }
+    }
+
+    #[test]
+    fn on_tmpfs_everything_stays() {
+        let shm = Path::new("/dev/shm");
+        if !shm.is_dir() {
+            eprintln!("skipped: no /dev/shm");
+            return;
+        }
+        let file = written(shm, 2 * MIB + 1);
+        assert_eq!(file_system_type(file.as_fd()).unwrap(), TMPFS_MAGIC);
+        drop(&file, 0..u64::MAX).unwrap();
+        prefetch(&file, 0..u64::MAX).unwrap();
+        let left = residency(&file, 0..u64::MAX).unwrap();
+        assert_eq!(left.pages, (2 * MIB + 1).div_ceil(page_bytes()));
+        assert!(left.is_fully_cached(), "{left:?}");
+        assert_eq!(by_mincore(file.as_fd(), &(0..2 * MIB + 1)).unwrap().cached, left.cached);
+        assert_content(&file);
+    }
+
+    #[test]
+    fn ranges_end_where_the_file_ends() {
+        let file = written(&folder(), 5000);
+        for (range, expected) in [
+            (0..5000, 0..5000),
+            (0..u64::MAX, 0..5000),
+            (4999..1 << 40, 4999..5000),
+            (5000..6000, 5000..5000),
+            (6000..7000, 5000..5000),
+            (u64::MAX - 1..u64::MAX, 5000..5000),
+            (70..70, 70..70),
+            (Range { start: 80, end: 70 }, 70..70),
+        ] {
+            assert_eq!(clip(file.as_fd(), range.clone()).unwrap(), expected, "{range:?}");
+            let found = residency(&file, range.clone()).unwrap();
+            let pages = if expected.is_empty() { 0 } else { pages(&expected) };
+            assert_eq!(found.pages, pages, "{range:?}");
+            assert!(found.is_fully_cached(), "{range:?}: {found:?}");
+            assert_eq!(found.fraction(), 1.0, "{range:?}");
+        }
+        drop(&file, 6000..7000).unwrap();
+        drop(&file, 70..70).unwrap();
+        prefetch(&file, 6000..7000).unwrap();
+        assert!(residency(&file, 0..5000).unwrap().is_fully_cached(), "an empty range dropped the file");
+        assert_eq!(residency(tempfile::tempfile().unwrap(), 0..1).unwrap().pages, 0);
+    }
+
+    #[test]
+    fn pages_count_as_wholes() {
+        let page = page_bytes();
+        assert_eq!(pages(&(0..1)), 1);
+        assert_eq!(pages(&(page - 1..page + 1)), 2);
+        assert_eq!(pages(&(page..2 * page)), 1);
+        let half = Residency { pages: 4, cached: 2, dirty: None, writeback: None };
+        assert_eq!((half.fraction(), half.is_fully_cached()), (0.5, false));
+    }
+
+    #[test]
+    fn both_methods_agree_on_holes_and_across_pieces() {
+        let file = tempfile::tempfile_in(folder()).unwrap();
+        let len = 40 * MIB + 123;
+        file.set_len(len).unwrap();
+        // The second page is in another piece of mincore's, the third is the last one before a piece ends.
+        let written = [0, 20 * MIB, 32 * MIB - page_bytes(), 40 * MIB];
+        for at in written {
+            file.write_all_at(&[1; 64], at).unwrap();
+        }
+        for range in [0..len, 1..len, 20 * MIB - 1..len, 20 * MIB + 4000..32 * MIB, 32 * MIB..len, 7..8] {
+            let expected = written.iter().filter(|&&at| at < range.end && at + page_bytes() > range.start);
+            let slow = by_mincore(file.as_fd(), &range).unwrap();
+            assert_eq!(slow.cached, expected.count() as u64, "{range:?}");
+            assert_eq!(slow.pages, pages(&range), "{range:?}");
+            let found = residency(&file, range.clone()).unwrap();
+            assert_eq!((found.pages, found.cached), (slow.pages, slow.cached), "{range:?}");
+            match by_cachestat(file.as_fd(), &range) {
+                Ok(fast) if !is_overlay(file.as_fd()).unwrap() => assert_eq!(fast, found, "{range:?}"),
+                Ok(blind) => assert_eq!(blind.cached, 0, "{range:?}"),
+                Err(error) => assert!(is_no_answer(&error), "{error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn prefetch_brings_in_more_than_one_readahead() {
+        let len = 24 * MIB + 5;
+        let file = written(&folder(), len);
+        drop(&file, 0..len).unwrap();
+        prefetch(&file, 0..len).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let found = residency(&file, 0..len).unwrap();
+            // Some the kernel may have left out; a readahead is 128 KiB, or 8 MiB where it is set high.
+            if found.fraction() > 0.9 {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{found:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn only_regular_files_have_a_residency() {
+        let (pipe, _end) = io::pipe().unwrap();
+        let folder = File::open("/").unwrap();
+        for fd in [pipe.as_fd(), folder.as_fd()] {
+            for result in [residency(fd, 0..1).map(|_| ()), drop(fd, 0..1), prefetch(fd, 0..1)] {
+                assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+            }
+        }
+    }
+
+    /// Makes cachestat fail in this thread, as it does on older kernels and in some sandboxes; or says that it cannot.
+    fn without_cachestat(errno: libc::c_int) -> io::Result<()> {
+        let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+        let mut filter = [
+            // The number is what the filter's data begins with.
+            statement((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0),
+            libc::sock_filter {
+                jf: 1,
+                ..statement((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, SYS_CACHESTAT as u32)
+            },
+            statement((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ERRNO | errno as u32),
+            statement((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: takes integers.
+        check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+        // SAFETY: the program and its filter are whole, and the kernel copies them.
+        check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
+    }
+
+    #[test]
+    fn where_cachestat_is_missing_mincore_answers() {
+        let file = written(&folder(), MIB);
+        for errno in [libc::ENOSYS, libc::EOPNOTSUPP, libc::EPERM] {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    if let Err(error) = without_cachestat(errno) {
+                        return eprintln!("skipped: no filter: {error}");
+                    }
+                    let error = by_cachestat(file.as_fd(), &(0..MIB)).unwrap_err();
+                    assert_eq!(error.raw_os_error(), Some(errno));
+                    let found = residency(&file, 0..MIB).unwrap();
+                    assert_eq!((found.pages, found.cached), (MIB / page_bytes(), MIB / page_bytes()));
+                    assert_eq!((found.dirty, found.writeback), (None, None));
+                });
+            });
+        }
+    }
+
+    #[test]
+    fn those_who_may_not_know_get_an_error_and_no_guess() {
+        // A sparse file of root's: none of its pages are cached, and mincore would say that all are.
+        let file = tempfile::tempfile_in(folder()).unwrap();
+        file.set_len(MIB).unwrap();
+        assert_eq!(residency(&file, 0..MIB).unwrap().cached, 0);
+        // SAFETY: takes nothing.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("skipped: only root can become another user");
+            return;
+        }
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| {
+                let nobody = 65_534;
+                // SAFETY: takes integers; the system call itself changes only this thread.
+                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) }, 0);
+                (by_mincore(file.as_fd(), &(0..MIB)), residency(&file, 0..MIB))
+            });
+            let (slow, found) = asked.join().unwrap();
+            assert_eq!(slow.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+            match found {
+                // Kernels from 6.5 told everyone at first.
+                Ok(found) => assert_eq!(found.cached, 0),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::PermissionDenied),
+            }
+        });
+    }
+}

@@ -1,0 +1,549 @@
+//! What an engine can be set to, and the environment variables that set it.
+
+use std::ffi::OsString;
+use std::{env, thread};
+
+use crate::bytes::parse_bytes;
+use crate::path::PathPolicy;
+
+/// Whether transfers through host memory bypass the page cache (`O_DIRECT`). What they read and write is the same
+/// either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum DirectIo {
+    /// Where it is likely to be faster and the file system offers it.
+    #[default]
+    Auto,
+    /// Never: everything goes through the page cache.
+    Never,
+    /// Wherever the file system offers it and the alignment allows it, whatever the page cache holds.
+    Always,
+}
+
+/// What an [`Engine`](crate::Engine) works by. [`Default`] is good for most machines; the process's default engine
+/// takes [`from_env`](Self::from_env).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    pub(crate) threads: usize,
+    pub(crate) task_bytes: Option<usize>,
+    pub(crate) bounce_buffer_bytes: usize,
+    // None follows the threads and the buffers, whichever way and in whichever order those are set.
+    pub(crate) bounce_memory_bytes: Option<usize>,
+    pub(crate) gds_threshold_bytes: usize,
+    pub(crate) path_policy: PathPolicy,
+    pub(crate) direct_read: DirectIo,
+    pub(crate) direct_write: DirectIo,
+    pub(crate) overread: bool,
+    pub(crate) pool_per_block_device: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            threads: thread::available_parallelism().map_or(1, usize::from).min(16),
+            task_bytes: None,
+            bounce_buffer_bytes: 4 << 20,
+            bounce_memory_bytes: None,
+            gds_threshold_bytes: 16 << 10,
+            path_policy: PathPolicy::Auto,
+            direct_read: DirectIo::Auto,
+            direct_write: DirectIo::Auto,
+            overread: true,
+            pool_per_block_device: false,
+        }
+    }
+}
+
+impl Settings {
+    /// The defaults, changed by the environment variables that are set:
+    ///
+    /// | variable | KvikIO's | value | sets |
+    /// |---|---|---|---|
+    /// | `GPUFILE_COMPAT_MODE` | `KVIKIO_COMPAT_MODE` | `on`, `off` or `auto` | [`Self::path_policy`] |
+    /// | `GPUFILE_NUM_THREADS` | `KVIKIO_NTHREADS`, `KVIKIO_NUM_THREADS` | a number | [`Self::threads`] |
+    /// | `GPUFILE_TASK_SIZE` | `KVIKIO_TASK_SIZE` | a size | [`Self::task_bytes`] |
+    /// | `GPUFILE_GDS_THRESHOLD` | `KVIKIO_GDS_THRESHOLD` | a size or 0 | [`Self::gds_threshold_bytes`] |
+    /// | `GPUFILE_BOUNCE_BUFFER_SIZE` | `KVIKIO_BOUNCE_BUFFER_SIZE` | a size | [`Self::bounce_buffer_bytes`] |
+    /// | `GPUFILE_BOUNCE_MEMORY` | | a size | [`Self::bounce_memory_bytes`] |
+    /// | `GPUFILE_DIRECT_READ` | `KVIKIO_AUTO_DIRECT_IO_READ` | `auto` or `on`, `never` or `off`, `always` | [`Self::direct_read`] |
+    /// | `GPUFILE_DIRECT_WRITE` | `KVIKIO_AUTO_DIRECT_IO_WRITE` | the same | [`Self::direct_write`] |
+    /// | `GPUFILE_DIRECT_READ_OVERREAD` | `KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD` | `on` or `off` | [`Self::overread`] |
+    /// | `GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE` | `KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE` | `on` or `off` | [`Self::pool_per_block_device`] |
+    ///
+    /// If the first name is set, the others of its row are not looked at. The compatibility mode `on` keeps cuFile out;
+    /// `off` makes it an error where cuFile does not work. Sizes are as [`parse_bytes`] takes them. For `on` and `off`
+    /// one can write `true` and `false`, `yes` and `no`, `1` and `0`. Upper and lower case are alike.
+    ///
+    /// # Errors
+    /// [`SettingsError`], which names the variable. Nothing is ignored: an empty value is wrong too.
+    ///
+    /// ```
+    /// let settings = gpufile::Settings::from_env()?;
+    /// println!("{} threads, {} bytes of bounce buffers", settings.threads(), settings.bounce_memory_bytes());
+    /// # Ok::<(), gpufile::SettingsError>(())
+    /// ```
+    pub fn from_env() -> Result<Self, SettingsError> {
+        Self::from_lookup(&|name| env::var_os(name))
+    }
+
+    pub(crate) fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, SettingsError> {
+        let mut settings = Self::default();
+        for variable in VARIABLES {
+            variable.apply(&mut settings, lookup)?;
+        }
+        Ok(settings)
+    }
+
+    /// How many threads a transfer of many pieces is spread over. By default one for each processor, and 16 at most:
+    /// more add little on one GPU's link.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// How many bytes a piece has that one thread transfers; `None`, the default, where each transfer chooses by its
+    /// length.
+    pub fn task_bytes(&self) -> Option<usize> {
+        self.task_bytes
+    }
+
+    /// How many bytes each pinned bounce buffer has. By default 4 MiB: enough that neither a read nor a copy to the GPU
+    /// is bound by its start, and little to wait for before the first copy.
+    pub fn bounce_buffer_bytes(&self) -> usize {
+        self.bounce_buffer_bytes
+    }
+
+    /// How many bytes all bounce buffers may have together; a transfer that needs more waits. By default enough for
+    /// each thread to have its two on two GPUs. Never less than two buffers, which a transfer needs.
+    pub fn bounce_memory_bytes(&self) -> usize {
+        let pair = self.bounce_buffer_bytes.saturating_mul(2);
+        let for_all = pair.saturating_mul(2).saturating_mul(self.threads);
+        self.bounce_memory_bytes.unwrap_or(for_all).max(pair)
+    }
+
+    /// From how many bytes on a transfer may go through cuFile; shorter ones take the host's memory, which is faster
+    /// for them. By default 16 KiB; 0 is all.
+    pub fn gds_threshold_bytes(&self) -> usize {
+        self.gds_threshold_bytes
+    }
+
+    /// Whether files may or must go through cuFile, where their [`OpenOptions`](crate::OpenOptions) do not say. By
+    /// default they may.
+    pub fn path_policy(&self) -> PathPolicy {
+        self.path_policy
+    }
+
+    /// Whether reads bypass the page cache. By default [`Auto`](DirectIo::Auto).
+    pub fn direct_read(&self) -> DirectIo {
+        self.direct_read
+    }
+
+    /// Whether writes bypass the page cache. By default [`Auto`](DirectIo::Auto).
+    pub fn direct_write(&self) -> DirectIo {
+        self.direct_write
+    }
+
+    /// Whether direct reads to device memory take the whole blocks in which an unaligned range begins and ends, and
+    /// not the page cache for these ends. By default not.
+    pub fn overread(&self) -> bool {
+        self.overread
+    }
+
+    /// Whether each block device has [`threads`](Self::threads) of its own, so that a slow one does not keep others
+    /// waiting. By default not.
+    pub fn pool_per_block_device(&self) -> bool {
+        self.pool_per_block_device
+    }
+}
+
+/// Environment variables that cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// A value is not one of those accepted.
+    #[error("the environment variable {variable} is {value:?}: expected {accepted}")]
+    Invalid {
+        /// The variable's name.
+        variable: &'static str,
+        /// Its value.
+        value: OsString,
+        /// What it may be.
+        accepted: &'static str,
+    },
+    /// Two variables for the same setting differ.
+    #[error(
+        "the environment variables {} ({:?}) and {} ({:?}) set the same and differ: unset one of them",
+        .variables[0], .values[0], .variables[1], .values[1]
+    )]
+    Conflict {
+        /// Their names.
+        variables: [&'static str; 2],
+        /// Their values.
+        values: [OsString; 2],
+    },
+}
+
+/// A setting's variables.
+struct Variable {
+    /// Decides if it is set.
+    name: &'static str,
+    /// What users of KvikIO set already; they must agree.
+    kvikio: &'static [&'static str],
+    accepted: &'static str,
+    /// Gives nothing for a value that is not accepted.
+    set: fn(&mut Settings, &str) -> Option<()>,
+}
+
+const SWITCH: &str = "on, true, yes or 1, or off, false, no or 0";
+const DIRECT: &str = "auto (or on, true, yes, 1), never (or off, false, no, 0), or always";
+const SIZE: &str = "a size above 0 that fits 64 bits, such as 65536, 64KiB or 4M";
+
+const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "GPUFILE_COMPAT_MODE",
+        kvikio: &["KVIKIO_COMPAT_MODE"],
+        accepted: "on (or true, yes, 1), off (or false, no, 0), or auto",
+        set: |settings, text| put(&mut settings.path_policy, compat_mode(text)),
+    },
+    Variable {
+        name: "GPUFILE_NUM_THREADS",
+        kvikio: &["KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"],
+        accepted: "a whole number above 0",
+        set: |settings, text| put(&mut settings.threads, text.parse().ok().filter(|&threads| threads > 0)),
+    },
+    Variable {
+        name: "GPUFILE_TASK_SIZE",
+        kvikio: &["KVIKIO_TASK_SIZE"],
+        accepted: SIZE,
+        set: |settings, text| put(&mut settings.task_bytes, size(text).map(Some)),
+    },
+    Variable {
+        name: "GPUFILE_GDS_THRESHOLD",
+        kvikio: &["KVIKIO_GDS_THRESHOLD"],
+        accepted: "0, or a size that fits 64 bits, such as 65536, 64KiB or 4M",
+        set: |settings, text| put(&mut settings.gds_threshold_bytes, size_or_zero(text)),
+    },
+    Variable {
+        name: "GPUFILE_BOUNCE_BUFFER_SIZE",
+        kvikio: &["KVIKIO_BOUNCE_BUFFER_SIZE"],
+        accepted: SIZE,
+        set: |settings, text| put(&mut settings.bounce_buffer_bytes, size(text)),
+    },
+    Variable {
+        name: "GPUFILE_BOUNCE_MEMORY",
+        kvikio: &[],
+        accepted: SIZE,
+        set: |settings, text| put(&mut settings.bounce_memory_bytes, size(text).map(Some)),
+    },
+    Variable {
+        name: "GPUFILE_DIRECT_READ",
+        kvikio: &["KVIKIO_AUTO_DIRECT_IO_READ"],
+        accepted: DIRECT,
+        set: |settings, text| put(&mut settings.direct_read, direct_io(text)),
+    },
+    Variable {
+        name: "GPUFILE_DIRECT_WRITE",
+        kvikio: &["KVIKIO_AUTO_DIRECT_IO_WRITE"],
+        accepted: DIRECT,
+        set: |settings, text| put(&mut settings.direct_write, direct_io(text)),
+    },
+    Variable {
+        name: "GPUFILE_DIRECT_READ_OVERREAD",
+        kvikio: &["KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD"],
+        accepted: SWITCH,
+        set: |settings, text| put(&mut settings.overread, switch(text)),
+    },
+    Variable {
+        name: "GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE",
+        kvikio: &["KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE"],
+        accepted: SWITCH,
+        set: |settings, text| put(&mut settings.pool_per_block_device, switch(text)),
+    },
+];
+
+impl Variable {
+    fn apply(
+        &self,
+        settings: &mut Settings,
+        lookup: &dyn Fn(&str) -> Option<OsString>,
+    ) -> Result<(), SettingsError> {
+        if let Some(value) = lookup(self.name) {
+            return self.set_to(settings, self.name, &value);
+        }
+        let mut first: Option<(&'static str, OsString)> = None;
+        for &variable in self.kvikio {
+            let Some(value) = lookup(variable) else { continue };
+            let before = settings.clone();
+            self.set_to(settings, variable, &value)?;
+            match first.take() {
+                Some((other, earlier)) if *settings != before => {
+                    let (variables, values) = ([other, variable], [earlier, value]);
+                    return Err(SettingsError::Conflict { variables, values });
+                }
+                _ => first = Some((variable, value)),
+            }
+        }
+        Ok(())
+    }
+
+    fn set_to(
+        &self,
+        settings: &mut Settings,
+        variable: &'static str,
+        value: &OsString,
+    ) -> Result<(), SettingsError> {
+        let text = value.to_str().map(|text| text.trim().to_ascii_lowercase());
+        text.and_then(|text| (self.set)(settings, &text)).ok_or_else(|| SettingsError::Invalid {
+            variable,
+            value: value.clone(),
+            accepted: self.accepted,
+        })
+    }
+}
+
+fn put<T>(field: &mut T, value: Option<T>) -> Option<()> {
+    *field = value?;
+    Some(())
+}
+
+fn compat_mode(text: &str) -> Option<PathPolicy> {
+    match text {
+        "auto" => Some(PathPolicy::Auto),
+        _ => Some(if switch(text)? { PathPolicy::PosixOnly } else { PathPolicy::RequireCufile }),
+    }
+}
+
+/// KvikIO's `on` is direct I/O as far as the alignment allows; when it pays is left to the engine.
+fn direct_io(text: &str) -> Option<DirectIo> {
+    match text {
+        "auto" => Some(DirectIo::Auto),
+        "never" => Some(DirectIo::Never),
+        "always" => Some(DirectIo::Always),
+        _ => Some(if switch(text)? { DirectIo::Auto } else { DirectIo::Never }),
+    }
+}
+
+fn switch(text: &str) -> Option<bool> {
+    match text {
+        "on" | "true" | "yes" | "1" => Some(true),
+        "off" | "false" | "no" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+fn size(text: &str) -> Option<usize> {
+    size_or_zero(text).filter(|&bytes| bytes > 0)
+}
+
+fn size_or_zero(text: &str) -> Option<usize> {
+    parse_bytes(text).ok()?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    fn from(variables: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+        Settings::from_lookup(&|name| {
+            variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| value.into())
+        })
+    }
+
+    /// The defaults, changed.
+    fn with(change: impl FnOnce(&mut Settings)) -> Settings {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        settings
+    }
+
+    /// A good value of each setting other than the default, and what it does.
+    type Sample = (&'static [&'static str], &'static str, fn(&mut Settings));
+    const SAMPLES: &[Sample] = &[
+        (&["GPUFILE_COMPAT_MODE", "KVIKIO_COMPAT_MODE"], "ON", |s| s.path_policy = PathPolicy::PosixOnly),
+        (&["GPUFILE_NUM_THREADS", "KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"], "77", |s| s.threads = 77),
+        (&["GPUFILE_TASK_SIZE", "KVIKIO_TASK_SIZE"], "1MiB", |s| s.task_bytes = Some(1 << 20)),
+        (&["GPUFILE_GDS_THRESHOLD", "KVIKIO_GDS_THRESHOLD"], "0", |s| s.gds_threshold_bytes = 0),
+        (&["GPUFILE_BOUNCE_BUFFER_SIZE", "KVIKIO_BOUNCE_BUFFER_SIZE"], "16777216", |s| {
+            s.bounce_buffer_bytes = 16 << 20;
+        }),
+        (&["GPUFILE_BOUNCE_MEMORY"], "1 GiB", |s| s.bounce_memory_bytes = Some(1 << 30)),
+        (&["GPUFILE_DIRECT_READ", "KVIKIO_AUTO_DIRECT_IO_READ"], "0", |s| s.direct_read = DirectIo::Never),
+        (&["GPUFILE_DIRECT_WRITE", "KVIKIO_AUTO_DIRECT_IO_WRITE"], "always", |s| {
+            s.direct_write = DirectIo::Always;
+        }),
+        (&["GPUFILE_DIRECT_READ_OVERREAD", "KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD"], "yes", |s| {
+            s.overread = true
+        }),
+        (&["GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE", "KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE"], "1", |s| {
+            s.pool_per_block_device = true;
+        }),
+    ];
+
+    fn names() -> impl Iterator<Item = (&'static str, &'static Variable)> {
+        VARIABLES.iter().flat_map(|variable| {
+            std::iter::once(&variable.name).chain(variable.kvikio).map(move |name| (*name, variable))
+        })
+    }
+
+    #[test]
+    fn each_variable_sets_its_setting_and_no_other() {
+        for (names, value, change) in SAMPLES {
+            let expected = with(change);
+            assert_ne!(expected, Settings::default(), "{names:?}: the sample must differ from the default");
+            for name in *names {
+                assert_eq!(from(&[(name, value)]), Ok(expected.clone()), "{name}");
+            }
+        }
+        let sampled: HashSet<_> = SAMPLES.iter().flat_map(|(names, ..)| *names).copied().collect();
+        assert_eq!(sampled, names().map(|(name, _)| name).collect(), "every variable has a sample");
+        assert_eq!(sampled.len(), names().count(), "no variable sets two settings");
+    }
+
+    #[test]
+    fn each_variable_is_documented_in_the_row_of_its_setting() {
+        let rows =
+            || include_str!("settings.rs").lines().filter(|line| line.trim_start().starts_with("/// | `"));
+        for variable in VARIABLES {
+            let row = rows().find(|row| row.contains(&format!("| `{}` |", variable.name)));
+            let row = row.unwrap_or_else(|| panic!("{} has no row", variable.name));
+            assert!(variable.kvikio.iter().all(|name| row.contains(&format!("`{name}`"))), "{row}");
+        }
+        assert_eq!(rows().count(), VARIABLES.len());
+    }
+
+    #[test]
+    fn without_variables_the_defaults_hold() {
+        let settings = from(&[]).unwrap();
+        assert_eq!(settings, Settings::default());
+        assert!((1..=16).contains(&settings.threads()));
+        assert_eq!(settings.task_bytes(), None);
+        assert_eq!(settings.bounce_buffer_bytes(), 4 << 20);
+        assert_eq!(settings.bounce_memory_bytes(), 2 * settings.threads() * 2 * (4 << 20));
+        assert_eq!(settings.gds_threshold_bytes(), 16 << 10);
+        assert_eq!(settings.path_policy(), PathPolicy::Auto);
+        assert_eq!((settings.direct_read(), settings.direct_write()), (DirectIo::Auto, DirectIo::Auto));
+        assert!(!settings.overread() && !settings.pool_per_block_device());
+    }
+
+    #[test]
+    fn bounce_memory_follows_threads_and_buffers_and_holds_two_buffers() {
+        let some = [("KVIKIO_NTHREADS", "3"), ("KVIKIO_BOUNCE_BUFFER_SIZE", "1M")];
+        assert_eq!(from(&some).unwrap().bounce_memory_bytes(), 12 << 20);
+        let given = |value| from(&[some[0], some[1], ("GPUFILE_BOUNCE_MEMORY", value)]).unwrap();
+        assert_eq!(given("5M").bounce_memory_bytes(), 5 << 20);
+        assert_eq!(given("1").bounce_memory_bytes(), 2 << 20);
+        for (threads, buffer) in [("9", "4611686018427387904"), ("18446744073709551615", "4M")] {
+            let huge = [("GPUFILE_NUM_THREADS", threads), ("GPUFILE_BOUNCE_BUFFER_SIZE", buffer)];
+            assert_eq!(from(&huge).unwrap().bounce_memory_bytes(), usize::MAX);
+        }
+    }
+
+    #[test]
+    fn words_are_taken_in_any_case_and_with_spaces_around() {
+        let policy = |value| from(&[("KVIKIO_COMPAT_MODE", value)]).map(|settings| settings.path_policy);
+        for value in ["ON", "on", "On", "TRUE", "true", "YES", "yes", "1", " on "] {
+            assert_eq!(policy(value), Ok(PathPolicy::PosixOnly), "{value}");
+        }
+        for value in ["OFF", "off", "FALSE", "False", "NO", "no", "0"] {
+            assert_eq!(policy(value), Ok(PathPolicy::RequireCufile), "{value}");
+        }
+        for value in ["AUTO", "auto", "Auto"] {
+            assert_eq!(policy(value), Ok(PathPolicy::Auto), "{value}");
+        }
+        for name in ["GPUFILE_DIRECT_READ", "KVIKIO_AUTO_DIRECT_IO_READ"] {
+            let direct = |value| from(&[(name, value)]).map(|settings| settings.direct_read);
+            for value in ["auto", "AUTO", "on", "true", "yes", "1"] {
+                assert_eq!(direct(value), Ok(DirectIo::Auto), "{name}={value}");
+            }
+            for value in ["never", "off", "FALSE", "no", "0"] {
+                assert_eq!(direct(value), Ok(DirectIo::Never), "{name}={value}");
+            }
+            assert_eq!(direct("Always"), Ok(DirectIo::Always), "{name}");
+        }
+        for (value, expected) in [("on", true), ("True", true), ("no", false), ("0", false)] {
+            let settings = from(&[("KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD", value)]).unwrap();
+            assert_eq!(settings.overread, expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn the_own_name_wins_and_hides_the_others() {
+        for (names, value, change) in SAMPLES {
+            for other in &names[1..] {
+                let settings = from(&[(names[0], value), (other, "nonsense")]);
+                assert_eq!(settings, Ok(with(change)), "{} over {other}", names[0]);
+            }
+        }
+        let threads = [("GPUFILE_NUM_THREADS", "3"), ("KVIKIO_NTHREADS", "4"), ("KVIKIO_NUM_THREADS", "5")];
+        assert_eq!(from(&threads).unwrap().threads(), 3);
+    }
+
+    #[test]
+    fn two_names_of_kvikios_must_agree() {
+        let both = |one, two| from(&[("KVIKIO_NTHREADS", one), ("KVIKIO_NUM_THREADS", two)]);
+        assert_eq!(both("8", " 8").unwrap().threads(), 8);
+        let default = Settings::default().threads.to_string();
+        // The first differs from the default, and then the second.
+        for (one, two) in [("77", "78"), ("77", &default), (&default, "77")] {
+            let error = both(one, two).unwrap_err();
+            assert_eq!(
+                error,
+                SettingsError::Conflict {
+                    variables: ["KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"],
+                    values: [one.into(), two.into()],
+                }
+            );
+            let text = error.to_string();
+            assert!(text.contains(&format!("KVIKIO_NTHREADS ({one:?})")), "{text}");
+            assert!(text.contains(&format!("KVIKIO_NUM_THREADS ({two:?})")), "{text}");
+        }
+        assert!(matches!(both("8", "x"), Err(SettingsError::Invalid { variable: "KVIKIO_NUM_THREADS", .. })));
+    }
+
+    #[test]
+    fn a_bad_value_is_an_error_that_names_the_variable_and_what_it_may_be() {
+        for (name, variable) in names() {
+            let mut values = vec!["", "nonsense", "-1", "1.5", "2 2", "99999999999999999999999"];
+            match variable.accepted {
+                SWITCH | DIRECT => values.push("2"),
+                SIZE => values.extend(["0", "0k", "4MB", "16777216T", "on"]),
+                _ => {}
+            }
+            if variable.name == "GPUFILE_NUM_THREADS" {
+                values.extend(["0", "4k", "auto"]);
+            }
+            for value in values {
+                let error = from(&[(name, value)]).unwrap_err();
+                let accepted = variable.accepted;
+                assert_eq!(error, SettingsError::Invalid { variable: name, value: value.into(), accepted });
+                let text = error.to_string();
+                assert!(text.contains(&format!("{name} is {value:?}: expected {accepted}")), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_not_unicode_is_an_error() {
+        for (name, variable) in names() {
+            let value = OsString::from_vec(b"4\xff".to_vec());
+            let error = Settings::from_lookup(&|asked| (asked == name).then(|| value.clone())).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(name) && text.contains(r"4\xFF"), "{text}");
+            let accepted = variable.accepted;
+            assert_eq!(error, SettingsError::Invalid { variable: name, value, accepted });
+        }
+    }
+
+    #[test]
+    fn what_errors_suggest_is_accepted() {
+        assert!(
+            SWITCH
+                .split([',', ' '])
+                .filter(|word| !["", "or"].contains(word))
+                .all(|word| switch(word).is_some())
+        );
+        assert!(["65536", "64KiB", "4M"].iter().all(|text| SIZE.contains(text) && size(text).is_some()));
+    }
+}

@@ -1,0 +1,115 @@
+//! By what a range is written fastest.
+
+use crate::engine::{Cutting, IoRange, Side};
+use crate::file::File;
+use crate::memory::{Memory, Place};
+use crate::open_file::{OpenFile, Storage};
+
+/// How a write to one file is carried out, and what is to be undone if it fails.
+pub(crate) struct WritePlan {
+    pub side: Side,
+    pub cutting: Cutting,
+    /// The file was made this long in advance, from the first length.
+    extended: Option<(u64, u64)>,
+    /// Blocks were allocated behind the file's end.
+    preallocated: bool,
+}
+
+/// Below this, one write call is as fast as anything.
+const SMALL_BYTES: usize = 1 << 20;
+/// Larger pieces leave the processor's cache between the copy from the GPU and the copy to the page cache.
+const SERIAL_CHUNK_BYTES: usize = 1 << 20;
+/// From here on, a file that grows gets its blocks at once.
+const PREALLOCATE_BYTES: usize = 16 << 20;
+/// What is written last, by a write call, so that those who watch the file are told.
+const LAST_BYTES: usize = 4096;
+
+impl WritePlan {
+    /// For one range.
+    pub fn of_range(file: &File, memory: &Memory, offset: u64) -> Self {
+        Self::of_ranges(
+            file,
+            memory,
+            &[IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes }],
+        )
+    }
+
+    /// For ranges of one buffer.
+    pub fn of_ranges(file: &File, memory: &Memory, ranges: &[IoRange]) -> Self {
+        let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
+        let start = ranges.iter().map(|range| range.file_offset).min().unwrap_or(0);
+        let end = ranges.iter().map(|range| range.file_offset + range.len_bytes as u64).max().unwrap_or(0);
+        let place = memory.place;
+        let open = file.open_file();
+        let parallel = Cutting { chunk_bytes: file.chunk_bytes(total_bytes, place), ..Cutting::default() };
+        let plain = |cutting| Self { side: Side::Write, cutting, extended: None, preallocated: false };
+        let by_cufile = matches!(place, Place::Device(_)) && open.cufile(total_bytes).is_some();
+        if total_bytes < SMALL_BYTES
+            || by_cufile
+            || !open.storage.can_write_by_mapping()
+            || open.direct_for_write(total_bytes).is_some()
+        {
+            return plain(parallel);
+        }
+        let serial =
+            Cutting { chunk_bytes: parallel.chunk_bytes.min(SERIAL_CHUNK_BYTES), serial: true, ..parallel };
+        let Ok(len_bytes) = open.len_bytes() else { return plain(serial) };
+        let mut extended = None;
+        if end > len_bytes && ranges.len() > 1 {
+            // What lies between the ranges stays a hole.
+            return plain(serial);
+        } else if end > len_bytes {
+            let grows_by = end - len_bytes.max(start);
+            if open.storage != Storage::Tmpfs {
+                let preallocated = grows_by >= PREALLOCATE_BYTES as u64
+                    && open.allocate(len_bytes.max(start), grows_by, Keep::Size);
+                return Self { preallocated, ..plain(serial) };
+            }
+            if !open.allocate(len_bytes.max(start), grows_by, Keep::Nothing) {
+                return plain(serial);
+            }
+            extended = Some((len_bytes, end));
+        } else if open.storage != Storage::Tmpfs && !open.is_cached_by_samples(start, (end - start) as usize)
+        {
+            // What is not cached would first have to be read for a mapping.
+            return plain(serial);
+        }
+        match open.mapping_for_write(end) {
+            Some(mapping) => Self {
+                side: Side::WriteMapping(mapping),
+                cutting: Cutting { last_bytes: LAST_BYTES, ..parallel },
+                extended,
+                preallocated: false,
+            },
+            None => Self { extended, ..plain(serial) },
+        }
+    }
+
+    /// Gives back what was allocated for bytes that were not written, up to `end`.
+    pub fn tidy_up(&self, file: &OpenFile, end: u64, failed: bool) {
+        if !failed {
+            return;
+        }
+        if let Some((before, extended)) = self.extended
+            && file.len_bytes().is_ok_and(|len_bytes| len_bytes == extended)
+        {
+            // Nothing else can be done if it fails: the error of the write itself is reported.
+            let _ = file.file.set_len(before.max(end));
+        }
+        if self.preallocated
+            && let Ok(len_bytes) = file.len_bytes()
+        {
+            // Frees the blocks behind the end, which stays where it is.
+            let _ = file.file.set_len(len_bytes);
+        }
+    }
+}
+
+/// What allocating blocks leaves as it was.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// The file's length.
+    Size,
+    /// The file becomes as long as what is allocated.
+    Nothing,
+}
