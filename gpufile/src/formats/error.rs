@@ -1,0 +1,290 @@
+//! What is wrong with a header, in which tensor, and where in the file.
+
+use std::fmt;
+use std::ops::Range;
+
+/// A header that cannot be read, or cannot be written.
+///
+/// Names from the file are shown quoted and escaped, and cut if they are long.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// The file is of another format.
+    #[error("not a {format} file: it does not start with {expected}")]
+    OtherFormat {
+        /// The format that was asked for.
+        format: &'static str,
+        /// What its files start with.
+        expected: &'static str,
+    },
+    /// The file is of a version of the format that is not known.
+    #[error("version {}.{} of {format} is not known", .version.0, .version.1)]
+    UnknownVersion {
+        /// The format.
+        format: &'static str,
+        /// Major and minor version.
+        version: (u8, u8),
+    },
+    /// The file, or the part of it that was handed in, ends too early.
+    #[error("{what} ends at byte {needed_bytes}, and there are only {available_bytes} bytes")]
+    Truncated {
+        /// What is cut: the header or the data, of which format.
+        what: &'static str,
+        /// How many bytes from the start of the file are needed.
+        needed_bytes: u64,
+        /// How many there are.
+        available_bytes: u64,
+    },
+    /// A header is longer than is read or written.
+    #[error("a {format} header of {len_bytes} bytes is over the limit of {limit_bytes}")]
+    HeaderTooLarge {
+        /// The format.
+        format: &'static str,
+        /// How long the header says that it is, or would be.
+        len_bytes: u64,
+        /// How long it may be.
+        limit_bytes: u64,
+    },
+    /// A header does not have the form that the format asks for.
+    #[error("{}byte {offset} of the {format} file: {message}", Of(.tensor))]
+    Syntax {
+        /// The format.
+        format: &'static str,
+        /// The tensor that was being read.
+        tensor: Option<String>,
+        /// Where in the file, in bytes.
+        offset: u64,
+        /// What was found or expected.
+        message: String,
+    },
+    /// Two tensors have the same name.
+    #[error("tensor {tensor:?} is there twice")]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A key occurs twice.
+    #[error("{}{key:?} occurs twice{}", Of(.tensor), At(.offset))]
+    Duplicate {
+        /// The key.
+        key: String,
+        /// The tensor in whose description it occurs, for a key in one.
+        tensor: Option<String>,
+        /// Where in the file the second was found, in bytes, if that is known.
+        offset: Option<u64>,
+    },
+    /// A key is not there.
+    #[error("{}{key:?} is missing{}", Of(.tensor), At(.offset))]
+    Missing {
+        /// The key.
+        key: &'static str,
+        /// The tensor that lacks it, for a key of a tensor.
+        tensor: Option<String>,
+        /// Where in the file it was missed, in bytes, if that is known.
+        offset: Option<u64>,
+    },
+    /// The element type is not known, or not supported.
+    #[error("{}the element type {dtype:?} {problem}{}", Of(.tensor), At(.offset))]
+    UnsupportedDtype {
+        /// The tensor, if the format names it.
+        tensor: Option<String>,
+        /// The type as the file spells it.
+        dtype: String,
+        /// Why not.
+        problem: &'static str,
+        /// Where in the file it was found, in bytes. None for a header to be written.
+        offset: Option<u64>,
+    },
+    /// Shape times element size is not representable.
+    #[error("{}shape times element size is more than 2^64 - 1 bytes, zeros in the shape left aside", Of(.tensor))]
+    SizeOverflow {
+        /// The tensor, if the format names it.
+        tensor: Option<String>,
+    },
+    /// All tensors together are more than a file can hold.
+    #[error("tensor {tensor:?}: with it the file has more than 2^64 - 1 bytes")]
+    FileOverflow {
+        /// The first tensor that is too much.
+        tensor: String,
+    },
+    /// A tensor, or the part that was asked for, does not start and end at whole bytes.
+    #[error("tensor {tensor:?}: bits {} to {} are not whole bytes", .bits.start, .bits.end)]
+    PartialByte {
+        /// The tensor.
+        tensor: String,
+        /// What was asked for, in bits from the tensor's start.
+        bits: Range<u128>,
+    },
+    /// A tensor's range is not as long as its shape and type say.
+    #[error(
+        "tensor {tensor:?}: shape and type say {shape_bytes} bytes, but its offsets are {} to {}",
+        .offsets.start, .offsets.end
+    )]
+    SizeMismatch {
+        /// The tensor.
+        tensor: String,
+        /// Where it lies, in bytes from the start of the data.
+        offsets: Range<u64>,
+        /// How long shape and type say that it is.
+        shape_bytes: u64,
+    },
+    /// A tensor's range ends before it starts.
+    #[error("tensor {tensor:?}: its offsets {start} to {end} run backwards")]
+    Backwards {
+        /// The tensor.
+        tensor: String,
+        /// Where it starts, in bytes from the start of the data.
+        start: u64,
+        /// Where it ends, likewise.
+        end: u64,
+    },
+    /// A tensor's range ends after the file does.
+    #[error(
+        "tensor {tensor:?}: it ends at byte {end} of the data, and the file has only {data_len} bytes of data"
+    )]
+    PastEnd {
+        /// The tensor.
+        tensor: String,
+        /// Where it ends, in bytes from the start of the data.
+        end: u64,
+        /// How many bytes of data the file has.
+        data_len: u64,
+    },
+    /// Two tensors share bytes, or one without bytes lies inside another.
+    #[error("tensor {tensor:?}: it starts at byte {offset} of the file, inside of {other:?}")]
+    Overlap {
+        /// The later of the two.
+        tensor: String,
+        /// The earlier.
+        other: String,
+        /// Where the later starts, in bytes from the start of the file.
+        offset: u64,
+    },
+    /// Bytes of the file belong to no tensor.
+    #[error("{}{len_bytes} bytes at byte {offset} of the file belong to no tensor", Before(.tensor))]
+    Gap {
+        /// The tensor behind them. None if they are the last of the file.
+        tensor: Option<String>,
+        /// Where they start, in bytes from the start of the file.
+        offset: u64,
+        /// How many there are.
+        len_bytes: u64,
+    },
+    /// Rows were asked for that a tensor does not have.
+    #[error("tensor {tensor:?}: it has {available} rows, not rows {} to {}", .rows.start, .rows.end)]
+    NoSuchRows {
+        /// The tensor.
+        tensor: String,
+        /// The rows that were asked for.
+        rows: Range<u64>,
+        /// How many there are: the length of the first axis, and 0 for a scalar.
+        available: u64,
+    },
+    /// A tensor's name is one that the format uses for something else.
+    #[error("a tensor cannot be called {name:?}")]
+    ReservedName {
+        /// The name.
+        name: String,
+    },
+    /// The file name that an index gives for a tensor does not stay in the folder of the index.
+    #[error("tensor {tensor:?}: {file:?} is not a plain file name relative to the index")]
+    FileName {
+        /// The tensor.
+        tensor: String,
+        /// The file name.
+        file: String,
+    },
+}
+
+impl FormatError {
+    /// The tensor that it is about, cut if its name is long.
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            FormatError::Syntax { tensor, .. }
+            | FormatError::Duplicate { tensor, .. }
+            | FormatError::Missing { tensor, .. }
+            | FormatError::UnsupportedDtype { tensor, .. }
+            | FormatError::SizeOverflow { tensor }
+            | FormatError::Gap { tensor, .. } => tensor.as_deref(),
+            FormatError::DuplicateTensor { tensor }
+            | FormatError::FileOverflow { tensor }
+            | FormatError::PartialByte { tensor, .. }
+            | FormatError::SizeMismatch { tensor, .. }
+            | FormatError::Backwards { tensor, .. }
+            | FormatError::PastEnd { tensor, .. }
+            | FormatError::Overlap { tensor, .. }
+            | FormatError::NoSuchRows { tensor, .. }
+            | FormatError::ReservedName { name: tensor }
+            | FormatError::FileName { tensor, .. } => Some(tensor),
+            FormatError::OtherFormat { .. }
+            | FormatError::UnknownVersion { .. }
+            | FormatError::Truncated { .. }
+            | FormatError::HeaderTooLarge { .. } => None,
+        }
+    }
+
+    /// Where in the file it was found, in bytes.
+    pub fn offset(&self) -> Option<u64> {
+        match self {
+            FormatError::Duplicate { offset, .. }
+            | FormatError::Missing { offset, .. }
+            | FormatError::UnsupportedDtype { offset, .. } => *offset,
+            FormatError::Syntax { offset, .. }
+            | FormatError::Overlap { offset, .. }
+            | FormatError::Gap { offset, .. } => Some(*offset),
+            _ => None,
+        }
+    }
+}
+
+/// `text` without what is too long to be read in an error.
+pub(super) fn clip(text: &str) -> String {
+    const MOST: usize = 256;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+struct Of<'a>(&'a Option<String>);
+
+impl fmt::Display for Of<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|tensor| write!(f, "tensor {tensor:?}: "))
+    }
+}
+
+struct Before<'a>(&'a Option<String>);
+
+impl fmt::Display for Before<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|tensor| write!(f, "before tensor {tensor:?}: "))
+    }
+}
+
+struct At<'a>(&'a Option<u64>);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|offset| write!(f, ", at byte {offset} of the file"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_is_escaped_and_cut() {
+        let tensor = Some(clip(&"\n\u{1b}[31m".repeat(1000)));
+        let text = FormatError::SizeOverflow { tensor }.to_string();
+        assert!(!text.contains(char::is_control) && text.len() < 4096, "{text}");
+    }
+
+    #[test]
+    fn the_tensor_and_the_place_are_in_the_text() {
+        let error = FormatError::Missing { key: "dtype", tensor: Some("w".into()), offset: Some(40) };
+        assert_eq!(error.to_string(), r#"tensor "w": "dtype" is missing, at byte 40 of the file"#);
+        assert_eq!((error.tensor(), error.offset()), (Some("w"), Some(40)));
+    }
+}

@@ -1,0 +1,37 @@
+//! Headers of numpy's .npy files.
+//!
+//! A file is a magic string, a version, the length of a Python dictionary, the dictionary, and the bytes of one array.
+//! Elements of fixed size are supported, in either byte order and either order of the axes, both of which are reported:
+//! the bytes are the file's. Records and Python objects are not.
+//!
+//! ```
+//! use gpufile::formats::npy::{self, ByteOrder, NpyHeader};
+//!
+//! # fn main() -> Result<(), gpufile::formats::FormatError> {
+//! let (header, mut file) = NpyHeader::build("<f4", false, &[4, 8])?;
+//! file.resize(header.file_len() as usize, 0);
+//!
+//! let len = file.len() as u64;
+//! let head_len = npy::head_len(&file[..npy::PREFIX_LEN], len)?;
+//! let header = NpyHeader::parse(&file[..head_len as usize], len)?;
+//! assert_eq!(header.descr().byte_order(), ByteOrder::Little);
+//! assert_eq!((header.shape(), header.data_start(), header.data_len()), (&[4, 8][..], 128, 128));
+//! # Ok(())
+//! # }
+//! ```
+
+mod descr;
+mod header;
+mod literal;
+
+pub use descr::{ByteOrder, Descr};
+pub use header::{NpyHeader, head_len};
+
+/// How many bytes at the start of a file say how long its header is, in every version.
+pub const PREFIX_LEN: usize = 12;
+
+/// How long the dictionary of a header may be, in bytes: room for tens of thousands of axes, where numpy has 64.
+pub const MAX_HEADER_LEN: u64 = 1 << 20;
+
+/// The format, in errors.
+const FORMAT: &str = "npy";

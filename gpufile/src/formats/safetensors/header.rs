@@ -1,0 +1,232 @@
+//! A checked header: which tensors a file has and where.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use crate::formats::error::clip;
+use crate::formats::{Dtype, FormatError, array_bits};
+
+/// The header of a safetensors file: checked when it was [parsed](Self::parse) or [built](Self::build).
+///
+/// The ranges of the tensors cover the data of the file without gaps and without sharing bytes.
+#[derive(Clone)]
+pub struct Header {
+    table: Table,
+    /// Indices of `table.entries`, by name.
+    by_name: Vec<u32>,
+    metadata: BTreeMap<String, String>,
+    data_start: u64,
+    data_len: u64,
+}
+
+/// One tensor of a [`Header`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// How long each axis is, in elements, the slowest first. Empty for a scalar.
+    pub shape: &'a [u64],
+    /// Where the tensor lies, in bytes from the start of the data: see [`Header::in_file`].
+    pub offsets: Range<u64>,
+}
+
+/// Tensors as they are read or laid out. Names and axes of all of them lie in one allocation each, as most models have
+/// many small ones. Indices are 32 bits because a header has at most [`MAX_HEADER_LEN`](super::MAX_HEADER_LEN) bytes.
+#[derive(Clone, Default)]
+pub(super) struct Table {
+    pub(super) names: String,
+    pub(super) axes: Vec<u64>,
+    pub(super) entries: Vec<Entry>,
+}
+
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub(super) name: Range<u32>,
+    pub(super) axes: Range<u32>,
+    pub(super) dtype: Dtype,
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+impl Header {
+    /// Checks the tensors against each other and against `data_len`. Fields are in bytes.
+    pub(super) fn new(
+        mut table: Table,
+        metadata: BTreeMap<String, String>,
+        data_start: u64,
+        data_len: u64,
+    ) -> Result<Self, FormatError> {
+        table.entries.sort_by_key(|entry| (entry.start, entry.end));
+        let by_name = table.by_name()?;
+        for entry in &table.entries {
+            table.check_size(entry, data_len)?;
+        }
+        table.check_cover(data_start, data_len)?;
+        Ok(Self { table, by_name, metadata, data_start, data_len })
+    }
+
+    /// How many tensors there are.
+    pub fn len(&self) -> usize {
+        self.table.entries.len()
+    }
+
+    /// Whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.table.entries.is_empty()
+    }
+
+    /// The tensors, in the order of their places in the file.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> + DoubleEndedIterator + Clone {
+        self.table.entries.iter().map(|entry| self.table.info(entry))
+    }
+
+    /// The tensor of that name.
+    pub fn get(&self, name: &str) -> Option<TensorInfo<'_>> {
+        let entry = |&index: &u32| &self.table.entries[index as usize];
+        let found = self.by_name.binary_search_by(|index| self.table.name(entry(index)).cmp(name)).ok()?;
+        Some(self.table.info(entry(&self.by_name[found])))
+    }
+
+    /// What the file says about itself: the entries of `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Where the data starts, in bytes from the start of the file. The header is what comes before.
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
+    /// How many bytes of data there are.
+    pub fn data_len(&self) -> u64 {
+        self.data_len
+    }
+
+    /// How long the file is, in bytes.
+    pub fn file_len(&self) -> u64 {
+        self.data_start + self.data_len
+    }
+
+    /// Offsets of a tensor, or of rows of it, in bytes from the start of the file.
+    pub fn in_file(&self, offsets: Range<u64>) -> Range<u64> {
+        self.data_start + offsets.start..self.data_start + offsets.end
+    }
+}
+
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Header")
+            .field("tensors", &self.len())
+            .field("metadata", &self.metadata)
+            .field("data_start", &self.data_start)
+            .field("data_len", &self.data_len)
+            .finish()
+    }
+}
+
+impl TensorInfo<'_> {
+    /// How many bytes the tensor has.
+    pub fn len_bytes(&self) -> u64 {
+        self.offsets.end - self.offsets.start
+    }
+
+    /// Where `rows`, indices along the first axis, lie: in bytes from the start of the data, as
+    /// [`offsets`](Self::offsets).
+    ///
+    /// # Errors
+    /// [`FormatError::NoSuchRows`], also for every range of a scalar, which has no first axis;
+    /// [`FormatError::PartialByte`] if elements are smaller than a byte and the rows do not start and end at whole
+    /// ones.
+    pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
+        let Some(&available) = self.shape.first().filter(|&&axis| rows.start <= rows.end && rows.end <= axis)
+        else {
+            let available = self.shape.first().copied().unwrap_or(0);
+            return Err(FormatError::NoSuchRows { tensor: clip(self.name), rows, available });
+        };
+        let row_bits = u128::from(self.len_bytes()) * 8 / u128::from(available.max(1));
+        let bits = u128::from(rows.start) * row_bits..u128::from(rows.end) * row_bits;
+        if bits.start % 8 != 0 || bits.end % 8 != 0 {
+            return Err(FormatError::PartialByte { tensor: clip(self.name), bits });
+        }
+        // Both are at most the tensor's own length.
+        Ok(self.offsets.start + (bits.start / 8) as u64..self.offsets.start + (bits.end / 8) as u64)
+    }
+}
+
+impl Table {
+    pub(super) fn name(&self, entry: &Entry) -> &str {
+        &self.names[entry.name.start as usize..entry.name.end as usize]
+    }
+
+    pub(super) fn info(&self, entry: &Entry) -> TensorInfo<'_> {
+        TensorInfo {
+            name: self.name(entry),
+            dtype: entry.dtype,
+            shape: &self.axes[entry.axes.start as usize..entry.axes.end as usize],
+            offsets: entry.start..entry.end,
+        }
+    }
+
+    /// How many bytes shape and type say.
+    pub(super) fn shape_bytes(&self, entry: &Entry) -> Result<u64, FormatError> {
+        let TensorInfo { name, shape, dtype, .. } = self.info(entry);
+        let Some(bits) = array_bits(shape, dtype.size_bits().into()) else {
+            return Err(FormatError::SizeOverflow { tensor: Some(clip(name)) });
+        };
+        if bits % 8 != 0 {
+            return Err(FormatError::PartialByte { tensor: clip(name), bits: 0..bits });
+        }
+        Ok((bits / 8) as u64)
+    }
+
+    fn check_size(&self, entry: &Entry, data_len: u64) -> Result<(), FormatError> {
+        let &Entry { start, end, .. } = entry;
+        let tensor = || clip(self.name(entry));
+        let Some(len) = end.checked_sub(start) else {
+            return Err(FormatError::Backwards { tensor: tensor(), start, end });
+        };
+        let shape_bytes = self.shape_bytes(entry)?;
+        if len != shape_bytes {
+            return Err(FormatError::SizeMismatch { tensor: tensor(), offsets: start..end, shape_bytes });
+        }
+        if end > data_len {
+            return Err(FormatError::PastEnd { tensor: tensor(), end, data_len });
+        }
+        Ok(())
+    }
+
+    /// For entries sorted by offsets, none of which is past the end.
+    fn check_cover(&self, data_start: u64, data_len: u64) -> Result<(), FormatError> {
+        let gap = |tensor, from: u64, to: u64| {
+            Err(FormatError::Gap { tensor, offset: data_start + from, len_bytes: to - from })
+        };
+        let mut covered = 0;
+        let mut previous = "";
+        for entry in &self.entries {
+            let name = self.name(entry);
+            if entry.start < covered {
+                let (tensor, other) = (clip(name), clip(previous));
+                return Err(FormatError::Overlap { tensor, other, offset: data_start + entry.start });
+            }
+            if entry.start > covered {
+                return gap(Some(clip(name)), covered, entry.start);
+            }
+            (covered, previous) = (entry.end, name);
+        }
+        if covered < data_len { gap(None, covered, data_len) } else { Ok(()) }
+    }
+
+    fn by_name(&self) -> Result<Vec<u32>, FormatError> {
+        let name = |&index: &u32| self.name(&self.entries[index as usize]);
+        let mut indices: Vec<u32> = (0..self.entries.len() as u32).collect();
+        indices.sort_by(|a, b| name(a).cmp(name(b)));
+        match indices.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
+            Some(pair) => Err(FormatError::DuplicateTensor { tensor: clip(name(&pair[0])) }),
+            None => Ok(indices),
+        }
+    }
+}

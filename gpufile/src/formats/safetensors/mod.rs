@@ -1,0 +1,48 @@
+//! Headers of safetensors files, and the index of a model in several of them.
+//!
+//! A file is eight bytes with the length of a JSON object, the object, and the tensors' bytes without gaps, in C order
+//! and little-endian. Reading its header takes two reads, and then one range for each tensor that is wanted:
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//! use gpufile::formats::Dtype;
+//! use gpufile::formats::safetensors::{self, Header, NewTensor};
+//!
+//! # fn main() -> Result<(), gpufile::formats::FormatError> {
+//! let tensors = [NewTensor { name: "w", dtype: Dtype::F16, shape: &[4, 8] }];
+//! let (header, mut file) = Header::build(&tensors, BTreeMap::new())?;
+//! file.resize(header.file_len() as usize, 0);
+//!
+//! let len = file.len() as u64;
+//! let head_len = safetensors::head_len(&file[..8], len)?;
+//! let header = Header::parse(&file[..head_len as usize], len)?;
+//! let w = header.get("w").unwrap();
+//! assert_eq!((w.dtype, w.shape, w.offsets.clone()), (Dtype::F16, &[4, 8][..], 0..64));
+//! let two_rows = header.in_file(w.slice_rows(1..3)?);
+//! assert_eq!(two_rows, header.data_start() + 16..header.data_start() + 48);
+//! # Ok(())
+//! # }
+//! ```
+
+mod header;
+mod index;
+mod json;
+mod parse;
+mod write;
+
+pub use header::{Header, TensorInfo};
+pub use index::ShardIndex;
+pub use parse::head_len;
+pub use write::NewTensor;
+
+/// How long the JSON object of a header may be, in bytes. The format's own limit; an index is held to it too.
+pub const MAX_HEADER_LEN: u64 = 100_000_000;
+
+/// The key of a header that is not a tensor.
+const METADATA: &str = "__metadata__";
+
+/// The format, in errors.
+const FORMAT: &str = "safetensors";
+
+/// The bytes before the JSON object.
+const LENGTH_BYTES: u64 = 8;

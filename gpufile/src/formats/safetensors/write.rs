@@ -1,0 +1,134 @@
+//! Headers of new files.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::header::{Entry, Table};
+use super::{FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA};
+use crate::formats::error::clip;
+use crate::formats::{Dtype, FormatError};
+
+/// A tensor of a file that is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewTensor<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// How long each axis is, in elements, the slowest first. Empty for a scalar.
+    pub shape: &'a [u64],
+}
+
+impl Header {
+    /// Lays out a new file: its header, and the bytes that the file starts with.
+    ///
+    /// The order is that of the `safetensors` library: the types with the largest elements first, then by name. The
+    /// data starts at a multiple of eight bytes, and so every tensor is aligned to its elements.
+    ///
+    /// # Errors
+    /// [`FormatError::UnsupportedDtype`] for [`Dtype::C128`], [`FormatError::DuplicateTensor`], [`FormatError::ReservedName`],
+    /// [`FormatError::SizeOverflow`], [`FormatError::PartialByte`], [`FormatError::FileOverflow`],
+    /// [`FormatError::HeaderTooLarge`].
+    pub fn build(
+        tensors: &[NewTensor<'_>],
+        metadata: BTreeMap<String, String>,
+    ) -> Result<(Self, Vec<u8>), FormatError> {
+        let mut ranked = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            if tensor.name == METADATA {
+                return Err(FormatError::ReservedName { name: METADATA.to_owned() });
+            }
+            let Some(rank) = tensor.dtype.safetensors_rank() else {
+                return Err(FormatError::UnsupportedDtype {
+                    tensor: Some(clip(tensor.name)),
+                    dtype: tensor.dtype.name().to_owned(),
+                    problem: "is not in safetensors",
+                    offset: None,
+                });
+            };
+            ranked.push((Reverse(rank), tensor));
+        }
+        ranked.sort_by_key(|&(rank, tensor)| (rank, tensor.name));
+
+        let mut table = Table::default();
+        let mut data_len = 0;
+        for (_, tensor) in ranked {
+            table.append(tensor, &mut data_len)?;
+        }
+        let head = head(&table, &metadata)?;
+        let data_start = head.len() as u64;
+        if let (None, Some(last)) = (data_start.checked_add(data_len), table.entries.last()) {
+            return Err(FormatError::FileOverflow { tensor: clip(table.name(last)) });
+        }
+        Ok((Header::new(table, metadata, data_start, data_len)?, head))
+    }
+}
+
+impl Table {
+    /// Appends a tensor to a file that has `data_len` bytes of data so far.
+    fn append(&mut self, tensor: &NewTensor<'_>, data_len: &mut u64) -> Result<(), FormatError> {
+        let (name, axes) = (self.names.len(), self.axes.len());
+        self.names.push_str(tensor.name);
+        self.axes.extend(tensor.shape);
+        let (Ok(name_end), Ok(axes_end)) = (u32::try_from(self.names.len()), u32::try_from(self.axes.len()))
+        else {
+            return Err(too_large((self.names.len() + self.axes.len()) as u64));
+        };
+        let mut entry = Entry {
+            name: name as u32..name_end,
+            axes: axes as u32..axes_end,
+            dtype: tensor.dtype,
+            start: *data_len,
+            end: *data_len,
+        };
+        let Some(end) = data_len.checked_add(self.shape_bytes(&entry)?) else {
+            return Err(FormatError::FileOverflow { tensor: clip(tensor.name) });
+        };
+        (entry.end, *data_len) = (end, end);
+        self.entries.push(entry);
+        Ok(())
+    }
+}
+
+fn head(table: &Table, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, FormatError> {
+    let mut json = String::from("{");
+    if !metadata.is_empty() {
+        let _ = write!(json, "{}:{{", quoted(METADATA));
+        for (key, value) in metadata {
+            let _ = write!(json, "{}:{},", quoted(key), quoted(value));
+        }
+        json.pop();
+        json.push_str("},");
+    }
+    for entry in &table.entries {
+        let tensor = table.info(entry);
+        let _ = write!(json, r#"{}:{{"dtype":"{}","shape":["#, quoted(tensor.name), tensor.dtype);
+        for (index, axis) in tensor.shape.iter().enumerate() {
+            let _ = write!(json, "{}{axis}", if index == 0 { "" } else { "," });
+        }
+        let _ = write!(json, r#"],"data_offsets":[{},{}]}},"#, entry.start, entry.end);
+    }
+    if json.ends_with(',') {
+        json.pop();
+    }
+    json.push('}');
+    let len = json.len().next_multiple_of(8);
+    if len as u64 > MAX_HEADER_LEN {
+        return Err(too_large(len as u64));
+    }
+    let mut head = Vec::with_capacity(LENGTH_BYTES as usize + len);
+    head.extend_from_slice(&(len as u64).to_le_bytes());
+    head.extend_from_slice(json.as_bytes());
+    head.resize(LENGTH_BYTES as usize + len, b' ');
+    Ok(head)
+}
+
+/// As a JSON string.
+fn quoted(text: &str) -> serde_json::Value {
+    text.into()
+}
+
+fn too_large(len_bytes: u64) -> FormatError {
+    FormatError::HeaderTooLarge { format: FORMAT, len_bytes, limit_bytes: MAX_HEADER_LEN }
+}
