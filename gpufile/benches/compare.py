@@ -1,0 +1,438 @@
+#!/usr/bin/env python3
+"""Runs gpufile's bench and its peers in turn on one file, and puts their figures side by side.
+
+Every contender is a command that takes `FILE [--repeats N] [CASE...]` and prints one line for each measurement, as
+peers/cases.h describes. The figures are medians over the rounds. Below the table stand the ratios that gpufile is to
+keep; the exit status is 1 if it misses one or a contender failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+CASES = [
+    "first-byte",
+    "link-h2d",
+    "link-d2h",
+    "read-default",
+    "read",
+    "scatter-4k",
+    "scatter-64k",
+    "scatter-1m",
+    "scatter-4k-scattered",
+    "scatter-64k-scattered",
+    "mapped-scatter-4k",
+    "mapped-scatter-512",
+    "read-many-16m",
+    "stream-1g",
+    "stream-1g-call",
+    "latency-4k",
+    "write-over",
+    "write-fresh",
+    "direct-read",
+    "direct-write",
+]
+OURS, PEERS = "gpufile", ["cufile", "kvikio"]
+# Which contender prints which cases: the link is measured by cufile_c, and only gpufile has mapped handles.
+OFFERED = {
+    OURS: [case for case in CASES if not case.startswith("link-")],
+    "cufile": [case for case in CASES if not case.startswith("mapped-")],
+    "kvikio": [case for case in CASES if not case.startswith(("mapped-", "link-"))],
+}
+FIELDS = {
+    "peer": str,
+    "case": str,
+    "threads": int,
+    "size": int,
+    "ops": int,
+    "seconds": float,
+    "best": float,
+    "gbps": float,
+    "us_per_op": float,
+    "cpu": float,
+}
+ERROR_FIELDS = ["peer", "case", "threads"]
+MEBIBYTE = 1 << 20
+
+# How a figure is printed, where it is not GB/s: the field, the factor and the unit.
+TIMED = {
+    "first-byte": ("seconds", 1e3, "ms"),
+    "stream-1g-call": ("us_per_op", 1, "us"),
+    "latency-4k": ("us_per_op", 1, "us"),
+}
+
+DEFAULT, BEST = "default", "best"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number: of a peer and a case, with a number of threads, or the DEFAULT, or the BEST over all of them."""
+
+    peer: str
+    case: str
+    threads: int | str = BEST
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """The subject is at least, or at most, `limit` times the best of the references; without any, `limit` itself."""
+
+    title: str
+    subject: Figure
+    limit: float
+    references: tuple[Figure, ...] = ()
+    at_most: bool = False
+    disk_only: bool = False
+
+
+def requirements(on_tmpfs: bool) -> list[Requirement]:
+    to_device, from_device = Figure("cuda", "link-h2d"), Figure("cuda", "link-d2h")
+
+    def ours(case: str, threads: int | str = DEFAULT) -> Figure:
+        return Figure(OURS, case, threads)
+
+    def cufile(case: str) -> Figure:
+        return Figure("cufile", case)
+
+    def kvikio(case: str, threads: int | str = BEST) -> Figure:
+        return Figure("kvikio", case, threads)
+
+    def rows(title: str, subject: Figure, *limits: tuple[float, Figure]) -> list[Requirement]:
+        return [Requirement(title, subject, limit, (reference,)) for limit, reference in limits]
+
+    def peers(case: str) -> tuple[Figure, ...]:
+        return tuple(Figure(peer, case) for peer in PEERS)
+
+    return [
+        *rows(
+            "read, out of the box",
+            ours("read-default"),
+            (0.93, to_device),
+            (1.6, cufile("read-default")),
+            (6.5, kvikio("read-default")),
+        ),
+        *rows(
+            "read, best settings",
+            ours("read", BEST),
+            (0.95, to_device),
+            (1.08, kvikio("read")),
+            (1.02, cufile("read")),
+        ),
+        *rows("read, 4 threads", ours("read", 4), (1.12, kvikio("read", 4))),
+        *rows(
+            "scatter 4 KiB",
+            ours("scatter-4k"),
+            (40, kvikio("scatter-4k")),
+            (10, cufile("scatter-4k")),
+        ),
+        *rows(
+            "scatter 4 KiB, scattered",
+            ours("scatter-4k-scattered"),
+            (15, kvikio("scatter-4k-scattered")),
+        ),
+        *rows(
+            "scatter 4 KiB, mapped",
+            ours("mapped-scatter-4k"),
+            (0.9, to_device),
+            (95, kvikio("scatter-4k")),
+        ),
+        *rows("scatter 512 B, mapped", ours("mapped-scatter-512"), (0.65, to_device)),
+        *rows("scatter 64 KiB", ours("scatter-64k"), (3.8, kvikio("scatter-64k"))),
+        *rows(
+            "scatter 64 KiB, scattered",
+            ours("scatter-64k-scattered"),
+            (3.8, kvikio("scatter-64k-scattered")),
+        ),
+        *rows("scatter 1 MiB", ours("scatter-1m"), (1.45, kvikio("scatter-1m"))),
+        *rows(
+            "64 reads of 16 MiB",
+            ours("read-many-16m"),
+            (0.93, to_device),
+            (9, cufile("read-many-16m")),
+        ),
+        *rows("stream, 1 GiB", ours("stream-1g"), (8, cufile("stream-1g"))),
+        Requirement("stream, the call", ours("stream-1g-call"), 100, at_most=True),
+        Requirement("one 4 KiB read", ours("latency-4k"), 1, (kvikio("latency-4k"),), at_most=True),
+        Requirement("overwrite", ours("write-over"), 6, peers("write-over")),
+        *rows("overwrite", ours("write-over"), (0.85, from_device)),
+        *rows(
+            "new file, tmpfs" if on_tmpfs else "new file, disk",
+            ours("write-fresh"),
+            (1.9 if on_tmpfs else 1.15, kvikio("write-fresh")),
+        ),
+        Requirement("direct read", ours("direct-read"), 1, peers("direct-read"), disk_only=True),
+        Requirement("direct write", ours("direct-write"), 1, peers("direct-write"), disk_only=True),
+        Requirement("first byte", ours("first-byte"), 0.1, (cufile("first-byte"),), at_most=True),
+    ]
+
+
+class Results:
+    """The lines of all rounds."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict] = []
+        self.failures: list[str] = []
+
+    def add(self, line: str, round_number: int) -> None:
+        """Takes one line of a contender's output; what is no measurement is passed over."""
+        if not line.startswith("peer="):
+            return
+        head, _, error = line.strip().partition(" error=")
+        fields: dict = dict(word.partition("=")[::2] for word in head.split())
+        try:
+            for name in ERROR_FIELDS if error else FIELDS:
+                fields[name] = FIELDS[name](fields[name])
+        except (KeyError, ValueError) as problem:
+            self.failures.append(f"not understood ({problem}): {line.strip()}")
+            return
+        if error:
+            fields["error"] = error
+            self.failures.append(f"round {round_number}: {line.strip()}")
+        self.lines.append(fields | {"round": round_number})
+
+    def medians(self, peer: str, case: str) -> dict[int, dict[str, float]]:
+        """For each number of threads, the medians over the rounds."""
+        measured = [
+            line
+            for line in self.lines
+            if line["peer"] == peer and line["case"] == case and "error" not in line
+        ]
+        return {
+            threads: {
+                name: statistics.median(line[name] for line in measured if line["threads"] == threads)
+                for name in ("seconds", "gbps", "us_per_op", "cpu")
+            }
+            for threads in sorted({line["threads"] for line in measured})
+        }
+
+    def find(self, figure: Figure) -> tuple[int, dict[str, float]] | None:
+        """The threads and the medians of a figure, if it was measured."""
+        medians = self.medians(figure.peer, figure.case)
+        threads = figure.threads
+        if threads == DEFAULT:
+            threads = 0 if 0 in medians else BEST
+        if threads == BEST:
+            threads = min(medians, key=lambda count: medians[count]["seconds"], default=None)
+        return (threads, medians[threads]) if threads in medians else None
+
+
+def threads_text(threads: int) -> str:
+    return "default" if threads == 0 else str(threads)
+
+
+def print_columns(rows: list[list[str]], gap: str = "  ") -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print(gap.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+def print_table(results: Results) -> None:
+    print(
+        "Medians in GB/s, or in the unit given, @ the threads that were best (CPU seconds of one repetition)\n"
+    )
+    columns = [OURS, *PEERS, "cuda"]
+    rows = [["case", *columns]]
+    for case in CASES:
+        field, factor, unit = TIMED.get(case, ("gbps", 1, ""))
+        row = [case]
+        for peer in columns:
+            found = results.find(Figure(peer, case))
+            if found:
+                threads, medians = found
+                amount = f"{medians[field] * factor:.2f} {unit}".rstrip()
+                row.append(f"{amount} @{threads_text(threads)} ({medians['cpu']:.2f})")
+            else:
+                failed = any(line["peer"] == peer and line["case"] == case for line in results.lines)
+                row.append("error" if failed else "")
+        if any(row[1:]):
+            rows.append(row)
+    print_columns(rows)
+
+
+def judge(results: Results, requirement: Requirement) -> list[str]:
+    """A row of the second table: what, against what, the value, the limit, the verdict."""
+    case = requirement.subject.case
+    field = TIMED.get(case, ("gbps",))[0]
+    subject = results.find(requirement.subject)
+    found = [(reference, results.find(reference)) for reference in requirement.references]
+    found = [(reference, there) for reference, there in found if there]
+    limit = f"{'<=' if requirement.at_most else '>='} {requirement.limit:g}"
+
+    against = " or ".join(f"{reference.peer} {reference.case}" for reference in requirement.references)
+    value = None
+    if not requirement.references:
+        against = {"us_per_op": "microseconds"}[field]
+        value = subject and subject[1][field]
+    elif found:
+        reference, (threads, medians) = max(found, key=lambda pair: pair[1][1]["gbps"])
+        against = f"{reference.peer} {reference.case} @{threads_text(threads)}"
+        value = subject and subject[1][field] / medians[field]
+    title = f"{requirement.title} @{threads_text(subject[0])}" if subject else requirement.title
+    if value is None:
+        return [title, against, "", limit, "no data"]
+    passed = value <= requirement.limit if requirement.at_most else value >= requirement.limit
+    return [
+        title,
+        against,
+        f"{value:.3g}" if value < 10 else f"{value:.1f}",
+        limit,
+        "PASS" if passed else "fail",
+    ]
+
+
+def print_requirements(results: Results, on_tmpfs: bool, wanted: set[str]) -> bool:
+    rows = [["requirement", "against", "is", "required", ""]]
+    for requirement in requirements(on_tmpfs):
+        if requirement.subject.case not in wanted:
+            continue
+        if requirement.disk_only and on_tmpfs:
+            rows.append([requirement.title, "", "", "", "not on tmpfs"])
+        else:
+            rows.append(judge(results, requirement))
+    print_columns(rows)
+    return all(row[-1] != "fail" for row in rows)
+
+
+def selected_cases(names: list[str]) -> set[str]:
+    """The cases with these names, or in these groups: `scatter` is every case whose name begins with `scatter-`."""
+    chosen: set[str] = set()
+    for name in names:
+        matching = [case for case in CASES if case == name]
+        matching = matching or [case for case in CASES if case.startswith(name + "-")]
+        if not matching:
+            sys.exit(f"there is no case or group of cases `{name}`; the cases are {', '.join(CASES)}")
+        chosen.update(matching)
+    return chosen
+
+
+def cases_of(contender: str, wanted: set[str], on_tmpfs: bool) -> list[str]:
+    """What a contender is to run: the wanted cases, and those that they are compared with."""
+    needed = set(wanted)
+    for requirement in requirements(on_tmpfs):
+        if requirement.subject.case in wanted:
+            needed.update(reference.case for reference in requirement.references if contender != OURS)
+    if on_tmpfs:
+        needed -= {"direct-read", "direct-write"}
+    return [case for case in OFFERED[contender] if case in needed]
+
+
+def make_file(path: Path, size: int) -> None:
+    """One writer, and one pseudo-random mebibyte over and over: the one that the peers write back (peers/cases.h)."""
+    mask = (1 << 64) - 1
+    state, block = 0, bytearray()
+    while len(block) < MEBIBYTE:  # splitmix64
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        block += (z ^ (z >> 31)).to_bytes(8, "little")
+    unfinished = path.with_name(path.name + ".part")
+    with open(unfinished, "wb") as file:
+        file.writelines(block for _ in range(size // MEBIBYTE))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+
+
+def fill_page_cache(path: Path) -> None:
+    """Every contender starts with all of the file in the page cache, whatever the one before it left there."""
+    buffer = bytearray(16 * MEBIBYTE)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def run(contender: str, command: str, arguments: list[str], results: Results, round_number: int) -> None:
+    environment = dict(os.environ)
+    # libcufile writes its log into the working directory unless told otherwise.
+    environment.setdefault("CUFILE_LOGFILE_PATH", os.path.join(tempfile.gettempdir(), "cufile.log"))
+    start, before = time.monotonic(), len(results.lines)
+    try:
+        child = subprocess.Popen(
+            shlex.split(command) + arguments, stdout=subprocess.PIPE, env=environment, text=True
+        )
+    except OSError as error:
+        sys.exit(f"cannot start {contender}: {error}")
+    with child:
+        for line in child.stdout:
+            results.add(line, round_number)
+    if child.returncode:
+        results.failures.append(f"{contender} ended with status {child.returncode}, round {round_number}")
+    count, seconds = len(results.lines) - before, time.monotonic() - start
+    print(f"round {round_number}: {contender}: {count} lines in {seconds:.0f} s", file=sys.stderr)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ours", metavar="CMD", help="gpufile's bench")
+    parser.add_argument("--cufile", metavar="CMD", help="cufile_c, as built by peers/build.sh")
+    parser.add_argument("--kvikio", metavar="CMD", help="kvikio_cpp, likewise")
+    parser.add_argument(
+        "--file", metavar="FILE", required=True, type=Path, help="is overwritten; made if missing"
+    )
+    parser.add_argument("--size", metavar="GIB", type=int, default=4, help="of a file that is made (4)")
+    parser.add_argument(
+        "--rounds", metavar="N", type=int, default=3, help="each runs every contender once (3)"
+    )
+    parser.add_argument(
+        "--repeats", metavar="N", type=int, help="repetitions within a run (each contender's own default)"
+    )
+    parser.add_argument(
+        "--cases", metavar="A,B", help="these cases or groups, and what they are compared with"
+    )
+    parser.add_argument("--json", metavar="OUT", type=Path, help="write every line there, after each run")
+    options = parser.parse_args()
+
+    commands = {OURS: options.ours, "cufile": options.cufile, "kvikio": options.kvikio}
+    commands = {contender: command for contender, command in commands.items() if command}
+    if not commands:
+        parser.error("name at least one contender: --ours, --cufile or --kvikio")
+    wanted = selected_cases(options.cases.split(",") if options.cases else CASES)
+
+    if not options.file.exists():
+        print(f"making {options.file}, {options.size} GiB", file=sys.stderr)
+        make_file(options.file, options.size * 1024 * MEBIBYTE)
+    file_system = subprocess.run(
+        ["stat", "-f", "-c", "%T", options.file], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    on_tmpfs = file_system == "tmpfs"
+
+    results = Results()
+    for round_number in range(1, options.rounds + 1):
+        for contender, command in commands.items():
+            cases = cases_of(contender, wanted, on_tmpfs)
+            if not cases:
+                continue
+            arguments = [str(options.file), *cases]
+            if options.repeats:
+                arguments[1:1] = ["--repeats", str(options.repeats)]
+            if not on_tmpfs:
+                fill_page_cache(options.file)
+            run(contender, command, arguments, results, round_number)
+            if options.json:
+                report = {"file": str(options.file), "file_system": file_system, "lines": results.lines}
+                options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+    size = options.file.stat().st_size / (1024 * MEBIBYTE)
+    print(f"{options.file}, {size:g} GiB, {file_system}; rounds: {options.rounds}\n")
+    print_table(results)
+    print()
+    passed = print_requirements(results, on_tmpfs, wanted)
+    if results.failures:
+        print("\nfailures:", *results.failures, sep="\n  ")
+    return 0 if passed and not results.failures else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

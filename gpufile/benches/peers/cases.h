@@ -1,0 +1,246 @@
+// What every contender shares: the names of the cases, where their small reads go, and the line that reports
+// one.
+//
+//     peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
+//     peer=NAME case=CASE threads=T error=TEXT TO THE END OF THE LINE
+//
+// `seconds` is the median of the repetitions, and `gbps` and `us_per_op` follow from it; `best` is the
+// fastest repetition, and `cpu` the CPU seconds, user and system, that the process spent during that one.
+// `threads=0` means that the number of threads was left to the library.
+#pragma once
+
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cuda_runtime_api.h>
+
+#define KIB ((size_t)1024)
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+
+static const char *const CASES[] = {
+    "first-byte",    "link-h2d",    "link-d2h",       "read-default",         "read",
+    "scatter-4k",    "scatter-64k", "scatter-1m",     "scatter-4k-scattered", "scatter-64k-scattered",
+    "read-many-16m", "stream-1g",   "stream-1g-call", "latency-4k",           "write-over",
+    "write-fresh",   "direct-read", "direct-write",
+};
+enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
+
+// Many reads at pseudo-random places. Read i goes to slot (i * stride) % ops of the device buffer.
+struct scatter {
+  const char *name;
+  size_t size, ops, stride;
+};
+static const struct scatter SCATTERS[] = {
+    {"scatter-4k", 4 * KIB, 65536, 1},
+    {"scatter-64k", 64 * KIB, 16384, 1},
+    {"scatter-1m", MIB, 2048, 1},
+    {"scatter-4k-scattered", 4 * KIB, 65536, 7919},
+    {"scatter-64k-scattered", 64 * KIB, 16384, 7919},
+};
+enum { SCATTER_COUNT = sizeof SCATTERS / sizeof *SCATTERS };
+
+static const size_t MANY_SIZE = 16 * MIB; // Each of the reads that go out at once.
+static const size_t STREAM_SIZE = GIB;
+static const size_t LATENCY_SIZE = 4 * KIB;
+static const size_t DIRECT_MOST = 2 * GIB; // Of FILE, from its beginning.
+enum { MANY_OPS = 64, LATENCY_OPS = 20000, LATENCY_PLACES = 1024 };
+
+static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+// The file offsets of a scatter case; the caller frees them.
+static inline size_t *scatter_offsets(size_t file_bytes, const struct scatter *scatter) {
+  size_t *offsets = (size_t *)malloc(scatter->ops * sizeof *offsets);
+  uint64_t x = 42;
+  for (size_t i = 0; i < scatter->ops; i++) {
+    x = x * 6364136223846793005ull + 1442695040888963407ull;
+    offsets[i] = (x >> 20) % (file_bytes / scatter->size) * scatter->size;
+  }
+  return offsets;
+}
+
+__attribute__((format(printf, 1, 2), noreturn)) static inline void fail(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  fputc('\n', stderr);
+  exit(1);
+}
+
+// For calls of CUDA without which nothing can be measured.
+static inline void need(cudaError_t status, const char *what) {
+  if (status != cudaSuccess) fail("%s: %s", what, cudaGetErrorString(status));
+}
+
+// The command line: FILE [--repeats N] [CASE...]
+
+enum { MOST_REPEATS = 100 };
+struct options {
+  const char *file;
+  size_t file_bytes; // Whole 16 MiB pieces; the rest of the file stays untouched.
+  int repeats;
+  char **wanted;
+  int wanted_count;
+};
+static struct options OPTIONS;
+
+// Is `wanted` the name of the case, or of a group that it is in: `scatter` for `scatter-4k`?
+static inline bool names(const char *wanted, const char *name) {
+  if (!strcmp(wanted, name)) return true;
+  for (int i = 0; i < CASE_COUNT; i++)
+    if (!strcmp(wanted, CASES[i])) return false;
+  size_t length = strlen(wanted);
+  return !strncmp(wanted, name, length) && name[length] == '-';
+}
+
+static inline bool selected(const char *name) {
+  for (int i = 0; i < OPTIONS.wanted_count; i++)
+    if (names(OPTIONS.wanted[i], name)) return true;
+  return OPTIONS.wanted_count == 0;
+}
+
+__attribute__((noreturn)) static inline void usage(const char *program) {
+  fprintf(stderr,
+          "usage: %s FILE [--repeats N] [CASE...]\n\n"
+          "FILE has at least 1 GiB and is overwritten; FILE.fresh comes and goes beside it.\n"
+          "A CASE is one of these, or a group of them by what they begin with, such as `scatter`:\n",
+          program);
+  for (int i = 0; i < CASE_COUNT; i++) fprintf(stderr, "  %s\n", CASES[i]);
+  exit(2);
+}
+
+static inline void parse_options(int argc, char **argv) {
+  OPTIONS.repeats = 3;
+  OPTIONS.wanted = argv; // Case names move to the front, over arguments already seen.
+  for (int i = 1; i < argc; i++) {
+    if (!strcmp(argv[i], "--repeats") && i + 1 < argc)
+      OPTIONS.repeats = atoi(argv[++i]);
+    else if (argv[i][0] == '-')
+      usage(argv[0]);
+    else if (!OPTIONS.file)
+      OPTIONS.file = argv[i];
+    else
+      OPTIONS.wanted[OPTIONS.wanted_count++] = argv[i];
+  }
+  if (!OPTIONS.file) usage(argv[0]);
+  if (OPTIONS.repeats < 1 || OPTIONS.repeats > MOST_REPEATS) fail("--repeats is 1 to %d", MOST_REPEATS);
+  for (int i = 0; i < OPTIONS.wanted_count; i++) {
+    bool known = false;
+    for (int j = 0; j < CASE_COUNT; j++) known = known || names(OPTIONS.wanted[i], CASES[j]);
+    if (!known) fail("there is no case or group of cases `%s`", OPTIONS.wanted[i]);
+  }
+  struct stat status;
+  if (stat(OPTIONS.file, &status)) fail("%s: %m", OPTIONS.file);
+  OPTIONS.file_bytes = (size_t)status.st_size / (16 * MIB) * (16 * MIB);
+  if (OPTIONS.file_bytes < GIB)
+    fail("%s has %zu bytes; the cases need 1 GiB or more", OPTIONS.file, OPTIONS.file_bytes);
+}
+
+// Time, and the report of it.
+
+struct stamp {
+  double seconds, cpu;
+};
+struct samples {
+  double seconds[MOST_REPEATS], cpu[MOST_REPEATS];
+  int count;
+};
+
+static inline struct stamp stamp_now(void) {
+  struct timespec clock;
+  struct rusage usage;
+  clock_gettime(CLOCK_MONOTONIC, &clock);
+  getrusage(RUSAGE_SELF, &usage);
+  struct stamp now;
+  now.seconds = (double)clock.tv_sec + (double)clock.tv_nsec * 1e-9;
+  now.cpu = (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+            (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
+  return now;
+}
+
+static inline void add_sample(struct samples *samples, struct stamp start) {
+  struct stamp end = stamp_now();
+  samples->seconds[samples->count] = end.seconds - start.seconds;
+  samples->cpu[samples->count] = end.cpu - start.cpu;
+  samples->count++;
+}
+
+static inline int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static inline void report(const char *peer, const char *name, size_t size, size_t ops, int threads,
+                          const struct samples *samples) {
+  int best = 0, n = samples->count;
+  double sorted[MOST_REPEATS];
+  for (int i = 0; i < n; i++) {
+    sorted[i] = samples->seconds[i];
+    if (samples->seconds[i] < samples->seconds[best]) best = i;
+  }
+  qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+  double median = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+  printf(
+      "peer=%s case=%s size=%zu ops=%zu threads=%d seconds=%.9f best=%.9f gbps=%.3f us_per_op=%.3f cpu=%.3f\n",
+      peer, name, size, ops, threads, median, sorted[0], (double)size * (double)ops / median / 1e9,
+      median / (double)ops * 1e6, samples->cpu[best]);
+  fflush(stdout);
+}
+
+static inline void report_error(const char *peer, const char *name, int threads, const char *error) {
+  printf("peer=%s case=%s threads=%d error=%s\n", peer, name, threads, error);
+  fflush(stdout);
+}
+
+// The file and the device buffer.
+
+// Writes dirty pages to the disk and then forgets every page, so that what follows meets the disk.
+static inline bool drop_cache(const char *path) {
+  int fd = open(path, O_RDONLY);
+  bool done = fd >= 0 && !fsync(fd) && !posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  if (fd >= 0) close(fd);
+  return done;
+}
+
+static inline bool on_tmpfs(const char *path) {
+  const long tmpfs_magic = 0x01021994;
+  struct statfs status;
+  return !statfs(path, &status) && status.f_type == tmpfs_magic;
+}
+
+static inline char *device_buffer(size_t bytes) {
+  char *device;
+  need(cudaMalloc((void **)&device, bytes), "cudaMalloc");
+  return device;
+}
+
+// Fills the buffer with the megabyte that compare.py makes FILE of, so that overwriting FILE with it changes
+// no byte.
+static inline void fill_device_buffer(char *device, size_t bytes) {
+  uint64_t *block = (uint64_t *)malloc(MIB), state = 0;
+  for (size_t i = 0; i < MIB / sizeof *block; i++) { // splitmix64
+    uint64_t z = state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    block[i] = z ^ (z >> 31);
+  }
+  need(cudaMemcpy(device, block, MIB, cudaMemcpyHostToDevice), "cudaMemcpy");
+  for (size_t done = MIB; done < bytes; done *= 2)
+    need(cudaMemcpy(device + done, device, smaller(done, bytes - done), cudaMemcpyDeviceToDevice),
+         "cudaMemcpy");
+  need(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  free(block);
+}

@@ -1,0 +1,389 @@
+// libcufile called from C, as NVIDIA's samples do it: threads that read and write pieces of 16 MiB, the batch
+// calls, the stream-ordered calls, on device memory that is not registered. Also the link's own speed, as
+// `peer=cuda`.
+#define _GNU_SOURCE
+#include "cases.h"
+
+#include <cufile.h>
+#include <errno.h>
+#include <pthread.h>
+
+static const size_t PIECE = 16 * MIB;
+
+static char *device;
+static size_t device_bytes;
+
+// What went wrong in the case at hand; the first problem of all threads stays.
+static bool failed;
+static char problem[256];
+
+__attribute__((format(printf, 1, 2))) static bool case_failed(const char *format, ...) {
+  if (!__sync_bool_compare_and_swap(&failed, false, true)) return false;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(problem, sizeof problem, format, arguments);
+  va_end(arguments);
+  return false;
+}
+
+static void finish(const char *peer, const char *name, size_t size, size_t ops, int threads,
+                   const struct samples *samples) {
+  if (failed)
+    report_error(peer, name, threads, problem);
+  else
+    report(peer, name, size, ops, threads, samples);
+  failed = false;
+}
+
+static bool cufile_ok(CUfileError_t status, const char *call) {
+  if (status.err == CU_FILE_SUCCESS) return true;
+  return case_failed("%s: %d, %s (CUDA %d)", call, status.err, cufileop_status_error(status.err),
+                     status.cu_err);
+}
+
+static bool cuda_ok(cudaError_t status, const char *call) {
+  return status == cudaSuccess || case_failed("%s: %s", call, cudaGetErrorString(status));
+}
+
+// A read or write answers with a count of bytes, or -1 and errno, or a negative CUfileOpError.
+static bool moved(ssize_t answer, size_t expected, const char *call) {
+  if (answer == (ssize_t)expected) return true;
+  if (answer >= 0) return case_failed("%s: %zd of %zu bytes", call, answer, expected);
+  long code = answer == -1 ? errno : -answer;
+  return case_failed("%s: %ld, %s", call, code,
+                     code > CUFILEOP_BASE_ERR ? cufileop_status_error((CUfileOpError)code)
+                                              : strerror((int)code));
+}
+
+// Files.
+
+struct opened {
+  int fd;
+  CUfileHandle_t handle;
+};
+static struct opened file = {.fd = -1}; // FILE, for all cases that go through the page cache.
+
+static bool open_file(struct opened *opened, const char *path, int flags) {
+  opened->handle = NULL;
+  opened->fd = open(path, flags, 0644);
+  if (opened->fd < 0) return case_failed("open %s: %s", path, strerror(errno));
+  CUfileDescr_t description;
+  memset(&description, 0, sizeof description);
+  description.type = CU_FILE_HANDLE_TYPE_OPAQUE_FD;
+  description.handle.fd = opened->fd;
+  return cufile_ok(cuFileHandleRegister(&opened->handle, &description), "cuFileHandleRegister");
+}
+
+static void close_file(struct opened *opened) {
+  if (opened->handle) cuFileHandleDeregister(opened->handle);
+  if (opened->fd >= 0) close(opened->fd);
+}
+
+// A crew of threads that shares the transfers of one repetition after another. Its threads live as long as
+// their case, so that what a thread pays for its first transfer falls into the warm-up.
+
+struct transfers {
+  bool write;
+  CUfileHandle_t handle;
+  size_t size, ops, stride;
+  const size_t *offsets; // In the file; without them, one piece follows the other.
+};
+static struct {
+  _Alignas(64) size_t next; // Alone in its cache line, since all threads count it up.
+  _Alignas(64) struct transfers work;
+  pthread_t threads[16];
+  int count;
+  bool dismissed;
+  pthread_barrier_t gate;
+} crew;
+
+static void transfer(size_t i) {
+  const struct transfers *work = &crew.work;
+  off_t at = (off_t)(work->offsets ? work->offsets[i] : i * work->size);
+  off_t slot = (off_t)(i * work->stride % work->ops * work->size);
+  if (work->write)
+    moved(cuFileWrite(work->handle, device, work->size, at, slot), work->size, "cuFileWrite");
+  else
+    moved(cuFileRead(work->handle, device, work->size, at, slot), work->size, "cuFileRead");
+}
+
+static void *crew_member(void *unused) {
+  (void)unused;
+  cuda_ok(cudaSetDevice(0), "cudaSetDevice");
+  for (;;) {
+    pthread_barrier_wait(&crew.gate);
+    if (crew.dismissed) return NULL;
+    for (size_t i; !failed && (i = __sync_fetch_and_add(&crew.next, 1)) < crew.work.ops;) transfer(i);
+    pthread_barrier_wait(&crew.gate);
+  }
+}
+
+static void hire_crew(int count) {
+  crew.count = count;
+  crew.dismissed = false;
+  pthread_barrier_init(&crew.gate, NULL, (unsigned)count + 1);
+  for (int i = 0; i < count; i++)
+    if (pthread_create(&crew.threads[i], NULL, crew_member, NULL)) fail("cannot start %d threads", count);
+}
+
+static void crew_works(const struct transfers *work) {
+  crew.work = *work;
+  crew.next = 0;
+  pthread_barrier_wait(&crew.gate);
+  pthread_barrier_wait(&crew.gate);
+}
+
+static void dismiss_crew(void) {
+  crew.dismissed = true;
+  pthread_barrier_wait(&crew.gate);
+  for (int i = 0; i < crew.count; i++) pthread_join(crew.threads[i], NULL);
+  pthread_barrier_destroy(&crew.gate);
+}
+
+// The cases. Repetition -1 is the warm-up, which is not counted.
+
+static void measure(const char *name, int threads, const struct transfers *work) {
+  struct samples samples = {.count = 0};
+  hire_crew(threads);
+  for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
+    struct stamp start = stamp_now();
+    crew_works(work);
+    if (i >= 0) add_sample(&samples, start);
+  }
+  dismiss_crew();
+  finish("cufile", name, work->size, work->ops, threads, &samples);
+}
+
+// The driver and FILE are opened in any case, and here is what that takes.
+static void first_byte(void) {
+  struct samples samples = {.count = 0};
+  struct stamp start = stamp_now();
+  if (cufile_ok(cuFileDriverOpen(), "cuFileDriverOpen") && open_file(&file, OPTIONS.file, O_RDWR))
+    moved(cuFileRead(file.handle, device, 4 * KIB, 0, 0), 4 * KIB, "cuFileRead");
+  add_sample(&samples, start);
+  if (selected("first-byte") && !failed) report("cufile", "first-byte", 4 * KIB, 1, 1, &samples);
+}
+
+static void link_speed(const char *name, bool to_device) {
+  const size_t size = 256 * MIB, ops = 16;
+  struct samples samples = {.count = 0};
+  char *pinned = NULL;
+  cuda_ok(cudaHostAlloc((void **)&pinned, size, cudaHostAllocDefault), "cudaHostAlloc");
+  if (!failed) memset(pinned, 1, size);
+  for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
+    struct stamp start = stamp_now();
+    for (size_t j = 0; j < ops && !failed; j++) {
+      char *there = device + j * size % (2 * GIB);
+      cuda_ok(to_device ? cudaMemcpyAsync(there, pinned, size, cudaMemcpyHostToDevice, NULL)
+                        : cudaMemcpyAsync(pinned, there, size, cudaMemcpyDeviceToHost, NULL),
+              "cudaMemcpyAsync");
+    }
+    cuda_ok(cudaStreamSynchronize(NULL), "cudaStreamSynchronize");
+    if (i >= 0) add_sample(&samples, start);
+  }
+  if (pinned) cudaFreeHost(pinned);
+  finish("cuda", name, size, ops, 1, &samples);
+}
+
+static void read_default(void) {
+  struct samples samples = {.count = 0};
+  for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
+    struct stamp start = stamp_now();
+    moved(cuFileRead(file.handle, device, OPTIONS.file_bytes, 0, 0), OPTIONS.file_bytes, "cuFileRead");
+    if (i >= 0) add_sample(&samples, start);
+  }
+  finish("cufile", "read-default", OPTIONS.file_bytes, 1, 0, &samples);
+}
+
+// One batch. Setting it up and destroying it is not counted.
+static bool read_batch(struct samples *samples, bool counted) {
+  CUfileIOParams_t entries[MANY_OPS];
+  CUfileIOEvents_t events[MANY_OPS];
+  CUfileBatchHandle_t batch;
+  const double patience = 60;
+  memset(entries, 0, sizeof entries);
+  for (size_t i = 0; i < MANY_OPS; i++) {
+    entries[i].mode = CUFILE_BATCH;
+    entries[i].opcode = CUFILE_READ;
+    entries[i].fh = file.handle;
+    entries[i].cookie = &entries[i];
+    entries[i].u.batch.devPtr_base = device;
+    entries[i].u.batch.devPtr_offset = (off_t)(i * MANY_SIZE);
+    entries[i].u.batch.file_offset = (off_t)(i * MANY_SIZE);
+    entries[i].u.batch.size = MANY_SIZE;
+  }
+  if (!cufile_ok(cuFileBatchIOSetUp(&batch, MANY_OPS), "cuFileBatchIOSetUp")) return false;
+  struct stamp start = stamp_now();
+  cufile_ok(cuFileBatchIOSubmit(batch, MANY_OPS, entries, 0), "cuFileBatchIOSubmit");
+  for (unsigned done = 0; done < MANY_OPS && !failed;) {
+    unsigned wanted = (unsigned)MANY_OPS - done, count = wanted;
+    cufile_ok(cuFileBatchIOGetStatus(batch, wanted, &count, events, NULL), "cuFileBatchIOGetStatus");
+    for (unsigned i = 0; i < count && !failed; i++)
+      if (events[i].status != CUFILE_COMPLETE || events[i].ret != MANY_SIZE)
+        case_failed("batch entry: status %d, %zd bytes", (int)events[i].status, (ssize_t)events[i].ret);
+    done += count;
+    if (stamp_now().seconds - start.seconds > patience)
+      case_failed("the batch is not done after %.0f s", patience);
+  }
+  if (counted) add_sample(samples, start);
+  cuFileBatchIODestroy(batch);
+  return !failed;
+}
+
+static void read_many(void) {
+  struct samples samples = {.count = 0};
+  for (int i = -1; i < OPTIONS.repeats && read_batch(&samples, i >= 0); i++) continue;
+  finish("cufile", "read-many-16m", MANY_SIZE, MANY_OPS, 1, &samples);
+}
+
+// The stream is registered, with all arguments fixed and aligned, which is what cuFile recommends.
+static void stream_read(void) {
+  const unsigned fixed_and_aligned = CU_FILE_STREAM_FIXED_BUF_OFFSET | CU_FILE_STREAM_FIXED_FILE_OFFSET |
+                                     CU_FILE_STREAM_FIXED_FILE_SIZE | CU_FILE_STREAM_PAGE_ALIGNED_INPUTS;
+  struct samples whole = {.count = 0}, call = {.count = 0};
+  cudaStream_t stream = NULL;
+  bool registered = cuda_ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate") &&
+                    cufile_ok(cuFileStreamRegister(stream, fixed_and_aligned), "cuFileStreamRegister");
+  for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
+    size_t size = STREAM_SIZE;
+    off_t file_offset = 0, buffer_offset = 0;
+    ssize_t bytes = 0;
+    struct stamp start = stamp_now();
+    cufile_ok(cuFileReadAsync(file.handle, device, &size, &file_offset, &buffer_offset, &bytes, stream),
+              "cuFileReadAsync");
+    if (i >= 0) add_sample(&call, start);
+    cuda_ok(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    if (i >= 0) add_sample(&whole, start);
+    if (!failed) moved(bytes, STREAM_SIZE, "cuFileReadAsync");
+  }
+  if (registered) cuFileStreamDeregister(stream);
+  if (stream) cudaStreamDestroy(stream);
+  if (!failed && selected("stream-1g-call")) report("cufile", "stream-1g-call", STREAM_SIZE, 1, 1, &call);
+  finish("cufile", "stream-1g", STREAM_SIZE, 1, 1, &whole);
+}
+
+static void latency(void) {
+  struct samples samples = {.count = 0};
+  for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
+    struct stamp start = stamp_now();
+    for (size_t j = 0; j < LATENCY_OPS && !failed; j++)
+      moved(cuFileRead(file.handle, device, LATENCY_SIZE, (off_t)(j % LATENCY_PLACES * LATENCY_SIZE), 0),
+            LATENCY_SIZE, "cuFileRead");
+    if (i >= 0) add_sample(&samples, start);
+  }
+  finish("cufile", "latency-4k", LATENCY_SIZE, LATENCY_OPS, 1, &samples);
+}
+
+// A new file each time, opened and closed within the time.
+static void write_fresh(int threads) {
+  struct transfers work = {.write = true, .size = PIECE, .ops = OPTIONS.file_bytes / PIECE, .stride = 1};
+  struct samples samples = {.count = 0};
+  char path[4096];
+  snprintf(path, sizeof path, "%s.fresh", OPTIONS.file);
+  hire_crew(threads);
+  for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
+    struct opened fresh;
+    unlink(path);
+    struct stamp start = stamp_now();
+    if (open_file(&fresh, path, O_RDWR | O_CREAT | O_TRUNC)) {
+      work.handle = fresh.handle;
+      crew_works(&work);
+    }
+    close_file(&fresh);
+    if (i >= 0) add_sample(&samples, start);
+  }
+  dismiss_crew();
+  unlink(path);
+  finish("cufile", "write-fresh", work.size, work.ops, threads, &samples);
+}
+
+// The disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
+static void direct(const char *name, bool write, int threads) {
+  struct transfers work = {.write = write, .size = PIECE, .stride = 1};
+  struct samples samples = {.count = 0};
+  struct opened opened = {.fd = -1};
+  work.ops = smaller(OPTIONS.file_bytes, DIRECT_MOST) / PIECE;
+  if (on_tmpfs(OPTIONS.file))
+    case_failed("%s is on tmpfs: there is no disk to measure", OPTIONS.file);
+  else
+    open_file(&opened, OPTIONS.file, (write ? O_RDWR : O_RDONLY) | O_DIRECT);
+  work.handle = opened.handle;
+  hire_crew(threads);
+  for (int i = 0; i < OPTIONS.repeats && !failed; i++) {
+    if (!drop_cache(OPTIONS.file))
+      case_failed("cannot drop the page cache of %s: %s", OPTIONS.file, strerror(errno));
+    struct stamp start = stamp_now();
+    crew_works(&work);
+    add_sample(&samples, start);
+  }
+  dismiss_crew();
+  close_file(&opened);
+  finish("cufile", name, work.size, work.ops, threads, &samples);
+}
+
+// Is this case to run? Says why not if the driver or FILE did not open.
+static const char *unusable;
+static bool wanted(const char *name) {
+  if (!selected(name)) return false;
+  if (unusable) report_error("cufile", name, 0, unusable);
+  return !unusable;
+}
+
+int main(int argc, char **argv) {
+  parse_options(argc, argv);
+  device_bytes = larger(OPTIONS.file_bytes, 2 * GIB);
+  need(cudaSetDevice(0), "GPU 0");
+  device = device_buffer(device_bytes);
+
+  static char reason[sizeof problem];
+  first_byte();
+  if (failed) {
+    unusable = memcpy(reason, problem, sizeof reason);
+    failed = false;
+  }
+  wanted("first-byte");
+  if (selected("link-h2d")) link_speed("link-h2d", true);
+  if (selected("link-d2h")) link_speed("link-d2h", false);
+
+  struct transfers whole = {
+      .handle = file.handle, .size = PIECE, .ops = OPTIONS.file_bytes / PIECE, .stride = 1};
+  if (wanted("read-default")) read_default();
+  if (wanted("read"))
+    for (int threads = 1; threads <= 16; threads *= 2) measure("read", threads, &whole);
+
+  const int scatter_threads[] = {1, 4, 8, 16};
+  for (int i = 0; i < SCATTER_COUNT; i++) {
+    const struct scatter *scatter = &SCATTERS[i];
+    if (!wanted(scatter->name)) continue;
+    size_t *offsets = scatter_offsets(OPTIONS.file_bytes, scatter);
+    struct transfers work = {.handle = file.handle,
+                             .size = scatter->size,
+                             .ops = scatter->ops,
+                             .stride = scatter->stride,
+                             .offsets = offsets};
+    for (int j = 0; j < 4; j++) measure(scatter->name, scatter_threads[j], &work);
+    free(offsets);
+  }
+
+  if (wanted("read-many-16m")) read_many();
+  if (wanted("stream-1g") || wanted("stream-1g-call")) stream_read();
+  if (wanted("latency-4k")) latency();
+
+  fill_device_buffer(device, device_bytes);
+  whole.write = true;
+  if (wanted("write-over")) {
+    const int threads[] = {1, 4, 8};
+    for (int i = 0; i < 3; i++) measure("write-over", threads[i], &whole);
+    fsync(file.fd);
+  }
+  if (wanted("write-fresh"))
+    for (int threads = 1; threads <= 8; threads *= 8) write_fresh(threads);
+  if (wanted("direct-read"))
+    for (int threads = 4; threads <= 16; threads *= 2) direct("direct-read", false, threads);
+  if (wanted("direct-write"))
+    for (int threads = 4; threads <= 16; threads *= 2) direct("direct-write", true, threads);
+
+  close_file(&file);
+  cuFileDriverClose();
+  return 0;
+}
