@@ -15,7 +15,7 @@ use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::options::OpenOptions;
 use crate::path::Route;
-use crate::write_plan::WritePlan;
+use crate::write_plan::{Growth, WritePlan};
 
 /// An open file. Reads and writes are positional and take `&self`, so a file can be shared by threads. Clones refer to
 /// the same open file.
@@ -165,19 +165,28 @@ impl File {
     unsafe fn read_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<usize> {
         /// Below this, a thread that reads from the page cache is done before another has woken up.
         const ALONE_BYTES: usize = 256 << 10;
+        /// Up to here, one copy is all there is to do.
+        const SMALL_BYTES: usize = 64 << 10;
         let len = memory.len_bytes;
-        let (done, cause) =
-            if memory.place == Place::Host && len <= ALONE_BYTES && self.open.is_buffered_read(len) {
-                self.check_offset(READ, offset, len)?;
-                // SAFETY: the caller's promise.
-                unsafe { self.open.read_rest(memory.ptr, len, offset, 0) }
-            } else {
-                let range = [self.range(READ, offset, len)?];
-                let cutting = Cutting { inline, ..self.read_cutting(&memory, offset) };
-                // SAFETY: the caller's promise.
-                let stop = unsafe { self.run(Side::Read, memory, &range, cutting) };
-                stop.map_or((len, None), |stop| (stop.done_bytes, stop.cause))
-            };
+        let is_small = |limit: usize| {
+            let limit = limit.min(self.open.engine.settings().bounce_buffer_bytes());
+            len <= limit && self.open.is_buffered_read(len)
+        };
+        let (done, cause) = if memory.place == Place::Host && is_small(ALONE_BYTES) {
+            self.check_offset(READ, offset, len)?;
+            // SAFETY: the caller's promise.
+            unsafe { self.open.read_rest(memory.ptr, len, offset, 0) }
+        } else if memory.place != Place::Host && is_small(SMALL_BYTES) && self.open.cufile(len).is_none() {
+            self.check_offset(READ, offset, len)?;
+            // SAFETY: the caller's promise.
+            unsafe { self.open.engine.read_small(&self.open, &memory, offset) }
+        } else {
+            let range = [self.range(READ, offset, len)?];
+            let cutting = Cutting { inline, ..self.read_cutting(&memory, offset) };
+            // SAFETY: the caller's promise.
+            let stop = unsafe { self.run(Side::Read, memory, &range, cutting) };
+            stop.map_or((len, None), |stop| (stop.done_bytes, stop.cause))
+        };
         match cause {
             None => Ok(done),
             Some(cause) => Err(self.transfer_error(READ, offset, len, done, cause)),
@@ -191,7 +200,7 @@ impl File {
     unsafe fn write_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<()> {
         let len = memory.len_bytes;
         let range = [self.range(WRITE, offset, len)?];
-        let plan = WritePlan::of_range(self, &memory, offset);
+        let plan = WritePlan::of_range(self, &memory, offset, Growth::MayAllocate);
         let cutting = Cutting { inline, ..plan.cutting };
         // SAFETY: the caller's promise.
         let stop = unsafe { self.run(plan.side.clone(), memory, &range, cutting) };
@@ -220,16 +229,17 @@ impl File {
         /// What disks are read by fastest.
         const DISK_CHUNK_BYTES: usize = 1 << 20;
         let len = memory.len_bytes;
-        let mut chunk_bytes = self.chunk_bytes(len, memory.place);
+        let cutting = self.cutting(len, memory.place);
         let is_chosen = self.task_bytes.is_none() && self.open.engine.settings().task_bytes().is_none();
         if is_chosen && len > DISK_CHUNK_BYTES && self.open.reads_from_disk(offset, len) {
-            chunk_bytes = chunk_bytes.min(DISK_CHUNK_BYTES);
+            let chunk_bytes = cutting.chunk_bytes.min(DISK_CHUNK_BYTES);
+            return Cutting { chunk_bytes, short_chunks: 0, ..cutting };
         }
-        Cutting { chunk_bytes, ..Cutting::default() }
+        cutting
     }
 
-    pub(crate) fn chunk_bytes(&self, total_bytes: usize, place: Place) -> usize {
-        self.open.engine.chunk_bytes(total_bytes, place, self.task_bytes)
+    pub(crate) fn cutting(&self, total_bytes: usize, place: Place) -> Cutting {
+        self.open.engine.cutting(total_bytes, place, self.task_bytes)
     }
 
     /// A buffer's memory; the file's way to it is decided here, and not by a worker later.

@@ -37,9 +37,11 @@ mod mapped;
 mod memory;
 mod open_file;
 mod options;
+mod owned;
 pub mod page_cache;
 mod path;
 mod settings;
+mod stream_io;
 mod write_plan;
 
 pub use bytes::{ParseBytesError, parse_bytes};
@@ -54,3 +56,4 @@ pub use mapped::MappedFile;
 pub use options::OpenOptions;
 pub use path::{PathPolicy, Route, TransferPath};
 pub use settings::{DirectIo, Settings, SettingsError};
+pub use stream_io::{HELD_STREAMS, StreamIo};

@@ -6,11 +6,11 @@ use std::slice;
 
 use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
-use crate::engine::{Cutting, Engine, Entries, Entry, IoRange, Overlap, Side, Stop, Transfer};
+use crate::engine::{Engine, Entries, Entry, IoRange, Overlap, Side, Stop, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::{Memory, Place};
-use crate::write_plan::WritePlan;
+use crate::write_plan::{Growth, WritePlan};
 
 impl File {
     /// Reads many ranges of the file into parts of one buffer. Small ranges are packed, neighbours merged, and all
@@ -27,7 +27,7 @@ impl File {
         let total_bytes = self.check_ranges(READ, &memory, ranges)?;
         let cutting = match ranges {
             [] => return Ok(()),
-            _ => Cutting { chunk_bytes: self.chunk_bytes(total_bytes, memory.place), ..Cutting::default() },
+            _ => self.cutting(total_bytes, memory.place),
         };
         let entries = Entries::Ranges { file: self.open_file(), memory, ranges };
         // SAFETY: the buffer is borrowed for as long as the call lasts; the ranges were checked.
@@ -47,7 +47,7 @@ impl File {
         if ranges.is_empty() {
             return Ok(());
         }
-        let plan = WritePlan::of_ranges(self, &memory, ranges);
+        let plan = WritePlan::of_ranges(self, &memory, ranges, Growth::MayAllocate);
         let entries = Entries::Ranges { file: self.open_file(), memory, ranges };
         let transfer = Transfer { side: plan.side.clone(), entries };
         // SAFETY: the buffer is borrowed for as long as the call lasts; the ranges were checked.
@@ -211,9 +211,9 @@ impl Engine {
             Place::Host if entries.iter().all(|entry| entry.memory.place == Place::Host) => Place::Host,
             _ => Place::Device(0),
         };
-        let chunk_bytes = self.chunk_bytes(transfer.entries.total_bytes(), place, None);
+        let cutting = self.cutting(transfer.entries.total_bytes(), place, None);
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.run(&transfer, Cutting { chunk_bytes, ..Cutting::default() }) };
+        let outcome = unsafe { self.run(&transfer, cutting) };
         entry_outcome(outcome, |entry, done_bytes, cause| {
             let Entry { file, offset, memory } = &entries[entry];
             file.transfer_error(operation, *offset, memory.len_bytes, done_bytes, cause)

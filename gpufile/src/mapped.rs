@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use cufile::IoBufMut;
 
-use crate::engine::{Cutting, Entries, IoRange, Side, Transfer};
+use crate::engine::{Entries, IoRange, Side, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::{File, READ};
-use crate::memory::{Memory, Place};
+use crate::memory::Memory;
 use crate::open_file::Mapping;
 
 /// A file that is mapped into memory for reading. Ranges are copied from the mapping, without a system call for each:
@@ -134,8 +134,7 @@ impl MappedFile {
     unsafe fn run(&self, memory: Memory, ranges: &[IoRange], total_bytes: usize) -> Result<()> {
         let entries = Entries::Ranges { file: self.file.open_file(), memory, ranges };
         let transfer = Transfer { side: Side::ReadMapping(self.mapping.clone()), entries };
-        let chunk_bytes = self.file.chunk_bytes(total_bytes, Place::Device(0));
-        let cutting = Cutting { chunk_bytes, ..Cutting::default() };
+        let cutting = self.file.cutting(total_bytes, memory.place);
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.file.engine().run(&transfer, cutting) };
         self.file.ranges_outcome(READ, ranges, outcome)

@@ -26,22 +26,19 @@ const LAST_BYTES: usize = 4096;
 
 impl WritePlan {
     /// For one range.
-    pub fn of_range(file: &File, memory: &Memory, offset: u64) -> Self {
-        Self::of_ranges(
-            file,
-            memory,
-            &[IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes }],
-        )
+    pub fn of_range(file: &File, memory: &Memory, offset: u64, growth: Growth) -> Self {
+        let range = IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes };
+        Self::of_ranges(file, memory, &[range], growth)
     }
 
     /// For ranges of one buffer.
-    pub fn of_ranges(file: &File, memory: &Memory, ranges: &[IoRange]) -> Self {
+    pub fn of_ranges(file: &File, memory: &Memory, ranges: &[IoRange], growth: Growth) -> Self {
         let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
         let start = ranges.iter().map(|range| range.file_offset).min().unwrap_or(0);
         let end = ranges.iter().map(|range| range.file_offset + range.len_bytes as u64).max().unwrap_or(0);
         let place = memory.place;
         let open = file.open_file();
-        let parallel = Cutting { chunk_bytes: file.chunk_bytes(total_bytes, place), ..Cutting::default() };
+        let parallel = Cutting { short_chunks: 0, ..file.cutting(total_bytes, place) };
         let plain = |cutting| Self { side: Side::Write, cutting, extended: None, preallocated: false };
         let by_cufile = matches!(place, Place::Device(_)) && open.cufile(total_bytes).is_some();
         if total_bytes < SMALL_BYTES
@@ -55,8 +52,8 @@ impl WritePlan {
             Cutting { chunk_bytes: parallel.chunk_bytes.min(SERIAL_CHUNK_BYTES), serial: true, ..parallel };
         let Ok(len_bytes) = open.len_bytes() else { return plain(serial) };
         let mut extended = None;
-        if end > len_bytes && ranges.len() > 1 {
-            // What lies between the ranges stays a hole.
+        if end > len_bytes && (ranges.len() > 1 || growth == Growth::AsWritten) {
+            // What lies between ranges stays a hole.
             return plain(serial);
         } else if end > len_bytes {
             let grows_by = end - len_bytes.max(start);
@@ -103,6 +100,15 @@ impl WritePlan {
             let _ = file.file.set_len(len_bytes);
         }
     }
+}
+
+/// How a file comes to be longer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Growth {
+    /// Blocks may be allocated before the write begins, which takes time.
+    MayAllocate,
+    /// By the write alone.
+    AsWritten,
 }
 
 /// What allocating blocks leaves as it was.

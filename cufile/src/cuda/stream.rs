@@ -10,7 +10,7 @@ use cuda_rt_sys::runtime::{
 };
 
 use super::Device;
-use crate::error::{Result, check_runtime};
+use crate::error::{Result, check_driver, check_runtime};
 
 /// A queue of work on a device. Dropping one that was created here waits for the work.
 pub struct Stream {
@@ -233,6 +233,33 @@ impl Stream {
         check_runtime("cudaLaunchHostFunc", code).inspect_err(|_| {
             // SAFETY: what CUDA refused it does not call.
             drop(unsafe { Box::from_raw(data) });
+        })
+    }
+
+    /// Makes work submitted from now on wait until the word at `word` has reached `value` (`cuStreamWaitValue32`): until
+    /// their difference is not negative as a signed number, so that a counter may wrap around.
+    ///
+    /// A stream that waits takes one of the GPU's hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default). When all
+    /// are taken, no stream goes on, copies included.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    ///
+    /// # Safety
+    /// `word` must be aligned and in memory that the GPU can read, such as a [`PinnedBuffer`](super::PinnedBuffer), and
+    /// stay there until the stream has gone on. The host may change it only as an atomic.
+    #[doc(alias = "cuStreamWaitValue32")]
+    pub unsafe fn wait_for_word(&self, word: *const u32, value: u32) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let greater_or_equal = 0;
+        // SAFETY: the stream is alive; the rest is the caller's promise.
+        check_driver("cuStreamWaitValue32", unsafe {
+            (self.device.cuda().driver().cuStreamWaitValue32_v2)(
+                self.raw.cast(),
+                word.expose_provenance() as u64,
+                value,
+                greater_or_equal,
+            )
         })
     }
 

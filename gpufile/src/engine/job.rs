@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
+use super::Cutting;
 use super::plan::{Overlap, Plan};
 use super::transfer::Transfer;
 use crate::error::Cause;
@@ -85,21 +86,15 @@ impl Job {
     /// The job must be new or its outcome taken, and not be set up by another thread too. What the transfer refers to must stay until the job
     /// [is done](Self::wait), and its memory must be as an [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)) promises that long.
-    pub unsafe fn set_up(
-        &self,
-        transfer: &Transfer<'_>,
-        chunk_bytes: usize,
-        last_bytes: usize,
-        serial: bool,
-    ) -> Result<usize, Overlap> {
+    pub unsafe fn set_up(&self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<usize, Overlap> {
         // SAFETY: no chunk is out, and none will be until the state changes below.
         let work = unsafe { &mut *self.work.get() };
-        work.plan.make(transfer, chunk_bytes, last_bytes)?;
+        work.plan.make(transfer, cutting)?;
         // SAFETY: only the lifetime changes; the caller keeps what it stands for until the job is done.
         work.transfer =
             Some(unsafe { std::mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
         let chunks = work.plan.chunks();
-        let handing = Handing { serial, last_alone: last_bytes > 0 && chunks > 1 };
+        let handing = Handing { serial: cutting.serial, last_alone: cutting.last_bytes > 0 && chunks > 1 };
         *self.state() = State { chunks, handing, ..State::default() };
         Ok(chunks)
     }
@@ -158,6 +153,19 @@ impl Job {
         }
         let last_is_left = state.handing.last_alone && state.running == 0 && state.next == state.chunks - 1;
         if last_is_left { After::LastIsReady } else { After::Nothing }
+    }
+
+    /// Ends a job of which no chunk was handed out nor will be.
+    pub fn give_up(&self, cause: Cause) {
+        let mut state = self.state();
+        state.next = state.chunks;
+        state.stop = Some(Stop { entry: 0, done_bytes: 0, cause: Some(cause) });
+        let waker = state.waker.take();
+        drop(state);
+        self.finished.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// Waits until all chunks that were or will be handed out are completed.

@@ -14,7 +14,7 @@ use super::pool::Reports;
 use super::transfer::{Side, Transfer};
 use crate::error::Cause;
 use crate::memory::Place;
-use crate::open_file::{OpenFile, read_cufile, write_cufile};
+use crate::open_file::{OpenFile, Outcome, read_cufile, write_cufile};
 
 /// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory there is no
 /// stream, and a bounce buffer only where `O_DIRECT` needs one.
@@ -94,6 +94,38 @@ impl Lane {
     /// How much memory the bounce buffers take.
     pub fn bounce_bytes(&self) -> usize {
         self.slots.iter().map(|slot| slot.bounce.allocated_bytes()).sum()
+    }
+
+    /// Reads a small range to device memory, and returns when it is there. Nothing may be under way.
+    ///
+    /// # Safety
+    /// `target` must be `len_bytes` of this lane's device that nothing else uses; no more than a bounce buffer has.
+    pub unsafe fn read_small(
+        &mut self,
+        file: &OpenFile,
+        target: *mut u8,
+        len_bytes: usize,
+        offset: u64,
+    ) -> Outcome {
+        debug_assert!(!self.is_busy());
+        let bounce = &mut self.slots[self.next].bounce;
+        let Some(stream) = &self.stream else { unreachable!("a lane on a device") };
+        if let Err(error) = bounce.pin(stream.device()) {
+            return (0, Some(error.into()));
+        }
+        // SAFETY: the bounce buffer is long enough, and nothing uses it.
+        let (done, cause) = unsafe { file.read_rest(bounce.ptr(), len_bytes, offset, 0) };
+        if done == 0 {
+            return (done, cause);
+        }
+        // SAFETY: as many bytes were read.
+        let source = unsafe { slice::from_raw_parts(bounce.ptr(), done) };
+        // SAFETY: the caller's promise, until the stream has been waited for.
+        let copied = unsafe { stream.copy_to_device(target, source) };
+        match stream.synchronize().and(copied) {
+            Ok(()) => (done, cause),
+            Err(error) => (0, Some(error.into())),
+        }
     }
 
     /// Begins a chunk that was handed out, after completing what used the same bounce buffer.
@@ -457,8 +489,8 @@ impl Copies {
 /// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with short
 /// sleeps, so that many workers that wait for one link do not burn a processor each.
 fn wait(event: &Event) -> cufile::Result<()> {
-    const SPIN: Duration = Duration::from_micros(20);
-    const SLEEP: Duration = Duration::from_micros(20);
+    const SPIN: Duration = Duration::from_micros(50);
+    const SLEEP: Duration = Duration::from_micros(10);
     let start = Instant::now();
     while !event.is_done()? {
         if start.elapsed() > SPIN {

@@ -12,11 +12,12 @@ mod lanes;
 mod plan;
 mod pool;
 mod transfer;
+mod words;
 
 use std::fmt;
 use std::sync::{Arc, LazyLock, OnceLock};
 
-use cufile::cuda::Cuda;
+use cufile::cuda::{Cuda, Device};
 use cufile::{Driver, IoBuf};
 
 pub(crate) use bounce::Bounce;
@@ -25,13 +26,17 @@ pub(crate) use plan::Overlap;
 pub use transfer::IoRange;
 pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 
-use crate::memory::Place;
+use crate::memory::{Memory, Place};
+use crate::open_file::{OpenFile, Outcome};
 use crate::path::PathPolicy;
 use crate::settings::{DirectIo, Settings};
 use devices::Devices;
 use job::IdleJobs;
 use lanes::Lanes;
 use pool::Pool;
+pub(crate) use pool::{Submitter, on_worker};
+pub(crate) use words::Word;
+use words::Words;
 
 /// What files share: worker threads, bounce buffers, CUDA and the cuFile driver. Clones refer to the same engine;
 /// several engines may exist.
@@ -51,6 +56,7 @@ struct Inner {
     // The first attempt decides, for success and failure alike, so that all files see the same.
     driver: OnceLock<Result<Driver, String>>,
     idle_jobs: IdleJobs,
+    words: Arc<Words>,
     settings: Settings,
 }
 
@@ -145,6 +151,7 @@ impl EngineBuilder {
             devices,
             driver: self.driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
             idle_jobs: IdleJobs::default(),
+            words: Arc::default(),
             settings,
         }))
     }
@@ -214,20 +221,30 @@ impl Engine {
         self.0.devices.of(buffer)
     }
 
-    /// How long the chunks of a transfer of so many bytes are: short enough that all workers have several, so that they
-    /// end together, and long enough to be worth a copy.
-    pub(crate) fn chunk_bytes(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> usize {
+    /// How a transfer of so many bytes is cut: into chunks short enough that all workers have several, so that they end
+    /// together, and long enough to be worth a copy; and a short one for each worker at first, so that the GPU has
+    /// something to copy soon.
+    pub(crate) fn cutting(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> Cutting {
         const SMALLEST: usize = 512 << 10;
         const TURNS: usize = 4;
+        // Half a buffer is copied nearly as fast as a whole one; a long transfer gains by the rest.
+        const LONG: usize = 1 << 30;
         let settings = &self.0.settings;
-        let largest = settings.bounce_buffer_bytes;
-        match (task_bytes.or(settings.task_bytes), place) {
+        let buffer = settings.bounce_buffer_bytes;
+        let chunk_bytes = match (task_bytes.or(settings.task_bytes), place) {
             (Some(task), Place::Host) => task,
-            (Some(task), Place::Device(_)) => task.min(largest),
+            (Some(task), Place::Device(_)) => task.min(buffer),
             (None, _) => {
-                let share = total_bytes / (settings.threads * TURNS);
-                share.next_multiple_of(64 << 10).clamp(SMALLEST.min(largest), largest)
+                let share = (total_bytes / (settings.threads * TURNS)).next_multiple_of(64 << 10);
+                let largest = if total_bytes < LONG { buffer / 2 } else { buffer };
+                share.max(SMALLEST).min(largest)
             }
+        };
+        let is_long = task_bytes.or(settings.task_bytes).is_none() && chunk_bytes > SMALLEST;
+        Cutting {
+            chunk_bytes,
+            short_chunks: if is_long { settings.threads } else { 0 },
+            ..Cutting::default()
         }
     }
 
@@ -244,12 +261,31 @@ impl Engine {
         cutting: Cutting,
     ) -> Result<Option<Stop>, Overlap> {
         // SAFETY: this function returns when the job is done.
-        let job = unsafe { self.start(transfer, cutting) }?;
+        let (job, chunks) = unsafe { self.prepare(transfer, &cutting) }?;
+        match self.pool().filter(|_| !cutting.inline && chunks > 1 && !on_worker()) {
+            Some(pool) => pool.submit(&job, chunks),
+            None => pool::work_inline(&self.0.lanes, &job),
+        }
         Ok(self.finish(job))
     }
 
-    /// Lets the workers carry out a transfer. If there are none to be had, or it is one chunk, or the caller is a worker,
-    /// this thread does it before the function returns.
+    /// Reads a small range to device memory, by the calling thread.
+    ///
+    /// # Safety
+    /// The memory must be as an [`IoBufMut`](cufile::IoBufMut) promises, and no larger than a bounce buffer.
+    pub(crate) unsafe fn read_small(&self, file: &OpenFile, memory: &Memory, offset: u64) -> Outcome {
+        match self.0.lanes.take(memory.place) {
+            Ok(mut lane) => {
+                // SAFETY: the caller's promise.
+                let outcome = unsafe { lane.read_small(file, memory.ptr, memory.len_bytes, offset) };
+                self.0.lanes.put(lane);
+                outcome
+            }
+            Err(error) => (0, Some(error.into())),
+        }
+    }
+
+    /// Makes a job of a transfer, which nobody works on yet; returns how many chunks it has.
     ///
     /// # Errors
     /// That two entries of a read overlap in memory.
@@ -257,44 +293,45 @@ impl Engine {
     /// # Safety
     /// What the transfer refers to must stay until [`finish`](Self::finish) was called with the job, and its memory must
     /// be as an [`IoBuf`] (for reads, [`IoBufMut`](cufile::IoBufMut)) promises that long.
-    unsafe fn start(&self, transfer: &Transfer<'_>, cutting: Cutting) -> Result<Arc<Job>, Overlap> {
-        let job = self.0.idle_jobs.take();
-        // SAFETY: the caller's promise; an idle job is set up by no one else.
-        let chunks =
-            unsafe { job.set_up(transfer, cutting.chunk_bytes, cutting.last_bytes, cutting.serial) }?;
-        match self.pool().filter(|_| !cutting.inline && chunks > 1 && !pool::on_worker()) {
-            Some(pool) => pool.submit(&job, chunks),
-            None => pool::work_inline(&self.0.lanes, &job),
-        }
-        Ok(job)
-    }
-
-    /// As [`run`](Self::run), but by a worker even if it is one chunk, and without waiting.
-    ///
-    /// # Safety
-    /// As for [`start`](Self::start).
-    pub(crate) unsafe fn start_on_worker(
+    pub(crate) unsafe fn prepare(
         &self,
         transfer: &Transfer<'_>,
-        cutting: Cutting,
-    ) -> Result<Arc<Job>, Overlap> {
+        cutting: &Cutting,
+    ) -> Result<(Arc<Job>, usize), Overlap> {
         let job = self.0.idle_jobs.take();
         // SAFETY: the caller's promise; an idle job is set up by no one else.
-        let chunks =
-            unsafe { job.set_up(transfer, cutting.chunk_bytes, cutting.last_bytes, cutting.serial) }?;
+        let chunks = unsafe { job.set_up(transfer, cutting) }?;
+        Ok((job, chunks))
+    }
+
+    /// Lets the workers do a job. If the operating system gives no threads, the caller does it.
+    pub(crate) fn submit(&self, job: &Arc<Job>, chunks: usize) {
         match self.pool() {
-            Some(pool) => pool.submit(&job, chunks),
-            None => pool::work_inline(&self.0.lanes, &job),
+            Some(pool) => pool.submit(job, chunks),
+            None => pool::work_inline(&self.0.lanes, job),
         }
-        Ok(job)
+    }
+
+    /// What submits jobs without a reference to the engine, if there are workers.
+    pub(crate) fn submitter(&self) -> Option<Submitter> {
+        self.pool().map(Pool::submitter)
+    }
+
+    /// A word for a stream to wait for.
+    pub(crate) fn word(&self, device: &Device) -> Option<Word> {
+        self.0.words.take(device)
+    }
+
+    /// Works on a job if the calling thread is a worker: were all workers to wait, nobody would do it.
+    pub(crate) fn help(&self, job: &Arc<Job>) {
+        if on_worker() && !job.is_done() {
+            pool::work_inline(&self.0.lanes, job);
+        }
     }
 
     /// Waits for a job that was started, and tells what stopped it before its end.
     pub(crate) fn finish(&self, job: Arc<Job>) -> Option<Stop> {
-        if pool::on_worker() && !job.is_done() {
-            // Were all workers to wait, nobody would do it.
-            pool::work_inline(&self.0.lanes, &job);
-        }
+        self.help(&job);
         job.wait();
         // SAFETY: it is done, and who started it calls this.
         let stop = unsafe { job.take_outcome() };
@@ -312,12 +349,25 @@ impl Engine {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cutting {
     pub chunk_bytes: usize,
+    /// How many chunks at the beginning are an eighth as long.
+    pub short_chunks: usize,
     /// How long the last chunk is, which is then carried out when the others are done; 0 makes it like the others.
     pub last_bytes: usize,
     /// Whether one worker does all chunks in order.
     pub serial: bool,
     /// Whether the calling thread does all of it.
     pub inline: bool,
+}
+
+impl Cutting {
+    /// How many bytes the chunk with this number has at most.
+    pub fn chunk_len(&self, chunk: usize) -> usize {
+        const ALIGNED: usize = 64 << 10;
+        if chunk >= self.short_chunks {
+            return self.chunk_bytes;
+        }
+        (self.chunk_bytes / 8).next_multiple_of(ALIGNED).min(self.chunk_bytes)
+    }
 }
 
 impl fmt::Debug for Engine {

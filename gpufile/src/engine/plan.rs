@@ -4,7 +4,7 @@
 //! of a large range, or many small ranges that share a bounce buffer. The order of the entries is chosen so that
 //! neighbours in memory or in the file come together.
 
-use super::Transfer;
+use super::{Cutting, Transfer};
 use crate::memory::Place;
 use crate::open_file::OpenFile;
 
@@ -44,20 +44,17 @@ pub(crate) struct Overlap(pub usize, pub usize);
 const CUT_ALIGNMENT: u64 = 4096;
 
 impl Plan {
-    /// Orders the entries and cuts them into chunks of at most `chunk_bytes`. The last one is `last_bytes` long if that
-    /// is not 0, the order is the caller's, and the transfer longer.
+    /// Orders the entries and cuts them into chunks.
     ///
     /// # Errors
     /// That two entries of a read overlap in memory.
-    pub fn make(
-        &mut self,
-        transfer: &Transfer<'_>,
-        chunk_bytes: usize,
-        last_bytes: usize,
-    ) -> Result<(), Overlap> {
+    pub fn make(&mut self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<(), Overlap> {
         self.order.clear();
-        self.sort(transfer)?;
-        self.cut(transfer, chunk_bytes, last_bytes);
+        // Most often the caller's order is good, which shows while cutting.
+        let given = self.cut(transfer, cutting);
+        if transfer.entries.len() > 1 && self.sort(transfer, &given)? {
+            self.cut(transfer, cutting);
+        }
         Ok(())
     }
 
@@ -111,26 +108,24 @@ impl Plan {
         self.order.get(at).map_or(at, |entry| *entry as usize)
     }
 
-    fn sort(&mut self, transfer: &Transfer<'_>) -> Result<(), Overlap> {
-        let entries = &transfer.entries;
-        if entries.len() < 2 {
-            return Ok(());
-        }
-        let given = Joins::count(transfer, 0..entries.len());
+    /// Chooses another order than the caller's if that is better, and says whether it did.
+    fn sort(&mut self, transfer: &Transfer<'_>, given: &Joins) -> Result<bool, Overlap> {
         if given.memory_ascends && (given.memory >= given.file || given.file_ascends) {
-            return Ok(());
+            return Ok(false);
         }
         self.sort_by(transfer, |segment| (0, segment.ptr.addr() as u64));
-        let by_memory = Joins::count(transfer, self.order.iter().map(|entry| *entry as usize));
+        let mut by_memory = Joins::default();
+        for entry in &self.order {
+            by_memory.count(&transfer.entries.get(*entry as usize));
+        }
         if transfer.is_read() && !by_memory.memory_ascends {
             return Err(self.overlap(transfer));
         }
         // A copy to the GPU costs more than a read from the page cache, so that memory decides unless the file gains.
-        if by_memory.file <= by_memory.memory && given.file <= by_memory.memory {
-            return Ok(());
+        if by_memory.file > by_memory.memory || given.file > by_memory.memory {
+            self.sort_by(transfer, |segment| (std::ptr::from_ref(segment.file).addr(), segment.offset));
         }
-        self.sort_by(transfer, |segment| (std::ptr::from_ref(segment.file).addr(), segment.offset));
-        Ok(())
+        Ok(true)
     }
 
     fn sort_by(&mut self, transfer: &Transfer<'_>, key: impl Fn(&Segment<'_>) -> (usize, u64)) {
@@ -164,61 +159,77 @@ impl Plan {
         unreachable!("the entries overlap")
     }
 
-    fn cut(&mut self, transfer: &Transfer<'_>, chunk_bytes: usize, last_bytes: usize) {
+    /// Cuts the entries, in the order chosen so far, and counts their joins on the way.
+    fn cut(&mut self, transfer: &Transfer<'_>, cutting: &Cutting) -> Joins {
         self.cuts.clear();
         self.cuts.push(Cut { at: 0, skip_bytes: 0 });
         let count = transfer.entries.len();
-        let mut room = chunk_bytes;
+        let mut joins = Joins::default();
+        let mut room = cutting.chunk_len(0);
         let mut place = None;
         for at in 0..count {
             let segment = transfer.entries.get(self.entry(at));
+            joins.count(&segment);
             let its_place = transfer.entries.memory(segment.entry).place;
-            if place.is_some_and(|place| place != its_place) && room < chunk_bytes {
+            if place.is_some_and(|place| place != its_place)
+                && self.cuts.last().is_some_and(|cut| cut.at < at)
+            {
                 self.cuts.push(Cut { at, skip_bytes: 0 });
-                room = chunk_bytes;
+                room = cutting.chunk_len(self.cuts.len() - 1);
             }
             place = Some(its_place);
-            let hold_back = if at + 1 == count { last_bytes } else { 0 };
             let mut skip_bytes = 0;
             while segment.len_bytes - skip_bytes > room {
                 let end = segment.offset + (skip_bytes + room) as u64;
                 let beyond = (end % CUT_ALIGNMENT) as usize;
                 skip_bytes += if beyond < room { room - beyond } else { room };
                 self.cuts.push(Cut { at, skip_bytes });
-                room = chunk_bytes;
+                room = cutting.chunk_len(self.cuts.len() - 1);
             }
             room -= segment.len_bytes - skip_bytes;
-            if hold_back > 0 && segment.len_bytes - skip_bytes > hold_back {
-                self.cuts.push(Cut { at, skip_bytes: segment.len_bytes - hold_back });
+            let held_back = cutting.last_bytes;
+            if held_back > 0 && at + 1 == count && segment.len_bytes - skip_bytes > held_back {
+                self.cuts.push(Cut { at, skip_bytes: segment.len_bytes - held_back });
             }
         }
         self.cuts.push(Cut { at: count, skip_bytes: 0 });
+        joins
     }
 }
 
-/// How many entries continue where the one before them ended.
+/// How many entries continue where the one before them ended, and whether all follow each other.
 struct Joins {
     file: usize,
     memory: usize,
     file_ascends: bool,
     /// Each entry begins behind the end of the one before, so that none overlap.
     memory_ascends: bool,
+    /// Of the entry counted last: its file, and where it ends.
+    before: (*const OpenFile, u64, usize),
+}
+
+impl Default for Joins {
+    fn default() -> Self {
+        Self {
+            file: 0,
+            memory: 0,
+            file_ascends: true,
+            memory_ascends: true,
+            before: (std::ptr::null(), 0, 0),
+        }
+    }
 }
 
 impl Joins {
-    fn count(transfer: &Transfer<'_>, order: impl Iterator<Item = usize>) -> Self {
-        let mut joins = Self { file: 0, memory: 0, file_ascends: true, memory_ascends: true };
-        let (mut file, mut file_end, mut memory_end) = (std::ptr::null(), 0, 0);
-        for entry in order {
-            let segment = transfer.entries.get(entry);
-            let same_file = std::ptr::eq(file, segment.file);
-            joins.file += usize::from(same_file && segment.offset == file_end);
-            joins.file_ascends &= !same_file || segment.offset >= file_end;
-            joins.memory += usize::from(segment.ptr.addr() == memory_end);
-            joins.memory_ascends &= segment.ptr.addr() >= memory_end || segment.len_bytes == 0;
-            (file, file_end) = (std::ptr::from_ref(segment.file), segment.offset + segment.len_bytes as u64);
-            memory_end = segment.ptr.addr() + segment.len_bytes;
-        }
-        joins
+    #[inline]
+    fn count(&mut self, segment: &Segment<'_>) {
+        let (file, file_end, memory_end) = self.before;
+        let same_file = std::ptr::eq(file, segment.file);
+        let address = segment.ptr.addr();
+        self.file += usize::from(same_file && segment.offset == file_end);
+        self.file_ascends &= !same_file || segment.offset >= file_end;
+        self.memory += usize::from(address == memory_end);
+        self.memory_ascends &= address >= memory_end || segment.len_bytes == 0;
+        self.before = (segment.file, segment.offset + segment.len_bytes as u64, address + segment.len_bytes);
     }
 }

@@ -51,6 +51,7 @@ impl Pool {
             let (queue, lanes) = (pool.queue.clone(), lanes.clone());
             let spawned = thread::Builder::new().name(format!("gpufile-{number}")).spawn(move || {
                 IS_WORKER.set(true);
+                sleep_exactly();
                 if catch_unwind(AssertUnwindSafe(|| work(&queue, &lanes))).is_err() {
                     // Someone waits for its chunk, whose memory a GPU may be writing: there is no way on.
                     std::process::abort();
@@ -68,8 +69,21 @@ impl Pool {
 
     /// Lets the workers do a job that has this many chunks.
     pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
-        self.queue.push(job.clone());
-        if chunks == 1 { self.queue.work.notify_one() } else { self.queue.work.notify_all() }
+        self.queue.submit(job, chunks);
+    }
+
+    pub fn submitter(&self) -> Submitter {
+        Submitter(self.queue.clone())
+    }
+}
+
+/// Submits jobs from where no worker may be ended, such as CUDA's own threads.
+pub(crate) struct Submitter(Arc<Queue>);
+
+impl Submitter {
+    /// Lets the workers do a job that has this many chunks. Whoever waits for the job keeps the pool.
+    pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
+        self.0.submit(job, chunks);
     }
 }
 
@@ -88,6 +102,11 @@ impl Drop for Pool {
 }
 
 impl Queue {
+    fn submit(&self, job: &Arc<Job>, chunks: usize) {
+        self.push(job.clone());
+        if chunks == 1 { self.work.notify_one() } else { self.work.notify_all() }
+    }
+
     fn push(&self, job: Arc<Job>) {
         self.state().jobs.push_back(job);
     }
@@ -116,6 +135,13 @@ impl Queue {
     }
 }
 
+/// Lets this thread's sleeps end a microsecond late at most, not fifty: it sleeps for as long as copies take.
+fn sleep_exactly() {
+    const NANOSECONDS: libc::c_ulong = 1000;
+    // SAFETY: takes integers, and concerns only this thread. A failure costs time.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, NANOSECONDS) };
+}
+
 /// Takes the news that chunks are completed.
 #[derive(Default)]
 pub(crate) struct Reports<'a> {
@@ -124,6 +150,13 @@ pub(crate) struct Reports<'a> {
 }
 
 impl Reports<'_> {
+    fn wake_all(&mut self) {
+        for waker in self.wakers.drain(..) {
+            // What it does is not the engine's business, nor are its panics.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    }
+
     pub fn completed(&mut self, job: &Arc<Job>, chunk: usize, stop: Option<(usize, Option<Cause>)>) {
         match job.complete(chunk, stop) {
             After::Nothing | After::Finished(None) => {}
@@ -163,9 +196,7 @@ fn work(queue: &Queue, lanes: &Lanes) {
                 lane.finish_all(&mut reports);
                 lanes.put(lane);
             }
-            for waker in reports.wakers.drain(..) {
-                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-            }
+            reports.wake_all();
         }
     }
 }
@@ -190,6 +221,7 @@ pub(crate) fn work_inline(lanes: &Lanes, job: &Arc<Job>) {
     }
     // A worker that met the job when it was used before may have taken a chunk.
     job.wait();
+    reports.wake_all();
 }
 
 /// Begins a chunk on a lane of its place, which may be completed later.
