@@ -1,0 +1,160 @@
+//! Transfers ordered with a stream's work, without cuFile.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cufile_tests::bed::{Bed, pattern};
+use gpufile::{Cause, Engine, File, HELD_STREAMS, PathPolicy};
+
+/// More than one chunk.
+const LONG: usize = (9 << 20) + 4321;
+
+fn open(bed: &Bed, name: &str) -> File {
+    let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
+    let options = File::options().read(true).write(true).create(true).engine(&engine);
+    options.policy(PathPolicy::PosixOnly).open(bed.path(name)).unwrap()
+}
+
+#[test]
+fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
+    Bed::each(|bed| {
+        let bytes = pattern(LONG);
+        bed.file("ordered", &bytes);
+        let file = open(bed, "ordered");
+        let stream = bed.device.stream().unwrap();
+        let may_begin = Arc::new(AtomicBool::new(false));
+        let gate = may_begin.clone();
+        stream
+            .call_on_host(move || {
+                while !gate.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            })
+            .unwrap();
+        let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        let mut after = bed.device.alloc_pinned(LONG).unwrap();
+        let source = io.buffer().as_ptr();
+        // SAFETY: both live until the stream has been waited for.
+        unsafe { stream.copy_from_device(&mut after, source) }.unwrap();
+        assert!(!io.is_done(), "the stream has not come to it");
+        may_begin.store(true, Ordering::Release);
+        stream.synchronize().unwrap();
+        assert!(*after == *bytes, "later work of the stream sees what was read");
+        let (count, buffer) = io.wait();
+        assert_eq!(count.unwrap(), LONG);
+        assert!(buffer.to_vec().unwrap() == bytes);
+    });
+}
+
+#[test]
+fn a_write_takes_what_the_streams_work_before_it_left() {
+    Bed::each(|bed| {
+        let bytes = pattern(LONG);
+        let file = open(bed, "written");
+        let stream = bed.device.stream().unwrap();
+        let mut source = bed.device.alloc_pinned(LONG).unwrap();
+        source.copy_from_slice(&bytes);
+        let mut buffer = bed.device.alloc(LONG).unwrap();
+        // SAFETY: both live until the stream has been waited for.
+        unsafe { stream.copy_to_device(buffer.as_mut_ptr(), &source) }.unwrap();
+        let (count, _) = file.write_all_at_on_stream(&stream, buffer, 77).wait();
+        assert_eq!(count.unwrap(), LONG);
+        assert!(fs::read(bed.path("written")).unwrap()[77..] == bytes);
+    });
+}
+
+#[test]
+fn operations_of_one_stream_follow_each_other() {
+    Bed::each(|bed| {
+        let file = open(bed, "follow");
+        let stream = bed.device.stream().unwrap();
+        let all: Vec<_> = (0..20u8)
+            .map(|turn| {
+                let mut buffer = bed.device.alloc(100_000).unwrap();
+                buffer.fill(turn).unwrap();
+                file.write_all_at_on_stream(&stream, buffer, 0)
+            })
+            .collect();
+        let last = file.read_at_on_stream(&stream, bed.device.alloc(100_000).unwrap(), 0);
+        let (count, buffer) = last.wait();
+        assert_eq!(count.unwrap(), 100_000);
+        assert!(buffer.to_vec().unwrap() == [19; 100_000]);
+        assert!(all.iter().all(|io| io.is_done()));
+    });
+}
+
+#[test]
+fn more_streams_than_can_be_held_back_are_served_too() {
+    Bed::each(|bed| {
+        let bytes = pattern(LONG);
+        bed.file("many", &bytes);
+        let file = open(bed, "many");
+        let streams: Vec<_> = (0..3 * HELD_STREAMS + 8).map(|_| bed.device.stream().unwrap()).collect();
+        for _ in 0..3 {
+            let all: Vec<_> = streams
+                .iter()
+                .map(|stream| file.read_at_on_stream(stream, bed.device.alloc(LONG).unwrap(), 0))
+                .collect();
+            for io in all {
+                let (count, buffer) = io.wait();
+                assert_eq!(count.unwrap(), LONG);
+                assert!(buffer.to_vec().unwrap() == bytes);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_failure_is_reported_where_the_count_goes_and_the_stream_goes_on() {
+    Bed::each(|bed| {
+        bed.file("short", &pattern(1000));
+        let file = open(bed, "short");
+        let stream = bed.device.stream().unwrap();
+        let short = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        let beyond = file.read_at_on_stream(&stream, bed.device.alloc(16).unwrap(), u64::MAX - 3);
+        let read_only = File::options().read(true).engine(file.engine()).policy(PathPolicy::PosixOnly);
+        let read_only = read_only.open(bed.path("short")).unwrap();
+        let refused = read_only.write_all_at_on_stream(&stream, bed.device.alloc(16).unwrap(), 0);
+        assert_eq!(short.wait().0.unwrap(), 1000, "short at the end of the file");
+        assert_eq!(beyond.wait().0.unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
+        assert_eq!(refused.wait().0.unwrap_err().raw_os_error(), Some(libc::EBADF));
+        stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn dropping_it_waits_and_forgetting_it_is_no_harm() {
+    Bed::each(|bed| {
+        let bytes = pattern(LONG);
+        bed.file("dropped", &bytes);
+        let file = open(bed, "dropped");
+        let stream = bed.device.stream().unwrap();
+        drop(file.write_all_at_on_stream(&stream, bytes.clone(), 5));
+        assert!(fs::read(bed.path("dropped")).unwrap()[5..] == bytes);
+        std::mem::forget(file.read_at_on_stream(&stream, bed.device.alloc(4096).unwrap(), 0));
+        stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn where_the_driver_cannot_hold_a_stream_back_the_call_waits() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(LONG);
+    bed.file("held", &bytes);
+    let file = open(&bed, "held");
+    let stream = bed.device.stream().unwrap();
+    for function in ["cuStreamWaitValue32_v2", "cudaLaunchHostFunc"] {
+        emulator.control(&format!("fault {function} err=801"));
+        let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        assert!(io.is_done(), "{function}");
+        let (count, buffer) = io.wait();
+        assert_eq!(count.unwrap(), LONG);
+        assert!(buffer.to_vec().unwrap() == bytes);
+    }
+    emulator.control("fault cudaMemcpyAsync err=700");
+    let (failed, _) = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0).wait();
+    assert!(matches!(failed.unwrap_err().cause(), Cause::Cufile(_)));
+}
