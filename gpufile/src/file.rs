@@ -25,6 +25,9 @@ pub struct File {
     task_bytes: Option<usize>,
 }
 
+/// Where the kernel's offsets end.
+const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
+
 /// `read` or `write`, as errors say it.
 pub(crate) const READ: &str = "read";
 pub(crate) const WRITE: &str = "write";
@@ -218,10 +221,14 @@ impl File {
     /// # Safety
     /// As for [`Engine::run`].
     unsafe fn run(&self, side: Side, memory: Memory, range: &[IoRange; 1], cutting: Cutting) -> Option<Stop> {
-        let transfer =
-            Transfer { side, entries: Entries::Ranges { file: &self.open, memory, ranges: range } };
+        let transfer = Transfer { side, entries: self.entries(memory, range) };
         // SAFETY: the caller's promise.
-        unsafe { self.open.engine.run(&transfer, cutting) }.expect("a single range overlaps no other")
+        unsafe { self.open.engine.run(&transfer, cutting) }.expect("a checked range, which overlaps no other")
+    }
+
+    /// Ranges of this file and one buffer.
+    pub(crate) fn entries<'a>(&'a self, memory: Memory, ranges: &'a [IoRange]) -> Entries<'a> {
+        Entries::Ranges { file: &self.open, memory, ranges, file_limit: FILE_LIMIT }
     }
 
     /// How a read of one range is cut.
@@ -233,7 +240,7 @@ impl File {
         let is_chosen = self.task_bytes.is_none() && self.open.engine.settings().task_bytes().is_none();
         if is_chosen && len > DISK_CHUNK_BYTES && self.open.reads_from_disk(offset, len) {
             let chunk_bytes = cutting.chunk_bytes.min(DISK_CHUNK_BYTES);
-            return Cutting { chunk_bytes, short_chunks: 0, ..cutting };
+            return Cutting { chunk_bytes, graded_chunks: 0, ..cutting };
         }
         cutting
     }
@@ -272,7 +279,7 @@ impl File {
 
     pub(crate) fn check_offset(&self, operation: &'static str, offset: u64, len_bytes: usize) -> Result<()> {
         match offset.checked_add(len_bytes as u64) {
-            Some(end) if end <= libc::off_t::MAX as u64 => Ok(()),
+            Some(end) if end <= FILE_LIMIT => Ok(()),
             _ => {
                 let cause = io::Error::from_raw_os_error(libc::EOVERFLOW).into();
                 Err(self.transfer_error(operation, offset, len_bytes, 0, cause))

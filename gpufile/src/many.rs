@@ -6,7 +6,7 @@ use std::slice;
 
 use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
-use crate::engine::{Engine, Entries, Entry, IoRange, Overlap, Side, Stop, Transfer};
+use crate::engine::{Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::{Memory, Place};
@@ -24,15 +24,14 @@ impl File {
     /// it, are refused before anything is read ([`Cause::Invalid`]).
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
-        let total_bytes = self.check_ranges(READ, &memory, ranges)?;
-        let cutting = match ranges {
-            [] => return Ok(()),
-            _ => self.cutting(total_bytes, memory.place),
-        };
-        let entries = Entries::Ranges { file: self.open_file(), memory, ranges };
-        // SAFETY: the buffer is borrowed for as long as the call lasts; the ranges were checked.
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let entries = self.entries(memory, ranges);
+        let cutting = self.cutting(entries.total_bytes(), memory.place);
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().run(&Transfer { side: Side::Read, entries }, cutting) };
-        self.ranges_outcome(READ, ranges, outcome)
+        self.ranges_outcome(READ, &memory, ranges, outcome)
     }
 
     /// Writes parts of one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where
@@ -43,39 +42,17 @@ impl File {
     /// Ranges beyond the buffer are refused before anything is written ([`Cause::Invalid`]).
     pub fn write_many<B: IoBuf + ?Sized>(&self, buffer: &B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
-        self.check_ranges(WRITE, &memory, ranges)?;
         if ranges.is_empty() {
             return Ok(());
         }
         let plan = WritePlan::of_ranges(self, &memory, ranges, Growth::MayAllocate);
-        let entries = Entries::Ranges { file: self.open_file(), memory, ranges };
-        let transfer = Transfer { side: plan.side.clone(), entries };
-        // SAFETY: the buffer is borrowed for as long as the call lasts; the ranges were checked.
+        let transfer = Transfer { side: plan.side.clone(), entries: self.entries(memory, ranges) };
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().run(&transfer, plan.cutting) };
         let stop = outcome.as_ref().ok().and_then(Option::as_ref);
         let done = stop.map_or(0, |stop| ranges[stop.entry].file_offset + stop.done_bytes as u64);
-        plan.tidy_up(self.open_file(), done, stop.is_some());
-        self.ranges_outcome(WRITE, ranges, outcome)
-    }
-
-    /// Sees to it that all ranges lie in the buffer and can be addressed; returns how many bytes they have.
-    pub(crate) fn check_ranges(
-        &self,
-        operation: &'static str,
-        memory: &Memory,
-        ranges: &[IoRange],
-    ) -> Result<usize> {
-        let mut total_bytes = 0usize;
-        for (entry, range) in ranges.iter().enumerate() {
-            let in_buffer =
-                range.buffer_offset.checked_add(range.len_bytes).is_some_and(|end| end <= memory.len_bytes);
-            let in_file = range.file_offset.checked_add(range.len_bytes as u64);
-            if !in_buffer || in_file.is_none_or(|end| end > i64::MAX as u64) {
-                return Err(self.bad_range(operation, entry, range, memory.len_bytes));
-            }
-            total_bytes = total_bytes.saturating_add(range.len_bytes);
-        }
-        Ok(total_bytes)
+        plan.tidy_up(self.open_file(), done, stop.is_some() || outcome.is_err());
+        self.ranges_outcome(WRITE, &memory, ranges, outcome)
     }
 
     #[cold]
@@ -86,12 +63,17 @@ impl File {
         range: &IoRange,
         buffer_bytes: usize,
     ) -> Error {
-        let error = match self.check_offset(operation, range.file_offset, range.len_bytes) {
+        let IoRange { file_offset, buffer_offset, len_bytes } = *range;
+        let in_buffer = buffer_offset.checked_add(len_bytes).is_some_and(|end| end <= buffer_bytes);
+        let error = match self.check_offset(operation, file_offset, len_bytes) {
             Err(error) => error,
+            // Only mappings end earlier than offsets do.
+            Ok(()) if in_buffer => {
+                self.transfer_error(operation, file_offset, len_bytes, 0, Cause::EndOfFile)
+            }
             Ok(()) => {
-                let text = format!("it lies at {} of a buffer of {buffer_bytes} bytes", range.buffer_offset);
-                let cause = Cause::Invalid(text);
-                self.transfer_error(operation, range.file_offset, range.len_bytes, 0, cause)
+                let text = format!("it lies at {buffer_offset} of a buffer of {buffer_bytes} bytes");
+                self.transfer_error(operation, file_offset, len_bytes, 0, Cause::Invalid(text))
             }
         };
         Error::Entry { entry, error: Box::new(error) }
@@ -100,9 +82,13 @@ impl File {
     pub(crate) fn ranges_outcome(
         &self,
         operation: &'static str,
+        memory: &Memory,
         ranges: &[IoRange],
-        outcome: Result<Option<Stop>, Overlap>,
+        outcome: Result<Option<Stop>, Refused>,
     ) -> Result<()> {
+        if let Err(Refused::OutOfRange(entry)) = outcome {
+            return Err(self.bad_range(operation, entry, &ranges[entry], memory.len_bytes));
+        }
         entry_outcome(outcome, |entry, done_bytes, cause| {
             let range = &ranges[entry];
             self.transfer_error(operation, range.file_offset, range.len_bytes, done_bytes, cause)
@@ -112,15 +98,16 @@ impl File {
 
 /// What became of many entries, as users see it.
 fn entry_outcome(
-    outcome: Result<Option<Stop>, Overlap>,
+    outcome: Result<Option<Stop>, Refused>,
     error: impl Fn(usize, usize, Cause) -> Error,
 ) -> Result<()> {
     let (entry, done_bytes, cause) = match outcome {
         Ok(None) => return Ok(()),
         Ok(Some(Stop { entry, done_bytes, cause })) => (entry, done_bytes, cause.unwrap_or(Cause::EndOfFile)),
-        Err(Overlap(one, other)) => {
+        Err(Refused::Overlap(one, other)) => {
             (other, 0, Cause::Invalid(format!("it overlaps in memory with entry {one}")))
         }
+        Err(Refused::OutOfRange(entry)) => (entry, 0, Cause::Invalid("it is out of range".to_owned())),
     };
     Err(Error::Entry { entry, error: Box::new(error(entry, done_bytes, cause)) })
 }

@@ -80,7 +80,7 @@ impl MappedFile {
         let range = IoRange { file_offset: offset, buffer_offset: 0, len_bytes };
         if len_bytes > 0 {
             // SAFETY: the buffer is borrowed for as long as the call lasts; the range lies in it and in the mapping.
-            unsafe { self.run(memory, &[range], len_bytes) }.map_err(|error| match error {
+            unsafe { self.run(memory, &[range]) }.map_err(|error| match error {
                 Error::Entry { error, .. } => *error,
                 other => other,
             })?;
@@ -106,21 +106,11 @@ impl MappedFile {
     /// As [`File::read_many`]; ranges beyond the mapping are refused before anything is read.
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
-        let total_bytes = self.file.check_ranges(READ, &memory, ranges)?;
-        let len_bytes = self.len_bytes() as u64;
-        // No overflow: the ranges were checked.
-        if let Some(entry) =
-            ranges.iter().position(|range| range.file_offset + range.len_bytes as u64 > len_bytes)
-        {
-            let IoRange { file_offset, len_bytes, .. } = ranges[entry];
-            let error = self.file.transfer_error(READ, file_offset, len_bytes, 0, Cause::EndOfFile);
-            return Err(Error::Entry { entry, error: Box::new(error) });
-        }
         if ranges.is_empty() {
             return Ok(());
         }
-        // SAFETY: the buffer is borrowed for as long as the call lasts; the ranges lie in it and in the mapping.
-        unsafe { self.run(memory, ranges, total_bytes) }
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
+        unsafe { self.run(memory, ranges) }
     }
 
     fn memory<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
@@ -130,14 +120,15 @@ impl MappedFile {
     }
 
     /// # Safety
-    /// As for [`Engine::run`](crate::Engine::run); the ranges must lie in the memory and in the mapping.
-    unsafe fn run(&self, memory: Memory, ranges: &[IoRange], total_bytes: usize) -> Result<()> {
-        let entries = Entries::Ranges { file: self.file.open_file(), memory, ranges };
+    /// As for [`Engine::run`](crate::Engine::run).
+    unsafe fn run(&self, memory: Memory, ranges: &[IoRange]) -> Result<()> {
+        let file_limit = self.len_bytes() as u64;
+        let entries = Entries::Ranges { file: self.file.open_file(), memory, ranges, file_limit };
+        let cutting = self.file.cutting(entries.total_bytes(), memory.place);
         let transfer = Transfer { side: Side::ReadMapping(self.mapping.clone()), entries };
-        let cutting = self.file.cutting(total_bytes, memory.place);
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.file.engine().run(&transfer, cutting) };
-        self.file.ranges_outcome(READ, ranges, outcome)
+        self.file.ranges_outcome(READ, &memory, ranges, outcome)
     }
 }
 

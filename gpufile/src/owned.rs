@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Cutting, Entries, IoRange, Job, Side, Transfer};
+use crate::engine::{Cutting, IoRange, Job, Side, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::Memory;
@@ -70,11 +70,10 @@ impl<B: IoBuf> Owned<B> {
                 pending.range = [range];
                 pending.write = write;
                 let side = pending.write.as_ref().map_or(Side::Read, |write| write.side.clone());
-                let file = pending.file.open_file();
-                let entries = Entries::Ranges { file, memory, ranges: &pending.range };
+                let entries = pending.file.entries(memory, &pending.range);
                 // SAFETY: all of it stays until `finish` has waited for the job, or for ever.
-                let job = unsafe { file.engine.prepare(&Transfer { side, entries }, &cutting) };
-                pending.job = Some(job.expect("a single range overlaps no other"));
+                let job = unsafe { pending.file.engine().prepare(&Transfer { side, entries }, &cutting) };
+                pending.job = Some(job.expect("a checked range, which overlaps no other"));
             }
         }
         Self { place }

@@ -35,10 +35,11 @@ impl WritePlan {
     pub fn of_ranges(file: &File, memory: &Memory, ranges: &[IoRange], growth: Growth) -> Self {
         let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
         let start = ranges.iter().map(|range| range.file_offset).min().unwrap_or(0);
-        let end = ranges.iter().map(|range| range.file_offset + range.len_bytes as u64).max().unwrap_or(0);
+        let end_of = |range: &IoRange| range.file_offset.saturating_add(range.len_bytes as u64);
+        let end = ranges.iter().map(end_of).max().unwrap_or(0);
         let place = memory.place;
         let open = file.open_file();
-        let parallel = Cutting { short_chunks: 0, ..file.cutting(total_bytes, place) };
+        let parallel = Cutting { graded_chunks: 0, ..file.cutting(total_bytes, place) };
         let plain = |cutting| Self { side: Side::Write, cutting, extended: None, preallocated: false };
         let by_cufile = matches!(place, Place::Device(_)) && open.cufile(total_bytes).is_some();
         if total_bytes < SMALL_BYTES

@@ -2,11 +2,13 @@
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 use super::Cutting;
-use super::plan::{Overlap, Plan};
+use super::plan::{Plan, Refused};
 use super::transfer::Transfer;
 use crate::error::Cause;
 
@@ -44,7 +46,9 @@ pub(crate) enum After {
 pub(crate) struct Job {
     work: UnsafeCell<Work>,
     state: Mutex<State>,
-    finished: Condvar,
+    /// Notified when all chunks are handed out, and when all are completed.
+    progressed: Condvar,
+    is_done: AtomicBool,
 }
 
 #[derive(Default)]
@@ -80,13 +84,13 @@ impl Job {
     /// Takes up a transfer; returns how many chunks it has.
     ///
     /// # Errors
-    /// That two entries of a read overlap in memory.
+    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
     ///
     /// # Safety
     /// The job must be new or its outcome taken, and not be set up by another thread too. What the transfer refers to must stay until the job
     /// [is done](Self::wait), and its memory must be as an [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)) promises that long.
-    pub unsafe fn set_up(&self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<usize, Overlap> {
+    pub unsafe fn set_up(&self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<usize, Refused> {
         // SAFETY: no chunk is out, and none will be until the state changes below.
         let work = unsafe { &mut *self.work.get() };
         work.plan.make(transfer, cutting)?;
@@ -95,6 +99,7 @@ impl Job {
             Some(unsafe { std::mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
         let chunks = work.plan.chunks();
         let handing = Handing { serial: cutting.serial, last_alone: cutting.last_bytes > 0 && chunks > 1 };
+        self.is_done.store(false, Ordering::Relaxed);
         *self.state() = State { chunks, handing, ..State::default() };
         Ok(chunks)
     }
@@ -125,6 +130,9 @@ impl Job {
         let end = if state.handing.serial { ready } else { start + 1 };
         state.next = end;
         state.running += end - start;
+        if end == state.chunks {
+            self.progressed.notify_all();
+        }
         Some((start..end, end < ready))
     }
 
@@ -147,8 +155,9 @@ impl Job {
             }
         }
         if state.is_done() {
+            self.is_done.store(true, Ordering::Release);
             let waker = state.waker.take();
-            self.finished.notify_all();
+            self.progressed.notify_all();
             return After::Finished(waker);
         }
         let last_is_left = state.handing.last_alone && state.running == 0 && state.next == state.chunks - 1;
@@ -159,10 +168,11 @@ impl Job {
     pub fn give_up(&self, cause: Cause) {
         let mut state = self.state();
         state.next = state.chunks;
+        self.is_done.store(true, Ordering::Release);
         state.stop = Some(Stop { entry: 0, done_bytes: 0, cause: Some(cause) });
         let waker = state.waker.take();
         drop(state);
-        self.finished.notify_all();
+        self.progressed.notify_all();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -170,9 +180,27 @@ impl Job {
 
     /// Waits until all chunks that were or will be handed out are completed.
     pub fn wait(&self) {
+        let sleep = |state| self.progressed.wait(state).unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
+        while state.next < state.chunks {
+            state = sleep(state);
+        }
+        if !state.is_done() {
+            // The last chunks take less time than waking up a thread may.
+            drop(state);
+            self.spin_until_done();
+            state = self.state();
+        }
         while !state.is_done() {
-            state = self.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = sleep(state);
+        }
+    }
+
+    fn spin_until_done(&self) {
+        const SPIN: Duration = Duration::from_millis(1);
+        let start = Instant::now();
+        while !self.is_done.load(Ordering::Acquire) && start.elapsed() < SPIN {
+            std::hint::spin_loop();
         }
     }
 

@@ -22,7 +22,7 @@ use cufile::{Driver, IoBuf};
 
 pub(crate) use bounce::Bounce;
 pub(crate) use job::{Job, Stop};
-pub(crate) use plan::Overlap;
+pub(crate) use plan::Refused;
 pub use transfer::IoRange;
 pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 
@@ -222,13 +222,11 @@ impl Engine {
     }
 
     /// How a transfer of so many bytes is cut: into chunks short enough that all workers have several, so that they end
-    /// together, and long enough to be worth a copy; and a short one for each worker at first, so that the GPU has
-    /// something to copy soon.
+    /// together, and long enough to be worth a copy; and at first one of another length for each worker, so that the GPU
+    /// has something to copy soon, and does not get it all at once.
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> Cutting {
         const SMALLEST: usize = 512 << 10;
         const TURNS: usize = 4;
-        // Half a buffer is copied nearly as fast as a whole one; a long transfer gains by the rest.
-        const LONG: usize = 1 << 30;
         let settings = &self.0.settings;
         let buffer = settings.bounce_buffer_bytes;
         let chunk_bytes = match (task_bytes.or(settings.task_bytes), place) {
@@ -236,14 +234,13 @@ impl Engine {
             (Some(task), Place::Device(_)) => task.min(buffer),
             (None, _) => {
                 let share = (total_bytes / (settings.threads * TURNS)).next_multiple_of(64 << 10);
-                let largest = if total_bytes < LONG { buffer / 2 } else { buffer };
-                share.max(SMALLEST).min(largest)
+                share.max(SMALLEST).min(buffer)
             }
         };
         let is_long = task_bytes.or(settings.task_bytes).is_none() && chunk_bytes > SMALLEST;
         Cutting {
             chunk_bytes,
-            short_chunks: if is_long { settings.threads } else { 0 },
+            graded_chunks: if is_long { settings.threads } else { 0 },
             ..Cutting::default()
         }
     }
@@ -251,7 +248,7 @@ impl Engine {
     /// Carries out a transfer and waits for its end; tells what stopped it before.
     ///
     /// # Errors
-    /// That two entries of a read overlap in memory.
+    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
     ///
     /// # Safety
     /// The memory must be as an [`IoBuf`] (for reads, [`IoBufMut`](cufile::IoBufMut)) promises.
@@ -259,7 +256,7 @@ impl Engine {
         &self,
         transfer: &Transfer<'_>,
         cutting: Cutting,
-    ) -> Result<Option<Stop>, Overlap> {
+    ) -> Result<Option<Stop>, Refused> {
         // SAFETY: this function returns when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer, &cutting) }?;
         match self.pool().filter(|_| !cutting.inline && chunks > 1 && !on_worker()) {
@@ -288,7 +285,7 @@ impl Engine {
     /// Makes a job of a transfer, which nobody works on yet; returns how many chunks it has.
     ///
     /// # Errors
-    /// That two entries of a read overlap in memory.
+    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
     ///
     /// # Safety
     /// What the transfer refers to must stay until [`finish`](Self::finish) was called with the job, and its memory must
@@ -297,7 +294,7 @@ impl Engine {
         &self,
         transfer: &Transfer<'_>,
         cutting: &Cutting,
-    ) -> Result<(Arc<Job>, usize), Overlap> {
+    ) -> Result<(Arc<Job>, usize), Refused> {
         let job = self.0.idle_jobs.take();
         // SAFETY: the caller's promise; an idle job is set up by no one else.
         let chunks = unsafe { job.set_up(transfer, cutting) }?;
@@ -349,8 +346,8 @@ impl Engine {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cutting {
     pub chunk_bytes: usize,
-    /// How many chunks at the beginning are an eighth as long.
-    pub short_chunks: usize,
+    /// How many chunks at the beginning are shorter, each longer than the one before.
+    pub graded_chunks: usize,
     /// How long the last chunk is, which is then carried out when the others are done; 0 makes it like the others.
     pub last_bytes: usize,
     /// Whether one worker does all chunks in order.
@@ -363,10 +360,11 @@ impl Cutting {
     /// How many bytes the chunk with this number has at most.
     pub fn chunk_len(&self, chunk: usize) -> usize {
         const ALIGNED: usize = 64 << 10;
-        if chunk >= self.short_chunks {
+        if chunk >= self.graded_chunks {
             return self.chunk_bytes;
         }
-        (self.chunk_bytes / 8).next_multiple_of(ALIGNED).min(self.chunk_bytes)
+        let share = self.chunk_bytes / self.graded_chunks * (chunk + 1);
+        share.next_multiple_of(ALIGNED).min(self.chunk_bytes)
     }
 }
 

@@ -4,8 +4,8 @@
 //! of a large range, or many small ranges that share a bounce buffer. The order of the entries is chosen so that
 //! neighbours in memory or in the file come together.
 
-use super::{Cutting, Transfer};
-use crate::memory::Place;
+use super::{Cutting, Entries, IoRange, Transfer};
+use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 
 /// A part of one entry: bytes of a file, and where they lie in memory.
@@ -17,6 +17,20 @@ pub(crate) struct Segment<'a> {
     pub len_bytes: usize,
     /// The entry's number as the caller gave it.
     pub entry: usize,
+}
+
+impl<'a> Segment<'a> {
+    /// One range of a buffer.
+    #[inline]
+    pub fn of_range(file: &'a OpenFile, memory: &Memory, range: &IoRange, entry: usize) -> Self {
+        Self {
+            file,
+            offset: range.file_offset,
+            ptr: memory.ptr.wrapping_add(range.buffer_offset),
+            len_bytes: range.len_bytes,
+            entry,
+        }
+    }
 }
 
 /// Where a chunk begins: so many bytes into an entry, counted in the chosen order.
@@ -36,9 +50,14 @@ pub(crate) struct Plan {
     keys: Vec<(usize, u64, u32)>,
 }
 
-/// Two entries write the same memory.
+/// Why a transfer cannot be carried out as it was asked for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Overlap(pub usize, pub usize);
+pub(crate) enum Refused {
+    /// The range with this number does not lie in the buffer, or not in the file as far as that can be.
+    OutOfRange(usize),
+    /// Two entries write the same memory.
+    Overlap(usize, usize),
+}
 
 /// File offsets at which large ranges are cut are multiples of this, so that O_DIRECT needs no over-read there.
 const CUT_ALIGNMENT: u64 = 4096;
@@ -47,11 +66,14 @@ impl Plan {
     /// Orders the entries and cuts them into chunks.
     ///
     /// # Errors
-    /// That two entries of a read overlap in memory.
-    pub fn make(&mut self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<(), Overlap> {
+    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
+    pub fn make(&mut self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<(), Refused> {
         self.order.clear();
-        // Most often the caller's order is good, which shows while cutting.
+        // Most often the caller's order is good, which shows while cutting, as does a range that is not.
         let given = self.cut(transfer, cutting);
+        if !given.in_range {
+            return Err(out_of_range(&transfer.entries));
+        }
         if transfer.entries.len() > 1 && self.sort(transfer, &given)? {
             self.cut(transfer, cutting);
         }
@@ -109,7 +131,7 @@ impl Plan {
     }
 
     /// Chooses another order than the caller's if that is better, and says whether it did.
-    fn sort(&mut self, transfer: &Transfer<'_>, given: &Joins) -> Result<bool, Overlap> {
+    fn sort(&mut self, transfer: &Transfer<'_>, given: &Joins) -> Result<bool, Refused> {
         if given.memory_ascends && (given.memory >= given.file || given.file_ascends) {
             return Ok(false);
         }
@@ -142,7 +164,7 @@ impl Plan {
 
     /// The first two entries, ordered by memory, of which one begins within the other.
     #[cold]
-    fn overlap(&self, transfer: &Transfer<'_>) -> Overlap {
+    fn overlap(&self, transfer: &Transfer<'_>) -> Refused {
         let mut before: Option<Segment<'_>> = None;
         for entry in &self.order {
             let segment = transfer.entries.get(*entry as usize);
@@ -152,7 +174,7 @@ impl Plan {
             if let Some(before) =
                 before.filter(|before| before.ptr.addr() + before.len_bytes > segment.ptr.addr())
             {
-                return Overlap(before.entry.min(segment.entry), before.entry.max(segment.entry));
+                return Refused::Overlap(before.entry.min(segment.entry), before.entry.max(segment.entry));
             }
             before = Some(segment);
         }
@@ -161,40 +183,93 @@ impl Plan {
 
     /// Cuts the entries, in the order chosen so far, and counts their joins on the way.
     fn cut(&mut self, transfer: &Transfer<'_>, cutting: &Cutting) -> Joins {
-        self.cuts.clear();
-        self.cuts.push(Cut { at: 0, skip_bytes: 0 });
-        let count = transfer.entries.len();
-        let mut joins = Joins::default();
-        let mut room = cutting.chunk_len(0);
-        let mut place = None;
-        for at in 0..count {
-            let segment = transfer.entries.get(self.entry(at));
-            joins.count(&segment);
-            let its_place = transfer.entries.memory(segment.entry).place;
-            if place.is_some_and(|place| place != its_place)
-                && self.cuts.last().is_some_and(|cut| cut.at < at)
-            {
-                self.cuts.push(Cut { at, skip_bytes: 0 });
-                room = cutting.chunk_len(self.cuts.len() - 1);
+        let Plan { order, cuts, .. } = self;
+        let entries = &transfer.entries;
+        let with_place = |entry| (entries.get(entry), entries.memory(entry).place);
+        match entries {
+            // Each of these is a loop of its own, because a transfer may have a million entries.
+            _ if !order.is_empty() => {
+                cut(cuts, order.iter().map(|entry| with_place(*entry as usize)), cutting)
             }
-            place = Some(its_place);
-            let mut skip_bytes = 0;
-            while segment.len_bytes - skip_bytes > room {
-                let end = segment.offset + (skip_bytes + room) as u64;
-                let beyond = (end % CUT_ALIGNMENT) as usize;
-                skip_bytes += if beyond < room { room - beyond } else { room };
-                self.cuts.push(Cut { at, skip_bytes });
-                room = cutting.chunk_len(self.cuts.len() - 1);
+            Entries::Ranges { file, memory, ranges, file_limit } => {
+                let mut in_range = true;
+                let segment = |(entry, range): (usize, &IoRange)| {
+                    in_range &= range.lies_within(memory.len_bytes, *file_limit);
+                    (Segment::of_range(file, memory, range, entry), memory.place)
+                };
+                let joins = cut(cuts, ranges.iter().enumerate().map(segment), cutting);
+                Joins { in_range, ..joins }
             }
-            room -= segment.len_bytes - skip_bytes;
-            let held_back = cutting.last_bytes;
-            if held_back > 0 && at + 1 == count && segment.len_bytes - skip_bytes > held_back {
-                self.cuts.push(Cut { at, skip_bytes: segment.len_bytes - held_back });
-            }
+            Entries::Each(each) => cut(cuts, (0..each.len()).map(with_place), cutting),
         }
-        self.cuts.push(Cut { at: count, skip_bytes: 0 });
-        joins
     }
+}
+
+/// The first range that does not lie where it must.
+#[cold]
+fn out_of_range(entries: &Entries<'_>) -> Refused {
+    let Entries::Ranges { memory, ranges, file_limit, .. } = entries else {
+        unreachable!("each entry is all of its buffer")
+    };
+    let bad = ranges.iter().position(|range| !range.lies_within(memory.len_bytes, *file_limit));
+    Refused::OutOfRange(bad.expect("one of the ranges is out of range"))
+}
+
+/// Where chunks begin in these segments. Of the joins, those are counted that the segments have in this order.
+#[inline(always)]
+fn cut<'a>(
+    cuts: &mut Vec<Cut>,
+    segments: impl ExactSizeIterator<Item = (Segment<'a>, Place)>,
+    cutting: &Cutting,
+) -> Joins {
+    cuts.clear();
+    cuts.push(Cut { at: 0, skip_bytes: 0 });
+    let count = segments.len();
+    let mut joins = Joins::default();
+    let mut room = cutting.chunk_len(0);
+    let mut last_place = None;
+    for (at, (segment, place)) in segments.enumerate() {
+        joins.count(&segment);
+        if last_place.is_some_and(|last| last != place) {
+            cuts.push(Cut { at, skip_bytes: 0 });
+            room = cutting.chunk_len(cuts.len() - 1);
+        }
+        last_place = Some(place);
+        if segment.len_bytes <= room {
+            room -= segment.len_bytes;
+        } else {
+            room = cut_within(cuts, at, &segment, room, cutting);
+        }
+    }
+    // The end of the last entry is held back, if it is longer and not cut there already.
+    if cutting.last_bytes > 0 && count > 0 {
+        let begun = cuts.last().filter(|cut| cut.at == count - 1).map_or(0, |cut| cut.skip_bytes);
+        if joins.last_len_bytes > begun + cutting.last_bytes {
+            let skip_bytes = joins.last_len_bytes - cutting.last_bytes;
+            cuts.push(Cut { at: count - 1, skip_bytes });
+        }
+    }
+    cuts.push(Cut { at: count, skip_bytes: 0 });
+    joins
+}
+
+/// Cuts a segment that is longer than the room in its first chunk; returns the room left in its last.
+fn cut_within(
+    cuts: &mut Vec<Cut>,
+    at: usize,
+    segment: &Segment<'_>,
+    mut room: usize,
+    cutting: &Cutting,
+) -> usize {
+    let mut skip_bytes = 0;
+    while segment.len_bytes - skip_bytes > room {
+        let end = segment.offset.wrapping_add((skip_bytes + room) as u64);
+        let beyond = (end % CUT_ALIGNMENT) as usize;
+        skip_bytes += if beyond < room { room - beyond } else { room };
+        cuts.push(Cut { at, skip_bytes });
+        room = cutting.chunk_len(cuts.len() - 1);
+    }
+    room - (segment.len_bytes - skip_bytes)
 }
 
 /// How many entries continue where the one before them ended, and whether all follow each other.
@@ -206,6 +281,8 @@ struct Joins {
     memory_ascends: bool,
     /// Of the entry counted last: its file, and where it ends.
     before: (*const OpenFile, u64, usize),
+    last_len_bytes: usize,
+    in_range: bool,
 }
 
 impl Default for Joins {
@@ -216,6 +293,8 @@ impl Default for Joins {
             file_ascends: true,
             memory_ascends: true,
             before: (std::ptr::null(), 0, 0),
+            last_len_bytes: 0,
+            in_range: true,
         }
     }
 }
@@ -230,6 +309,11 @@ impl Joins {
         self.file_ascends &= !same_file || segment.offset >= file_end;
         self.memory += usize::from(address == memory_end);
         self.memory_ascends &= address >= memory_end || segment.len_bytes == 0;
-        self.before = (segment.file, segment.offset + segment.len_bytes as u64, address + segment.len_bytes);
+        self.last_len_bytes = segment.len_bytes;
+        self.before = (
+            segment.file,
+            segment.offset.wrapping_add(segment.len_bytes as u64),
+            address.wrapping_add(segment.len_bytes),
+        );
     }
 }

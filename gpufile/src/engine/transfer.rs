@@ -19,6 +19,19 @@ pub struct IoRange {
     pub len_bytes: usize,
 }
 
+impl IoRange {
+    /// Whether it lies in a buffer of so many bytes, and ends no later than `file_limit`.
+    #[inline]
+    pub(crate) fn lies_within(&self, buffer_bytes: usize, file_limit: u64) -> bool {
+        let room = buffer_bytes.saturating_sub(self.len_bytes);
+        let latest = file_limit.saturating_sub(self.len_bytes as u64);
+        self.len_bytes <= buffer_bytes
+            && self.buffer_offset <= room
+            && self.len_bytes as u64 <= file_limit
+            && self.file_offset <= latest
+    }
+}
+
 /// One entry of a transfer over several files or buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
@@ -34,13 +47,13 @@ impl fmt::Debug for Entry<'_> {
     }
 }
 
-/// The entries of a transfer. Whoever makes one has checked that ranges lie in the buffer, and that no offset
-/// overflows.
+/// The entries of a transfer.
 #[derive(Clone, Copy)]
 pub(crate) enum Entries<'a> {
-    /// Ranges of one file and one buffer.
-    Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange] },
-    /// Entries with a file and a buffer each.
+    /// Ranges of one file and one buffer. None may end behind `file_limit`; the plan checks that, and that they lie in the
+    /// buffer.
+    Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange], file_limit: u64 },
+    /// Entries with a file and a buffer each, whose ends the kernel can address.
     Each(&'a [Entry<'a>]),
 }
 
@@ -55,15 +68,8 @@ impl<'a> Entries<'a> {
     #[inline]
     pub fn get(&self, entry: usize) -> Segment<'a> {
         match *self {
-            Entries::Ranges { file, memory, ranges } => {
-                let range = ranges[entry];
-                Segment {
-                    file,
-                    offset: range.file_offset,
-                    ptr: memory.ptr.wrapping_add(range.buffer_offset),
-                    len_bytes: range.len_bytes,
-                    entry,
-                }
+            Entries::Ranges { file, memory, ranges, .. } => {
+                Segment::of_range(file, &memory, &ranges[entry], entry)
             }
             Entries::Each(entries) => {
                 let one = &entries[entry];
@@ -87,16 +93,14 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// The bytes of all entries.
+    /// About how many bytes all entries have: exactly, unless they are very many.
     pub fn total_bytes(&self) -> usize {
-        match self {
-            Entries::Ranges { ranges, .. } => {
-                ranges.iter().fold(0, |sum, one| sum.saturating_add(one.len_bytes))
-            }
-            Entries::Each(entries) => {
-                entries.iter().fold(0, |sum, one| sum.saturating_add(one.memory.len_bytes))
-            }
-        }
+        const LOOKED_AT: usize = 1024;
+        let count = self.len();
+        let step = count.div_ceil(LOOKED_AT).max(1);
+        let looked_at = (0..count).step_by(step);
+        let sum = looked_at.fold(0usize, |sum, entry| sum.saturating_add(self.get(entry).len_bytes));
+        sum.saturating_mul(step)
     }
 }
 
