@@ -1,9 +1,11 @@
 //! By what a range is written fastest.
 
+use std::sync::Arc;
+
 use crate::engine::{Cutting, IoRange, Side};
 use crate::file::File;
 use crate::memory::{Memory, Place};
-use crate::open_file::{OpenFile, Storage};
+use crate::open_file::{Mapping, OpenFile, Storage};
 
 /// How a write to one file is carried out, and what is to be undone if it fails.
 pub(crate) struct WritePlan {
@@ -72,7 +74,14 @@ impl WritePlan {
             // What is not cached would first have to be read for a mapping.
             return plain(serial);
         }
-        match open.mapping_for_write(end) {
+        let mapping = match extended {
+            None => open.mapping_for_overwriting(end),
+            Some(_) => usize::try_from(end)
+                .ok()
+                .and_then(|end| Mapping::for_writing_once(&open.file, end).ok())
+                .map(Arc::new),
+        };
+        match mapping {
             Some(mapping) => Self {
                 side: Side::WriteMapping(mapping),
                 cutting: Cutting { last_bytes: LAST_BYTES, ..parallel },

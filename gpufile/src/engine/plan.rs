@@ -137,8 +137,12 @@ impl Plan {
         }
         self.sort_by(transfer, |segment| (0, segment.ptr.addr() as u64));
         let mut by_memory = Joins::default();
+        let mut file = std::ptr::null();
         for entry in &self.order {
-            by_memory.count(&transfer.entries.get(*entry as usize));
+            let segment = transfer.entries.get(*entry as usize);
+            let same_file = std::ptr::eq(file, segment.file);
+            by_memory.count(same_file, segment.offset, segment.ptr.addr(), segment.len_bytes);
+            file = segment.file;
         }
         if transfer.is_read() && !by_memory.memory_ascends {
             return Err(self.overlap(transfer));
@@ -192,13 +196,7 @@ impl Plan {
                 cut(cuts, order.iter().map(|entry| with_place(*entry as usize)), cutting)
             }
             Entries::Ranges { file, memory, ranges, file_limit } => {
-                let mut in_range = true;
-                let segment = |(entry, range): (usize, &IoRange)| {
-                    in_range &= range.lies_within(memory.len_bytes, *file_limit);
-                    (Segment::of_range(file, memory, range, entry), memory.place)
-                };
-                let joins = cut(cuts, ranges.iter().enumerate().map(segment), cutting);
-                Joins { in_range, ..joins }
+                cut_ranges(cuts, file, memory, ranges, *file_limit, cutting)
             }
             Entries::Each(each) => cut(cuts, (0..each.len()).map(with_place), cutting),
         }
@@ -215,8 +213,45 @@ fn out_of_range(entries: &Entries<'_>) -> Refused {
     Refused::OutOfRange(bad.expect("one of the ranges is out of range"))
 }
 
+/// Where chunks begin in ranges of one buffer. Ends early at a range that does not lie where it must.
+fn cut_ranges(
+    cuts: &mut Vec<Cut>,
+    file: &OpenFile,
+    memory: &Memory,
+    ranges: &[IoRange],
+    file_limit: u64,
+    cutting: &Cutting,
+) -> Joins {
+    // Most blocks fit as a whole into what is left of a chunk, so that only a few are gone through twice.
+    const BLOCK: usize = 64;
+    cuts.clear();
+    cuts.push(Cut { at: 0, skip_bytes: 0 });
+    let mut joins = Joins::default();
+    let mut room = cutting.chunk_len(0);
+    for (number, block) in ranges.chunks(BLOCK).enumerate() {
+        let mut block_bytes = 0usize;
+        for range in block {
+            joins.in_range &= range.lies_within(memory.len_bytes, file_limit);
+            joins.count(true, range.file_offset, range.buffer_offset, range.len_bytes);
+            block_bytes = block_bytes.wrapping_add(range.len_bytes);
+        }
+        if !joins.in_range {
+            return joins;
+        }
+        if block_bytes <= room {
+            room -= block_bytes;
+            continue;
+        }
+        for (at, range) in (number * BLOCK..).zip(block) {
+            let segment = Segment::of_range(file, memory, range, at);
+            room = cut_within(cuts, at, &segment, room, cutting);
+        }
+    }
+    end_cuts(cuts, ranges.len(), &joins, cutting);
+    joins
+}
+
 /// Where chunks begin in these segments. Of the joins, those are counted that the segments have in this order.
-#[inline(always)]
 fn cut<'a>(
     cuts: &mut Vec<Cut>,
     segments: impl ExactSizeIterator<Item = (Segment<'a>, Place)>,
@@ -227,21 +262,23 @@ fn cut<'a>(
     let count = segments.len();
     let mut joins = Joins::default();
     let mut room = cutting.chunk_len(0);
-    let mut last_place = None;
+    let mut before: Option<(*const OpenFile, Place)> = None;
     for (at, (segment, place)) in segments.enumerate() {
-        joins.count(&segment);
-        if last_place.is_some_and(|last| last != place) {
+        let same_file = before.is_some_and(|(file, _)| std::ptr::eq(file, segment.file));
+        joins.count(same_file, segment.offset, segment.ptr.addr(), segment.len_bytes);
+        if before.is_some_and(|(_, before)| before != place) {
             cuts.push(Cut { at, skip_bytes: 0 });
             room = cutting.chunk_len(cuts.len() - 1);
         }
-        last_place = Some(place);
-        if segment.len_bytes <= room {
-            room -= segment.len_bytes;
-        } else {
-            room = cut_within(cuts, at, &segment, room, cutting);
-        }
+        before = Some((segment.file, place));
+        room = cut_within(cuts, at, &segment, room, cutting);
     }
-    // The end of the last entry is held back, if it is longer and not cut there already.
+    end_cuts(cuts, count, &joins, cutting);
+    joins
+}
+
+/// Cuts off what of the last entry is held back, if it is longer and not cut there already, and notes the end.
+fn end_cuts(cuts: &mut Vec<Cut>, count: usize, joins: &Joins, cutting: &Cutting) {
     if cutting.last_bytes > 0 && count > 0 {
         let begun = cuts.last().filter(|cut| cut.at == count - 1).map_or(0, |cut| cut.skip_bytes);
         if joins.last_len_bytes > begun + cutting.last_bytes {
@@ -250,10 +287,10 @@ fn cut<'a>(
         }
     }
     cuts.push(Cut { at: count, skip_bytes: 0 });
-    joins
 }
 
-/// Cuts a segment that is longer than the room in its first chunk; returns the room left in its last.
+/// Cuts a segment where it is longer than the room in its chunk; returns the room left in its last.
+#[inline]
 fn cut_within(
     cuts: &mut Vec<Cut>,
     at: usize,
@@ -279,10 +316,12 @@ struct Joins {
     file_ascends: bool,
     /// Each entry begins behind the end of the one before, so that none overlap.
     memory_ascends: bool,
-    /// Of the entry counted last: its file, and where it ends.
-    before: (*const OpenFile, u64, usize),
-    last_len_bytes: usize,
+    /// Every entry lies where it must.
     in_range: bool,
+    /// Of the entry counted last: where it ends in the file and in memory, and how long it is.
+    file_end: u64,
+    memory_end: usize,
+    last_len_bytes: usize,
 }
 
 impl Default for Joins {
@@ -292,28 +331,24 @@ impl Default for Joins {
             memory: 0,
             file_ascends: true,
             memory_ascends: true,
-            before: (std::ptr::null(), 0, 0),
-            last_len_bytes: 0,
             in_range: true,
+            file_end: 0,
+            memory_end: 0,
+            last_len_bytes: 0,
         }
     }
 }
 
 impl Joins {
+    /// Counts an entry; `same_file` tells whether the one before was of the same file.
     #[inline]
-    fn count(&mut self, segment: &Segment<'_>) {
-        let (file, file_end, memory_end) = self.before;
-        let same_file = std::ptr::eq(file, segment.file);
-        let address = segment.ptr.addr();
-        self.file += usize::from(same_file && segment.offset == file_end);
-        self.file_ascends &= !same_file || segment.offset >= file_end;
-        self.memory += usize::from(address == memory_end);
-        self.memory_ascends &= address >= memory_end || segment.len_bytes == 0;
-        self.last_len_bytes = segment.len_bytes;
-        self.before = (
-            segment.file,
-            segment.offset.wrapping_add(segment.len_bytes as u64),
-            address.wrapping_add(segment.len_bytes),
-        );
+    fn count(&mut self, same_file: bool, offset: u64, address: usize, len_bytes: usize) {
+        self.file += usize::from(same_file & (offset == self.file_end));
+        self.file_ascends &= !same_file | (offset >= self.file_end);
+        self.memory += usize::from(address == self.memory_end);
+        self.memory_ascends &= (address >= self.memory_end) | (len_bytes == 0);
+        self.file_end = offset.wrapping_add(len_bytes as u64);
+        self.memory_end = address.wrapping_add(len_bytes);
+        self.last_len_bytes = len_bytes;
     }
 }

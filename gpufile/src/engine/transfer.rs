@@ -23,12 +23,10 @@ impl IoRange {
     /// Whether it lies in a buffer of so many bytes, and ends no later than `file_limit`.
     #[inline]
     pub(crate) fn lies_within(&self, buffer_bytes: usize, file_limit: u64) -> bool {
-        let room = buffer_bytes.saturating_sub(self.len_bytes);
-        let latest = file_limit.saturating_sub(self.len_bytes as u64);
-        self.len_bytes <= buffer_bytes
-            && self.buffer_offset <= room
-            && self.len_bytes as u64 <= file_limit
-            && self.file_offset <= latest
+        let (buffer_end, buffer_wraps) = self.buffer_offset.overflowing_add(self.len_bytes);
+        let (file_end, file_wraps) = self.file_offset.overflowing_add(self.len_bytes as u64);
+        // Without branches, because a transfer may have a million ranges.
+        !(buffer_wraps | (buffer_end > buffer_bytes) | file_wraps | (file_end > file_limit))
     }
 }
 
@@ -95,7 +93,7 @@ impl<'a> Entries<'a> {
 
     /// About how many bytes all entries have: exactly, unless they are very many.
     pub fn total_bytes(&self) -> usize {
-        const LOOKED_AT: usize = 1024;
+        const LOOKED_AT: usize = 64;
         let count = self.len();
         let step = count.div_ceil(LOOKED_AT).max(1);
         let looked_at = (0..count).step_by(step);

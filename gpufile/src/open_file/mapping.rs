@@ -10,6 +10,8 @@ use std::ptr;
 pub(crate) struct Mapping {
     ptr: *mut u8,
     len_bytes: usize,
+    /// Whether pages stay mapped after they were written.
+    keeps_pages: bool,
 }
 
 // SAFETY: an address range that stays until the value goes; the methods say what may be done with it.
@@ -23,20 +25,34 @@ impl Mapping {
     /// # Errors
     /// What `mmap` said.
     pub fn for_read(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
-        Self::new(file, len_bytes, libc::PROT_READ)
+        Self::new(file, len_bytes, libc::PROT_READ, true)
     }
 
-    /// Maps the first `len_bytes` of a file for [`write`](Self::write).
+    /// Maps the first `len_bytes` of a file for [`write`](Self::write), again and again.
     ///
     /// # Errors
     /// What `mmap` said: the file must be open for reading and writing.
-    pub fn for_write(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
-        Self::new(file, len_bytes, libc::PROT_READ | libc::PROT_WRITE)
+    pub fn for_overwriting(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
+        Self::new(file, len_bytes, libc::PROT_READ | libc::PROT_WRITE, true)
     }
 
-    fn new(file: &fs::File, len_bytes: usize, protection: libc::c_int) -> io::Result<Self> {
+    /// Maps the first `len_bytes` of a file for one [`write`](Self::write) of each part. Those who write unmap the pages
+    /// too, because one thread alone would take long in the end.
+    ///
+    /// # Errors
+    /// What `mmap` said: the file must be open for reading and writing.
+    pub fn for_writing_once(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
+        Self::new(file, len_bytes, libc::PROT_READ | libc::PROT_WRITE, false)
+    }
+
+    fn new(
+        file: &fs::File,
+        len_bytes: usize,
+        protection: libc::c_int,
+        keeps_pages: bool,
+    ) -> io::Result<Self> {
         if len_bytes == 0 {
-            return Ok(Self { ptr: ptr::dangling_mut(), len_bytes });
+            return Ok(Self { ptr: ptr::dangling_mut(), len_bytes, keeps_pages });
         }
         // SAFETY: a new mapping at an address that the kernel chooses.
         let mapped = unsafe {
@@ -44,7 +60,7 @@ impl Mapping {
         };
         match mapped {
             libc::MAP_FAILED => Err(io::Error::last_os_error()),
-            mapped => Ok(Self { ptr: mapped.cast(), len_bytes }),
+            mapped => Ok(Self { ptr: mapped.cast(), len_bytes, keeps_pages }),
         }
     }
 
@@ -88,7 +104,21 @@ impl Mapping {
                 _ => break,
             }
         }
+        if !self.keeps_pages {
+            self.unmap_pages(offset as usize, done);
+        }
         done
+    }
+
+    /// Unmaps the pages that lie wholly in a range. Their contents are the file's and stay.
+    fn unmap_pages(&self, offset: usize, len_bytes: usize) {
+        const PAGE: usize = 4096;
+        let (start, end) = (offset.next_multiple_of(PAGE), (offset + len_bytes) / PAGE * PAGE);
+        if start < end {
+            let start_ptr = self.ptr.wrapping_add(start).cast();
+            // SAFETY: within this mapping, of whose pages nobody has a reference. A failure costs time.
+            unsafe { libc::madvise(start_ptr, end - start, libc::MADV_DONTNEED) };
+        }
     }
 }
 

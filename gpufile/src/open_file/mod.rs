@@ -317,14 +317,14 @@ impl OpenFile {
         self.direct.get_or_init(|| Direct::of(&self.file)).as_ref().filter(|direct| direct.works())
     }
 
-    /// A mapping for overwriting that covers the file up to `end`; `None` if the file is shorter or cannot be mapped.
-    pub fn mapping_for_write(&self, end: u64) -> Option<Arc<Mapping>> {
+    /// A mapping for overwriting, kept for the next time, that covers the file up to `end`; `None` if the file is shorter or cannot be mapped.
+    pub fn mapping_for_overwriting(&self, end: u64) -> Option<Arc<Mapping>> {
         let mut mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= end) {
             return Some(mapping.clone());
         }
         let len_bytes = self.len_bytes().ok().filter(|len_bytes| *len_bytes >= end)?;
-        let new = Arc::new(Mapping::for_write(&self.file, usize::try_from(len_bytes).ok()?).ok()?);
+        let new = Arc::new(Mapping::for_overwriting(&self.file, usize::try_from(len_bytes).ok()?).ok()?);
         *mapping = Some(new.clone());
         Some(new)
     }
