@@ -237,8 +237,7 @@ impl File {
         const DISK_CHUNK_BYTES: usize = 1 << 20;
         let len = memory.len_bytes;
         let cutting = self.cutting(len, memory.place);
-        let is_chosen = self.task_bytes.is_none() && self.open.engine.settings().task_bytes().is_none();
-        if is_chosen && len > DISK_CHUNK_BYTES && self.open.reads_from_disk(offset, len) {
+        if self.chooses_chunks() && len > DISK_CHUNK_BYTES && self.open.reads_from_disk(offset, len) {
             let chunk_bytes = cutting.chunk_bytes.min(DISK_CHUNK_BYTES);
             return Cutting { chunk_bytes, graded_chunks: 0, ..cutting };
         }
@@ -247,6 +246,11 @@ impl File {
 
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place) -> Cutting {
         self.open.engine.cutting(total_bytes, place, self.task_bytes)
+    }
+
+    /// Whether nobody said how long chunks should be.
+    pub(crate) fn chooses_chunks(&self) -> bool {
+        self.task_bytes.is_none() && self.open.engine.settings().task_bytes().is_none()
     }
 
     /// A buffer's memory; the file's way to it is decided here, and not by a worker later.

@@ -21,7 +21,7 @@ impl File {
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that was seen to fail, also if the file ends before it does
     /// ([`Cause::EndOfFile`]); others may have been read or not. Ranges beyond the buffer, and ranges that overlap in
-    /// it, are refused before anything is read ([`Cause::Invalid`]).
+    /// it, are refused ([`Cause::Invalid`]).
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
         if ranges.is_empty() {
@@ -30,7 +30,7 @@ impl File {
         let entries = self.entries(memory, ranges);
         let cutting = self.cutting(entries.total_bytes(), memory.place);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        let outcome = unsafe { self.engine().run(&Transfer { side: Side::Read, entries }, cutting) };
+        let outcome = unsafe { self.engine().read_ranges(&Transfer { side: Side::Read, entries }, cutting) };
         self.ranges_outcome(READ, &memory, ranges, outcome)
     }
 

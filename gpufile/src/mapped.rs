@@ -103,7 +103,7 @@ impl MappedFile {
     /// Reads many ranges into parts of one buffer, as [`File::read_many`].
     ///
     /// # Errors
-    /// As [`File::read_many`]; ranges beyond the mapping are refused before anything is read.
+    /// As [`File::read_many`]; ranges beyond the mapping are refused too ([`Cause::EndOfFile`]).
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
         if ranges.is_empty() {
@@ -127,7 +127,7 @@ impl MappedFile {
         let cutting = self.file.cutting(entries.total_bytes(), memory.place);
         let transfer = Transfer { side: Side::ReadMapping(self.mapping.clone()), entries };
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.file.engine().run(&transfer, cutting) };
+        let outcome = unsafe { self.file.engine().read_ranges(&transfer, cutting) };
         self.file.ranges_outcome(READ, &memory, ranges, outcome)
     }
 }

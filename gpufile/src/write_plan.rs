@@ -21,6 +21,8 @@ pub(crate) struct WritePlan {
 const SMALL_BYTES: usize = 1 << 20;
 /// Larger pieces leave the processor's cache between the copy from the GPU and the copy to the page cache.
 const SERIAL_CHUNK_BYTES: usize = 1 << 20;
+/// What disks are written fastest by.
+const DISK_CHUNK_BYTES: usize = 1 << 20;
 /// From here on, a file that grows gets its blocks at once.
 const PREALLOCATE_BYTES: usize = 16 << 20;
 /// What is written last, by a write call, so that those who watch the file are told.
@@ -43,16 +45,18 @@ impl WritePlan {
         let open = file.open_file();
         let parallel = Cutting { graded_chunks: 0, ..file.cutting(total_bytes, place) };
         let plain = |cutting| Self { side: Side::Write, cutting, extended: None, preallocated: false };
+        let at_most = |limit: usize| match file.chooses_chunks() {
+            true => parallel.chunk_bytes.min(limit),
+            false => parallel.chunk_bytes,
+        };
+        if open.direct_for_write(total_bytes).is_some() {
+            return plain(Cutting { chunk_bytes: at_most(DISK_CHUNK_BYTES), ..parallel });
+        }
         let by_cufile = matches!(place, Place::Device(_)) && open.cufile(total_bytes).is_some();
-        if total_bytes < SMALL_BYTES
-            || by_cufile
-            || !open.storage.can_write_by_mapping()
-            || open.direct_for_write(total_bytes).is_some()
-        {
+        if total_bytes < SMALL_BYTES || by_cufile || !open.storage.can_write_by_mapping() {
             return plain(parallel);
         }
-        let serial =
-            Cutting { chunk_bytes: parallel.chunk_bytes.min(SERIAL_CHUNK_BYTES), serial: true, ..parallel };
+        let serial = Cutting { chunk_bytes: at_most(SERIAL_CHUNK_BYTES), serial: true, ..parallel };
         let Ok(len_bytes) = open.len_bytes() else { return plain(serial) };
         let mut extended = None;
         if end > len_bytes && (ranges.len() > 1 || growth == Growth::AsWritten) {

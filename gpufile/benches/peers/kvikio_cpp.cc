@@ -137,6 +137,9 @@ void run_cases(char *device) {
 
   kvikio::defaults::set_task_size(4 * MIB);
   kvikio::defaults::set_bounce_buffer_size(4 * MIB);
+  // What follows is about the page cache, which kvikio passes by on disks unless told otherwise.
+  kvikio::defaults::set_auto_direct_io_read(false);
+  kvikio::defaults::set_auto_direct_io_write(false);
   auto with_threads = [](char const *name, std::vector<int> const &counts, auto const &run) {
     if (!selected(name)) return;
     for (int threads : counts) {

@@ -64,7 +64,8 @@ struct State {
     next: usize,
     running: usize,
     handing: Handing,
-    stop: Option<Stop>,
+    /// What stopped the transfer, and in which chunk.
+    stop: Option<(usize, Stop)>,
     waker: Option<Waker>,
 }
 
@@ -81,7 +82,7 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Takes up a transfer; returns how many chunks it has.
+    /// Takes up a transfer; returns how many chunks it has, and whether they are in the caller's order.
     ///
     /// # Errors
     /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
@@ -90,18 +91,22 @@ impl Job {
     /// The job must be new or its outcome taken, and not be set up by another thread too. What the transfer refers to must stay until the job
     /// [is done](Self::wait), and its memory must be as an [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)) promises that long.
-    pub unsafe fn set_up(&self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<usize, Refused> {
+    pub unsafe fn set_up(
+        &self,
+        transfer: &Transfer<'_>,
+        cutting: &Cutting,
+    ) -> Result<(usize, bool), Refused> {
         // SAFETY: no chunk is out, and none will be until the state changes below.
         let work = unsafe { &mut *self.work.get() };
         work.plan.make(transfer, cutting)?;
         // SAFETY: only the lifetime changes; the caller keeps what it stands for until the job is done.
         work.transfer =
             Some(unsafe { std::mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
-        let chunks = work.plan.chunks();
+        let (chunks, keeps_order) = (work.plan.chunks(), work.plan.keeps_order());
         let handing = Handing { serial: cutting.serial, last_alone: cutting.last_bytes > 0 && chunks > 1 };
         self.is_done.store(false, Ordering::Relaxed);
         *self.state() = State { chunks, handing, ..State::default() };
-        Ok(chunks)
+        Ok((chunks, keeps_order))
     }
 
     /// The transfer and its chunks.
@@ -147,11 +152,11 @@ impl Job {
         let mut state = self.state();
         state.running -= 1;
         if let Some(stop) = stop {
-            // What comes later is not begun any more; of what is under way, the first in order counts.
+            // What comes later is not begun any more; of what is under way, the first chunk counts, because all before
+            // it are whole.
             state.next = state.chunks;
-            let first = state.stop.as_ref();
-            if first.is_none_or(|first| (stop.entry, stop.done_bytes) < (first.entry, first.done_bytes)) {
-                state.stop = Some(stop);
+            if state.stop.as_ref().is_none_or(|(first, _)| chunk < *first) {
+                state.stop = Some((chunk, stop));
             }
         }
         if state.is_done() {
@@ -169,7 +174,7 @@ impl Job {
         let mut state = self.state();
         state.next = state.chunks;
         self.is_done.store(true, Ordering::Release);
-        state.stop = Some(Stop { entry: 0, done_bytes: 0, cause: Some(cause) });
+        state.stop = Some((0, Stop { entry: 0, done_bytes: 0, cause: Some(cause) }));
         let waker = state.waker.take();
         drop(state);
         self.progressed.notify_all();
@@ -225,7 +230,7 @@ impl Job {
     pub unsafe fn take_outcome(&self) -> Option<Stop> {
         // SAFETY: no chunk is out, so that nobody reads it.
         unsafe { (*self.work.get()).transfer = None };
-        self.state().stop.take()
+        self.state().stop.take().map(|(_, stop)| stop)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

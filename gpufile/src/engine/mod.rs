@@ -12,6 +12,7 @@ mod lanes;
 mod plan;
 mod pool;
 mod transfer;
+mod windows;
 mod words;
 
 use std::fmt;
@@ -297,7 +298,7 @@ impl Engine {
     ) -> Result<(Arc<Job>, usize), Refused> {
         let job = self.0.idle_jobs.take();
         // SAFETY: the caller's promise; an idle job is set up by no one else.
-        let chunks = unsafe { job.set_up(transfer, cutting) }?;
+        let (chunks, _) = unsafe { job.set_up(transfer, cutting) }?;
         Ok((job, chunks))
     }
 

@@ -80,6 +80,11 @@ impl Plan {
         Ok(())
     }
 
+    /// Whether the caller's order was kept. Then each entry lies behind the one before in memory.
+    pub fn keeps_order(&self) -> bool {
+        self.order.is_empty()
+    }
+
     pub fn chunks(&self) -> usize {
         self.cuts.len() - 1
     }
