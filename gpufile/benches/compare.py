@@ -353,6 +353,9 @@ def fill_page_cache(path: Path) -> None:
 
 def run(contender: str, command: str, arguments: list[str], results: Results, round_number: int) -> None:
     environment = dict(os.environ)
+    if contender == OURS:
+        # Settings for kvikio are settings for gpufile too, unless they are kept from it.
+        environment = {name: value for name, value in environment.items() if not name.startswith("KVIKIO_")}
     # libcufile writes its log into the working directory unless told otherwise.
     environment.setdefault("CUFILE_LOGFILE_PATH", os.path.join(tempfile.gettempdir(), "cufile.log"))
     start, before = time.monotonic(), len(results.lines)

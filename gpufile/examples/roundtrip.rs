@@ -1,9 +1,9 @@
 //! Writes random bytes from GPU memory to a file, reads them back, and compares checksums.
 //!
-//! usage: roundtrip [--size 256MiB] [--posix] [PATH]
+//! usage: roundtrip [--size 256MiB] [--cufile | --posix] [PATH]
 //!
 //! PATH is a file to create, or a folder to create one in (the system's folder for temporary files by default). It is
-//! removed at the end. `--posix` keeps cuFile out. Without a GPU host memory takes the place of GPU memory. Exit status 0 only if the checksums match.
+//! removed at the end. `--cufile` takes cuFile also in its compatibility mode, `--posix` keeps it out. Without a GPU host memory takes the place of GPU memory. Exit status 0 only if the checksums match.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -98,10 +98,11 @@ fn arguments() -> Result<Arguments> {
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--size" => len_bytes = size(&arguments.next().ok_or("--size needs a value, such as 256MiB")?)?,
+            "--cufile" => policy = PathPolicy::RequireCufile,
             "--posix" => policy = PathPolicy::PosixOnly,
             option if option.starts_with('-') => {
                 return Err(format!(
-                    "{option}: no such option; usage: roundtrip [--size 256MiB] [--posix] [PATH]"
+                    "{option}: no such option; usage: roundtrip [--size 256MiB] [--cufile | --posix] [PATH]"
                 )
                 .into());
             }

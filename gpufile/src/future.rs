@@ -47,7 +47,7 @@ impl File {
 impl<B> IoFuture<B> {
     fn start(owned: Owned<B>) -> Self {
         if let Some((job, chunks)) = owned.job() {
-            owned.file().engine().submit(job, chunks);
+            owned.file().engine().submit(owned.file().open_file().device, job, chunks);
         }
         Self { owned: Some(owned) }
     }

@@ -142,8 +142,8 @@ impl Settings {
         self.direct_write
     }
 
-    /// Whether direct reads to device memory take the whole blocks in which an unaligned range begins and ends, and
-    /// not the page cache for these ends. By default not.
+    /// Whether direct reads take the whole blocks in which an unaligned range begins and ends. By default so; otherwise
+    /// ranges that are not aligned are read through the page cache.
     pub fn overread(&self) -> bool {
         self.overread
     }
@@ -373,8 +373,8 @@ mod tests {
         (&["GPUFILE_DIRECT_WRITE", "KVIKIO_AUTO_DIRECT_IO_WRITE"], "always", |s| {
             s.direct_write = DirectIo::Always;
         }),
-        (&["GPUFILE_DIRECT_READ_OVERREAD", "KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD"], "yes", |s| {
-            s.overread = true
+        (&["GPUFILE_DIRECT_READ_OVERREAD", "KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD"], "no", |s| {
+            s.overread = false;
         }),
         (&["GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE", "KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE"], "1", |s| {
             s.pool_per_block_device = true;
@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(settings.gds_threshold_bytes(), 16 << 10);
         assert_eq!(settings.path_policy(), PathPolicy::Auto);
         assert_eq!((settings.direct_read(), settings.direct_write()), (DirectIo::Auto, DirectIo::Auto));
-        assert!(!settings.overread() && !settings.pool_per_block_device());
+        assert!(settings.overread() && !settings.pool_per_block_device());
     }
 
     #[test]

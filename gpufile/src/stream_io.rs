@@ -71,7 +71,7 @@ impl<B> StreamIo<B> {
         if let Some((job, chunks)) = owned.job() {
             let engine = owned.file().engine();
             let held = Held::new(stream).and_then(|held| Some((held, engine.word(stream.device())?)));
-            let submitter = engine.submitter();
+            let submitter = engine.submitter(owned.file().open_file().device);
             if let (Some((held, word)), Some(submitter)) = (held, submitter) {
                 let release = Arc::new(Release { word, _held: held });
                 let _ = job.poll(&Waker::from(release.clone()));
@@ -156,7 +156,9 @@ fn run_now<B>(stream: &Stream, owned: &Owned<B>, begun: &AtomicBool) {
     let Some((job, chunks)) = owned.job() else { return };
     match stream.synchronize() {
         // The host function may have been submitted.
-        Ok(()) if !begun.swap(true, Ordering::AcqRel) => owned.file().engine().submit(job, chunks),
+        Ok(()) if !begun.swap(true, Ordering::AcqRel) => {
+            owned.file().engine().submit(owned.file().open_file().device, job, chunks)
+        }
         Ok(()) => {}
         Err(error) => job.give_up(error.into()),
     }

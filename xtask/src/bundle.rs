@@ -31,8 +31,14 @@ pub fn run(folder: &Path) -> Result<()> {
         fs::copy(&artifact.path, &target).with_context(|| target.display().to_string())?;
         count += 1;
     }
-    for artifact in artifacts::build(&["build", "--package", "xtask", "--profile", PROFILE])? {
-        fs::copy(&artifact.path, folder.join("xtask"))?;
+    for program in ["xtask", "gpufile"] {
+        for artifact in
+            artifacts::build(&["build", "--package", program, "--bin", program, "--profile", PROFILE])?
+        {
+            if artifact.kind == "bin" {
+                fs::copy(&artifact.path, folder.join(program))?;
+            }
+        }
     }
     let script = folder.join("run-tests");
     fs::write(&script, RUN_TESTS)?;

@@ -16,7 +16,7 @@ mod windows;
 mod words;
 
 use std::fmt;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use cufile::cuda::{Cuda, Device};
 use cufile::{Driver, IoBuf};
@@ -51,7 +51,7 @@ pub struct Engine(Arc<Inner>);
 
 struct Inner {
     // Before the lanes and devices, so that the workers end first.
-    pool: OnceLock<Option<Pool>>,
+    pools: Mutex<Vec<(u64, Arc<Pool>)>>,
     lanes: Arc<Lanes>,
     devices: Arc<Devices>,
     // The first attempt decides, for success and failure alike, so that all files see the same.
@@ -147,7 +147,7 @@ impl EngineBuilder {
         settings.bounce_buffer_bytes = bounce_bytes;
         let lanes = Lanes::new(devices.clone(), bounce_bytes, settings.bounce_memory_bytes());
         Engine(Arc::new(Inner {
-            pool: OnceLock::new(),
+            pools: Mutex::default(),
             lanes: Arc::new(lanes),
             devices,
             driver: self.driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
@@ -260,9 +260,10 @@ impl Engine {
     ) -> Result<Option<Stop>, Refused> {
         // SAFETY: this function returns when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer, &cutting) }?;
-        match self.pool().filter(|_| !cutting.inline && chunks > 1 && !on_worker()) {
-            Some(pool) => pool.submit(&job, chunks),
-            None => pool::work_inline(&self.0.lanes, &job),
+        if cutting.inline || chunks == 1 || on_worker() {
+            pool::work_inline(&self.0.lanes, &job);
+        } else {
+            self.submit(transfer.device(), &job, chunks);
         }
         Ok(self.finish(job))
     }
@@ -302,17 +303,17 @@ impl Engine {
         Ok((job, chunks))
     }
 
-    /// Lets the workers do a job. If the operating system gives no threads, the caller does it.
-    pub(crate) fn submit(&self, job: &Arc<Job>, chunks: usize) {
-        match self.pool() {
+    /// Lets the workers for a block device do a job. If the operating system gives no threads, the caller does it.
+    pub(crate) fn submit(&self, device: u64, job: &Arc<Job>, chunks: usize) {
+        match self.pool(device) {
             Some(pool) => pool.submit(job, chunks),
             None => pool::work_inline(&self.0.lanes, job),
         }
     }
 
     /// What submits jobs without a reference to the engine, if there are workers.
-    pub(crate) fn submitter(&self) -> Option<Submitter> {
-        self.pool().map(Pool::submitter)
+    pub(crate) fn submitter(&self, device: u64) -> Option<Submitter> {
+        self.pool(device).map(|pool| pool.submitter())
     }
 
     /// A word for a stream to wait for.
@@ -337,9 +338,16 @@ impl Engine {
         stop
     }
 
-    /// The workers; none if the operating system gives no threads.
-    fn pool(&self) -> Option<&Pool> {
-        self.0.pool.get_or_init(|| Pool::new(self.0.settings.threads, &self.0.lanes).ok()).as_ref()
+    /// The workers for files on this block device; none if the operating system gives no threads.
+    fn pool(&self, device: u64) -> Option<Arc<Pool>> {
+        let key = if self.0.settings.pool_per_block_device { device } else { 0 };
+        let mut pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == key) {
+            return Some(pool.clone());
+        }
+        let pool = Arc::new(Pool::new(self.0.settings.threads, &self.0.lanes).ok()?);
+        pools.push((key, pool.clone()));
+        Some(pool)
     }
 }
 

@@ -123,6 +123,14 @@ pub(crate) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
+    /// The block device of the first file.
+    pub fn device(&self) -> u64 {
+        match &self.entries {
+            Entries::Ranges { file, .. } => file.device,
+            Entries::Each(entries) => entries.first().map_or(0, |entry| entry.file.device),
+        }
+    }
+
     pub fn is_read(&self) -> bool {
         matches!(self.side, Side::Read | Side::ReadMapping(_))
     }

@@ -25,7 +25,7 @@ impl Engine {
         cutting: Cutting,
     ) -> Result<Option<Stop>, Refused> {
         let Entries::Ranges { ranges, .. } = transfer.entries else { unreachable!("ranges of one buffer") };
-        if ranges.len() >= 2 * WINDOW && self.pool().is_some() && !on_worker() {
+        if ranges.len() >= 2 * WINDOW && !on_worker() {
             // SAFETY: the caller's promise.
             if let Some(outcome) = unsafe { self.read_in_windows(transfer, &cutting) } {
                 return outcome;
@@ -69,7 +69,7 @@ impl Engine {
             };
             // No overflow: the window was checked.
             memory_end = window.last().map_or(memory_end, |last| last.buffer_offset + last.len_bytes);
-            self.submit(&job, chunks);
+            self.submit(file.device, &job, chunks);
             under_way.push(start, job);
             if under_way.stop.is_some() {
                 break;

@@ -7,6 +7,7 @@ mod posix;
 mod storage;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fs, io};
@@ -43,6 +44,8 @@ pub(crate) struct OpenFile {
     pub direct_read: DirectIo,
     pub direct_write: DirectIo,
     pub storage: Storage,
+    /// The block device, or what stands for one, as `stat` numbers it.
+    pub device: u64,
     /// Decided when device memory first asks, because opening the cuFile driver takes a tenth of a second.
     way: OnceLock<Way>,
     /// The same file with `O_DIRECT`, opened when first needed.
@@ -72,6 +75,7 @@ impl OpenFile {
     ) -> io::Result<Self> {
         let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
         let storage = Storage::of(&file)?;
+        let device = file.metadata()?.dev();
         Ok(Self {
             path,
             file,
@@ -80,6 +84,7 @@ impl OpenFile {
             direct_read: direct.0,
             direct_write: direct.1,
             storage,
+            device,
             way: OnceLock::new(),
             direct: OnceLock::new(),
             mapping: Mutex::default(),

@@ -298,6 +298,7 @@ pub const SAMPLES: &[Sample] = &[
     sample(
         "roundtrip",
         &[
+            &[Word("--size"), Word("32MiB"), Word("--cufile"), Output],
             &[Word("--size"), Word("32MiB"), Output],
             &[Word("--size"), Word("32MiB"), Word("--posix"), Output],
         ],

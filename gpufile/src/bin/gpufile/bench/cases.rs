@@ -1,0 +1,349 @@
+//! The cases: a row in the table, and what it does.
+//!
+//! All of them move the bytes between FILE and the memory of GPU 0, or, on the host's side, a vector. What makes an
+//! engine, opens a file, builds the list of ranges, poisons the memory or drops the page cache is outside the time,
+//! unless a case says otherwise; so is the comparison afterwards of what was read or written.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io, thread};
+
+use cufile::FileProperties;
+use gpufile::{DirectIo, IoRange, ReadRequest, page_cache};
+
+use super::memory::{DeviceMemory, HostMemory, Lcg, compare, in_order};
+use super::timing::{Measured, timed};
+use super::{Bench, GIB, KIB, MIB, Result};
+
+/// What is measured, under the names that all peers have for it.
+pub struct Case {
+    pub peer: &'static str,
+    pub name: &'static str,
+    /// The numbers of threads, one after the other; 0 leaves the number to the engine.
+    pub threads: &'static [usize],
+    pub run: Run,
+}
+
+pub enum Run {
+    Device(OnDevice),
+    Host(OnHost),
+}
+type OnDevice = fn(&Bench, &mut DeviceMemory, usize) -> Result<Measured>;
+type OnHost = fn(&Bench, usize) -> Result<Measured>;
+
+const DEFAULT: &[usize] = &[0];
+const SOME: &[usize] = &[0, 4, 8, 16];
+
+pub const CASES: &[Case] = &[
+    device("first-byte", DEFAULT, first_byte),
+    device("read-default", DEFAULT, read),
+    device("read", &[1, 2, 4, 8, 12, 16], read),
+    device("scatter-4k", SOME, |bench, memory, threads| scatter(bench, memory, threads, &PAGES)),
+    device("scatter-64k", SOME, |bench, memory, threads| scatter(bench, memory, threads, &BLOCKS)),
+    device("scatter-1m", SOME, |bench, memory, threads| {
+        scatter(bench, memory, threads, &Scatter { size: MIB, ops: 2048, stride: 1 })
+    }),
+    device("scatter-4k-scattered", SOME, |bench, memory, threads| {
+        scatter(bench, memory, threads, &Scatter { stride: 7919, ..PAGES })
+    }),
+    device("scatter-64k-scattered", SOME, |bench, memory, threads| {
+        scatter(bench, memory, threads, &Scatter { stride: 7919, ..BLOCKS })
+    }),
+    device("mapped-scatter-4k", SOME, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &PAGES)
+    }),
+    device("mapped-scatter-512", SOME, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &Scatter { size: 512, ops: 262_144, stride: 1 })
+    }),
+    device("read-many-16m", SOME, read_many),
+    device("stream-1g", DEFAULT, |bench, memory, threads| {
+        stream_read(bench, memory, threads, Until::StreamIsDone)
+    }),
+    device("stream-1g-call", DEFAULT, |bench, memory, threads| {
+        stream_read(bench, memory, threads, Until::CallReturns)
+    }),
+    device("latency-4k", DEFAULT, latency),
+    device("write-over", &[0, 1, 4, 8, 16], write_over),
+    device("write-fresh", DEFAULT, write_fresh),
+    device("direct-read", SOME, direct_read),
+    device("direct-write", SOME, direct_write),
+    host("gpufile", "host-read", host_read),
+    host("pread", "host-read", host_pread),
+];
+
+const fn device(name: &'static str, threads: &'static [usize], run: OnDevice) -> Case {
+    Case { peer: "gpufile", name, threads, run: Run::Device(run) }
+}
+
+const fn host(peer: &'static str, name: &'static str, run: OnHost) -> Case {
+    Case { peer, name, threads: &[0, 1, 2], run: Run::Host(run) }
+}
+
+/// An engine, the file and its first bytes, from nothing but a CUDA context. Once, because the second time would not be
+/// from nothing; and the first of all cases, for the same reason.
+fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let size = 4 * KIB;
+    let mut target = memory.first_mut(size);
+    let mut opened = None;
+    let lap =
+        timed(|| opened.insert(bench.options(threads).open(&bench.path)?).read_exact_at(&mut target, 0))?;
+    compare(&bench.path, memory, &in_order(size, size))?;
+    Ok(Measured { size, ops: 1, laps: vec![lap] })
+}
+
+/// All of the file in one call.
+fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let size = bench.file_bytes;
+    let file = bench.options(threads).open(&bench.path)?;
+    let laps = bench.warm_laps(|| {
+        let mut target = memory.poisoned(size)?;
+        timed(|| file.read_exact_at(&mut target, 0))
+    })?;
+    compare(&bench.path, memory, &in_order(size, 64 * KIB))?;
+    Ok(Measured { size, ops: 1, laps })
+}
+
+/// Many reads at pseudo-random places. Read i goes to slot (i * stride) % ops of the memory.
+struct Scatter {
+    size: usize,
+    ops: usize,
+    stride: usize,
+}
+
+const PAGES: Scatter = Scatter { size: 4 * KIB, ops: 65_536, stride: 1 };
+const BLOCKS: Scatter = Scatter { size: 64 * KIB, ops: 16_384, stride: 1 };
+
+impl Scatter {
+    /// The ranges, or as many of them as the memory has slots for.
+    fn ranges(&self, bench: &Bench, memory: &DeviceMemory) -> Vec<IoRange> {
+        let &Scatter { size, ops, stride } = self;
+        let ops = ops.min(memory.len_bytes() / size);
+        let mut chance = Lcg::default();
+        let range = |i| IoRange {
+            file_offset: (chance.below(bench.file_bytes / size) * size) as u64,
+            buffer_offset: i * stride % ops * size,
+            len_bytes: size,
+        };
+        (0..ops).map(range).collect()
+    }
+}
+
+fn scatter(bench: &Bench, memory: &mut DeviceMemory, threads: usize, scatter: &Scatter) -> Result<Measured> {
+    let ranges = scatter.ranges(bench, memory);
+    let file = bench.options(threads).open(&bench.path)?;
+    let laps = bench.warm_laps(|| {
+        let mut target = memory.poisoned(memory.len_bytes())?;
+        timed(|| file.read_many(&mut target, &ranges))
+    })?;
+    compare(&bench.path, memory, &ranges)?;
+    Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
+}
+
+/// The same from a mapping, which the warm-up touches wherever it is read.
+fn mapped_scatter(
+    bench: &Bench,
+    memory: &mut DeviceMemory,
+    threads: usize,
+    scatter: &Scatter,
+) -> Result<Measured> {
+    let ranges = scatter.ranges(bench, memory);
+    let file = bench.options(threads).open(&bench.path)?;
+    // SAFETY: this program does not write the file meanwhile, and who starts it is told that nobody else may.
+    let mapped = unsafe { file.map() }?;
+    let laps = bench.warm_laps(|| {
+        let mut target = memory.poisoned(memory.len_bytes())?;
+        timed(|| mapped.read_many(&mut target, &ranges))
+    })?;
+    compare(&bench.path, memory, &ranges)?;
+    Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
+}
+
+/// 64 large reads in one call, with the making of the requests.
+fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let size = 16 * MIB;
+    let ops = (bench.file_bytes / size).min(64);
+    let file = bench.options(threads).open(&bench.path)?;
+    let laps = bench.warm_laps(|| {
+        let target = memory.poisoned(ops * size)?;
+        timed(|| {
+            let parts = (0..).step_by(size).zip(target.chunks(size));
+            let requests = parts.map(|(offset, part)| ReadRequest::new(&file, offset, part));
+            file.engine().read_many(&mut requests.collect::<gpufile::Result<Vec<_>>>()?)
+        })
+    })?;
+    compare(&bench.path, memory, &in_order(ops * size, 64 * KIB))?;
+    Ok(Measured { size, ops, laps })
+}
+
+/// What of a stream-ordered read is timed.
+#[derive(PartialEq)]
+enum Until {
+    CallReturns,
+    StreamIsDone,
+}
+
+/// One read that is part of a stream's work, without cuFile.
+fn stream_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize, until: Until) -> Result<Measured> {
+    let size = GIB.min(bench.file_bytes);
+    let file = bench.options(threads).open(&bench.path)?;
+    let stream = memory.device().stream()?;
+    let mut buffer = Some(memory.device().alloc(size)?);
+    let laps = bench.warm_laps(|| {
+        let target = buffer.take().ok_or("the last read failed")?;
+        let mut read = None;
+        let lap = timed(|| {
+            read = Some(file.read_at_on_stream(&stream, target, 0));
+            if until == Until::StreamIsDone { stream.synchronize() } else { Ok(()) }
+        })?;
+        let (count, target) = read.ok_or("there was a read")?.wait();
+        if count? < size {
+            return Err("the read was short".into());
+        }
+        buffer = Some(target);
+        Ok(lap)
+    })?;
+    compare(&bench.path, &buffer.ok_or("the last read failed")?, &in_order(size, 64 * KIB))?;
+    Ok(Measured { size, ops: 1, laps })
+}
+
+/// One small read after the other.
+fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let (size, ops, places) = (4 * KIB, 20_000, 1024);
+    let offset = |i| (i % places * size) as u64;
+    let file = bench.options(threads).open(&bench.path)?;
+    let laps = bench.warm_laps(|| {
+        let mut target = memory.poisoned(size)?;
+        timed(|| (0..ops).try_for_each(|i| file.read_exact_at(&mut target, offset(i))))
+    })?;
+    let last = IoRange { file_offset: offset(ops - 1), buffer_offset: 0, len_bytes: size };
+    compare(&bench.path, memory, &[last])?;
+    Ok(Measured { size, ops, laps })
+}
+
+/// All of the file with what it holds; so the comparison finds what was written wrongly, not what was not written.
+fn write_over(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let size = bench.file_bytes;
+    memory.load(bench)?;
+    let file = bench.options(threads).write(true).open(&bench.path)?;
+    let laps = bench.warm_laps(|| timed(|| file.write_all_at(&memory.first(size), 0)))?;
+    file.sync_all()?;
+    compare(&bench.path, memory, &in_order(size, MIB))?;
+    Ok(Measured { size, ops: 1, laps })
+}
+
+/// A new file each time, opened and closed within the time.
+fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let size = bench.file_bytes;
+    memory.load(bench)?;
+    let mut name = bench.path.clone().into_os_string();
+    name.push(".fresh");
+    let fresh = RemovedAtEnd(name.into());
+    let options = bench.options(threads).write(true).create(true).truncate(true);
+    let laps = bench.warm_laps(|| {
+        fresh.remove()?;
+        timed(|| options.open(&fresh.0)?.write_all_at(&memory.first(size), 0))
+    })?;
+    let len_bytes = fs::metadata(&fresh.0)?.len();
+    if len_bytes != size as u64 {
+        return Err(format!("the new file has {len_bytes} of {size} bytes").into());
+    }
+    compare(&fresh.0, memory, &in_order(size, MIB))?;
+    Ok(Measured { size, ops: 1, laps })
+}
+
+struct RemovedAtEnd(PathBuf);
+
+impl RemovedAtEnd {
+    fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for RemovedAtEnd {
+    fn drop(&mut self) {
+        // What was measured stands, whether or not the file can be removed.
+        let _ = self.remove();
+    }
+}
+
+/// The disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
+fn direct_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let size = bench.file_bytes.min(2 * GIB);
+    let disk = OnDisk::open(&bench.path)?;
+    let file = bench.options(threads).direct_read(DirectIo::Always).open(&bench.path)?;
+    let laps = bench.cold_laps(|| {
+        let mut target = memory.poisoned(size)?;
+        disk.drop_cache()?;
+        timed(|| file.read_exact_at(&mut target, 0))
+    })?;
+    compare(&bench.path, memory, &in_order(size, 64 * KIB))?;
+    Ok(Measured { size, ops: 1, laps })
+}
+
+/// The same in the other direction.
+fn direct_write(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let size = bench.file_bytes.min(2 * GIB);
+    let disk = OnDisk::open(&bench.path)?;
+    memory.load(bench)?;
+    let options = bench.options(threads).write(true).direct_write(DirectIo::Always);
+    let file = options.open(&bench.path)?;
+    let laps = bench.cold_laps(|| {
+        disk.drop_cache()?;
+        timed(|| file.write_all_at(&memory.first(size), 0))
+    })?;
+    compare(&bench.path, memory, &in_order(size, MIB))?;
+    Ok(Measured { size, ops: 1, laps })
+}
+
+/// A file whose bytes are not all the page cache's.
+struct OnDisk(fs::File);
+
+impl OnDisk {
+    fn open(path: &Path) -> Result<Self> {
+        let file = fs::File::open(path)?;
+        match FileProperties::of(&file)?.file_system.as_str() {
+            "tmpfs" => Err(format!("{} is on tmpfs: there is no disk to measure", path.display()).into()),
+            _ => Ok(Self(file)),
+        }
+    }
+
+    fn drop_cache(&self) -> io::Result<()> {
+        page_cache::drop(&self.0, 0..u64::MAX)
+    }
+}
+
+/// All of the file into host memory in one call.
+fn host_read(bench: &Bench, threads: usize) -> Result<Measured> {
+    let file = bench.options(threads).open(&bench.path)?;
+    host_laps(bench, |target| Ok(file.read_exact_at(target, 0)?))
+}
+
+/// The same by as many threads, of the standard library's, with a part of the file each.
+fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
+    let threads = if threads == 0 { bench.settings.threads() } else { threads };
+    let file = &fs::File::open(&bench.path)?;
+    let share = bench.file_bytes.div_ceil(threads).next_multiple_of(4 * KIB);
+    host_laps(bench, |target| {
+        thread::scope(|scope| {
+            let parts = (0..).step_by(share).zip(target.chunks_mut(share));
+            let running: Vec<_> =
+                parts.map(|(offset, part)| scope.spawn(move || file.read_exact_at(part, offset))).collect();
+            running.into_iter().try_for_each(|thread| thread.join().expect("pread does not panic"))
+        })?;
+        Ok(())
+    })
+}
+
+fn host_laps(bench: &Bench, read: impl Fn(&mut [u8]) -> Result) -> Result<Measured> {
+    let size = bench.file_bytes;
+    let mut memory = HostMemory::new(size);
+    let laps = bench.warm_laps(|| {
+        let target = memory.poisoned();
+        timed(|| read(target))
+    })?;
+    compare(&bench.path, &memory, &in_order(size, 64 * KIB))?;
+    Ok(Measured { size, ops: 1, laps })
+}

@@ -1,0 +1,195 @@
+//! The memory that files are read into and written from, and whether it holds what a file holds.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use cufile::{BufSlice, BufSliceMut};
+use gpufile::IoRange;
+use gpufile::cuda::{Device, DeviceBuffer};
+
+use super::{Bench, MIB, Result};
+use crate::Failure;
+
+/// What a buffer is filled with, so that bytes from an earlier read are not taken for those of a later one.
+const POISON: u8 = 0x5a;
+
+/// What can be compared with a file.
+pub trait Contents {
+    /// Copies the bytes from `offset` on.
+    fn copy(&self, offset: usize, target: &mut [u8]) -> Result;
+}
+
+/// The device memory that all cases share.
+pub struct DeviceMemory {
+    buffer: DeviceBuffer,
+    holds_the_file: bool,
+}
+
+impl DeviceMemory {
+    pub fn new(device: &Device, len_bytes: usize) -> Result<Self, Failure> {
+        let buffer = device.alloc(len_bytes).map_err(|error| Failure::Other(error.to_string()))?;
+        Ok(Self { buffer, holds_the_file: false })
+    }
+
+    pub fn len_bytes(&self) -> usize {
+        self.buffer.len_bytes()
+    }
+
+    pub fn device(&self) -> &Device {
+        self.buffer.device()
+    }
+
+    /// Sees to it that the memory holds all of the file. It comes by plain reads, so that the file keeps what it holds
+    /// when the memory is written to it, whatever the engine reads.
+    pub fn load(&mut self, bench: &Bench) -> Result {
+        if !self.holds_the_file {
+            let file = fs::File::open(&bench.path)?;
+            let mut piece = vec![0; 16 * MIB];
+            for offset in (0..bench.file_bytes).step_by(piece.len()) {
+                file.read_exact_at(&mut piece, offset as u64)?;
+                self.buffer.copy_from_host(offset, &piece)?;
+            }
+            self.holds_the_file = true;
+        }
+        Ok(())
+    }
+
+    /// The first bytes, to be written to a file.
+    pub fn first(&self, len_bytes: usize) -> BufSlice<'_> {
+        self.buffer.slice(..len_bytes)
+    }
+
+    /// The first bytes, to be read into.
+    pub fn first_mut(&mut self, len_bytes: usize) -> BufSliceMut<'_> {
+        self.holds_the_file = false;
+        self.buffer.slice_mut(..len_bytes)
+    }
+
+    /// The first bytes, poisoned.
+    pub fn poisoned(&mut self, len_bytes: usize) -> Result<BufSliceMut<'_>> {
+        self.buffer.fill(POISON)?;
+        Ok(self.first_mut(len_bytes))
+    }
+}
+
+impl Contents for DeviceBuffer {
+    fn copy(&self, offset: usize, target: &mut [u8]) -> Result {
+        Ok(self.copy_to_host(offset, target)?)
+    }
+}
+
+impl Contents for DeviceMemory {
+    fn copy(&self, offset: usize, target: &mut [u8]) -> Result {
+        Ok(self.buffer.copy_to_host(offset, target)?)
+    }
+}
+
+/// Host memory for a case of its own.
+pub struct HostMemory(Vec<u8>);
+
+impl HostMemory {
+    pub fn new(len_bytes: usize) -> Self {
+        Self(vec![0; len_bytes])
+    }
+
+    /// All bytes, poisoned.
+    pub fn poisoned(&mut self) -> &mut [u8] {
+        self.0.fill(POISON);
+        &mut self.0
+    }
+}
+
+impl Contents for HostMemory {
+    fn copy(&self, offset: usize, target: &mut [u8]) -> Result {
+        target.copy_from_slice(&self.0[offset..][..target.len()]);
+        Ok(())
+    }
+}
+
+/// Fails unless the memory holds what a file holds, in 64 of the ranges: the first, the last, and others by chance.
+pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Result {
+    const MOST: usize = 64;
+    let mut chance = Lcg::default();
+    let last = ranges.len() - 1;
+    let (file, mut expected, mut found) = (fs::File::open(path)?, Vec::new(), Vec::new());
+    for turn in 0..ranges.len().min(MOST) {
+        let number = match turn {
+            turn if last < MOST => turn,
+            0 => 0,
+            1 => last,
+            _ => chance.below(ranges.len()),
+        };
+        let IoRange { file_offset, buffer_offset, len_bytes } = ranges[number];
+        expected.resize(len_bytes, 0);
+        found.resize(len_bytes, 0);
+        file.read_exact_at(&mut expected, file_offset)?;
+        memory.copy(buffer_offset, &mut found)?;
+        if expected != found {
+            let at = expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
+            return Err(format!(
+                "wrong bytes: of {len_bytes} bytes at {file_offset} of {} and at {buffer_offset} of the memory, those \
+                 from {at} on differ: {:#04x} in the file, {:#04x} in the memory",
+                path.display(),
+                expected[at],
+                found[at]
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// Ranges one after the other, in the file as in the memory.
+pub fn in_order(total_bytes: usize, len_bytes: usize) -> Vec<IoRange> {
+    let range = |at| IoRange { file_offset: at as u64, buffer_offset: at, len_bytes };
+    (0..total_bytes).step_by(len_bytes).map(range).collect()
+}
+
+/// The pseudo-random numbers that all peers draw.
+pub struct Lcg(u64);
+
+impl Default for Lcg {
+    fn default() -> Self {
+        Self(42)
+    }
+}
+
+impl Lcg {
+    pub fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 20) as usize % limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_byte_in_the_first_the_last_or_the_only_range_is_found() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..100_000).map(|i| (i / 251) as u8).collect();
+        fs::write(file.path(), &bytes).unwrap();
+        let len_bytes = bytes.len();
+        for (part, at) in
+            [(10, 0), (10, 9), (10, len_bytes - 1), (len_bytes, 12_345), (len_bytes / 4, 12_345)]
+        {
+            let ranges = in_order(len_bytes, part);
+            let mut memory = HostMemory(bytes.clone());
+            compare(file.path(), &memory, &ranges).unwrap();
+            memory.0[at] ^= 1;
+            let error = compare(file.path(), &memory, &ranges).unwrap_err().to_string();
+            assert!(error.contains(&format!("from {} on", at % part)), "{part} {at}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_read_is_found() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), [7; 4096]).unwrap();
+        let mut memory = HostMemory::new(4096);
+        memory.poisoned()[1..].fill(7);
+        assert!(compare(file.path(), &memory, &in_order(4096, 4096)).is_err());
+    }
+}

@@ -1,0 +1,204 @@
+//! `gpufile bench`: one line for each case and number of threads, as the programs in `benches/peers` print them.
+//!
+//!     peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
+//!     peer=NAME case=CASE threads=T error=TEXT TO THE END OF THE LINE
+//!
+//! `seconds` is the median of the repetitions, and `gbps` and `us_per_op` follow from it; `best` is the fastest
+//! repetition, and `cpu` the CPU seconds, user and system, that the process spent during that one. `threads=0` leaves
+//! the number of threads to the engine.
+//!
+//! Here are the command line and the order of events; [`cases`] has what is measured, [`memory`] the buffers and
+//! whether they hold what the file holds, [`timing`] the clock and the line.
+
+mod cases;
+mod memory;
+mod timing;
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::fs;
+use std::io::{Write, stdout};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use gpufile::cuda::Cuda;
+use gpufile::{Engine, File, OpenOptions, Settings};
+
+use crate::Failure;
+use cases::{CASES, Case, Run};
+use memory::DeviceMemory;
+
+/// The result of a case or a part of one.
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const GIB: usize = 1 << 30;
+
+/// What every case knows.
+struct Bench {
+    path: PathBuf,
+    /// Whole 16 MiB pieces; the rest of the file stays untouched.
+    file_bytes: usize,
+    repeats: usize,
+    settings: Settings,
+}
+
+impl Bench {
+    /// An engine with so many threads; 0 leaves the number to the settings.
+    fn engine(&self, threads: usize) -> Engine {
+        let builder = Engine::builder().settings(self.settings.clone());
+        if threads == 0 { builder.build() } else { builder.threads(threads).build() }
+    }
+
+    /// For opening files, for reading at least, with an engine of their own.
+    fn options(&self, threads: usize) -> OpenOptions {
+        File::options().read(true).engine(&self.engine(threads))
+    }
+
+    /// How much device memory the cases share: enough for all of each, or, if the file is small, for a part of some.
+    fn device_bytes(&self) -> usize {
+        if self.file_bytes < GIB { self.file_bytes } else { self.file_bytes.max(2 * GIB) }
+    }
+}
+
+pub fn usage() -> String {
+    let mut names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
+    names.dedup();
+    format!(
+        "gpufile bench FILE [--repeats N] [--threads T] [CASE...]
+    Measures transfers of FILE, which has 16 MiB or more. The write cases overwrite it with what it holds;
+    FILE.fresh comes and goes beside it. Nobody else may change either meanwhile.
+
+    --repeats N  how often each case is repeated after it has warmed up (3)
+    --threads T  the engine's threads instead of each case's own choices; 0 is the default
+    CASE         one of these, or a group of them by what they begin with, such as `scatter`:
+                   {}
+
+    The exit status is 1 if a case failed or bytes were wrong.",
+        names.join("\n                   ")
+    )
+}
+
+struct Options {
+    file: PathBuf,
+    repeats: usize,
+    threads: Option<usize>,
+    cases: Vec<&'static Case>,
+}
+
+impl Options {
+    fn parse(arguments: &[OsString]) -> Result<Self, Failure> {
+        let (mut file, mut repeats, mut threads, mut wanted) = (None, 3, None, Vec::new());
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            let text = argument.to_string_lossy();
+            let mut number = |allowed: RangeInclusive<usize>| {
+                let value = arguments.next().and_then(|value| value.to_str()?.parse().ok());
+                let problem = || format!("{text} is {} to {}", allowed.start(), allowed.end());
+                value.filter(|value| allowed.contains(value)).ok_or_else(|| Failure::Usage(problem()))
+            };
+            match &*text {
+                "--repeats" => repeats = number(1..=100)?,
+                "--threads" => threads = Some(number(0..=1024)?),
+                option if option.starts_with('-') => {
+                    return Err(Failure::Usage(format!("{option}: no such option")));
+                }
+                _ if file.is_none() => file = Some(PathBuf::from(argument)),
+                name if CASES.iter().any(|case| names(name, case.name)) => wanted.push(name.to_owned()),
+                name => return Err(Failure::Usage(format!("there is no case or group of cases `{name}`"))),
+            }
+        }
+        let is_wanted = |case: &&Case| wanted.is_empty() || wanted.iter().any(|name| names(name, case.name));
+        let file = file.ok_or_else(|| Failure::Usage("which FILE?".to_owned()))?;
+        Ok(Self { file, repeats, threads, cases: CASES.iter().filter(is_wanted).collect() })
+    }
+}
+
+/// Whether `wanted` is the name of the case, or of a group that it is in: `scatter` for `scatter-4k`.
+fn names(wanted: &str, name: &str) -> bool {
+    let is_case = CASES.iter().any(|case| case.name == wanted);
+    name == wanted || !is_case && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-'))
+}
+
+/// Measures what the command line names.
+pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
+    let options = Options::parse(arguments)?;
+    let bench = Bench {
+        file_bytes: file_bytes(&options.file)?,
+        path: options.file,
+        repeats: options.repeats,
+        settings: Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?,
+    };
+    let mut out = stdout();
+    if bench.settings != Settings::default() {
+        writeln!(out, "# set by the environment: {:?}", bench.settings)?;
+    }
+    // No engine exists before the first case: it measures what one takes to start.
+    let mut memory = None;
+    if options.cases.iter().any(|case| matches!(case.run, Run::Device(_))) {
+        match Cuda::load().and_then(|cuda| cuda.device(0)) {
+            Ok(device) => memory = Some(DeviceMemory::new(&device, bench.device_bytes())?),
+            Err(reason) => writeln!(out, "# no GPU: {}", one_line(&reason))?,
+        }
+    }
+    let mut status = ExitCode::SUCCESS;
+    for case in options.cases {
+        for &threads in options.threads.as_ref().map_or(case.threads, std::slice::from_ref) {
+            let outcome = match (&case.run, &mut memory) {
+                (Run::Host(run), _) => run(&bench, threads),
+                (Run::Device(run), Some(memory)) => run(&bench, memory, threads),
+                (Run::Device(_), None) => continue,
+            };
+            let head = format!("peer={} case={}", case.peer, case.name);
+            match outcome {
+                Ok(measured) => writeln!(out, "{head} {}", measured.line(threads))?,
+                Err(error) => {
+                    writeln!(out, "{head} threads={threads} error={}", one_line(&error))?;
+                    status = ExitCode::FAILURE;
+                }
+            }
+        }
+    }
+    Ok(status)
+}
+
+fn file_bytes(path: &Path) -> Result<usize, Failure> {
+    const PIECE: u64 = 16 << 20;
+    let failed = |problem: &dyn Display| Failure::Other(format!("{}: {problem}", path.display()));
+    let metadata = fs::metadata(path).map_err(|error| failed(&error))?;
+    match metadata.len() / PIECE * PIECE {
+        _ if !metadata.is_file() => Err(failed(&"not a regular file")),
+        0 => Err(failed(&format_args!("{} bytes are too few; the cases need 16 MiB", metadata.len()))),
+        bytes => usize::try_from(bytes).map_err(|error| failed(&error)),
+    }
+}
+
+fn one_line(text: &dyn Display) -> String {
+    text.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_is_named_by_its_name_and_by_groups_that_are_no_case() {
+        let selected = |wanted: &str| -> Vec<&str> {
+            CASES.iter().map(|case| case.name).filter(|name| names(wanted, name)).collect()
+        };
+        assert_eq!(selected("read"), ["read"]);
+        assert_eq!(selected("scatter-4k"), ["scatter-4k"]);
+        assert_eq!(selected("scatter").len(), 5);
+        assert_eq!(selected("write"), ["write-over", "write-fresh"]);
+        assert_eq!(selected("writ"), [""; 0]);
+        assert_eq!(selected(""), [""; 0]);
+    }
+
+    #[test]
+    fn the_first_case_starts_from_nothing() {
+        assert_eq!(CASES[0].name, "first-byte");
+    }
+}

@@ -1,0 +1,68 @@
+//! Time, and the line that reports it.
+
+use std::error::Error;
+use std::time::Instant;
+
+use super::{Bench, Result};
+
+/// One repetition.
+pub struct Lap {
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+/// What a case found.
+pub struct Measured {
+    /// The bytes of each operation.
+    pub size: usize,
+    pub ops: usize,
+    pub laps: Vec<Lap>,
+}
+
+/// How long `work` takes.
+pub fn timed<E: Into<Box<dyn Error>>>(work: impl FnOnce() -> Result<(), E>) -> Result<Lap> {
+    let (cpu_before, start) = (cpu_seconds(), Instant::now());
+    work().map_err(Into::into)?;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(Lap { seconds, cpu_seconds: cpu_seconds() - cpu_before })
+}
+
+impl Bench {
+    /// The repetitions after one that warms up.
+    pub fn warm_laps(&self, mut lap: impl FnMut() -> Result<Lap>) -> Result<Vec<Lap>> {
+        lap()?;
+        self.cold_laps(lap)
+    }
+
+    /// The repetitions, of which the first is as cold as the others.
+    pub fn cold_laps(&self, mut lap: impl FnMut() -> Result<Lap>) -> Result<Vec<Lap>> {
+        (0..self.repeats).map(|_| lap()).collect()
+    }
+}
+
+impl Measured {
+    /// What the line says behind peer and case.
+    pub fn line(mut self, threads: usize) -> String {
+        let (size, ops) = (self.size, self.ops);
+        self.laps.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let (laps, best) = (&self.laps, &self.laps[0]);
+        let median = (laps[(laps.len() - 1) / 2].seconds + laps[laps.len() / 2].seconds) / 2.0;
+        let gbps = size as f64 * ops as f64 / median / 1e9;
+        let us_per_op = median / ops as f64 * 1e6;
+        format!(
+            "size={size} ops={ops} threads={threads} seconds={median:.9} best={:.9} gbps={gbps:.3} \
+             us_per_op={us_per_op:.3} cpu={:.3}",
+            best.seconds, best.cpu_seconds
+        )
+    }
+}
+
+/// What the process has spent so far, in user and in system mode.
+fn cpu_seconds() -> f64 {
+    // SAFETY: all-zero is a valid value of this struct of integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` outlives the call, which cannot fail with these arguments.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
