@@ -3,7 +3,8 @@
 //! usage: roundtrip [--size 256MiB] [--cufile | --posix] [PATH]
 //!
 //! PATH is a file to create, or a folder to create one in (the system's folder for temporary files by default). It is
-//! removed at the end. `--cufile` takes cuFile also in its compatibility mode, `--posix` keeps it out. Without a GPU host memory takes the place of GPU memory. Exit status 0 only if the checksums match.
+//! removed at the end. `--cufile` takes cuFile also in its compatibility mode, `--posix` keeps it out. Without a GPU
+//! host memory takes the place of GPU memory. Exit status 0 only if the checksums match.
 
 use std::fs;
 use std::path::{Path, PathBuf};
