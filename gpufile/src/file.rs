@@ -65,7 +65,7 @@ impl File {
     }
 
     /// Reads into the whole buffer from `offset` in bytes. Returns how many bytes were read: fewer than the buffer has
-    /// only if the file ends there.
+    /// only if the file ends there. What the buffer holds behind them is not specified: cuFile overwrites it.
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes behind the failure may have been read too.

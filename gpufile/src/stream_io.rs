@@ -38,6 +38,10 @@ impl File {
     /// Programs that let streams wait for the host by other means should know that a GPU that has eight such streams
     /// copies nothing for anyone.
     ///
+    /// Until the transfer is done, no thread may call what makes CUDA wait for all streams, such as `cudaFree` (which
+    /// dropping a [`DeviceBuffer`](cufile::cuda::DeviceBuffer) calls): CUDA would keep the workers out while it waits for
+    /// what they do.
+    ///
     /// # Errors
     /// [`StreamIo::wait`] carries them, as [`read_at`](Self::read_at) says. The stream goes on after a failure.
     pub fn read_at_on_stream<B: IoBufMut + Send + 'static>(

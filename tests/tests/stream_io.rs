@@ -1,8 +1,11 @@
 //! Transfers ordered with a stream's work, without cuFile.
+//!
+//! While a stream is held back, nothing here frees or allocates memory of the GPU, in no thread: that waits for all
+//! streams and keeps the workers from CUDA meanwhile (see `gpufile::File::read_at_on_stream`).
 
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cufile_tests::bed::{Bed, pattern};
@@ -10,6 +13,13 @@ use gpufile::{Cause, Engine, File, HELD_STREAMS, PathPolicy};
 
 /// More than one chunk.
 const LONG: usize = (9 << 20) + 4321;
+
+/// Runs the test on each bed, one test at a time.
+fn each(test: impl Fn(&Bed)) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    Bed::each(test);
+}
 
 fn open(bed: &Bed, name: &str) -> File {
     let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
@@ -19,11 +29,13 @@ fn open(bed: &Bed, name: &str) -> File {
 
 #[test]
 fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
-    Bed::each(|bed| {
+    each(|bed| {
         let bytes = pattern(LONG);
         bed.file("ordered", &bytes);
         let file = open(bed, "ordered");
         let stream = bed.device.stream().unwrap();
+        let target = bed.device.alloc(LONG).unwrap();
+        let mut after = bed.device.alloc_pinned(LONG).unwrap();
         let may_begin = Arc::new(AtomicBool::new(false));
         let gate = may_begin.clone();
         stream
@@ -33,8 +45,7 @@ fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
                 }
             })
             .unwrap();
-        let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
-        let mut after = bed.device.alloc_pinned(LONG).unwrap();
+        let io = file.read_at_on_stream(&stream, target, 0);
         let source = io.buffer().as_ptr();
         // SAFETY: both live until the stream has been waited for.
         unsafe { stream.copy_from_device(&mut after, source) }.unwrap();
@@ -50,7 +61,7 @@ fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
 
 #[test]
 fn a_write_takes_what_the_streams_work_before_it_left() {
-    Bed::each(|bed| {
+    each(|bed| {
         let bytes = pattern(LONG);
         let file = open(bed, "written");
         let stream = bed.device.stream().unwrap();
@@ -67,17 +78,19 @@ fn a_write_takes_what_the_streams_work_before_it_left() {
 
 #[test]
 fn operations_of_one_stream_follow_each_other() {
-    Bed::each(|bed| {
+    each(|bed| {
         let file = open(bed, "follow");
         let stream = bed.device.stream().unwrap();
-        let all: Vec<_> = (0..20u8)
-            .map(|turn| {
-                let mut buffer = bed.device.alloc(100_000).unwrap();
-                buffer.fill(turn).unwrap();
-                file.write_all_at_on_stream(&stream, buffer, 0)
-            })
-            .collect();
-        let last = file.read_at_on_stream(&stream, bed.device.alloc(100_000).unwrap(), 0);
+        let filled = |turn| {
+            let mut buffer = bed.device.alloc(100_000).unwrap();
+            buffer.fill(turn).unwrap();
+            buffer
+        };
+        let buffers: Vec<_> = (0..20).map(filled).collect();
+        let target = filled(0xee);
+        let write = |buffer| file.write_all_at_on_stream(&stream, buffer, 0);
+        let all: Vec<_> = buffers.into_iter().map(write).collect();
+        let last = file.read_at_on_stream(&stream, target, 0);
         let (count, buffer) = last.wait();
         assert_eq!(count.unwrap(), 100_000);
         assert!(buffer.to_vec().unwrap() == [19; 100_000]);
@@ -87,18 +100,17 @@ fn operations_of_one_stream_follow_each_other() {
 
 #[test]
 fn more_streams_than_can_be_held_back_are_served_too() {
-    Bed::each(|bed| {
+    each(|bed| {
         let bytes = pattern(LONG);
         bed.file("many", &bytes);
         let file = open(bed, "many");
         let streams: Vec<_> = (0..3 * HELD_STREAMS + 8).map(|_| bed.device.stream().unwrap()).collect();
         for _ in 0..3 {
-            let all: Vec<_> = streams
-                .iter()
-                .map(|stream| file.read_at_on_stream(stream, bed.device.alloc(LONG).unwrap(), 0))
-                .collect();
-            for io in all {
-                let (count, buffer) = io.wait();
+            let buffers: Vec<_> = streams.iter().map(|_| bed.device.alloc(LONG).unwrap()).collect();
+            let read = |(stream, buffer)| file.read_at_on_stream(stream, buffer, 0);
+            let all: Vec<_> = streams.iter().zip(buffers).map(read).collect();
+            let all: Vec<_> = all.into_iter().map(|io| io.wait()).collect();
+            for (count, buffer) in all {
                 assert_eq!(count.unwrap(), LONG);
                 assert!(buffer.to_vec().unwrap() == bytes);
             }
@@ -108,25 +120,27 @@ fn more_streams_than_can_be_held_back_are_served_too() {
 
 #[test]
 fn a_failure_is_reported_where_the_count_goes_and_the_stream_goes_on() {
-    Bed::each(|bed| {
+    each(|bed| {
         bed.file("short", &pattern(1000));
         let file = open(bed, "short");
         let stream = bed.device.stream().unwrap();
-        let short = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
-        let beyond = file.read_at_on_stream(&stream, bed.device.alloc(16).unwrap(), u64::MAX - 3);
+        let [one, two, three] = [LONG, 16, 16].map(|len| bed.device.alloc(len).unwrap());
+        let short = file.read_at_on_stream(&stream, one, 0);
+        let beyond = file.read_at_on_stream(&stream, two, u64::MAX - 3);
         let read_only = File::options().read(true).engine(file.engine()).policy(PathPolicy::PosixOnly);
         let read_only = read_only.open(bed.path("short")).unwrap();
-        let refused = read_only.write_all_at_on_stream(&stream, bed.device.alloc(16).unwrap(), 0);
-        assert_eq!(short.wait().0.unwrap(), 1000, "short at the end of the file");
-        assert_eq!(beyond.wait().0.unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
-        assert_eq!(refused.wait().0.unwrap_err().raw_os_error(), Some(libc::EBADF));
+        let refused = read_only.write_all_at_on_stream(&stream, three, 0);
+        let (short, beyond, refused) = (short.wait(), beyond.wait(), refused.wait());
+        assert_eq!(short.0.unwrap(), 1000, "short at the end of the file");
+        assert_eq!(beyond.0.unwrap_err().raw_os_error(), Some(libc::EOVERFLOW));
+        assert_eq!(refused.0.unwrap_err().raw_os_error(), Some(libc::EBADF));
         stream.synchronize().unwrap();
     });
 }
 
 #[test]
 fn dropping_it_waits_and_forgetting_it_is_no_harm() {
-    Bed::each(|bed| {
+    each(|bed| {
         let bytes = pattern(LONG);
         bed.file("dropped", &bytes);
         let file = open(bed, "dropped");

@@ -231,8 +231,10 @@ impl Lane {
         }
         collect(transfer, plan, chunk, segments);
         let (mut end, mut bytes, mut stop) = (0, 0, None);
+        let mut behind_bytes = run_bytes(segments);
         'runs: for run in runs(segments) {
             let (file, offset, len_bytes) = (run[0].file, run[0].offset, run_bytes(run));
+            behind_bytes -= len_bytes;
             if let Some(handle) = file.cufile(len_bytes) {
                 for segment in run {
                     let memory = transfer.entries.memory(segment.entry).part(segment.ptr, segment.len_bytes);
@@ -245,7 +247,7 @@ impl Lane {
                 }
                 continue;
             }
-            let start = file.place_for_write(end, offset, len_bytes, bounce.len_bytes());
+            let start = file.place_for_write(end, offset, len_bytes, bounce.len_bytes() - behind_bytes);
             end = start + len_bytes;
             let mut at = start;
             for segment in run {
@@ -346,8 +348,10 @@ fn read_segments(
 ) -> ChunkStop {
     collect(transfer, plan, chunk, segments);
     let (mut end, mut bytes, mut stop) = (0, 0, None);
+    let mut behind_bytes = run_bytes(segments);
     'runs: for run in runs(segments) {
         let (file, offset, len_bytes) = (run[0].file, run[0].offset, run_bytes(run));
+        behind_bytes -= len_bytes;
         if let Some(handle) = file.cufile(len_bytes) {
             for segment in run {
                 let mut memory = transfer.entries.memory(segment.entry).part(segment.ptr, segment.len_bytes);
@@ -360,7 +364,7 @@ fn read_segments(
             }
             continue;
         }
-        let read = file.read_staged(bounce, end, offset, len_bytes);
+        let read = file.read_staged(bounce, end, offset, len_bytes, behind_bytes);
         let (mut at, mut left) = (read.start, read.done);
         for segment in run {
             let some = segment.len_bytes.min(left);

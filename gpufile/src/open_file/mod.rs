@@ -108,12 +108,20 @@ impl OpenFile {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Reads into the bounce buffer, behind its first `end` bytes.
-    pub fn read_staged(&self, bounce: &mut Bounce, end: usize, offset: u64, len_bytes: usize) -> Staged {
+    /// Reads into the bounce buffer, behind its first `end` bytes, and leaves room for `behind_bytes` more.
+    pub fn read_staged(
+        &self,
+        bounce: &mut Bounce,
+        end: usize,
+        offset: u64,
+        len_bytes: usize,
+        behind_bytes: usize,
+    ) -> Staged {
         if let Some(direct) = self.direct_for_read(offset, len_bytes) {
             let (head, whole) = direct.enclosing(offset, len_bytes);
             let start = direct.align(end) + head;
-            if direct.align(end) + whole <= bounce.len_bytes() {
+            let room_bytes = bounce.len_bytes();
+            if direct.align(end) + whole <= room_bytes && start + len_bytes + behind_bytes <= room_bytes {
                 // SAFETY: the range lies in the bounce buffer, which nothing else uses.
                 let target = unsafe { bounce.ptr().add(start) };
                 // SAFETY: as above, with the over-read around it.
@@ -148,7 +156,7 @@ impl OpenFile {
             } else {
                 while done < len_bytes {
                     let piece = (len_bytes - done).min(bounce.len_bytes() - 2 * direct.align(1));
-                    let staged = self.read_staged(bounce, 0, offset + done as u64, piece);
+                    let staged = self.read_staged(bounce, 0, offset + done as u64, piece, 0);
                     // SAFETY: both are as long, and a bounce buffer is the engine's.
                     unsafe {
                         let source = bounce.ptr().add(staged.start);
