@@ -493,7 +493,7 @@ impl Copies {
 /// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with short
 /// sleeps, so that many workers that wait for one link do not burn a processor each.
 fn wait(event: &Event) -> cufile::Result<()> {
-    const SPIN: Duration = Duration::from_micros(50);
+    const SPIN: Duration = Duration::from_micros(20);
     const SLEEP: Duration = Duration::from_micros(10);
     let start = Instant::now();
     while !event.is_done()? {
