@@ -128,7 +128,9 @@ impl Plan {
             }
             left -= segment.len_bytes;
         }
-        unreachable!("a chunk stops before its end");
+        // A chunk of empty entries, of which nothing can have been transferred.
+        debug_assert_eq!(bytes, 0, "a chunk stops before its end");
+        (self.entry(self.cuts[chunk].at), 0)
     }
 
     fn entry(&self, at: usize) -> usize {
@@ -323,7 +325,8 @@ struct Joins {
     memory_ascends: bool,
     /// Every entry lies where it must.
     in_range: bool,
-    /// Of the entry counted last: where it ends in the file and in memory, and how long it is.
+    /// Where the entry counted last ends in the file, where the last that is not empty ends in memory, and how long the
+    /// last is.
     file_end: u64,
     memory_end: usize,
     last_len_bytes: usize,
@@ -353,7 +356,8 @@ impl Joins {
         self.memory += usize::from(address == self.memory_end);
         self.memory_ascends &= (address >= self.memory_end) | (len_bytes == 0);
         self.file_end = offset.wrapping_add(len_bytes as u64);
-        self.memory_end = address.wrapping_add(len_bytes);
+        // An empty entry, which may lie anywhere, must not hide what comes before it.
+        self.memory_end = if len_bytes == 0 { self.memory_end } else { address.wrapping_add(len_bytes) };
         self.last_len_bytes = len_bytes;
     }
 }

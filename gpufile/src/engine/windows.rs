@@ -10,6 +10,9 @@ use super::{Cutting, Engine, on_worker};
 /// How many ranges a window has: enough for some chunks.
 const WINDOW: usize = 16 << 10;
 
+/// How many windows are under way at most: enough for the planning never to wait for a read in practice.
+const UNDER_WAY: usize = 32;
+
 impl Engine {
     /// As [`run`](Self::run), for a read of ranges of one buffer. Ranges behind one that is refused are not read; those
     /// before it may have been.
@@ -62,13 +65,16 @@ impl Engine {
                     &Cutting { graded_chunks, ..*cutting },
                 )
             };
+            // Empty ranges may lie anywhere.
+            let first = window.iter().find(|range| range.len_bytes > 0);
             let chunks = match set_up {
-                Ok((chunks, true)) if window[0].buffer_offset >= memory_end => chunks,
+                Ok((chunks, true)) if first.is_none_or(|first| first.buffer_offset >= memory_end) => chunks,
                 Err(Refused::OutOfRange(entry)) => return Some(Err(Refused::OutOfRange(start + entry))),
                 _ => return None,
             };
             // No overflow: the window was checked.
-            memory_end = window.last().map_or(memory_end, |last| last.buffer_offset + last.len_bytes);
+            let last = window.iter().rfind(|range| range.len_bytes > 0);
+            memory_end = last.map_or(memory_end, |last| last.buffer_offset + last.len_bytes);
             self.submit(file.device, &job, chunks);
             under_way.push(start, job);
             if under_way.stop.is_some() {
@@ -84,7 +90,7 @@ impl Engine {
 struct UnderWay<'e> {
     engine: &'e Engine,
     /// Where a window starts in the list of ranges, and its job; the oldest first.
-    jobs: [Option<(usize, Arc<Job>)>; 4],
+    jobs: [Option<(usize, Arc<Job>)>; UNDER_WAY],
     /// What stopped the first window that was stopped.
     stop: Option<Stop>,
 }
@@ -94,7 +100,7 @@ impl UnderWay<'_> {
     fn push(&mut self, start: usize, job: Arc<Job>) {
         self.finish_oldest();
         self.jobs.rotate_left(1);
-        self.jobs[3] = Some((start, job));
+        self.jobs[UNDER_WAY - 1] = Some((start, job));
     }
 
     fn finish_oldest(&mut self) {
