@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::{env, thread};
 
 use crate::bytes::parse_bytes;
+use crate::engine::Bounce;
 use crate::path::PathPolicy;
 
 /// Whether transfers through host memory bypass the page cache (`O_DIRECT`). What they read and write is the same
@@ -106,7 +107,7 @@ impl Settings {
         self.task_bytes
     }
 
-    /// How many bytes each pinned bounce buffer has. By default 4 MiB: enough that neither a read nor a copy to the GPU
+    /// How many bytes each pinned bounce buffer is for; it has an eighth more, and 16 KiB, to align them in. By default 4 MiB: enough that neither a read nor a copy to the GPU
     /// is bound by its start, and little to wait for before the first copy.
     pub fn bounce_buffer_bytes(&self) -> usize {
         self.bounce_buffer_bytes
@@ -115,7 +116,7 @@ impl Settings {
     /// How many bytes all bounce buffers may have together; a transfer that needs more waits. By default enough for
     /// each thread to have its two on two GPUs. Never less than two buffers, which a transfer needs.
     pub fn bounce_memory_bytes(&self) -> usize {
-        let pair = self.bounce_buffer_bytes.saturating_mul(2);
+        let pair = Bounce::bytes_for(self.bounce_buffer_bytes).saturating_mul(2);
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);
         self.bounce_memory_bytes.unwrap_or(for_all).max(pair)
     }
@@ -420,7 +421,7 @@ mod tests {
         assert!((1..=16).contains(&settings.threads()));
         assert_eq!(settings.task_bytes(), None);
         assert_eq!(settings.bounce_buffer_bytes(), 4 << 20);
-        assert_eq!(settings.bounce_memory_bytes(), 2 * settings.threads() * 2 * (4 << 20));
+        assert_eq!(settings.bounce_memory_bytes(), 2 * settings.threads() * 2 * ((9 << 19) + (16 << 10)));
         assert_eq!(settings.gds_threshold_bytes(), 16 << 10);
         assert_eq!(settings.path_policy(), PathPolicy::Auto);
         assert_eq!((settings.direct_read(), settings.direct_write()), (DirectIo::Auto, DirectIo::Auto));
@@ -430,10 +431,11 @@ mod tests {
     #[test]
     fn bounce_memory_follows_threads_and_buffers_and_holds_two_buffers() {
         let some = [("KVIKIO_NTHREADS", "3"), ("KVIKIO_BOUNCE_BUFFER_SIZE", "1M")];
-        assert_eq!(from(&some).unwrap().bounce_memory_bytes(), 12 << 20);
+        let pair = 2 * ((9 << 17) + (16 << 10));
+        assert_eq!(from(&some).unwrap().bounce_memory_bytes(), 6 * pair);
         let given = |value| from(&[some[0], some[1], ("GPUFILE_BOUNCE_MEMORY", value)]).unwrap();
         assert_eq!(given("5M").bounce_memory_bytes(), 5 << 20);
-        assert_eq!(given("1").bounce_memory_bytes(), 2 << 20);
+        assert_eq!(given("1").bounce_memory_bytes(), pair);
         for (threads, buffer) in [("9", "4611686018427387904"), ("18446744073709551615", "4M")] {
             let huge = [("GPUFILE_NUM_THREADS", threads), ("GPUFILE_BOUNCE_BUFFER_SIZE", buffer)];
             assert_eq!(from(&huge).unwrap().bounce_memory_bytes(), usize::MAX);

@@ -1,8 +1,9 @@
 //! What a test of cufile or gpufile runs on: the emulator, and the real library where there is one.
 
 use std::env;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -92,6 +93,31 @@ impl Bed {
         file.write_all(contents).expect("contents written");
         file
     }
+}
+
+/// A new folder on each file system at hand: that of `CUFILE_TEST_DIR`, one in memory, and those of temporary files and
+/// of the test program, of which one is often on a disk.
+pub fn folders() -> Vec<TempDir> {
+    let program = env::current_exe().expect("the path of this program");
+    let roots = [
+        env::var_os("CUFILE_TEST_DIR").map(PathBuf::from),
+        Some(PathBuf::from("/dev/shm")),
+        Some(env::temp_dir()),
+        program.parent().map(PathBuf::from),
+    ];
+    let mut devices = Vec::new();
+    let mut folders = Vec::new();
+    for root in roots.into_iter().flatten() {
+        let Ok(device) = fs::metadata(&root).map(|metadata| metadata.dev()) else { continue };
+        if !devices.contains(&device)
+            && let Ok(folder) = TempDir::new_in(&root)
+        {
+            devices.push(device);
+            folders.push(folder);
+        }
+    }
+    assert!(!folders.is_empty(), "a folder for test files");
+    folders
 }
 
 /// The emulator as the crate `cufile` wants its libraries.

@@ -4,8 +4,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use cufile::{FileProperties, FileSystems};
 use cufile_tests::Emulator;
-use cufile_tests::bed::{Bed, libraries, pattern};
+use cufile_tests::bed::{Bed, folders, libraries, pattern};
 use gpufile::{Cause, Engine, Error, File, OpenOptions, PathPolicy, TransferPath};
 
 /// Larger than the two bounce buffers of a lane together, and a multiple of nothing.
@@ -44,43 +45,119 @@ fn device_memory_written_and_read_back_is_the_same_on_every_path_at_every_size()
     });
 }
 
+/// Makes nvidia-fs look loaded, with a direct path to NVMe.
+fn load_nvidia_fs(emulator: &Emulator) {
+    emulator.control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
+}
+
+/// Whether the direct paths to NVMe are for files in this folder; if not, what its file system is called.
+fn on_nvme(folder: &Path) -> Result<(), String> {
+    let file = fs::File::create(folder.join("which")).unwrap();
+    let properties = FileProperties::of(&file).unwrap();
+    let known = ["ext4", "xfs"].contains(&properties.file_system.as_str());
+    if known && properties.direct_io.is_some() { Ok(()) } else { Err(properties.file_system) }
+}
+
 #[test]
 fn the_path_taken_is_the_one_reported_and_better_ones_are_explained() {
     let bed = Bed::emulated();
     let calls = |name| bed.emulator.as_ref().unwrap().calls(name);
-    let mut buffer = bed.device.alloc(100).unwrap();
+    let mut buffer = bed.device.alloc(100_000).unwrap();
+    let cufile_calls = || (calls("cuFileHandleRegister"), calls("cuFileWrite"), calls("cuFileRead"));
 
-    let posix = create(&bed, "posix", PathPolicy::PosixOnly);
-    posix.write_all_at(&buffer, 0).unwrap();
-    assert_eq!(posix.route().path(), TransferPath::Posix);
-    assert_eq!((calls("cuFileWrite"), calls("cuFileHandleRegister")), (0, 0));
+    for policy in [PathPolicy::PosixOnly, PathPolicy::Auto] {
+        let posix = create(&bed, &format!("{policy:?}"), policy);
+        posix.write_all_at(&buffer, 0).unwrap();
+        posix.read_exact_at(&mut buffer, 0).unwrap();
+        assert_eq!(posix.route().path(), TransferPath::Posix);
+        assert_eq!(cufile_calls(), (0, 0, 0));
+        let reasons: Vec<_> = posix.route().why_not().collect();
+        if policy == PathPolicy::Auto {
+            assert_eq!(reasons[0], (TransferPath::Gds, "the kernel module nvidia-fs is not loaded"));
+            assert_eq!(reasons[1].0, TransferPath::P2pDma);
+            assert!(reasons[2].0 == TransferPath::CufileCompat && reasons[2].1.contains("faster"));
+        } else {
+            assert_eq!(reasons, [(TransferPath::CufileCompat, "the file was opened for POSIX only")]);
+        }
+    }
 
-    let auto = create(&bed, "auto", PathPolicy::Auto);
-    auto.write_all_at(&buffer, 0).unwrap();
-    auto.read_exact_at(&mut buffer, 0).unwrap();
-    assert_eq!(auto.route().path(), TransferPath::CufileCompat);
-    assert_eq!((calls("cuFileWrite"), calls("cuFileRead")), (1, 1));
-    let reasons: Vec<_> = auto.route().why_not().collect();
-    assert_eq!(reasons[0], (TransferPath::Gds, "the kernel module nvidia-fs is not loaded"));
-    assert_eq!(reasons[1].0, TransferPath::P2pDma);
+    let required = create(&bed, "required", PathPolicy::RequireCufile);
+    required.write_all_at(&buffer, 0).unwrap();
+    required.read_exact_at(&mut buffer, 0).unwrap();
+    assert_eq!(required.route().path(), TransferPath::CufileCompat);
+    assert_eq!(cufile_calls(), (1, 1, 1));
+    assert_eq!(required.route().why_not().count(), 2);
+}
+
+#[test]
+fn a_direct_path_is_taken_where_the_driver_has_one_to_the_file_system_and_nowhere_else() {
+    for folder in folders() {
+        for (gds, path) in [(true, TransferPath::Gds), (false, TransferPath::P2pDma)] {
+            let bed = Bed::emulated();
+            let emulator = bed.emulator.as_ref().unwrap();
+            match gds {
+                true => load_nvidia_fs(emulator),
+                false => drop(emulator.control("p2pdma 1")),
+            }
+            let name = folder.path().join(format!("{path:?}"));
+            fs::write(&name, b"").unwrap();
+            let file = open(&bed, &name, PathPolicy::Auto).unwrap();
+            let bytes = pattern(LONG);
+            let mut buffer = bed.device.alloc(LONG).unwrap();
+            buffer.copy_from_host(0, &bytes).unwrap();
+            file.write_all_at(&buffer, 0).unwrap();
+            buffer.fill(0).unwrap();
+            file.read_exact_at(&mut buffer, 0).unwrap();
+            assert!(buffer.to_vec().unwrap() == bytes);
+
+            let by_cufile = emulator.calls("cuFileWrite") > 0 && emulator.calls("cuFileRead") > 0;
+            let handles = (emulator.live("handles"), emulator.live("direct-handles"));
+            let reasons: Vec<_> = file.route().why_not().collect();
+            match on_nvme(folder.path()) {
+                Ok(()) => {
+                    assert_eq!(file.route().path(), path);
+                    assert!(by_cufile);
+                    assert_eq!(handles, (1, 1), "the descriptor for a direct path has O_DIRECT");
+                    assert!(reasons.iter().all(|(better, _)| *better < path), "{reasons:?}");
+                }
+                Err(file_system) => {
+                    assert_eq!(file.route().path(), TransferPath::Posix);
+                    assert!(!by_cufile);
+                    assert_eq!(handles, (0, 0));
+                    assert_eq!(reasons.len(), 3);
+                    let (_, reason) = reasons.iter().find(|(better, _)| *better == path).unwrap();
+                    assert!(reason.contains(&file_system), "{reason}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
 fn a_file_that_cufile_refuses_goes_by_posix_and_says_why() {
-    let bed = Bed::emulated();
-    bed.emulator.as_ref().unwrap().control("fault cuFileHandleRegister err=5027 times=all");
-    let file = create(&bed, "refused", PathPolicy::Auto);
-    let bytes = pattern(LONG);
-    let mut buffer = bed.device.alloc(LONG).unwrap();
-    buffer.copy_from_host(0, &bytes).unwrap();
-    file.write_all_at(&buffer, 0).unwrap();
-    assert!(fs::read(bed.path("refused")).unwrap() == bytes);
-    assert_eq!(file.route().path(), TransferPath::Posix);
-    let (_, reason) = file.route().why_not().next().unwrap();
-    assert!(reason.contains("CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{reason}");
+    for folder in folders() {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        load_nvidia_fs(emulator);
+        emulator.control("fault cuFileHandleRegister err=5027 times=all");
+        let path = folder.path().join("refused");
+        fs::write(&path, b"").unwrap();
+        let file = open(&bed, &path, PathPolicy::Auto).unwrap();
+        let bytes = pattern(LONG);
+        let mut buffer = bed.device.alloc(LONG).unwrap();
+        buffer.copy_from_host(0, &bytes).unwrap();
+        file.write_all_at(&buffer, 0).unwrap();
+        assert!(fs::read(&path).unwrap() == bytes);
+        assert_eq!(file.route().path(), TransferPath::Posix);
+        let (_, reason) = file.route().why_not().next().unwrap();
+        match on_nvme(folder.path()) {
+            Ok(()) => assert!(reason.contains("CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{reason}"),
+            Err(file_system) => assert!(reason.contains(&file_system), "{reason}"),
+        }
 
-    let error = open(&bed, &bed.path("refused"), PathPolicy::RequireCufile).unwrap_err();
-    assert!(matches!(error.cause(), Cause::NoCufile(reason) if reason.contains("5027")), "{error}");
+        let error = open(&bed, &path, PathPolicy::RequireCufile).unwrap_err();
+        assert!(matches!(error.cause(), Cause::NoCufile(reason) if reason.contains("5027")), "{error}");
+    }
 }
 
 #[test]

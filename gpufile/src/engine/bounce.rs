@@ -24,9 +24,13 @@ impl Bounce {
 
     /// A buffer for chunks of `chunk_bytes`, with room for the gaps and over-reads that alignment takes.
     pub fn new(chunk_bytes: usize) -> Self {
-        let len_bytes =
-            (chunk_bytes + chunk_bytes / 8).next_multiple_of(Self::ALIGNMENT) + 4 * Self::ALIGNMENT;
-        Self { memory: Memory::None, len_bytes }
+        Self { memory: Memory::None, len_bytes: Self::bytes_for(chunk_bytes) }
+    }
+
+    /// How many bytes a buffer for chunks of `chunk_bytes` has.
+    pub fn bytes_for(chunk_bytes: usize) -> usize {
+        let with_gaps = chunk_bytes.saturating_add(chunk_bytes / 8);
+        with_gaps.div_ceil(Self::ALIGNMENT).saturating_add(4).saturating_mul(Self::ALIGNMENT)
     }
 
     pub fn len_bytes(&self) -> usize {

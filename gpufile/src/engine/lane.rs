@@ -194,11 +194,11 @@ impl Lane {
         let Lane { stream, slots, copies, segments, .. } = self;
         let Slot { bounce, copied, .. } = &mut slots[slot];
         let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
-        if let Err(error) = bounce.pin(stream.device()) {
-            return Started::Done(Some((0, Some(error.into()))));
-        }
         let stop = match &transfer.side {
             Side::ReadMapping(mapping) => {
+                if let Err(error) = bounce.pin(stream.device()) {
+                    return Started::Done(Some((0, Some(error.into()))));
+                }
                 let mut at = 0;
                 for segment in plan.segments(transfer, chunk) {
                     // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing uses now.
@@ -210,7 +210,7 @@ impl Lane {
                 }
                 None
             }
-            _ => read_segments(transfer, plan, chunk, segments, bounce, copies),
+            _ => read_segments(transfer, plan, chunk, segments, (bounce, stream.device()), copies),
         };
         if copies.is_empty() {
             return Started::Done(stop);
@@ -226,9 +226,6 @@ impl Lane {
         let Lane { stream, slots, copies, segments, .. } = self;
         let Slot { bounce, copied, writes, .. } = &mut slots[slot];
         let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
-        if let Err(error) = bounce.pin(stream.device()) {
-            return Started::Done(Some((0, Some(error.into()))));
-        }
         collect(transfer, plan, chunk, segments);
         let (mut end, mut bytes, mut stop) = (0, 0, None);
         let mut behind_bytes = run_bytes(segments);
@@ -246,6 +243,10 @@ impl Lane {
                     }
                 }
                 continue;
+            }
+            if let Err(error) = bounce.pin(stream.device()) {
+                stop = Some((bytes, Some(error.into())));
+                break;
             }
             let start = file.place_for_write(end, offset, len_bytes, bounce.len_bytes() - behind_bytes);
             end = start + len_bytes;
@@ -343,7 +344,7 @@ fn read_segments(
     plan: &Plan,
     chunk: usize,
     segments: &mut Vec<Segment<'static>>,
-    bounce: &mut Bounce,
+    (bounce, device): (&mut Bounce, &Device),
     copies: &mut Copies,
 ) -> ChunkStop {
     collect(transfer, plan, chunk, segments);
@@ -363,6 +364,10 @@ fn read_segments(
                 }
             }
             continue;
+        }
+        if let Err(error) = bounce.pin(device) {
+            stop = Some((bytes, Some(error.into())));
+            break;
         }
         let read = file.read_staged(bounce, end, offset, len_bytes, behind_bytes);
         let (mut at, mut left) = (read.start, read.done);

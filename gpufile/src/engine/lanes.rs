@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::bounce::Bounce;
 use super::devices::Devices;
 use super::lane::Lane;
 use crate::memory::Place;
@@ -23,9 +24,9 @@ struct State {
 }
 
 impl Lanes {
-    /// Lanes of two buffers of `bounce_bytes` each, as many as `memory_bytes` suffice for, and at least one.
+    /// Lanes of two buffers for `bounce_bytes` each, as many as `memory_bytes` suffice for, and at least one.
     pub fn new(devices: Arc<Devices>, bounce_bytes: usize, memory_bytes: usize) -> Self {
-        let limit = (memory_bytes / (2 * bounce_bytes)).max(1);
+        let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
         Self { state: Mutex::default(), came_back: Condvar::new(), limit, bounce_bytes, devices }
     }
 

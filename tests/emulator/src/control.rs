@@ -53,12 +53,23 @@ struct Fault {
     hit: Hit,
 }
 
+/// What the driver's properties say about the kernel module nvidia-fs; zeros where it is not loaded.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct NvidiaFs {
+    pub major: u32,
+    pub minor: u32,
+    /// The file systems and devices with a direct path, as bits.
+    pub status: u32,
+}
+
 struct Control {
     version: c_int,
     runtime_version: c_int,
     gpus: c_int,
     reverse_completions: bool,
     require_context: bool,
+    nvidia_fs: NvidiaFs,
+    p2pdma: bool,
     faults: Vec<Fault>,
     calls: HashMap<&'static str, u64>,
     /// Where to note which functions are called.
@@ -77,6 +88,8 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         gpus: 2,
         reverse_completions: false,
         require_context: false,
+        nvidia_fs: NvidiaFs::default(),
+        p2pdma: false,
         faults: Vec::new(),
         calls: HashMap::new(),
         notes: std::env::var_os("CUFILE_EMULATOR_CALLS").map(|path| {
@@ -137,6 +150,16 @@ pub(crate) fn require_context() -> bool {
     lock(&CONTROL).require_context
 }
 
+/// The kernel module nvidia-fs.
+pub(crate) fn nvidia_fs() -> NvidiaFs {
+    lock(&CONTROL).nvidia_fs
+}
+
+/// Whether the driver says that it has PCI P2PDMA.
+pub(crate) fn p2pdma() -> bool {
+    lock(&CONTROL).p2pdma
+}
+
 /// Counts a call of `name` and says what is to happen in it.
 pub(crate) fn enter(name: &'static str) -> Hit {
     if forked() {
@@ -184,6 +207,12 @@ impl Control {
             ("gpus", [count]) => self.gpus = count.parse().ok().filter(|count| (0..=16).contains(count))?,
             ("reverse-completions", [on]) => self.reverse_completions = flag(on)?,
             ("require-context", [on]) => self.require_context = flag(on)?,
+            ("nvidia-fs", [major, minor, status]) => {
+                let number = |word: &str| word.parse().ok();
+                self.nvidia_fs =
+                    NvidiaFs { major: number(major)?, minor: number(minor)?, status: number(status)? };
+            }
+            ("p2pdma", [on]) => self.p2pdma = flag(on)?,
             ("fault", [function, settings @ ..]) => self.faults.push(fault(function, settings)?),
             ("clear", []) => self.faults.clear(),
             ("calls", [function]) if is_function(function) => {
@@ -245,6 +274,7 @@ fn live(what: &str) -> Option<i64> {
     Some(match what {
         "allocations" => memory::live_allocations(),
         "device-bytes" => (0..gpus()).map(memory::used).sum(),
+        "pinned-bytes" => memory::pinned_bytes(),
         "host-registrations" => memory::live_registrations(),
         "reservations" => virtual_memory::live_reservations(),
         "physical" => virtual_memory::live_physical(),
@@ -252,6 +282,7 @@ fn live(what: &str) -> Option<i64> {
         "events" => stream::live_events(),
         "contexts" => device::live_contexts(),
         "handles" => exports::live_handles(),
+        "direct-handles" => exports::live_direct_handles(),
         "buffers" => exports::live_buffers(),
         "batches" => exports::live_batches(),
         "stream-registrations" => exports::live_stream_registrations(),
@@ -271,10 +302,12 @@ fn live(what: &str) -> Option<i64> {
 /// | `gpus N` | how many GPUs there are, 0 to 16; 2 unless told |
 /// | `reverse-completions 0\|1` | whether a batch carries out its entries from the last to the first |
 /// | `require-context 0\|1` | whether cuFile refuses device memory (5047) unless its device's context is current |
+/// | `nvidia-fs MAJOR MINOR STATUS` | which version of the kernel module is loaded, and for which file systems and devices it has a direct path (`dstatusflags`); the bytes take the same way as without. 0 0 0, which is none, unless told |
+/// | `p2pdma 0\|1` | whether the driver says that it has PCI P2PDMA; the bytes take the same way as without |
 /// | `fault FUNCTION SETTING…` | what happens in the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
 /// | `calls FUNCTION` | answers how often the function was called |
-/// | `live WHAT` | answers how many there are of `allocations`, `device-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `contexts`, `handles`, `buffers`, `batches`, `stream-registrations`, or the `use-count` |
+/// | `live WHAT` | answers how many there are of `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count` |
 ///
 /// Settings of a fault: `after=N` passes over the next N calls, whatever happens in them; `times=M` or `times=all`
 /// rather than once; `err=CODE` is what the function returns, and for a reading or writing call what −1 comes with;

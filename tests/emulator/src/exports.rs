@@ -21,5 +21,5 @@ mod tables;
 
 pub(crate) use batch::live_batches;
 pub(crate) use driver::use_count;
-pub(crate) use handle::{live_buffers, live_handles};
+pub(crate) use handle::{live_buffers, live_direct_handles, live_handles};
 pub(crate) use stream_io::live_stream_registrations;

@@ -315,6 +315,12 @@ pub(crate) fn used(device: c_int) -> usize {
     with(|memory| memory.used(device))
 }
 
+/// Bytes of host memory that CUDA allocated.
+pub(crate) fn pinned_bytes() -> usize {
+    let pinned = |found: &&Allocation| found.kind == Kind::Pinned;
+    with(|memory| memory.allocations.values().filter(pinned).map(|found| found.length).sum())
+}
+
 /// Allocations that are neither registrations nor mapped ranges.
 pub(crate) fn live_allocations() -> usize {
     let owned = |found: &&Allocation| found.kind != Kind::Registered && found.physical.is_none();

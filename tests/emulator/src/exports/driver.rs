@@ -97,19 +97,21 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t)
         let number = |which| params::number(which) as u32;
         let poll = u32::from(params::switch(Switch::PollMode));
         let compatible = u32::from(params::switch(Switch::AllowCompatMode));
+        let nvidia_fs = control::nvidia_fs();
         let value = CUfileDrvProps_t {
             nvfs: CUfileDrvProps_anon_nvfs {
-                major_version: 0,
-                minor_version: 0,
+                major_version: nvidia_fs.major,
+                minor_version: nvidia_fs.minor,
                 poll_thresh_size: params::number(Number::PollThreshold),
                 max_direct_io_size: params::number(Number::MaxDirectIo),
-                dstatusflags: 0,
+                dstatusflags: nvidia_fs.status,
                 dcontrolflags: poll << CUfileDriverControlFlags_t::CU_FILE_USE_POLL_MODE.as_raw()
                     | compatible << CUfileDriverControlFlags_t::CU_FILE_ALLOW_COMPAT_MODE.as_raw(),
             },
             fflags: 1 << CUfileFeatureFlags_t::CU_FILE_BATCH_IO_SUPPORTED.as_raw()
                 | 1 << CUfileFeatureFlags_t::CU_FILE_STREAMS_SUPPORTED.as_raw()
-                | 1 << CUfileFeatureFlags_t::CU_FILE_PARALLEL_IO_SUPPORTED.as_raw(),
+                | 1 << CUfileFeatureFlags_t::CU_FILE_PARALLEL_IO_SUPPORTED.as_raw()
+                | u32::from(control::p2pdma()) << CUfileFeatureFlags_t::CU_FILE_P2P_SUPPORTED.as_raw(),
             max_device_cache_size: number(Number::DeviceCache),
             per_buffer_cache_size: number(Number::PerBufferCache),
             max_device_pinned_mem_size: number(Number::Pinned),

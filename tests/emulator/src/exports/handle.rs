@@ -46,6 +46,11 @@ pub(crate) fn live_handles() -> usize {
     lock(&HANDLES).get_or_insert_default().len()
 }
 
+/// Files that are registered with a descriptor that has `O_DIRECT`.
+pub(crate) fn live_direct_handles() -> usize {
+    lock(&HANDLES).get_or_insert_default().values().filter(|handle| handle.buffered.is_some()).count()
+}
+
 /// Buffers that are registered.
 pub(crate) fn live_buffers() -> usize {
     lock(&BUFFERS).get_or_insert_default().len()

@@ -1,0 +1,84 @@
+//! Transfers of host memory that were made before allocate nothing on any thread.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpufile::{Engine, File, IoRange, OpenOptions};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often any thread allocates while `work` is done five times.
+fn allocations_at_first(mut work: impl FnMut()) -> usize {
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    (0..5).for_each(|_| work());
+    ALLOCATIONS.load(Ordering::Relaxed) - before
+}
+
+/// The same, when each worker has met such work before.
+fn allocations(mut work: impl FnMut()) -> usize {
+    // It is chance which worker does what; one that does a part for the first time allocates once and for all.
+    (0..40).map(|_| allocations_at_first(&mut work)).find(|count| *count == 0).unwrap_or(usize::MAX)
+}
+
+fn file(engine: &Engine, folder: &tempfile::TempDir) -> File {
+    let options = OpenOptions::new().read(true).write(true).create(true).engine(engine);
+    options.open(folder.path().join("data")).unwrap()
+}
+
+// One test, because others would allocate meanwhile.
+#[test]
+fn transfers_of_host_memory_that_were_made_before_allocate_nothing() {
+    assert_eq!(allocations_at_first(|| drop(std::hint::black_box(vec![0u8; 100]))), 5, "counting counts");
+
+    let engine = Engine::builder().threads(4).build();
+    // On tmpfs, where it is one, and on what temporary files are on.
+    let memory = tempfile::tempdir_in("/dev/shm");
+    for folder in memory.into_iter().chain(tempfile::tempdir()) {
+        let file = file(&engine, &folder);
+        for len in [4096, 1 << 20, 64 << 20] {
+            let mut buffer = vec![1; len];
+            file.write_all_at(&buffer, 0).unwrap();
+            let written = allocations(|| file.write_all_at(&buffer, 0).unwrap());
+            let read = allocations(|| file.read_exact_at(&mut buffer, 0).unwrap());
+            let inline = allocations(|| file.read_at_inline(&mut buffer, 0).map(drop).unwrap());
+            assert_eq!((written, read, inline), (0, 0, 0), "{len} bytes");
+            let extending = allocations_at_first(|| {
+                file.set_len(0).unwrap();
+                file.write_all_at(&buffer, 0).unwrap();
+            });
+            // A mapping that is used once is made each time.
+            assert!(extending <= 5, "{extending} for {len} bytes");
+        }
+        let mut buffer = vec![0; 8 << 20];
+        let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: 900 };
+        for (count, step) in [(10, 5000), (8000, 1000)] {
+            let ascending: Vec<_> = (0..count).map(|at| range((at * step) as u64, at * 1000)).collect();
+            let scattered: Vec<_> =
+                (0..count).map(|at| range(((count - at) * step) as u64, (at * 7 % count) * 1000)).collect();
+            for ranges in [&ascending, &scattered] {
+                let read = allocations(|| file.read_many(&mut buffer, ranges).unwrap());
+                let written = allocations(|| file.write_many(&buffer, ranges).unwrap());
+                assert_eq!((read, written), (0, 0), "{count} ranges");
+            }
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! What the engine promises of transfers: failures, concurrency, memory, threads, and the direct path.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cufile::FileSystems;
+use cufile_tests::bed::{Bed, folders, libraries, pattern};
+use cufile_tests::{Emulator, alone, in_threads};
+use gpufile::{Cause, DirectIo, Engine, EngineBuilder, File, OpenOptions, PathPolicy, TransferPath};
+
+const MIB: usize = 1 << 20;
+const LONG: usize = 9 * MIB + 4321;
+
+fn engine(bed: &Bed) -> EngineBuilder {
+    Engine::builder().driver(bed.driver.clone())
+}
+
+fn options(engine: &Engine) -> OpenOptions {
+    OpenOptions::new().read(true).write(true).create(true).engine(engine)
+}
+
+fn emulator(bed: &Bed) -> &Emulator {
+    bed.emulator.as_ref().unwrap()
+}
+
+#[test]
+fn the_first_failure_is_reported_with_what_was_transferred_without_a_gap_before_it() {
+    let bed = Bed::emulated();
+    let emulator = emulator(&bed);
+    let bytes = pattern(LONG);
+    bed.file("read", &bytes);
+    for threads in [1, 4] {
+        let engine = engine(&bed).threads(threads).bounce_buffer_bytes(MIB).task_bytes(MIB).build();
+        let read = options(&engine).open(bed.path("read")).unwrap();
+        let written = options(&engine).open(bed.path("written")).unwrap();
+        for function in ["cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery"] {
+            for after in [0, 1, 3, 6, 9] {
+                let case = format!("{function}, {after} before, {threads} threads");
+                let mut buffer = bed.device.alloc(LONG).unwrap();
+                buffer.copy_from_host(0, &bytes).unwrap();
+                written.set_len(0).unwrap();
+                emulator.fault(function, &format!("err=700 after={after}"));
+                let error = written.write_all_at(&buffer, 0).unwrap_err();
+                let done = error.bytes_done();
+                assert!(matches!(error.cause(), Cause::Cufile(_)), "{case}: {error}");
+                assert!(fs::read(bed.path("written")).unwrap()[..done] == bytes[..done], "{case}");
+
+                buffer.fill(0).unwrap();
+                emulator.fault(function, &format!("err=700 after={after}"));
+                let error = read.read_at(&mut buffer, 0).unwrap_err();
+                let done = error.bytes_done();
+                assert!(matches!(error.cause(), Cause::Cufile(_)), "{case}: {error}");
+                assert!(done < LONG && done.is_multiple_of(MIB), "{case}: {done}");
+                assert!(buffer.to_vec().unwrap()[..done] == bytes[..done], "{case}");
+                if threads == 1 && function != "cudaEventQuery" {
+                    assert_eq!(done, after * MIB, "{case}");
+                }
+
+                emulator.control("clear");
+                read.read_exact_at(&mut buffer, 0).unwrap();
+                assert!(buffer.to_vec().unwrap() == bytes, "the engine goes on: {case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failure_is_reported_when_nothing_is_under_way_any_more() {
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(8 * MIB));
+    let engine = engine(&bed).threads(4).bounce_buffer_bytes(MIB).task_bytes(MIB).build();
+    let file = options(&engine).open(bed.path("data")).unwrap();
+    let mut buffer = bed.device.alloc(8 * MIB).unwrap();
+    emulator(&bed).fault("cudaMemcpyAsync", "err=700 after=4");
+    emulator(&bed).fault("cudaMemcpyAsync", "delay_us=150000 times=7");
+    let error = file.read_at(&mut buffer, 0).unwrap_err();
+    assert!(error.bytes_done() < 8 * MIB);
+    // A copy that was not waited for would write over this.
+    buffer.fill(0x55).unwrap();
+    thread::sleep(Duration::from_millis(300));
+    assert!(buffer.to_vec().unwrap().iter().all(|byte| *byte == 0x55));
+}
+
+#[test]
+fn lanes_that_could_not_be_made_keep_no_one_waiting_later() {
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(LONG));
+    // Room for one lane, which must be given back when it cannot be made.
+    let engine = engine(&bed).threads(4).bounce_memory_bytes(1).build();
+    let file = options(&engine).open(bed.path("data")).unwrap();
+    for function in ["cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaHostAlloc"] {
+        for len in [4096, LONG] {
+            let mut buffer = bed.device.alloc(len).unwrap();
+            engine.release_buffers();
+            emulator(&bed).fault(function, "err=2 times=3");
+            let error = file.read_at(&mut buffer, 0).unwrap_err();
+            assert!(matches!(error.cause(), Cause::Cufile(_)), "{function}: {error}");
+            emulator(&bed).control("clear");
+            file.read_exact_at(&mut buffer, 0).unwrap();
+            assert!(buffer.to_vec().unwrap() == pattern(len));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_says_why_and_moves_nothing() {
+    Bed::each(|bed| {
+        let engine = engine(bed).policy(PathPolicy::PosixOnly).build();
+        let read = OpenOptions::new().read(true).engine(&engine);
+        let cases = [("/", libc::EISDIR), ("/proc/self/mem", libc::EIO)];
+        for (path, errno) in cases {
+            let file = read.clone().open(path).unwrap();
+            let mut device = bed.device.alloc(4 * MIB).unwrap();
+            let mut host = vec![0; 4 * MIB];
+            for error in [file.read_at(&mut host, 0).unwrap_err(), file.read_at(&mut device, 0).unwrap_err()]
+            {
+                assert_eq!((error.raw_os_error(), error.bytes_done()), (Some(errno), 0), "{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_that_is_cut_off_meanwhile_is_read_short_and_right_up_to_its_new_end() {
+    let bytes = pattern(LONG);
+    for folder in folders() {
+        let bed = Bed::emulated();
+        let path = folder.path().join("data");
+        for direct in [DirectIo::Auto, DirectIo::Always] {
+            let engine = engine(&bed).threads(4).task_bytes(128 << 10).build();
+            let file = options(&engine).direct_read(direct).open(&path).unwrap();
+            let mut device = bed.device.alloc(LONG).unwrap();
+            let mut host = vec![0; LONG];
+            for round in 0..10 {
+                fs::write(&path, &bytes).unwrap();
+                let end = 4000 + round * 700_001;
+                let cut = || {
+                    thread::sleep(Duration::from_micros(200 * round as u64));
+                    file.set_len(end as u64).unwrap();
+                };
+                let on_device = round % 2 == 0;
+                let mut count = 0;
+                let read = || {
+                    count = match on_device {
+                        true => file.read_at(&mut device, 0).unwrap(),
+                        false => file.read_at(&mut host, 0).unwrap(),
+                    };
+                };
+                in_threads([Box::new(cut) as Box<dyn FnOnce() + Send>, Box::new(read)]);
+                assert!(count >= end, "{count} of {end} bytes");
+                let found = if on_device { device.to_vec().unwrap() } else { host.clone() };
+                assert!(found[..end] == bytes[..end], "{direct:?}, up to {end}");
+            }
+        }
+    }
+}
+
+#[test]
+fn several_engines_read_and_write_the_same_files_at_once() {
+    Bed::each(|bed| {
+        let bytes = pattern(LONG);
+        for folder in folders() {
+            let path = folder.path().join("data");
+            fs::write(&path, &bytes).unwrap();
+            let engines: Vec<_> =
+                (1..5).map(|threads| engine(bed).threads(threads).bounce_buffer_bytes(MIB).build()).collect();
+            in_threads(engines.iter().enumerate().map(|(number, engine)| {
+                let (path, own) = (&path, folder.path().join(format!("{number}")));
+                let bytes = &bytes;
+                move || {
+                    let shared = options(engine).open(path).unwrap();
+                    let own = options(engine).open(own).unwrap();
+                    let mut buffer = bed.device.alloc(LONG).unwrap();
+                    for _ in 0..3 {
+                        shared.read_exact_at(&mut buffer, 0).unwrap();
+                        own.write_all_at(&buffer, 1).unwrap();
+                        // All write what is there already.
+                        shared.write_all_at(&buffer, 0).unwrap();
+                        buffer.fill(0).unwrap();
+                        own.read_exact_at(&mut buffer, 1).unwrap();
+                        assert!(buffer.to_vec().unwrap() == *bytes);
+                    }
+                }
+            }));
+            assert!(fs::read(&path).unwrap() == bytes);
+        }
+    });
+}
+
+#[test]
+fn many_threads_that_read_and_write_parts_of_one_file_all_come_to_an_end() {
+    const PART: usize = 3 * MIB / 2 + 77;
+    Bed::each(|bed| {
+        for folder in folders() {
+            let bytes = pattern(PART + 8);
+            let engine =
+                engine(bed).threads(3).bounce_buffer_bytes(64 << 10).bounce_memory_bytes(MIB).build();
+            let file = options(&engine).open(folder.path().join("data")).unwrap();
+            in_threads((0..8).map(|number| {
+                let (file, bytes) = (file.clone(), &bytes[number..number + PART]);
+                move || {
+                    let offset = (number * PART) as u64;
+                    let mut device = bed.device.alloc(PART).unwrap();
+                    let mut host = vec![0; PART];
+                    for round in 0..4 {
+                        if number % 2 == 0 {
+                            device.copy_from_host(0, bytes).unwrap();
+                            file.write_all_at(&device, offset).unwrap();
+                            file.read_exact_at(&mut host, offset).unwrap();
+                        } else {
+                            file.write_all_at(bytes, offset).unwrap();
+                            file.read_exact_at(&mut device, offset).unwrap();
+                            device.copy_to_host(0, &mut host).unwrap();
+                        }
+                        assert!(host == bytes, "part {number}, round {round}");
+                        host.fill(0);
+                    }
+                }
+            }));
+        }
+    });
+}
+
+#[test]
+fn bounce_buffers_take_no_more_memory_than_they_may_however_many_threads_want_some() {
+    const KIB: usize = 1 << 10;
+    for (bounce, most) in [(4 * KIB, 1), (64 * KIB, 1), (MIB, 1), (MIB, 8 * MIB), (64 * KIB, MIB)] {
+        let bed = Bed::emulated();
+        let second = bed.device.cuda().device(1).unwrap();
+        let emulator = emulator(&bed);
+        let bytes = pattern(2 * MIB);
+        bed.file("data", &bytes);
+        let of = |engine: EngineBuilder| engine.threads(8).bounce_buffer_bytes(bounce).build();
+        // What two buffers take.
+        let least = {
+            let engine = of(engine(&bed).bounce_memory_bytes(1));
+            let file = options(&engine).open(bed.path("data")).unwrap();
+            file.read_exact_at(&mut bed.device.alloc(2 * MIB).unwrap(), 0).unwrap();
+            emulator.live("pinned-bytes") as usize
+        };
+        assert!((2 * bounce..3 * bounce + 64 * KIB).contains(&least), "{least} bytes for two of {bounce}");
+
+        let engine = of(engine(&bed).bounce_memory_bytes(most));
+        let file = options(&engine).open(bed.path("data")).unwrap();
+        let over = AtomicBool::new(false);
+        let ended = AtomicBool::new(false);
+        let (over, ended, bytes, file, bed, second) = (&over, &ended, &bytes, &file, &bed, &second);
+        let watch = move || {
+            while !ended.load(Ordering::Relaxed) {
+                let live = emulator.live("pinned-bytes") as usize;
+                over.fetch_or(live > most.max(least), Ordering::Relaxed);
+                thread::sleep(Duration::from_micros(100));
+            }
+        };
+        let transfer = |number: usize| {
+            let device = if number.is_multiple_of(3) { second } else { &bed.device };
+            let len = if number.is_multiple_of(2) { 2 * MIB } else { 4096 };
+            move || {
+                let mut buffer = device.alloc(len).unwrap();
+                for _ in 0..5 {
+                    file.read_exact_at(&mut buffer, 0).unwrap();
+                    file.write_all_at(&buffer, 0).unwrap();
+                }
+                assert!(buffer.to_vec().unwrap() == bytes[..len]);
+            }
+        };
+        thread::scope(|scope| {
+            let watcher = scope.spawn(watch);
+            in_threads((0..8).map(transfer));
+            ended.store(true, Ordering::Relaxed);
+            watcher.join().unwrap();
+        });
+        assert!(!over.load(Ordering::Relaxed), "more than {most} bytes in buffers of {bounce}");
+    }
+}
+
+#[test]
+fn released_buffers_are_freed_and_later_transfers_get_new_ones() {
+    let bed = Bed::emulated();
+    let emulator = emulator(&bed);
+    let engine = engine(&bed).threads(4).build();
+    let file = options(&engine).open(bed.path("data")).unwrap();
+    assert_eq!(engine.release_buffers(), 0);
+    let mut buffer = bed.device.alloc(LONG).unwrap();
+    for _ in 0..2 {
+        file.write_all_at(&buffer, 0).unwrap();
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        let live = emulator.live("pinned-bytes") as usize;
+        assert!(live > 0);
+        // A worker may hold its lane a little longer than the transfer takes.
+        let mut released = 0;
+        soon("all are released", || {
+            released += engine.release_buffers();
+            emulator.live("pinned-bytes") == 0
+        });
+        assert_eq!((released, emulator.live("streams"), emulator.live("events")), (live, 0, 0));
+    }
+}
+
+/// How many workers this process has.
+fn workers() -> usize {
+    let names = fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
+        let name = fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
+        name.starts_with("gpufile-").then_some(())
+    });
+    names.count()
+}
+
+/// Waits until something holds, which other threads see to.
+fn soon(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn threads_are_started_when_needed_and_nothing_is_left_when_the_engine_is_gone() {
+    alone("threads_are_started_when_needed_and_nothing_is_left_when_the_engine_is_gone", || {
+        let emulator = Emulator::start();
+        let folder = tempfile::tempdir().unwrap();
+        for leaves_by_waker in [false, true] {
+            let (library, cuda) = libraries(&emulator);
+            let driver = cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();
+            let device = driver.cuda().device(0).unwrap();
+            let engine = Engine::builder().driver(driver).threads(3).build();
+            let file = options(&engine).open(folder.path().join("data")).unwrap();
+            let mut host = vec![1; LONG];
+            let mut buffer = device.alloc(LONG).unwrap();
+            file.write_all_at_inline(&host, 0).unwrap();
+            file.read_at_inline(&mut buffer, 0).unwrap();
+            file.read_at(&mut host[..4096], 0).unwrap();
+            file.read_at(&mut device.alloc(4096).unwrap(), 0).unwrap();
+            assert_eq!(workers(), 0, "a thread does alone what it is to do alone, and what is small");
+            file.read_at(&mut buffer, 0).unwrap();
+            assert_eq!(workers(), 3);
+            drop(device);
+            drop(engine);
+            if leaves_by_waker {
+                let task = ends_engine::Task::start(file.read_at_async(buffer, 0), file);
+                soon("the task ends", || task.ended());
+            } else {
+                drop((buffer, file));
+            }
+            soon("the workers end", || workers() == 0);
+            let left = |what: &&str| emulator.live(what) != 0;
+            let kinds = ["allocations", "handles", "streams", "events", "use-count", "pinned-bytes"];
+            soon("nothing of CUDA is left", || !kinds.iter().any(left));
+        }
+    });
+}
+
+/// A task that holds the last reference to an engine, and ends on one of the engine's workers.
+mod ends_engine {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, Mutex};
+    use std::task::{Context, Poll, Wake, Waker};
+
+    use cufile::cuda::DeviceBuffer;
+    use gpufile::{File, IoFuture};
+
+    pub struct Task {
+        work: Mutex<Option<(IoFuture<DeviceBuffer>, File)>>,
+        ended: AtomicBool,
+    }
+
+    impl Task {
+        pub fn start(future: IoFuture<DeviceBuffer>, file: File) -> Arc<Task> {
+            let task =
+                Arc::new(Task { work: Mutex::new(Some((future, file))), ended: AtomicBool::new(false) });
+            task.clone().wake();
+            task
+        }
+
+        pub fn ended(&self) -> bool {
+            self.ended.load(Ordering::Acquire)
+        }
+    }
+
+    impl Wake for Task {
+        /// Polls on the thread that wakes it.
+        fn wake(self: Arc<Self>) {
+            let mut work = self.work.lock().unwrap();
+            let Some((future, _)) = work.as_mut() else { return };
+            let waker = Waker::from(self.clone());
+            if let Poll::Ready((count, _)) = Pin::new(future).poll(&mut Context::from_waker(&waker)) {
+                count.unwrap();
+                // With the file goes the engine.
+                *work = None;
+                self.ended.store(true, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// A file whose device memory goes by cuFile: because the path is direct where the file system has one, or else because
+/// that is required.
+fn by_cufile(bed: &Bed, engine: &Engine, path: &Path) -> File {
+    emulator(bed).control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
+    let file = options(engine).open(path).unwrap();
+    match file.route().path() {
+        TransferPath::Gds => file,
+        _ => options(engine).policy(PathPolicy::RequireCufile).open(path).unwrap(),
+    }
+}
+
+#[test]
+fn a_large_transfer_by_cufile_is_shared_by_the_workers() {
+    let bytes = pattern(8 * MIB);
+    for folder in folders() {
+        let bed = Bed::emulated();
+        let emulator = emulator(&bed);
+        let engine = engine(&bed).threads(4).task_bytes(MIB).build();
+        let path = folder.path().join("data");
+        fs::write(&path, &bytes).unwrap();
+        let file = by_cufile(&bed, &engine, &path);
+        let mut buffer = bed.device.alloc(8 * MIB).unwrap();
+        for function in ["cuFileRead", "cuFileWrite"] {
+            let before = emulator.calls(function);
+            emulator.fault(function, "delay_us=100000 times=all");
+            let start = Instant::now();
+            match function {
+                "cuFileRead" => file.read_exact_at(&mut buffer, 0).unwrap(),
+                _ => file.write_all_at(&buffer, 0).unwrap(),
+            }
+            // One after the other, they take 800 ms.
+            assert!(start.elapsed() < Duration::from_millis(600), "{:?}", start.elapsed());
+            assert_eq!(emulator.calls(function) - before, 8);
+            emulator.control("clear");
+        }
+        assert!(buffer.to_vec().unwrap() == bytes && fs::read(&path).unwrap() == bytes);
+        assert_eq!(emulator.calls("cudaHostAlloc"), 0, "the bytes need no host memory");
+    }
+}
+
+#[test]
+fn transfers_below_the_threshold_of_a_direct_path_go_by_host_memory() {
+    for folder in folders() {
+        let bed = Bed::emulated();
+        let emulator = emulator(&bed);
+        emulator.control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
+        let engine = engine(&bed).gds_threshold_bytes(100_000).build();
+        let path = folder.path().join("data");
+        fs::write(&path, pattern(MIB)).unwrap();
+        let file = options(&engine).open(&path).unwrap();
+        let is_direct = file.route().path() == TransferPath::Gds;
+        for (len, calls) in [(1, 0), (99_999, 0), (100_000, 1), (MIB, 1)] {
+            let mut buffer = bed.device.alloc(len).unwrap();
+            let before = emulator.calls("cuFileRead");
+            file.read_exact_at(&mut buffer, 0).unwrap();
+            let made = emulator.calls("cuFileRead") - before;
+            assert_eq!(made.min(1), if is_direct { calls } else { 0 }, "{len} bytes");
+            assert!(buffer.to_vec().unwrap() == pattern(len));
+        }
+        // Host memory never goes by cuFile.
+        let before = emulator.calls("cuFileRead");
+        file.read_exact_at(&mut vec![0; MIB], 0).unwrap();
+        assert_eq!(emulator.calls("cuFileRead"), before);
+    }
+}
+
+#[test]
+fn a_failure_of_the_direct_path_keeps_the_bytes_before_it() {
+    let bed = Bed::emulated();
+    let bytes = pattern(8 * MIB);
+    bed.file("data", &bytes);
+    let engine = engine(&bed).threads(3).task_bytes(MIB).build();
+    let file = by_cufile(&bed, &engine, &bed.path("data"));
+    for after in [0, 2, 5] {
+        let mut buffer = bed.device.alloc(8 * MIB).unwrap();
+        emulator(&bed).fault("cuFileRead", &format!("after={after} ret=-1 errno=5"));
+        let error = file.read_at(&mut buffer, 0).unwrap_err();
+        let done = error.bytes_done();
+        assert_eq!(error.kind(), io::Error::from_raw_os_error(libc::EIO).kind(), "{error}");
+        assert!(done.is_multiple_of(MIB) && done <= (after + 3) * MIB, "{done}");
+        assert!(buffer.to_vec().unwrap()[..done] == bytes[..done]);
+    }
+}

@@ -1,0 +1,281 @@
+//! Transfers that go on while the caller does something else: waiting, awaiting, dropping, forgetting, waking.
+
+use std::fs;
+use std::future::Future;
+use std::mem;
+use std::path::Path;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use cufile::cuda::DeviceBuffer;
+use cufile_tests::bed::{Bed, pattern};
+use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, OpenOptions};
+
+const MIB: usize = 1 << 20;
+const LONG: usize = 5 * MIB + 4321;
+
+fn engine(bed: &Bed) -> EngineBuilder {
+    Engine::builder().driver(bed.driver.clone())
+}
+
+fn open(engine: &Engine, path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).engine(engine).open(path).unwrap()
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The smallest executor.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// A waker that calls a function, once.
+struct Call(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Call {
+    fn waker(function: impl FnOnce() + Send + 'static) -> Waker {
+        Waker::from(Arc::new(Call(Mutex::new(Some(Box::new(function))))))
+    }
+}
+
+impl Wake for Call {
+    fn wake(self: Arc<Self>) {
+        let function = self.0.lock().unwrap().take();
+        if let Some(function) = function {
+            function();
+        }
+    }
+}
+
+/// Polls once with a waker that calls `function`, which is called now if the transfer is over.
+fn poll_once<B>(future: &mut IoFuture<B>, function: impl FnOnce() + Send + 'static) {
+    let waker = Call::waker(function);
+    if future.is_done() {
+        return waker.wake();
+    }
+    // A transfer that ends just now is as good as one that is done: `wait` is called on it later.
+    let polled = Pin::new(future).poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending(), "it ended between two lines: the caller keeps transfers busy long enough");
+}
+
+#[test]
+fn transfers_awaited_in_any_order_give_their_bytes_and_buffers() {
+    Bed::each(|bed| {
+        let bytes = pattern(LONG);
+        let file = open(&engine(bed).threads(3).build(), &bed.path("data"));
+        block_on(async {
+            let (count, _) = file.write_all_at_async(bytes.clone(), 0).await;
+            assert_eq!(count.unwrap(), LONG);
+            let device = file.read_at_async(bed.device.alloc(LONG).unwrap(), 0);
+            let host = file.read_at_async(vec![0; LONG], 1000);
+            let beyond = file.read_at_async(vec![0; 10], 1 << 40);
+            let (count, host) = host.await;
+            assert_eq!(count.unwrap(), LONG - 1000);
+            assert!(host[..LONG - 1000] == bytes[1000..]);
+            let (count, device) = device.await;
+            assert_eq!(count.unwrap(), LONG);
+            assert!(device.to_vec().unwrap() == bytes);
+            assert_eq!(beyond.await.0.unwrap(), 0);
+        });
+    });
+}
+
+#[test]
+fn a_transfer_that_fails_or_never_begins_gives_the_buffer_back_with_the_error() {
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(LONG));
+    let file = open(&engine(&bed).task_bytes(MIB).bounce_buffer_bytes(MIB).build(), &bed.path("data"));
+    bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "err=700 times=all");
+    let (result, buffer) = block_on(file.read_at_async(bed.device.alloc(LONG).unwrap(), 0));
+    let error = result.unwrap_err();
+    assert!(matches!(error.cause(), Cause::Cufile(_)) && error.bytes_done() == 0, "{error}");
+    assert_eq!(buffer.len_bytes(), LONG);
+    bed.emulator.as_ref().unwrap().control("clear");
+
+    let refused = file.write_all_at_async(vec![1; 10], u64::MAX);
+    assert!(refused.is_done());
+    let (result, buffer) = refused.wait();
+    assert_eq!((result.unwrap_err().raw_os_error(), buffer), (Some(libc::EOVERFLOW), vec![1; 10]));
+    let read_only = OpenOptions::new().read(true).open("/dev/null").unwrap();
+    let (result, _) = read_only.write_all_at_async(vec![1; 2 * MIB], 0).wait();
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EBADF));
+}
+
+#[test]
+fn dropping_waits_for_the_transfer_and_forgetting_leaves_it_its_buffer() {
+    let bed = Bed::emulated();
+    let bytes = pattern(2 * MIB);
+    bed.file("data", &bytes);
+    let file = open(&engine(&bed).threads(2).build(), &bed.path("data"));
+    let emulator = bed.emulator.as_ref().unwrap();
+    let allocations = || emulator.live("allocations");
+    // Bounce buffers for both workers exist from now on.
+    file.read_at(&mut bed.device.alloc(2 * MIB).unwrap(), 0).unwrap();
+    let before = allocations();
+
+    emulator.fault("cudaMemcpyAsync", "delay_us=100000 times=all");
+    let start = Instant::now();
+    drop(file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0));
+    assert!(start.elapsed() >= Duration::from_millis(100), "{:?}", start.elapsed());
+    drop(file.write_all_at_async(bed.device.alloc(2 * MIB).unwrap(), 2 * MIB as u64));
+    assert_eq!(file.len_bytes().unwrap(), 4 * MIB as u64, "a dropped write is complete");
+
+    for _ in 0..5 {
+        mem::forget(file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0));
+    }
+    emulator.control("clear");
+    // Others go on beside and after them.
+    let mut buffer = bed.device.alloc(2 * MIB).unwrap();
+    for _ in 0..3 {
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        assert!(buffer.to_vec().unwrap() == bytes);
+    }
+    drop(buffer);
+    assert!(allocations() >= before + 5, "the buffers of what was forgotten stay");
+}
+
+#[test]
+fn a_transfer_may_be_waited_for_by_another_thread_and_polled_with_another_waker() {
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(2 * MIB));
+    let file = open(&engine(&bed).build(), &bed.path("data"));
+    bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "delay_us=50000 times=all");
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (sender, woken) = mpsc::channel();
+    let mut future = file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0);
+    let first = calls.clone();
+    poll_once(&mut future, move || {
+        first.fetch_add(1, Ordering::Relaxed);
+    });
+    poll_once(&mut future, move || sender.send(()).unwrap());
+    let future = thread::spawn(move || {
+        woken.recv_timeout(Duration::from_secs(20)).expect("the last waker is woken");
+        assert!(future.is_done());
+        future
+    });
+    let (count, _) = future.join().unwrap().wait();
+    assert_eq!((count.unwrap(), calls.load(Ordering::Relaxed)), (2 * MIB, 0));
+}
+
+#[test]
+fn a_waker_may_use_the_engine_on_whose_worker_it_is_called() {
+    Bed::each(|bed| {
+        let bytes = pattern(4 * MIB);
+        bed.file("data", &bytes);
+        // One worker and one lane: if the waker kept either, nothing would go on.
+        for (threads, memory) in [(1, 1), (2, 1), (4, usize::MAX)] {
+            let engine =
+                engine(bed).threads(threads).bounce_memory_bytes(memory).bounce_buffer_bytes(MIB).build();
+            let file = open(&engine, &bed.path("data"));
+            let (sender, done) = mpsc::channel();
+            let mut futures = Vec::new();
+            for number in 0..8 {
+                let mut other = bed.device.alloc(4 * MIB).unwrap();
+                let nested = bed.device.alloc(4 * MIB).unwrap();
+                let (of_waker, sender) = (file.clone(), sender.clone());
+                let mut expected = bytes.clone();
+                let use_engine = move || {
+                    of_waker.read_exact_at(&mut other, 0).unwrap();
+                    let begun = of_waker.read_at_async(nested, 0);
+                    let write = of_waker.write_all_at_async(vec![7; 2 * MIB], (8 + 2 * number) << 20);
+                    let (count, nested) = begun.wait();
+                    assert_eq!(count.unwrap(), 4 * MIB);
+                    drop(write);
+                    assert!(nested.to_vec().unwrap() == expected);
+                    other.copy_to_host(0, &mut expected).unwrap();
+                    assert!(nested.to_vec().unwrap() == expected);
+                    sender.send(()).unwrap();
+                };
+                let mut future = file.read_at_async(bed.device.alloc(4 * MIB).unwrap(), 0);
+                let waker = Call::waker(use_engine);
+                match Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+                    Poll::Ready((count, _)) => {
+                        assert_eq!(count.unwrap(), 4 * MIB);
+                        waker.wake();
+                    }
+                    Poll::Pending => futures.push(future),
+                }
+            }
+            for _ in 0..8 {
+                done.recv_timeout(Duration::from_secs(60)).expect("the wakers come to an end");
+            }
+            for future in futures {
+                assert_eq!(future.wait().0.unwrap(), 4 * MIB);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_waker_that_panics_harms_no_other_transfer() {
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(2 * MIB));
+    let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
+    bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "delay_us=50000 times=1");
+    let mut future = file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0);
+    let (sender, called) = mpsc::channel();
+    poll_once(&mut future, move || {
+        sender.send(()).unwrap();
+        panic!("a waker that panics, as the test wants");
+    });
+    called.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(future.wait().0.unwrap(), 2 * MIB);
+    assert_eq!(file.read_at_async(vec![0; 2 * MIB], 0).wait().0.unwrap(), 2 * MIB);
+}
+
+#[test]
+fn thousands_of_small_transfers_may_be_under_way_at_once() {
+    const COUNT: usize = 4000;
+    Bed::each(|bed| {
+        let bytes = pattern(COUNT * 4096);
+        bed.file("data", &bytes);
+        let engine = engine(bed).threads(4).build();
+        let file = open(&engine, &bed.path("data"));
+        let device: Vec<IoFuture<DeviceBuffer>> = (0..COUNT / 8)
+            .map(|at| file.read_at_async(bed.device.alloc(4096).unwrap(), 4096 * at as u64))
+            .collect();
+        let reads: Vec<_> =
+            (0..COUNT).map(|at| file.read_at_async(vec![0; 4096], 4096 * at as u64)).collect();
+        let copy = open(&engine, &bed.path("copy"));
+        // From the last to the first, and awaited from the first to the last.
+        let writes: Vec<_> = (0..COUNT)
+            .rev()
+            .map(|at| copy.write_all_at_async(bytes[4096 * at..][..4096].to_vec(), 4096 * at as u64))
+            .collect();
+        block_on(async {
+            for (at, read) in reads.into_iter().enumerate() {
+                let (count, page) = read.await;
+                assert_eq!(count.unwrap(), 4096);
+                assert!(page == bytes[4096 * at..][..4096], "page {at}");
+            }
+            for write in writes {
+                assert_eq!(write.await.0.unwrap(), 4096);
+            }
+        });
+        for (at, read) in device.into_iter().enumerate() {
+            let (count, page) = read.wait();
+            assert_eq!(count.unwrap(), 4096);
+            assert!(page.to_vec().unwrap() == bytes[4096 * at..][..4096], "page {at}");
+        }
+        assert!(fs::read(bed.path("copy")).unwrap() == bytes);
+    });
+}

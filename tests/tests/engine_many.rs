@@ -1,0 +1,293 @@
+//! Many ranges in one call: what is refused, what a failure says, and how few copies there are.
+
+use std::fs;
+use std::path::Path;
+
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, folders, pattern};
+use gpufile::{
+    Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, OpenOptions, ReadRequest, WriteRequest,
+};
+
+fn engine(bed: &Bed) -> EngineBuilder {
+    Engine::builder().driver(bed.driver.clone())
+}
+
+fn open(engine: &Engine, path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).engine(engine).open(path).unwrap()
+}
+
+fn range(file_offset: u64, buffer_offset: usize, len_bytes: usize) -> IoRange {
+    IoRange { file_offset, buffer_offset, len_bytes }
+}
+
+/// The number of the entry that failed, and how.
+fn entry(result: gpufile::Result<()>) -> (usize, Error) {
+    match result {
+        Err(Error::Entry { entry, error }) => (entry, *error),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ranges_that_overlap_in_memory_are_refused_and_nothing_is_read() {
+    Bed::each(|bed| {
+        let bytes = pattern(100_000);
+        bed.file("data", &bytes);
+        let file = open(&engine(bed).build(), &bed.path("data"));
+        let empty = range(0, 0, 0);
+        let lists = [
+            vec![range(0, 0, 100), range(500, 99, 100)],
+            vec![range(500, 99, 100), range(0, 0, 100)],
+            vec![range(0, 50, 10), range(500, 0, 100)],
+            vec![range(0, 0, 100), range(700, 100, 100), range(500, 0, 1)],
+            // What has no bytes overlaps nothing, and hides nothing.
+            vec![range(0, 0, 100), empty, range(500, 99, 100)],
+            vec![range(0, 0, 100), range(0, 150, 0), range(500, 99, 100)],
+            vec![range(0, 0, 100), range(0, 50, 0), range(500, 60, 100)],
+        ];
+        for ranges in lists {
+            let mut host = vec![1; 1000];
+            let (number, error) = entry(file.read_many(&mut host, &ranges));
+            assert!(number > 0 && matches!(error.cause(), Cause::Invalid(_)), "{ranges:?}: {error}");
+            assert!(error.to_string().contains("overlaps"), "{error}");
+            assert!(host.iter().all(|byte| *byte == 1), "{ranges:?}");
+            let mut device = bed.device.alloc(1000).unwrap();
+            device.fill(1).unwrap();
+            entry(file.read_many(&mut device, &ranges));
+            assert!(device.to_vec().unwrap().iter().all(|byte| *byte == 1), "{ranges:?}");
+        }
+        let mut host = vec![1; 1000];
+        file.read_many(&mut host, &[range(0, 0, 100), range(5, 50, 0), range(200, 100, 100), empty]).unwrap();
+        assert!(host[..100] == bytes[..100] && host[100..200] == bytes[200..300]);
+    });
+}
+
+#[test]
+fn overlaps_among_very_many_ranges_are_refused_too() {
+    let bed = Bed::emulated();
+    let count = 40_000;
+    bed.file("data", &pattern(count));
+    let file = open(&engine(&bed).build(), &bed.path("data"));
+    let mut buffer = vec![0; count];
+    let mut ranges: Vec<_> = (0..count).map(|at| range(at as u64, at, 1)).collect();
+    file.read_many(&mut buffer, &ranges).unwrap();
+    assert!(buffer == pattern(count));
+    // At the beginnings and ends of what may be planned at once, and among empty ranges.
+    for at in [1, (16 << 10) - 1, 16 << 10, (16 << 10) + 1, 2 * (16 << 10), count - 1] {
+        let good = ranges[at];
+        ranges[at] = range(0, at - 1, 1);
+        let (_, error) = entry(file.read_many(&mut buffer, &ranges));
+        assert!(error.to_string().contains("overlaps"), "{at}: {error}");
+        ranges[at] = good;
+    }
+    let last = (16 << 10) - 1;
+    ranges[last] = range(0, 0, 0);
+    ranges[last + 1] = range(0, last - 1, 1);
+    let (_, error) = entry(file.read_many(&mut buffer, &ranges));
+    assert!(error.to_string().contains("overlaps"), "{error}");
+    ranges[last + 1] = range(0, last, 0);
+    ranges[last + 2] = range(0, last - 1, 1);
+    let (_, error) = entry(file.read_many(&mut buffer, &ranges));
+    assert!(error.to_string().contains("overlaps"), "{error}");
+}
+
+#[test]
+fn a_range_beyond_the_buffer_or_beyond_all_files_is_refused_and_nothing_moves() {
+    Bed::each(|bed| {
+        let contents = pattern(1000);
+        bed.file("data", &contents);
+        let file = open(&engine(bed).build(), &bed.path("data"));
+        let good = range(0, 0, 10);
+        let beyond = [
+            range(0, 91, 10),
+            range(0, 101, 0),
+            range(0, usize::MAX, 2),
+            range(0, 0, usize::MAX),
+            range(u64::MAX, 0, 1),
+            range(i64::MAX as u64, 0, 1),
+        ];
+        for bad in beyond {
+            let mut host = vec![7; 100];
+            let (number, error) = entry(file.read_many(&mut host, &[good, bad]));
+            assert_eq!((number, error.bytes_done()), (1, 0), "{bad:?}: {error}");
+            let (number, error) = entry(file.write_many(&host, &[bad, good]));
+            assert_eq!((number, error.bytes_done()), (0, 0), "{bad:?}: {error}");
+            assert!(host.iter().all(|byte| *byte == 7), "{bad:?}");
+            let mut device = bed.device.alloc(100).unwrap();
+            entry(file.read_many(&mut device, &[good, bad]));
+            entry(file.write_many(&device, &[bad]));
+            assert!(fs::read(bed.path("data")).unwrap() == contents, "{bad:?}");
+        }
+    });
+}
+
+#[test]
+fn the_end_of_a_file_inside_of_an_entry_names_the_entry_and_its_bytes_before() {
+    Bed::each(|bed| {
+        let (long, short) = (pattern(100_000), pattern(5000));
+        bed.file("long", &long);
+        bed.file("short", &short);
+        let engine = engine(bed).build();
+        let (a, b) = (open(&engine, &bed.path("long")), open(&engine, &bed.path("short")));
+        let mut host = vec![0; 300];
+        let mut device = bed.device.alloc(300).unwrap();
+        let mut requests = [
+            ReadRequest::new(&a, 99_700, &mut host).unwrap(),
+            ReadRequest::new(&b, 4800, &mut device).unwrap(),
+        ];
+        let (number, error) = entry(engine.read_many(&mut requests));
+        assert_eq!((number, error.bytes_done()), (1, 200));
+        assert!(matches!(error.cause(), Cause::EndOfFile) && error.to_string().contains("short"), "{error}");
+        assert!(device.to_vec().unwrap()[..200] == short[4800..]);
+
+        let (number, error) = entry(a.read_many(&mut host, &[range(0, 0, 10), range(99_990, 10, 11)]));
+        assert_eq!((number, error.bytes_done()), (1, 10));
+        // What has no bytes has no end.
+        a.read_many(&mut host, &[range(1 << 40, 0, 0), range(0, 0, 10)]).unwrap();
+    });
+}
+
+#[test]
+fn the_bytes_said_to_be_read_before_a_failure_were_read_whatever_the_order_of_work() {
+    let bed = Bed::emulated();
+    bed.file("empty", b"");
+    // Ordered by memory, which is not the order of the list, parts of the first range are read last.
+    let ranges = [range(0, 10_000, 8000), range(0, 0, 5000)];
+    let file = open(&engine(&bed).threads(4).task_bytes(4096).build(), &bed.path("empty"));
+    let mut buffer = vec![0; 20_000];
+    for _ in 0..300 {
+        let (number, error) = entry(file.read_many(&mut buffer, &ranges));
+        assert_eq!(error.bytes_done(), 0, "entry {number}: {error}");
+    }
+}
+
+#[test]
+fn requests_may_mix_files_engines_memories_and_empty_buffers() {
+    Bed::each(|bed| {
+        let bytes = pattern(3 << 20);
+        bed.file("data", &bytes);
+        let (one, other) = (engine(bed).build(), engine(bed).bounce_buffer_bytes(8192).build());
+        let (of_one, of_other) = (open(&one, &bed.path("data")), open(&other, &bed.path("data")));
+        let mut device = [bed.device.alloc(1 << 20).unwrap(), bed.device.alloc(0).unwrap()];
+        let mut host = [vec![0; 0], vec![0; 1 << 20], vec![0; 0]];
+        let [full, empty] = &mut device;
+        let [first, second, third] = &mut host;
+        let mut requests = [
+            ReadRequest::new(&of_one, 5, first).unwrap(),
+            ReadRequest::new(&of_other, 100, full).unwrap(),
+            ReadRequest::new(&of_one, 5, third).unwrap(),
+            ReadRequest::new(&of_one, 1 << 20, second).unwrap(),
+            ReadRequest::new(&of_one, 0, empty).unwrap(),
+        ];
+        one.read_many(&mut requests).unwrap();
+        requests.reverse();
+        other.read_many(&mut requests).unwrap();
+        assert!(device[0].to_vec().unwrap() == bytes[100..][..1 << 20]);
+        assert!(host[1] == bytes[1 << 20..][..1 << 20]);
+        let requests = [
+            WriteRequest::new(&of_one, 0, &device[1]).unwrap(),
+            WriteRequest::new(&of_other, 7, &host[1]).unwrap(),
+            WriteRequest::new(&of_one, (1 << 20) + 7, &device[0]).unwrap(),
+        ];
+        other.write_many(&requests).unwrap();
+        one.write_many(&[]).unwrap();
+        one.read_many(&mut []).unwrap();
+        let written = fs::read(bed.path("data")).unwrap();
+        assert!(written[7..][..1 << 20] == host[1]);
+        assert!(written[(1 << 20) + 7..][..1 << 20] == bytes[100..][..1 << 20]);
+    });
+}
+
+#[test]
+fn ranges_of_no_bytes_are_no_reason_to_panic_even_if_cuda_fails() {
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(1000));
+    for function in ["cudaStreamCreateWithFlags", "cudaHostAlloc"] {
+        let engine = engine(&bed).build();
+        let file = open(&engine, &bed.path("data"));
+        let (mut empty, mut device) = (bed.device.alloc(0).unwrap(), bed.device.alloc(100).unwrap());
+        bed.emulator.as_ref().unwrap().fault(function, "err=2 times=all");
+        // Whether they succeed is not promised.
+        let _ = file.read_at(&mut empty, 0);
+        let _ = file.write_all_at(&empty, 0);
+        let _ = file.read_many(&mut device, &[range(0, 0, 0), range(10, 5, 0)]);
+        let _ = file.write_many(&device, &[range(0, 0, 0)]);
+        let _ = file.read_at_async(empty, 0).wait();
+        let mut host = vec![0; 100];
+        let mut none = bed.device.alloc(0).unwrap();
+        let mut requests =
+            [ReadRequest::new(&file, 0, &mut host).unwrap(), ReadRequest::new(&file, 0, &mut none).unwrap()];
+        let _ = engine.read_many(&mut requests);
+        bed.emulator.as_ref().unwrap().control("clear");
+        file.read_exact_at(&mut device, 0).unwrap();
+    }
+}
+
+/// How many copies one call and how many calls for many copies `work` makes.
+fn copies(bed: &Bed, work: impl FnOnce()) -> (i64, i64) {
+    let emulator = bed.emulator.as_ref().unwrap();
+    let count = || (emulator.calls("cudaMemcpyAsync"), emulator.calls("cudaMemcpyBatchAsync"));
+    let before = count();
+    work();
+    let after = count();
+    (after.0 - before.0, after.1 - before.1)
+}
+
+#[test]
+fn memory_that_is_contiguous_in_another_order_takes_one_copy_and_scattered_memory_one_call() {
+    let bytes = pattern(1 << 20);
+    for cuda in [13000, 12080] {
+        let emulator = Emulator::start();
+        emulator.control(&format!("runtime-version {cuda}"));
+        let bed = Bed::on(emulator);
+        bed.file("data", &bytes);
+        let file = open(&engine(&bed).build(), &bed.path("data"));
+        let mut buffer = bed.device.alloc(100_000).unwrap();
+        // Each from another place of the file; in memory one after the other, from the last to the first.
+        let ranges: Vec<_> = (0..100).rev().map(|at| range(9000 * at as u64, 1000 * at, 1000)).collect();
+        assert_eq!(copies(&bed, || file.read_many(&mut buffer, &ranges).unwrap()), (1, 0));
+        let read = buffer.to_vec().unwrap();
+        for IoRange { file_offset, buffer_offset, len_bytes } in ranges {
+            assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
+        }
+        let scattered: Vec<_> = (0..50).map(|at| range(9000 * at as u64, 2000 * at, 1000)).collect();
+        let expected = if cuda >= 13000 { (0, 1) } else { (50, 0) };
+        assert_eq!(copies(&bed, || file.read_many(&mut buffer, &scattered).unwrap()), expected);
+        assert_eq!(copies(&bed, || file.write_many(&buffer, &scattered).unwrap()), expected);
+        assert!(fs::read(bed.path("data")).unwrap() == bytes);
+        // Neighbours in the file and in memory are one.
+        let neighbours: Vec<_> = (0..50).map(|at| range(1000 * at as u64, 1000 * at, 1000)).collect();
+        assert_eq!(copies(&bed, || file.read_many(&mut buffer, &neighbours).unwrap()), (1, 0));
+    }
+}
+
+#[test]
+fn small_ranges_by_o_direct_have_room_however_many_there_are() {
+    for folder in folders() {
+        Bed::each(|bed| {
+            let path = folder.path().join(if bed.is_real() { "real" } else { "emulated" });
+            let bytes = pattern(8 << 20);
+            fs::write(&path, &bytes).unwrap();
+            for bounce_bytes in [4096, 64 << 10, 1 << 20] {
+                let engine = engine(bed).bounce_buffer_bytes(bounce_bytes).threads(2).build();
+                let options = OpenOptions::new().read(true).write(true).engine(&engine);
+                let options = options.direct_read(DirectIo::Always).direct_write(DirectIo::Always);
+                let file = options.open(&path).unwrap();
+                let mut buffer = bed.device.alloc(2 << 20).unwrap();
+                // One of few bytes in every kilobyte, and one of a page in every second.
+                for (len, step, count) in [(50, 1000, 8000), (4097, 16_001, 500)] {
+                    let ranges: Vec<_> =
+                        (0..count).map(|at| range((at * step + 3) as u64, at * len, len)).collect();
+                    file.read_many(&mut buffer, &ranges).unwrap();
+                    let read = buffer.to_vec().unwrap();
+                    for at in 0..count {
+                        assert!(read[at * len..][..len] == bytes[at * step + 3..][..len], "{at}");
+                    }
+                    file.write_many(&buffer, &ranges).unwrap();
+                    assert!(fs::read(&path).unwrap() == bytes, "{bounce_bytes}, {len}");
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,328 @@
+//! Writes over and behind what a file has: what is left when someone else changes the file meanwhile or there is no room,
+//! and what others are told.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use cufile_tests::bed::{Bed, folders, pattern};
+use cufile_tests::{alone, in_threads};
+use gpufile::{Engine, File, OpenOptions, PathPolicy};
+
+const MIB: usize = 1 << 20;
+const LONG: usize = 6 * MIB + 4321;
+
+fn engine(bed: &Bed) -> Engine {
+    Engine::builder().driver(bed.driver.clone()).policy(PathPolicy::PosixOnly).threads(4).build()
+}
+
+fn open(engine: &Engine, path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).engine(engine).open(path).unwrap()
+}
+
+/// The same length of other bytes.
+fn other(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().map(|byte| !byte).collect()
+}
+
+/// Writes from device memory and from host memory, each on every file system.
+fn each(test: impl Fn(&Path, &dyn Fn(&File, &[u8], u64) -> gpufile::Result<()>, &Engine)) {
+    for folder in folders() {
+        Bed::each(|bed| {
+            let engine = engine(bed);
+            let folder = folder.path().join(if bed.is_real() { "real" } else { "emulated" });
+            fs::create_dir(&folder).unwrap();
+            test(&folder.join("host"), &|file, bytes, offset| file.write_all_at(bytes, offset), &engine);
+            let from_device = |file: &File, bytes: &[u8], offset| {
+                let mut buffer = bed.device.alloc(bytes.len()).unwrap();
+                buffer.copy_from_host(0, bytes).unwrap();
+                file.write_all_at(&buffer, offset)
+            };
+            test(&folder.join("device"), &from_device, &engine);
+        });
+    }
+}
+
+#[test]
+fn a_file_cut_off_while_it_is_overwritten_ends_as_after_plain_writes() {
+    let (old, new) = (pattern(LONG), other(&pattern(LONG)));
+    each(|path, write, engine| {
+        fs::write(path, &old).unwrap();
+        let file = open(engine, path);
+        for round in 0..12 {
+            file.set_len(0).unwrap();
+            fs::write(path, &old).unwrap();
+            let end = 100 + round * 511_111;
+            let cut = || {
+                thread::sleep(Duration::from_micros(150 * round as u64));
+                file.set_len(end as u64).unwrap();
+            };
+            let write = || write(&file, &new, 0).unwrap();
+            thread::scope(|scope| {
+                let cut = scope.spawn(cut);
+                write();
+                cut.join().unwrap();
+            });
+            // Before the cut everything is written. Behind it, what was written later; what was written before it was
+            // cut off, and is a hole if something was written behind it.
+            let found = fs::read(path).unwrap();
+            assert!(found.len() == end || found.len() == LONG, "{} bytes, cut off at {end}", found.len());
+            assert!(found[..end] == new[..end], "up to {end}");
+            for (at, byte) in found.iter().enumerate().skip(end) {
+                assert!(*byte == new[at] || *byte == 0, "{at}, behind {end}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_that_grows_while_it_is_overwritten_keeps_both() {
+    let (old, new) = (pattern(LONG), other(&pattern(LONG)));
+    each(|path, write, engine| {
+        fs::write(path, &old).unwrap();
+        let file = open(engine, path);
+        for round in 0..5 {
+            let plain = fs::File::options().write(true).open(path).unwrap();
+            let (bytes, end) = if round % 2 == 0 { (&new, LONG) } else { (&old, LONG + 1000 * round) };
+            let appended = AtomicBool::new(false);
+            let append = || {
+                for at in 0..100 {
+                    plain.write_all_at(&[7; 100], (end + 100 * at) as u64).unwrap();
+                }
+                appended.store(true, Ordering::Release);
+            };
+            thread::scope(|scope| {
+                let append = scope.spawn(append);
+                write(&file, bytes, 0).unwrap();
+                while !appended.load(Ordering::Acquire) {
+                    write(&file, bytes, 0).unwrap();
+                }
+                append.join().unwrap();
+            });
+            let found = fs::read(path).unwrap();
+            assert!(found[..LONG] == **bytes);
+            assert!(found[end..end + 10_000].iter().all(|byte| *byte == 7));
+        }
+    });
+}
+
+#[test]
+fn overlapping_writes_of_many_threads_leave_bytes_of_one_or_the_other() {
+    let (old, new) = (pattern(LONG), other(&pattern(LONG)));
+    each(|path, _, engine| {
+        fs::write(path, &old).unwrap();
+        let file = open(engine, path);
+        in_threads((0..4).map(|number| {
+            let bytes = if number % 2 == 0 { &new } else { &old };
+            let file = &file;
+            move || (0..3).for_each(|_| file.write_all_at(bytes, 0).unwrap())
+        }));
+        let found = fs::read(path).unwrap();
+        assert_eq!(found.len(), LONG);
+        assert!(found.iter().enumerate().all(|(at, byte)| *byte == old[at] || *byte == new[at]));
+    });
+}
+
+#[test]
+fn a_hole_that_is_written_into_keeps_zeros_around() {
+    let bytes = pattern(2 * MIB);
+    each(|path, write, engine| {
+        let file = open(engine, path);
+        file.set_len(8 * MIB as u64).unwrap();
+        write(&file, &bytes, 3 * MIB as u64 + 5).unwrap();
+        let found = fs::read(path).unwrap();
+        let start = 3 * MIB + 5;
+        assert_eq!(found.len(), 8 * MIB);
+        assert!(found[start..start + bytes.len()] == bytes);
+        assert!(found[..start].iter().chain(&found[start + bytes.len()..]).all(|byte| *byte == 0));
+        let stored = fs::metadata(path).unwrap().blocks() as usize * 512;
+        assert!(stored < 4 * MIB, "{stored} bytes are stored");
+    });
+}
+
+#[test]
+fn each_overwrite_moves_the_modification_time() {
+    let bytes = pattern(LONG);
+    each(|path, write, engine| {
+        fs::write(path, other(&bytes)).unwrap();
+        let file = open(engine, path);
+        // The second time, the pages are mapped and written already.
+        for len in [LONG, LONG, 2 * MIB, MIB] {
+            let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+            fs::File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
+            write(&file, &bytes[..len], 0).unwrap();
+            let modified = fs::metadata(path).unwrap().modified().unwrap();
+            assert!(modified > long_ago + Duration::from_secs(1000), "{len} bytes");
+        }
+    });
+}
+
+/// Reports changes of a file (`inotify`).
+fn watch(path: &Path) -> fs::File {
+    // SAFETY: takes an integer.
+    let fd = unsafe { libc::inotify_init1(libc::IN_CLOEXEC) };
+    assert!(fd >= 0, "{}", io::Error::last_os_error());
+    let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+    // SAFETY: the path ends with a NUL.
+    let watched = unsafe { libc::inotify_add_watch(fd, path.as_ptr(), libc::IN_MODIFY) };
+    assert!(watched >= 0, "{}", io::Error::last_os_error());
+    // SAFETY: just opened, and nobody else's.
+    unsafe { fs::File::from_raw_fd(fd) }
+}
+
+/// Waits for an event, a while at most.
+fn next_event(events: &mut fs::File) -> bool {
+    let mut poll = libc::pollfd { fd: events.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry.
+    let ready = unsafe { libc::poll(&mut poll, 1, 5000) };
+    ready == 1 && events.read(&mut [0; 4096]).is_ok_and(|count| count > 0)
+}
+
+#[test]
+fn who_watches_a_file_finds_all_bytes_of_an_overwrite_at_the_last_event() {
+    let (old, new) = (pattern(LONG), other(&pattern(LONG)));
+    each(|path, write, engine| {
+        fs::write(path, &old).unwrap();
+        let file = open(engine, path);
+        for round in 0..10 {
+            let bytes = if round % 2 == 0 { &new } else { &old };
+            let mut events = watch(path);
+            let watcher = || {
+                // One who looks at each event only must not miss the end.
+                while next_event(&mut events) {
+                    if fs::read(path).unwrap() == *bytes {
+                        return true;
+                    }
+                }
+                false
+            };
+            thread::scope(|scope| {
+                let watcher = scope.spawn(watcher);
+                write(&file, bytes, 0).unwrap();
+                assert!(watcher.join().unwrap(), "round {round}");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_long_write_to_what_is_open_for_reading_only_fails_and_changes_nothing() {
+    let bytes = pattern(LONG);
+    each(|path, write, engine| {
+        fs::write(path, &bytes).unwrap();
+        let file = OpenOptions::new().read(true).engine(engine).open(path).unwrap();
+        for (len, offset) in [(LONG, 0), (2 * MIB, 7), (2 * MIB, LONG as u64 - 10)] {
+            let error = write(&file, &other(&bytes[..len]), offset).unwrap_err();
+            assert_eq!((error.raw_os_error(), error.bytes_done()), (Some(libc::EBADF), 0), "{error}");
+            assert!(fs::read(path).unwrap() == bytes);
+        }
+    });
+}
+
+/// What a write that failed says was written is there, and nothing was added behind it that was not there.
+fn check_failed_write(path: &Path, error: &gpufile::Error, before: &[u8], bytes: &[u8], offset: usize) {
+    let done = error.bytes_done();
+    assert!(done < bytes.len(), "{error}");
+    let found = fs::read(path).unwrap();
+    assert!(found.len() >= offset + done, "{} bytes: {error}", found.len());
+    assert!(found[offset..offset + done] == bytes[..done], "{error}");
+    assert!(found.len() <= before.len().max(offset + done), "{} bytes: {error}", found.len());
+    assert!(found[..offset.min(before.len())] == before[..offset.min(before.len())], "{error}");
+}
+
+#[test]
+fn a_write_beyond_the_largest_file_allowed_leaves_the_bytes_that_fit() {
+    alone("a_write_beyond_the_largest_file_allowed_leaves_the_bytes_that_fit", || {
+        const LIMIT: usize = 3 * MIB + 123;
+        let limit = libc::rlimit { rlim_cur: LIMIT as libc::rlim_t, rlim_max: libc::RLIM_INFINITY };
+        let bytes = pattern(LONG);
+        each(|path, write, engine| {
+            let file = open(engine, path);
+            // SAFETY: ignoring a signal runs nothing; the limit outlives the call, and no other test runs here.
+            unsafe {
+                libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+                assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
+            }
+            let fresh = write(&file, &bytes, 0).unwrap_err();
+            check_failed_write(path, &fresh, &[], &bytes, 0);
+            let before = fs::read(path).unwrap();
+            let longer = write(&file, &bytes, 1000).unwrap_err();
+            check_failed_write(path, &longer, &before, &bytes, 1000);
+            write(&file, &bytes[..LIMIT - MIB], MIB as u64).unwrap();
+            for error in [fresh, longer] {
+                assert_eq!(error.raw_os_error(), Some(libc::EFBIG), "{error}");
+            }
+            let unlimited = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, ..limit };
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &unlimited) }, 0);
+        });
+    });
+}
+
+/// Mounts a small tmpfs at `folder` for this thread and those that it starts; false where that is not allowed.
+fn mount_small_tmpfs(folder: &Path) -> bool {
+    let folder = std::ffi::CString::new(folder.as_os_str().as_encoded_bytes()).unwrap();
+    // SAFETY: takes integers, and changes this thread only.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+        return false;
+    }
+    let private = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: all strings end with a NUL. Nothing that is mounted from now on is seen elsewhere.
+    unsafe {
+        libc::mount(c"none".as_ptr(), c"/".as_ptr(), std::ptr::null(), private, std::ptr::null()) == 0
+            && libc::mount(
+                c"tmpfs".as_ptr(),
+                folder.as_ptr(),
+                c"tmpfs".as_ptr(),
+                0,
+                c"size=4m".as_ptr().cast(),
+            ) == 0
+    }
+}
+
+#[test]
+fn a_full_file_system_ends_writes_with_the_bytes_that_fit_and_without_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let test = || {
+        if !mount_small_tmpfs(folder.path()) {
+            return;
+        }
+        let bytes = pattern(LONG);
+        Bed::each(|bed| {
+            let engine = engine(bed);
+            let from_device = |file: &File, offset| {
+                let mut buffer = bed.device.alloc(LONG).unwrap();
+                buffer.copy_from_host(0, &bytes).unwrap();
+                file.write_all_at(&buffer, offset)
+            };
+            let from_host = |file: &File, offset| file.write_all_at(&bytes, offset);
+            type Write<'a> = &'a dyn Fn(&File, u64) -> gpufile::Result<()>;
+            for write in [&from_host as Write<'_>, &from_device] {
+                for is_sparse in [false, true] {
+                    let path = folder.path().join("full");
+                    let file = open(&engine, &path);
+                    if is_sparse {
+                        // Its holes take room when they are overwritten.
+                        file.set_len(LONG as u64).unwrap();
+                    }
+                    let before = vec![0; if is_sparse { LONG } else { 0 }];
+                    let error = write(&file, 0).unwrap_err();
+                    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+                    check_failed_write(&path, &error, &before, &bytes, 0);
+                    if !is_sparse {
+                        let stored = fs::metadata(&path).unwrap().blocks() * 512;
+                        assert!(stored <= error.bytes_done().next_multiple_of(4096) as u64, "{stored}");
+                    }
+                    fs::remove_file(&path).unwrap();
+                }
+            }
+        });
+    };
+    in_threads([test]);
+}

@@ -1,0 +1,296 @@
+//! Models and arrays in files, loaded into GPU memory and saved from it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cufile::{RegisterFlags, RegisteredBuffer};
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, libraries, pattern};
+use gpufile::cuda::DeviceBuffer;
+use gpufile::formats::npy::{self, NpyFile};
+use gpufile::formats::safetensors::{self, Checkpoint, Loaded, TensorData};
+use gpufile::formats::{Dtype, Error, SaveOptions};
+use gpufile::{Cause, Engine, IoBuf, OpenOptions, PathPolicy};
+
+const POLICIES: [PathPolicy; 2] = [PathPolicy::RequireCufile, PathPolicy::PosixOnly];
+
+/// Name, type, shape. The last is larger than bounce buffers.
+const MODEL: [(&str, Dtype, &[u64]); 6] = [
+    ("norm", Dtype::F32, &[33]),
+    ("packed", Dtype::F4, &[6, 2]),
+    ("none", Dtype::F64, &[0, 4]),
+    ("step", Dtype::I64, &[]),
+    ("mask", Dtype::Bool, &[5]),
+    ("embed", Dtype::BF16, &[2999, 2003]),
+];
+
+fn options(bed: &Bed, policy: PathPolicy) -> OpenOptions {
+    OpenOptions::new().engine(&Engine::builder().driver(bed.driver.clone()).build()).policy(policy)
+}
+
+/// The bytes of each tensor, which no other has.
+fn contents() -> Vec<Vec<u8>> {
+    let one = |(number, (_, dtype, shape)): (usize, &(&str, Dtype, &[u64]))| {
+        let bits = shape.iter().product::<u64>() * u64::from(dtype.size_bits());
+        pattern(number * 64 + (bits / 8) as usize).split_off(number * 64)
+    };
+    MODEL.iter().enumerate().map(one).collect()
+}
+
+fn tensors<B: IoBuf>(buffers: &[B]) -> Vec<TensorData<'_>> {
+    let both = MODEL.iter().zip(buffers);
+    both.map(|((name, dtype, shape), buffer)| TensorData::new(name, *dtype, shape, buffer)).collect()
+}
+
+/// A file with the model, written without a GPU.
+fn saved(bed: &Bed, name: &str) -> PathBuf {
+    let path = bed.path(name);
+    safetensors::save(&path, &tensors(&contents()), BTreeMap::new()).unwrap();
+    path
+}
+
+fn on_device(bed: &Bed, bytes: &[u8]) -> DeviceBuffer {
+    let mut buffer = bed.device.alloc(bytes.len()).unwrap();
+    buffer.copy_from_host(0, bytes).unwrap();
+    buffer
+}
+
+fn bytes(loaded: &Loaded<DeviceBuffer>, name: &str) -> Vec<u8> {
+    let range = loaded.tensor(name).unwrap().range;
+    let mut bytes = vec![0; range.len()];
+    loaded.buffer().copy_to_host(range.start, &mut bytes).unwrap();
+    bytes
+}
+
+fn assert_loaded(loaded: &Loaded<DeviceBuffer>) {
+    assert_eq!(loaded.len(), MODEL.len());
+    for ((name, dtype, shape), expected) in MODEL.iter().zip(contents()) {
+        assert!(bytes(loaded, name) == expected, "{name}");
+        let tensor = loaded.tensor(name).unwrap();
+        assert_eq!((tensor.info.dtype, tensor.info.shape), (*dtype, *shape));
+        assert_eq!(tensor.bytes.as_ptr(), loaded.buffer().as_ptr().wrapping_add(tensor.range.start));
+        assert_eq!(tensor.bytes.as_ptr().addr() % (dtype.size_bits().div_ceil(8) as usize), 0, "{name}");
+        assert_eq!(tensor.bytes.len_bytes(), expected.len());
+    }
+}
+
+#[test]
+fn a_model_is_loaded_to_the_gpu_whole_in_part_and_tensor_by_tensor() {
+    Bed::each(|bed| {
+        let path = saved(bed, "model.safetensors");
+        let contents = contents();
+        for policy in POLICIES {
+            let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
+            assert_loaded(&checkpoint.load_to_device(&bed.device).unwrap());
+
+            let mut steps = Vec::new();
+            let load = checkpoint.load().progress(|progress| steps.push(progress.done_bytes));
+            assert_loaded(&load.to_device(&bed.device).unwrap());
+            assert_eq!(steps, [checkpoint.len_bytes()]);
+
+            let some = checkpoint.load().only(["mask", "embed"]).unwrap();
+            let some = some.to_device(&bed.device).unwrap();
+            assert_eq!(some.len(), 2);
+            assert!(bytes(&some, "embed") == contents[5] && bytes(&some, "mask") == contents[4]);
+            assert!(some.tensor("norm").is_none());
+
+            let each = checkpoint.load().to_device_each(&bed.device).unwrap();
+            let names: Vec<_> = each.iter().map(|(info, _)| info.name).collect();
+            assert!(checkpoint.names().eq(names));
+            for (info, buffer) in each {
+                let number = MODEL.iter().position(|(name, ..)| *name == info.name).unwrap();
+                assert!(buffer.to_vec().unwrap() == contents[number], "{}", info.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_tensor_and_rows_of_it_are_read_into_a_buffer_of_the_gpu() {
+    Bed::each(|bed| {
+        let path = saved(bed, "model.safetensors");
+        for policy in POLICIES {
+            let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
+            let mut norm = bed.device.alloc(132).unwrap();
+            checkpoint.read_tensor_into("norm", &mut norm).unwrap();
+            assert!(norm.to_vec().unwrap() == contents()[0]);
+            let mut rows = bed.device.alloc(7 * 4006).unwrap();
+            checkpoint.read_rows_into("embed", 2000..2007, &mut rows).unwrap();
+            assert!(rows.to_vec().unwrap() == contents()[5][2000 * 4006..2007 * 4006]);
+            let error = checkpoint.read_rows_into("embed", 0..8, &mut rows).unwrap_err();
+            assert!(matches!(error, Error::BufferSize { .. }), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_registered_buffer_is_loaded_into() {
+    Bed::each(|bed| {
+        let path = saved(bed, "model.safetensors");
+        let checkpoint = Checkpoint::open_with(&path, &options(bed, PathPolicy::RequireCufile)).unwrap();
+        let memory = bed.device.alloc(checkpoint.load().len_bytes().unwrap()).unwrap();
+        let mut buffer = RegisteredBuffer::register(&bed.driver, memory, RegisterFlags::empty()).unwrap();
+        let loaded = checkpoint.load().to_buffer(&mut buffer).unwrap();
+        let range = loaded.tensor("embed").unwrap().range;
+        let memory = buffer.deregister().map_err(|(_, error)| error).unwrap();
+        assert!(memory.to_vec().unwrap()[range] == contents()[5]);
+    });
+}
+
+/// A file as no library writes it: no tensor but the first is aligned to its elements.
+fn misaligned(path: &Path) {
+    let tensors = r#""a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},
+        "b":{"dtype":"F64","shape":[100000],"data_offsets":[3,800003]},
+        "c":{"dtype":"BF16","shape":[1],"data_offsets":[800003,800005]},
+        "d":{"dtype":"U64","shape":[],"data_offsets":[800005,800013]}"#;
+    let json = format!("{{{tensors}}}");
+    let file = [&(json.len() as u64).to_le_bytes(), json.as_bytes(), &pattern(800_013)].concat();
+    fs::write(path, file).unwrap();
+}
+
+#[test]
+fn tensors_that_the_file_misaligns_are_aligned_on_the_gpu() {
+    Bed::each(|bed| {
+        let path = bed.path("odd.safetensors");
+        misaligned(&path);
+        for policy in POLICIES {
+            let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
+            let loaded = checkpoint.load_to_device(&bed.device).unwrap();
+            for tensor in checkpoint.tensors() {
+                let range = tensor.offsets.start as usize..tensor.offsets.end as usize;
+                assert!(bytes(&loaded, tensor.name) == pattern(800_013)[range], "{}", tensor.name);
+                let address = loaded.tensor(tensor.name).unwrap().bytes.as_ptr().addr();
+                assert_eq!(address % (tensor.dtype.size_bits() / 8) as usize, 0, "{}", tensor.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_model_in_several_files_is_saved_from_the_gpu_and_loaded_again() {
+    Bed::each(|bed| {
+        let buffers: Vec<_> = contents().iter().map(|bytes| on_device(bed, bytes)).collect();
+        for policy in POLICIES {
+            let path = bed.path(&format!("{policy:?}.safetensors"));
+            let save = SaveOptions::new().files(&options(bed, policy));
+            let tensors = tensors(&buffers);
+            let index = safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 100, &save).unwrap();
+            let checkpoint = Checkpoint::open_with(&index, &options(bed, policy)).unwrap();
+            // The empty tensor and the next fit beside another.
+            assert_eq!(checkpoint.files().len(), 3);
+            let loaded = checkpoint.load_to_device(&bed.device).unwrap();
+            assert_loaded(&loaded);
+            for (_, header) in checkpoint.files() {
+                let first = header.tensors().find(|tensor| tensor.len_bytes() > 0).unwrap();
+                assert_eq!(loaded.tensor(first.name).unwrap().bytes.as_ptr().addr() % 256, 0);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_saved_from_the_gpu_is_what_is_saved_from_the_host() {
+    Bed::each(|bed| {
+        let host = saved(bed, "host.safetensors");
+        let buffers: Vec<_> = contents().iter().map(|bytes| on_device(bed, bytes)).collect();
+        for policy in POLICIES {
+            let path = bed.path(&format!("{policy:?}.safetensors"));
+            fs::write(&path, "old").unwrap();
+            let save = SaveOptions::new().files(&options(bed, policy));
+            safetensors::save_with(&path, &tensors(&buffers), BTreeMap::new(), &save).unwrap();
+            assert!(fs::read(&path).unwrap() == fs::read(&host).unwrap());
+
+            // Tensors that lie side by side in one buffer.
+            let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
+            let loaded = checkpoint.load_to_device(&bed.device).unwrap();
+            let again: Vec<TensorData<'_>> = loaded.iter().map(Into::into).collect();
+            safetensors::save_with(&path, &again, BTreeMap::new(), &save).unwrap();
+            assert!(fs::read(&path).unwrap() == fs::read(&host).unwrap());
+        }
+    });
+}
+
+#[test]
+fn an_array_goes_from_the_gpu_to_a_file_and_back() {
+    Bed::each(|bed| {
+        let expected = pattern(3001 * 1000 * 4);
+        let buffer = on_device(bed, &expected);
+        for policy in POLICIES {
+            let path = bed.path(&format!("{policy:?}.npy"));
+            let save = SaveOptions::new().files(&options(bed, policy));
+            npy::write_with(&path, "<f4", false, &[3001, 1000], &buffer, &save).unwrap();
+            let array = NpyFile::open_with(&path, &options(bed, policy)).unwrap();
+            assert!(array.read_to_device(&bed.device).unwrap().to_vec().unwrap() == expected);
+            let mut rows = bed.device.alloc(8000).unwrap();
+            array.read_rows_into(2999..3001, &mut rows).unwrap();
+            assert!(rows.to_vec().unwrap() == expected[2999 * 4000..]);
+            assert!(array.read_to_host().unwrap() == expected);
+        }
+    });
+}
+
+#[test]
+fn a_gpu_without_room_is_an_error_that_says_how_much_was_needed() {
+    let bed = Bed::emulated();
+    let path = saved(&bed, "model.safetensors");
+    let checkpoint = Checkpoint::open_with(&path, &options(&bed, PathPolicy::PosixOnly)).unwrap();
+    let emulator = bed.emulator.as_ref().unwrap();
+    emulator.control("fault cudaMalloc err=2");
+    let error = checkpoint.load_to_device(&bed.device).unwrap_err();
+    let Error::Memory { len_bytes, cause } = &error else { panic!("{error}") };
+    assert_eq!(*len_bytes, checkpoint.len_bytes());
+    assert!(matches!(cause, Cause::Cufile(_)), "{cause}");
+    emulator.control("fault cudaMalloc after=3 err=2");
+    let error = checkpoint.load().to_device_each(&bed.device).unwrap_err();
+    assert!(matches!(error, Error::Memory { .. }), "{error}");
+}
+
+#[test]
+fn a_save_that_fails_half_way_leaves_the_old_file() {
+    for (policy, fault) in [
+        (PathPolicy::RequireCufile, "fault cuFileHandleRegister err=5027"),
+        (PathPolicy::RequireCufile, "fault cuFileWrite ret=-1 errno=28 times=all"),
+        (PathPolicy::PosixOnly, "fault cudaMemcpyAsync after=1 err=700"),
+    ] {
+        let bed = Bed::emulated();
+        let path = bed.path("model.safetensors");
+        fs::write(&path, "old").unwrap();
+        let buffers: Vec<_> = contents().iter().map(|bytes| on_device(&bed, bytes)).collect();
+        bed.emulator.as_ref().unwrap().control(fault);
+        let save = SaveOptions::new().files(&options(&bed, policy));
+        let error = safetensors::save_with(&path, &tensors(&buffers), BTreeMap::new(), &save).unwrap_err();
+        assert!(matches!(&error, Error::Save { path: named, .. } if *named == path), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "{policy:?}");
+    }
+}
+
+#[test]
+fn nothing_stays_on_the_gpu_after_loading_fails() {
+    for (policy, fault) in [
+        (PathPolicy::RequireCufile, "fault cuFileRead ret=-1 errno=5 times=all"),
+        (PathPolicy::PosixOnly, "fault cudaMemcpyAsync after=1 err=700"),
+    ] {
+        let emulator = Emulator::start();
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = folder.path().join("model.safetensors");
+        safetensors::save(&path, &tensors(&contents()), BTreeMap::new()).unwrap();
+        {
+            let (library, cuda) = libraries(&emulator);
+            let driver = cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();
+            let device = driver.cuda().device(0).unwrap();
+            let engine = Engine::builder().driver(driver).build();
+            let options = OpenOptions::new().engine(&engine).policy(policy);
+            let checkpoint = Checkpoint::open_with(&path, &options).unwrap();
+            emulator.control(fault);
+            let error = checkpoint.load_to_device(&device).unwrap_err();
+            let Error::File(error) = error else { panic!("{error}") };
+            assert!(error.to_string().contains("model.safetensors"), "{error}");
+            assert!(checkpoint.load().to_device_each(&device).is_ok() == (policy == PathPolicy::PosixOnly));
+        }
+        for what in ["allocations", "handles", "streams", "events", "use-count"] {
+            assert_eq!(emulator.live(what), 0, "{what}");
+        }
+    }
+}
