@@ -46,7 +46,7 @@ mod write_plan;
 
 pub use bytes::{ParseBytesError, parse_bytes};
 pub use cufile::cuda;
-pub use cufile::{IoBuf, IoBufMut};
+pub use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};
 pub use file::File;

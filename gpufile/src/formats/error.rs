@@ -1,7 +1,82 @@
-//! What is wrong with a header, in which tensor, and where in the file.
+//! What is wrong with a header, in which tensor, and where in the file; and what else makes loading and saving fail.
 
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
+
+use crate::error::Cause;
+
+/// The result of loading or saving.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What made loading or saving fail, and with which file.
+///
+/// Names from files are shown quoted and escaped, and cut if they are long.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file is not as its format wants it, does not have what was asked of it, or could not be written that way.
+    #[error("{}: {error}", .path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        error: FormatError,
+    },
+    /// A file could not be opened or read. The offset in it is in bytes from the start of the file.
+    #[error(transparent)]
+    File(#[from] crate::Error),
+    /// A file could not be saved. What could not be written has a temporary name beside it.
+    #[error("cannot save {}: {error}", .path.display())]
+    Save {
+        /// The file that was to be replaced.
+        path: PathBuf,
+        /// What failed.
+        error: crate::Error,
+    },
+    /// There was no memory of the GPU or the host to load into.
+    #[error("cannot allocate {len_bytes} bytes to load into: {cause}")]
+    Memory {
+        /// How many bytes were needed.
+        len_bytes: u64,
+        /// What CUDA or the operating system said.
+        cause: Cause,
+    },
+    /// Two files have a tensor of the same name.
+    #[error("tensor {tensor:?} is in {} and in {}", .files[0].display(), .files[1].display())]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+        /// The files.
+        files: [PathBuf; 2],
+    },
+    /// An index says that a file has a tensor, and it has not.
+    #[error("tensor {tensor:?} is not in {}, where {} says that it is", .file.display(), .index.display())]
+    NotInShard {
+        /// The tensor.
+        tensor: String,
+        /// The file that should have it.
+        file: PathBuf,
+        /// The index.
+        index: PathBuf,
+    },
+    /// There is no tensor of that name.
+    #[error("there is no tensor {tensor:?}")]
+    NoSuchTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A buffer does not have as many bytes as what it is to hold.
+    #[error("{array}: {needed_bytes} bytes, and the buffer has {buffer_bytes}")]
+    BufferSize {
+        /// What it is to hold: a tensor, rows of one, or an array.
+        array: String,
+        /// How many bytes that has.
+        needed_bytes: u64,
+        /// How many bytes the buffer has.
+        buffer_bytes: usize,
+    },
+}
 
 /// A header that cannot be read, or cannot be written.
 ///
@@ -171,15 +246,20 @@ pub enum FormatError {
         len_bytes: u64,
     },
     /// Rows were asked for that a tensor does not have.
-    #[error("tensor {tensor:?}: it has {available} rows, not rows {} to {}", .rows.start, .rows.end)]
+    #[error("{}there are {available} rows, not rows {} to {}", Of(.tensor), .rows.start, .rows.end)]
     NoSuchRows {
-        /// The tensor.
-        tensor: String,
+        /// The tensor, if the format names it.
+        tensor: Option<String>,
         /// The rows that were asked for.
         rows: Range<u64>,
         /// How many there are: the length of the first axis, and 0 for a scalar.
         available: u64,
     },
+    /// Rows were asked for of an array in Fortran order.
+    #[error(
+        "the array is in Fortran order, where the elements of a row are not neighbours; it can be read as a whole"
+    )]
+    FortranRows,
     /// A tensor's name is one that the format uses for something else.
     #[error("a tensor cannot be called {name:?}")]
     ReservedName {
@@ -205,6 +285,7 @@ impl FormatError {
             | FormatError::Missing { tensor, .. }
             | FormatError::UnsupportedDtype { tensor, .. }
             | FormatError::SizeOverflow { tensor }
+            | FormatError::NoSuchRows { tensor, .. }
             | FormatError::Gap { tensor, .. } => tensor.as_deref(),
             FormatError::DuplicateTensor { tensor }
             | FormatError::FileOverflow { tensor }
@@ -213,10 +294,10 @@ impl FormatError {
             | FormatError::Backwards { tensor, .. }
             | FormatError::PastEnd { tensor, .. }
             | FormatError::Overlap { tensor, .. }
-            | FormatError::NoSuchRows { tensor, .. }
             | FormatError::ReservedName { name: tensor }
             | FormatError::FileName { tensor, .. } => Some(tensor),
             FormatError::OtherFormat { .. }
+            | FormatError::FortranRows
             | FormatError::UnknownVersion { .. }
             | FormatError::Truncated { .. }
             | FormatError::HeaderTooLarge { .. } => None,

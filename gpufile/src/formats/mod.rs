@@ -1,11 +1,15 @@
-//! File formats of arrays: what their headers say, checked, and the headers of new files.
+//! File formats of arrays: models in safetensors files, and numpy's arrays, loaded into GPU or host memory and saved
+//! from it.
 //!
-//! Nothing here opens a file or touches a GPU. A header goes in as bytes, with the length of the file that it was read
-//! from, and comes out as names, types, shapes and byte ranges; whoever moves the data asks for those ranges.
+//! [`safetensors::Checkpoint`] loads the tensors of one file or of many into one allocation, as fast as one large read;
+//! [`safetensors::save`] writes a file. [`npy::NpyFile`] and [`npy::write()`] do the same for one array. New files
+//! replace old ones at once, or not at all.
 //!
-//! Headers are input from strangers. What a parser returns has been checked against itself and against the length of
-//! the file: every range lies in the file, ranges do not overlap, shapes and types multiply out to the ranges. Memory
-//! is allocated in proportion to the bytes of the header that were handed in, never to a number that they hold.
+//! Below that, and without any input or output, are the headers: bytes go in, with the length of the file that they
+//! were read from, and names, types, shapes and byte ranges come out. Headers are input from strangers. What a parser
+//! returns has been checked against itself and against the length of the file: every range lies in the file, ranges do
+//! not overlap, shapes and types multiply out to the ranges. Memory is allocated in proportion to the bytes of the
+//! header that were handed in, never to a number that they hold.
 //!
 //! ```
 //! use gpufile::formats::safetensors::Header;
@@ -19,11 +23,24 @@
 
 mod dtype;
 mod error;
+mod head;
+mod memory;
 pub mod npy;
 pub mod safetensors;
+mod save;
 
 pub use dtype::Dtype;
-pub use error::FormatError;
+pub use error::{Error, FormatError, Result};
+pub use save::SaveOptions;
+
+/// The failure of one of several transfers. Its number says nothing to those who did not number them; its file and
+/// offset do.
+fn of_entry(error: crate::Error) -> crate::Error {
+    match error {
+        crate::Error::Entry { error, .. } => *error,
+        other => other,
+    }
+}
 
 /// How many bits an array has: the product of `shape`, times `element_bits`. `None` if that is not a `u64` of bytes.
 ///

@@ -293,6 +293,9 @@ pub const SAMPLES: &[Sample] = &[
     sample("kvikio_quickstart", PROGRAM, ONE_FILE, COPY_ON).other(COPY_FAILS),
     sample("kvikio_write", PROGRAM, ONE_FILE, Survives(&["fault cuFileWrite short=100"]))
         .other(&["fault cuFileWrite errno=28"]),
+    sample("load_bench", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
+    sample("load_checkpoint", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
+    sample("save_checkpoint", PROGRAM, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("profiling", &[&[Input(5 * 64 * MIB), Gpu(0)]], ONE_FILE_AND_BUFFERS, READS)
         .other(&["fault cuFileStatsStart err=5030"]),
     sample(

@@ -135,6 +135,25 @@ impl NpyHeader {
         self.data_len
     }
 
+    /// Where `rows`, indices along the first axis, lie: in bytes from the start of the file.
+    ///
+    /// # Errors
+    /// [`FormatError::NoSuchRows`], also for every range of a scalar, which has no first axis;
+    /// [`FormatError::FortranRows`] for an array in Fortran order with more than one axis.
+    pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
+        if self.fortran_order && self.shape.len() > 1 {
+            return Err(FormatError::FortranRows);
+        }
+        let Some(&available) = self.shape.first().filter(|&&axis| rows.start <= rows.end && rows.end <= axis)
+        else {
+            let available = self.shape.first().copied().unwrap_or(0);
+            return Err(FormatError::NoSuchRows { tensor: None, rows, available });
+        };
+        // Both products are at most the length of the array.
+        let row_bytes = self.data_len / available.max(1);
+        Ok(self.data_start + rows.start * row_bytes..self.data_start + rows.end * row_bytes)
+    }
+
     /// Where the array ends, in bytes from the start of the file. What was parsed may go on behind it.
     pub fn file_len(&self) -> u64 {
         self.data_start + self.data_len

@@ -1,8 +1,14 @@
-//! Headers of numpy's .npy files.
+//! Arrays in numpy's .npy files: loading, saving, and the headers.
 //!
 //! A file is a magic string, a version, the length of a Python dictionary, the dictionary, and the bytes of one array.
 //! Elements of fixed size are supported, in either byte order and either order of the axes, both of which are reported:
-//! the bytes are the file's. Records and Python objects are not.
+//! the bytes are the file's. Records and Python objects are not. [`NpyFile`] reads an array to a GPU or to the host,
+//! and [`write()`] writes one.
+//!
+//! numpy's `tofile` and `fromfile` know no header: their files are the bytes of an array and nothing else, for
+//! [`File::write_all_at`](crate::File::write_all_at) and [`File::read_exact_at`](crate::File::read_exact_at).
+//!
+//! An [`NpyHeader`] does without files:
 //!
 //! ```
 //! use gpufile::formats::npy::{self, ByteOrder, NpyHeader};
@@ -21,10 +27,12 @@
 //! ```
 
 mod descr;
+mod file;
 mod header;
 mod literal;
 
 pub use descr::{ByteOrder, Descr};
+pub use file::{NpyFile, write, write_with};
 pub use header::{NpyHeader, head_len};
 
 /// How many bytes at the start of a file say how long its header is, in every version.

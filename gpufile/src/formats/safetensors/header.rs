@@ -91,6 +91,16 @@ impl Header {
         Some(self.table.info(entry(&self.by_name[found])))
     }
 
+    /// The tensor with this number, counted in the order of the file.
+    pub(super) fn nth(&self, number: u32) -> TensorInfo<'_> {
+        self.table.info(&self.table.entries[number as usize])
+    }
+
+    /// The numbers of the tensors, by name.
+    pub(super) fn by_name(&self) -> &[u32] {
+        &self.by_name
+    }
+
     /// What the file says about itself: the entries of `__metadata__`.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
@@ -145,7 +155,7 @@ impl TensorInfo<'_> {
         let Some(&available) = self.shape.first().filter(|&&axis| rows.start <= rows.end && rows.end <= axis)
         else {
             let available = self.shape.first().copied().unwrap_or(0);
-            return Err(FormatError::NoSuchRows { tensor: clip(self.name), rows, available });
+            return Err(FormatError::NoSuchRows { tensor: Some(clip(self.name)), rows, available });
         };
         let row_bits = u128::from(self.len_bytes()) * 8 / u128::from(available.max(1));
         let bits = u128::from(rows.start) * row_bits..u128::from(rows.end) * row_bits;

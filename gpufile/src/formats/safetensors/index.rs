@@ -43,8 +43,8 @@ impl ShardIndex {
     /// Parses and checks an index. Keys other than `weight_map` are passed over: sizes are in the files' headers.
     ///
     /// # Errors
-    /// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], [`FormatError::Syntax`], [`FormatError::Duplicate`], [`FormatError::DuplicateTensor`],
-    /// [`FormatError::Missing`], [`FormatError::FileName`].
+    /// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], [`FormatError::Syntax`], [`FormatError::Duplicate`],
+    /// [`FormatError::DuplicateTensor`], [`FormatError::Missing`], [`FormatError::FileName`].
     pub fn parse(json: &[u8]) -> Result<Self, FormatError> {
         let len_bytes = json.len() as u64;
         if len_bytes > MAX_HEADER_LEN {
@@ -88,7 +88,7 @@ fn text<'a>(names: &'a str, range: &Range<u32>) -> &'a str {
 }
 
 /// Whether a file name stays in the folder of the index. Backslashes would lead out of it elsewhere.
-fn is_plain(file: &str) -> bool {
+pub(super) fn is_plain(file: &str) -> bool {
     !file.contains(['\\', '\0']) && file.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 

@@ -1,7 +1,10 @@
-//! Headers of safetensors files, and the index of a model in several of them.
+//! Models in safetensors files: loading, saving, and the headers.
 //!
 //! A file is eight bytes with the length of a JSON object, the object, and the tensors' bytes without gaps, in C order
-//! and little-endian. Reading its header takes two reads, and then one range for each tensor that is wanted:
+//! and little-endian. [`Checkpoint`] opens one or several and loads their tensors to a GPU or to the host; [`save`] and
+//! [`save_sharded`] write them.
+//!
+//! A [`Header`] does without files. Reading one takes two reads, and then one range for each tensor that is wanted:
 //!
 //! ```
 //! use std::collections::BTreeMap;
@@ -24,15 +27,22 @@
 //! # }
 //! ```
 
+mod checkpoint;
 mod header;
 mod index;
 mod json;
+mod layout;
+mod load;
 mod parse;
+mod save;
 mod write;
 
+pub use checkpoint::Checkpoint;
 pub use header::{Header, TensorInfo};
 pub use index::ShardIndex;
+pub use load::{Load, Loaded, Progress, TensorView};
 pub use parse::head_len;
+pub use save::{TensorData, save, save_sharded, save_with};
 pub use write::NewTensor;
 
 /// How long the JSON object of a header may be, in bytes. The format's own limit; an index is held to it too.

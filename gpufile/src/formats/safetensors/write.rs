@@ -27,9 +27,9 @@ impl Header {
     /// data starts at a multiple of eight bytes, and so every tensor is aligned to its elements.
     ///
     /// # Errors
-    /// [`FormatError::UnsupportedDtype`] for [`Dtype::C128`], [`FormatError::DuplicateTensor`], [`FormatError::ReservedName`],
-    /// [`FormatError::SizeOverflow`], [`FormatError::PartialByte`], [`FormatError::FileOverflow`],
-    /// [`FormatError::HeaderTooLarge`].
+    /// [`FormatError::UnsupportedDtype`] for [`Dtype::C128`], [`FormatError::DuplicateTensor`],
+    /// [`FormatError::ReservedName`], [`FormatError::SizeOverflow`], [`FormatError::PartialByte`],
+    /// [`FormatError::FileOverflow`], [`FormatError::HeaderTooLarge`].
     pub fn build(
         tensors: &[NewTensor<'_>],
         metadata: BTreeMap<String, String>,

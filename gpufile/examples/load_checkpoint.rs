@@ -1,0 +1,101 @@
+//! Loads a model from safetensors files into GPU memory, and prints GB/s and a few of its tensors.
+//!
+//! usage: load_checkpoint [--cufile|--posix] CHECKPOINT [GPU]
+//!
+//! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files beside it. If there
+//! is no such file, a small model is saved there first. The first and the last tensor of each file are read once more,
+//! alone, and compared with what was loaded. Without a GPU, and with none named, host memory takes its place.
+//! `--cufile` makes it a failure if cuFile does not work, `--posix` keeps cuFile out.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use common::{Result, require_same};
+use gpufile::IoBuf;
+use gpufile::formats::Dtype;
+use gpufile::formats::safetensors::{self, Checkpoint, Loaded, Progress, TensorData};
+
+fn main() -> ExitCode {
+    common::run("[--cufile|--posix] CHECKPOINT [GPU]", |arguments| {
+        let path = arguments.path(0)?;
+        if !path.exists() {
+            save_small(path)?;
+            println!("made {}, which was not there", path.display());
+        }
+        let device = arguments.device_if_any(1)?;
+
+        let start = Instant::now();
+        let checkpoint = Checkpoint::open_with(path, &arguments.options())?;
+        println!(
+            "{} tensors in {} files, opened in {:.3} ms",
+            checkpoint.len(),
+            checkpoint.files().len(),
+            start.elapsed().as_secs_f64() * 1e3,
+        );
+        let watch = |Progress { done_bytes, total_bytes, .. }: Progress| {
+            println!("{done_bytes} of {total_bytes} bytes");
+        };
+        match device {
+            Some(device) => {
+                if let Some((file, _)) = checkpoint.files().next() {
+                    println!("path: {}", file.route());
+                }
+                let start = Instant::now();
+                let loaded = checkpoint.load().progress(watch).to_device(&device)?;
+                report(&checkpoint, &loaded, start);
+                for (name, expected) in sample(&checkpoint)? {
+                    let range = loaded.tensor(&name).ok_or("a tensor that was not loaded")?.range;
+                    let mut bytes = vec![0; range.len()];
+                    loaded.buffer().copy_to_host(range.start, &mut bytes)?;
+                    require_same(&bytes, &expected, &name)?;
+                }
+            }
+            None => {
+                let start = Instant::now();
+                let loaded = checkpoint.load().progress(watch).to_host()?;
+                report(&checkpoint, &loaded, start);
+                for (name, expected) in sample(&checkpoint)? {
+                    let bytes = loaded.bytes(&name).ok_or("a tensor that was not loaded")?;
+                    require_same(bytes, &expected, &name)?;
+                }
+            }
+        }
+        println!("contents match");
+        Ok(())
+    })
+}
+
+fn report<B: IoBuf>(checkpoint: &Checkpoint, loaded: &Loaded<B>, start: Instant) {
+    let seconds = start.elapsed().as_secs_f64();
+    println!("loaded in {seconds:.6} seconds, {:.2} GB/s", checkpoint.len_bytes() as f64 / seconds / 1e9);
+    for tensor in loaded.iter().take(5) {
+        let (info, range) = (&tensor.info, &tensor.range);
+        println!("{} {} {:?}: bytes {} to {}", info.name, info.dtype, info.shape, range.start, range.end);
+    }
+}
+
+/// Some tensors of each file, read one by one.
+fn sample(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut some = Vec::new();
+    for (_, header) in checkpoint.files() {
+        let ends = header.tensors().next().into_iter().chain(header.tensors().next_back());
+        for tensor in ends {
+            some.push((tensor.name.to_owned(), checkpoint.read_tensor(tensor.name)?));
+        }
+    }
+    Ok(some)
+}
+
+/// A model of 8 MiB.
+fn save_small(path: &Path) -> Result {
+    let weights: Vec<u8> = (0..2 << 20).map(|index: u32| (index / 3) as u8).collect();
+    let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();
+    let tensors: Vec<_> =
+        names.iter().map(|name| TensorData::new(name, Dtype::BF16, &[1024, 1024], &weights)).collect();
+    safetensors::save(path, &tensors, BTreeMap::new())?;
+    Ok(())
+}

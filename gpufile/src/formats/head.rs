@@ -1,0 +1,33 @@
+//! The bytes at the start of a file.
+
+use std::path::Path;
+
+use super::memory::{addressable, zeroed};
+use super::{Error, FormatError, Result};
+use crate::{File, OpenOptions};
+
+/// Opens a file for reading only, whatever else the options say about access.
+pub(super) fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+    let options = options.clone().read(true).write(false).create(false).create_new(false).truncate(false);
+    Ok(options.open(path)?)
+}
+
+/// Reads the header of a file, given how many bytes say how long it is; returns it with the length of the file.
+pub(super) fn read(
+    file: &File,
+    prefix_bytes: usize,
+    head_len: impl FnOnce(&[u8], u64) -> Result<u64, FormatError>,
+) -> Result<(Vec<u8>, u64)> {
+    let file_len = file.len_bytes()?;
+    let mut prefix = vec![0; prefix_bytes];
+    let read = file.read_at(&mut prefix, 0)?;
+    let head_len = head_len(&prefix[..read], file_len).map_err(|error| malformed(file, error))?;
+    let mut head = zeroed(addressable(head_len)?)?;
+    file.read_exact_at(&mut head, 0)?;
+    Ok((head, file_len))
+}
+
+/// What is wrong with a file.
+pub(super) fn malformed(file: &File, error: FormatError) -> Error {
+    Error::Format { path: file.path().to_owned(), error }
+}

@@ -1,0 +1,51 @@
+//! Memory to load into.
+
+use std::alloc::{Layout, alloc_zeroed};
+use std::io::{self, ErrorKind::OutOfMemory};
+
+use super::{Error, Result};
+use crate::cuda::{Device, DeviceBuffer};
+
+/// Zeros on the host, or why the memory is not to be had. `vec!` would end the process.
+pub(super) fn zeroed(len_bytes: usize) -> Result<Vec<u8>> {
+    let none = || out_of_memory(len_bytes as u64);
+    if len_bytes == 0 {
+        return Ok(Vec::new());
+    }
+    let layout = Layout::array::<u8>(len_bytes).map_err(|_| none())?;
+    // SAFETY: the layout has bytes.
+    let bytes = unsafe { alloc_zeroed(layout) };
+    if bytes.is_null() {
+        return Err(none());
+    }
+    // SAFETY: allocated with the layout of so many bytes, all of which are zeros.
+    Ok(unsafe { Vec::from_raw_parts(bytes, len_bytes, len_bytes) })
+}
+
+/// Device memory, or why it is not to be had.
+pub(super) fn allocate(device: &Device, len_bytes: usize) -> Result<DeviceBuffer> {
+    device
+        .alloc(len_bytes)
+        .map_err(|error| Error::Memory { len_bytes: len_bytes as u64, cause: error.into() })
+}
+
+/// A number of bytes that memory is to have.
+pub(super) fn addressable(len_bytes: u64) -> Result<usize> {
+    usize::try_from(len_bytes).map_err(|_| out_of_memory(len_bytes))
+}
+
+pub(super) fn out_of_memory(len_bytes: u64) -> Error {
+    Error::Memory { len_bytes, cause: io::Error::from(OutOfMemory).into() }
+}
+
+/// Whether a buffer has as many bytes as what it is for.
+pub(super) fn check_len(
+    array: impl FnOnce() -> String,
+    needed_bytes: u64,
+    buffer_bytes: usize,
+) -> Result<()> {
+    match buffer_bytes as u64 == needed_bytes {
+        true => Ok(()),
+        false => Err(Error::BufferSize { array: array(), needed_bytes, buffer_bytes }),
+    }
+}

@@ -1,0 +1,163 @@
+//! Arrays in files.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+use cufile::{IoBuf, IoBufMut};
+
+use super::{NpyHeader, PREFIX_LEN, head_len};
+use crate::cuda::{Device, DeviceBuffer};
+use crate::formats::head::{self, malformed};
+use crate::formats::memory::{addressable, allocate, check_len, zeroed};
+use crate::formats::save::save;
+use crate::formats::{Error, Result, SaveOptions};
+use crate::{File, OpenOptions};
+
+/// An array in an npy file.
+///
+/// Opening reads the header; the array is read by what is called then, from any thread. Its bytes come as the file has
+/// them: [`NpyHeader::descr`] says in which byte order, and [`NpyHeader::fortran_order`] in which order of the axes.
+///
+/// ```
+/// use gpufile::formats::npy::{self, NpyFile};
+///
+/// # fn main() -> gpufile::formats::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("gpufile-array-{}.npy", std::process::id()));
+/// let rows: Vec<u8> = (0..24).collect();
+/// npy::write(&path, "<u2", &[4, 3], &rows)?; // or a DeviceBuffer
+///
+/// let file = NpyFile::open(&path)?;
+/// assert_eq!(file.header().shape(), [4, 3]);
+/// assert_eq!(file.read_to_host()?, rows); // or read_to_device
+/// let mut two_rows = vec![0; 12];
+/// file.read_rows_into(1..3, &mut two_rows)?;
+/// assert_eq!(two_rows, rows[6..18]);
+/// # std::fs::remove_file(path).ok();
+/// # Ok(())
+/// # }
+/// ```
+pub struct NpyFile {
+    file: File,
+    header: NpyHeader,
+}
+
+impl NpyFile {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it cannot be opened or read, [`Error::Format`] if it is not as the format wants it.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, &OpenOptions::new())
+    }
+
+    /// As [`open`](Self::open), opening the file in this way: with this engine, path policy and use of `O_DIRECT`.
+    /// What the options say about access and creation does not count.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        let file = head::open(path, options)?;
+        let (head, file_len) = head::read(&file, PREFIX_LEN, head_len)?;
+        let header = NpyHeader::parse(&head, file_len).map_err(|error| malformed(&file, error))?;
+        Ok(Self { file, header })
+    }
+
+    /// What the array is and where it lies.
+    pub fn header(&self) -> &NpyHeader {
+        &self.header
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Reads the array into new memory of the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.
+    pub fn read_to_device(&self, device: &Device) -> Result<DeviceBuffer> {
+        let mut buffer = allocate(device, addressable(self.header.data_len())?)?;
+        self.read_into(&mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// Reads the array into new memory of the host.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the host has no room, [`Error::File`] if reading fails.
+    pub fn read_to_host(&self) -> Result<Vec<u8>> {
+        let mut bytes = zeroed(addressable(self.header.data_len())?)?;
+        self.read_into(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads the array into a buffer of the host or a GPU, which must have as many bytes as the array.
+    ///
+    /// # Errors
+    /// [`Error::BufferSize`], [`Error::File`].
+    pub fn read_into<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
+        check_len(|| "the array".to_owned(), self.header.data_len(), buffer.len_bytes())?;
+        Ok(self.file.read_exact_at(buffer, self.header.data_start())?)
+    }
+
+    /// Reads rows of the array into a buffer of the host or a GPU, which must have as many bytes as the rows. Rows are
+    /// indices along the first axis, from 0.
+    ///
+    /// # Errors
+    /// [`Error::BufferSize`], [`Error::File`]; [`Error::Format`] as [`NpyHeader::slice_rows`].
+    pub fn read_rows_into<B: IoBufMut + ?Sized>(&self, rows: Range<u64>, buffer: &mut B) -> Result<()> {
+        let range = self.header.slice_rows(rows.clone()).map_err(|error| malformed(&self.file, error))?;
+        let what = || format!("rows {} to {} of the array", rows.start, rows.end);
+        check_len(what, range.end - range.start, buffer.len_bytes())?;
+        Ok(self.file.read_exact_at(buffer, range.start)?)
+    }
+}
+
+impl fmt::Debug for NpyFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NpyFile").field("file", &self.file).field("header", &self.header).finish()
+    }
+}
+
+/// Writes an array in C order to a file, which replaces what is there when it is complete: see [`SaveOptions`]. Returns
+/// how many bytes the file has.
+///
+/// `descr` is the type of the elements, as for [`NpyHeader::build`]; `shape` how long each axis is, in elements.
+///
+/// # Errors
+/// [`Error::Format`] as [`NpyHeader::build`]; [`Error::BufferSize`] if the buffer has more or fewer bytes than shape
+/// and type say; [`Error::Save`] if the file cannot be written. Only if it is the folder that cannot be synced, the new
+/// file is in its place then.
+pub fn write<B: IoBuf + ?Sized>(
+    path: impl AsRef<Path>,
+    descr: &str,
+    shape: &[u64],
+    buffer: &B,
+) -> Result<u64> {
+    write_with(path, descr, false, shape, buffer, &SaveOptions::new())
+}
+
+/// As [`write()`], in this way, and in Fortran order if `fortran_order` says that the buffer has it.
+///
+/// # Errors
+/// As [`write()`].
+pub fn write_with<B: IoBuf + ?Sized>(
+    path: impl AsRef<Path>,
+    descr: &str,
+    fortran_order: bool,
+    shape: &[u64],
+    buffer: &B,
+    options: &SaveOptions,
+) -> Result<u64> {
+    let path = path.as_ref();
+    let (header, head) = NpyHeader::build(descr, fortran_order, shape)
+        .map_err(|error| Error::Format { path: path.to_owned(), error })?;
+    check_len(|| "the array".to_owned(), header.data_len(), buffer.len_bytes())?;
+    save(path, options, |file| {
+        file.write_all_at(&head, 0)?;
+        file.write_all_at(buffer, header.data_start())
+    })?;
+    Ok(header.file_len())
+}

@@ -1,0 +1,365 @@
+//! Tensors loaded into one allocation, or into one each.
+
+use std::fmt;
+use std::iter;
+use std::mem;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use cufile::{BufSlice, BufSliceMut};
+
+use super::TensorInfo;
+use super::checkpoint::{Catalog, Id};
+use super::layout::Layout;
+use crate::cuda::{Device, DeviceBuffer};
+use crate::formats::error::clip;
+use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
+use crate::formats::{Error, Result, of_entry};
+use crate::{File, IoBuf, IoBufMut, ReadRequest};
+
+/// Which tensors are to be loaded, and who is told how far it is; made by [`Checkpoint::load`].
+///
+/// ```no_run
+/// use gpufile::Engine;
+/// use gpufile::formats::safetensors::Checkpoint;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Engine::global().cuda()?.device(0)?;
+/// let checkpoint = Checkpoint::open("model.safetensors.index.json")?;
+/// let loaded = checkpoint
+///     .load()
+///     .only(checkpoint.names().filter(|name| name.starts_with("model.layers.0.")))?
+///     .progress(|progress| eprintln!("{} of {} bytes", progress.done_bytes, progress.total_bytes))
+///     .to_device(&device)?;
+/// for tensor in loaded.iter() {
+///     println!("{} {} {:?} {:?}", tensor.info.name, tensor.info.dtype, tensor.info.shape, tensor.bytes);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`Checkpoint::load`]: super::Checkpoint::load
+#[must_use]
+pub struct Load<'a> {
+    files: &'a [File],
+    catalog: &'a Arc<Catalog>,
+    choice: Choice,
+    progress: Option<Watcher<'a>>,
+}
+
+type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
+
+/// How far loading has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// How many bytes have been read.
+    pub done_bytes: u64,
+    /// How many bytes are to be read.
+    pub total_bytes: u64,
+}
+
+/// Tensors in one buffer.
+///
+/// Tensors are looked up, and views of them made, when they are asked for.
+pub struct Loaded<B> {
+    catalog: Arc<Catalog>,
+    choice: Choice,
+    layout: Layout,
+    /// Where in the buffer the layout starts, in bytes.
+    start: usize,
+    buffer: B,
+}
+
+/// A tensor of a [`Loaded`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TensorView<'a> {
+    /// Name, type and shape, and where it was in its file.
+    pub info: TensorInfo<'a>,
+    /// The bytes, in C order and little-endian.
+    pub bytes: BufSlice<'a>,
+    /// Where they lie in the buffer, in bytes.
+    pub range: Range<usize>,
+}
+
+/// Which tensors of a catalog.
+enum Choice {
+    All,
+    /// In the order of the files, each once.
+    These(Vec<Id>),
+}
+
+impl Choice {
+    fn len(&self, catalog: &Catalog) -> usize {
+        match self {
+            Choice::All => catalog.len(),
+            Choice::These(ids) => ids.len(),
+        }
+    }
+
+    fn contains(&self, id: Id) -> bool {
+        match self {
+            Choice::All => true,
+            Choice::These(ids) => ids.binary_search(&id).is_ok(),
+        }
+    }
+
+    /// In the order of the files.
+    fn ids(&self, catalog: &Catalog) -> impl Iterator<Item = Id> {
+        let (all, these) = match self {
+            Choice::All => (Some(catalog.ids()), &[][..]),
+            Choice::These(ids) => (None, &ids[..]),
+        };
+        all.into_iter().flatten().chain(these.iter().copied())
+    }
+}
+
+impl<'a> Load<'a> {
+    pub(super) fn new(files: &'a [File], catalog: &'a Arc<Catalog>) -> Self {
+        Self { files, catalog, choice: Choice::All, progress: None }
+    }
+
+    /// Loads these tensors and no others; one that is named twice is loaded once.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`].
+    pub fn only(mut self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self> {
+        let mut chosen = Vec::new();
+        for name in names {
+            let name = name.as_ref();
+            let found = self.catalog.find(name);
+            chosen.push(found.ok_or_else(|| Error::NoSuchTensor { tensor: clip(name) })?);
+        }
+        chosen.sort();
+        chosen.dedup();
+        self.choice = Choice::These(chosen);
+        Ok(self)
+    }
+
+    /// Reads in steps of a sixteenth, or 256 MiB if that is more, and calls the function after each, on the thread that
+    /// waits for the loading. The pause between steps costs some speed.
+    pub fn progress(mut self, watch: impl FnMut(Progress) + 'a) -> Self {
+        self.progress = Some(Box::new(watch));
+        self
+    }
+
+    /// How many bytes a buffer for [`to_buffer`](Self::to_buffer) must have: those of the tensors, and of gaps between
+    /// them that alignment asks for.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if that is more than there are addresses.
+    pub fn len_bytes(&self) -> Result<usize> {
+        Ok(self.layout()?.len_bytes)
+    }
+
+    /// Loads into one allocation on the GPU.
+    ///
+    /// Each tensor is aligned to its elements, and the first of each file to 256 bytes. What is neighbours in a file
+    /// and so aligned, usually all of a file, is read as one range.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.
+    pub fn to_device(self, device: &Device) -> Result<Loaded<DeviceBuffer>> {
+        let layout = self.layout()?;
+        let buffer = allocate(device, layout.len_bytes)?;
+        self.load(layout, buffer, 0)
+    }
+
+    /// Loads into one allocation on the host, with tensors aligned as in [`to_device`](Self::to_device), but for the
+    /// first of each file: to 64 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the host has no room, [`Error::File`] if reading fails.
+    pub fn to_host(self) -> Result<Loaded<Vec<u8>>> {
+        /// A line of the processor's cache.
+        const ALIGNMENT: usize = 64;
+        let layout = self.layout()?;
+        let buffer = zeroed(layout.len_bytes.saturating_add(ALIGNMENT - 1))?;
+        // A vector of bytes may start anywhere.
+        let start = buffer.as_ptr().addr().wrapping_neg() % ALIGNMENT;
+        self.load(layout, buffer, start)
+    }
+
+    /// Loads into a buffer, from its start on: pinned or registered memory, or a part of other memory. Tensors are
+    /// aligned as in [`to_device`](Self::to_device) if the buffer is.
+    ///
+    /// # Errors
+    /// [`Error::BufferSize`] if the buffer has fewer bytes than [`len_bytes`](Self::len_bytes), [`Error::Memory`] if no
+    /// buffer could have as many, [`Error::File`] if reading or copying fails.
+    pub fn to_buffer<B: IoBufMut>(self, buffer: B) -> Result<Loaded<B>> {
+        let layout = self.layout()?;
+        let (needed_bytes, buffer_bytes) = (layout.len_bytes as u64, buffer.len_bytes());
+        if buffer_bytes < layout.len_bytes {
+            let array = "the tensors and what aligns them".to_owned();
+            return Err(Error::BufferSize { array, needed_bytes, buffer_bytes });
+        }
+        self.load(layout, buffer, 0)
+    }
+
+    /// Loads each tensor into an allocation of its own on the GPU. They come file by file, in the order of their places
+    /// in the file.
+    ///
+    /// # Errors
+    /// As [`to_device`](Self::to_device).
+    pub fn to_device_each(mut self, device: &Device) -> Result<Vec<(TensorInfo<'a>, DeviceBuffer)>> {
+        let progress = self.progress.take();
+        let catalog = self.catalog;
+        let infos: Vec<_> = self.choice.ids(catalog).map(|id| (id.file, catalog.info(id))).collect();
+        let mut buffers = Vec::with_capacity(infos.len());
+        for (_, info) in &infos {
+            buffers.push(allocate(device, addressable(info.len_bytes())?)?);
+        }
+        let total_bytes = infos.iter().map(|(_, info)| info.len_bytes()).sum();
+        let reads = iter::zip(&infos, &mut buffers).map(|((file, info), buffer)| Read {
+            file: &self.files[*file as usize],
+            offset: catalog.header(*file).in_file(info.offsets.clone()).start,
+            memory: buffer.into(),
+        });
+        read_all(reads, total_bytes, progress)?;
+        Ok(iter::zip(infos, buffers).map(|((_, info), buffer)| (info, buffer)).collect())
+    }
+
+    fn layout(&self) -> Result<Layout> {
+        let layout = Layout::of(self.catalog, self.choice.ids(self.catalog));
+        layout.ok_or_else(|| out_of_memory(u64::MAX))
+    }
+
+    fn load<B: IoBufMut>(self, layout: Layout, mut buffer: B, start: usize) -> Result<Loaded<B>> {
+        let memory = BufSliceMut::new(&mut buffer, start..);
+        let reads = layout.cut(memory).map(|(stretch, memory)| Read {
+            file: &self.files[stretch.file as usize],
+            offset: stretch.file_offset,
+            memory,
+        });
+        read_all(reads, layout.filled_bytes(), self.progress)?;
+        Ok(Loaded { catalog: self.catalog.clone(), choice: self.choice, layout, start, buffer })
+    }
+}
+
+/// A range of a file that fills memory.
+struct Read<'a> {
+    file: &'a File,
+    offset: u64,
+    memory: BufSliceMut<'a>,
+}
+
+/// Reads all at once, or in steps if someone watches.
+fn read_all<'a>(
+    reads: impl Iterator<Item = Read<'a>>,
+    total_bytes: u64,
+    progress: Option<Watcher<'_>>,
+) -> Result<()> {
+    const STEPS: u64 = 16;
+    const SHORTEST_STEP: u64 = 256 << 20;
+    let Some(mut watch) = progress else { return read_step(reads.collect()) };
+    let step_bytes = addressable((total_bytes / STEPS).max(SHORTEST_STEP))?;
+    let (mut step, mut room, mut done_bytes) = (Vec::new(), step_bytes, 0);
+    for Read { file, mut offset, memory } in reads {
+        let mut rest = memory;
+        loop {
+            let (part, behind) = {
+                let len_bytes = rest.len_bytes().min(room);
+                rest.split_at(len_bytes)
+            };
+            room -= part.len_bytes();
+            let next = offset + part.len_bytes() as u64;
+            step.push(Read { file, offset, memory: part });
+            if room == 0 {
+                read_step(mem::take(&mut step))?;
+                done_bytes += step_bytes as u64;
+                watch(Progress { done_bytes, total_bytes });
+                room = step_bytes;
+            }
+            if behind.len_bytes() == 0 {
+                break;
+            }
+            (offset, rest) = (next, behind);
+        }
+    }
+    if done_bytes < total_bytes || total_bytes == 0 {
+        read_step(step)?;
+        watch(Progress { done_bytes: total_bytes, total_bytes });
+    }
+    Ok(())
+}
+
+fn read_step(mut reads: Vec<Read<'_>>) -> Result<()> {
+    if let [Read { file, offset, memory }] = &mut reads[..] {
+        return Ok(file.read_exact_at(memory, *offset)?);
+    }
+    let Some(first) = reads.first() else { return Ok(()) };
+    let engine = first.file.engine();
+    let requests =
+        reads.into_iter().map(|Read { file, offset, memory }| ReadRequest::new(file, offset, memory));
+    let mut requests = requests.collect::<crate::Result<Vec<_>>>()?;
+    Ok(engine.read_many(&mut requests).map_err(of_entry)?)
+}
+
+impl<B: IoBuf> Loaded<B> {
+    /// How many tensors there are.
+    pub fn len(&self) -> usize {
+        self.choice.len(&self.catalog)
+    }
+
+    /// Whether there are no tensors.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The tensor of that name, if it was loaded.
+    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.find(name).map(|id| self.view(id))
+    }
+
+    /// The tensors, file by file, in the order of their places in the file.
+    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
+        self.choice.ids(&self.catalog).map(|id| self.view(id))
+    }
+
+    /// The buffer that all tensors lie in.
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+
+    /// Gives the buffer back. [`TensorView::range`] says where in it a tensor lies.
+    pub fn into_buffer(self) -> B {
+        self.buffer
+    }
+
+    fn find(&self, name: &str) -> Option<Id> {
+        self.catalog.find(name).filter(|id| self.choice.contains(*id))
+    }
+
+    fn range(&self, id: Id) -> Range<usize> {
+        let Range { start, end } = self.layout.find(&self.catalog, id);
+        self.start + start..self.start + end
+    }
+
+    fn view(&self, id: Id) -> TensorView<'_> {
+        let range = self.range(id);
+        let bytes = BufSlice::new(&self.buffer, range.clone());
+        TensorView { info: self.catalog.info(id), bytes, range }
+    }
+}
+
+impl<B: IoBuf + Deref<Target = [u8]>> Loaded<B> {
+    /// The bytes of the tensor of that name, if it was loaded: in host memory, which this is for.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        self.find(name).map(|id| &self.buffer[self.range(id)])
+    }
+}
+
+impl fmt::Debug for Load<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensors = self.choice.len(self.catalog);
+        f.debug_struct("Load").field("tensors", &tensors).finish_non_exhaustive()
+    }
+}
+
+impl<B: fmt::Debug> fmt::Debug for Loaded<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensors = self.choice.len(&self.catalog);
+        f.debug_struct("Loaded").field("tensors", &tensors).field("buffer", &self.buffer).finish()
+    }
+}

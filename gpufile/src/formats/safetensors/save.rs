@@ -1,0 +1,227 @@
+//! Models written to files.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::iter;
+use std::path::{Path, PathBuf};
+
+use cufile::BufSlice;
+
+use super::index::is_plain;
+use super::{Header, NewTensor, TensorView};
+use crate::WriteRequest;
+use crate::formats::error::clip;
+use crate::formats::memory::check_len;
+use crate::formats::save::{no_file_name, save as save_file};
+use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
+
+/// A tensor to be saved, in the memory of the host or a GPU.
+#[derive(Debug, Clone)]
+pub struct TensorData<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// The type of the elements.
+    pub dtype: Dtype,
+    /// How long each axis is, in elements, the slowest first. Empty for a scalar.
+    pub shape: &'a [u64],
+    /// The elements, in C order and little-endian.
+    pub bytes: BufSlice<'a>,
+}
+
+impl<'a> TensorData<'a> {
+    /// A tensor to be saved.
+    pub fn new(name: &'a str, dtype: Dtype, shape: &'a [u64], bytes: impl Into<BufSlice<'a>>) -> Self {
+        Self { name, dtype, shape, bytes: bytes.into() }
+    }
+}
+
+impl<'a> From<TensorView<'a>> for TensorData<'a> {
+    /// A tensor that was loaded, to be saved again.
+    fn from(view: TensorView<'a>) -> Self {
+        Self { name: view.info.name, dtype: view.info.dtype, shape: view.info.shape, bytes: view.bytes }
+    }
+}
+
+/// Saves tensors to a file, which replaces what is there when it is complete: see [`SaveOptions`]. Returns how many
+/// bytes the file has.
+///
+/// The file is the one that the `safetensors` library writes: the types with the largest elements first, then by name.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use gpufile::formats::Dtype;
+/// use gpufile::formats::safetensors::{self, TensorData};
+///
+/// # fn main() -> gpufile::formats::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("gpufile-save-{}.safetensors", std::process::id()));
+/// let weight = vec![0; 24]; // or a DeviceBuffer
+/// let tensors = [TensorData::new("weight", Dtype::F32, &[2, 3], &weight)];
+/// let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+/// let len_bytes = safetensors::save(&path, &tensors, metadata)?;
+/// # assert_eq!(std::fs::metadata(&path).unwrap().len(), len_bytes);
+/// # std::fs::remove_file(path).ok();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`Error::Format`] if the format does not have such tensors, as [`Header::build`]; [`Error::BufferSize`] if a tensor
+/// has more or fewer bytes than its shape and type say; [`Error::Save`] if the file cannot be written. Only if it is
+/// the folder that cannot be synced, the new file is in its place then.
+pub fn save(
+    path: impl AsRef<Path>,
+    tensors: &[TensorData<'_>],
+    metadata: BTreeMap<String, String>,
+) -> Result<u64> {
+    save_with(path, tensors, metadata, &SaveOptions::new())
+}
+
+/// As [`save`], in this way.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_with(
+    path: impl AsRef<Path>,
+    tensors: &[TensorData<'_>],
+    metadata: BTreeMap<String, String>,
+    options: &SaveOptions,
+) -> Result<u64> {
+    let path = path.as_ref();
+    let plan = Plan::of(path, tensors.iter(), metadata)?;
+    let len_bytes = plan.file_len;
+    plan.write(path, options)?;
+    Ok(len_bytes)
+}
+
+/// A file that is to be written: checked, and laid out.
+struct Plan<'a> {
+    head: Vec<u8>,
+    /// Bytes, and where in the file they go, in that order.
+    parts: Vec<(u64, BufSlice<'a>)>,
+    file_len: u64,
+}
+
+impl<'a> Plan<'a> {
+    fn of<'t>(
+        path: &Path,
+        tensors: impl Iterator<Item = &'t TensorData<'a>> + Clone,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Self>
+    where
+        'a: 't,
+    {
+        let new: Vec<_> = tensors
+            .clone()
+            .map(|tensor| NewTensor { name: tensor.name, dtype: tensor.dtype, shape: tensor.shape })
+            .collect();
+        let (header, head) = Header::build(&new, metadata).map_err(|error| malformed(path, error))?;
+        let mut parts = Vec::with_capacity(new.len());
+        for TensorData { name, bytes, .. } in tensors {
+            let place = header.get(name).expect("a header has what it was built from");
+            check_len(|| format!("tensor {name:?}"), place.len_bytes(), bytes.len_bytes())?;
+            parts.push((header.in_file(place.offsets).start, *bytes));
+        }
+        parts.sort_by_key(|(start, _)| *start);
+        Ok(Self { head, parts, file_len: header.file_len() })
+    }
+
+    fn write(self, path: &Path, options: &SaveOptions) -> Result<()> {
+        save_file(path, options, |file| {
+            let head = WriteRequest::new(file, 0, self.head.as_slice());
+            let parts = self.parts.into_iter().map(|(start, bytes)| WriteRequest::new(file, start, bytes));
+            let requests = iter::once(head).chain(parts).collect::<crate::Result<Vec<_>>>()?;
+            file.engine().write_many(&requests)
+        })
+    }
+}
+
+/// Saves tensors to several files of at most about `shard_bytes` bytes of data each, and an index beside them. Returns
+/// what [`Checkpoint::open`] opens: the index, or `path` itself if one file is enough.
+///
+/// For the path `model.safetensors` they are `model-00001-of-00002.safetensors` and so on, and
+/// `model.safetensors.index.json`, as in the models of Hugging Face. The tensors are distributed in the order given;
+/// one that is longer than `shard_bytes` has a file to itself. Each file has all of the metadata.
+///
+/// Each file replaces another by itself, and the index comes last. While a model of the same number of files is being
+/// replaced, and after a failure on the way, the folder has files of both.
+///
+/// # Errors
+/// As [`save`].
+///
+/// [`Checkpoint::open`]: super::Checkpoint::open
+pub fn save_sharded(
+    path: impl AsRef<Path>,
+    tensors: &[TensorData<'_>],
+    metadata: BTreeMap<String, String>,
+    shard_bytes: u64,
+    options: &SaveOptions,
+) -> Result<PathBuf> {
+    let path = path.as_ref();
+    let shards = distribute(tensors, shard_bytes);
+    if let [only] = shards[..] {
+        Plan::of(path, only.iter(), metadata)?.write(path, options)?;
+        return Ok(path.to_owned());
+    }
+
+    // All is checked before the first file is written.
+    let mut plans = Vec::with_capacity(shards.len());
+    let mut weight_map = serde_json::Map::new();
+    for (number, shard) in (1..).zip(&shards) {
+        let shard_path = shard_path(path, number, shards.len())?;
+        let file = shard_path.file_name().unwrap_or_default().to_string_lossy();
+        for TensorData { name, .. } in *shard {
+            if !is_plain(&file) || Some(&*file) != shard_path.file_name().and_then(OsStr::to_str) {
+                let error = FormatError::FileName { tensor: clip(name), file: clip(&file) };
+                return Err(malformed(path, error));
+            }
+            if weight_map.insert((*name).to_owned(), (*file).into()).is_some() {
+                return Err(malformed(path, FormatError::DuplicateTensor { tensor: clip(name) }));
+            }
+        }
+        plans.push((Plan::of(&shard_path, shard.iter(), metadata.clone())?, shard_path));
+    }
+    let bytes = tensors.iter().map(|tensor| tensor.bytes.len_bytes() as u64);
+    let total_size = bytes.fold(0, u64::saturating_add);
+    let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+
+    for (plan, shard_path) in plans {
+        plan.write(&shard_path, options)?;
+    }
+    let mut index_path = path.as_os_str().to_owned();
+    index_path.push(".index.json");
+    let index_path = PathBuf::from(index_path);
+    save_file(&index_path, options, |file| file.write_all_at(format!("{index:#}\n").as_bytes(), 0))?;
+    Ok(index_path)
+}
+
+/// Cuts the tensors, in their order, into stretches of at most so many bytes, but of at least one tensor.
+fn distribute<'t, 'a>(tensors: &'t [TensorData<'a>], shard_bytes: u64) -> Vec<&'t [TensorData<'a>]> {
+    let mut shards = Vec::new();
+    let (mut start, mut room) = (0, shard_bytes);
+    for (at, tensor) in tensors.iter().enumerate() {
+        let len_bytes = tensor.bytes.len_bytes() as u64;
+        if len_bytes > room && start < at {
+            shards.push(&tensors[start..at]);
+            (start, room) = (at, shard_bytes);
+        }
+        room = room.saturating_sub(len_bytes);
+    }
+    shards.push(&tensors[start..]);
+    shards
+}
+
+/// `model-00001-of-00002.safetensors` for `model.safetensors`.
+fn shard_path(path: &Path, number: usize, count: usize) -> Result<PathBuf> {
+    let no_name = || Error::Save { path: path.to_owned(), error: no_file_name(path) };
+    let mut name = path.file_stem().ok_or_else(no_name)?.to_owned();
+    name.push(format!("-{number:05}-of-{count:05}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    Ok(path.with_file_name(name))
+}
+
+fn malformed(path: &Path, error: FormatError) -> Error {
+    Error::Format { path: path.to_owned(), error }
+}

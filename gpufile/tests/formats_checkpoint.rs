@@ -1,0 +1,403 @@
+//! Models in safetensors files, loaded to the host: whole, in part, from one file and from several.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, Progress, TensorData};
+use gpufile::formats::{Dtype, Error, FormatError};
+use gpufile::{Cause, IoBuf};
+use tempfile::{TempDir, tempdir};
+
+type Model = Vec<(&'static str, Dtype, Vec<u64>, Vec<u8>)>;
+
+/// Bytes that differ from tensor to tensor and from place to place.
+fn pattern(seed: usize, len_bytes: usize) -> Vec<u8> {
+    (0..len_bytes).map(|index| (index * 7 + index / 251 + seed * 31) as u8).collect()
+}
+
+/// Tensors of these names, types and shapes.
+fn model(tensors: &[(&'static str, Dtype, &[u64])]) -> Model {
+    let one = |(seed, &(name, dtype, shape)): (usize, &(&'static str, Dtype, &[u64]))| {
+        let bits = shape.iter().product::<u64>() * u64::from(dtype.size_bits());
+        (name, dtype, shape.to_vec(), pattern(seed, (bits / 8) as usize))
+    };
+    tensors.iter().enumerate().map(one).collect()
+}
+
+fn save(path: &Path, model: &Model) {
+    let tensors: Vec<_> =
+        model.iter().map(|(name, dtype, shape, bytes)| TensorData::new(name, *dtype, shape, bytes)).collect();
+    safetensors::save(path, &tensors, BTreeMap::new()).unwrap();
+}
+
+fn mixed() -> Model {
+    model(&[
+        ("embed", Dtype::BF16, &[1000, 33]),
+        ("norm", Dtype::F32, &[33]),
+        ("packed", Dtype::F4, &[6, 2]),
+        ("none", Dtype::F64, &[0, 4]),
+        ("step", Dtype::I64, &[]),
+        ("mask", Dtype::Bool, &[5]),
+    ])
+}
+
+/// A file as no library writes it: tensors in the order given, wherever that puts them, behind a header of odd length.
+fn misaligned(path: &Path, model: &Model) {
+    let (mut entries, mut data) = (Vec::new(), Vec::new());
+    for (name, dtype, shape, bytes) in model {
+        let start = data.len();
+        data.extend_from_slice(bytes);
+        entries.push(format!(
+            r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{}]}}"#,
+            data.len()
+        ));
+    }
+    let mut json = format!("{{{}}}", entries.join(","));
+    if json.len() % 2 == 0 {
+        json.push(' ');
+    }
+    let file = [&(json.len() as u64).to_le_bytes(), json.as_bytes(), &data].concat();
+    fs::write(path, file).unwrap();
+}
+
+/// Everything that a load into host memory must have right.
+fn assert_loaded(checkpoint: &Checkpoint, model: &Model) {
+    let loaded = checkpoint.load_to_host().unwrap();
+    assert_eq!((loaded.len(), checkpoint.len()), (model.len(), model.len()));
+    for (name, dtype, shape, bytes) in model {
+        let view = loaded.tensor(name).unwrap();
+        assert_eq!((view.info.name, view.info.dtype, view.info.shape), (*name, *dtype, &shape[..]));
+        assert_eq!(view.bytes.len_bytes(), bytes.len());
+        assert_eq!(view.bytes.as_ptr(), loaded.buffer()[view.range.clone()].as_ptr());
+        assert_eq!(view.bytes.as_ptr().addr() % (dtype.size_bits().div_ceil(8) as usize), 0, "{name}");
+        assert!(loaded.bytes(name).unwrap() == bytes, "{name}");
+        assert!(checkpoint.read_tensor(name).unwrap() == *bytes, "{name}, alone");
+    }
+    assert!(loaded.iter().map(|tensor| tensor.info.name).eq(checkpoint.names()));
+    assert!(loaded.tensor("no such").is_none() && loaded.bytes("no such").is_none());
+}
+
+#[test]
+fn every_tensor_of_a_file_is_loaded_and_aligned_to_its_elements() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save(&path, &mixed());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    assert_loaded(&checkpoint, &mixed());
+    let names: Vec<_> = checkpoint.names().collect();
+    assert_eq!(names, ["step", "none", "norm", "embed", "packed", "mask"]);
+    assert_eq!(checkpoint.len_bytes(), checkpoint.load().len_bytes().unwrap() as u64, "without gaps");
+    let step = checkpoint.tensor("step").unwrap();
+    assert_eq!((step.shape, step.len_bytes()), (&[][..], 8));
+    let (file, header) = checkpoint.file_of("step").unwrap();
+    assert_eq!((file.path(), header.len()), (&*path, 6));
+    assert!(checkpoint.file_of("no such").is_none());
+
+    let loaded = checkpoint.load_to_host().unwrap();
+    let first = loaded.iter().next().unwrap();
+    assert_eq!(first.bytes.as_ptr().addr() % 64, 0);
+    let range = loaded.tensor("embed").unwrap().range;
+    assert!(loaded.into_buffer()[range] == mixed()[0].3);
+}
+
+#[test]
+fn tensors_that_the_file_misaligns_are_aligned_in_memory() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("odd.safetensors");
+    let odd = model(&[
+        ("a", Dtype::U8, &[3]),
+        ("b", Dtype::F64, &[2]),
+        ("c", Dtype::F64, &[1]),
+        ("empty", Dtype::F64, &[0]),
+        ("d", Dtype::BF16, &[1]),
+        ("e", Dtype::U8, &[1]),
+        ("f", Dtype::C64, &[4096]),
+        ("g", Dtype::F32, &[3]),
+        ("h", Dtype::I64, &[]),
+    ]);
+    misaligned(&path, &odd);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    assert_loaded(&checkpoint, &odd);
+    let gaps = checkpoint.load().len_bytes().unwrap() as u64 - checkpoint.len_bytes();
+    // Before b, f and h.
+    assert_eq!(gaps, 5 + 5 + 4);
+}
+
+#[test]
+fn an_empty_file_loads_nothing() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("empty.safetensors");
+    save(&path, &Model::new());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    assert!(checkpoint.is_empty() && checkpoint.len_bytes() == 0);
+    let mut steps = Vec::new();
+    let loaded = checkpoint.load().progress(|progress| steps.push(progress.total_bytes)).to_host().unwrap();
+    assert!(loaded.is_empty() && loaded.iter().next().is_none());
+    drop(loaded);
+    assert_eq!(steps, [0]);
+    assert!(Checkpoint::open_many([""; 0]).unwrap().load_to_host().unwrap().is_empty());
+}
+
+#[test]
+fn only_the_chosen_tensors_are_loaded() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save(&path, &mixed());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let load = checkpoint.load().only(["mask", "norm", "mask", "embed"]).unwrap();
+    assert_eq!(load.len_bytes().unwrap(), 33 * 4 + 66_000 + 5);
+    let loaded = load.to_host().unwrap();
+    let names: Vec<_> = loaded.iter().map(|tensor| tensor.info.name).collect();
+    assert_eq!(names, ["norm", "embed", "mask"]);
+    for (name, _, _, bytes) in mixed() {
+        let found = loaded.bytes(name);
+        match names.contains(&name) {
+            true => assert!(found == Some(&bytes[..]), "{name}"),
+            false => assert!(found.is_none(), "{name}"),
+        }
+    }
+    let error = checkpoint.load().only(["norm", "x"]).unwrap_err();
+    assert!(matches!(&error, Error::NoSuchTensor { tensor } if tensor == "x"), "{error}");
+    assert!(checkpoint.load().only([""; 0]).unwrap().to_host().unwrap().is_empty());
+}
+
+#[test]
+fn a_buffer_of_the_callers_is_filled_from_its_start() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save(&path, &mixed());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let len_bytes = checkpoint.load().len_bytes().unwrap();
+    let mut memory = vec![0xee; len_bytes + 1];
+    let loaded = checkpoint.load().to_buffer(&mut memory[..]).unwrap();
+    assert_eq!(loaded.bytes("mask"), Some(&mixed()[5].3[..]));
+    assert_eq!(loaded.tensor("step").unwrap().range, 0..8);
+    assert_eq!(memory[len_bytes], 0xee);
+
+    let error = checkpoint.load().to_buffer(&mut memory[..len_bytes - 1]).unwrap_err();
+    let is_short =
+        |needed_bytes, buffer_bytes| (needed_bytes, buffer_bytes) == (len_bytes as u64, len_bytes - 1);
+    assert!(
+        matches!(error, Error::BufferSize { needed_bytes, buffer_bytes, .. } if is_short(needed_bytes, buffer_bytes))
+    );
+}
+
+#[test]
+fn rows_are_read_alone() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save(&path, &mixed());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let mut rows = vec![0; 3 * 66];
+    checkpoint.read_rows_into("embed", 997..1000, &mut rows).unwrap();
+    assert!(rows == mixed()[0].3[997 * 66..]);
+    checkpoint.read_rows_into("embed", 5..5, &mut rows[..0]).unwrap();
+
+    let error = checkpoint.read_rows_into("embed", 998..1001, &mut rows).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("model.safetensors") && text.contains("1000 rows, not rows 998 to 1001"), "{text}");
+    let error = checkpoint.read_rows_into("step", 0..0, &mut rows[..0]).unwrap_err();
+    assert!(matches!(error, Error::Format { error: FormatError::NoSuchRows { .. }, .. }), "{error}");
+    let error = checkpoint.read_rows_into("embed", 0..2, &mut rows).unwrap_err();
+    assert_eq!(error.to_string(), r#"rows 0 to 2 of tensor "embed": 132 bytes, and the buffer has 198"#);
+    let error = checkpoint.read_tensor_into("norm", &mut rows).unwrap_err();
+    assert_eq!(error.to_string(), r#"tensor "norm": 132 bytes, and the buffer has 198"#);
+    for error in [
+        checkpoint.read_rows_into("x", 0..1, &mut rows).unwrap_err(),
+        checkpoint.read_tensor("x").unwrap_err(),
+    ] {
+        assert_eq!(error.to_string(), r#"there is no tensor "x""#);
+    }
+}
+
+/// Two files and an index of them.
+fn sharded(folder: &TempDir) -> (Vec<PathBuf>, PathBuf, Model) {
+    let all = mixed();
+    let (one, two) = all.split_at(2);
+    let paths: Vec<_> = ["1", "2"].map(|n| folder.path().join(format!("{n}.safetensors"))).into();
+    save(&paths[0], &one.to_vec());
+    save(&paths[1], &two.to_vec());
+    let index = folder.path().join("model.safetensors.index.json");
+    let json = r#"{"metadata":{},"weight_map":{"norm":"1.safetensors","embed":"1.safetensors",
+        "step":"2.safetensors","packed":"2.safetensors","none":"2.safetensors"}}"#;
+    fs::write(&index, json).unwrap();
+    (paths, index, all)
+}
+
+#[test]
+fn a_model_in_several_files_is_one_model() {
+    let folder = tempdir().unwrap();
+    let (paths, index, all) = sharded(&folder);
+    // The index does not name "mask", which is no error.
+    for checkpoint in [Checkpoint::open(&index).unwrap(), Checkpoint::open_many(&paths).unwrap()] {
+        assert_loaded(&checkpoint, &all);
+        let (file, _) = checkpoint.file_of("mask").unwrap();
+        assert_eq!(file.path(), paths[1]);
+        assert_eq!(checkpoint.files().len(), 2);
+        let loaded = checkpoint.load().only(["mask", "norm"]).unwrap().to_host().unwrap();
+        let found: Vec<_> = loaded.iter().map(|tensor| (tensor.info.name, tensor.range.start % 64)).collect();
+        // A vector is aligned by leaving out its first bytes.
+        let start = found[0].1;
+        assert_eq!(found, [("norm", start), ("mask", start)]);
+        assert_eq!(loaded.bytes("mask"), Some(&all[5].3[..]));
+    }
+    let order = Checkpoint::open_many([&paths[1], &paths[0]]).unwrap();
+    assert_loaded(&order, &all);
+    assert_eq!(order.names().next(), Some("step"));
+}
+
+#[test]
+fn a_tensor_in_two_files_is_an_error_that_names_both() {
+    let folder = tempdir().unwrap();
+    let (paths, ..) = sharded(&folder);
+    let third = folder.path().join("3.safetensors");
+    save(&third, &model(&[("x", Dtype::U8, &[1]), ("embed", Dtype::U8, &[1])]));
+    let error = Checkpoint::open_many([&paths[1], &paths[0], &third]).unwrap_err();
+    let Error::DuplicateTensor { tensor, files } = &error else { panic!("{error}") };
+    assert_eq!((tensor.as_str(), &files[0], &files[1]), ("embed", &paths[0], &third));
+    let text = error.to_string();
+    assert!(text.contains("1.safetensors") && text.contains("3.safetensors"), "{text}");
+}
+
+#[test]
+fn an_index_that_is_wrong_names_the_tensor() {
+    let folder = tempdir().unwrap();
+    let (_, index, _) = sharded(&folder);
+    for (map, tensor) in [
+        (r#""norm":"1.safetensors","gone":"2.safetensors""#, "gone"),
+        (r#""norm":"2.safetensors","embed":"1.safetensors""#, "norm"),
+    ] {
+        fs::write(&index, format!(r#"{{"weight_map":{{{map}}}}}"#)).unwrap();
+        let error = Checkpoint::open(&index).unwrap_err();
+        let Error::NotInShard { tensor: found, file, .. } = &error else { panic!("{error}") };
+        assert_eq!((found.as_str(), file), (tensor, &folder.path().join("2.safetensors")));
+        assert!(error.to_string().contains("model.safetensors.index.json"), "{error}");
+    }
+    fs::write(&index, r#"{"weight_map":{"a":"9.safetensors"}}"#).unwrap();
+    let error = Checkpoint::open(&index).unwrap_err();
+    assert!(matches!(error, Error::File(gpufile::Error::Open { .. })), "{error}");
+    assert!(error.to_string().contains("9.safetensors"), "{error}");
+    fs::write(&index, "[]").unwrap();
+    let error = Checkpoint::open(&index).unwrap_err();
+    assert!(matches!(&error, Error::Format { path, .. } if *path == index), "{error}");
+}
+
+#[test]
+fn what_cannot_be_opened_names_the_file() {
+    let folder = tempdir().unwrap();
+    for name in ["gone.safetensors", "gone.json"] {
+        let error = Checkpoint::open(folder.path().join(name)).unwrap_err();
+        assert!(matches!(error, Error::File(gpufile::Error::Open { .. })), "{error}");
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    let path = folder.path().join("short.safetensors");
+    for contents in [&b""[..], b"1234567", &[8, 0, 0, 0, 0, 0, 0, 0, b'{']] {
+        fs::write(&path, contents).unwrap();
+        let error = Checkpoint::open(&path).unwrap_err();
+        assert!(matches!(error, Error::Format { error: FormatError::Truncated { .. }, .. }), "{error}");
+        assert!(error.to_string().contains("short.safetensors"), "{error}");
+    }
+    assert!(Checkpoint::open(folder.path()).is_err(), "a folder");
+}
+
+#[test]
+fn a_file_that_is_cut_after_it_was_opened_is_an_error() {
+    let folder = tempdir().unwrap();
+    let (paths, index, _) = sharded(&folder);
+    let checkpoint = Checkpoint::open(&index).unwrap();
+    let len_bytes = fs::metadata(&paths[1]).unwrap().len();
+    fs::File::options().write(true).open(&paths[1]).unwrap().set_len(len_bytes - 1).unwrap();
+    for error in [
+        checkpoint.load_to_host().unwrap_err(),
+        checkpoint.load().only(["mask"]).unwrap().to_host().unwrap_err(),
+        checkpoint.load().progress(drop).to_host().unwrap_err(),
+        checkpoint.read_tensor("mask").unwrap_err(),
+    ] {
+        let Error::File(error) = error else { panic!("{error}") };
+        assert!(matches!(error.cause(), Cause::EndOfFile), "{error}");
+        assert!(error.to_string().contains("2.safetensors"), "{error}");
+        assert!(!error.to_string().contains("entry"), "{error}");
+    }
+    assert!(checkpoint.read_tensor("norm").is_ok());
+}
+
+#[test]
+fn a_file_that_is_larger_than_memory_is_an_error() {
+    // Other file systems do not have files of that length.
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let path = folder.path().join("huge.safetensors");
+    let tensors = [NewTensor { name: "huge", dtype: Dtype::U8, shape: &[1 << 61] }];
+    let (header, head) = Header::build(&tensors, BTreeMap::new()).unwrap();
+    fs::write(&path, head).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(header.file_len()).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    for error in [checkpoint.load_to_host().unwrap_err(), checkpoint.read_tensor("huge").unwrap_err()] {
+        assert!(matches!(error, Error::Memory { len_bytes, .. } if len_bytes >= 1 << 61), "{error}");
+    }
+}
+
+#[test]
+fn progress_is_told_in_a_few_large_steps_that_change_nothing() {
+    const STEP: u64 = 256 << 20;
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("large.safetensors");
+    let shapes = [[100 << 20], [200 << 20], [1 << 20]];
+    let tensors: Vec<_> = ["a", "b", "c"]
+        .into_iter()
+        .zip(&shapes)
+        .map(|(name, shape)| NewTensor { name, dtype: Dtype::U8, shape })
+        .collect();
+    let (header, head) = Header::build(&tensors, BTreeMap::new()).unwrap();
+    let file = fs::File::create(&path).unwrap();
+    file.write_all_at(&head, 0).unwrap();
+    file.set_len(header.file_len()).unwrap();
+    // Around the cut, which lies in b, and at the ends of the tensors.
+    for at in [0, (100 << 20) - 1, 100 << 20, STEP - 1, STEP, (300 << 20) - 1, 300 << 20, (301 << 20) - 1] {
+        file.write_all_at(&[(at % 253 + 1) as u8], header.data_start() + at).unwrap();
+    }
+
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let mut steps = Vec::new();
+    let loaded = checkpoint.load().progress(|progress| steps.push(progress)).to_host().unwrap();
+    let seen: Vec<_> =
+        steps.iter().map(|Progress { done_bytes, total_bytes, .. }| (*done_bytes, *total_bytes)).collect();
+    assert_eq!(seen, [(STEP, 301 << 20), (301 << 20, 301 << 20)]);
+    let mut found = Vec::new();
+    for tensor in loaded.iter() {
+        let start = header.get(tensor.info.name).unwrap().offsets.start;
+        let bytes = loaded.buffer()[tensor.range].iter().enumerate();
+        found.extend(bytes.filter(|(_, byte)| **byte != 0).map(|(at, byte)| (start + at as u64, *byte)));
+    }
+    assert_eq!(found.len(), 8);
+    for (at, byte) in found {
+        assert_eq!(byte, (at % 253 + 1) as u8, "{at}");
+    }
+}
+
+#[test]
+fn sixty_five_thousand_tensors_are_each_found() {
+    let names: Vec<String> = (0..65_536).map(|index| format!("layers.{index}")).collect();
+    let numbers: Vec<[u8; 4]> = (0..65_536_u32).map(u32::to_le_bytes).collect();
+    let tensors: Vec<_> = names
+        .iter()
+        .zip(&numbers)
+        .map(|(name, number)| TensorData::new(name, Dtype::U32, &[], number.as_slice()))
+        .collect();
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("tiny.safetensors");
+    safetensors::save(&path, &tensors, BTreeMap::new()).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let loaded = checkpoint.load_to_host().unwrap();
+    assert_eq!(loaded.len(), 65_536);
+    for (name, number) in names.iter().zip(&numbers) {
+        assert_eq!(loaded.bytes(name), Some(&number[..]));
+    }
+    let every_other: Vec<_> = names.iter().step_by(2).collect();
+    let loaded = checkpoint.load().only(&every_other).unwrap().to_host().unwrap();
+    assert_eq!(loaded.len(), 32_768);
+    for (index, (name, number)) in names.iter().zip(&numbers).enumerate() {
+        assert_eq!(loaded.bytes(name), (index % 2 == 0).then_some(&number[..]));
+    }
+}
