@@ -18,8 +18,8 @@ use cufile::{BufSlice, BufSliceMut, FileSystems};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, pattern};
 use gpufile::{
-    Cause, DirectIo, Engine, Error, File, IoRange, OpenOptions, PathPolicy, ReadRequest, WriteRequest,
-    page_cache,
+    Cause, DirectIo, Engine, Error, File, IoRange, OpenOptions, PathPolicy, ReadRequest, TransferPath,
+    WriteRequest, page_cache,
 };
 
 const KIB: usize = 1 << 10;
@@ -577,8 +577,8 @@ impl<'a> World<'a> {
         self.check_files();
     }
 
-    /// Puts what was read into the model; what was wanted beyond the end of the file may have become zeros if it is host
-    /// memory that the kernel wrote itself.
+    /// Puts what was read into the model. What was wanted beyond the end of the file may have become zeros if it is host
+    /// memory that the kernel wrote itself, and anything if cuFile wrote it.
     fn take_over(&mut self, piece: &Piece, count: usize) {
         let Piece { open, offset, buffer, start, len } = *piece;
         let buffer = &mut self.buffers[buffer];
@@ -586,9 +586,16 @@ impl<'a> World<'a> {
         if count > 0 {
             buffer.model[start..start + count].copy_from_slice(&contents.model[offset..offset + count]);
         }
-        if count < len && !buffer.is_device() {
-            let rest = start + count..start + len;
-            let found = buffer.get(rest.clone()).into_owned();
+        let rest = start + count..start + len;
+        if rest.is_empty() {
+            return;
+        }
+        let found = buffer.get(rest.clone()).into_owned();
+        if buffer.is_device() {
+            if self.opens[open].file.route().path() != TransferPath::Posix {
+                buffer.model[rest].copy_from_slice(&found);
+            }
+        } else {
             for (model, found) in buffer.model[rest].iter_mut().zip(found) {
                 *model = if found == 0 { 0 } else { *model };
             }
