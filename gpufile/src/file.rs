@@ -165,7 +165,7 @@ impl File {
     ///
     /// # Safety
     /// The memory must be of an [`IoBufMut`] that stays and is used by nothing else until the function returns.
-    unsafe fn read_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<usize> {
+    pub(crate) unsafe fn read_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<usize> {
         /// Below this, a thread that reads from the page cache is done before another has woken up.
         const ALONE_BYTES: usize = 256 << 10;
         /// Up to here, one copy is all there is to do.
@@ -200,7 +200,7 @@ impl File {
     ///
     /// # Safety
     /// The memory must be of an [`IoBuf`] that stays until the function returns.
-    unsafe fn write_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<()> {
+    pub(crate) unsafe fn write_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<()> {
         let len = memory.len_bytes;
         let range = [self.range(WRITE, offset, len)?];
         let plan = WritePlan::of_range(self, &memory, offset, Growth::MayAllocate);

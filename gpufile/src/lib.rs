@@ -56,4 +56,4 @@ pub use mapped::MappedFile;
 pub use options::OpenOptions;
 pub use path::{PathPolicy, Route, TransferPath};
 pub use settings::{DirectIo, Settings, SettingsError};
-pub use stream_io::{HELD_STREAMS, StreamIo};
+pub use stream_io::StreamIo;

@@ -31,6 +31,11 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
+    /// Memory that the host can access and that is the engine's.
+    pub fn on_host(ptr: *mut u8, len_bytes: usize) -> Self {
+        Self { ptr, len_bytes, place: Place::Host, context: None, is_registered: false, base_offset: 0 }
+    }
+
     /// A buffer to be read from only.
     ///
     /// # Errors

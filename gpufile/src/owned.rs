@@ -90,10 +90,6 @@ impl<B> Owned<B> {
         &self.pending().file
     }
 
-    pub fn buffer(&self) -> &B {
-        &self.pending().buffer
-    }
-
     fn pending(&self) -> &Pending<B> {
         // SAFETY: on the heap as long as `self`; the job uses it by shared references too.
         unsafe { self.place.as_ref() }

@@ -1,56 +1,65 @@
 //! Reads and writes ordered with the work of a CUDA stream, without cuFile.
-//!
-//! A host function on the stream lets the workers begin when the stream has come that far; then the stream waits for a
-//! word in pinned memory, which is set when all bytes have arrived. No thread of the caller waits.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Wake, Waker};
-use std::time::Duration;
+use std::sync::Arc;
 
 use cufile::cuda::{Event, Stream};
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Word, on_worker};
-use crate::error::Result;
-use crate::file::File;
-use crate::owned::Owned;
-use crate::write_plan::Growth;
+use crate::engine::{Direction, Staged};
+use crate::error::{Cause, Result};
+use crate::file::{File, READ, WRITE};
+use crate::memory::{Memory, Place};
+use crate::path::PathPolicy;
 
 /// A transfer that is part of a stream's work. It owns its buffer; what comes later in the stream finds it done.
 ///
 /// Dropping it waits for its end; `mem::forget` leaks the buffer.
 #[must_use = "dropping it waits for the transfer"]
 pub struct StreamIo<B> {
-    owned: Option<Owned<B>>,
-    /// Behind the transfer in the stream; `None` if it was carried out before the call returned.
-    passed: Option<Event>,
-    begun: Arc<AtomicBool>,
+    /// At one place, where workers find it.
+    file: Arc<File>,
+    direction: Direction,
+    offset: u64,
+    state: State,
+    /// `None` when it was taken.
+    buffer: Option<B>,
+}
+
+enum State {
+    /// The stream will come to it, and then to the event.
+    Submitted(Arc<Staged>, Event),
+    Done(Result<usize>),
 }
 
 impl File {
     /// Reads into the whole buffer from `offset` in bytes, when the stream's work so far is done; work that is submitted
-    /// to the stream later waits for it. The call itself does not wait.
+    /// to the stream later waits for it. The call itself does not wait: it takes some microseconds, and 4 for each 48 MiB,
+    /// but 10 to 50 ms when pinned memory is first allocated.
     ///
-    /// The GPU holds a stream back without cost, but only few at once: past [`HELD_STREAMS`] streams with such
-    /// transfers, and where the driver cannot hold a stream back, the call waits for the stream and for the transfer.
-    /// Programs that let streams wait for the host by other means should know that a GPU that has eight such streams
-    /// copies nothing for anyone.
+    /// The bytes go through up to 144 MiB of pinned memory for each stream, 640 MiB for all. Past that, and where the
+    /// driver cannot make streams wait for words in memory, the call waits for the stream and for the transfer.
+    /// [`Engine::release_buffers`](crate::Engine::release_buffers) frees what is not in use. Files for which
+    /// [cuFile is required](PathPolicy::RequireCufile) are read while the call waits;
+    /// [`cufile::RegisteredStream::read_at`] is cuFile's own way.
     ///
-    /// Until the transfer is done, no thread may call what makes CUDA wait for all streams, such as `cudaFree` (which
-    /// dropping a [`DeviceBuffer`](cufile::cuda::DeviceBuffer) calls): CUDA would keep the workers out while it waits for
-    /// what they do.
+    /// Where the file ends earlier, zeros fill the rest of a buffer on the GPU.
+    ///
+    /// A stream that waits takes one of the GPU's hardware queues, of which there are 8 by default
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): while 8 streams have such transfers under way, other streams may have to wait for
+    /// these.
     ///
     /// # Errors
     /// [`StreamIo::wait`] carries them, as [`read_at`](Self::read_at) says. The stream goes on after a failure.
     pub fn read_at_on_stream<B: IoBufMut + Send + 'static>(
         &self,
         stream: &Stream,
-        buffer: B,
+        mut buffer: B,
         offset: u64,
     ) -> StreamIo<B> {
-        StreamIo::start(stream, Owned::read(self, buffer, offset))
+        let memory = self.memory_mut(&mut buffer, offset);
+        // SAFETY: the memory is the buffer's, which may be written.
+        unsafe { StreamIo::start(self, Direction::Read, stream, (memory, buffer), offset) }
     }
 
     /// Writes the whole buffer to `offset` in bytes, when the stream's work so far is done; work that is submitted to
@@ -64,82 +73,83 @@ impl File {
         buffer: B,
         offset: u64,
     ) -> StreamIo<B> {
-        StreamIo::start(stream, Owned::write(self, buffer, offset, Growth::AsWritten))
+        let memory = self.memory(&buffer, offset);
+        // SAFETY: the memory is the buffer's.
+        unsafe { StreamIo::start(self, Direction::Write, stream, (memory, buffer), offset) }
     }
 }
 
 impl<B> StreamIo<B> {
-    fn start(stream: &Stream, owned: Owned<B>) -> Self {
-        let begun = Arc::new(AtomicBool::new(false));
-        let mut passed = None;
-        if let Some((job, chunks)) = owned.job() {
-            let engine = owned.file().engine();
-            let held = Held::new(stream).and_then(|held| Some((held, engine.word(stream.device())?)));
-            let submitter = engine.submitter(owned.file().open_file().device);
-            if let (Some((held, word)), Some(submitter)) = (held, submitter) {
-                let release = Arc::new(Release { word, _held: held });
-                let _ = job.poll(&Waker::from(release.clone()));
-                let (job, begun) = (job.clone(), begun.clone());
-                let on_host = stream.call_on_host(move || {
-                    begun.store(true, Ordering::Release);
-                    submitter.submit(&job, chunks);
-                });
-                if on_host.is_ok() {
-                    // SAFETY: the word stays until the engine goes, which this value keeps until the stream has passed.
-                    let waits =
-                        unsafe { stream.wait_for_word(release.word.as_ptr(), release.word.awaited()) };
-                    passed = waits.and_then(|()| stream.record()).ok();
-                }
-            }
-            if passed.is_none() {
-                run_now(stream, &owned, &begun);
-            }
-        }
-        Self { owned: Some(owned), passed, begun }
+    /// # Safety
+    /// The memory must be the buffer's, of an [`IoBufMut`] for reads.
+    unsafe fn start(
+        file: &File,
+        direction: Direction,
+        stream: &Stream,
+        (memory, buffer): (Result<Memory>, B),
+        offset: u64,
+    ) -> Self {
+        let file = Arc::new(file.clone());
+        let checked = memory.and_then(|memory| {
+            file.check_offset(operation(direction), offset, memory.len_bytes)?;
+            Ok(memory)
+        });
+        let state = match checked {
+            Err(error) => State::Done(Err(error)),
+            // SAFETY: the caller's promise; the buffer stays until the transfer has ended, or for ever.
+            Ok(memory) => unsafe { submit(&file, direction, stream, memory, offset) }
+                // SAFETY: as above.
+                .unwrap_or_else(|| State::Done(unsafe { run_now(&file, direction, stream, memory, offset) })),
+        };
+        Self { file, direction, offset, state, buffer: Some(buffer) }
     }
 
-    /// Whether the transfer has ended and the stream gone on, so that [`wait`](Self::wait) does not wait.
+    /// Whether the transfer has ended, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&self) -> bool {
-        let job_is_done = self.owned.as_ref().and_then(Owned::job).is_none_or(|(job, _)| job.is_done());
-        job_is_done && self.passed.as_ref().is_none_or(|passed| passed.is_done().unwrap_or(true))
+        match &self.state {
+            State::Submitted(staged, _) => staged.has_ended(),
+            State::Done(_) => true,
+        }
     }
 
     /// The buffer, for its address: later work of the stream may use it.
     pub fn buffer(&self) -> &B {
-        self.owned.as_ref().expect("taken by `wait` only").buffer()
+        self.buffer.as_ref().expect("taken by `wait` only")
     }
 
     /// Waits for the end of the transfer, and for what was in the stream before it. Returns how many bytes were
     /// transferred, and the buffer.
     pub fn wait(mut self) -> (Result<usize>, B) {
         self.settle();
-        self.owned.take().expect("taken here only").finish()
+        let state = std::mem::replace(&mut self.state, State::Done(Ok(0)));
+        let State::Done(result) = state else { unreachable!("settled") };
+        (result, self.buffer.take().expect("taken here only"))
     }
 
     /// Waits until the stream has gone on behind the transfer, or for ever will not come to it.
     fn settle(&mut self) {
-        let Some(passed) = self.passed.take() else { return };
-        if let Some(owned) = &self.owned
-            && let Some((job, _)) = owned.job()
-        {
-            // Does something on a worker only, of which one must not wait for the others.
-            while on_worker()
-                && !self.begun.load(Ordering::Acquire)
-                && passed.is_done().is_ok_and(|done| !done)
-            {
-                std::thread::sleep(Duration::from_micros(50));
+        let State::Submitted(staged, passed) = &self.state else { return };
+        let waited = passed.wait();
+        let (done, cause) = match waited {
+            Ok(()) => {
+                staged.wait();
+                staged.outcome()
             }
-            if self.begun.load(Ordering::Acquire) {
-                owned.file().engine().help(job);
+            Err(error) => {
+                staged.give_up(|| {
+                    // If it goes on after all, nothing may copy any more when the buffer goes back.
+                    let _ = passed.wait();
+                });
+                (0, Some(error.into()))
             }
-        }
-        let Err(error) = passed.wait() else { return };
-        if let Some((job, _)) = self.owned.as_ref().and_then(Owned::job)
-            && !self.begun.load(Ordering::Acquire)
-        {
-            // A stream that failed calls no host function any more.
-            job.give_up(error.into());
-        }
+        };
+        self.state = State::Done(self.result(done, cause));
+    }
+
+    fn result(&self, done: usize, cause: Option<Cause>) -> Result<usize> {
+        let Some(cause) = cause else { return Ok(done) };
+        let State::Submitted(staged, _) = &self.state else { unreachable!("called once, when it ends") };
+        Err(self.file.transfer_error(operation(self.direction), self.offset, staged.len_bytes(), done, cause))
     }
 }
 
@@ -155,73 +165,65 @@ impl<B> fmt::Debug for StreamIo<B> {
     }
 }
 
-/// Carries out a transfer whose stream cannot be made to wait for it.
-fn run_now<B>(stream: &Stream, owned: &Owned<B>, begun: &AtomicBool) {
-    let Some((job, chunks)) = owned.job() else { return };
-    match stream.synchronize() {
-        // The host function may have been submitted.
-        Ok(()) if !begun.swap(true, Ordering::AcqRel) => {
-            owned.file().engine().submit(owned.file().open_file().device, job, chunks)
-        }
-        Ok(()) => {}
-        Err(error) => job.give_up(error.into()),
-    }
-    job.wait();
-}
-
-/// How many streams may be held back at once, in a process and by one GPU.
+/// Makes the transfer a part of the stream's work; `None` if that is not possible, and nothing is under way.
 ///
-/// A stream that waits takes a hardware queue of the GPU, of which there are eight by default
-/// (`CUDA_DEVICE_MAX_CONNECTIONS`). Measured on an H200: with four such streams all others go on, with five some stop,
-/// with eight all do, and then nobody can copy what they wait for.
-pub const HELD_STREAMS: usize = 3;
-
-/// One operation of a stream that is held back; counts as long as it lives.
-struct Held {
-    stream: (u32, usize),
-}
-
-/// The streams that are held back, by device and handle, once for each operation.
-static HELD: Mutex<Vec<(u32, usize)>> = Mutex::new(Vec::new());
-
-impl Held {
-    /// `None` if as many other streams are held back as may be.
-    fn new(stream: &Stream) -> Option<Self> {
-        let stream = (stream.device().ordinal(), stream.as_raw().addr());
-        let mut held = Self::all();
-        let mut others: Vec<_> =
-            held.iter().filter(|other| other.0 == stream.0 && other.1 != stream.1).collect();
-        others.sort_unstable();
-        others.dedup();
-        if others.len() >= HELD_STREAMS {
-            return None;
-        }
-        held.push(stream);
-        Some(Self { stream })
+/// # Safety
+/// As for [`Staged::new`].
+unsafe fn submit(
+    file: &Arc<File>,
+    direction: Direction,
+    stream: &Stream,
+    memory: Memory,
+    offset: u64,
+) -> Option<State> {
+    let needs_cufile = file.open_file().policy == PathPolicy::RequireCufile && memory.place != Place::Host;
+    if memory.len_bytes == 0 || needs_cufile {
+        return None;
     }
-
-    fn all() -> MutexGuard<'static, Vec<(u32, usize)>> {
-        HELD.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let mut held = Self::all();
-        if let Some(at) = held.iter().position(|stream| *stream == self.stream) {
-            held.swap_remove(at);
+    let stager = file.engine().stager()?;
+    let staged_bytes = if memory.place == Place::Host { 0 } else { memory.len_bytes };
+    let ring = stager.rings.take(stream, staged_bytes)?;
+    let mut turns = ring.turns();
+    // SAFETY: the caller's promise.
+    let staged = unsafe { Staged::new((file, direction), memory, offset, &ring, &mut turns) };
+    match staged.submit(stream, &stager.active) {
+        Ok(passed) => Some(State::Submitted(staged, passed)),
+        Err(_) => {
+            staged.give_up(|| {
+                // What was submitted is done then; what the stream fails of is reported by the one who tries next.
+                let _ = stream.synchronize();
+            });
+            None
         }
     }
 }
 
-/// Lets a stream go on when its transfer is done.
-struct Release {
-    word: Word,
-    _held: Held,
+/// Carries the transfer out when the stream has come that far.
+///
+/// # Safety
+/// The memory must be as an [`IoBuf`] (for reads, [`IoBufMut`]) promises.
+unsafe fn run_now(
+    file: &File,
+    direction: Direction,
+    stream: &Stream,
+    memory: Memory,
+    offset: u64,
+) -> Result<usize> {
+    let len = memory.len_bytes;
+    stream
+        .synchronize()
+        .map_err(|error| file.transfer_error(operation(direction), offset, len, 0, error.into()))?;
+    match direction {
+        // SAFETY: the caller's promise.
+        Direction::Read => unsafe { file.read_memory(memory, offset, false) },
+        // SAFETY: the caller's promise.
+        Direction::Write => unsafe { file.write_memory(memory, offset, false) }.map(|()| len),
+    }
 }
 
-impl Wake for Release {
-    fn wake(self: Arc<Self>) {
-        self.word.set();
+fn operation(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Read => READ,
+        Direction::Write => WRITE,
     }
 }

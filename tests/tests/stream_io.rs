@@ -1,25 +1,15 @@
 //! Transfers ordered with a stream's work, without cuFile.
-//!
-//! While a stream is held back, nothing here frees or allocates memory of the GPU, in no thread: that waits for all
-//! streams and keeps the workers from CUDA meanwhile (see `gpufile::File::read_at_on_stream`).
 
 use std::fs;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Cause, Engine, File, HELD_STREAMS, PathPolicy};
+use gpufile::{Cause, Engine, File, PathPolicy};
 
-/// More than one chunk.
-const LONG: usize = (9 << 20) + 4321;
-
-/// Runs the test on each bed, one test at a time.
-fn each(test: impl Fn(&Bed)) {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    Bed::each(test);
-}
+/// More than one turn of all slots.
+const LONG: usize = (35 << 20) + 4321;
 
 fn open(bed: &Bed, name: &str) -> File {
     let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
@@ -29,7 +19,7 @@ fn open(bed: &Bed, name: &str) -> File {
 
 #[test]
 fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
-    each(|bed| {
+    Bed::each(|bed| {
         let bytes = pattern(LONG);
         bed.file("ordered", &bytes);
         let file = open(bed, "ordered");
@@ -61,7 +51,7 @@ fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
 
 #[test]
 fn a_write_takes_what_the_streams_work_before_it_left() {
-    each(|bed| {
+    Bed::each(|bed| {
         let bytes = pattern(LONG);
         let file = open(bed, "written");
         let stream = bed.device.stream().unwrap();
@@ -78,7 +68,7 @@ fn a_write_takes_what_the_streams_work_before_it_left() {
 
 #[test]
 fn operations_of_one_stream_follow_each_other() {
-    each(|bed| {
+    Bed::each(|bed| {
         let file = open(bed, "follow");
         let stream = bed.device.stream().unwrap();
         let filled = |turn| {
@@ -99,16 +89,21 @@ fn operations_of_one_stream_follow_each_other() {
 }
 
 #[test]
-fn more_streams_than_can_be_held_back_are_served_too() {
-    each(|bed| {
+fn more_streams_than_the_gpu_has_queues_go_on_beside_other_work() {
+    Bed::each(|bed| {
         let bytes = pattern(LONG);
         bed.file("many", &bytes);
         let file = open(bed, "many");
-        let streams: Vec<_> = (0..3 * HELD_STREAMS + 8).map(|_| bed.device.stream().unwrap()).collect();
-        for _ in 0..3 {
+        let streams: Vec<_> = (0..17).map(|_| bed.device.stream().unwrap()).collect();
+        for _ in 0..2 {
             let buffers: Vec<_> = streams.iter().map(|_| bed.device.alloc(LONG).unwrap()).collect();
             let read = |(stream, buffer)| file.read_at_on_stream(stream, buffer, 0);
             let all: Vec<_> = streams.iter().zip(buffers).map(read).collect();
+            // Allocating and freeing wait for all streams, and keep others from CUDA meanwhile.
+            let mut beside = bed.device.alloc(LONG).unwrap();
+            file.read_exact_at(&mut beside, 0).unwrap();
+            assert!(beside.to_vec().unwrap() == bytes);
+            drop(beside);
             let all: Vec<_> = all.into_iter().map(|io| io.wait()).collect();
             for (count, buffer) in all {
                 assert_eq!(count.unwrap(), LONG);
@@ -119,8 +114,67 @@ fn more_streams_than_can_be_held_back_are_served_too() {
 }
 
 #[test]
+fn reads_and_writes_of_one_stream_share_its_memory() {
+    Bed::each(|bed| {
+        let file = open(bed, "copies");
+        let stream = bed.device.stream().unwrap();
+        let bytes = pattern(LONG);
+        let mut buffer = bed.device.alloc(LONG).unwrap();
+        buffer.copy_from_host(0, &bytes).unwrap();
+        // Each reads what the one before wrote, a little further on.
+        let mut all = vec![file.write_all_at_on_stream(&stream, buffer, 0)];
+        for turn in 1..6 {
+            let read = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), (turn - 1) * 1000);
+            let (count, buffer) = read.wait();
+            assert_eq!(count.unwrap(), LONG);
+            all.push(file.write_all_at_on_stream(&stream, buffer, turn * 1000));
+        }
+        let mut target = vec![0; LONG];
+        let last = file.read_at_on_stream(&stream, vec![0; 100], 5000);
+        assert_eq!(last.wait().1, bytes[..100]);
+        for io in all {
+            assert_eq!(io.wait().0.unwrap(), LONG);
+        }
+        file.read_exact_at(&mut target, 5000).unwrap();
+        assert!(target == bytes);
+    });
+}
+
+#[test]
+fn zeros_lie_behind_the_end_of_the_file() {
+    Bed::each(|bed| {
+        let bytes = pattern(20_000_000);
+        bed.file("zeros", &bytes);
+        let file = open(bed, "zeros");
+        let stream = bed.device.stream().unwrap();
+        for _ in 0..2 {
+            let mut buffer = bed.device.alloc(LONG).unwrap();
+            buffer.fill(0xee).unwrap();
+            let (count, buffer) = file.read_at_on_stream(&stream, buffer, 0).wait();
+            assert_eq!(count.unwrap(), bytes.len());
+            let found = buffer.to_vec().unwrap();
+            assert!(found[..bytes.len()] == bytes && found[bytes.len()..].iter().all(|byte| *byte == 0));
+        }
+    });
+}
+
+#[test]
+fn its_memory_is_freed_on_request() {
+    Bed::each(|bed| {
+        bed.file("freed", &pattern(LONG));
+        let file = open(bed, "freed");
+        let stream = bed.device.stream().unwrap();
+        let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        assert_eq!(io.wait().0.unwrap(), LONG);
+        assert!(file.engine().release_buffers() >= 3 * (8 << 20));
+        let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        assert_eq!(io.wait().0.unwrap(), LONG);
+    });
+}
+
+#[test]
 fn a_failure_is_reported_where_the_count_goes_and_the_stream_goes_on() {
-    each(|bed| {
+    Bed::each(|bed| {
         bed.file("short", &pattern(1000));
         let file = open(bed, "short");
         let stream = bed.device.stream().unwrap();
@@ -140,7 +194,7 @@ fn a_failure_is_reported_where_the_count_goes_and_the_stream_goes_on() {
 
 #[test]
 fn dropping_it_waits_and_forgetting_it_is_no_harm() {
-    each(|bed| {
+    Bed::each(|bed| {
         let bytes = pattern(LONG);
         bed.file("dropped", &bytes);
         let file = open(bed, "dropped");
@@ -160,15 +214,39 @@ fn where_the_driver_cannot_hold_a_stream_back_the_call_waits() {
     bed.file("held", &bytes);
     let file = open(&bed, "held");
     let stream = bed.device.stream().unwrap();
-    for function in ["cuStreamWaitValue32_v2", "cudaLaunchHostFunc"] {
-        emulator.control(&format!("fault {function} err=801"));
+    let faults = [
+        "cudaLaunchHostFunc err=801",
+        "cuStreamWaitValue32_v2 err=801",
+        "cuStreamWaitValue32_v2 after=2 err=801",
+        "cuStreamWriteValue32_v2 after=1 err=801",
+        "cudaHostAlloc err=2",
+    ];
+    for function in faults {
+        file.engine().release_buffers();
+        emulator.control(&format!("fault {function}"));
         let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
         assert!(io.is_done(), "{function}");
         let (count, buffer) = io.wait();
         assert_eq!(count.unwrap(), LONG);
         assert!(buffer.to_vec().unwrap() == bytes);
     }
-    emulator.control("fault cudaMemcpyAsync err=700");
+    emulator.control("fault cudaMemcpyAsync err=700 times=all");
     let (failed, _) = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0).wait();
     assert!(matches!(failed.unwrap_err().cause(), Cause::Cufile(_)));
+}
+
+#[test]
+fn a_stream_that_fails_ends_its_transfers() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("failed", &pattern(LONG));
+    let file = open(&bed, "failed");
+    let stream = bed.device.stream().unwrap();
+    for _ in 0..2 {
+        emulator.control("fault cudaEventSynchronize err=700");
+        let (failed, _) = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0).wait();
+        assert!(matches!(failed.unwrap_err().cause(), Cause::Cufile(_)));
+        let (count, _) = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0).wait();
+        assert_eq!(count.unwrap(), LONG);
+    }
 }

@@ -263,6 +263,30 @@ impl Stream {
         })
     }
 
+    /// Sets the word at `word` to `value` after the stream's work so far (`cuStreamWriteValue32`). Who reads `value` there
+    /// sees what that work wrote.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    ///
+    /// # Safety
+    /// `word` must be aligned and in memory that the GPU can write, such as a [`PinnedBuffer`](super::PinnedBuffer), and
+    /// stay there until the stream has gone on. The host may use it only as an atomic.
+    #[doc(alias = "cuStreamWriteValue32")]
+    pub unsafe fn write_word(&self, word: *mut u32, value: u32) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let after_all_before = 0;
+        // SAFETY: the stream is alive; the rest is the caller's promise.
+        check_driver("cuStreamWriteValue32", unsafe {
+            (self.device.cuda().driver().cuStreamWriteValue32_v2)(
+                self.raw.cast(),
+                word.expose_provenance() as u64,
+                value,
+                after_all_before,
+            )
+        })
+    }
+
     /// Makes work submitted from now on wait for `event`, which may be of another stream.
     ///
     /// # Errors

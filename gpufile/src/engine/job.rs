@@ -169,20 +169,6 @@ impl Job {
         if last_is_left { After::LastIsReady } else { After::Nothing }
     }
 
-    /// Ends a job of which no chunk was handed out nor will be.
-    pub fn give_up(&self, cause: Cause) {
-        let mut state = self.state();
-        state.next = state.chunks;
-        self.is_done.store(true, Ordering::Release);
-        state.stop = Some((0, Stop { entry: 0, done_bytes: 0, cause: Some(cause) }));
-        let waker = state.waker.take();
-        drop(state);
-        self.progressed.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
     /// Waits until all chunks that were or will be handed out are completed.
     pub fn wait(&self) {
         let sleep = |state| self.progressed.wait(state).unwrap_or_else(PoisonError::into_inner);

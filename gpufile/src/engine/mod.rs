@@ -11,14 +11,16 @@ mod lane;
 mod lanes;
 mod plan;
 mod pool;
+mod ring;
+mod staged;
+mod stager;
 mod transfer;
 mod windows;
-mod words;
 
 use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
-use cufile::cuda::{Cuda, Device};
+use cufile::cuda::Cuda;
 use cufile::{Driver, IoBuf};
 
 pub(crate) use bounce::Bounce;
@@ -35,9 +37,9 @@ use devices::Devices;
 use job::IdleJobs;
 use lanes::Lanes;
 use pool::Pool;
-pub(crate) use pool::{Submitter, on_worker};
-pub(crate) use words::Word;
-use words::Words;
+use pool::on_worker;
+pub(crate) use staged::{Direction, Staged};
+use stager::Stager;
 
 /// What files share: worker threads, bounce buffers, CUDA and the cuFile driver. Clones refer to the same engine;
 /// several engines may exist.
@@ -56,8 +58,9 @@ struct Inner {
     devices: Arc<Devices>,
     // The first attempt decides, for success and failure alike, so that all files see the same.
     driver: OnceLock<Result<Driver, String>>,
+    /// None if the operating system gives no threads.
+    stager: OnceLock<Option<Stager>>,
     idle_jobs: IdleJobs,
-    words: Arc<Words>,
     settings: Settings,
 }
 
@@ -152,7 +155,7 @@ impl EngineBuilder {
             devices,
             driver: self.driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
             idle_jobs: IdleJobs::default(),
-            words: Arc::default(),
+            stager: OnceLock::new(),
             settings,
         }))
     }
@@ -199,7 +202,9 @@ impl Engine {
     /// allocate new ones.
     pub fn release_buffers(&self) -> usize {
         self.0.idle_jobs.clear();
-        self.0.lanes.release()
+        let rings_bytes =
+            self.0.stager.get().and_then(Option::as_ref).map_or(0, |stager| stager.rings.free_idle());
+        self.0.lanes.release() + rings_bytes
     }
 
     /// The cuFile driver, opened when first needed; or why it did not open.
@@ -311,14 +316,11 @@ impl Engine {
         }
     }
 
-    /// What submits jobs without a reference to the engine, if there are workers.
-    pub(crate) fn submitter(&self, device: u64) -> Option<Submitter> {
-        self.pool(device).map(|pool| pool.submitter())
-    }
-
-    /// A word for a stream to wait for.
-    pub(crate) fn word(&self, device: &Device) -> Option<Word> {
-        self.0.words.take(device)
+    /// What carries on transfers that streams wait for; none if the operating system gives no threads.
+    pub(crate) fn stager(&self) -> Option<&Stager> {
+        let Settings { threads, bounce_buffer_bytes, .. } = self.0.settings;
+        let lanes = || Lanes::new(self.0.devices.clone(), bounce_buffer_bytes, usize::MAX);
+        self.0.stager.get_or_init(|| Stager::new(threads, lanes()).ok()).as_ref()
     }
 
     /// Works on a job if the calling thread is a worker: were all workers to wait, nobody would do it.

@@ -77,11 +77,11 @@ impl Pool {
     }
 }
 
-/// Submits jobs from where no worker may be ended, such as CUDA's own threads.
+/// Submits jobs without keeping the pool; whoever waits for a job keeps it.
 pub(crate) struct Submitter(Arc<Queue>);
 
 impl Submitter {
-    /// Lets the workers do a job that has this many chunks. Whoever waits for the job keeps the pool.
+    /// Lets the workers do a job that has this many chunks.
     pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
         self.0.submit(job, chunks);
     }
@@ -136,7 +136,7 @@ impl Queue {
 }
 
 /// Lets this thread's sleeps end a microsecond late at most, not fifty: it sleeps for as long as copies take.
-fn sleep_exactly() {
+pub(crate) fn sleep_exactly() {
     const NANOSECONDS: libc::c_ulong = 1000;
     // SAFETY: takes integers, and concerns only this thread. A failure costs time.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, NANOSECONDS) };

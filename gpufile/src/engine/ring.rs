@@ -1,0 +1,211 @@
+//! Pinned memory that the host and a stream hand to each other, slot by slot.
+//!
+//! Each use of a slot has a number, one more than the one before. Two words tell who is done with it: when the host has
+//! handed use `n` to the stream, and when the stream has handed it to the host. Both only grow, so that whoever looks
+//! late finds enough.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cufile::cuda::{PinnedBuffer, Stream};
+
+/// One that the host works on, one that the GPU copies, and one that waits for its turn.
+const SLOTS: usize = 3;
+
+/// Slots for one stream at a time.
+pub(crate) struct Ring {
+    /// Words, then slots.
+    start: *mut u8,
+    slot_bytes: usize,
+    /// What `start` points into.
+    _memory: PinnedBuffer,
+    /// The stream whose transfers use the ring, and how many do.
+    stream: Mutex<(u32, usize)>,
+    transfers: AtomicUsize,
+    turns: Mutex<Turns>,
+}
+
+// SAFETY: a pointer into memory that goes with it. Words are atomics; a slot belongs to whom the words say.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+/// Which slot is used next, and how often each was.
+#[derive(Default)]
+pub(crate) struct Turns {
+    next: usize,
+    uses: [u32; SLOTS],
+}
+
+/// A use of a slot.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn {
+    slot: usize,
+    number: u32,
+}
+
+impl Turns {
+    pub fn take(&mut self) -> Turn {
+        let slot = self.next;
+        self.next = (slot + 1) % SLOTS;
+        self.uses[slot] = self.uses[slot].wrapping_add(1);
+        Turn { slot, number: self.uses[slot] }
+    }
+}
+
+impl Turn {
+    /// The use of the same slot before this one.
+    pub fn before(self) -> Self {
+        Self { number: self.number.wrapping_sub(1), ..self }
+    }
+}
+
+/// Words are a cache line apart.
+const STRIDE_BYTES: usize = 64;
+const WORDS_BYTES: usize = 4096;
+
+impl Ring {
+    fn new(stream: &Stream, slot_bytes: usize) -> cufile::Result<Self> {
+        let mut memory = stream.device().alloc_pinned(WORDS_BYTES + SLOTS * slot_bytes)?;
+        Ok(Self {
+            start: memory.as_mut_ptr(),
+            slot_bytes,
+            _memory: memory,
+            stream: Mutex::default(),
+            transfers: AtomicUsize::new(0),
+            turns: Mutex::default(),
+        })
+    }
+
+    /// How many bytes a slot has: none if it is but a pair of words.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Turns are taken, and what is to be done with them submitted to the stream, without another's between.
+    pub fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn slot(&self, turn: Turn) -> *mut u8 {
+        self.start.wrapping_add(WORDS_BYTES + turn.slot * self.slot_bytes)
+    }
+
+    /// The word by which the host hands a slot to the stream, and the value that does.
+    pub fn to_stream(&self, turn: Turn) -> (*mut u32, u32) {
+        (self.start.wrapping_add(2 * turn.slot * STRIDE_BYTES).cast(), turn.number)
+    }
+
+    /// The word by which the stream hands a slot to the host, and the value that does.
+    pub fn to_host(&self, turn: Turn) -> (*mut u32, u32) {
+        (self.start.wrapping_add((2 * turn.slot + 1) * STRIDE_BYTES).cast(), turn.number)
+    }
+
+    pub fn hand_to_stream(&self, turn: Turn) {
+        let (word, number) = self.to_stream(turn);
+        self.word(word).store(number, Ordering::Release);
+    }
+
+    /// Only for a stream that does not any more.
+    pub fn hand_to_host(&self, turn: Turn) {
+        let (word, number) = self.to_host(turn);
+        self.word(word).store(number, Ordering::Release);
+    }
+
+    /// Whether the stream is done with this use, or a later one.
+    pub fn is_with_host(&self, turn: Turn) -> bool {
+        self.has_come_to(self.to_host(turn))
+    }
+
+    /// Whether the host is done with this use, or a later one.
+    pub fn is_with_stream(&self, turn: Turn) -> bool {
+        self.has_come_to(self.to_stream(turn))
+    }
+
+    fn has_come_to(&self, (word, number): (*mut u32, u32)) -> bool {
+        self.word(word).load(Ordering::Acquire).wrapping_sub(number).cast_signed() >= 0
+    }
+
+    fn word(&self, word: *mut u32) -> &AtomicU32 {
+        // SAFETY: aligned, in the ring's memory, and used by the host only as an atomic.
+        unsafe { AtomicU32::from_ptr(word) }
+    }
+
+    /// Ends a transfer's use of the ring.
+    pub fn release(&self) {
+        self.transfers.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.transfers.load(Ordering::Acquire) == 0
+    }
+
+    fn serves(&self, stream: (u32, usize)) -> bool {
+        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) == stream
+    }
+
+    /// Bytes of pinned memory.
+    fn len_bytes(&self) -> usize {
+        WORDS_BYTES + SLOTS * self.slot_bytes
+    }
+}
+
+/// The rings of an engine.
+#[derive(Default)]
+pub(crate) struct Rings(Mutex<Vec<Arc<Ring>>>);
+
+impl Rings {
+    /// How much pinned memory all rings together take at most.
+    const LIMIT_BYTES: usize = 640 << 20;
+
+    /// A ring for a transfer of so many bytes on this stream, to be [released](Ring::release) after it; `None` if no more
+    /// memory may, or can, be had. Transfers of one stream follow each other, and share theirs.
+    pub fn take(&self, stream: &Stream, len_bytes: usize) -> Option<Arc<Ring>> {
+        let key = (stream.device().ordinal(), stream.as_raw().addr());
+        let slot_bytes = slot_bytes_for(len_bytes);
+        let mut rings = self.rings();
+        let mut fitting = rings.iter().filter(|ring| ring.slot_bytes == slot_bytes);
+        let own = fitting.clone().find(|ring| ring.serves(key));
+        let ring = match own.or_else(|| fitting.find(|ring| ring.is_idle())) {
+            Some(ring) => ring.clone(),
+            None => {
+                let needed = WORDS_BYTES + SLOTS * slot_bytes;
+                let fits = |rings: &[Arc<Ring>]| {
+                    rings.iter().map(|ring| ring.len_bytes()).sum::<usize>() + needed <= Self::LIMIT_BYTES
+                };
+                if !fits(&rings) {
+                    rings.retain(|ring| !ring.is_idle());
+                }
+                let made = fits(&rings).then(|| Ring::new(stream, slot_bytes))?;
+                rings.push(Arc::new(made.ok()?));
+                rings[rings.len() - 1].clone()
+            }
+        };
+        *ring.stream.lock().unwrap_or_else(PoisonError::into_inner) = key;
+        ring.transfers.fetch_add(1, Ordering::AcqRel);
+        Some(ring)
+    }
+
+    /// Frees those that are not in use; returns how many bytes that were.
+    pub fn free_idle(&self) -> usize {
+        let mut rings = self.rings();
+        let before: usize = rings.iter().map(|ring| ring.len_bytes()).sum();
+        rings.retain(|ring| !ring.is_idle());
+        before - rings.iter().map(|ring| ring.len_bytes()).sum::<usize>()
+    }
+
+    fn rings(&self) -> MutexGuard<'_, Vec<Arc<Ring>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Long enough that a call has not much to submit, and short enough that copying begins soon.
+fn slot_bytes_for(len_bytes: usize) -> usize {
+    const MIB: usize = 1 << 20;
+    match len_bytes {
+        0 => 0,
+        len if len <= 3 * MIB => MIB,
+        len if len <= 192 * MIB => 8 * MIB,
+        _ => 48 * MIB,
+    }
+}

@@ -1,0 +1,301 @@
+//! A transfer that a stream waits for, in parts: the host's side of it.
+//!
+//! At the call, everything that the stream will do is submitted to it: to wait until the host has handed it a slot of the
+//! [ring](super::ring), to copy, to hand the slot back. From then on the host calls CUDA no more: whoever holds CUDA's
+//! locks may wait for this very stream.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+
+use cufile::cuda::{Event, Stream};
+
+use super::job::{Job, Stop};
+use super::pool::Submitter;
+use super::ring::{Ring, Turn, Turns};
+use super::stager::Active;
+use super::transfer::{IoRange, Side, Transfer};
+use crate::file::File;
+use crate::memory::{Memory, Place};
+use crate::open_file::Outcome;
+use crate::write_plan::{Growth, WritePlan};
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Read,
+    Write,
+}
+
+pub(crate) struct Staged {
+    file: NonNull<File>,
+    direction: Direction,
+    memory: Memory,
+    ring: Arc<Ring>,
+    parts: Box<[Part]>,
+    progress: Mutex<Progress>,
+    ended: Condvar,
+}
+
+// SAFETY: the file and the memory stay, as `Staged::new` demands, and may be used from any thread.
+unsafe impl Send for Staged {}
+// SAFETY: as above.
+unsafe impl Sync for Staged {}
+
+struct Part {
+    turn: Turn,
+    /// Where the file's side finds the bytes: in the slot, or where the caller has them if that is host memory.
+    host: Memory,
+    range: [IoRange; 1],
+    /// How many bytes of the transfer come before.
+    before_bytes: usize,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// The part to be started next.
+    next: usize,
+    running: usize,
+    /// What stopped the first part that did not come to its end, and its number.
+    stop: Option<(usize, Stop)>,
+    /// The stream has come to it.
+    begun: bool,
+    given_up: bool,
+    ended: bool,
+}
+
+impl Staged {
+    /// A transfer that uses these turns of the ring, which is released when it has ended.
+    ///
+    /// # Safety
+    /// The file must stay, and the memory be as an [`IoBuf`](cufile::IoBuf) (for reads,
+    /// [`IoBufMut`](cufile::IoBufMut)) promises, until the transfer [has ended](Self::wait) or was
+    /// [given up](Self::give_up).
+    pub unsafe fn new(
+        (file, direction): (&File, Direction),
+        memory: Memory,
+        offset: u64,
+        ring: &Arc<Ring>,
+        turns: &mut Turns,
+    ) -> Arc<Self> {
+        let part_bytes = if ring.slot_bytes() > 0 { ring.slot_bytes() } else { memory.len_bytes.max(1) };
+        let parts = (0..memory.len_bytes).step_by(part_bytes).map(|before_bytes| {
+            let turn = turns.take();
+            let len_bytes = part_bytes.min(memory.len_bytes - before_bytes);
+            let host = match memory.place {
+                Place::Host => memory,
+                Place::Device(_) => Memory::on_host(ring.slot(turn), len_bytes),
+            };
+            let range = IoRange { file_offset: offset + before_bytes as u64, buffer_offset: 0, len_bytes };
+            Part { turn, host, range: [range], before_bytes }
+        });
+        Arc::new(Self {
+            file: NonNull::from(file),
+            direction,
+            memory,
+            ring: ring.clone(),
+            parts: parts.collect(),
+            progress: Mutex::default(),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// Submits to the stream what it is to do; returns what marks the end of that.
+    ///
+    /// # Errors
+    /// What CUDA said; some may have been submitted.
+    pub fn submit(self: &Arc<Self>, stream: &Stream, active: &Arc<Active>) -> cufile::Result<Event> {
+        let (this, active) = (self.clone(), active.clone());
+        stream.call_on_host(move || active.begin(this))?;
+        for part in &self.parts {
+            let Part { turn, host, before_bytes, .. } = part;
+            let ready = match self.direction {
+                Direction::Read => *turn,
+                Direction::Write => turn.before(),
+            };
+            let is_in_slot = self.memory.place != Place::Host;
+            let device_ptr = self.memory.ptr.wrapping_add(*before_bytes);
+            self.wait_for(stream, ready)?;
+            match self.direction {
+                // SAFETY: from a slot, which the stream has now, to memory that the transfer holds alone.
+                Direction::Read if is_in_slot => unsafe {
+                    let slot = std::slice::from_raw_parts(host.ptr, host.len_bytes);
+                    stream.copy_to_device(device_ptr, slot)?;
+                },
+                // SAFETY: from memory that the transfer holds to a slot, which the stream has now.
+                Direction::Write if is_in_slot => unsafe {
+                    let slot = std::slice::from_raw_parts_mut(host.ptr, host.len_bytes);
+                    stream.copy_from_device(slot, device_ptr)?;
+                },
+                _ => {}
+            }
+            let (word, number) = self.ring.to_host(*turn);
+            // SAFETY: a word of the ring, whose memory is not freed before the stream has passed.
+            unsafe { stream.write_word(word, number) }?;
+        }
+        if self.direction == Direction::Write {
+            for part in &self.parts {
+                self.wait_for(stream, part.turn)?;
+            }
+        }
+        stream.record()
+    }
+
+    fn wait_for(&self, stream: &Stream, turn: Turn) -> cufile::Result<()> {
+        let (word, number) = self.ring.to_stream(turn);
+        // SAFETY: a word of the ring, whose memory is not freed before the stream has passed: freeing pinned memory waits
+        // for the GPU.
+        unsafe { stream.wait_for_word(word, number) }
+    }
+
+    /// Notes that the stream has come to it; false if it was given up before.
+    pub fn begin(&self) -> bool {
+        let mut progress = self.progress();
+        progress.begun = !progress.given_up;
+        progress.begun
+    }
+
+    /// Starts the parts whose turn it is; says whether the transfer has ended.
+    pub fn advance(self: &Arc<Self>, submitter: &Submitter) -> bool {
+        let mut progress = self.progress();
+        while progress.next < self.parts.len() && !progress.given_up && self.is_ready(&progress) {
+            let number = progress.next;
+            progress.next += 1;
+            if progress.stop.is_some() {
+                self.hand_on(&self.parts[number], 0);
+                continue;
+            }
+            progress.running += 1;
+            drop(progress);
+            self.start(number, submitter);
+            progress = self.progress();
+        }
+        let is_complete = progress.next == self.parts.len()
+            && self.parts.last().is_none_or(|part| self.ring.is_with_host(part.turn));
+        if progress.running > 0 || !(progress.given_up || is_complete) {
+            return false;
+        }
+        if !progress.given_up {
+            self.ring.release();
+        }
+        progress.ended = true;
+        self.ended.notify_all();
+        true
+    }
+
+    fn is_ready(&self, progress: &Progress) -> bool {
+        let turn = self.parts[progress.next].turn;
+        match self.direction {
+            Direction::Read => {
+                self.ring.is_with_host(turn.before()) && self.ring.is_with_stream(turn.before())
+            }
+            // One after the other, so that a failure leaves no gap before what was written.
+            Direction::Write => progress.running == 0 && self.ring.is_with_host(turn),
+        }
+    }
+
+    fn start(self: &Arc<Self>, number: usize, submitter: &Submitter) {
+        let part = &self.parts[number];
+        // SAFETY: it stays until the transfer has ended.
+        let file = unsafe { self.file.as_ref() };
+        let offset = part.range[0].file_offset;
+        let (side, cutting) = match self.direction {
+            Direction::Read => (Side::Read, file.read_cutting(&part.host, offset)),
+            Direction::Write => {
+                let plan = WritePlan::of_range(file, &part.host, offset, Growth::AsWritten);
+                (plan.side.clone(), plan.cutting)
+            }
+        };
+        let transfer = Transfer { side, entries: file.entries(part.host, &part.range) };
+        // SAFETY: all of it stays until the job is finished, without which the transfer does not end.
+        let prepared = unsafe { file.engine().prepare(&transfer, &cutting) };
+        let (job, chunks) = prepared.expect("a checked range, which overlaps no other");
+        let done = Arc::new(PartDone { staged: self.clone(), number, job: job.clone() });
+        if job.poll(&Waker::from(done.clone())).is_ready() {
+            return done.wake();
+        }
+        submitter.submit(&job, chunks);
+    }
+
+    /// Hands a part to the stream, of which so many bytes were transferred.
+    fn hand_on(&self, part: &Part, done_bytes: usize) {
+        if self.direction == Direction::Read && self.memory.place != Place::Host {
+            // What lies behind them in the slot is of another transfer.
+            // SAFETY: the slot is the host's, and as long.
+            unsafe { part.host.ptr.add(done_bytes).write_bytes(0, part.host.len_bytes - done_bytes) };
+        }
+        self.ring.hand_to_stream(part.turn);
+    }
+
+    /// Waits until the transfer has ended. Only when the stream has come to it, or surely will.
+    pub fn wait(&self) {
+        let mut progress = self.progress();
+        while !progress.ended {
+            progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub fn len_bytes(&self) -> usize {
+        self.memory.len_bytes
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.progress().ended
+    }
+
+    /// Ends the transfer of a stream to which not all could be submitted, or that failed: nothing is started any more,
+    /// and the stream does not wait any more. `stream_is_done` waits for what was submitted.
+    pub fn give_up(&self, stream_is_done: impl FnOnce()) {
+        let mut progress = self.progress();
+        if progress.ended {
+            return;
+        }
+        progress.given_up = true;
+        while progress.begun && !progress.ended {
+            progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+        progress.ended = true;
+        drop(progress);
+        let last_turns = self.parts.iter().map(|part| part.turn);
+        last_turns.clone().for_each(|turn| self.ring.hand_to_stream(turn));
+        stream_is_done();
+        last_turns.for_each(|turn| self.ring.hand_to_host(turn));
+        self.ring.release();
+    }
+
+    /// How many bytes were transferred, and what failed. Only when the transfer has ended.
+    pub fn outcome(&self) -> Outcome {
+        match self.progress().stop.take() {
+            None => (self.memory.len_bytes, None),
+            Some((number, stop)) => (self.parts[number].before_bytes + stop.done_bytes, stop.cause),
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Is woken when the job of a part is done.
+struct PartDone {
+    staged: Arc<Staged>,
+    number: usize,
+    job: Arc<Job>,
+}
+
+impl Wake for PartDone {
+    fn wake(self: Arc<Self>) {
+        let Self { staged, number, job } = &*self;
+        // SAFETY: the file stays until the transfer has ended, which needs this part.
+        let stop = unsafe { staged.file.as_ref() }.engine().finish(job.clone());
+        let part = &staged.parts[*number];
+        let mut progress = staged.progress();
+        staged.hand_on(part, stop.as_ref().map_or(part.host.len_bytes, |stop| stop.done_bytes));
+        if let Some(stop) = stop
+            && progress.stop.as_ref().is_none_or(|(first, _)| number < first)
+        {
+            progress.stop = Some((*number, stop));
+        }
+        progress.running -= 1;
+    }
+}
