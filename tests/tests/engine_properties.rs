@@ -773,7 +773,8 @@ impl<'a> World<'a> {
         self.check_pieces(&pieces);
     }
 
-    /// After a failure, each byte is that of the file or what it was.
+    /// After a failure, each byte is that of the file or what it was; beyond the end of the file as after
+    /// [`take_over`](Self::take_over).
     fn take_over_what_was_read(&mut self, pieces: &[Piece]) {
         let Self { buffers, contents, opens, .. } = self;
         for (number, buffer) in buffers.iter_mut().enumerate() {
@@ -783,13 +784,14 @@ impl<'a> World<'a> {
             for piece in pieces() {
                 let Piece { open, offset, start, len, .. } = *piece;
                 let found = &found[start..start + len];
+                let by_cufile = opens[open].file.route().path() != TransferPath::Posix;
                 let in_file = contents[opens[open].contents].model.get(offset..).unwrap_or_default();
                 if in_file.get(..len) == Some(found) {
                     buffer.model[start..start + len].copy_from_slice(found);
                 } else if buffer.model[start..start + len] != *found {
                     for (at, found) in found.iter().enumerate() {
-                        let beyond = at >= in_file.len() && !buffer.is_device() && *found == 0;
-                        if in_file.get(at) == Some(found) || beyond {
+                        let is_left_open = if buffer.is_device() { by_cufile } else { *found == 0 };
+                        if in_file.get(at).map_or(is_left_open, |in_file| in_file == found) {
                             buffer.model[start + at] = *found;
                         }
                     }

@@ -69,8 +69,10 @@ impl Context {
     }
 }
 
-/// Pops the context that [`Context::enter`] pushed. Bound to its thread, as a thread's stack of contexts is.
-pub(crate) struct Entered<'a>(Option<&'a Cuda>, PhantomData<*const ()>);
+/// Keeps a device's context current on its thread; from [`Device::enter`].
+#[derive(Debug)]
+#[must_use = "dropping it makes the context current that was before"]
+pub struct Entered<'a>(Option<&'a Cuda>, PhantomData<*const ()>);
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
@@ -117,8 +119,15 @@ impl Device {
         Context(self.0.context)
     }
 
-    /// Makes the device's context current on the calling thread until the guard goes.
-    pub(crate) fn enter(&self) -> Result<Entered<'_>> {
+    /// Makes the device's primary context current on the calling thread until the guard goes (`cuCtxPushCurrent`).
+    ///
+    /// All calls of this crate do that for themselves; many calls in a row take less time within it. Guards must go in
+    /// the reverse order of their making.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cuCtxPushCurrent")]
+    pub fn enter(&self) -> Result<Entered<'_>> {
         self.context().enter(&self.0.cuda)
     }
 

@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 
 use cuda_rt_sys::{driver, runtime};
 
-pub use device::{Context, Device};
+pub use device::{Context, Device, Entered};
 pub use mapped::MappedBuffer;
 pub use memory::{DeviceBuffer, ManagedBuffer, PinnedBuffer};
 pub(crate) use memory::{copy_from_host, copy_to_host, fill};

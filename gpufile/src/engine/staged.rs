@@ -105,6 +105,7 @@ impl Staged {
     /// # Errors
     /// What CUDA said; some may have been submitted.
     pub fn submit(self: &Arc<Self>, stream: &Stream, active: &Arc<Active>) -> cufile::Result<Event> {
+        let _entered = stream.device().enter()?;
         let (this, active) = (self.clone(), active.clone());
         stream.call_on_host(move || active.begin(this))?;
         for part in &self.parts {
