@@ -233,24 +233,20 @@ impl File {
 
     /// How a read of one range is cut.
     pub(crate) fn read_cutting(&self, memory: &Memory, offset: u64) -> Cutting {
-        /// What disks are read by fastest.
-        const DISK_CHUNK_BYTES: usize = 1 << 20;
-        let len = memory.len_bytes;
-        let cutting = self.cutting(len, memory.place);
-        if self.chooses_chunks() && len > DISK_CHUNK_BYTES && self.open.reads_from_disk(offset, len) {
-            let chunk_bytes = cutting.chunk_bytes.min(DISK_CHUNK_BYTES);
-            return Cutting { chunk_bytes, graded_chunks: 0, ..cutting };
+        let cutting = self.cutting(memory.len_bytes, memory.place);
+        match self.task_bytes {
+            None => self.open.cutting_for_disk(cutting, offset, memory.len_bytes),
+            Some(_) => cutting,
         }
-        cutting
     }
 
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place) -> Cutting {
         self.open.engine.cutting(total_bytes, place, self.task_bytes)
     }
 
-    /// Whether nobody said how long chunks should be.
-    pub(crate) fn chooses_chunks(&self) -> bool {
-        self.task_bytes.is_none() && self.open.engine.settings().task_bytes().is_none()
+    /// How long chunks should be, if it was said for this file.
+    pub(crate) fn task_bytes(&self) -> Option<usize> {
+        self.task_bytes
     }
 
     /// A buffer's memory; the file's way to it is decided here, and not by a worker later.

@@ -6,11 +6,11 @@ use std::slice;
 
 use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
-use crate::engine::{Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer};
+use crate::engine::{Cutting, Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::{Memory, Place};
-use crate::write_plan::{Growth, WritePlan};
+use crate::write_plan::WritePlan;
 
 impl File {
     /// Reads many ranges of the file into parts of one buffer. Small ranges are packed, neighbours merged, and all
@@ -45,7 +45,7 @@ impl File {
         if ranges.is_empty() {
             return Ok(());
         }
-        let plan = WritePlan::of_ranges(self, &memory, ranges, Growth::MayAllocate);
+        let plan = WritePlan::of_ranges(self, &memory, ranges);
         let transfer = Transfer { side: plan.side.clone(), entries: self.entries(memory, ranges) };
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().run(&transfer, plan.cutting) };
@@ -171,8 +171,11 @@ impl Engine {
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
+        let Some(first) = entries.first() else { return Ok(()) };
+        let cutting = self.cutting(Entries::Each(entries).total_bytes(), place_of(entries), None);
+        let cutting = first.file.cutting_for_disk(cutting, first.offset, first.memory.len_bytes);
         // SAFETY: the requests hold their buffers alone.
-        unsafe { self.many(READ, Side::Read, entries) }
+        unsafe { self.many(READ, Side::Read, entries, cutting) }
     }
 
     /// Writes memory to many ranges of any files, in one call as [`File::write_many`]. Where ranges overlap in a file,
@@ -184,21 +187,34 @@ impl Engine {
     pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
-        // SAFETY: the requests hold their buffers.
-        unsafe { self.many(WRITE, Side::Write, entries) }
+        let Some(first) = entries.first() else { return Ok(()) };
+        let place = place_of(entries);
+        if !entries.iter().all(|entry| std::ptr::eq(entry.file, first.file)) {
+            let cutting = self.cutting(Entries::Each(entries).total_bytes(), place, None);
+            // SAFETY: the requests hold their buffers.
+            return unsafe { self.many(WRITE, Side::Write, entries, cutting) };
+        }
+        let plan = WritePlan::of_entries(first.file, place, entries);
+        // SAFETY: as above.
+        let result = unsafe { self.many(WRITE, plan.side.clone(), entries, plan.cutting) };
+        let end = match &result {
+            Err(Error::Entry { entry, error }) => entries[*entry].offset + error.bytes_done() as u64,
+            _ => 0,
+        };
+        plan.tidy_up(first.file, end, result.is_err());
+        result
     }
 
     /// # Safety
     /// As for [`Engine::run`].
-    unsafe fn many(&self, operation: &'static str, side: Side, entries: &[Entry<'_>]) -> Result<()> {
-        let Some(first) = entries.first() else { return Ok(()) };
+    unsafe fn many(
+        &self,
+        operation: &'static str,
+        side: Side,
+        entries: &[Entry<'_>],
+        cutting: Cutting,
+    ) -> Result<()> {
         let transfer = Transfer { side, entries: Entries::Each(entries) };
-        // Bounce buffers limit the parts of device memory; parts of host memory may as well be as short.
-        let place = match first.memory.place {
-            Place::Host if entries.iter().all(|entry| entry.memory.place == Place::Host) => Place::Host,
-            _ => Place::Device(0),
-        };
-        let cutting = self.cutting(transfer.entries.total_bytes(), place, None);
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.run(&transfer, cutting) };
         entry_outcome(outcome, |entry, done_bytes, cause| {
@@ -206,4 +222,11 @@ impl Engine {
             file.transfer_error(operation, *offset, memory.len_bytes, done_bytes, cause)
         })
     }
+}
+
+/// Where memory lies, as far as it matters for how transfers are cut: bounce buffers limit the parts of device memory, and
+/// parts of host memory may as well be as short.
+fn place_of(entries: &[Entry<'_>]) -> Place {
+    let device = entries.iter().map(|entry| entry.memory.place).find(|place| *place != Place::Host);
+    device.unwrap_or(Place::Host)
 }

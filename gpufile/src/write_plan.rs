@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::{Cutting, IoRange, Side};
+use crate::engine::{Cutting, Entry, IoRange, Side};
 use crate::file::File;
 use crate::memory::{Memory, Place};
 use crate::open_file::{Mapping, OpenFile, Storage};
@@ -28,26 +28,60 @@ const PREALLOCATE_BYTES: usize = 16 << 20;
 /// What is written last, by a write call, so that those who watch the file are told.
 const LAST_BYTES: usize = 4096;
 
+/// What a write covers of a file.
+#[derive(Clone, Copy)]
+struct Extent {
+    start: u64,
+    end: u64,
+    total_bytes: usize,
+    /// Each range begins where the one before ends.
+    is_gapless: bool,
+}
+
+impl Extent {
+    fn of(ranges: impl Iterator<Item = (u64, usize)>) -> Self {
+        let empty = Self { start: u64::MAX, end: 0, total_bytes: 0, is_gapless: true };
+        let all = ranges.fold(empty, |all, (offset, len_bytes)| Self {
+            start: all.start.min(offset),
+            end: all.end.max(offset.saturating_add(len_bytes as u64)),
+            total_bytes: all.total_bytes.saturating_add(len_bytes),
+            is_gapless: all.is_gapless && (all.end == offset || all.total_bytes == 0),
+        });
+        Self { start: all.start.min(all.end), ..all }
+    }
+}
+
 impl WritePlan {
     /// For one range.
     pub fn of_range(file: &File, memory: &Memory, offset: u64, growth: Growth) -> Self {
-        let range = IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes };
-        Self::of_ranges(file, memory, &[range], growth)
+        let extent = Extent::of([(offset, memory.len_bytes)].into_iter());
+        Self::new((file.open_file(), file.task_bytes()), memory.place, extent, growth)
     }
 
     /// For ranges of one buffer.
-    pub fn of_ranges(file: &File, memory: &Memory, ranges: &[IoRange], growth: Growth) -> Self {
-        let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
-        let start = ranges.iter().map(|range| range.file_offset).min().unwrap_or(0);
-        let end_of = |range: &IoRange| range.file_offset.saturating_add(range.len_bytes as u64);
-        let end = ranges.iter().map(end_of).max().unwrap_or(0);
-        let place = memory.place;
-        let open = file.open_file();
-        let parallel = Cutting { graded_chunks: 0, ..file.cutting(total_bytes, place) };
+    pub fn of_ranges(file: &File, memory: &Memory, ranges: &[IoRange]) -> Self {
+        let extent = Extent::of(ranges.iter().map(|range| (range.file_offset, range.len_bytes)));
+        Self::new((file.open_file(), file.task_bytes()), memory.place, extent, Growth::MayAllocate)
+    }
+
+    /// For entries of one file, whose memory lies at `place` at the worst.
+    pub fn of_entries(file: &OpenFile, place: Place, entries: &[Entry<'_>]) -> Self {
+        let extent = Extent::of(entries.iter().map(|entry| (entry.offset, entry.memory.len_bytes)));
+        Self::new((file, None), place, extent, Growth::MayAllocate)
+    }
+
+    fn new(
+        (open, task_bytes): (&OpenFile, Option<usize>),
+        place: Place,
+        extent: Extent,
+        growth: Growth,
+    ) -> Self {
+        let Extent { start, end, total_bytes, is_gapless } = extent;
+        let parallel = Cutting { graded_chunks: 0, ..open.engine.cutting(total_bytes, place, task_bytes) };
         let plain = |cutting| Self { side: Side::Write, cutting, extended: None, preallocated: false };
-        let at_most = |limit: usize| match file.chooses_chunks() {
-            true => parallel.chunk_bytes.min(limit),
-            false => parallel.chunk_bytes,
+        let at_most = |limit: usize| match task_bytes.or(open.engine.settings().task_bytes()) {
+            None => parallel.chunk_bytes.min(limit),
+            Some(_) => parallel.chunk_bytes,
         };
         if open.direct_for_write(total_bytes).is_some() {
             return plain(Cutting { chunk_bytes: at_most(DISK_CHUNK_BYTES), ..parallel });
@@ -59,7 +93,7 @@ impl WritePlan {
         let serial = Cutting { chunk_bytes: at_most(SERIAL_CHUNK_BYTES), serial: true, ..parallel };
         let Ok(len_bytes) = open.len_bytes() else { return plain(serial) };
         let mut extended = None;
-        if end > len_bytes && (ranges.len() > 1 || growth == Growth::AsWritten) {
+        if end > len_bytes && (!is_gapless || growth == Growth::AsWritten) {
             // What lies between ranges stays a hole.
             return plain(serial);
         } else if end > len_bytes {

@@ -199,8 +199,14 @@ impl Lane {
                 if let Err(error) = bounce.pin(stream.device()) {
                     return Started::Done(Some((0, Some(error.into()))));
                 }
+                /// So many ranges are on their way from memory to the processor's cache.
+                const AHEAD: usize = 4;
+                let mut coming = plan.segments(transfer, chunk).skip(AHEAD);
                 let mut at = 0;
                 for segment in plan.segments(transfer, chunk) {
+                    if let Some(later) = coming.next() {
+                        mapping.prefetch(later.offset, later.len_bytes);
+                    }
                     // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing uses now.
                     let target = unsafe { bounce.ptr().add(at) };
                     // SAFETY: as above; the range was checked against the mapping.
@@ -495,15 +501,17 @@ impl Copies {
     }
 }
 
-/// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with short
-/// sleeps, so that many workers that wait for one link do not burn a processor each.
+/// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with sleeps
+/// that grow with the time waited, so that many workers that wait for one link do not burn a processor each.
 fn wait(event: &Event) -> cufile::Result<()> {
     const SPIN: Duration = Duration::from_micros(20);
-    const SLEEP: Duration = Duration::from_micros(10);
+    const SHORTEST: Duration = Duration::from_micros(10);
+    const LONGEST: Duration = Duration::from_micros(100);
     let start = Instant::now();
     while !event.is_done()? {
-        if start.elapsed() > SPIN {
-            thread::sleep(SLEEP);
+        let waited = start.elapsed();
+        if waited > SPIN {
+            thread::sleep((waited / 4).clamp(SHORTEST, LONGEST));
         }
     }
     Ok(())

@@ -232,7 +232,7 @@ impl Engine {
     /// has something to copy soon, and does not get it all at once.
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> Cutting {
         const SMALLEST: usize = 512 << 10;
-        const TURNS: usize = 4;
+        const TURNS: usize = 5;
         let settings = &self.0.settings;
         let buffer = settings.bounce_buffer_bytes;
         let chunk_bytes = match (task_bytes.or(settings.task_bytes), place) {

@@ -17,7 +17,7 @@ pub(crate) use direct::open_flags;
 pub(crate) use mapping::Mapping;
 pub(crate) use storage::Storage;
 
-use crate::engine::{Bounce, Engine, Side};
+use crate::engine::{Bounce, Cutting, Engine, Side};
 use crate::error::{Cause, Error};
 use crate::page_cache;
 use crate::path::PathPolicy;
@@ -279,9 +279,16 @@ impl OpenFile {
         (0..SAMPLES).all(|i| self.is_cached(offset + (i * step) as u64, SAMPLE_BYTES.min(step)))
     }
 
-    /// Whether a large read would go by `O_DIRECT`, judged by a sample.
-    pub fn reads_from_disk(&self, offset: u64, len_bytes: usize) -> bool {
-        self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES)).is_some()
+    /// Shorter chunks for a long read that goes by `O_DIRECT`, judged by a sample.
+    pub fn cutting_for_disk(&self, cutting: Cutting, offset: u64, len_bytes: usize) -> Cutting {
+        /// What disks are read by fastest.
+        const DISK_CHUNK_BYTES: usize = 1 << 20;
+        let is_long = len_bytes > DISK_CHUNK_BYTES && self.engine.settings().task_bytes().is_none();
+        if is_long && self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES)).is_some() {
+            let chunk_bytes = cutting.chunk_bytes.min(DISK_CHUNK_BYTES);
+            return Cutting { chunk_bytes, graded_chunks: 0, ..cutting };
+        }
+        cutting
     }
 
     /// Whether a read of so many bytes needs no thought about `O_DIRECT`.
