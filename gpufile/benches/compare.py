@@ -343,6 +343,12 @@ def make_file(path: Path, size: int) -> None:
     unfinished.rename(path)
 
 
+def file_system_of(path: Path) -> str:
+    """The name of the file system that the path is on."""
+    stat = subprocess.run(["stat", "-f", "-c", "%T", path], check=True, capture_output=True, text=True)
+    return stat.stdout.strip()
+
+
 def fill_page_cache(path: Path) -> None:
     """Every contender starts with all of the file in the page cache, whatever the one before it left there."""
     buffer = bytearray(16 * MEBIBYTE)
@@ -406,9 +412,7 @@ def main() -> int:
     if not options.file.exists():
         print(f"making {options.file}, {options.size} GiB", file=sys.stderr)
         make_file(options.file, options.size * 1024 * MEBIBYTE)
-    file_system = subprocess.run(
-        ["stat", "-f", "-c", "%T", options.file], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    file_system = file_system_of(options.file)
     on_tmpfs = file_system == "tmpfs"
 
     results = Results()

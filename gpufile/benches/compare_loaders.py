@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Loads models by gpufile and by other loaders in turn, and puts their figures side by side.
+
+For each case of peers/loaders.py the files are made, each contender loads them in a process of its own, and they are
+removed before the next case. Below the table stand the ratios that gpufile is to keep; the exit status is 1 if it
+misses one or a contender failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE / "peers"))
+
+from compare import file_system_of, fill_page_cache, print_columns  # noqa: E402
+from loaders import PEERS, Case, chosen_cases  # noqa: E402
+
+OURS = "gpufile"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """At least `of_link` times what the link does, and `of_best` times what the best peer does."""
+
+    case: str
+    of_link: float | None
+    of_best: float
+
+
+REQUIREMENTS = [
+    Requirement("load-big", 0.9, 1.15),
+    Requirement("load-sharded", 0.9, 1.15),
+    Requirement("load-many", 0.85, 2),
+    Requirement("load-tiny", None, 10),
+]
+
+
+class Results:
+    """The line of each contender and case."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[str, str], dict[str, str]] = {}
+        self.failures: list[str] = []
+
+    def add(self, line: str, case: str) -> None:
+        """Takes one line of a contender's output; what is about something else is passed over."""
+        head, _, error = line.strip().partition(" error=")
+        fields = dict(word.partition("=")[::2] for word in head.split())
+        if fields.get("case") != case or "peer" not in fields:
+            return
+        if error:
+            fields["error"] = error
+        self.lines[fields["peer"], case] = fields
+        if error:
+            self.failures.append(line.strip())
+
+    def fail(self, contender: str, case: str, error: str) -> None:
+        self.add(f"peer={contender} case={case} error={error}", case)
+
+    def figure(self, contender: str, case: str, field: str = "gbps") -> float | None:
+        line = self.lines.get((contender, case), {})
+        return float(line[field]) if field in line else None
+
+    def best_peer(self, case: str) -> tuple[float, str] | None:
+        figures = ((self.figure(peer, case), peer) for peer in PEERS)
+        return max((pair for pair in figures if pair[0] is not None), default=None)
+
+
+def run(contender: str, command: list[str], case: str, timeout: float, results: Results) -> None:
+    """Runs one contender, whose end, whatever it is, does not matter to the others."""
+    environment = dict(os.environ)
+    # libcufile writes its log into the working directory unless told otherwise.
+    environment.setdefault("CUFILE_LOGFILE_PATH", os.path.join(tempfile.gettempdir(), "cufile.log"))
+    start, error = time.monotonic(), None
+    try:
+        # The standard error output is the user's.
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, text=True, timeout=timeout
+        )
+        for line in done.stdout.splitlines():
+            results.add(line, case)
+        if done.returncode:
+            error = f"ended with status {done.returncode}"
+        elif (contender, case) not in results.lines:
+            error = "printed no line"
+    except OSError as problem:
+        error = str(problem)
+    except subprocess.TimeoutExpired:
+        error = f"did not end within {timeout:g} s"
+    if error:
+        results.fail(contender, case, error)
+    print(f"{case}: {contender}: {time.monotonic() - start:.0f} s", file=sys.stderr)
+
+
+def measure(case: Case, paths: list[Path], options: argparse.Namespace, results: Results) -> None:
+    folder = str(options.dir)
+    loader = [*shlex.split(options.python), str(HERE / "peers" / "loaders.py"), "--keep", "--cases", case.name, folder]
+    commands = {peer: [*loader, peer] for peer in options.peers}
+    if options.ours:
+        commands[OURS] = [*shlex.split(options.ours), folder]
+    for contender, command in commands.items():
+        if file_system_of(options.dir) != "tmpfs":
+            for path in paths:
+                fill_page_cache(path)
+        run(contender, command, case.name, options.timeout, results)
+
+
+def print_table(results: Results, cases: list[Case]) -> None:
+    print("Best of three, in GB/s (microseconds for each tensor)\n")
+    columns = [OURS, *PEERS]
+    rows = [["case", *columns]]
+    for case in cases:
+        row = [case.name]
+        for contender in columns:
+            gbps = results.figure(contender, case.name)
+            if gbps is not None:
+                row.append(f"{gbps:.2f} ({results.figure(contender, case.name, 'us_per_op'):.2f})")
+            else:
+                row.append("error" if (contender, case.name) in results.lines else "")
+        rows.append(row)
+    print_columns(rows)
+
+
+def judged(case: str, against: str, ours: float | None, theirs: float | None, limit: float) -> list[str]:
+    """A row of the second table."""
+    if ours is None or theirs is None:
+        return [case, against, "", f">= {limit:g}", "no data"]
+    ratio = ours / theirs
+    return [case, against, f"{ratio:.3g}", f">= {limit:g}", "PASS" if ratio >= limit else "fail"]
+
+
+def print_requirements(results: Results, cases: list[Case], link: float | None) -> bool:
+    rows = [["case", "against", "is", "required", ""]]
+    for requirement in REQUIREMENTS:
+        case = requirement.case
+        if all(chosen.name != case for chosen in cases):
+            continue
+        ours = results.figure(OURS, case)
+        if requirement.of_link:
+            against = f"the link, {link:.1f} GB/s" if link else "the link"
+            rows.append(judged(case, against, ours, link, requirement.of_link))
+        gbps, peer = results.best_peer(case) or (None, "the best peer")
+        rows.append(judged(case, peer, ours, gbps, requirement.of_best))
+    print_columns(rows)
+    return all(row[-1] != "fail" for row in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dir", metavar="DIR", required=True, type=Path, help="of the files; 4 GiB must fit")
+    parser.add_argument("--ours", metavar="CMD", help="the example load_bench")
+    parser.add_argument("--python", metavar="CMD", default=sys.executable, help="has PyTorch and the loaders")
+    parser.add_argument("--peers", metavar="A,B", default=",".join(PEERS), help="only these; '' for none (all)")
+    parser.add_argument("--cases", metavar="A,B", help="only these (all)")
+    parser.add_argument("--link", metavar="GBPS", type=float, help="what the link to the GPU does")
+    parser.add_argument("--cufile", metavar="CMD", help="cufile_c, as built by peers/build.sh, to measure the link")
+    parser.add_argument("--timeout", metavar="S", type=float, default=60, help="for one contender and case (60)")
+    parser.add_argument("--json", metavar="OUT", type=Path, help="write every line there, after each case")
+    parser.add_argument("--keep", action="store_true", help="leave the files of all cases")
+    options = parser.parse_args()
+    options.peers = options.peers.split(",") if options.peers else []
+    for peer in options.peers:
+        if peer not in PEERS:
+            parser.error(f"there is no peer `{peer}`; the peers are {', '.join(PEERS)}")
+    cases = chosen_cases(options.cases)
+
+    options.dir.mkdir(parents=True, exist_ok=True)
+    results, link = Results(), options.link
+    for case in cases:
+        start = time.monotonic()
+        try:
+            paths = case.make(options.dir)
+            print(f"{case.name}: files made in {time.monotonic() - start:.0f} s", file=sys.stderr)
+            if options.cufile and link is None:
+                command = [*shlex.split(options.cufile), str(paths[0]), "link-h2d"]
+                run("cuda", command, "link-h2d", options.timeout, results)
+                link = results.figure("cuda", "link-h2d")
+            measure(case, paths, options, results)
+        finally:
+            if not options.keep:
+                for path in case.paths(options.dir):
+                    path.unlink(missing_ok=True)
+        if options.json:
+            report = {"dir": str(options.dir), "link": link, "lines": list(results.lines.values())}
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+    print(f"{options.dir}, {file_system_of(options.dir)}\n")
+    print_table(results, cases)
+    print()
+    passed = print_requirements(results, cases, link)
+    if results.failures:
+        print("\nfailures:", *results.failures, sep="\n  ")
+    return 0 if passed and not results.failures else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""Loads safetensors files to GPU memory by other loaders, and prints how long that takes.
+
+The cases and their files are those of ../../examples/load_bench.rs, which prints the same line for gpufile:
+
+    peer=NAME case=CASE size=BYTES ops=TENSORS threads=0 seconds=S gbps=G us_per_op=U
+    peer=NAME case=CASE threads=0 error=TEXT
+
+`seconds` is the best of three loads after one to warm up, from opening the files until every tensor is a tensor of
+PyTorch in GPU memory. A loader that takes longer than SLOW for the first is not asked to do it three times more, but
+once. Files that are missing are made, by Python alone, and were then just written, so they are in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
+DEVICE = "cuda:0"
+REPEATS = 3
+SLOW = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    files: int
+    tensors: int  # of each file
+    len_bytes: int  # of each tensor
+
+    def paths(self, folder: Path) -> list[Path]:
+        return [folder / f"{self.name}-{i}.safetensors" for i in range(self.files)]
+
+    def make(self, folder: Path) -> list[Path]:
+        """The files, which are made if they are missing."""
+        paths = self.paths(folder)
+        for i, path in enumerate(paths):
+            if not path.exists():
+                unfinished = path.with_name(path.name + ".part")
+                self.write_file(i, unfinished)
+                unfinished.rename(path)
+        return paths
+
+    def write_file(self, i: int, path: Path) -> None:
+        """Tensor `f{i}.t{k}` has the 16-bit integers j + k, wrapped, for j from 0."""
+        numbers = sorted(range(self.tensors), key=str)  # by name, as the safetensors library does
+        header = {
+            f"f{i}.t{k}": {
+                "dtype": "I16",
+                "shape": [self.len_bytes // 2],
+                "data_offsets": [place * self.len_bytes, (place + 1) * self.len_bytes],
+            }
+            for place, k in enumerate(numbers)
+        }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        # All tensors are parts of one sequence, which starts over after 65536 elements.
+        period = array("H", range(1 << 16)).tobytes()
+        sequence = memoryview(period * (self.len_bytes // len(period) + 2))
+        with open(path, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for k in numbers:
+                start = 2 * k % len(period)
+                file.write(sequence[start : start + self.len_bytes])
+
+
+CASES = [
+    Case("load-big", 1, 64, 64 * MEBIBYTE),
+    Case("load-sharded", 4, 128, 8 * MEBIBYTE),
+    Case("load-many", 1, 8192, 512 * KIBIBYTE),
+    Case("load-tiny", 1, 65536, 16 * KIBIBYTE),
+]
+
+
+# Each takes paths and returns the tensors by name, and whatever else is to be freed only with them.
+
+
+def by_safetensors(paths: list[str]) -> tuple[dict, object]:
+    from safetensors.torch import load_file
+
+    tensors = {}
+    for path in paths:
+        tensors.update(load_file(path, device=DEVICE))
+    return tensors, None
+
+
+def by_fastsafetensors(paths: list[str]) -> tuple[dict, object]:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    # Without GPUDirect, and leaving the files in the page cache, from where the next repetition is to have them.
+    loader = SafeTensorsFileLoader(SingleGroup(), device=DEVICE, nogds=True, disable_cache=False)
+    loader.add_filenames({0: paths})
+    buffers = loader.copy_files_to_device()
+    return dict(buffers.iter_local_tensors(loader.get_keys())), (buffers, loader)
+
+
+def by_runai(paths: list[str]) -> tuple[dict, object]:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        # It streams to host memory, which it may use again at once: each tensor is copied before the next one comes.
+        streamer.stream_files(paths, owned=False)
+        return {name: tensor.to(DEVICE) for name, tensor in streamer.get_tensors()}, None
+
+
+def by_instanttensor(paths: list[str]) -> tuple[dict, object]:
+    from instanttensor import safe_open
+
+    with safe_open(paths, framework="pt", device=0) as file:
+        return dict(file.tensors()), None
+
+
+PEERS: dict[str, Callable[[list[str]], tuple[dict, object]]] = {
+    "safetensors": by_safetensors,
+    "fastsafetensors": by_fastsafetensors,
+    "runai": by_runai,
+    "instanttensor": by_instanttensor,
+}
+
+
+def check(case: Case, tensors: dict) -> None:
+    """Compares the last tensor of each file and 16 others with what the files were made of."""
+    import torch
+
+    if len(tensors) != case.files * case.tensors:
+        raise ValueError(f"{len(tensors)} tensors instead of {case.files * case.tensors}")
+    numbers = [case.tensors - 1, *(place * case.tensors // 16 for place in range(16))]
+    for i in range(case.files):
+        for k in numbers if i == 0 else numbers[:1]:
+            made = torch.arange(k, k + case.len_bytes // 2, dtype=torch.int32).to(torch.int16)
+            if not torch.equal(tensors[f"f{i}.t{k}"].cpu(), made):
+                raise ValueError(f"f{i}.t{k} has other contents")
+
+
+def seconds_of(case: Case, peer: str, paths: list[str]) -> float:
+    import torch
+
+    took: list[float] = []
+    repeats = REPEATS
+    while len(took) < 1 + repeats:
+        gc.collect()
+        torch.cuda.empty_cache()
+        start = time.perf_counter()
+        tensors, owner = PEERS[peer](paths)
+        torch.cuda.synchronize()
+        took.append(time.perf_counter() - start)
+        if len(took) == 1:
+            check(case, tensors)
+            repeats = REPEATS if took[0] <= SLOW else 1
+        del tensors, owner
+    return min(took[1:])
+
+
+def measure(case: Case, peer: str, paths: list[Path]) -> str:
+    try:
+        seconds = seconds_of(case, peer, [str(path) for path in paths])
+    except Exception as error:  # whatever keeps a loader from working here is its result
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"peer={peer} case={case.name} threads=0 error={text[:200]}"
+    total = sum(path.stat().st_size for path in paths)
+    ops = case.files * case.tensors
+    return (
+        f"peer={peer} case={case.name} size={total // ops} ops={ops} threads=0 seconds={seconds:.6f} "
+        f"gbps={total / seconds / 1e9:.3f} us_per_op={seconds / ops * 1e6:.3f}"
+    )
+
+
+def chosen_cases(names: str | None) -> list[Case]:
+    """The cases that are named, with commas between, or else all."""
+    if names is None:
+        return CASES
+    known = {case.name: case for case in CASES}
+    for name in names.split(","):
+        if name not in known:
+            sys.exit(f"there is no case `{name}`; the cases are {', '.join(known)}")
+    return [known[name] for name in names.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="of the files; made if missing")
+    parser.add_argument("peers", metavar="PEER", nargs="*", help=f"of {', '.join(PEERS)} (all)")
+    parser.add_argument("--cases", metavar="A,B", help=f"of {', '.join(case.name for case in CASES)} (all)")
+    parser.add_argument("--keep", action="store_true", help="leave the files; else each case's go before the next")
+    parser.add_argument("--make", action="store_true", help="make the files, and load nothing")
+    options = parser.parse_args()
+    for peer in options.peers:
+        if peer not in PEERS:
+            parser.error(f"there is no peer `{peer}`; the peers are {', '.join(PEERS)}")
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for case in chosen_cases(options.cases):
+        try:
+            paths = case.make(options.folder)
+            for peer in [] if options.make else options.peers or PEERS:
+                print(measure(case, peer, paths), flush=True)
+        finally:
+            if not (options.keep or options.make):
+                for path in case.paths(options.folder):
+                    path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()
