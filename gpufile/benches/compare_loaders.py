@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+# The modules below are scripts that lie in the repository.
+sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE / "peers"))
 

@@ -1,6 +1,6 @@
 //! Loads safetensors files to GPU memory, and prints how long that takes: gpufile's line beside those of other loaders.
 //!
-//! usage: load_bench [--cufile|--posix] DIR [GPU]
+//! usage: load_bench [--cufile|--posix] [--cold|--save] DIR [GPU]
 //!
 //! | case | files | tensors in each | bytes of each |
 //! |---|---|---|---|
@@ -18,6 +18,13 @@
 //! loaded is compared with what the files were made of: the last tensor of each file, and 16 others. Without a GPU, and
 //! with none named, host memory takes its place. `--cufile` makes it a failure if cuFile does not work, `--posix` keeps
 //! cuFile out.
+//!
+//! `--cold` measures what the storage does instead, by turns: `load-big-cold` is the same after dropping the files from
+//! the page cache, and `load-big-direct-read` reads all bytes of the files into one such buffer with `O_DIRECT`, opening
+//! and allocation included here too.
+//!
+//! `--save` loads the tensors of each case and saves them, into one file beside the others: `save-big` a new file that
+//! is synced, `save-big-unsynced` one that is not, and `save-big-over` one that takes the place of another, unsynced.
 
 mod common;
 
@@ -29,10 +36,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use common::{Arguments, KIB, MIB, Result, require_same};
-use gpufile::IoBuf;
 use gpufile::cuda::{Device, DeviceBuffer};
 use gpufile::formats::safetensors::{self, Checkpoint, Loaded, TensorData};
 use gpufile::formats::{Dtype, SaveOptions};
+use gpufile::{BufSliceMut, DirectIo, File, IoBuf, ReadRequest, page_cache};
 
 struct Case {
     name: &'static str,
@@ -49,50 +56,196 @@ const CASES: [Case; 4] = [
 ];
 
 fn main() -> ExitCode {
-    common::run("[--cufile|--posix] DIR [GPU]", |arguments| {
+    common::run("[--cufile|--posix] [--cold|--save] DIR [GPU]", |arguments| {
         let folder = arguments.path(0)?;
         let device = arguments.device_if_any(1)?;
         if !folder.exists() {
             make_small(folder)?;
         }
         for case in &CASES {
-            measure(case, folder, &arguments, device.as_ref())?;
+            let paths = case.paths(folder);
+            if let Some(missing) = paths.iter().find(|path| !path.exists()) {
+                println!("peer=gpufile case={} error={} is missing", case.name, missing.display());
+                continue;
+            }
+            let bench = Bench { case, paths, arguments: &arguments, device: device.as_ref() };
+            match (arguments.has("--cold"), arguments.has("--save")) {
+                (true, _) => bench.load_cold()?,
+                (_, true) => bench.save(folder)?,
+                _ => bench.load()?,
+            }
         }
         Ok(())
     })
 }
 
-fn measure(case: &Case, folder: &Path, arguments: &Arguments, device: Option<&Device>) -> Result {
-    let paths = case.paths(folder);
-    if let Some(missing) = paths.iter().find(|path| !path.exists()) {
-        println!("peer=gpufile case={} error={} is missing", case.name, missing.display());
-        return Ok(());
-    }
-    let mut total_bytes = 0;
-    for path in &paths {
-        total_bytes += fs::metadata(path)?.len();
-    }
-    let (mut seconds, mut ops) = (f64::INFINITY, 0);
-    for round in 0..4 {
-        let start = Instant::now();
-        let checkpoint = Checkpoint::open_many_with(&paths, &arguments.options())?;
-        let loaded = Memory::load(&checkpoint, device)?;
-        let took = start.elapsed().as_secs_f64();
-        if round == 0 {
-            loaded.check(&checkpoint)?;
-        } else {
-            seconds = seconds.min(took);
+/// One case, and what it is measured with.
+struct Bench<'a> {
+    case: &'a Case,
+    paths: Vec<PathBuf>,
+    arguments: &'a Arguments,
+    device: Option<&'a Device>,
+}
+
+impl Bench<'_> {
+    fn load(&self) -> Result {
+        let (mut best, mut ops) = (Best::default(), 0);
+        for _ in 0..ROUNDS {
+            ops = self.load_once(&mut best)?;
         }
-        ops = checkpoint.len();
+        report(self.case.name, self.total_bytes()?, ops, best);
+        Ok(())
     }
+
+    fn load_cold(&self) -> Result {
+        let (mut loads, mut reads, mut ops) = (Best::default(), Best::default(), 0);
+        for _ in 0..ROUNDS {
+            self.drop_cache()?;
+            ops = self.load_once(&mut loads)?;
+            self.drop_cache()?;
+            self.read_directly(&mut reads)?;
+        }
+        let total_bytes = self.total_bytes()?;
+        report(&format!("{}-cold", self.case.name), total_bytes, ops, loads);
+        report(&format!("{}-direct-read", self.case.name), total_bytes, ops, reads);
+        Ok(())
+    }
+
+    /// Returns how many tensors there are.
+    fn load_once(&self, best: &mut Best) -> Result<usize> {
+        let start = Instant::now();
+        let checkpoint = Checkpoint::open_many_with(&self.paths, &self.arguments.options())?;
+        let loaded = Memory::load(&checkpoint, self.device)?;
+        if best.add(start) == 1 {
+            check(&checkpoint, |name| loaded.to_vec(name))?;
+        }
+        Ok(checkpoint.len())
+    }
+
+    /// Reads all files whole, from the storage.
+    fn read_directly(&self, best: &mut Best) -> Result {
+        let total_bytes = self.total_bytes()? as usize;
+        let start = Instant::now();
+        let options = self.arguments.options().read(true).direct_read(DirectIo::Always);
+        let files = self.paths.iter().map(|path| options.open(path)).collect::<gpufile::Result<Vec<_>>>()?;
+        match self.device {
+            Some(device) => read_whole(&files, (&mut device.alloc(total_bytes)?).into())?,
+            None => read_whole(&files, (&mut vec![0; total_bytes]).into())?,
+        }
+        best.add(start);
+        Ok(())
+    }
+
+    fn save(&self, folder: &Path) -> Result {
+        let checkpoint = Checkpoint::open_many_with(&self.paths, &self.arguments.options())?;
+        let loaded = Memory::load(&checkpoint, self.device)?;
+        let tensors = loaded.tensors();
+        let name = self.case.name.replace("load", "save");
+        let saved = Removed(folder.join(format!("{name}.safetensors")));
+        let path = &saved.0;
+        let ways = [("", true, false), ("-unsynced", false, false), ("-over", false, true)];
+        for (suffix, sync, is_over) in ways {
+            let options = SaveOptions::new().files(&self.arguments.options()).sync(sync);
+            let (mut best, mut len_bytes) = (Best::default(), 0);
+            for _ in 0..ROUNDS {
+                if !is_over {
+                    saved.remove();
+                }
+                let start = Instant::now();
+                len_bytes = safetensors::save_with(path, &tensors, BTreeMap::new(), &options)?;
+                if best.add(start) == 1 {
+                    let saved = Checkpoint::open_with(path, &self.arguments.options())?;
+                    check(&saved, |name| Ok(saved.read_tensor(name)?))?;
+                }
+            }
+            report(&format!("{name}{suffix}"), len_bytes, tensors.len(), best);
+        }
+        Ok(())
+    }
+
+    fn total_bytes(&self) -> Result<u64> {
+        let mut total_bytes = 0;
+        for path in &self.paths {
+            total_bytes += fs::metadata(path)?.len();
+        }
+        Ok(total_bytes)
+    }
+
+    fn drop_cache(&self) -> Result {
+        for path in &self.paths {
+            let file = fs::File::open(path)?;
+            page_cache::drop(&file, 0..u64::MAX)?;
+            let left = page_cache::residency(&file, 0..u64::MAX)?.fraction();
+            if left > 0.01 {
+                let (path, percent) = (path.display(), 100.0 * left);
+                return Err(format!("{path}: {percent:.0} % stay in the page cache, as on tmpfs").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn report(case: &str, total_bytes: u64, ops: usize, Best { seconds, .. }: Best) {
     println!(
-        "peer=gpufile case={} size={} ops={ops} threads=0 seconds={seconds:.6} gbps={:.3} us_per_op={:.3}",
-        case.name,
+        "peer=gpufile case={case} size={} ops={ops} threads=0 seconds={seconds:.6} gbps={:.3} us_per_op={:.3}",
         total_bytes / ops.max(1) as u64,
         total_bytes as f64 / seconds / 1e9,
         seconds / ops as f64 * 1e6,
     );
-    Ok(())
+}
+
+/// The first round warms up.
+const ROUNDS: usize = 4;
+
+/// The fastest round but the first.
+struct Best {
+    rounds: usize,
+    seconds: f64,
+}
+
+impl Default for Best {
+    fn default() -> Self {
+        Self { rounds: 0, seconds: f64::INFINITY }
+    }
+}
+
+impl Best {
+    /// Takes the time since then. Returns how many rounds there were.
+    fn add(&mut self, start: Instant) -> usize {
+        let seconds = start.elapsed().as_secs_f64();
+        self.rounds += 1;
+        if self.rounds > 1 {
+            self.seconds = self.seconds.min(seconds);
+        }
+        self.rounds
+    }
+}
+
+/// Reads files to memory, one behind the other.
+fn read_whole(files: &[File], mut memory: BufSliceMut<'_>) -> Result {
+    let mut requests = Vec::new();
+    for file in files {
+        let (part, behind) = memory.split_at(file.len_bytes()? as usize);
+        requests.push(ReadRequest::new(file, 0, part)?);
+        memory = behind;
+    }
+    Ok(files[0].engine().read_many(&mut requests)?)
+}
+
+/// A file that is gone at the end.
+struct Removed(PathBuf);
+
+impl Removed {
+    fn remove(&self) {
+        // What is left behind does not change what was measured.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        self.remove();
+    }
 }
 
 /// What was loaded, and where to.
@@ -123,25 +276,11 @@ impl Memory {
         })
     }
 
-    /// Compares some tensors with what the files were made of.
-    fn check(&self, checkpoint: &Checkpoint) -> Result {
-        let names: Vec<&str> = checkpoint.names().collect();
-        let mut some: Vec<&str> = Vec::new();
-        for (_, header) in checkpoint.files() {
-            let numbered = header.tensors().filter_map(|tensor| Some((number(tensor.name)?, tensor.name)));
-            some.extend(numbered.max().map(|(_, name)| name));
+    fn tensors(&self) -> Vec<TensorData<'_>> {
+        match self {
+            Memory::Device(loaded) => loaded.iter().map(TensorData::from).collect(),
+            Memory::Host(loaded) => loaded.iter().map(TensorData::from).collect(),
         }
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        for _ in 0..16 {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            some.push(names[(state >> 33) as usize % names.len()]);
-        }
-        for name in some {
-            let number = number(name).ok_or_else(|| format!("{name}: not a tensor of these cases"))?;
-            let found = self.to_vec(name)?;
-            require_same(&found, &contents(number, found.len()), name)?;
-        }
-        Ok(())
     }
 
     fn to_vec(&self, name: &str) -> Result<Vec<u8>> {
@@ -156,6 +295,27 @@ impl Memory {
             }
         }
     }
+}
+
+/// Compares some tensors with what the files were made of.
+fn check(checkpoint: &Checkpoint, bytes_of: impl Fn(&str) -> Result<Vec<u8>>) -> Result {
+    let names: Vec<&str> = checkpoint.names().collect();
+    let mut some: Vec<&str> = Vec::new();
+    for (_, header) in checkpoint.files() {
+        let numbered = header.tensors().filter_map(|tensor| Some((number(tensor.name)?, tensor.name)));
+        some.extend(numbered.max().map(|(_, name)| name));
+    }
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for _ in 0..16 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        some.push(names[(state >> 33) as usize % names.len()]);
+    }
+    for name in some {
+        let number = number(name).ok_or_else(|| format!("{name}: not a tensor of these cases"))?;
+        let found = bytes_of(name)?;
+        require_same(&found, &contents(number, found.len()), name)?;
+    }
+    Ok(())
 }
 
 impl Case {

@@ -31,27 +31,35 @@ pub fn run(usage: &'static str, example: impl FnOnce(Arguments) -> Result) -> Ex
 }
 
 /// The command line: words by position, and from anywhere in it `--cufile`, to fail where cuFile does not work, or
-/// `--posix`, to keep cuFile out.
+/// `--posix`, to keep cuFile out, and the options that only this example has.
 pub struct Arguments {
     words: Vec<String>,
+    own: Vec<String>,
     policy: PathPolicy,
     usage: &'static str,
 }
 
 impl Arguments {
     fn parse(all: impl Iterator<Item = String>, usage: &'static str) -> Result<Self> {
-        let (mut words, mut policy) = (Vec::new(), PathPolicy::Auto);
+        let (mut words, mut own, mut policy) = (Vec::new(), Vec::new(), PathPolicy::Auto);
+        let is_own = |option: &str| usage.split(['[', '|', ']']).any(|known| known == option);
         for word in all {
             match word.as_str() {
                 "--cufile" => policy = PathPolicy::RequireCufile,
                 "--posix" => policy = PathPolicy::PosixOnly,
+                option if option.starts_with("--") && is_own(option) => own.push(word),
                 option if option.starts_with("--") => {
                     return Err(format!("{option}: no such option; arguments: {usage}").into());
                 }
                 _ => words.push(word),
             }
         }
-        Ok(Self { words, policy, usage })
+        Ok(Self { words, own, policy, usage })
+    }
+
+    /// Whether an option of this example was given.
+    pub fn has(&self, option: &str) -> bool {
+        self.own.iter().any(|given| given == option)
     }
 
     pub fn path(&self, position: usize) -> Result<&Path> {
