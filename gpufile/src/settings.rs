@@ -107,8 +107,9 @@ impl Settings {
         self.task_bytes
     }
 
-    /// How many bytes each pinned bounce buffer is for; it has an eighth more, and 16 KiB, to align them in. By default 4 MiB: enough that neither a read nor a copy to the GPU
-    /// is bound by its start, and little to wait for before the first copy.
+    /// How many bytes each pinned bounce buffer is for; it has an eighth more, and 16 KiB, to align them in. By
+    /// default 4 MiB: enough that neither a read nor a copy to the GPU is bound by its start, and little to wait
+    /// for before the first copy.
     pub fn bounce_buffer_bytes(&self) -> usize {
         self.bounce_buffer_bytes
     }

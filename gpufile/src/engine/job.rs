@@ -88,9 +88,9 @@ impl Job {
     /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
     ///
     /// # Safety
-    /// The job must be new or its outcome taken, and not be set up by another thread too. What the transfer refers to must stay until the job
-    /// [is done](Self::wait), and its memory must be as an [`IoBuf`](cufile::IoBuf) (for reads,
-    /// [`IoBufMut`](cufile::IoBufMut)) promises that long.
+    /// The job must be new or its outcome taken, and not be set up by another thread too. What the transfer refers
+    /// to must stay until the job [is done](Self::wait), and its memory must be as an [`IoBuf`](cufile::IoBuf) (for
+    /// reads, [`IoBufMut`](cufile::IoBufMut)) promises that long.
     pub unsafe fn set_up(
         &self,
         transfer: &Transfer<'_>,

@@ -337,7 +337,8 @@ impl OpenFile {
         self.direct.get_or_init(|| Direct::of(&self.file)).as_ref().filter(|direct| direct.works())
     }
 
-    /// A mapping for overwriting, kept for the next time, that covers the file up to `end`; `None` if the file is shorter or cannot be mapped.
+    /// A mapping for overwriting, kept for the next time, that covers the file up to `end`; `None` if the file is
+    /// shorter or cannot be mapped.
     pub fn mapping_for_overwriting(&self, end: u64) -> Option<Arc<Mapping>> {
         let mut mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= end) {
