@@ -40,8 +40,7 @@ impl Emulator {
     }
 
     fn load(version: i32) -> Self {
-        let built = built();
-        let mut library = fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
+        let mut library = built();
         let newer = cufile_sys::Functions::SYMBOLS.iter().filter(|symbol| symbol.since > version);
         symbols::hide(&mut library, newer.map(|symbol| symbol.name));
         let path = tempfile::Builder::new()
@@ -51,6 +50,16 @@ impl Emulator {
             .expect("a file for a copy of the emulator")
             .into_temp_path();
         fs::write(&path, library).expect("a copy of the emulator");
+        Self::of_file(path)
+    }
+
+    /// The newest, loaded from a new file at `path`.
+    pub(crate) fn at(path: &Path) -> Self {
+        fs::write(path, built()).expect("a copy of the emulator");
+        Self::of_file(TempPath::try_from_path(path).expect("an absolute path"))
+    }
+
+    fn of_file(path: TempPath) -> Self {
         let search =
             Search { library: "cufile-emulator", variable: "CUFILE_LIBRARY", names: &[], toolkit: false };
         let loaded = SharedLibrary::load_from(&search, &path).unwrap_or_else(|error| panic!("{error}"));
@@ -109,10 +118,12 @@ impl Emulator {
 
 /// The library that `CUFILE_EMULATOR_LIBRARY` names, or else that cargo built: beside a test, or one folder up beside an
 /// example or in `deps` from a program.
-fn built() -> PathBuf {
-    if let Some(path) = env::var_os("CUFILE_EMULATOR_LIBRARY") {
-        return PathBuf::from(path);
-    }
+fn built() -> Vec<u8> {
+    let built = env::var_os("CUFILE_EMULATOR_LIBRARY").map_or_else(near_this_program, PathBuf::from);
+    fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()))
+}
+
+fn near_this_program() -> PathBuf {
     let program = env::current_exe().expect("the path of this program");
     let folder = program.parent().expect("a program in a folder");
     let above = folder.parent().unwrap_or(folder);

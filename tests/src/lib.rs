@@ -5,8 +5,10 @@ mod emulator;
 mod symbols;
 
 use std::env;
+use std::path::PathBuf;
 use std::process::Command;
 
+use bed::Bed;
 pub use emulator::Emulator;
 
 /// Runs each function on a thread of its own.
@@ -29,6 +31,11 @@ pub fn in_threads<F: FnOnce() + Send>(functions: impl IntoIterator<Item = F>) {
 /// # Panics
 /// If it fails there.
 pub fn alone(name: &str, body: impl FnOnce()) {
+    alone_with(name, |_| (), body);
+}
+
+/// As [`alone`], after the command for the process was changed.
+fn alone_with(name: &str, change: impl FnOnce(&mut Command), body: impl FnOnce()) {
     const VARIABLE: &str = "CUFILE_TEST_ALONE";
     if env::var_os(VARIABLE).is_some_and(|value| value == name) {
         return body();
@@ -36,8 +43,36 @@ pub fn alone(name: &str, body: impl FnOnce()) {
     let program = env::current_exe().expect("the path of this program");
     let mut command = Command::new(program);
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(VARIABLE, name);
+    change(&mut command);
     let output = command.output().expect("this program runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success() && out.contains("1 passed"), "{}:\n{out}{err}", output.status);
+}
+
+/// Runs the body of the test `name` as [`Bed::each`] does, but where others find the bed's libcuda too: those that ask the
+/// dynamic loader for `libcuda.so`. The loader reads where to look when a process starts, so the emulator gets one of its
+/// own.
+///
+/// # Panics
+/// If it fails there.
+pub fn each_with_libcuda(name: &str, body: impl Fn(&Bed)) {
+    const FOLDER: &str = "CUFILE_TEST_LIBCUDA";
+    let folder = tempfile::tempdir().expect("a folder for the emulator");
+    let search = |command: &mut Command| {
+        let others = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let folders = [folder.path().to_owned()].into_iter().chain(env::split_paths(&others));
+        let all = env::join_paths(folders).expect("folders without colons");
+        command.env("LD_LIBRARY_PATH", all).env(FOLDER, folder.path());
+    };
+    let emulated = || {
+        let folder = PathBuf::from(env::var_os(FOLDER).expect("set for this process"));
+        body(&Bed::on(Emulator::at(&folder.join("libcuda.so"))));
+    };
+    alone_with(name, search, emulated);
+    if env::var_os(FOLDER).is_none()
+        && let Some(bed) = Bed::real()
+    {
+        body(&bed);
+    }
 }

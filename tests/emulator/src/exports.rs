@@ -10,6 +10,7 @@
 mod batch;
 mod driver;
 mod driver_api;
+mod driver_streams;
 mod handle;
 mod io;
 mod params;
