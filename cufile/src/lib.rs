@@ -23,7 +23,8 @@
 //! - [`IoBuf`] and [`IoBufMut`]: what can be read into and written from, and parts of it; [`RegisteredBuffer`]:
 //!   registered once, used often;
 //! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many with one call;
-//! - [`cuda`]: device memory and streams, for those who use no other CUDA crate;
+//! - [`cuda`]: device memory and streams, for those who use no other CUDA crate; by the feature `cudarc`, memory and
+//!   streams of that crate;
 //! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code;
 //! - [`Library`]: which libcufile, and what it supports.
 //!
@@ -37,6 +38,8 @@ mod builder;
 #[doc = include_str!("../COVERAGE.md")]
 pub mod coverage {}
 pub mod cuda;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 mod driver;
 mod error;
 mod file_info;

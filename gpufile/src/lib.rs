@@ -46,6 +46,8 @@ mod write_plan;
 
 pub use bytes::{ParseBytesError, parse_bytes};
 pub use cufile::cuda;
+#[cfg(feature = "cudarc")]
+pub use cufile::cudarc;
 pub use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};

@@ -1,7 +1,7 @@
 //! The small safe CUDA layer that file I/O needs: devices, memory, streams and events.
 //!
 //! Programs that use another CUDA crate keep using it: any memory can take part in I/O through
-//! [`IoBuf`]. No call here leaves the calling thread's current device or context changed.
+//! [`IoBuf`], and cudarc's does by the feature `cudarc`. No call here leaves the calling thread's current device or context changed.
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;

@@ -2,8 +2,12 @@
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(feature = "cudarc")]
+use std::sync::Arc;
 use std::{fmt, ptr};
 
+#[cfg(feature = "cudarc")]
+use ::cudarc::driver::CudaStream;
 use cuda_rt_sys::runtime::{
     cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaMemcpyAttributes, cudaMemcpyKind,
     cudaMemcpySrcAccessOrder, cudaStream_t, cudaStreamNonBlocking,
@@ -16,8 +20,18 @@ use crate::error::{Result, check_driver, check_runtime};
 pub struct Stream {
     device: Device,
     raw: cudaStream_t,
-    /// Whether dropping destroys it.
-    owned: bool,
+    owner: Owner,
+}
+
+/// Who destroys a stream.
+enum Owner {
+    /// The value, when it is dropped.
+    Value,
+    /// Who made it.
+    Elsewhere,
+    /// cudarc, but not before this is dropped.
+    #[cfg(feature = "cudarc")]
+    Cudarc { _stream: Arc<CudaStream> },
 }
 
 // SAFETY: CUDA allows a stream to be used from any thread.
@@ -33,12 +47,12 @@ impl Stream {
         check_runtime("cudaStreamCreateWithFlags", unsafe {
             (device.cuda().runtime().cudaStreamCreateWithFlags)(&mut raw, cudaStreamNonBlocking)
         })?;
-        Ok(Self { device: device.clone(), raw, owned: true })
+        Ok(Self { device: device.clone(), raw, owner: Owner::Value })
     }
 
     /// The null stream of the device's primary context. Dropping it neither waits nor destroys.
     pub(super) fn default_of(device: &Device) -> Self {
-        Self { device: device.clone(), raw: ptr::null_mut(), owned: false }
+        Self { device: device.clone(), raw: ptr::null_mut(), owner: Owner::Elsewhere }
     }
 
     /// A stream that was made elsewhere. Dropping it neither waits nor destroys.
@@ -48,7 +62,14 @@ impl Stream {
     /// [`RegisteredStream`](crate::RegisteredStream) may hold the value after it was dropped itself. `raw` must not be
     /// `cudaStreamPerThread`, which is another stream on each thread.
     pub unsafe fn from_raw(device: &Device, raw: cudaStream_t) -> Self {
-        Self { device: device.clone(), raw, owned: false }
+        Self { device: device.clone(), raw, owner: Owner::Elsewhere }
+    }
+
+    /// A stream of the device's primary context that cudarc made.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn lent(device: &Device, stream: Arc<CudaStream>) -> Self {
+        let raw = stream.cu_stream().cast();
+        Self { device: device.clone(), raw, owner: Owner::Cudarc { _stream: stream } }
     }
 
     /// The device that the stream is on.
@@ -303,7 +324,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.owned {
+        if !matches!(self.owner, Owner::Value) {
             return;
         }
         // SAFETY: created in `new`, destroyed once, after its work: what the work uses may be freed next.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, process};
@@ -27,7 +28,8 @@ pub struct Host {
 impl Host {
     pub fn prepare(options: &Options) -> Result<Self> {
         if options.bin_dir.is_none() {
-            build(&["--package", "cufile", "--package", "gpufile", "--examples"])?;
+            let features = ["--features", "gpufile/cudarc"];
+            build(&[&["--package", "cufile", "--package", "gpufile", "--examples"], &features[..]].concat())?;
             if options.emulator {
                 build(&["--package", "cufile-emulator"])?;
             }
@@ -36,6 +38,7 @@ impl Host {
         let executables = options.bin_dir.clone().unwrap_or_else(|| built.join("examples"));
         let executables =
             fs::canonicalize(&executables).with_context(|| executables.display().to_string())?;
+        let folder = Scratch::create(options.dir.clone().unwrap_or_else(env::temp_dir))?;
         let mut variables = Vec::new();
         if options.emulator {
             let folders = [executables.clone(), executables.join("../tests"), executables.join("..")];
@@ -45,12 +48,14 @@ impl Host {
             variables = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"]
                 .map(|name| (name, library.clone()))
                 .into();
+            // cudarc asks the dynamic loader for libcuda.
+            symlink(&library, folder.0.join("libcuda.so"))?;
+            variables.push(("LD_LIBRARY_PATH", folder.0.clone()));
         }
         if let Some(library) = &options.library {
             let library = fs::canonicalize(library).with_context(|| library.display().to_string())?;
             variables.push(("CUFILE_LIBRARY", library));
         }
-        let folder = Scratch::create(options.dir.clone().unwrap_or_else(env::temp_dir))?;
         // libcufile logs into the working directory unless told otherwise.
         variables.push(("CUFILE_LOGFILE_PATH", folder.0.join("cufile.log")));
         let gpus = if options.emulator { 2 } else { visible_gpus() };

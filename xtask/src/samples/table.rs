@@ -286,6 +286,7 @@ pub const SAMPLES: &[Sample] = &[
         ]),
         ASYNCS,
     ),
+    sample("cudarc_checkpoint", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
     sample("kvikio_chunks", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("kvikio_copy", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("kvikio_futures", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),

@@ -1,0 +1,248 @@
+//! Memory and streams of [cudarc's driver API](::cudarc::driver), by the feature `cudarc`.
+//!
+//! cudarc orders what it does with a slice by streams and events that it keeps beside the memory. Transfers of files know
+//! nothing of those, so memory must be at rest when one begins: [`Synced`] waits for what cudarc has submitted, and holds
+//! the slice or the borrow, so that cudarc can submit nothing more until the transfer is over.
+//!
+//! ```no_run
+//! use cudarc::driver::CudaContext;
+//! use cufile::cudarc::Synced;
+//! use cufile::{Driver, FileHandle};
+//!
+//! let stream = CudaContext::new(0)?.new_stream()?;
+//! let mut weights = stream.alloc_zeros::<f32>(1 << 20)?;
+//!
+//! let driver = Driver::open()?;
+//! let file = FileHandle::register(&driver, std::fs::File::open("weights.bin")?)?;
+//! file.read_at(&mut Synced::new(&mut weights)?, 0)?;
+//! println!("{:?}", stream.clone_dtoh(&weights.slice(..4))?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A part of a slice is a view, `Synced::new(weights.slice_mut(..1024))`. A [`Stream`] for stream-ordered transfers is
+//! made of cudarc's by [`Stream::from_cudarc`]. Pinned memory of cudarc's is a slice of bytes that needs none of this:
+//! `PinnedHostSlice::as_mut_slice` waits itself.
+
+use std::sync::Arc;
+use std::{fmt, mem, ptr};
+
+use ::cudarc::driver::sys::CUdeviceptr;
+use ::cudarc::driver::{
+    CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
+    DriverError,
+};
+use bytemuck::AnyBitPattern;
+use cuda_rt_sys::driver::CUresult;
+
+use crate::cuda::{Context, Cuda, Stream};
+use crate::error::{Error, Result};
+use crate::memory::{IoBuf, IoBufMut};
+
+/// A slice or view of cudarc's that no work of cudarc's uses any more.
+///
+/// `S` is a [`CudaSlice`], a [`CudaView`] or [`CudaViewMut`], or a borrow of one. Transfers that own their buffer take an
+/// owned `CudaSlice`, which [`into_inner`](Self::into_inner) gives back.
+///
+/// While the value lives, cudarc cannot free the memory:
+///
+/// ```compile_fail,E0505
+/// # use cufile::cudarc::Synced;
+/// # fn read(file: &cufile::FileHandle, stream: &std::sync::Arc<cudarc::driver::CudaStream>)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// let mut slice = stream.alloc_zeros::<u8>(4096)?;
+/// let mut buffer = Synced::new(&mut slice)?;
+/// drop(slice);
+/// file.read_at(&mut buffer, 0)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// nor use what is to be written:
+///
+/// ```compile_fail,E0502
+/// # use cufile::cudarc::Synced;
+/// # fn read(file: &cufile::FileHandle, stream: &std::sync::Arc<cudarc::driver::CudaStream>)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// let mut slice = stream.alloc_zeros::<u8>(4096)?;
+/// let mut buffer = Synced::new(slice.slice_mut(..512))?;
+/// let copy = stream.clone_dtoh(&slice)?;
+/// file.read_at(&mut buffer, 0)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// and a file is not read into elements that not every byte is good for:
+///
+/// ```compile_fail,E0277
+/// # use cufile::cudarc::Synced;
+/// # fn read(file: &cufile::FileHandle, stream: &std::sync::Arc<cudarc::driver::CudaStream>)
+/// #     -> Result<(), Box<dyn std::error::Error>> {
+/// let slice = stream.alloc_zeros::<bool>(4096)?;
+/// file.read_at(&mut Synced::new(slice)?, 0)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Synced<S> {
+    slice: S,
+    address: CUdeviceptr,
+    len_bytes: usize,
+    context: Context,
+}
+
+impl<S: Slice> Synced<S> {
+    /// Waits for the slice's stream, and for the uses on other streams that cudarc keeps track of: those that write, and
+    /// those that read too if `S` lets a file be read into the memory. As cudarc's own calls do, it leaves the slice's
+    /// context current on the calling thread.
+    ///
+    /// Who has turned cudarc's tracking off (`CudaContext::disable_event_tracking`) waits for other streams himself.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the memory belongs to another context than a primary one; what CUDA said, which may be
+    /// the failure of earlier work.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn new(slice: S) -> Result<Self> {
+        let (synced, stream) = Self::behind_its_stream(slice)?;
+        stream.synchronize().map_err(|error| failed("cuStreamSynchronize", error))?;
+        Ok(synced)
+    }
+
+    /// As [`new`](Self::new), but only the slice's stream waits, for what other streams do with the slice: for transfers
+    /// in that very stream, which are then ordered without keeping this thread waiting.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Safety
+    /// The first transfer must be ordered behind what is in the slice's stream now, for example by a
+    /// [`Stream::from_cudarc`] of it.
+    pub unsafe fn in_its_stream(slice: S) -> Result<Self> {
+        Ok(Self::behind_its_stream(slice)?.0)
+    }
+
+    fn behind_its_stream(mut slice: S) -> Result<(Self, Arc<CudaStream>)> {
+        let (stream, address, len_bytes) = slice.order_in_its_stream();
+        let context = stream.context();
+        // What failed is kept there.
+        context.check_err().map_err(|error| failed("cuStreamWaitEvent", error))?;
+        if !context.is_primary() {
+            return Err(Error::invalid(
+                "Synced::new",
+                "the memory belongs to a context of its own, where transfers need the GPU's primary one",
+            ));
+        }
+        // SAFETY: the slice keeps its stream, which keeps the context.
+        let context = unsafe { Context::from_raw(context.cu_ctx().cast()) };
+        Ok((Self { slice, address, len_bytes, context }, stream))
+    }
+}
+
+impl<S> Synced<S> {
+    /// Gives the slice back to cudarc.
+    pub fn into_inner(self) -> S {
+        self.slice
+    }
+}
+
+// SAFETY: the allocation stays where it is as long as the slice or its borrow, which is out of reach in here, and whose
+// work so far is done, or will be before the transfer by the promise to `in_its_stream`.
+unsafe impl<S: Slice> IoBuf for Synced<S> {
+    fn as_ptr(&self) -> *const u8 {
+        ptr::with_exposed_provenance(self.address as usize)
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    fn context(&self) -> Option<Context> {
+        Some(self.context)
+    }
+
+    fn is_host_accessible(&self) -> bool {
+        false
+    }
+}
+
+// SAFETY: owned or mutably borrowed, and any bytes are valid elements.
+unsafe impl<S: SliceMut> IoBufMut for Synced<S> {}
+
+impl<S> fmt::Debug for Synced<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Synced({} bytes at {:#x})", self.len_bytes, self.address)
+    }
+}
+
+/// cudarc's slices and views, owned or borrowed. Nothing else can be one.
+pub trait Slice: sealed::Slice {}
+
+impl<S: sealed::Slice> Slice for S {}
+
+/// Those that a file can be read into: they may be written, and every bit pattern is an element, which bytemuck's
+/// [`AnyBitPattern`] says of numbers, of `half`'s types by its feature `bytemuck`, and of what derives it.
+pub trait SliceMut: Slice {}
+
+impl<T: AnyBitPattern> SliceMut for CudaSlice<T> {}
+impl<T: AnyBitPattern> SliceMut for &mut CudaSlice<T> {}
+impl<T: AnyBitPattern> SliceMut for CudaViewMut<'_, T> {}
+impl<T: AnyBitPattern> SliceMut for &mut CudaViewMut<'_, T> {}
+
+mod sealed {
+    use super::*;
+
+    pub trait Slice {
+        /// Makes the slice's stream wait for the others that use the slice. Returns it, and address and length in bytes.
+        fn order_in_its_stream(&mut self) -> (Arc<CudaStream>, CUdeviceptr, usize);
+    }
+}
+
+macro_rules! slices {
+    ($($slice:ty, $pointer:ident;)*) => {
+        $(impl<T> sealed::Slice for $slice {
+            fn order_in_its_stream(&mut self) -> (Arc<CudaStream>, CUdeviceptr, usize) {
+                let len_bytes = self.num_bytes();
+                let stream = self.stream().clone();
+                let (address, recorder) = self.$pointer(&stream);
+                // It would record a use that cudarc need not wait for: a transfer is over before cudarc has the slice
+                // back. And the record of a read takes the place of that of another stream's.
+                mem::forget(recorder);
+                (stream, address, len_bytes)
+            }
+        })*
+    };
+}
+
+slices! {
+    CudaSlice<T>, device_ptr_mut;
+    &mut CudaSlice<T>, device_ptr_mut;
+    &CudaSlice<T>, device_ptr;
+    CudaViewMut<'_, T>, device_ptr_mut;
+    &mut CudaViewMut<'_, T>, device_ptr_mut;
+    CudaView<'_, T>, device_ptr;
+    &CudaView<'_, T>, device_ptr;
+}
+
+impl Stream {
+    /// A stream of cudarc's, which is kept alive. Dropping the value neither waits nor destroys.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the stream's context is not the primary context of its GPU, as `cuda` knows it, or the
+    /// stream is cudarc's per-thread stream, which is another one on each thread; what CUDA said.
+    pub fn from_cudarc(cuda: &Cuda, stream: Arc<CudaStream>) -> Result<Self> {
+        const OPERATION: &str = "Stream::from_cudarc";
+        const PER_THREAD: usize = 2;
+        let context: &Arc<CudaContext> = stream.context();
+        let ordinal = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
+        let device = cuda.device(ordinal)?;
+        if device.context().as_raw().addr() != context.cu_ctx().addr() {
+            return Err(Error::invalid(OPERATION, "the stream is not of the GPU's primary context"));
+        }
+        if stream.cu_stream().addr() == PER_THREAD {
+            return Err(Error::invalid(OPERATION, "the per-thread stream is another one on each thread"));
+        }
+        Ok(Stream::lent(&device, stream))
+    }
+}
+
+fn failed(operation: &'static str, error: DriverError) -> Error {
+    Error::CudaDriver { operation, code: CUresult::from_raw(error.0 as u32) }
+}

@@ -1,0 +1,237 @@
+//! Memory and streams of cudarc's in transfers of files.
+
+use std::fs;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+mod support;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use cufile::cuda::Stream;
+use cufile::cudarc::Synced;
+use cufile::{Error, ErrorKind, FileHandle, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
+use cufile_tests::bed::{Bed, pattern};
+use cufile_tests::each_with_libcuda;
+use gpufile::{Engine, File, IoBuf, PathPolicy};
+use support::{Gate, register};
+
+/// More than one chunk, and no multiple of anything.
+const LONG: usize = (9 << 20) + 4321;
+
+/// Long enough for whoever does not wait.
+const MOMENT: Duration = Duration::from_millis(60);
+
+fn stream_of(bed: &Bed) -> Arc<CudaStream> {
+    let ordinal = bed.device.ordinal() as usize;
+    CudaContext::new(ordinal).unwrap().new_stream().unwrap()
+}
+
+fn ours(bed: &Bed, stream: &Arc<CudaStream>) -> Stream {
+    Stream::from_cudarc(bed.driver.cuda(), stream.clone()).unwrap()
+}
+
+fn open(bed: &Bed, name: &str) -> File {
+    let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
+    let options = File::options().read(true).write(true).create(true).engine(&engine);
+    options.policy(PathPolicy::PosixOnly).open(bed.path(name)).unwrap()
+}
+
+/// Does something while the stream is held back until a moment has passed.
+fn while_held_back<T>(stream: &Stream, action: impl FnOnce() -> T) -> T {
+    let gate = Gate::close(stream);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(MOMENT);
+            gate.open();
+        });
+        action()
+    })
+}
+
+#[test]
+fn slices_and_views_are_read_into_and_written_from() {
+    each_with_libcuda("slices_and_views_are_read_into_and_written_from", |bed| {
+        let bytes = pattern(LONG);
+        let stream = stream_of(bed);
+        let handle = register(bed, "handle", &bytes);
+        bed.file("file", &bytes);
+        let file = open(bed, "file");
+
+        let mut slice = stream.alloc_zeros::<u8>(LONG).unwrap();
+        assert_eq!(handle.read_at(&mut Synced::new(&mut slice).unwrap(), 0).unwrap(), LONG);
+        assert!(stream.clone_dtoh(&slice).unwrap() == bytes);
+
+        // Each element of a part is four bytes.
+        let mut words = stream.alloc_zeros::<u32>(4096).unwrap();
+        let mut middle = Synced::new(words.slice_mut(1024..3072)).unwrap();
+        assert_eq!(middle.len_bytes(), 8192);
+        file.read_exact_at(&mut middle, 77).unwrap();
+        let found = stream.clone_dtoh(&words).unwrap();
+        let of_file =
+            bytes[77..][..8192].chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        assert!(found[1024..3072].iter().copied().eq(of_file));
+        assert!(
+            found[..1024].iter().chain(&found[3072..]).all(|word| *word == 0),
+            "nothing else was touched"
+        );
+
+        let view = slice.slice(4321..);
+        open(bed, "written").write_all_at(&Synced::new(&view).unwrap(), 0).unwrap();
+        assert!(fs::read(bed.path("written")).unwrap() == bytes[4321..]);
+        assert_eq!(handle.write_at(&Synced::new(&slice).unwrap(), 1).unwrap(), LONG);
+        assert!(fs::read(bed.path("handle")).unwrap()[1..] == bytes);
+
+        // What owns its buffer gives it back.
+        let read = file.read_at_async(Synced::new(slice).unwrap(), 5);
+        let (count, buffer) = read.wait();
+        assert_eq!(count.unwrap(), LONG - 5);
+        let slice: CudaSlice<u8> = buffer.into_inner();
+        assert!(stream.clone_dtoh(&slice.slice(..LONG - 5)).unwrap() == bytes[5..]);
+    });
+}
+
+#[test]
+fn a_transfer_waits_for_what_cudarc_has_submitted_to_any_stream() {
+    each_with_libcuda("a_transfer_waits_for_what_cudarc_has_submitted_to_any_stream", |bed| {
+        let (stream, other) = (stream_of(bed), stream_of(bed));
+        let mut slice = stream.alloc_zeros::<u8>(LONG).unwrap();
+        let handle = register(bed, "handle", &[]);
+        for (turn, busy) in [&stream, &other].into_iter().enumerate() {
+            let filled = vec![turn as u8 + 1; LONG];
+            let source = busy.clone_htod(&filled).unwrap();
+            while_held_back(&ours(bed, busy), || {
+                busy.memcpy_dtod(&source, &mut slice).unwrap();
+                handle.write_at(&Synced::new(&slice).unwrap(), 0).unwrap();
+            });
+            assert!(fs::read(bed.path("handle")).unwrap() == filled, "stream {turn}");
+        }
+        // A read of a file waits for those who read the memory, too.
+        let mut copy = other.alloc_zeros::<u8>(LONG).unwrap();
+        let bytes = pattern(LONG);
+        let handle = register(bed, "bytes", &bytes);
+        while_held_back(&ours(bed, &other), || {
+            other.memcpy_dtod(&slice, &mut copy).unwrap();
+            handle.read_at(&mut Synced::new(&mut slice).unwrap(), 0).unwrap();
+        });
+        assert!(other.clone_dtoh(&copy).unwrap() == vec![2; LONG]);
+        assert!(stream.clone_dtoh(&slice).unwrap() == bytes);
+    });
+}
+
+#[test]
+fn transfers_in_a_stream_of_cudarcs_keep_their_place_in_it() {
+    each_with_libcuda("transfers_in_a_stream_of_cudarcs_keep_their_place_in_it", |bed| {
+        let file = open(bed, "placed");
+        let handle = register(bed, "registered", &[]);
+        let stream = stream_of(bed);
+        let lent = ours(bed, &stream);
+        let registered =
+            RegisteredStream::register(&bed.driver, ours(bed, &stream), StreamFlags::empty()).unwrap();
+        let source = stream.clone_htod(&[7u8; 100_000]).unwrap();
+        let mut slices = [0; 2].map(|zero: u8| stream.clone_htod(&vec![zero; 100_000]).unwrap());
+        stream.synchronize().unwrap();
+
+        let gate = Gate::close(&lent);
+        for slice in &mut slices {
+            stream.memcpy_dtod(&source, slice).unwrap();
+        }
+        // SAFETY: what each does first is done in the slice's stream.
+        let [ours, cufiles] = slices.map(|slice| unsafe { Synced::in_its_stream(slice) }.unwrap());
+        let operation = registered.write_at(&handle, cufiles, 0).unwrap();
+        let io = file.write_all_at_on_stream(&lent, ours, 0);
+        assert!(!io.is_done() && !operation.is_done().unwrap(), "the stream has not come to them");
+        gate.open();
+        let (count, buffer) = io.wait();
+        assert_eq!(count.unwrap(), 100_000);
+        drop(buffer.into_inner());
+        assert_eq!(operation.wait().unwrap().0, 100_000);
+        for name in ["placed", "registered"] {
+            assert!(fs::read(bed.path(name)).unwrap() == [7; 100_000], "{name}");
+        }
+    });
+}
+
+#[test]
+fn a_stream_lives_as_long_as_what_was_made_of_it() {
+    each_with_libcuda("a_stream_lives_as_long_as_what_was_made_of_it", |bed| {
+        let stream = stream_of(bed);
+        let lent = ours(bed, &stream);
+        let weak = Arc::downgrade(&stream);
+        drop(stream);
+        lent.synchronize().unwrap();
+        drop(lent);
+        assert!(weak.upgrade().is_none(), "and no longer");
+        let default = CudaContext::new(0).unwrap().default_stream();
+        assert!(ours(bed, &default).as_raw().is_null());
+        ours(bed, &default).synchronize().unwrap();
+    });
+}
+
+#[test]
+fn what_transfers_could_not_be_ordered_with_is_refused() {
+    each_with_libcuda("what_transfers_could_not_be_ordered_with_is_refused", |bed| {
+        let primary = CudaContext::new(0).unwrap();
+        let refused = |result: Result<(), Error>, why: &str| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains(why), "{error}");
+        };
+        let cuda = bed.driver.cuda();
+        refused(Stream::from_cudarc(cuda, primary.per_thread_stream()).map(drop), "each thread");
+        if bed.is_real() {
+            return;
+        }
+        // One that passes for a context of its own; cudarc would destroy it, which the emulator cannot.
+        // SAFETY: the primary context stays.
+        let other =
+            unsafe { CudaContext::from_raw_context(0, primary.cu_device(), primary.cu_ctx()) }.unwrap();
+        let slice = other.default_stream().alloc_zeros::<u8>(512).unwrap();
+        refused(Synced::new(&slice).map(drop), "a context of its own");
+        std::mem::forget(slice);
+        // The second GPU's context under the name of the first.
+        let second = CudaContext::new(1).unwrap();
+        // SAFETY: the primary context stays.
+        let misnamed =
+            unsafe { CudaContext::from_raw_context(0, second.cu_device(), second.cu_ctx()) }.unwrap();
+        refused(Stream::from_cudarc(cuda, misnamed.default_stream()).map(drop), "primary context");
+        std::mem::forget((other, misnamed));
+    });
+}
+
+#[test]
+fn a_failure_of_cudarcs_work_is_an_error() {
+    each_with_libcuda("a_failure_of_cudarcs_work_is_an_error", |bed| {
+        let Some(emulator) = &bed.emulator else { return };
+        let stream = stream_of(bed);
+        let slice = stream.alloc_zeros::<u8>(512).unwrap();
+        // The codes of a failed launch, and of a handle that is not one.
+        for (function, code) in [("cudaStreamSynchronize", 719), ("cudaStreamWaitEvent", 400)] {
+            emulator.fault(function, &format!("err={code}"));
+            let error = Synced::new(&slice).unwrap_err();
+            assert!(error.to_string().contains(&code.to_string()), "{error}");
+            assert!(matches!(error, Error::CudaDriver { .. }), "{error:?}");
+        }
+        Synced::new(&slice).unwrap();
+    });
+}
+
+#[test]
+fn a_slice_can_be_registered_and_is_freed_after_that() {
+    each_with_libcuda("a_slice_can_be_registered_and_is_freed_after_that", |bed| {
+        // Whether a real libcufile registers memory of CUDA's pools is its own affair.
+        let Some(emulator) = &bed.emulator else { return };
+        let bytes = pattern(8192);
+        let file = Arc::new(FileHandle::register(&bed.driver, bed.file("data", &bytes)).unwrap());
+        let stream = stream_of(bed);
+        let mut slice = stream.alloc_zeros::<u64>(1024).unwrap();
+        let synced = Synced::new(&mut slice).unwrap();
+        let mut buffer = RegisteredBuffer::register(&bed.driver, synced, RegisterFlags::empty()).unwrap();
+        assert_eq!((buffer.len_bytes(), emulator.live("buffers")), (8192, 1));
+        assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 8192);
+        drop(buffer);
+        assert_eq!(emulator.live("buffers"), 0);
+        let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        assert!(stream.clone_dtoh(&slice).unwrap().into_iter().eq(words));
+    });
+}
