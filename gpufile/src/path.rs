@@ -1,6 +1,7 @@
 //! Which way the bytes of a file go to device memory, and why no better one.
 
 use std::fmt;
+use std::fs;
 use std::os::fd::AsFd;
 
 use cufile::{Controls, Driver, Features, FileProperties, FileSystems};
@@ -64,6 +65,13 @@ impl Route {
         self.why_not.iter().map(|(path, reason)| (*path, reason.as_str()))
     }
 
+    /// Why GPUDirect Storage does not move the file's bytes; `None` if it does. Where cuFile does not work for the file at
+    /// all, this says why.
+    pub fn why_not_gds(&self) -> Option<&str> {
+        let reason = |wanted| self.why_not().find(|(path, _)| *path == wanted).map(|(_, reason)| reason);
+        reason(TransferPath::Gds).or_else(|| reason(TransferPath::CufileCompat))
+    }
+
     /// The POSIX way, and why no other is taken.
     pub(crate) fn posix(why_not: impl Into<Vec<(TransferPath, String)>>) -> Self {
         Self { path: TransferPath::Posix, why_not: why_not.into() }
@@ -72,7 +80,7 @@ impl Route {
     /// The POSIX way on a machine that has nothing of what the direct paths need.
     pub(crate) fn without_direct_path() -> Self {
         Self::posix([
-            (TransferPath::Gds, "the kernel module nvidia-fs is not loaded".to_owned()),
+            (TransferPath::Gds, no_module()),
             (
                 TransferPath::P2pDma,
                 "no GPU offers its memory to other PCI devices (no p2pmem in sysfs)".to_owned(),
@@ -122,10 +130,21 @@ impl fmt::Display for Route {
     }
 }
 
+fn no_module() -> String {
+    no_module_on(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())
+}
+
+/// That nvidia-fs is not loaded, and whether there is one for this kernel.
+fn no_module_on(kernel_release: &str) -> String {
+    let is_wsl = kernel_release.to_ascii_lowercase().contains("microsoft");
+    let there_is_none = if is_wsl { "; there is none for WSL" } else { "" };
+    format!("the kernel module nvidia-fs is not loaded{there_is_none}")
+}
+
 /// What nvidia-fs would need and lacks.
 fn gds_obstacle(driver: &cufile::DriverProperties, file: &FileProperties) -> Option<String> {
     if driver.nvidia_fs.is_none() {
-        return Some("the kernel module nvidia-fs is not loaded".to_owned());
+        return Some(no_module());
     }
     let name = file.file_system.as_str();
     let supported = match name {
@@ -159,4 +178,33 @@ fn p2p_obstacle(driver: &cufile::DriverProperties, file: &FileProperties) -> Opt
 
 fn no_direct_io(file: &FileProperties) -> Option<String> {
     file.direct_io.is_none().then(|| format!("{} offers no O_DIRECT for the file", file.file_system))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_there_can_be_no_module_the_reason_says_so() {
+        let usual = "the kernel module nvidia-fs is not loaded";
+        assert_eq!(no_module_on("6.8.0-57-generic\n"), usual);
+        for wsl in ["5.15.167.4-microsoft-standard-WSL2\n", "4.4.0-19041-Microsoft\n"] {
+            assert_eq!(no_module_on(wsl), format!("{usual}; there is none for WSL"));
+        }
+    }
+
+    #[test]
+    fn the_reason_against_gds_is_its_own_or_that_against_all_of_cufile() {
+        let reason = |path: TransferPath| (path, format!("not {path:?}"));
+        let (gds, p2p, compat) =
+            (reason(TransferPath::Gds), reason(TransferPath::P2pDma), reason(TransferPath::CufileCompat));
+        for (path, why_not, expected) in [
+            (TransferPath::Gds, vec![], None),
+            (TransferPath::P2pDma, vec![gds.clone()], Some("not Gds")),
+            (TransferPath::Posix, vec![p2p, compat.clone(), gds], Some("not Gds")),
+            (TransferPath::Posix, vec![compat], Some("not CufileCompat")),
+        ] {
+            assert_eq!(Route { path, why_not }.why_not_gds(), expected);
+        }
+    }
 }

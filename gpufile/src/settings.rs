@@ -444,6 +444,20 @@ mod tests {
     }
 
     #[test]
+    fn every_size_may_be_a_number_of_bytes_or_have_a_unit() {
+        let mut sizes = 0;
+        for (name, variable) in names().filter(|(_, variable)| variable.accepted.contains("64KiB")) {
+            let in_bytes = from(&[(name, "2097152")]).unwrap();
+            assert_ne!(in_bytes, Settings::default(), "{name}");
+            for text in ["2MiB", "2M", "2 mib", "2048k", " 2097152 "] {
+                assert_eq!(from(&[(name, text)]).unwrap(), in_bytes, "{name}={text}");
+            }
+            sizes += usize::from(variable.name == name);
+        }
+        assert_eq!(sizes, 4, "task, threshold, bounce buffer, bounce memory");
+    }
+
+    #[test]
     fn words_are_taken_in_any_case_and_with_spaces_around() {
         let policy = |value| from(&[("KVIKIO_COMPAT_MODE", value)]).map(|settings| settings.path_policy);
         for value in ["ON", "on", "On", "TRUE", "true", "YES", "yes", "1", " on "] {
