@@ -40,6 +40,7 @@ mod options;
 mod owned;
 pub mod page_cache;
 mod path;
+mod registration;
 mod settings;
 mod stream_io;
 mod write_plan;
@@ -48,7 +49,7 @@ pub use bytes::{ParseBytesError, parse_bytes};
 pub use cufile::cuda;
 #[cfg(feature = "cudarc")]
 pub use cufile::cudarc;
-pub use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
+pub use cufile::{BufSlice, BufSliceMut, FileProperties, IoBuf, IoBufMut, RegisteredBuffer};
 pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};
 pub use file::File;

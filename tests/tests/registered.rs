@@ -1,0 +1,101 @@
+//! Memory registered with cuFile goes wherever memory goes in gpufile.
+
+use std::fs;
+
+use cufile_tests::bed::{Bed, pattern};
+use gpufile::{Engine, File, IoRange, PathPolicy, ReadRequest, WriteRequest};
+
+/// More than one chunk.
+const LEN: usize = (5 << 20) + 321;
+
+#[test]
+fn registered_memory_is_taken_by_every_call_on_every_path() {
+    Bed::each(|bed| {
+        let engine = Engine::builder().driver(bed.driver.clone()).build();
+        let bytes = pattern(LEN);
+        let stream = bed.device.stream().unwrap();
+        for policy in [PathPolicy::RequireCufile, PathPolicy::PosixOnly] {
+            let path = bed.path(&format!("{policy:?}"));
+            let options = File::options().read(true).write(true).create(true).engine(&engine);
+            let file = options.policy(policy).open(&path).unwrap();
+            let mut buffer = engine.register(bed.device.alloc(LEN).unwrap()).unwrap();
+            let holds =
+                |expected: &[u8], found: &[u8], call: &str| assert!(found == expected, "{policy:?}, {call}");
+            let contents = |buffer: &gpufile::RegisteredBuffer<_>| -> Vec<u8> {
+                let buffer: &gpufile::cuda::DeviceBuffer = buffer.get();
+                buffer.to_vec().unwrap()
+            };
+
+            buffer.copy_from_host(0, &bytes).unwrap();
+            file.write_all_at(&buffer, 0).unwrap();
+            holds(&bytes, &fs::read(&path).unwrap(), "write_all_at");
+            buffer.fill(0).unwrap();
+            file.read_exact_at(&mut buffer, 0).unwrap();
+            holds(&bytes, &contents(&buffer), "read_exact_at");
+            buffer.fill(0).unwrap();
+            file.read_at_inline(&mut buffer, 0).unwrap();
+            holds(&bytes, &contents(&buffer), "read_at_inline");
+
+            buffer.fill(0).unwrap();
+            file.read_exact_at(&mut buffer.slice_mut(1000..LEN), 1000).unwrap();
+            holds(&bytes[1000..], &contents(&buffer)[1000..], "a part");
+            let ranges: Vec<IoRange> = (0..LEN / 9999)
+                .map(|n| IoRange { file_offset: n as u64 * 9999, buffer_offset: n * 9999, len_bytes: 77 })
+                .collect();
+            buffer.fill(0).unwrap();
+            file.read_many(&mut buffer, &ranges).unwrap();
+            let found = contents(&buffer);
+            for range in &ranges {
+                let place = range.buffer_offset..range.buffer_offset + 77;
+                holds(&bytes[place.clone()], &found[place], "read_many");
+            }
+            file.write_many(&buffer, &ranges).unwrap();
+            holds(&bytes, &fs::read(&path).unwrap(), "write_many");
+
+            let (mut one, mut other) = buffer.split_at_mut(LEN / 2);
+            let requests = [(0, &mut other), ((LEN - LEN / 2) as u64, &mut one)];
+            let mut requests = requests.map(|(at, part)| ReadRequest::new(&file, at, part).unwrap());
+            engine.read_many(&mut requests).unwrap();
+            let swapped = [&bytes[LEN - LEN / 2..], &bytes[..LEN - LEN / 2]].concat();
+            holds(&swapped, &contents(&buffer), "Engine::read_many");
+            engine.write_many(&[WriteRequest::new(&file, 0, &buffer).unwrap()]).unwrap();
+            holds(&swapped, &fs::read(&path).unwrap(), "Engine::write_many");
+
+            fs::write(&path, &bytes).unwrap();
+            let (count, buffer) = file.read_at_async(buffer, 0).wait();
+            assert_eq!(count.unwrap(), LEN);
+            holds(&bytes, &contents(&buffer), "read_at_async");
+            let (count, buffer) = file.write_all_at_async(buffer, 7).wait();
+            assert_eq!(count.unwrap(), LEN);
+            holds(&bytes, &fs::read(&path).unwrap()[7..], "write_all_at_async");
+            let (count, buffer) = file.read_at_on_stream(&stream, buffer, 7).wait();
+            assert_eq!(count.unwrap(), LEN);
+            holds(&bytes, &contents(&buffer), "read_at_on_stream");
+            let (count, buffer) = file.write_all_at_on_stream(&stream, buffer, 0).wait();
+            assert_eq!(count.unwrap(), LEN);
+            holds(&bytes, &fs::read(&path).unwrap()[..LEN], "write_all_at_on_stream");
+            // SAFETY: nobody shortens the file, or writes to it meanwhile.
+            let mapped = unsafe { file.map() }.unwrap();
+            let mut buffer = buffer;
+            buffer.fill(0).unwrap();
+            mapped.read_exact_at(&mut buffer, 0).unwrap();
+            holds(&bytes, &contents(&buffer), "MappedFile::read_exact_at");
+            assert!(buffer.deregister().is_ok());
+        }
+    });
+}
+
+#[test]
+fn a_registration_belongs_to_the_engines_driver_and_ends_with_the_buffer() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let engine = Engine::builder().driver(bed.driver.clone()).build();
+    let mut memory = bed.device.alloc(4096).unwrap();
+    let buffer = engine.register(&mut memory).unwrap();
+    assert_eq!(emulator.live("buffers"), 1);
+    drop(buffer);
+    assert_eq!(emulator.live("buffers"), 0);
+    emulator.fault("cuFileBufRegister", "err=5011 cu=2");
+    let error = engine.register(&memory).unwrap_err();
+    assert!(error.to_string().contains("4096 bytes of device memory"), "{error}");
+}
