@@ -1,0 +1,169 @@
+//! How gpufile's files are opened: by path and options, by descriptor, and by what the environment says.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+
+use cufile_tests::bed::{Bed, folders, pattern};
+use cufile_tests::{Emulator, alone, bed};
+use gpufile::{Cause, Engine, Error, File, FileProperties, PathPolicy};
+
+const LEN: usize = 100_001;
+
+/// Sets variables of the process, which must be alone.
+fn set(variables: &[(&str, &str)]) {
+    for (name, value) in variables {
+        // SAFETY: the only test of its process, which has started no thread.
+        unsafe { std::env::set_var(name, value) };
+    }
+}
+
+#[test]
+fn a_descriptor_is_taken_over_with_the_access_that_it_has() {
+    Bed::each(|bed| {
+        let bytes = pattern(LEN);
+        let engine = Engine::builder().driver(bed.driver.clone()).build();
+        let options = File::options().engine(&engine);
+
+        let file = options.open_fd(bed.file("data", &bytes)).unwrap();
+        assert_eq!(file.path(), bed.path("data"));
+        let mut buffer = bed.device.alloc(LEN).unwrap();
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        assert!(buffer.to_vec().unwrap() == bytes);
+        file.write_all_at(&buffer, 1).unwrap();
+        assert!(fs::read(bed.path("data")).unwrap()[1..] == bytes);
+
+        let only_read = options.open_fd(fs::File::open(bed.path("data")).unwrap()).unwrap();
+        assert_eq!(only_read.write_all_at(&bytes, 0).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        let flags = FileProperties::of(&only_read).unwrap().open_flags;
+        assert_eq!(flags & libc::O_ACCMODE, libc::O_RDONLY);
+    });
+}
+
+#[test]
+fn a_descriptor_with_o_direct_is_read_and_written_at_any_alignment() {
+    for folder in folders() {
+        let path = folder.path().join("direct");
+        let bytes = pattern(LEN);
+        fs::write(&path, &bytes).unwrap();
+        let direct = fs::File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path);
+        let Ok(direct) = direct else {
+            eprintln!("skipped: {} has no O_DIRECT", folder.path().display());
+            continue;
+        };
+        let file = File::options().open_fd(direct).unwrap();
+        let mut read = vec![0; 12_345];
+        file.read_exact_at(&mut read, 77).unwrap();
+        assert!(read == bytes[77..][..12_345]);
+        file.write_all_at(&read[..99], 3).unwrap();
+        assert!(fs::read(&path).unwrap()[3..102] == read[..99]);
+        assert!(!FileProperties::of(&file).unwrap().is_direct(), "transfers decide for themselves");
+    }
+}
+
+#[test]
+fn a_descriptor_that_appends_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let appending = fs::File::options().append(true).create(true).open(&path).unwrap();
+    let error = File::options().open_fd(appending).unwrap_err();
+    assert!(error.to_string().contains("O_APPEND") && error.to_string().contains("log"), "{error}");
+}
+
+#[test]
+fn a_file_is_made_anew_or_emptied_only_if_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let new = || File::options().write(true).create_new(true).open(&path);
+    new().unwrap().write_all_at(b"contents".as_slice(), 0).unwrap();
+    assert_eq!(new().unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+
+    let file = File::options().read(true).write(true).create(true).open(&path).unwrap();
+    assert_eq!(file.len_bytes().unwrap(), 8);
+    let flags = FileProperties::of(&file).unwrap().open_flags;
+    assert_eq!(flags & libc::O_ACCMODE, libc::O_RDWR);
+    assert_eq!(File::options().write(true).truncate(true).open(&path).unwrap().len_bytes().unwrap(), 0);
+}
+
+#[test]
+fn a_wrong_variable_keeps_files_from_opening_and_is_named() {
+    alone("a_wrong_variable_keeps_files_from_opening_and_is_named", || {
+        set(&[("KVIKIO_TASK_SIZE", "4MB")]);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, b"").unwrap();
+        let error = File::open(&path).unwrap_err();
+        assert!(matches!(error, Error::Open { cause: Cause::Invalid(_), .. }), "{error:?}");
+        for part in ["KVIKIO_TASK_SIZE", "\"4MB\"", "65536, 64KiB or 4M"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        // One's own engine does not ask the environment.
+        File::options().read(true).engine(&Engine::builder().build()).open(&path).unwrap();
+    });
+}
+
+#[test]
+fn without_libcufile_cufile_only_files_say_what_was_tried_and_others_work() {
+    alone("without_libcufile_cufile_only_files_say_what_was_tried_and_others_work", || {
+        set(&[("CUFILE_LIBRARY", "/nonexistent/libcufile.so"), ("KVIKIO_COMPAT_MODE", "off")]);
+        let emulator = Emulator::start();
+        let (_, cuda) = bed::libraries(&emulator);
+        let settings = gpufile::Settings::from_env().unwrap();
+        let engine = Engine::builder().cuda(cuda.clone()).settings(settings).build();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let bytes = pattern(LEN);
+        fs::write(&path, &bytes).unwrap();
+
+        let options = File::options().read(true).engine(&engine);
+        let error = options.open(&path).unwrap_err();
+        assert!(matches!(error.cause(), Cause::NoCufile(_)), "{error:?}");
+        assert!(error.to_string().contains("/nonexistent/libcufile.so"), "{error}");
+        let error = engine.register(vec![0; LEN]).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent/libcufile.so"), "{error}");
+
+        // What KVIKIO_COMPAT_MODE=auto and on are.
+        for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {
+            let file = options.clone().policy(policy).open(&path).unwrap();
+            let mut buffer = cuda.device(0).unwrap().alloc(LEN).unwrap();
+            file.read_exact_at(&mut buffer, 0).unwrap();
+            assert!(buffer.to_vec().unwrap() == bytes);
+            assert!(file.route().why_not_gds().is_some_and(|reason| !reason.is_empty()), "{policy:?}");
+        }
+    });
+}
+
+/// How many workers of engines this process has.
+fn workers() -> usize {
+    let names = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = names.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("gpufile-")).count()
+}
+
+#[test]
+fn each_block_device_has_workers_of_its_own_if_asked() {
+    alone("each_block_device_has_workers_of_its_own_if_asked", || {
+        let folders = folders();
+        if folders.len() < 2 {
+            eprintln!("skipped: all folders are on one device");
+            return;
+        }
+        let bytes = pattern(9 << 20);
+        for (switch, expected) in [("off", 3), ("on", 3 * folders.len())] {
+            set(&[("KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE", switch), ("KVIKIO_NTHREADS", "3")]);
+            let engine = Engine::builder().settings(gpufile::Settings::from_env().unwrap()).build();
+            for folder in &folders {
+                // Two files of each device, which share.
+                for name in ["one", "two"] {
+                    let options = File::options().read(true).write(true).create(true).engine(&engine);
+                    let file = options.open(folder.path().join(name)).unwrap();
+                    file.write_all_at(&bytes, 0).unwrap();
+                    let mut read = vec![0; bytes.len()];
+                    file.read_exact_at(&mut read, 0).unwrap();
+                    assert!(read == bytes);
+                }
+            }
+            assert_eq!(workers(), expected, "{switch}");
+        }
+    });
+}
