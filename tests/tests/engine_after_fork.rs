@@ -1,0 +1,75 @@
+//! In the child of a fork, an engine that the child makes works, whatever the parent's is doing.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use cufile_tests::bed::pattern;
+use gpufile::{Engine, File};
+
+/// Enough for all workers.
+const LONG: usize = (9 << 20) + 4321;
+
+/// Runs `child` in a fork, and says whether it came to its end, within a time in which it must.
+fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
+    const SECONDS: u32 = 60;
+    // SAFETY: the child uses no thread or lock of the parent's, and ends without returning.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
+        0 => {
+            // SAFETY: takes an integer; who hangs is ended by the signal.
+            unsafe { libc::alarm(SECONDS) };
+            let ended = catch_unwind(AssertUnwindSafe(child));
+            // SAFETY: ends the process without running anything of the parent's.
+            unsafe { libc::_exit(if ended.is_ok() { 0 } else { 1 }) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: `status` outlives the call.
+            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+            match status {
+                0 => Ok(()),
+                _ if libc::WIFSIGNALED(status) => Err(format!("ended by signal {}", libc::WTERMSIG(status))),
+                _ => Err(format!("failed with status {}", libc::WEXITSTATUS(status))),
+            }
+        }
+    }
+}
+
+fn write_and_read(engine: &Engine, path: &Path, bytes: &[u8]) {
+    let options = File::options().read(true).write(true).create(true).engine(engine);
+    let file = options.open(path).unwrap();
+    file.write_all_at(bytes, 3).unwrap();
+    let mut read = vec![0; bytes.len()];
+    file.read_exact_at(&mut read, 3).unwrap();
+    assert!(read == bytes);
+    let (count, read) = file.read_at_async(read, 4).wait();
+    assert_eq!(count.unwrap(), bytes.len() - 1);
+    assert!(read[..bytes.len() - 1] == bytes[1..]);
+}
+
+// One test, because a fork copies whatever other tests are doing.
+#[test]
+fn a_child_reads_and_writes_by_an_engine_of_its_own_and_the_parent_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = pattern(LONG);
+    let engine = Engine::builder().threads(3).build();
+    write_and_read(&engine, &folder.path().join("parent"), &bytes);
+
+    // The parent's workers have something to do meanwhile.
+    let file =
+        File::options().write(true).create(true).engine(&engine).open(folder.path().join("busy")).unwrap();
+    let busy: Vec<_> =
+        (0..8).map(|turn| file.write_all_at_async(bytes.clone(), turn * LONG as u64)).collect();
+    let child = in_a_fork(|| {
+        let engine = Engine::builder().threads(3).build();
+        write_and_read(&engine, &folder.path().join("child"), &bytes);
+        drop(engine);
+    });
+    assert_eq!(child, Ok(()));
+    assert!(fs::read(folder.path().join("child")).unwrap()[3..] == bytes, "as the parent sees it");
+
+    assert!(busy.into_iter().all(|write| write.wait().0.is_ok()));
+    write_and_read(&engine, &folder.path().join("parent"), &bytes);
+    assert_eq!(fs::metadata(folder.path().join("busy")).unwrap().len(), 8 * LONG as u64);
+}
