@@ -8,6 +8,8 @@ mod emit;
 mod header;
 mod limited;
 mod packages;
+#[cfg(test)]
+mod parity;
 mod regen;
 mod samples;
 mod since;

@@ -1,0 +1,119 @@
+//! Keeps `docs/parity.md` true: what it names is there.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::packages::workspace;
+
+const FOLDER: &str = "docs";
+const TABLES: &str = "docs/parity.md";
+
+/// A part of a cell: what stands in backquotes, or the target of a link, which is a file of the workspace.
+#[derive(Debug, PartialEq)]
+enum Part<'a> {
+    Code(&'a str),
+    Link(&'a str),
+}
+
+/// The links and code of a text. The text of a link does not count.
+fn parts(mut text: &str) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    while let Some(start) = text.find(['[', '`']) {
+        let (rest, close) = (&text[start + 1..], if text[start..].starts_with('[') { ")" } else { "`" });
+        let Some((inside, behind)) = rest.split_once(close) else { break };
+        match (close, inside.split_once("](")) {
+            (")", Some((_, target))) if !target.contains("://") => parts.push(Part::Link(target)),
+            (")", _) => {}
+            _ => parts.push(Part::Code(inside)),
+        }
+        text = behind;
+    }
+    parts
+}
+
+/// The rows of all tables, without their heads, as cells.
+fn rows(text: &str) -> Vec<Vec<&str>> {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|---");
+    let is_head = |at: usize| lines.get(at + 1).is_some_and(|next| next.starts_with("|---"));
+    let rows = (0..lines.len()).filter(|&at| is_row(lines[at]) && !is_head(at));
+    rows.map(|at| lines[at].trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+/// What a cell names and its files lack. Each name belongs to the link before it; those before the first are anyone's.
+fn missing(cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<String> {
+    let (mut file, mut missing) = (None, Vec::new());
+    for part in parts(cell) {
+        match (part, &file) {
+            (Part::Link(target), _) => {
+                let source = fs::read_to_string(workspace().join(FOLDER).join(target)).unwrap_or_default();
+                file = Some((target, source));
+            }
+            (Part::Code(name), Some((target, source))) if !is_in(source, name) => {
+                missing.push(format!("{name} in {target}"));
+            }
+            (Part::Code(_), _) => {}
+        }
+    }
+    missing
+}
+
+fn tables() -> String {
+    fs::read_to_string(workspace().join(TABLES)).expect(TABLES)
+}
+
+#[test]
+fn every_file_linked_to_is_there() {
+    let text = tables();
+    let links = parts(&text).into_iter().filter_map(|part| match part {
+        Part::Link(target) => Some(workspace().join(FOLDER).join(target)),
+        Part::Code(_) => None,
+    });
+    let links: Vec<PathBuf> = links.collect();
+    assert!(links.len() > 50, "the links were found: {}", links.len());
+    let gone: Vec<_> = links.iter().filter(|path| !path.is_file()).collect();
+    assert!(gone.is_empty(), "{TABLES} links to what is not there: {gone:?}");
+}
+
+#[test]
+fn every_item_and_test_named_is_in_its_file_and_every_row_has_both() {
+    let text = tables();
+    let rows = rows(&text);
+    assert!(rows.len() > 40, "the rows were found: {}", rows.len());
+    // `Type::method` is written in its file as `method`.
+    let has_item = |source: &str, name: &str| {
+        let item = name.rsplit("::").next().unwrap_or(name);
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        source.match_indices(item).any(|(at, _)| {
+            !source[..at].ends_with(is_word) && !source[at + item.len()..].starts_with(is_word)
+        })
+    };
+    // An attribute between the two, which could be `ignore`, does not pass.
+    let has_test = |source: &str, name: &str| {
+        ["", "    "].iter().any(|indent| source.contains(&format!("#[test]\n{indent}fn {name}() {{")))
+    };
+    let mut wrong = Vec::new();
+    for row in &rows {
+        let [there, _, items, tests] = row[..] else { panic!("not four cells: {row:?}") };
+        wrong.extend(missing(items, has_item));
+        wrong.extend(missing(tests, has_test));
+        let names = |cell| parts(cell).iter().any(|part| matches!(part, Part::Code(_)));
+        if !names(items) || !names(tests) {
+            wrong.push(format!("an item or a test for {there}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{TABLES} lacks or names what is not there: {wrong:#?}");
+}
+
+#[test]
+fn a_name_belongs_to_the_link_before_it() {
+    let cell = "`open`, [`a.rs`](../a.rs) `File::open`, `close`; see [docs](https://x.y)";
+    assert_eq!(
+        parts(cell),
+        [Part::Code("open"), Part::Link("../a.rs"), Part::Code("File::open"), Part::Code("close")]
+    );
+    let here = "[`parity.rs`](../xtask/src/parity.rs) `a_name_belongs_to_the_link_before_it`, `nonsense`";
+    // Put together, so that it is not in this file.
+    let nonsense = here.replace("nonsense", &["no", "such", "thing"].join("_"));
+    assert_eq!(missing(&nonsense, |source, name| source.contains(name)).len(), 1);
+}
