@@ -20,8 +20,8 @@
 //! ```
 //!
 //! A part of a slice is a view, `Synced::new(weights.slice_mut(..1024))`. A [`Stream`] for stream-ordered transfers is
-//! made of cudarc's by [`Stream::from_cudarc`]. Pinned memory of cudarc's is a slice of bytes that needs none of this:
-//! `PinnedHostSlice::as_mut_slice` waits itself.
+//! made of cudarc's by [`Stream::from_cudarc`]; with [`Synced::in_its_stream`] this thread does not wait for it. Pinned
+//! memory of cudarc's is a slice of bytes that needs none of this: `PinnedHostSlice::as_mut_slice` waits itself.
 
 use std::sync::Arc;
 use std::{fmt, mem, ptr};
