@@ -3,6 +3,8 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::{Emulator, alone, bed};
@@ -162,6 +164,11 @@ fn each_block_device_has_workers_of_its_own_if_asked() {
                     file.read_exact_at(&mut read, 0).unwrap();
                     assert!(read == bytes);
                 }
+            }
+            // A thread gets its name a moment after it was started.
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while workers() < expected && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
             }
             assert_eq!(workers(), expected, "{switch}");
         }
