@@ -2,7 +2,8 @@
 //!
 //! cudarc orders what it does with a slice by streams and events that it keeps beside the memory. Transfers of files know
 //! nothing of those, so memory must be at rest when one begins: [`Synced`] waits for what cudarc has submitted, and holds
-//! the slice or the borrow, so that cudarc can submit nothing more until the transfer is over.
+//! the slice or the borrow, so that cudarc can submit nothing more until the transfer is over. Both crates must have loaded
+//! the same libcuda, as they do unless `CUDA_LIBRARY` names another than the dynamic loader finds.
 //!
 //! ```no_run
 //! use cudarc::driver::CudaContext;

@@ -200,6 +200,32 @@ fn what_transfers_could_not_be_ordered_with_is_refused() {
 }
 
 #[test]
+fn any_thread_transfers_memory_of_any_gpu() {
+    each_with_libcuda("any_thread_transfers_memory_of_any_gpu", |bed| {
+        let last = bed.driver.cuda().device_count().unwrap() - 1;
+        if let Some(emulator) = &bed.emulator {
+            assert!(last > 0);
+            emulator.control("require-context 1");
+        }
+        let bytes = pattern(LONG);
+        let handle = register(bed, "handle", &bytes);
+        let file = open(bed, "handle");
+        let stream = CudaContext::new(last as usize).unwrap().new_stream().unwrap();
+        let mut slices = [0; 2].map(|_| stream.alloc_zeros::<u8>(LONG).unwrap());
+        let [one, other] = &mut slices;
+        let (mut one, mut other) = (Synced::new(one).unwrap(), Synced::new(other).unwrap());
+        // Neither thread has a context of its own.
+        thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(handle.read_at(&mut one, 0).unwrap(), LONG));
+            scope.spawn(|| file.read_exact_at(&mut other, 0).unwrap());
+        });
+        for slice in &slices {
+            assert!(stream.clone_dtoh(slice).unwrap() == bytes);
+        }
+    });
+}
+
+#[test]
 fn a_failure_of_cudarcs_work_is_an_error() {
     each_with_libcuda("a_failure_of_cudarcs_work_is_an_error", |bed| {
         let Some(emulator) = &bed.emulator else { return };
