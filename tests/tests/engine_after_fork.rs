@@ -1,4 +1,5 @@
-//! In the child of a fork, an engine that the child makes works, whatever the parent's is doing.
+//! In the child of a fork, an engine that the child makes works, whatever the parent's is doing; and the parent's does
+//! what it can.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,6 +56,16 @@ fn a_child_reads_and_writes_by_an_engine_of_its_own_and_the_parent_goes_on() {
     let bytes = pattern(LONG);
     let engine = Engine::builder().threads(3).build();
     write_and_read(&engine, &folder.path().join("parent"), &bytes);
+
+    write_and_read(Engine::global(), &folder.path().join("parent"), &bytes);
+    let inherited = in_a_fork(|| {
+        write_and_read(&engine, &folder.path().join("child"), &bytes);
+        write_and_read(Engine::global(), &folder.path().join("child"), &bytes);
+        // As the last reference to an engine would be.
+        // SAFETY: the child ends without using or dropping the parent's value again.
+        drop(unsafe { std::ptr::read(&engine) });
+    });
+    assert_eq!(inherited, Ok(()));
 
     // The parent's workers have something to do meanwhile.
     let file =

@@ -18,6 +18,7 @@ mod transfer;
 mod windows;
 
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use cufile::cuda::Cuda;
@@ -47,7 +48,9 @@ use stager::Stager;
 /// Nothing is loaded, started or allocated before a transfer needs it: an engine costs nothing on a machine without
 /// CUDA. The threads end and all memory is freed when the last file and clone are gone.
 ///
-/// In a child process made by `fork`, only files and engines made by the child work.
+/// In a child process made by `fork`, an engine that the child makes is as good as any. One that it has from its parent
+/// has no workers there, so that the calling thread does their work, and only with host memory, because CUDA does not
+/// outlast a fork.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -62,6 +65,24 @@ struct Inner {
     stager: OnceLock<Option<Stager>>,
     idle_jobs: IdleJobs,
     settings: Settings,
+    /// Where it was made.
+    process: u32,
+}
+
+impl Inner {
+    fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+}
+
+impl Drop for Inner {
+    /// In a child of the process, there are no workers to be ended, nor is CUDA there to free its memory.
+    fn drop(&mut self) {
+        if self.is_forked() {
+            let pools = self.pools.get_mut().unwrap_or_else(PoisonError::into_inner);
+            mem::forget((mem::take(pools), self.stager.take(), self.lanes.clone(), self.devices.clone()));
+        }
+    }
 }
 
 /// How an engine is made; see [`Engine::builder`].
@@ -141,6 +162,19 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether reads by `O_DIRECT` may read more than was asked for, up to the next multiples of the file system's
+    /// alignment. Without, what is not aligned goes through the page cache.
+    pub fn overread(mut self, overread: bool) -> Self {
+        self.settings.overread = overread;
+        self
+    }
+
+    /// Whether each block device has workers of its own, so that a slow one does not keep others waiting.
+    pub fn pool_per_block_device(mut self, pool_per_block_device: bool) -> Self {
+        self.settings.pool_per_block_device = pool_per_block_device;
+        self
+    }
+
     /// Makes the engine.
     pub fn build(self) -> Engine {
         let cuda = self.cuda.or_else(|| self.driver.as_ref().map(|driver| driver.cuda().clone()));
@@ -157,6 +191,7 @@ impl EngineBuilder {
             idle_jobs: IdleJobs::default(),
             stager: OnceLock::new(),
             settings,
+            process: std::process::id(),
         }))
     }
 }
@@ -319,6 +354,9 @@ impl Engine {
     /// What carries on transfers that streams wait for; none if the operating system gives no threads.
     pub(crate) fn stager(&self) -> Option<&Stager> {
         let Settings { threads, bounce_buffer_bytes, .. } = self.0.settings;
+        if self.0.is_forked() {
+            return None;
+        }
         let lanes = || Lanes::new(self.0.devices.clone(), bounce_buffer_bytes, usize::MAX);
         self.0.stager.get_or_init(|| Stager::new(threads, lanes()).ok()).as_ref()
     }
@@ -340,8 +378,12 @@ impl Engine {
         stop
     }
 
-    /// The workers for files on this block device; none if the operating system gives no threads.
+    /// The workers for files on this block device; none if the operating system gives no threads, or did so in another
+    /// process.
     fn pool(&self, device: u64) -> Option<Arc<Pool>> {
+        if self.0.is_forked() {
+            return None;
+        }
         let key = if self.0.settings.pool_per_block_device { device } else { 0 };
         let mut pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == key) {
