@@ -216,9 +216,9 @@ fn where_the_driver_cannot_hold_a_stream_back_the_call_waits() {
     let stream = bed.device.stream().unwrap();
     let faults = [
         "cudaLaunchHostFunc err=801",
-        "cuStreamWaitValue32_v2 err=801",
-        "cuStreamWaitValue32_v2 after=2 err=801",
-        "cuStreamWriteValue32_v2 after=1 err=801",
+        "cuStreamBatchMemOp_v2 err=801",
+        "cuStreamBatchMemOp_v2 after=2 err=801",
+        "cudaMemcpyAsync after=2 err=1",
         "cudaHostAlloc err=2",
     ];
     for function in faults {

@@ -93,10 +93,12 @@ pub const CUDA_DRIVER: Header = Header {
         "cuMemRetainAllocationHandle",
         // stream memory operations
         "cuStreamWaitValue32_v2|cuStreamWaitValue64_v2|cuStreamWriteValue32_v2|cuStreamWriteValue64_v2",
+        "cuStreamBatchMemOp_v2",
     ],
     constants: &[],
-    types: &["CUresult", "CUstream", "CUevent"],
-    blocked: &[],
+    types: &["CUresult", "CUstream", "CUevent", "CUstreamBatchMemOpType"],
+    // A union that grows with each release; `cuda-rt-sys` declares it by hand.
+    blocked: &["CUstreamBatchMemOpParams.*"],
 };
 
 impl Header {

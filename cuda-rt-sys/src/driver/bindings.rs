@@ -40,6 +40,157 @@ const _: () = {
 pub type CUuuid = CUuuid_st;
 #[repr(transparent)]
 #[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CUstreamBatchMemOpType(pub ::core::ffi::c_uint);
+impl CUstreamBatchMemOpType {
+    pub const CU_STREAM_MEM_OP_WAIT_VALUE_32: CUstreamBatchMemOpType = CUstreamBatchMemOpType(
+        1,
+    );
+    pub const CU_STREAM_MEM_OP_WRITE_VALUE_32: CUstreamBatchMemOpType = CUstreamBatchMemOpType(
+        2,
+    );
+    pub const CU_STREAM_MEM_OP_WAIT_VALUE_64: CUstreamBatchMemOpType = CUstreamBatchMemOpType(
+        4,
+    );
+    pub const CU_STREAM_MEM_OP_WRITE_VALUE_64: CUstreamBatchMemOpType = CUstreamBatchMemOpType(
+        5,
+    );
+    pub const CU_STREAM_MEM_OP_BARRIER: CUstreamBatchMemOpType = CUstreamBatchMemOpType(
+        6,
+    );
+    pub const CU_STREAM_MEM_OP_ATOMIC_REDUCTION: CUstreamBatchMemOpType = CUstreamBatchMemOpType(
+        8,
+    );
+    pub const CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES: CUstreamBatchMemOpType = CUstreamBatchMemOpType(
+        3,
+    );
+    /// Any number is valid: a newer library may return codes without a name here.
+    pub const fn from_raw(raw: ::core::ffi::c_uint) -> Self {
+        Self(raw)
+    }
+    /// The number that C sees.
+    pub const fn as_raw(self) -> ::core::ffi::c_uint {
+        self.0
+    }
+    /// The C name of this number, if it has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::CU_STREAM_MEM_OP_WAIT_VALUE_32 => {
+                Some("CU_STREAM_MEM_OP_WAIT_VALUE_32")
+            }
+            Self::CU_STREAM_MEM_OP_WRITE_VALUE_32 => {
+                Some("CU_STREAM_MEM_OP_WRITE_VALUE_32")
+            }
+            Self::CU_STREAM_MEM_OP_WAIT_VALUE_64 => {
+                Some("CU_STREAM_MEM_OP_WAIT_VALUE_64")
+            }
+            Self::CU_STREAM_MEM_OP_WRITE_VALUE_64 => {
+                Some("CU_STREAM_MEM_OP_WRITE_VALUE_64")
+            }
+            Self::CU_STREAM_MEM_OP_BARRIER => Some("CU_STREAM_MEM_OP_BARRIER"),
+            Self::CU_STREAM_MEM_OP_ATOMIC_REDUCTION => {
+                Some("CU_STREAM_MEM_OP_ATOMIC_REDUCTION")
+            }
+            Self::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => {
+                Some("CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES")
+            }
+            _ => None,
+        }
+    }
+}
+impl core::fmt::Debug for CUstreamBatchMemOpType {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}({})", "CUstreamBatchMemOpType", self.0),
+        }
+    }
+}
+#[repr(transparent)]
+#[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CUstreamAtomicReductionOpType(pub ::core::ffi::c_uint);
+impl CUstreamAtomicReductionOpType {
+    pub const CU_STREAM_ATOMIC_REDUCTION_OP_OR: CUstreamAtomicReductionOpType = CUstreamAtomicReductionOpType(
+        6,
+    );
+    pub const CU_STREAM_ATOMIC_REDUCTION_OP_AND: CUstreamAtomicReductionOpType = CUstreamAtomicReductionOpType(
+        5,
+    );
+    pub const CU_STREAM_ATOMIC_REDUCTION_OP_ADD: CUstreamAtomicReductionOpType = CUstreamAtomicReductionOpType(
+        0,
+    );
+    /// Any number is valid: a newer library may return codes without a name here.
+    pub const fn from_raw(raw: ::core::ffi::c_uint) -> Self {
+        Self(raw)
+    }
+    /// The number that C sees.
+    pub const fn as_raw(self) -> ::core::ffi::c_uint {
+        self.0
+    }
+    /// The C name of this number, if it has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::CU_STREAM_ATOMIC_REDUCTION_OP_OR => {
+                Some("CU_STREAM_ATOMIC_REDUCTION_OP_OR")
+            }
+            Self::CU_STREAM_ATOMIC_REDUCTION_OP_AND => {
+                Some("CU_STREAM_ATOMIC_REDUCTION_OP_AND")
+            }
+            Self::CU_STREAM_ATOMIC_REDUCTION_OP_ADD => {
+                Some("CU_STREAM_ATOMIC_REDUCTION_OP_ADD")
+            }
+            _ => None,
+        }
+    }
+}
+impl core::fmt::Debug for CUstreamAtomicReductionOpType {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}({})", "CUstreamAtomicReductionOpType", self.0),
+        }
+    }
+}
+#[repr(transparent)]
+#[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CUstreamAtomicReductionDataType(pub ::core::ffi::c_uint);
+impl CUstreamAtomicReductionDataType {
+    pub const CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32: CUstreamAtomicReductionDataType = CUstreamAtomicReductionDataType(
+        14,
+    );
+    pub const CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64: CUstreamAtomicReductionDataType = CUstreamAtomicReductionDataType(
+        22,
+    );
+    /// Any number is valid: a newer library may return codes without a name here.
+    pub const fn from_raw(raw: ::core::ffi::c_uint) -> Self {
+        Self(raw)
+    }
+    /// The number that C sees.
+    pub const fn as_raw(self) -> ::core::ffi::c_uint {
+        self.0
+    }
+    /// The C name of this number, if it has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32 => {
+                Some("CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32")
+            }
+            Self::CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64 => {
+                Some("CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64")
+            }
+            _ => None,
+        }
+    }
+}
+impl core::fmt::Debug for CUstreamAtomicReductionDataType {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}({})", "CUstreamAtomicReductionDataType", self.0),
+        }
+    }
+}
+#[repr(transparent)]
+#[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CUdevice_attribute(pub ::core::ffi::c_uint);
 impl CUdevice_attribute {
     pub const CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: CUdevice_attribute = CUdevice_attribute(

@@ -211,6 +211,13 @@ pub struct Functions {
         value: cuuint64_t,
         flags: ::core::ffi::c_uint,
     ) -> CUresult,
+    /// `cuStreamBatchMemOp_v2`, in every supported version.
+    pub cuStreamBatchMemOp_v2: unsafe extern "C" fn(
+        stream: CUstream,
+        count: ::core::ffi::c_uint,
+        paramArray: *mut CUstreamBatchMemOpParams,
+        flags: ::core::ffi::c_uint,
+    ) -> CUresult,
 }
 impl Functions {
     /// The name of every function in the table and the version that brought it, in the table's order.
@@ -380,6 +387,10 @@ impl Functions {
             name: "cuStreamWriteValue64_v2",
             since: 0,
         },
+        Symbol {
+            name: "cuStreamBatchMemOp_v2",
+            since: 0,
+        },
     ];
     /// Fills the table from `library`.
     #[allow(
@@ -436,6 +447,7 @@ impl Functions {
                 cuStreamWaitValue64_v2: library.required(c"cuStreamWaitValue64_v2")?,
                 cuStreamWriteValue32_v2: library.required(c"cuStreamWriteValue32_v2")?,
                 cuStreamWriteValue64_v2: library.required(c"cuStreamWriteValue64_v2")?,
+                cuStreamBatchMemOp_v2: library.required(c"cuStreamBatchMemOp_v2")?,
             })
         }
     }

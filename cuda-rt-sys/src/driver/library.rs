@@ -3,7 +3,8 @@
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use super::bindings;
+// What the table names, most of it generated.
+use crate::driver as bindings;
 use crate::loader::{Search, SharedLibrary};
 use crate::{LoadError, Symbol};
 

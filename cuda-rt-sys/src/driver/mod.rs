@@ -6,9 +6,11 @@
 mod bindings;
 
 pub use bindings::*;
+pub use mem_op::CUstreamBatchMemOpParams;
 
 #[cfg(feature = "driver")]
 pub use library::{Functions, Library, SEARCH};
 
 #[cfg(feature = "driver")]
 mod library;
+mod mem_op;

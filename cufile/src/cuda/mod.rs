@@ -26,7 +26,7 @@ pub use device::{Context, Device, Entered};
 pub use mapped::MappedBuffer;
 pub use memory::{DeviceBuffer, ManagedBuffer, PinnedBuffer};
 pub(crate) use memory::{copy_from_host, copy_to_host, fill};
-pub use stream::{Event, Stream};
+pub use stream::{Event, Stream, WordOperation};
 
 use crate::error::{Error, Result, check_driver};
 use crate::memory::IoBuf;

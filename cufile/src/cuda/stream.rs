@@ -8,6 +8,7 @@ use std::{fmt, ptr};
 
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
+use cuda_rt_sys::driver::{CUstreamBatchMemOpParams, CUstreamBatchMemOpType};
 use cuda_rt_sys::runtime::{
     cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaMemcpyAttributes, cudaMemcpyKind,
     cudaMemcpySrcAccessOrder, cudaStream_t, cudaStreamNonBlocking,
@@ -257,53 +258,31 @@ impl Stream {
         })
     }
 
-    /// Makes work submitted from now on wait until the word at `word` has reached `value` (`cuStreamWaitValue32`): until
-    /// their difference is not negative as a signed number, so that a counter may wrap around.
+    /// Lets the stream do something with words in memory, in this order, after its work so far
+    /// (`cuStreamBatchMemOp`). Work submitted later waits for that.
     ///
     /// A stream that waits takes one of the GPU's hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default). When all
     /// are taken, no stream goes on, copies included.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// What CUDA said; nothing was submitted then.
     ///
     /// # Safety
-    /// `word` must be aligned and in memory that the GPU can read, such as a [`PinnedBuffer`](super::PinnedBuffer), and
-    /// stay there until the stream has gone on. The host may change it only as an atomic.
+    /// The words must be aligned and in memory that the GPU can use, such as a [`PinnedBuffer`](super::PinnedBuffer),
+    /// and stay there until the stream has gone on. The host may use them only as atomics.
+    #[doc(alias = "cuStreamBatchMemOp")]
     #[doc(alias = "cuStreamWaitValue32")]
-    pub unsafe fn wait_for_word(&self, word: *const u32, value: u32) -> Result<()> {
-        let _entered = self.device.enter()?;
-        let greater_or_equal = 0;
-        // SAFETY: the stream is alive; the rest is the caller's promise.
-        check_driver("cuStreamWaitValue32", unsafe {
-            (self.device.cuda().driver().cuStreamWaitValue32_v2)(
-                self.raw.cast(),
-                word.expose_provenance() as u64,
-                value,
-                greater_or_equal,
-            )
-        })
-    }
-
-    /// Sets the word at `word` to `value` after the stream's work so far (`cuStreamWriteValue32`). Who reads `value` there
-    /// sees what that work wrote.
-    ///
-    /// # Errors
-    /// What CUDA said.
-    ///
-    /// # Safety
-    /// `word` must be aligned and in memory that the GPU can write, such as a [`PinnedBuffer`](super::PinnedBuffer), and
-    /// stay there until the stream has gone on. The host may use it only as an atomic.
     #[doc(alias = "cuStreamWriteValue32")]
-    pub unsafe fn write_word(&self, word: *mut u32, value: u32) -> Result<()> {
+    pub unsafe fn on_words(&self, operations: &[WordOperation]) -> Result<()> {
+        let mut operations: Vec<_> = operations.iter().map(WordOperation::as_raw).collect();
         let _entered = self.device.enter()?;
-        let after_all_before = 0;
-        // SAFETY: the stream is alive; the rest is the caller's promise.
-        check_driver("cuStreamWriteValue32", unsafe {
-            (self.device.cuda().driver().cuStreamWriteValue32_v2)(
+        // SAFETY: the stream is alive, and the operations are as many as said; the rest is the caller's promise.
+        check_driver("cuStreamBatchMemOp", unsafe {
+            (self.device.cuda().driver().cuStreamBatchMemOp_v2)(
                 self.raw.cast(),
-                word.expose_provenance() as u64,
-                value,
-                after_all_before,
+                operations.len() as u32,
+                operations.as_mut_ptr(),
+                0,
             )
         })
     }
@@ -338,6 +317,32 @@ impl Drop for Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({:p} on {:?})", self.raw, self.device)
+    }
+}
+
+/// What a stream does with a word in memory; for [`Stream::on_words`].
+#[derive(Debug, Clone, Copy)]
+pub enum WordOperation {
+    /// Waits until the word has reached the value: until their difference is not negative as a signed number, so that a
+    /// counter may wrap around.
+    Wait(*const u32, u32),
+    /// Sets the word to the value. Who reads it there sees what the stream's work before wrote.
+    Write(*mut u32, u32),
+}
+
+impl WordOperation {
+    fn as_raw(&self) -> CUstreamBatchMemOpParams {
+        let (operation, word, value) = match *self {
+            WordOperation::Wait(word, value) => {
+                (CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32, word, value)
+            }
+            WordOperation::Write(word, value) => {
+                (CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32, word.cast_const(), value)
+            }
+        };
+        // No flags: a wait is for what is greater or equal, a write comes after all that was written before.
+        let address = word.expose_provenance() as u64;
+        CUstreamBatchMemOpParams { operation, address, value64: value.into(), flags: 0, alias: 0, pad: 0 }
     }
 }
 

@@ -156,7 +156,7 @@ pub(crate) struct Rings(Mutex<Vec<Arc<Ring>>>);
 
 impl Rings {
     /// How much pinned memory all rings together take at most.
-    const LIMIT_BYTES: usize = 800 << 20;
+    const LIMIT_BYTES: usize = 600 << 20;
 
     /// A ring for a transfer of so many bytes on this stream, to be [released](Ring::release) after it; `None` if no more
     /// memory may, or can, be had. Transfers of one stream follow each other, and share theirs.
@@ -206,6 +206,6 @@ fn slot_bytes_for(len_bytes: usize) -> usize {
         0 => 0,
         len if len <= 3 * MIB => MIB,
         len if len <= 192 * MIB => 8 * MIB,
-        _ => 64 * MIB,
+        _ => 48 * MIB,
     }
 }

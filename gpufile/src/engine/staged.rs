@@ -5,10 +5,11 @@
 //! locks may wait for this very stream.
 
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-use cufile::cuda::{Event, Stream};
+use cufile::cuda::{Event, Stream, WordOperation};
 
 use super::job::{Job, Stop};
 use super::pool::Submitter;
@@ -108,45 +109,53 @@ impl Staged {
         let _entered = stream.device().enter()?;
         let (this, active) = (self.clone(), active.clone());
         stream.call_on_host(move || active.begin(this))?;
+        // A call takes a microsecond or two, so that what comes together is submitted together.
+        let mut words = Vec::new();
         for part in &self.parts {
-            let Part { turn, host, before_bytes, .. } = part;
-            let ready = match self.direction {
-                Direction::Read => *turn,
-                Direction::Write => turn.before(),
-            };
-            let is_in_slot = self.memory.place != Place::Host;
-            let device_ptr = self.memory.ptr.wrapping_add(*before_bytes);
-            self.wait_for(stream, ready)?;
-            match self.direction {
-                // SAFETY: from a slot, which the stream has now, to memory that the transfer holds alone.
-                Direction::Read if is_in_slot => unsafe {
-                    let slot = std::slice::from_raw_parts(host.ptr, host.len_bytes);
-                    stream.copy_to_device(device_ptr, slot)?;
-                },
-                // SAFETY: from memory that the transfer holds to a slot, which the stream has now.
-                Direction::Write if is_in_slot => unsafe {
-                    let slot = std::slice::from_raw_parts_mut(host.ptr, host.len_bytes);
-                    stream.copy_from_device(slot, device_ptr)?;
-                },
-                _ => {}
+            words.push(self.wait_for(match self.direction {
+                Direction::Read => part.turn,
+                Direction::Write => part.turn.before(),
+            }));
+            if self.memory.place != Place::Host {
+                self.submit_words(stream, &mut words)?;
+                self.submit_copy(stream, part)?;
             }
-            let (word, number) = self.ring.to_host(*turn);
-            // SAFETY: a word of the ring, whose memory is not freed before the stream has passed.
-            unsafe { stream.write_word(word, number) }?;
+            let (word, number) = self.ring.to_host(part.turn);
+            words.push(WordOperation::Write(word, number));
         }
         if self.direction == Direction::Write {
-            for part in &self.parts {
-                self.wait_for(stream, part.turn)?;
-            }
+            words.extend(self.parts.iter().map(|part| self.wait_for(part.turn)));
         }
+        self.submit_words(stream, &mut words)?;
         stream.record()
     }
 
-    fn wait_for(&self, stream: &Stream, turn: Turn) -> cufile::Result<()> {
+    fn wait_for(&self, turn: Turn) -> WordOperation {
         let (word, number) = self.ring.to_stream(turn);
-        // SAFETY: a word of the ring, whose memory is not freed before the stream has passed: freeing pinned memory waits
+        WordOperation::Wait(word, number)
+    }
+
+    fn submit_words(&self, stream: &Stream, words: &mut Vec<WordOperation>) -> cufile::Result<()> {
+        // SAFETY: words of the ring, whose memory is not freed before the stream has passed: freeing pinned memory waits
         // for the GPU.
-        unsafe { stream.wait_for_word(word, number) }
+        unsafe { stream.on_words(words) }?;
+        words.clear();
+        Ok(())
+    }
+
+    fn submit_copy(&self, stream: &Stream, part: &Part) -> cufile::Result<()> {
+        let device_ptr = self.memory.ptr.wrapping_add(part.before_bytes);
+        let (ptr, len_bytes) = (part.host.ptr, part.host.len_bytes);
+        match self.direction {
+            // SAFETY: from a slot, which the stream has then, to memory that the transfer holds alone.
+            Direction::Read => unsafe {
+                stream.copy_to_device(device_ptr, slice::from_raw_parts(ptr, len_bytes))
+            },
+            // SAFETY: from memory that the transfer holds to a slot, which the stream has then.
+            Direction::Write => unsafe {
+                stream.copy_from_device(slice::from_raw_parts_mut(ptr, len_bytes), device_ptr)
+            },
+        }
     }
 
     /// Notes that the stream has come to it; false if it was given up before.

@@ -10,8 +10,8 @@ use cuda_rt_sys::driver::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc,
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st_anon_1, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
-    CUmemLocation_st_anon_1, CUmemLocationType, CUpointer_attribute, CUresult, CUstream, CUuuid, cuuint32_t,
-    cuuint64_t,
+    CUmemLocation_st_anon_1, CUmemLocationType, CUpointer_attribute, CUresult, CUstream,
+    CUstreamBatchMemOpParams, CUstreamBatchMemOpType, CUuuid, cuuint32_t, cuuint64_t,
 };
 use cuda_rt_sys::runtime::{cudaError_t, cudaMemcpyKind};
 
@@ -616,4 +616,33 @@ pub unsafe extern "C" fn cuStreamWriteValue64_v2(
     flags: c_uint,
 ) -> CUresult {
     queued("cuStreamWriteValue64_v2", |hit| write(stream, (word(addr, 8)?, store_64), value, flags, hit))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamBatchMemOp_v2(
+    stream: CUstream,
+    count: c_uint,
+    operations: *mut CUstreamBatchMemOpParams,
+    flags: c_uint,
+) -> CUresult {
+    queued("cuStreamBatchMemOp_v2", |hit| {
+        if flags != 0 || operations.is_null() {
+            return Err(INVALID);
+        }
+        for index in 0..count as usize {
+            // SAFETY: the caller gives this many.
+            let operation = unsafe { *operations.add(index) };
+            let (word, value) = (word(operation.address, 4)?, operation.value64 & u64::from(u32::MAX));
+            match operation.operation {
+                CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32 => {
+                    wait(stream, (word, load_32), (value, u32::MAX.into()), operation.flags, hit)?;
+                }
+                CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32 => {
+                    write(stream, (word, store_32), value, operation.flags, hit)?;
+                }
+                _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            }
+        }
+        Ok(())
+    })
 }

@@ -178,4 +178,5 @@ const _: driver::Functions = driver::Functions {
     cuStreamWaitValue64_v2,
     cuStreamWriteValue32_v2,
     cuStreamWriteValue64_v2,
+    cuStreamBatchMemOp_v2,
 };
