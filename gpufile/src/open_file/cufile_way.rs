@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::LazyLock;
 use std::{fs, io};
 
 use cufile::FileHandle;
@@ -83,8 +84,13 @@ impl OpenFile {
 
 /// Whether this machine has what either direct path needs, as far as that can be seen without the tenth of a second
 /// that opening the cuFile driver takes: the module nvidia-fs, or a GPU that offers its memory to other PCI devices.
+///
+/// The first answer holds for the process, because looking takes longer than opening and reading a small file.
 fn direct_is_thinkable() -> bool {
-    Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory().unwrap_or(false)
+    static IS_THINKABLE: LazyLock<bool> = LazyLock::new(|| {
+        Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory().unwrap_or(false)
+    });
+    *IS_THINKABLE
 }
 
 fn a_gpu_offers_p2p_memory() -> io::Result<bool> {
