@@ -126,13 +126,18 @@ impl OpenOptions {
         }
     }
 
+    /// The engine that files are opened with, or why there is none.
+    pub(crate) fn engine_or_global(&self) -> std::result::Result<Engine, Cause> {
+        match &self.engine {
+            Some(engine) => Ok(engine.clone()),
+            None => Engine::try_global().cloned().map_err(|error| Cause::Invalid(error.to_string())),
+        }
+    }
+
     fn open_file(&self, path: PathBuf, file: fs::File) -> Result<File> {
-        let engine = match &self.engine {
-            Some(engine) => engine.clone(),
-            None => match Engine::try_global() {
-                Ok(engine) => engine.clone(),
-                Err(error) => return Err(Error::Open { path, cause: Cause::Invalid(error.to_string()) }),
-            },
+        let engine = match self.engine_or_global() {
+            Ok(engine) => engine,
+            Err(cause) => return Err(Error::Open { path, cause }),
         };
         let settings = engine.settings();
         let policy = self.policy.unwrap_or(settings.path_policy());

@@ -34,6 +34,15 @@ pub enum Error {
         /// What failed.
         error: crate::Error,
     },
+    /// An array of a Zarr store cannot be opened, read or written as asked for.
+    #[cfg(feature = "zarr")]
+    #[error("{}: {error}", .path.display())]
+    Zarr {
+        /// The folder of the array.
+        path: PathBuf,
+        /// What is wrong.
+        error: super::zarr::ZarrError,
+    },
     /// There was no memory of the GPU or the host to load into.
     #[error("cannot allocate {len_bytes} bytes to load into: {cause}")]
     Memory {

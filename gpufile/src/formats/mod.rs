@@ -28,6 +28,8 @@ mod memory;
 pub mod npy;
 pub mod safetensors;
 mod save;
+#[cfg(feature = "zarr")]
+pub mod zarr;
 
 pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};

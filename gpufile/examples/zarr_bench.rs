@@ -1,0 +1,131 @@
+//! Writes Zarr arrays from GPU memory and reads them back, and prints how fast that is: gpufile's lines beside those of
+//! `benches/peers/zarr_gds.py`.
+//!
+//! usage: zarr_bench [--cufile|--posix] DIR [GPU]
+//!
+//! | case | array | chunks of |
+//! |---|---|---|
+//! | `zarr-64MiB` | 4 GiB | 64 MiB |
+//! | `zarr-4MiB` | 4 GiB | 4 MiB |
+//! | `zarr-256KiB` | 1 GiB | 256 KiB |
+//!
+//! Arrays have one axis of 32-bit floats 0, 1, 2 and so on, uncompressed, of version 3. Each is written once to
+//! `DIR/z`, which must not exist, read three times into new memory, compared once with what was written, and removed. If
+//! there is no DIR, it is made, for arrays and chunks of a sixty-fourth, to try this.
+//!
+//! `read_gbps` is the best of three, from allocating the memory until the array is there. Files that were just written
+//! are in the page cache. Without a GPU, and with none named, host memory takes its place. `--cufile` makes it a failure
+//! if cuFile does not work, `--posix` keeps cuFile out.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use common::{Arguments, KIB, MIB, Result, require_same};
+use gpufile::cuda::{Device, DeviceBuffer};
+use gpufile::formats::zarr::zarrs::array::{ArrayBuilder, DataType};
+use gpufile::formats::zarr::{Array, FileStore};
+
+struct Case {
+    name: &'static str,
+    len_bytes: usize,
+    chunk_bytes: usize,
+}
+
+const CASES: [Case; 3] = [
+    Case { name: "zarr-64MiB", len_bytes: 4096 * MIB, chunk_bytes: 64 * MIB },
+    Case { name: "zarr-4MiB", len_bytes: 4096 * MIB, chunk_bytes: 4 * MIB },
+    Case { name: "zarr-256KiB", len_bytes: 1024 * MIB, chunk_bytes: 256 * KIB },
+];
+
+/// How much less arrays have if this is only tried.
+const LESS: usize = 64;
+
+fn main() -> ExitCode {
+    common::run("[--cufile|--posix] DIR [GPU]", |arguments| {
+        let folder = arguments.path(0)?;
+        let device = arguments.device_if_any(1)?;
+        let less = if folder.exists() { 1 } else { LESS };
+        fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let path = folder.join("z");
+        if path.exists() {
+            return Err(format!("{} is there already", path.display()).into());
+        }
+        for case in &CASES {
+            let measured = measure(case, less, &path, &arguments, device.as_ref());
+            // What was measured, or what failed, matters more than whether the files of it stay.
+            let _ = fs::remove_dir_all(&path);
+            measured?;
+        }
+        Ok(())
+    })
+}
+
+fn measure(case: &Case, less: usize, path: &Path, arguments: &Arguments, device: Option<&Device>) -> Result {
+    let (len_bytes, chunk_bytes) = (case.len_bytes / less, case.chunk_bytes / less);
+    let store = Arc::new(FileStore::new(path).files(&arguments.options()));
+    let (shape, chunk_shape) = (vec![len_bytes as u64 / 4], vec![chunk_bytes as u64 / 4]);
+    let new = ArrayBuilder::new(shape, chunk_shape, DataType::Float32, 0f32).build(store.clone(), "/")?;
+    new.store_metadata()?;
+
+    let numbers: Vec<u8> = (0..len_bytes / 4).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    let array = Array::new(new)?;
+    let write = match device {
+        Some(device) => {
+            let mut buffer = device.alloc(len_bytes)?;
+            buffer.copy_from_host(0, &numbers)?;
+            seconds(|| array.write_from(&buffer))?
+        }
+        None => seconds(|| array.write_from(&numbers))?,
+    };
+
+    let array = Array::open(&store, "/")?;
+    let mut read = f64::INFINITY;
+    for round in 0..3 {
+        let mut found = None;
+        read = read.min(seconds(|| {
+            found = Some(match device {
+                Some(device) => Memory::Device(array.read_to_device(device)?),
+                None => Memory::Host(array.read_to_host()?),
+            });
+            Ok(())
+        })?);
+        if let (0, Some(found)) = (round, found) {
+            require_same(&found.into_vec()?, &numbers, case.name)?;
+        }
+    }
+    let gbps = |seconds: f64| len_bytes as f64 / seconds / 1e9;
+    println!(
+        "peer=gpufile case={} bytes={len_bytes} threads=0 read_gbps={:.3} write_gbps={:.3}",
+        case.name,
+        gbps(read),
+        gbps(write),
+    );
+    Ok(())
+}
+
+/// Where an array was read to.
+enum Memory {
+    Device(DeviceBuffer),
+    Host(Vec<u8>),
+}
+
+impl Memory {
+    fn into_vec(self) -> Result<Vec<u8>> {
+        match self {
+            Memory::Device(buffer) => Ok(buffer.to_vec()?),
+            Memory::Host(bytes) => Ok(bytes),
+        }
+    }
+}
+
+/// How long something takes that must succeed.
+fn seconds(work: impl FnOnce() -> gpufile::formats::Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_secs_f64())
+}

@@ -1,0 +1,251 @@
+//! Arrays: what they are, and reading and writing them.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cufile::{IoBuf, IoBufMut};
+
+use super::error::{ZarrError, said};
+use super::grid::{self, ZarrsArray};
+use super::store::FileStore;
+use super::{coded, raw};
+use crate::cuda::{Device, DeviceBuffer};
+use crate::formats::memory::{addressable, allocate, check_len, zeroed};
+use crate::formats::{Error, Result};
+use crate::memory::Memory;
+use crate::{Cause, Engine};
+
+/// An array on a [`FileStore`], of version 3 or 2.
+///
+/// Elements are read and written in C order and in the byte order of this machine, whatever the files have. Chunks
+/// without a file have the fill value.
+///
+/// The files of uncompressed chunks, if they have that order, go straight to and from the buffer, in parallel, and their
+/// lengths are checked. Chunks that are compressed, sharded or ordered otherwise, and chunks that are so narrow that
+/// less than 512 bytes of them lie together, are decoded or encoded by zarrs on the host, in its threads, and copied in
+/// bands of the array. [`has_raw_chunks`](Self::has_raw_chunks) says which kind an array has.
+///
+/// Metadata is input from strangers, and an array without files may say that it has any size: who does not know the
+/// store looks at [`len_bytes`](Self::len_bytes) before memory is allocated for all of it.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use gpufile::Engine;
+/// use gpufile::formats::zarr::{Array, FileStore};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Engine::global().cuda()?.device(0)?;
+/// let array = Array::open(&Arc::new(FileStore::new("era5.zarr")), "temperature")?;
+/// let everything = array.read_to_device(&device)?;
+/// let mut some = device.alloc(24 * 721 * 1440 * array.element_bytes())?;
+/// array.read_region_into(&[0..24, 0..721, 0..1440], &mut some)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Array {
+    array: ZarrsArray,
+    element_bytes: usize,
+    len_bytes: u64,
+    has_raw_chunks: bool,
+}
+
+impl Array {
+    /// Opens an array by its path in the store, such as `/group/array`; `/` is an array that is all of the store.
+    ///
+    /// # Errors
+    /// [`Error::Zarr`] if there is none, or if it is not one that can be read here.
+    pub fn open(store: &Arc<FileStore>, path: &str) -> Result<Self> {
+        let path = format!("/{}", path.trim_matches('/'));
+        match ZarrsArray::open(store.clone(), &path) {
+            Ok(array) => Self::new(array),
+            Err(error) => {
+                let (path, error) = (folder(store, &path), ZarrError::Open { message: said(error) });
+                Err(Error::Zarr { path, error })
+            }
+        }
+    }
+
+    /// Takes an array of zarrs, for example one that its `ArrayBuilder` made, whose metadata need not be written yet.
+    ///
+    /// # Errors
+    /// [`Error::Zarr`] if it is not one that can be read here: its elements differ in length, or it has too many.
+    pub fn new(array: zarrs::array::Array<FileStore>) -> Result<Self> {
+        let check = || {
+            let element_bytes = grid::element_bytes(&array)?;
+            let len_bytes = grid::array_bytes(&array, element_bytes)?;
+            if array.chunk_grid_shape().iter().all(|&chunks| chunks > 0) {
+                grid::Extent::of(&array, &vec![0; array.dimensionality()], element_bytes)?;
+            }
+            Ok((element_bytes, len_bytes))
+        };
+        match check() {
+            Ok((element_bytes, len_bytes)) => {
+                let has_raw_chunks = grid::is_raw(&array, element_bytes);
+                Ok(Self { array, element_bytes, len_bytes, has_raw_chunks })
+            }
+            Err(error) => Err(Error::Zarr { path: folder(&array.storage(), array.path().as_str()), error }),
+        }
+    }
+
+    /// The array as zarrs has it: data type, chunks, codecs, attributes.
+    pub fn as_zarrs(&self) -> &zarrs::array::Array<FileStore> {
+        &self.array
+    }
+
+    /// How long each axis is, in elements. Empty for a scalar.
+    pub fn shape(&self) -> &[u64] {
+        self.array.shape()
+    }
+
+    /// How many bytes one element takes.
+    pub fn element_bytes(&self) -> usize {
+        self.element_bytes
+    }
+
+    /// How many bytes all elements take.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Whether the files of chunks are the bytes of their elements, as they are in memory.
+    pub fn has_raw_chunks(&self) -> bool {
+        self.has_raw_chunks
+    }
+
+    /// Reads the array into new memory of the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the GPU has no room; else as [`read_into`](Self::read_into).
+    pub fn read_to_device(&self, device: &Device) -> Result<DeviceBuffer> {
+        let mut buffer = allocate(device, addressable(self.len_bytes)?)?;
+        self.read_into(&mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// Reads the array into new memory of the host.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the host has no room; else as [`read_into`](Self::read_into).
+    pub fn read_to_host(&self) -> Result<Vec<u8>> {
+        let mut bytes = zeroed(addressable(self.len_bytes)?)?;
+        self.read_into(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads the array into a buffer of the host or a GPU, which must have as many bytes as the array.
+    ///
+    /// # Errors
+    /// [`Error::BufferSize`]; [`Error::Zarr`], naming the chunk, if a file is not as long as its chunk or cannot be
+    /// decoded; [`Error::File`] if a file cannot be opened, read or copied; [`Error::Memory`]. Other chunks may have been
+    /// read then.
+    pub fn read_into<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
+        self.read_region_into(&self.whole(), buffer)
+    }
+
+    /// Reads a region of the array, a range of indices for each axis, into a buffer of the host or a GPU, which must
+    /// have as many bytes as the region.
+    ///
+    /// # Errors
+    /// As [`read_into`](Self::read_into); [`Error::Zarr`] also if the array does not have the region.
+    pub fn read_region_into<B: IoBufMut + ?Sized>(
+        &self,
+        region: &[Range<u64>],
+        buffer: &mut B,
+    ) -> Result<()> {
+        self.check_buffer(region, buffer.len_bytes())?;
+        if buffer.len_bytes() == 0 {
+            return Ok(());
+        }
+        let engine = self.engine()?;
+        let memory = Memory::of_mut(buffer, &engine).map_err(|error| self.copy_error(error))?;
+        let read = if raw::suits(self, region)? { raw::read } else { coded::read };
+        // SAFETY: the buffer is as long as the region, and is borrowed for as long as the call lasts.
+        unsafe { read(self, region, &memory, &engine) }
+    }
+
+    /// Writes the whole array from a buffer of the host or a GPU, which must have as many bytes as the array. A chunk's
+    /// file takes the place of the one before when it is complete; the array's metadata is not written.
+    ///
+    /// # Errors
+    /// [`Error::BufferSize`]; [`Error::Save`] if a file cannot be written; [`Error::Zarr`] if encoding fails;
+    /// [`Error::File`], [`Error::Memory`]. Other chunks may have been written then.
+    pub fn write_from<B: IoBuf + ?Sized>(&self, buffer: &B) -> Result<()> {
+        let region = self.whole();
+        self.check_buffer(&region, buffer.len_bytes())?;
+        if buffer.len_bytes() == 0 {
+            return Ok(());
+        }
+        let engine = self.engine()?;
+        let memory = Memory::of(buffer, &engine).map_err(|error| self.copy_error(error))?;
+        let write = if raw::suits(self, &region)? { raw::write } else { coded::write };
+        // SAFETY: the buffer is as long as the array, and is borrowed for as long as the call lasts.
+        unsafe { write(self, &region, &memory, &engine) }
+    }
+
+    fn whole(&self) -> Vec<Range<u64>> {
+        self.shape().iter().map(|&axis| 0..axis).collect()
+    }
+
+    fn check_buffer(&self, region: &[Range<u64>], buffer_bytes: usize) -> Result<()> {
+        let shape = self.shape();
+        let lies_within =
+            |(wanted, &axis): (&Range<u64>, &u64)| wanted.start <= wanted.end && wanted.end <= axis;
+        if region.len() != shape.len() || !region.iter().zip(shape).all(lies_within) {
+            let (region, shape) = (region.to_vec(), shape.to_vec());
+            return Err(self.error(ZarrError::NoSuchRegion { region, shape }));
+        }
+        // No more than the array has, whose size is known not to overflow even if another axis is empty.
+        let elements = region.iter().map(|wanted| wanted.end - wanted.start).product::<u64>();
+        let what = || match region.iter().zip(shape).all(|(wanted, &axis)| *wanted == (0..axis)) {
+            true => "the array".to_owned(),
+            false => "the region".to_owned(),
+        };
+        check_len(what, elements * self.element_bytes as u64, buffer_bytes)
+    }
+
+    pub(super) fn store(&self) -> Arc<FileStore> {
+        self.array.storage()
+    }
+
+    fn engine(&self) -> Result<Engine> {
+        let path = || folder(&self.store(), self.array.path().as_str());
+        let found = self.store().reading().engine_or_global();
+        found.map_err(|cause| crate::Error::Open { path: path(), cause }.into())
+    }
+
+    pub(super) fn error(&self, error: ZarrError) -> Error {
+        Error::Zarr { path: folder(&self.store(), self.array.path().as_str()), error }
+    }
+
+    pub(super) fn checked<T>(&self, result: Result<T, ZarrError>) -> Result<T> {
+        result.map_err(|error| self.error(error))
+    }
+
+    /// What a copy between the host and the GPU failed of.
+    pub(super) fn copy_error(&self, error: cufile::Error) -> Error {
+        let path = folder(&self.store(), self.array.path().as_str());
+        crate::Error::File { operation: "copy elements of", path, cause: Cause::from(error) }.into()
+    }
+}
+
+/// The folder of an array, for errors.
+fn folder(store: &FileStore, path: &str) -> PathBuf {
+    match path.trim_matches('/') {
+        "" => store.folder().to_owned(),
+        path => store.folder().join(path),
+    }
+}
+
+impl fmt::Debug for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Array")
+            .field("path", &folder(&self.store(), self.array.path().as_str()))
+            .field("shape", &self.shape())
+            .field("data_type", self.array.data_type())
+            .field("has_raw_chunks", &self.has_raw_chunks)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,136 @@
+//! Chunks that zarrs' codecs decode and encode on the host, in bands of the array that are copied as a whole.
+
+use std::ops::Range;
+
+use zarrs::array::ArrayError;
+use zarrs::array::codec::CodecOptions;
+use zarrs::array_subset::ArraySubset;
+
+use super::array::Array;
+use super::error::{ZarrError, said};
+use super::grid::{Chunks, Extent};
+use super::target::Target;
+use crate::Engine;
+use crate::formats::Result;
+use crate::formats::error::clip;
+use crate::formats::memory::{addressable, zeroed};
+use crate::memory::Memory;
+
+/// How many bytes of the array are decoded or encoded at a time, or those of one row of chunks.
+const BAND_BYTES: u64 = 128 << 20;
+
+/// Reads a region of the array, which is not empty.
+///
+/// # Safety
+/// The memory must be that of an `IoBufMut` as long as the region, which stays and is used by nothing else meanwhile.
+pub(super) unsafe fn read(
+    array: &Array,
+    region: &[Range<u64>],
+    memory: &Memory,
+    engine: &Engine,
+) -> Result<()> {
+    let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
+    for band in bands(array, region)? {
+        let subset = ArraySubset::new_with_ranges(&band.region);
+        let decoded = array
+            .as_zarrs()
+            .retrieve_array_subset_opt(&subset, &CodecOptions::default())
+            .map_err(|error| array.error(culprit(array, &band.region, &error)))?;
+        let bytes = decoded.into_fixed().map_err(|error| codec_error(array, error))?;
+        if bytes.len() != band.len_bytes {
+            return Err(codec_error(
+                array,
+                format_args!("{} bytes instead of {}", bytes.len(), band.len_bytes),
+            ));
+        }
+        // SAFETY: the caller's promise; the band lies in the region.
+        unsafe { target.put(band.start, &bytes) }.map_err(|error| array.copy_error(error))?;
+    }
+    Ok(())
+}
+
+/// Writes the whole array, `region`, which is not empty.
+///
+/// # Safety
+/// The memory must be that of an `IoBuf` as long as the array, which stays meanwhile.
+pub(super) unsafe fn write(
+    array: &Array,
+    region: &[Range<u64>],
+    memory: &Memory,
+    engine: &Engine,
+) -> Result<()> {
+    let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
+    for band in bands(array, region)? {
+        let mut bytes = zeroed(band.len_bytes)?;
+        // SAFETY: the caller's promise; the band lies in the region.
+        unsafe { target.get(band.start, &mut bytes) }.map_err(|error| array.copy_error(error))?;
+        let subset = ArraySubset::new_with_ranges(&band.region);
+        array
+            .as_zarrs()
+            .store_array_subset_opt(&subset, bytes, &CodecOptions::default())
+            .map_err(|error| codec_error(array, error))?;
+    }
+    Ok(())
+}
+
+/// Neighbouring rows of a region, whose bytes are one range of it.
+struct Band {
+    region: Vec<Range<u64>>,
+    /// Where it starts in the region's bytes, and how long it is.
+    start: usize,
+    len_bytes: usize,
+}
+
+/// Cuts a region into bands that end where chunks end.
+fn bands(array: &Array, region: &[Range<u64>]) -> Result<Vec<Band>> {
+    let element_bytes = array.element_bytes();
+    let row_bytes = region.iter().skip(1).map(|wanted| wanted.end - wanted.start).product::<u64>();
+    let row_bytes = row_bytes * element_bytes as u64;
+    let Some(rows) = region.first() else {
+        return Ok(vec![Band { region: Vec::new(), start: 0, len_bytes: element_bytes }]);
+    };
+    let mut corner: Vec<_> = region.iter().map(|wanted| wanted.start).collect();
+    let mut bands = Vec::new();
+    let mut start = rows.start;
+    while start < rows.end {
+        let mut end = start;
+        while end < rows.end && (end == start || (end - start) * row_bytes < BAND_BYTES) {
+            corner[0] = end;
+            let extent = array.checked(Extent::at(array.as_zarrs(), &corner, element_bytes))?;
+            end = (extent.origin[0] + extent.shape[0]).min(rows.end);
+        }
+        let mut band = region.to_vec();
+        band[0] = start..end;
+        bands.push(Band {
+            region: band,
+            start: addressable((start - rows.start) * row_bytes)?,
+            len_bytes: addressable((end - start) * row_bytes)?,
+        });
+        start = end;
+    }
+    Ok(bands)
+}
+
+fn codec_error(array: &Array, error: impl std::fmt::Display) -> crate::formats::Error {
+    array.error(ZarrError::Codec { message: said(error) })
+}
+
+/// Which chunk of a region cannot be read, by trying one after the other; zarrs does not say.
+fn culprit(array: &Array, region: &[Range<u64>], error: &ArrayError) -> ZarrError {
+    let all = || ZarrError::Codec { message: said(error) };
+    let Ok(chunks) = Chunks::meeting(array.as_zarrs(), region) else { return all() };
+    for number in 0..chunks.count() {
+        let indices = chunks.indices(number);
+        let Ok(extent) = Extent::of(array.as_zarrs(), &indices, array.element_bytes()) else { return all() };
+        let part =
+            region.iter().zip(extent.origin.iter().zip(&extent.shape)).map(|(wanted, (&origin, &len))| {
+                wanted.start.max(origin) - origin..wanted.end.min(origin + len) - origin
+            });
+        let part = ArraySubset::new_with_ranges(&part.collect::<Vec<_>>());
+        let read = array.as_zarrs().retrieve_chunk_subset_opt(&indices, &part, &CodecOptions::default());
+        if let Err(error) = read {
+            return ZarrError::Chunk { key: clip(chunks.key(&indices).as_str()), message: said(error) };
+        }
+    }
+    all()
+}

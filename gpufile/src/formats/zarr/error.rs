@@ -1,0 +1,86 @@
+//! What is wrong with an array, or was with a request.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::formats::error::clip;
+
+/// An array that cannot be opened, read or written as asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ZarrError {
+    /// There is no array, or its metadata is not such as zarrs takes.
+    #[error("it cannot be opened: {message}")]
+    Open {
+        /// What zarrs said, escaped, and cut if it is long.
+        message: String,
+    },
+    /// The array is of a kind that has no place in one buffer of bytes.
+    #[error("{what} are not supported")]
+    Unsupported {
+        /// What it has.
+        what: &'static str,
+    },
+    /// The array or a chunk is larger than is read or written: 2^63 - 1 bytes for an array, 2^48 for a chunk.
+    #[error("shape times element size of {what} is more than {limit_bytes} bytes")]
+    SizeOverflow {
+        /// `the array` or `a chunk`.
+        what: &'static str,
+        /// How large it may be.
+        limit_bytes: u64,
+    },
+    /// A region was asked for that the array does not have.
+    #[error("there is no region {} in shape {shape:?}", Ranges(.region))]
+    NoSuchRegion {
+        /// What was asked for: a range of indices for each axis.
+        region: Vec<Range<u64>>,
+        /// How long each axis is.
+        shape: Vec<u64>,
+    },
+    /// The file of an uncompressed chunk is not as long as the chunk.
+    #[error("chunk {key:?} has {found_bytes} bytes in its file instead of {needed_bytes}")]
+    ChunkLength {
+        /// The chunk's key in the store.
+        key: String,
+        /// How long it should be.
+        needed_bytes: u64,
+        /// How long it is.
+        found_bytes: u64,
+    },
+    /// A chunk could not be read and decoded, or encoded and written.
+    #[error("chunk {key:?}: {message}")]
+    Chunk {
+        /// The chunk's key in the store, cut if it is long.
+        key: String,
+        /// What zarrs said, escaped, and cut if it is long.
+        message: String,
+    },
+    /// Chunks could not be read and decoded, or encoded and written, and it is not known which.
+    #[error("{message}")]
+    Codec {
+        /// What zarrs said, escaped, and cut if it is long.
+        message: String,
+    },
+}
+
+impl ZarrError {
+    /// For a chunk whose key would lead out of the store.
+    pub(super) fn no_chunk_key(key: &str) -> Self {
+        Self::Chunk { key: clip(key), message: "the key is not one of a file in the store".to_owned() }
+    }
+}
+
+/// What zarrs said, fit to be shown: it quotes metadata as it is.
+pub(super) fn said(error: impl fmt::Display) -> String {
+    let text = error.to_string();
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    clip(&text.chars().map(shown).collect::<String>())
+}
+
+struct Ranges<'a>(&'a [Range<u64>]);
+
+impl fmt::Display for Ranges<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0).finish()
+    }
+}

@@ -1,0 +1,145 @@
+//! The chunks of an array: which a region meets, where they lie, and whether their files are the elements' bytes.
+
+use std::ops::Range;
+
+use zarrs::array::DataType;
+use zarrs::storage::StoreKey;
+
+use super::error::ZarrError;
+use super::store::FileStore;
+use crate::formats::array_bits;
+
+pub(super) type ZarrsArray = zarrs::array::Array<FileStore>;
+
+/// How many bytes an array may have: what fits into a Rust allocation, and no sum of two indices overflows.
+const MAX_ARRAY_BYTES: u64 = i64::MAX as u64;
+
+/// How many bytes a chunk may have. zarrs multiplies the number of its elements by small numbers.
+const MAX_CHUNK_BYTES: u64 = 1 << 48;
+
+/// How many bytes one element has.
+pub(super) fn element_bytes(array: &ZarrsArray) -> Result<usize, ZarrError> {
+    match array.data_type().fixed_size() {
+        Some(0) => Err(ZarrError::Unsupported { what: "elements without bytes" }),
+        Some(element_bytes) => Ok(element_bytes),
+        None => Err(ZarrError::Unsupported { what: "elements of different lengths" }),
+    }
+}
+
+/// How many bytes the elements of an array have.
+pub(super) fn array_bytes(array: &ZarrsArray, element_bytes: usize) -> Result<u64, ZarrError> {
+    size("the array", array.shape(), element_bytes, MAX_ARRAY_BYTES)
+}
+
+fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u64) -> Result<u64, ZarrError> {
+    // Zeros must not hide that the other axes are too long.
+    let without_zeros: Vec<_> = shape.iter().map(|&axis| axis.max(1)).collect();
+    let most = array_bits(&without_zeros, element_bytes as u128 * 8).map(|bits| (bits / 8) as u64);
+    match most.filter(|&most| most <= limit_bytes) {
+        Some(_) if shape.contains(&0) => Ok(0),
+        Some(most) => Ok(most),
+        None => Err(ZarrError::SizeOverflow { what, limit_bytes }),
+    }
+}
+
+/// Whether the bytes in the file of a chunk are those of its elements in C order, as this machine has them.
+pub(super) fn is_raw(array: &ZarrsArray, element_bytes: usize) -> bool {
+    let codecs = array.codecs();
+    let codec = codecs.array_to_bytes_codec();
+    let is_native = || {
+        let native = if cfg!(target_endian = "little") { "little" } else { "big" };
+        let configuration = codec.configuration();
+        configuration.as_ref().and_then(|configuration| configuration.get("endian")?.as_str()) == Some(native)
+    };
+    codecs.array_to_array_codecs().is_empty()
+        && codecs.bytes_to_bytes_codecs().is_empty()
+        && array.storage_transformers().create_metadatas().is_empty()
+        && codec.identifier() == "bytes"
+        && (element_bytes == 1 || matches!(array.data_type(), DataType::RawBits(_)) || is_native())
+}
+
+/// Where a chunk begins, and how long it is along each axis, also where it goes beyond the array.
+#[derive(Debug, Clone)]
+pub(super) struct Extent {
+    pub origin: Vec<u64>,
+    pub shape: Vec<u64>,
+    pub len_bytes: u64,
+}
+
+impl Extent {
+    /// Of the chunk with these indices.
+    pub fn of(array: &ZarrsArray, indices: &[u64], element_bytes: usize) -> Result<Self, ZarrError> {
+        let grid = array.chunk_grid();
+        match (grid.chunk_origin(indices), grid.chunk_shape_u64(indices)) {
+            (Ok(Some(origin)), Ok(Some(shape))) => {
+                let len_bytes = size("a chunk", &shape, element_bytes, MAX_CHUNK_BYTES)?;
+                Ok(Self { origin, shape, len_bytes })
+            }
+            _ => Err(NO_GRID),
+        }
+    }
+
+    /// Of the chunk that has the element with these indices.
+    pub fn at(array: &ZarrsArray, element: &[u64], element_bytes: usize) -> Result<Self, ZarrError> {
+        let Ok(Some(indices)) = array.chunk_grid().chunk_indices(element) else { return Err(NO_GRID) };
+        Self::of(array, &indices, element_bytes)
+    }
+
+    /// How long runs are in a region with such chunks, not looking at its edges.
+    pub fn usual_run_bytes(&self, region: &[Range<u64>], element_bytes: usize) -> usize {
+        let mut run_bytes = element_bytes;
+        for (&chunk_len, wanted) in self.shape.iter().zip(region).rev() {
+            let region_len = wanted.end - wanted.start;
+            run_bytes = run_bytes.saturating_mul(chunk_len.min(region_len) as usize);
+            if chunk_len != region_len {
+                break;
+            }
+        }
+        run_bytes
+    }
+}
+
+const NO_GRID: ZarrError = ZarrError::Unsupported { what: "chunk grids without chunks for some elements" };
+
+/// The chunks that have elements in a region, in C order.
+#[derive(Debug)]
+pub(super) struct Chunks<'a> {
+    array: &'a ZarrsArray,
+    first: Vec<u64>,
+    counts: Vec<u64>,
+}
+
+impl<'a> Chunks<'a> {
+    /// For a region of the array that is not empty.
+    pub fn meeting(array: &'a ZarrsArray, region: &[Range<u64>]) -> Result<Self, ZarrError> {
+        let start: Vec<_> = region.iter().map(|wanted| wanted.start).collect();
+        let last: Vec<_> = region.iter().map(|wanted| wanted.end - 1).collect();
+        let grid = array.chunk_grid();
+        let (Ok(Some(first)), Ok(Some(last))) = (grid.chunk_indices(&start), grid.chunk_indices(&last))
+        else {
+            return Err(NO_GRID);
+        };
+        let counts = first.iter().zip(&last).map(|(first, last)| last - first + 1).collect();
+        Ok(Self { array, first, counts })
+    }
+
+    /// How many there are: no more than elements.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().product()
+    }
+
+    /// The indices of one.
+    pub fn indices(&self, mut number: u64) -> Vec<u64> {
+        let mut indices = self.first.clone();
+        for (index, count) in indices.iter_mut().zip(&self.counts).rev() {
+            *index += number % count;
+            number /= count;
+        }
+        indices
+    }
+
+    /// The key of the chunk with these indices.
+    pub fn key(&self, indices: &[u64]) -> StoreKey {
+        self.array.chunk_key(indices)
+    }
+}

@@ -1,0 +1,73 @@
+//! Keys of a store, and the files that they name.
+
+use std::borrow::Cow;
+
+/// Whether a key names a file in the folder, and not the folder or one outside: no part of it is empty or `.` or `..`.
+pub(super) fn is_plain(key: &str) -> bool {
+    !key.contains('\0') && key.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+/// How keys become paths.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct KeyRules {
+    /// All letters are made small.
+    pub lower_case: bool,
+    /// The numbers of a chunk are folders: `0.1` is `0/1`.
+    pub nested: bool,
+}
+
+impl KeyRules {
+    pub fn apply(self, key: &str) -> Cow<'_, str> {
+        let mut key = Cow::Borrowed(key);
+        if self.lower_case && key.contains(char::is_uppercase) {
+            key = key.to_lowercase().into();
+        }
+        if self.nested {
+            let name = key.rfind('/').map_or(0, |slash| slash + 1);
+            if is_dotted(&key[name..]) {
+                let nested = key[name..].replace('.', "/");
+                key.to_mut().replace_range(name.., &nested);
+            }
+        }
+        key
+    }
+}
+
+/// Whether a name is numbers with dots between them: a chunk of an array of version 2 with more than one axis.
+fn is_dotted(name: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    name.contains('.') && name.split('.').all(is_number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_could_leave_the_folder_are_not_plain() {
+        for key in ["a", "a/b", "a/.b", "..a", "a../b", "...", "a b/ä"] {
+            assert!(is_plain(key), "{key:?}");
+        }
+        for key in ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/..", "a/../b", "a/./b", "a\0"] {
+            assert!(!is_plain(key), "{key:?}");
+        }
+    }
+
+    #[test]
+    fn rules_change_letters_and_chunks_and_nothing_else() {
+        let lower = KeyRules { lower_case: true, nested: false };
+        assert_eq!(lower.apply("Ab/C.0"), "ab/c.0");
+        let nested = KeyRules { lower_case: false, nested: true };
+        for (key, path) in [
+            ("0.1", "0/1"),
+            ("A/10.20.30", "A/10/20/30"),
+            ("0", "0"),
+            ("c.0.1", "c.0.1"),
+            ("1.5/.zarray", "1.5/.zarray"),
+            ("1..2", "1..2"),
+            (".1", ".1"),
+        ] {
+            assert_eq!(nested.apply(key), path);
+        }
+    }
+}

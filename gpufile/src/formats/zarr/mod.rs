@@ -1,0 +1,51 @@
+//! Zarr arrays in folders: chunks to and from GPU memory, on the `zarrs` crate.
+//!
+//! A [`FileStore`] is a folder that zarrs' arrays and groups open on, of Zarr version 3 and 2. An [`Array`] on it is read
+//! whole or in part into one buffer of the host or a GPU, and written from one: see there which chunks go straight
+//! between their files and the buffer, and which by zarrs' codecs on the host.
+//!
+//! What this crate does not do with an array is a matter for zarrs, which is [here](zarrs): creating, resizing,
+//! attributes, groups. The codecs `blosc`, `crc32c`, `gzip`, `sharding`, `transpose` and `zstd` are compiled in; others
+//! are features of zarrs 0.22, to be switched on beside this crate.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use gpufile::formats::zarr::zarrs::array::{ArrayBuilder, DataType};
+//! use gpufile::formats::zarr::{Array, FileStore};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = std::env::temp_dir().join(format!("gpufile-doc-{}.zarr", std::process::id()));
+//! let store = Arc::new(FileStore::new(&folder));
+//! let new = ArrayBuilder::new(vec![4, 6], vec![2, 3], DataType::UInt8, 0u8).build(store.clone(), "/pixels")?;
+//! new.store_metadata()?;
+//! let pixels: Vec<u8> = (0..24).collect();
+//! Array::new(new)?.write_from(&pixels)?; // or a DeviceBuffer
+//!
+//! let array = Array::open(&store, "/pixels")?;
+//! assert_eq!(array.shape(), [4, 6]);
+//! assert_eq!(array.read_to_host()?, pixels); // or read_to_device
+//! let mut corner = vec![0; 4];
+//! array.read_region_into(&[2..4, 4..6], &mut corner)?;
+//! assert_eq!(corner, [16, 17, 22, 23]);
+//! # std::fs::remove_dir_all(folder)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod array;
+mod coded;
+mod error;
+mod grid;
+mod keys;
+mod list;
+mod parallel;
+mod raw;
+mod runs;
+mod store;
+mod target;
+
+pub use array::Array;
+pub use error::ZarrError;
+pub use store::FileStore;
+pub use zarrs;

@@ -1,0 +1,195 @@
+//! Chunks whose files are their elements' bytes, straight between the files and the buffer.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use super::array::Array;
+use super::error::ZarrError;
+use super::grid::{Chunks, Extent};
+use super::parallel::share;
+use super::runs::Runs;
+use super::target::{Target, repeated};
+use crate::formats::{Result, of_entry};
+use crate::memory::Memory;
+use crate::{Engine, File, IoRange, ReadRequest};
+
+/// Shorter runs are not worth a read each.
+const MIN_RUN_BYTES: usize = 512;
+
+/// How many threads open files and wait while the engine reads. While some open theirs, it works for the others.
+const READERS: usize = 4;
+
+/// How many files one of them opens at a time: few enough for the usual limit of 1024 to a process.
+const FILES: u64 = 64;
+
+/// How many bytes of chunks one of them has read at a time.
+const TURN_BYTES: u64 = 512 << 20;
+
+/// How many runs it has read at a time, or those of one chunk.
+const RUNS: usize = 32 << 10;
+
+/// How much padding is written at a time.
+const PADDING_BYTES: usize = 1 << 20;
+
+/// Whether a region is worth reading or writing this way.
+pub(super) fn suits(array: &Array, region: &[Range<u64>]) -> Result<bool> {
+    if !array.has_raw_chunks() {
+        return Ok(false);
+    }
+    let start: Vec<_> = region.iter().map(|wanted| wanted.start).collect();
+    let extent = array.checked(Extent::at(array.as_zarrs(), &start, array.element_bytes()))?;
+    let run_bytes = extent.usual_run_bytes(region, array.element_bytes());
+    Ok(run_bytes >= MIN_RUN_BYTES || run_bytes as u64 >= extent.len_bytes)
+}
+
+/// Reads a region of the array, which is not empty.
+///
+/// # Safety
+/// The memory must be that of an `IoBufMut` as long as the region, which stays and is used by nothing else meanwhile.
+pub(super) unsafe fn read(
+    array: &Array,
+    region: &[Range<u64>],
+    memory: &Memory,
+    engine: &Engine,
+) -> Result<()> {
+    let chunks = array.checked(Chunks::meeting(array.as_zarrs(), region))?;
+    let first = array.checked(Extent::of(array.as_zarrs(), &chunks.indices(0), array.element_bytes()))?;
+    let files = (TURN_BYTES / first.len_bytes.max(1)).clamp(1, FILES);
+    share(chunks.count(), files, READERS, |turn| {
+        // SAFETY: the caller's promise; chunks are disjoint, and each has one turn.
+        unsafe { Turn::new(array, region, memory, engine).read(&chunks, turn) }
+    })
+}
+
+/// The files that one thread has open, and what is to be read from them.
+struct Turn<'a> {
+    array: &'a Array,
+    region: &'a [Range<u64>],
+    memory: &'a Memory,
+    engine: &'a Engine,
+    files: Vec<File>,
+    /// The number of the file, where in it, and where to.
+    parts: Vec<(usize, u64, Memory)>,
+}
+
+impl<'a> Turn<'a> {
+    fn new(array: &'a Array, region: &'a [Range<u64>], memory: &'a Memory, engine: &'a Engine) -> Self {
+        Self { array, region, memory, engine, files: Vec::new(), parts: Vec::new() }
+    }
+
+    /// # Safety
+    /// As for [`read`].
+    unsafe fn read(mut self, chunks: &Chunks<'_>, turn: Range<u64>) -> Result<()> {
+        for number in turn {
+            let chunk = Chunk::of(self.array, chunks, number, self.region)?;
+            match self.array.store().open(&chunk.path)? {
+                Some((file, found_bytes)) => {
+                    chunk.check_len(self.array, found_bytes)?;
+                    for run in chunk.runs.iter() {
+                        let part = self.memory.ptr.wrapping_add(run.in_region);
+                        let part = self.memory.part(part, chunk.runs.run_bytes);
+                        self.parts.push((self.files.len(), run.in_chunk, part));
+                    }
+                    self.files.push(file);
+                }
+                None => {
+                    let fill = self.array.as_zarrs().fill_value().as_ne_bytes();
+                    let filled = Target::new(*self.memory, self.engine)
+                        // SAFETY: the caller's promise.
+                        .and_then(|target| unsafe { target.fill(&chunk.runs, fill) });
+                    filled.map_err(|error| self.array.copy_error(error))?;
+                }
+            }
+            if self.parts.len() >= RUNS {
+                self.flush()?;
+            }
+        }
+        self.flush()
+    }
+
+    /// Reads what there is to read, and closes the files.
+    fn flush(&mut self) -> Result<()> {
+        let files = &self.files;
+        let requests =
+            self.parts.iter_mut().map(|(file, offset, part)| ReadRequest::new(&files[*file], *offset, part));
+        let mut requests = requests.collect::<crate::Result<Vec<_>>>()?;
+        self.engine.read_many(&mut requests).map_err(of_entry)?;
+        self.parts.clear();
+        self.files.clear();
+        Ok(())
+    }
+}
+
+/// A chunk, and its part in a region.
+struct Chunk {
+    key: String,
+    path: PathBuf,
+    len_bytes: u64,
+    runs: Runs,
+}
+
+impl Chunk {
+    fn of(array: &Array, chunks: &Chunks<'_>, number: u64, region: &[Range<u64>]) -> Result<Self> {
+        let indices = chunks.indices(number);
+        let extent = array.checked(Extent::of(array.as_zarrs(), &indices, array.element_bytes()))?;
+        let runs = Runs::new(&extent.origin, &extent.shape, region, array.element_bytes());
+        let key = chunks.key(&indices).to_string();
+        let path = array.store().path_of(&key);
+        let path = path.ok_or_else(|| array.error(ZarrError::no_chunk_key(&key)))?;
+        Ok(Self { key, path, len_bytes: extent.len_bytes, runs })
+    }
+
+    fn check_len(&self, array: &Array, found_bytes: u64) -> Result<()> {
+        match found_bytes == self.len_bytes {
+            true => Ok(()),
+            false => Err(array.error(ZarrError::ChunkLength {
+                key: self.key.clone(),
+                needed_bytes: self.len_bytes,
+                found_bytes,
+            })),
+        }
+    }
+}
+
+/// Writes the whole array, `region`, which is not empty.
+///
+/// # Safety
+/// The memory must be that of an `IoBuf` as long as the array, which stays meanwhile.
+pub(super) unsafe fn write(
+    array: &Array,
+    region: &[Range<u64>],
+    memory: &Memory,
+    engine: &Engine,
+) -> Result<()> {
+    let chunks = array.checked(Chunks::meeting(array.as_zarrs(), region))?;
+    share(chunks.count(), 1, engine.settings().threads(), |turn| {
+        let chunk = Chunk::of(array, &chunks, turn.start, region)?;
+        let range = |run: super::runs::Run| IoRange {
+            file_offset: run.in_chunk,
+            buffer_offset: run.in_region,
+            len_bytes: chunk.runs.run_bytes,
+        };
+        let ranges: Vec<_> = chunk.runs.iter().map(range).collect();
+        array.store().save(&chunk.path, |file| {
+            if chunk.runs.total_bytes() < chunk.len_bytes {
+                pad(file, array.as_zarrs().fill_value().as_ne_bytes(), chunk.len_bytes)?;
+            }
+            file.write_many(memory, &ranges).map_err(of_entry)
+        })
+    })
+}
+
+/// Makes all of a new file the fill value, for a chunk that goes beyond the array.
+fn pad(file: &File, fill: &[u8], len_bytes: u64) -> crate::Result<()> {
+    if fill.iter().all(|byte| *byte == 0) {
+        return file.set_len(len_bytes);
+    }
+    let pattern = repeated(fill, PADDING_BYTES);
+    let mut done = 0;
+    while done < len_bytes {
+        let piece = (len_bytes - done).min(pattern.len() as u64);
+        file.write_all_at(&pattern[..piece as usize], done)?;
+        done += piece;
+    }
+    Ok(())
+}

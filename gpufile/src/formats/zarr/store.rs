@@ -1,0 +1,327 @@
+//! A folder as a store of zarrs: reading and writing.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use zarrs::metadata::ChunkKeySeparator;
+use zarrs::storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
+use zarrs::storage::{
+    Bytes, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits, StorageError,
+    StoreKey, StoreKeyError, StorePrefix, WritableStorageTraits, store_set_partial_many,
+};
+
+use super::keys::{KeyRules, is_plain};
+use crate::formats::memory::{addressable, zeroed};
+use crate::formats::save::save;
+use crate::formats::{self, SaveOptions};
+use crate::{File, OpenOptions};
+
+/// A folder of files, one for each key, on which zarrs' arrays and groups open.
+///
+/// Keys are paths relative to the folder. One that could lead out of it, by `..`, is refused; symbolic links are
+/// followed wherever they lead. A value takes the place of the one before when it is complete, as [`SaveOptions`]
+/// describes, but without waiting for the storage unless [`sync`](Self::sync) says so.
+///
+/// ```
+/// use gpufile::formats::zarr::FileStore;
+/// use gpufile::formats::zarr::zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = std::env::temp_dir().join(format!("gpufile-store-{}", std::process::id()));
+/// let store = FileStore::new(&folder);
+/// let key = StoreKey::new("a/b")?;
+/// store.set(&key, vec![1, 2, 3].into())?;
+/// assert_eq!(store.get_partial(&key, (1..3).into())?.unwrap(), [2, 3].as_slice());
+/// assert_eq!(std::fs::read(folder.join("a/b"))?, [1, 2, 3]);
+/// assert!(store.get(&StoreKey::new("a/../../b")?).is_err());
+/// # std::fs::remove_dir_all(folder)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct FileStore {
+    folder: PathBuf,
+    rules: KeyRules,
+    reading: OpenOptions,
+    saving: SaveOptions,
+}
+
+/// How long a metadata document may be, in bytes.
+const MAX_METADATA_BYTES: u64 = 256 << 20;
+
+/// What metadata documents are called.
+const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"];
+
+impl FileStore {
+    /// The store in this folder, which is made when something is first written.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        let store = Self {
+            folder: folder.into(),
+            rules: KeyRules::default(),
+            reading: OpenOptions::new(),
+            saving: SaveOptions::new(),
+        };
+        store.files(&OpenOptions::new()).sync(false)
+    }
+
+    /// Opens files in this way: with this engine, path policy and use of `O_DIRECT`. What the options say about access
+    /// and creation does not count.
+    #[must_use]
+    pub fn files(mut self, files: &OpenOptions) -> Self {
+        let reading = files.clone().read(true).write(false).create(false);
+        self.reading = reading.create_new(false).truncate(false);
+        self.saving = self.saving.files(files);
+        self
+    }
+
+    /// Whether to wait after each write until the file has reached the storage (`fsync`); not without this.
+    #[must_use]
+    pub fn sync(mut self, sync: bool) -> Self {
+        self.saving = self.saving.sync(sync);
+        self
+    }
+
+    /// Whether all letters of keys are made small before files are looked for, for stores that were written that way
+    /// because file systems differ in telling `A` from `a`. Not without this.
+    #[must_use]
+    pub fn normalize_keys(mut self, normalize_keys: bool) -> Self {
+        self.rules.lower_case = normalize_keys;
+        self
+    }
+
+    /// Where the files of chunks are whose keys have dots between numbers, as those of arrays of version 2: with `/`,
+    /// chunk `0.1` is the file `1` in the folder `0`. It serves arrays whose metadata does not say that their chunks lie
+    /// so. Without this, or with `.`, the key is the name; what the metadata of an array says needs nothing here.
+    #[must_use]
+    pub fn dimension_separator(mut self, separator: ChunkKeySeparator) -> Self {
+        self.rules.nested = separator == ChunkKeySeparator::Slash;
+        self
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// For opening files to read.
+    pub(super) fn reading(&self) -> &OpenOptions {
+        &self.reading
+    }
+
+    /// The file of a key, if the key cannot lead out of the folder.
+    pub(super) fn path_of(&self, key: &str) -> Option<PathBuf> {
+        is_plain(key).then(|| self.folder.join(&*self.rules.apply(key)))
+    }
+
+    /// Opens the file of a key, and says how long it is in bytes; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// [`crate::Error::Open`], [`crate::Error::File`].
+    pub(super) fn open(&self, path: &Path) -> crate::Result<Option<(File, u64)>> {
+        let file = match self.reading.open(path) {
+            Err(error) if is_missing(error.raw_os_error()) => return Ok(None),
+            file => file?,
+        };
+        let metadata = file.open_file().file.metadata().map_err(|error| file.failed("stat", error))?;
+        Ok((!metadata.is_dir()).then_some((file, metadata.len())))
+    }
+
+    /// Writes the file at a path that [`path_of`](Self::path_of) gave, and the folders that it lies in.
+    ///
+    /// # Errors
+    /// [`formats::Error::Save`].
+    pub(super) fn save(
+        &self,
+        path: &Path,
+        write: impl Fn(&File) -> crate::Result<()>,
+    ) -> formats::Result<()> {
+        match save(path, &self.saving, &write) {
+            Err(formats::Error::Save { error, .. }) if error.raw_os_error() == Some(libc::ENOENT) => {
+                let folder = path.parent().unwrap_or(&self.folder);
+                fs::create_dir_all(folder).map_err(|error| crate::Error::File {
+                    operation: "make the folder",
+                    path: folder.to_owned(),
+                    cause: error.into(),
+                })?;
+                save(path, &self.saving, &write)
+            }
+            done => done,
+        }
+    }
+
+    pub(super) fn path(&self, key: &str) -> Result<PathBuf, StorageError> {
+        self.path_of(key).ok_or_else(|| StoreKeyError::from(key.escape_default().to_string()).into())
+    }
+
+    /// The folder that a prefix names.
+    pub(super) fn prefix_path(&self, prefix: &StorePrefix) -> Result<PathBuf, StorageError> {
+        match prefix.as_str().strip_suffix('/') {
+            None => Ok(self.folder.clone()),
+            Some(key) => self.path(key),
+        }
+    }
+
+    fn find(&self, key: &StoreKey) -> Result<Option<(File, u64)>, StorageError> {
+        self.open(&self.path(key.as_str())?).map_err(failed)
+    }
+}
+
+impl ReadableStorageTraits for FileStore {
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        let Some((file, len_bytes)) = self.find(key)? else { return Ok(None) };
+        let name = key.as_str().rsplit('/').next().unwrap_or_default();
+        if len_bytes > MAX_METADATA_BYTES && METADATA.contains(&name) {
+            let message = format!("{len_bytes} bytes are over the limit of {MAX_METADATA_BYTES}");
+            return Err(StorageError::InvalidMetadata(key.clone(), message));
+        }
+        read(&file, 0, len_bytes).map(Some)
+    }
+
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        let Some((file, len_bytes)) = self.find(key)? else { return Ok(None) };
+        // One after the other, because ranges that were read from a file may overlap as often as they like.
+        Ok(Some(Box::new(byte_ranges.map(move |range| {
+            let (start, end) = resolve(range, len_bytes)
+                .ok_or_else(|| InvalidByteRangeError::new(shown(range), len_bytes))?;
+            read(&file, start, end - start)
+        }))))
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        match fs::metadata(self.path(key.as_str())?) {
+            Ok(metadata) => Ok((!metadata.is_dir()).then_some(metadata.len())),
+            Err(error) if is_missing(error.raw_os_error()) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        true
+    }
+}
+
+impl WritableStorageTraits for FileStore {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        let path = self.path(key.as_str())?;
+        self.save(&path, |file| file.write_all_at(&*value, 0)).map_err(|error| match error {
+            formats::Error::Save { error, .. } | formats::Error::File(error) => failed(error),
+            error => StorageError::Other(error.to_string()),
+        })
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator<'_>,
+    ) -> Result<(), StorageError> {
+        store_set_partial_many(self, key, offset_values)
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        unless_missing(fs::remove_file(self.path(key.as_str())?))
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        let folder = self.prefix_path(prefix)?;
+        if !prefix.as_str().is_empty() {
+            return unless_missing(fs::remove_dir_all(folder));
+        }
+        // The folder itself may be a mount point or a link, and stays.
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries,
+            Err(error) => return unless_missing(Err(error)),
+        };
+        for entry in entries {
+            let entry = entry?;
+            let is_folder = entry.file_type()?.is_dir();
+            let remove = if is_folder { fs::remove_dir_all } else { fs::remove_file };
+            unless_missing(remove(entry.path()))?;
+        }
+        Ok(())
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}
+
+/// So many bytes from `start`; fewer if the file became shorter.
+fn read(file: &File, start: u64, len_bytes: u64) -> Result<Bytes, StorageError> {
+    let other = |error: formats::Error| StorageError::Other(error.to_string());
+    let mut bytes = addressable(len_bytes).and_then(zeroed).map_err(other)?;
+    let done = file.read_at(&mut bytes, start).map_err(failed)?;
+    bytes.truncate(done);
+    Ok(bytes.into())
+}
+
+/// Where a range of a file starts and ends, if the file has it.
+fn resolve(range: ByteRange, len_bytes: u64) -> Option<(u64, u64)> {
+    let (start, end) = match range {
+        ByteRange::FromStart(start, None) => (start, len_bytes),
+        ByteRange::FromStart(start, Some(len)) => (start, start.checked_add(len)?),
+        ByteRange::Suffix(len) => (len_bytes.checked_sub(len)?, len_bytes),
+    };
+    (start <= end && end <= len_bytes).then_some((start, end))
+}
+
+/// A range as an error can show it: zarrs adds start and length for that.
+fn shown(range: ByteRange) -> ByteRange {
+    match range {
+        ByteRange::FromStart(start, Some(len)) if start.checked_add(len).is_none() => {
+            ByteRange::FromStart(start, None)
+        }
+        range => range,
+    }
+}
+
+/// Whether an error says that there is no such file: nothing of that name, or a file where the key has a folder.
+fn is_missing(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::ENOENT | libc::ENOTDIR))
+}
+
+fn unless_missing(done: io::Result<()>) -> Result<(), StorageError> {
+    match done {
+        Err(error) if is_missing(error.raw_os_error()) => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+fn failed(error: crate::Error) -> StorageError {
+    io::Error::from(error).into()
+}
+
+/// What a listing met that went while it was made.
+pub(super) fn has_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_beyond_the_file_are_not_resolved() {
+        for (range, resolved) in [
+            (ByteRange::FromStart(0, None), Some((0, 10))),
+            (ByteRange::FromStart(10, None), Some((10, 10))),
+            (ByteRange::FromStart(11, None), None),
+            (ByteRange::FromStart(4, Some(6)), Some((4, 10))),
+            (ByteRange::FromStart(4, Some(7)), None),
+            (ByteRange::FromStart(4, Some(u64::MAX)), None),
+            (ByteRange::Suffix(3), Some((7, 10))),
+            (ByteRange::Suffix(11), None),
+        ] {
+            assert_eq!(resolve(range, 10), resolved, "{range:?}");
+        }
+        assert!(
+            !InvalidByteRangeError::new(shown(ByteRange::FromStart(4, Some(u64::MAX))), 10)
+                .to_string()
+                .is_empty()
+        );
+    }
+}

@@ -1,0 +1,124 @@
+//! Host bytes into and out of a buffer of the host or a GPU.
+
+use super::runs::Runs;
+use crate::Engine;
+use crate::cuda::Stream;
+use crate::memory::{Memory, Place};
+
+/// How much of a repeated element is laid out for copying, in bytes.
+const PATTERN_BYTES: usize = 1 << 20;
+
+/// How many copies are handed to CUDA at a time.
+const COPIES: usize = 4096;
+
+/// A buffer's memory, and the stream that copies to and from it if it is on a GPU.
+pub(super) struct Target {
+    memory: Memory,
+    stream: Option<Stream>,
+}
+
+impl Target {
+    /// # Errors
+    /// What CUDA said.
+    pub fn new(memory: Memory, engine: &Engine) -> cufile::Result<Self> {
+        let stream = match memory.place {
+            Place::Host => None,
+            Place::Device(_) => Some(engine.cuda()?.device_of(&memory)?.stream()?),
+        };
+        Ok(Self { memory, stream })
+    }
+
+    /// Copies bytes to the buffer.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    ///
+    /// # Safety
+    /// The memory must be that of an `IoBufMut`, and nothing else use this part of it meanwhile.
+    pub unsafe fn put(&self, start: usize, bytes: &[u8]) -> cufile::Result<()> {
+        let target = self.part(start, bytes.len());
+        match &self.stream {
+            None => {
+                // SAFETY: within the buffer, which is the caller's alone, and the bytes are not part of it.
+                unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                Ok(())
+            }
+            Some(stream) => {
+                // SAFETY: within the buffer; both stay until the stream has been waited for.
+                let copied = unsafe { stream.copy_to_device(target, bytes) };
+                stream.synchronize().and(copied)
+            }
+        }
+    }
+
+    /// Copies bytes from the buffer.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    ///
+    /// # Safety
+    /// The memory must be that of an `IoBuf`, and nothing write this part of it meanwhile.
+    pub unsafe fn get(&self, start: usize, bytes: &mut [u8]) -> cufile::Result<()> {
+        let source = self.part(start, bytes.len()).cast_const();
+        match &self.stream {
+            None => {
+                // SAFETY: within the buffer, and the bytes are not part of it.
+                unsafe { source.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+                Ok(())
+            }
+            Some(stream) => {
+                // SAFETY: within the buffer; both stay until the stream has been waited for.
+                let copied = unsafe { stream.copy_from_device(bytes, source) };
+                stream.synchronize().and(copied)
+            }
+        }
+    }
+
+    /// Repeats an element over runs of the buffer.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    ///
+    /// # Safety
+    /// As for [`put`](Self::put).
+    pub unsafe fn fill(&self, runs: &Runs, element: &[u8]) -> cufile::Result<()> {
+        let pattern = repeated(element, runs.run_bytes.min(PATTERN_BYTES));
+        let pieces = runs.iter().flat_map(|run| {
+            (0..runs.run_bytes)
+                .step_by(pattern.len())
+                .map(move |done| (run.in_region + done, runs.run_bytes - done))
+        });
+        let mut pieces = pieces.map(|(start, left)| {
+            let len_bytes = left.min(pattern.len());
+            (self.part(start, len_bytes), len_bytes)
+        });
+        let Some(stream) = &self.stream else {
+            for (target, len_bytes) in pieces {
+                // SAFETY: within the buffer, which is the caller's alone.
+                unsafe { target.copy_from_nonoverlapping(pattern.as_ptr(), len_bytes) };
+            }
+            return Ok(());
+        };
+        let mut copied = Ok(());
+        while copied.is_ok() {
+            let (targets, lens_bytes): (Vec<_>, Vec<_>) = pieces.by_ref().take(COPIES).unzip();
+            if targets.is_empty() {
+                break;
+            }
+            let sources = vec![pattern.as_ptr(); targets.len()];
+            // SAFETY: within the buffer, without overlap; the pattern stays until the stream has been waited for.
+            copied = unsafe { stream.copy_batch(&targets, &sources, &lens_bytes) };
+        }
+        stream.synchronize().and(copied)
+    }
+
+    fn part(&self, start: usize, len_bytes: usize) -> *mut u8 {
+        debug_assert!(start + len_bytes <= self.memory.len_bytes);
+        self.memory.ptr.wrapping_add(start)
+    }
+}
+
+/// An element over and over: at least once, and otherwise in no more than so many bytes.
+pub(super) fn repeated(element: &[u8], most_bytes: usize) -> Vec<u8> {
+    element.repeat((most_bytes / element.len()).max(1))
+}
