@@ -1,43 +1,17 @@
 //! Python reads what is written here, and the reverse.
 //!
-//! Runs where `GPUFILE_TEST_PYTHON` names a Python with numpy and safetensors. Elsewhere the tests say that they did
-//! nothing, or fail if `GPUFILE_REQUIRE_PYTHON=1`.
+//! Runs where `GPUFILE_TEST_PYTHON` names a Python with numpy and safetensors.
+
+mod python;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::fs;
 use std::path::Path;
-use std::process::Command;
-use std::{env, fs};
 
 use gpufile::formats::npy::{NpyFile, NpyHeader};
 use gpufile::formats::safetensors::{Checkpoint, Header, NewTensor, TensorData};
 use gpufile::formats::{Dtype, SaveOptions, npy, safetensors};
-
-/// A Python with numpy and safetensors.
-struct Python(OsString);
-
-impl Python {
-    /// The one to test with, if there is one.
-    fn find() -> Option<Self> {
-        let found = env::var_os("GPUFILE_TEST_PYTHON").map(Python);
-        if found.is_none() {
-            let required = env::var_os("GPUFILE_REQUIRE_PYTHON").is_some_and(|value| value == "1");
-            assert!(!required, "GPUFILE_REQUIRE_PYTHON=1, but GPUFILE_TEST_PYTHON names no Python");
-            eprintln!("skipped: GPUFILE_TEST_PYTHON names no Python with numpy and safetensors");
-        }
-        found
-    }
-
-    /// Runs a program in `folder`, and asserts that it does not raise.
-    fn run(&self, folder: &Path, program: &str) {
-        let output = Command::new(&self.0)
-            .args(["-W", "error", "-c", program])
-            .current_dir(folder)
-            .output()
-            .unwrap_or_else(|error| panic!("GPUFILE_TEST_PYTHON={:?}: {error}", self.0));
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-}
+use python::Python;
 
 /// The bytes at the start of a new file, followed by its data: 0, 1, 2 and so on.
 fn file_of(head: &[u8], data_len: u64) -> Vec<u8> {

@@ -303,6 +303,11 @@ fn orders_and_compression_of_version_2_are_undone() {
         assert!(array.read_to_host().unwrap() == count(3500), "{dtype} {order} {compressor}");
         assert_regions(&array);
     }
+    // A scalar has no order.
+    let (_folder, store) = store_with(".zarray", &v2(&[], &[], "<u2", "F", "null", ""));
+    let array = Array::open(&store, "/a").unwrap();
+    array.write_from(&count(1)).unwrap();
+    assert_eq!((array.shape(), array.read_to_host().unwrap()), (&[][..], count(1)));
     // Two columns after each other, their bytes in the other order.
     let (folder, store) = store_with(".zarray", &v2(&[2, 2], &[2, 2], ">u2", "F", "null", ""));
     fs::write(folder.path().join("a/0.0"), [0, 0, 0, 2, 0, 1, 0, 3]).unwrap();
@@ -360,6 +365,29 @@ fn a_chunk_of_the_wrong_length_or_that_cannot_be_decoded_is_named() {
 }
 
 #[test]
+fn a_shard_whose_index_leads_anywhere_is_refused() {
+    let shards = format!(
+        r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[1],"codecs":[{LITTLE}],
+        "index_codecs":[{LITTLE}]}}}}"#
+    );
+    let (folder, store) = store_with("zarr.json", &v3(&[4], &[2], 0, SLASH, &[&shards]));
+    let array = Array::open(&store, "/a").unwrap();
+    array.write_from(&count(4)).unwrap();
+    for entry in [[u64::MAX - 1, 4], [4, u64::MAX - 1], [35, 2], [0, 1 << 40]] {
+        let index = [[0, 2], entry].as_flattened().iter().flat_map(|number| number.to_le_bytes()).collect();
+        fs::write(folder.path().join("a/c/1"), [vec![0; 4], index].concat()).unwrap();
+        for region in [0..4, 2..4, 3..4] {
+            let len = (region.end - region.start) as usize * 2;
+            let error = array.read_region_into(&[region], &mut vec![0; len]).unwrap_err();
+            let names_chunk =
+                |error: &ZarrError| matches!(error, ZarrError::Chunk { key, .. } if key == "a/c/1");
+            assert!(is_zarr(&error, names_chunk), "{entry:?}: {error}");
+        }
+        array.read_region_into(&[0..2], &mut vec![0; 4]).unwrap();
+    }
+}
+
+#[test]
 fn a_chunk_that_is_a_folder_is_missing() {
     let (folder, store) = store_with("zarr.json", &v3(&[600], &[300], 3, SLASH, &[LITTLE]));
     fs::create_dir_all(folder.path().join("a/c/1")).unwrap();
@@ -401,6 +429,14 @@ fn what_is_no_array_of_bytes_is_refused() {
     let is_open = |error: &ZarrError| matches!(error, ZarrError::Open { .. });
     let is_size = |error: &ZarrError| matches!(error, ZarrError::SizeOverflow { .. });
     let is_unsupported = |error: &ZarrError| matches!(error, ZarrError::Unsupported { .. });
+    let shards_of = |inner: &str, codec: &str| {
+        format!(
+            r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":{inner},"codecs":[{codec}],
+            "index_codecs":[{LITTLE}]}}}}"#
+        )
+    };
+    let shards = shards_of("[1, 9223372036854775807]", LITTLE);
+    let shards_in_shards = shards_of("[1, 1]", &shards);
     let string = good
         .replace("uint16", "string")
         .replace(r#""fill_value":0"#, r#""fill_value":"""#)
@@ -412,9 +448,12 @@ fn what_is_no_array_of_bytes_is_refused() {
         (&good.replace("[2, 3]", "[2, 0]"), &is_open),
         (&good.replace("bytes", "no such codec"), &is_open),
         (&good.replace("\"array\"", "\"group\""), &is_open),
+        (&good.replace("\"zarr_format\"", "\"new\":{},\"zarr_format\""), &is_open),
         (&good.replace("[4, 6]", "[4294967296, 4294967296]"), &is_size),
         (&good.replace("[4, 6]", "[0, 9223372036854775807]"), &is_size),
         (&good.replace("[2, 3]", "[16777216, 16777216]"), &is_size),
+        (&good.replace(LITTLE, &shards), &is_size),
+        (&good.replace(LITTLE, &shards_in_shards), &is_size),
         (&string, &is_unsupported),
     ] {
         let (folder, store) = store_with("zarr.json", metadata);

@@ -28,8 +28,9 @@ pub struct Host {
 impl Host {
     pub fn prepare(options: &Options) -> Result<Self> {
         if options.bin_dir.is_none() {
-            let features = ["--features", "gpufile/cudarc"];
-            build(&[&["--package", "cufile", "--package", "gpufile", "--examples"], &features[..]].concat())?;
+            let packages = ["--package", "cufile", "--package", "gpufile"];
+            let features = ["--features", "gpufile/cudarc,gpufile/zarr"];
+            build(&[&packages[..], &["--examples"], &features[..]].concat())?;
             if options.emulator {
                 build(&["--package", "cufile-emulator"])?;
             }

@@ -324,6 +324,7 @@ pub const SAMPLES: &[Sample] = &[
         ]),
     )
     .other(BATCH),
+    sample("zarr_bench", PROGRAM, ONE_FILE, COPY_ON).other(COPY_FAILS),
 ];
 
 #[cfg(test)]

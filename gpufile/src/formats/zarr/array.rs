@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use cufile::{IoBuf, IoBufMut};
 
-use super::error::{ZarrError, said};
+use super::error::{ZarrError, guarded};
 use super::grid::{self, ZarrsArray};
 use super::store::FileStore;
-use super::{coded, raw};
+use super::{coded, metadata, raw};
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::memory::{addressable, allocate, check_len, zeroed};
 use crate::formats::{Error, Result};
@@ -59,12 +59,13 @@ impl Array {
     /// [`Error::Zarr`] if there is none, or if it is not one that can be read here.
     pub fn open(store: &Arc<FileStore>, path: &str) -> Result<Self> {
         let path = format!("/{}", path.trim_matches('/'));
-        match ZarrsArray::open(store.clone(), &path) {
+        let opened = metadata::read(store, &path).and_then(|metadata| {
+            guarded(|| ZarrsArray::new_with_metadata(store.clone(), &path, metadata))
+                .map_err(|message| ZarrError::Open { message })
+        });
+        match opened {
             Ok(array) => Self::new(array),
-            Err(error) => {
-                let (path, error) = (folder(store, &path), ZarrError::Open { message: said(error) });
-                Err(Error::Zarr { path, error })
-            }
+            Err(error) => Err(Error::Zarr { path: folder(store, &path), error }),
         }
     }
 
@@ -79,6 +80,7 @@ impl Array {
             if array.chunk_grid_shape().iter().all(|&chunks| chunks > 0) {
                 grid::Extent::of(&array, &vec![0; array.dimensionality()], element_bytes)?;
             }
+            grid::check_inner_chunks(&array, element_bytes)?;
             Ok((element_bytes, len_bytes))
         };
         match check() {

@@ -7,7 +7,7 @@ use zarrs::array::codec::CodecOptions;
 use zarrs::array_subset::ArraySubset;
 
 use super::array::Array;
-use super::error::{ZarrError, said};
+use super::error::{ZarrError, guarded};
 use super::grid::{Chunks, Extent};
 use super::target::Target;
 use crate::Engine;
@@ -32,16 +32,14 @@ pub(super) unsafe fn read(
     let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
     for band in bands(array, region)? {
         let subset = ArraySubset::new_with_ranges(&band.region);
-        let decoded = array
-            .as_zarrs()
-            .retrieve_array_subset_opt(&subset, &CodecOptions::default())
-            .map_err(|error| array.error(culprit(array, &band.region, &error)))?;
-        let bytes = decoded.into_fixed().map_err(|error| codec_error(array, error))?;
+        let bytes = guarded(|| {
+            let decoded = array.as_zarrs().retrieve_array_subset_opt(&subset, &CodecOptions::default())?;
+            decoded.into_fixed().map_err(ArrayError::from)
+        });
+        let bytes = bytes.map_err(|message| array.error(culprit(array, &band.region, message)))?;
         if bytes.len() != band.len_bytes {
-            return Err(codec_error(
-                array,
-                format_args!("{} bytes instead of {}", bytes.len(), band.len_bytes),
-            ));
+            let message = format!("{} bytes instead of {}", bytes.len(), band.len_bytes);
+            return Err(array.error(ZarrError::Codec { message }));
         }
         // SAFETY: the caller's promise; the band lies in the region.
         unsafe { target.put(band.start, &bytes) }.map_err(|error| array.copy_error(error))?;
@@ -65,10 +63,9 @@ pub(super) unsafe fn write(
         // SAFETY: the caller's promise; the band lies in the region.
         unsafe { target.get(band.start, &mut bytes) }.map_err(|error| array.copy_error(error))?;
         let subset = ArraySubset::new_with_ranges(&band.region);
-        array
-            .as_zarrs()
-            .store_array_subset_opt(&subset, bytes, &CodecOptions::default())
-            .map_err(|error| codec_error(array, error))?;
+        let stored =
+            guarded(|| array.as_zarrs().store_array_subset_opt(&subset, bytes, &CodecOptions::default()));
+        stored.map_err(|message| array.error(ZarrError::Codec { message }))?;
     }
     Ok(())
 }
@@ -111,13 +108,9 @@ fn bands(array: &Array, region: &[Range<u64>]) -> Result<Vec<Band>> {
     Ok(bands)
 }
 
-fn codec_error(array: &Array, error: impl std::fmt::Display) -> crate::formats::Error {
-    array.error(ZarrError::Codec { message: said(error) })
-}
-
 /// Which chunk of a region cannot be read, by trying one after the other; zarrs does not say.
-fn culprit(array: &Array, region: &[Range<u64>], error: &ArrayError) -> ZarrError {
-    let all = || ZarrError::Codec { message: said(error) };
+fn culprit(array: &Array, region: &[Range<u64>], message: String) -> ZarrError {
+    let all = || ZarrError::Codec { message: message.clone() };
     let Ok(chunks) = Chunks::meeting(array.as_zarrs(), region) else { return all() };
     for number in 0..chunks.count() {
         let indices = chunks.indices(number);
@@ -127,9 +120,12 @@ fn culprit(array: &Array, region: &[Range<u64>], error: &ArrayError) -> ZarrErro
                 wanted.start.max(origin) - origin..wanted.end.min(origin + len) - origin
             });
         let part = ArraySubset::new_with_ranges(&part.collect::<Vec<_>>());
-        let read = array.as_zarrs().retrieve_chunk_subset_opt(&indices, &part, &CodecOptions::default());
-        if let Err(error) = read {
-            return ZarrError::Chunk { key: clip(chunks.key(&indices).as_str()), message: said(error) };
+        let read = guarded(|| {
+            let options = CodecOptions::default();
+            array.as_zarrs().retrieve_chunk_subset_opt(&indices, &part, &options).map(drop)
+        });
+        if let Err(message) = read {
+            return ZarrError::Chunk { key: clip(chunks.key(&indices).as_str()), message };
         }
     }
     all()

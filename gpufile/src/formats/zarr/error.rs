@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::formats::error::clip;
 
@@ -67,6 +68,19 @@ impl ZarrError {
     /// For a chunk whose key would lead out of the store.
     pub(super) fn no_chunk_key(key: &str) -> Self {
         Self::Chunk { key: clip(key), message: "the key is not one of a file in the store".to_owned() }
+    }
+}
+
+/// What zarrs does, or what it said; it panics over some damaged metadata and chunks.
+pub(super) fn guarded<T, E: fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    // What it works on is read only, or given up if it fails.
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(said),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().copied();
+            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            Err(said(format_args!("zarrs panicked: {}", text.unwrap_or("without a word"))))
+        }
     }
 }
 

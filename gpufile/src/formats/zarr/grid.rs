@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use serde_json::{Map, Value};
 use zarrs::array::DataType;
 use zarrs::storage::StoreKey;
 
@@ -40,6 +41,24 @@ fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u6
         Some(most) => Ok(most),
         None => Err(ZarrError::SizeOverflow { what, limit_bytes }),
     }
+}
+
+/// Checks the sizes of the chunks that shards are made of, which zarrs multiplies out before it compares them with the
+/// shard.
+pub(super) fn check_inner_chunks(array: &ZarrsArray, element_bytes: usize) -> Result<(), ZarrError> {
+    match array.codecs().array_to_bytes_codec().configuration() {
+        Some(configuration) => check_inner(&configuration, element_bytes),
+        None => Ok(()),
+    }
+}
+
+/// Looks into a codec's configuration: shards have a shape of chunks, and codecs, which may be of shards again.
+fn check_inner(configuration: &Map<String, Value>, element_bytes: usize) -> Result<(), ZarrError> {
+    let list = |key| configuration.get(key).and_then(Value::as_array).into_iter().flatten();
+    let shape: Vec<u64> = list("chunk_shape").map(|axis| axis.as_u64().unwrap_or(u64::MAX)).collect();
+    size("a chunk", &shape, element_bytes, MAX_CHUNK_BYTES)?;
+    let inner = list("codecs").filter_map(|codec| codec.get("configuration")?.as_object());
+    inner.into_iter().try_for_each(|configuration| check_inner(configuration, element_bytes))
 }
 
 /// Whether the bytes in the file of a chunk are those of its elements in C order, as this machine has them.

@@ -39,6 +39,7 @@ mod error;
 mod grid;
 mod keys;
 mod list;
+mod metadata;
 mod parallel;
 mod raw;
 mod runs;

@@ -1,0 +1,81 @@
+//! Damage at random, for tests of what parsers take.
+
+/// Xorshift: the same numbers in every run.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
+    pub fn pick<'a, T: ?Sized>(&mut self, from: &[&'a T]) -> &'a T {
+        from[self.below(from.len())]
+    }
+
+    /// Some digits of the text, or nothing if the place has none.
+    fn digits(&mut self, bytes: &[u8]) -> std::ops::Range<usize> {
+        let from = self.below(bytes.len());
+        let start = bytes[from..].iter().position(u8::is_ascii_digit).map_or(from, |at| from + at);
+        let len = bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        start..start + len
+    }
+
+    /// Damages a text in one to three ways. `words` are what the format is made of.
+    pub fn damage(&mut self, bytes: &mut Vec<u8>, words: &[&str]) {
+        const NUMBERS: [&str; 12] = [
+            "0",
+            "1",
+            "2",
+            "8",
+            "-1",
+            "1e3",
+            "4294967296",
+            "4611686018427387904",
+            "9223372036854775808",
+            "18446744073709551615",
+            "18446744073709551616",
+            "99999999999999999999999999999999999999999",
+        ];
+        for _ in 0..1 + self.below(3) {
+            let (a, b) = (self.below(bytes.len() + 1), self.below(bytes.len() + 1));
+            let (start, end) = (a.min(b), a.max(b));
+            let near = end.min(start + 8);
+            match self.below(9) {
+                0 if !bytes.is_empty() => {
+                    let at = self.below(bytes.len());
+                    bytes[at] ^= 1 << self.below(8);
+                }
+                1 => bytes.truncate(end),
+                2 => bytes.insert(start, self.next() as u8),
+                3 => drop(bytes.drain(start..near)),
+                4 | 5 => {
+                    let digits = self.digits(bytes);
+                    bytes.splice(digits, self.pick(&NUMBERS).bytes());
+                }
+                6 => drop(bytes.splice(start..near, self.pick(words).bytes())),
+                7 => {
+                    let copy = bytes[start..end].to_vec();
+                    bytes.splice(b..b, copy);
+                }
+                _ => {
+                    let digits = self.digits(bytes);
+                    let copy = bytes[digits].to_vec();
+                    let digits = self.digits(bytes);
+                    bytes.splice(digits, copy);
+                }
+            }
+        }
+    }
+}
+
+/// That many rounds are of use only if some headers are still taken and most are not.
+pub fn assert_both(taken: usize, rounds: usize) {
+    assert!(taken > rounds / 100 && taken < rounds * 9 / 10, "{taken} of {rounds} were taken");
+}
