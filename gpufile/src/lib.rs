@@ -24,6 +24,8 @@
 //! One contract holds on every path: a read is short only at the end of the file, interrupted and partial transfers go
 //! on, and an error says what failed and how many bytes had been transferred before.
 //!
+//! [`formats`] loads and saves models and arrays: safetensors, `.npy` and, with the feature `zarr`, Zarr.
+//!
 //! The feature `cudarc` adds the module of that name: slices, views and streams of the crate cudarc, which candle uses too.
 
 #![warn(missing_debug_implementations)]

@@ -3,7 +3,8 @@
 //!
 //! [`safetensors::Checkpoint`] loads the tensors of one file or of many into one allocation, as fast as one large read;
 //! [`safetensors::save`] writes a file. [`npy::NpyFile`] and [`npy::write()`] do the same for one array. New files
-//! replace old ones at once, or not at all.
+//! replace old ones at once, or not at all. With the feature `zarr`, the module of that name has Zarr arrays, whose chunks
+//! are files of their own.
 //!
 //! Below that, and without any input or output, are the headers: bytes go in, with the length of the file that they
 //! were read from, and names, types, shapes and byte ranges come out. Headers are input from strangers. What a parser
