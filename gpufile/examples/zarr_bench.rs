@@ -78,9 +78,9 @@ fn measure(case: &Case, less: usize, path: &Path, arguments: &Arguments, device:
         Some(device) => {
             let mut buffer = device.alloc(len_bytes)?;
             buffer.copy_from_host(0, &numbers)?;
-            seconds(|| array.write_from(&buffer))?
+            seconds(|| Ok(array.write_from(&buffer)?))?
         }
-        None => seconds(|| array.write_from(&numbers))?,
+        None => seconds(|| Ok(array.write_from(&numbers)?))?,
     };
 
     let array = Array::open(&store, "/")?;
@@ -124,7 +124,7 @@ impl Memory {
 }
 
 /// How long something takes that must succeed.
-fn seconds(work: impl FnOnce() -> gpufile::formats::Result<()>) -> Result<f64> {
+fn seconds(work: impl FnOnce() -> Result) -> Result<f64> {
     let start = Instant::now();
     work()?;
     Ok(start.elapsed().as_secs_f64())

@@ -109,11 +109,11 @@ fn chunks_without_a_file_have_the_fill_value() {
                 let mut expected = pattern(array.len_bytes() as usize);
                 array.write_from(&expected).unwrap();
                 fs::remove_file(chunk_path(&array, missing)).unwrap();
-                let ranges: Vec<_> = match missing {
-                    "1" => vec![5_000_000..6_000_000],
-                    _ => (3..6).map(|row| row * 1100 + 300..row * 1100 + 600).collect(),
+                let elements: Vec<_> = match missing {
+                    "1" => (5_000_000..6_000_000).collect(),
+                    _ => (3..6).flat_map(|row| row * 1100 + 300..row * 1100 + 600).collect(),
                 };
-                for element in ranges.into_iter().flatten() {
+                for element in elements {
                     expected[element * 4..element * 4 + 4].copy_from_slice(&FILL);
                 }
                 let mut buffer = on_device(bed, &vec![1; expected.len()]);
