@@ -11,7 +11,7 @@
 //!
 //! Arrays have one axis of 32-bit floats 0, 1, 2 and so on, uncompressed, of version 3. Each is written once to
 //! `DIR/z`, which must not exist, read three times into new memory, compared once with what was written, and removed. If
-//! there is no DIR, it is made, for arrays and chunks of a sixty-fourth, to try this.
+//! there is no DIR, it is made and removed again, for arrays and chunks of a sixty-fourth, to try this.
 //!
 //! `read_gbps` is the best of three, from allocating the memory until the array is there. Files that were just written
 //! are in the page cache. Without a GPU, and with none named, host memory takes its place. `--cufile` makes it a failure
@@ -49,20 +49,30 @@ fn main() -> ExitCode {
     common::run("[--cufile|--posix] DIR [GPU]", |arguments| {
         let folder = arguments.path(0)?;
         let device = arguments.device_if_any(1)?;
-        let less = if folder.exists() { 1 } else { LESS };
-        fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let path = folder.join("z");
-        if path.exists() {
-            return Err(format!("{} is there already", path.display()).into());
+        let is_new = !folder.exists();
+        if is_new {
+            fs::create_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
-        for case in &CASES {
-            let measured = measure(case, less, &path, &arguments, device.as_ref());
-            // What was measured, or what failed, matters more than whether the files of it stay.
-            let _ = fs::remove_dir_all(&path);
-            measured?;
+        let measured =
+            measure_all(&folder.join("z"), if is_new { LESS } else { 1 }, &arguments, device.as_ref());
+        if is_new {
+            fs::remove_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
-        Ok(())
+        measured
     })
+}
+
+fn measure_all(path: &Path, less: usize, arguments: &Arguments, device: Option<&Device>) -> Result {
+    if path.exists() {
+        return Err(format!("{} is there already", path.display()).into());
+    }
+    for case in &CASES {
+        let measured = measure(case, less, path, arguments, device);
+        // What was measured, or what failed, matters more than whether the files of it stay.
+        let _ = fs::remove_dir_all(path);
+        measured?;
+    }
+    Ok(())
 }
 
 fn measure(case: &Case, less: usize, path: &Path, arguments: &Arguments, device: Option<&Device>) -> Result {

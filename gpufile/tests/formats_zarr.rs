@@ -1,5 +1,7 @@
 //! Zarr arrays: what is read and written, by which way, and what every refusal says.
 
+#![allow(clippy::single_range_in_vec_init, reason = "regions of one axis")]
+
 use std::fs;
 use std::ops::Range;
 use std::path::Path;

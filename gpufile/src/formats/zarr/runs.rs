@@ -86,6 +86,8 @@ impl Runs {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::single_range_in_vec_init, reason = "a region of one axis")]
+
     use super::*;
 
     fn runs(origin: &[u64], shape: &[u64], region: &[Range<u64>]) -> (usize, Vec<(u64, usize)>) {
