@@ -501,17 +501,18 @@ impl Copies {
     }
 }
 
-/// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with sleeps
-/// that grow with the time waited, so that many workers that wait for one link do not burn a processor each.
+/// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with short
+/// sleeps, and then with longer ones, so that many workers that wait for one link do not burn a processor each.
 fn wait(event: &Event) -> cufile::Result<()> {
     const SPIN: Duration = Duration::from_micros(20);
-    const SHORTEST: Duration = Duration::from_micros(10);
-    const LONGEST: Duration = Duration::from_micros(100);
+    const LONG: Duration = Duration::from_micros(200);
+    const SHORT_SLEEP: Duration = Duration::from_micros(10);
+    const LONG_SLEEP: Duration = Duration::from_micros(50);
     let start = Instant::now();
     while !event.is_done()? {
         let waited = start.elapsed();
         if waited > SPIN {
-            thread::sleep((waited / 4).clamp(SHORTEST, LONGEST));
+            thread::sleep(if waited > LONG { LONG_SLEEP } else { SHORT_SLEEP });
         }
     }
     Ok(())

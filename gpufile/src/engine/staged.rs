@@ -52,14 +52,21 @@ struct Part {
     before_bytes: usize,
 }
 
+/// So many parts are submitted before the host begins. A stream has room for a thousand calls or so, past which submitting
+/// waits for what was submitted before.
+const MOST_AHEAD: usize = 64;
+
 #[derive(Default)]
-struct Progress {
+pub(crate) struct Progress {
     /// The part to be started next.
     next: usize,
     running: usize,
     /// What stopped the first part that did not come to its end, and its number.
     stop: Option<(usize, Stop)>,
-    /// The stream has come to it.
+    /// Whether the stream has come to it, and enough is submitted. The host begins when both are so, because workers that
+    /// wake up meanwhile slow the submitting down.
+    is_due: bool,
+    is_submitted: bool,
     begun: bool,
     given_up: bool,
     ended: bool,
@@ -107,11 +114,14 @@ impl Staged {
     /// What CUDA said; some may have been submitted.
     pub fn submit(self: &Arc<Self>, stream: &Stream, active: &Arc<Active>) -> cufile::Result<Event> {
         let _entered = stream.device().enter()?;
-        let (this, active) = (self.clone(), active.clone());
-        stream.call_on_host(move || active.begin(this))?;
+        let (this, host) = (self.clone(), active.clone());
+        stream.call_on_host(move || host.begin(this, |progress| progress.is_due = true))?;
         // A call takes a microsecond or two, so that what comes together is submitted together.
         let mut words = Vec::new();
-        for part in &self.parts {
+        for (number, part) in self.parts.iter().enumerate() {
+            if number == MOST_AHEAD {
+                active.begin(self.clone(), |progress| progress.is_submitted = true);
+            }
             words.push(self.wait_for(match self.direction {
                 Direction::Read => part.turn,
                 Direction::Write => part.turn.before(),
@@ -127,7 +137,9 @@ impl Staged {
             words.extend(self.parts.iter().map(|part| self.wait_for(part.turn)));
         }
         self.submit_words(stream, &mut words)?;
-        stream.record()
+        let passed = stream.record()?;
+        active.begin(self.clone(), |progress| progress.is_submitted = true);
+        Ok(passed)
     }
 
     fn wait_for(&self, turn: Turn) -> WordOperation {
@@ -158,11 +170,13 @@ impl Staged {
         }
     }
 
-    /// Notes that the stream has come to it; false if it was given up before.
-    pub fn begin(&self) -> bool {
+    /// Notes how far it is; says whether it begins now.
+    pub fn begin(&self, note: impl FnOnce(&mut Progress)) -> bool {
         let mut progress = self.progress();
-        progress.begun = !progress.given_up;
-        progress.begun
+        note(&mut progress);
+        let begins = progress.is_due && progress.is_submitted && !progress.begun && !progress.given_up;
+        progress.begun |= begins;
+        begins
     }
 
     /// Starts the parts whose turn it is; says whether the transfer has ended.
