@@ -41,7 +41,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            threads: thread::available_parallelism().map_or(1, usize::from).min(16),
+            threads: thread::available_parallelism().map_or(1, usize::from).min(12),
             task_bytes: None,
             bounce_buffer_bytes: 4 << 20,
             bounce_memory_bytes: None,
@@ -95,7 +95,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// How many threads a transfer of many pieces is spread over. By default one for each processor, and 16 at most:
+    /// How many threads a transfer of many pieces is spread over. By default one for each processor, and 12 at most:
     /// more add little on one GPU's link.
     pub fn threads(&self) -> usize {
         self.threads
@@ -419,7 +419,7 @@ mod tests {
     fn without_variables_the_defaults_hold() {
         let settings = from(&[]).unwrap();
         assert_eq!(settings, Settings::default());
-        assert!((1..=16).contains(&settings.threads()));
+        assert!((1..=12).contains(&settings.threads()));
         assert_eq!(settings.task_bytes(), None);
         assert_eq!(settings.bounce_buffer_bytes(), 4 << 20);
         assert_eq!(settings.bounce_memory_bytes(), 2 * settings.threads() * 2 * ((9 << 19) + (16 << 10)));

@@ -35,9 +35,9 @@ enum State {
 impl File {
     /// Reads into the whole buffer from `offset` in bytes, when the stream's work so far is done; work that is submitted
     /// to the stream later waits for it. The call itself does not wait: it takes some microseconds, and 3 for each 48 MiB,
-    /// but 10 to 50 ms when pinned memory is first allocated.
+    /// but 5 to 30 ms when pinned memory is first allocated.
     ///
-    /// The bytes go through up to 144 MiB of pinned memory for each stream, 600 MiB for all. Past that, and where the
+    /// The bytes go through up to 96 MiB of pinned memory for each stream, 400 MiB for all. Past that, and where the
     /// driver cannot make streams wait for words in memory, the call waits for the stream and for the transfer.
     /// [`Engine::release_buffers`](crate::Engine::release_buffers) frees what is not in use. Files for which
     /// [cuFile is required](PathPolicy::RequireCufile) are read while the call waits;

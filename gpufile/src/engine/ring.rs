@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cufile::cuda::{PinnedBuffer, Stream};
 
-/// One that the host works on, one that the GPU copies, and one that waits for its turn.
-const SLOTS: usize = 3;
+/// One that the host works on, and one that the GPU copies. More of them would leave the processor's cache before their
+/// turn comes, and that costs more than waiting for each other.
+const SLOTS: usize = 2;
 
 /// Slots for one stream at a time.
 pub(crate) struct Ring {
@@ -156,7 +157,7 @@ pub(crate) struct Rings(Mutex<Vec<Arc<Ring>>>);
 
 impl Rings {
     /// How much pinned memory all rings together take at most.
-    const LIMIT_BYTES: usize = 600 << 20;
+    const LIMIT_BYTES: usize = 400 << 20;
 
     /// A ring for a transfer of so many bytes on this stream, to be [released](Ring::release) after it; `None` if no more
     /// memory may, or can, be had. Transfers of one stream follow each other, and share theirs.
