@@ -194,7 +194,7 @@ impl Engine {
             // SAFETY: the requests hold their buffers.
             return unsafe { self.many(WRITE, Side::Write, entries, cutting) };
         }
-        let plan = WritePlan::of_entries(first.file, place, entries);
+        let plan = WritePlan::of_entries(self, first.file, place, entries);
         // SAFETY: as above.
         let result = unsafe { self.many(WRITE, plan.side.clone(), entries, plan.cutting) };
         let end = match &result {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::{Cutting, Entry, IoRange, Side};
+use crate::engine::{Cutting, Engine, Entry, IoRange, Side};
 use crate::file::File;
 use crate::memory::{Memory, Place};
 use crate::open_file::{Mapping, OpenFile, Storage};
@@ -55,31 +55,38 @@ impl WritePlan {
     /// For one range.
     pub fn of_range(file: &File, memory: &Memory, offset: u64, growth: Growth) -> Self {
         let extent = Extent::of([(offset, memory.len_bytes)].into_iter());
-        Self::new((file.open_file(), file.task_bytes()), memory.place, extent, growth)
+        Self::new((file.open_file(), file.engine()), file.task_bytes(), memory.place, extent, growth)
     }
 
     /// For ranges of one buffer.
     pub fn of_ranges(file: &File, memory: &Memory, ranges: &[IoRange]) -> Self {
         let extent = Extent::of(ranges.iter().map(|range| (range.file_offset, range.len_bytes)));
-        Self::new((file.open_file(), file.task_bytes()), memory.place, extent, Growth::MayAllocate)
+        Self::new(
+            (file.open_file(), file.engine()),
+            file.task_bytes(),
+            memory.place,
+            extent,
+            Growth::MayAllocate,
+        )
     }
 
-    /// For entries of one file, whose memory lies at `place` at the worst.
-    pub fn of_entries(file: &OpenFile, place: Place, entries: &[Entry<'_>]) -> Self {
+    /// For entries of one file that this engine writes, whose memory lies at `place` at the worst.
+    pub fn of_entries(engine: &Engine, file: &OpenFile, place: Place, entries: &[Entry<'_>]) -> Self {
         let extent = Extent::of(entries.iter().map(|entry| (entry.offset, entry.memory.len_bytes)));
-        Self::new((file, None), place, extent, Growth::MayAllocate)
+        Self::new((file, engine), None, place, extent, Growth::MayAllocate)
     }
 
     fn new(
-        (open, task_bytes): (&OpenFile, Option<usize>),
+        (open, engine): (&OpenFile, &Engine),
+        task_bytes: Option<usize>,
         place: Place,
         extent: Extent,
         growth: Growth,
     ) -> Self {
         let Extent { start, end, total_bytes, is_gapless } = extent;
-        let parallel = Cutting { graded_chunks: 0, ..open.engine.cutting(total_bytes, place, task_bytes) };
+        let parallel = Cutting { graded_chunks: 0, ..engine.cutting(total_bytes, place, task_bytes) };
         let plain = |cutting| Self { side: Side::Write, cutting, extended: None, preallocated: false };
-        let at_most = |limit: usize| match task_bytes.or(open.engine.settings().task_bytes()) {
+        let at_most = |limit: usize| match task_bytes.or(engine.settings().task_bytes()) {
             None => parallel.chunk_bytes.min(limit),
             Some(_) => parallel.chunk_bytes,
         };

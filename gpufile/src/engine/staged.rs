@@ -57,17 +57,16 @@ struct Part {
 const MOST_AHEAD: usize = 64;
 
 #[derive(Default)]
-pub(crate) struct Progress {
+struct Progress {
     /// The part to be started next.
     next: usize,
     running: usize,
     /// What stopped the first part that did not come to its end, and its number.
     stop: Option<(usize, Stop)>,
-    /// Whether the stream has come to it, and enough is submitted. The host begins when both are so, because workers that
-    /// wake up meanwhile slow the submitting down.
-    is_due: bool,
-    is_submitted: bool,
+    /// The stream has come to it.
     begun: bool,
+    /// Enough is submitted for the first part to be started: workers that wake up meanwhile slow the submitting down.
+    is_submitted: bool,
     given_up: bool,
     ended: bool,
 }
@@ -114,13 +113,13 @@ impl Staged {
     /// What CUDA said; some may have been submitted.
     pub fn submit(self: &Arc<Self>, stream: &Stream, active: &Arc<Active>) -> cufile::Result<Event> {
         let _entered = stream.device().enter()?;
-        let (this, host) = (self.clone(), active.clone());
-        stream.call_on_host(move || host.begin(this, |progress| progress.is_due = true))?;
+        let (this, active) = (self.clone(), active.clone());
+        stream.call_on_host(move || active.begin(this))?;
         // A call takes a microsecond or two, so that what comes together is submitted together.
         let mut words = Vec::new();
         for (number, part) in self.parts.iter().enumerate() {
             if number == MOST_AHEAD {
-                active.begin(self.clone(), |progress| progress.is_submitted = true);
+                self.progress().is_submitted = true;
             }
             words.push(self.wait_for(match self.direction {
                 Direction::Read => part.turn,
@@ -138,7 +137,7 @@ impl Staged {
         }
         self.submit_words(stream, &mut words)?;
         let passed = stream.record()?;
-        active.begin(self.clone(), |progress| progress.is_submitted = true);
+        self.progress().is_submitted = true;
         Ok(passed)
     }
 
@@ -170,19 +169,23 @@ impl Staged {
         }
     }
 
-    /// Notes how far it is; says whether it begins now.
-    pub fn begin(&self, note: impl FnOnce(&mut Progress)) -> bool {
+    /// Notes that the stream has come to it; false if it was given up before.
+    pub fn begin(&self) -> bool {
         let mut progress = self.progress();
-        note(&mut progress);
-        let begins = progress.is_due && progress.is_submitted && !progress.begun && !progress.given_up;
-        progress.begun |= begins;
-        begins
+        progress.begun = !progress.given_up;
+        progress.begun
     }
 
     /// Starts the parts whose turn it is; says whether the transfer has ended.
     pub fn advance(self: &Arc<Self>, submitter: &Submitter) -> bool {
         let mut progress = self.progress();
-        while progress.next < self.parts.len() && !progress.given_up && self.is_ready(&progress) {
+        let may_start = |progress: &Progress| {
+            progress.is_submitted
+                && progress.next < self.parts.len()
+                && !progress.given_up
+                && self.is_ready(progress)
+        };
+        while may_start(&progress) {
             let number = progress.next;
             progress.next += 1;
             if progress.stop.is_some() {

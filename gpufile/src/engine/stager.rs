@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::lanes::Lanes;
 use super::pool::{Pool, Submitter, sleep_exactly};
 use super::ring::Rings;
-use super::staged::{Progress, Staged};
+use super::staged::Staged;
 
 pub(crate) struct Stager {
     pub rings: Rings,
@@ -36,9 +36,9 @@ struct State {
 }
 
 impl Active {
-    /// Notes how far a transfer is, and takes it up if it begins now; does not wait.
-    pub fn begin(&self, staged: Arc<Staged>, note: impl FnOnce(&mut Progress)) {
-        if staged.begin(note) {
+    /// Takes up a transfer; does not wait.
+    pub fn begin(&self, staged: Arc<Staged>) {
+        if staged.begin() {
             self.state().begun.push(staged);
             self.changed.notify_one();
         }
