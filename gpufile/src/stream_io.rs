@@ -131,10 +131,7 @@ impl<B> StreamIo<B> {
         let State::Submitted(staged, passed) = &self.state else { return };
         let waited = passed.wait();
         let (done, cause) = match waited {
-            Ok(()) => {
-                staged.wait();
-                staged.outcome()
-            }
+            Ok(()) => staged.finish(),
             Err(error) => {
                 staged.give_up(|| {
                     // If it goes on after all, nothing may copy any more when the buffer goes back.

@@ -167,6 +167,15 @@ fn its_memory_is_freed_on_request() {
         let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
         assert_eq!(io.wait().0.unwrap(), LONG);
         assert!(file.engine().release_buffers() >= 2 * (8 << 20));
+
+        // The file's side is done before the stream has looked.
+        let io = file.write_all_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        while !io.is_done() {
+            std::thread::yield_now();
+        }
+        assert_eq!(file.engine().release_buffers(), 0, "the stream may still use it");
+        assert_eq!(io.wait().0.unwrap(), LONG);
+        assert!(file.engine().release_buffers() >= 2 * (8 << 20));
         let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
         assert_eq!(io.wait().0.unwrap(), LONG);
     });

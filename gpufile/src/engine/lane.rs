@@ -199,9 +199,7 @@ impl Lane {
                 if let Err(error) = bounce.pin(stream.device()) {
                     return Started::Done(Some((0, Some(error.into()))));
                 }
-                /// So many ranges are on their way from memory to the processor's cache.
-                const AHEAD: usize = 4;
-                let mut coming = plan.segments(transfer, chunk).skip(AHEAD);
+                let mut coming = plan.segments(transfer, chunk).skip(PREFETCHED);
                 let mut at = 0;
                 for segment in plan.segments(transfer, chunk) {
                     if let Some(later) = coming.next() {
@@ -323,6 +321,9 @@ impl Drop for Lane {
         debug_assert!(!self.is_busy(), "a lane is finished before it goes");
     }
 }
+
+/// How many ranges of a mapping are on their way from memory to the processor's cache while one is copied.
+const PREFETCHED: usize = 4;
 
 /// How a chunk was begun.
 enum Started {

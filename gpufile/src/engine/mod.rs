@@ -3,6 +3,9 @@
 //! A transfer is [planned](plan) into chunks and becomes a [job]. The workers of the [pool] take its chunks in turn. Each
 //! worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU copies one while the file's side works on
 //! the other.
+//!
+//! A transfer that a CUDA stream waits for is [staged] in parts, which pass through the slots of a [ring]; the [stager]
+//! carries it on, with workers of its own.
 
 mod bounce;
 mod devices;

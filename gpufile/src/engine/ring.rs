@@ -132,7 +132,7 @@ impl Ring {
         unsafe { AtomicU32::from_ptr(word) }
     }
 
-    /// Ends a transfer's use of the ring.
+    /// Ends a transfer's use of the ring, when the stream will not come to its words and slots any more.
     pub fn release(&self) {
         self.transfers.fetch_sub(1, Ordering::AcqRel);
     }

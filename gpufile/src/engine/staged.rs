@@ -52,10 +52,6 @@ struct Part {
     before_bytes: usize,
 }
 
-/// So many parts are submitted before the host begins. A stream has room for a thousand calls or so, past which submitting
-/// waits for what was submitted before.
-const MOST_AHEAD: usize = 64;
-
 #[derive(Default)]
 struct Progress {
     /// The part to be started next.
@@ -72,12 +68,12 @@ struct Progress {
 }
 
 impl Staged {
-    /// A transfer that uses these turns of the ring, which is released when it has ended.
+    /// A transfer that uses these turns of the ring, and releases it in [`finish`](Self::finish) or
+    /// [`give_up`](Self::give_up).
     ///
     /// # Safety
     /// The file must stay, and the memory be as an [`IoBuf`](cufile::IoBuf) (for reads,
-    /// [`IoBufMut`](cufile::IoBufMut)) promises, until the transfer [has ended](Self::wait) or was
-    /// [given up](Self::give_up).
+    /// [`IoBufMut`](cufile::IoBufMut)) promises, until one of these has returned.
     pub unsafe fn new(
         (file, direction): (&File, Direction),
         memory: Memory,
@@ -112,6 +108,9 @@ impl Staged {
     /// # Errors
     /// What CUDA said; some may have been submitted.
     pub fn submit(self: &Arc<Self>, stream: &Stream, active: &Arc<Active>) -> cufile::Result<Event> {
+        /// So many parts are submitted before the host begins. A stream has room for a thousand calls or so, past which
+        /// submitting waits for what was submitted before.
+        const MOST_AHEAD: usize = 64;
         let _entered = stream.device().enter()?;
         let (this, active) = (self.clone(), active.clone());
         stream.call_on_host(move || active.begin(this))?;
@@ -147,8 +146,7 @@ impl Staged {
     }
 
     fn submit_words(&self, stream: &Stream, words: &mut Vec<WordOperation>) -> cufile::Result<()> {
-        // SAFETY: words of the ring, whose memory is not freed before the stream has passed: freeing pinned memory waits
-        // for the GPU.
+        // SAFETY: words of the ring, which is released, so that its memory may be freed, when the stream has passed.
         unsafe { stream.on_words(words) }?;
         words.clear();
         Ok(())
@@ -202,9 +200,6 @@ impl Staged {
         if progress.running > 0 || !(progress.given_up || is_complete) {
             return false;
         }
-        if !progress.given_up {
-            self.ring.release();
-        }
         progress.ended = true;
         self.ended.notify_all();
         true
@@ -254,11 +249,17 @@ impl Staged {
         self.ring.hand_to_stream(part.turn);
     }
 
-    /// Waits until the transfer has ended. Only when the stream has come to it, or surely will.
-    pub fn wait(&self) {
+    /// Waits until the transfer has ended; returns how many bytes were transferred, and what failed. Once, and only when
+    /// the stream has passed all that was submitted.
+    pub fn finish(&self) -> Outcome {
         let mut progress = self.progress();
         while !progress.ended {
             progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.ring.release();
+        match progress.stop.take() {
+            None => (self.memory.len_bytes, None),
+            Some((number, stop)) => (self.parts[number].before_bytes + stop.done_bytes, stop.cause),
         }
     }
 
@@ -271,31 +272,25 @@ impl Staged {
     }
 
     /// Ends the transfer of a stream to which not all could be submitted, or that failed: nothing is started any more,
-    /// and the stream does not wait any more. `stream_is_done` waits for what was submitted.
+    /// and the stream does not wait any more. `stream_is_done` waits for what was submitted. Once, instead of
+    /// [`finish`](Self::finish).
     pub fn give_up(&self, stream_is_done: impl FnOnce()) {
         let mut progress = self.progress();
-        if progress.ended {
-            return;
-        }
         progress.given_up = true;
         while progress.begun && !progress.ended {
             progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
         }
         progress.ended = true;
         drop(progress);
-        let last_turns = self.parts.iter().map(|part| part.turn);
-        last_turns.clone().for_each(|turn| self.ring.hand_to_stream(turn));
+        // Later transfers of the stream may have had their turns already.
+        let turns = self.parts.iter().map(|part| part.turn);
+        turns
+            .clone()
+            .filter(|turn| !self.ring.is_with_stream(*turn))
+            .for_each(|turn| self.ring.hand_to_stream(turn));
         stream_is_done();
-        last_turns.for_each(|turn| self.ring.hand_to_host(turn));
+        turns.filter(|turn| !self.ring.is_with_host(*turn)).for_each(|turn| self.ring.hand_to_host(turn));
         self.ring.release();
-    }
-
-    /// How many bytes were transferred, and what failed. Only when the transfer has ended.
-    pub fn outcome(&self) -> Outcome {
-        match self.progress().stop.take() {
-            None => (self.memory.len_bytes, None),
-            Some((number, stop)) => (self.parts[number].before_bytes + stop.done_bytes, stop.cause),
-        }
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
