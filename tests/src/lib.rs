@@ -1,6 +1,7 @@
 //! What tests of the workspace stand on.
 
 pub mod bed;
+pub mod counting;
 mod emulator;
 mod symbols;
 

@@ -1,43 +1,10 @@
 //! Transfers of host memory that were made before allocate nothing on any thread.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
+use cufile_tests::counting::{Counting, allocations, allocations_at_first, assert_counting};
 use gpufile::{Engine, File, IoRange, OpenOptions};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// How often any thread allocates while `work` is done five times.
-fn allocations_at_first(mut work: impl FnMut()) -> usize {
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    (0..5).for_each(|_| work());
-    ALLOCATIONS.load(Ordering::Relaxed) - before
-}
-
-/// The same, when each worker has met such work before.
-fn allocations(mut work: impl FnMut()) -> usize {
-    // It is chance which worker does what; one that does a part for the first time allocates once and for all.
-    (0..40).map(|_| allocations_at_first(&mut work)).find(|count| *count == 0).unwrap_or(usize::MAX)
-}
 
 fn file(engine: &Engine, folder: &tempfile::TempDir) -> File {
     let options = OpenOptions::new().read(true).write(true).create(true).engine(engine);
@@ -47,9 +14,7 @@ fn file(engine: &Engine, folder: &tempfile::TempDir) -> File {
 // One test, because others would allocate meanwhile.
 #[test]
 fn transfers_of_host_memory_that_were_made_before_allocate_nothing() {
-    // The test harness, too, may allocate once or twice while it starts.
-    let counted = allocations_at_first(|| drop(std::hint::black_box(vec![0u8; 100])));
-    assert!(counted >= 5, "{counted} of 5 allocations are counted");
+    assert_counting();
 
     let engine = Engine::builder().threads(4).build();
     // On tmpfs, where it is one, and on what temporary files are on.
