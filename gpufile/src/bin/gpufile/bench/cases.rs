@@ -11,7 +11,7 @@ use std::{fs, io, thread};
 use cufile::FileProperties;
 use gpufile::{DirectIo, IoRange, ReadRequest, page_cache};
 
-use super::memory::{DeviceMemory, HostMemory, Lcg, compare, in_order};
+use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, in_order};
 use super::timing::{Measured, timed};
 use super::{Bench, GIB, KIB, MIB, Result};
 
@@ -189,7 +189,8 @@ fn stream_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize, until: 
     let stream = memory.device().stream()?;
     let mut buffer = Some(memory.device().alloc(size)?);
     let laps = bench.warm_laps(|| {
-        let target = buffer.take().ok_or("the last read failed")?;
+        let mut target = buffer.take().ok_or("the last read failed")?;
+        target.fill(POISON)?;
         let mut read = None;
         let lap = timed(|| {
             read = Some(file.read_at_on_stream(&stream, target, 0));

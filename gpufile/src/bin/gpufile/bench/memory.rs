@@ -12,7 +12,7 @@ use super::{Bench, MIB, Result};
 use crate::Failure;
 
 /// What a buffer is filled with, so that bytes from an earlier read are not taken for those of a later one.
-const POISON: u8 = 0x5a;
+pub const POISON: u8 = 0x5a;
 
 /// What can be compared with a file.
 pub trait Contents {
