@@ -41,6 +41,8 @@ struct Extent {
 impl Extent {
     fn of(ranges: impl Iterator<Item = (u64, usize)>) -> Self {
         let empty = Self { start: u64::MAX, end: 0, total_bytes: 0, is_gapless: true };
+        // Empty ranges may lie anywhere, and leave the file as long as it is.
+        let ranges = ranges.filter(|(_, len_bytes)| *len_bytes > 0);
         let all = ranges.fold(empty, |all, (offset, len_bytes)| Self {
             start: all.start.min(offset),
             end: all.end.max(offset.saturating_add(len_bytes as u64)),

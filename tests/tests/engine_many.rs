@@ -291,3 +291,31 @@ fn small_ranges_by_o_direct_have_room_however_many_there_are() {
         });
     }
 }
+
+#[test]
+fn ranges_of_no_bytes_leave_a_file_as_long_as_it_is() {
+    Bed::each(|bed| {
+        let engine = engine(bed).build();
+        let bytes = pattern(3 << 20);
+        for folder in folders() {
+            let path = folder.path().join(format!("grown {}", bed.is_real()));
+            let far = 100 << 20;
+            for ranges in
+                [[range(far, 0, 0), range(0, 0, bytes.len())], [range(0, 0, bytes.len()), range(far, 0, 0)]]
+            {
+                let file = open(&engine, &path);
+                file.set_len(0).unwrap();
+                file.write_many(&bytes, &ranges).unwrap();
+                assert!(fs::read(&path).unwrap() == bytes, "{ranges:?}");
+
+                file.set_len(0).unwrap();
+                let request = |range: &IoRange| {
+                    let part = &bytes[range.buffer_offset..][..range.len_bytes];
+                    WriteRequest::new(&file, range.file_offset, part).unwrap()
+                };
+                engine.write_many(&ranges.each_ref().map(request)).unwrap();
+                assert!(fs::read(&path).unwrap() == bytes, "{ranges:?} as requests");
+            }
+        }
+    });
+}
