@@ -233,9 +233,13 @@ impl File {
 
     /// How a read of one range is cut.
     pub(crate) fn read_cutting(&self, memory: &Memory, offset: u64) -> Cutting {
-        let cutting = self.cutting(memory.len_bytes, memory.place);
+        self.cutting_for_read(self.cutting(memory.len_bytes, memory.place), offset, memory.len_bytes)
+    }
+
+    /// How a read is cut that begins with this range.
+    pub(crate) fn cutting_for_read(&self, cutting: Cutting, offset: u64, len_bytes: usize) -> Cutting {
         match self.task_bytes {
-            None => self.open.cutting_for_disk(cutting, offset, memory.len_bytes),
+            None => self.open.cutting_for_read(cutting, offset, len_bytes),
             Some(_) => cutting,
         }
     }

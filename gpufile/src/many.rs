@@ -6,11 +6,11 @@ use std::slice;
 
 use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
-use crate::engine::{Cutting, Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer};
+use crate::engine::{Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer, UnderWay, place_of};
 use crate::error::{Cause, Error, Result};
 use crate::file::{File, READ, WRITE};
-use crate::memory::{Memory, Place};
-use crate::write_plan::WritePlan;
+use crate::memory::Memory;
+use crate::write_plan::{WritePlan, pieces};
 
 impl File {
     /// Reads many ranges of the file into parts of one buffer. Small ranges are packed, neighbours merged, and all
@@ -24,11 +24,10 @@ impl File {
     /// it, are refused ([`Cause::Invalid`]).
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
-        if ranges.is_empty() {
-            return Ok(());
-        }
+        let Some(first) = ranges.first() else { return Ok(()) };
         let entries = self.entries(memory, ranges);
         let cutting = self.cutting(entries.total_bytes(), memory.place);
+        let cutting = self.cutting_for_read(cutting, first.file_offset, first.len_bytes);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().read_ranges(&Transfer { side: Side::Read, entries }, cutting) };
         self.ranges_outcome(READ, &memory, ranges, outcome)
@@ -173,9 +172,11 @@ impl Engine {
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
         let Some(first) = entries.first() else { return Ok(()) };
         let cutting = self.cutting(Entries::Each(entries).total_bytes(), place_of(entries), None);
-        let cutting = first.file.cutting_for_disk(cutting, first.offset, first.memory.len_bytes);
+        let cutting = first.file.cutting_for_read(cutting, first.offset, first.memory.len_bytes);
+        let transfer = Transfer { side: Side::Read, entries: Entries::Each(entries) };
         // SAFETY: the requests hold their buffers alone.
-        unsafe { self.many(READ, Side::Read, entries, cutting) }
+        let outcome = unsafe { self.run(&transfer, cutting) };
+        each_outcome(READ, entries, outcome)
     }
 
     /// Writes memory to many ranges of any files, in one call as [`File::write_many`]. Where ranges overlap in a file,
@@ -187,46 +188,55 @@ impl Engine {
     pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
-        let Some(first) = entries.first() else { return Ok(()) };
-        let place = place_of(entries);
-        if !entries.iter().all(|entry| std::ptr::eq(entry.file, first.file)) {
-            let cutting = self.cutting(Entries::Each(entries).total_bytes(), place, None);
-            // SAFETY: the requests hold their buffers.
-            return unsafe { self.many(WRITE, Side::Write, entries, cutting) };
-        }
-        let plan = WritePlan::of_entries(self, first.file, place, entries);
-        // SAFETY: as above.
-        let result = unsafe { self.many(WRITE, plan.side.clone(), entries, plan.cutting) };
-        let end = match &result {
-            Err(Error::Entry { entry, error }) => entries[*entry].offset + error.bytes_done() as u64,
-            _ => 0,
-        };
-        plan.tidy_up(first.file, end, result.is_err());
-        result
+        // SAFETY: the requests hold their buffers.
+        let outcome = unsafe { self.write_pieces(entries) };
+        each_outcome(WRITE, entries, Ok(outcome))
     }
 
+    /// Writes entries, each file as is fastest for it, and several files at once.
+    ///
     /// # Safety
     /// As for [`Engine::run`].
-    unsafe fn many(
-        &self,
-        operation: &'static str,
-        side: Side,
-        entries: &[Entry<'_>],
-        cutting: Cutting,
-    ) -> Result<()> {
-        let transfer = Transfer { side, entries: Entries::Each(entries) };
-        // SAFETY: the caller's promise.
-        let outcome = unsafe { self.run(&transfer, cutting) };
-        entry_outcome(outcome, |entry, done_bytes, cause| {
-            let Entry { file, offset, memory } = &entries[entry];
-            file.transfer_error(operation, *offset, memory.len_bytes, done_bytes, cause)
-        })
+    unsafe fn write_pieces(&self, entries: &[Entry<'_>]) -> Option<Stop> {
+        type Written<'e, 'a> = (usize, &'e [Entry<'a>], WritePlan);
+        let tidied_up = |(start, piece, plan): Written<'_, '_>, stop: Option<Stop>| {
+            let end = stop.as_ref().map_or(0, |stop| piece[stop.entry].offset + stop.done_bytes as u64);
+            plan.tidy_up(piece[0].file, end, stop.is_some());
+            stop.map(|stop| Stop { entry: start + stop.entry, ..stop })
+        };
+        let (mut start, mut stop) = (0, None);
+        let mut under_way = UnderWay::new(self);
+        for piece in pieces(entries) {
+            let plan = WritePlan::of_piece(self, piece);
+            let transfer = Transfer { side: plan.side.clone(), entries: Entries::Each(piece) };
+            // SAFETY: the caller's promise; `under_way` waits for it.
+            let prepared = unsafe { self.prepare(&transfer, &plan.cutting) };
+            let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
+            self.start(&transfer, &job, chunks, chunks == 1 && piece.len() == entries.len());
+            if let Some((written, stopped)) = under_way.push((start, piece, plan), job) {
+                stop = tidied_up(written, stopped);
+            }
+            if stop.is_some() {
+                break;
+            }
+            start += piece.len();
+        }
+        while let Some((written, stopped)) = under_way.finish_next() {
+            let stopped = tidied_up(written, stopped);
+            stop = stop.or(stopped);
+        }
+        stop
     }
 }
 
-/// Where memory lies, as far as it matters for how transfers are cut: bounce buffers limit the parts of device memory, and
-/// parts of host memory may as well be as short.
-fn place_of(entries: &[Entry<'_>]) -> Place {
-    let device = entries.iter().map(|entry| entry.memory.place).find(|place| *place != Place::Host);
-    device.unwrap_or(Place::Host)
+/// What became of requests, as users see it.
+fn each_outcome(
+    operation: &'static str,
+    entries: &[Entry<'_>],
+    outcome: Result<Option<Stop>, Refused>,
+) -> Result<()> {
+    entry_outcome(outcome, |entry, done_bytes, cause| {
+        let Entry { file, offset, memory } = &entries[entry];
+        file.transfer_error(operation, *offset, memory.len_bytes, done_bytes, cause)
+    })
 }

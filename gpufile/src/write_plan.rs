@@ -1,8 +1,9 @@
 //! By what a range is written fastest.
 
 use std::sync::Arc;
+use std::{iter, ptr};
 
-use crate::engine::{Cutting, Engine, Entry, IoRange, Side};
+use crate::engine::{Cutting, Engine, Entry, IoRange, Side, place_of};
 use crate::file::File;
 use crate::memory::{Memory, Place};
 use crate::open_file::{Mapping, OpenFile, Storage};
@@ -21,8 +22,6 @@ pub(crate) struct WritePlan {
 const SMALL_BYTES: usize = 1 << 20;
 /// Larger pieces leave the processor's cache between the copy from the GPU and the copy to the page cache.
 const SERIAL_CHUNK_BYTES: usize = 1 << 20;
-/// What disks are written fastest by.
-const DISK_CHUNK_BYTES: usize = 1 << 20;
 /// From here on, a file that grows gets its blocks at once.
 const PREALLOCATE_BYTES: usize = 16 << 20;
 /// What is written last, by a write call, so that those who watch the file are told.
@@ -72,10 +71,20 @@ impl WritePlan {
         )
     }
 
-    /// For entries of one file that this engine writes, whose memory lies at `place` at the worst.
-    pub fn of_entries(engine: &Engine, file: &OpenFile, place: Place, entries: &[Entry<'_>]) -> Self {
-        let extent = Extent::of(entries.iter().map(|entry| (entry.offset, entry.memory.len_bytes)));
-        Self::new((file, engine), None, place, extent, Growth::MayAllocate)
+    /// For one of the [`pieces`] that this engine writes.
+    pub fn of_piece(engine: &Engine, piece: &[Entry<'_>]) -> Self {
+        let place = place_of(piece);
+        let extent = Extent::of(piece.iter().map(|entry| (entry.offset, entry.memory.len_bytes)));
+        match piece {
+            [first, others @ ..] if others.iter().all(|entry| ptr::eq(entry.file, first.file)) => {
+                Self::new((first.file, engine), None, place, extent, Growth::MayAllocate)
+            }
+            _ => Self::plain(engine.cutting(extent.total_bytes, place, None)),
+        }
+    }
+
+    fn plain(cutting: Cutting) -> Self {
+        Self { side: Side::Write, cutting, extended: None, preallocated: false }
     }
 
     fn new(
@@ -87,39 +96,36 @@ impl WritePlan {
     ) -> Self {
         let Extent { start, end, total_bytes, is_gapless } = extent;
         let parallel = Cutting { graded_chunks: 0, ..engine.cutting(total_bytes, place, task_bytes) };
-        let plain = |cutting| Self { side: Side::Write, cutting, extended: None, preallocated: false };
-        let at_most = |limit: usize| match task_bytes.or(engine.settings().task_bytes()) {
-            None => parallel.chunk_bytes.min(limit),
-            Some(_) => parallel.chunk_bytes,
-        };
-        if open.direct_for_write(total_bytes).is_some() {
-            return plain(Cutting { chunk_bytes: at_most(DISK_CHUNK_BYTES), ..parallel });
+        let is_free = task_bytes.or(engine.settings().task_bytes()).is_none();
+        if let Some(direct) = open.direct_for_write(total_bytes) {
+            return Self::plain(if is_free { direct.cutting(parallel) } else { parallel });
         }
         let by_cufile = matches!(place, Place::Device(_)) && open.cufile(total_bytes).is_some();
         if total_bytes < SMALL_BYTES || by_cufile || !open.storage.can_write_by_mapping() {
-            return plain(parallel);
+            return Self::plain(parallel);
         }
-        let serial = Cutting { chunk_bytes: at_most(SERIAL_CHUNK_BYTES), serial: true, ..parallel };
-        let Ok(len_bytes) = open.len_bytes() else { return plain(serial) };
+        let chunk_bytes = parallel.chunk_bytes.min(if is_free { SERIAL_CHUNK_BYTES } else { usize::MAX });
+        let serial = Cutting { chunk_bytes, serial: true, ..parallel };
+        let Ok(len_bytes) = open.len_bytes() else { return Self::plain(serial) };
         let mut extended = None;
         if end > len_bytes && (!is_gapless || growth == Growth::AsWritten) {
             // What lies between ranges stays a hole.
-            return plain(serial);
+            return Self::plain(serial);
         } else if end > len_bytes {
             let grows_by = end - len_bytes.max(start);
             if open.storage != Storage::Tmpfs {
                 let preallocated = grows_by >= PREALLOCATE_BYTES as u64
                     && open.allocate(len_bytes.max(start), grows_by, Keep::Size);
-                return Self { preallocated, ..plain(serial) };
+                return Self { preallocated, ..Self::plain(serial) };
             }
             if !open.allocate(len_bytes.max(start), grows_by, Keep::Nothing) {
-                return plain(serial);
+                return Self::plain(serial);
             }
             extended = Some((len_bytes, end));
         } else if open.storage != Storage::Tmpfs && !open.is_cached_by_samples(start, (end - start) as usize)
         {
             // What is not cached would first have to be read for a mapping.
-            return plain(serial);
+            return Self::plain(serial);
         }
         let mapping = match extended {
             None => open.mapping_for_overwriting(end),
@@ -135,7 +141,7 @@ impl WritePlan {
                 extended,
                 preallocated: false,
             },
-            None => Self { extended, ..plain(serial) },
+            None => Self { extended, ..Self::plain(serial) },
         }
     }
 
@@ -157,6 +163,29 @@ impl WritePlan {
             let _ = file.file.set_len(len_bytes);
         }
     }
+}
+
+/// Entries that are written together, so that each file is written as is fastest for it: next to each other, and much of one
+/// file or little of each of several.
+pub(crate) fn pieces<'e, 'a>(entries: &'e [Entry<'a>]) -> impl Iterator<Item = &'e [Entry<'a>]> {
+    let mut rest = entries;
+    iter::from_fn(move || {
+        let mut len = 0;
+        for one_file in rest.chunk_by(|one, next| ptr::eq(one.file, next.file)) {
+            let bytes =
+                one_file.iter().fold(0, |sum: usize, entry| sum.saturating_add(entry.memory.len_bytes));
+            if bytes < SMALL_BYTES {
+                len += one_file.len();
+                continue;
+            }
+            if len == 0 {
+                len = one_file.len();
+            }
+            break;
+        }
+        let piece = rest.split_off(..len)?;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// How a file comes to be longer.

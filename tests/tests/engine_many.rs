@@ -6,7 +6,8 @@ use std::path::Path;
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, pattern};
 use gpufile::{
-    Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, OpenOptions, ReadRequest, WriteRequest,
+    BufSlice, Cause, DirectIo, Engine, EngineBuilder, Error, File, IoRange, OpenOptions, ReadRequest,
+    WriteRequest,
 };
 
 fn engine(bed: &Bed) -> EngineBuilder {
@@ -316,6 +317,61 @@ fn ranges_of_no_bytes_leave_a_file_as_long_as_it_is() {
                 engine.write_many(&ranges.each_ref().map(request)).unwrap();
                 assert!(fs::read(&path).unwrap() == bytes, "{ranges:?} as requests");
             }
+        }
+    });
+}
+
+#[test]
+fn several_new_files_are_written_in_one_call() {
+    Bed::each(|bed| {
+        let engine = engine(bed).threads(4).build();
+        let bytes = pattern(20 << 20);
+        let mut device = bed.device.alloc(bytes.len()).unwrap();
+        device.copy_from_host(0, &bytes).unwrap();
+        // Much for one file, then little for each of some, then much for one again, in two parts.
+        let parts = [
+            ("one", 0..9 << 20),
+            ("two", 1..5000),
+            ("three", 7 << 20..(7 << 20) + 100),
+            ("four", 100..6 << 20),
+            ("four", 6 << 20..20 << 20),
+            ("five", 0..0),
+        ];
+        for (folder, from_device) in folders().iter().flat_map(|folder| [(folder, false), (folder, true)]) {
+            let path = |name: &str| folder.path().join(format!("{name} {from_device} {}", bed.is_real()));
+            let files = parts.clone().map(|(name, _)| (name, open(&engine, &path(name))));
+            let request = |number: usize, file| {
+                let range = parts[number].1.clone();
+                // Parts of a file follow each other from its beginning.
+                let earlier = parts[..number].iter().filter(|(name, _)| *name == parts[number].0);
+                let offset = earlier.map(|(_, range)| range.len() as u64).sum();
+                match from_device {
+                    true => WriteRequest::new(file, offset, BufSlice::new(&device, range)).unwrap(),
+                    false => WriteRequest::new(file, offset, &bytes[range]).unwrap(),
+                }
+            };
+            let requests: Vec<_> = (0..parts.len())
+                .map(|number| {
+                    let (_, file) = files.iter().find(|(name, _)| *name == parts[number].0).unwrap();
+                    request(number, file)
+                })
+                .collect();
+            engine.write_many(&requests).unwrap();
+            for (name, _) in &parts {
+                let of_file = parts.iter().filter(|(other, _)| other == name);
+                let expected: Vec<u8> =
+                    of_file.flat_map(|(_, range)| bytes[range.clone()].iter().copied()).collect();
+                assert!(fs::read(path(name)).unwrap() == expected, "{name} in {}", folder.path().display());
+            }
+
+            // Nobody may write to the last; what comes before it is written all the same.
+            let unwritable = File::options().read(true).engine(&engine).open(path("five")).unwrap();
+            let again = open(&engine, &path("one"));
+            again.set_len(0).unwrap();
+            let requests = [request(0, &again), WriteRequest::new(&unwritable, 3, &bytes).unwrap()];
+            let (number, error) = entry(engine.write_many(&requests));
+            assert_eq!((number, error.bytes_done()), (1, 0), "{error}");
+            assert!(fs::read(path("one")).unwrap() == bytes[..9 << 20]);
         }
     });
 }

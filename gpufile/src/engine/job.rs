@@ -23,20 +23,22 @@ pub(crate) struct Stop {
 }
 
 /// How the chunks of a job are handed out.
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Handing {
     /// All chunks go to one worker, in order.
     pub serial: bool,
     /// The last chunk is handed out when the others are done.
     pub last_alone: bool,
+    /// No more chunks are out at a time.
+    pub at_once: Option<usize>,
 }
 
 /// What is to be done after a chunk was completed.
 #[must_use]
 pub(crate) enum After {
     Nothing,
-    /// The last chunk may be handed out now.
-    LastIsReady,
+    /// Chunks that were held back may be handed out now.
+    MoreIsReady,
     /// The job is done: tell this one.
     Finished(Option<Waker>),
 }
@@ -73,6 +75,22 @@ impl State {
     fn is_done(&self) -> bool {
         self.next == self.chunks && self.running == 0
     }
+
+    /// Whether as many chunks are out as may be.
+    fn is_full(&self) -> bool {
+        self.handing.at_once.is_some_and(|most| self.running >= most)
+    }
+
+    /// Whether only the last chunk is left, which waits for the others.
+    fn last_is_left(&self) -> bool {
+        self.handing.last_alone && self.next + 1 == self.chunks
+    }
+
+    /// How many of the chunks may have been handed out by now.
+    fn ready(&self) -> usize {
+        let last_is_held_back = self.handing.last_alone && (self.running > 0 || self.next + 1 < self.chunks);
+        self.chunks - usize::from(last_is_held_back)
+    }
 }
 
 // SAFETY: `work` changes only in `Job::set_up` and `Job::take_outcome`, called by the one who uses the job and while no
@@ -103,7 +121,8 @@ impl Job {
         work.transfer =
             Some(unsafe { std::mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
         let (chunks, keeps_order) = (work.plan.chunks(), work.plan.keeps_order());
-        let handing = Handing { serial: cutting.serial, last_alone: cutting.last_bytes > 0 && chunks > 1 };
+        let Cutting { serial, at_once, last_bytes, .. } = *cutting;
+        let handing = Handing { serial, last_alone: last_bytes > 0 && chunks > 1, at_once };
         self.is_done.store(false, Ordering::Relaxed);
         *self.state() = State { chunks, handing, ..State::default() };
         Ok((chunks, keeps_order))
@@ -123,12 +142,8 @@ impl Job {
     /// Hands out chunks, and says whether more can be had at once.
     pub fn take(&self) -> Option<(Range<usize>, bool)> {
         let mut state = self.state();
-        let ready = match state.handing.last_alone {
-            true if state.running > 0 => state.chunks - 1,
-            true if state.next < state.chunks - 1 => state.chunks - 1,
-            _ => state.chunks,
-        };
-        if state.next >= ready {
+        let ready = state.ready();
+        if state.next >= ready || state.is_full() {
             return None;
         }
         let start = state.next;
@@ -138,7 +153,7 @@ impl Job {
         if end == state.chunks {
             self.progressed.notify_all();
         }
-        Some((start..end, end < ready))
+        Some((start..end, end < ready && !state.is_full()))
     }
 
     /// Takes a chunk back; `stop` tells how many bytes of it were transferred, and what failed, if not all were.
@@ -150,6 +165,7 @@ impl Job {
             Stop { entry, done_bytes, cause }
         });
         let mut state = self.state();
+        let was_full = state.is_full();
         state.running -= 1;
         if let Some(stop) = stop {
             // What comes later is not begun any more; of what is under way, the first chunk counts, because all before
@@ -165,8 +181,8 @@ impl Job {
             self.progressed.notify_all();
             return After::Finished(waker);
         }
-        let last_is_left = state.handing.last_alone && state.running == 0 && state.next == state.chunks - 1;
-        if last_is_left { After::LastIsReady } else { After::Nothing }
+        let was_held_back = was_full || state.last_is_left();
+        if was_held_back && state.next < state.ready() { After::MoreIsReady } else { After::Nothing }
     }
 
     /// Waits until all chunks that were or will be handed out are completed.
@@ -248,5 +264,56 @@ impl IdleJobs {
 
     pub fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Workers that take and complete chunks in any order, and the queue as [`pool`](super::super::pool) keeps it.
+    fn hand_out(handing: Handing, chunks: usize, mut choice: impl FnMut() -> bool) -> Vec<usize> {
+        let job = Job::default();
+        *job.state() = State { chunks, handing, ..State::default() };
+        let (mut queued, mut out, mut order) = (true, Vec::new(), Vec::new());
+        while !job.is_done() {
+            assert!(queued || !out.is_empty(), "{handing:?}: nobody would go on after {order:?}");
+            if queued && (out.is_empty() || choice()) {
+                queued = false;
+                if let Some((taken, more)) = job.take() {
+                    out.extend(taken.clone());
+                    order.extend(taken);
+                    queued = more;
+                }
+                assert!(
+                    handing.serial || handing.at_once.is_none_or(|most| out.len() <= most),
+                    "{handing:?}"
+                );
+                assert!(!handing.last_alone || !out.contains(&(chunks - 1)) || out.len() == 1, "{handing:?}");
+            } else {
+                let chunk = out.swap_remove(if choice() { 0 } else { out.len() - 1 });
+                queued |= matches!(job.complete(chunk, None), After::MoreIsReady);
+            }
+        }
+        assert!(out.is_empty());
+        order
+    }
+
+    #[test]
+    fn each_chunk_is_handed_out_once_and_none_is_forgotten() {
+        for (chunks, serial, last_alone) in (1..8)
+            .flat_map(|chunks| [(chunks, false, false), (chunks, true, false), (chunks, false, chunks > 1)])
+        {
+            for at_once in [None, Some(1), Some(2), Some(3)] {
+                for choices in 0u32..1 << 10 {
+                    let mut turn = 0;
+                    let order = hand_out(Handing { serial, last_alone, at_once }, chunks, || {
+                        turn += 1;
+                        choices >> (turn % 10) & 1 == 1
+                    });
+                    assert!(order.into_iter().eq(0..chunks));
+                }
+            }
+        }
     }
 }

@@ -18,6 +18,7 @@ mod ring;
 mod staged;
 mod stager;
 mod transfer;
+mod under_way;
 mod windows;
 
 use std::fmt;
@@ -31,7 +32,8 @@ pub(crate) use bounce::Bounce;
 pub(crate) use job::{Job, Stop};
 pub(crate) use plan::Refused;
 pub use transfer::IoRange;
-pub(crate) use transfer::{Entries, Entry, Side, Transfer};
+pub(crate) use transfer::{Entries, Entry, Side, Transfer, place_of};
+pub(crate) use under_way::UnderWay;
 
 use crate::memory::{Memory, Place};
 use crate::open_file::{OpenFile, Outcome};
@@ -303,12 +305,17 @@ impl Engine {
     ) -> Result<Option<Stop>, Refused> {
         // SAFETY: this function returns when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer, &cutting) }?;
-        if cutting.inline || chunks == 1 || on_worker() {
-            pool::work_inline(&self.0.lanes, &job);
-        } else {
-            self.submit(transfer.device(), &job, chunks);
-        }
+        self.start(transfer, &job, chunks, cutting.inline || chunks == 1);
         Ok(self.finish(job))
+    }
+
+    /// Lets the workers do a job, or does it, if that is said or the calling thread is a worker.
+    pub(crate) fn start(&self, transfer: &Transfer<'_>, job: &Arc<Job>, chunks: usize, inline: bool) {
+        if inline || on_worker() {
+            pool::work_inline(&self.0.lanes, job);
+        } else {
+            self.submit(transfer.device(), job, chunks);
+        }
     }
 
     /// Reads a small range to device memory, by the calling thread.
@@ -408,6 +415,8 @@ pub(crate) struct Cutting {
     pub last_bytes: usize,
     /// Whether one worker does all chunks in order.
     pub serial: bool,
+    /// How many chunks are worked on at a time at most, if not as many as the workers take.
+    pub at_once: Option<usize>,
     /// Whether the calling thread does all of it.
     pub inline: bool,
 }

@@ -161,7 +161,7 @@ impl Reports<'_> {
         match job.complete(chunk, stop) {
             After::Nothing | After::Finished(None) => {}
             After::Finished(Some(waker)) => self.wakers.push(waker),
-            After::LastIsReady => {
+            After::MoreIsReady => {
                 if let Some(queue) = self.queue {
                     queue.push(job.clone());
                 }

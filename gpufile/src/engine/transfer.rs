@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::memory::Memory;
+use crate::memory::{Memory, Place};
 use crate::open_file::{Mapping, OpenFile};
 
 use super::plan::Segment;
@@ -43,6 +43,13 @@ impl fmt::Debug for Entry<'_> {
         let (path, offset, len_bytes) = (self.file.path.display(), self.offset, self.memory.len_bytes);
         write!(f, "{len_bytes} bytes at {offset} of {path}")
     }
+}
+
+/// Where memory lies, as far as it matters for how transfers are cut: bounce buffers limit the parts of device memory, and
+/// parts of host memory may as well be as short.
+pub(crate) fn place_of(entries: &[Entry<'_>]) -> Place {
+    let device = entries.iter().map(|entry| entry.memory.place).find(|place| *place != Place::Host);
+    device.unwrap_or(Place::Host)
 }
 
 /// The entries of a transfer.

@@ -1,17 +1,13 @@
 //! Very many ranges: planned window by window, while workers carry out what is planned.
 
-use std::sync::Arc;
-
-use super::job::{Job, Stop};
+use super::job::Stop;
 use super::plan::Refused;
 use super::transfer::{Entries, Transfer};
+use super::under_way::UnderWay;
 use super::{Cutting, Engine, on_worker};
 
 /// How many ranges a window has: enough for some chunks.
 const WINDOW: usize = 16 << 10;
-
-/// How many windows are under way at most: enough for the planning never to wait for a read in practice.
-const UNDER_WAY: usize = 32;
 
 impl Engine {
     /// As [`run`](Self::run), for a read of ranges of one buffer. Ranges behind one that is refused are not read; those
@@ -50,7 +46,10 @@ impl Engine {
         let Entries::Ranges { file, memory, ranges, file_limit } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
-        let mut under_way = UnderWay { engine: self, jobs: Default::default(), stop: None };
+        let mut under_way = UnderWay::new(self);
+        // What stopped the first window that was stopped.
+        let mut stop = None;
+        let later = |start, stop: Option<Stop>| stop.map(|stop| Stop { entry: start + stop.entry, ..stop });
         let mut memory_end = 0;
         for (number, window) in ranges.chunks(WINDOW).enumerate() {
             let start = number * WINDOW;
@@ -76,51 +75,16 @@ impl Engine {
             let last = window.iter().rfind(|range| range.len_bytes > 0);
             memory_end = last.map_or(memory_end, |last| last.buffer_offset + last.len_bytes);
             self.submit(file.device, &job, chunks);
-            under_way.push(start, job);
-            if under_way.stop.is_some() {
+            if let Some((start, outcome)) = under_way.push(start, job) {
+                stop = later(start, outcome);
+            }
+            if stop.is_some() {
                 break;
             }
         }
-        under_way.finish_all();
-        Some(Ok(under_way.stop.take()))
-    }
-}
-
-/// The windows that are being read, which are waited for in any case.
-struct UnderWay<'e> {
-    engine: &'e Engine,
-    /// Where a window starts in the list of ranges, and its job; the oldest first.
-    jobs: [Option<(usize, Arc<Job>)>; UNDER_WAY],
-    /// What stopped the first window that was stopped.
-    stop: Option<Stop>,
-}
-
-impl UnderWay<'_> {
-    /// Adds a window, after waiting for the oldest if there are as many as may be.
-    fn push(&mut self, start: usize, job: Arc<Job>) {
-        self.finish_oldest();
-        self.jobs.rotate_left(1);
-        self.jobs[UNDER_WAY - 1] = Some((start, job));
-    }
-
-    fn finish_oldest(&mut self) {
-        let Some((start, job)) = self.jobs[0].take() else { return };
-        let stop = self.engine.finish(job);
-        if self.stop.is_none() {
-            self.stop = stop.map(|stop| Stop { entry: start + stop.entry, ..stop });
+        while let Some((start, outcome)) = under_way.finish_next() {
+            stop = stop.or(later(start, outcome));
         }
-    }
-
-    fn finish_all(&mut self) {
-        for _ in 0..self.jobs.len() {
-            self.finish_oldest();
-            self.jobs.rotate_left(1);
-        }
-    }
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.finish_all();
+        Some(Ok(stop))
     }
 }

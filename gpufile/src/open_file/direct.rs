@@ -3,10 +3,12 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cufile::FileProperties;
+
+use crate::engine::Cutting;
 
 /// A file opened with `O_DIRECT`.
 #[derive(Debug)]
@@ -16,9 +18,14 @@ pub(crate) struct Direct {
     alignment: usize,
     /// Cleared when the file system refuses after all.
     works: AtomicBool,
+    /// How many requests the device is given at a time; `None` if nothing is known about it.
+    at_once: Option<usize>,
 }
 
 impl Direct {
+    /// How long the requests are that disks are fastest with.
+    pub const CHUNK_BYTES: usize = 1 << 20;
+
     /// Opens the same file again; `None` where the file system offers no `O_DIRECT` for it.
     pub fn of(file: &fs::File) -> Option<Self> {
         let alignment = FileProperties::of(file).ok()?.direct_io?;
@@ -26,8 +33,17 @@ impl Direct {
         if !alignment.is_power_of_two() {
             return None;
         }
+        /// With more, single queues were slower.
+        const REQUESTS_PER_QUEUE: usize = 4;
+        let at_once = hardware_queues(file).map(|queues| queues * REQUESTS_PER_QUEUE);
         let file = reopen(file, libc::O_DIRECT).ok()?;
-        Some(Self { file, alignment, works: AtomicBool::new(true) })
+        Some(Self { file, alignment, works: AtomicBool::new(true), at_once })
+    }
+
+    /// How a long transfer is cut.
+    pub fn cutting(&self, cutting: Cutting) -> Cutting {
+        let chunk_bytes = cutting.chunk_bytes.min(Self::CHUNK_BYTES);
+        Cutting { chunk_bytes, graded_chunks: 0, at_once: self.at_once, ..cutting }
     }
 
     pub fn works(&self) -> bool {
@@ -101,6 +117,17 @@ impl Direct {
             }
         }
     }
+}
+
+/// How many queues the driver of a file's block device has; `None` where the file lies on no such device, or on one that
+/// stands for others (device mapper, RAID).
+fn hardware_queues(file: &fs::File) -> Option<usize> {
+    let device = file.metadata().ok()?.dev();
+    let entry = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+    // A partition's folder lies in its disk's.
+    let queues =
+        fs::read_dir(format!("{entry}/mq")).or_else(|_| fs::read_dir(format!("{entry}/../mq"))).ok()?;
+    Some(queues.count()).filter(|count| *count > 0)
 }
 
 pub(crate) fn has_o_direct(file: &fs::File) -> io::Result<bool> {

@@ -279,14 +279,12 @@ impl OpenFile {
         (0..SAMPLES).all(|i| self.is_cached(offset + (i * step) as u64, SAMPLE_BYTES.min(step)))
     }
 
-    /// Shorter chunks for a long read that goes by `O_DIRECT`, judged by a sample.
-    pub fn cutting_for_disk(&self, cutting: Cutting, offset: u64, len_bytes: usize) -> Cutting {
-        /// What disks are read by fastest.
-        const DISK_CHUNK_BYTES: usize = 1 << 20;
-        let is_long = len_bytes > DISK_CHUNK_BYTES && self.engine.settings().task_bytes().is_none();
-        if is_long && self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES)).is_some() {
-            let chunk_bytes = cutting.chunk_bytes.min(DISK_CHUNK_BYTES);
-            return Cutting { chunk_bytes, graded_chunks: 0, ..cutting };
+    /// How a read is cut whose length of chunks is left to the engine: if it is long and goes by `O_DIRECT`, judged by a
+    /// sample, as that is fastest.
+    pub fn cutting_for_read(&self, cutting: Cutting, offset: u64, len_bytes: usize) -> Cutting {
+        let is_long = len_bytes > Direct::CHUNK_BYTES && self.engine.settings().task_bytes().is_none();
+        if is_long && let Some(direct) = self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES)) {
+            return direct.cutting(cutting);
         }
         cutting
     }
@@ -318,9 +316,9 @@ impl OpenFile {
         let direct = self.direct()?;
         // What lies in the page cache is faster had from there. A few pages are there because of what was read before.
         let uncached = || {
-            page_cache::residency(&self.file, offset..offset + len_bytes as u64).is_ok_and(|residency| {
-                residency.cached * 2 < residency.pages && residency.dirty.unwrap_or(0) == 0
-            })
+            page_cache::residency(&self.file, offset..offset.saturating_add(len_bytes as u64)).is_ok_and(
+                |residency| residency.cached * 2 < residency.pages && residency.dirty.unwrap_or(0) == 0,
+            )
         };
         let aligned =
             || self.engine.settings().overread() || direct.is_aligned(std::ptr::null(), offset, len_bytes);
