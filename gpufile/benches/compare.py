@@ -39,15 +39,17 @@ CASES = [
     "latency-4k",
     "write-over",
     "write-fresh",
+    "write-fresh-files",
     "direct-read",
     "direct-write",
 ]
 OURS, PEERS = "gpufile", ["cufile", "kvikio"]
-# Which contender prints which cases: the link is measured by cufile_c, and only gpufile has mapped handles.
+# Which contender prints which cases: the link is measured by cufile_c, and only gpufile has mapped handles and a call
+# that writes several files.
 OFFERED = {
     OURS: [case for case in CASES if not case.startswith("link-")],
-    "cufile": [case for case in CASES if not case.startswith("mapped-")],
-    "kvikio": [case for case in CASES if not case.startswith(("mapped-", "link-"))],
+    "cufile": [case for case in CASES if not case.startswith(("mapped-", "write-fresh-"))],
+    "kvikio": [case for case in CASES if not case.startswith(("mapped-", "link-", "write-fresh-"))],
 }
 FIELDS = {
     "peer": str,

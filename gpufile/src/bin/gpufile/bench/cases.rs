@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io, thread};
 
 use cufile::FileProperties;
-use gpufile::{DirectIo, IoRange, ReadRequest, page_cache};
+use gpufile::{DirectIo, File, IoRange, ReadRequest, WriteRequest, page_cache};
 
 use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, in_order};
 use super::timing::{Measured, timed};
@@ -65,6 +65,7 @@ pub const CASES: &[Case] = &[
     device("latency-4k", DEFAULT, latency),
     device("write-over", &[0, 1, 4, 8, 16], write_over),
     device("write-fresh", DEFAULT, write_fresh),
+    device("write-fresh-files", DEFAULT, write_fresh_files),
     device("direct-read", SOME, direct_read),
     device("direct-write", SOME, direct_write),
     host("gpufile", "host-read", host_read),
@@ -236,9 +237,7 @@ fn write_over(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resul
 fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     memory.load(bench)?;
-    let mut name = bench.path.clone().into_os_string();
-    name.push(".fresh");
-    let fresh = RemovedAtEnd(name.into());
+    let fresh = RemovedAtEnd::beside(&bench.path, ".fresh");
     let options = bench.options(threads).write(true).create(true).truncate(true);
     let laps = bench.warm_laps(|| {
         fresh.remove()?;
@@ -252,9 +251,42 @@ fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resu
     Ok(Measured { size, ops: 1, laps })
 }
 
+/// The same into four files, a quarter of the memory each, in one call.
+fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    const FILES: usize = 4;
+    let part = bench.file_bytes / FILES / MIB * MIB;
+    memory.load(bench)?;
+    let fresh: [_; FILES] =
+        std::array::from_fn(|number| RemovedAtEnd::beside(&bench.path, &format!(".fresh-{number}")));
+    let engine = bench.engine(threads);
+    let options = File::options().write(true).create(true).truncate(true).engine(&engine);
+    let laps = bench.warm_laps(|| {
+        fresh.iter().try_for_each(RemovedAtEnd::remove)?;
+        timed(|| {
+            let files =
+                fresh.iter().map(|fresh| options.open(&fresh.0)).collect::<gpufile::Result<Vec<_>>>()?;
+            let request =
+                |(number, file)| WriteRequest::new(file, 0, memory.part(number * part..(number + 1) * part));
+            let requests = files.iter().enumerate().map(request).collect::<gpufile::Result<Vec<_>>>()?;
+            engine.write_many(&requests)
+        })
+    })?;
+    for (number, fresh) in fresh.iter().enumerate() {
+        let range = |range: IoRange| IoRange { buffer_offset: range.buffer_offset + number * part, ..range };
+        compare(&fresh.0, memory, &in_order(part, MIB).into_iter().map(range).collect::<Vec<_>>())?;
+    }
+    Ok(Measured { size: FILES * part, ops: FILES, laps })
+}
+
 struct RemovedAtEnd(PathBuf);
 
 impl RemovedAtEnd {
+    fn beside(path: &Path, ending: &str) -> Self {
+        let mut name = path.to_owned().into_os_string();
+        name.push(ending);
+        Self(name.into())
+    }
+
     fn remove(&self) -> io::Result<()> {
         match fs::remove_file(&self.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

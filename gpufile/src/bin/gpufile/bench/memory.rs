@@ -1,6 +1,7 @@
 //! The memory that files are read into and written from, and whether it holds what a file holds.
 
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -57,7 +58,12 @@ impl DeviceMemory {
 
     /// The first bytes, to be written to a file.
     pub fn first(&self, len_bytes: usize) -> BufSlice<'_> {
-        self.buffer.slice(..len_bytes)
+        self.part(0..len_bytes)
+    }
+
+    /// Some of the bytes, to be written to a file.
+    pub fn part(&self, range: Range<usize>) -> BufSlice<'_> {
+        self.buffer.slice(range)
     }
 
     /// The first bytes, to be read into.

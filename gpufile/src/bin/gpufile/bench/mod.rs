@@ -70,7 +70,7 @@ pub fn usage() -> String {
     format!(
         "gpufile bench FILE [--repeats N] [--threads T] [CASE...]
     Measures transfers of FILE, which has 16 MiB or more. The write cases overwrite it with what it holds;
-    FILE.fresh comes and goes beside it. Nobody else may change either meanwhile.
+    files whose names begin with FILE.fresh come and go beside it. Nobody else may change either meanwhile.
 
     --repeats N  how often each case is repeated after it has warmed up (3)
     --threads T  the engine's threads instead of each case's own choices; 0 is the default
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(selected("read"), ["read"]);
         assert_eq!(selected("scatter-4k"), ["scatter-4k"]);
         assert_eq!(selected("scatter").len(), 5);
-        assert_eq!(selected("write"), ["write-over", "write-fresh"]);
+        assert_eq!(selected("write"), ["write-over", "write-fresh", "write-fresh-files"]);
         assert_eq!(selected("writ"), [""; 0]);
         assert_eq!(selected(""), [""; 0]);
     }
