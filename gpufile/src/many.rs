@@ -207,12 +207,13 @@ impl Engine {
         let (mut start, mut stop) = (0, None);
         let mut under_way = UnderWay::new(self);
         for piece in pieces(entries) {
-            let plan = WritePlan::of_piece(self, piece);
+            let is_alone = piece.len() == entries.len();
+            let plan = WritePlan::of_piece(self, piece, is_alone);
             let transfer = Transfer { side: plan.side.clone(), entries: Entries::Each(piece) };
             // SAFETY: the caller's promise; `under_way` waits for it.
             let prepared = unsafe { self.prepare(&transfer, &plan.cutting) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
-            self.start(&transfer, &job, chunks, chunks == 1 && piece.len() == entries.len());
+            self.start(&transfer, &job, chunks, chunks == 1 && is_alone);
             if let Some((written, stopped)) = under_way.push((start, piece, plan), job) {
                 stop = tidied_up(written, stopped);
             }

@@ -71,13 +71,18 @@ impl WritePlan {
         )
     }
 
-    /// For one of the [`pieces`] that this engine writes.
-    pub fn of_piece(engine: &Engine, piece: &[Entry<'_>]) -> Self {
+    /// For one of the [`pieces`] that this engine writes, alone or beside others.
+    pub fn of_piece(engine: &Engine, piece: &[Entry<'_>], is_alone: bool) -> Self {
         let place = place_of(piece);
         let extent = Extent::of(piece.iter().map(|entry| (entry.offset, entry.memory.len_bytes)));
         match piece {
             [first, others @ ..] if others.iter().all(|entry| ptr::eq(entry.file, first.file)) => {
-                Self::new((first.file, engine), None, place, extent, Growth::MayAllocate)
+                // To allocate tmpfs's pages one after the other takes longer than to write several files at once.
+                let growth = match first.file.storage {
+                    Storage::Tmpfs if !is_alone => Growth::AsWritten,
+                    _ => Growth::MayAllocate,
+                };
+                Self::new((first.file, engine), None, place, extent, growth)
             }
             _ => Self::plain(engine.cutting(extent.total_bytes, place, None)),
         }

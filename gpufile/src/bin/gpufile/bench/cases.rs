@@ -275,7 +275,7 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
         let range = |range: IoRange| IoRange { buffer_offset: range.buffer_offset + number * part, ..range };
         compare(&fresh.0, memory, &in_order(part, MIB).into_iter().map(range).collect::<Vec<_>>())?;
     }
-    Ok(Measured { size: FILES * part, ops: FILES, laps })
+    Ok(Measured { size: part, ops: FILES, laps })
 }
 
 struct RemovedAtEnd(PathBuf);
