@@ -220,8 +220,7 @@ impl Lane {
             return Started::Done(stop);
         }
         // SAFETY: the transfer holds its memory alone until the chunk is completed, which is after the event.
-        let issued =
-            unsafe { copies.issue(stream, Direction::ToDevice) }.and_then(|()| stream.record_into(copied));
+        let issued = unsafe { copies.issue_to_device(stream) }.and_then(|()| stream.record_into(copied));
         issued_or_stopped(issued, stop, stream)
     }
 
@@ -268,8 +267,7 @@ impl Lane {
             return Started::Done(stop);
         }
         // SAFETY: the transfer holds its memory until the chunk is completed, which is after the event.
-        let issued =
-            unsafe { copies.issue(stream, Direction::ToHost) }.and_then(|()| stream.record_into(copied));
+        let issued = unsafe { copies.issue_to_host(stream) }.and_then(|()| stream.record_into(copied));
         if issued.is_err() {
             writes.clear();
         }
@@ -438,12 +436,6 @@ struct Copies {
     lens_bytes: Vec<usize>,
 }
 
-#[derive(Clone, Copy)]
-enum Direction {
-    ToDevice,
-    ToHost,
-}
-
 impl Copies {
     fn push(&mut self, device: *mut u8, host: *mut u8, len_bytes: usize) {
         if len_bytes == 0 {
@@ -474,32 +466,34 @@ impl Copies {
 
     /// # Safety
     /// The device memory must be valid for the copies until they are done, and used by nothing else.
-    unsafe fn issue(&self, stream: &Stream, direction: Direction) -> cufile::Result<()> {
-        let as_sources = |pointers: &[*mut u8]| {
-            // SAFETY: pointers to mutable and to constant bytes are laid out alike.
-            unsafe { slice::from_raw_parts(pointers.as_ptr().cast::<*const u8>(), pointers.len()) }
-        };
-        match (direction, self.lens_bytes.as_slice()) {
-            (Direction::ToDevice, [len]) => {
-                // SAFETY: the caller's promise; the bounce buffer holds as many bytes.
-                unsafe { stream.copy_to_device(self.device[0], slice::from_raw_parts(self.host[0], *len)) }
-            }
-            (Direction::ToHost, [len]) => {
-                // SAFETY: as above.
-                unsafe {
-                    stream.copy_from_device(slice::from_raw_parts_mut(self.host[0], *len), self.device[0])
-                }
-            }
-            // SAFETY: as above.
-            (Direction::ToDevice, lens) => unsafe {
-                stream.copy_batch(&self.device, as_sources(&self.host), lens)
+    unsafe fn issue_to_device(&self, stream: &Stream) -> cufile::Result<()> {
+        match self.lens_bytes.as_slice() {
+            // SAFETY: the caller's promise; the bounce buffer holds as many bytes.
+            [len] => unsafe {
+                stream.copy_to_device(self.device[0], slice::from_raw_parts(self.host[0], *len))
             },
             // SAFETY: as above.
-            (Direction::ToHost, lens) => unsafe {
-                stream.copy_batch(&self.host, as_sources(&self.device), lens)
-            },
+            lens => unsafe { stream.copy_batch(&self.device, as_sources(&self.host), lens) },
         }
     }
+
+    /// # Safety
+    /// As for [`issue_to_device`](Self::issue_to_device).
+    unsafe fn issue_to_host(&self, stream: &Stream) -> cufile::Result<()> {
+        match self.lens_bytes.as_slice() {
+            // SAFETY: the caller's promise; the bounce buffer has room for as many bytes.
+            [len] => unsafe {
+                stream.copy_from_device(slice::from_raw_parts_mut(self.host[0], *len), self.device[0])
+            },
+            // SAFETY: as above.
+            lens => unsafe { stream.copy_batch(&self.host, as_sources(&self.device), lens) },
+        }
+    }
+}
+
+fn as_sources(pointers: &[*mut u8]) -> &[*const u8] {
+    // SAFETY: pointers to mutable and to constant bytes are laid out alike.
+    unsafe { slice::from_raw_parts(pointers.as_ptr().cast::<*const u8>(), pointers.len()) }
 }
 
 /// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with short

@@ -118,7 +118,9 @@ impl EngineBuilder {
         self
     }
 
-    /// How many workers share a transfer; at least 1. The calling thread waits meanwhile.
+    /// How many workers share a transfer; at least 1. The calling thread waits meanwhile. Fewer do where more would not be
+    /// faster: one writes a new file on a disk, and four for each hardware queue of a disk use `O_DIRECT`, unless it is
+    /// said how long the parts are ([`task_bytes`](Self::task_bytes)).
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = threads.max(1);
         self
