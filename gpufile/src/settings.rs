@@ -41,7 +41,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            threads: thread::available_parallelism().map_or(1, usize::from).min(12),
+            threads: thread::available_parallelism().map_or(1, usize::from).min(16),
             task_bytes: None,
             bounce_buffer_bytes: 4 << 20,
             bounce_memory_bytes: None,
@@ -95,7 +95,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// How many threads a transfer of many pieces is spread over. By default one for each processor, and 12 at most:
+    /// How many threads a transfer of many pieces is spread over. By default one for each processor, and 16 at most:
     /// more add little on one GPU's link.
     pub fn threads(&self) -> usize {
         self.threads
