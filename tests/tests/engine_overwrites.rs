@@ -326,3 +326,25 @@ fn a_full_file_system_ends_writes_with_the_bytes_that_fit_and_without_a_signal()
     };
     in_threads([test]);
 }
+
+#[test]
+fn what_the_disk_has_already_is_overwritten_like_anything_else() {
+    let (old, new) = (pattern(LONG), other(&pattern(LONG)));
+    each(|path, write, engine| {
+        fs::write(path, &old).unwrap();
+        let file = open(engine, path);
+        let mut expected = old.clone();
+        // The whole, whose mapping is kept, and then parts of it, with the neighbours of both ends as they were.
+        for (round, part) in [0..LONG, 5..LONG - 7, 4096..3 * MIB, 777..2 * MIB + 778].into_iter().enumerate()
+        {
+            file.sync_all().unwrap();
+            let bytes = if round % 2 == 0 { &new } else { &old };
+            write(&file, &bytes[part.clone()], part.start as u64).unwrap();
+            expected[part.clone()].copy_from_slice(&bytes[part]);
+            assert!(fs::read(path).unwrap() == expected, "round {round}");
+            file.sync_all().unwrap();
+            gpufile::page_cache::drop(&file, 0..u64::MAX).unwrap();
+            assert!(fs::read(path).unwrap() == expected, "round {round}, from the disk");
+        }
+    });
+}

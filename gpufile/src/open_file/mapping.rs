@@ -129,10 +129,12 @@ impl Mapping {
         done
     }
 
-    /// Unmaps the pages that lie wholly in a range. Their contents are the file's and stay.
-    fn unmap_pages(&self, offset: usize, len_bytes: usize) {
+    /// Unmaps the mapping's pages that lie wholly in a range, until they are used again. Their contents are the file's and
+    /// stay.
+    pub fn unmap_pages(&self, offset: usize, len_bytes: usize) {
         const PAGE: usize = 4096;
-        let (start, end) = (offset.next_multiple_of(PAGE), (offset + len_bytes) / PAGE * PAGE);
+        let end = offset.saturating_add(len_bytes).min(self.len_bytes) / PAGE * PAGE;
+        let start = offset.min(end).next_multiple_of(PAGE);
         if start < end {
             let start_ptr = self.ptr.wrapping_add(start).cast();
             // SAFETY: within this mapping, of whose pages nobody has a reference. A failure costs time.

@@ -198,9 +198,8 @@ impl OpenFile {
         let mut done = 0;
         if let Side::WriteMapping(mapping) = side
             && !last
-            && self.is_cached(offset, source.len())
         {
-            done = mapping.write(source, offset);
+            done = self.overwrite(mapping, source, offset);
         } else if let Some(direct) = self.direct_for_write(source.len()) {
             // The ends that are not aligned go through the page cache.
             let before = direct.until_aligned(offset).min(source.len());
@@ -264,19 +263,33 @@ impl OpenFile {
         (done, None)
     }
 
-    /// Whether all of a range is in the page cache, as far as the kernel tells; always on tmpfs.
-    pub fn is_cached(&self, offset: u64, len_bytes: usize) -> bool {
-        self.storage == Storage::Tmpfs
-            || page_cache::residency(&self.file, offset..offset + len_bytes as u64)
-                .is_ok_and(|residency| residency.is_fully_cached())
+    /// Writes through a mapping what is in the page cache; returns how many bytes that were.
+    fn overwrite(&self, mapping: &Mapping, source: &[u8], offset: u64) -> usize {
+        if self.storage != Storage::Tmpfs {
+            match page_cache::residency(&self.file, offset..offset + source.len() as u64) {
+                Ok(residency) if residency.is_fully_cached() => {
+                    // What has gone to the disk since it was written is protected where it is mapped, and the kernel lifts
+                    // that page by page, each time looking at all of the page's folio. It maps whole folios at once.
+                    if residency.dirty != Some(residency.pages) {
+                        mapping.unmap_pages(offset as usize, source.len());
+                    }
+                }
+                _ => return 0,
+            }
+        }
+        mapping.write(source, offset)
     }
 
-    /// Whether a long range is in the page cache, judged by samples.
+    /// Whether a long range on a disk is in the page cache, judged by samples.
     pub fn is_cached_by_samples(&self, offset: u64, len_bytes: usize) -> bool {
         const SAMPLES: usize = 8;
         const SAMPLE_BYTES: usize = 64 << 10;
         let step = len_bytes / SAMPLES;
-        (0..SAMPLES).all(|i| self.is_cached(offset + (i * step) as u64, SAMPLE_BYTES.min(step)))
+        (0..SAMPLES).all(|i| {
+            let start = offset + (i * step) as u64;
+            page_cache::residency(&self.file, start..start + SAMPLE_BYTES.min(step) as u64)
+                .is_ok_and(|residency| residency.is_fully_cached())
+        })
     }
 
     /// How a read is cut whose length of chunks is left to the engine: if it is long and goes by `O_DIRECT`, judged by a
