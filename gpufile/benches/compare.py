@@ -38,6 +38,7 @@ CASES = [
     "stream-1g-call",
     "latency-4k",
     "write-over",
+    "write-over-clean",
     "write-fresh",
     "write-fresh-files",
     "direct-read",
@@ -45,11 +46,13 @@ CASES = [
 ]
 OURS, PEERS = "gpufile", ["cufile", "kvikio"]
 # Which contender prints which cases: the link is measured by cufile_c, and only gpufile has mapped handles and a call
-# that writes several files.
+# that writes several files, and cares whether what it overwrites is clean.
 OFFERED = {
     OURS: [case for case in CASES if not case.startswith("link-")],
-    "cufile": [case for case in CASES if not case.startswith(("mapped-", "write-fresh-"))],
-    "kvikio": [case for case in CASES if not case.startswith(("mapped-", "link-", "write-fresh-"))],
+    "cufile": [case for case in CASES if not case.startswith(("mapped-", "write-fresh-", "write-over-"))],
+    "kvikio": [
+        case for case in CASES if not case.startswith(("mapped-", "link-", "write-fresh-", "write-over-"))
+    ],
 }
 FIELDS = {
     "peer": str,

@@ -64,6 +64,7 @@ pub const CASES: &[Case] = &[
     }),
     device("latency-4k", DEFAULT, latency),
     device("write-over", &[0, 1, 4, 8, 16], write_over),
+    device("write-over-clean", DEFAULT, write_over_clean),
     device("write-fresh", DEFAULT, write_fresh),
     device("write-fresh-files", DEFAULT, write_fresh_files),
     device("direct-read", SOME, direct_read),
@@ -224,10 +225,27 @@ fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<M
 
 /// All of the file with what it holds; so the comparison finds what was written wrongly, not what was not written.
 fn write_over(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    overwrite(bench, memory, threads, |_| Ok(()))
+}
+
+/// The same when the disk has all that the page cache has.
+fn write_over_clean(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    overwrite(bench, memory, threads, File::sync_all)
+}
+
+fn overwrite(
+    bench: &Bench,
+    memory: &mut DeviceMemory,
+    threads: usize,
+    before: impl Fn(&File) -> gpufile::Result<()>,
+) -> Result<Measured> {
     let size = bench.file_bytes;
     memory.load(bench)?;
     let file = bench.options(threads).write(true).open(&bench.path)?;
-    let laps = bench.warm_laps(|| timed(|| file.write_all_at(&memory.first(size), 0)))?;
+    let laps = bench.warm_laps(|| {
+        before(&file)?;
+        timed(|| file.write_all_at(&memory.first(size), 0))
+    })?;
     file.sync_all()?;
     compare(&bench.path, memory, &in_order(size, MIB))?;
     Ok(Measured { size, ops: 1, laps })

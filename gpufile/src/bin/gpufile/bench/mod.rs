@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(selected("read"), ["read"]);
         assert_eq!(selected("scatter-4k"), ["scatter-4k"]);
         assert_eq!(selected("scatter").len(), 5);
-        assert_eq!(selected("write"), ["write-over", "write-fresh", "write-fresh-files"]);
+        assert_eq!(selected("write"), ["write-over", "write-over-clean", "write-fresh", "write-fresh-files"]);
         assert_eq!(selected("writ"), [""; 0]);
         assert_eq!(selected(""), [""; 0]);
     }
