@@ -14,7 +14,7 @@ use super::pool::Reports;
 use super::transfer::{Side, Transfer};
 use crate::error::Cause;
 use crate::memory::Place;
-use crate::open_file::{OpenFile, Outcome, read_cufile, write_cufile};
+use crate::open_file::{Mapping, OpenFile, Outcome, read_cufile, write_cufile};
 
 /// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory there is no
 /// stream, and a bounce buffer only where `O_DIRECT` needs one.
@@ -199,19 +199,16 @@ impl Lane {
                 if let Err(error) = bounce.pin(stream.device()) {
                     return Started::Done(Some((0, Some(error.into()))));
                 }
-                let mut coming = plan.segments(transfer, chunk).skip(PREFETCHED);
                 let mut at = 0;
-                for segment in plan.segments(transfer, chunk) {
-                    if let Some(later) = coming.next() {
-                        mapping.prefetch(later.offset, later.len_bytes);
-                    }
+                let place = |segment: &Segment<'_>| {
                     // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing uses now.
                     let target = unsafe { bounce.ptr().add(at) };
-                    // SAFETY: as above; the range was checked against the mapping.
-                    unsafe { mapping.read(segment.offset, target, segment.len_bytes) };
                     copies.push(segment.ptr, target, segment.len_bytes);
                     at += segment.len_bytes;
-                }
+                    target
+                };
+                // SAFETY: as above.
+                unsafe { read_mapping(mapping, || plan.segments(transfer, chunk), place) };
                 None
             }
             _ => read_segments(transfer, plan, chunk, segments, (bounce, stream.device()), copies),
@@ -277,13 +274,12 @@ impl Lane {
     fn read_host(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
         let bounce = &mut self.slots[slot].bounce;
         let mut bytes = 0;
+        if let Side::ReadMapping(mapping) = &transfer.side {
+            // SAFETY: the memory is the transfer's.
+            unsafe { read_mapping(mapping, || plan.segments(transfer, chunk), |segment| segment.ptr) };
+            return Started::Done(None);
+        }
         for segment in plan.segments(transfer, chunk) {
-            if let Side::ReadMapping(mapping) = &transfer.side {
-                // SAFETY: the range was checked against the mapping; the memory is the transfer's.
-                unsafe { mapping.read(segment.offset, segment.ptr, segment.len_bytes) };
-                bytes += segment.len_bytes;
-                continue;
-            }
             // SAFETY: host memory that the transfer holds alone.
             let (done, cause) =
                 unsafe { segment.file.read_host(segment.ptr, segment.len_bytes, segment.offset, bounce) };
@@ -320,8 +316,43 @@ impl Drop for Lane {
     }
 }
 
-/// How many ranges of a mapping are on their way from memory to the processor's cache while one is copied.
-const PREFETCHED: usize = 4;
+/// Copies ranges of a mapping, which were checked against it, each to where `place` says. While some are copied, the next
+/// are on their way from memory to the processor's cache. It is told of several together, so that it looks for their pages
+/// at the same time: that takes longest.
+///
+/// # Safety
+/// `place` must give memory that is valid for writes of the segment's length, and that nothing else uses.
+unsafe fn read_mapping<'p, I: Iterator<Item = Segment<'p>>>(
+    mapping: &Mapping,
+    segments: impl Fn() -> I,
+    mut place: impl FnMut(&Segment<'p>) -> *mut u8,
+) {
+    /// The ranges of a chunk are about as long as the first, in most cases.
+    const TOGETHER_BYTES: usize = 16 << 10;
+    let (mut segments, mut coming) = (segments(), segments().peekable());
+    let Some(first) = coming.peek() else { return };
+    let together = (TOGETHER_BYTES / first.len_bytes).clamp(2, 16);
+    let mut fetch = || {
+        coming
+            .by_ref()
+            .take(together)
+            .for_each(|segment| mapping.prefetch(segment.offset, segment.len_bytes));
+    };
+    fetch();
+    loop {
+        fetch();
+        let mut count = 0;
+        for segment in segments.by_ref().take(together) {
+            let target = place(&segment);
+            // SAFETY: the caller's promise.
+            unsafe { mapping.read(segment.offset, target, segment.len_bytes) };
+            count += 1;
+        }
+        if count < together {
+            return;
+        }
+    }
+}
 
 /// How a chunk was begun.
 enum Started {

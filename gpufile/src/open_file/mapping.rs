@@ -90,13 +90,13 @@ impl Mapping {
     pub fn prefetch(&self, offset: u64, len_bytes: usize) {
         #[cfg(target_arch = "x86_64")]
         {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             const LINE: usize = 64;
             const MOST_BYTES: usize = 8 * LINE;
             let start = self.ptr.wrapping_add(offset as usize);
             for at in (0..len_bytes.min(MOST_BYTES)).step_by(LINE) {
                 // SAFETY: a hint, whatever the address.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(at).cast()) };
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
