@@ -182,6 +182,9 @@ impl Engine {
     /// Writes memory to many ranges of any files, in one call as [`File::write_many`]. Where ranges overlap in a file,
     /// either may come last.
     ///
+    /// Several files are written at once, which is faster than one after the other, above all new ones. Requests for one
+    /// file should follow each other.
+    ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that was seen to fail; others may have been written or
     /// not.

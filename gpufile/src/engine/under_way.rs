@@ -22,21 +22,19 @@ impl<'e, T> UnderWay<'e, T> {
 
     /// Adds a job that was submitted; waits for the oldest if there are as many as may be, and tells what stopped that.
     pub fn push(&mut self, what: T, job: Arc<Job>) -> Option<(T, Option<Stop>)> {
-        let finished = self.finish_oldest();
-        self.jobs[MOST - 1] = Some((what, job));
-        finished
+        self.turn(Some((what, job)))
     }
 
-    /// Makes room for the next job: waits for the one that is in its place, and tells what stopped it, if anything did.
-    fn finish_oldest(&mut self) -> Option<(T, Option<Stop>)> {
-        let oldest = self.jobs[0].take();
+    /// Waits for the oldest, and tells what stopped it; `None` if none is left.
+    pub fn finish_next(&mut self) -> Option<(T, Option<Stop>)> {
+        (0..MOST).find_map(|_| self.turn(None))
+    }
+
+    /// Puts a job, or none, in the place of the oldest, and waits for that.
+    fn turn(&mut self, job: Option<(T, Arc<Job>)>) -> Option<(T, Option<Stop>)> {
+        let oldest = std::mem::replace(&mut self.jobs[0], job);
         self.jobs.rotate_left(1);
         oldest.map(|(what, job)| (what, self.engine.finish(job)))
-    }
-
-    /// Waits for the oldest; `None` if none is left.
-    pub fn finish_next(&mut self) -> Option<(T, Option<Stop>)> {
-        (0..MOST).find_map(|_| self.finish_oldest())
     }
 }
 
