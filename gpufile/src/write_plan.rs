@@ -101,15 +101,16 @@ impl WritePlan {
     ) -> Self {
         let Extent { start, end, total_bytes, is_gapless } = extent;
         let parallel = Cutting { graded_chunks: 0, ..engine.cutting(total_bytes, place, task_bytes) };
-        let is_free = task_bytes.or(engine.settings().task_bytes()).is_none();
+        let is_cut_freely = task_bytes.or(engine.settings().task_bytes()).is_none();
         if let Some(direct) = open.direct_for_write(total_bytes) {
-            return Self::plain(if is_free { direct.cutting(parallel) } else { parallel });
+            return Self::plain(if is_cut_freely { direct.cutting(parallel) } else { parallel });
         }
         let by_cufile = matches!(place, Place::Device(_)) && open.cufile(total_bytes).is_some();
         if total_bytes < SMALL_BYTES || by_cufile || !open.storage.can_write_by_mapping() {
             return Self::plain(parallel);
         }
-        let chunk_bytes = parallel.chunk_bytes.min(if is_free { SERIAL_CHUNK_BYTES } else { usize::MAX });
+        let chunk_bytes =
+            parallel.chunk_bytes.min(if is_cut_freely { SERIAL_CHUNK_BYTES } else { usize::MAX });
         let serial = Cutting { chunk_bytes, serial: true, ..parallel };
         let Ok(len_bytes) = open.len_bytes() else { return Self::plain(serial) };
         let mut extended = None;
