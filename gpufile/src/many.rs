@@ -201,14 +201,14 @@ impl Engine {
     /// # Safety
     /// As for [`Engine::run`].
     unsafe fn write_pieces(&self, entries: &[Entry<'_>]) -> Option<Stop> {
-        type Written<'e, 'a> = (usize, &'e [Entry<'a>], WritePlan);
-        let tidied_up = |(start, piece, plan): Written<'_, '_>, stop: Option<Stop>| {
-            let end = stop.as_ref().map_or(0, |stop| piece[stop.entry].offset + stop.done_bytes as u64);
-            plan.tidy_up(piece[0].file, end, stop.is_some());
-            stop.map(|stop| Stop { entry: start + stop.entry, ..stop })
+        let tidy_up = |(start, plan): (usize, WritePlan), stop: Option<Stop>| {
+            let stop = stop.map(|stop| stop.behind(start));
+            let end = stop.as_ref().map_or(0, |stop| entries[stop.entry].offset + stop.done_bytes as u64);
+            plan.tidy_up(entries[start].file, end, stop.is_some());
+            stop
         };
-        let (mut start, mut stop) = (0, None);
-        let mut under_way = UnderWay::new(self);
+        let mut under_way = UnderWay::new(self, tidy_up);
+        let mut start = 0;
         for piece in pieces(entries) {
             let is_alone = piece.len() == entries.len();
             let plan = WritePlan::of_piece(self, piece, is_alone);
@@ -217,19 +217,13 @@ impl Engine {
             let prepared = unsafe { self.prepare(&transfer, &plan.cutting) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
             self.start(&transfer, &job, chunks, chunks == 1 && is_alone);
-            if let Some((written, stopped)) = under_way.push((start, piece, plan), job) {
-                stop = tidied_up(written, stopped);
-            }
-            if stop.is_some() {
+            under_way.push((start, plan), job);
+            if under_way.is_stopped() {
                 break;
             }
             start += piece.len();
         }
-        while let Some((written, stopped)) = under_way.finish_next() {
-            let stopped = tidied_up(written, stopped);
-            stop = stop.or(stopped);
-        }
-        stop
+        under_way.finish()
     }
 }
 

@@ -22,6 +22,13 @@ pub(crate) struct Stop {
     pub cause: Option<Cause>,
 }
 
+impl Stop {
+    /// The same in a longer list, in which so many entries come before.
+    pub fn behind(self, entries: usize) -> Self {
+        Self { entry: entries + self.entry, ..self }
+    }
+}
+
 /// How the chunks of a job are handed out.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Handing {

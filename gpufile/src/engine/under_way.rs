@@ -1,45 +1,65 @@
-//! Jobs that a caller has given to the workers.
+//! Jobs that a caller has given to the workers, one after the other.
 
+use std::mem;
 use std::sync::Arc;
 
 use super::Engine;
 use super::job::{Job, Stop};
 
-/// The jobs that are being carried out, which are waited for in any case. With each, `T` says what it is.
-pub(crate) struct UnderWay<'e, T> {
+/// Jobs that are being carried out, which are waited for in any case.
+///
+/// With each, `T` says what it is. `finished` is told that when the job is done, with what stopped it, and answers what
+/// that means for all of them together.
+pub(crate) struct UnderWay<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> {
     engine: &'e Engine,
+    finished: F,
     /// The oldest first.
     jobs: [Option<(T, Arc<Job>)>; MOST],
+    /// What stopped the first job that was stopped.
+    stop: Option<Stop>,
 }
 
 /// How many there are at most: enough for making them never to wait for one in practice.
 const MOST: usize = 32;
 
-impl<'e, T> UnderWay<'e, T> {
-    pub fn new(engine: &'e Engine) -> Self {
-        Self { engine, jobs: [const { None }; MOST] }
+impl<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> UnderWay<'e, T, F> {
+    pub fn new(engine: &'e Engine, finished: F) -> Self {
+        Self { engine, finished, jobs: [const { None }; MOST], stop: None }
     }
 
-    /// Adds a job that was submitted; waits for the oldest if there are as many as may be, and tells what stopped that.
-    pub fn push(&mut self, what: T, job: Arc<Job>) -> Option<(T, Option<Stop>)> {
-        self.turn(Some((what, job)))
+    /// Adds a job that was started; waits for the oldest if there are as many as may be.
+    pub fn push(&mut self, what: T, job: Arc<Job>) {
+        self.replace_oldest(Some((what, job)));
     }
 
-    /// Waits for the oldest, and tells what stopped it; `None` if none is left.
-    pub fn finish_next(&mut self) -> Option<(T, Option<Stop>)> {
-        (0..MOST).find_map(|_| self.turn(None))
+    /// Whether a job was stopped, as far as they were waited for.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// Waits for all; tells what stopped the first that was stopped.
+    pub fn finish(mut self) -> Option<Stop> {
+        self.finish_all();
+        self.stop.take()
+    }
+
+    fn finish_all(&mut self) {
+        (0..MOST).for_each(|_| self.replace_oldest(None));
     }
 
     /// Puts a job, or none, in the place of the oldest, and waits for that.
-    fn turn(&mut self, job: Option<(T, Arc<Job>)>) -> Option<(T, Option<Stop>)> {
-        let oldest = std::mem::replace(&mut self.jobs[0], job);
+    fn replace_oldest(&mut self, job: Option<(T, Arc<Job>)>) {
+        let oldest = mem::replace(&mut self.jobs[0], job);
         self.jobs.rotate_left(1);
-        oldest.map(|(what, job)| (what, self.engine.finish(job)))
+        if let Some((what, job)) = oldest {
+            let stop = (self.finished)(what, self.engine.finish(job));
+            self.stop = self.stop.take().or(stop);
+        }
     }
 }
 
-impl<T> Drop for UnderWay<'_, T> {
+impl<T, F: FnMut(T, Option<Stop>) -> Option<Stop>> Drop for UnderWay<'_, T, F> {
     fn drop(&mut self) {
-        while self.finish_next().is_some() {}
+        self.finish_all();
     }
 }

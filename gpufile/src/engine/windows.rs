@@ -46,10 +46,8 @@ impl Engine {
         let Entries::Ranges { file, memory, ranges, file_limit } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
-        let mut under_way = UnderWay::new(self);
-        // What stopped the first window that was stopped.
-        let mut stop = None;
-        let later = |start, stop: Option<Stop>| stop.map(|stop| Stop { entry: start + stop.entry, ..stop });
+        let mut under_way =
+            UnderWay::new(self, |start, stop: Option<Stop>| stop.map(|stop| stop.behind(start)));
         let mut memory_end = 0;
         for (number, window) in ranges.chunks(WINDOW).enumerate() {
             let start = number * WINDOW;
@@ -75,16 +73,11 @@ impl Engine {
             let last = window.iter().rfind(|range| range.len_bytes > 0);
             memory_end = last.map_or(memory_end, |last| last.buffer_offset + last.len_bytes);
             self.submit(file.device, &job, chunks);
-            if let Some((start, outcome)) = under_way.push(start, job) {
-                stop = later(start, outcome);
-            }
-            if stop.is_some() {
+            under_way.push(start, job);
+            if under_way.is_stopped() {
                 break;
             }
         }
-        while let Some((start, outcome)) = under_way.finish_next() {
-            stop = stop.or(later(start, outcome));
-        }
-        Some(Ok(stop))
+        Some(Ok(under_way.finish()))
     }
 }
