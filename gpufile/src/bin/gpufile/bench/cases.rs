@@ -276,8 +276,7 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
     memory.load(bench)?;
     let fresh: [_; FILES] =
         std::array::from_fn(|number| RemovedAtEnd::beside(&bench.path, &format!(".fresh-{number}")));
-    let engine = bench.engine(threads);
-    let options = File::options().write(true).create(true).truncate(true).engine(&engine);
+    let options = bench.options(threads).write(true).create(true).truncate(true);
     let laps = bench.warm_laps(|| {
         fresh.iter().try_for_each(RemovedAtEnd::remove)?;
         timed(|| {
@@ -286,7 +285,7 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
             let request =
                 |(number, file)| WriteRequest::new(file, 0, memory.part(number * part..(number + 1) * part));
             let requests = files.iter().enumerate().map(request).collect::<gpufile::Result<Vec<_>>>()?;
-            engine.write_many(&requests)
+            files[0].engine().write_many(&requests)
         })
     })?;
     for (number, fresh) in fresh.iter().enumerate() {
