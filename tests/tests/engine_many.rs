@@ -107,11 +107,14 @@ fn a_range_beyond_the_buffer_or_beyond_all_files_is_refused_and_nothing_moves() 
             range(0, 0, usize::MAX),
             range(u64::MAX, 0, 1),
             range(i64::MAX as u64, 0, 1),
+            range(u64::MAX - 5, 0, 3 << 20),
         ];
         for bad in beyond {
             let mut host = vec![7; 100];
             let (number, error) = entry(file.read_many(&mut host, &[good, bad]));
             assert_eq!((number, error.bytes_done()), (1, 0), "{bad:?}: {error}");
+            let (number, _) = entry(file.read_many(&mut host, &[bad, good]));
+            assert_eq!(number, 0, "{bad:?}");
             let (number, error) = entry(file.write_many(&host, &[bad, good]));
             assert_eq!((number, error.bytes_done()), (0, 0), "{bad:?}: {error}");
             assert!(host.iter().all(|byte| *byte == 7), "{bad:?}");
