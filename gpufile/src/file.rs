@@ -185,7 +185,7 @@ impl File {
             unsafe { self.open.engine.read_small(&self.open, &memory, offset) }
         } else {
             let range = [self.range(READ, offset, len)?];
-            let cutting = Cutting { inline, ..self.read_cutting(&memory, offset) };
+            let cutting = Cutting { inline, ..self.read_cutting(len, memory.place, &range[0]) };
             // SAFETY: the caller's promise.
             let stop = unsafe { self.run(Side::Read, memory, &range, cutting) };
             stop.map_or((len, None), |stop| (stop.done_bytes, stop.cause))
@@ -231,15 +231,11 @@ impl File {
         Entries::Ranges { file: &self.open, memory, ranges, file_limit: FILE_LIMIT }
     }
 
-    /// How a read of one range is cut.
-    pub(crate) fn read_cutting(&self, memory: &Memory, offset: u64) -> Cutting {
-        self.cutting_for_read(self.cutting(memory.len_bytes, memory.place), offset, memory.len_bytes)
-    }
-
-    /// How a read is cut that begins with this range.
-    pub(crate) fn cutting_for_read(&self, cutting: Cutting, offset: u64, len_bytes: usize) -> Cutting {
+    /// How a read is cut whose first range is this one.
+    pub(crate) fn read_cutting(&self, total_bytes: usize, place: Place, first: &IoRange) -> Cutting {
+        let cutting = self.cutting(total_bytes, place);
         match self.task_bytes {
-            None => self.open.cutting_for_read(cutting, offset, len_bytes),
+            None => self.open.cutting_for_disk(cutting, first.file_offset, first.len_bytes),
             Some(_) => cutting,
         }
     }

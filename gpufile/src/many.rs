@@ -6,7 +6,7 @@ use std::slice;
 
 use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
-use crate::engine::{Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer, UnderWay, place_of};
+use crate::engine::{Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer, UnderWay};
 use crate::error::{Cause, Error, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::Memory;
@@ -26,8 +26,7 @@ impl File {
         let memory = self.memory_mut(buffer, 0)?;
         let Some(first) = ranges.first() else { return Ok(()) };
         let entries = self.entries(memory, ranges);
-        let cutting = self.cutting(entries.total_bytes(), memory.place);
-        let cutting = self.cutting_for_read(cutting, first.file_offset, first.len_bytes);
+        let cutting = self.read_cutting(entries.total_bytes(), memory.place, first);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().read_ranges(&Transfer { side: Side::Read, entries }, cutting) };
         self.ranges_outcome(READ, &memory, ranges, outcome)
@@ -171,9 +170,9 @@ impl Engine {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
         let Some(first) = entries.first() else { return Ok(()) };
-        let cutting = self.cutting(Entries::Each(entries).total_bytes(), place_of(entries), None);
-        let cutting = first.file.cutting_for_read(cutting, first.offset, first.memory.len_bytes);
         let transfer = Transfer { side: Side::Read, entries: Entries::Each(entries) };
+        let cutting = self.cutting(transfer.entries.total_bytes(), transfer.entries.place(), None);
+        let cutting = first.file.cutting_for_disk(cutting, first.offset, first.memory.len_bytes);
         // SAFETY: the requests hold their buffers alone.
         let outcome = unsafe { self.run(&transfer, cutting) };
         each_outcome(READ, entries, outcome)

@@ -44,7 +44,7 @@ impl<B: IoBuf> Owned<B> {
         Self::new(file, buffer, |file, buffer| {
             let memory = file.memory_mut(buffer, offset)?;
             let range = file.range(READ, offset, memory.len_bytes)?;
-            Ok((memory, range, file.read_cutting(&memory, offset), None))
+            Ok((memory, range, file.read_cutting(memory.len_bytes, memory.place, &range), None))
         })
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::{iter, ptr};
 
-use crate::engine::{Cutting, Engine, Entry, IoRange, Side, place_of};
+use crate::engine::{Cutting, Engine, Entries, Entry, IoRange, Side};
 use crate::file::File;
 use crate::memory::{Memory, Place};
 use crate::open_file::{Mapping, OpenFile, Storage};
@@ -73,7 +73,7 @@ impl WritePlan {
 
     /// For one of the [`pieces`] that this engine writes, alone or beside others.
     pub fn of_piece(engine: &Engine, piece: &[Entry<'_>], is_alone: bool) -> Self {
-        let place = place_of(piece);
+        let place = Entries::Each(piece).place();
         let extent = Extent::of(piece.iter().map(|entry| (entry.offset, entry.memory.len_bytes)));
         match piece {
             [first, others @ ..] if others.iter().all(|entry| ptr::eq(entry.file, first.file)) => {

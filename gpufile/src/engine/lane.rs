@@ -1,20 +1,20 @@
 //! Two bounce buffers and a stream: while the GPU copies one, the file's side works on the other.
 
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use std::{slice, thread};
 
 use cufile::cuda::{Device, Event, Stream};
 
 use super::bounce::Bounce;
+use super::copies::{Copies, wait};
 use super::job::Job;
 use super::plan::{Plan, Segment};
 use super::pool::Reports;
 use super::transfer::{Side, Transfer};
 use crate::error::Cause;
 use crate::memory::Place;
-use crate::open_file::{Mapping, OpenFile, Outcome, read_cufile, write_cufile};
+use crate::open_file::{OpenFile, Outcome, read_cufile, write_cufile};
 
 /// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory there is no
 /// stream, and a bounce buffer only where `O_DIRECT` needs one.
@@ -207,8 +207,8 @@ impl Lane {
                     at += segment.len_bytes;
                     target
                 };
-                // SAFETY: as above.
-                unsafe { read_mapping(mapping, || plan.segments(transfer, chunk), place) };
+                // SAFETY: as above; the ranges were checked against the mapping.
+                unsafe { mapping.read(|| plan.segments(transfer, chunk), place) };
                 None
             }
             _ => read_segments(transfer, plan, chunk, segments, (bounce, stream.device()), copies),
@@ -272,13 +272,13 @@ impl Lane {
     }
 
     fn read_host(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
-        let bounce = &mut self.slots[slot].bounce;
-        let mut bytes = 0;
         if let Side::ReadMapping(mapping) = &transfer.side {
-            // SAFETY: the memory is the transfer's.
-            unsafe { read_mapping(mapping, || plan.segments(transfer, chunk), |segment| segment.ptr) };
+            // SAFETY: the ranges were checked against the mapping; the memory is the transfer's.
+            unsafe { mapping.read(|| plan.segments(transfer, chunk), |segment| segment.ptr) };
             return Started::Done(None);
         }
+        let bounce = &mut self.slots[slot].bounce;
+        let mut bytes = 0;
         for segment in plan.segments(transfer, chunk) {
             // SAFETY: host memory that the transfer holds alone.
             let (done, cause) =
@@ -313,44 +313,6 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         debug_assert!(!self.is_busy(), "a lane is finished before it goes");
-    }
-}
-
-/// Copies ranges of a mapping, which were checked against it, each to where `place` says. While some are copied, the next
-/// are on their way from memory to the processor's cache. It is told of several together, so that it looks for their pages
-/// at the same time: that takes longest.
-///
-/// # Safety
-/// `place` must give memory that is valid for writes of the segment's length, and that nothing else uses.
-unsafe fn read_mapping<'p, I: Iterator<Item = Segment<'p>>>(
-    mapping: &Mapping,
-    segments: impl Fn() -> I,
-    mut place: impl FnMut(&Segment<'p>) -> *mut u8,
-) {
-    /// The ranges of a chunk are about as long as the first, in most cases.
-    const TOGETHER_BYTES: usize = 16 << 10;
-    let (mut segments, mut coming) = (segments(), segments().peekable());
-    let Some(first) = coming.peek() else { return };
-    let together = (TOGETHER_BYTES / first.len_bytes).clamp(2, 16);
-    let mut fetch = || {
-        coming
-            .by_ref()
-            .take(together)
-            .for_each(|segment| mapping.prefetch(segment.offset, segment.len_bytes));
-    };
-    fetch();
-    loop {
-        fetch();
-        let mut count = 0;
-        for segment in segments.by_ref().take(together) {
-            let target = place(&segment);
-            // SAFETY: the caller's promise.
-            unsafe { mapping.read(segment.offset, target, segment.len_bytes) };
-            count += 1;
-        }
-        if count < together {
-            return;
-        }
     }
 }
 
@@ -457,89 +419,4 @@ fn runs<'s>(segments: &'s [Segment<'static>]) -> impl Iterator<Item = &'s [Segme
 
 fn run_bytes(run: &[Segment<'_>]) -> usize {
     run.iter().map(|segment| segment.len_bytes).sum()
-}
-
-/// Copies between device memory and a bounce buffer; neighbours on both sides count as one.
-#[derive(Default)]
-struct Copies {
-    device: Vec<*mut u8>,
-    host: Vec<*mut u8>,
-    lens_bytes: Vec<usize>,
-}
-
-impl Copies {
-    fn push(&mut self, device: *mut u8, host: *mut u8, len_bytes: usize) {
-        if len_bytes == 0 {
-            return;
-        }
-        if let (Some(last_device), Some(last_host), Some(last)) =
-            (self.device.last(), self.host.last(), self.lens_bytes.last_mut())
-            && last_device.wrapping_add(*last) == device
-            && last_host.wrapping_add(*last) == host
-        {
-            *last += len_bytes;
-            return;
-        }
-        self.device.push(device);
-        self.host.push(host);
-        self.lens_bytes.push(len_bytes);
-    }
-
-    fn is_empty(&self) -> bool {
-        self.lens_bytes.is_empty()
-    }
-
-    fn clear(&mut self) {
-        self.device.clear();
-        self.host.clear();
-        self.lens_bytes.clear();
-    }
-
-    /// # Safety
-    /// The device memory must be valid for the copies until they are done, and used by nothing else.
-    unsafe fn issue_to_device(&self, stream: &Stream) -> cufile::Result<()> {
-        match self.lens_bytes.as_slice() {
-            // SAFETY: the caller's promise; the bounce buffer holds as many bytes.
-            [len] => unsafe {
-                stream.copy_to_device(self.device[0], slice::from_raw_parts(self.host[0], *len))
-            },
-            // SAFETY: as above.
-            lens => unsafe { stream.copy_batch(&self.device, as_sources(&self.host), lens) },
-        }
-    }
-
-    /// # Safety
-    /// As for [`issue_to_device`](Self::issue_to_device).
-    unsafe fn issue_to_host(&self, stream: &Stream) -> cufile::Result<()> {
-        match self.lens_bytes.as_slice() {
-            // SAFETY: the caller's promise; the bounce buffer has room for as many bytes.
-            [len] => unsafe {
-                stream.copy_from_device(slice::from_raw_parts_mut(self.host[0], *len), self.device[0])
-            },
-            // SAFETY: as above.
-            lens => unsafe { stream.copy_batch(&self.host, as_sources(&self.device), lens) },
-        }
-    }
-}
-
-fn as_sources(pointers: &[*mut u8]) -> &[*const u8] {
-    // SAFETY: pointers to mutable and to constant bytes are laid out alike.
-    unsafe { slice::from_raw_parts(pointers.as_ptr().cast::<*const u8>(), pointers.len()) }
-}
-
-/// Waits for copies: at first without giving the processor away, because small ones take microseconds, then with short
-/// sleeps, and then with longer ones, so that many workers that wait for one link do not burn a processor each.
-fn wait(event: &Event) -> cufile::Result<()> {
-    const SPIN: Duration = Duration::from_micros(20);
-    const LONG: Duration = Duration::from_micros(200);
-    const SHORT_SLEEP: Duration = Duration::from_micros(10);
-    const LONG_SLEEP: Duration = Duration::from_micros(50);
-    let start = Instant::now();
-    while !event.is_done()? {
-        let waited = start.elapsed();
-        if waited > SPIN {
-            thread::sleep(if waited > LONG { LONG_SLEEP } else { SHORT_SLEEP });
-        }
-    }
-    Ok(())
 }

@@ -1,13 +1,14 @@
 //! The engine: plans transfers, lets workers carry them out, and reports how they ended.
 //!
 //! A transfer is [planned](plan) into chunks and becomes a [job]. The workers of the [pool] take its chunks in turn. Each
-//! worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU copies one while the file's side works on
-//! the other.
+//! worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU [copies] one while the file's side works on
+//! the other. Very many ranges are planned in [windows], each of which is a job; jobs of one call are [under_way].
 //!
 //! A transfer that a CUDA stream waits for is [staged] in parts, which pass through the slots of a [ring]; the [stager]
 //! carries it on, with workers of its own.
 
 mod bounce;
+mod copies;
 mod devices;
 mod job;
 mod lane;
@@ -30,9 +31,9 @@ use cufile::{Driver, IoBuf};
 
 pub(crate) use bounce::Bounce;
 pub(crate) use job::{Job, Stop};
-pub(crate) use plan::Refused;
+pub(crate) use plan::{Refused, Segment};
 pub use transfer::IoRange;
-pub(crate) use transfer::{Entries, Entry, Side, Transfer, place_of};
+pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 pub(crate) use under_way::UnderWay;
 
 use crate::memory::{Memory, Place};
@@ -119,8 +120,8 @@ impl EngineBuilder {
     }
 
     /// How many workers share a transfer; at least 1. The calling thread waits meanwhile. Fewer do where more would not be
-    /// faster: one writes a new file on a disk, and four for each hardware queue of a disk use `O_DIRECT`, unless it is
-    /// said how long the parts are ([`task_bytes`](Self::task_bytes)).
+    /// faster: one writes a new file on a disk; and a disk gets four requests by `O_DIRECT` at a time for each of its
+    /// hardware queues, unless [`task_bytes`](Self::task_bytes) says how long they are.
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = threads.max(1);
         self

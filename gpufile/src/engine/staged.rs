@@ -222,7 +222,9 @@ impl Staged {
         let file = unsafe { self.file.as_ref() };
         let offset = part.range[0].file_offset;
         let (side, cutting) = match self.direction {
-            Direction::Read => (Side::Read, file.read_cutting(&part.host, offset)),
+            Direction::Read => {
+                (Side::Read, file.read_cutting(part.host.len_bytes, part.host.place, &part.range[0]))
+            }
             Direction::Write => {
                 let plan = WritePlan::of_range(file, &part.host, offset, Growth::AsWritten);
                 (plan.side.clone(), plan.cutting)

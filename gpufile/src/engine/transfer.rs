@@ -45,13 +45,6 @@ impl fmt::Debug for Entry<'_> {
     }
 }
 
-/// Where memory lies, as far as it matters for how transfers are cut: bounce buffers limit the parts of device memory, and
-/// parts of host memory may as well be as short.
-pub(crate) fn place_of(entries: &[Entry<'_>]) -> Place {
-    let device = entries.iter().map(|entry| entry.memory.place).find(|place| *place != Place::Host);
-    device.unwrap_or(Place::Host)
-}
-
 /// The entries of a transfer.
 #[derive(Clone, Copy)]
 pub(crate) enum Entries<'a> {
@@ -95,6 +88,18 @@ impl<'a> Entries<'a> {
         match self {
             Entries::Ranges { memory, .. } => memory,
             Entries::Each(entries) => &entries[entry].memory,
+        }
+    }
+
+    /// Where the memory lies, as far as it matters for how transfers are cut: bounce buffers limit the parts of device
+    /// memory, and parts of host memory may as well be as short.
+    pub fn place(&self) -> Place {
+        match self {
+            Entries::Ranges { memory, .. } => memory.place,
+            Entries::Each(entries) => {
+                let mut places = entries.iter().map(|entry| entry.memory.place);
+                places.find(|place| *place != Place::Host).unwrap_or(Place::Host)
+            }
         }
     }
 

@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
+use crate::engine::Segment;
+
 /// A shared mapping of a file, from its beginning.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -72,35 +74,62 @@ impl Mapping {
         self.ptr
     }
 
-    /// Copies `len_bytes` bytes from `offset`.
+    /// Copies ranges, each to where `place` says. While some are copied, the next are on their way from memory to the
+    /// processor's cache. It is told of several together, so that it looks for their pages at the same time: that takes
+    /// longest.
     ///
     /// # Safety
-    /// The range must lie in the mapping, and the file must not be shorter by now. `target` must be valid for writes,
-    /// and nothing else use it meanwhile.
-    #[inline]
-    pub unsafe fn read(&self, offset: u64, target: *mut u8, len_bytes: usize) {
-        debug_assert!(offset as usize + len_bytes <= self.len_bytes);
-        // SAFETY: the caller's promise.
-        unsafe { ptr::copy_nonoverlapping(self.ptr.add(offset as usize), target, len_bytes) }
+    /// The ranges must lie in the mapping, and the file must not be shorter by now. `place` must give memory that is valid
+    /// for writes of the segment's length, and that nothing else uses.
+    pub unsafe fn read<'a, I: Iterator<Item = Segment<'a>>>(
+        &self,
+        segments: impl Fn() -> I,
+        mut place: impl FnMut(&Segment<'a>) -> *mut u8,
+    ) {
+        /// Ranges that are read together are about as long as the first, in most cases.
+        const TOGETHER_BYTES: usize = 16 << 10;
+        let (mut segments, mut coming) = (segments(), segments().peekable());
+        let Some(first) = coming.peek() else { return };
+        let together = (TOGETHER_BYTES / first.len_bytes.max(1)).clamp(2, 16);
+        let mut prefetch = || coming.by_ref().take(together).for_each(|segment| self.prefetch(&segment));
+        prefetch();
+        loop {
+            prefetch();
+            let mut count = 0;
+            for segment in segments.by_ref().take(together) {
+                debug_assert!(segment.offset as usize + segment.len_bytes <= self.len_bytes);
+                let target = place(&segment);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    ptr::copy_nonoverlapping(
+                        self.ptr.add(segment.offset as usize),
+                        target,
+                        segment.len_bytes,
+                    );
+                }
+                count += 1;
+            }
+            if count < together {
+                return;
+            }
+        }
     }
 
-    /// Begins to bring the first lines of a range into the processor's cache, and its page into the TLB, for a
-    /// [`read`](Self::read) to come.
-    #[inline]
-    pub fn prefetch(&self, offset: u64, len_bytes: usize) {
+    /// Begins to bring the first lines of a range into the processor's cache, and its page into the TLB.
+    fn prefetch(&self, segment: &Segment<'_>) {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             const LINE: usize = 64;
             const MOST_BYTES: usize = 8 * LINE;
-            let start = self.ptr.wrapping_add(offset as usize);
-            for at in (0..len_bytes.min(MOST_BYTES)).step_by(LINE) {
+            let start = self.ptr.wrapping_add(segment.offset as usize);
+            for at in (0..segment.len_bytes.min(MOST_BYTES)).step_by(LINE) {
                 // SAFETY: a hint, whatever the address.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(at).cast()) };
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = (offset, len_bytes);
+        let _ = segment;
     }
 
     /// Lets the kernel copy bytes into the mapping at `offset`; returns how many it copied. Of a page that cannot be
@@ -137,7 +166,8 @@ impl Mapping {
         let start = offset.min(end).next_multiple_of(PAGE);
         if start < end {
             let start_ptr = self.ptr.wrapping_add(start).cast();
-            // SAFETY: within this mapping, of whose pages nobody has a reference. A failure costs time.
+            // SAFETY: within this mapping, which shares its pages with the file, so that whoever uses them again finds the
+            // same bytes. A failure costs time.
             unsafe { libc::madvise(start_ptr, end - start, libc::MADV_DONTNEED) };
         }
     }

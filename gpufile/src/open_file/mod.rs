@@ -196,9 +196,7 @@ impl OpenFile {
     /// Writes host bytes, by `O_DIRECT` where that was asked for and their address allows it.
     pub fn write_staged(&self, side: &Side, last: bool, source: &[u8], offset: u64) -> Outcome {
         let mut done = 0;
-        if let Side::WriteMapping(mapping) = side
-            && !last
-        {
+        if let (Side::WriteMapping(mapping), false) = (side, last) {
             done = self.overwrite(mapping, source, offset);
         } else if let Some(direct) = self.direct_for_write(source.len()) {
             // The ends that are not aligned go through the page cache.
@@ -294,7 +292,7 @@ impl OpenFile {
 
     /// How a read is cut whose length of chunks is left to the engine: if it is long and goes by `O_DIRECT`, judged by a
     /// sample, as that is fastest.
-    pub fn cutting_for_read(&self, cutting: Cutting, offset: u64, len_bytes: usize) -> Cutting {
+    pub fn cutting_for_disk(&self, cutting: Cutting, offset: u64, len_bytes: usize) -> Cutting {
         let is_long = len_bytes > Direct::CHUNK_BYTES && self.engine.settings().task_bytes().is_none();
         if is_long && let Some(direct) = self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES)) {
             return direct.cutting(cutting);
