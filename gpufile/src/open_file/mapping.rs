@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
@@ -161,15 +162,20 @@ impl Mapping {
     /// Unmaps the mapping's pages that lie wholly in a range, until they are used again. Their contents are the file's and
     /// stay.
     pub fn unmap_pages(&self, offset: usize, len_bytes: usize) {
-        const PAGE: usize = 4096;
-        let end = offset.saturating_add(len_bytes).min(self.len_bytes) / PAGE * PAGE;
-        let start = offset.min(end).next_multiple_of(PAGE);
-        if start < end {
-            let start_ptr = self.ptr.wrapping_add(start).cast();
+        let pages = self.whole_pages(offset, len_bytes);
+        if !pages.is_empty() {
+            let start = self.ptr.wrapping_add(pages.start).cast();
             // SAFETY: within this mapping, which shares its pages with the file, so that whoever uses them again finds the
             // same bytes. A failure costs time.
-            unsafe { libc::madvise(start_ptr, end - start, libc::MADV_DONTNEED) };
+            unsafe { libc::madvise(start, pages.len(), libc::MADV_DONTNEED) };
         }
+    }
+
+    /// The part of a range that is whole pages of the mapping.
+    fn whole_pages(&self, offset: usize, len_bytes: usize) -> Range<usize> {
+        const PAGE: usize = 4096;
+        let end = offset.saturating_add(len_bytes).min(self.len_bytes) / PAGE * PAGE;
+        offset.min(end).next_multiple_of(PAGE)..end
     }
 }
 
@@ -179,5 +185,33 @@ impl Drop for Mapping {
             // SAFETY: mapped in `new`, unmapped once.
             unsafe { libc::munmap(self.ptr.cast(), self.len_bytes) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_pages_of_the_mapping_are_unmapped_and_keep_their_bytes() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(3 * 4096 + 100).unwrap();
+        let mapping = Mapping::for_overwriting(&file, 3 * 4096 + 100).unwrap();
+        for (offset, len_bytes, pages) in [
+            (0, 4096, 0..4096),
+            (0, 4095, 0..0),
+            (1, 8191, 4096..8192),
+            (1, 4096, 4096..4096),
+            (5000, usize::MAX, 8192..3 * 4096),
+            (3 * 4096, 4096, 3 * 4096..3 * 4096),
+            (usize::MAX, usize::MAX, 3 * 4096..3 * 4096),
+        ] {
+            assert_eq!(mapping.whole_pages(offset, len_bytes), pages, "{len_bytes} bytes at {offset}");
+        }
+        assert_eq!(mapping.write(&[7; 5000], 4096), 5000);
+        mapping.unmap_pages(0, usize::MAX);
+        let mut bytes = [0; 5000];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 4096).unwrap();
+        assert_eq!(bytes, [7; 5000]);
     }
 }
