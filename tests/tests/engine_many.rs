@@ -74,15 +74,17 @@ fn overlaps_among_very_many_ranges_are_refused_too() {
     let mut ranges: Vec<_> = (0..count).map(|at| range(at as u64, at, 1)).collect();
     file.read_many(&mut buffer, &ranges).unwrap();
     assert!(buffer == pattern(count));
-    // At the beginnings and ends of what may be planned at once, and among empty ranges.
-    for at in [1, (16 << 10) - 1, 16 << 10, (16 << 10) + 1, 2 * (16 << 10), count - 1] {
+    // At the beginnings and ends of what is planned at once (1024 ranges, then twice as many each time), and among empty
+    // ranges.
+    let begins = [1, 3, 7, 15, 31].map(|windows| windows << 10);
+    for at in begins.into_iter().flat_map(|begin| [begin - 1, begin, begin + 1]).chain([1, count - 1]) {
         let good = ranges[at];
         ranges[at] = range(0, at - 1, 1);
         let (_, error) = entry(file.read_many(&mut buffer, &ranges));
         assert!(error.to_string().contains("overlaps"), "{at}: {error}");
         ranges[at] = good;
     }
-    let last = (16 << 10) - 1;
+    let last = begins[3] - 1;
     ranges[last] = range(0, 0, 0);
     ranges[last + 1] = range(0, last - 1, 1);
     let (_, error) = entry(file.read_many(&mut buffer, &ranges));

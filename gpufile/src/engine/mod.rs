@@ -414,6 +414,8 @@ pub(crate) struct Cutting {
     pub chunk_bytes: usize,
     /// How many chunks at the beginning are shorter, each longer than the one before.
     pub graded_chunks: usize,
+    /// How many chunks of the same call came before, in other jobs.
+    pub chunks_before: usize,
     /// How long the last chunk is, which is then carried out when the others are done; 0 makes it like the others.
     pub last_bytes: usize,
     /// Whether one worker does all chunks in order.
@@ -428,6 +430,7 @@ impl Cutting {
     /// How many bytes the chunk with this number has at most.
     pub fn chunk_len(&self, chunk: usize) -> usize {
         const ALIGNED: usize = 64 << 10;
+        let chunk = self.chunks_before + chunk;
         if chunk >= self.graded_chunks {
             return self.chunk_bytes;
         }

@@ -6,7 +6,9 @@ use super::transfer::{Entries, Transfer};
 use super::under_way::UnderWay;
 use super::{Cutting, Engine, on_worker};
 
-/// How many ranges a window has: enough for some chunks.
+/// How many ranges the first window has: few, so that workers begin soon. Each has twice as many as the one before.
+const FIRST_WINDOW: usize = 1 << 10;
+/// How many ranges a window has at most: enough for some chunks.
 const WINDOW: usize = 16 << 10;
 
 impl Engine {
@@ -48,18 +50,17 @@ impl Engine {
         };
         let mut under_way =
             UnderWay::new(self, |start, stop: Option<Stop>| stop.map(|stop| stop.behind(start)));
-        let mut memory_end = 0;
-        for (number, window) in ranges.chunks(WINDOW).enumerate() {
-            let start = number * WINDOW;
+        let (mut start, mut window_len) = (0, FIRST_WINDOW);
+        let (mut chunks_before, mut memory_end) = (0, 0);
+        while start < ranges.len() {
+            let window = &ranges[start..ranges.len().min(start + window_len)];
             let entries = Entries::Ranges { file, memory, ranges: window, file_limit };
-            // Workers that are busy need no short chunks.
-            let graded_chunks = if number == 0 { cutting.graded_chunks } else { 0 };
             let job = self.0.idle_jobs.take();
             // SAFETY: the caller's promise; `under_way` waits for it, and an idle job is set up by no one else.
             let set_up = unsafe {
                 job.set_up(
                     &Transfer { side: transfer.side.clone(), entries },
-                    &Cutting { graded_chunks, ..*cutting },
+                    &Cutting { chunks_before, ..*cutting },
                 )
             };
             // Empty ranges may lie anywhere.
@@ -74,6 +75,9 @@ impl Engine {
             memory_end = last.map_or(memory_end, |last| last.buffer_offset + last.len_bytes);
             self.submit(file.device, &job, chunks);
             under_way.push(start, job);
+            chunks_before += chunks;
+            start += window.len();
+            window_len = WINDOW.min(2 * window_len);
             if under_way.is_stopped() {
                 break;
             }
