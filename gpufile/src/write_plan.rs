@@ -100,7 +100,7 @@ impl WritePlan {
         growth: Growth,
     ) -> Self {
         let Extent { start, end, total_bytes, is_gapless } = extent;
-        let parallel = Cutting { graded_chunks: 0, ..engine.cutting(total_bytes, place, task_bytes) };
+        let parallel = Cutting { is_graded: false, ..engine.cutting(total_bytes, place, task_bytes) };
         let is_cut_freely = task_bytes.or(engine.settings().task_bytes()).is_none();
         if let Some(direct) = open.direct_for_write(total_bytes) {
             return Self::plain(if is_cut_freely { direct.cutting(parallel) } else { parallel });

@@ -271,8 +271,8 @@ impl Engine {
     }
 
     /// How a transfer of so many bytes is cut: into chunks short enough that all workers have several, so that they end
-    /// together, and long enough to be worth a copy; and at first one of another length for each worker, so that the GPU
-    /// has something to copy soon, and does not get it all at once.
+    /// together, and long enough to be worth a copy; and at first shorter, each of another length, so that the GPU has
+    /// something to copy soon, and does not get it all at once.
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> Cutting {
         const SMALLEST: usize = 512 << 10;
         const TURNS: usize = 5;
@@ -287,11 +287,7 @@ impl Engine {
             }
         };
         let is_long = task_bytes.or(settings.task_bytes).is_none() && chunk_bytes > SMALLEST;
-        Cutting {
-            chunk_bytes,
-            graded_chunks: if is_long { settings.threads } else { 0 },
-            ..Cutting::default()
-        }
+        Cutting { chunk_bytes, is_graded: is_long, ..Cutting::default() }
     }
 
     /// Carries out a transfer and waits for its end; tells what stopped it before.
@@ -412,8 +408,8 @@ impl Engine {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cutting {
     pub chunk_bytes: usize,
-    /// How many chunks at the beginning are shorter, each longer than the one before.
-    pub graded_chunks: usize,
+    /// Whether the chunks at the beginning are shorter, each longer than the one before.
+    pub is_graded: bool,
     /// How many chunks of the same call came before, in other jobs.
     pub chunks_before: usize,
     /// How long the last chunk is, which is then carried out when the others are done; 0 makes it like the others.
@@ -429,13 +425,12 @@ pub(crate) struct Cutting {
 impl Cutting {
     /// How many bytes the chunk with this number has at most.
     pub fn chunk_len(&self, chunk: usize) -> usize {
-        const ALIGNED: usize = 64 << 10;
-        let chunk = self.chunks_before + chunk;
-        if chunk >= self.graded_chunks {
+        const FIRST: usize = 256 << 10;
+        const LONGER: usize = 64 << 10;
+        if !self.is_graded {
             return self.chunk_bytes;
         }
-        let share = self.chunk_bytes / self.graded_chunks * (chunk + 1);
-        share.next_multiple_of(ALIGNED).min(self.chunk_bytes)
+        (FIRST + LONGER * (self.chunks_before + chunk)).min(self.chunk_bytes)
     }
 }
 

@@ -43,7 +43,7 @@ impl Direct {
     /// How a long transfer is cut.
     pub fn cutting(&self, cutting: Cutting) -> Cutting {
         let chunk_bytes = cutting.chunk_bytes.min(Self::CHUNK_BYTES);
-        Cutting { chunk_bytes, graded_chunks: 0, at_once: self.at_once, ..cutting }
+        Cutting { chunk_bytes, is_graded: false, at_once: self.at_once, ..cutting }
     }
 
     pub fn works(&self) -> bool {
