@@ -211,7 +211,8 @@ impl Job {
     }
 
     fn spin_until_done(&self) {
-        const SPIN: Duration = Duration::from_millis(1);
+        // As long as it takes a link to empty the bounce buffers of many workers.
+        const SPIN: Duration = Duration::from_millis(3);
         let start = Instant::now();
         while !self.is_done.load(Ordering::Acquire) && start.elapsed() < SPIN {
             std::hint::spin_loop();
