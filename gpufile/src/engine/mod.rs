@@ -271,7 +271,7 @@ impl Engine {
     }
 
     /// How a transfer of so many bytes is cut: into chunks short enough that all workers have several, so that they end
-    /// together, and long enough to be worth a copy; and at first shorter, each of another length, so that the GPU has
+    /// together, and long enough to be worth a copy; and for a GPU at first shorter, each of another length, so that it has
     /// something to copy soon, and does not get it all at once.
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> Cutting {
         const SMALLEST: usize = 512 << 10;
@@ -286,8 +286,9 @@ impl Engine {
                 share.max(SMALLEST).min(buffer)
             }
         };
-        let is_long = task_bytes.or(settings.task_bytes).is_none() && chunk_bytes > SMALLEST;
-        Cutting { chunk_bytes, is_graded: is_long, ..Cutting::default() }
+        let is_cut_freely = task_bytes.or(settings.task_bytes).is_none();
+        let is_graded = is_cut_freely && chunk_bytes > SMALLEST && place != Place::Host;
+        Cutting { chunk_bytes, is_graded, ..Cutting::default() }
     }
 
     /// Carries out a transfer and waits for its end; tells what stopped it before.
