@@ -580,3 +580,57 @@ fn values_are_replaced_at_once() {
     assert!(store.get(&StoreKey::new("a").unwrap()).unwrap().is_none());
     assert!(store.get(&StoreKey::new("a/b/c").unwrap()).unwrap().is_none());
 }
+
+/// The elements of an array without files whose chunks have these lengths.
+fn read_listed_chunks(len: u64, chunks: &[u64]) -> Option<Vec<u8>> {
+    let metadata = format!(
+        r#"{{"zarr_format":3,"node_type":"array","shape":[{len}],"data_type":"uint8","chunk_grid":{{"name":
+        "rectangular","configuration":{{"chunk_shape":[{chunks:?}]}}}},"chunk_key_encoding":{{"name":"default"}},
+        "fill_value":65,"codecs":[{{"name":"bytes"}}]}}"#
+    );
+    let (_folder, store) = store_with("zarr.json", &metadata);
+    Some(Array::open(&store, "a").ok()?.read_to_host().unwrap())
+}
+
+#[test]
+fn listed_chunks_that_lie_anywhere_are_refused() {
+    assert_eq!(read_listed_chunks(1024, &[512, 100, 412]).unwrap(), [65; 1024]);
+    for far in [64, 1 << 16, 1 << 40] {
+        // The third chunk begins `far` bytes behind the array; with the fourth, the sum wraps around to where it is right.
+        let len = 1024 + 20 * 512;
+        let second = len - 512 + far;
+        let fourth = 1024_u64.wrapping_sub(512 + second + 512);
+        let mut chunks = vec![512, second, 512, fourth];
+        chunks.extend([512; 20]);
+        assert_eq!(read_listed_chunks(len, &chunks), None, "{far}");
+    }
+}
+
+#[test]
+fn a_chunk_too_long_for_memory_is_no_reason_to_end_the_process() {
+    const GZIP: &str = r#"{"name":"bytes"},{"name":"gzip","configuration":{"level":1}}"#;
+    const SHARDS: &str = r#"{"name":"sharding_indexed","configuration":{"chunk_shape":[1],"codecs":[{"name":"bytes"}],
+        "index_codecs":[{"name":"bytes","configuration":{"endian":"little"}}],"index_location":"end"}}"#;
+    for codecs in [GZIP, SHARDS] {
+        let metadata = format!(
+            r#"{{"zarr_format":3,"node_type":"array","shape":[16],"data_type":"uint8","chunk_grid":{{"name":"regular",
+            "configuration":{{"chunk_shape":[281474976710656]}}}},"chunk_key_encoding":{{"name":"default"}},
+            "fill_value":3,"codecs":[{codecs}]}}"#
+        );
+        let (_folder, store) = store_with("zarr.json", &metadata);
+        let error = Array::open(&store, "a").unwrap().write_from([1_u8; 16].as_slice()).unwrap_err();
+        assert!(matches!(error, Error::Memory { .. }), "{codecs}: {error}");
+    }
+}
+
+#[test]
+fn a_folder_with_a_dot_is_not_taken_for_a_chunk() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::new(folder.path()).dimension_separator(ChunkKeySeparator::Slash);
+    let keys = ["2024.01/.zarray", "2024/01/.zarray"].map(|key| StoreKey::new(key).unwrap());
+    keys.iter().for_each(|key| store.set(key, vec![1].into()).unwrap());
+    let prefix = StorePrefix::new("2024.01/").unwrap();
+    assert_eq!(store.list_prefix(&prefix).unwrap(), [keys[0].clone()]);
+    store.erase_prefix(&prefix).unwrap();
+    assert_eq!(keys.map(|key| store.get(&key).unwrap().is_some()), [false, true]);
+}

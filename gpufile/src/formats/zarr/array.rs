@@ -77,6 +77,7 @@ impl Array {
         let check = || {
             let element_bytes = grid::element_bytes(&array)?;
             let len_bytes = grid::array_bytes(&array, element_bytes)?;
+            grid::check_listed_chunks(&array, element_bytes)?;
             if array.chunk_grid_shape().iter().all(|&chunks| chunks > 0) {
                 grid::Extent::of(&array, &vec![0; array.dimensionality()], element_bytes)?;
             }

@@ -43,6 +43,22 @@ fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u6
     }
 }
 
+/// Checks the lengths of chunks that a grid lists: zarrs adds and multiplies them without looking, and where a sum wraps
+/// around, chunks overlap or lie outside of the array.
+pub(super) fn check_listed_chunks(array: &ZarrsArray, element_bytes: usize) -> Result<(), ZarrError> {
+    let metadata = array.chunk_grid().create_metadata();
+    let axes =
+        metadata.configuration().and_then(|configuration| configuration.get("chunk_shape")?.as_array());
+    let mut longest = Vec::new();
+    for axis in axes.into_iter().flatten() {
+        let lens = axis.as_array().map_or(std::slice::from_ref(axis), Vec::as_slice);
+        let lens = lens.iter().map(|len| len.as_u64().unwrap_or(u64::MAX));
+        lens.clone().try_fold(0u64, u64::checked_add).ok_or(NO_GRID)?;
+        longest.push(lens.max().unwrap_or(0));
+    }
+    size("a chunk", &longest, element_bytes, MAX_CHUNK_BYTES).map(drop)
+}
+
 /// Checks the sizes of the chunks that shards are made of, which zarrs multiplies out before it compares them with the
 /// shard.
 pub(super) fn check_inner_chunks(array: &ZarrsArray, element_bytes: usize) -> Result<(), ZarrError> {
@@ -96,6 +112,14 @@ impl Extent {
             }
             _ => Err(NO_GRID),
         }
+    }
+
+    /// The same, if it has an element in the region, and its end can be counted.
+    pub fn meeting(self, region: &[Range<u64>]) -> Result<Self, ZarrError> {
+        let meets = |((&origin, &len), wanted): ((&u64, &u64), &Range<u64>)| {
+            origin < wanted.end && origin.checked_add(len).is_some_and(|end| end > wanted.start)
+        };
+        if self.origin.iter().zip(&self.shape).zip(region).all(meets) { Ok(self) } else { Err(NO_GRID) }
     }
 
     /// Of the chunk that has the element with these indices.
@@ -160,5 +184,26 @@ impl<'a> Chunks<'a> {
     /// The key of the chunk with these indices.
     pub fn key(&self, indices: &[u64]) -> StoreKey {
         self.array.chunk_key(indices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::single_range_in_vec_init, reason = "a region of one axis")]
+
+    use super::*;
+
+    #[test]
+    fn a_chunk_without_an_element_in_the_region_is_refused() {
+        let meets = |origin, len| {
+            let extent = Extent { origin: vec![origin], shape: vec![len], len_bytes: len };
+            extent.meeting(&[100..200]).is_ok()
+        };
+        for (origin, len) in [(0, 101), (100, 1), (150, 10), (199, 1000)] {
+            assert!(meets(origin, len), "{len} at {origin}");
+        }
+        for (origin, len) in [(0, 100), (200, 1), (150, u64::MAX), (u64::MAX, 1), (0, 0)] {
+            assert!(!meets(origin, len), "{len} at {origin}");
+        }
     }
 }

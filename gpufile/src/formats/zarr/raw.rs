@@ -131,7 +131,8 @@ struct Chunk {
 impl Chunk {
     fn of(array: &Array, chunks: &Chunks<'_>, number: u64, region: &[Range<u64>]) -> Result<Self> {
         let indices = chunks.indices(number);
-        let extent = array.checked(Extent::of(array.as_zarrs(), &indices, array.element_bytes()))?;
+        let extent = Extent::of(array.as_zarrs(), &indices, array.element_bytes());
+        let extent = array.checked(extent.and_then(|extent| extent.meeting(region)))?;
         let runs = Runs::new(&extent.origin, &extent.shape, region, array.element_bytes());
         let key = chunks.key(&indices).to_string();
         let path = array.store().path_of(&key);

@@ -158,7 +158,8 @@ impl FileStore {
     pub(super) fn prefix_path(&self, prefix: &StorePrefix) -> Result<PathBuf, StorageError> {
         match prefix.as_str().strip_suffix('/') {
             None => Ok(self.folder.clone()),
-            Some(key) => self.path(key),
+            // A folder is no chunk, whatever its name looks like.
+            Some(key) => Self { rules: KeyRules { nested: false, ..self.rules }, ..self.clone() }.path(key),
         }
     }
 
