@@ -58,7 +58,7 @@ pub(super) fn save(
     write: impl FnOnce(&File) -> crate::Result<()>,
 ) -> Result<()> {
     let save = || {
-        let (file, temporary) = create(path, &options.files)?;
+        let (file, mut temporary) = create(path, &options.files)?;
         write(&file)?;
         if options.sync {
             file.sync_all()?;
@@ -69,7 +69,9 @@ pub(super) fn save(
             path: path.to_owned(),
             cause: error.into(),
         };
-        fs::rename(&temporary.0, path).map_err(|error| failed("replace", error))?;
+        fs::rename(&temporary.path, path).map_err(|error| failed("replace", error))?;
+        // From now on the name is free for others.
+        temporary.is_renamed = true;
         if options.sync {
             sync_folder(path).map_err(|error| failed("sync the folder of", error))?;
         }
@@ -79,12 +81,17 @@ pub(super) fn save(
 }
 
 /// A path that is removed, unless it was renamed.
-struct Temporary(PathBuf);
+struct Temporary {
+    path: PathBuf,
+    is_renamed: bool,
+}
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // If it cannot be removed, the failure that it is removed for is what matters.
-        let _ = fs::remove_file(&self.0);
+        if !self.is_renamed {
+            // If it cannot be removed, the failure that it is removed for is what matters.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -102,12 +109,12 @@ fn create(path: &Path, options: &OpenOptions) -> crate::Result<(File, Temporary)
         temporary.extend_from_slice(format!(".{}.{number}.tmp", process::id()).as_bytes());
         let temporary = path.with_file_name(OsStr::from_bytes(&temporary));
         match options.open(&temporary) {
-            Ok(file) => return Ok((file, Temporary(temporary))),
+            Ok(file) => return Ok((file, Temporary { path: temporary, is_renamed: false })),
             // Of a process that had this number and was killed.
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
             Err(error) => {
                 // It may have been created, and found to be none for cuFile then.
-                drop(Temporary(temporary));
+                drop(Temporary { path: temporary, is_renamed: false });
                 return Err(error);
             }
         }
@@ -127,5 +134,19 @@ fn sync_folder(path: &Path) -> io::Result<()> {
         // File systems whose folders need no sync, or have none, say so.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_was_given_up_is_not_removed_when_another_has_it() {
+        for is_renamed in [false, true] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            drop(Temporary { path: file.path().to_owned(), is_renamed });
+            assert_eq!(file.path().exists(), is_renamed);
+        }
     }
 }
