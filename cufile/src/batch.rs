@@ -615,6 +615,7 @@ impl<B> Batch<B> {
             unsafe { (self.driver.library().functions().cuFileBatchIODestroy)(self.raw) };
             self.raw = ptr::null_mut();
             self.in_flight = 0;
+            self.doubtful = false;
         }
     }
 }

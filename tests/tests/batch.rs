@@ -543,7 +543,9 @@ fn events_that_belong_to_no_entry_in_flight_are_ignored() {
     let mut functions = *library.functions();
     REAL_GET_STATUS.set(functions.cuFileBatchIOGetStatus).unwrap();
     functions.cuFileBatchIOGetStatus = confused_get_status;
-    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
+    let library = unsafe { cufile_sys::Library::from_functions(functions) };
+    let library = Library::from_sys(library).unwrap();
     let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
     let bed = Bed::on(emulator);
     let file = FileHandle::register(&driver, bed.file("data", &pattern(6 * PAGE))).unwrap();
@@ -574,4 +576,16 @@ fn a_batch_may_move_to_another_thread() {
             assert_eq!(completion.buffer.get()[..], bytes[completion.id as usize * PAGE..][..PAGE]);
         }
     });
+}
+
+#[test]
+fn a_batch_that_was_cancelled_after_a_failed_submission_is_left_alone() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(4 * PAGE));
+    let mut batch: Batch<cufile::cuda::DeviceBuffer> = Batch::new(&bed.driver, 4).unwrap();
+    emulator.fault("cuFileBatchIOSubmit", "err=5035");
+    batch.submit(&mut vec![Entry::read(&file, bed.device.alloc(PAGE).unwrap(), 0)]).unwrap_err();
+    assert_eq!(batch.cancel().unwrap().len(), 1);
+    assert_eq!(emulator.calls("cuFileBatchIOCancel"), 1, "once, and not by dropping it");
 }

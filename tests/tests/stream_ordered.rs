@@ -659,7 +659,9 @@ fn a_function_called_by_the_stream_may_panic() {
 fn with_read(bed: &Bed, read: ReadAsync) -> Driver {
     let (library, cuda) = libraries(bed.emulator.as_ref().unwrap());
     let functions = Functions { cuFileReadAsync: read, ..*library.functions() };
-    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
+    let library = unsafe { cufile_sys::Library::from_functions(functions) };
+    let library = Library::from_sys(library).unwrap();
     Driver::builder().library(library).cuda(cuda).open().unwrap()
 }
 
@@ -738,4 +740,22 @@ fn submissions_to_one_stream_never_meet_in_libcufile() {
         }
     });
     assert!(!MET.load(Ordering::SeqCst));
+}
+
+#[test]
+fn page_aligned_inputs_are_checked_for_the_buffer_that_is_read_into() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(4 * PAGE));
+    let flags = StreamFlags::PAGE_ALIGNED_INPUTS;
+    let stream = RegisteredStream::register(&bed.driver, bed.device.stream().unwrap(), flags).unwrap();
+    let whole = Box::leak(vec![0_u8; 4 * PAGE].into_boxed_slice());
+    let (_, aligned) = whole.split_at_mut(whole.as_ptr().align_offset(PAGE));
+    let (aligned, rest) = aligned.split_at_mut(PAGE);
+    let arguments = stream.late_bound(&aligned, 0, PAGE, 0).unwrap();
+    stream.read_late(&file, &mut *aligned, &arguments).unwrap().wait().unwrap();
+    let before = emulator.calls("cuFileReadAsync");
+    let misaligned = &mut rest[8..][..PAGE];
+    assert!(stream.read_late(&file, misaligned, &arguments).is_err());
+    assert_eq!(emulator.calls("cuFileReadAsync"), before);
 }

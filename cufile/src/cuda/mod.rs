@@ -1,7 +1,8 @@
 //! The small safe CUDA layer that file I/O needs: devices, memory, streams and events.
 //!
 //! Programs that use another CUDA crate keep using it: any memory can take part in I/O through
-//! [`IoBuf`], and cudarc's does by the feature `cudarc`. No call here leaves the calling thread's current device or context changed.
+//! [`IoBuf`], and cudarc's does by the feature `cudarc`. No call here leaves the calling thread's current device or context
+//! changed, but for [`Device::set_current`].
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;

@@ -94,7 +94,8 @@ impl RegisteredStream {
     /// were not made here.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's, or what cuFile said.
+    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's; [`Error::InUse`] if it is
+    /// registered with other flags and operations of that registration are not known to be done; or what cuFile said.
     #[doc(alias = "cuFileStreamRegister")]
     pub fn register(driver: &Driver, stream: impl Into<Arc<Stream>>, flags: StreamFlags) -> Result<Self> {
         Ok(Self(Arc::new(Registered::new(driver, stream.into(), flags)?)))
@@ -386,6 +387,8 @@ impl RegisteredStream {
                 ),
             ));
         }
+        let (base, _) = name(buffer, buffer.as_ptr().cast_mut(), arguments.first_buffer_offset);
+        arguments.check_aligned(operation, base.addr() as u64)?;
         Event::new(self.stream().device())
     }
 }
