@@ -76,7 +76,11 @@ impl Library {
     }
 
     /// A library made of a table of functions, for tests.
-    pub fn from_functions(functions: Functions) -> Self {
+    ///
+    /// # Safety
+    /// Each pointer must be to the function of its name, or to one that keeps to its contract as far as it is called:
+    /// what is built on a libcufile relies on that.
+    pub unsafe fn from_functions(functions: Functions) -> Self {
         Self { functions, path: None }
     }
 

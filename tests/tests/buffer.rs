@@ -234,7 +234,9 @@ fn a_part_passes_the_registered_address_and_its_offset() {
     let emulator = Emulator::start();
     let mut functions = *emulator.cufile().functions();
     functions.cuFileRead = read;
-    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
+    let library = unsafe { cufile_sys::Library::from_functions(functions) };
+    let library = Library::from_sys(library).unwrap();
     let (_, cuda) = libraries(&emulator);
     let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
     let file = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();

@@ -313,7 +313,9 @@ fn the_descriptor_is_open_when_the_handle_is_deregistered_and_closed_after() {
     let emulator = Emulator::start();
     let mut functions = *emulator.cufile().functions();
     functions.cuFileHandleDeregister = deregister;
-    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
+    let library = unsafe { cufile_sys::Library::from_functions(functions) };
+    let library = Library::from_sys(library).unwrap();
     let (_, cuda) = libraries(&emulator);
     let driver = cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();
     let handle = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();

@@ -74,8 +74,11 @@ fn guarded(emulator: &Emulator) -> (Library, Cuda) {
         cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t;
         cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t;
     }
-    let library = cufile::Library::from_sys(cufile_sys::Library::from_functions(cufile)).unwrap();
-    let runtime = cuda_rt_sys::runtime::Library::from_functions(runtime);
+    // SAFETY: the emulator's functions, but for those above, which end the process or do what the emulator's do.
+    let library = unsafe { cufile_sys::Library::from_functions(cufile) };
+    let library = cufile::Library::from_sys(library).unwrap();
+    // SAFETY: as above.
+    let runtime = unsafe { cuda_rt_sys::runtime::Library::from_functions(runtime) };
     (library, Cuda::from_sys(emulator.driver(), runtime).unwrap())
 }
 

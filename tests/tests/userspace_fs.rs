@@ -94,7 +94,9 @@ fn open() -> (Emulator, Driver) {
     functions.cuFileHandleDeregister = deregister;
     functions.cuFileRead = read;
     functions.cuFileWrite = write;
-    let library = Library::from_sys(cufile_sys::Library::from_functions(functions)).unwrap();
+    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
+    let library = unsafe { cufile_sys::Library::from_functions(functions) };
+    let library = Library::from_sys(library).unwrap();
     let driver = Driver::builder().library(library).cuda(libraries(&emulator).1).open().unwrap();
     (emulator, driver)
 }

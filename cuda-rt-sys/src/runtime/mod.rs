@@ -65,7 +65,11 @@ impl Library {
     }
 
     /// A library made of a table of functions, for tests.
-    pub fn from_functions(functions: Functions) -> Self {
+    ///
+    /// # Safety
+    /// Each pointer must be to the function of its name, or to one that keeps to its contract as far as it is called:
+    /// what is built on a libcudart relies on that.
+    pub unsafe fn from_functions(functions: Functions) -> Self {
         Self { functions, memcpy_batch_async_v12: None, path: None }
     }
 

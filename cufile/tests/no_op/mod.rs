@@ -152,11 +152,14 @@ pub fn file() -> Arc<FileHandle> {
         // SAFETY: the table is made of function pointers and options of them.
         ..unsafe { aborting() }
     };
-    let driver = cuda_rt_sys::driver::Library::from_functions(driver);
-    // SAFETY: the table is made of function pointers and options of them.
-    let runtime = cuda_rt_sys::runtime::Library::from_functions(unsafe { aborting() });
+    // SAFETY: what is not made here ends the process.
+    let driver = unsafe { cuda_rt_sys::driver::Library::from_functions(driver) };
+    // SAFETY: the table is made of function pointers and options of them, which end the process.
+    let runtime = unsafe { cuda_rt_sys::runtime::Library::from_functions(aborting()) };
     let cuda = Cuda::from_sys(driver, runtime).expect("CUDA");
-    let library = Library::from_sys(cufile_sys::Library::from_functions(functions())).expect("libcufile");
+    // SAFETY: functions that do nothing, as far as a caller can see, or end the process.
+    let library = unsafe { cufile_sys::Library::from_functions(functions()) };
+    let library = Library::from_sys(library).expect("libcufile");
     let driver = Driver::builder().library(library).cuda(cuda).open().expect("the driver opens");
     let file = File::open("/dev/null").expect("/dev/null");
     Arc::new(FileHandle::register(&driver, file).expect("the file is registered"))
