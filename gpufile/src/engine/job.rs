@@ -1,6 +1,7 @@
 //! A transfer that workers share: which chunks are still to be handed out, which are under way, and what stopped it.
 
 use std::cell::UnsafeCell;
+use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -44,8 +45,8 @@ pub(crate) struct Handing {
 #[must_use]
 pub(crate) enum After {
     Nothing,
-    /// Chunks that were held back may be handed out now.
-    MoreIsReady,
+    /// Chunks that were held back may be handed out now, to those who name this use of the job.
+    MoreIsReady(u64),
     /// The job is done: tell this one.
     Finished(Option<Waker>),
 }
@@ -69,6 +70,8 @@ struct Work {
 
 #[derive(Default)]
 struct State {
+    /// How often the job was set up. Who was told of an earlier use gets no chunks of this one.
+    uses: u64,
     chunks: usize,
     next: usize,
     running: usize,
@@ -131,7 +134,9 @@ impl Job {
         let Cutting { serial, at_once, last_bytes, .. } = *cutting;
         let handing = Handing { serial, last_alone: last_bytes > 0 && chunks > 1, at_once };
         self.is_done.store(false, Ordering::Relaxed);
-        *self.state() = State { chunks, handing, ..State::default() };
+        let mut state = self.state();
+        *state = State { uses: state.uses + 1, chunks, handing, ..State::default() };
+        drop(state);
         Ok((chunks, keeps_order))
     }
 
@@ -146,11 +151,16 @@ impl Job {
         (work.transfer.as_ref().expect("a job with chunks has a transfer"), &work.plan)
     }
 
-    /// Hands out chunks, and says whether more can be had at once.
-    pub fn take(&self) -> Option<(Range<usize>, bool)> {
+    /// The number of this use of the job, for [`take`](Self::take).
+    pub fn current_use(&self) -> u64 {
+        self.state().uses
+    }
+
+    /// Hands out chunks of this use, and says whether more can be had at once.
+    pub fn take(&self, of_use: u64) -> Option<(Range<usize>, bool)> {
         let mut state = self.state();
         let ready = state.ready();
-        if state.next >= ready || state.is_full() {
+        if state.uses != of_use || state.next >= ready || state.is_full() {
             return None;
         }
         let start = state.next;
@@ -189,7 +199,11 @@ impl Job {
             return After::Finished(waker);
         }
         let was_held_back = was_full || state.last_is_left();
-        if was_held_back && state.next < state.ready() { After::MoreIsReady } else { After::Nothing }
+        if was_held_back && state.next < state.ready() {
+            After::MoreIsReady(state.uses)
+        } else {
+            After::Nothing
+        }
     }
 
     /// Waits until all chunks that were or will be handed out are completed.
@@ -225,11 +239,14 @@ impl Job {
 
     /// Whether the job is done; if not, `waker` will be woken.
     pub fn poll(&self, waker: &Waker) -> Poll<()> {
+        // Wakers are foreign code, which is not called while the job is locked.
+        let mut waker = Some(waker.clone());
         let mut state = self.state();
         if state.is_done() {
             return Poll::Ready(());
         }
-        state.waker = Some(waker.clone());
+        mem::swap(&mut state.waker, &mut waker);
+        drop(state);
         Poll::Pending
     }
 
@@ -261,8 +278,7 @@ impl IdleJobs {
         idle.unwrap_or_default()
     }
 
-    /// Keeps a job whose outcome was taken. A worker or the queue may still refer to it, and will find nothing to do, or
-    /// help with what it is used for next.
+    /// Keeps a job whose outcome was taken. The queue may still refer to it, and will get no chunks of its next use.
     pub fn put(&self, job: Arc<Job>) {
         let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < Self::KEPT {
@@ -276,19 +292,38 @@ impl IdleJobs {
 }
 
 #[cfg(test)]
+impl Job {
+    /// One without a transfer, whose chunks can be handed out and completed.
+    pub fn of_chunks(chunks: usize, handing: Handing) -> Self {
+        let job = Job::default();
+        *job.state() = State { chunks, handing, ..State::default() };
+        job
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn who_was_told_of_an_earlier_use_gets_no_chunks_of_this_one() {
+        let job = Job::of_chunks(3, Handing::default());
+        let earlier = job.current_use();
+        assert!(job.take(earlier).is_some());
+        job.state().uses += 1;
+        assert!(job.take(earlier).is_none());
+        assert!(job.take(job.current_use()).is_some());
+    }
+
     /// Workers that take and complete chunks in any order, and the queue as [`pool`](super::super::pool) keeps it.
     fn hand_out(handing: Handing, chunks: usize, mut choice: impl FnMut() -> bool) -> Vec<usize> {
-        let job = Job::default();
-        *job.state() = State { chunks, handing, ..State::default() };
+        let job = Job::of_chunks(chunks, handing);
         let (mut queued, mut out, mut order) = (true, Vec::new(), Vec::new());
         while !job.is_done() {
             assert!(queued || !out.is_empty(), "{handing:?}: nobody would go on after {order:?}");
             if queued && (out.is_empty() || choice()) {
                 queued = false;
-                if let Some((taken, more)) = job.take() {
+                if let Some((taken, more)) = job.take(job.current_use()) {
                     out.extend(taken.clone());
                     order.extend(taken);
                     queued = more;
@@ -300,7 +335,7 @@ mod tests {
                 assert!(!handing.last_alone || !out.contains(&(chunks - 1)) || out.len() == 1, "{handing:?}");
             } else {
                 let chunk = out.swap_remove(if choice() { 0 } else { out.len() - 1 });
-                queued |= matches!(job.complete(chunk, None), After::MoreIsReady);
+                queued |= matches!(job.complete(chunk, None), After::MoreIsReady(_));
             }
         }
         assert!(out.is_empty());

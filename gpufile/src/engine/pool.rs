@@ -28,7 +28,8 @@ struct Queue {
 
 #[derive(Default)]
 struct Waiting {
-    jobs: VecDeque<Arc<Job>>,
+    /// Each with the use that it is there for.
+    jobs: VecDeque<(Arc<Job>, u64)>,
     closed: bool,
 }
 
@@ -103,22 +104,28 @@ impl Drop for Pool {
 
 impl Queue {
     fn submit(&self, job: &Arc<Job>, chunks: usize) {
-        self.push(job.clone());
+        self.push(job.clone(), job.current_use());
         if chunks == 1 { self.work.notify_one() } else { self.work.notify_all() }
     }
 
-    fn push(&self, job: Arc<Job>) {
-        self.state().jobs.push_back(job);
+    fn push(&self, job: Arc<Job>, of_use: u64) {
+        self.state().jobs.push_back((job, of_use));
+    }
+
+    /// Queues a job of which more chunks are ready. Others may have found nothing and gone to sleep meanwhile.
+    fn push_again(&self, job: Arc<Job>, of_use: u64) {
+        self.push(job, of_use);
+        self.work.notify_one();
     }
 
     /// The next chunks to work on; `None` if there are none and `wait` is not set, or the queue is closed.
     fn take(&self, wait: bool) -> Option<(Arc<Job>, Range<usize>)> {
         let mut state = self.state();
         loop {
-            while let Some(job) = state.jobs.pop_front() {
-                if let Some((chunks, more)) = job.take() {
+            while let Some((job, of_use)) = state.jobs.pop_front() {
+                if let Some((chunks, more)) = job.take(of_use) {
                     if more {
-                        state.jobs.push_back(job.clone());
+                        state.jobs.push_back((job.clone(), of_use));
                     }
                     return Some((job, chunks));
                 }
@@ -161,9 +168,9 @@ impl Reports<'_> {
         match job.complete(chunk, stop) {
             After::Nothing | After::Finished(None) => {}
             After::Finished(Some(waker)) => self.wakers.push(waker),
-            After::MoreIsReady => {
+            After::MoreIsReady(of_use) => {
                 if let Some(queue) = self.queue {
-                    queue.push(job.clone());
+                    queue.push_again(job.clone(), of_use);
                 }
             }
         }
@@ -205,8 +212,9 @@ fn work(queue: &Queue, lanes: &Lanes) {
 pub(crate) fn work_inline(lanes: &Lanes, job: &Arc<Job>) {
     let mut reports = Reports::default();
     let mut lane: Option<Lane> = None;
+    let of_use = job.current_use();
     loop {
-        match (job.take(), &mut lane) {
+        match (job.take(of_use), &mut lane) {
             (Some((chunks, _)), _) => {
                 for chunk in chunks {
                     run(lanes, &mut lane, job, chunk, &mut reports);
@@ -241,4 +249,33 @@ fn run(lanes: &Lanes, lane: &mut Option<Lane>, job: &Arc<Job>, chunk: usize, rep
         },
     };
     lane.start(job, chunk, reports);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::super::job::Handing;
+    use super::*;
+
+    #[test]
+    fn a_worker_that_looked_too_early_is_woken() {
+        let queue = Arc::new(Queue::default());
+        let two_at_once = Handing { at_once: Some(2), ..Handing::default() };
+        let job = Arc::new(Job::of_chunks(100, two_at_once));
+        queue.submit(&job, 100);
+        let (_, first) = queue.take(false).unwrap();
+        let (_, second) = queue.take(false).unwrap();
+        assert!(queue.take(false).is_none(), "two are out");
+        // One worker was told that more is ready, and has not queued the job yet, when another finds nothing and sleeps.
+        let After::MoreIsReady(of_use) = job.complete(first.start, None) else { panic!("there is more") };
+        assert!(matches!(job.complete(second.start, None), After::Nothing));
+        let (sender, woken) = mpsc::channel();
+        let sleeper = queue.clone();
+        thread::spawn(move || sender.send(sleeper.take(true).is_some()));
+        thread::sleep(Duration::from_millis(100));
+        queue.push_again(job, of_use);
+        assert_eq!(woken.recv_timeout(Duration::from_secs(20)), Ok(true));
+    }
 }
