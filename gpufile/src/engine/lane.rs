@@ -142,7 +142,11 @@ impl Lane {
         };
         self.copies.clear();
         match stop {
-            Started::Done(stop) => reports.completed(job, chunk, stop),
+            Started::Done(stop) => {
+                reports.completed(job, chunk, stop);
+                // Its copies, which began before this chunk, have most likely ended.
+                self.finish(1 - slot, reports);
+            }
             Started::Copying(stop) => {
                 self.slots[slot].pending = Some(Pending { job: job.clone(), chunk, stop });
                 self.next = 1 - slot;

@@ -15,6 +15,8 @@ pub(crate) struct Lanes {
     limit: usize,
     bounce_bytes: usize,
     devices: Arc<Devices>,
+    /// Where they were made.
+    process: u32,
 }
 
 #[derive(Default)]
@@ -27,7 +29,14 @@ impl Lanes {
     /// Lanes of two buffers for `bounce_bytes` each, as many as `memory_bytes` suffice for, and at least one.
     pub fn new(devices: Arc<Devices>, bounce_bytes: usize, memory_bytes: usize) -> Self {
         let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
-        Self { state: Mutex::default(), came_back: Condvar::new(), limit, bounce_bytes, devices }
+        Self {
+            state: Mutex::default(),
+            came_back: Condvar::new(),
+            limit,
+            bounce_bytes,
+            devices,
+            process: std::process::id(),
+        }
     }
 
     /// Lends a lane; waits for one if there are as many as may be. Who has one must not ask for another.
@@ -41,6 +50,11 @@ impl Lanes {
                 return Ok(state.free.swap_remove(at));
             }
             if state.existing < self.limit {
+                state.existing += 1;
+                break;
+            }
+            // Those lent to threads of another process do not come back.
+            if self.process != std::process::id() {
                 state.existing += 1;
                 break;
             }

@@ -56,7 +56,8 @@ use stager::Stager;
 ///
 /// In a child process made by `fork`, an engine that the child makes is as good as any. One that it has from its parent
 /// has no workers there, so that the calling thread does their work, and only with host memory, because CUDA does not
-/// outlast a fork.
+/// outlast a fork. Transfers that the parent had begun never end in the child, which must neither wait for them nor drop
+/// their futures.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -188,7 +189,8 @@ impl EngineBuilder {
         let cuda = self.cuda.or_else(|| self.driver.as_ref().map(|driver| driver.cuda().clone()));
         let devices = Arc::new(Devices::new(cuda));
         let mut settings = self.settings;
-        let bounce_bytes = settings.bounce_buffer_bytes.max(1).next_multiple_of(Bounce::ALIGNMENT);
+        let bounce_bytes =
+            settings.bounce_buffer_bytes.clamp(1, usize::MAX >> 4).next_multiple_of(Bounce::ALIGNMENT);
         settings.bounce_buffer_bytes = bounce_bytes;
         let lanes = Lanes::new(devices.clone(), bounce_bytes, settings.bounce_memory_bytes());
         Engine(Arc::new(Inner {
@@ -282,7 +284,7 @@ impl Engine {
             (Some(task), Place::Host) => task,
             (Some(task), Place::Device(_)) => task.min(buffer),
             (None, _) => {
-                let share = (total_bytes / (settings.threads * TURNS)).next_multiple_of(64 << 10);
+                let share = (total_bytes / settings.threads.saturating_mul(TURNS)).next_multiple_of(64 << 10);
                 share.max(SMALLEST).min(buffer)
             }
         };

@@ -175,7 +175,7 @@ impl Rings {
                     rings.iter().map(|ring| ring.len_bytes()).sum::<usize>() + needed <= Self::LIMIT_BYTES
                 };
                 if !fits(&rings) {
-                    rings.retain(|ring| !ring.is_idle());
+                    rings.retain(|ring| !is_unused(ring));
                 }
                 let made = fits(&rings).then(|| Ring::new(stream, slot_bytes))?;
                 rings.push(Arc::new(made.ok()?));
@@ -191,13 +191,18 @@ impl Rings {
     pub fn free_idle(&self) -> usize {
         let mut rings = self.rings();
         let before: usize = rings.iter().map(|ring| ring.len_bytes()).sum();
-        rings.retain(|ring| !ring.is_idle());
+        rings.retain(|ring| !is_unused(ring));
         before - rings.iter().map(|ring| ring.len_bytes()).sum::<usize>()
     }
 
     fn rings(&self) -> MutexGuard<'_, Vec<Arc<Ring>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a ring may be freed: no transfer uses it, and the stager's threads, which must not call CUDA, have let go of it.
+fn is_unused(ring: &Arc<Ring>) -> bool {
+    ring.is_idle() && Arc::strong_count(ring) == 1
 }
 
 /// Long enough that a call has not much to submit, and short enough that copying begins soon.
