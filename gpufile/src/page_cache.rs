@@ -87,7 +87,8 @@ pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
 
 /// Drops a range of the file from the page cache, as far as possible: pages that only partly lie in the range stay (at
 /// the end of the file they count as whole), and so do those that someone has mapped or that are being read or written.
-/// [`residency`] tells what is left. On tmpfs everything stays, because there the cache is the storage.
+/// [`residency`] tells what is left. On tmpfs everything stays, because there the cache is the storage. A
+/// [`File`](crate::File) by which long ranges were overwritten has these mapped until it is dropped.
 ///
 /// Only clean pages can be dropped, so everything written to the file is made durable first, by `fdatasync`.
 /// `sync_file_range`, which could spare the rest of the file, does nothing on overlayfs, and leaves NFS with pages that

@@ -112,9 +112,13 @@ impl<B> StreamIo<B> {
         }
     }
 
-    /// The buffer, for its address: later work of the stream may use it.
-    pub fn buffer(&self) -> &B {
-        self.buffer.as_ref().expect("taken by `wait` only")
+    /// Where the buffer is: later work of the stream may use it. Who reads it before the transfer has ended races with
+    /// the workers.
+    pub fn buffer_ptr(&self) -> *const u8
+    where
+        B: IoBuf,
+    {
+        self.buffer.as_ref().expect("taken by `wait` only").as_ptr()
     }
 
     /// Waits for the end of the transfer, and for what was in the stream before it. Returns how many bytes were

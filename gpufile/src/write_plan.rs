@@ -106,7 +106,7 @@ impl WritePlan {
             return Self::plain(if is_cut_freely { direct.cutting(parallel) } else { parallel });
         }
         let by_cufile = matches!(place, Place::Device(_)) && open.cufile(total_bytes).is_some();
-        if total_bytes < SMALL_BYTES || by_cufile || !open.storage.can_write_by_mapping() {
+        if total_bytes < SMALL_BYTES || by_cufile || open.is_sync || !open.storage.can_write_by_mapping() {
             return Self::plain(parallel);
         }
         let chunk_bytes =

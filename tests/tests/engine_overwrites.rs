@@ -3,9 +3,8 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::FileExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::{alone, in_threads};
-use gpufile::{Engine, File, OpenOptions, PathPolicy};
+use gpufile::{Engine, File, IoRange, OpenOptions, PathPolicy, page_cache};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 6 * MIB + 4321;
@@ -347,4 +346,53 @@ fn what_the_disk_has_already_is_overwritten_like_anything_else() {
             assert!(fs::read(path).unwrap() == expected, "round {round}, from the disk");
         }
     });
+}
+
+#[test]
+fn refused_ranges_leave_the_file_as_it_is() {
+    Bed::each(|bed| {
+        let file = open(&engine(bed), &bed.path("data"));
+        let good = IoRange { file_offset: MIB as u64, buffer_offset: 0, len_bytes: MIB };
+        let bad = IoRange { file_offset: 2 * MIB as u64, buffer_offset: 0, len_bytes: 64 * MIB };
+        file.set_len(MIB as u64).unwrap();
+        let written = fs::metadata(bed.path("data")).unwrap();
+        file.write_many(&vec![1; MIB], &[good, bad]).unwrap_err();
+        let after = fs::metadata(bed.path("data")).unwrap();
+        assert_eq!((after.len(), after.blocks()), (written.len(), written.blocks()));
+        assert_eq!(
+            (after.ctime(), after.ctime_nsec()),
+            (written.ctime(), written.ctime_nsec()),
+            "nobody touched it"
+        );
+    });
+}
+
+#[test]
+fn writes_by_a_descriptor_that_syncs_are_durable_when_they_return() {
+    let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();
+    let bytes = pattern(8 * MIB);
+    for folder in folders() {
+        let path = folder.path().join("data");
+        fs::write(&path, &bytes).unwrap();
+        fs::File::open(&path).unwrap().sync_all().unwrap();
+        // What the file system counts as unwritten when all was written, in memory everything.
+        let unwritten = |file: &dyn AsFd| {
+            let found = page_cache::residency(file.as_fd(), 0..bytes.len() as u64).unwrap();
+            (found.dirty, found.writeback)
+        };
+        for flags in [libc::O_DSYNC, libc::O_SYNC, libc::O_DSYNC | libc::O_DIRECT] {
+            let mut options = fs::File::options();
+            let opened = options.read(true).write(true).custom_flags(flags).open(&path);
+            // Some file systems know no O_DIRECT.
+            let Ok(descriptor) = opened else { continue };
+            let before = unwritten(&descriptor);
+            let file = File::options().engine(&engine).open_fd(descriptor).unwrap();
+            // SAFETY: takes integers.
+            let kept = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GETFL) };
+            assert_eq!(kept & libc::O_SYNC, flags & libc::O_SYNC, "{flags:o}");
+            file.write_all_at(&other(&bytes)[..], 0).unwrap();
+            assert_eq!(unwritten(&file), before, "{flags:o} on {}", path.display());
+            assert!(fs::read(&path).unwrap() == other(&bytes));
+        }
+    }
 }

@@ -36,7 +36,7 @@ fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
             })
             .unwrap();
         let io = file.read_at_on_stream(&stream, target, 0);
-        let source = io.buffer().as_ptr();
+        let source = io.buffer_ptr();
         // SAFETY: both live until the stream has been waited for.
         unsafe { stream.copy_from_device(&mut after, source) }.unwrap();
         assert!(!io.is_done(), "the stream has not come to it");

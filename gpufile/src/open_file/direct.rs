@@ -137,11 +137,12 @@ pub(crate) fn has_o_direct(file: &fs::File) -> io::Result<bool> {
 /// Opens the same file again with the same access and these flags. It goes through /proc, so that a file that was
 /// renamed or removed meanwhile is still the same one.
 pub(crate) fn reopen(file: &fs::File, flags: libc::c_int) -> io::Result<fs::File> {
-    let access = open_flags(file)? & libc::O_ACCMODE;
+    let before = open_flags(file)?;
+    let (access, kept) = (before & libc::O_ACCMODE, before & (libc::O_SYNC | libc::O_DSYNC));
     fs::OpenOptions::new()
         .read(access != libc::O_WRONLY)
         .write(access != libc::O_RDONLY)
-        .custom_flags(flags)
+        .custom_flags(flags | kept)
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 

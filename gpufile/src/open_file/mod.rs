@@ -44,6 +44,8 @@ pub(crate) struct OpenFile {
     pub direct_read: DirectIo,
     pub direct_write: DirectIo,
     pub storage: Storage,
+    /// Each write waits for the storage (`O_DSYNC`, of which `O_SYNC` is more), which one to a mapping would not.
+    pub is_sync: bool,
     /// The block device, or what stands for one, as `stat` numbers it.
     pub device: u64,
     /// Decided when device memory first asks, because opening the cuFile driver takes a tenth of a second.
@@ -75,6 +77,7 @@ impl OpenFile {
     ) -> io::Result<Self> {
         let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
         let storage = Storage::of(&file)?;
+        let is_sync = open_flags(&file)? & libc::O_DSYNC != 0;
         let device = file.metadata()?.dev();
         Ok(Self {
             path,
@@ -84,6 +87,7 @@ impl OpenFile {
             direct_read: direct.0,
             direct_write: direct.1,
             storage,
+            is_sync,
             device,
             way: OnceLock::new(),
             direct: OnceLock::new(),
