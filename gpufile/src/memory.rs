@@ -64,6 +64,11 @@ impl Memory {
         Ok(Self { ptr: buffer.as_mut_ptr(), ..memory })
     }
 
+    /// The address of the allocation that it is part of, as far as the buffer knows of more than itself.
+    pub fn base(&self) -> usize {
+        self.ptr.addr().wrapping_sub(self.base_offset)
+    }
+
     /// The part at `ptr`, which must lie within.
     pub fn part(&self, ptr: *mut u8, len_bytes: usize) -> Self {
         let offset = ptr.addr() - self.ptr.addr();

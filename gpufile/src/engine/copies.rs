@@ -1,25 +1,30 @@
 //! Copies between the GPU and a bounce buffer.
 
 use std::time::{Duration, Instant};
-use std::{slice, thread};
+use std::{mem, slice, thread};
 
 use cufile::cuda::{Event, Stream};
 
-/// Copies between device memory and a bounce buffer; neighbours on both sides count as one.
+/// Copies between device memory and a bounce buffer; neighbours on both sides count as one, within an allocation: CUDA may
+/// refuse a copy that goes on behind the end of one, even if another begins there.
 #[derive(Default)]
 pub(crate) struct Copies {
+    /// Where the allocation begins that the last copy is in.
+    last_base: usize,
     device: Vec<*mut u8>,
     host: Vec<*mut u8>,
     lens_bytes: Vec<usize>,
 }
 
 impl Copies {
-    pub fn push(&mut self, device: *mut u8, host: *mut u8, len_bytes: usize) {
+    /// Adds one. `base` is the address of the allocation that the device memory is in.
+    pub fn push(&mut self, base: usize, device: *mut u8, host: *mut u8, len_bytes: usize) {
         if len_bytes == 0 {
             return;
         }
-        if let (Some(last_device), Some(last_host), Some(last)) =
-            (self.device.last(), self.host.last(), self.lens_bytes.last_mut())
+        let same_base = mem::replace(&mut self.last_base, base) == base;
+        if let (true, Some(last_device), Some(last_host), Some(last)) =
+            (same_base, self.device.last(), self.host.last(), self.lens_bytes.last_mut())
             && last_device.wrapping_add(*last) == device
             && last_host.wrapping_add(*last) == host
         {
@@ -88,4 +93,31 @@ pub(crate) fn wait(event: &Event) -> cufile::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::without_provenance_mut as at;
+
+    use super::*;
+
+    #[test]
+    fn neighbours_are_copied_together_within_an_allocation_only() {
+        let mut copies = Copies::default();
+        for (base, device, host, len_bytes) in [
+            (4096, 4096, 100, 50),
+            (4096, 4146, 150, 50),
+            // Not where the last one ended, on the device, on the host, and in another allocation.
+            (4096, 4200, 200, 8),
+            (4096, 4208, 300, 0),
+            (4096, 4208, 300, 8),
+            (4216, 4216, 308, 8),
+            (4216, 4224, 316, 8),
+        ] {
+            copies.push(base, at(device), at(host), len_bytes);
+        }
+        assert_eq!(copies.device, [4096, 4200, 4208, 4216].map(at));
+        assert_eq!(copies.host, [100, 200, 300, 308].map(at));
+        assert_eq!(copies.lens_bytes, [100, 8, 8, 16]);
+    }
 }

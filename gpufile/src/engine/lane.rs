@@ -203,11 +203,11 @@ impl Lane {
                 if let Err(error) = bounce.pin(stream.device()) {
                     return Started::Done(Some((0, Some(error.into()))));
                 }
-                let mut at = 0;
+                let (mut at, base) = (0, transfer.entries.memory(0).base());
                 let place = |segment: &Segment<'_>| {
                     // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing uses now.
                     let target = unsafe { bounce.ptr().add(at) };
-                    copies.push(segment.ptr, target, segment.len_bytes);
+                    copies.push(base, segment.ptr, target, segment.len_bytes);
                     at += segment.len_bytes;
                     target
                 };
@@ -256,8 +256,9 @@ impl Lane {
             end = start + len_bytes;
             let mut at = start;
             for segment in run {
+                let base = transfer.entries.memory(segment.entry).base();
                 // SAFETY: the bounce buffer has room for a chunk and the gaps that alignment takes.
-                copies.push(segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
+                copies.push(base, segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
                 at += segment.len_bytes;
             }
             writes.push(Write { file, offset, bounce: start..end, before_bytes: bytes });
@@ -375,8 +376,9 @@ fn read_segments(
         let (mut at, mut left) = (read.start, read.done);
         for segment in run {
             let some = segment.len_bytes.min(left);
+            let base = transfer.entries.memory(segment.entry).base();
             // SAFETY: within what was read.
-            copies.push(segment.ptr, unsafe { bounce.ptr().add(at) }, some);
+            copies.push(base, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
             (at, left) = (at + some, left - some);
         }
         bytes += read.done;
