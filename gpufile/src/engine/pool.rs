@@ -227,7 +227,7 @@ pub(crate) fn work_inline(lanes: &Lanes, job: &Arc<Job>) {
     if let Some(lane) = lane {
         lanes.put(lane);
     }
-    // A worker that met the job when it was used before may have taken a chunk.
+    // Workers may have taken chunks too, if it was submitted.
     job.wait();
     reports.wake_all();
 }
