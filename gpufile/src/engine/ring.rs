@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cufile::cuda::{PinnedBuffer, Stream};
 
@@ -187,8 +189,15 @@ impl Rings {
         Some(ring)
     }
 
-    /// Frees those that are not in use; returns how many bytes that were.
+    /// Frees those that are not in use; returns how many bytes that were. Waits for the stager's threads, which let go of
+    /// a ring when its last transfer has ended, though not for ever.
     pub fn free_idle(&self) -> usize {
+        const LONGEST: Duration = Duration::from_secs(1);
+        let is_held = |ring: &Arc<Ring>| ring.is_idle() && !is_unused(ring);
+        let start = Instant::now();
+        while self.rings().iter().any(is_held) && start.elapsed() < LONGEST {
+            thread::sleep(Duration::from_micros(100));
+        }
         let mut rings = self.rings();
         let before: usize = rings.iter().map(|ring| ring.len_bytes()).sum();
         rings.retain(|ring| !is_unused(ring));
