@@ -8,21 +8,17 @@ use quote::quote;
 
 use crate::emit::Bound;
 use crate::header::{CUDA_DRIVER, CUDA_RUNTIME, CUFILE, crt_headers};
-use crate::packages::{CUDA_HEADER, CUFILE_HEADER, Package, workspace};
+use crate::packages::{CUDA_HEADER, CUFILE_HEADER, workspace};
 use crate::since;
 
 /// Generates everything from the pinned headers, or from those in `include_dir`.
 pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
-    let include_dirs = match &include_dir {
-        Some(dir) => vec![dir.clone()],
+    let include_dirs = match include_dir {
+        Some(dir) => vec![dir],
         None => vec![CUFILE_HEADER.folder_of("cufile.h")?, CUDA_HEADER.folder_of("cuda.h")?, crt_headers()?],
     };
-    let from = |file, package: &Package| match include_dir {
-        Some(_) => format!("a {file} of --include-dir"),
-        None => format!("{file} of {} {}", package.name, package.version),
-    };
-    let from_cufile = from("cufile.h", CUFILE_HEADER);
-    let from_cuda = |file| from(file, CUDA_HEADER);
+    let from_cufile = format!("cufile.h of {} {}", CUFILE_HEADER.name, CUFILE_HEADER.version);
+    let from_cuda = |file| format!("{file} of {} {}", CUDA_HEADER.name, CUDA_HEADER.version);
 
     let cufile = Bound::parse(&CUFILE.read(&include_dirs)?)?;
     let runtime = Bound::parse(&CUDA_RUNTIME.read(&include_dirs)?)?;
