@@ -1,7 +1,7 @@
 //! Copies between the GPU and a bounce buffer.
 
 use std::time::{Duration, Instant};
-use std::{mem, slice, thread};
+use std::{slice, thread};
 
 use cufile::cuda::{Event, Stream};
 
@@ -22,7 +22,8 @@ impl Copies {
         if len_bytes == 0 {
             return;
         }
-        let same_base = mem::replace(&mut self.last_base, base) == base;
+        let same_base = self.last_base == base;
+        self.last_base = base;
         if let (true, Some(last_device), Some(last_host), Some(last)) =
             (same_base, self.device.last(), self.host.last(), self.lens_bytes.last_mut())
             && last_device.wrapping_add(*last) == device
