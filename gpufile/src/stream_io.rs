@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cufile::cuda::{Event, Stream};
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Direction, Staged};
+use crate::engine::{Direction, Ring, Staged};
 use crate::error::{Cause, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::{Memory, Place};
@@ -27,8 +27,8 @@ pub struct StreamIo<B> {
 }
 
 enum State {
-    /// The stream will come to it, and then to the event.
-    Submitted(Arc<Staged>, Event),
+    /// The stream will come to it, and then to the event. It uses the ring.
+    Submitted(Arc<Staged>, Event, Arc<Ring>),
     Done(Result<usize>),
 }
 
@@ -107,7 +107,7 @@ impl<B> StreamIo<B> {
     /// Whether the transfer has ended, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&self) -> bool {
         match &self.state {
-            State::Submitted(staged, _) => staged.has_ended(),
+            State::Submitted(staged, ..) => staged.has_ended(),
             State::Done(_) => true,
         }
     }
@@ -132,7 +132,7 @@ impl<B> StreamIo<B> {
 
     /// Waits until the stream has gone on behind the transfer, or for ever will not come to it.
     fn settle(&mut self) {
-        let State::Submitted(staged, passed) = &self.state else { return };
+        let State::Submitted(staged, passed, ring) = &self.state else { return };
         let waited = passed.wait();
         let (done, cause) = match waited {
             Ok(()) => staged.finish(),
@@ -144,12 +144,13 @@ impl<B> StreamIo<B> {
                 (0, Some(error.into()))
             }
         };
+        ring.release();
         self.state = State::Done(self.result(done, cause));
     }
 
     fn result(&self, done: usize, cause: Option<Cause>) -> Result<usize> {
         let Some(cause) = cause else { return Ok(done) };
-        let State::Submitted(staged, _) = &self.state else { unreachable!("called once, when it ends") };
+        let State::Submitted(staged, ..) = &self.state else { unreachable!("called once, when it ends") };
         Err(self.file.transfer_error(operation(self.direction), self.offset, staged.len_bytes(), done, cause))
     }
 }
@@ -185,15 +186,19 @@ unsafe fn submit(
     let staged_bytes = if memory.place == Place::Host { 0 } else { memory.len_bytes };
     let ring = stager.rings.take(stream, staged_bytes)?;
     let mut turns = ring.turns();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise; the ring stays with the state, and until the transfer was given up.
     let staged = unsafe { Staged::new((file, direction), memory, offset, &ring, &mut turns) };
     match staged.submit(stream, &stager.active) {
-        Ok(passed) => Some(State::Submitted(staged, passed)),
+        Ok(passed) => {
+            drop(turns);
+            Some(State::Submitted(staged, passed, ring))
+        }
         Err(_) => {
             staged.give_up(|| {
                 // What was submitted is done then; what the stream fails of is reported by the one who tries next.
                 let _ = stream.synchronize();
             });
+            ring.release();
             None
         }
     }

@@ -45,6 +45,7 @@ use job::IdleJobs;
 use lanes::Lanes;
 use pool::Pool;
 use pool::on_worker;
+pub(crate) use ring::Ring;
 pub(crate) use staged::{Direction, Staged};
 use stager::Stager;
 

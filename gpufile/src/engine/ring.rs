@@ -6,8 +6,6 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use cufile::cuda::{PinnedBuffer, Stream};
 
@@ -177,7 +175,7 @@ impl Rings {
                     rings.iter().map(|ring| ring.len_bytes()).sum::<usize>() + needed <= Self::LIMIT_BYTES
                 };
                 if !fits(&rings) {
-                    rings.retain(|ring| !is_unused(ring));
+                    rings.retain(|ring| !ring.is_idle());
                 }
                 let made = fits(&rings).then(|| Ring::new(stream, slot_bytes))?;
                 rings.push(Arc::new(made.ok()?));
@@ -189,29 +187,17 @@ impl Rings {
         Some(ring)
     }
 
-    /// Frees those that are not in use; returns how many bytes that were. Waits for the stager's threads, which let go of
-    /// a ring when its last transfer has ended, though not for ever.
+    /// Frees those that are not in use; returns how many bytes that were.
     pub fn free_idle(&self) -> usize {
-        const LONGEST: Duration = Duration::from_secs(1);
-        let is_held = |ring: &Arc<Ring>| ring.is_idle() && !is_unused(ring);
-        let start = Instant::now();
-        while self.rings().iter().any(is_held) && start.elapsed() < LONGEST {
-            thread::sleep(Duration::from_micros(100));
-        }
         let mut rings = self.rings();
         let before: usize = rings.iter().map(|ring| ring.len_bytes()).sum();
-        rings.retain(|ring| !is_unused(ring));
+        rings.retain(|ring| !ring.is_idle());
         before - rings.iter().map(|ring| ring.len_bytes()).sum::<usize>()
     }
 
     fn rings(&self) -> MutexGuard<'_, Vec<Arc<Ring>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether a ring may be freed: no transfer uses it, and the stager's threads, which must not call CUDA, have let go of it.
-fn is_unused(ring: &Arc<Ring>) -> bool {
-    ring.is_idle() && Arc::strong_count(ring) == 1
 }
 
 /// Long enough that a call has not much to submit, and short enough that copying begins soon.

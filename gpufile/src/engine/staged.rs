@@ -32,13 +32,14 @@ pub(crate) struct Staged {
     file: NonNull<File>,
     direction: Direction,
     memory: Memory,
-    ring: Arc<Ring>,
+    /// Not an `Arc`: the last one frees pinned memory, which nobody but the caller's thread may do.
+    ring: NonNull<Ring>,
     parts: Box<[Part]>,
     progress: Mutex<Progress>,
     ended: Condvar,
 }
 
-// SAFETY: the file and the memory stay, as `Staged::new` demands, and may be used from any thread.
+// SAFETY: the file, the ring and the memory stay, as `Staged::new` demands, and may be used from any thread.
 unsafe impl Send for Staged {}
 // SAFETY: as above.
 unsafe impl Sync for Staged {}
@@ -68,17 +69,16 @@ struct Progress {
 }
 
 impl Staged {
-    /// A transfer that uses these turns of the ring, and releases it in [`finish`](Self::finish) or
-    /// [`give_up`](Self::give_up).
+    /// A transfer that uses these turns of the ring, until [`finish`](Self::finish) or [`give_up`](Self::give_up).
     ///
     /// # Safety
-    /// The file must stay, and the memory be as an [`IoBuf`](cufile::IoBuf) (for reads,
+    /// The file and the ring must stay, and the memory be as an [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)) promises, until one of these has returned.
     pub unsafe fn new(
         (file, direction): (&File, Direction),
         memory: Memory,
         offset: u64,
-        ring: &Arc<Ring>,
+        ring: &Ring,
         turns: &mut Turns,
     ) -> Arc<Self> {
         let part_bytes = if ring.slot_bytes() > 0 { ring.slot_bytes() } else { memory.len_bytes.max(1) };
@@ -96,7 +96,7 @@ impl Staged {
             file: NonNull::from(file),
             direction,
             memory,
-            ring: ring.clone(),
+            ring: NonNull::from(ring),
             parts: parts.collect(),
             progress: Mutex::default(),
             ended: Condvar::new(),
@@ -128,7 +128,7 @@ impl Staged {
                 self.submit_words(stream, &mut words)?;
                 self.submit_copy(stream, part)?;
             }
-            let (word, number) = self.ring.to_host(part.turn);
+            let (word, number) = self.ring().to_host(part.turn);
             words.push(WordOperation::Write(word, number));
         }
         if self.direction == Direction::Write {
@@ -141,7 +141,7 @@ impl Staged {
     }
 
     fn wait_for(&self, turn: Turn) -> WordOperation {
-        let (word, number) = self.ring.to_stream(turn);
+        let (word, number) = self.ring().to_stream(turn);
         WordOperation::Wait(word, number)
     }
 
@@ -196,7 +196,7 @@ impl Staged {
             progress = self.progress();
         }
         let is_complete = progress.next == self.parts.len()
-            && self.parts.last().is_none_or(|part| self.ring.is_with_host(part.turn));
+            && self.parts.last().is_none_or(|part| self.ring().is_with_host(part.turn));
         if progress.running > 0 || !(progress.given_up || is_complete) {
             return false;
         }
@@ -209,10 +209,10 @@ impl Staged {
         let turn = self.parts[progress.next].turn;
         match self.direction {
             Direction::Read => {
-                self.ring.is_with_host(turn.before()) && self.ring.is_with_stream(turn.before())
+                self.ring().is_with_host(turn.before()) && self.ring().is_with_stream(turn.before())
             }
             // One after the other, so that a failure leaves no gap before what was written.
-            Direction::Write => progress.running == 0 && self.ring.is_with_host(turn),
+            Direction::Write => progress.running == 0 && self.ring().is_with_host(turn),
         }
     }
 
@@ -248,7 +248,7 @@ impl Staged {
             // SAFETY: the slot is the host's, and as long.
             unsafe { part.host.ptr.add(done_bytes).write_bytes(0, part.host.len_bytes - done_bytes) };
         }
-        self.ring.hand_to_stream(part.turn);
+        self.ring().hand_to_stream(part.turn);
     }
 
     /// Waits until the transfer has ended; returns how many bytes were transferred, and what failed. Once, and only when
@@ -258,7 +258,6 @@ impl Staged {
         while !progress.ended {
             progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
         }
-        self.ring.release();
         match progress.stop.take() {
             None => (self.memory.len_bytes, None),
             Some((number, stop)) => (self.parts[number].before_bytes + stop.done_bytes, stop.cause),
@@ -288,11 +287,15 @@ impl Staged {
         let turns = self.parts.iter().map(|part| part.turn);
         turns
             .clone()
-            .filter(|turn| !self.ring.is_with_stream(*turn))
-            .for_each(|turn| self.ring.hand_to_stream(turn));
+            .filter(|turn| !self.ring().is_with_stream(*turn))
+            .for_each(|turn| self.ring().hand_to_stream(turn));
         stream_is_done();
-        turns.filter(|turn| !self.ring.is_with_host(*turn)).for_each(|turn| self.ring.hand_to_host(turn));
-        self.ring.release();
+        turns.filter(|turn| !self.ring().is_with_host(*turn)).for_each(|turn| self.ring().hand_to_host(turn));
+    }
+
+    fn ring(&self) -> &Ring {
+        // SAFETY: it stays until the transfer has ended, and nobody asks for it later.
+        unsafe { self.ring.as_ref() }
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
