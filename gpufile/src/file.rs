@@ -26,7 +26,7 @@ pub struct File {
 }
 
 /// Where the kernel's offsets end.
-pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
+const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
 
 /// `read` or `write`, as errors say it.
 pub(crate) const READ: &str = "read";

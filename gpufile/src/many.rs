@@ -8,7 +8,7 @@ use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
 use crate::engine::{Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer, UnderWay};
 use crate::error::{Cause, Error, Result};
-use crate::file::{FILE_LIMIT, File, READ, WRITE};
+use crate::file::{File, READ, WRITE};
 use crate::memory::Memory;
 use crate::write_plan::{WritePlan, pieces};
 
@@ -43,13 +43,13 @@ impl File {
         if ranges.is_empty() {
             return Ok(());
         }
+        let entries = self.entries(memory, ranges);
         // Before the plan, which may make the file longer.
-        if let Some(entry) = ranges.iter().position(|range| !range.lies_within(memory.len_bytes, FILE_LIMIT))
-        {
+        if let Some(entry) = entries.out_of_range() {
             return Err(self.bad_range(WRITE, entry, &ranges[entry], memory.len_bytes));
         }
         let plan = WritePlan::of_ranges(self, &memory, ranges);
-        let transfer = Transfer { side: plan.side.clone(), entries: self.entries(memory, ranges) };
+        let transfer = Transfer { side: plan.side.clone(), entries };
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().run(&transfer, plan.cutting) };
         let stop = outcome.as_ref().ok().and_then(Option::as_ref);

@@ -72,7 +72,8 @@ impl Plan {
         // Most often the caller's order is good, which shows while cutting, as does a range that is not.
         let given = self.cut(transfer, cutting);
         if !given.in_range {
-            return Err(out_of_range(&transfer.entries));
+            let bad = transfer.entries.out_of_range();
+            return Err(Refused::OutOfRange(bad.expect("one of the ranges is out of range")));
         }
         if transfer.entries.len() > 1 && self.sort(transfer, &given)? {
             self.cut(transfer, cutting);
@@ -208,16 +209,6 @@ impl Plan {
             Entries::Each(each) => cut(cuts, (0..each.len()).map(with_place), cutting),
         }
     }
-}
-
-/// The first range that does not lie where it must.
-#[cold]
-fn out_of_range(entries: &Entries<'_>) -> Refused {
-    let Entries::Ranges { memory, ranges, file_limit, .. } = entries else {
-        unreachable!("each entry is all of its buffer")
-    };
-    let bad = ranges.iter().position(|range| !range.lies_within(memory.len_bytes, *file_limit));
-    Refused::OutOfRange(bad.expect("one of the ranges is out of range"))
 }
 
 /// Where chunks begin in ranges of one buffer. Ends early at a range that does not lie where it must.

@@ -91,6 +91,16 @@ impl<'a> Entries<'a> {
         }
     }
 
+    /// The first range that does not lie where it must.
+    pub fn out_of_range(&self) -> Option<usize> {
+        match self {
+            Entries::Ranges { memory, ranges, file_limit, .. } => {
+                ranges.iter().position(|range| !range.lies_within(memory.len_bytes, *file_limit))
+            }
+            Entries::Each(_) => None,
+        }
+    }
+
     /// Where the memory lies, as far as it matters for how transfers are cut: bounce buffers limit the parts of device
     /// memory, and parts of host memory may as well be as short.
     pub fn place(&self) -> Place {
