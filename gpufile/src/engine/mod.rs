@@ -1,14 +1,16 @@
 //! The engine: plans transfers, lets workers carry them out, and reports how they ended.
 //!
-//! A transfer is [planned](plan) into chunks and becomes a [job]. The workers of the [pool] take its chunks in turn. Each
-//! worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU [copies] one while the file's side works on
-//! the other. Very many ranges are planned in [windows], each of which is a job; jobs of one call are [under_way].
+//! A transfer is [planned](plan) into chunks, as its [cutting] says, and becomes a [job]. The workers of the [pool] take its
+//! chunks in turn. Each worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU [copies] one while the
+//! file's side works on the other. Very many ranges are planned in [windows], each of which is a job; jobs of one call are
+//! [under_way].
 //!
 //! A transfer that a CUDA stream waits for is [staged] in parts, which pass through the slots of a [ring]; the [stager]
 //! carries it on, with workers of its own.
 
 mod bounce;
 mod copies;
+mod cutting;
 mod devices;
 mod job;
 mod lane;
@@ -30,13 +32,14 @@ use cufile::cuda::Cuda;
 use cufile::{Driver, IoBuf};
 
 pub(crate) use bounce::Bounce;
+pub(crate) use cutting::Cutting;
 pub(crate) use job::{Job, Stop};
 pub(crate) use plan::{Refused, Segment};
 pub use transfer::IoRange;
 pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 pub(crate) use under_way::UnderWay;
 
-use crate::memory::{Memory, Place};
+use crate::memory::Memory;
 use crate::open_file::{OpenFile, Outcome};
 use crate::path::PathPolicy;
 use crate::settings::{DirectIo, Settings};
@@ -273,27 +276,6 @@ impl Engine {
         self.0.devices.of(buffer)
     }
 
-    /// How a transfer of so many bytes is cut: into chunks short enough that all workers have several, so that they end
-    /// together, and long enough to be worth a copy; and for a GPU at first shorter, each of another length, so that it has
-    /// something to copy soon, and does not get it all at once.
-    pub(crate) fn cutting(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> Cutting {
-        const SMALLEST: usize = 512 << 10;
-        const TURNS: usize = 5;
-        let settings = &self.0.settings;
-        let buffer = settings.bounce_buffer_bytes;
-        let chunk_bytes = match (task_bytes.or(settings.task_bytes), place) {
-            (Some(task), Place::Host) => task,
-            (Some(task), Place::Device(_)) => task.min(buffer),
-            (None, _) => {
-                let share = (total_bytes / settings.threads.saturating_mul(TURNS)).next_multiple_of(64 << 10);
-                share.max(SMALLEST).min(buffer)
-            }
-        };
-        let is_cut_freely = task_bytes.or(settings.task_bytes).is_none();
-        let is_graded = is_cut_freely && chunk_bytes > SMALLEST && place != Place::Host;
-        Cutting { chunk_bytes, is_graded, ..Cutting::default() }
-    }
-
     /// Carries out a transfer and waits for its end; tells what stopped it before.
     ///
     /// # Errors
@@ -405,36 +387,6 @@ impl Engine {
         let pool = Arc::new(Pool::new(self.0.settings.threads, &self.0.lanes).ok()?);
         pools.push((key, pool.clone()));
         Some(pool)
-    }
-}
-
-/// How a transfer is cut into chunks and handed out.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Cutting {
-    pub chunk_bytes: usize,
-    /// Whether the chunks at the beginning are shorter, each longer than the one before.
-    pub is_graded: bool,
-    /// How many chunks of the same call came before, in other jobs.
-    pub chunks_before: usize,
-    /// How long the last chunk is, which is then carried out when the others are done; 0 makes it like the others.
-    pub last_bytes: usize,
-    /// Whether one worker does all chunks in order.
-    pub serial: bool,
-    /// How many chunks are worked on at a time at most, if not as many as the workers take.
-    pub at_once: Option<usize>,
-    /// Whether the calling thread does all of it.
-    pub inline: bool,
-}
-
-impl Cutting {
-    /// How many bytes the chunk with this number has at most.
-    pub fn chunk_len(&self, chunk: usize) -> usize {
-        const FIRST: usize = 256 << 10;
-        const LONGER: usize = 64 << 10;
-        if !self.is_graded {
-            return self.chunk_bytes;
-        }
-        (FIRST + LONGER * (self.chunks_before + chunk)).min(self.chunk_bytes)
     }
 }
 
