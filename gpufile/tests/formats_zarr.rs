@@ -611,15 +611,18 @@ fn a_chunk_too_long_for_memory_is_no_reason_to_end_the_process() {
     const GZIP: &str = r#"{"name":"bytes"},{"name":"gzip","configuration":{"level":1}}"#;
     const SHARDS: &str = r#"{"name":"sharding_indexed","configuration":{"chunk_shape":[1],"codecs":[{"name":"bytes"}],
         "index_codecs":[{"name":"bytes","configuration":{"endian":"little"}}],"index_location":"end"}}"#;
-    for codecs in [GZIP, SHARDS] {
+    const ONE: (&str, &str, &str) = ("[16]", "regular", "[281474976710656]");
+    const SECOND: (&str, &str, &str) = ("[65537,1]", "rectangular", "[[1,65536],4294967296]");
+    for (codecs, (shape, grid, chunk_shape)) in [(GZIP, ONE), (SHARDS, ONE), (GZIP, SECOND)] {
         let metadata = format!(
-            r#"{{"zarr_format":3,"node_type":"array","shape":[16],"data_type":"uint8","chunk_grid":{{"name":"regular",
-            "configuration":{{"chunk_shape":[281474976710656]}}}},"chunk_key_encoding":{{"name":"default"}},
+            r#"{{"zarr_format":3,"node_type":"array","shape":{shape},"data_type":"uint8","chunk_grid":{{"name":"{grid}",
+            "configuration":{{"chunk_shape":{chunk_shape}}}}},"chunk_key_encoding":{{"name":"default"}},
             "fill_value":3,"codecs":[{codecs}]}}"#
         );
         let (_folder, store) = store_with("zarr.json", &metadata);
-        let error = Array::open(&store, "a").unwrap().write_from([1_u8; 16].as_slice()).unwrap_err();
-        assert!(matches!(error, Error::Memory { .. }), "{codecs}: {error}");
+        let array = Array::open(&store, "a").unwrap();
+        let error = array.write_from(vec![1_u8; array.len_bytes() as usize].as_slice()).unwrap_err();
+        assert!(matches!(error, Error::Memory { .. }), "{grid} {codecs}: {error}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Runs a program with a time limit and keeps what it prints.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,11 +19,11 @@ pub struct Run {
 
 /// Runs the program to its end, or until the limit.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Run> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Files, not pipes: a program that it started in turn may keep a pipe open after its end.
+    let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
+    command.stdin(Stdio::null()).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
     let start = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
-    let stdout = keep(child.stdout.take().context("no pipe")?);
-    let stderr = keep(child.stderr.take().context("no pipe")?);
     let status = loop {
         match child.try_wait()? {
             None if start.elapsed() > limit => {
@@ -35,16 +36,12 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Run> {
         }
     };
     let took = start.elapsed();
-    let text = |reader: thread::JoinHandle<_>| reader.join().expect("reading does not panic");
-    Ok(Run { status, stdout: text(stdout), stderr: text(stderr), took })
+    Ok(Run { status, stdout: text(&mut stdout)?, stderr: text(&mut stderr)?, took })
 }
 
-/// Reads to the end in a thread, so that the program never waits for room in the pipe.
-fn keep(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What came before an error is still worth showing.
-        let _ = pipe.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+fn text(file: &mut File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

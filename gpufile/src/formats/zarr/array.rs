@@ -49,6 +49,7 @@ pub struct Array {
     array: ZarrsArray,
     element_bytes: usize,
     len_bytes: u64,
+    longest_chunk_bytes: u64,
     has_raw_chunks: bool,
 }
 
@@ -77,17 +78,18 @@ impl Array {
         let check = || {
             let element_bytes = grid::element_bytes(&array)?;
             let len_bytes = grid::array_bytes(&array, element_bytes)?;
-            grid::check_listed_chunks(&array, element_bytes)?;
+            let mut longest_chunk_bytes = grid::longest_chunk_bytes(&array, element_bytes)?;
             if array.chunk_grid_shape().iter().all(|&chunks| chunks > 0) {
-                grid::Extent::of(&array, &vec![0; array.dimensionality()], element_bytes)?;
+                let first = grid::Extent::of(&array, &vec![0; array.dimensionality()], element_bytes)?;
+                longest_chunk_bytes = longest_chunk_bytes.max(first.len_bytes);
             }
             grid::check_inner_chunks(&array, element_bytes)?;
-            Ok((element_bytes, len_bytes))
+            Ok((element_bytes, len_bytes, longest_chunk_bytes))
         };
         match check() {
-            Ok((element_bytes, len_bytes)) => {
+            Ok((element_bytes, len_bytes, longest_chunk_bytes)) => {
                 let has_raw_chunks = grid::is_raw(&array, element_bytes);
-                Ok(Self { array, element_bytes, len_bytes, has_raw_chunks })
+                Ok(Self { array, element_bytes, len_bytes, longest_chunk_bytes, has_raw_chunks })
             }
             Err(error) => Err(Error::Zarr { path: folder(&array.storage(), array.path().as_str()), error }),
         }
@@ -111,6 +113,10 @@ impl Array {
     /// How many bytes all elements take.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    pub(super) fn longest_chunk_bytes(&self) -> u64 {
+        self.longest_chunk_bytes
     }
 
     /// Whether the files of chunks are the bytes of their elements, as they are in memory.

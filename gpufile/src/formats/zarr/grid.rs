@@ -43,9 +43,11 @@ fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u6
     }
 }
 
+/// How many bytes the longest chunk has, of a grid of zarrs' own.
+///
 /// Checks the lengths of chunks that a grid lists: zarrs adds and multiplies them without looking, and where a sum wraps
 /// around, chunks overlap or lie outside of the array.
-pub(super) fn check_listed_chunks(array: &ZarrsArray, element_bytes: usize) -> Result<(), ZarrError> {
+pub(super) fn longest_chunk_bytes(array: &ZarrsArray, element_bytes: usize) -> Result<u64, ZarrError> {
     let metadata = array.chunk_grid().create_metadata();
     let axes =
         metadata.configuration().and_then(|configuration| configuration.get("chunk_shape")?.as_array());
@@ -56,7 +58,7 @@ pub(super) fn check_listed_chunks(array: &ZarrsArray, element_bytes: usize) -> R
         lens.clone().try_fold(0u64, u64::checked_add).ok_or(NO_GRID)?;
         longest.push(lens.max().unwrap_or(0));
     }
-    size("a chunk", &longest, element_bytes, MAX_CHUNK_BYTES).map(drop)
+    size("a chunk", &longest, element_bytes, MAX_CHUNK_BYTES)
 }
 
 /// Checks the sizes of the chunks that shards are made of, which zarrs multiplies out before it compares them with the
