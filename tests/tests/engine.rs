@@ -483,3 +483,31 @@ fn a_failure_of_the_direct_path_keeps_the_bytes_before_it() {
         assert!(buffer.to_vec().unwrap()[..done] == bytes[..done]);
     }
 }
+
+#[test]
+fn transfers_go_on_while_a_stream_is_captured_elsewhere() {
+    let bed = Bed::emulated();
+    let bytes = pattern(LONG);
+    bed.file("data", &bytes);
+    let engine = engine(&bed).build();
+    let file = options(&engine).open(bed.path("data")).unwrap();
+    emulator(&bed).control("capturing 1");
+    for len in [4096, LONG] {
+        let mut buffer = bed.device.alloc(len).unwrap();
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        file.write_all_at(&buffer, 0).unwrap();
+        let stream = bed.device.stream().unwrap();
+        let (count, buffer) = file.read_at_on_stream(&stream, buffer, 0).wait();
+        assert_eq!(count.unwrap(), len);
+        emulator(&bed).control("capturing 0");
+        assert!(buffer.to_vec().unwrap() == bytes[..len]);
+        emulator(&bed).control("capturing 1");
+    }
+    // What others do on this thread is as before.
+    let runtime = bed.driver.cuda().runtime();
+    let mut pointer = std::ptr::null_mut();
+    // SAFETY: `pointer` outlives the call.
+    let refused = unsafe { (runtime.cudaMalloc)(&mut pointer, 16) };
+    assert_eq!(refused, cuda_rt_sys::runtime::cudaError_t::cudaErrorStreamCaptureUnsupported);
+    emulator(&bed).control("capturing 0");
+}

@@ -56,6 +56,7 @@ pub const CUDA_RUNTIME: Header = Header {
         // streams and events
         "cudaStreamCreate|cudaStreamCreateWithFlags|cudaStreamCreateWithPriority|cudaStreamDestroy",
         "cudaStreamSynchronize|cudaStreamQuery|cudaStreamWaitEvent|cudaStreamGetFlags|cudaStreamIsCapturing",
+        "cudaThreadExchangeStreamCaptureMode",
         "cudaDeviceGetStreamPriorityRange|cudaLaunchHostFunc",
         "cudaEventCreate|cudaEventCreateWithFlags|cudaEventDestroy|cudaEventRecord|cudaEventQuery",
         "cudaEventSynchronize|cudaEventElapsedTime",

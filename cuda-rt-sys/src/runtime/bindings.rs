@@ -648,6 +648,47 @@ impl core::fmt::Debug for cudaStreamCaptureStatus {
         }
     }
 }
+#[repr(transparent)]
+#[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
+pub struct cudaStreamCaptureMode(pub ::core::ffi::c_uint);
+impl cudaStreamCaptureMode {
+    pub const cudaStreamCaptureModeGlobal: cudaStreamCaptureMode = cudaStreamCaptureMode(
+        0,
+    );
+    pub const cudaStreamCaptureModeThreadLocal: cudaStreamCaptureMode = cudaStreamCaptureMode(
+        1,
+    );
+    pub const cudaStreamCaptureModeRelaxed: cudaStreamCaptureMode = cudaStreamCaptureMode(
+        2,
+    );
+    /// Any number is valid: a newer library may return codes without a name here.
+    pub const fn from_raw(raw: ::core::ffi::c_uint) -> Self {
+        Self(raw)
+    }
+    /// The number that C sees.
+    pub const fn as_raw(self) -> ::core::ffi::c_uint {
+        self.0
+    }
+    /// The C name of this number, if it has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::cudaStreamCaptureModeGlobal => Some("cudaStreamCaptureModeGlobal"),
+            Self::cudaStreamCaptureModeThreadLocal => {
+                Some("cudaStreamCaptureModeThreadLocal")
+            }
+            Self::cudaStreamCaptureModeRelaxed => Some("cudaStreamCaptureModeRelaxed"),
+            _ => None,
+        }
+    }
+}
+impl core::fmt::Debug for cudaStreamCaptureMode {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}({})", "cudaStreamCaptureMode", self.0),
+        }
+    }
+}
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct cudaPointerAttributes {

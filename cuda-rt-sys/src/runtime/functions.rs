@@ -98,6 +98,10 @@ pub struct Functions {
     pub cudaStreamSynchronize: unsafe extern "C" fn(stream: cudaStream_t) -> cudaError_t,
     /// `cudaStreamQuery`, in every supported version.
     pub cudaStreamQuery: unsafe extern "C" fn(stream: cudaStream_t) -> cudaError_t,
+    /// `cudaThreadExchangeStreamCaptureMode`, in every supported version.
+    pub cudaThreadExchangeStreamCaptureMode: unsafe extern "C" fn(
+        mode: *mut cudaStreamCaptureMode,
+    ) -> cudaError_t,
     /// `cudaStreamIsCapturing`, in every supported version.
     pub cudaStreamIsCapturing: unsafe extern "C" fn(
         stream: cudaStream_t,
@@ -431,6 +435,10 @@ impl Functions {
             since: 0,
         },
         Symbol {
+            name: "cudaThreadExchangeStreamCaptureMode",
+            since: 0,
+        },
+        Symbol {
             name: "cudaStreamIsCapturing",
             since: 0,
         },
@@ -635,6 +643,8 @@ impl Functions {
                 cudaStreamWaitEvent: library.required(c"cudaStreamWaitEvent")?,
                 cudaStreamSynchronize: library.required(c"cudaStreamSynchronize")?,
                 cudaStreamQuery: library.required(c"cudaStreamQuery")?,
+                cudaThreadExchangeStreamCaptureMode: library
+                    .required(c"cudaThreadExchangeStreamCaptureMode")?,
                 cudaStreamIsCapturing: library.required(c"cudaStreamIsCapturing")?,
                 cudaEventCreate: library.required(c"cudaEventCreate")?,
                 cudaEventCreateWithFlags: library.required(c"cudaEventCreateWithFlags")?,

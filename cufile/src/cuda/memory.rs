@@ -33,6 +33,7 @@ impl DeviceBuffer {
         }
         let _entered = device.enter()?;
         let mut ptr = ptr::null_mut();
+        let _beside = device.cuda().beside_captures();
         // SAFETY: `ptr` outlives the call; the device's context is current.
         check_runtime("cudaMalloc", unsafe { (device.cuda().runtime().cudaMalloc)(&mut ptr, len_bytes) })?;
         Ok(Self { device: device.clone(), ptr: ptr.cast(), len_bytes })
@@ -131,6 +132,7 @@ impl Drop for DeviceBuffer {
             return;
         }
         let Ok(_entered) = self.device.enter() else { return };
+        let _beside = self.device.cuda().beside_captures();
         // SAFETY: allocated in `new`, freed once. A failure (the driver is shutting down) leaves nothing to do.
         unsafe { (self.device.cuda().runtime().cudaFree)(self.ptr.cast()) };
     }
@@ -216,6 +218,7 @@ macro_rules! host_accessible {
                     return;
                 }
                 let Ok(_entered) = self.device.enter() else { return };
+                let _beside = self.device.cuda().beside_captures();
                 // SAFETY: allocated in `new`, freed once.
                 unsafe { (self.device.cuda().runtime().$free)(self.ptr.cast()) };
             }
@@ -283,6 +286,7 @@ fn host_alloc(
         return Ok(NonNull::dangling().as_ptr());
     }
     let _entered = device.enter()?;
+    let _beside = device.cuda().beside_captures();
     let mut ptr = ptr::null_mut();
     check_runtime(operation, alloc(&mut ptr))?;
     // SAFETY: CUDA allocated this many bytes, and the host may write them.

@@ -13,6 +13,7 @@
 //! # Ok::<(), cufile::Error>(())
 //! ```
 
+mod capture;
 mod device;
 mod mapped;
 mod memory;

@@ -11,11 +11,11 @@ use ::cudarc::driver::CudaStream;
 use cuda_rt_sys::driver::{CUstreamBatchMemOpParams, CUstreamBatchMemOpType};
 use cuda_rt_sys::runtime::{
     cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaMemcpyAttributes, cudaMemcpyKind,
-    cudaMemcpySrcAccessOrder, cudaStream_t, cudaStreamNonBlocking,
+    cudaMemcpySrcAccessOrder, cudaStream_t, cudaStreamCaptureStatus, cudaStreamNonBlocking,
 };
 
 use super::Device;
-use crate::error::{Result, check_driver, check_runtime};
+use crate::error::{Error, Result, check_driver, check_runtime};
 
 /// A queue of work on a device. Dropping one that was created here waits for the work.
 pub struct Stream {
@@ -44,6 +44,7 @@ impl Stream {
     pub(super) fn new(device: &Device) -> Result<Self> {
         let _entered = device.enter()?;
         let mut raw = ptr::null_mut();
+        let _beside = device.cuda().beside_captures();
         // SAFETY: `raw` outlives the call; the device's context is current.
         check_runtime("cudaStreamCreateWithFlags", unsafe {
             (device.cuda().runtime().cudaStreamCreateWithFlags)(&mut raw, cudaStreamNonBlocking)
@@ -91,6 +92,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         // The null stream is that of the current context.
         let _entered = self.device.enter()?;
+        let _beside = self.device.cuda().beside_captures();
         // SAFETY: the stream is alive.
         check_runtime("cudaStreamSynchronize", unsafe {
             (self.device.cuda().runtime().cudaStreamSynchronize)(self.raw)
@@ -104,8 +106,24 @@ impl Stream {
     #[doc(alias = "cudaStreamQuery")]
     pub fn is_idle(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
+        let _beside = self.device.cuda().beside_captures();
         // SAFETY: the stream is alive.
         ready("cudaStreamQuery", unsafe { (self.device.cuda().runtime().cudaStreamQuery)(self.raw) })
+    }
+
+    /// Whether work that is submitted becomes part of a CUDA graph instead of being done.
+    ///
+    /// # Errors
+    /// What CUDA said: of the null stream also that another one is captured.
+    #[doc(alias = "cudaStreamIsCapturing")]
+    pub fn is_capturing(&self) -> Result<bool> {
+        let _entered = self.device.enter()?;
+        let mut status = cudaStreamCaptureStatus::cudaStreamCaptureStatusNone;
+        // SAFETY: the stream is alive, and `status` outlives the call.
+        check_runtime("cudaStreamIsCapturing", unsafe {
+            (self.device.cuda().runtime().cudaStreamIsCapturing)(self.raw, &mut status)
+        })?;
+        Ok(status != cudaStreamCaptureStatus::cudaStreamCaptureStatusNone)
     }
 
     /// Copies host bytes to device memory after the stream's work so far (`cudaMemcpyAsync`). An event
@@ -238,15 +256,18 @@ impl Stream {
     /// stream up after an error, it is never called. A panic in it goes no further.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// What CUDA said; that the stream is captured, because each launch of the graph would call the function again.
     #[doc(alias = "cudaLaunchHostFunc")]
     pub fn call_on_host<F: FnOnce() + Send + 'static>(&self, function: F) -> Result<()> {
         unsafe extern "C" fn call<F: FnOnce()>(data: *mut c_void) {
-            // SAFETY: the box that was leaked for this call, which CUDA makes at most once.
+            // SAFETY: the box that was leaked for this call, which CUDA makes at most once outside of graphs.
             let function = unsafe { Box::from_raw(data.cast::<F>()) };
             let _ = catch_unwind(AssertUnwindSafe(function));
         }
         let _entered = self.device.enter()?;
+        if self.is_capturing()? {
+            return Err(Error::invalid("cudaLaunchHostFunc", "the stream is captured".to_owned()));
+        }
         let data = Box::into_raw(Box::new(function));
         // SAFETY: the stream is alive; `call` is the one that takes this data, which lives until then.
         let code = unsafe {
@@ -265,7 +286,7 @@ impl Stream {
     /// are taken, no stream goes on, copies included.
     ///
     /// # Errors
-    /// What CUDA said; nothing was submitted then.
+    /// What CUDA said, also of more than 255 operations; nothing was submitted then.
     ///
     /// # Safety
     /// The words must be aligned and in memory that the GPU can use, such as a [`PinnedBuffer`](super::PinnedBuffer),
@@ -306,6 +327,7 @@ impl Drop for Stream {
         if !matches!(self.owner, Owner::Value) {
             return;
         }
+        let _beside = self.device.cuda().beside_captures();
         // SAFETY: created in `new`, destroyed once, after its work: what the work uses may be freed next.
         unsafe {
             (self.device.cuda().runtime().cudaStreamSynchronize)(self.raw);
@@ -374,6 +396,7 @@ impl Event {
     /// What CUDA said, which may be the failure of that work.
     #[doc(alias = "cudaEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
+        let _beside = self.device.cuda().beside_captures();
         // SAFETY: the event is alive.
         ready("cudaEventQuery", unsafe { (self.device.cuda().runtime().cudaEventQuery)(self.raw) })
     }
@@ -384,6 +407,7 @@ impl Event {
     /// What CUDA said, which may be the failure of that work.
     #[doc(alias = "cudaEventSynchronize")]
     pub fn wait(&self) -> Result<()> {
+        let _beside = self.device.cuda().beside_captures();
         // SAFETY: the event is alive.
         check_runtime("cudaEventSynchronize", unsafe {
             (self.device.cuda().runtime().cudaEventSynchronize)(self.raw)

@@ -26,7 +26,7 @@ pub(crate) struct Hit {
     pub short: Option<i64>,
     /// What a stream-ordered operation or batch entry reports as its bytes, without having moved any.
     pub bytes: Option<i64>,
-    /// The state that a batch entry reports.
+    /// The state that a batch entry reports, or the one of a stream's capture.
     pub status: Option<i64>,
     /// Microseconds to wait before the call, or before the execution of what the call queues.
     pub delay: Option<i64>,
@@ -70,6 +70,7 @@ struct Control {
     require_context: bool,
     nvidia_fs: NvidiaFs,
     p2pdma: bool,
+    capturing: bool,
     faults: Vec<Fault>,
     calls: HashMap<&'static str, u64>,
     /// Where to note which functions are called.
@@ -90,6 +91,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         require_context: false,
         nvidia_fs: NvidiaFs::default(),
         p2pdma: false,
+        capturing: false,
         faults: Vec::new(),
         calls: HashMap::new(),
         notes: std::env::var_os("CUFILE_EMULATOR_CALLS").map(|path| {
@@ -160,6 +162,11 @@ pub(crate) fn p2pdma() -> bool {
     lock(&CONTROL).p2pdma
 }
 
+/// Whether some stream is captured, so that what could disturb that is refused.
+pub(crate) fn capturing() -> bool {
+    lock(&CONTROL).capturing
+}
+
 /// Counts a call of `name` and says what is to happen in it.
 pub(crate) fn enter(name: &'static str) -> Hit {
     if forked() {
@@ -213,6 +220,7 @@ impl Control {
                     NvidiaFs { major: number(major)?, minor: number(minor)?, status: number(status)? };
             }
             ("p2pdma", [on]) => self.p2pdma = flag(on)?,
+            ("capturing", [on]) => self.capturing = flag(on)?,
             ("fault", [function, settings @ ..]) => self.faults.push(fault(function, settings)?),
             ("clear", []) => self.faults.clear(),
             ("calls", [function]) if is_function(function) => {
@@ -304,6 +312,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `require-context 0\|1` | whether cuFile refuses device memory (5047) unless its device's context is current |
 /// | `nvidia-fs MAJOR MINOR STATUS` | which version of the kernel module is loaded, and for which file systems and devices it has a direct path (`dstatusflags`); the bytes take the same way as without. 0 0 0, which is none, unless told |
 /// | `p2pdma 0\|1` | whether the driver says that it has PCI P2PDMA; the bytes take the same way as without |
+/// | `capturing 0\|1` | whether another stream is captured for a graph, in the mode that is the default (global), so that allocating, waiting and asking fail (900) on threads that have not changed theirs |
 /// | `fault FUNCTION SETTING…` | what happens in the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
 /// | `calls FUNCTION` | answers how often the function was called |
@@ -314,7 +323,7 @@ fn live(what: &str) -> Option<i64> {
 /// `cu=CODE` the CUDA error in a cuFile status, alone with 5011; `ret=N` the return value of a reading or writing
 /// call; `errno=E` makes it −1 with that errno; `short=BYTES` lets it move at most so many; `bytes=N` is what a
 /// stream-ordered operation or a batch entry reports instead of being carried out, `status=S` the state of a batch
-/// entry; `delay_us=T` waits before the call, or before the execution of what the call puts in a queue. A fault on
+/// entry, or of a stream's capture for `cudaStreamIsCapturing`; `delay_us=T` waits before the call, or before the execution of what the call puts in a queue. A fault on
 /// `cuFileBatchIOSubmit` without `err` is for each entry submitted.
 ///
 /// # Safety

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use cuda_rt_sys::runtime::{
     cudaDeviceAttr, cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaHostFn_t, cudaMemPool_t,
     cudaMemPoolAttr, cudaMemoryType, cudaPointerAttributes, cudaPointerAttributes_anon_1, cudaStream_t,
-    cudaStreamCaptureStatus,
+    cudaStreamCaptureMode, cudaStreamCaptureStatus,
 };
 
 use crate::c::{self, Carried};
@@ -22,7 +22,24 @@ pub(super) const INVALID: cudaError_t = cudaError_t::cudaErrorInvalidValue;
 
 thread_local! {
     static LAST: Cell<cudaError_t> = const { Cell::new(cudaError_t::cudaSuccess) };
+    static CAPTURE_MODE: Cell<cudaStreamCaptureMode> =
+        const { Cell::new(cudaStreamCaptureMode::cudaStreamCaptureModeGlobal) };
 }
+
+/// What could disturb a capture.
+const UNSAFE_BESIDE_CAPTURES: [&str; 11] = [
+    "cudaMalloc",
+    "cudaMallocManaged",
+    "cudaHostAlloc",
+    "cudaFree",
+    "cudaFreeHost",
+    "cudaStreamCreateWithFlags",
+    "cudaStreamDestroy",
+    "cudaStreamSynchronize",
+    "cudaStreamQuery",
+    "cudaEventSynchronize",
+    "cudaEventQuery",
+];
 
 /// A function of libcudart.
 pub(super) fn call(name: &'static str, body: impl FnOnce() -> Result<(), cudaError_t>) -> cudaError_t {
@@ -38,11 +55,15 @@ pub(super) fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), cu
         return cudaError_t::cudaErrorInitializationError;
     }
     let hit = control::enter(name);
+    let is_refused = UNSAFE_BESIDE_CAPTURES.contains(&name)
+        && CAPTURE_MODE.get() != cudaStreamCaptureMode::cudaStreamCaptureModeRelaxed
+        && control::capturing();
     let outcome = match hit.err {
         Some(code) => {
             hit.sleep();
             Err(cudaError_t::from_raw(code as u32))
         }
+        None if is_refused => Err(cudaError_t::cudaErrorStreamCaptureUnsupported),
         None => body(hit),
     };
     match outcome {
@@ -307,9 +328,25 @@ pub unsafe extern "C" fn cudaStreamIsCapturing(
     stream: cudaStream_t,
     pCaptureStatus: *mut cudaStreamCaptureStatus,
 ) -> cudaError_t {
-    call("cudaStreamIsCapturing", || {
+    queued("cudaStreamIsCapturing", |hit| {
+        hit.sleep();
         find_stream(stream)?;
-        put(pCaptureStatus, cudaStreamCaptureStatus::cudaStreamCaptureStatusNone)
+        put(pCaptureStatus, cudaStreamCaptureStatus(hit.status.unwrap_or(0) as c_uint))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaThreadExchangeStreamCaptureMode(
+    mode: *mut cudaStreamCaptureMode,
+) -> cudaError_t {
+    call("cudaThreadExchangeStreamCaptureMode", || {
+        // SAFETY: the caller's pointer, which may be null.
+        let mode = unsafe { mode.as_mut() }.ok_or(INVALID)?;
+        if *mode > cudaStreamCaptureMode::cudaStreamCaptureModeRelaxed {
+            return Err(INVALID);
+        }
+        *mode = CAPTURE_MODE.replace(*mode);
+        Ok(())
     })
 }
 

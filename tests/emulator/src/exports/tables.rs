@@ -91,6 +91,7 @@ const _: runtime::Functions = runtime::Functions {
     cudaStreamSynchronize,
     cudaStreamQuery,
     cudaStreamIsCapturing,
+    cudaThreadExchangeStreamCaptureMode,
     cudaEventCreate,
     cudaEventCreateWithFlags,
     cudaEventRecord,
