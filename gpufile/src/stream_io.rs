@@ -1,7 +1,8 @@
 //! Reads and writes ordered with the work of a CUDA stream, without cuFile.
 
-use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, thread};
 
 use cufile::cuda::{Event, Stream};
 use cufile::{IoBuf, IoBufMut};
@@ -50,7 +51,8 @@ impl File {
     /// these.
     ///
     /// # Errors
-    /// [`StreamIo::wait`] carries them, as [`read_at`](Self::read_at) says. The stream goes on after a failure.
+    /// [`StreamIo::wait`] carries them, as [`read_at`](Self::read_at) says. The stream goes on after a failure. A stream
+    /// that is captured for a CUDA graph is refused.
     pub fn read_at_on_stream<B: IoBufMut + Send + 'static>(
         &self,
         stream: &Stream,
@@ -104,10 +106,10 @@ impl<B> StreamIo<B> {
         Self { file, direction, offset, state, buffer: Some(buffer) }
     }
 
-    /// Whether the transfer has ended, so that [`wait`](Self::wait) does not wait.
+    /// Whether the transfer has ended, or its stream failed, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&self) -> bool {
         match &self.state {
-            State::Submitted(staged, ..) => staged.has_ended(),
+            State::Submitted(staged, passed, _) => staged.has_ended() || passed.is_done().is_err(),
             State::Done(_) => true,
         }
     }
@@ -118,7 +120,10 @@ impl<B> StreamIo<B> {
     where
         B: IoBuf,
     {
-        self.buffer.as_ref().expect("taken by `wait` only").as_ptr()
+        match &self.state {
+            State::Submitted(staged, ..) => staged.memory().ptr,
+            State::Done(_) => self.buffer.as_ref().expect("taken by `wait` only").as_ptr(),
+        }
     }
 
     /// Waits for the end of the transfer, and for what was in the stream before it. Returns how many bytes were
@@ -133,25 +138,35 @@ impl<B> StreamIo<B> {
     /// Waits until the stream has gone on behind the transfer, or for ever will not come to it.
     fn settle(&mut self) {
         let State::Submitted(staged, passed, ring) = &self.state else { return };
-        let waited = passed.wait();
-        let (done, cause) = match waited {
-            Ok(()) => staged.finish(),
+        // That waiting failed need not be the stream's failure, which then goes on with the buffer.
+        let waited = passed.wait().or_else(|_| wait_by_looking(passed));
+        let (done, cause, ring_is_free) = match waited {
+            Ok(()) => {
+                let (done, cause) = staged.finish();
+                (done, cause, true)
+            }
             Err(error) => {
-                staged.give_up(|| {
-                    // If it goes on after all, nothing may copy any more when the buffer goes back.
-                    let _ = passed.wait();
-                });
-                (0, Some(error.into()))
+                let ring_is_free = staged.give_up(
+                    || passed.is_done().is_err(),
+                    || {
+                        // If it goes on after all, nothing may copy any more when the buffer goes back.
+                        let _ = passed.wait();
+                    },
+                );
+                (0, Some(error.into()), ring_is_free)
             }
         };
-        ring.release();
+        if ring_is_free {
+            ring.release();
+        }
         self.state = State::Done(self.result(done, cause));
     }
 
     fn result(&self, done: usize, cause: Option<Cause>) -> Result<usize> {
         let Some(cause) = cause else { return Ok(done) };
         let State::Submitted(staged, ..) = &self.state else { unreachable!("called once, when it ends") };
-        Err(self.file.transfer_error(operation(self.direction), self.offset, staged.len_bytes(), done, cause))
+        let len_bytes = staged.memory().len_bytes;
+        Err(self.file.transfer_error(operation(self.direction), self.offset, len_bytes, done, cause))
     }
 }
 
@@ -167,6 +182,14 @@ impl<B> fmt::Debug for StreamIo<B> {
     }
 }
 
+/// Waits for an event without CUDA's help.
+fn wait_by_looking(event: &Event) -> cufile::Result<()> {
+    while !event.is_done()? {
+        thread::sleep(Duration::from_micros(50));
+    }
+    Ok(())
+}
+
 /// Makes the transfer a part of the stream's work; `None` if that is not possible, and nothing is under way.
 ///
 /// # Safety
@@ -178,7 +201,14 @@ unsafe fn submit(
     memory: Memory,
     offset: u64,
 ) -> Option<State> {
+    let failed = |cause| Err(file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause));
     let needs_cufile = file.open_file().policy == PathPolicy::RequireCufile && memory.place != Place::Host;
+    // What a graph does later, and more than once, is no transfer. To wait for the stream would end the capture.
+    match stream.is_capturing() {
+        Ok(false) => {}
+        Ok(true) => return Some(State::Done(failed(Cause::Invalid("the stream is captured".to_owned())))),
+        Err(error) => return Some(State::Done(failed(error.into()))),
+    }
     if memory.len_bytes == 0 || needs_cufile {
         return None;
     }
@@ -194,11 +224,16 @@ unsafe fn submit(
             Some(State::Submitted(staged, passed, ring))
         }
         Err(_) => {
-            staged.give_up(|| {
-                // What was submitted is done then; what the stream fails of is reported by the one who tries next.
-                let _ = stream.synchronize();
-            });
-            ring.release();
+            let ring_is_free = staged.give_up(
+                || stream.is_idle().is_err(),
+                || {
+                    // What was submitted is done then; what the stream fails of is reported by the one who tries next.
+                    let _ = stream.synchronize();
+                },
+            );
+            if ring_is_free {
+                ring.release();
+            }
             None
         }
     }

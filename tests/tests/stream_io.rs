@@ -5,8 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+mod support;
+
+use cufile::cuda::WordOperation;
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Cause, Engine, File, PathPolicy};
+use support::Gate;
 
 /// More than one turn of all slots.
 const LONG: usize = (35 << 20) + 4321;
@@ -253,9 +257,150 @@ fn a_stream_that_fails_ends_its_transfers() {
     let stream = bed.device.stream().unwrap();
     for _ in 0..2 {
         emulator.control("fault cudaEventSynchronize err=700");
+        emulator.control("fault cudaEventQuery err=700");
         let (failed, _) = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0).wait();
         assert!(matches!(failed.unwrap_err().cause(), Cause::Cufile(_)));
         let (count, _) = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0).wait();
         assert_eq!(count.unwrap(), LONG);
     }
+}
+
+/// How a transfer ends whose stream has work before it, and behind which another one fails to be submitted.
+fn beside_one_that_cannot_be_submitted(direction: Direction, fault: &str) {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(LONG);
+    bed.file("data", &bytes);
+    let (file, written, other) = (open(&bed, "data"), open(&bed, "written"), open(&bed, "other"));
+    let stream = bed.device.stream().unwrap();
+    // So that the ring is there, which both share.
+    let [mut buffer, first, second] = [0; 3].map(|_| bed.device.alloc(LONG).unwrap());
+    file.read_at_on_stream(&stream, first, 0).wait().0.unwrap();
+    let gate = Gate::close(&stream);
+    let first = match direction {
+        Direction::Read => {
+            buffer.fill(0xee).unwrap();
+            file.read_at_on_stream(&stream, buffer, 0)
+        }
+        Direction::Write => {
+            buffer.copy_from_host(0, &bytes).unwrap();
+            written.write_all_at_on_stream(&stream, buffer, 0)
+        }
+    };
+    emulator.control(&format!("fault {fault}"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            gate.open();
+        });
+        let second = other.write_all_at_on_stream(&stream, second, 0);
+        assert_eq!(second.wait().0.unwrap(), LONG, "{fault}");
+    });
+    let (count, buffer) = first.wait();
+    assert_eq!(count.unwrap(), LONG, "{fault}");
+    let right = match direction {
+        Direction::Read => buffer.to_vec().unwrap() == bytes,
+        Direction::Write => fs::read(bed.path("written")).unwrap() == bytes,
+    };
+    assert!(right, "{fault}");
+    // And the stream goes on.
+    assert_eq!(file.read_at_on_stream(&stream, buffer, 0).wait().0.unwrap(), LONG, "{fault}");
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Read,
+    Write,
+}
+
+#[test]
+fn one_that_cannot_be_submitted_leaves_those_before_it_alone() {
+    for direction in [Direction::Read, Direction::Write] {
+        for fault in [
+            "cudaLaunchHostFunc err=2",
+            "cudaMemcpyAsync after=2 err=2",
+            "cuStreamBatchMemOp_v2 after=3 err=2",
+        ] {
+            beside_one_that_cannot_be_submitted(direction, fault);
+        }
+    }
+}
+
+#[test]
+fn a_wait_that_fails_is_not_the_end_of_a_stream_that_goes_on() {
+    let bed = Bed::emulated();
+    let bytes = pattern(3 << 20);
+    bed.file("data", &bytes);
+    let file = open(&bed, "data");
+    let stream = bed.device.stream().unwrap();
+    let gate = Gate::close(&stream);
+    let [first, second, third] = [0, 1, 2].map(|turn| {
+        let mut buffer = bed.device.alloc(100_000).unwrap();
+        buffer.fill(0xee).unwrap();
+        file.read_at_on_stream(&stream, buffer, turn * 1_000_000)
+    });
+    bed.emulator.as_ref().unwrap().control("fault cudaEventSynchronize err=900");
+    let third = std::thread::spawn(move || third.wait());
+    std::thread::sleep(Duration::from_millis(50));
+    gate.open();
+    for (io, start) in [(first.wait(), 0), (second.wait(), 1_000_000), (third.join().unwrap(), 2_000_000)] {
+        assert_eq!(io.0.unwrap(), 100_000);
+        assert!(io.1.to_vec().unwrap() == bytes[start..start + 100_000]);
+    }
+}
+
+#[test]
+fn one_whose_stream_has_failed_says_that_it_is_done() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &pattern(4096));
+    let file = open(&bed, "data");
+    let stream = bed.device.stream().unwrap();
+    let gate = Gate::close(&stream);
+    let io = file.read_at_on_stream(&stream, bed.device.alloc(4096).unwrap(), 0);
+    assert!(!io.is_done());
+    for function in ["cudaEventQuery", "cudaEventSynchronize"] {
+        emulator.control(&format!("fault {function} err=700 times=all"));
+    }
+    assert!(io.is_done());
+    gate.open();
+    assert!(io.wait().0.is_err());
+}
+
+#[test]
+fn a_stream_that_is_captured_is_refused() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &pattern(4096));
+    let file = open(&bed, "data");
+    let stream = bed.device.stream().unwrap();
+    for fault in ["status=1", "err=906"] {
+        emulator.control(&format!("fault cudaStreamIsCapturing {fault} times=all"));
+        assert!(
+            stream.call_on_host(|| unreachable!("it would be called more than once")).is_err(),
+            "{fault}"
+        );
+        let before = emulator.calls("cudaStreamSynchronize");
+        let (count, _) = file.read_at_on_stream(&stream, bed.device.alloc(4096).unwrap(), 0).wait();
+        assert!(count.is_err(), "{fault}");
+        assert_eq!(emulator.calls("cudaStreamSynchronize"), before, "that would end the capture");
+        emulator.control("clear");
+    }
+    assert_eq!(file.read_at_on_stream(&stream, bed.device.alloc(4096).unwrap(), 0).wait().0.unwrap(), 4096);
+}
+
+#[test]
+fn a_stream_takes_no_more_words_at_a_time_than_cuda_allows() {
+    Bed::each(|bed| {
+        let stream = bed.device.stream().unwrap();
+        let mut words = bed.device.alloc_pinned(4096).unwrap();
+        let word = words.as_mut_ptr().cast::<u32>();
+        for (count, fits) in [(255, true), (256, false)] {
+            let operations = vec![WordOperation::Write(word, count); count as usize];
+            // SAFETY: the word stays until the stream has been waited for.
+            let submitted = unsafe { stream.on_words(&operations) };
+            stream.synchronize().unwrap();
+            assert_eq!(submitted.is_ok(), fits, "{count}");
+        }
+    });
 }

@@ -11,7 +11,7 @@ use cufile::cuda::{PinnedBuffer, Stream};
 
 /// One that the host works on, and one that the GPU copies. More of them would leave the processor's cache before their
 /// turn comes, and that costs more than waiting for each other.
-const SLOTS: usize = 2;
+pub(super) const SLOTS: usize = 2;
 
 /// Slots for one stream at a time.
 pub(crate) struct Ring {
@@ -107,7 +107,7 @@ impl Ring {
         self.word(word).store(number, Ordering::Release);
     }
 
-    /// Only for a stream that does not any more.
+    /// Only for a stream that will not, when it has come to what it was to do before.
     pub fn hand_to_host(&self, turn: Turn) {
         let (word, number) = self.to_host(turn);
         self.word(word).store(number, Ordering::Release);

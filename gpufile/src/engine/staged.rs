@@ -5,15 +5,16 @@
 //! locks may wait for this very stream.
 
 use std::ptr::NonNull;
-use std::slice;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+use std::{slice, thread};
 
 use cufile::cuda::{Event, Stream, WordOperation};
 
 use super::job::{Job, Stop};
 use super::pool::Submitter;
-use super::ring::{Ring, Turn, Turns};
+use super::ring::{Ring, SLOTS, Turn, Turns};
 use super::stager::Active;
 use super::transfer::{IoRange, Side, Transfer};
 use crate::file::File;
@@ -60,8 +61,8 @@ struct Progress {
     running: usize,
     /// What stopped the first part that did not come to its end, and its number.
     stop: Option<(usize, Stop)>,
-    /// The stream has come to it.
-    begun: bool,
+    /// When the stream came to it.
+    begun: Option<Instant>,
     /// Enough is submitted for the first part to be started: workers that wake up meanwhile slow the submitting down.
     is_submitted: bool,
     given_up: bool,
@@ -132,7 +133,8 @@ impl Staged {
             words.push(WordOperation::Write(word, number));
         }
         if self.direction == Direction::Write {
-            words.extend(self.parts.iter().map(|part| self.wait_for(part.turn)));
+            // The last use of each slot comes after the others.
+            words.extend(self.parts.iter().rev().take(SLOTS).map(|part| self.wait_for(part.turn)));
         }
         self.submit_words(stream, &mut words)?;
         let passed = stream.record()?;
@@ -170,15 +172,17 @@ impl Staged {
     /// Notes that the stream has come to it; false if it was given up before.
     pub fn begin(&self) -> bool {
         let mut progress = self.progress();
-        progress.begun = !progress.given_up;
-        progress.begun
+        progress.begun = (!progress.given_up).then(Instant::now);
+        progress.begun.is_some()
     }
 
     /// Starts the parts whose turn it is; says whether the transfer has ended.
     pub fn advance(self: &Arc<Self>, submitter: &Submitter) -> bool {
+        /// Submitting takes no longer, but where it waits for the stream, which then waits for this.
+        const SUBMITTING: Duration = Duration::from_millis(1);
         let mut progress = self.progress();
         let may_start = |progress: &Progress| {
-            progress.is_submitted
+            (progress.is_submitted || progress.begun.is_some_and(|begun| begun.elapsed() > SUBMITTING))
                 && progress.next < self.parts.len()
                 && !progress.given_up
                 && self.is_ready(progress)
@@ -264,8 +268,8 @@ impl Staged {
         }
     }
 
-    pub fn len_bytes(&self) -> usize {
-        self.memory.len_bytes
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     pub fn has_ended(&self) -> bool {
@@ -273,24 +277,40 @@ impl Staged {
     }
 
     /// Ends the transfer of a stream to which not all could be submitted, or that failed: nothing is started any more,
-    /// and the stream does not wait any more. `stream_is_done` waits for what was submitted. Once, instead of
-    /// [`finish`](Self::finish).
-    pub fn give_up(&self, stream_is_done: impl FnOnce()) {
+    /// and the stream does not wait for it any more. `stream_is_done` waits for what was submitted; `is_dead` says
+    /// whether the stream will never go on. Once, instead of [`finish`](Self::finish).
+    ///
+    /// Returns whether the ring can be used on: on a dead stream, transfers that came before may have stopped anywhere.
+    pub fn give_up(&self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) -> bool {
         let mut progress = self.progress();
         progress.given_up = true;
-        while progress.begun && !progress.ended {
+        while progress.begun.is_some() && !progress.ended {
             progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
         }
         progress.ended = true;
         drop(progress);
-        // Later transfers of the stream may have had their turns already.
-        let turns = self.parts.iter().map(|part| part.turn);
-        turns
-            .clone()
-            .filter(|turn| !self.ring().is_with_stream(*turn))
-            .for_each(|turn| self.ring().hand_to_stream(turn));
+        let (ring, turns) = (self.ring(), self.parts.iter().map(|part| part.turn));
+        // A slot is passed on by who has it: transfers before this one may still use theirs, and those behind it may have
+        // been given theirs already.
+        let in_turn = |has_passed_on: &dyn Fn(Turn) -> bool, pass_on: &dyn Fn(Turn)| {
+            turns.clone().all(|turn| {
+                while !has_passed_on(turn.before()) {
+                    if is_dead() {
+                        return false;
+                    }
+                    thread::sleep(Duration::from_micros(50));
+                }
+                if !has_passed_on(turn) {
+                    pass_on(turn);
+                }
+                true
+            })
+        };
+        if !in_turn(&|turn| ring.is_with_stream(turn), &|turn| ring.hand_to_stream(turn)) {
+            return false;
+        }
         stream_is_done();
-        turns.filter(|turn| !self.ring().is_with_host(*turn)).for_each(|turn| self.ring().hand_to_host(turn));
+        in_turn(&|turn| ring.is_with_host(turn), &|turn| ring.hand_to_host(turn))
     }
 
     fn ring(&self) -> &Ring {

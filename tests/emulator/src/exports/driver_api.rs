@@ -626,7 +626,7 @@ pub unsafe extern "C" fn cuStreamBatchMemOp_v2(
     flags: c_uint,
 ) -> CUresult {
     queued("cuStreamBatchMemOp_v2", |hit| {
-        if flags != 0 || operations.is_null() {
+        if flags != 0 || operations.is_null() || count >= 256 {
             return Err(INVALID);
         }
         for index in 0..count as usize {
