@@ -26,11 +26,12 @@ impl Direct {
     /// How long the requests are that disks are fastest with.
     pub const CHUNK_BYTES: usize = 1 << 20;
 
-    /// Opens the same file again; `None` where the file system offers no `O_DIRECT` for it.
-    pub fn of(file: &fs::File) -> Option<Self> {
+    /// Opens the same file again; `None` where the file system offers no `O_DIRECT` for it, or demands an alignment that
+    /// does not fit `spare_bytes`, the room that bounce buffers have beside a chunk.
+    pub fn of(file: &fs::File, spare_bytes: usize) -> Option<Self> {
         let alignment = FileProperties::of(file).ok()?.direct_io?;
         let alignment = alignment.memory_bytes.max(alignment.offset_bytes).max(512) as usize;
-        if !alignment.is_power_of_two() {
+        if !alignment.is_power_of_two() || 2 * alignment > spare_bytes {
             return None;
         }
         /// With more, single queues were slower.
@@ -151,5 +152,22 @@ pub(crate) fn open_flags(file: &fs::File) -> io::Result<libc::c_int> {
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) } {
         flags if flags >= 0 => Ok(flags),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alignment_that_bounce_buffers_have_no_room_for_is_not_used() {
+        // In the folder of the build, which is often on a disk.
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let Some(direct) = Direct::of(&file, usize::MAX) else {
+            assert!(Direct::of(&file, 0).is_none());
+            return;
+        };
+        assert!(Direct::of(&file, 2 * direct.alignment).is_some());
+        assert!(Direct::of(&file, 2 * direct.alignment - 1).is_none());
     }
 }

@@ -347,7 +347,11 @@ impl OpenFile {
     }
 
     fn direct(&self) -> Option<&Direct> {
-        self.direct.get_or_init(|| Direct::of(&self.file)).as_ref().filter(|direct| direct.works())
+        let direct = self.direct.get_or_init(|| {
+            let chunk_bytes = self.engine.settings().bounce_buffer_bytes();
+            Direct::of(&self.file, Bounce::bytes_for(chunk_bytes) - chunk_bytes)
+        });
+        direct.as_ref().filter(|direct| direct.works())
     }
 
     /// A mapping for overwriting, kept for the next time, that covers the file up to `end`; `None` if the file is
