@@ -100,7 +100,8 @@ impl File {
     /// Writes the whole buffer to `offset` in bytes.
     ///
     /// # Errors
-    /// [`Error::Transfer`]. Bytes behind the failure may have been written too.
+    /// [`Error::Transfer`]. Bytes behind the failure may have been written too, and blocks behind the end of the file may
+    /// stay allocated until it is cut or removed.
     pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
         let memory = self.memory(buffer, offset)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.

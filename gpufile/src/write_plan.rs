@@ -12,10 +12,16 @@ use crate::open_file::{Mapping, OpenFile, Storage};
 pub(crate) struct WritePlan {
     pub side: Side,
     pub cutting: Cutting,
-    /// The file was made this long in advance, from the first length.
-    extended: Option<(u64, u64)>,
-    /// Blocks were allocated behind the file's end.
-    preallocated: bool,
+    extended: Option<Extended>,
+}
+
+/// A file was made longer in advance.
+#[derive(Clone, Copy)]
+struct Extended {
+    before: u64,
+    to: u64,
+    /// Where the write begins.
+    start: u64,
 }
 
 /// Below this, one write call is as fast as anything.
@@ -89,7 +95,7 @@ impl WritePlan {
     }
 
     fn plain(cutting: Cutting) -> Self {
-        Self { side: Side::Write, cutting, extended: None, preallocated: false }
+        Self { side: Side::Write, cutting, extended: None }
     }
 
     fn new(
@@ -120,14 +126,17 @@ impl WritePlan {
         } else if end > len_bytes {
             let grows_by = end - len_bytes.max(start);
             if open.storage != Storage::Tmpfs {
-                let preallocated = grows_by >= PREALLOCATE_BYTES as u64
-                    && open.allocate(len_bytes.max(start), grows_by, Keep::Size);
-                return Self { preallocated, ..Self::plain(serial) };
+                if grows_by >= PREALLOCATE_BYTES as u64 {
+                    // Without, it only takes longer. Blocks that a failed write leaves unused stay behind the end: to cut
+                    // them off by the file's length would cut off what others write there meanwhile.
+                    open.allocate(len_bytes.max(start), grows_by, Keep::Size);
+                }
+                return Self::plain(serial);
             }
             if !open.allocate(len_bytes.max(start), grows_by, Keep::Nothing) {
                 return Self::plain(serial);
             }
-            extended = Some((len_bytes, end));
+            extended = Some(Extended { before: len_bytes, to: end, start });
         } else if open.storage != Storage::Tmpfs && !open.is_cached_by_samples(start, (end - start) as usize)
         {
             // What is not cached would first have to be read for a mapping.
@@ -145,28 +154,18 @@ impl WritePlan {
                 side: Side::WriteMapping(mapping),
                 cutting: Cutting { last_bytes: LAST_BYTES, ..parallel },
                 extended,
-                preallocated: false,
             },
             None => Self { extended, ..Self::plain(serial) },
         }
     }
 
-    /// Gives back what was allocated for bytes that were not written, up to `end`.
+    /// Makes the file as long as a write leaves it that failed at `end`, unless others have changed its length.
     pub fn tidy_up(&self, file: &OpenFile, end: u64, failed: bool) {
-        if !failed {
-            return;
-        }
-        if let Some((before, extended)) = self.extended
-            && file.len_bytes().is_ok_and(|len_bytes| len_bytes == extended)
-        {
+        let Some(Extended { before, to, start }) = self.extended else { return };
+        if failed && file.len_bytes().is_ok_and(|len_bytes| len_bytes == to) {
+            let written = if end > start { end } else { 0 };
             // Nothing else can be done if it fails: the error of the write itself is reported.
-            let _ = file.file.set_len(before.max(end));
-        }
-        if self.preallocated
-            && let Ok(len_bytes) = file.len_bytes()
-        {
-            // Frees the blocks behind the end, which stays where it is.
-            let _ = file.file.set_len(len_bytes);
+            let _ = file.file.set_len(before.max(written));
         }
     }
 }

@@ -4,16 +4,18 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use cufile_tests::bed::pattern;
-use gpufile::{Engine, File};
+use gpufile::{Engine, File, IoRange};
 
 /// Enough for all workers.
 const LONG: usize = (9 << 20) + 4321;
 
 /// Runs `child` in a fork, and says whether it came to its end, within a time in which it must.
 fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
-    const SECONDS: u32 = 60;
+    const SECONDS: u32 = 20;
     // SAFETY: the child uses no thread or lock of the parent's, and ends without returning.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
@@ -49,6 +51,14 @@ fn write_and_read(engine: &Engine, path: &Path, bytes: &[u8]) {
     assert!(read[..bytes.len() - 1] == bytes[1..]);
 }
 
+/// Reads two ranges at once.
+fn read_two(file: &File) {
+    let ranges = [0, 4].map(|at| IoRange { file_offset: 3 + at, buffer_offset: at as usize, len_bytes: 4 });
+    let mut read = [0; 8];
+    file.read_many(read.as_mut_slice(), &ranges).unwrap();
+    assert!(read == pattern(8)[..]);
+}
+
 // One test, because a fork copies whatever other tests are doing.
 #[test]
 fn a_child_reads_and_writes_by_an_engine_of_its_own_and_the_parent_goes_on() {
@@ -79,6 +89,24 @@ fn a_child_reads_and_writes_by_an_engine_of_its_own_and_the_parent_goes_on() {
     });
     assert_eq!(child, Ok(()));
     assert!(fs::read(folder.path().join("child")).unwrap()[3..] == bytes, "as the parent sees it");
+
+    // The parent's threads take and put back what the engine keeps for later, in any moment of which a fork may come.
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let file =
+                    File::options().read(true).engine(&engine).open(folder.path().join("parent")).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    read_two(&file);
+                }
+            });
+        }
+        let file = File::options().read(true).engine(&engine).open(folder.path().join("parent")).unwrap();
+        let ended: Result<Vec<_>, _> = (0..100).map(|_| in_a_fork(|| read_two(&file))).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(ended.map(drop), Ok(()));
+    });
 
     assert!(busy.into_iter().all(|write| write.wait().0.is_ok()));
     write_and_read(&engine, &folder.path().join("parent"), &bytes);

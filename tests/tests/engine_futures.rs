@@ -7,14 +7,14 @@ use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use cufile::cuda::DeviceBuffer;
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, OpenOptions};
+use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, OpenOptions, PathPolicy};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 5 * MIB + 4321;
@@ -225,6 +225,15 @@ fn a_waker_may_use_the_engine_on_whose_worker_it_is_called() {
     });
 }
 
+/// What a waker panics with, and panics itself when it is dropped.
+struct Payload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        panic!("a payload that panics, as the test wants");
+    }
+}
+
 #[test]
 fn a_waker_that_panics_harms_no_other_transfer() {
     let bed = Bed::emulated();
@@ -235,7 +244,7 @@ fn a_waker_that_panics_harms_no_other_transfer() {
     let (sender, called) = mpsc::channel();
     poll_once(&mut future, move || {
         sender.send(()).unwrap();
-        panic!("a waker that panics, as the test wants");
+        std::panic::panic_any(Payload);
     });
     called.recv_timeout(Duration::from_secs(20)).unwrap();
     assert_eq!(future.wait().0.unwrap(), 2 * MIB);
@@ -278,4 +287,82 @@ fn thousands_of_small_transfers_may_be_under_way_at_once() {
         }
         assert!(fs::read(bed.path("copy")).unwrap() == bytes);
     });
+}
+
+#[test]
+fn a_waker_need_not_wait_for_the_rest_of_another_transfer() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &pattern(MIB));
+    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(1).build();
+    let (read, written) = (open(&engine, &bed.path("data")), open(&engine, &bed.path("written")));
+    read.read_at(&mut bed.device.alloc(MIB).unwrap(), 0).unwrap();
+    let (target, source) = (bed.device.alloc(MIB / 2).unwrap(), bed.device.alloc(100 * MIB).unwrap());
+    // The worker is busy until both are submitted; each copy of the write, which one worker does, takes a while.
+    emulator.control("fault cudaMemcpyAsync delay_us=200000");
+    emulator.control("fault cudaMemcpyAsync delay_us=10000 after=1 times=all");
+    let busy = read.read_at_async(bed.device.alloc(MIB / 2).unwrap(), 0);
+    thread::sleep(Duration::from_millis(20));
+    let mut future = read.read_at_async(target, 0);
+    let (sender, woken) = mpsc::channel();
+    poll_once(&mut future, move || sender.send(Instant::now()).unwrap());
+    let writing = written.write_all_at_async(source, 0);
+    let woken = woken.recv().unwrap();
+    assert!(!writing.is_done());
+    let (count, source) = writing.wait();
+    count.unwrap();
+    assert!(woken.elapsed() > Duration::from_millis(300), "the write went on for long");
+    for (count, _) in [busy.wait(), future.wait()] {
+        assert_eq!(count.unwrap(), MIB / 2);
+    }
+    assert!(fs::read(bed.path("written")).unwrap() == source.to_vec().unwrap());
+}
+
+#[test]
+fn workers_may_drop_the_last_references_to_each_others_engines() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data");
+    fs::write(&path, pattern(16 * MIB)).unwrap();
+    let [one, two] = [0; 2].map(|_| open(&Engine::builder().threads(1).build(), &path));
+    let both = Arc::new(Barrier::new(2));
+    let (sender, ended) = mpsc::channel();
+    let mut reading = [&one, &two].map(|file| file.read_at_async(vec![0; 16 * MIB], 0));
+    for (future, last) in reading.iter_mut().zip([two, one]) {
+        let (both, sender) = (both.clone(), sender.clone());
+        poll_once(future, move || {
+            both.wait();
+            // The futures, which refer to the engines too, go in the meantime.
+            thread::sleep(Duration::from_millis(100));
+            drop(last);
+            sender.send(()).unwrap();
+        });
+    }
+    for future in reading {
+        future.wait().0.unwrap();
+    }
+    for _ in 0..2 {
+        ended.recv_timeout(Duration::from_secs(20)).expect("neither waits for the other");
+    }
+}
+
+#[test]
+fn a_transfer_is_not_kept_waiting_when_there_are_fewer_buffers_than_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data");
+    fs::write(&path, pattern(MIB)).unwrap();
+    let engine = Engine::builder().threads(2).bounce_memory_bytes(1).build();
+    let file = open(&engine, &path);
+    let begin = || (Instant::now(), file.read_at_async(vec![0; 300_000], 0));
+    let mut under_way: Vec<_> = (0..512).map(|_| begin()).collect();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        for one in &mut under_way {
+            if one.1.is_done() {
+                let (_, future) = mem::replace(one, begin());
+                future.wait().0.unwrap();
+            }
+        }
+    }
+    let longest = under_way.iter().map(|(begun, _)| begun.elapsed()).max().unwrap();
+    assert!(longest < Duration::from_secs(1), "{longest:?}");
 }

@@ -396,3 +396,68 @@ fn writes_by_a_descriptor_that_syncs_are_durable_when_they_return() {
         }
     }
 }
+
+#[test]
+fn a_write_that_fails_cuts_nothing_off_that_others_write_behind_it() {
+    const BEHIND: usize = 64 * MIB;
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let engine = engine(&bed);
+    // More than is worth allocating in advance.
+    let source = bed.device.alloc(32 * MIB).unwrap();
+    let bytes = pattern(32 * MIB);
+    for folder in folders() {
+        let path = folder.path().join("data");
+        let (failing, behind) = (open(&engine, &path), open(&engine, &path));
+        for round in 0..10 {
+            failing.set_len(0).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| behind.write_all_at(&bytes, BEHIND as u64).unwrap());
+                // Until the file has become longer.
+                while failing.len_bytes().unwrap() == 0 {}
+                emulator.fault("cudaMemcpyAsync", "err=2 times=all");
+                while failing.len_bytes().unwrap() < (BEHIND + bytes.len() / 2) as u64 {
+                    failing.write_all_at(&source, (BEHIND + bytes.len()) as u64).unwrap_err();
+                }
+            });
+            emulator.control("clear");
+            let found = fs::read(&path).unwrap();
+            assert!(
+                found.len() >= BEHIND + bytes.len() && found[BEHIND..][..bytes.len()] == bytes,
+                "{round}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_write_of_which_nothing_was_written_leaves_the_length() {
+    let bed = Bed::emulated();
+    let source = bed.device.alloc(4 * MIB).unwrap();
+    for folder in folders() {
+        let file = open(&engine(&bed), &folder.path().join("data"));
+        file.write_all_at([1; 100].as_slice(), 0).unwrap();
+        bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "err=2 times=all");
+        let error = file.write_all_at(&source, 64 * MIB as u64).unwrap_err();
+        assert_eq!((error.bytes_done(), file.len_bytes().unwrap()), (0, 100));
+        bed.emulator.as_ref().unwrap().control("clear");
+    }
+}
+
+#[test]
+fn a_write_that_one_worker_does_ends_at_its_failure() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let source = bed.device.alloc(64 * MIB).unwrap();
+    for folder in folders() {
+        let file = open(&engine(&bed), &folder.path().join("data"));
+        let before = emulator.calls("cudaMemcpyAsync");
+        emulator.fault("cudaMemcpyAsync", "err=2 after=3 times=all");
+        let error = file.write_all_at(&source, 0).unwrap_err();
+        emulator.control("clear");
+        let copies = emulator.calls("cudaMemcpyAsync") - before;
+        // On file systems that many workers write to, each may have begun one.
+        assert!(copies < 12, "{copies} copies: {error}");
+        assert!(file.len_bytes().unwrap() <= error.bytes_done() as u64, "{error}");
+    }
+}

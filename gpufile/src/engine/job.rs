@@ -173,6 +173,20 @@ impl Job {
         Some((start..end, end < ready && !state.is_full()))
     }
 
+    /// Whether a chunk before this one stopped the transfer, so that nothing is to be done for this one any more.
+    pub fn is_stopped_before(&self, chunk: usize) -> bool {
+        self.state().stop.as_ref().is_some_and(|(first, _)| *first < chunk)
+    }
+
+    /// Takes back the last of the chunks that [`take`](Self::take) handed out together, which nobody began, and of which
+    /// nothing came after. Returns the use of the job that they are of.
+    pub fn put_back(&self, chunks: Range<usize>) -> u64 {
+        let mut state = self.state();
+        state.next = chunks.start;
+        state.running -= chunks.len();
+        state.uses
+    }
+
     /// Takes a chunk back; `stop` tells how many bytes of it were transferred, and what failed, if not all were.
     pub fn complete(&self, chunk: usize, stop: Option<(usize, Option<Cause>)>) -> After {
         let stop = stop.map(|(bytes, cause)| {

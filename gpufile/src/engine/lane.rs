@@ -171,6 +171,7 @@ impl Lane {
         let copied = self.wait_for_copies(slot);
         let stop = match copied {
             Err(error) => Some((0, Some(error.into()))),
+            Ok(()) if job.is_stopped_before(chunk) => None,
             Ok(()) => {
                 // SAFETY: the chunk is completed at the end.
                 let (transfer, plan) = unsafe { job.work() };

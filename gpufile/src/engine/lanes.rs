@@ -15,8 +15,6 @@ pub(crate) struct Lanes {
     limit: usize,
     bounce_bytes: usize,
     devices: Arc<Devices>,
-    /// Where they were made.
-    process: u32,
 }
 
 #[derive(Default)]
@@ -29,14 +27,12 @@ impl Lanes {
     /// Lanes of two buffers for `bounce_bytes` each, as many as `memory_bytes` suffice for, and at least one.
     pub fn new(devices: Arc<Devices>, bounce_bytes: usize, memory_bytes: usize) -> Self {
         let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
-        Self {
-            state: Mutex::default(),
-            came_back: Condvar::new(),
-            limit,
-            bounce_bytes,
-            devices,
-            process: std::process::id(),
-        }
+        Self { state: Mutex::default(), came_back: Condvar::new(), limit, bounce_bytes, devices }
+    }
+
+    /// How many lanes may exist at once.
+    pub fn limit(&self) -> usize {
+        self.limit
     }
 
     /// Lends a lane; waits for one if there are as many as may be. Who has one must not ask for another.
@@ -50,11 +46,6 @@ impl Lanes {
                 return Ok(state.free.swap_remove(at));
             }
             if state.existing < self.limit {
-                state.existing += 1;
-                break;
-            }
-            // Those lent to threads of another process do not come back.
-            if self.process != std::process::id() {
                 state.existing += 1;
                 break;
             }

@@ -57,10 +57,10 @@ use stager::Stager;
 /// Nothing is loaded, started or allocated before a transfer needs it: an engine costs nothing on a machine without
 /// CUDA. The threads end and all memory is freed when the last file and clone are gone.
 ///
-/// In a child process made by `fork`, an engine that the child makes is as good as any. One that it has from its parent
-/// has no workers there, so that the calling thread does their work, and only with host memory, because CUDA does not
-/// outlast a fork. Transfers that the parent had begun never end in the child, which must neither wait for them nor drop
-/// their futures.
+/// In a child process made by `fork`, an engine that the child makes is as good as any for host memory; CUDA that the
+/// parent used does not outlast a fork. An engine that the child has from its parent has no workers there, so that the
+/// calling thread does their work; a file that the parent's threads used while it forked should be opened again.
+/// Transfers that the parent had begun never end in the child, which must neither wait for them nor drop their futures.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -82,6 +82,10 @@ struct Inner {
 impl Inner {
     fn is_forked(&self) -> bool {
         self.process != std::process::id()
+    }
+
+    fn new_lanes(&self, memory_bytes: usize) -> Lanes {
+        Lanes::new(self.devices.clone(), self.settings.bounce_buffer_bytes, memory_bytes)
     }
 }
 
@@ -296,7 +300,7 @@ impl Engine {
     /// Lets the workers do a job, or does it, if that is said or the calling thread is a worker.
     pub(crate) fn start(&self, transfer: &Transfer<'_>, job: &Arc<Job>, chunks: usize, inline: bool) {
         if inline || on_worker() {
-            pool::work_inline(&self.0.lanes, job);
+            self.work_inline(job);
         } else {
             self.submit(transfer.device(), job, chunks);
         }
@@ -331,7 +335,7 @@ impl Engine {
         transfer: &Transfer<'_>,
         cutting: &Cutting,
     ) -> Result<(Arc<Job>, usize), Refused> {
-        let job = self.0.idle_jobs.take();
+        let job = self.idle_job();
         // SAFETY: the caller's promise; an idle job is set up by no one else.
         let (chunks, _) = unsafe { job.set_up(transfer, cutting) }?;
         Ok((job, chunks))
@@ -341,24 +345,37 @@ impl Engine {
     pub(crate) fn submit(&self, device: u64, job: &Arc<Job>, chunks: usize) {
         match self.pool(device) {
             Some(pool) => pool.submit(job, chunks),
-            None => pool::work_inline(&self.0.lanes, job),
+            None => self.work_inline(job),
         }
+    }
+
+    /// Does a job on the calling thread.
+    fn work_inline(&self, job: &Arc<Job>) {
+        if self.0.is_forked() {
+            // The parent's may be locked for ever, or lent to threads that are not here.
+            return pool::work_inline(&self.0.new_lanes(usize::MAX), job);
+        }
+        pool::work_inline(&self.0.lanes, job);
+    }
+
+    /// A job that is not in use.
+    fn idle_job(&self) -> Arc<Job> {
+        if self.0.is_forked() { Arc::default() } else { self.0.idle_jobs.take() }
     }
 
     /// What carries on transfers that streams wait for; none if the operating system gives no threads.
     pub(crate) fn stager(&self) -> Option<&Stager> {
-        let Settings { threads, bounce_buffer_bytes, .. } = self.0.settings;
         if self.0.is_forked() {
             return None;
         }
-        let lanes = || Lanes::new(self.0.devices.clone(), bounce_buffer_bytes, usize::MAX);
-        self.0.stager.get_or_init(|| Stager::new(threads, lanes()).ok()).as_ref()
+        let new = || Stager::new(self.0.settings.threads, self.0.new_lanes(usize::MAX)).ok();
+        self.0.stager.get_or_init(new).as_ref()
     }
 
     /// Works on a job if the calling thread is a worker: were all workers to wait, nobody would do it.
     pub(crate) fn help(&self, job: &Arc<Job>) {
         if on_worker() && !job.is_done() {
-            pool::work_inline(&self.0.lanes, job);
+            self.work_inline(job);
         }
     }
 
@@ -368,7 +385,9 @@ impl Engine {
         job.wait();
         // SAFETY: it is done, and who started it calls this.
         let stop = unsafe { job.take_outcome() };
-        self.0.idle_jobs.put(job);
+        if !self.0.is_forked() {
+            self.0.idle_jobs.put(job);
+        }
         stop
     }
 
@@ -383,7 +402,9 @@ impl Engine {
         if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == key) {
             return Some(pool.clone());
         }
-        let pool = Arc::new(Pool::new(self.0.settings.threads, &self.0.lanes).ok()?);
+        // More could have a chunk, but no lane for it.
+        let threads = self.0.settings.threads.min(self.0.lanes.limit());
+        let pool = Arc::new(Pool::new(threads, &self.0.lanes).ok()?);
         pools.push((key, pool.clone()));
         Some(pool)
     }

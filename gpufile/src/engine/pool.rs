@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::mem;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -93,11 +94,10 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.queue.state().closed = true;
         self.queue.work.notify_all();
-        for thread in self.threads.drain(..) {
-            // The last reference to an engine may go on one of its workers, with a future that was woken there.
-            if thread.thread().id() != thread::current().id() {
-                let _ = thread.join();
-            }
+        // The last reference to an engine may go on a worker, with a future that was woken there: a worker of this engine,
+        // or of another whose last reference goes on one of this.
+        if !on_worker() {
+            self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
     }
 }
@@ -159,8 +159,10 @@ pub(crate) struct Reports<'a> {
 impl Reports<'_> {
     fn wake_all(&mut self) {
         for waker in self.wakers.drain(..) {
-            // What it does is not the engine's business, nor are its panics.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            // What it does is not the engine's business, nor are its panics, nor what those carry.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                mem::forget(panic);
+            }
         }
     }
 
@@ -183,9 +185,18 @@ fn work(queue: &Queue, lanes: &Lanes) {
     let mut lane: Option<Lane> = None;
     loop {
         match queue.take(lane.is_none()) {
-            Some((job, chunks)) => {
-                for chunk in chunks {
+            Some((job, mut chunks)) => {
+                while let Some(chunk) = chunks.next() {
                     run(lanes, &mut lane, &job, chunk, &mut reports);
+                    if !reports.wakers.is_empty() && !chunks.is_empty() {
+                        // They must not wait for the rest of a long job, which another worker can go on with.
+                        lane.iter_mut().for_each(|lane| lane.finish_all(&mut reports));
+                        if !job.is_stopped_before(chunks.start) {
+                            let of_use = job.put_back(mem::take(&mut chunks));
+                            queue.push_again(job, of_use);
+                            break;
+                        }
+                    }
                 }
             }
             None => match lane.take() {
@@ -234,6 +245,9 @@ pub(crate) fn work_inline(lanes: &Lanes, job: &Arc<Job>) {
 
 /// Begins a chunk on a lane of its place, which may be completed later.
 fn run(lanes: &Lanes, lane: &mut Option<Lane>, job: &Arc<Job>, chunk: usize, reports: &mut Reports<'_>) {
+    if job.is_stopped_before(chunk) {
+        return reports.completed(job, chunk, None);
+    }
     // SAFETY: the chunk was handed out to this thread.
     let (transfer, plan) = unsafe { job.work() };
     let place = plan.place(transfer, chunk);

@@ -55,7 +55,7 @@ impl Engine {
         while start < ranges.len() {
             let window = &ranges[start..ranges.len().min(start + window_len)];
             let entries = Entries::Ranges { file, memory, ranges: window, file_limit };
-            let job = self.0.idle_jobs.take();
+            let job = self.idle_job();
             // SAFETY: the caller's promise; `under_way` waits for it, and an idle job is set up by no one else.
             let set_up = unsafe {
                 job.set_up(
