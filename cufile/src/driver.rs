@@ -7,7 +7,7 @@ use crate::builder::DriverBuilder;
 use crate::cuda::Cuda;
 use crate::error::{Error, Result, check};
 use crate::fork;
-use crate::library::Library;
+use crate::library::{Library, one_at_a_time};
 use crate::properties::DriverProperties;
 
 /// An open cuFile driver.
@@ -48,6 +48,7 @@ impl Driver {
 
     /// Opens the driver, with libcuda there and initialised.
     pub(crate) fn open_with(library: Library, cuda: Cuda, generation: u32) -> Result<Self> {
+        let _turn = one_at_a_time();
         // SAFETY: `cuda` says that libcuda is there and initialised, without which the call might not return.
         check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() })?;
         Ok(Self(Arc::new(Open { library, cuda, generation, closed: false })))
@@ -176,6 +177,7 @@ impl Open {
         if !self.is_alive() {
             return Err(Error::Forked);
         }
+        let _turn = one_at_a_time();
         // SAFETY: balances the opening in `Driver::open_with`; what needs an open driver holds a reference.
         check("cuFileDriverClose", unsafe { (self.library.functions().cuFileDriverClose_v2)() })?;
         self.closed = true;

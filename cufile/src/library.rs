@@ -1,7 +1,7 @@
 //! Which libcufile is used, which version it is, and what it supports.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{fmt, ptr};
 
 use cufile_sys::Functions;
@@ -138,6 +138,14 @@ impl Library {
             Error::Unsupported { symbol, since: Version::from_raw(since), loaded: self.version() }
         })
     }
+}
+
+/// Held around each call of libcufile that sets or reads parameters, reads properties, opens or closes: 1.11 to 1.15
+/// corrupt their heap if two threads make such calls at a time. Who has a driver asks before whether it is alive, because
+/// in a forked child the lock may be held for ever.
+pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A function of a [`Library`] that not every version has, by its C name.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use cufile::params::{Bytes, Param, Slab, Value};
 use cufile::{Controls, Driver, Error, Feature, Library, OpError, Result, Version};
-use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, libraries};
+use cufile_tests::{Emulator, alone, in_threads};
 
 const VERSIONS: [&str; 9] = ["1.11", "1.13", "1.14", "1.15", "1.16", "1.17", "1.18", "1.19", "1.20"];
 
@@ -341,6 +341,44 @@ fn the_builder_sets_in_order_and_before_opening() {
     assert_eq!(properties.max_direct_io_bytes, 2 << 20);
     assert_eq!(properties.max_device_cache_bytes, 64 << 20);
     assert_eq!(properties.max_device_pinned_bytes, 1 << 30);
+}
+
+#[test]
+fn no_two_threads_set_read_open_or_close_at_a_time() {
+    const SLABS: [Slab; 1] = [Slab { size_bytes: 4096, count: 1 }];
+    // The emulator ends the process where two threads meet.
+    alone("no_two_threads_set_read_open_or_close_at_a_time", || {
+        for version in ["1.11", "1.13", "1.14", "1.15"] {
+            let bed = Bed::emulated_as(version);
+            for function in [
+                "cuFileDriverOpen",
+                "cuFileDriverGetProperties",
+                "cuFileDriverSetPollMode",
+                "cuFileDriverClose_v2",
+            ] {
+                bed.emulator.as_ref().unwrap().fault(function, "times=all delay_us=1000");
+            }
+            let (driver, params) = (&bed.driver, bed.driver.library().params());
+            let builder = Driver::builder().library(driver.library().clone()).cuda(driver.cuda().clone());
+            // Whether they succeed is not asked: older versions lack some, and the driver is open.
+            let calls: [&(dyn Fn() + Sync); 13] = [
+                &|| drop(builder.clone().open()),
+                &|| drop(driver.properties()),
+                &|| drop(params.set_poll_mode(true, 4096)),
+                &|| drop(params.set_max_direct_io_size(1 << 20)),
+                &|| drop(params.set(Param::MAX_IO_THREADS, 1)),
+                &|| drop(params.get(Param::MAX_IO_THREADS)),
+                &|| drop(params.limits(Param::MAX_IO_THREADS)),
+                &|| drop(params.set(Param::ALLOW_COMPAT_MODE, true)),
+                &|| drop(params.get(Param::ALLOW_COMPAT_MODE)),
+                &|| drop(params.set(Param::LOG_DIR, "/tmp".into())),
+                &|| drop(params.get(Param::LOG_DIR)),
+                &|| drop(params.set_posix_pool_slabs(&SLABS)),
+                &|| drop(params.posix_pool_slabs()),
+            ];
+            in_threads(calls.map(|call| move || (0..10).for_each(|_| call())));
+        }
+    });
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! How cuFile's functions answer: a status, or a byte count with `errno`.
 
 use std::ffi::c_int;
+use std::process::abort;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuda_rt_sys::driver::CUresult;
 use cufile_sys::{CUfileError_t, CUfileOpError};
@@ -30,6 +32,24 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result<(), CUfileE
         hit.sleep();
         body()
     })
+}
+
+/// As [`call`], for one that only one thread may be in at a time: libcufile 1.11 to 1.15 corrupt their heap then.
+pub(crate) fn one_at_a_time(
+    name: &'static str,
+    body: impl FnOnce() -> Result<(), CUfileError_t>,
+) -> CUfileError_t {
+    static INSIDE: AtomicBool = AtomicBool::new(false);
+    if control::forked() {
+        return cuda_failed(CUresult::CUDA_ERROR_NOT_INITIALIZED);
+    }
+    if INSIDE.swap(true, Ordering::SeqCst) && control::version() < 1160 {
+        eprintln!("{name} while another thread sets, reads, opens or closes");
+        abort();
+    }
+    let status = call(name, body);
+    INSIDE.store(false, Ordering::SeqCst);
+    status
 }
 
 /// As [`call`], for one that puts work in a queue: a delay is for the work.

@@ -46,7 +46,7 @@ fn before_open() -> Result<(), CUfileError_t> {
 
 /// Runs a setter that is too late once the driver is open.
 pub(super) fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfileError_t {
-    status::call(name, || {
+    status::one_at_a_time(name, || {
         before_open()?;
         body().ok_or(INVALID)
     })
@@ -54,7 +54,7 @@ pub(super) fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfi
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
-    status::call("cuFileDriverOpen", || {
+    status::one_at_a_time("cuFileDriverOpen", || {
         openable()?;
         *lock(&OPENED) += 1;
         Ok(())
@@ -69,13 +69,13 @@ fn close() -> Result<(), CUfileError_t> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverClose_v2() -> CUfileError_t {
-    status::call("cuFileDriverClose_v2", close)
+    status::one_at_a_time("cuFileDriverClose_v2", close)
 }
 
 /// The name without a suffix, which libcufile exports beside the one that the header maps it to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverClose() -> CUfileError_t {
-    status::call("cuFileDriverClose_v2", close)
+    status::one_at_a_time("cuFileDriverClose_v2", close)
 }
 
 #[unsafe(no_mangle)]
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn cuFileGetVersion(version: *mut c_int) -> CUfileError_t 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t) -> CUfileError_t {
-    status::call("cuFileDriverGetProperties", || {
+    status::one_at_a_time("cuFileDriverGetProperties", || {
         if control::gpus() == 0 && control::version() < 1170 {
             return Err(cuda_failed(CUresult::CUDA_ERROR_NOT_INITIALIZED));
         }
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t)
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size: usize) -> CUfileError_t {
-    status::call("cuFileDriverSetPollMode", || {
+    status::one_at_a_time("cuFileDriverSetPollMode", || {
         params::set_number(Number::PollThreshold, poll_threshold_size).ok_or(INVALID)?;
         params::set_switch(Switch::PollMode, poll);
         Ok(())
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size
 }
 
 fn set_property(name: &'static str, which: Number, value: usize) -> CUfileError_t {
-    status::call(name, || {
+    status::one_at_a_time(name, || {
         let code = if control::version() < 1160 { 5003 } else { 5022 };
         params::set_number(which, value).ok_or(failed(code))
     })

@@ -126,7 +126,7 @@ pub unsafe extern "C" fn cuFileGetParameterSizeT(
     param: CUFileSizeTConfigParameter_t,
     value: *mut usize,
 ) -> CUfileError_t {
-    status::call("cuFileGetParameterSizeT", || {
+    status::one_at_a_time("cuFileGetParameterSizeT", || {
         let found = lock(&PARAMS).numbers.get(param.as_raw() as usize).copied();
         c::put(value, found.ok_or(INVALID)?).ok_or(INVALID)
     })
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn cuFileGetParameterMinMaxValue(
     min_value: *mut usize,
     max_value: *mut usize,
 ) -> CUfileError_t {
-    status::call("cuFileGetParameterMinMaxValue", || {
+    status::one_at_a_time("cuFileGetParameterMinMaxValue", || {
         let index = param.as_raw() as usize;
         let limits = NUMBERS.get(index).filter(|_| index != PROFILE_STATS).ok_or(INVALID)?;
         c::put(min_value, limits.smallest).ok_or(INVALID)?;
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn cuFileGetParameterBool(
     param: CUFileBoolConfigParameter_t,
     value: *mut bool,
 ) -> CUfileError_t {
-    status::call("cuFileGetParameterBool", || {
+    status::one_at_a_time("cuFileGetParameterBool", || {
         let index = param.as_raw() as usize;
         if !is_switch(index) {
             return Err(INVALID);
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn cuFileGetParameterString(
     desc_str: *mut c_char,
     len: c_int,
 ) -> CUfileError_t {
-    status::call("cuFileGetParameterString", || {
+    status::one_at_a_time("cuFileGetParameterString", || {
         let found = lock(&PARAMS).strings.get(param.as_raw() as usize).cloned();
         c::put_text(desc_str, len, &found.ok_or(INVALID)?).ok_or(INVALID)
     })
@@ -256,7 +256,9 @@ pub unsafe extern "C" fn cuFileGetParameterPosixPoolSlabArray(
     count_values: *mut usize,
     len: c_int,
 ) -> CUfileError_t {
-    status::call("cuFileGetParameterPosixPoolSlabArray", || get_slabs(posix, size_values, count_values, len))
+    status::one_at_a_time("cuFileGetParameterPosixPoolSlabArray", || {
+        get_slabs(posix, size_values, count_values, len)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -274,7 +276,7 @@ pub unsafe extern "C" fn cuFileGetParameterGpuBounceBufferSlabArray(
     count_values: *mut usize,
     len: c_int,
 ) -> CUfileError_t {
-    status::call("cuFileGetParameterGpuBounceBufferSlabArray", || {
+    status::one_at_a_time("cuFileGetParameterGpuBounceBufferSlabArray", || {
         get_slabs(gpu, size_values, count_values, len)
     })
 }
