@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::cuda::Cuda;
 use crate::driver::Driver;
 use crate::error::Result;
-use crate::fork;
 use crate::library::Library;
 use crate::params::{Param, Params, Slab, Value};
 
@@ -105,14 +104,14 @@ impl DriverBuilder {
     /// The first setting that failed, by the name of its parameter or C function; else as [`Driver::open`].
     #[doc(alias = "cuFileDriverOpen")]
     pub fn open(self) -> Result<Driver> {
-        let generation = fork::generation();
         // Before the settings, because some of them make libcufile initialise CUDA too.
         let cuda = self.cuda.map_or_else(Cuda::load, Ok)?;
+        cuda.check_alive()?;
         let library = self.library.map_or_else(Library::load, Ok)?;
         for setting in &self.settings {
             (setting.apply)(library.params())?;
         }
-        Driver::open_with(library, cuda, generation)
+        Driver::open_with(library, cuda)
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::builder::DriverBuilder;
 use crate::cuda::Cuda;
 use crate::error::{Error, Result, check};
-use crate::fork;
 use crate::library::{Library, one_at_a_time};
 use crate::properties::DriverProperties;
 
@@ -15,15 +14,14 @@ use crate::properties::DriverProperties;
 /// A clone is another reference to the same opening; the last reference closes it. libcufile itself counts openings, so
 /// independent [`open`](Driver::open)s, also by C code in the same process, do not disturb each other.
 ///
-/// After `fork` neither CUDA nor cuFile works in the child: every call is [`Error::Forked`] there, and dropping closes
-/// nothing.
+/// After `fork` neither CUDA nor cuFile works in the child: every call is [`Error::Forked`] there, opening anew too, and
+/// dropping closes nothing. A child that needs them must be made before its parent loads [`Cuda`], or call `exec`.
 #[derive(Clone)]
 pub struct Driver(Arc<Open>);
 
 struct Open {
     library: Library,
     cuda: Cuda,
-    generation: u32,
     closed: bool,
 }
 
@@ -34,8 +32,8 @@ impl Driver {
     /// never return from opening.
     ///
     /// # Errors
-    /// [`Error::Load`] naming libcuda, libcudart or libcufile if one is missing, [`Error::NoDevice`], or what
-    /// `cuFileDriverOpen` said.
+    /// [`Error::Load`] naming libcuda, libcudart or libcufile if one is missing, [`Error::NoDevice`], [`Error::Forked`]
+    /// in the child of a process that has loaded [`Cuda`], or what `cuFileDriverOpen` said.
     #[doc(alias = "cuFileDriverOpen")]
     pub fn open() -> Result<Self> {
         Self::builder().open()
@@ -47,11 +45,11 @@ impl Driver {
     }
 
     /// Opens the driver, with libcuda there and initialised.
-    pub(crate) fn open_with(library: Library, cuda: Cuda, generation: u32) -> Result<Self> {
+    pub(crate) fn open_with(library: Library, cuda: Cuda) -> Result<Self> {
         let _turn = one_at_a_time();
         // SAFETY: `cuda` says that libcuda is there and initialised, without which the call might not return.
         check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() })?;
-        Ok(Self(Arc::new(Open { library, cuda, generation, closed: false })))
+        Ok(Self(Arc::new(Open { library, cuda, closed: false })))
     }
 
     /// Closes the driver if this is the last reference to it (`cuFileDriverClose`).
@@ -170,7 +168,7 @@ impl Driver {
 impl Open {
     #[inline]
     fn is_alive(&self) -> bool {
-        fork::current() == self.generation
+        self.cuda.is_alive()
     }
 
     fn close(&mut self) -> Result<()> {

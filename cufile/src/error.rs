@@ -92,8 +92,10 @@ pub enum Error {
         /// How many other references there are.
         users: usize,
     },
-    /// The process is a fork of the one that opened the driver, where neither CUDA nor cuFile works.
-    #[error("the cuFile driver was opened before fork(), and does not work in the child (open it there)")]
+    /// The process is a fork of the one that initialised CUDA, where neither CUDA nor cuFile works.
+    #[error(
+        "CUDA was initialised before fork(), and neither it nor cuFile works in the child (fork before, or exec)"
+    )]
     Forked,
 }
 

@@ -1,4 +1,4 @@
-//! Noticing that this process is a fork of the one that opened the driver.
+//! Noticing that this process is a fork of the one that initialised CUDA.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! In the child of a fork, operations and batches that the parent has in flight call nothing of C.
+//! In the child of a fork, what the parent has made, has in flight or has initialised calls nothing of C.
 
 mod support;
 
@@ -44,12 +44,14 @@ macro_rules! guard {
 }
 
 fn guarded(emulator: &Emulator) -> (Library, Cuda) {
+    use cuda_rt_sys::driver::{CUcontext, CUdevice, CUresult};
     use cuda_rt_sys::runtime::{cudaError_t, cudaEvent_t, cudaStream_t};
     use cufile_sys::*;
 
     let (library, cuda) = libraries(emulator);
     let mut cufile = *library.functions();
     guard! { cufile,
+        cuFileDriverOpen() -> CUfileError_t;
         cuFileHandleDeregister(file: CUfileHandle_t) -> ();
         cuFileBufDeregister(base: *const std::ffi::c_void) -> CUfileError_t;
         cuFileStreamRegister(stream: CUstream, flags: u32) -> CUfileError_t;
@@ -73,13 +75,25 @@ fn guarded(emulator: &Emulator) -> (Library, Cuda) {
         cudaStreamQuery(stream: cudaStream_t) -> cudaError_t;
         cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t;
         cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t;
+        cudaSetDevice(device: i32) -> cudaError_t;
+        cudaFree(memory: *mut std::ffi::c_void) -> cudaError_t;
+    }
+    let mut driver = *emulator.driver().functions();
+    guard! { driver,
+        cuDeviceGetCount(count: *mut i32) -> CUresult;
+        cuDeviceGetName(name: *mut std::ffi::c_char, len: i32, device: CUdevice) -> CUresult;
+        cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult;
+        cuCtxGetCurrent(context: *mut CUcontext) -> CUresult;
+        cuCtxPushCurrent_v2(context: CUcontext) -> CUresult;
     }
     // SAFETY: the emulator's functions, but for those above, which end the process or do what the emulator's do.
     let library = unsafe { cufile_sys::Library::from_functions(cufile) };
     let library = cufile::Library::from_sys(library).unwrap();
     // SAFETY: as above.
     let runtime = unsafe { cuda_rt_sys::runtime::Library::from_functions(runtime) };
-    (library, Cuda::from_sys(emulator.driver(), runtime).unwrap())
+    // SAFETY: as above.
+    let driver = unsafe { cuda_rt_sys::driver::Library::from_functions(driver) };
+    (library, Cuda::from_sys(driver, runtime).unwrap())
 }
 
 /// Runs `child` in a fork, and says how it ended: 0 if it came to its end, 77 if it called C.
@@ -111,9 +125,16 @@ fn is_forked<T>(result: Result<T, impl Into<Error>>) {
 fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
     PARENT.set(std::process::id()).unwrap();
     let emulator = Emulator::start();
+    for variable in ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"] {
+        // SAFETY: the only test of its process, which has started no thread.
+        unsafe { std::env::set_var(variable, emulator.path()) };
+    }
     let (library, cuda) = guarded(&emulator);
-    let driver = Driver::builder().library(library).cuda(cuda.clone()).open().unwrap();
+    let builder = Driver::builder().library(library).cuda(cuda.clone());
+    let driver = builder.clone().open().unwrap();
+    Cuda::load().unwrap();
     let device = cuda.device(0).unwrap();
+    let mut memory = Some((device.alloc(PAGE).unwrap(), cuda.device(1).unwrap()));
     let bed = Bed::on(emulator);
     let bytes = pattern(PAGE);
     let file = Arc::new(FileHandle::register(&driver, bed.file("data", &bytes)).unwrap());
@@ -155,6 +176,15 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
         drop(entries);
         is_forked(idle.take().unwrap().cancel());
         is_forked(idle_stream.take().unwrap().deregister().map_err(|(_, error)| error));
+        is_forked(builder.clone().open());
+        is_forked(Driver::open());
+        is_forked(Cuda::load());
+        is_forked(cuda.device(0));
+        is_forked(device.alloc(PAGE));
+        is_forked(device.name());
+        is_forked(device.set_current());
+        is_forked(memory.as_ref().unwrap().0.to_vec());
+        drop(memory.take());
         // The last references to everything.
         operations.clear();
         drop((batch.take(), file.take(), stream.take(), driver.take()));

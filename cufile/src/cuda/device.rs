@@ -28,6 +28,9 @@ unsafe impl Sync for Retained {}
 
 impl Drop for Retained {
     fn drop(&mut self) {
+        if !self.cuda.is_alive() {
+            return;
+        }
         // SAFETY: balances the retain in `Device::open`. A failure (the driver is shutting down) leaves nothing to do.
         unsafe { (self.cuda.driver().cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
     }
@@ -57,6 +60,7 @@ impl Context {
     /// Makes this context current on the calling thread until the guard goes.
     #[inline]
     pub(crate) fn enter(self, cuda: &Cuda) -> Result<Entered<'_>> {
+        cuda.check_alive()?;
         let mut current = ptr::null_mut();
         // SAFETY: `current` outlives the call; CUDA is initialised.
         check_driver("cuCtxGetCurrent", unsafe { (cuda.driver().cuCtxGetCurrent)(&mut current) })?;
@@ -125,7 +129,7 @@ impl Device {
     /// the reverse order of their making.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// What CUDA said; [`Error::Forked`].
     #[doc(alias = "cuCtxPushCurrent")]
     pub fn enter(&self) -> Result<Entered<'_>> {
         self.context().enter(&self.0.cuda)
@@ -137,6 +141,7 @@ impl Device {
     /// What CUDA said.
     #[doc(alias = "cudaSetDevice")]
     pub fn set_current(&self) -> Result<()> {
+        self.cuda().check_alive()?;
         // SAFETY: takes an integer.
         check_runtime("cudaSetDevice", unsafe { (self.cuda().runtime().cudaSetDevice)(self.0.ordinal) })
     }
@@ -147,6 +152,7 @@ impl Device {
     /// What CUDA said.
     #[doc(alias = "cuDeviceGetName")]
     pub fn name(&self) -> Result<String> {
+        self.cuda().check_alive()?;
         let mut text = [0 as c_char; 256];
         // SAFETY: the length given leaves the last byte as it is, a terminating zero.
         check_driver("cuDeviceGetName", unsafe {
@@ -162,6 +168,7 @@ impl Device {
     /// What CUDA said.
     #[doc(alias = "cuDeviceGetAttribute")]
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32> {
+        self.cuda().check_alive()?;
         let mut value = 0;
         // SAFETY: `value` outlives the call; an unknown attribute is an error.
         check_driver("cuDeviceGetAttribute", unsafe {

@@ -31,27 +31,34 @@ pub(crate) use memory::{copy_from_host, copy_to_host, fill};
 pub use stream::{Event, Stream, WordOperation};
 
 use crate::error::{Error, Result, check_driver};
+use crate::fork;
 use crate::memory::IoBuf;
 
 /// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
+///
+/// It does not outlast a `fork`: devices and their memory are [`Error::Forked`] in the child, and dropping them frees
+/// nothing.
 #[derive(Clone)]
 pub struct Cuda(Arc<Loaded>);
 
 struct Loaded {
     driver: driver::Library,
     runtime: runtime::Library,
+    /// Where it was initialised: CUDA does not outlast a fork.
+    generation: u32,
 }
 
 impl Cuda {
     /// The process's CUDA: found and initialised on the first call, the same from then on. A failure is tried again.
     ///
     /// # Errors
-    /// [`Error::Load`] naming libcuda or libcudart if either is missing, [`Error::NoDevice`], or what `cuInit` said.
+    /// [`Error::Load`] naming libcuda or libcudart if either is missing, [`Error::NoDevice`], [`Error::Forked`] in the
+    /// child of a process that has loaded it, or what `cuInit` said.
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self> {
         static DEFAULT: OnceLock<Cuda> = OnceLock::new();
         match DEFAULT.get() {
-            Some(cuda) => Ok(cuda.clone()),
+            Some(cuda) => cuda.check_alive().map(|()| cuda.clone()),
             None => {
                 // libcuda first: without a driver nothing else matters.
                 let driver = driver::Library::load()?;
@@ -66,6 +73,7 @@ impl Cuda {
     /// # Errors
     /// [`Error::NoDevice`], or what `cuInit` said.
     pub fn from_sys(driver: driver::Library, runtime: runtime::Library) -> Result<Self> {
+        let generation = fork::generation();
         // SAFETY: cuInit may be called any number of times, from any thread.
         match check_driver("cuInit", unsafe { (driver.cuInit)(0) }) {
             Err(Error::CudaDriver { code: driver::CUresult::CUDA_ERROR_NO_DEVICE, .. }) => {
@@ -73,16 +81,17 @@ impl Cuda {
             }
             result => result?,
         }
-        let cuda = Self(Arc::new(Loaded { driver, runtime }));
+        let cuda = Self(Arc::new(Loaded { driver, runtime, generation }));
         if cuda.device_count()? == 0 { Err(Error::NoDevice) } else { Ok(cuda) }
     }
 
     /// How many devices are visible.
     ///
     /// # Errors
-    /// What `cuDeviceGetCount` said.
+    /// What `cuDeviceGetCount` said; [`Error::Forked`].
     #[doc(alias = "cuDeviceGetCount")]
     pub fn device_count(&self) -> Result<u32> {
+        self.check_alive()?;
         let mut count = 0;
         // SAFETY: `count` outlives the call; CUDA is initialised.
         check_driver("cuDeviceGetCount", unsafe { (self.0.driver.cuDeviceGetCount)(&mut count) })?;
@@ -92,7 +101,7 @@ impl Cuda {
     /// The device with this ordinal, counted from 0.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
+    /// [`Error::InvalidInput`] if there are not as many; what CUDA said; [`Error::Forked`].
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         Device::open(self, ordinal)
     }
@@ -109,6 +118,17 @@ impl Cuda {
         // SAFETY: `device` outlives the call; the context is current.
         check_driver("cuCtxGetDevice", unsafe { (self.0.driver.cuCtxGetDevice)(&mut device) })?;
         self.device(device.unsigned_abs())
+    }
+
+    /// Fails in a fork of the process that initialised CUDA.
+    #[inline]
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if self.is_alive() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    #[inline]
+    pub(crate) fn is_alive(&self) -> bool {
+        fork::current() == self.0.generation
     }
 
     /// The table of driver functions, for calls that this crate does not wrap.
