@@ -1213,14 +1213,15 @@ mod stream_ordered {
     }
 
     #[test]
-    fn streams_are_registered_and_deregistered() {
+    fn streams_are_registered_and_deregistered_once() {
         let rig = rig();
         let stream = rig.stream();
         let register = |flags| code(unsafe { (rig.cufile.cuFileStreamRegister)(stream.cast(), flags) });
         let deregister = || code(unsafe { (rig.cufile.cuFileStreamDeregister)(stream.cast()) });
-        assert_eq!((register(16), register(8)), (Err(5022), Ok(())));
+        assert_eq!((register(16), register(16), register(8)), (Ok(()), Err(5022), Err(5022)));
         assert_eq!(rig.emulator.live("stream-registrations"), 1);
         assert_eq!((deregister(), deregister()), (Ok(()), Err(5022)));
+        assert_eq!(register(8), Ok(()));
     }
 }
 

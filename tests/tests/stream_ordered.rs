@@ -18,6 +18,7 @@ use cufile::{
 };
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
 use cufile_tests::bed::{Bed, libraries, pattern};
+use cufile_tests::in_threads;
 use support::{Gate, Tracked, register};
 
 const PAGE: usize = 4096;
@@ -437,6 +438,71 @@ fn a_stream_kept_registered_is_registered_again_without_asking_libcufile() {
             assert_eq!(emulator.live("stream-registrations"), 0);
         }
     });
+}
+
+#[test]
+fn who_registers_a_stream_again_shares_the_registration_until_the_last_one_goes() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE);
+        let file = register(bed, "data", &bytes);
+        let read = |stream: &RegisteredStream| {
+            assert_eq!(
+                stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap(),
+                (PAGE, bytes.clone())
+            );
+        };
+        let register = |flags| RegisteredStream::register(&bed.driver, bed.device.default_stream(), flags);
+        let flags = StreamFlags::FIXED_FILE_SIZE;
+        for uses in [false, true] {
+            let [first, second] = [(); 2].map(|()| register(flags).unwrap());
+            if uses {
+                read(&first);
+                read(&second);
+            }
+            let other = register(StreamFlags::empty());
+            assert!(matches!(other, Err(Error::InUse { users: 2, .. })), "{other:?}");
+            first.deregister().map_err(|(_, error)| error).unwrap();
+            read(&second);
+            drop(second);
+            register(StreamFlags::empty()).unwrap();
+        }
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.calls("cuFileStreamRegister"), 4);
+            assert_eq!(emulator.live("stream-registrations"), 0);
+        }
+    });
+}
+
+#[test]
+fn the_default_streams_of_two_devices_are_one_to_libcufile() {
+    let bed = Bed::emulated();
+    let default = |gpu| {
+        let stream = bed.driver.cuda().device(gpu).unwrap().default_stream();
+        RegisteredStream::register(&bed.driver, stream, StreamFlags::empty())
+    };
+    let first = default(0).unwrap();
+    assert!(matches!(default(1), Err(Error::InUse { users: 1, .. })));
+    drop(first);
+    default(1).unwrap();
+}
+
+#[test]
+fn threads_may_register_one_stream_and_let_it_go_at_the_same_time() {
+    let bed = Bed::emulated();
+    let file = register(&bed, "data", &pattern(PAGE));
+    in_threads((0..4).map(|thread| {
+        let (bed, file) = (&bed, &file);
+        move || {
+            for round in 0..100 {
+                let stream = bed.device.default_stream();
+                let stream = RegisteredStream::register(&bed.driver, stream, StreamFlags::empty()).unwrap();
+                if (round + thread) % 3 == 0 {
+                    stream.read_at(file, vec![0; PAGE], 0).unwrap().wait().unwrap();
+                }
+            }
+        }
+    }));
+    assert_eq!(bed.emulator.as_ref().unwrap().live("stream-registrations"), 0);
 }
 
 #[test]

@@ -82,8 +82,9 @@ bitflags::bitflags! {
 /// such streams is deregistered, and reports bytes that it did not move. So a program that makes a stream for each
 /// transfer, while one stream stays, collects streams; better use a few for long.
 ///
-/// A stream should be registered once: a second registration, possible for the default stream and for streams made
-/// elsewhere, replaces the flags of the first.
+/// libcufile registers a stream once, and knows it by its handle alone. Who registers it again with the same flags, as
+/// is possible for the default stream and for streams made elsewhere, shares the first registration and its driver;
+/// with other flags it is [`Error::InUse`]. So is the default stream of a second device, whose handle is the same null.
 #[derive(Clone)]
 pub struct RegisteredStream(Arc<Registered>);
 
@@ -94,8 +95,8 @@ impl RegisteredStream {
     /// were not made here.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's; [`Error::InUse`] if it is
-    /// registered with other flags and operations of that registration are not known to be done; or what cuFile said.
+    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's; [`Error::InUse`] if its
+    /// handle is registered with other flags or for another device, or, as [above](Self), still is; or what cuFile said.
     #[doc(alias = "cuFileStreamRegister")]
     pub fn register(driver: &Driver, stream: impl Into<Arc<Stream>>, flags: StreamFlags) -> Result<Self> {
         Ok(Self(Arc::new(Registered::new(driver, stream.into(), flags)?)))
@@ -116,7 +117,8 @@ impl RegisteredStream {
         &self.0.registration.driver
     }
 
-    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`), now or, as [above](Self), later.
+    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`), now or, as [above](Self), later; if it
+    /// was registered again elsewhere, with the last of the registrations.
     ///
     /// # Errors
     /// The registration comes back with the error: [`Error::InUse`] while operations or clones refer to it, or what

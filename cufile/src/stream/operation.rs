@@ -73,7 +73,7 @@ impl<B> Pending<B> {
         // The stream's and not the buffer's, because the null stream is that of the current context.
         let _entered = stream.device().enter()?;
         let arguments = &*self.arguments.0;
-        let _turn = self.stream.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.stream.0.registration.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: file, buffer, arguments, the place for the result and the stream live until the transfer is over,
         // because `Pending` holds them, and is leaked if that cannot be told. Whatever the arguments become, the
         // range is in the buffer: length and buffer offset never exceed what `LateBound` keeps them below.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::mem::{self, ManuallyDrop};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use cufile_sys::CUstream;
@@ -13,14 +13,11 @@ use crate::cuda::Stream;
 use crate::driver::Driver;
 use crate::error::{Error, Result, check};
 
+/// A share of a registration.
 pub(super) struct Registered {
     pub(super) registration: Arc<Registration>,
-    /// Whether an operation was submitted.
-    used: AtomicBool,
     /// Whether `release` has done its work.
     released: bool,
-    /// Taken to submit, because libcufile aborts if two threads submit to one stream at a time.
-    pub(super) turn: Arc<Mutex<()>>,
 }
 
 /// What libcufile knows of a stream.
@@ -28,54 +25,45 @@ pub(super) struct Registration {
     // Not dropped in a forked child, where it would call CUDA.
     pub(super) stream: ManuallyDrop<Arc<Stream>>,
     pub(super) flags: StreamFlags,
+    /// How many shares there are. Changes only while the [`streams`] are locked.
+    shares: AtomicUsize,
+    /// Whether an operation was submitted.
+    used: AtomicBool,
     registered: AtomicBool,
+    /// Taken to submit, because libcufile aborts if two threads submit to one stream at a time.
+    pub(super) turn: Mutex<()>,
     pub(super) driver: Driver,
 }
 
-/// The streams of one libcufile that have done I/O.
+/// The streams of one libcufile.
 #[derive(Default)]
-struct Used {
-    /// How many of them live.
+struct Streams {
+    /// Those that are registered, by handle. libcufile knows nothing else of a stream: neither its device nor who
+    /// registered it.
+    registered: HashMap<usize, Weak<Registration>>,
+    /// How many that have done I/O have a share.
     live: usize,
-    /// Those that nobody has any more, still registered.
+    /// Those that have done I/O and have no share any more, still registered.
     parked: Vec<Arc<Registration>>,
 }
 
-/// The streams that have done I/O, by libcufile.
-fn used() -> MutexGuard<'static, HashMap<usize, Used>> {
-    static USED: LazyLock<Mutex<HashMap<usize, Used>>> = LazyLock::new(Mutex::default);
-    USED.lock().unwrap_or_else(PoisonError::into_inner)
+/// The streams, by libcufile.
+fn streams() -> MutexGuard<'static, HashMap<usize, Streams>> {
+    static STREAMS: LazyLock<Mutex<HashMap<usize, Streams>>> = LazyLock::new(Mutex::default);
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What [`used`] knows a libcufile by.
+/// What [`streams`] knows a libcufile by.
 fn key(driver: &Driver) -> usize {
     driver.library().functions().cuFileStreamDeregister as usize
 }
 
-/// What tells streams apart: device and handle.
-type Identity = (u32, usize);
-
-fn identity(stream: &Stream) -> Identity {
-    let handle = match stream.as_raw().addr() {
+fn handle(stream: &Stream) -> usize {
+    match stream.as_raw().addr() {
         // `cudaStreamLegacy` is the null stream.
         0 | 1 => 0,
         other => other,
-    };
-    (stream.device().ordinal(), handle)
-}
-
-/// The turns of a CUDA stream, the same for all its registrations: the default stream, and streams made elsewhere, can
-/// have several.
-fn turn(stream: &Stream) -> Arc<Mutex<()>> {
-    static TURNS: LazyLock<Mutex<HashMap<Identity, Weak<Mutex<()>>>>> = LazyLock::new(Mutex::default);
-    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
-    turns.retain(|_, turn| turn.strong_count() > 0);
-    let entry = turns.entry(identity(stream)).or_default();
-    entry.upgrade().unwrap_or_else(|| {
-        let new = Arc::default();
-        *entry = Arc::downgrade(&new);
-        new
-    })
+    }
 }
 
 impl Registered {
@@ -92,55 +80,63 @@ impl Registered {
             ));
         }
         let entered = device.enter()?;
-        let turn = turn(&stream);
-        if let Some(registration) = used().entry(key(driver)).or_default().take(&stream, flags)? {
-            return Ok(Self { registration, used: AtomicBool::new(true), released: false, turn });
+        // Registering waits, but others should not have to. A failure comes again.
+        let _ = stream.synchronize();
+        let mut all = streams();
+        let streams = all.entry(key(driver)).or_default();
+        if let Some(registration) = streams.share(&stream, flags)? {
+            return Ok(Self { registration, released: false });
         }
         // SAFETY: the stream stays alive until it is deregistered, because `Registration` holds both.
         check(OPERATION, unsafe {
             (driver.library().functions().cuFileStreamRegister)(raw(&stream), flags.bits())
         })?;
         drop(entered);
+        let handle = handle(&stream);
         let registration = Arc::new(Registration {
             stream: ManuallyDrop::new(stream),
             flags,
+            shares: AtomicUsize::new(1),
+            used: AtomicBool::new(false),
             registered: AtomicBool::new(true),
+            turn: Mutex::default(),
             driver: driver.clone(),
         });
-        Ok(Self { registration, used: AtomicBool::new(false), released: false, turn })
+        streams.registered.retain(|_, registration| registration.strong_count() > 0);
+        streams.registered.insert(handle, Arc::downgrade(&registration));
+        Ok(Self { registration, released: false })
     }
 
     /// Notes that the stream does I/O.
     pub(super) fn mark_used(&self) {
-        if !self.used.load(Ordering::Acquire) {
-            let mut all = used();
-            if !self.used.swap(true, Ordering::AcqRel) {
-                all.entry(key(&self.registration.driver)).or_default().live += 1;
+        let Registration { used, driver, .. } = &*self.registration;
+        if !used.load(Ordering::Acquire) {
+            let mut all = streams();
+            if !used.swap(true, Ordering::AcqRel) {
+                all.entry(key(driver)).or_default().live += 1;
             }
         }
     }
 
-    /// Deregisters the stream, or parks it until that is safe. Nothing is left to do then when it is dropped.
+    /// Gives the share back. With the last, the stream is deregistered, or parked until that is safe. Nothing is left to
+    /// do then when it is dropped.
     pub(super) fn release(&mut self) -> Result<()> {
-        let driver = self.registration.driver.clone();
+        let Registration { stream, shares, used, driver, .. } = &*self.registration;
         // Before the lock, which may be held for ever in a forked child.
         driver.check_alive()?;
-        if !self.used.load(Ordering::Acquire) {
-            self.registration.deregister()?;
-            self.released = true;
-            return Ok(());
-        }
         // Deregistering waits, but others should not have to. A failure comes again.
-        let _ = self.registration.stream.synchronize();
-        let mut all = used();
-        let used = all.entry(key(&driver)).or_default();
-        if used.live > 1 {
-            used.parked.push(Arc::clone(&self.registration));
-        } else {
-            self.registration.deregister()?;
+        let _ = stream.synchronize();
+        let mut all = streams();
+        let streams = all.entry(key(driver)).or_default();
+        if shares.load(Ordering::Relaxed) == 1 {
+            if used.load(Ordering::Relaxed) && streams.live > 1 {
+                streams.parked.push(Arc::clone(&self.registration));
+            } else {
+                self.registration.deregister()?;
+            }
         }
+        let parked = streams.give_back(&self.registration);
         self.released = true;
-        let parked = used.leave();
         // What is freed here may take a while.
         drop(all);
         drop(parked);
@@ -148,21 +144,35 @@ impl Registered {
     }
 }
 
-impl Used {
-    /// The registration of a parked stream, which lives again.
-    fn take(&mut self, stream: &Stream, flags: StreamFlags) -> Result<Option<Arc<Registration>>> {
-        let same = |parked: &Arc<Registration>| identity(&parked.stream) == identity(stream);
-        let Some(index) = self.parked.iter().position(same) else { return Ok(None) };
-        if self.parked[index].flags != flags {
-            let what = "an earlier registration of the stream, with other flags,";
-            return Err(Error::InUse { what, users: self.live });
+impl Streams {
+    /// A share of the stream's registration, if there is one; a parked stream lives again.
+    fn share(&mut self, stream: &Stream, flags: StreamFlags) -> Result<Option<Arc<Registration>>> {
+        let found = self.registered.get(&handle(stream)).and_then(Weak::upgrade);
+        let Some(found) = found.filter(|found| found.registered.load(Ordering::Acquire)) else {
+            return Ok(None);
+        };
+        let shares = found.shares.load(Ordering::Relaxed);
+        if found.flags != flags || found.stream.device().ordinal() != stream.device().ordinal() {
+            let what = "an earlier registration of the stream, with other flags or for another device,";
+            // A parked one is kept by others that live.
+            let users = if shares > 0 { shares } else { self.live };
+            return Err(Error::InUse { what, users });
         }
-        self.live += 1;
-        Ok(Some(self.parked.swap_remove(index)))
+        if shares == 0 && found.used.load(Ordering::Relaxed) {
+            self.live += 1;
+            self.parked.retain(|parked| !Arc::ptr_eq(parked, &found));
+        }
+        found.shares.store(shares + 1, Ordering::Relaxed);
+        Ok(Some(found))
     }
 
-    /// One stream less; with the last, all that were parked are deregistered, and can be freed.
-    fn leave(&mut self) -> Vec<Arc<Registration>> {
+    /// One share less. With the last of all streams that have done I/O, those that were parked are deregistered, and can
+    /// be freed.
+    fn give_back(&mut self, registration: &Registration) -> Vec<Arc<Registration>> {
+        let others = registration.shares.fetch_sub(1, Ordering::Relaxed) - 1;
+        if others > 0 || !registration.used.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
         self.live -= 1;
         if self.live > 0 {
             return Vec::new();
@@ -179,8 +189,9 @@ impl Drop for Registered {
     fn drop(&mut self) {
         // `RegisteredStream::deregister` is for those who want the error.
         let alive = self.registration.driver.is_alive();
-        if !self.released && alive && self.release().is_err() && *self.used.get_mut() {
-            let parked = used().entry(key(&self.registration.driver)).or_default().leave();
+        if !self.released && alive && self.release().is_err() {
+            let parked =
+                streams().entry(key(&self.registration.driver)).or_default().give_back(&self.registration);
             drop(parked);
         }
     }

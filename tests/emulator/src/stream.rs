@@ -100,8 +100,6 @@ pub(crate) struct Stream {
     pub queue: Arc<Queue>,
     pub device: c_int,
     pub flags: u32,
-    /// How it is registered with cuFile, if it is.
-    pub cufile_flags: Mutex<Option<u32>>,
 }
 
 static STREAMS: Mutex<Option<HashMap<usize, Arc<Stream>>>> = Mutex::new(None);
@@ -116,7 +114,7 @@ pub(crate) fn fresh_handle() -> usize {
 
 fn start(device: c_int, flags: u32) -> Arc<Stream> {
     let queue = Queue::start("emulated-stream");
-    Arc::new(Stream { queue, device, flags, cufile_flags: Mutex::new(None) })
+    Arc::new(Stream { queue, device, flags })
 }
 
 /// Creates a stream.

@@ -1,8 +1,9 @@
 //! Stream-ordered reading and writing.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use cuda_rt_sys::driver::CUresult;
 use cufile_sys::{
@@ -17,11 +18,13 @@ use crate::control::{Hit, lock};
 use crate::status::{self, INVALID, cuda_failed};
 use crate::stream::{self, Stream};
 
-static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+/// The flags of the streams that are registered with cuFile, which tells them apart by their handles alone: the null
+/// streams of all devices are one to it.
+static REGISTERED: Mutex<BTreeMap<usize, c_uint>> = Mutex::new(BTreeMap::new());
 
 /// Streams that are registered with cuFile.
 pub(crate) fn live_stream_registrations() -> usize {
-    REGISTERED.load(Ordering::Relaxed)
+    lock(&REGISTERED).len()
 }
 
 fn find(stream: CUstream) -> Result<Arc<Stream>, CUfileError_t> {
@@ -32,26 +35,22 @@ fn find(stream: CUstream) -> Result<Arc<Stream>, CUfileError_t> {
 pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -> CUfileError_t {
     status::call("cuFileStreamRegister", || {
         driver::open_for_use()?;
-        let stream = find(stream)?;
-        if flags > 15 {
-            return Err(INVALID);
+        find(stream)?.queue.wait();
+        match lock(&REGISTERED).entry(stream.addr()) {
+            Entry::Occupied(_) => Err(INVALID),
+            Entry::Vacant(entry) => {
+                entry.insert(flags);
+                Ok(())
+            }
         }
-        stream.queue.wait();
-        if lock(&stream.cufile_flags).replace(flags).is_none() {
-            REGISTERED.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError_t {
     status::call("cuFileStreamDeregister", || {
-        let stream = find(stream)?;
-        stream.queue.wait();
-        lock(&stream.cufile_flags).take().ok_or(INVALID)?;
-        REGISTERED.fetch_sub(1, Ordering::Relaxed);
-        Ok(())
+        find(stream)?.queue.wait();
+        lock(&REGISTERED).remove(&stream.addr()).map(drop).ok_or(INVALID)
     })
 }
 
@@ -111,8 +110,8 @@ fn perform(request: Request, hit: Hit) -> isize {
 
 fn submit(operation: Operation, stream: CUstream, hit: Hit) -> Result<(), CUfileError_t> {
     driver::open_for_use()?;
+    let flags = lock(&REGISTERED).get(&stream.addr()).copied().unwrap_or(0);
     let stream = find(stream)?;
-    let flags = lock(&stream.cufile_flags).unwrap_or(0);
     let size = Argument::new(operation.size, flags & CU_FILE_STREAM_FIXED_FILE_SIZE != 0)?;
     let file_offset = Argument::new(operation.file_offset, flags & CU_FILE_STREAM_FIXED_FILE_OFFSET != 0)?;
     let buffer_offset = Argument::new(operation.buffer_offset, flags & CU_FILE_STREAM_FIXED_BUF_OFFSET != 0)?;

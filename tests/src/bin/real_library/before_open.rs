@@ -197,6 +197,16 @@ const CALLS: &[Call] = &[
         expected: SUCCESS,
     },
     Call {
+        name: "a registered stream cannot be registered again",
+        make: |cufile| Some(status(call!(cufile.cuFileStreamRegister(null_mut(), 0)))),
+        expected: INVALID,
+    },
+    Call {
+        name: "a registered stream cannot be registered with other flags",
+        make: |cufile| Some(status(call!(cufile.cuFileStreamRegister(null_mut(), 15)))),
+        expected: INVALID,
+    },
+    Call {
         name: "peer-to-peer flags cannot be read",
         make: |cufile| {
             let mut flags = CUfileP2PFlags(0);
