@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         batch.submit(&mut entries)?;
         // Destroys the batch, too: libcufile reports nothing for a cancelled one, so there is no way to use it again.
         let mut cancelled = 0;
-        for Completion { id, status, result, buffer } in batch.cancel()? {
+        for Completion { id, status, result, buffer } in batch.cancel().map_err(|(_, error)| error)? {
             match status {
                 Status::CANCELED => cancelled += 1,
                 _ => all_of(result?, LEN, &format!("entry {id}, over before the cancelling"))?,

@@ -470,42 +470,51 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// ```compile_fail,E0382
     /// # use cufile::{Batch, Result};
     /// fn again(batch: Batch<Vec<u8>>) -> Result<()> {
-    ///     let completions = batch.cancel()?;
+    ///     let completions = batch.cancel().map_err(|(_, error)| error)?;
     ///     batch.poll(1, 1, None)?;
     ///     Ok(())
     /// }
     /// ```
     ///
     /// # Errors
-    /// What cuFile said, if it can neither cancel nor report; or [`Error::Forked`]. The buffers of entries that may be
-    /// in flight are leaked then.
+    /// What cuFile said, if it can neither cancel nor report; or [`Error::Forked`]. The completions so far come with it;
+    /// the buffers of entries that may be in flight are leaked then.
     #[doc(alias = "cuFileBatchIOCancel")]
-    pub fn cancel(mut self) -> Result<Vec<Completion<B>>> {
+    #[allow(clippy::type_complexity, reason = "house idiom: what came of it, and the error")]
+    pub fn cancel(mut self) -> Result<Vec<Completion<B>>, (Vec<Completion<B>>, Error)> {
         let mut completions = Vec::with_capacity(self.in_flight);
+        match self.end(|completion| completions.push(completion)) {
+            Ok(()) => Ok(completions),
+            Err(error) => Err((completions, error)),
+        }
+    }
+
+    /// Cancels what is in flight and destroys the batch.
+    fn end(&mut self, mut completed: impl FnMut(Completion<B>)) -> Result<()> {
         self.driver.check_alive()?;
         if self.in_flight == 0 {
-            return Ok(completions);
+            return Ok(());
         }
         // An error here, also that of not being able to ask, shows again below.
-        let no_time = Some(Duration::ZERO);
-        let _ = self.reap(0, self.in_flight, no_time, |completion| completions.push(completion));
+        let _ = self.reap(0, self.in_flight, Some(Duration::ZERO), &mut completed);
         if self.in_flight > 0
             && let Err(error) = self.cancel_raw()
         {
             if self.doubtful {
                 return Err(error);
             }
-            self.drain(|completion| completions.push(completion))?;
+            self.drain(&mut completed)?;
         }
         self.destroy();
-        let cancelled = self.slots.iter_mut().filter_map(|slot| slot.entry.take()).map(|entry| Completion {
-            id: entry.id,
-            status: Status::CANCELED,
-            result: Status::CANCELED.result(0),
-            buffer: entry.buffer,
-        });
-        completions.extend(cancelled);
-        Ok(completions)
+        for entry in self.slots.iter_mut().filter_map(|slot| slot.entry.take()) {
+            completed(Completion {
+                id: entry.id,
+                status: Status::CANCELED,
+                result: Status::CANCELED.result(0),
+                buffer: entry.buffer,
+            });
+        }
+        Ok(())
     }
 
     /// How many entries were submitted and have not come back.

@@ -490,12 +490,38 @@ fn buffers_are_leaked_if_libcufile_can_neither_report_nor_cancel() {
         emulator.fault("cuFileBatchIOGetStatus", "times=all err=5041");
         emulator.fault("cuFileBatchIOCancel", "times=all err=5042");
         if cancel {
-            let error = batch.cancel().unwrap_err();
+            let (some, error) = batch.cancel().unwrap_err();
+            assert!(some.is_empty());
             assert_eq!(error.op_error(), Some(OpError::INTERNAL_BATCH_GETSTATUS_ERROR));
         } else {
             drop(batch);
         }
         assert!(!life.is_freed());
+    }
+}
+
+#[test]
+fn an_error_while_cancelling_loses_no_completion() {
+    for submission_fails in [false, true] {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        let bytes = pattern(2 * PAGE);
+        let file = register(&bed, "data", &bytes);
+        let mut batch = Batch::new(&bed.driver, 2).unwrap();
+        let buffers = [(); 2].map(|()| bed.device.alloc(PAGE).unwrap());
+        let [done, slow] = buffers.map(|buffer| Entry::read(&file, buffer, 0));
+        batch.submit(&mut vec![done.id(1)]).unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+        emulator.fault("batch-entry", "delay_us=100000");
+        if submission_fails {
+            emulator.fault("cuFileBatchIOSubmit", "err=5035");
+        }
+        assert_eq!(batch.submit(&mut vec![slow.id(2)]).is_err(), submission_fails);
+        emulator.fault("cuFileBatchIOGetStatus", "after=1 times=all err=5041");
+        emulator.fault("cuFileBatchIOCancel", "times=all err=5042");
+        let (some, _) = batch.cancel().unwrap_err();
+        assert_eq!(some.iter().map(|completion| completion.id).collect::<Vec<_>>(), [1]);
+        assert!(some[0].buffer.to_vec().unwrap() == bytes[..PAGE]);
     }
 }
 

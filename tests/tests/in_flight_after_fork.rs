@@ -174,7 +174,7 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
         is_forked(batch_of_child.submit(&mut entries));
         assert_eq!(entries.len(), 1);
         drop(entries);
-        is_forked(idle.take().unwrap().cancel());
+        is_forked(idle.take().unwrap().cancel().map_err(|(_, error)| error));
         is_forked(idle_stream.take().unwrap().deregister().map_err(|(_, error)| error));
         is_forked(builder.clone().open());
         is_forked(Driver::open());
