@@ -131,6 +131,11 @@ impl Error {
     /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
+            Error::CuFile { cuda: Some(code), .. } | Error::CudaDriver { code, .. } => match *code {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
+                CUresult::CUDA_ERROR_NO_DEVICE => ErrorKind::NoDevice,
+                _ => ErrorKind::Cuda,
+            },
             Error::CuFile { code, .. } => code.kind(),
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
@@ -144,11 +149,6 @@ impl Error {
                 cudaError_t::cudaErrorNoDevice | cudaError_t::cudaErrorInsufficientDriver => {
                     ErrorKind::NoDevice
                 }
-                _ => ErrorKind::Cuda,
-            },
-            Error::CudaDriver { code, .. } => match *code {
-                CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
-                CUresult::CUDA_ERROR_NO_DEVICE => ErrorKind::NoDevice,
                 _ => ErrorKind::Cuda,
             },
             Error::Unspecified { .. } => ErrorKind::Io,
@@ -486,6 +486,21 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("CU_FILE_CUDA_DRIVER_ERROR (5011)"), "{text}");
         assert!(text.contains("CUDA_ERROR_NO_DEVICE (100)"), "{text}");
+    }
+
+    #[test]
+    fn a_cuda_error_within_a_status_has_the_kind_that_it_has_alone() {
+        use io::ErrorKind as Io;
+        let kinds = [
+            (2, ErrorKind::OutOfMemory, Io::OutOfMemory),
+            (100, ErrorKind::NoDevice, Io::NotFound),
+            (3, ErrorKind::Cuda, Io::Other),
+            (0, ErrorKind::Cuda, Io::Other),
+        ];
+        for (cuda, kind, io_kind) in kinds {
+            let error = decode("cuFileDriverOpen", status(5011, cuda)).unwrap_err();
+            assert_eq!((error.kind(), error.io_kind()), (kind, io_kind), "{error}");
+        }
     }
 
     #[test]
