@@ -233,7 +233,7 @@ impl From<Error> for io::Error {
 pub(crate) enum Raw {
     /// A call's status.
     Status(CUfileError_t),
-    /// The return value of a transfer, and errno right after it, which only counts if the value is −1.
+    /// The return value of a transfer, and errno right after it, 0 before it, which only counts if the value is −1.
     Transfer(isize, i32),
     /// The byte count of a stream-ordered or batch operation, for which there is no errno.
     Completion(isize),
@@ -249,8 +249,10 @@ pub(crate) fn decode(operation: &'static str, raw: Raw) -> Result<usize> {
             let cuda = (code == OpError::CUDA_DRIVER_ERROR).then_some(status.cu_err);
             return Err(Error::CuFile { operation: operation.into(), code, cuda, advice: None });
         }
+        Raw::Transfer(-1, 0) | Raw::Completion(-1) => {
+            return Err(Error::Unspecified { operation: operation.into() });
+        }
         Raw::Transfer(-1, errno) => i64::from(errno),
-        Raw::Completion(-1) => return Err(Error::Unspecified { operation: operation.into() }),
         // isize::MIN has no positive counterpart; it saturates into an unknown code.
         Raw::Transfer(count, _) | Raw::Completion(count) => (count as i64).saturating_neg(),
     };
@@ -280,6 +282,12 @@ pub(crate) fn check_driver(operation: &'static str, code: CUresult) -> Result<()
 /// The calling thread's errno.
 pub(crate) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// Makes an errno that a call leaves behind its own.
+pub(crate) fn clear_errno() {
+    // SAFETY: the location is the calling thread's, and valid for as long as it lives.
+    unsafe { *libc::__errno_location() = 0 };
 }
 
 struct Cuda(Option<CUresult>);
@@ -470,8 +478,10 @@ mod tests {
         assert_eq!(code(Raw::Completion(-5016)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
         assert_eq!(code(Raw::Completion(-22)), (None, Some(22)));
         assert_eq!(code(Raw::Completion(isize::MIN)), (Some(OpError(i32::MAX)), Some(i32::MAX)));
-        let unspecified = decode("cuFileReadAsync", Raw::Completion(-1)).unwrap_err();
-        assert!(matches!(unspecified, Error::Unspecified { .. }));
+        for raw in [Raw::Completion(-1), Raw::Transfer(-1, 0)] {
+            let unspecified = decode("cuFileReadAsync", raw).unwrap_err();
+            assert!(matches!(unspecified, Error::Unspecified { .. }));
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use cufile_sys::{CUfileDescr_t, CUfileFileHandleType, CUfileHandle_t};
 
 use crate::cuda::Context;
 use crate::driver::Driver;
-use crate::error::{Error, Raw, Result, check, decode, errno};
+use crate::error::{Error, Raw, Result, check, clear_errno, decode, errno};
 use crate::file_info::FileProperties;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 
@@ -182,6 +182,7 @@ impl FileHandle {
         self.driver.check_alive()?;
         let offset = file_offset(operation, offset)?;
         let _entered = context.map(|context| context.enter(self.driver.cuda())).transpose()?;
+        clear_errno();
         let count = call(offset);
         // errno counts only for −1, and only right after the call.
         let errno = if count == -1 { errno() } else { 0 };

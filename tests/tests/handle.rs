@@ -203,6 +203,13 @@ fn a_failed_transfer_is_decoded_from_every_form_that_c_has() {
     let error = fail("errno=5").unwrap_err();
     assert!(error.to_string().starts_with("cuFileRead: "), "{error}");
 
+    // An errno of an earlier call is none of this one's.
+    emulator.fault("cuFileRead", "ret=-1");
+    // SAFETY: the location is the calling thread's.
+    unsafe { *libc::__errno_location() = libc::ENOSPC };
+    let error = file.read_at(&mut buffer, 0).unwrap_err();
+    assert!(matches!(error, Error::Unspecified { .. }), "{error}");
+
     emulator.fault("cuFileWrite", "errno=28");
     assert_eq!(io::Error::from(file.write_at(&buffer, 0).unwrap_err()).raw_os_error(), Some(libc::ENOSPC));
 }
