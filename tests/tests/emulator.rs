@@ -853,7 +853,7 @@ mod driver_and_parameters {
     }
 
     #[test]
-    fn parameters_have_limits_and_end_with_opening() {
+    fn parameters_have_limits_that_nobody_checks_and_end_with_opening() {
         let rig = rig();
         let get = |param| {
             let mut value = 0;
@@ -871,8 +871,12 @@ mod driver_and_parameters {
         assert_eq!((get(queue), limits(queue)), (Ok(128), Ok((1, 256))));
         assert_eq!((get(direct), limits(direct)), (Ok(16384), Ok((64, 16384))));
         assert_eq!(limits(Number::CUFILE_PARAM_PROFILE_STATS), Err(5022));
-        assert_eq!((set(queue, 257), set(queue, 0), set(direct, 1000)), (Err(5022), Err(5022), Err(5022)));
+        assert_eq!(
+            (set(queue, 257), get(queue), set(direct, 1000), get(direct)),
+            (Ok(()), Ok(257), Ok(()), Ok(1000))
+        );
         assert_eq!((set(queue, 7), set(queue, 8), get(queue)), (Ok(()), Ok(()), Ok(8)));
+        assert_eq!(set(Number::from_raw(12), 1), Err(5022));
 
         let mut on = false;
         let get_switch = rig.cufile.cuFileGetParameterBool.unwrap();
@@ -886,6 +890,14 @@ mod driver_and_parameters {
         assert_eq!(code(unsafe { get_text(level, text.as_mut_ptr(), 5) }), Err(5022), "no room for the NUL");
         assert_eq!(code(unsafe { get_text(level, text.as_mut_ptr(), 6) }), Ok(()));
         assert_eq!(unsafe { CStr::from_ptr(text.as_ptr()) }, c"ERROR");
+        let set_text = rig.cufile.cuFileSetParameterString.unwrap();
+        assert_eq!(code(unsafe { set_text(level, c"".as_ptr()) }), Err(5022));
+        let path = Text::CUFILE_PARAM_ENV_LOGFILE_PATH;
+        let get_path = |room: &mut [_; 6]| code(unsafe { get_text(path, room.as_mut_ptr(), 6) });
+        if std::env::var_os("CUFILE_LOGFILE_PATH").is_none() {
+            assert_eq!(get_path(&mut text), Err(5022), "it is not set");
+        }
+        assert_eq!((code(unsafe { set_text(path, c"/x".as_ptr()) }), get_path(&mut text)), (Ok(()), Ok(())));
 
         assert_eq!(rig.open(), Ok(()));
         assert_eq!((set(queue, 9), get(queue)), (Err(5026), Ok(8)));
@@ -921,6 +933,11 @@ mod driver_and_parameters {
         assert_eq!(found.nvfs.dcontrolflags, 2, "compatibility mode is allowed");
         assert_eq!((set(&rig, 128), properties(&rig).unwrap().nvfs.max_direct_io_size), (Ok(()), 128));
         assert_eq!((set(&rig, 1000), set(&older("1.15"), 1000)), (Err(5022), Err(5003)));
+        for (version, while_open) in [("1.13", 256), ("1.14", 16384)] {
+            let rig = older(version);
+            assert_eq!((rig.open(), set(&rig, 256)), (Ok(()), Ok(())));
+            assert_eq!(properties(&rig).unwrap().nvfs.max_direct_io_size, while_open, "{version}");
+        }
 
         let old = older("1.16");
         old.emulator.control("gpus 0");
@@ -1325,6 +1342,7 @@ mod statistics {
     use super::*;
 
     fn collecting(rig: &Rig, level: i32) {
+        assert_eq!(rig.open(), Ok(()));
         assert_eq!(code(unsafe { rig.cufile.cuFileSetStatsLevel.unwrap()(level) }), Ok(()));
         assert_eq!(code(unsafe { rig.cufile.cuFileStatsStart.unwrap()() }), Ok(()));
         let file = file(&[1; 3000]);
@@ -1388,6 +1406,12 @@ mod statistics {
             let mut found: CUfileStatsLevel1_t = std::mem::zeroed();
             code(rig.cufile.cuFileGetStatsL1.unwrap()(&mut found)).map(|()| found.read_bytes)
         };
+        let [start, stop, reset] =
+            [rig.cufile.cuFileStatsStart, rig.cufile.cuFileStatsStop, rig.cufile.cuFileStatsReset];
+        for call in [start, stop, reset] {
+            assert_eq!(code(unsafe { call.unwrap()() }), Err(5001), "the driver is not open");
+        }
+        assert_eq!((level_1(), rig.open()), (Err(5001), Ok(())));
         assert_eq!(level_1(), Err(5022), "the level is 0");
         assert_eq!(code(unsafe { rig.cufile.cuFileStatsStart.unwrap()() }), Err(5030), "the level is 0");
         collecting(&rig, 1);

@@ -40,6 +40,11 @@ fn openable() -> Result<(), CUfileError_t> {
     if control::version() < 1160 { need_gpu() } else { Ok(()) }
 }
 
+/// Fails while the driver is not open.
+pub(super) fn need_open() -> Result<(), CUfileError_t> {
+    if use_count() > 0 { Ok(()) } else { Err(failed(5001)) }
+}
+
 fn before_open() -> Result<(), CUfileError_t> {
     if use_count() == 0 { Ok(()) } else { Err(failed(5026)) }
 }
@@ -122,11 +127,19 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t)
     })
 }
 
+/// Whether the setters that are older than the parameters have an effect: from 1.14 on, an open driver keeps its limits.
+fn limits_can_change() -> bool {
+    control::version() < 1140 || use_count() == 0
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size: usize) -> CUfileError_t {
     status::one_at_a_time("cuFileDriverSetPollMode", || {
-        params::set_number(Number::PollThreshold, poll_threshold_size).ok_or(INVALID)?;
-        params::set_switch(Switch::PollMode, poll);
+        params::within_limits(Number::PollThreshold, poll_threshold_size).ok_or(INVALID)?;
+        if limits_can_change() {
+            params::set_number(Number::PollThreshold, poll_threshold_size);
+            params::set_switch(Switch::PollMode, poll);
+        }
         Ok(())
     })
 }
@@ -134,7 +147,11 @@ pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size
 fn set_property(name: &'static str, which: Number, value: usize) -> CUfileError_t {
     status::one_at_a_time(name, || {
         let code = if control::version() < 1160 { 5003 } else { 5022 };
-        params::set_number(which, value).ok_or(failed(code))
+        params::within_limits(which, value).ok_or(failed(code))?;
+        if limits_can_change() {
+            params::set_number(which, value);
+        }
+        Ok(())
     })
 }
 

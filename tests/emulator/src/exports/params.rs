@@ -102,23 +102,21 @@ pub(super) fn switch(which: Switch) -> bool {
     lock(&PARAMS).switches[which as usize]
 }
 
-/// Sets a number; `None` outside its limits.
-pub(super) fn set_number(which: Number, value: usize) -> Option<()> {
-    set_number_at(which as usize, value)
+/// `None` for a value outside a number's limits.
+pub(super) fn within_limits(which: Number, value: usize) -> Option<()> {
+    let limits = &NUMBERS[which as usize];
+    let within = (limits.smallest..=limits.largest).contains(&value) && value.is_multiple_of(limits.multiple);
+    within.then_some(())
+}
+
+/// Sets a number, whatever its limits.
+pub(super) fn set_number(which: Number, value: usize) {
+    lock(&PARAMS).numbers[which as usize] = value;
 }
 
 /// Sets a switch.
 pub(super) fn set_switch(which: Switch, value: bool) {
     lock(&PARAMS).switches[which as usize] = value;
-}
-
-fn set_number_at(index: usize, value: usize) -> Option<()> {
-    let limits = NUMBERS.get(index)?;
-    let within = (limits.smallest..=limits.largest).contains(&value) && value.is_multiple_of(limits.multiple);
-    if within {
-        lock(&PARAMS).numbers[index] = value;
-    }
-    within.then_some(())
 }
 
 #[unsafe(no_mangle)]
@@ -137,7 +135,11 @@ pub unsafe extern "C" fn cuFileSetParameterSizeT(
     param: CUFileSizeTConfigParameter_t,
     value: usize,
 ) -> CUfileError_t {
-    set("cuFileSetParameterSizeT", || set_number_at(param.as_raw() as usize, value))
+    set("cuFileSetParameterSizeT", || {
+        // Limits are not checked.
+        *lock(&PARAMS).numbers.get_mut(param.as_raw() as usize)? = value;
+        Some(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -190,8 +192,11 @@ pub unsafe extern "C" fn cuFileGetParameterString(
     len: c_int,
 ) -> CUfileError_t {
     status::one_at_a_time("cuFileGetParameterString", || {
-        let found = lock(&PARAMS).strings.get(param.as_raw() as usize).cloned();
-        c::put_text(desc_str, len, &found.ok_or(INVALID)?).ok_or(INVALID)
+        let found = lock(&PARAMS).strings.get(param.as_raw() as usize).cloned().ok_or(INVALID)?;
+        if found.is_empty() && param == CUFileStringConfigParameter_t::CUFILE_PARAM_ENV_LOGFILE_PATH {
+            return Err(INVALID);
+        }
+        c::put_text(desc_str, len, &found).ok_or(INVALID)
     })
 }
 
@@ -201,7 +206,8 @@ pub unsafe extern "C" fn cuFileSetParameterString(
     desc_str: *const c_char,
 ) -> CUfileError_t {
     set("cuFileSetParameterString", || {
-        *lock(&PARAMS).strings.get_mut(param.as_raw() as usize)? = c::text(desc_str)?;
+        let text = c::text(desc_str).filter(|text| !text.is_empty())?;
+        *lock(&PARAMS).strings.get_mut(param.as_raw() as usize)? = text;
         Some(())
     })
 }

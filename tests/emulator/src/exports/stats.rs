@@ -10,6 +10,7 @@ use cufile_sys::{
     CUfileError_t, CUfileOpCounter_t, CUfileStatsLevel1_t, CUfileStatsLevel2_t, CUfileStatsLevel3_t,
 };
 
+use super::driver::need_open;
 use crate::control::{self, lock};
 use crate::status::{self, INVALID, failed};
 
@@ -102,6 +103,7 @@ pub unsafe extern "C" fn cuFileGetStatsLevel(level: *mut c_int) -> CUfileError_t
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStatsStart() -> CUfileError_t {
     status::call("cuFileStatsStart", || {
+        need_open()?;
         let mut stats = lock(&STATS);
         stats.running = stats.level > 0;
         if stats.running { Ok(()) } else { Err(failed(5030)) }
@@ -111,6 +113,7 @@ pub unsafe extern "C" fn cuFileStatsStart() -> CUfileError_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStatsStop() -> CUfileError_t {
     status::call("cuFileStatsStop", || {
+        need_open()?;
         let mut stats = lock(&STATS);
         (stats.running, stats.level) = (false, 0);
         Ok(())
@@ -120,6 +123,7 @@ pub unsafe extern "C" fn cuFileStatsStop() -> CUfileError_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStatsReset() -> CUfileError_t {
     status::call("cuFileStatsReset", || {
+        need_open()?;
         lock(&STATS).values = zeroed();
         Ok(())
     })
@@ -133,8 +137,9 @@ fn level_1_size() -> usize {
     }
 }
 
-/// The values, if statistics are collected at `level` or above.
+/// The values, if the driver is open and statistics are collected at `level` or above.
 fn values(level: c_int) -> Result<Box<CUfileStatsLevel3_t>, CUfileError_t> {
+    need_open()?;
     let stats = lock(&STATS);
     if stats.level < level {
         return Err(INVALID);
