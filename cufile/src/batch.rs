@@ -480,6 +480,7 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// What cuFile said, if it can neither cancel nor report; or [`Error::Forked`]. The completions so far come with it;
     /// the buffers of entries that may be in flight are leaked then.
     #[doc(alias = "cuFileBatchIOCancel")]
+    #[doc(alias = "cuFileBatchIODestroy")]
     #[allow(clippy::type_complexity, reason = "house idiom: what came of it, and the error")]
     pub fn cancel(mut self) -> Result<Vec<Completion<B>>, (Vec<Completion<B>>, Error)> {
         let mut completions = Vec::with_capacity(self.in_flight);

@@ -1,4 +1,5 @@
-//! `cargo xtask coverage`: the table in cufile/COVERAGE.md has every function, and each test in it calls its function.
+//! `cargo xtask coverage`: the table in cufile/COVERAGE.md has every function, each test in it calls its function, and
+//! the documentation finds each function by its C name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,6 +17,8 @@ use crate::since;
 const TABLE: &str = "cufile/COVERAGE.md";
 /// Has the functions in a table too, with every item for each.
 const GUIDE: &str = "cufile/PORTING.md";
+/// Its items have the functions as aliases.
+const SAFE: &str = "cufile/src";
 const BOUND: &str = "cufile-sys/src/functions.rs";
 const REAL: &str = "tests/src/bin/real_library";
 
@@ -25,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub fn run() -> Result<()> {
     let bound = bound()?;
     let (table, guide) = (rows(TABLE)?, rows(GUIDE)?);
-    let real = sources(&workspace().join(REAL))?;
+    let (real, safe) = (sources(&workspace().join(REAL))?, sources(&workspace().join(SAFE))?);
     let mut tests = Tests::build()?;
     let mut failures = Vec::new();
     for (file, rows) in [(TABLE, &table), (GUIDE, &guide)] {
@@ -35,6 +38,10 @@ pub fn run() -> Result<()> {
     let (mut complete, mut on_real) = (0, 0);
     for function in &bound {
         let mut wrong = Vec::new();
+        let name = function.strip_suffix("_v2").unwrap_or(function);
+        if !safe.contains(&format!("#[doc(alias = \"{name}\")]")) {
+            wrong.push(format!("is no alias in {SAFE}"));
+        }
         match (table.get(function).map(Vec::as_slice), guide.get(function).map(Vec::as_slice)) {
             (Some([_, rust, since, test, on]), Some([_, items, newer])) => {
                 let is_newer = since::since(since::CUFILE, function);
@@ -104,11 +111,12 @@ fn code(cell: &str) -> String {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// All files of a folder, one after the other.
+/// All files of a folder and the folders in it, one after the other.
 fn sources(folder: &Path) -> Result<String> {
     let mut text = String::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        text += &fs::read_to_string(entry?.path())?;
+        let path = entry?.path();
+        text += &if path.is_dir() { sources(&path)? } else { fs::read_to_string(&path)? };
     }
     Ok(text)
 }
