@@ -157,7 +157,7 @@ parameters! {
     /// The log file's path, as the variable `CUFILE_LOGFILE_PATH` has it; asking is an error while it is not set.
     #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
     LOG_FILE_PATH: String = Text::CUFILE_PARAM_ENV_LOGFILE_PATH, 1140;
-    /// The folder for the log file; empty stands for the working directory.
+    /// The folder for the log file. Reads as empty while it is not set, and cannot be set to that.
     #[doc(alias = "CUFILE_PARAM_LOG_DIR")]
     LOG_DIR: String = Text::CUFILE_PARAM_LOG_DIR, 1140;
     /// Which transport user-space RDMA uses, such as `DC_V1`. Since cuFile 1.19.
