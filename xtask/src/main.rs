@@ -22,8 +22,9 @@ const HELP: &str = "\
 usage: cargo xtask COMMAND
 
   regen-bindings [--check] [--include-dir DIR]
-      write the generated files of cufile-sys and cuda-rt-sys from the pinned headers, or from those in DIR;
-      --check only compares and fails on any difference
+      write the generated files of cufile-sys and cuda-rt-sys from the pinned headers, or from those in DIR, which
+      must hold all three, cufile.h, cuda.h and cuda_runtime_api.h, and what they include; --check only compares and
+      fails on any difference
 
   conformance
       compare the bindings with the header of every supported libcufile and CUDA runtime through a C compiler,
@@ -37,7 +38,7 @@ usage: cargo xtask COMMAND
 
   coverage
       run the tests that cufile/COVERAGE.md names, each alone on the emulator; fails if a function of cuFile is missing
-      there, or if its test does not call it
+      there, if its test does not call it, or if it is no alias of an item of cufile
 
   bundle DIR
       put the tests, the examples and this program into DIR, for a GPU host without a Rust toolchain

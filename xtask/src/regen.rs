@@ -11,7 +11,7 @@ use crate::header::{CUDA_DRIVER, CUDA_RUNTIME, CUFILE, crt_headers};
 use crate::packages::{CUDA_HEADER, CUFILE_HEADER, workspace};
 use crate::since;
 
-/// Generates everything from the pinned headers, or from those in `include_dir`.
+/// Generates everything from the pinned headers, or from those in `include_dir`, which must hold all three.
 pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
     let include_dirs = match include_dir {
         Some(dir) => vec![dir],
