@@ -20,6 +20,7 @@ const LITTLE: &str = r#"{"name":"bytes","configuration":{"endian":"little"}}"#;
 const BIG: &str = r#"{"name":"bytes","configuration":{"endian":"big"}}"#;
 const GZIP: &str = r#"{"name":"gzip","configuration":{"level":1}}"#;
 const ZSTD: &str = r#"{"name":"zstd","configuration":{"level":1,"checksum":true}}"#;
+const CRC32C: &str = r#"{"name":"crc32c"}"#;
 const SLASH: &str = r#"{"name":"default"}"#;
 
 /// A `zarr.json` of 16-bit numbers.
@@ -104,15 +105,18 @@ fn arrays_of_every_coding_are_written_and_read_whole_and_by_regions() {
         "typesize":2,"blocksize":0}}"#;
     let sharded = sharding("[1,100]", LITTLE);
     let compressed_shards = sharding("[2,50]", &format!("{LITTLE},{GZIP}"));
+    let checked_shards = sharding("[2,50]", &format!("{LITTLE},{CRC32C}"));
     for (codecs, is_raw) in [
         (&[LITTLE][..], true),
         (&[BIG], false),
         (&[LITTLE, GZIP], false),
         (&[LITTLE, ZSTD], false),
-        (&[BIG, blosc, r#"{"name":"crc32c"}"#], false),
+        (&[BIG, blosc, CRC32C], false),
         (&[turned, LITTLE], false),
         (&[&sharded], false),
         (&[&compressed_shards], false),
+        (&[LITTLE, CRC32C], false),
+        (&[&checked_shards], false),
     ] {
         for (shape, chunk) in [([5, 700], [2, 300]), ([4, 600], [2, 300]), ([3, 1000], [4, 1000])] {
             let (_folder, store) = store_with("zarr.json", &v3(&shape, &chunk, 9, SLASH, codecs));
@@ -363,6 +367,43 @@ fn a_chunk_of_the_wrong_length_or_that_cannot_be_decoded_is_named() {
             is_zarr(&error, |error| matches!(error, ZarrError::Chunk { key, .. } if key == "a/c/1/0")),
             "{error}"
         );
+    }
+}
+
+#[test]
+fn a_wrong_byte_of_a_chunk_with_a_checksum_is_noticed_whatever_part_is_read() {
+    let shards = |codec: &str| {
+        format!(
+            r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[1,2],"codecs":[{codec}],
+            "index_codecs":[{LITTLE},{CRC32C}]}}}}"#
+        )
+    };
+    let checked = format!("{LITTLE},{CRC32C}");
+    let checked_shards = shards(&checked);
+    let shards_in_shards = shards(&checked_shards);
+    let checked_as_a_whole = format!("{},{CRC32C}", shards(LITTLE));
+    for codecs in [&checked, &checked_shards, &shards_in_shards, &checked_as_a_whole] {
+        let (folder, store) = store_with("zarr.json", &v3(&[5, 7], &[2, 4], 0, SLASH, &[codecs]));
+        let array = Array::open(&store, "/a").unwrap();
+        array.write_from(&count(35)).unwrap();
+        let regions = [vec![0..5, 0..7], vec![0..2, 4..7], vec![0..1, 4..5], vec![1..3, 2..6]];
+        let path = folder.path().join("a/c/0/1");
+        let good = fs::read(&path).unwrap();
+        for wrong in 0..good.len() {
+            let mut bytes = good.clone();
+            bytes[wrong] ^= 1;
+            fs::write(&path, bytes).unwrap();
+            for region in &regions {
+                let mut found = vec![0; part(&[5, 7], region).len()];
+                let error = array.read_region_into(region, &mut found).unwrap_err();
+                let names_chunk =
+                    |error: &ZarrError| matches!(error, ZarrError::Chunk { key, .. } if key == "a/c/0/1");
+                assert!(is_zarr(&error, names_chunk), "{codecs}, byte {wrong}, {region:?}: {error}");
+            }
+            array.read_region_into(&[2..5, 0..7], &mut vec![0; 42]).unwrap();
+        }
+        fs::write(&path, good).unwrap();
+        assert_regions(&array);
     }
 }
 
@@ -624,6 +665,23 @@ fn a_chunk_too_long_for_memory_is_no_reason_to_end_the_process() {
         let error = array.write_from(vec![1_u8; array.len_bytes() as usize].as_slice()).unwrap_err();
         assert!(matches!(error, Error::Memory { .. }), "{grid} {codecs}: {error}");
     }
+}
+
+#[test]
+fn a_chunk_with_a_checksum_that_is_too_long_for_memory_is_no_reason_to_end_the_process() {
+    const LEN: u64 = 1 << 47;
+    let shards = format!(
+        r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[{LEN}],"codecs":[{LITTLE},{CRC32C}],
+        "index_codecs":[{LITTLE}]}}}}"#
+    );
+    let (folder, store) = store_with("zarr.json", &v3(&[16], &[LEN], 3, SLASH, &[&shards]));
+    let array = Array::open(&store, "/a").unwrap();
+    assert_eq!(array.read_to_host().unwrap(), 3_u16.to_ne_bytes().repeat(16), "without a file");
+    fs::create_dir(folder.path().join("a/c")).unwrap();
+    // The shard has an index, and no chunks.
+    fs::write(folder.path().join("a/c/0"), [0xff; 16]).unwrap();
+    let error = array.read_to_host().unwrap_err();
+    assert!(matches!(error, Error::Memory { len_bytes, .. } if len_bytes == 2 * LEN), "{error}");
 }
 
 #[test]

@@ -102,7 +102,8 @@ fn read(array: &Array) {
 }
 
 fn assert_explained(error: &Error) {
-    assert!(matches!(error, Error::Zarr { .. }), "{error:?}");
+    // Of memory if a chunk with a checksum, all of which is read, is said to be longer than there is.
+    assert!(matches!(error, Error::Zarr { .. } | Error::Memory { .. }), "{error:?}");
     let shown = error.to_string();
     assert!(!shown.contains(char::is_control) && shown.len() < 4096, "{shown:?}");
 }

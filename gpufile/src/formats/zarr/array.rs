@@ -25,7 +25,8 @@ use crate::{Cause, Engine};
 /// The files of uncompressed chunks, if they have that order, go straight to and from the buffer, in parallel, and their
 /// lengths are checked. Chunks that are compressed, sharded or ordered otherwise, and chunks that are so narrow that
 /// less than 512 bytes of them lie together, are decoded or encoded by zarrs on the host, in its threads, and copied in
-/// bands of the array. [`has_raw_chunks`](Self::has_raw_chunks) says which kind an array has.
+/// bands of the array. Chunks with checksums, and shards of such chunks, are read as a whole, however little of them is
+/// asked for, so that these are checked. [`has_raw_chunks`](Self::has_raw_chunks) says which kind an array has.
 ///
 /// Metadata is input from strangers, and an array without files may say that it has any size: who does not know the
 /// store looks at [`len_bytes`](Self::len_bytes) before memory is allocated for all of it.
@@ -51,6 +52,7 @@ pub struct Array {
     len_bytes: u64,
     longest_chunk_bytes: u64,
     has_raw_chunks: bool,
+    has_checksums: bool,
 }
 
 impl Array {
@@ -89,7 +91,15 @@ impl Array {
         match check() {
             Ok((element_bytes, len_bytes, longest_chunk_bytes)) => {
                 let has_raw_chunks = grid::is_raw(&array, element_bytes);
-                Ok(Self { array, element_bytes, len_bytes, longest_chunk_bytes, has_raw_chunks })
+                let has_checksums = grid::has_checksums(&array);
+                Ok(Self {
+                    array,
+                    element_bytes,
+                    len_bytes,
+                    longest_chunk_bytes,
+                    has_raw_chunks,
+                    has_checksums,
+                })
             }
             Err(error) => Err(Error::Zarr { path: folder(&array.storage(), array.path().as_str()), error }),
         }
@@ -117,6 +127,10 @@ impl Array {
 
     pub(super) fn longest_chunk_bytes(&self) -> u64 {
         self.longest_chunk_bytes
+    }
+
+    pub(super) fn has_checksums(&self) -> bool {
+        self.has_checksums
     }
 
     /// Whether the files of chunks are the bytes of their elements, as they are in memory.

@@ -1,22 +1,26 @@
 //! Chunks that zarrs' codecs decode and encode on the host, in bands of the array that are copied as a whole.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use zarrs::array::ArrayError;
-use zarrs::array::codec::CodecOptions;
+use zarrs::array::codec::{ArrayToBytesCodecTraits, CodecOptions};
 use zarrs::array_subset::ArraySubset;
 
 use super::array::Array;
 use super::error::{ZarrError, guarded};
 use super::grid::{Chunks, Extent};
+use super::parallel::share;
+use super::runs::Runs;
 use super::target::Target;
 use crate::Engine;
 use crate::formats::Result;
 use crate::formats::error::clip;
-use crate::formats::memory::{addressable, zeroed};
+use crate::formats::memory::{addressable, out_of_memory, zeroed};
 use crate::memory::Memory;
 
-/// How many bytes of the array are decoded or encoded at a time, or those of one row of chunks.
+/// How many bytes of the array are decoded or encoded at a time, or those of one row of chunks. Also, how many bytes of
+/// chunks that are decoded as a whole, or those of one.
 const BAND_BYTES: u64 = 128 << 20;
 
 /// Reads a region of the array, which is not empty.
@@ -31,20 +35,89 @@ pub(super) unsafe fn read(
 ) -> Result<()> {
     let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
     for band in bands(array, region)? {
-        let subset = ArraySubset::new_with_ranges(&band.region);
-        let bytes = guarded(|| {
-            let decoded = array.as_zarrs().retrieve_array_subset_opt(&subset, &CodecOptions::default())?;
-            decoded.into_fixed().map_err(ArrayError::from)
-        });
-        let bytes = bytes.map_err(|message| array.error(culprit(array, &band.region, message)))?;
-        if bytes.len() != band.len_bytes {
-            let message = format!("{} bytes instead of {}", bytes.len(), band.len_bytes);
-            return Err(array.error(ZarrError::Codec { message }));
-        }
+        let bytes = match array.has_checksums() {
+            true => decode_whole_chunks(array, &band, engine)?,
+            false => decode(array, &band)?,
+        };
         // SAFETY: the caller's promise; the band lies in the region.
         unsafe { target.put(band.start, &bytes) }.map_err(|error| array.copy_error(error))?;
     }
     Ok(())
+}
+
+/// Decodes a band, and of chunks that lie in it in part no more than that takes.
+fn decode(array: &Array, band: &Band) -> Result<Vec<u8>> {
+    let subset = ArraySubset::new_with_ranges(&band.region);
+    let bytes = guarded(|| {
+        let decoded = array.as_zarrs().retrieve_array_subset_opt(&subset, &CodecOptions::default())?;
+        decoded.into_fixed().map(Cow::into_owned).map_err(ArrayError::from)
+    });
+    let bytes = bytes.map_err(|message| array.error(culprit(array, &band.region, message)))?;
+    match bytes.len() == band.len_bytes {
+        true => Ok(bytes),
+        false => {
+            let message = format!("{} bytes instead of {}", bytes.len(), band.len_bytes);
+            Err(array.error(ZarrError::Codec { message }))
+        }
+    }
+}
+
+/// Decodes a band, and all of each chunk that has a part in it: of less, zarrs does not look at the checksum.
+fn decode_whole_chunks(array: &Array, band: &Band, engine: &Engine) -> Result<Vec<u8>> {
+    let chunks = array.checked(Chunks::meeting(array.as_zarrs(), &band.region))?;
+    let at_a_time = BAND_BYTES / array.longest_chunk_bytes().max(1);
+    let threads = engine.settings().threads().min(at_a_time as usize);
+    let mut bytes = zeroed(band.len_bytes)?;
+    let target = Target::new(Memory::on_host(bytes.as_mut_ptr(), bytes.len()), engine);
+    let target = target.map_err(|error| array.copy_error(error))?;
+    share(chunks.count(), 1, threads, |turn| {
+        let indices = chunks.indices(turn.start);
+        let extent = Extent::of(array.as_zarrs(), &indices, array.element_bytes());
+        let extent = array.checked(extent.and_then(|extent| extent.meeting(&band.region)))?;
+        let runs = Runs::new(&extent.origin, &extent.shape, &band.region, array.element_bytes());
+        let Some(chunk) = decode_chunk(array, &indices, &extent)? else {
+            let fill = array.as_zarrs().fill_value().as_ne_bytes();
+            // SAFETY: in the bytes of the band; chunks are disjoint, and each has one turn.
+            return unsafe { target.fill(&runs, fill) }.map_err(|error| array.copy_error(error));
+        };
+        runs.iter().try_for_each(|run| {
+            let run_bytes = &chunk[run.in_chunk as usize..][..runs.run_bytes];
+            // SAFETY: as above.
+            unsafe { target.put(run.in_region, run_bytes) }.map_err(|error| array.copy_error(error))
+        })
+    })?;
+    Ok(bytes)
+}
+
+/// Decodes a chunk, if it has a file.
+fn decode_chunk(array: &Array, indices: &[u64], extent: &Extent) -> Result<Option<Vec<u8>>> {
+    let zarrs = array.as_zarrs();
+    let failed = |message| {
+        let key = clip(zarrs.chunk_key(indices).as_str());
+        array.error(ZarrError::Chunk { key, message })
+    };
+    let encoded = guarded(|| zarrs.retrieve_encoded_chunk(indices)).map_err(failed)?;
+    let Some(encoded) = encoded else { return Ok(None) };
+    has_memory(extent.len_bytes)?;
+    let bytes = guarded(|| {
+        let representation = zarrs.chunk_array_representation(indices)?;
+        let options = CodecOptions::default();
+        let decoded = zarrs.codecs().decode(encoded.into(), &representation, &options)?;
+        decoded.into_fixed().map(Cow::into_owned).map_err(ArrayError::from)
+    });
+    let bytes = bytes.map_err(failed)?;
+    match bytes.len() as u64 == extent.len_bytes {
+        true => Ok(Some(bytes)),
+        false => Err(failed(format!("{} bytes instead of {}", bytes.len(), extent.len_bytes))),
+    }
+}
+
+/// Whether there is memory for a chunk: zarrs ends the process if there is none.
+fn has_memory(len_bytes: u64) -> Result<()> {
+    let mut bytes = Vec::<u8>::new();
+    let reserved = bytes.try_reserve_exact(addressable(len_bytes)?);
+    std::hint::black_box(bytes);
+    reserved.map_err(|_| out_of_memory(len_bytes))
 }
 
 /// Writes the whole array, `region`, which is not empty.
@@ -58,8 +131,8 @@ pub(super) unsafe fn write(
     engine: &Engine,
 ) -> Result<()> {
     let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
-    // zarrs encodes whole chunks, however little of them is in the array, and ends the process if there is no memory.
-    std::hint::black_box(zeroed(addressable(array.longest_chunk_bytes())?)?);
+    // zarrs encodes whole chunks, however little of them is in the array.
+    has_memory(array.longest_chunk_bytes())?;
     for band in bands(array, region)? {
         let mut bytes = zeroed(band.len_bytes)?;
         // SAFETY: the caller's promise; the band lies in the region.

@@ -79,6 +79,28 @@ fn check_inner(configuration: &Map<String, Value>, element_bytes: usize) -> Resu
     inner.into_iter().try_for_each(|configuration| check_inner(configuration, element_bytes))
 }
 
+/// Whether chunks, or those that shards are made of, have a checksum that zarrs looks at only if it decodes all of them.
+/// The index of shards is always decoded as a whole.
+pub(super) fn has_checksums(array: &ZarrsArray) -> bool {
+    let codecs = array.codecs();
+    codecs.bytes_to_bytes_codecs().iter().any(|codec| is_checksum(codec.identifier()))
+        || codecs.array_to_bytes_codec().configuration().is_some_and(|shards| has_inner_checksums(&shards))
+}
+
+/// Looks into a codec's configuration, as [`check_inner`] does.
+fn has_inner_checksums(configuration: &Map<String, Value>) -> bool {
+    let mut codecs = configuration.get("codecs").and_then(Value::as_array).into_iter().flatten();
+    codecs.any(|codec| {
+        let name = codec.as_str().or_else(|| codec.get("name")?.as_str());
+        let inner = codec.get("configuration").and_then(Value::as_object);
+        name.is_some_and(is_checksum) || inner.is_some_and(has_inner_checksums)
+    })
+}
+
+fn is_checksum(codec: &str) -> bool {
+    ["adler32", "crc32c", "fletcher32"].iter().any(|checksum| codec.contains(checksum))
+}
+
 /// Whether the bytes in the file of a chunk are those of its elements in C order, as this machine has them.
 pub(super) fn is_raw(array: &ZarrsArray, element_bytes: usize) -> bool {
     let codecs = array.codecs();
