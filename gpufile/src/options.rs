@@ -1,6 +1,7 @@
 //! How files are opened.
 
 use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,8 @@ use crate::settings::DirectIo;
 #[must_use]
 pub struct OpenOptions {
     options: fs::OpenOptions,
+    write: bool,
+    truncate: bool,
     engine: Option<Engine>,
     policy: Option<PathPolicy>,
     direct_read: Option<DirectIo>,
@@ -33,6 +36,8 @@ impl OpenOptions {
     pub fn new() -> Self {
         Self {
             options: fs::OpenOptions::new(),
+            write: false,
+            truncate: false,
             engine: None,
             policy: None,
             direct_read: None,
@@ -49,6 +54,7 @@ impl OpenOptions {
     /// For writing.
     pub fn write(mut self, write: bool) -> Self {
         self.options.write(write);
+        self.write = write;
         self
     }
 
@@ -64,9 +70,10 @@ impl OpenOptions {
         self
     }
 
-    /// Empties the file if there is one.
+    /// Empties the file if there is one, and if nothing else refuses to open it.
     pub fn truncate(mut self, truncate: bool) -> Self {
         self.options.truncate(truncate);
+        self.truncate = truncate;
         self
     }
 
@@ -98,13 +105,23 @@ impl OpenOptions {
     ///
     /// # Errors
     /// [`Error::Open`] with what the operating system said, or, under [`PathPolicy::RequireCufile`], why cuFile does
-    /// not work for the file.
+    /// not work for the file. A file that was created before that was known stays, empty.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
-        match self.options.open(path) {
-            Ok(file) => self.open_file(path.to_owned(), file),
-            Err(error) => Err(Error::Open { path: path.to_owned(), cause: error.into() }),
+        let failed = |cause| Error::Open { path: path.to_owned(), cause };
+        let engine = self.engine_or_global().map_err(failed)?;
+        // Later than the system would, so that a file that cannot be opened keeps what it has.
+        let empties = self.write && self.truncate;
+        let mut options = self.options.clone();
+        if empties {
+            options.truncate(false);
         }
+        let file = options.open(path).map_err(|error| failed(error.into()))?;
+        let file = self.open_file(path.to_owned(), file, engine)?;
+        if empties {
+            empty(&file.open_file().file).map_err(|error| failed(error.into()))?;
+        }
+        Ok(file)
     }
 
     /// Takes over a file that is already open, with the access that it was opened for; of these options, only those
@@ -122,7 +139,10 @@ impl OpenOptions {
                 let text = "it was opened with O_APPEND, and all writes here say where they go".to_owned();
                 Err(Error::Open { path, cause: Cause::Invalid(text) })
             }
-            Ok(_) => self.open_file(path, file),
+            Ok(_) => match self.engine_or_global() {
+                Ok(engine) => self.open_file(path, file, engine),
+                Err(cause) => Err(Error::Open { path, cause }),
+            },
         }
     }
 
@@ -134,11 +154,7 @@ impl OpenOptions {
         }
     }
 
-    fn open_file(&self, path: PathBuf, file: fs::File) -> Result<File> {
-        let engine = match self.engine_or_global() {
-            Ok(engine) => engine,
-            Err(cause) => return Err(Error::Open { path, cause }),
-        };
+    fn open_file(&self, path: PathBuf, file: fs::File, engine: Engine) -> Result<File> {
         let settings = engine.settings();
         let policy = self.policy.unwrap_or(settings.path_policy());
         let direct = (
@@ -152,4 +168,11 @@ impl OpenOptions {
         }
         Ok(File::new(file))
     }
+}
+
+/// Does what `O_TRUNC` does, which other kinds of files do not mind. A file that is empty is left alone: ext4 takes a
+/// truncation for the first half of a replacement, and writes the file out when it is closed.
+fn empty(file: &fs::File) -> io::Result<()> {
+    let metadata = file.metadata()?;
+    if metadata.is_file() && metadata.len() > 0 { file.set_len(0) } else { Ok(()) }
 }

@@ -84,7 +84,10 @@ fn a_file_is_made_anew_or_emptied_only_if_asked() {
     assert_eq!(file.len_bytes().unwrap(), 8);
     let flags = FileProperties::of(&file).unwrap().open_flags;
     assert_eq!(flags & libc::O_ACCMODE, libc::O_RDWR);
+    let error = File::options().read(true).truncate(true).open(&path).unwrap_err();
+    assert_eq!((error.kind(), fs::read(&path).unwrap().len()), (io::ErrorKind::InvalidInput, 8));
     assert_eq!(File::options().write(true).truncate(true).open(&path).unwrap().len_bytes().unwrap(), 0);
+    File::create("/dev/null").unwrap();
 }
 
 #[test]
@@ -93,7 +96,9 @@ fn a_wrong_variable_keeps_files_from_opening_and_is_named() {
         set(&[("KVIKIO_TASK_SIZE", "4MB")]);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        fs::write(&path, b"").unwrap();
+        fs::write(&path, b"contents").unwrap();
+        File::create(&path).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), b"contents");
         let error = File::open(&path).unwrap_err();
         assert!(matches!(error, Error::Open { cause: Cause::Invalid(_), .. }), "{error:?}");
         for part in ["KVIKIO_TASK_SIZE", "\"4MB\"", "65536, 64KiB or 4M"] {
@@ -121,6 +126,8 @@ fn without_libcufile_cufile_only_files_say_what_was_tried_and_others_work() {
         let error = options.open(&path).unwrap_err();
         assert!(matches!(error.cause(), Cause::NoCufile(_)), "{error:?}");
         assert!(error.to_string().contains("/nonexistent/libcufile.so"), "{error}");
+        options.clone().write(true).create(true).truncate(true).open(&path).unwrap_err();
+        assert!(fs::read(&path).unwrap() == bytes, "what is refused is not emptied");
         let error = engine.register(vec![0; LEN]).unwrap_err();
         assert!(error.to_string().contains("/nonexistent/libcufile.so"), "{error}");
 
