@@ -367,6 +367,39 @@ fn refused_ranges_leave_the_file_as_it_is() {
     });
 }
 
+/// Makes each write to a file wait for the storage, as `chattr +S` does; says whether the file system can.
+fn sync_by_attribute(file: &fs::File) -> bool {
+    const FS_SYNC_FL: libc::c_int = 8;
+    let mut attributes: libc::c_int = 0;
+    // SAFETY: the kernel writes an `int`.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS, &mut attributes) } != 0 {
+        return false;
+    }
+    attributes |= FS_SYNC_FL;
+    // SAFETY: the kernel reads an `int`.
+    unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_SETFLAGS, &attributes) == 0 }
+}
+
+#[test]
+fn writes_to_a_file_with_the_attribute_sync_are_durable_when_they_return() {
+    let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();
+    let bytes = pattern(8 * MIB);
+    for folder in folders() {
+        let path = folder.path().join("data");
+        fs::write(&path, &bytes).unwrap();
+        let plain = fs::File::open(&path).unwrap();
+        plain.sync_all().unwrap();
+        if !sync_by_attribute(&plain) {
+            eprintln!("skipped: {} has no attribute for that", folder.path().display());
+            continue;
+        }
+        open(&engine, &path).write_all_at(&other(&bytes)[..], 0).unwrap();
+        let found = page_cache::residency(plain.as_fd(), 0..bytes.len() as u64).unwrap();
+        assert_eq!((found.dirty.unwrap_or(0), found.writeback.unwrap_or(0)), (0, 0), "{}", path.display());
+        assert!(fs::read(&path).unwrap() == other(&bytes));
+    }
+}
+
 #[test]
 fn writes_by_a_descriptor_that_syncs_are_durable_when_they_return() {
     let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();

@@ -44,7 +44,8 @@ pub(crate) struct OpenFile {
     pub direct_read: DirectIo,
     pub direct_write: DirectIo,
     pub storage: Storage,
-    /// Each write waits for the storage (`O_DSYNC`, of which `O_SYNC` is more), which one to a mapping would not.
+    /// Each write waits for the storage, which one to a mapping would not: `O_DSYNC` (of which `O_SYNC` is more), `chattr
+    /// +S`, or a mount with `sync`.
     pub is_sync: bool,
     /// The block device, or what stands for one, as `stat` numbers it.
     pub device: u64,
@@ -76,8 +77,12 @@ impl OpenFile {
         direct: (DirectIo, DirectIo),
     ) -> io::Result<Self> {
         let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
-        let storage = Storage::of(&file)?;
-        let is_sync = open_flags(&file)? & libc::O_DSYNC != 0;
+        let (storage, mounted_sync) = Storage::of(&file)?;
+        let flags = open_flags(&file)?;
+        // What cannot be written through a mapping is not asked for its attributes: files are opened often.
+        let is_mappable = flags & libc::O_ACCMODE == libc::O_RDWR && storage == Storage::LocalDisk;
+        let is_sync =
+            flags & libc::O_DSYNC != 0 || mounted_sync || is_mappable && storage::has_sync_attribute(&file);
         let device = file.metadata()?.dev();
         Ok(Self {
             path,

@@ -16,20 +16,27 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
+    /// The kind, and whether it is mounted so that each write waits for the storage (`-o sync`).
+    ///
     /// # Errors
     /// What `fstatfs` said.
-    pub fn of(file: &fs::File) -> io::Result<Self> {
+    pub fn of(file: &fs::File) -> io::Result<(Self, bool)> {
         // SAFETY: zeros are valid, and the kernel fills them in.
-        let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+        let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
         // SAFETY: `stat` outlives the call.
-        if unsafe { libc::fstatfs(file.as_raw_fd(), &mut stat) } != 0 {
+        if unsafe { libc::fstatfs64(file.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(match stat.f_type {
+        Ok(Self::by(&stat))
+    }
+
+    fn by(stat: &libc::statfs64) -> (Self, bool) {
+        let storage = match stat.f_type {
             libc::TMPFS_MAGIC => Storage::Tmpfs,
             libc::EXT4_SUPER_MAGIC | libc::XFS_SUPER_MAGIC => Storage::LocalDisk,
             _ => Storage::Other,
-        })
+        };
+        (storage, stat.f_flags as libc::c_ulong & libc::MS_SYNCHRONOUS != 0)
     }
 
     /// Whether reading what is not in the page cache costs more than a copy.
@@ -40,5 +47,32 @@ impl Storage {
     /// Whether a shared mapping writes what a write call would, with the same visibility to others.
     pub fn can_write_by_mapping(self) -> bool {
         matches!(self, Storage::Tmpfs | Storage::LocalDisk)
+    }
+}
+
+/// Whether each write to a file waits for the storage because of an attribute of the file (`chattr +S`).
+pub(super) fn has_sync_attribute(file: &fs::File) -> bool {
+    const FS_SYNC_FL: libc::c_int = 8;
+    let mut attributes: libc::c_int = 0;
+    // SAFETY: the kernel writes an `int`, whatever the request's number says, and `attributes` outlives the call.
+    let asked = unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS, &mut attributes) };
+    // File systems without attributes say so.
+    asked == 0 && attributes & FS_SYNC_FL != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_that_waits_for_the_storage_is_known_by_its_flags() {
+        for (f_type, storage) in [(libc::EXT4_SUPER_MAGIC, Storage::LocalDisk), (0, Storage::Other)] {
+            for (f_flags, is_sync) in [(0x20, false), (0x30, true)] {
+                // SAFETY: zeros are valid.
+                let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
+                (stat.f_type, stat.f_flags) = (f_type, f_flags);
+                assert_eq!(Storage::by(&stat), (storage, is_sync));
+            }
+        }
     }
 }
