@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, IntoRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -60,8 +61,9 @@ pub(super) fn save(
     let save = || {
         let (file, mut temporary) = create(path, &options.files)?;
         write(&file)?;
-        if options.sync {
-            file.sync_all()?;
+        match options.sync {
+            true => file.sync_all()?,
+            false => close_copy(&file).map_err(|error| file.failed("close", error))?,
         }
         drop(file);
         let failed = |operation, error: io::Error| crate::Error::File {
@@ -118,6 +120,21 @@ fn create(path: &Path, options: &OpenOptions) -> crate::Result<(File, Temporary)
                 return Err(error);
             }
         }
+    }
+}
+
+/// Closes a copy of the descriptor. That is when file systems on the network write what they have put off, and say if it
+/// failed.
+fn close_copy(file: &File) -> io::Result<()> {
+    let copy = file.as_fd().try_clone_to_owned()?.into_raw_fd();
+    // SAFETY: the descriptor is nobody else's.
+    if unsafe { libc::close(copy) } == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        // It is closed all the same.
+        error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        error => Err(error),
     }
 }
 
