@@ -1,4 +1,4 @@
-//! What file systems report late, by taking the place of the C library's calls.
+//! What file systems report late, and what is synced, by taking the place of the C library's calls.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -7,6 +7,17 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use gpufile::formats::{Error, SaveOptions, safetensors};
+
+/// What was synced.
+static SYNCED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+#[unsafe(no_mangle)]
+extern "C" fn fsync(fd: c_int) -> c_int {
+    let path = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+    SYNCED.lock().unwrap().push(path);
+    // SAFETY: as for the C library's function, which does the same.
+    unsafe { libc::syscall(libc::SYS_fsync, fd) as c_int }
+}
 
 /// The folder whose files cannot be closed without an error, and which.
 static FAILING: Mutex<Option<(PathBuf, c_int)>> = Mutex::new(None);
@@ -50,4 +61,27 @@ fn a_file_that_a_file_system_could_not_write_until_it_was_closed_does_not_replac
     // A signal came, and that says nothing about the file.
     assert_eq!(save(libc::EINTR), None);
     assert_ne!(fs::read(&path).unwrap(), b"old");
+}
+
+#[cfg(feature = "zarr")]
+#[test]
+fn folders_that_a_store_makes_are_synced_where_they_are_named_if_it_syncs() {
+    use gpufile::formats::zarr::FileStore;
+    use gpufile::formats::zarr::zarrs::storage::{StoreKey, WritableStorageTraits};
+
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().canonicalize().unwrap();
+    let synced = |sync: bool, key: &str| {
+        let store = FileStore::new(folder.join("new/store")).sync(sync);
+        store.set(&StoreKey::new(key).unwrap(), vec![1].into()).unwrap();
+        let mut synced = std::mem::take(&mut *SYNCED.lock().unwrap());
+        synced.retain(|path| path.starts_with(&folder) && path.is_dir());
+        synced.sort();
+        synced
+    };
+    let folders = |names: &[&str]| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
+    assert_eq!(synced(true, "a/b/0"), folders(&["", "new", "new/store", "new/store/a", "new/store/a/b"]));
+    assert_eq!(synced(true, "a/b/1"), folders(&["new/store/a/b"]));
+    assert_eq!(synced(true, "a/c/0"), folders(&["new/store/a", "new/store/a/c"]));
+    assert_eq!(synced(false, "d/0"), folders(&[]));
 }

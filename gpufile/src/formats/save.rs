@@ -22,7 +22,7 @@ use crate::{Cause, File, OpenOptions};
 #[must_use]
 pub struct SaveOptions {
     files: OpenOptions,
-    sync: bool,
+    pub(super) sync: bool,
 }
 
 impl Default for SaveOptions {
@@ -142,7 +142,8 @@ pub(super) fn no_file_name(path: &Path) -> crate::Error {
     crate::Error::Open { path: path.to_owned(), cause: Cause::Invalid("it does not name a file".to_owned()) }
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
+/// Syncs the folder that names a file, or a folder.
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

@@ -13,7 +13,7 @@ use zarrs::storage::{
 
 use super::keys::{KeyRules, is_plain};
 use crate::formats::memory::{addressable, zeroed};
-use crate::formats::save::save;
+use crate::formats::save::{save, sync_folder};
 use crate::formats::{self, SaveOptions};
 use crate::{File, OpenOptions};
 
@@ -75,7 +75,8 @@ impl FileStore {
         self
     }
 
-    /// Whether to wait after each write until the file has reached the storage (`fsync`); not without this.
+    /// Whether to wait after each write until the file has reached the storage, and the folders that were made for it
+    /// (`fsync`); not without this.
     #[must_use]
     pub fn sync(mut self, sync: bool) -> Self {
         self.saving = self.saving.sync(sync);
@@ -139,7 +140,7 @@ impl FileStore {
         match save(path, &self.saving, &write) {
             Err(formats::Error::Save { error, .. }) if error.raw_os_error() == Some(libc::ENOENT) => {
                 let folder = path.parent().unwrap_or(&self.folder);
-                fs::create_dir_all(folder).map_err(|error| crate::Error::File {
+                self.create_folders(folder).map_err(|error| crate::Error::File {
                     operation: "make the folder",
                     path: folder.to_owned(),
                     cause: error.into(),
@@ -148,6 +149,17 @@ impl FileStore {
             }
             done => done,
         }
+    }
+
+    /// Makes a folder and those that it lies in, and syncs where the new ones are named if this store syncs.
+    fn create_folders(&self, folder: &Path) -> io::Result<()> {
+        let is_new = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let new: Vec<_> = folder.ancestors().take_while(is_new).collect();
+        fs::create_dir_all(folder)?;
+        if self.saving.sync {
+            new.into_iter().try_for_each(sync_folder)?;
+        }
+        Ok(())
     }
 
     pub(super) fn path(&self, key: &str) -> Result<PathBuf, StorageError> {
