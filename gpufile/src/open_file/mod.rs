@@ -77,13 +77,13 @@ impl OpenFile {
         direct: (DirectIo, DirectIo),
     ) -> io::Result<Self> {
         let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
-        let (storage, mounted_sync) = Storage::of(&file)?;
+        let metadata = file.metadata()?;
+        let (storage, mounted_sync) = Storage::of(&file, &metadata)?;
         let flags = open_flags(&file)?;
         // What cannot be written through a mapping is not asked for its attributes: files are opened often.
         let is_mappable = flags & libc::O_ACCMODE == libc::O_RDWR && storage == Storage::LocalDisk;
         let is_sync =
             flags & libc::O_DSYNC != 0 || mounted_sync || is_mappable && storage::has_sync_attribute(&file);
-        let device = file.metadata()?.dev();
         Ok(Self {
             path,
             file,
@@ -93,7 +93,7 @@ impl OpenFile {
             direct_write: direct.1,
             storage,
             is_sync,
-            device,
+            device: metadata.dev(),
             way: OnceLock::new(),
             direct: OnceLock::new(),
             mapping: Mutex::default(),

@@ -16,22 +16,24 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    /// The kind, and whether it is mounted so that each write waits for the storage (`-o sync`).
+    /// The kind, and whether it is mounted so that each write waits for the storage (`-o sync`). Of a device, the file
+    /// system has only the name.
     ///
     /// # Errors
     /// What `fstatfs` said.
-    pub fn of(file: &fs::File) -> io::Result<(Self, bool)> {
+    pub fn of(file: &fs::File, metadata: &fs::Metadata) -> io::Result<(Self, bool)> {
         // SAFETY: zeros are valid, and the kernel fills them in.
         let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
         // SAFETY: `stat` outlives the call.
         if unsafe { libc::fstatfs64(file.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self::by(&stat))
+        Ok(Self::by(&stat, metadata.is_file()))
     }
 
-    fn by(stat: &libc::statfs64) -> (Self, bool) {
+    fn by(stat: &libc::statfs64, is_file: bool) -> (Self, bool) {
         let storage = match stat.f_type {
+            _ if !is_file => Storage::Other,
             libc::TMPFS_MAGIC => Storage::Tmpfs,
             libc::EXT4_SUPER_MAGIC | libc::XFS_SUPER_MAGIC => Storage::LocalDisk,
             _ => Storage::Other,
@@ -71,8 +73,22 @@ mod tests {
                 // SAFETY: zeros are valid.
                 let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
                 (stat.f_type, stat.f_flags) = (f_type, f_flags);
-                assert_eq!(Storage::by(&stat), (storage, is_sync));
+                assert_eq!(Storage::by(&stat, true), (storage, is_sync));
             }
         }
+    }
+
+    #[test]
+    fn a_device_is_not_kept_where_its_name_is() {
+        let device = fs::File::open("/dev/null").unwrap();
+        let (storage, _) = Storage::of(&device, &device.metadata().unwrap()).unwrap();
+        assert_eq!(storage, Storage::Other);
+        // SAFETY: zeros are valid.
+        let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
+        stat.f_type = libc::TMPFS_MAGIC;
+        assert_eq!(
+            [false, true].map(|is_file| Storage::by(&stat, is_file).0),
+            [Storage::Other, Storage::Tmpfs]
+        );
     }
 }
