@@ -595,6 +595,8 @@ fn links_are_followed_and_circles_are_not() {
     symlink("../../elsewhere", inside.join("a/link")).unwrap();
     symlink("..", inside.join("a/circle")).unwrap();
     symlink("nowhere", inside.join("a/dangling")).unwrap();
+    symlink("itself", inside.join("a/itself")).unwrap();
+    symlink("../../elsewhere/b/c", inside.join("a/into_a_file")).unwrap();
     fs::write(inside.join("a/.b.1.0.tmp"), "unfinished").unwrap();
     let store = FileStore::new(&inside);
     assert_eq!(store.get(&StoreKey::new("a/link/b").unwrap()).unwrap().unwrap(), b"b".as_slice());

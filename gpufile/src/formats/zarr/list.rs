@@ -1,6 +1,7 @@
 //! A folder as a store of zarrs: listing.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -29,8 +30,8 @@ impl Folder {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             let metadata = match fs::metadata(entry.path()) {
-                // It went meanwhile, or is a link to nothing.
-                Err(error) if has_gone(&error) => continue,
+                // It went meanwhile, or is a link that leads nowhere.
+                Err(error) if has_gone(&error) || leads_nowhere(&error) => continue,
                 metadata => metadata?,
             };
             if metadata.is_dir() {
@@ -43,6 +44,11 @@ impl Folder {
         folder.folders.sort();
         Ok(folder)
     }
+}
+
+/// Whether an error says that a link leads to itself, or into a file.
+fn leads_nowhere(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR))
 }
 
 /// Whether a name is that of a file that is being written, as `SaveOptions` describes it.
