@@ -29,7 +29,8 @@ use crate::{Cause, Engine};
 /// asked for, so that these are checked. [`has_raw_chunks`](Self::has_raw_chunks) says which kind an array has.
 ///
 /// Metadata is input from strangers, and an array without files may say that it has any size: who does not know the
-/// store looks at [`len_bytes`](Self::len_bytes) before memory is allocated for all of it.
+/// store looks at [`len_bytes`](Self::len_bytes) before memory is allocated for all of it. A compressed chunk may be
+/// unpacked to much more than the chunk's size, on the host, before zarrs refuses it.
 ///
 /// ```no_run
 /// use std::sync::Arc;
