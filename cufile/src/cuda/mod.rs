@@ -2,7 +2,8 @@
 //!
 //! Programs that use another CUDA crate keep using it: any memory can take part in I/O through
 //! [`IoBuf`], and cudarc's does by the feature `cudarc`. No call here leaves the calling thread's current device or context
-//! changed, but for [`Device::set_current`].
+//! changed, but for [`Device::set_current`]. Nor does what allocates, waits or asks here end the capture of a graph on a
+//! stream elsewhere, as such calls do by default.
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;
