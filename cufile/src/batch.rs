@@ -40,7 +40,6 @@ use cufile_sys::{
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, decode};
 use crate::handle::FileHandle;
-use crate::library::Version;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
 
 const SUBMIT: &str = "cuFileBatchIOSubmit";
@@ -367,7 +366,8 @@ impl<B: IoBuf + 'static> Batch<B> {
                 "with unregistered host memory, a batch is submitted and waited for as a whole; register the buffers",
             ));
         }
-        let limit = self.longest_entry()?;
+        // Older versions change the limit also while the driver is open, and nobody says when libcufile looks.
+        let limit = self.max_entry_bytes.min(self.driver.properties()?.max_direct_io_bytes);
         for entry in entries {
             Span::new(SUBMIT, &entry.buffer, entry.buffer_offset, entry.len_bytes)?;
             file_offset(SUBMIT, entry.file_offset)?;
@@ -379,16 +379,6 @@ impl<B: IoBuf + 'static> Batch<B> {
             }
         }
         Ok(())
-    }
-
-    /// The longest entry in bytes that libcufile moves whole now.
-    fn longest_entry(&self) -> Result<u64> {
-        // From then on the open driver keeps its limits.
-        if self.driver.library().version() >= (Version { major: 1, minor: 14 }) {
-            return Ok(self.max_entry_bytes);
-        }
-        // Nobody says when libcufile looks.
-        Ok(self.max_entry_bytes.min(self.driver.properties()?.max_direct_io_bytes))
     }
 
     /// Puts a checked entry in a free slot.
@@ -528,8 +518,7 @@ impl<B: IoBuf + 'static> Batch<B> {
         self.slots.len()
     }
 
-    /// The longest entry in bytes; less, with libcufile before 1.14, if the driver's `max_direct_io_bytes` was lowered
-    /// since the batch was set up.
+    /// The longest entry in bytes, unless the driver's `max_direct_io_bytes` was lowered since the batch was set up.
     pub fn max_entry_bytes(&self) -> u64 {
         self.max_entry_bytes
     }

@@ -77,6 +77,7 @@ fn guarded(emulator: &Emulator) -> (Library, Cuda) {
         cudaStreamDestroy(stream: cudaStream_t) -> cudaError_t;
         cudaSetDevice(device: i32) -> cudaError_t;
         cudaFree(memory: *mut std::ffi::c_void) -> cudaError_t;
+        cudaFreeHost(memory: *mut std::ffi::c_void) -> cudaError_t;
     }
     let mut driver = *emulator.driver().functions();
     guard! { driver,
@@ -135,6 +136,8 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
     Cuda::load().unwrap();
     let device = cuda.device(0).unwrap();
     let mut memory = Some((device.alloc(PAGE).unwrap(), cuda.device(1).unwrap()));
+    let mut plain =
+        Some((device.stream().unwrap(), device.event().unwrap(), device.alloc_pinned(PAGE).unwrap()));
     let bed = Bed::on(emulator);
     let bytes = pattern(PAGE);
     let file = Arc::new(FileHandle::register(&driver, bed.file("data", &bytes)).unwrap());
@@ -184,7 +187,10 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
         is_forked(device.name());
         is_forked(device.set_current());
         is_forked(memory.as_ref().unwrap().0.to_vec());
-        drop(memory.take());
+        is_forked(plain.as_ref().unwrap().0.is_idle());
+        is_forked(plain.as_ref().unwrap().1.is_done());
+        is_forked(plain.as_ref().unwrap().1.wait());
+        drop((memory.take(), plain.take()));
         // The last references to everything.
         operations.clear();
         drop((batch.take(), file.take(), stream.take(), driver.take()));

@@ -324,7 +324,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !matches!(self.owner, Owner::Value) {
+        if !matches!(self.owner, Owner::Value) || !self.device.cuda().is_alive() {
             return;
         }
         let _beside = self.device.cuda().beside_captures();
@@ -393,9 +393,10 @@ impl Event {
     /// Whether the work before the event is done.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of that work.
+    /// What CUDA said, which may be the failure of that work; [`Error::Forked`].
     #[doc(alias = "cudaEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
+        self.device.cuda().check_alive()?;
         let _beside = self.device.cuda().beside_captures();
         // SAFETY: the event is alive.
         ready("cudaEventQuery", unsafe { (self.device.cuda().runtime().cudaEventQuery)(self.raw) })
@@ -404,9 +405,10 @@ impl Event {
     /// Waits for the work before the event.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of that work.
+    /// What CUDA said, which may be the failure of that work; [`Error::Forked`].
     #[doc(alias = "cudaEventSynchronize")]
     pub fn wait(&self) -> Result<()> {
+        self.device.cuda().check_alive()?;
         let _beside = self.device.cuda().beside_captures();
         // SAFETY: the event is alive.
         check_runtime("cudaEventSynchronize", unsafe {
@@ -422,6 +424,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if !self.device.cuda().is_alive() {
+            return;
+        }
         // SAFETY: created in `new`, destroyed once; CUDA allows that while the event is pending.
         unsafe { (self.device.cuda().runtime().cudaEventDestroy)(self.raw) };
     }
