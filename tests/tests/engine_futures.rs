@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cufile::cuda::DeviceBuffer;
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, OpenOptions, PathPolicy};
+use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, IoRange, OpenOptions, PathPolicy};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 5 * MIB + 4321;
@@ -297,8 +297,9 @@ fn a_waker_need_not_wait_for_the_rest_of_another_transfer() {
     let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(1).build();
     let (read, written) = (open(&engine, &bed.path("data")), open(&engine, &bed.path("written")));
     read.read_at(&mut bed.device.alloc(MIB).unwrap(), 0).unwrap();
-    let (target, source) = (bed.device.alloc(MIB / 2).unwrap(), bed.device.alloc(100 * MIB).unwrap());
-    // The worker is busy until both are submitted; each copy of the write, which one worker does, takes a while.
+    let (target, mut source) = (bed.device.alloc(MIB / 2).unwrap(), bed.device.alloc(100 * MIB).unwrap());
+    source.copy_from_host(0, &pattern(100 * MIB)).unwrap();
+    // The worker is busy until both are submitted; each copy of the write, whose chunks go to one worker, takes a while.
     emulator.control("fault cudaMemcpyAsync delay_us=200000");
     emulator.control("fault cudaMemcpyAsync delay_us=10000 after=1 times=all");
     let busy = read.read_at_async(bed.device.alloc(MIB / 2).unwrap(), 0);
@@ -306,27 +307,34 @@ fn a_waker_need_not_wait_for_the_rest_of_another_transfer() {
     let mut future = read.read_at_async(target, 0);
     let (sender, woken) = mpsc::channel();
     poll_once(&mut future, move || sender.send(Instant::now()).unwrap());
-    let writing = written.write_all_at_async(source, 0);
-    let woken = woken.recv().unwrap();
-    assert!(!writing.is_done());
-    let (count, source) = writing.wait();
-    count.unwrap();
-    assert!(woken.elapsed() > Duration::from_millis(300), "the write went on for long");
+    // With a hole between them.
+    let half = |number: usize| IoRange {
+        file_offset: (number * 51 * MIB) as u64,
+        buffer_offset: number * 50 * MIB,
+        len_bytes: 50 * MIB,
+    };
+    written.write_many(&source, &[half(0), half(1)]).unwrap();
+    let late = woken.recv().unwrap().elapsed();
+    assert!(late > Duration::from_millis(300), "the write went on for {late:?}");
     for (count, _) in [busy.wait(), future.wait()] {
         assert_eq!(count.unwrap(), MIB / 2);
     }
-    assert!(fs::read(bed.path("written")).unwrap() == source.to_vec().unwrap());
+    emulator.control("clear");
+    let (found, bytes) = (fs::read(bed.path("written")).unwrap(), source.to_vec().unwrap());
+    assert!(found[..50 * MIB] == bytes[..50 * MIB] && found[51 * MIB..] == bytes[50 * MIB..]);
 }
 
 #[test]
 fn workers_may_drop_the_last_references_to_each_others_engines() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("data");
-    fs::write(&path, pattern(16 * MIB)).unwrap();
-    let [one, two] = [0; 2].map(|_| open(&Engine::builder().threads(1).build(), &path));
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(MIB));
+    let [one, two] = [0; 2].map(|_| open(&engine(&bed).threads(1).build(), &bed.path("data")));
+    let buffers = [0; 2].map(|_| bed.device.alloc(MIB).unwrap());
+    bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "delay_us=1000000 times=all");
     let both = Arc::new(Barrier::new(2));
     let (sender, ended) = mpsc::channel();
-    let mut reading = [&one, &two].map(|file| file.read_at_async(vec![0; 16 * MIB], 0));
+    let [to_one, to_two] = buffers;
+    let mut reading = [one.read_at_async(to_one, 0), two.read_at_async(to_two, 0)];
     for (future, last) in reading.iter_mut().zip([two, one]) {
         let (both, sender) = (both.clone(), sender.clone());
         poll_once(future, move || {
