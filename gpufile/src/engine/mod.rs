@@ -148,7 +148,8 @@ impl EngineBuilder {
         self
     }
 
-    /// How much memory all bounce buffers together take at most, in bytes, but for what two of them need.
+    /// How much memory all bounce buffers together take at most, in bytes, but for what two of them need. No more workers
+    /// are started than can have two each.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self
