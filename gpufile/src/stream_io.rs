@@ -1,13 +1,12 @@
 //! Reads and writes ordered with the work of a CUDA stream, without cuFile.
 
+use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::{fmt, thread};
 
 use cufile::cuda::{Event, Stream};
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Direction, Ring, Staged};
+use crate::engine::{Direction, Ring, Staged, wait_by_looking};
 use crate::error::{Cause, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::{Memory, Place};
@@ -28,8 +27,13 @@ pub struct StreamIo<B> {
 }
 
 enum State {
-    /// The stream will come to it, and then to the event. It uses the ring.
-    Submitted(Arc<Staged>, Event, Arc<Ring>),
+    /// The stream will come to it, and then to the event.
+    Submitted {
+        staged: Arc<Staged>,
+        passed: Event,
+        /// What the transfer refers to.
+        _ring: Arc<Ring>,
+    },
     Done(Result<usize>),
 }
 
@@ -109,7 +113,7 @@ impl<B> StreamIo<B> {
     /// Whether the transfer has ended, or its stream failed, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&self) -> bool {
         match &self.state {
-            State::Submitted(staged, passed, _) => staged.has_ended() || passed.is_done().is_err(),
+            State::Submitted { staged, passed, .. } => staged.has_ended() || passed.is_done().is_err(),
             State::Done(_) => true,
         }
     }
@@ -121,7 +125,7 @@ impl<B> StreamIo<B> {
         B: IoBuf,
     {
         match &self.state {
-            State::Submitted(staged, ..) => staged.memory().ptr,
+            State::Submitted { staged, .. } => staged.memory().ptr,
             State::Done(_) => self.buffer.as_ref().expect("taken by `wait` only").as_ptr(),
         }
     }
@@ -137,34 +141,26 @@ impl<B> StreamIo<B> {
 
     /// Waits until the stream has gone on behind the transfer, or for ever will not come to it.
     fn settle(&mut self) {
-        let State::Submitted(staged, passed, ring) = &self.state else { return };
+        let State::Submitted { staged, passed, .. } = &self.state else { return };
         // That waiting failed need not be the stream's failure, which then goes on with the buffer.
         let waited = passed.wait().or_else(|_| wait_by_looking(passed));
-        let (done, cause, ring_is_free) = match waited {
-            Ok(()) => {
-                let (done, cause) = staged.finish();
-                (done, cause, true)
-            }
+        let (done, cause) = match waited {
+            Ok(()) => staged.finish(),
             Err(error) => {
-                let ring_is_free = staged.give_up(
-                    || passed.is_done().is_err(),
-                    || {
-                        // If it goes on after all, nothing may copy any more when the buffer goes back.
-                        let _ = passed.wait();
-                    },
-                );
-                (0, Some(error.into()), ring_is_free)
+                let stream_is_done = || {
+                    // If it goes on after all, nothing may copy any more when the buffer goes back.
+                    let _ = passed.wait();
+                };
+                staged.give_up(|| passed.is_done().is_err(), stream_is_done);
+                (0, Some(error.into()))
             }
         };
-        if ring_is_free {
-            ring.release();
-        }
         self.state = State::Done(self.result(done, cause));
     }
 
     fn result(&self, done: usize, cause: Option<Cause>) -> Result<usize> {
         let Some(cause) = cause else { return Ok(done) };
-        let State::Submitted(staged, ..) = &self.state else { unreachable!("called once, when it ends") };
+        let State::Submitted { staged, .. } = &self.state else { unreachable!("called once, when it ends") };
         let len_bytes = staged.memory().len_bytes;
         Err(self.file.transfer_error(operation(self.direction), self.offset, len_bytes, done, cause))
     }
@@ -180,14 +176,6 @@ impl<B> fmt::Debug for StreamIo<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamIo").field("is_done", &self.is_done()).finish()
     }
-}
-
-/// Waits for an event without CUDA's help.
-fn wait_by_looking(event: &Event) -> cufile::Result<()> {
-    while !event.is_done()? {
-        thread::sleep(Duration::from_micros(50));
-    }
-    Ok(())
 }
 
 /// Makes the transfer a part of the stream's work; `None` if that is not possible, and nothing is under way.
@@ -221,19 +209,14 @@ unsafe fn submit(
     match staged.submit(stream, &stager.active) {
         Ok(passed) => {
             drop(turns);
-            Some(State::Submitted(staged, passed, ring))
+            Some(State::Submitted { staged, passed, _ring: ring })
         }
         Err(_) => {
-            let ring_is_free = staged.give_up(
-                || stream.is_idle().is_err(),
-                || {
-                    // What was submitted is done then; what the stream fails of is reported by the one who tries next.
-                    let _ = stream.synchronize();
-                },
-            );
-            if ring_is_free {
-                ring.release();
-            }
+            let stream_is_done = || {
+                // What was submitted is done then; what the stream fails of is reported by the one who tries next.
+                let _ = stream.synchronize();
+            };
+            staged.give_up(|| stream.is_idle().is_err(), stream_is_done);
             None
         }
     }

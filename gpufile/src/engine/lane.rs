@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cufile::cuda::{Device, Event, Stream};
 
 use super::bounce::Bounce;
-use super::copies::{Copies, wait};
+use super::copies::{Copies, wait_by_looking};
 use super::job::Job;
 use super::plan::{Plan, Segment};
 use super::pool::Reports;
@@ -186,7 +186,7 @@ impl Lane {
 
     fn wait_for_copies(&self, slot: usize) -> cufile::Result<()> {
         let Some(copied) = &self.slots[slot].copied else { return Ok(()) };
-        let waited = wait(copied);
+        let waited = wait_by_looking(copied);
         if let (Err(_), Some(stream)) = (&waited, &self.stream) {
             // Whatever failed: no copy may go on when the memory goes back to its owner.
             let _ = stream.synchronize();

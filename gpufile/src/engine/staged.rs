@@ -70,7 +70,8 @@ struct Progress {
 }
 
 impl Staged {
-    /// A transfer that uses these turns of the ring, until [`finish`](Self::finish) or [`give_up`](Self::give_up).
+    /// A transfer that uses these turns of the ring, and releases it in [`finish`](Self::finish) or
+    /// [`give_up`](Self::give_up).
     ///
     /// # Safety
     /// The file and the ring must stay, and the memory be as an [`IoBuf`](cufile::IoBuf) (for reads,
@@ -262,6 +263,7 @@ impl Staged {
         while !progress.ended {
             progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
         }
+        self.ring().release();
         match progress.stop.take() {
             None => (self.memory.len_bytes, None),
             Some((number, stop)) => (self.parts[number].before_bytes + stop.done_bytes, stop.cause),
@@ -280,8 +282,9 @@ impl Staged {
     /// and the stream does not wait for it any more. `stream_is_done` waits for what was submitted; `is_dead` says
     /// whether the stream will never go on. Once, instead of [`finish`](Self::finish).
     ///
-    /// Returns whether the ring can be used on: on a dead stream, transfers that came before may have stopped anywhere.
-    pub fn give_up(&self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) -> bool {
+    /// The ring is not released, and nobody else gets it any more, if transfers before this one stopped in the middle of
+    /// their turns because the stream is dead.
+    pub fn give_up(&self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
         let mut progress = self.progress();
         progress.given_up = true;
         while progress.begun.is_some() && !progress.ended {
@@ -307,14 +310,17 @@ impl Staged {
             })
         };
         if !in_turn(&|turn| ring.is_with_stream(turn), &|turn| ring.hand_to_stream(turn)) {
-            return false;
+            return;
         }
         stream_is_done();
-        in_turn(&|turn| ring.is_with_host(turn), &|turn| ring.hand_to_host(turn))
+        if in_turn(&|turn| ring.is_with_host(turn), &|turn| ring.hand_to_host(turn)) {
+            ring.release();
+        }
     }
 
     fn ring(&self) -> &Ring {
-        // SAFETY: it stays until the transfer has ended, and nobody asks for it later.
+        // SAFETY: it stays until `finish` or `give_up` has returned, before which the transfer has ended, and whoever
+        // still refers to that does not ask for it.
         unsafe { self.ring.as_ref() }
     }
 
