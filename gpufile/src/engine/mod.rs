@@ -85,8 +85,9 @@ impl Inner {
         self.process != std::process::id()
     }
 
-    fn new_lanes(&self, memory_bytes: usize) -> Lanes {
-        Lanes::new(self.devices.clone(), self.settings.bounce_buffer_bytes, memory_bytes)
+    /// Lanes that no other threads share, as many as these want.
+    fn lanes_apart(&self) -> Lanes {
+        Lanes::new(self.devices.clone(), self.settings.bounce_buffer_bytes, usize::MAX)
     }
 }
 
@@ -355,7 +356,7 @@ impl Engine {
     fn work_inline(&self, job: &Arc<Job>) {
         if self.0.is_forked() {
             // The parent's may be locked for ever, or lent to threads that are not here.
-            return pool::work_inline(&self.0.new_lanes(usize::MAX), job);
+            return pool::work_inline(&self.0.lanes_apart(), job);
         }
         pool::work_inline(&self.0.lanes, job);
     }
@@ -370,7 +371,7 @@ impl Engine {
         if self.0.is_forked() {
             return None;
         }
-        let new = || Stager::new(self.0.settings.threads, self.0.new_lanes(usize::MAX)).ok();
+        let new = || Stager::new(self.0.settings.threads, self.0.lanes_apart()).ok();
         self.0.stager.get_or_init(new).as_ref()
     }
 
