@@ -178,8 +178,8 @@ impl Job {
         self.state().stop.as_ref().is_some_and(|(first, _)| *first < chunk)
     }
 
-    /// Takes back the last of the chunks that [`take`](Self::take) handed out together, which nobody began, and of which
-    /// nothing came after. Returns the use of the job that they are of.
+    /// Takes back chunks that [`take`](Self::take) handed out last and that nobody has begun, to hand them out again.
+    /// Returns the use of the job that they are of.
     pub fn put_back(&self, chunks: Range<usize>) -> u64 {
         let mut state = self.state();
         state.next = chunks.start;
