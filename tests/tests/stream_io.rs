@@ -54,6 +54,24 @@ fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
 }
 
 #[test]
+fn a_read_finds_what_the_streams_work_before_it_wrote_to_the_file() {
+    Bed::each(|bed| {
+        bed.file("changed", &[1; 10_000]);
+        let file = open(bed, "changed");
+        let stream = bed.device.stream().unwrap();
+        let path = bed.path("changed");
+        let change = move || {
+            std::thread::sleep(Duration::from_millis(20));
+            fs::write(path, [2; 10_000]).unwrap();
+        };
+        stream.call_on_host(change).unwrap();
+        let (count, buffer) = file.read_at_on_stream(&stream, vec![0; 10_000], 0).wait();
+        assert_eq!(count.unwrap(), 10_000);
+        assert!(buffer == [2; 10_000]);
+    });
+}
+
+#[test]
 fn a_write_takes_what_the_streams_work_before_it_left() {
     Bed::each(|bed| {
         let bytes = pattern(LONG);
