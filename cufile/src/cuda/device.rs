@@ -180,7 +180,7 @@ impl Device {
     /// Waits for everything submitted to the device (`cudaDeviceSynchronize`).
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work.
+    /// What CUDA said, which may be the failure of earlier work; that a stream is captured, whose capture this ends.
     #[doc(alias = "cudaDeviceSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let _entered = self.enter()?;

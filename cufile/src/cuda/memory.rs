@@ -381,6 +381,7 @@ pub(crate) unsafe fn fill(cuda: &Cuda, part: Part, byte: u8) -> Result<()> {
 
 /// Waits for the default stream.
 fn wait(cuda: &Cuda) -> Result<()> {
+    let _beside = cuda.beside_captures();
     // SAFETY: null is the default stream of the current context, which the caller has entered.
     check_runtime("cudaStreamSynchronize", unsafe { (cuda.runtime().cudaStreamSynchronize)(ptr::null_mut()) })
 }

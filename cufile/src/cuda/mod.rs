@@ -3,7 +3,8 @@
 //! Programs that use another CUDA crate keep using it: any memory can take part in I/O through
 //! [`IoBuf`], and cudarc's does by the feature `cudarc`. No call here leaves the calling thread's current device or context
 //! changed, but for [`Device::set_current`]. Nor does what allocates, waits or asks here end the capture of a graph on a
-//! stream elsewhere, as such calls do by default.
+//! stream elsewhere, as such calls do by default, but for [`Device::synchronize`]. What copies or fills without a stream
+//! ends it if that stream waits for the null stream, as those of [`Device::stream`] and PyTorch do not.
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;

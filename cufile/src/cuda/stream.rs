@@ -44,7 +44,6 @@ impl Stream {
     pub(super) fn new(device: &Device) -> Result<Self> {
         let _entered = device.enter()?;
         let mut raw = ptr::null_mut();
-        let _beside = device.cuda().beside_captures();
         // SAFETY: `raw` outlives the call; the device's context is current.
         check_runtime("cudaStreamCreateWithFlags", unsafe {
             (device.cuda().runtime().cudaStreamCreateWithFlags)(&mut raw, cudaStreamNonBlocking)

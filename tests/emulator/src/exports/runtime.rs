@@ -27,14 +27,12 @@ thread_local! {
 }
 
 /// What could disturb a capture.
-const UNSAFE_BESIDE_CAPTURES: [&str; 11] = [
+const UNSAFE_BESIDE_CAPTURES: [&str; 9] = [
     "cudaMalloc",
     "cudaMallocManaged",
     "cudaHostAlloc",
     "cudaFree",
     "cudaFreeHost",
-    "cudaStreamCreateWithFlags",
-    "cudaStreamDestroy",
     "cudaStreamSynchronize",
     "cudaStreamQuery",
     "cudaEventSynchronize",
@@ -55,8 +53,9 @@ pub(super) fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), cu
         return cudaError_t::cudaErrorInitializationError;
     }
     let hit = control::enter(name);
-    let is_refused = UNSAFE_BESIDE_CAPTURES.contains(&name)
-        && CAPTURE_MODE.get() != cudaStreamCaptureMode::cudaStreamCaptureModeRelaxed
+    let is_relaxed = CAPTURE_MODE.get() == cudaStreamCaptureMode::cudaStreamCaptureModeRelaxed;
+    let is_refused = (UNSAFE_BESIDE_CAPTURES.contains(&name) && !is_relaxed
+        || name == "cudaDeviceSynchronize")
         && control::capturing();
     let outcome = match hit.err {
         Some(code) => {
