@@ -12,7 +12,8 @@ use crate::file::{File, READ, WRITE};
 use crate::memory::Memory;
 use crate::write_plan::{Growth, WritePlan};
 
-/// A buffer, a file, and the job that moves bytes between them. Dropping it waits for the job; forgetting it leaks them.
+/// A buffer, a file, and the job that moves bytes between them. Dropping it waits for a write, and for as much of a read
+/// as was begun; forgetting it leaks them.
 pub(crate) struct Owned<B> {
     /// On the heap, at one place, because workers refer to it.
     place: NonNull<Pending<B>>,
@@ -134,6 +135,9 @@ impl<B> Owned<B> {
 
 impl<B> Drop for Owned<B> {
     fn drop(&mut self) {
+        if let Pending { write: None, job: Some((job, _)), .. } = self.pending() {
+            job.cancel();
+        }
         // SAFETY: `finish` keeps this from being called.
         drop(unsafe { Self::take(self.place) });
     }

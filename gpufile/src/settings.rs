@@ -96,7 +96,7 @@ impl Settings {
     }
 
     /// How many threads a transfer of many pieces is spread over. By default one for each processor, and 16 at most:
-    /// more add little on one GPU's link.
+    /// more add little on one GPU's link. From 1 to 1024.
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -107,7 +107,7 @@ impl Settings {
         self.task_bytes
     }
 
-    /// How many bytes each pinned bounce buffer is for; it has an eighth more, and 16 KiB, to align them in. By
+    /// How many bytes each pinned bounce buffer is for, 1 GiB at most; it has an eighth more, and 16 KiB, to align them in. By
     /// default 4 MiB: enough that neither a read nor a copy to the GPU is bound by its start, and little to wait
     /// for before the first copy.
     pub fn bounce_buffer_bytes(&self) -> usize {
@@ -197,6 +197,11 @@ struct Variable {
 
 const SWITCH: &str = "on, true, yes or 1, or off, false, no or 0";
 const DIRECT: &str = "auto (or on, true, yes, 1), never (or off, false, no, 0), or always";
+/// More than any machine has use for, and fewer than the operating system lets a process have.
+pub(crate) const MOST_THREADS: usize = 1024;
+/// Of more, two for each thread would not fit into any machine's memory.
+pub(crate) const LONGEST_BOUNCE_BUFFER: usize = 1 << 30;
+
 const SIZE: &str = "a size above 0 that fits 64 bits, such as 65536, 64KiB or 4M";
 
 const VARIABLES: &[Variable] = &[
@@ -209,8 +214,13 @@ const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUFILE_NUM_THREADS",
         kvikio: &["KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"],
-        accepted: "a whole number above 0",
-        set: |settings, text| put(&mut settings.threads, text.parse().ok().filter(|&threads| threads > 0)),
+        accepted: "a whole number from 1 to 1024",
+        set: |settings, text| {
+            put(
+                &mut settings.threads,
+                text.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads)),
+            )
+        },
     },
     Variable {
         name: "GPUFILE_TASK_SIZE",
@@ -227,8 +237,10 @@ const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUFILE_BOUNCE_BUFFER_SIZE",
         kvikio: &["KVIKIO_BOUNCE_BUFFER_SIZE"],
-        accepted: SIZE,
-        set: |settings, text| put(&mut settings.bounce_buffer_bytes, size(text)),
+        accepted: "a size from 1 to 1 GiB, such as 65536, 64KiB or 4M",
+        set: |settings, text| {
+            put(&mut settings.bounce_buffer_bytes, size(text).filter(|bytes| *bytes <= LONGEST_BOUNCE_BUFFER))
+        },
     },
     Variable {
         name: "GPUFILE_BOUNCE_MEMORY",
@@ -437,9 +449,10 @@ mod tests {
         let given = |value| from(&[some[0], some[1], ("GPUFILE_BOUNCE_MEMORY", value)]).unwrap();
         assert_eq!(given("5M").bounce_memory_bytes(), 5 << 20);
         assert_eq!(given("1").bounce_memory_bytes(), pair);
-        for (threads, buffer) in [("9", "4611686018427387904"), ("18446744073709551615", "4M")] {
-            let huge = [("GPUFILE_NUM_THREADS", threads), ("GPUFILE_BOUNCE_BUFFER_SIZE", buffer)];
-            assert_eq!(from(&huge).unwrap().bounce_memory_bytes(), usize::MAX);
+        let most = [("GPUFILE_NUM_THREADS", "1024"), ("GPUFILE_BOUNCE_BUFFER_SIZE", "1GiB")];
+        assert_eq!(from(&most).unwrap().bounce_memory_bytes(), 4 * 1024 * ((9 << 27) + (16 << 10)));
+        for (name, more) in [("GPUFILE_NUM_THREADS", "1025"), ("GPUFILE_BOUNCE_BUFFER_SIZE", "1073741825")] {
+            assert!(from(&[(name, more)]).is_err(), "{name}");
         }
     }
 

@@ -121,7 +121,31 @@ fn a_transfer_that_fails_or_never_begins_gives_the_buffer_back_with_the_error() 
 }
 
 #[test]
-fn dropping_waits_for_the_transfer_and_forgetting_leaves_it_its_buffer() {
+fn dropping_a_read_waits_for_what_was_begun_and_reads_no_more() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("long", &[]).set_len(64 * MIB as u64).unwrap();
+    let file = open(&engine(&bed).threads(2).task_bytes(MIB).build(), &bed.path("long"));
+    let before = emulator.calls("cudaMemcpyAsync");
+    let copies = || emulator.calls("cudaMemcpyAsync") - before;
+    emulator.fault("cudaMemcpyAsync", "delay_us=50000 times=all");
+    let future = file.read_at_async(bed.device.alloc(64 * MIB).unwrap(), 0);
+    while copies() == 0 {
+        std::thread::yield_now();
+    }
+    let start = Instant::now();
+    drop(future);
+    assert!(start.elapsed() >= Duration::from_millis(20), "a copy was under way: {:?}", start.elapsed());
+    let begun = copies();
+    assert!(begun <= 8, "{begun} of 64 pieces, two of each worker and as many that were just taken");
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(copies(), begun, "nothing is under way any more");
+    emulator.control("clear");
+    file.read_exact_at(&mut bed.device.alloc(64 * MIB).unwrap(), 0).unwrap();
+}
+
+#[test]
+fn dropping_waits_for_a_write_and_forgetting_leaves_a_transfer_its_buffer() {
     let bed = Bed::emulated();
     let bytes = pattern(2 * MIB);
     bed.file("data", &bytes);
@@ -133,9 +157,6 @@ fn dropping_waits_for_the_transfer_and_forgetting_leaves_it_its_buffer() {
     let before = allocations();
 
     emulator.fault("cudaMemcpyAsync", "delay_us=100000 times=all");
-    let start = Instant::now();
-    drop(file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0));
-    assert!(start.elapsed() >= Duration::from_millis(100), "{:?}", start.elapsed());
     drop(file.write_all_at_async(bed.device.alloc(2 * MIB).unwrap(), 2 * MIB as u64));
     assert_eq!(file.len_bytes().unwrap(), 4 * MIB as u64, "a dropped write is complete");
 

@@ -220,6 +220,24 @@ impl Job {
         }
     }
 
+    /// Hands out no more chunks, because nobody wants the rest. Those under way are completed.
+    pub fn cancel(&self) {
+        let mut state = self.state();
+        if state.is_done() {
+            return;
+        }
+        state.next = state.chunks;
+        state.stop.get_or_insert((0, Stop { entry: 0, done_bytes: 0, cause: None }));
+        let waker = state.waker.take();
+        if state.is_done() {
+            self.is_done.store(true, Ordering::Release);
+        }
+        self.progressed.notify_all();
+        // It is foreign code, also when it is dropped.
+        drop(state);
+        drop(waker);
+    }
+
     /// Waits until all chunks that were or will be handed out are completed.
     pub fn wait(&self) {
         let sleep = |state| self.progressed.wait(state).unwrap_or_else(PoisonError::into_inner);

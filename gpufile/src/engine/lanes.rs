@@ -69,6 +69,17 @@ impl Lanes {
         })
     }
 
+    /// Lends a lane for host memory, unless there are as many as may be.
+    pub fn try_take_for_host(&self) -> Option<Lane> {
+        let mut state = self.state();
+        if let Some(at) = state.free.iter().rposition(|lane| lane.place() == Place::Host) {
+            return Some(state.free.swap_remove(at));
+        }
+        let may_be_made = state.existing < self.limit;
+        state.existing += usize::from(may_be_made);
+        may_be_made.then(|| Lane::on_host(self.bounce_bytes))
+    }
+
     /// Takes a lane back that has nothing under way.
     pub fn put(&self, lane: Lane) {
         debug_assert!(!lane.is_busy());

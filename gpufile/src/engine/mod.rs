@@ -42,10 +42,10 @@ pub use transfer::IoRange;
 pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 pub(crate) use under_way::UnderWay;
 
-use crate::memory::Memory;
+use crate::memory::{Memory, Place};
 use crate::open_file::{OpenFile, Outcome};
 use crate::path::PathPolicy;
-use crate::settings::{DirectIo, Settings};
+use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings};
 use devices::Devices;
 use job::IdleJobs;
 use lanes::Lanes;
@@ -129,11 +129,12 @@ impl EngineBuilder {
         self
     }
 
-    /// How many workers share a transfer; at least 1. The calling thread waits meanwhile. Fewer do where more would not be
+    /// How many workers share a transfer, from 1 to 1024. The calling thread waits meanwhile, but for transfers of host
+    /// memory, on which it works, too; alone, if there is to be 1. Fewer do where more would not be
     /// faster: one writes a new file on a disk; and a disk gets four requests by `O_DIRECT` at a time for each of its
     /// hardware queues, unless [`task_bytes`](Self::task_bytes) says how long they are.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.settings.threads = threads.max(1);
+        self.settings.threads = threads.clamp(1, MOST_THREADS);
         self
     }
 
@@ -144,9 +145,10 @@ impl EngineBuilder {
         self
     }
 
-    /// How large a bounce buffer is, in bytes; a multiple of 4096 and at least as much. Each worker uses two.
+    /// How large a bounce buffer is, in bytes; a multiple of 4096, at least as much, and 1 GiB at most. Each worker uses
+    /// two.
     pub fn bounce_buffer_bytes(mut self, bounce_buffer_bytes: usize) -> Self {
-        self.settings.bounce_buffer_bytes = bounce_buffer_bytes;
+        self.settings.bounce_buffer_bytes = bounce_buffer_bytes.min(LONGEST_BOUNCE_BUFFER);
         self
     }
 
@@ -296,8 +298,24 @@ impl Engine {
     ) -> Result<Option<Stop>, Refused> {
         // SAFETY: this function returns when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer, &cutting) }?;
-        self.start(transfer, &job, chunks, cutting.inline || chunks == 1);
+        let inline = cutting.inline || chunks == 1;
+        let is_host = !inline && transfer.entries.place() == Place::Host;
+        self.start(transfer, &job, chunks, inline || is_host && self.0.settings.threads == 1);
+        if is_host {
+            self.work_beside(&job);
+        }
         Ok(self.finish(job))
+    }
+
+    /// Works on a job of host memory along with the workers: waking them takes longer than to copy some 100 KiB. Not if
+    /// there is no lane to be had at once: one who waits for it must not have chunks of a job.
+    fn work_beside(&self, job: &Arc<Job>) {
+        if job.is_done() {
+            return;
+        }
+        if let Some(lane) = self.0.lanes.try_take_for_host() {
+            pool::work_inline(&self.0.lanes, Some(lane), job);
+        }
     }
 
     /// Lets the workers do a job, or does it, if that is said or the calling thread is a worker.
@@ -356,9 +374,9 @@ impl Engine {
     fn work_inline(&self, job: &Arc<Job>) {
         if self.0.is_forked() {
             // The parent's may be locked for ever, or lent to threads that are not here.
-            return pool::work_inline(&self.0.lanes_apart(), job);
+            return pool::work_inline(&self.0.lanes_apart(), None, job);
         }
-        pool::work_inline(&self.0.lanes, job);
+        pool::work_inline(&self.0.lanes, None, job);
     }
 
     /// A job that is not in use.

@@ -219,10 +219,9 @@ fn work(queue: &Queue, lanes: &Lanes) {
     }
 }
 
-/// Does all of a job on the calling thread.
-pub(crate) fn work_inline(lanes: &Lanes, job: &Arc<Job>) {
+/// Does all of a job on the calling thread, or with the workers what is left of it; with a lane, if it has one.
+pub(crate) fn work_inline(lanes: &Lanes, mut lane: Option<Lane>, job: &Arc<Job>) {
     let mut reports = Reports::default();
-    let mut lane: Option<Lane> = None;
     let of_use = job.current_use();
     loop {
         match (job.take(of_use), &mut lane) {
