@@ -15,7 +15,8 @@ use crate::properties::DriverProperties;
 /// independent [`open`](Driver::open)s, also by C code in the same process, do not disturb each other.
 ///
 /// After `fork` neither CUDA nor cuFile works in the child: every call is [`Error::Forked`] there, opening anew too, and
-/// dropping closes nothing. A child that needs them must be made before its parent loads [`Cuda`], or call `exec`.
+/// dropping closes nothing. A child that needs them must be made before its parent loads [`Cuda`] and reads or sets
+/// [parameters](Library::params), or call `exec`.
 #[derive(Clone)]
 pub struct Driver(Arc<Open>);
 
@@ -33,7 +34,7 @@ impl Driver {
     ///
     /// # Errors
     /// [`Error::Load`] naming libcuda, libcudart or libcufile if one is missing, [`Error::NoDevice`], [`Error::Forked`]
-    /// in the child of a process that has loaded [`Cuda`], or what `cuFileDriverOpen` said.
+    /// in the child of a process that has loaded [`Cuda`] or used parameters, or what `cuFileDriverOpen` said.
     #[doc(alias = "cuFileDriverOpen")]
     pub fn open() -> Result<Self> {
         Self::builder().open()
@@ -46,7 +47,7 @@ impl Driver {
 
     /// Opens the driver, with libcuda there and initialised.
     pub(crate) fn open_with(library: Library, cuda: Cuda) -> Result<Self> {
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: `cuda` says that libcuda is there and initialised, without which the call might not return.
         check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() })?;
         Ok(Self(Arc::new(Open { library, cuda, closed: false })))
@@ -175,7 +176,7 @@ impl Open {
         if !self.is_alive() {
             return Err(Error::Forked);
         }
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: balances the opening in `Driver::open_with`; what needs an open driver holds a reference.
         check("cuFileDriverClose", unsafe { (self.library.functions().cuFileDriverClose_v2)() })?;
         self.closed = true;

@@ -92,10 +92,8 @@ pub enum Error {
         /// How many other references there are.
         users: usize,
     },
-    /// The process is a fork of the one that initialised CUDA, where neither CUDA nor cuFile works.
-    #[error(
-        "CUDA was initialised before fork(), and neither it nor cuFile works in the child (fork before, or exec)"
-    )]
+    /// The process is a fork of one that used CUDA or cuFile, where neither works.
+    #[error("CUDA or cuFile was used before fork(), and neither works in the child (fork before, or exec)")]
     Forked,
 }
 

@@ -7,6 +7,7 @@ use std::{fmt, ptr};
 use cufile_sys::Functions;
 
 use crate::error::{Error, Result, check};
+use crate::fork;
 
 /// A version of libcufile, `major.minor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,11 +142,18 @@ impl Library {
 }
 
 /// Held around each call of libcufile that sets or reads parameters, reads properties, opens or closes: 1.11 to 1.15
-/// corrupt their heap if two threads make such calls at a time. Who has a driver asks before whether it is alive, because
-/// in a forked child the lock may be held for ever.
-pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
+/// corrupt their heap if two threads make such calls at a time.
+///
+/// # Errors
+/// [`Error::Forked`] in the child of a process that made such a call, where this lock, and those of libcufile, may be held
+/// for ever.
+pub(crate) fn one_at_a_time() -> Result<MutexGuard<'static, ()>> {
+    static FIRST_BY: OnceLock<u32> = OnceLock::new();
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    if *FIRST_BY.get_or_init(fork::generation) != fork::current() {
+        return Err(Error::Forked);
+    }
+    Ok(TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// A function of a [`Library`] that not every version has, by its C name.

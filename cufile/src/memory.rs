@@ -15,6 +15,9 @@ use crate::error::{Error, Result};
 /// [`len_bytes`](Self::len_bytes) bytes from there are one allocation that CUDA or the host can read, without being
 /// changed or freed by anyone else. [`base_offset`](Self::base_offset) bytes before it, in the same allocation, lies
 /// the address that cuFile knows the memory by. [`context`](Self::context) stays valid as long.
+#[diagnostic::on_unimplemented(
+    note = "of an array, pass `.as_slice()` or `.as_mut_slice()`; of numbers, their bytes, as `bytemuck::cast_slice` gives them"
+)]
 pub unsafe trait IoBuf {
     /// The first byte's address.
     fn as_ptr(&self) -> *const u8;
@@ -53,6 +56,9 @@ pub unsafe trait IoBuf {
 /// # Safety
 /// `&mut self` gives sole access to the memory: nothing else reads or writes it meanwhile.
 /// [`as_mut_ptr`](Self::as_mut_ptr) is the address that [`as_ptr`](IoBuf::as_ptr) gives, and may be written through.
+#[diagnostic::on_unimplemented(
+    note = "of an array, pass `.as_slice()` or `.as_mut_slice()`; of numbers, their bytes, as `bytemuck::cast_slice` gives them"
+)]
 pub unsafe trait IoBufMut: IoBuf {
     /// The first byte's address, for writing.
     ///

@@ -223,7 +223,7 @@ impl<N: sealed::Number> sealed::Value for N {
     fn get(library: &Library, param: Param<N>) -> Result<N> {
         let call = newer!(library, cuFileGetParameterSizeT)?;
         let mut value = 0;
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: `value` outlives the call.
         let status = unsafe { call(SizeT::from_raw(param.raw), &mut value) };
         check("cuFileGetParameterSizeT", status).map_err(|error| error.about(&param.name))?;
@@ -233,7 +233,7 @@ impl<N: sealed::Number> sealed::Value for N {
     fn set(&self, library: &Library, param: Param<N>) -> Result<()> {
         let call = newer!(library, cuFileSetParameterSizeT)?;
         let value = self.to_c("cuFileSetParameterSizeT", param.name)?;
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: takes numbers.
         let status = unsafe { call(SizeT::from_raw(param.raw), value) };
         check("cuFileSetParameterSizeT", status)
@@ -246,7 +246,7 @@ impl sealed::Value for bool {
         let call = newer!(library, cuFileGetParameterBool)?;
         // A byte of C's need not be a valid `bool`.
         let mut value = 0u8;
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: `value` outlives the call, and a C `bool` is a byte.
         let status = unsafe { call(Bool::from_raw(param.raw), (&raw mut value).cast()) };
         check("cuFileGetParameterBool", status).map_err(|error| error.about(&param.name))?;
@@ -255,7 +255,7 @@ impl sealed::Value for bool {
 
     fn set(&self, library: &Library, param: Param<bool>) -> Result<()> {
         let call = newer!(library, cuFileSetParameterBool)?;
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: takes numbers.
         let status = unsafe { call(Bool::from_raw(param.raw), *self) };
         check("cuFileSetParameterBool", status)
@@ -269,7 +269,7 @@ impl sealed::Value for String {
         let call = newer!(library, cuFileGetParameterString)?;
         let mut buffer = Vec::new();
         let mut result = Ok(String::new());
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // The code for a buffer that is too short is that for a string that is not set, so there is an end to growing.
         for len in [256, 4096, 65536] {
             buffer.resize(len, 0u8);
@@ -298,7 +298,7 @@ impl sealed::Value for String {
             let at = error.nul_position();
             Error::invalid(OPERATION, format!("{} has a NUL at byte {at}, where C would end it", param.name))
         })?;
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: the string is terminated and outlives the call; libcufile copies it.
         let status = unsafe { call(Text::from_raw(param.raw), text.as_ptr()) };
         check(OPERATION, status).map_err(|error| error.about(&format_args!("{}, {self:?}", param.name)))
@@ -405,7 +405,7 @@ impl Params<'_> {
         }
         // libcufile leaves a limit that it does not know as it was.
         let (mut smallest, mut largest) = (0, usize::MAX);
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: both outlive the call.
         let status = unsafe { call(raw, &mut smallest, &mut largest) };
         check("cuFileGetParameterMinMaxValue", status).map_err(|error| error.about(&param.name))?;
@@ -469,7 +469,7 @@ impl Params<'_> {
     pub fn set_poll_mode(&self, enabled: bool, threshold_bytes: u64) -> Result<()> {
         const OPERATION: &str = "cuFileDriverSetPollMode";
         let threshold = sealed::Number::to_c(&Bytes(threshold_bytes), OPERATION, "the threshold")?;
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: takes numbers.
         let status = unsafe { (self.0.functions().cuFileDriverSetPollMode)(enabled, threshold) };
         check(OPERATION, status).map_err(|error| error.about(&format_args!("{enabled}, {threshold} KiB")))
@@ -512,7 +512,7 @@ fn set_limit(
     size_bytes: u64,
 ) -> Result<()> {
     let size = sealed::Number::to_c(&Bytes(size_bytes), operation, "the size")?;
-    let _turn = one_at_a_time();
+    let _turn = one_at_a_time()?;
     // SAFETY: takes a number; `call` is one of the setters above.
     check(operation, unsafe { call(size) }).map_err(|error| error.about(&format_args!("{size} KiB")))
 }
@@ -526,7 +526,7 @@ fn get_slabs(
 ) -> Result<Vec<Slab>> {
     let (mut sizes, mut counts) = (vec![0; MAX_SLABS], vec![0; MAX_SLABS]);
     let mut result = Ok(Vec::new());
-    let _turn = one_at_a_time();
+    let _turn = one_at_a_time()?;
     // libcufile wants to be told how many slabs there are, and has no call that tells; 3 is its default.
     for len in iter::once(3).chain(1..=MAX_SLABS) {
         // SAFETY: both arrays have at least `len` elements and outlive the call.
@@ -562,7 +562,7 @@ fn set_slabs(
     let size = |slab: &Slab| sealed::Number::to_c(&Bytes(slab.size_bytes), operation, "a slab's size");
     let sizes = slabs.iter().map(size).collect::<Result<Vec<usize>>>()?;
     let counts: Vec<usize> = slabs.iter().map(|slab| slab.count as usize).collect();
-    let _turn = one_at_a_time();
+    let _turn = one_at_a_time()?;
     // SAFETY: both arrays have `len` elements and outlive the call; libcufile copies them.
     check(operation, unsafe { call(sizes.as_ptr(), counts.as_ptr(), len) })
 }

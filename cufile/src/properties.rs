@@ -117,7 +117,7 @@ impl DriverProperties {
     pub(crate) fn get(library: &Library) -> Result<Self> {
         // SAFETY: all-zero is a valid value of this struct of integers.
         let mut raw: CUfileDrvProps_t = unsafe { mem::zeroed() };
-        let _turn = one_at_a_time();
+        let _turn = one_at_a_time()?;
         // SAFETY: `raw` outlives the call and has the size that every version expects (56 bytes).
         check("cuFileDriverGetProperties", unsafe {
             (library.functions().cuFileDriverGetProperties)(&mut raw)

@@ -159,7 +159,11 @@ unsafe fn call<'a, F: UserspaceFs, R>(
     // SAFETY: the caller's promise; shared references are all that there are.
     let file = unsafe { &*handle.cast::<F>() };
     // What a panic leaves half done is the implementor's own affair, as with a mutex.
-    catch_unwind(AssertUnwindSafe(|| method(file))).unwrap_or(failed)
+    catch_unwind(AssertUnwindSafe(|| method(file))).unwrap_or_else(|panic| {
+        // To drop what it carries could panic again.
+        mem::forget(panic);
+        failed
+    })
 }
 
 unsafe extern "C" fn fs_type<F: UserspaceFs>(handle: *const c_void) -> *const c_char {

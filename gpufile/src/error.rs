@@ -19,8 +19,8 @@ pub enum Error {
         cause: Cause,
     },
     /// A transfer failed. The bytes before the failure, `bytes_done` from the start of the range, were transferred.
-    #[error("cannot {operation} {len_bytes} bytes at {offset} of {}: {cause}; {bytes_done} bytes were transferred",
-        .path.display())]
+    #[error("cannot {operation} {len_bytes} bytes at {offset} of {}: {cause}{}; {bytes_done} bytes were transferred",
+        .path.display(), advice(.operation, .cause))]
     Transfer {
         /// `read` or `write`.
         operation: &'static str,
@@ -53,6 +53,12 @@ pub enum Error {
         /// What the operating system said.
         cause: Cause,
     },
+    /// A call that is not about a file failed, such as [`Engine::cuda`](crate::Engine::cuda).
+    #[error("{cause}")]
+    Cufile {
+        /// What CUDA or cuFile said.
+        cause: Cause,
+    },
 }
 
 /// What an operation failed of.
@@ -76,6 +82,16 @@ pub enum Cause {
     NoCufile(String),
 }
 
+/// What an errno means that says little by itself.
+fn advice(operation: &str, cause: &Cause) -> String {
+    let Cause::Io(error) = cause else { return String::new() };
+    match error.raw_os_error() {
+        Some(libc::EBADF) => format!(": it was not opened to {operation}"),
+        Some(libc::ESPIPE) => ": it has no offsets".to_owned(),
+        _ => String::new(),
+    }
+}
+
 impl Error {
     /// How many bytes had been transferred, from the start of the range or entry.
     pub fn bytes_done(&self) -> usize {
@@ -89,7 +105,10 @@ impl Error {
     /// What it failed of.
     pub fn cause(&self) -> &Cause {
         match self {
-            Error::Open { cause, .. } | Error::Transfer { cause, .. } | Error::File { cause, .. } => cause,
+            Error::Open { cause, .. }
+            | Error::Transfer { cause, .. }
+            | Error::File { cause, .. }
+            | Error::Cufile { cause } => cause,
             Error::Entry { error, .. } => error.cause(),
         }
     }
@@ -121,6 +140,12 @@ impl Error {
 impl From<cufile::Error> for Cause {
     fn from(error: cufile::Error) -> Self {
         Cause::Cufile(Box::new(error))
+    }
+}
+
+impl From<cufile::Error> for Error {
+    fn from(error: cufile::Error) -> Self {
+        Error::Cufile { cause: error.into() }
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -310,6 +311,10 @@ pub(crate) fn path_of(file: &fs::File) -> PathBuf {
     let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     fs::read_link(&link).unwrap_or(link)
 }
+
+// A panic leaves nothing half done that a later call would find: locks protect what is whole at any time.
+impl UnwindSafe for File {}
+impl RefUnwindSafe for File {}
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {

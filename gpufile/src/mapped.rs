@@ -25,14 +25,18 @@ impl File {
     /// Maps all of the file for reading.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`], also if it is not a regular file. Those of `/proc` say that they are, and have no bytes.
     ///
     /// # Safety
     /// While the value lives, nobody may shorten the file: reading a page that is gone ends the process with `SIGBUS`.
     /// Nor may anybody write to what is being read meanwhile.
     pub unsafe fn map(&self) -> Result<MappedFile> {
         let map = || {
-            let len_bytes = usize::try_from(self.open_file().len_bytes()?).map_err(io::Error::other)?;
+            let status = self.open_file().file.metadata()?;
+            if !status.is_file() {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+            }
+            let len_bytes = usize::try_from(status.len()).map_err(io::Error::other)?;
             Mapping::for_read(&self.open_file().file, len_bytes)
         };
         let mapping = map().map_err(|error| self.failed("map", error))?;

@@ -144,7 +144,7 @@ fn advise(fd: BorrowedFd<'_>, range: &Range<u64>, advice: libc::c_int) -> io::Re
 fn clip(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Range<u64>> {
     let status = status(fd)?;
     if status.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return Err(io::ErrorKind::InvalidInput.into());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     let end = range.end.min(status.st_size as u64);
     Ok(range.start.min(end)..end)

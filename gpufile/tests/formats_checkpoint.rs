@@ -299,7 +299,21 @@ fn what_cannot_be_opened_names_the_file() {
         assert!(matches!(error, Error::Format { error: FormatError::Truncated { .. }, .. }), "{error}");
         assert!(error.to_string().contains("short.safetensors"), "{error}");
     }
-    assert!(Checkpoint::open(folder.path()).is_err(), "a folder");
+    let error = Checkpoint::open(folder.path()).unwrap_err();
+    assert!(error.to_string().contains("model.safetensors"), "{error}");
+    assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
+}
+
+#[test]
+fn a_folder_stands_for_the_model_in_it() {
+    let folder = tempdir().unwrap();
+    let tensor = |name| [TensorData::new(name, Dtype::U8, &[1], [7_u8].as_slice())];
+    safetensors::save(folder.path().join("model.safetensors"), &tensor("one"), BTreeMap::new()).unwrap();
+    assert!(Checkpoint::open(folder.path()).unwrap().tensor("one").is_some());
+    safetensors::save(folder.path().join("part.safetensors"), &tensor("two"), BTreeMap::new()).unwrap();
+    let index = r#"{"weight_map": {"two": "part.safetensors"}}"#;
+    fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    assert!(Checkpoint::open(folder.path()).unwrap().tensor("two").is_some(), "the index comes first");
 }
 
 #[test]

@@ -211,6 +211,13 @@ fn lengths_that_cannot_be_true_are_refused_before_anything_is_read() {
     ));
     assert!(matches!(head_len(100_000_001, u64::MAX), Err(FormatError::HeaderTooLarge { .. })));
     assert!(matches!(head_len(u64::MAX, u64::MAX), Err(FormatError::HeaderTooLarge { .. })));
+    for (start, found) in
+        [(b"version ", "Git LFS"), (b"PK\x03\x04\x14\0\0\0", "zip"), (b"GGUF\x03\0\0\0", "GGUF")]
+    {
+        let error = safetensors::head_len(start, u64::MAX);
+        let error = error.expect_err("no header is as long").to_string();
+        assert!(error.contains(found), "{error}");
+    }
     assert!(matches!(
         safetensors::head_len(b"1234567", 7),
         Err(FormatError::Truncated { needed_bytes: 8, .. })

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
+use cufile::params::Param;
 use cufile::{Error, ErrorKind, FileHandle, FileType, IoBuf, IoBufMut, Library, OpError, Result, Version};
 use cufile_sys::CUfileHandle_t;
 use cufile_tests::bed::{Bed, libraries, pattern};
@@ -415,6 +416,7 @@ fn a_fork_gets_an_error_from_every_call_and_leaves_the_parent_alone() {
                 ),
                 matches!(bed.driver.use_count(), Err(Error::Forked)),
                 matches!(bed.driver.properties(), Err(Error::Forked)),
+                matches!(bed.driver.library().params().get(Param::ALLOW_COMPAT_MODE), Err(Error::Forked)),
                 matches!(driver.close(), Err((_, Error::Forked))),
             ];
             match checks.iter().position(|check| !check) {

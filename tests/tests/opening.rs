@@ -21,6 +21,14 @@ fn set(variables: &[(&str, &str)]) {
 }
 
 #[test]
+fn what_is_no_regular_file_is_not_mapped() {
+    let file = File::open("/dev/null").unwrap();
+    // SAFETY: nothing is mapped.
+    let error = unsafe { file.map() }.map(drop).unwrap_err();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+}
+
+#[test]
 fn a_descriptor_is_taken_over_with_the_access_that_it_has() {
     Bed::each(|bed| {
         let bytes = pattern(LEN);
@@ -36,7 +44,9 @@ fn a_descriptor_is_taken_over_with_the_access_that_it_has() {
         assert!(fs::read(bed.path("data")).unwrap()[1..] == bytes);
 
         let only_read = options.open_fd(fs::File::open(bed.path("data")).unwrap()).unwrap();
-        assert_eq!(only_read.write_all_at(&bytes, 0).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        let error = only_read.write_all_at(&bytes, 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+        assert!(error.to_string().contains("not opened to write"), "{error}");
         let flags = FileProperties::of(&only_read).unwrap().open_flags;
         assert_eq!(flags & libc::O_ACCMODE, libc::O_RDONLY);
     });

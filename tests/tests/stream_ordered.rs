@@ -710,8 +710,18 @@ fn one_stream_serves_many_threads() {
 
 #[test]
 fn a_function_called_by_the_stream_may_panic() {
+    /// What panics once more when it is dropped.
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+    }
+
     Bed::each(|bed| {
         let stream = bed.device.stream().unwrap();
+        stream.call_on_host(|| std::panic::resume_unwind(Box::new(Bomb))).unwrap();
         stream.call_on_host(|| std::panic::resume_unwind(Box::new("on purpose"))).unwrap();
         let called = Arc::<AtomicBool>::default();
         let flag = Arc::clone(&called);
@@ -719,6 +729,21 @@ fn a_function_called_by_the_stream_may_panic() {
         stream.synchronize().unwrap();
         assert!(called.load(Ordering::SeqCst));
     });
+}
+
+#[test]
+fn a_stream_that_is_captured_is_refused() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = Arc::new(FileHandle::register(&bed.driver, bed.file("data", &[1; PAGE])).unwrap());
+    let stream = stream(&bed, StreamFlags::empty());
+    let before = emulator.calls("cuFileReadAsync");
+    emulator.control("fault cudaStreamIsCapturing status=1");
+    assert!(
+        matches!(stream.read_at(&file, vec![0; PAGE], 0), Err(failed) if failed.to_string().contains("captured"))
+    );
+    assert_eq!(emulator.calls("cuFileReadAsync"), before);
+    assert_eq!(stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap(), (PAGE, vec![1; PAGE]));
 }
 
 /// A driver on the emulator whose `cuFileReadAsync` is another function.

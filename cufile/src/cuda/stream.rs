@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "cudarc")]
 use std::sync::Arc;
-use std::{fmt, ptr};
+use std::{fmt, mem, ptr};
 
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
@@ -251,8 +251,12 @@ impl Stream {
 
     /// Calls `function` on a thread of CUDA's after the stream's work so far; later work waits for it.
     ///
-    /// The function must not call CUDA, nor wait for something that needs the stream to go on. If CUDA gives the
+    /// The function must not call CUDA, nor wait for something that needs the stream to go on. Dropping buffers of the GPU,
+    /// streams, events and transfers calls CUDA: what it owns of these it must give away, not drop. If CUDA gives the
     /// stream up after an error, it is never called. A panic in it goes no further.
+    ///
+    /// libcufile's first call on a stream returns only when host functions that were submitted before have: the function
+    /// must not wait for what the thread does after such a call.
     ///
     /// # Errors
     /// What CUDA said; that the stream is captured, because each launch of the graph would call the function again.
@@ -261,7 +265,10 @@ impl Stream {
         unsafe extern "C" fn call<F: FnOnce()>(data: *mut c_void) {
             // SAFETY: the box that was leaked for this call, which CUDA makes at most once outside of graphs.
             let function = unsafe { Box::from_raw(data.cast::<F>()) };
-            let _ = catch_unwind(AssertUnwindSafe(function));
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(function)) {
+                // To drop what it carries could panic again.
+                mem::forget(panic);
+            }
         }
         let _entered = self.device.enter()?;
         if self.is_capturing()? {

@@ -391,6 +391,10 @@ impl RegisteredStream {
         }
         let (base, _) = name(buffer, buffer.as_ptr().cast_mut(), arguments.first_buffer_offset);
         arguments.check_aligned(operation, base.addr() as u64)?;
+        if self.stream().is_capturing()? {
+            // Each launch of the graph would use the buffer again, also when it is freed.
+            return Err(Error::invalid(operation, "the stream is captured"));
+        }
         Event::new(self.stream().device())
     }
 }

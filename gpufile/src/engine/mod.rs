@@ -26,6 +26,7 @@ mod windows;
 
 use std::fmt;
 use std::mem;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use cufile::cuda::Cuda;
@@ -430,6 +431,10 @@ impl Engine {
         Some(pool)
     }
 }
+
+// A panic leaves nothing half done that a later call would find: locks protect what is whole at any time.
+impl UnwindSafe for Engine {}
+impl RefUnwindSafe for Engine {}
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,7 @@
 //! What is wrong with a header, in which tensor, and where in the file; and what else makes loading and saving fail.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -87,6 +88,26 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The kind that an [`io::Error`] of the same cause has.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            Error::File(error) | Error::Save { error, .. } => error.kind(),
+            Error::Memory { .. } => io::ErrorKind::OutOfMemory,
+            Error::NoSuchTensor { .. } => io::ErrorKind::NotFound,
+            Error::BufferSize { .. } => io::ErrorKind::InvalidInput,
+            _ => io::ErrorKind::InvalidData,
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    /// Keeps the whole text.
+    fn from(error: Error) -> Self {
+        io::Error::new(error.kind(), error)
+    }
+}
+
 /// A header that cannot be read, or cannot be written.
 ///
 /// Names from the file are shown quoted and escaped, and cut if they are long.
@@ -94,12 +115,20 @@ pub enum Error {
 #[non_exhaustive]
 pub enum FormatError {
     /// The file is of another format.
-    #[error("not a {format} file: it does not start with {expected}")]
+    #[error("not {format} data: it does not start with {expected}")]
     OtherFormat {
         /// The format that was asked for.
         format: &'static str,
         /// What its files start with.
         expected: &'static str,
+    },
+    /// The file is of another format, which is known by its start.
+    #[error("not {format} data but {found}")]
+    KnownFormat {
+        /// The format that was asked for.
+        format: &'static str,
+        /// What it is.
+        found: &'static str,
     },
     /// The file is of a version of the format that is not known.
     #[error("version {}.{} of {format} is not known", .version.0, .version.1)]
@@ -306,6 +335,7 @@ impl FormatError {
             | FormatError::ReservedName { name: tensor }
             | FormatError::FileName { tensor, .. } => Some(tensor),
             FormatError::OtherFormat { .. }
+            | FormatError::KnownFormat { .. }
             | FormatError::FortranRows
             | FormatError::UnknownVersion { .. }
             | FormatError::Truncated { .. }

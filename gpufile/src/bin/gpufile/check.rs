@@ -113,11 +113,10 @@ fn gpus(report: &mut Report) -> io::Result<()> {
     }
     match Driver::open().and_then(|driver| driver.properties()) {
         Ok(found) => {
-            let can = |is: bool| if is { "yes" } else { "no" };
             report.line("cuFile", "its driver opens")?;
-            report.line("  compatibility", can(found.controls.contains(Controls::COMPAT_MODE)))?;
-            report.line("  nvidia-fs", can(found.nvidia_fs.is_some()))?;
-            report.line("  P2PDMA", can(found.features.contains(Features::P2P)))
+            report.line("  compatibility", yes_or_no(found.controls.contains(Controls::COMPAT_MODE)))?;
+            report.line("  nvidia-fs", yes_or_no(found.nvidia_fs.is_some()))?;
+            report.line("  P2PDMA", yes_or_no(found.features.contains(Features::P2P)))
         }
         Err(error) => report.line("cuFile", attempts(error)),
     }
@@ -154,6 +153,10 @@ fn gpus_with_p2p_memory() -> io::Result<Vec<String>> {
     Ok(found)
 }
 
+fn yes_or_no(is: bool) -> &'static str {
+    if is { "yes" } else { "no" }
+}
+
 /// Returns whether the environment can be followed.
 fn settings(report: &mut Report) -> io::Result<bool> {
     report.title("\nsettings, by default and by environment variables")?;
@@ -170,6 +173,8 @@ fn settings(report: &mut Report) -> io::Result<bool> {
     report.line("path policy", format!("{:?}", settings.path_policy()))?;
     report.line("O_DIRECT reads", format!("{:?}", settings.direct_read()))?;
     report.line("O_DIRECT writes", format!("{:?}", settings.direct_write()))?;
+    report.line("over-reads", yes_or_no(settings.overread()))?;
+    report.line("threads for each disk", yes_or_no(settings.pool_per_block_device()))?;
     Ok(true)
 }
 

@@ -34,7 +34,7 @@ pub enum ByteOrder {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Descr {
     order: ByteOrder,
     kind: u8,
@@ -163,6 +163,12 @@ impl FromStr for Descr {
             problem,
             offset: None,
         })
+    }
+}
+
+impl fmt::Debug for Descr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Descr").field(&self.to_string()).finish()
     }
 }
 

@@ -67,7 +67,8 @@ pub(super) struct Id {
 
 impl Checkpoint {
     /// Opens a model: a safetensors file, or if the name ends in `.json`, an index (`model.safetensors.index.json`)
-    /// with the files that it names beside it.
+    /// with the files that it names beside it. Of a folder, `model.safetensors.index.json` or else `model.safetensors`
+    /// in it.
     ///
     /// # Errors
     /// [`Error::File`] if a file cannot be opened or read, [`Error::Format`] if one is not as the format wants it,
@@ -83,9 +84,15 @@ impl Checkpoint {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
-        let path = path.as_ref();
+        let mut path = path.as_ref().to_owned();
+        if path.is_dir() {
+            path.push("model.safetensors.index.json");
+            if !path.exists() {
+                path.set_file_name("model.safetensors");
+            }
+        }
         match path.extension().is_some_and(|extension| extension == "json") {
-            true => Self::open_index(path, options),
+            true => Self::open_index(&path, options),
             false => Self::open_many_with([path], options),
         }
     }

@@ -18,7 +18,8 @@ use crate::formats::{Dtype, FormatError};
 ///
 /// # Errors
 /// [`FormatError::Truncated`] for fewer than eight bytes or a header longer than the file,
-/// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`].
+/// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], or [`FormatError::KnownFormat`] if these bytes are how
+/// another format starts.
 pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
     const WHAT: &str = "a safetensors header";
     let Some(length) = start.first_chunk() else {
@@ -27,6 +28,9 @@ pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
     };
     let len_bytes = u64::from_le_bytes(*length);
     if len_bytes > MAX_HEADER_LEN {
+        if let Some(found) = known_by(length) {
+            return Err(FormatError::KnownFormat { format: FORMAT, found });
+        }
         return Err(FormatError::HeaderTooLarge { format: FORMAT, len_bytes, limit_bytes: MAX_HEADER_LEN });
     }
     let needed_bytes = LENGTH_BYTES + len_bytes;
@@ -34,6 +38,19 @@ pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
         return Err(FormatError::Truncated { what: WHAT, needed_bytes, available_bytes: file_len });
     }
     Ok(needed_bytes)
+}
+
+/// What files are that start with these bytes, which people take for safetensors files.
+fn known_by(start: &[u8; 8]) -> Option<&'static str> {
+    const STARTS: [(&[u8], &str); 6] = [
+        (b"version ", "a Git LFS pointer: the file that it stands for was not fetched"),
+        (b"PK\x03\x04", "a zip archive, as files of PyTorch and npz files are"),
+        (b"GGUF", "a GGUF file"),
+        (b"\x93NUMPY", "an npy file"),
+        (b"\x89HDF", "an HDF5 file"),
+        (b"<!DOCTYP", "a page of HTML"),
+    ];
+    STARTS.iter().find(|(known, _)| start.starts_with(known)).map(|(_, what)| *what)
 }
 
 impl Header {
