@@ -4,7 +4,8 @@
 //! [`Completion`], in whatever order, with the entry's own number and the buffer. So nothing can be freed too early:
 //! dropping a batch waits for its entries, leaking it leaks their buffers, and [`cancel`](Batch::cancel) consumes it.
 //!
-//! One batch takes buffers of one type; `Box<dyn IoBufMut + Send>` is one that can be anything.
+//! One batch takes buffers of one type; `Box<dyn IoBufMut + Send>` is one that can be anything,
+//! [`OwnedPart`](crate::OwnedPart) one that shares a buffer, registered once, with other entries.
 //!
 //! ```no_run
 //! use std::fs::File;

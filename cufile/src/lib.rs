@@ -22,7 +22,8 @@
 //! - [`FileHandle`]: a registered file, its reads and writes;
 //! - [`IoBuf`] and [`IoBufMut`]: what can be read into and written from, and parts of it; [`RegisteredBuffer`]:
 //!   registered once, used often;
-//! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many with one call;
+//! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many with one call; [`OwnedPart`]: one buffer
+//!   for many of them;
 //! - [`cuda`]: device memory and streams, for those who use no other CUDA crate; by the feature `cudarc`, memory and
 //!   streams of that crate;
 //! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code;
@@ -47,6 +48,7 @@ mod fork;
 mod handle;
 mod library;
 mod memory;
+mod owned_part;
 mod p2p;
 pub mod params;
 #[doc = include_str!("../PORTING.md")]
@@ -68,6 +70,7 @@ pub use file_info::{DirectIoAlignment, FileProperties, FileType};
 pub use handle::FileHandle;
 pub use library::{Feature, Library, Version};
 pub use memory::{IoBuf, IoBufMut};
+pub use owned_part::OwnedPart;
 pub use p2p::{FileSystem, P2pFlags};
 pub use properties::{Controls, DriverProperties, Features, FileSystems};
 pub use slice::{BufSlice, BufSliceMut};

@@ -31,8 +31,8 @@ pub(crate) struct Part {
     pub len_bytes: usize,
     pub context: Option<Context>,
     pub is_host_accessible: bool,
-    is_registered: bool,
-    base_offset: usize,
+    pub is_registered: bool,
+    pub base_offset: usize,
 }
 
 impl Part {
@@ -59,6 +59,18 @@ impl Part {
     fn part(self, range: impl RangeBounds<usize>) -> Self {
         let (start, len_bytes) = resolve(range, self.len_bytes);
         Self { ptr: self.ptr.wrapping_add(start), len_bytes, base_offset: self.base_offset + start, ..self }
+    }
+
+    /// Disjoint parts of `len_bytes` each, the last one maybe shorter.
+    ///
+    /// # Panics
+    /// If `len_bytes` is 0.
+    pub fn chunks(self, len_bytes: usize) -> impl Iterator<Item = Self> {
+        assert!(len_bytes > 0, "chunks of no bytes");
+        (0..self.len_bytes).step_by(len_bytes).map(move |start| {
+            let end = self.len_bytes.min(start.saturating_add(len_bytes));
+            self.part(start..end)
+        })
     }
 }
 
@@ -136,31 +148,27 @@ impl<'a> BufSliceMut<'a> {
     /// # Panics
     /// If `len_bytes` is 0.
     pub fn chunks(self, len_bytes: usize) -> impl Iterator<Item = BufSliceMut<'a>> {
-        assert!(len_bytes > 0, "chunks of no bytes");
         let Self { part, buffer } = self;
-        (0..part.len_bytes).step_by(len_bytes).map(move |start| {
-            let end = part.len_bytes.min(start.saturating_add(len_bytes));
-            Self { part: part.part(start..end), buffer }
-        })
+        part.chunks(len_bytes).map(move |part| Self { part, buffer })
     }
 }
 
 macro_rules! part_of_a_buffer {
-    ($part:ident) => {
+    ($part:ident<$of:tt> $(, owns $buffer:ident)?) => {
         // SAFETY: the bytes are those of an `IoBuf`, which promises that CUDA or the host can access them and that
-        // nothing else changes them; no thread is part of the promise.
-        unsafe impl Send for $part<'_> {}
+        // nothing else changes them; no thread is part of the promise. A buffer that is owned ends on any thread.
+        unsafe impl$(<$buffer: Send>)? Send for $part<$of> {}
         // SAFETY: as above.
-        unsafe impl Sync for $part<'_> {}
+        unsafe impl$(<$buffer: Send>)? Sync for $part<$of> {}
 
-        impl $part<'_> {
+        impl$(<$buffer>)? $part<$of> {
             /// How many bytes there are.
             pub fn len_bytes(&self) -> usize {
                 self.part.len_bytes
             }
         }
 
-        impl fmt::Debug for $part<'_> {
+        impl$(<$buffer>)? fmt::Debug for $part<$of> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let Part { ptr, len_bytes, base_offset, .. } = self.part;
                 write!(
@@ -171,9 +179,9 @@ macro_rules! part_of_a_buffer {
             }
         }
 
-        // SAFETY: part of a buffer that is borrowed, and so keeps the promise meanwhile; `base_offset` bytes before it
-        // the buffer starts, or what that is a part of.
-        unsafe impl IoBuf for $part<'_> {
+        // SAFETY: part of a buffer that is borrowed or owned, and so keeps the promise meanwhile; `base_offset` bytes
+        // before it the buffer starts, or what that is a part of.
+        unsafe impl$(<$buffer>)? IoBuf for $part<$of> {
             #[inline]
             fn as_ptr(&self) -> *const u8 {
                 self.part.ptr
@@ -207,8 +215,10 @@ macro_rules! part_of_a_buffer {
     };
 }
 
-part_of_a_buffer!(BufSlice);
-part_of_a_buffer!(BufSliceMut);
+pub(crate) use part_of_a_buffer;
+
+part_of_a_buffer!(BufSlice<'_>);
+part_of_a_buffer!(BufSliceMut<'_>);
 
 // SAFETY: parts that may be written are disjoint, the buffer is borrowed mutably while they exist, and the pointer was
 // made by the buffer's `as_mut_ptr`.

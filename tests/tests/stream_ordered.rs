@@ -13,8 +13,8 @@ use std::time::Duration;
 use cuda_rt_sys::driver::CUresult;
 use cufile::cuda::{DeviceBuffer, Stream};
 use cufile::{
-    Driver, Error, ErrorKind, FileHandle, IoBuf, Library, OpError, RegisterFlags, RegisteredBuffer,
-    RegisteredStream, StreamFlags,
+    Driver, Error, ErrorKind, FileHandle, IoBuf, Library, OpError, OwnedPart, RegisterFlags,
+    RegisteredBuffer, RegisteredStream, StreamFlags,
 };
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
 use cufile_tests::bed::{Bed, libraries, pattern};
@@ -225,8 +225,8 @@ fn late_values_count_from_the_address_that_was_registered() {
         let bytes = pattern(2 * PAGE);
         let file = register(bed, "data", &bytes);
         let stream = stream(bed, StreamFlags::empty());
-        let buffer = Box::leak(Box::new(registered(bed, vec![0xee; 4 * PAGE])));
-        let part = cufile::BufSliceMut::new(buffer, PAGE..3 * PAGE);
+        let mut parts = OwnedPart::split(registered(bed, vec![0xee; 6 * PAGE]), 2 * PAGE);
+        let part = parts.remove(1);
         let reading = {
             let gate = Gate::close(stream.stream());
             let reading = stream.read_range_at(&file, part, 0, PAGE, 0).unwrap();
@@ -237,10 +237,11 @@ fn late_values_count_from_the_address_that_was_registered() {
             reading
         };
         let (_, part) = reading.wait().unwrap();
-        // SAFETY: the leaked vector has four pages, and the part begins at the second.
-        let all = unsafe { std::slice::from_raw_parts(cufile::IoBuf::as_ptr(&part).sub(PAGE), 4 * PAGE) };
-        assert_eq!(all[2 * PAGE..3 * PAGE], bytes[..PAGE]);
-        assert!(all[..2 * PAGE].iter().chain(&all[3 * PAGE..]).all(|byte| *byte == 0xee));
+        drop(parts);
+        let whole = part.into_whole().unwrap();
+        let all = whole.get();
+        assert_eq!(all[3 * PAGE..4 * PAGE], bytes[..PAGE]);
+        assert!(all[..3 * PAGE].iter().chain(&all[4 * PAGE..]).all(|byte| *byte == 0xee));
     });
 }
 
