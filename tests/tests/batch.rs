@@ -6,14 +6,14 @@ use std::ffi::c_uint;
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use cufile::{
-    Batch, Driver, Entry, Error, ErrorKind, FileHandle, IoBufMut, Library, OpError, RegisterFlags,
-    RegisteredBuffer, Status,
+    Batch, Driver, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError, OwnedPart,
+    RegisterFlags, RegisteredBuffer, Status,
 };
-use cufile_sys::{CUfileBatchHandle_t, CUfileError_t, CUfileIOEvents_t, timespec};
+use cufile_sys::{CUfileBatchHandle_t, CUfileError_t, CUfileIOEvents_t, CUfileIOParams_t, off_t, timespec};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, libraries, pattern};
 use support::{Life, Tracked, register};
@@ -22,10 +22,10 @@ const PAGE: usize = 4096;
 
 type Any = Box<dyn IoBufMut + Send>;
 
-fn bytes_of(buffer: &Any) -> Vec<u8> {
-    assert!(buffer.is_host_accessible());
-    // SAFETY: host memory of this length, which the buffer owns.
-    unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len_bytes()) }.to_vec()
+fn bytes_of(bed: &Bed, buffer: &Any) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.len_bytes()];
+    bed.driver.cuda().copy_to_host(buffer, 0, &mut bytes).unwrap();
+    bytes
 }
 
 #[test]
@@ -54,11 +54,11 @@ fn reads_and_writes_of_several_files_and_kinds_of_memory_mix() {
             let count = *completion.result.as_ref().unwrap();
             match completion.id {
                 10 => assert_eq!(count, PAGE),
-                11 => assert_eq!(bytes_of(&completion.buffer)[96..], bytes[..PAGE - 96]),
-                12 => assert_eq!(bytes_of(&completion.buffer)[PAGE..3 * PAGE], bytes[PAGE..3 * PAGE]),
+                11 => assert_eq!(bytes_of(bed, &completion.buffer)[96..], bytes[..PAGE - 96]),
+                12 => assert_eq!(bytes_of(bed, &completion.buffer)[PAGE..3 * PAGE], bytes[PAGE..3 * PAGE]),
                 13 => {
                     assert_eq!(count, PAGE - 96, "short at the end of the file");
-                    assert_eq!(bytes_of(&completion.buffer)[..count], bytes[3 * PAGE + 96..]);
+                    assert_eq!(bytes_of(bed, &completion.buffer)[..count], bytes[3 * PAGE + 96..]);
                 }
                 id => panic!("no entry has the number {id}"),
             }
@@ -107,7 +107,7 @@ fn unregistered_host_memory_is_submitted_and_waited_for_as_a_whole() {
             assert_eq!(completions.len(), 15);
             for completion in completions {
                 assert_eq!(completion.result.unwrap(), PAGE);
-                assert_eq!(bytes_of(&completion.buffer), bytes[completion.id as usize * PAGE..][..PAGE]);
+                assert_eq!(bytes_of(bed, &completion.buffer), bytes[completion.id as usize * PAGE..][..PAGE]);
             }
         }
         batch.submit(&mut vec![entry(0)]).unwrap();
@@ -597,6 +597,98 @@ fn events_that_belong_to_no_entry_in_flight_are_ignored() {
     let ids: Vec<_> = batch.poll(1, 8, None).unwrap().iter().map(|completion| completion.id).collect();
     assert_eq!((&ids[..], batch.in_flight()), (&[4][..], 2));
     assert_eq!(batch.wait_all().unwrap().len(), 2);
+}
+
+#[test]
+fn one_registered_buffer_in_parts_serves_many_entries() {
+    Bed::each(|bed| {
+        let bytes = pattern(8 * PAGE - 96);
+        let file = register(bed, "data", &bytes);
+        let memory = bed.device.alloc(bytes.len()).unwrap();
+        let buffer = RegisteredBuffer::register(&bed.driver, memory, RegisterFlags::empty()).unwrap();
+        let parts = OwnedPart::split(buffer, PAGE);
+        let mut batch = Batch::new(&bed.driver, 8).unwrap();
+        let entry = |(page, part)| Entry::read(&file, part, (page * PAGE) as u64).id(page as u64);
+        batch.submit(&mut parts.into_iter().enumerate().map(entry).collect()).unwrap();
+        let mut completions = Vec::new();
+        while batch.in_flight() > 0 {
+            batch.poll_into(1, 8, None, &mut completions).unwrap();
+        }
+        completions.sort_by_key(|completion| completion.id);
+        for completion in &completions {
+            let (part, at) = (&completion.buffer, completion.id as usize * PAGE);
+            assert_eq!(*completion.result.as_ref().unwrap(), part.len_bytes());
+            assert_eq!((part.base_offset(), part.is_registered()), (at, true));
+            let mut read = vec![0; part.len_bytes()];
+            bed.driver.cuda().copy_to_host(part, 0, &mut read).unwrap();
+            assert!(read == bytes[at..][..part.len_bytes()]);
+        }
+        let mut parts: Vec<_> = completions.into_iter().map(|completion| completion.buffer).collect();
+        let mut last = parts.pop().unwrap();
+        for part in parts {
+            last = last.into_whole().expect_err("there are others");
+            drop(part);
+        }
+        assert!(last.into_whole().unwrap().get().to_vec().unwrap() == bytes);
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!((emulator.live("buffers"), emulator.live("allocations")), (0, 0));
+        }
+    });
+}
+
+type Submit =
+    unsafe extern "C" fn(CUfileBatchHandle_t, c_uint, *mut CUfileIOParams_t, c_uint) -> CUfileError_t;
+
+static REAL_SUBMIT: OnceLock<Submit> = OnceLock::new();
+
+/// Address, offset and length of each entry that libcufile got.
+static SUBMITTED: Mutex<Vec<(usize, off_t, usize)>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn noting_submit(
+    batch: CUfileBatchHandle_t,
+    nr: c_uint,
+    entries: *mut CUfileIOParams_t,
+    flags: c_uint,
+) -> CUfileError_t {
+    // SAFETY: the caller gives `nr` entries, of a batch.
+    unsafe {
+        let entries_of_a_batch =
+            std::slice::from_raw_parts(entries, nr as usize).iter().map(|entry| entry.u.batch);
+        let noted =
+            entries_of_a_batch.map(|entry| (entry.devPtr_base.addr(), entry.devPtr_offset, entry.size));
+        SUBMITTED.lock().unwrap().extend(noted);
+        REAL_SUBMIT.get().unwrap()(batch, nr, entries, flags)
+    }
+}
+
+#[test]
+fn entries_with_parts_name_the_registered_address_and_their_offset() {
+    let emulator = Emulator::start();
+    let (library, cuda) = libraries(&emulator);
+    let mut functions = *library.functions();
+    REAL_SUBMIT.set(functions.cuFileBatchIOSubmit).unwrap();
+    functions.cuFileBatchIOSubmit = noting_submit;
+    // SAFETY: the emulator's functions, but for that above, which does no more than it may.
+    let library = unsafe { cufile_sys::Library::from_functions(functions) };
+    let library = Library::from_sys(library).unwrap();
+    let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
+    let file = Arc::new(FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap());
+    let submitted = |buffer: Any| {
+        let mut batch = Batch::new(&driver, 4).unwrap();
+        let parts = OwnedPart::split(buffer, PAGE).into_iter();
+        batch.submit(&mut parts.map(|part| Entry::write(&file, part, 0).range(8, 16)).collect()).unwrap();
+        batch.wait_all().unwrap();
+        std::mem::take(&mut *SUBMITTED.lock().unwrap())
+    };
+    let device = driver.cuda().device(0).unwrap();
+    let memory = device.alloc(3 * PAGE).unwrap();
+    let base = memory.as_ptr().addr();
+    let registered = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty()).unwrap();
+    assert_eq!(submitted(Box::new(registered)), [0, 1, 2].map(|page| (base, (page * PAGE + 8) as off_t, 16)));
+    // What is not registered begins where the entry does.
+    let memory = device.alloc(2 * PAGE).unwrap();
+    let base = memory.as_ptr().addr();
+    assert_eq!(submitted(Box::new(memory)), [8, PAGE + 8].map(|at| (base + at, 0, 16)));
 }
 
 #[test]

@@ -8,7 +8,8 @@ use std::thread;
 
 use cufile::cuda::Context;
 use cufile::{
-    Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError, RegisterFlags, RegisteredBuffer,
+    BufSliceMut, Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError, OwnedPart,
+    RegisterFlags, RegisteredBuffer,
 };
 use cufile_sys::{CUfileHandle_t, off_t};
 use cufile_tests::bed::{Bed, libraries, pattern};
@@ -190,6 +191,48 @@ fn many_threads_write_from_one_shared_registration() {
 }
 
 #[test]
+fn bytes_are_copied_between_the_host_and_any_buffer() {
+    Bed::each(|bed| {
+        let cuda = bed.driver.cuda();
+        let bytes = pattern(LEN);
+        let check = |mut buffer: Box<dyn IoBufMut + Send>| {
+            let copy = |buffer: &mut dyn IoBufMut, at: usize, bytes: &[u8]| {
+                cuda.copy_from_host(buffer, at, bytes).unwrap();
+                let mut found = vec![0; bytes.len()];
+                cuda.copy_to_host(buffer, at, &mut found).unwrap();
+                assert!(found == bytes);
+            };
+            copy(&mut buffer, 0, &bytes);
+            copy(&mut BufSliceMut::new(&mut buffer, 1000..), 24, &bytes[..5000]);
+            let mut parts = OwnedPart::split(buffer, LEN / 2);
+            copy(&mut parts[1], 1, b"x");
+            for part in &mut parts {
+                for (at, len) in [(LEN / 2, 1), (0, LEN / 2 + 1), (usize::MAX, 1), (1, LEN)] {
+                    let beyond = |result: cufile::Result<()>| {
+                        assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidInput, "{len} at {at}");
+                    };
+                    beyond(cuda.copy_from_host(part, at, &vec![0; len]));
+                    beyond(cuda.copy_to_host(part, at, &mut vec![0; len]));
+                }
+                cuda.copy_from_host(part, LEN / 2, &[]).unwrap();
+            }
+            parts.truncate(1);
+            let whole = parts.pop().unwrap().into_whole().unwrap();
+            let mut found = vec![0; LEN];
+            cuda.copy_to_host(&whole, 0, &mut found).unwrap();
+            let mut expected = bytes.clone();
+            expected[1024..6024].copy_from_slice(&bytes[..5000]);
+            expected[LEN / 2 + 1] = b'x';
+            assert!(found == expected);
+        };
+        check(Box::new(bed.device.alloc(LEN).unwrap()));
+        check(Box::new(registered(bed, bed.device.alloc(LEN).unwrap())));
+        check(Box::new(bed.device.alloc_pinned(LEN).unwrap()));
+        check(Box::new(vec![0u8; LEN]));
+    });
+}
+
+#[test]
 fn registered_host_memory_is_still_a_slice() {
     let bed = Bed::emulated();
     let file = file(&bed, "data", b"0123456789");
@@ -252,6 +295,11 @@ fn a_part_passes_the_registered_address_and_its_offset() {
     assert_eq!(seen(&mut buffer.slice_mut(100..).slice_mut(50..60), 1..9), (base, 151, 8));
     let last = buffer.chunks_mut(1000).last();
     assert_eq!(seen(&mut last.unwrap(), 0..48), (base, 1_048_000, 48));
+    let mut owned = OwnedPart::split(buffer, 1000);
+    assert_eq!(seen(&mut owned[1], 10..20), (base, 1010, 10));
+    assert_eq!(seen(&mut BufSliceMut::new(&mut owned[3], 7..), 0..5), (base, 3007, 5));
+    owned.truncate(1);
+    let buffer = owned.remove(0).into_whole().unwrap();
     // A registration of a part is known by the part's own address.
     let mut memory = buffer.deregister().unwrap();
     let part = memory.slice_mut(4096..);
@@ -272,6 +320,21 @@ fn memory_is_freed_after_it_is_deregistered() {
     assert_eq!((live(), emulator.calls("cuFileBufDeregister")), ((0, 1), 2));
     drop(buffer);
     assert_eq!((live(), emulator.calls("cuFileBufDeregister")), ((0, 0), 2));
+}
+
+#[test]
+fn memory_that_parts_own_goes_once_with_the_last_of_them() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let live = || (emulator.live("buffers"), emulator.live("allocations"));
+    let mut parts = OwnedPart::split(registered(&bed, bed.device.alloc(LEN).unwrap()), LEN / 8);
+    parts.swap(0, 3);
+    while let Some(part) = parts.pop() {
+        assert_eq!((live(), emulator.calls("cuFileBufDeregister")), ((1, 1), 0));
+        thread::spawn(|| drop(part)).join().unwrap();
+    }
+    assert_eq!((live(), emulator.calls("cuFileBufDeregister")), ((0, 0), 1));
+    assert!(OwnedPart::split(bed.device.alloc(0).unwrap(), LEN).is_empty());
 }
 
 #[test]

@@ -34,7 +34,8 @@ pub use stream::{Event, Stream, WordOperation};
 
 use crate::error::{Error, Result, check_driver};
 use crate::fork;
-use crate::memory::IoBuf;
+use crate::memory::{IoBuf, IoBufMut};
+use crate::slice::Part;
 
 /// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
 ///
@@ -120,6 +121,54 @@ impl Cuda {
         // SAFETY: `device` outlives the call; the context is current.
         check_driver("cuCtxGetDevice", unsafe { (self.0.driver.cuCtxGetDevice)(&mut device) })?;
         self.device(device.unsigned_abs())
+    }
+
+    /// Copies host bytes to `offset_bytes` of any buffer and waits until they are there.
+    ///
+    /// Buffers of known type have methods for this; parts and boxed buffers need it:
+    ///
+    /// ```no_run
+    /// use cufile::cuda::Cuda;
+    /// use cufile::{IoBufMut, OwnedPart};
+    ///
+    /// let cuda = Cuda::load()?;
+    /// let device = cuda.device(0)?;
+    /// let mut parts = OwnedPart::split(device.alloc(8192)?, 4096);
+    /// cuda.copy_from_host(&mut parts[1], 100, b"hello")?;
+    /// let mut any: Vec<Box<dyn IoBufMut + Send>> = vec![Box::new(device.alloc(5)?), Box::new(vec![0u8; 5])];
+    /// for buffer in &mut any {
+    ///     cuda.copy_from_host(buffer, 0, b"world")?;
+    /// }
+    /// # Ok::<(), cufile::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if they do not fit; what CUDA said; [`Error::Forked`] for device memory.
+    #[doc(alias = "cudaMemcpy")]
+    pub fn copy_from_host(
+        &self,
+        target: &mut (impl IoBufMut + ?Sized),
+        offset_bytes: usize,
+        source: &[u8],
+    ) -> Result<()> {
+        let part = Part::whole_mut(target);
+        // SAFETY: an `IoBufMut` is accessible as it says, and `&mut` is the only access.
+        unsafe { copy_from_host(self, part, offset_bytes, source) }
+    }
+
+    /// Copies bytes from `offset_bytes` of any buffer to the host and waits until they are there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there are not as many; what CUDA said; [`Error::Forked`] for device memory.
+    #[doc(alias = "cudaMemcpy")]
+    pub fn copy_to_host(
+        &self,
+        source: &(impl IoBuf + ?Sized),
+        offset_bytes: usize,
+        target: &mut [u8],
+    ) -> Result<()> {
+        // SAFETY: an `IoBuf` is accessible as it says, and nothing writes it while it is borrowed.
+        unsafe { copy_to_host(self, Part::whole(source), offset_bytes, target) }
     }
 
     /// Fails in a fork of the process that initialised CUDA.
