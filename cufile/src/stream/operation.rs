@@ -182,6 +182,9 @@ impl<B> fmt::Debug for Operation<B> {
 }
 
 /// A stream-ordered transfer that failed, and its buffer. Converts into [`Error`], dropping the buffer.
+///
+/// As an error it is what its buffer is: for `?` into `Box<dyn Error + Send + Sync>` a boxed buffer must be a
+/// `Box<dyn IoBufMut + Send + Sync>`.
 pub struct Failed<B> {
     /// What went wrong.
     pub error: Error,
