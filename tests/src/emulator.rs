@@ -24,6 +24,19 @@ pub struct Emulator {
 }
 
 impl Emulator {
+    /// Every libcufile that the project answers for, oldest first, with the number that it reports.
+    pub const VERSIONS: [(&str, i32); 9] = [
+        ("1.11", 1110),
+        ("1.13", 1130),
+        ("1.14", 1140),
+        ("1.15", 1150),
+        ("1.16", 1160),
+        ("1.17", 1170),
+        ("1.18", 1180),
+        ("1.19", 1190),
+        ("1.20", 1200),
+    ];
+
     /// The newest libcufile that the bindings know, two GPUs and CUDA 13.
     pub fn start() -> Self {
         Self::load(i32::MAX)
@@ -31,9 +44,8 @@ impl Emulator {
 
     /// An older libcufile, such as `"1.14"`, without the functions that came later.
     pub fn posing_as(version: &str) -> Self {
-        let (major, minor) = version.split_once('.').expect("a version such as 1.14");
-        let number = |part: &str| part.parse::<i32>().expect("a version such as 1.14");
-        let version = 1000 * number(major) + 10 * number(minor);
+        let known = Self::VERSIONS.into_iter().find(|(name, _)| *name == version);
+        let (_, version) = known.unwrap_or_else(|| panic!("{version} is none of {:?}", Self::VERSIONS));
         let emulator = Self::load(version);
         emulator.control(&format!("version {version}"));
         emulator

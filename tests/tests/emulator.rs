@@ -236,9 +236,7 @@ mod exports {
 
     #[test]
     fn an_old_version_lacks_exactly_the_newer_functions() {
-        for (version, number) in
-            [("1.11", 1110), ("1.14", 1140), ("1.16", 1160), ("1.18", 1180), ("1.20", 1200)]
-        {
+        for (version, number) in Emulator::VERSIONS {
             let emulator = Emulator::posing_as(version);
             let library = SharedLibrary::load_from(&search(), emulator.path()).unwrap();
             for symbol in cufile_sys::Functions::SYMBOLS {
@@ -250,6 +248,15 @@ mod exports {
             assert_eq!(code(unsafe { (emulator.cufile().cuFileGetVersion)(&mut reported) }), Ok(()));
             assert_eq!(reported, number);
         }
+    }
+
+    #[test]
+    fn the_newest_version_is_the_one_it_is_unless_told_and_has_every_function() {
+        let (_, newest) = Emulator::VERSIONS[Emulator::VERSIONS.len() - 1];
+        let mut reported = 0;
+        assert_eq!(code(unsafe { (Emulator::start().cufile().cuFileGetVersion)(&mut reported) }), Ok(()));
+        assert_eq!(reported, newest);
+        assert!(cufile_sys::Functions::SYMBOLS.iter().all(|symbol| symbol.since <= newest));
     }
 
     #[test]

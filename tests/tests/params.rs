@@ -10,8 +10,6 @@ use cufile::{Controls, Driver, Error, Feature, Library, OpError, Result, Version
 use cufile_tests::bed::{Bed, libraries};
 use cufile_tests::{Emulator, alone, in_threads};
 
-const VERSIONS: [&str; 9] = ["1.11", "1.13", "1.14", "1.15", "1.16", "1.17", "1.18", "1.19", "1.20"];
-
 fn emulated(version: &str) -> (Emulator, Library) {
     let emulator = Emulator::posing_as(version);
     let library = Library::from_sys(emulator.cufile()).unwrap();
@@ -21,7 +19,7 @@ fn emulated(version: &str) -> (Emulator, Library) {
 /// Runs `test` on the emulator as each version, and on the real library, whose parameters only one test at a time has.
 fn each_version(test: impl Fn(&Library)) {
     static TURN: Mutex<()> = Mutex::new(());
-    for version in VERSIONS {
+    for (version, _) in Emulator::VERSIONS {
         let (_emulator, library) = emulated(version);
         test(&library);
     }
@@ -418,7 +416,7 @@ fn once_the_driver_is_open_parameters_can_be_read_but_not_set() {
 
 #[test]
 fn the_open_drivers_setters_pass_kib_to_c() {
-    for version in VERSIONS {
+    for (version, _) in Emulator::VERSIONS {
         let bed = Bed::emulated_as(version);
         let driver = &bed.driver;
         driver.set_poll_mode(true, 8 << 10).unwrap();

@@ -2,13 +2,12 @@
 
 use cufile::stats::{Level, Operations, PerGpuStats};
 use cufile::{Error, Feature, FileHandle, FileSystem, OpError, P2pFlags, Result, Version};
+use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, pattern};
-
-const WITH_STATISTICS: [&str; 6] = ["1.15", "1.16", "1.17", "1.18", "1.19", "1.20"];
 
 /// The emulator of every version with statistics, and the real library if it has them.
 fn each_with_statistics(test: impl Fn(&Bed)) {
-    for version in WITH_STATISTICS {
+    for (version, _) in Emulator::VERSIONS.into_iter().filter(|(_, number)| *number >= 1150) {
         test(&Bed::emulated_as(version));
     }
     if let Some(bed) = Bed::real().filter(|bed| bed.driver.library().supports(Feature::Statistics)) {
