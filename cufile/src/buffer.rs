@@ -16,11 +16,13 @@ use crate::slice::{BufSlice, BufSliceMut, Part};
 
 bitflags::bitflags! {
     /// How a buffer is registered.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
     pub struct RegisterFlags: i32 {
         /// For user-space RDMA transfers (`CU_FILE_RDMA_REGISTER`).
+        #[doc(alias = "CU_FILE_RDMA_REGISTER")]
         const RDMA_REGISTER = CU_FILE_RDMA_REGISTER as i32;
         /// RDMA writes may arrive in any order (`CU_FILE_RDMA_RELAXED_ORDERING`).
+        #[doc(alias = "CU_FILE_RDMA_RELAXED_ORDERING")]
         const RDMA_RELAXED_ORDERING = CU_FILE_RDMA_RELAXED_ORDERING as i32;
     }
 }

@@ -16,6 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed call: what was attempted, and what the library, CUDA or the operating system said.
 #[derive(Debug, thiserror::Error)]
+#[doc(alias = "CUfileError_t")]
 #[non_exhaustive]
 pub enum Error {
     /// cuFile refused or failed an operation with a code of its own.
@@ -188,6 +189,7 @@ impl Error {
     }
 
     /// cuFile's code, if it is one.
+    #[doc(alias = "IS_CUFILE_ERR")]
     pub fn op_error(&self) -> Option<OpError> {
         match self {
             Error::CuFile { code, .. } => Some(*code),
@@ -315,6 +317,7 @@ impl fmt::Display for Remedy<'_> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpError(i32);
 
+#[doc(alias = "CUfileOpError")]
 macro_rules! op_errors {
     ($($name:ident = $c_name:ident, $kind:ident, $remedy:expr;)*) => {
         impl OpError {
@@ -418,6 +421,8 @@ impl OpError {
     pub const fn sentence(self) -> &'static str {
         CUfileOpError::from_raw(self.0 as u32).sentence()
     }
+    #[doc(alias = "CUFILE_ERRSTR")]
+    #[doc(alias = "cufileop_status_error")]
 
     fn positive(self) -> Self {
         Self(self.0.checked_abs().unwrap_or(i32::MAX))

@@ -15,7 +15,7 @@ use crate::error::{Error, Raw, Result, check, clear_errno, decode, errno};
 use crate::file_info::FileProperties;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 
-/// A file registered with cuFile.
+/// A file registered with cuFile (`CUfileHandle_t`).
 ///
 /// Owns its descriptor and a reference to the driver: the file is deregistered, then the descriptor closed, then the
 /// driver given up. Reads and writes are positional and take `&self`, so a handle can be shared by threads.
@@ -31,6 +31,7 @@ use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 /// assert_eq!(file.read_at(&mut header, 0)?, 512);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias = "CUfileHandle_t")]
 pub struct FileHandle {
     raw: CUfileHandle_t,
     // Dropped after `Drop::drop` has deregistered, in this order.
@@ -61,6 +62,7 @@ impl FileHandle {
     /// # Errors
     /// cuFile's code, with what explains it: the type of the file, its flags, its file system, a missing udev record.
     #[doc(alias = "cuFileHandleRegister")]
+    #[doc(alias = "CUfileDescr_t")]
     pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self> {
         let file = file.into();
         // SAFETY: all-zero is a valid descriptor: null pointers and integers.

@@ -202,6 +202,7 @@ impl Device {
     /// # Errors
     /// What CUDA said.
     #[doc(alias = "cudaHostAlloc")]
+    #[doc(alias = "cudaMallocHost")]
     pub fn alloc_pinned(&self, len_bytes: usize) -> Result<PinnedBuffer> {
         PinnedBuffer::new(self, len_bytes)
     }
@@ -220,6 +221,7 @@ impl Device {
     /// # Errors
     /// What CUDA said.
     #[doc(alias = "cudaStreamCreateWithFlags")]
+    #[doc(alias = "cudaStreamCreate")]
     pub fn stream(&self) -> Result<Stream> {
         Stream::new(self)
     }
