@@ -96,8 +96,9 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// `mem::forget` leaves the memory registered and the driver open. If the buffer was borrowed, its owner can then free
-/// it, with the risk named above.
+/// If cuFile refuses to deregister it when it is dropped, the memory stays registered, and a buffer that is owned is
+/// leaked instead of freed. `mem::forget` leaves the memory registered too, and the driver open. In both cases the owner
+/// of a buffer that was borrowed can then free it, with the risk named above.
 pub struct RegisteredBuffer<B: IoBuf> {
     buffer: ManuallyDrop<B>,
     registered_bytes: usize,
@@ -293,7 +294,8 @@ impl<B: IoBuf> Drop for RegisteredBuffer<B> {
             ),
         };
         if gone {
-            // SAFETY: dropped here alone. Memory that is still registered is never freed but leaked.
+            // What is still registered is leaked instead; if it was borrowed, its owner can free it all the same.
+            // SAFETY: dropped here alone, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.buffer) };
         }
     }
