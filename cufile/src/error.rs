@@ -34,7 +34,7 @@ pub enum Error {
     /// The operating system failed a transfer or a call on a file.
     #[error("{operation}: {source}")]
     Io {
-        /// The call that failed.
+        /// The call that failed, and where it helps the file.
         operation: Cow<'static, str>,
         /// The errno.
         source: io::Error,
@@ -58,7 +58,7 @@ pub enum Error {
     /// A transfer failed and the library gave no code.
     #[error("{operation}: the transfer failed; libcufile gave no code (see its log file)")]
     Unspecified {
-        /// The C function.
+        /// The C function, and where it helps the file.
         operation: Cow<'static, str>,
     },
     /// A shared library could not be loaded.
@@ -199,7 +199,10 @@ impl Error {
 
     /// Names the file or buffer that the operation was about.
     pub(crate) fn about(mut self, subject: &dyn fmt::Display) -> Self {
-        if let Error::CuFile { operation, .. } | Error::Io { operation, .. } = &mut self {
+        if let Error::CuFile { operation, .. }
+        | Error::Io { operation, .. }
+        | Error::Unspecified { operation } = &mut self
+        {
             *operation = format!("{operation}({subject})").into();
         }
         self
@@ -314,10 +317,10 @@ impl fmt::Display for Remedy<'_> {
 }
 
 /// A code of cuFile (`CUfileOpError`). Any number is valid: newer libraries may return codes without a name here.
+#[doc(alias = "CUfileOpError")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpError(i32);
 
-#[doc(alias = "CUfileOpError")]
 macro_rules! op_errors {
     ($($name:ident = $c_name:ident, $kind:ident, $remedy:expr;)*) => {
         impl OpError {
@@ -418,11 +421,11 @@ impl OpError {
     }
 
     /// What the code means, in one sentence.
+    #[doc(alias = "CUFILE_ERRSTR")]
+    #[doc(alias = "cufileop_status_error")]
     pub const fn sentence(self) -> &'static str {
         CUfileOpError::from_raw(self.0 as u32).sentence()
     }
-    #[doc(alias = "CUFILE_ERRSTR")]
-    #[doc(alias = "cufileop_status_error")]
 
     fn positive(self) -> Self {
         Self(self.0.checked_abs().unwrap_or(i32::MAX))

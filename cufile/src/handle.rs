@@ -1,11 +1,11 @@
 //! A registered file: reads and writes.
 
 use std::any::Any;
-use std::fmt;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use cufile_sys::{CUfileDescr_t, CUfileFileHandleType, CUfileHandle_t};
 
@@ -120,7 +120,7 @@ impl FileHandle {
         file_offset: u64,
     ) -> Result<usize> {
         let span = Span::new_mut("cuFileRead", buffer, buffer_offset, len_bytes)?;
-        self.transfer("cuFileRead", span.context, file_offset, |at| {
+        self.transfer("cuFileRead", span.context, file_offset, len_bytes, |at| {
             // SAFETY: the handle is registered; the span lies in the buffer, to which there is no other access.
             unsafe {
                 (self.driver.library().functions().cuFileRead)(
@@ -158,7 +158,7 @@ impl FileHandle {
         file_offset: u64,
     ) -> Result<usize> {
         let span = Span::new("cuFileWrite", buffer, buffer_offset, len_bytes)?;
-        self.transfer("cuFileWrite", span.context, file_offset, |at| {
+        self.transfer("cuFileWrite", span.context, file_offset, len_bytes, |at| {
             // SAFETY: the handle is registered; the span lies in the buffer, which is borrowed meanwhile.
             unsafe {
                 (self.driver.library().functions().cuFileWrite)(
@@ -179,6 +179,7 @@ impl FileHandle {
         operation: &'static str,
         context: Option<Context>,
         offset: u64,
+        len_bytes: usize,
         call: impl FnOnce(libc::off_t) -> isize,
     ) -> Result<usize> {
         self.driver.check_alive()?;
@@ -188,7 +189,12 @@ impl FileHandle {
         let count = call(offset);
         // errno counts only for −1, and only right after the call.
         let errno = if count == -1 { errno() } else { 0 };
-        decode(operation, Raw::Transfer(count, errno))
+        decode(operation, Raw::Transfer(count, errno)).map_err(|error| self.failed(error, offset, len_bytes))
+    }
+
+    #[cold]
+    fn failed(&self, error: Error, offset: libc::off_t, len_bytes: usize) -> Error {
+        error.about(&format_args!("{len_bytes} bytes at {offset} of {}", self.file))
     }
 
     /// What the file is and how it was opened.
@@ -262,15 +268,23 @@ impl fmt::Debug for FileHandle {
     }
 }
 
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            File::Descriptor(file) => match fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {
+                Ok(path) => path.display().fmt(f),
+                Err(_) => write!(f, "descriptor {}", file.as_raw_fd()),
+            },
+            File::Userspace(_) => f.write_str("a userspace file system"),
+        }
+    }
+}
+
 fn explain(error: Error, file: &File, driver: &Driver) -> Error {
-    let file = match file {
-        File::Descriptor(file) => file,
-        File::Userspace(_) => return error.about(&"a userspace file system"),
-    };
-    let advice = match (error.op_error(), FileProperties::of(file)) {
-        (Some(code), Ok(properties)) => properties.explain(code, driver.library().version()),
-        _ => String::new(),
-    };
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
-    error.about(&path.display()).advise(advice)
+    let error = error.about(file);
+    let File::Descriptor(descriptor) = file else { return error };
+    match (error.op_error(), FileProperties::of(descriptor)) {
+        (Some(code), Ok(properties)) => error.advise(properties.explain(code, driver.library().version())),
+        _ => error,
+    }
 }

@@ -121,7 +121,7 @@ impl FileHandle {
             parts.iter().map(|part| CUfileIOVec_t { base: part.start(), len: part.len_bytes }).collect();
         let len_bytes = |vectors: &&[CUfileIOVec_t]| vectors.iter().map(|vector| vector.len).sum();
         in_turn(vectors.chunks(MOST_PARTS), len_bytes, file_offset, |vectors, at| {
-            self.transfer(name, context, at, |at| {
+            self.transfer(name, context, at, len_bytes(&vectors), |at| {
                 // SAFETY: the handle is registered; the array has this many entries, which the caller vouches for. No
                 // flag is defined.
                 unsafe { call(self.as_raw(), vectors.as_ptr(), vectors.len(), at, 0) }

@@ -202,7 +202,9 @@ fn a_failed_transfer_is_decoded_from_every_form_that_c_has() {
     assert_eq!(fail("ret=0 errno=25").unwrap(), 0);
     assert_eq!(fail("short=100").unwrap(), 100);
     let error = fail("errno=5").unwrap_err();
-    assert!(error.to_string().starts_with("cuFileRead: "), "{error}");
+    let path = bed.path("data");
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("cuFileRead(1000 bytes at 0 of {}): ", path.display())), "{text}");
 
     // An errno of an earlier call is none of this one's.
     emulator.fault("cuFileRead", "ret=-1");
@@ -210,6 +212,7 @@ fn a_failed_transfer_is_decoded_from_every_form_that_c_has() {
     unsafe { *libc::__errno_location() = libc::ENOSPC };
     let error = file.read_at(&mut buffer, 0).unwrap_err();
     assert!(matches!(error, Error::Unspecified { .. }), "{error}");
+    assert!(error.to_string().contains("/data)"), "{error}");
 
     emulator.fault("cuFileWrite", "errno=28");
     assert_eq!(io::Error::from(file.write_at(&buffer, 0).unwrap_err()).raw_os_error(), Some(libc::ENOSPC));
