@@ -3,7 +3,7 @@
 use cufile_sys::{CUfileDriverStatusFlags as Status, CUfileP2PFlags_t as Position};
 
 use crate::driver::Driver;
-use crate::error::{Result, check};
+use crate::error::{OpError, Result, check};
 use crate::library::newer;
 
 /// A file system or block device that cuFile may have a direct path for.
@@ -114,7 +114,15 @@ impl Driver {
         let call = newer!(self.library(), cuFileDriverSetP2PFlags)?;
         // SAFETY: takes numbers.
         let status = unsafe { call(file_system.as_raw(), Position::from_raw(flags.bits())) };
-        check("cuFileDriverSetP2PFlags", status)
-            .map_err(|error| error.about(&format_args!("{file_system:?}, {flags:?}")))
+        check("cuFileDriverSetP2PFlags", status).map_err(|error| {
+            let settable = if cfg!(target_arch = "x86_64") { P2pFlags::PCI_P2PDMA } else { P2pFlags::C2C };
+            let advice = match error.op_error() {
+                Some(OpError::INVALID_VALUE) if !settable.contains(flags) => {
+                    format!("libcufile lets only {settable:?} be set here")
+                }
+                _ => String::new(),
+            };
+            error.about(&format_args!("{file_system:?}, {flags:?}")).advise(advice)
+        })
     }
 }

@@ -26,8 +26,16 @@ impl Driver {
         let mut size = 0;
         // SAFETY: `size` outlives the call.
         check(OPERATION, unsafe { call(index, &mut size) })
-            .map_err(|error| error.about(&format_args!("GPU {index}")))?;
+            .map_err(|error| error.about(&format_args!("GPU {index}")).advise(self.visible(gpu_index)))?;
         Ok((size as u64).saturating_mul(1024))
+    }
+
+    /// How many GPUs there are, if that is why there is no such one.
+    fn visible(&self, gpu_index: u32) -> String {
+        match self.cuda().device_count() {
+            Ok(count) if gpu_index >= count => format!("{count} are visible, counted from 0"),
+            _ => String::new(),
+        }
     }
 
     /// Writes the PCIe topology of GPUs, disks and network cards to a file (`cuFileExportPCIeTopology`). Since cuFile

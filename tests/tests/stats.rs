@@ -178,7 +178,8 @@ fn a_bar_size_is_in_bytes_and_a_missing_gpu_an_error() {
             assert_eq!(size, 268_435_456 << 10);
         }
         let error = bed.driver.bar_size_bytes(1000).unwrap_err();
-        assert!(error.to_string().contains("GPU 1000"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("GPU 1000") && text.contains(" are visible, counted from 0"), "{text}");
         assert!(matches!(bed.driver.bar_size_bytes(1 << 31), Err(Error::InvalidInput { .. })));
     });
 }
@@ -201,6 +202,7 @@ fn p2p_flags_that_the_library_refuses_are_named() {
     let refused = bed.driver.set_p2p_flags(FileSystem::Nvme, P2pFlags::from_bits_retain(1 << 20));
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("cuFileDriverSetP2PFlags(Nvme, "), "{text}");
+    assert!(text.contains("libcufile lets only P2pFlags("), "{text}");
 }
 
 #[test]
