@@ -323,8 +323,9 @@ fn live(what: &str) -> Option<i64> {
 /// `cu=CODE` the CUDA error in a cuFile status, alone with 5011; `ret=N` the return value of a reading or writing
 /// call; `errno=E` makes it −1 with that errno; `short=BYTES` lets it move at most so many; `bytes=N` is what a
 /// stream-ordered operation or a batch entry reports instead of being carried out, `status=S` the state of a batch
-/// entry, or of a stream's capture for `cudaStreamIsCapturing`; `delay_us=T` waits before the call, or before the execution of what the call puts in a queue. A fault on
-/// `cuFileBatchIOSubmit` without `err` is for each entry submitted.
+/// entry, or of a stream's capture for `cudaStreamIsCapturing`; `delay_us=T` waits before the call, or before the
+/// execution of what the call puts in a queue. A fault on `cuFileBatchIOSubmit` without `err` is for each entry
+/// submitted.
 ///
 /// # Safety
 /// `command` must be null or end with a NUL.

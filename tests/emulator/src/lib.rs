@@ -5,7 +5,8 @@
 //! are queues with a thread each, so what is asynchronous on a GPU is asynchronous here.
 //!
 //! The library poses as the cuFile version it is told to, and fails where it is told to: [`emulator_control`] says
-//! how. Symbols that an older version lacks are hidden by whoever loads the file, not here.
+//! how, and README.md how to run a program on it. Symbols that an older version lacks are hidden by whoever loads the
+//! file, not here.
 //!
 //! What is simpler than CUDA: the null stream is one more queue, ordered with no other stream; a context is the
 //! primary context of its device; access rights of mapped memory hold for every device; there are no graphs, arrays
