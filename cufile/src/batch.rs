@@ -47,6 +47,7 @@ const SUBMIT: &str = "cuFileBatchIOSubmit";
 const GET_STATUS: &str = "cuFileBatchIOGetStatus";
 
 /// A read or write for a [`Batch`].
+#[doc(alias = "CUfileIOParams_t")]
 pub struct Entry<B> {
     id: u64,
     file: Arc<FileHandle>,
@@ -130,6 +131,7 @@ impl<B> fmt::Debug for Entry<B> {
 }
 
 /// An entry of a [`Batch`] that is over.
+#[doc(alias = "CUfileIOEvents_t")]
 pub struct Completion<B> {
     /// What [`Entry::id`] said.
     pub id: u64,
@@ -230,6 +232,7 @@ impl fmt::Debug for Status {
 /// has no such limits.
 ///
 /// Dropping waits for the entries in flight; [`cancel`](Self::cancel) is for those who want them to stop.
+#[doc(alias = "CUfileBatchHandle_t")]
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
     /// Dropped only when libcufile is done with what they hold.

@@ -14,6 +14,7 @@ use crate::library::{Library, one_at_a_time};
 /// What the open driver supports and is set to (`CUfileDrvProps_t`). Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias = "CUfileDrvProps_t")]
 pub struct DriverProperties {
     /// Major and minor version of the nvidia-fs kernel module; `None` where it is not loaded.
     pub nvidia_fs: Option<(u32, u32)>,

@@ -13,6 +13,7 @@ use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
 /// Memory of one GPU (`cudaMalloc`), freed when dropped. The host cannot look into it.
+#[doc(alias = "cudaFree")]
 pub struct DeviceBuffer {
     device: Device,
     ptr: *mut u8,
@@ -167,6 +168,7 @@ unsafe impl IoBuf for DeviceBuffer {
 unsafe impl IoBufMut for DeviceBuffer {}
 
 /// Page-locked host memory (`cudaHostAlloc`), which reads and writes like a slice.
+#[doc(alias = "cudaFreeHost")]
 pub struct PinnedBuffer {
     device: Device,
     ptr: *mut u8,

@@ -93,6 +93,7 @@ impl Cuda {
     /// # Errors
     /// What `cuDeviceGetCount` said; [`Error::Forked`].
     #[doc(alias = "cuDeviceGetCount")]
+    #[doc(alias = "cudaGetDeviceCount")]
     pub fn device_count(&self) -> Result<u32> {
         self.check_alive()?;
         let mut count = 0;

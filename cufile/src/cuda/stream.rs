@@ -18,6 +18,7 @@ use super::Device;
 use crate::error::{Error, Result, check_driver, check_runtime};
 
 /// A queue of work on a device. Dropping one that was created here waits for the work.
+#[doc(alias = "cudaStreamDestroy")]
 pub struct Stream {
     device: Device,
     raw: cudaStream_t,

@@ -20,6 +20,9 @@ const PAGE: u64 = 4096;
 /// stream makes sure that the transfer sees what was set. Setting them when it has run changes nothing. They may serve
 /// several transfers.
 ///
+/// libcufile's first call on a stream does not return while a function that the stream calls is pending. Such a function
+/// must not wait for what the thread does after that call.
+///
 /// Whatever is set from wherever, the transfer stays in the buffer: the length can only be lowered, because libcufile
 /// prepares for the one that it finds at submission, and the buffer offset leaves room for the longest transfer. The
 /// buffer offset can be set only for registered memory: libcufile takes other memory to be as long as the transfer.

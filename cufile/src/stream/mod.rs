@@ -60,13 +60,17 @@ bitflags::bitflags! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct StreamFlags: u32 {
         /// The buffer offset is what it is at submission (`CU_FILE_STREAM_FIXED_BUF_OFFSET`).
+        #[doc(alias = "CU_FILE_STREAM_FIXED_BUF_OFFSET")]
         const FIXED_BUF_OFFSET = CU_FILE_STREAM_FIXED_BUF_OFFSET;
         /// The file offset is what it is at submission (`CU_FILE_STREAM_FIXED_FILE_OFFSET`).
+        #[doc(alias = "CU_FILE_STREAM_FIXED_FILE_OFFSET")]
         const FIXED_FILE_OFFSET = CU_FILE_STREAM_FIXED_FILE_OFFSET;
         /// The size is what it is at submission (`CU_FILE_STREAM_FIXED_FILE_SIZE`).
+        #[doc(alias = "CU_FILE_STREAM_FIXED_FILE_SIZE")]
         const FIXED_FILE_SIZE = CU_FILE_STREAM_FIXED_FILE_SIZE;
         /// Size, offsets and the buffer's address are multiples of 4096 bytes
         /// (`CU_FILE_STREAM_PAGE_ALIGNED_INPUTS`); others are refused before libcufile sees them.
+        #[doc(alias = "CU_FILE_STREAM_PAGE_ALIGNED_INPUTS")]
         const PAGE_ALIGNED_INPUTS = CU_FILE_STREAM_PAGE_ALIGNED_INPUTS;
     }
 }
