@@ -268,10 +268,10 @@ impl Statistics<'_> {
         })
     }
 
-    /// Sets how much is counted and can be asked for from now on (`cuFileSetStatsLevel`).
+    /// Sets how much is counted and can be asked for from now on (`cuFileSetStatsLevel`). Above [`Level::Off`] counting
+    /// begins at once, without [`start`](Self::start); the counters stay as they are.
     ///
-    /// [`Param::STATS_LEVEL`](crate::params::Param::STATS_LEVEL) sets it before the driver is opened, and needs no
-    /// [`start`](Self::start).
+    /// [`Param::STATS_LEVEL`](crate::params::Param::STATS_LEVEL) sets it before the driver is opened.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
@@ -284,7 +284,7 @@ impl Statistics<'_> {
             .map_err(|error| error.about(&format_args!("{level:?}")))
     }
 
-    /// Starts counting (`cuFileStatsStart`). Set a level before.
+    /// Starts counting anew, with all counters at 0 (`cuFileStatsStart`). Set a level before.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INTERNAL_ERROR`] at
@@ -302,7 +302,7 @@ impl Statistics<'_> {
 
     /// Stops counting (`cuFileStatsStop`).
     ///
-    /// The level is [`Level::Off`] then, at which nothing can be asked for: read the statistics before.
+    /// The level is [`Level::Off`] then, at which nothing can be asked for, and the counters are 0: read them before.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.

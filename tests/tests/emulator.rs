@@ -1407,7 +1407,7 @@ mod statistics {
     }
 
     #[test]
-    fn nothing_is_counted_before_the_start_or_after_the_stop() {
+    fn a_level_counts_and_a_stop_ends_that_and_clears_the_counters() {
         let rig = rig();
         let level_1 = || unsafe {
             let mut found: CUfileStatsLevel1_t = std::mem::zeroed();
@@ -1429,7 +1429,9 @@ mod statistics {
         let handle = rig.register(&file).unwrap();
         assert_eq!(rig.read(handle, rig.device(10), 10, (0, 0)).0, 10);
         assert_eq!(code(unsafe { rig.cufile.cuFileSetStatsLevel.unwrap()(1) }), Ok(()));
-        assert_eq!(level_1(), Ok(3000));
+        assert_eq!(level_1(), Ok(0), "stopping clears the counters");
+        assert_eq!(rig.read(handle, rig.device(10), 10, (0, 0)).0, 10);
+        assert_eq!(level_1(), Ok(10), "without a start");
         assert_eq!(code(unsafe { rig.cufile.cuFileStatsReset.unwrap()() }), Ok(()));
         assert_eq!(level_1(), Ok(0));
         assert_eq!(code(unsafe { rig.cufile.cuFileSetStatsLevel.unwrap()(4) }), Err(5022));

@@ -1,9 +1,10 @@
 //! Statistics, and what else the open driver says about the process and the machine.
 
+use cufile::params::Param;
 use cufile::stats::{Level, Operations, PerGpuStats};
-use cufile::{Error, Feature, FileHandle, FileSystem, OpError, P2pFlags, Result, Version};
+use cufile::{Driver, Error, Feature, FileHandle, FileSystem, OpError, P2pFlags, Result, Version};
 use cufile_tests::Emulator;
-use cufile_tests::bed::{Bed, pattern};
+use cufile_tests::bed::{Bed, libraries, pattern};
 
 /// The emulator of every version with statistics, and the real library if it has them.
 fn each_with_statistics(test: impl Fn(&Bed)) {
@@ -131,7 +132,41 @@ fn reset_clears_what_was_counted() {
 }
 
 #[test]
-fn after_a_stop_statistics_need_a_level_and_a_start() {
+fn a_level_counts_without_a_start_and_a_start_counts_anew() {
+    each_with_statistics(|bed| {
+        let statistics = bed.driver.statistics();
+        let bytes = || statistics.basic().unwrap().read.bytes;
+        statistics.set_level(Level::Basic).unwrap();
+        statistics.stop().unwrap();
+        statistics.set_level(Level::Basic).unwrap();
+        transfer(bed, "first");
+        assert_eq!(bytes(), 131072);
+        statistics.set_level(Level::Off).unwrap();
+        transfer(bed, "uncounted");
+        statistics.set_level(Level::Basic).unwrap();
+        assert_eq!(bytes(), 131072, "the counters are kept");
+        statistics.start().unwrap();
+        assert_eq!(bytes(), 0);
+        transfer(bed, "second");
+        assert_eq!(bytes(), 131072);
+        statistics.stop().unwrap();
+        statistics.set_level(Level::Basic).unwrap();
+        assert_eq!(bytes(), 0, "a stop clears them");
+    });
+}
+
+#[test]
+fn the_level_may_be_a_parameter_that_is_set_before_opening() {
+    let emulator = Emulator::start();
+    let (library, cuda) = libraries(&emulator);
+    let builder = Driver::builder().library(library).cuda(cuda).set(Param::STATS_LEVEL, 2);
+    let driver = builder.open().unwrap();
+    assert_eq!(driver.statistics().level().unwrap(), Level::Detailed);
+    driver.statistics().detailed().unwrap();
+}
+
+#[test]
+fn after_a_stop_statistics_need_a_level() {
     each_with_statistics(|bed| {
         count(bed, Level::Basic, "first");
         let statistics = bed.driver.statistics();

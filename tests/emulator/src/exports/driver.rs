@@ -10,6 +10,7 @@ use cufile_sys::{
 };
 
 use super::params::{self, Number, Switch};
+use super::stats;
 use crate::control::{self, lock};
 use crate::status::{self, INVALID, cuda_failed, failed};
 use crate::{c, device};
@@ -26,6 +27,7 @@ pub(super) fn open_for_use() -> Result<(), CUfileError_t> {
     let mut opened = lock(&OPENED);
     if *opened == 0 {
         openable()?;
+        stats::open(params::number(Number::ProfileStats));
         *opened = 1;
     }
     Ok(())
@@ -61,7 +63,11 @@ pub(super) fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfi
 pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
     status::one_at_a_time("cuFileDriverOpen", || {
         openable()?;
-        *lock(&OPENED) += 1;
+        let mut opened = lock(&OPENED);
+        if *opened == 0 {
+            stats::open(params::number(Number::ProfileStats));
+        }
+        *opened += 1;
         Ok(())
     })
 }
@@ -69,6 +75,9 @@ pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
 fn close() -> Result<(), CUfileError_t> {
     let mut opened = lock(&OPENED);
     *opened = opened.checked_sub(1).ok_or(failed(5001))?;
+    if *opened == 0 {
+        stats::close();
+    }
     Ok(())
 }
 

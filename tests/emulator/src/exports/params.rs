@@ -15,6 +15,7 @@ use crate::status::{self, INVALID};
 /// The numbers that the rest of the emulator asks for, in C's order.
 #[derive(Clone, Copy)]
 pub(super) enum Number {
+    ProfileStats = 0,
     MaxDirectIo = 5,
     DeviceCache = 6,
     PerBufferCache = 7,

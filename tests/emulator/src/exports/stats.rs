@@ -16,12 +16,10 @@ use crate::status::{self, INVALID, failed};
 
 struct Stats {
     level: c_int,
-    running: bool,
     values: CUfileStatsLevel3_t,
 }
 
-static STATS: LazyLock<Mutex<Stats>> =
-    LazyLock::new(|| Mutex::new(Stats { level: 0, running: false, values: zeroed() }));
+static STATS: LazyLock<Mutex<Stats>> = LazyLock::new(|| Mutex::new(Stats { level: 0, values: zeroed() }));
 
 fn zeroed() -> CUfileStatsLevel3_t {
     // SAFETY: the struct is made of integers, for which zeros are valid.
@@ -30,9 +28,23 @@ fn zeroed() -> CUfileStatsLevel3_t {
 
 fn record(body: impl FnOnce(&mut CUfileStatsLevel3_t)) {
     let mut stats = lock(&STATS);
-    if stats.running && stats.level > 0 {
+    if stats.level > 0 {
         body(&mut stats.values);
     }
+}
+
+/// Takes over the level that is set as a parameter, when the driver is opened.
+pub(super) fn open(level: usize) {
+    if level > 0 {
+        lock(&STATS).level = level as c_int;
+    }
+}
+
+/// Forgets what was counted, when the driver is closed, and from 1.17 on at which level.
+pub(super) fn close() {
+    let mut stats = lock(&STATS);
+    let level = if control::version() < 1170 { stats.level } else { 0 };
+    *stats = Stats { level, values: zeroed() };
 }
 
 /// Counts an operation.
@@ -105,8 +117,11 @@ pub unsafe extern "C" fn cuFileStatsStart() -> CUfileError_t {
     status::call("cuFileStatsStart", || {
         need_open()?;
         let mut stats = lock(&STATS);
-        stats.running = stats.level > 0;
-        if stats.running { Ok(()) } else { Err(failed(5030)) }
+        if stats.level == 0 {
+            return Err(failed(5030));
+        }
+        stats.values = zeroed();
+        Ok(())
     })
 }
 
@@ -114,8 +129,7 @@ pub unsafe extern "C" fn cuFileStatsStart() -> CUfileError_t {
 pub unsafe extern "C" fn cuFileStatsStop() -> CUfileError_t {
     status::call("cuFileStatsStop", || {
         need_open()?;
-        let mut stats = lock(&STATS);
-        (stats.running, stats.level) = (false, 0);
+        *lock(&STATS) = Stats { level: 0, values: zeroed() };
         Ok(())
     })
 }
