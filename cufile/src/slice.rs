@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
-use crate::cuda::Context;
+use crate::cuda::{Context, Device};
 use crate::memory::{IoBuf, IoBufMut};
 
 /// A part of a buffer, which takes part in I/O like the whole.
@@ -54,6 +54,18 @@ impl Part {
         Self { ptr: buffer.as_mut_ptr(), ..part }
     }
 
+    /// Memory of a device that was allocated elsewhere.
+    fn foreign(device: &Device, ptr: *mut u8, len_bytes: usize) -> Self {
+        Self {
+            ptr,
+            len_bytes,
+            context: Some(device.context()),
+            is_host_accessible: false,
+            is_registered: false,
+            base_offset: 0,
+        }
+    }
+
     /// # Panics
     /// If the range goes beyond this part.
     fn part(self, range: impl RangeBounds<usize>) -> Self {
@@ -97,6 +109,15 @@ impl<'a> BufSlice<'a> {
         Self { part: Part::whole(buffer).part(range), buffer: PhantomData }
     }
 
+    /// Device memory that was allocated elsewhere, such as that of a PyTorch tensor: `len_bytes` bytes from `ptr`.
+    ///
+    /// # Safety
+    /// They must be memory of the device's primary context, and as long as the value or copies of it live, nobody may
+    /// free or write them.
+    pub unsafe fn from_device(device: &'a Device, ptr: *const u8, len_bytes: usize) -> Self {
+        Self { part: Part::foreign(device, ptr.cast_mut(), len_bytes), buffer: PhantomData }
+    }
+
     /// The bytes of this part in `range`.
     ///
     /// # Panics
@@ -113,6 +134,25 @@ impl<'a> BufSliceMut<'a> {
     /// If the range goes beyond the buffer, as for a slice.
     pub fn new(buffer: &'a mut (impl IoBufMut + ?Sized), range: impl RangeBounds<usize>) -> Self {
         Self { part: Part::whole_mut(buffer).part(range), buffer: PhantomData }
+    }
+
+    /// Device memory that was allocated elsewhere, such as that of a PyTorch tensor: `len_bytes` bytes from `ptr`.
+    ///
+    /// ```no_run
+    /// # use cufile::{BufSliceMut, Driver, FileHandle, Result};
+    /// # fn read(driver: &Driver, file: &FileHandle, data_ptr: *mut u8, len_bytes: usize) -> Result<usize> {
+    /// let device = driver.cuda().device(0)?;
+    /// // SAFETY: the tensor's memory, and the tensor is not used before the read has returned.
+    /// let mut tensor = unsafe { BufSliceMut::from_device(&device, data_ptr, len_bytes) };
+    /// file.read_at(&mut tensor, 0)
+    /// # }
+    /// ```
+    ///
+    /// # Safety
+    /// They must be memory of the device's primary context, and as long as the value lives, nobody else may free or use
+    /// them.
+    pub unsafe fn from_device(device: &'a Device, ptr: *mut u8, len_bytes: usize) -> Self {
+        Self { part: Part::foreign(device, ptr, len_bytes), buffer: PhantomData }
     }
 
     /// The bytes of this part in `range`, for reading.

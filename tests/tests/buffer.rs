@@ -8,8 +8,8 @@ use std::thread;
 
 use cufile::cuda::Context;
 use cufile::{
-    BufSliceMut, Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError, OwnedPart,
-    RegisterFlags, RegisteredBuffer,
+    BufSlice, BufSliceMut, Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError,
+    OwnedPart, RegisterFlags, RegisteredBuffer,
 };
 use cufile_sys::{CUfileHandle_t, off_t};
 use cufile_tests::bed::{Bed, libraries, pattern};
@@ -229,6 +229,25 @@ fn bytes_are_copied_between_the_host_and_any_buffer() {
         check(Box::new(registered(bed, bed.device.alloc(LEN).unwrap())));
         check(Box::new(bed.device.alloc_pinned(LEN).unwrap()));
         check(Box::new(vec![0u8; LEN]));
+    });
+}
+
+#[test]
+fn memory_of_the_device_from_elsewhere_is_transferred_by_its_address() {
+    Bed::each(|bed| {
+        let bytes = pattern(LEN);
+        let file = FileHandle::register(&bed.driver, bed.file("data", &bytes)).unwrap();
+        let mut memory = bed.device.alloc(LEN).unwrap();
+        let ptr = memory.as_mut_ptr();
+        // SAFETY: memory of this device, which nobody uses meanwhile.
+        let mut foreign = unsafe { BufSliceMut::from_device(&bed.device, ptr, LEN) };
+        assert_eq!(file.read_at(&mut foreign.slice_mut(4096..), 4096).unwrap(), LEN - 4096);
+        // SAFETY: as above.
+        let foreign = unsafe { BufSlice::from_device(&bed.device, ptr, LEN) };
+        assert!(!foreign.is_host_accessible() && foreign.context() == Some(bed.device.context()));
+        assert_eq!(file.write_at(&foreign.slice(4096..8192), 0).unwrap(), 4096);
+        assert!(std::fs::read(bed.path("data")).unwrap()[..4096] == bytes[4096..8192]);
+        assert!(memory.to_vec().unwrap()[4096..] == bytes[4096..]);
     });
 }
 
