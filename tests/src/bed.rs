@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cufile::cuda::{Cuda, Device};
 use cufile::{Driver, Library};
+use cufile_sys::Functions;
 use tempfile::TempDir;
 
 use crate::Emulator;
@@ -125,6 +126,20 @@ pub fn libraries(emulator: &Emulator) -> (Library, Cuda) {
     let library = Library::from_sys(emulator.cufile()).expect("the emulator has a version");
     let cuda = Cuda::from_sys(emulator.driver(), emulator.runtime()).expect("the emulator has a GPU");
     (library, cuda)
+}
+
+/// The driver opened on the emulator, some of whose functions are others.
+///
+/// # Safety
+/// These must do no more than libcufile's may.
+pub unsafe fn open_with(emulator: &Emulator, replace: impl FnOnce(&mut Functions)) -> Driver {
+    let (library, cuda) = libraries(emulator);
+    let mut functions = *library.functions();
+    replace(&mut functions);
+    // SAFETY: the emulator's functions, but for those that the caller answers for.
+    let library = unsafe { cufile_sys::Library::from_functions(functions) };
+    let library = Library::from_sys(library).expect("the emulator has a version");
+    Driver::builder().library(library).cuda(cuda).open().expect("the emulated driver opens")
 }
 
 /// Bytes that differ from place to place, so that a shifted or repeated range is noticed.

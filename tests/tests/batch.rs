@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use cufile::{
-    Batch, Driver, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError, OwnedPart,
-    RegisterFlags, RegisteredBuffer, Status,
+    Batch, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, OpError, OwnedPart, RegisterFlags,
+    RegisteredBuffer, Status,
 };
-use cufile_sys::{CUfileBatchHandle_t, CUfileError_t, CUfileIOEvents_t, CUfileIOParams_t, off_t, timespec};
+use cufile_sys::{
+    CUfileBatchHandle_t, CUfileError_t, CUfileIOEvents_t, CUfileIOParams_t, Functions, off_t, timespec,
+};
 use cufile_tests::Emulator;
-use cufile_tests::bed::{Bed, libraries, pattern};
+use cufile_tests::bed::{Bed, open_with, pattern};
 use support::{Life, Tracked, register};
 
 const PAGE: usize = 4096;
@@ -574,14 +576,12 @@ unsafe extern "C" fn confused_get_status(
 #[test]
 fn events_that_belong_to_no_entry_in_flight_are_ignored() {
     let emulator = Emulator::start();
-    let (library, cuda) = libraries(&emulator);
-    let mut functions = *library.functions();
-    REAL_GET_STATUS.set(functions.cuFileBatchIOGetStatus).unwrap();
-    functions.cuFileBatchIOGetStatus = confused_get_status;
-    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
-    let library = unsafe { cufile_sys::Library::from_functions(functions) };
-    let library = Library::from_sys(library).unwrap();
-    let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
+    let confused = |functions: &mut Functions| {
+        REAL_GET_STATUS.set(functions.cuFileBatchIOGetStatus).unwrap();
+        functions.cuFileBatchIOGetStatus = confused_get_status;
+    };
+    // SAFETY: that does no more than it may.
+    let driver = unsafe { open_with(&emulator, confused) };
     let bed = Bed::on(emulator);
     let file = FileHandle::register(&driver, bed.file("data", &pattern(6 * PAGE))).unwrap();
     let file = Arc::new(file);
@@ -664,14 +664,12 @@ unsafe extern "C" fn noting_submit(
 #[test]
 fn entries_with_parts_name_the_registered_address_and_their_offset() {
     let emulator = Emulator::start();
-    let (library, cuda) = libraries(&emulator);
-    let mut functions = *library.functions();
-    REAL_SUBMIT.set(functions.cuFileBatchIOSubmit).unwrap();
-    functions.cuFileBatchIOSubmit = noting_submit;
-    // SAFETY: the emulator's functions, but for that above, which does no more than it may.
-    let library = unsafe { cufile_sys::Library::from_functions(functions) };
-    let library = Library::from_sys(library).unwrap();
-    let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
+    let noting = |functions: &mut Functions| {
+        REAL_SUBMIT.set(functions.cuFileBatchIOSubmit).unwrap();
+        functions.cuFileBatchIOSubmit = noting_submit;
+    };
+    // SAFETY: that does no more than it may.
+    let driver = unsafe { open_with(&emulator, noting) };
     let file = Arc::new(FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap());
     let submitted = |buffer: Any| {
         let mut batch = Batch::new(&driver, 4).unwrap();

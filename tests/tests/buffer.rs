@@ -8,11 +8,11 @@ use std::thread;
 
 use cufile::cuda::Context;
 use cufile::{
-    BufSlice, BufSliceMut, Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Library, OpError,
-    OwnedPart, RegisterFlags, RegisteredBuffer,
+    BufSlice, BufSliceMut, Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, OpError, OwnedPart,
+    RegisterFlags, RegisteredBuffer,
 };
 use cufile_sys::{CUfileHandle_t, off_t};
-use cufile_tests::bed::{Bed, libraries, pattern};
+use cufile_tests::bed::{Bed, libraries, open_with, pattern};
 use cufile_tests::{Emulator, in_threads};
 
 const LEN: usize = 1 << 20;
@@ -294,13 +294,8 @@ unsafe extern "C" fn read(_: CUfileHandle_t, base: *mut c_void, len: usize, _: o
 #[test]
 fn a_part_passes_the_registered_address_and_its_offset() {
     let emulator = Emulator::start();
-    let mut functions = *emulator.cufile().functions();
-    functions.cuFileRead = read;
-    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
-    let library = unsafe { cufile_sys::Library::from_functions(functions) };
-    let library = Library::from_sys(library).unwrap();
-    let (_, cuda) = libraries(&emulator);
-    let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
+    // SAFETY: that does no more than it may.
+    let driver = unsafe { open_with(&emulator, |functions| functions.cuFileRead = read) };
     let file = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
     let memory = driver.cuda().device(0).unwrap().alloc(LEN).unwrap();
     let base = memory.as_ptr().addr();

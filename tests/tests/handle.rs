@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use cufile::params::Param;
 use cufile::{Error, ErrorKind, FileHandle, FileType, IoBuf, IoBufMut, Library, OpError, Result, Version};
 use cufile_sys::CUfileHandle_t;
-use cufile_tests::bed::{Bed, libraries, pattern};
+use cufile_tests::bed::{Bed, libraries, open_with, pattern};
 use cufile_tests::{Emulator, in_threads};
 
 const LEN: usize = 100_000;
@@ -322,13 +322,8 @@ fn the_descriptor_is_open_when_the_handle_is_deregistered_and_closed_after() {
         SEEN.store(if is_open(DESCRIPTOR.load(Ordering::SeqCst)) { 1 } else { 2 }, Ordering::SeqCst);
     }
     let emulator = Emulator::start();
-    let mut functions = *emulator.cufile().functions();
-    functions.cuFileHandleDeregister = deregister;
-    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
-    let library = unsafe { cufile_sys::Library::from_functions(functions) };
-    let library = Library::from_sys(library).unwrap();
-    let (_, cuda) = libraries(&emulator);
-    let driver = cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();
+    // SAFETY: that does no more than it may.
+    let driver = unsafe { open_with(&emulator, |functions| functions.cuFileHandleDeregister = deregister) };
     let handle = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
     // A number that no other thread's file can get when it is free again.
     let number = handle.descriptor().unwrap().as_raw_fd();

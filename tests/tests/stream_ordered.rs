@@ -13,11 +13,11 @@ use std::time::Duration;
 use cuda_rt_sys::driver::CUresult;
 use cufile::cuda::{DeviceBuffer, Stream};
 use cufile::{
-    Driver, Error, ErrorKind, FileHandle, IoBuf, Library, OpError, OwnedPart, RegisterFlags,
-    RegisteredBuffer, RegisteredStream, StreamFlags,
+    Driver, Error, ErrorKind, FileHandle, IoBuf, OpError, OwnedPart, RegisterFlags, RegisteredBuffer,
+    RegisteredStream, StreamFlags,
 };
-use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
-use cufile_tests::bed::{Bed, libraries, pattern};
+use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, off_t};
+use cufile_tests::bed::{Bed, open_with, pattern};
 use cufile_tests::in_threads;
 use support::{Gate, Tracked, register};
 
@@ -749,12 +749,8 @@ fn a_stream_that_is_captured_is_refused() {
 
 /// A driver on the emulator whose `cuFileReadAsync` is another function.
 fn with_read(bed: &Bed, read: ReadAsync) -> Driver {
-    let (library, cuda) = libraries(bed.emulator.as_ref().unwrap());
-    let functions = Functions { cuFileReadAsync: read, ..*library.functions() };
-    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
-    let library = unsafe { cufile_sys::Library::from_functions(functions) };
-    let library = Library::from_sys(library).unwrap();
-    Driver::builder().library(library).cuda(cuda).open().unwrap()
+    // SAFETY: what tests give does no more than it may.
+    unsafe { open_with(bed.emulator.as_ref().unwrap(), |functions| functions.cuFileReadAsync = read) }
 }
 
 type ReadAsync = unsafe extern "C" fn(

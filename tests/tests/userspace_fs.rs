@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::{ptr, slice};
 
-use cufile::{Driver, Error, ErrorKind, FileHandle, Library, OpError, RdmaInfo, UserspaceFs};
+use cufile::{Driver, Error, ErrorKind, FileHandle, OpError, RdmaInfo, UserspaceFs};
 use cufile_sys::{
     CUfileDescr_t, CUfileError_t, CUfileFSOps_t, CUfileFileHandleType, CUfileHandle_t, CUfileOpError,
-    CUresult, cufileRDMAInfo_t, loff_t, off_t, sockaddr_t,
+    CUresult, Functions, cufileRDMAInfo_t, loff_t, off_t, sockaddr_t,
 };
 use cufile_tests::Emulator;
-use cufile_tests::bed::libraries;
+use cufile_tests::bed::open_with;
 
 /// The files that are registered: the handle and the functions, as addresses.
 static FILES: Mutex<Option<HashMap<usize, (usize, usize)>>> = Mutex::new(None);
@@ -89,15 +89,14 @@ unsafe extern "C" fn write(
 
 fn open() -> (Emulator, Driver) {
     let emulator = Emulator::start();
-    let mut functions = *emulator.cufile().functions();
-    functions.cuFileHandleRegister = register;
-    functions.cuFileHandleDeregister = deregister;
-    functions.cuFileRead = read;
-    functions.cuFileWrite = write;
-    // SAFETY: the emulator's functions, but for those above, which do no more than they may.
-    let library = unsafe { cufile_sys::Library::from_functions(functions) };
-    let library = Library::from_sys(library).unwrap();
-    let driver = Driver::builder().library(library).cuda(libraries(&emulator).1).open().unwrap();
+    let replace = |functions: &mut Functions| {
+        functions.cuFileHandleRegister = register;
+        functions.cuFileHandleDeregister = deregister;
+        functions.cuFileRead = read;
+        functions.cuFileWrite = write;
+    };
+    // SAFETY: these do no more than they may.
+    let driver = unsafe { open_with(&emulator, replace) };
     (emulator, driver)
 }
 
