@@ -36,6 +36,7 @@
 mod batch;
 mod buffer;
 mod builder;
+mod callback;
 #[doc = include_str!("../COVERAGE.md")]
 pub mod coverage {}
 pub mod cuda;

@@ -2,13 +2,13 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::{fmt, mem, ptr, slice};
 
 use cufile_sys::{CUfileDescr_t, CUfileFSOps_t, CUfileFileHandleType, cufileRDMAInfo_t};
 use libc::{loff_t, sockaddr};
 
+use crate::callback::contained;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::handle::{File, FileHandle};
@@ -158,12 +158,7 @@ unsafe fn call<'a, F: UserspaceFs, R>(
 ) -> R {
     // SAFETY: the caller's promise; shared references are all that there are.
     let file = unsafe { &*handle.cast::<F>() };
-    // What a panic leaves half done is the implementor's own affair, as with a mutex.
-    catch_unwind(AssertUnwindSafe(|| method(file))).unwrap_or_else(|panic| {
-        // To drop what it carries could panic again.
-        mem::forget(panic);
-        failed
-    })
+    contained(|| method(file)).unwrap_or(failed)
 }
 
 unsafe extern "C" fn fs_type<F: UserspaceFs>(handle: *const c_void) -> *const c_char {

@@ -1,10 +1,9 @@
 //! Streams and events.
 
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "cudarc")]
 use std::sync::Arc;
-use std::{fmt, mem, ptr};
+use std::{fmt, ptr};
 
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
@@ -15,6 +14,7 @@ use cuda_rt_sys::runtime::{
 };
 
 use super::Device;
+use crate::callback::contained;
 use crate::error::{Error, Result, check_driver, check_runtime};
 
 /// A queue of work on a device. Dropping one that was created here waits for the work.
@@ -266,10 +266,7 @@ impl Stream {
         unsafe extern "C" fn call<F: FnOnce()>(data: *mut c_void) {
             // SAFETY: the box that was leaked for this call, which CUDA makes at most once outside of graphs.
             let function = unsafe { Box::from_raw(data.cast::<F>()) };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(function)) {
-                // To drop what it carries could panic again.
-                mem::forget(panic);
-            }
+            contained(function);
         }
         let _entered = self.device.enter()?;
         if self.is_capturing()? {
