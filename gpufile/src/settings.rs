@@ -107,8 +107,8 @@ impl Settings {
         self.task_bytes
     }
 
-    /// How many bytes each pinned bounce buffer is for, 1 GiB at most; it has an eighth more, and 16 KiB, to align them in. By
-    /// default 4 MiB: enough that neither a read nor a copy to the GPU is bound by its start, and little to wait
+    /// How many bytes each pinned bounce buffer is for, 1 GiB at most; it has an eighth more, and 16 KiB, to align them
+    /// in. By default 4 MiB: enough that neither a read nor a copy to the GPU is bound by its start, and little to wait
     /// for before the first copy.
     pub fn bounce_buffer_bytes(&self) -> usize {
         self.bounce_buffer_bytes
@@ -195,13 +195,13 @@ struct Variable {
     set: fn(&mut Settings, &str) -> Option<()>,
 }
 
-const SWITCH: &str = "on, true, yes or 1, or off, false, no or 0";
-const DIRECT: &str = "auto (or on, true, yes, 1), never (or off, false, no, 0), or always";
 /// More than any machine has use for, and fewer than the operating system lets a process have.
 pub(crate) const MOST_THREADS: usize = 1024;
-/// Of more, two for each thread would not fit into any machine's memory.
+/// Two of these for each thread are more than machines have memory.
 pub(crate) const LONGEST_BOUNCE_BUFFER: usize = 1 << 30;
 
+const SWITCH: &str = "on, true, yes or 1, or off, false, no or 0";
+const DIRECT: &str = "auto (or on, true, yes, 1), never (or off, false, no, 0), or always";
 const SIZE: &str = "a size above 0 that fits 64 bits, such as 65536, 64KiB or 4M";
 
 const VARIABLES: &[Variable] = &[
@@ -237,7 +237,7 @@ const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUFILE_BOUNCE_BUFFER_SIZE",
         kvikio: &["KVIKIO_BOUNCE_BUFFER_SIZE"],
-        accepted: "a size from 1 to 1 GiB, such as 65536, 64KiB or 4M",
+        accepted: "a size above 0 and up to 1 GiB, such as 65536, 64KiB or 4M",
         set: |settings, text| {
             put(&mut settings.bounce_buffer_bytes, size(text).filter(|bytes| *bytes <= LONGEST_BOUNCE_BUFFER))
         },

@@ -149,7 +149,7 @@ impl EngineBuilder {
     /// How large a bounce buffer is, in bytes; a multiple of 4096, at least as much, and 1 GiB at most. Each worker uses
     /// two.
     pub fn bounce_buffer_bytes(mut self, bounce_buffer_bytes: usize) -> Self {
-        self.settings.bounce_buffer_bytes = bounce_buffer_bytes.min(LONGEST_BOUNCE_BUFFER);
+        self.settings.bounce_buffer_bytes = bounce_buffer_bytes;
         self
     }
 
@@ -203,7 +203,7 @@ impl EngineBuilder {
         let devices = Arc::new(Devices::new(cuda));
         let mut settings = self.settings;
         let bounce_bytes =
-            settings.bounce_buffer_bytes.clamp(1, usize::MAX >> 4).next_multiple_of(Bounce::ALIGNMENT);
+            settings.bounce_buffer_bytes.clamp(1, LONGEST_BOUNCE_BUFFER).next_multiple_of(Bounce::ALIGNMENT);
         settings.bounce_buffer_bytes = bounce_bytes;
         let lanes = Lanes::new(devices.clone(), bounce_bytes, settings.bounce_memory_bytes());
         Engine(Arc::new(Inner {
