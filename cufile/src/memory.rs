@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 /// changed or freed by anyone else. [`base_offset`](Self::base_offset) bytes before it, in the same allocation, lies
 /// the address that cuFile knows the memory by. [`context`](Self::context) stays valid as long.
 #[diagnostic::on_unimplemented(
-    note = "of an array, pass `.as_slice()` or `.as_mut_slice()`; of numbers, their bytes, as `bytemuck::cast_slice` gives them"
+    note = "of an array, pass `.as_slice()` or `.as_mut_slice()`",
+    note = "of numbers, pass the bytes, as `bytemuck::cast_slice` gives them"
 )]
 pub unsafe trait IoBuf {
     /// The first byte's address.
@@ -57,7 +58,8 @@ pub unsafe trait IoBuf {
 /// `&mut self` gives sole access to the memory: nothing else reads or writes it meanwhile.
 /// [`as_mut_ptr`](Self::as_mut_ptr) is the address that [`as_ptr`](IoBuf::as_ptr) gives, and may be written through.
 #[diagnostic::on_unimplemented(
-    note = "of an array, pass `.as_slice()` or `.as_mut_slice()`; of numbers, their bytes, as `bytemuck::cast_slice` gives them"
+    note = "of an array, pass `.as_slice()` or `.as_mut_slice()`",
+    note = "of numbers, pass the bytes, as `bytemuck::cast_slice` gives them"
 )]
 pub unsafe trait IoBufMut: IoBuf {
     /// The first byte's address, for writing.

@@ -79,8 +79,9 @@ fn as_sources(pointers: &[*mut u8]) -> &[*const u8] {
     unsafe { slice::from_raw_parts(pointers.as_ptr().cast::<*const u8>(), pointers.len()) }
 }
 
-/// Waits for copies by asking again and again: at first without giving the processor away, because small ones take microseconds, then with short
-/// sleeps, and then with longer ones, so that many workers that wait for one link do not burn a processor each.
+/// Waits for copies by asking again and again: at first without giving the processor away, because small ones take
+/// microseconds, then with short sleeps, and then with longer ones, so that many workers that wait for one link do not
+/// burn a processor each.
 pub(crate) fn wait_by_looking(event: &Event) -> cufile::Result<()> {
     const SPIN: Duration = Duration::from_micros(20);
     const LONG: Duration = Duration::from_micros(200);
