@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 #[cfg(feature = "cudarc")]
 use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
 use std::{fmt, ptr};
 
 #[cfg(feature = "cudarc")]
@@ -162,6 +163,8 @@ impl Stream {
     /// one call where CUDA has `cudaMemcpyBatchAsync` (13.0) and the stream is not the null stream, by a call each
     /// elsewhere. It serves many small copies, which cost a call's time each otherwise.
     ///
+    /// The threads of a process make that one call in turn, because CUDA crashes when they meet in it.
+    ///
     /// # Errors
     /// What CUDA said; some of the copies may be under way then.
     ///
@@ -189,7 +192,11 @@ impl Stream {
             }
             return Ok(());
         };
+        /// Two of these calls at once, of any streams, crash libcuda (580.159, libcudart 13.0 and 13.5) or corrupt the
+        /// GPU's push buffer, within seconds if their copies are small. Nothing can be half done under it.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _entered = self.device.enter()?;
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: zeros are valid, and say that the locations are not given.
         let mut attributes: cudaMemcpyAttributes = unsafe { std::mem::zeroed() };
         attributes.srcAccessOrder = cudaMemcpySrcAccessOrder::cudaMemcpySrcAccessOrderStream;
