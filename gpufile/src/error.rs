@@ -7,11 +7,14 @@ use std::path::PathBuf;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed operation.
+///
+/// Its text is complete: it has the text of the cause, so [`source`](std::error::Error::source) names none. Paths are shown
+/// quoted, with control characters escaped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be opened.
-    #[error("cannot open {}: {cause}", .path.display())]
+    #[error("cannot open {path:?}: {cause}")]
     Open {
         /// The file.
         path: PathBuf,
@@ -19,8 +22,8 @@ pub enum Error {
         cause: Cause,
     },
     /// A transfer failed. The bytes before the failure, `bytes_done` from the start of the range, were transferred.
-    #[error("cannot {operation} {len_bytes} bytes at {offset} of {}: {cause}{}; {bytes_done} bytes were transferred",
-        .path.display(), advice(.operation, .cause))]
+    #[error("cannot {operation} {len_bytes} bytes at {offset} of {path:?}: {cause}{}; {bytes_done} bytes were transferred",
+        advice(.operation, .cause))]
     Transfer {
         /// `read` or `write`.
         operation: &'static str,
@@ -44,7 +47,7 @@ pub enum Error {
         error: Box<Error>,
     },
     /// A call that is not about a transfer failed.
-    #[error("cannot {operation} {}: {cause}", .path.display())]
+    #[error("cannot {operation} {path:?}: {cause}")]
     File {
         /// What was attempted.
         operation: &'static str,
@@ -61,7 +64,7 @@ pub enum Error {
     },
 }
 
-/// What an operation failed of.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
@@ -75,8 +78,11 @@ pub enum Cause {
     #[error("{0}")]
     Invalid(String),
     /// The file ended before the range did.
-    #[error("the file ends there")]
-    EndOfFile,
+    #[error("the file ends at byte {at}")]
+    EndOfFile {
+        /// Where the file ended, or the mapping of it.
+        at: u64,
+    },
     /// cuFile was required and does not work for the file.
     #[error("cuFile is required, but: {0}")]
     NoCufile(String),
@@ -102,7 +108,7 @@ impl Error {
         }
     }
 
-    /// What it failed of.
+    /// Returns why it failed.
     pub fn cause(&self) -> &Cause {
         match self {
             Error::Open { cause, .. }
@@ -131,7 +137,7 @@ impl Error {
             Cause::Io(error) => error.kind(),
             Cause::Cufile(error) => error.io_kind(),
             Cause::Invalid(_) => io::ErrorKind::InvalidInput,
-            Cause::EndOfFile => io::ErrorKind::UnexpectedEof,
+            Cause::EndOfFile { .. } => io::ErrorKind::UnexpectedEof,
             Cause::NoCufile(_) => io::ErrorKind::Unsupported,
         }
     }

@@ -27,7 +27,7 @@ pub struct File {
 }
 
 /// Where the kernel's offsets end.
-const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
+pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
 
 /// `read` or `write`, as errors say it.
 pub(crate) const READ: &str = "read";
@@ -83,7 +83,10 @@ impl File {
     pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<()> {
         let len = buffer.len_bytes();
         match self.read_at(buffer, offset)? {
-            done if done < len => Err(self.transfer_error(READ, offset, len, done, Cause::EndOfFile)),
+            done if done < len => {
+                let cause = self.open.no_more(READ, offset, done);
+                Err(self.transfer_error(READ, offset, len, done, cause))
+            }
             _ => Ok(()),
         }
     }
@@ -214,7 +217,7 @@ impl File {
         match stop {
             None => Ok(()),
             Some(stop) => {
-                let cause = stop.cause.unwrap_or_else(|| io::Error::from(io::ErrorKind::WriteZero).into());
+                let cause = stop.cause.unwrap_or_else(|| self.open.no_more(WRITE, offset, done));
                 Err(self.transfer_error(WRITE, offset, len, done, cause))
             }
         }

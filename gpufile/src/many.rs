@@ -8,7 +8,7 @@ use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
 use crate::engine::{Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer, UnderWay};
 use crate::error::{Cause, Error, Result};
-use crate::file::{File, READ, WRITE};
+use crate::file::{FILE_LIMIT, File, READ, WRITE};
 use crate::memory::Memory;
 use crate::write_plan::{WritePlan, pieces};
 
@@ -29,7 +29,7 @@ impl File {
         let cutting = self.read_cutting(entries.total_bytes(), memory.place, first);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().read_ranges(&Transfer { side: Side::Read, entries }, cutting) };
-        self.ranges_outcome(READ, &memory, ranges, outcome)
+        self.ranges_outcome(READ, &memory, ranges, FILE_LIMIT, outcome)
     }
 
     /// Writes parts of one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where
@@ -46,7 +46,7 @@ impl File {
         let entries = self.entries(memory, ranges);
         // Before the plan, which may make the file longer.
         if let Some(entry) = entries.out_of_range() {
-            return Err(self.bad_range(WRITE, entry, &ranges[entry], memory.len_bytes));
+            return Err(self.bad_range(WRITE, entry, &ranges[entry], &memory, FILE_LIMIT));
         }
         let plan = WritePlan::of_ranges(self, &memory, ranges);
         let transfer = Transfer { side: plan.side.clone(), entries };
@@ -55,7 +55,7 @@ impl File {
         let stop = outcome.as_ref().ok().and_then(Option::as_ref);
         let done = stop.map_or(0, |stop| ranges[stop.entry].file_offset + stop.done_bytes as u64);
         plan.tidy_up(self.open_file(), done, stop.is_some() || outcome.is_err());
-        self.ranges_outcome(WRITE, &memory, ranges, outcome)
+        self.ranges_outcome(WRITE, &memory, ranges, FILE_LIMIT, outcome)
     }
 
     #[cold]
@@ -64,15 +64,17 @@ impl File {
         operation: &'static str,
         entry: usize,
         range: &IoRange,
-        buffer_bytes: usize,
+        memory: &Memory,
+        file_limit: u64,
     ) -> Error {
         let IoRange { file_offset, buffer_offset, len_bytes } = *range;
+        let buffer_bytes = memory.len_bytes;
         let in_buffer = buffer_offset.checked_add(len_bytes).is_some_and(|end| end <= buffer_bytes);
         let error = match self.check_offset(operation, file_offset, len_bytes) {
             Err(error) => error,
             // Only mappings end earlier than offsets do.
             Ok(()) if in_buffer => {
-                self.transfer_error(operation, file_offset, len_bytes, 0, Cause::EndOfFile)
+                self.transfer_error(operation, file_offset, len_bytes, 0, Cause::EndOfFile { at: file_limit })
             }
             Ok(()) => {
                 let text = format!("it lies at {buffer_offset} of a buffer of {buffer_bytes} bytes");
@@ -87,30 +89,33 @@ impl File {
         operation: &'static str,
         memory: &Memory,
         ranges: &[IoRange],
+        file_limit: u64,
         outcome: Result<Option<Stop>, Refused>,
     ) -> Result<()> {
         if let Err(Refused::OutOfRange(entry)) = outcome {
-            return Err(self.bad_range(operation, entry, &ranges[entry], memory.len_bytes));
+            return Err(self.bad_range(operation, entry, &ranges[entry], memory, file_limit));
         }
         entry_outcome(outcome, |entry, done_bytes, cause| {
-            let range = &ranges[entry];
-            self.transfer_error(operation, range.file_offset, range.len_bytes, done_bytes, cause)
+            let IoRange { file_offset, len_bytes, .. } = ranges[entry];
+            let cause = cause.unwrap_or_else(|| self.open_file().no_more(operation, file_offset, done_bytes));
+            self.transfer_error(operation, file_offset, len_bytes, done_bytes, cause)
         })
     }
 }
 
-/// What became of many entries, as users see it.
+/// Returns the outcome of many entries as users see it. `error` makes an error of an entry that stopped after so many
+/// bytes, for a cause if there was one.
 fn entry_outcome(
     outcome: Result<Option<Stop>, Refused>,
-    error: impl Fn(usize, usize, Cause) -> Error,
+    error: impl Fn(usize, usize, Option<Cause>) -> Error,
 ) -> Result<()> {
     let (entry, done_bytes, cause) = match outcome {
         Ok(None) => return Ok(()),
-        Ok(Some(Stop { entry, done_bytes, cause })) => (entry, done_bytes, cause.unwrap_or(Cause::EndOfFile)),
+        Ok(Some(Stop { entry, done_bytes, cause })) => (entry, done_bytes, cause),
         Err(Refused::Overlap(one, other)) => {
-            (other, 0, Cause::Invalid(format!("it overlaps in memory with entry {one}")))
+            (other, 0, Some(Cause::Invalid(format!("it overlaps in memory with entry {one}"))))
         }
-        Err(Refused::OutOfRange(entry)) => (entry, 0, Cause::Invalid("it is out of range".to_owned())),
+        Err(Refused::OutOfRange(entry)) => (entry, 0, Some(Cause::Invalid("it is out of range".to_owned()))),
     };
     Err(Error::Entry { entry, error: Box::new(error(entry, done_bytes, cause)) })
 }
@@ -231,7 +236,7 @@ impl Engine {
     }
 }
 
-/// What became of requests, as users see it.
+/// Returns the outcome of requests as users see it.
 fn each_outcome(
     operation: &'static str,
     entries: &[Entry<'_>],
@@ -239,6 +244,7 @@ fn each_outcome(
 ) -> Result<()> {
     entry_outcome(outcome, |entry, done_bytes, cause| {
         let Entry { file, offset, memory } = &entries[entry];
+        let cause = cause.unwrap_or_else(|| file.no_more(operation, *offset, done_bytes));
         file.transfer_error(operation, *offset, memory.len_bytes, done_bytes, cause)
     })
 }

@@ -99,7 +99,10 @@ impl MappedFile {
     pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<()> {
         let len = buffer.len_bytes();
         match self.read_at(buffer, offset)? {
-            done if done < len => Err(self.file.transfer_error(READ, offset, len, done, Cause::EndOfFile)),
+            done if done < len => {
+                let cause = Cause::EndOfFile { at: self.len_bytes() as u64 };
+                Err(self.file.transfer_error(READ, offset, len, done, cause))
+            }
             _ => Ok(()),
         }
     }
@@ -132,12 +135,12 @@ impl MappedFile {
         let transfer = Transfer { side: Side::ReadMapping(self.mapping.clone()), entries };
         // SAFETY: the caller's promise.
         let outcome = unsafe { self.file.engine().read_ranges(&transfer, cutting) };
-        self.file.ranges_outcome(READ, &memory, ranges, outcome)
+        self.file.ranges_outcome(READ, &memory, ranges, file_limit, outcome)
     }
 }
 
 impl fmt::Debug for MappedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MappedFile({} bytes of {})", self.len_bytes(), self.file.path().display())
+        write!(f, "MappedFile({} bytes of {:?})", self.len_bytes(), self.file.path())
     }
 }

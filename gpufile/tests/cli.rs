@@ -86,7 +86,7 @@ fn check_names_a_wrong_variable_and_a_missing_file_and_goes_on() {
 
     let (status, out, _) = run(&["check", "/nonexistent/file"], &[]);
     assert_eq!(status, 1, "{out}");
-    assert!(out.contains("kernel") && out.contains("cannot open /nonexistent/file"), "{out}");
+    assert!(out.contains("kernel") && out.contains("cannot open \"/nonexistent/file\""), "{out}");
 }
 
 #[test]

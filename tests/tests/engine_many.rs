@@ -144,7 +144,8 @@ fn the_end_of_a_file_inside_of_an_entry_names_the_entry_and_its_bytes_before() {
         ];
         let (number, error) = entry(engine.read_many(&mut requests));
         assert_eq!((number, error.bytes_done()), (1, 200));
-        assert!(matches!(error.cause(), Cause::EndOfFile) && error.to_string().contains("short"), "{error}");
+        assert!(matches!(error.cause(), Cause::EndOfFile { at: 5000 }), "{error}");
+        assert!(error.to_string().contains("short"), "{error}");
         assert!(device.to_vec().unwrap()[..200] == short[4800..]);
 
         let (number, error) = entry(a.read_many(&mut host, &[range(0, 0, 10), range(99_990, 10, 11)]));

@@ -565,8 +565,9 @@ impl<'a> World<'a> {
             _ => unsafe { file.map() }.unwrap().read_at(&mut memory, offset as u64),
         };
         let count = match result {
-            Err(error) if way == "read_exact_at" && matches!(error.cause(), Cause::EndOfFile) => {
+            Err(error) if way == "read_exact_at" && matches!(error.cause(), Cause::EndOfFile { .. }) => {
                 assert!(error.bytes_done() < len);
+                self.check_end(&error, open);
                 error.bytes_done()
             }
             result => result.unwrap(),
@@ -744,6 +745,12 @@ impl<'a> World<'a> {
         engines[self.engine].read_many(&mut requests)
     }
 
+    /// Fails unless the error says where the file ends.
+    fn check_end(&self, error: &Error, open: usize) {
+        let size = self.size(open) as u64;
+        assert!(matches!(error.cause(), Cause::EndOfFile { at } if *at == size), "{error}: not at {size}");
+    }
+
     fn read_pieces(&mut self, how: &str, read: fn(&mut Self, &[Piece]) -> gpufile::Result<()>) {
         let pieces = self.pieces(false, how == "Engine::read_many");
         self.describe(how, &pieces);
@@ -761,8 +768,8 @@ impl<'a> World<'a> {
                 }
             }
             Err(Error::Entry { entry, error }) => {
-                assert!(matches!(error.cause(), Cause::EndOfFile), "{error}");
                 let failed = &pieces[entry];
+                self.check_end(&error, failed.open);
                 assert!(is_short(self, failed), "entry {entry}: {error}");
                 assert!(error.bytes_done() <= count(self, failed), "entry {entry}: {error}");
                 self.take_over(failed, error.bytes_done());

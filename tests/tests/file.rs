@@ -206,7 +206,7 @@ fn a_read_is_short_only_at_the_end_of_the_file() {
             assert_eq!(file.read_at(&mut buffer, 1 << 40).unwrap(), 0);
 
             let error = file.read_exact_at(&mut buffer, 1000).unwrap_err();
-            assert!(matches!(error.cause(), Cause::EndOfFile));
+            assert!(matches!(error.cause(), Cause::EndOfFile { at } if *at == LONG as u64));
             assert_eq!((error.bytes_done(), error.kind()), (LONG - 1000, io::ErrorKind::UnexpectedEof));
             let mut host = vec![0; 10];
             assert_eq!(file.read_exact_at(&mut host, LONG as u64 - 4).unwrap_err().bytes_done(), 4);

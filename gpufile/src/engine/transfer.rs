@@ -40,8 +40,8 @@ pub(crate) struct Entry<'a> {
 
 impl fmt::Debug for Entry<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (path, offset, len_bytes) = (self.file.path.display(), self.offset, self.memory.len_bytes);
-        write!(f, "{len_bytes} bytes at {offset} of {path}")
+        let (path, offset, len_bytes) = (&self.file.path, self.offset, self.memory.len_bytes);
+        write!(f, "{len_bytes} bytes at {offset} of {path:?}")
     }
 }
 

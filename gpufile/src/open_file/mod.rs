@@ -19,6 +19,7 @@ pub(crate) use storage::Storage;
 
 use crate::engine::{Bounce, Cutting, Engine, Side};
 use crate::error::{Cause, Error};
+use crate::file::WRITE;
 use crate::page_cache;
 use crate::path::PathPolicy;
 use crate::settings::DirectIo;
@@ -111,6 +112,17 @@ impl OpenFile {
         cause: Cause,
     ) -> Error {
         Error::Transfer { operation, path: self.path.clone(), offset, len_bytes, bytes_done, cause }
+    }
+
+    /// Returns why a transfer that began at `offset` stopped after `done` bytes without an error.
+    #[cold]
+    pub fn no_more(&self, operation: &'static str, offset: u64, done: usize) -> Cause {
+        if operation == WRITE {
+            return io::Error::from(io::ErrorKind::WriteZero).into();
+        }
+        // A read that began behind the end did not see where that is. Since then the file may have become longer.
+        let seen = offset.saturating_add(done as u64);
+        Cause::EndOfFile { at: self.len_bytes().map_or(seen, |len| len.min(seen)) }
     }
 
     pub fn len_bytes(&self) -> io::Result<u64> {
