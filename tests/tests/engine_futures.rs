@@ -320,7 +320,7 @@ fn a_waker_need_not_wait_for_the_rest_of_another_transfer() {
     read.read_at(&mut bed.device.alloc(MIB).unwrap(), 0).unwrap();
     let (target, mut source) = (bed.device.alloc(MIB / 2).unwrap(), bed.device.alloc(100 * MIB).unwrap());
     source.copy_from_host(0, &pattern(100 * MIB)).unwrap();
-    // The worker is busy until both are submitted; each copy of the write, whose chunks go to one worker, takes a while.
+    // The worker is busy until both are submitted; each copy of the write takes a while.
     emulator.control("fault cudaMemcpyAsync delay_us=200000");
     emulator.control("fault cudaMemcpyAsync delay_us=10000 after=1 times=all");
     let busy = read.read_at_async(bed.device.alloc(MIB / 2).unwrap(), 0);
@@ -343,6 +343,50 @@ fn a_waker_need_not_wait_for_the_rest_of_another_transfer() {
     emulator.control("clear");
     let (found, bytes) = (fs::read(bed.path("written")).unwrap(), source.to_vec().unwrap());
     assert!(found[..50 * MIB] == bytes[..50 * MIB] && found[51 * MIB..] == bytes[50 * MIB..]);
+}
+
+#[test]
+fn long_writes_of_new_files_leave_others_their_turns() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &pattern(2 * MIB));
+    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(2).build();
+    let read = open(&engine, &bed.path("data"));
+    let mut target = bed.device.alloc(2 * MIB).unwrap();
+    read.read_exact_at(&mut target, 0).unwrap();
+    let bytes = pattern(48 * MIB);
+    // With a hole before them, so that each is written piece by piece, one after the other.
+    let sources = [0; 2].map(|_| {
+        let mut source = bed.device.alloc(48 * MIB).unwrap();
+        source.copy_from_host(0, &bytes).unwrap();
+        source
+    });
+    emulator.fault("cudaMemcpyAsync", "delay_us=20000 times=all");
+    let written = ["one", "two"].map(|name| open(&engine, &bed.path(name)));
+    let halves = [0, 24 * MIB].map(|at| IoRange {
+        file_offset: (2 * at) as u64,
+        buffer_offset: at,
+        len_bytes: 24 * MIB,
+    });
+    let ended = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for (file, source) in written.iter().zip(&sources) {
+            let ended = &ended;
+            scope.spawn(move || {
+                file.write_many(source, &halves).unwrap();
+                ended.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        thread::sleep(Duration::from_millis(100));
+        read.read_exact_at(&mut target, 0).unwrap();
+        assert_eq!(ended.load(Ordering::SeqCst), 0, "the read waited for writes of 48 pieces, 20 ms each");
+    });
+    emulator.control("clear");
+    assert!(target.to_vec().unwrap() == pattern(2 * MIB));
+    for name in ["one", "two"] {
+        let found = fs::read(bed.path(name)).unwrap();
+        assert!(found[..24 * MIB] == bytes[..24 * MIB] && found[48 * MIB..] == bytes[24 * MIB..], "{name}");
+    }
 }
 
 #[test]

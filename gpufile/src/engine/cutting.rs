@@ -13,7 +13,7 @@ pub(crate) struct Cutting {
     pub chunks_before: usize,
     /// How long the last chunk is, which is then carried out when the others are done; 0 makes it like the others.
     pub last_bytes: usize,
-    /// Whether one worker does all chunks in order.
+    /// Whether the chunks are carried out in order, one at a time.
     pub serial: bool,
     /// How many chunks are worked on at a time at most, if not as many as the workers take.
     pub at_once: Option<usize>,

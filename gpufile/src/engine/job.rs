@@ -2,7 +2,6 @@
 
 use std::cell::UnsafeCell;
 use std::mem;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -33,7 +32,7 @@ impl Stop {
 /// How the chunks of a job are handed out.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Handing {
-    /// All chunks go to one worker, in order.
+    /// The chunks are carried out in order: one is out at a time, except that its worker may have the next one too.
     pub serial: bool,
     /// The last chunk is handed out when the others are done.
     pub last_alone: bool,
@@ -88,7 +87,8 @@ impl State {
 
     /// Whether as many chunks are out as may be.
     fn is_full(&self) -> bool {
-        self.handing.at_once.is_some_and(|most| self.running >= most)
+        let most = if self.handing.serial { Some(1) } else { self.handing.at_once };
+        most.is_some_and(|most| self.running >= most)
     }
 
     /// Whether only the last chunk is left, which waits for the others.
@@ -156,35 +156,37 @@ impl Job {
         self.state().uses
     }
 
-    /// Hands out chunks of this use, and says whether more can be had at once.
-    pub fn take(&self, of_use: u64) -> Option<(Range<usize>, bool)> {
+    /// Hands out a chunk of this use, and says whether another can be had at once.
+    pub fn take(&self, of_use: u64) -> Option<(usize, bool)> {
         let mut state = self.state();
-        let ready = state.ready();
-        if state.uses != of_use || state.next >= ready || state.is_full() {
+        if state.uses != of_use || state.next >= state.ready() || state.is_full() {
             return None;
         }
-        let start = state.next;
-        let end = if state.handing.serial { ready } else { start + 1 };
-        state.next = end;
-        state.running += end - start;
-        if end == state.chunks {
+        let chunk = self.hand_out(&mut state);
+        Some((chunk, state.next < state.ready() && !state.is_full()))
+    }
+
+    /// Hands out the next chunk of a serial job to the worker that has `chunk`, which it has to end first. So the GPU can
+    /// copy the one while the other is written.
+    pub fn take_after(&self, chunk: usize) -> Option<usize> {
+        let mut state = self.state();
+        let follows = state.handing.serial && state.running == 1 && state.next == chunk + 1;
+        if follows && state.next < state.ready() { Some(self.hand_out(&mut state)) } else { None }
+    }
+
+    fn hand_out(&self, state: &mut State) -> usize {
+        let chunk = state.next;
+        state.next += 1;
+        state.running += 1;
+        if state.next == state.chunks {
             self.progressed.notify_all();
         }
-        Some((start..end, end < ready && !state.is_full()))
+        chunk
     }
 
     /// Whether a chunk before this one stopped the transfer, so that nothing is to be done for this one any more.
     pub fn is_stopped_before(&self, chunk: usize) -> bool {
         self.state().stop.as_ref().is_some_and(|(first, _)| *first < chunk)
-    }
-
-    /// Takes back chunks that [`take`](Self::take) handed out last and that nobody has begun, to hand them out again.
-    /// Returns the use of the job that they are of.
-    pub fn put_back(&self, chunks: Range<usize>) -> u64 {
-        let mut state = self.state();
-        state.next = chunks.start;
-        state.running -= chunks.len();
-        state.uses
     }
 
     /// Takes a chunk back; `stop` tells how many bytes of it were transferred, and what failed, if not all were.
@@ -213,7 +215,7 @@ impl Job {
             return After::Finished(waker);
         }
         let was_held_back = was_full || state.last_is_left();
-        if was_held_back && state.next < state.ready() {
+        if was_held_back && !state.is_full() && state.next < state.ready() {
             After::MoreIsReady(state.uses)
         } else {
             After::Nothing
@@ -353,20 +355,23 @@ mod tests {
         let (mut queued, mut out, mut order) = (true, Vec::new(), Vec::new());
         while !job.is_done() {
             assert!(queued || !out.is_empty(), "{handing:?}: nobody would go on after {order:?}");
+            let mut taken = None;
             if queued && (out.is_empty() || choice()) {
-                queued = false;
-                if let Some((taken, more)) = job.take(job.current_use()) {
-                    out.extend(taken.clone());
-                    order.extend(taken);
-                    queued = more;
-                }
-                assert!(
-                    handing.serial || handing.at_once.is_none_or(|most| out.len() <= most),
-                    "{handing:?}"
-                );
+                taken = job.take(job.current_use());
+                queued = taken.is_some_and(|(_, more)| more);
+            } else if let (Some(last), true) = (out.last(), choice()) {
+                taken = job.take_after(*last).map(|chunk| (chunk, false));
+                assert!(handing.serial || taken.is_none());
+            }
+            if let Some((chunk, _)) = taken {
+                out.push(chunk);
+                order.push(chunk);
+                let most = if handing.serial { Some(2) } else { handing.at_once };
+                assert!(most.is_none_or(|most| out.len() <= most), "{handing:?}");
                 assert!(!handing.last_alone || !out.contains(&(chunks - 1)) || out.len() == 1, "{handing:?}");
-            } else {
-                let chunk = out.swap_remove(if choice() { 0 } else { out.len() - 1 });
+            } else if !out.is_empty() {
+                let first = handing.serial || choice();
+                let chunk = out.remove(if first { 0 } else { out.len() - 1 });
                 queued |= matches!(job.complete(chunk, None), After::MoreIsReady(_));
             }
         }
@@ -376,9 +381,9 @@ mod tests {
 
     #[test]
     fn each_chunk_is_handed_out_once_and_none_is_forgotten() {
-        for (chunks, serial, last_alone) in (1..8)
-            .flat_map(|chunks| [(chunks, false, false), (chunks, true, false), (chunks, false, chunks > 1)])
-        {
+        for (chunks, serial, last_alone) in (1..8).flat_map(|chunks| {
+            [(chunks, false, false), (chunks, true, chunks > 2), (chunks, false, chunks > 1)]
+        }) {
             for at_once in [None, Some(1), Some(2), Some(3)] {
                 for choices in 0u32..1 << 10 {
                     let mut turn = 0;
@@ -390,5 +395,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn only_the_worker_with_a_serial_chunk_gets_the_next() {
+        let job = Job::of_chunks(4, Handing { serial: true, ..Handing::default() });
+        let of_use = job.current_use();
+        assert_eq!(job.take(of_use), Some((0, false)));
+        assert_eq!(job.take(of_use), None);
+        assert_eq!(job.take_after(0), Some(1));
+        assert_eq!((job.take(of_use), job.take_after(1)), (None, None));
+        assert!(matches!(job.complete(0, None), After::Nothing));
+        assert_eq!(job.take(of_use), None);
+        assert!(matches!(job.complete(1, None), After::MoreIsReady(_)));
+        assert_eq!(job.take(of_use), Some((2, false)));
     }
 }

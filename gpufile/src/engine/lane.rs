@@ -154,6 +154,12 @@ impl Lane {
         }
     }
 
+    /// Takes the next chunk of a serial job of which the lane has the one before under way.
+    pub fn take_next(&self) -> Option<(Arc<Job>, usize)> {
+        let Pending { job, chunk, .. } = self.slots[1 - self.next].pending.as_ref()?;
+        Some((job.clone(), job.take_after(*chunk)?))
+    }
+
     /// Completes the chunk that was begun first of those under way.
     pub fn finish_oldest(&mut self, reports: &mut Reports<'_>) {
         let slot = if self.slots[self.next].pending.is_some() { self.next } else { 1 - self.next };

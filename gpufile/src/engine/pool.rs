@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -118,16 +117,16 @@ impl Queue {
         self.work.notify_one();
     }
 
-    /// The next chunks to work on; `None` if there are none and `wait` is not set, or the queue is closed.
-    fn take(&self, wait: bool) -> Option<(Arc<Job>, Range<usize>)> {
+    /// The next chunk to work on; `None` if there is none and `wait` is not set, or the queue is closed.
+    fn take(&self, wait: bool) -> Option<(Arc<Job>, usize)> {
         let mut state = self.state();
         loop {
             while let Some((job, of_use)) = state.jobs.pop_front() {
-                if let Some((chunks, more)) = job.take(of_use) {
+                if let Some((chunk, more)) = job.take(of_use) {
                     if more {
                         state.jobs.push_back((job.clone(), of_use));
                     }
-                    return Some((job, chunks));
+                    return Some((job, chunk));
                 }
             }
             if state.closed || !wait {
@@ -185,27 +184,18 @@ fn work(queue: &Queue, lanes: &Lanes) {
     let mut lane: Option<Lane> = None;
     loop {
         match queue.take(lane.is_none()) {
-            Some((job, mut chunks)) => {
-                while let Some(chunk) = chunks.next() {
-                    run(lanes, &mut lane, &job, chunk, &mut reports);
-                    if !reports.wakers.is_empty() && !chunks.is_empty() {
-                        // They must not wait for the rest of a long job, which another worker can go on with.
-                        lane.iter_mut().for_each(|lane| lane.finish_all(&mut reports));
-                        if !job.is_stopped_before(chunks.start) {
-                            let of_use = job.put_back(mem::take(&mut chunks));
-                            queue.push_again(job, of_use);
-                            break;
-                        }
+            Some((job, chunk)) => run(lanes, &mut lane, &job, chunk, &mut reports),
+            // The other jobs had their turn.
+            None => match lane.as_ref().and_then(Lane::take_next) {
+                Some((job, chunk)) => run(lanes, &mut lane, &job, chunk, &mut reports),
+                None => match lane.take() {
+                    Some(mut busy) if busy.is_busy() => {
+                        busy.finish_oldest(&mut reports);
+                        lane = Some(busy);
                     }
-                }
-            }
-            None => match lane.take() {
-                Some(mut busy) if busy.is_busy() => {
-                    busy.finish_oldest(&mut reports);
-                    lane = Some(busy);
-                }
-                Some(idle) => lanes.put(idle),
-                None => return,
+                    Some(idle) => lanes.put(idle),
+                    None => return,
+                },
             },
         }
         if !reports.wakers.is_empty() {
@@ -224,12 +214,10 @@ pub(crate) fn work_inline(lanes: &Lanes, mut lane: Option<Lane>, job: &Arc<Job>)
     let mut reports = Reports::default();
     let of_use = job.current_use();
     loop {
-        match (job.take(of_use), &mut lane) {
-            (Some((chunks, _)), _) => {
-                for chunk in chunks {
-                    run(lanes, &mut lane, job, chunk, &mut reports);
-                }
-            }
+        let next = || lane.as_ref().and_then(Lane::take_next);
+        let taken = job.take(of_use).map(|(chunk, _)| chunk).or_else(|| next().map(|(_, chunk)| chunk));
+        match (taken, &mut lane) {
+            (Some(chunk), _) => run(lanes, &mut lane, job, chunk, &mut reports),
             (None, Some(lane)) if lane.is_busy() => lane.finish_oldest(&mut reports),
             _ => break,
         }
@@ -282,8 +270,8 @@ mod tests {
         let (_, second) = queue.take(false).unwrap();
         assert!(queue.take(false).is_none(), "two are out");
         // One worker was told that more is ready, and has not queued the job yet, when another finds nothing and sleeps.
-        let After::MoreIsReady(of_use) = job.complete(first.start, None) else { panic!("there is more") };
-        assert!(matches!(job.complete(second.start, None), After::Nothing));
+        let After::MoreIsReady(of_use) = job.complete(first, None) else { panic!("there is more") };
+        assert!(matches!(job.complete(second, None), After::Nothing));
         let (sender, woken) = mpsc::channel();
         let sleeper = queue.clone();
         thread::spawn(move || sender.send(sleeper.take(true).is_some()));
