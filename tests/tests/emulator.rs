@@ -1020,12 +1020,7 @@ mod files {
     #[test]
     fn an_unaligned_transfer_works_with_o_direct() {
         let rig = rig();
-        let folder = tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
-        let path = folder.path().join("file");
-        std::fs::write(&path, [4; 5000]).unwrap();
-        let Ok(file) = File::options().read(true).custom_flags(libc::O_DIRECT).open(path) else {
-            return; // This file system has no O_DIRECT.
-        };
+        let Some((_path, file)) = direct_file(&[4; 5000], libc::O_RDONLY) else { return };
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(100));
         assert_eq!(rig.read(handle, buffer, 99, (1, 1)).0, 99);
         assert_eq!(rig.bytes(buffer.wrapping_byte_add(1), 99), [4; 99]);
@@ -1055,6 +1050,16 @@ mod files {
         assert_eq!(rig.read(rig.register(&file).unwrap(), managed, 64, (0, 0)).0, 64);
         assert_eq!(unsafe { managed.cast::<u8>().read() }, 6);
     }
+}
+
+/// A file and a descriptor of it with `O_DIRECT`, if the file system knows that.
+fn direct_file(contents: &[u8], access: c_int) -> Option<(tempfile::TempPath, File)> {
+    let folder = std::env::current_exe().unwrap();
+    let mut file = tempfile::NamedTempFile::new_in(folder.parent().unwrap()).unwrap();
+    file.write_all(contents).unwrap();
+    let (read, write) = (access != libc::O_WRONLY, access != libc::O_RDONLY);
+    let direct = File::options().read(read).write(write).custom_flags(libc::O_DIRECT).open(file.path());
+    direct.ok().map(|direct| (file.into_temp_path(), direct))
 }
 
 mod transfers {
@@ -1138,6 +1143,131 @@ mod transfers {
         assert_eq!(read().0, 10);
         assert_eq!(unsafe { (rig.cuda.cudaSetDevice)(1) }, OK);
         assert_eq!(read(), (-1, 5047));
+    }
+}
+
+mod unaligned_writes {
+    use super::*;
+
+    /// A file with a direct descriptor for writing alone, its handle, and device memory full of `9`.
+    struct Target {
+        path: tempfile::TempPath,
+        _file: File,
+        handle: CUfileHandle_t,
+        buffer: *mut c_void,
+    }
+
+    fn target(rig: &Rig, contents: &[u8]) -> Option<Target> {
+        let (path, file) = direct_file(contents, libc::O_WRONLY)?;
+        rig.emulator.control("rmw 1");
+        let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(32768));
+        rig.fill(buffer, &[9; 32768]);
+        Some(Target { path, _file: file, handle, buffer })
+    }
+
+    fn with(contents: &[u8], at: usize, length: usize) -> Vec<u8> {
+        let mut bytes = contents.to_vec();
+        bytes.resize(bytes.len().max(at + length), 0);
+        bytes[at..at + length].fill(9);
+        bytes
+    }
+
+    #[test]
+    fn an_unaligned_write_changes_its_own_bytes_alone() {
+        let contents: Vec<u8> = (0..20_000).map(|index| (index % 7) as u8).collect();
+        for at in [0, 1, 4095, 4096, 8000, 16_384, 19_000, 25_000] {
+            for length in [1, 4095, 4096, 4097, 8192, 12_289] {
+                let rig = rig();
+                let Some(target) = target(&rig, &contents) else { return };
+                assert_eq!(
+                    rig.write(target.handle, target.buffer, length, (at as i64, 0)).0,
+                    length as isize
+                );
+                let found = std::fs::read(&target.path).unwrap();
+                assert!(found == with(&contents, at, length), "{length} bytes at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn short_and_failed_unaligned_writes_tell_their_bytes() {
+        let rig = rig();
+        let Some(target) = target(&rig, &[1; 9000]) else { return };
+        rig.emulator.fault("cuFileWrite", "short=5000");
+        rig.emulator.fault("cuFileWrite", "after=1 errno=5");
+        let write = || rig.write(target.handle, target.buffer, 8000, (100, 0));
+        assert_eq!((write().0, write()), (5000, (-1, libc::EIO)));
+        assert!(std::fs::read(&target.path).unwrap() == with(&[1; 9000], 100, 5000));
+    }
+
+    /// Writes the halves of one block at once, until one of the writes is lost; false if none ever is.
+    fn loses_a_neighbour(rig: &Rig, write: impl Fn(&Target, i64) + Sync) -> Option<bool> {
+        #[derive(Clone, Copy)]
+        struct Shared<'a>(&'a Target);
+        unsafe impl Send for Shared<'_> {}
+        impl<'a> Shared<'a> {
+            fn get(self) -> &'a Target {
+                self.0
+            }
+        }
+        let target = target(rig, &[])?;
+        let write = &write;
+        Some((0..1000).any(|_| {
+            std::fs::write(&target.path, [1; 4096]).unwrap();
+            let shared = Shared(&target);
+            cufile_tests::in_threads([0, 2048].map(|at| move || write(shared.get(), at)));
+            std::fs::read(&target.path).unwrap() != [9; 4096]
+        }))
+    }
+
+    #[test]
+    fn unaligned_writes_of_one_block_at_once_lose_bytes() {
+        let rig = rig();
+        let lost = loses_a_neighbour(&rig, |target, at| {
+            assert_eq!(rig.write(target.handle, target.buffer, 2048, (at, 0)).0, 2048);
+        });
+        assert_ne!(lost, Some(false));
+    }
+
+    #[test]
+    fn unaligned_batch_entries_of_one_block_at_once_lose_bytes() {
+        let rig = rig();
+        let lost = loses_a_neighbour(&rig, |target, at| {
+            let batch = rig.set_up(1).unwrap();
+            let mut entry = entry(target.handle, target.buffer, 2048, 1);
+            entry.opcode = CUfileOpcode_t::CUFILE_WRITE;
+            entry.u.batch.file_offset = at;
+            assert_eq!(rig.submit(batch, &mut [entry]), Ok(()));
+            let complete = (1, CUfileStatus_t::CUFILE_COMPLETE, 2048);
+            assert_eq!(rig.events(batch, 1, Duration::from_secs(20)), [complete]);
+            unsafe { (rig.cufile.cuFileBatchIODestroy)(batch) };
+        });
+        assert_ne!(lost, Some(false));
+    }
+
+    #[test]
+    fn unaligned_stream_writes_of_one_block_at_once_lose_bytes() {
+        let rig = rig();
+        let lost = loses_a_neighbour(&rig, |target, at| {
+            let stream = rig.stream();
+            let (mut size, mut offset, mut base, mut bytes) = (2048, at, 0, 0);
+            let status = unsafe {
+                (rig.cufile.cuFileWriteAsync)(
+                    target.handle,
+                    target.buffer,
+                    &mut size,
+                    &mut offset,
+                    &mut base,
+                    &mut bytes,
+                    stream.cast(),
+                )
+            };
+            assert_eq!(code(status), Ok(()));
+            rig.synchronise(stream);
+            assert_eq!(unsafe { (&raw const bytes).read_volatile() }, 2048);
+            assert_eq!(unsafe { (rig.cuda.cudaStreamDestroy)(stream) }, OK);
+        });
+        assert_ne!(lost, Some(false));
     }
 }
 

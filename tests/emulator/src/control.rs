@@ -71,6 +71,7 @@ struct Control {
     nvidia_fs: NvidiaFs,
     p2pdma: bool,
     capturing: bool,
+    rmw: bool,
     faults: Vec<Fault>,
     calls: HashMap<&'static str, u64>,
     /// Where to note which functions are called.
@@ -92,6 +93,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         nvidia_fs: NvidiaFs::default(),
         p2pdma: false,
         capturing: false,
+        rmw: false,
         faults: Vec::new(),
         calls: HashMap::new(),
         notes: std::env::var_os("CUFILE_EMULATOR_CALLS").map(|path| {
@@ -167,6 +169,11 @@ pub(crate) fn capturing() -> bool {
     lock(&CONTROL).capturing
 }
 
+/// Whether an unaligned write to a descriptor with `O_DIRECT` reads and writes whole blocks.
+pub(crate) fn rmw() -> bool {
+    lock(&CONTROL).rmw
+}
+
 /// Counts a call of `name` and says what is to happen in it.
 pub(crate) fn enter(name: &'static str) -> Hit {
     if forked() {
@@ -221,6 +228,7 @@ impl Control {
             }
             ("p2pdma", [on]) => self.p2pdma = flag(on)?,
             ("capturing", [on]) => self.capturing = flag(on)?,
+            ("rmw", [on]) => self.rmw = flag(on)?,
             ("fault", [function, settings @ ..]) => self.faults.push(fault(function, settings)?),
             ("clear", []) => self.faults.clear(),
             ("calls", [function]) if is_function(function) => {
@@ -313,6 +321,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `nvidia-fs MAJOR MINOR STATUS` | which version of the kernel module is loaded, and for which file systems and devices it has a direct path (`dstatusflags`); the bytes take the same way as without. 0 0 0, which is none, unless told |
 /// | `p2pdma 0\|1` | whether the driver says that it has PCI P2PDMA; the bytes take the same way as without |
 /// | `capturing 0\|1` | whether another stream is captured for a graph, in the mode that is the default (global), so that allocating, waiting and asking fail (900) on threads that have not changed theirs |
+/// | `rmw 0\|1` | whether an unaligned write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB, as libcufile does on a direct path, so that concurrent writes to one block lose bytes; 0 unless told |
 /// | `fault FUNCTION SETTING…` | what happens in the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
 /// | `calls FUNCTION` | answers how often the function was called |

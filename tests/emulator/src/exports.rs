@@ -19,6 +19,7 @@ mod runtime_copy;
 mod stats;
 mod stream_io;
 mod tables;
+mod unaligned;
 
 pub(crate) use batch::live_batches;
 pub(crate) use driver::use_count;

@@ -31,6 +31,11 @@ impl Handle {
         self.buffered.as_ref().map_or(self.fd, AsRawFd::as_raw_fd)
     }
 
+    /// Whether the descriptor has `O_DIRECT`, with which libcufile writes whole blocks.
+    pub(super) fn is_direct(&self) -> bool {
+        self.buffered.is_some()
+    }
+
     /// Whether the file was opened for this direction.
     pub(super) fn allows(&self, write: bool) -> bool {
         self.access == libc::O_RDWR || self.access == if write { libc::O_WRONLY } else { libc::O_RDONLY }
@@ -48,7 +53,7 @@ pub(crate) fn live_handles() -> usize {
 
 /// Files that are registered with a descriptor that has `O_DIRECT`.
 pub(crate) fn live_direct_handles() -> usize {
-    lock(&HANDLES).get_or_insert_default().values().filter(|handle| handle.buffered.is_some()).count()
+    lock(&HANDLES).get_or_insert_default().values().filter(|handle| handle.is_direct()).count()
 }
 
 /// Buffers that are registered.
@@ -104,9 +109,10 @@ fn register(descr: CUfileDescr_t) -> Result<usize, CUfileError_t> {
     Ok(handle)
 }
 
+/// Opens the file of `fd` again, for reading in any case: what surrounds an unaligned write is read.
 fn reopen(fd: RawFd, access: c_int) -> std::io::Result<File> {
     OpenOptions::new()
-        .read(access != libc::O_WRONLY)
+        .read(true)
         .write(access != libc::O_RDONLY)
         .custom_flags(libc::O_CLOEXEC)
         .open(format!("/proc/self/fd/{fd}"))

@@ -1,12 +1,14 @@
 //! Reading and writing: the checks, the transfer, and the synchronous calls.
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use cufile_sys::{CUfileHandle_t, CUfileIOVec_t, off_t};
 
 use super::handle::{self, Handle};
+use super::unaligned::{self, BLOCK};
 use super::{driver, stats};
 use crate::control::{self, Hit};
 use crate::memory::{self, Kind};
@@ -63,7 +65,7 @@ impl Request {
     }
 }
 
-/// `pread` or `pwrite` until everything is moved, the file ends or the kernel refuses.
+/// Moves the bytes, and with them the rest of the blocks that an unaligned write touches.
 fn move_bytes(
     file: &Handle,
     pointer: *mut u8,
@@ -72,6 +74,21 @@ fn move_bytes(
     write: bool,
 ) -> Result<usize, c_int> {
     let fd = file.descriptor();
+    let aligned = size.is_multiple_of(BLOCK) && (file_offset as usize).is_multiple_of(BLOCK);
+    if write && file.is_direct() && size > 0 && !aligned && control::rmw() {
+        return unaligned::write(fd, pointer, size, file_offset);
+    }
+    transfer(fd, pointer, size, file_offset, write)
+}
+
+/// `pread` or `pwrite` until everything is moved, the file ends or the kernel refuses.
+pub(super) fn transfer(
+    fd: RawFd,
+    pointer: *mut u8,
+    size: usize,
+    file_offset: off_t,
+    write: bool,
+) -> Result<usize, c_int> {
     let mut done = 0;
     while done < size {
         let at = pointer.wrapping_add(done);

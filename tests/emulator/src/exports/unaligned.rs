@@ -1,0 +1,84 @@
+//! Unaligned writes to a descriptor with `O_DIRECT`: whole blocks are read, changed and written back.
+//!
+//! Nothing makes that atomic. Bytes that another thread writes into one of these blocks meanwhile are overwritten with
+//! what was there before.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::thread;
+use std::time::Duration;
+
+use cufile_sys::off_t;
+
+use super::io;
+
+/// The blocks that are written as a whole.
+pub(super) const BLOCK: usize = 4096;
+
+/// How long a block stays between its reading and its writing, so that a race is lost reliably.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// A block that is only partly to be written, as it is in the file.
+struct Edge {
+    offset: usize,
+    bytes: Vec<u8>,
+    /// The bytes of it that the file has.
+    present: usize,
+}
+
+impl Edge {
+    fn read(fd: RawFd, offset: usize) -> Result<Self, c_int> {
+        let mut bytes = vec![0; BLOCK];
+        let present = io::transfer(fd, bytes.as_mut_ptr(), BLOCK, offset as off_t, false)?;
+        Ok(Self { offset, bytes, present })
+    }
+
+    /// Writes the block with the bytes of `[start, end)`, which lie at `pointer`: how many of these were written.
+    fn write(&mut self, fd: RawFd, pointer: *const u8, start: usize, end: usize) -> Result<usize, c_int> {
+        let (from, to) = (start - self.offset, end - self.offset);
+        // SAFETY: the range is within the block; the memory was checked by the caller, or is of the host and valid by the
+        // C caller's promise.
+        unsafe { pointer.copy_to_nonoverlapping(self.bytes.as_mut_ptr().add(from), to - from) };
+        let whole = self.present.max(to);
+        let written = io::transfer(fd, self.bytes.as_mut_ptr(), whole, self.offset as off_t, true)?;
+        Ok(written.clamp(from, to) - from)
+    }
+}
+
+/// Writes `size` bytes at `pointer` as [`io::transfer`] would, and the rest of their first and last block as it was.
+pub(super) fn write(fd: RawFd, pointer: *mut u8, size: usize, file_offset: off_t) -> Result<usize, c_int> {
+    let start = usize::try_from(file_offset).map_err(|_| libc::EINVAL)?;
+    let end = start.checked_add(size).ok_or(libc::EINVAL)?;
+    let (first, last) = (start / BLOCK * BLOCK, (end - 1) / BLOCK * BLOCK);
+    let mut head = (first < start).then(|| Edge::read(fd, first)).transpose()?;
+    let needs_tail = end < last + BLOCK && (head.is_none() || last > first);
+    let mut tail = needs_tail.then(|| Edge::read(fd, last)).transpose()?;
+    thread::sleep(PAUSE);
+
+    let mut done = 0;
+    let parts = [
+        (if head.is_some() { end.min(first + BLOCK) - start } else { 0 }, head.as_mut()),
+        (if needs_tail { last.max(start) } else { end } - start, None),
+        (size, tail.as_mut()),
+    ];
+    for (until, edge) in parts {
+        let length = until.saturating_sub(done);
+        if length == 0 {
+            continue;
+        }
+        let (at, from) = (start + done, pointer.wrapping_add(done));
+        let written = match edge {
+            Some(edge) => edge.write(fd, from, at, at + length),
+            None => io::transfer(fd, from, length, at as off_t, true),
+        };
+        match written {
+            Ok(written) => done += written,
+            Err(_) if done > 0 => break,
+            Err(code) => return Err(code),
+        }
+        if done < until {
+            break;
+        }
+    }
+    Ok(done)
+}
