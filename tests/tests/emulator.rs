@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -209,6 +210,21 @@ fn status_of_child(body: impl FnOnce() -> i32) -> i32 {
     let mut status = 0;
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     status
+}
+
+/// Runs `body` in a process of its own, the test `name` again, which must abort and say `why`.
+fn aborts(name: &str, why: &str, body: impl FnOnce()) {
+    const VARIABLE: &str = "CUFILE_TEST_ABORTS";
+    if std::env::var(VARIABLE).is_ok_and(|value| value == name) {
+        return body();
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(VARIABLE, name)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.signal() == Some(libc::SIGABRT) && text.contains(why), "{}: {text}", output.status);
 }
 
 mod exports {
@@ -544,6 +560,29 @@ mod memory {
         };
         assert_eq!(unsafe { (rig.cuda.cudaMemcpy3D)(&parameters) }, OK);
         assert_eq!(target, [4, 0, 0, 0]);
+    }
+
+    #[test]
+    fn two_batched_copies_at_once_abort() {
+        aborts("memory::two_batched_copies_at_once_abort", "two cudaMemcpyBatchAsync", || {
+            let rig = rig();
+            let batched = rig.cuda.cudaMemcpyBatchAsync.unwrap();
+            cufile_tests::in_threads((0..4).map(|_| {
+                || {
+                    let (stream, to) = (rig.stream(), [rig.device(1)]);
+                    let (from, sizes, mut indices) = ([to[0].cast_const()], [1], [0]);
+                    let mut attribute: cudaMemcpyAttributes = unsafe { std::mem::zeroed() };
+                    attribute.srcAccessOrder = cudaMemcpySrcAccessOrder::cudaMemcpySrcAccessOrderStream;
+                    for _ in 0..10_000 {
+                        let (to, from, sizes) = (to.as_ptr(), from.as_ptr(), sizes.as_ptr());
+                        let indices = indices.as_mut_ptr();
+                        let status =
+                            unsafe { batched(to, from, sizes, 1, &mut attribute, indices, 1, stream) };
+                        assert_eq!(status, OK);
+                    }
+                }
+            }));
+        });
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use cuda_rt_sys::runtime::{
     cudaError_t, cudaMemcpy3DParms, cudaMemcpyAttributes, cudaMemcpyKind, cudaPitchedPtr, cudaPos,
@@ -287,6 +290,29 @@ pub unsafe extern "C" fn cudaMemcpy3DAsync(p: *const cudaMemcpy3DParms, stream: 
     queued("cudaMemcpy3DAsync", |hit| Copy::submit(boxed(p)?, stream, false, hit))
 }
 
+/// The turn of a batch copy. libcuda crashes, or corrupts what it hands to the GPU, when a process makes two at once.
+struct Alone;
+
+impl Alone {
+    fn enter() -> Self {
+        if BATCHING.swap(true, Ordering::SeqCst) {
+            eprintln!("two cudaMemcpyBatchAsync of one process at once");
+            std::process::abort();
+        }
+        // Long enough that another thread gets to try.
+        thread::sleep(Duration::from_micros(20));
+        Self
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        BATCHING.store(false, Ordering::SeqCst);
+    }
+}
+
+static BATCHING: AtomicBool = AtomicBool::new(false);
+
 /// Takes the arguments of both declarations: from 13.0 the eighth is the stream, before that it is the index of the
 /// copy that failed and a ninth is the stream. A caller who passes eight leaves the ninth undefined, so it is looked
 /// at only for the older version.
@@ -303,6 +329,7 @@ pub unsafe extern "C" fn cudaMemcpyBatchAsync(
     ninth: *mut c_void,
 ) -> cudaError_t {
     queued("cudaMemcpyBatchAsync", |hit| {
+        let _alone = Alone::enter();
         let (failed, stream): (*mut usize, cudaStream_t) = match control::runtime_version() {
             ..13000 => (eighth.cast(), ninth.cast()),
             _ => (ptr::null_mut(), eighth.cast()),
