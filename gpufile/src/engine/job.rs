@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Cutting;
@@ -250,7 +251,7 @@ impl Job {
         if !state.is_done() {
             // The last chunks take less time than waking up a thread may.
             drop(state);
-            self.spin_until_done();
+            self.look_until_done();
             state = self.state();
         }
         while !state.is_done() {
@@ -258,12 +259,22 @@ impl Job {
         }
     }
 
-    fn spin_until_done(&self) {
-        // As long as it takes a link to empty the bounce buffers of many workers.
-        const SPIN: Duration = Duration::from_millis(3);
+    /// Looks again and again whether the job is done, as long as nobody else wants the processor.
+    fn look_until_done(&self) {
+        /// As long as it takes a link to empty the bounce buffers of many workers.
+        const MOST: Duration = Duration::from_millis(3);
+        /// A thread that yields has the processor back sooner, unless another thread took it. That may be the very worker
+        /// that this one waits for, which would have to share the processor with it.
+        const TAKEN: Duration = Duration::from_micros(20);
         let start = Instant::now();
-        while !self.is_done.load(Ordering::Acquire) && start.elapsed() < SPIN {
-            std::hint::spin_loop();
+        let mut last = start;
+        while !self.is_done.load(Ordering::Acquire) {
+            thread::yield_now();
+            let now = Instant::now();
+            if now - last > TAKEN || now - start > MOST {
+                return;
+            }
+            last = now;
         }
     }
 
