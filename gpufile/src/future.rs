@@ -14,10 +14,15 @@ use crate::write_plan::Growth;
 
 /// A transfer under way, which owns its buffer. It needs no runtime: [`wait`](Self::wait) for it, or `.await` it.
 ///
-/// It ends by itself whether it is polled or not. Dropping a write waits for its end; dropping a read waits for the pieces
-/// that were begun, a few MiB for each thread, and reads no more. `mem::forget` leaks the buffer. The output is the count
-/// of bytes, as [`File::read_at`] returns it, or all for a write, and the buffer.
-#[must_use = "dropping it waits for the transfer, or ends it"]
+/// It ends by itself whether it is polled or not. The output is the count of bytes, as [`File::read_at`] returns it, or all
+/// for a write, and the buffer.
+///
+/// # Dropping
+/// Dropping it does not wait. A write goes on to its end, if the process lasts that long, and its failure is lost. A read
+/// ends with the pieces that were begun, a few MiB for each thread. A worker drops the buffer then, and with it the file
+/// and the last reference to the engine, if nothing else refers to them. [`cancel`](Self::cancel) gives the buffer back.
+/// `mem::forget` leaks it.
+#[must_use = "dropping it ends a read, and loses the outcome of a write"]
 pub struct IoFuture<B> {
     /// `None` when the output was taken.
     owned: Option<Owned<B>>,
@@ -65,6 +70,17 @@ impl<B> IoFuture<B> {
     /// If the output was taken by polling.
     pub fn wait(mut self) -> (Result<usize>, B) {
         self.owned.take().expect("the output was not taken").finish()
+    }
+
+    /// Ends the transfer early: begins no more pieces of it, and waits for those that were begun, a few MiB for each
+    /// thread. Returns how many bytes were transferred from the beginning without a gap, and the buffer.
+    ///
+    /// It blocks the calling thread; a task of an executor that must not be blocked drops the future instead.
+    ///
+    /// # Panics
+    /// If the output was taken by polling.
+    pub fn cancel(mut self) -> (Result<usize>, B) {
+        self.owned.take().expect("the output was not taken").cancel()
     }
 }
 

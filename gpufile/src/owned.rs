@@ -1,8 +1,11 @@
 //! A transfer that owns its buffer, so that it can go on while the caller does something else.
 
 use std::io;
+use std::mem::ManuallyDrop;
+use std::process;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::task::{Wake, Waker};
 
 use cufile::{IoBuf, IoBufMut};
 
@@ -12,11 +15,15 @@ use crate::file::{File, READ, WRITE};
 use crate::memory::Memory;
 use crate::write_plan::{Growth, WritePlan};
 
-/// A buffer, a file, and the job that moves bytes between them. Dropping it waits for a write, and for as much of a read
-/// as was begun; forgetting it leaks them.
+/// A buffer, a file, and the job that moves bytes between them.
+///
+/// Dropping it leaves them to the job, and to the worker that ends it: a write goes on to its end, a read to the end of
+/// what was begun. Forgetting it leaks them.
 pub(crate) struct Owned<B> {
     /// On the heap, at one place, because workers refer to it.
     place: NonNull<Pending<B>>,
+    /// Where the transfer was begun, and will end.
+    process: u32,
 }
 
 struct Pending<B> {
@@ -36,7 +43,8 @@ unsafe impl<B: Send> Sync for Owned<B> {}
 
 type Prepared = (Memory, IoRange, Cutting, Option<WritePlan>);
 
-impl<B: IoBuf> Owned<B> {
+// A worker may drop the buffer, long after who gave it has gone.
+impl<B: IoBuf + Send + 'static> Owned<B> {
     /// Prepares to read into the whole buffer.
     pub fn read(file: &File, buffer: B, offset: u64) -> Self
     where
@@ -77,7 +85,7 @@ impl<B: IoBuf> Owned<B> {
                 pending.job = Some(job.expect("a checked range, which overlaps no other"));
             }
         }
-        Self { place }
+        Self { place, process: process::id() }
     }
 }
 
@@ -98,14 +106,26 @@ impl<B> Owned<B> {
 
     /// Waits for the job, and returns how many bytes it transferred, and the buffer.
     pub fn finish(self) -> (Result<usize>, B) {
-        let place = std::mem::ManuallyDrop::new(self).place;
+        let place = ManuallyDrop::new(self).place;
         // SAFETY: `self` is not dropped.
-        unsafe { Self::take(place) }
+        unsafe { Self::take(place, false) }
+    }
+
+    /// Begins no more of the transfer, waits for what was begun, and returns how many bytes were transferred without a
+    /// gap, and the buffer.
+    pub fn cancel(self) -> (Result<usize>, B) {
+        if let Some((job, _)) = self.job() {
+            // SAFETY: set up in `new`, and its outcome is taken below.
+            unsafe { job.cancel() };
+        }
+        let place = ManuallyDrop::new(self).place;
+        // SAFETY: `self` is not dropped.
+        unsafe { Self::take(place, true) }
     }
 
     /// # Safety
     /// Only once.
-    unsafe fn take(place: NonNull<Pending<B>>) -> (Result<usize>, B) {
+    unsafe fn take(place: NonNull<Pending<B>>, is_cancelled: bool) -> (Result<usize>, B) {
         // SAFETY: on the heap, and taken only once.
         let pending = unsafe { place.as_ref() };
         let stop = pending.job.as_ref().and_then(|(job, _)| pending.file.engine().finish(job.clone()));
@@ -122,8 +142,8 @@ impl<B> Owned<B> {
             (Some(_), None) => (WRITE, None),
             (Some(plan), Some(stop)) => {
                 plan.tidy_up(file.open_file(), file_offset + done as u64, true);
-                let nothing = || io::Error::from(io::ErrorKind::WriteZero).into();
-                (WRITE, Some(stop.cause.unwrap_or_else(nothing)))
+                let nothing = || (!is_cancelled).then(|| io::Error::from(io::ErrorKind::WriteZero).into());
+                (WRITE, stop.cause.or_else(nothing))
             }
         };
         match cause {
@@ -135,10 +155,50 @@ impl<B> Owned<B> {
 
 impl<B> Drop for Owned<B> {
     fn drop(&mut self) {
-        if let Pending { write: None, job: Some((job, _)), .. } = self.pending() {
-            job.cancel();
+        if self.process != process::id() {
+            // The workers, and whatever lock they held, are in another process. Leaked.
+            return;
         }
-        // SAFETY: `finish` keeps this from being called.
-        drop(unsafe { Self::take(self.place) });
+        // Whoever ends the job frees the place, also while this function goes on.
+        if let Some((job, _)) = self.job().map(|(job, chunks)| (job.clone(), chunks)) {
+            if self.pending().write.is_none() {
+                // SAFETY: set up in `new`, and its outcome is taken in `end`.
+                unsafe { job.cancel() };
+            }
+            let abandoned = Abandoned { place: self.place.cast(), end: end::<B> };
+            if job.poll(&Waker::from(Arc::new(abandoned))).is_pending() {
+                return;
+            }
+        }
+        // SAFETY: `finish` and `cancel` keep this from being called, and nobody was left the place.
+        unsafe { end::<B>(self.place.cast()) };
+    }
+}
+
+/// Takes the outcome of a transfer that nobody waits for, and drops it and the buffer.
+///
+/// # Safety
+/// As for [`Owned::take`]; the job must be done, and the place an `Owned<B>`'s.
+unsafe fn end<B>(place: NonNull<()>) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { Owned::<B>::take(place.cast(), true) });
+}
+
+/// What a dropped transfer leaves to its job, which wakes it when it is done.
+struct Abandoned {
+    place: NonNull<()>,
+    end: unsafe fn(NonNull<()>),
+}
+
+// SAFETY: stands for an `Owned`, which is `Send` where the buffer is; that was made of buffers that are, and the place is
+// used by one thread, once.
+unsafe impl Send for Abandoned {}
+// SAFETY: as above.
+unsafe impl Sync for Abandoned {}
+
+impl Wake for Abandoned {
+    fn wake(self: Arc<Self>) {
+        // SAFETY: a job wakes whom it was left to once, when it is done; `Owned::drop` left it the place.
+        unsafe { (self.end)(self.place) };
     }
 }

@@ -1,5 +1,7 @@
 //! Transfers that go on while the caller does something else: waiting, awaiting, dropping, forgetting, waking.
 
+mod support;
+
 use std::fs;
 use std::future::Future;
 use std::mem;
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 use cufile::cuda::DeviceBuffer;
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, IoRange, OpenOptions, PathPolicy};
+use support::Tracked;
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 5 * MIB + 4321;
@@ -120,45 +123,139 @@ fn a_transfer_that_fails_or_never_begins_gives_the_buffer_back_with_the_error() 
     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EBADF));
 }
 
+/// Waits until something holds, which other threads see to.
+fn soon(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
-fn dropping_a_read_waits_for_what_was_begun_and_reads_no_more() {
+fn dropping_a_read_returns_at_once_and_reads_no_more() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("long", &[]).set_len(64 * MIB as u64).unwrap();
     let file = open(&engine(&bed).threads(2).task_bytes(MIB).build(), &bed.path("long"));
+    file.read_exact_at(&mut bed.device.alloc(4 * MIB).unwrap(), 0).unwrap();
     let before = emulator.calls("cudaMemcpyAsync");
     let copies = || emulator.calls("cudaMemcpyAsync") - before;
-    emulator.fault("cudaMemcpyAsync", "delay_us=50000 times=all");
+    let device_bytes = || emulator.live("device-bytes");
+    let allocated = device_bytes();
+    emulator.fault("cudaMemcpyAsync", "delay_us=300000 times=all");
     let future = file.read_at_async(bed.device.alloc(64 * MIB).unwrap(), 0);
-    while copies() == 0 {
-        std::thread::yield_now();
-    }
-    let start = Instant::now();
+    soon("the first copy begins", || copies() > 0);
     drop(future);
-    assert!(start.elapsed() >= Duration::from_millis(20), "a copy was under way: {:?}", start.elapsed());
+    assert!(device_bytes() > allocated, "a copy is under way, and needs the buffer");
+    soon("a worker drops the buffer", || device_bytes() == allocated);
     let begun = copies();
     assert!(begun <= 8, "{begun} of 64 pieces, two of each worker and as many that were just taken");
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(copies(), begun, "nothing is under way any more");
     emulator.control("clear");
     file.read_exact_at(&mut bed.device.alloc(64 * MIB).unwrap(), 0).unwrap();
+    assert_eq!(copies(), begun + 64, "nothing more of it was read meanwhile");
 }
 
 #[test]
-fn dropping_waits_for_a_write_and_forgetting_leaves_a_transfer_its_buffer() {
+fn a_dropped_transfer_keeps_its_engine_until_it_ends() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &pattern(2 * MIB));
+    let kinds = ["allocations", "pinned-bytes", "streams", "events", "handles"];
+    let before = kinds.map(|kind| emulator.live(kind));
+    for is_write in [false, true] {
+        let file = open(&engine(&bed).threads(2).build(), &bed.path("data"));
+        let buffer = bed.device.alloc(2 * MIB).unwrap();
+        file.read_at(&mut bed.device.alloc(2 * MIB).unwrap(), 0).unwrap();
+        let copies = emulator.calls("cudaMemcpyAsync");
+        emulator.fault("cudaMemcpyAsync", "delay_us=100000 times=all");
+        let future =
+            if is_write { file.write_all_at_async(buffer, 0) } else { file.read_at_async(buffer, 0) };
+        soon("the first copy begins", || emulator.calls("cudaMemcpyAsync") > copies);
+        // The engine goes with them, on a worker.
+        drop((file, future));
+        assert!(emulator.live("streams") > before[2], "the engine is still there");
+        soon("nothing is left", || kinds.map(|kind| emulator.live(kind)) == before);
+        emulator.control("clear");
+    }
+}
+
+#[test]
+fn a_buffer_that_panics_when_dropped_harms_no_worker() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &pattern(2 * MIB));
+    let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
+    emulator.fault("cudaMemcpyAsync", "delay_us=200000");
+    let busy = file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0);
+    let (buffer, life) = Tracked::new(2 * MIB);
+    life.panics.store(true, Ordering::SeqCst);
+    let copy = open(file.engine(), &bed.path("copy"));
+    let future = copy.write_all_at_async(buffer, 0);
+    life.over.store(true, Ordering::SeqCst);
+    drop((future, copy));
+    soon("a worker drops the buffer", || life.is_freed());
+    assert_eq!(busy.wait().0.unwrap(), 2 * MIB);
+    assert_eq!(file.read_at_async(vec![0; 2 * MIB], 0).wait().0.unwrap(), 2 * MIB);
+    assert_eq!(fs::metadata(bed.path("copy")).unwrap().len(), 2 * MIB as u64);
+}
+
+#[test]
+fn cancelling_waits_for_what_was_begun_and_returns_the_buffer() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(32 * MIB);
+    bed.file("data", &bytes);
+    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(2).task_bytes(MIB).build();
+    let file = open(&engine, &bed.path("data"));
+    file.read_exact_at(&mut bed.device.alloc(4 * MIB).unwrap(), 0).unwrap();
+    let mut source = bed.device.alloc(32 * MIB).unwrap();
+    source.copy_from_host(0, &bytes).unwrap();
+
+    let begun = emulator.calls("cudaMemcpyAsync");
+    emulator.fault("cudaMemcpyAsync", "delay_us=50000 times=all");
+    let future = file.read_at_async(bed.device.alloc(32 * MIB).unwrap(), 0);
+    soon("the first copy begins", || emulator.calls("cudaMemcpyAsync") > begun);
+    let (read, buffer) = future.cancel();
+    let copies = emulator.calls("cudaMemcpyAsync") - begun;
+    let read = read.unwrap();
+    assert_eq!(read, copies as usize * MIB, "what was begun was read, and nothing else");
+    assert!(read > 0 && read <= 8 * MIB && buffer.to_vec().unwrap()[..read] == bytes[..read]);
+
+    let copy = open(&engine, &bed.path("copy"));
+    let (written, source) = copy.write_all_at_async(source, MIB as u64).cancel();
+    emulator.control("clear");
+    let written = written.unwrap();
+    assert!(written < 32 * MIB, "{written}");
+    let found = fs::read(bed.path("copy")).unwrap();
+    assert!(found.len() <= MIB + written && (written == 0 || found[MIB..] == bytes[..written]));
+
+    // What is over, or never began, has nothing to be cancelled.
+    let future = copy.write_all_at_async(source, 0);
+    soon("the write ends", || future.is_done());
+    let (written, source) = future.cancel();
+    assert_eq!(written.unwrap(), 32 * MIB);
+    assert!(copy.write_all_at_async(source, u64::MAX).cancel().0.is_err());
+    assert!(fs::read(bed.path("copy")).unwrap() == bytes);
+}
+
+#[test]
+fn a_dropped_write_is_completed_and_forgetting_leaves_a_transfer_its_buffer() {
     let bed = Bed::emulated();
     let bytes = pattern(2 * MIB);
     bed.file("data", &bytes);
     let file = open(&engine(&bed).threads(2).build(), &bed.path("data"));
     let emulator = bed.emulator.as_ref().unwrap();
-    let allocations = || emulator.live("allocations");
-    // Bounce buffers for both workers exist from now on.
-    file.read_at(&mut bed.device.alloc(2 * MIB).unwrap(), 0).unwrap();
-    let before = allocations();
+    let device_bytes = || emulator.live("device-bytes");
+    let before = device_bytes();
 
     emulator.fault("cudaMemcpyAsync", "delay_us=100000 times=all");
-    drop(file.write_all_at_async(bed.device.alloc(2 * MIB).unwrap(), 2 * MIB as u64));
-    assert_eq!(file.len_bytes().unwrap(), 4 * MIB as u64, "a dropped write is complete");
+    let mut source = bed.device.alloc(2 * MIB).unwrap();
+    source.copy_from_host(0, &bytes).unwrap();
+    drop(file.write_all_at_async(source, 2 * MIB as u64));
+    soon("a worker drops the buffer", || device_bytes() == before);
+    let found = fs::read(bed.path("data")).unwrap();
+    assert!(found[..2 * MIB] == bytes && found[2 * MIB..] == bytes);
 
     for _ in 0..5 {
         mem::forget(file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0));
@@ -171,7 +268,7 @@ fn dropping_waits_for_a_write_and_forgetting_leaves_a_transfer_its_buffer() {
         assert!(buffer.to_vec().unwrap() == bytes);
     }
     drop(buffer);
-    assert!(allocations() >= before + 5, "the buffers of what was forgotten stay");
+    assert!(device_bytes() >= before + 10 * MIB as i64, "the buffers of what was forgotten stay");
 }
 
 #[test]

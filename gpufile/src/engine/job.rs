@@ -223,14 +223,22 @@ impl Job {
         }
     }
 
-    /// Hands out no more chunks, because nobody wants the rest. Those under way are completed.
-    pub fn cancel(&self) {
+    /// Hands out no more chunks, because nobody wants the rest. Those that are out are completed, so that no gap comes
+    /// before what was transferred.
+    ///
+    /// # Safety
+    /// Only for the one who set the job up and has not taken its outcome.
+    pub unsafe fn cancel(&self) {
         let mut state = self.state();
-        if state.is_done() {
+        if state.next == state.chunks {
             return;
         }
+        // SAFETY: nobody changes it before the outcome is taken.
+        let work = unsafe { &*self.work.get() };
+        let transfer = work.transfer.as_ref().expect("a job with chunks has a transfer");
+        let (entry, done_bytes) = work.plan.locate(transfer, state.next, 0);
+        state.stop = Some((state.next, Stop { entry, done_bytes, cause: None }));
         state.next = state.chunks;
-        state.stop.get_or_insert((0, Stop { entry: 0, done_bytes: 0, cause: None }));
         let waker = state.waker.take();
         if state.is_done() {
             self.is_done.store(true, Ordering::Release);

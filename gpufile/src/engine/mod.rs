@@ -62,7 +62,8 @@ use stager::Stager;
 /// In a child process made by `fork`, an engine that the child makes is as good as any for host memory; CUDA that the
 /// parent used does not outlast a fork. An engine that the child has from its parent has no workers there, so that the
 /// calling thread does their work; a file that the parent's threads used while it forked should be opened again.
-/// Transfers that the parent had begun never end in the child, which must neither wait for them nor drop their futures.
+/// Transfers that the parent had begun never end in the child, which must not wait for them; dropping their futures
+/// leaks the buffers there.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 

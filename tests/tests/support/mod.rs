@@ -41,6 +41,8 @@ impl Gate {
 pub struct Life {
     /// Set by the test when the transfer is over, or may be.
     pub over: AtomicBool,
+    /// Set by the test if freeing the buffer is to panic.
+    pub panics: AtomicBool,
     freed: AtomicBool,
     freed_too_early: AtomicBool,
 }
@@ -74,6 +76,7 @@ impl Drop for Tracked {
     fn drop(&mut self) {
         self.life.freed_too_early.store(!self.life.over.load(Ordering::SeqCst), Ordering::SeqCst);
         self.life.freed.store(true, Ordering::SeqCst);
+        assert!(!self.life.panics.load(Ordering::SeqCst), "a panic that the test wants");
     }
 }
 
