@@ -115,7 +115,8 @@ impl Settings {
     }
 
     /// How many bytes all bounce buffers may have together; a transfer that needs more waits. By default enough for
-    /// each thread to have its two on two GPUs. Never less than two buffers, which a transfer needs.
+    /// each thread to have its two on two GPUs. GPUs that are used in turn take each other's buffers when these are as many
+    /// as may be. Never less than two buffers, which a transfer needs.
     pub fn bounce_memory_bytes(&self) -> usize {
         let pair = Bounce::bytes_for(self.bounce_buffer_bytes).saturating_mul(2);
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);

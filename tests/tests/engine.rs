@@ -301,6 +301,64 @@ fn released_buffers_are_freed_and_later_transfers_get_new_ones() {
     }
 }
 
+#[test]
+fn gpus_used_in_turn_share_the_bounce_buffers_there_are() {
+    let emulator = Emulator::start();
+    emulator.control("gpus 4");
+    let bed = Bed::on(emulator);
+    let emulator = self::emulator(&bed);
+    let bytes = pattern(4 * MIB);
+    bed.file("data", &bytes);
+    // Enough for both workers on one GPU.
+    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(2).bounce_memory_bytes(20 * MIB).build();
+    let file = options(&engine).open(bed.path("data")).unwrap();
+    let mut buffers: Vec<_> =
+        (0..4).map(|number| bed.driver.cuda().device(number).unwrap().alloc(4 * MIB).unwrap()).collect();
+    for round in 0..6 {
+        for buffer in &mut buffers {
+            file.read_exact_at(buffer, 0).unwrap();
+            assert!(buffer.to_vec().unwrap() == bytes, "round {round}");
+        }
+        let [made, freed] = ["cudaHostAlloc", "cudaFreeHost"].map(|function| emulator.calls(function));
+        assert!(made <= 4 && freed == 0, "round {round}: {made} made, {freed} freed");
+    }
+    // Host memory, where a bounce buffer is needed, takes them too, and gives them back.
+    for _ in 0..3 {
+        file.read_exact_at(&mut vec![0; 4 * MIB], 0).unwrap();
+        file.read_exact_at(&mut buffers[0], 0).unwrap();
+    }
+    assert!(buffers[0].to_vec().unwrap() == bytes);
+    assert!(emulator.live("pinned-bytes") as usize <= 20 * MIB);
+}
+
+#[test]
+fn a_lane_that_is_taken_apart_keeps_no_other_waiting() {
+    let emulator = Emulator::start();
+    emulator.control("gpus 3");
+    let bed = Bed::on(emulator);
+    let emulator = self::emulator(&bed);
+    bed.file("data", &pattern(2 * MIB));
+    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(1).bounce_memory_bytes(20 * MIB).build();
+    let file = options(&engine).open(bed.path("data")).unwrap();
+    let [mut first, mut second, mut third] =
+        [0, 1, 2].map(|number| bed.driver.cuda().device(number).unwrap().alloc(4096).unwrap());
+    // By the calling thread; a lane for each of two GPUs, and no third.
+    file.read_exact_at(&mut first, 0).unwrap();
+    file.read_exact_at(&mut second, 0).unwrap();
+    let destroyed = emulator.calls("cudaStreamDestroy");
+    emulator.fault("cudaStreamDestroy", "delay_us=1000000");
+    let (file, ended) = (&file, &AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            file.read_exact_at(&mut third, 0).unwrap();
+            ended.store(true, Ordering::SeqCst);
+        });
+        soon("the first GPU's lane is taken apart", || emulator.calls("cudaStreamDestroy") > destroyed);
+        file.read_exact_at(&mut second, 0).unwrap();
+        assert!(!ended.load(Ordering::SeqCst), "it waited for the lane of another GPU");
+    });
+}
+
 /// How many workers this process has.
 fn workers() -> usize {
     let names = fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {

@@ -42,12 +42,13 @@ impl Bounce {
         if matches!(self.memory, Memory::None) { 0 } else { self.len_bytes }
     }
 
-    /// Makes sure that it is page-locked memory.
+    /// Makes sure that it is page-locked memory. Whichever GPU that was allocated for, all can use it.
     ///
     /// # Errors
     /// What CUDA said.
     pub fn pin(&mut self, device: &Device) -> cufile::Result<()> {
-        if matches!(self.memory, Memory::None) {
+        if !matches!(self.memory, Memory::Pinned(_)) {
+            *self = Self { memory: Memory::None, ..*self };
             self.memory = Memory::Pinned(device.alloc_pinned(self.len_bytes)?);
         }
         Ok(())

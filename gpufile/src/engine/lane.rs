@@ -60,26 +60,38 @@ struct Write {
 }
 
 impl Lane {
-    pub fn on_host(bounce_bytes: usize) -> Self {
-        Self::new(Place::Host, None, [None, None], bounce_bytes)
+    pub fn on_host(bounces: [Bounce; 2]) -> Self {
+        Self::new(Place::Host, None, [None, None], bounces)
     }
 
     /// # Errors
     /// What CUDA said.
-    pub fn on_device(device: &Device, bounce_bytes: usize) -> cufile::Result<Self> {
+    pub fn on_device(device: &Device, bounces: [Bounce; 2]) -> cufile::Result<Self> {
         let place = Place::Device(device.ordinal());
         let events = [Some(device.event()?), Some(device.event()?)];
-        Ok(Self::new(place, Some(device.stream()?), events, bounce_bytes))
+        Ok(Self::new(place, Some(device.stream()?), events, bounces))
     }
 
-    fn new(place: Place, stream: Option<Stream>, events: [Option<Event>; 2], bounce_bytes: usize) -> Self {
-        let slots = events.map(|copied| Slot {
-            bounce: Bounce::new(bounce_bytes),
+    fn new(
+        place: Place,
+        stream: Option<Stream>,
+        events: [Option<Event>; 2],
+        [one, other]: [Bounce; 2],
+    ) -> Self {
+        let [first, second] = events;
+        let slots = [(one, first), (other, second)].map(|(bounce, copied)| Slot {
+            bounce,
             copied,
             pending: None,
             writes: Vec::new(),
         });
         Self { place, stream, slots, next: 0, copies: Copies::default(), segments: Vec::new() }
+    }
+
+    /// The bounce buffers, for a lane of another place.
+    pub fn into_bounces(self) -> [Bounce; 2] {
+        debug_assert!(!self.is_busy(), "a lane is finished before it goes");
+        self.slots.map(|slot| slot.bounce)
     }
 
     pub fn place(&self) -> Place {
@@ -319,12 +331,6 @@ impl Lane {
             }
         }
         Started::Done(None)
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        debug_assert!(!self.is_busy(), "a lane is finished before it goes");
     }
 }
 

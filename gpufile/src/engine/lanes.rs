@@ -1,5 +1,7 @@
 //! The lanes of an engine: lent to one thread at a time, kept when they come back, no more than allowed.
 
+use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::bounce::Bounce;
@@ -19,7 +21,8 @@ pub(crate) struct Lanes {
 
 #[derive(Default)]
 struct State {
-    free: Vec<Lane>,
+    /// The one that came back first is the first.
+    free: VecDeque<Lane>,
     existing: usize,
 }
 
@@ -41,26 +44,26 @@ impl Lanes {
     /// Why none could be made.
     pub fn take(&self, place: Place) -> cufile::Result<Lane> {
         let mut state = self.state();
-        loop {
-            if let Some(at) = state.free.iter().rposition(|lane| lane.place() == place) {
-                return Ok(state.free.swap_remove(at));
+        let other = loop {
+            if let Some(lane) = state.take_of(place) {
+                return Ok(lane);
             }
             if state.existing < self.limit {
                 state.existing += 1;
-                break;
+                break None;
             }
-            // One of another place makes room.
-            if let Some(other) = state.free.pop() {
-                drop(other);
-                break;
+            // Of other places; the one used longest ago gives its buffers, because page-locked memory takes long to have.
+            if let Some(other) = state.free.pop_front() {
+                break Some(other);
             }
             state = self.came_back.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        };
         drop(state);
+        let bounces = other.map_or_else(|| self.new_bounces(), Lane::into_bounces);
         let made = match place {
-            Place::Host => Ok(Lane::on_host(self.bounce_bytes)),
+            Place::Host => Ok(Lane::on_host(bounces)),
             Place::Device(ordinal) => {
-                self.devices.get(ordinal).and_then(|device| Lane::on_device(&device, self.bounce_bytes))
+                self.devices.get(ordinal).and_then(|device| Lane::on_device(&device, bounces))
             }
         };
         made.inspect_err(|_| {
@@ -72,33 +75,45 @@ impl Lanes {
     /// Lends a lane for host memory, unless there are as many as may be.
     pub fn try_take_for_host(&self) -> Option<Lane> {
         let mut state = self.state();
-        if let Some(at) = state.free.iter().rposition(|lane| lane.place() == Place::Host) {
-            return Some(state.free.swap_remove(at));
+        if let Some(lane) = state.take_of(Place::Host) {
+            return Some(lane);
         }
         let may_be_made = state.existing < self.limit;
         state.existing += usize::from(may_be_made);
-        may_be_made.then(|| Lane::on_host(self.bounce_bytes))
+        may_be_made.then(|| Lane::on_host(self.new_bounces()))
     }
 
     /// Takes a lane back that has nothing under way.
     pub fn put(&self, lane: Lane) {
         debug_assert!(!lane.is_busy());
-        self.state().free.push(lane);
+        self.state().free.push_back(lane);
         self.came_back.notify_one();
     }
 
     /// Frees those that are not lent; returns how many bytes of bounce buffers that were.
     pub fn release(&self) -> usize {
-        let freed = {
-            let mut state = self.state();
-            state.existing -= state.free.len();
-            std::mem::take(&mut state.free)
-        };
+        let lanes = mem::take(&mut self.state().free);
+        let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::bounce_bytes).sum());
+        // Others may only make new ones when these are gone.
+        drop(lanes);
+        self.state().existing -= count;
         self.came_back.notify_all();
-        freed.iter().map(Lane::bounce_bytes).sum()
+        bytes
+    }
+
+    fn new_bounces(&self) -> [Bounce; 2] {
+        [0; 2].map(|_| Bounce::new(self.bounce_bytes))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// A free lane of this place: the one that came back last, which the processor's cache knows best.
+    fn take_of(&mut self, place: Place) -> Option<Lane> {
+        let at = self.free.iter().rposition(|lane| lane.place() == place)?;
+        self.free.remove(at)
     }
 }

@@ -145,6 +145,12 @@ impl Ring {
         *self.stream.lock().unwrap_or_else(PoisonError::into_inner) == stream
     }
 
+    /// Lets a transfer on this stream use the ring, until it [releases](Self::release) it.
+    fn lend_to(&self, stream: (u32, usize)) {
+        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = stream;
+        self.transfers.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Bytes of pinned memory.
     fn len_bytes(&self) -> usize {
         WORDS_BYTES + SLOTS * self.slot_bytes
@@ -153,7 +159,15 @@ impl Ring {
 
 /// The rings of an engine.
 #[derive(Default)]
-pub(crate) struct Rings(Mutex<Vec<Arc<Ring>>>);
+pub(crate) struct Rings(Mutex<Made>);
+
+#[derive(Default)]
+struct Made {
+    /// The one that was made first is the first.
+    rings: Vec<Arc<Ring>>,
+    /// Bytes of pinned memory that they take, with those that are being made or freed.
+    bytes: usize,
+}
 
 impl Rings {
     /// How much pinned memory all rings together take at most.
@@ -164,38 +178,52 @@ impl Rings {
     pub fn take(&self, stream: &Stream, len_bytes: usize) -> Option<Arc<Ring>> {
         let key = (stream.device().ordinal(), stream.as_raw().addr());
         let slot_bytes = slot_bytes_for(len_bytes);
-        let mut rings = self.rings();
-        let mut fitting = rings.iter().filter(|ring| ring.slot_bytes == slot_bytes);
-        let own = fitting.clone().find(|ring| ring.serves(key));
-        let ring = match own.or_else(|| fitting.find(|ring| ring.is_idle())) {
-            Some(ring) => ring.clone(),
-            None => {
-                let needed = WORDS_BYTES + SLOTS * slot_bytes;
-                let fits = |rings: &[Arc<Ring>]| {
-                    rings.iter().map(|ring| ring.len_bytes()).sum::<usize>() + needed <= Self::LIMIT_BYTES
-                };
-                if !fits(&rings) {
-                    rings.retain(|ring| !ring.is_idle());
-                }
-                let made = fits(&rings).then(|| Ring::new(stream, slot_bytes))?;
-                rings.push(Arc::new(made.ok()?));
-                rings[rings.len() - 1].clone()
+        let needed = WORDS_BYTES + SLOTS * slot_bytes;
+        let mut made = self.made();
+        loop {
+            let mut fitting = made.rings.iter().filter(|ring| ring.slot_bytes == slot_bytes);
+            let own = fitting.clone().find(|ring| ring.serves(key));
+            if let Some(ring) = own.or_else(|| fitting.find(|ring| ring.is_idle())) {
+                ring.lend_to(key);
+                return Some(ring.clone());
             }
+            if made.bytes + needed <= Self::LIMIT_BYTES {
+                break;
+            }
+            let idle = made.rings.iter().position(|ring| ring.is_idle())?;
+            let idle = made.rings.remove(idle);
+            drop(made);
+            self.free(vec![idle]);
+            made = self.made();
+        }
+        made.bytes += needed;
+        drop(made);
+        let ring = Ring::new(stream, slot_bytes).map(Arc::new);
+        let mut made = self.made();
+        let Ok(ring) = ring else {
+            made.bytes -= needed;
+            return None;
         };
-        *ring.stream.lock().unwrap_or_else(PoisonError::into_inner) = key;
-        ring.transfers.fetch_add(1, Ordering::AcqRel);
+        ring.lend_to(key);
+        made.rings.push(ring.clone());
         Some(ring)
     }
 
     /// Frees those that are not in use; returns how many bytes that were.
     pub fn free_idle(&self) -> usize {
-        let mut rings = self.rings();
-        let before: usize = rings.iter().map(|ring| ring.len_bytes()).sum();
-        rings.retain(|ring| !ring.is_idle());
-        before - rings.iter().map(|ring| ring.len_bytes()).sum::<usize>()
+        let idle = self.made().rings.extract_if(.., |ring| ring.is_idle()).collect();
+        self.free(idle)
     }
 
-    fn rings(&self) -> MutexGuard<'_, Vec<Arc<Ring>>> {
+    /// Frees rings that were taken out, which takes long, and then counts them no more.
+    fn free(&self, rings: Vec<Arc<Ring>>) -> usize {
+        let bytes = rings.iter().map(|ring| ring.len_bytes()).sum();
+        drop(rings);
+        self.made().bytes -= bytes;
+        bytes
+    }
+
+    fn made(&self) -> MutexGuard<'_, Made> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
