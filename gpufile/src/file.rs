@@ -122,8 +122,9 @@ impl File {
         unsafe { self.write_memory(memory, offset, true) }
     }
 
-    /// Which way device memory goes to and from this file, and why no better one. Opens the cuFile driver if the answer
-    /// needs it.
+    /// Returns the way of device memory to and from this file, and why no better one;
+    /// [`TransferPath::Unavailable`](crate::TransferPath::Unavailable) without CUDA. Loads CUDA, and opens the cuFile
+    /// driver if the answer needs it.
     pub fn route(&self) -> &Route {
         self.open.route()
     }

@@ -2,8 +2,8 @@
 //!
 //! A [`File`] reads into and writes from device and host memory alike. Device memory goes through cuFile where that
 //! works, and through pinned host memory where it does not: without GPUDirect Storage, without libcufile, on a file
-//! system that cuFile refuses. Host memory needs neither CUDA nor a GPU. [`File::route`] tells which way is taken and
-//! why no better one.
+//! system that cuFile refuses. Host memory needs neither CUDA nor a GPU. [`File::route`] tells which way device memory
+//! takes and why no better one, or why it takes none.
 //!
 //! ```
 //! use gpufile::File;
@@ -15,7 +15,7 @@
 //! let mut bytes = vec![0; 7];
 //! file.read_exact_at(&mut bytes, 0)?;
 //! assert_eq!(bytes, b"weights");
-//! println!("device memory would go by {}", file.route());
+//! println!("the way to device memory: {}", file.route());
 //! # std::fs::remove_file(path).ok();
 //! # Ok(())
 //! # }

@@ -1,9 +1,10 @@
-//! Which way the bytes of a file go to device memory, and why no better one.
+//! The way that the bytes of a file take to device memory, and why no better one.
 
 use std::fmt;
 use std::fs;
 use std::os::fd::AsFd;
 
+use cuda_rt_sys::{driver, runtime};
 use cufile::{Controls, Driver, Features, FileProperties, FileSystems};
 
 /// The ways between a file and device memory, best first.
@@ -18,6 +19,8 @@ pub enum TransferPath {
     CufileCompat,
     /// This crate stages the bytes in pinned host memory.
     Posix,
+    /// There is no way to device memory, because there is no CUDA. Host memory is read and written nonetheless.
+    Unavailable,
 }
 
 impl fmt::Display for TransferPath {
@@ -27,6 +30,7 @@ impl fmt::Display for TransferPath {
             TransferPath::P2pDma => "cuFile over P2PDMA",
             TransferPath::CufileCompat => "cuFile in its compatibility mode",
             TransferPath::Posix => "POSIX through pinned host memory",
+            TransferPath::Unavailable => "none: host memory can be used here, device memory cannot",
         })
     }
 }
@@ -65,16 +69,21 @@ impl Route {
         self.why_not.iter().map(|(path, reason)| (*path, reason.as_str()))
     }
 
-    /// Why GPUDirect Storage does not move the file's bytes; `None` if it does. Where cuFile does not work for the file at
-    /// all, this says why.
+    /// Returns why GPUDirect Storage does not move the file's bytes; `None` if it does. The reason is that against all of
+    /// cuFile, or against all device memory, where there is one.
     pub fn why_not_gds(&self) -> Option<&str> {
         let reason = |wanted| self.why_not().find(|(path, _)| *path == wanted).map(|(_, reason)| reason);
-        reason(TransferPath::Gds).or_else(|| reason(TransferPath::CufileCompat))
+        [TransferPath::Gds, TransferPath::CufileCompat, TransferPath::Posix].into_iter().find_map(reason)
     }
 
     /// The POSIX way, and why no other is taken.
     pub(crate) fn posix(why_not: impl Into<Vec<(TransferPath, String)>>) -> Self {
         Self { path: TransferPath::Posix, why_not: why_not.into() }
+    }
+
+    /// No way, because CUDA does not work.
+    pub(crate) fn unavailable(error: &cufile::Error) -> Self {
+        Self { path: TransferPath::Unavailable, why_not: vec![(TransferPath::Posix, no_cuda(error))] }
     }
 
     /// The POSIX way on a machine that has nothing of what the direct paths need.
@@ -128,6 +137,17 @@ impl fmt::Display for Route {
         write!(f, "{}", self.path)?;
         self.why_not().try_for_each(|(path, reason)| write!(f, "\n  not {path}: {reason}"))
     }
+}
+
+/// Says why CUDA does not work, and which of its libraries are missing.
+fn no_cuda(error: &cufile::Error) -> String {
+    let cufile::Error::Load(first) = error else { return error.to_string() };
+    let missing = [driver::Library::load().err(), runtime::Library::load().err()];
+    let mut names: Vec<&str> = missing.iter().flatten().map(|error| error.library()).collect();
+    if names.is_empty() {
+        names.push(first.library());
+    }
+    format!("{} could not be loaded (Engine::cuda says which files were tried)", names.join(" and "))
 }
 
 fn no_module() -> String {
@@ -203,6 +223,7 @@ mod tests {
             (TransferPath::P2pDma, vec![gds.clone()], Some("not Gds")),
             (TransferPath::Posix, vec![p2p, compat.clone(), gds], Some("not Gds")),
             (TransferPath::Posix, vec![compat], Some("not CufileCompat")),
+            (TransferPath::Unavailable, vec![reason(TransferPath::Posix)], Some("not Posix")),
         ] {
             assert_eq!(Route { path, why_not }.why_not_gds(), expected);
         }

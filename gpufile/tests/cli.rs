@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::{env, fs};
+use std::process::{Command, Output, Stdio};
+use std::{env, fs, io};
+
+use gpufile::{File, TransferPath};
 
 const MIB: usize = 1 << 20;
 
@@ -15,14 +17,20 @@ fn program() -> PathBuf {
     if built.exists() { built } else { above() }
 }
 
-/// The exit status, and what went to either output.
-fn run<S: AsRef<OsStr>>(arguments: &[S], variables: &[(&str, &str)]) -> (i32, String, String) {
+/// The program with these arguments, on a machine that has none of the libraries.
+fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
     for library in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {
         command.env(library, "/nonexistent/library.so");
     }
-    let command = command.args(arguments).envs(variables.iter().copied());
-    let Output { status, stdout, stderr } = command.output().unwrap();
+    command.args(arguments);
+    command
+}
+
+/// The exit status, and what went to either output.
+fn run<S: AsRef<OsStr>>(arguments: &[S], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let output = command(arguments).envs(variables.iter().copied()).output().unwrap();
+    let Output { status, stdout, stderr } = output;
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
@@ -42,10 +50,10 @@ fn lines(out: &str) -> Vec<HashMap<&str, &str>> {
 }
 
 #[test]
-fn check_tells_what_is_missing_and_the_route_of_a_file_in_a_folder() {
+fn check_promises_no_path_to_device_memory_without_cuda() {
     let folder = tempfile::tempdir().unwrap();
     let (status, out, err) = run(&[OsStr::new("check"), folder.path().as_os_str()], &[]);
-    assert_eq!((status, &*err), (0, ""), "{out}");
+    assert_eq!((status, &*err), (4, ""), "{out}");
     for part in [
         "libcuda could not be loaded (set CUDA_LIBRARY",
         "libcudart could not be loaded (set CUDART_LIBRARY",
@@ -57,8 +65,8 @@ fn check_tells_what_is_missing_and_the_route_of_a_file_in_a_folder() {
         "file system",
         "O_DIRECT",
         "% cached",
-        "POSIX through pinned host memory",
-        "not cuFile in its compatibility mode",
+        "none: host memory can be used here, device memory cannot",
+        "not POSIX through pinned host memory: libcuda and libcudart could not be loaded",
     ] {
         assert!(out.contains(part), "{part}: {out}");
     }
@@ -71,9 +79,58 @@ fn check_leaves_a_file_as_it_is() {
     let path = folder.path().join("precious");
     fs::write(&path, "precious").unwrap();
     let (status, out, _) = run(&[OsStr::new("check"), path.as_os_str()], &[]);
-    assert_eq!(status, 0, "{out}");
-    assert!(out.contains("POSIX through pinned host memory"), "{out}");
+    assert_eq!(status, 4, "{out}");
     assert_eq!(fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn a_route_without_cuda_is_unavailable() {
+    // Only a host without CUDA shows it in this process; `check` shows it everywhere.
+    if gpufile::cuda::Cuda::load().is_ok() {
+        return eprintln!("skipped: there is CUDA");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = File::open(file(folder.path(), MIB)).unwrap();
+    assert_eq!(file.route().path(), TransferPath::Unavailable);
+    assert!(file.route().why_not_gds().is_some_and(|reason| reason.contains("libcuda")));
+    let mut buffer = vec![0; MIB];
+    file.read_exact_at(&mut buffer, 0).unwrap();
+}
+
+/// An output that nobody reads.
+fn nobody() -> Stdio {
+    io::pipe().unwrap().1.into()
+}
+
+#[test]
+fn an_output_that_nobody_reads_changes_no_exit_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), 16 * MIB);
+    let (folder, path) = (folder.path().to_str().unwrap(), path.to_str().unwrap());
+    let cases: &[(&[&str], i32)] = &[
+        (&["frobnicate"], 2),
+        (&["bench", "/nonexistent/file"], 1),
+        (&["bench", path, "--repeats", "1", "host"], 0),
+        (&["check", folder], 4),
+        (&["check", "/nonexistent/file"], 1),
+        (&["help"], 0),
+        (&["--version"], 0),
+    ];
+    for (arguments, expected) in cases {
+        let status = command(arguments).stdout(nobody()).stderr(nobody()).status().unwrap();
+        assert_eq!(status.code(), Some(*expected), "{arguments:?}");
+    }
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "the file of the check is removed");
+}
+
+#[test]
+fn an_output_that_is_full_is_a_failure() {
+    for arguments in [&["check"][..], &["help"]] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command(arguments).stdout(full).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && err.contains("No space left"), "{err}");
+    }
 }
 
 #[test]
@@ -150,7 +207,7 @@ fn wrong_arguments_are_explained() {
     let small = path.to_str().unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
         (&[], 2, "which command?"),
-        (&["frobnicate"], 2, "frobnicate: no such command"),
+        (&["frobnicate"], 2, "\"frobnicate\": no such command"),
         (&["bench"], 2, "which FILE?"),
         (&["bench", small, "--repeats"], 2, "--repeats is 1 to 100"),
         (&["bench", small, "--repeats", "0"], 2, "--repeats is 1 to 100"),
@@ -160,8 +217,8 @@ fn wrong_arguments_are_explained() {
         (&["bench", small], 1, "1048576 bytes are too few; the cases need 16 MiB"),
         (&["bench", "/nonexistent/file"], 1, "/nonexistent/file: No such file or directory"),
         (&["bench", "/"], 1, "/: not a regular file"),
-        (&["check", "one", "two"], 2, "two: one FILE or DIR"),
-        (&["check", "--all"], 2, "--all: no such option"),
+        (&["check", "one", "two"], 2, "\"two\": one FILE or DIR"),
+        (&["check", "--all"], 2, "\"--all\": no such option"),
     ];
     for (arguments, expected_status, expected) in cases {
         let (status, out, err) = run(arguments, &[]);

@@ -46,9 +46,16 @@ impl OpenFile {
     }
 
     fn way(&self) -> &Way {
-        self.way.get_or_init(|| match self.register() {
-            Ok((route, handle)) => Way { route, handle },
-            Err(reason) => Way { route: Route::posix([(TransferPath::CufileCompat, reason)]), handle: None },
+        self.way.get_or_init(|| {
+            if let Err(error) = self.engine.cuda() {
+                return Way { route: Route::unavailable(&error), handle: None };
+            }
+            match self.register() {
+                Ok((route, handle)) => Way { route, handle },
+                Err(reason) => {
+                    Way { route: Route::posix([(TransferPath::CufileCompat, reason)]), handle: None }
+                }
+            }
         })
     }
 

@@ -1,7 +1,7 @@
-//! `gpufile check`: what of GPUDirect Storage this machine has, and which way a file takes.
+//! `gpufile check`: what this machine has of GPUDirect Storage, and the way that a file takes.
 
 use std::ffi::OsString;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use std::{fs, process};
 use cuda_rt_sys::{driver, runtime};
 use cufile::cuda::Cuda;
 use cufile::{Controls, Driver, Features, FileProperties, Library};
-use gpufile::{Engine, File, Settings, page_cache};
+use gpufile::{Engine, File, Settings, TransferPath, page_cache};
 
 use crate::Failure;
 
@@ -18,39 +18,74 @@ pub const USAGE: &str = "gpufile check [FILE|DIR]
     Says which libraries, GPUs and kernel modules are there, and which way FILE, or a file in DIR (the current
     folder), takes to a GPU. The file in DIR is made for the purpose and removed.
 
-    The exit status is 1 if an environment variable is wrong, or there is no such FILE or DIR.";
+    The exit status is
+      0  if the bytes go past the host's memory: by GPUDirect Storage or P2PDMA;
+      1  if an environment variable is wrong, or FILE or DIR cannot be used;
+      2  if the command line is wrong;
+      3  if the bytes go through the host's memory;
+      4  if they cannot go to a GPU at all: there is no CUDA, or no GPU.";
 
 /// Prints the report.
 pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     let target = match arguments {
         [] => PathBuf::from("."),
         [option] if option.to_string_lossy().starts_with('-') => {
-            return Err(Failure::Usage(format!("{}: no such option", option.display())));
+            return Err(Failure::Usage(format!("{option:?}: no such option")));
         }
         [path] => PathBuf::from(path),
-        [_, more, ..] => return Err(Failure::Usage(format!("{}: one FILE or DIR", more.display()))),
+        [_, more, ..] => return Err(Failure::Usage(format!("{more:?}: one FILE or DIR"))),
     };
-    let mut report = Report(io::stdout());
+    let mut report = Report { out: io::stdout(), is_read: true };
     report.title(concat!("gpufile ", env!("CARGO_PKG_VERSION")))?;
     libraries(&mut report)?;
     gpus(&mut report)?;
     kernel(&mut report)?;
     let settings_are_good = settings(&mut report)?;
-    let file_is_there = file(&mut report, &target)?;
-    Ok(if settings_are_good && file_is_there { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let path = file(&mut report, &target)?;
+    Ok(match path {
+        Some(path) if settings_are_good => ExitCode::from(status(path)),
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// The exit status that stands for a path.
+fn status(path: TransferPath) -> u8 {
+    match path {
+        TransferPath::Gds | TransferPath::P2pDma => 0,
+        TransferPath::Unavailable => 4,
+        _ => 3,
+    }
 }
 
 /// Titles, and under each of them what is found for which name.
-struct Report(io::Stdout);
+struct Report {
+    out: io::Stdout,
+    /// False once the reader has gone. The exit status still has to be right.
+    is_read: bool,
+}
 
 impl Report {
     fn title(&mut self, title: impl Display) -> io::Result<()> {
-        writeln!(self.0, "{title}")
+        self.print(format_args!("{title}\n"))
     }
 
     fn line(&mut self, name: &str, found: impl Display) -> io::Result<()> {
         // What has several lines stays in its column.
-        writeln!(self.0, "  {name:<20}{}", found.to_string().replace('\n', &format!("\n{:22}", "")))
+        let found = found.to_string().replace('\n', &format!("\n{:22}", ""));
+        self.print(format_args!("  {name:<20}{found}\n"))
+    }
+
+    fn print(&mut self, text: fmt::Arguments<'_>) -> io::Result<()> {
+        if !self.is_read {
+            return Ok(());
+        }
+        match self.out.write_fmt(text) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.is_read = false;
+                Ok(())
+            }
+            outcome => outcome,
+        }
     }
 }
 
@@ -72,7 +107,7 @@ fn libraries(report: &mut Report) -> io::Result<()> {
 }
 
 fn found(version: String, path: Option<&Path>) -> String {
-    path.map_or_else(|| version.clone(), |path| format!("{version}, {}", whole(path).display()))
+    path.map_or_else(|| version.clone(), |path| format!("{version}, {:?}", whole(path)))
 }
 
 /// Why a library does not load, each file that was tried on a line of its own.
@@ -174,40 +209,45 @@ fn settings(report: &mut Report) -> io::Result<bool> {
     report.line("O_DIRECT reads", format!("{:?}", settings.direct_read()))?;
     report.line("O_DIRECT writes", format!("{:?}", settings.direct_write()))?;
     report.line("over-reads", yes_or_no(settings.overread()))?;
-    report.line("threads for each disk", yes_or_no(settings.pool_per_block_device()))?;
+    report.line("pool for each disk", yes_or_no(settings.pool_per_block_device()))?;
     Ok(true)
 }
 
-/// Returns whether there is such a file or folder.
-fn file(report: &mut Report, target: &Path) -> io::Result<bool> {
-    report.title(format!("\n{}", target.display()))?;
+/// Returns the path that the file, or one in the folder, takes; `None` if it cannot be opened or made.
+fn file(report: &mut Report, target: &Path) -> io::Result<Option<TransferPath>> {
+    report.title(format!("\n{target:?}"))?;
     // Where the environment cannot be followed, the route is still worth knowing.
     let engine = Engine::builder().settings(Settings::from_env().unwrap_or_default()).build();
     let options = File::options().read(true).engine(&engine);
     if !target.is_dir() {
         return match options.open(target) {
-            Ok(file) => describe(report, &file, false).map(|()| true),
-            Err(error) => report.line("error", error).map(|()| false),
+            Ok(file) => describe(report, &file, false).map(Some),
+            Err(error) => report.line("error", error).map(|()| None),
         };
     }
     let path = target.join(format!(".gpufile-check-{}", process::id()));
-    let made = options.write(true).create_new(true).open(&path);
-    let outcome = match made.and_then(|file| file.write_all_at(&[7; 1 << 20][..], 0).map(|()| file)) {
-        Ok(file) => describe(report, &file, true).map(|()| true),
-        Err(error) => report.line("error", error).map(|()| false),
+    let file = match options.write(true).create_new(true).open(&path) {
+        Ok(file) => file,
+        // A file of that name is somebody else's, and stays.
+        Err(error) => return report.line("error", error).map(|()| None),
     };
-    // There is none if it could not be made.
-    let _ = fs::remove_file(path);
+    let outcome = match file.write_all_at(&[7; 1 << 20][..], 0) {
+        Ok(()) => describe(report, &file, true).map(Some),
+        Err(error) => report.line("error", error).map(|()| None),
+    };
+    if let Err(error) = fs::remove_file(&path) {
+        report.line("error", format!("cannot remove {path:?}: {error}"))?;
+    }
     outcome
 }
 
-fn describe(report: &mut Report, file: &File, may_drop: bool) -> io::Result<()> {
+fn describe(report: &mut Report, file: &File, may_drop: bool) -> io::Result<TransferPath> {
     match FileProperties::of(file) {
         Ok(found) => {
             let (major, minor) = found.device;
             let block_device = match (found.udev_path(), found.udev_record) {
                 (Some(path), Some(false)) => {
-                    format!("{major}:{minor}, without the udev record that cuFile needs ({})", path.display())
+                    format!("{major}:{minor}, without the udev record that cuFile needs ({path:?})")
                 }
                 (Some(_), _) => format!("{major}:{minor}, with a udev record"),
                 (None, _) => "none".to_owned(),
@@ -222,7 +262,8 @@ fn describe(report: &mut Report, file: &File, may_drop: bool) -> io::Result<()> 
         Err(error) => report.line("file system", error)?,
     }
     report.line("page cache", page_cache_tools(file, may_drop).unwrap_or_else(|error| error.to_string()))?;
-    report.line("route", file.route())
+    report.line("route", file.route())?;
+    Ok(file.route().path())
 }
 
 /// By what the kernel tells what it has cached; and whether it lets go of it, where that may be tried.
@@ -236,4 +277,23 @@ fn page_cache_tools(file: &File, may_drop: bool) -> io::Result<String> {
     page_cache::drop(file, 0..u64::MAX)?;
     let after = page_cache::residency(file, 0..u64::MAX)?;
     Ok(format!("{} cached, by {by}; {} after dropping it", percent(before), percent(after)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_tells_fast_paths_from_fallbacks() {
+        for (path, expected) in [
+            (TransferPath::Gds, 0),
+            (TransferPath::P2pDma, 0),
+            (TransferPath::CufileCompat, 3),
+            (TransferPath::Posix, 3),
+            (TransferPath::Unavailable, 4),
+        ] {
+            assert_eq!(status(path), expected, "{path}");
+            assert!(USAGE.contains(&format!("\n      {expected}  ")), "{path}");
+        }
+    }
 }

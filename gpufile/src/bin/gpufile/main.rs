@@ -1,4 +1,4 @@
-//! The program `gpufile`: what this machine has for bytes between files and GPUs, and how fast they move.
+//! The program `gpufile`: the means of this machine to move bytes between files and GPUs, and how fast they are.
 
 mod bench;
 mod check;
@@ -28,14 +28,19 @@ fn main() -> ExitCode {
         // Whoever reads the output has seen enough.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error @ Failure::Usage(_)) => {
-            eprintln!("gpufile: {error}\n\n{}", usage());
+            complain(&format!("gpufile: {error}\n\n{}", usage()));
             ExitCode::from(2)
         }
         Err(error) => {
-            eprintln!("gpufile: {error}");
+            complain(&format!("gpufile: {error}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes to the standard error output. The exit status is left to say it if nobody reads there.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
@@ -51,7 +56,7 @@ fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
         "check" => check::run(rest),
         "help" => say(&usage()),
         "--version" | "-V" => say(concat!("gpufile ", env!("CARGO_PKG_VERSION"))),
-        other => Err(Failure::Usage(format!("{other}: no such command"))),
+        other => Err(Failure::Usage(format!("{other:?}: no such command"))),
     }
 }
 
