@@ -4,6 +4,8 @@
 Every contender is a command that takes `FILE [--repeats N] [CASE...]` and prints one line for each measurement, as
 peers/cases.h describes. The figures are medians over the rounds. Below the table stand the ratios that gpufile is to
 keep; the exit status is 1 if it misses one or a contender failed.
+
+The contenders overwrite the file, so it must be one that this program made, now or earlier.
 """
 
 from __future__ import annotations
@@ -330,8 +332,8 @@ def cases_of(contender: str, wanted: set[str], on_tmpfs: bool) -> list[str]:
     return [case for case in OFFERED[contender] if case in needed]
 
 
-def make_file(path: Path, size: int) -> None:
-    """One writer, and one pseudo-random mebibyte over and over: the one that the peers write back (peers/cases.h)."""
+def pattern() -> bytes:
+    """One pseudo-random mebibyte: the one that the peers write back (peers/cases.h)."""
     mask = (1 << 64) - 1
     state, block = 0, bytearray()
     while len(block) < MEBIBYTE:  # splitmix64
@@ -339,12 +341,27 @@ def make_file(path: Path, size: int) -> None:
         z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
         block += (z ^ (z >> 31)).to_bytes(8, "little")
+    return bytes(block)
+
+
+def make_file(path: Path, size: int) -> None:
+    """By one writer, the pattern over and over."""
+    block = pattern()
     unfinished = path.with_name(path.name + ".part")
-    with open(unfinished, "wb") as file:
+    with open(unfinished, "xb") as file:
         file.writelines(block for _ in range(size // MEBIBYTE))
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(path)
+
+
+def was_made_here(path: Path) -> bool:
+    """Whether overwriting the file loses nothing, because it is nothing but the pattern."""
+    block = pattern()
+    if not path.is_file() or path.stat().st_size == 0:
+        return False
+    with open(path, "rb") as file:
+        return all(piece == block for piece in iter(lambda: file.read(MEBIBYTE), b""))
 
 
 def file_system_of(path: Path) -> str:
@@ -392,7 +409,11 @@ def main() -> int:
     parser.add_argument("--cufile", metavar="CMD", help="cufile_c, as built by peers/build.sh")
     parser.add_argument("--kvikio", metavar="CMD", help="kvikio_cpp, likewise")
     parser.add_argument(
-        "--file", metavar="FILE", required=True, type=Path, help="is overwritten; made if missing"
+        "--file",
+        metavar="FILE",
+        required=True,
+        type=Path,
+        help="made if missing, and overwritten; one that was not made so is refused",
     )
     parser.add_argument("--size", metavar="GIB", type=int, default=4, help="of a file that is made (4)")
     parser.add_argument(
@@ -416,6 +437,8 @@ def main() -> int:
     if not options.file.exists():
         print(f"making {options.file}, {options.size} GiB", file=sys.stderr)
         make_file(options.file, options.size * 1024 * MEBIBYTE)
+    elif not was_made_here(options.file):
+        sys.exit(f"{options.file} was not made by this program, and would be overwritten: name another")
     file_system = file_system_of(options.file)
     on_tmpfs = file_system == "tmpfs"
 
@@ -426,6 +449,8 @@ def main() -> int:
             if not cases:
                 continue
             arguments = [str(options.file), *cases]
+            if contender == OURS:
+                arguments[1:1] = ["--overwrite"]
             if options.repeats:
                 arguments[1:1] = ["--repeats", str(options.repeats)]
             if not on_tmpfs:

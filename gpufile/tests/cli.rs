@@ -184,8 +184,16 @@ fn cases_and_threads_can_be_chosen() {
     assert!(!out.contains("no GPU"), "nobody asked for one: {out}");
     assert_eq!(lines(&out).iter().map(|line| line["threads"]).collect::<Vec<_>>(), ["3", "3"]);
 
-    let (status, out, _) = run(&["bench", path, "scatter", "write-over"], &[]);
+    let (status, out, _) = run(&["bench", path, "scatter", "write-over", "--overwrite"], &[]);
     assert_eq!((status, lines(&out).len()), (0, 0), "{out}");
+    assert!(!out.contains("not measured"), "{out}");
+    // A group has cases that leave the file alone.
+    let (status, out, _) = run(&["bench", path, "write"], &[]);
+    assert_eq!((status, lines(&out).len()), (0, 0), "{out}");
+    assert!(
+        out.contains("not measured without --overwrite, because they overwrite the file: write-over"),
+        "{out}"
+    );
 }
 
 #[test]
@@ -212,11 +220,13 @@ fn wrong_arguments_are_explained() {
         (&["bench", small, "--repeats"], 2, "--repeats is 1 to 100"),
         (&["bench", small, "--repeats", "0"], 2, "--repeats is 1 to 100"),
         (&["bench", small, "--threads", "some"], 2, "--threads is 0 to 1024"),
-        (&["bench", small, "--fast"], 2, "--fast: no such option"),
-        (&["bench", small, "scat"], 2, "there is no case or group of cases `scat`"),
+        (&["bench", small, "--fast"], 2, "\"--fast\": no such option"),
+        (&["bench", small, "scat"], 2, "there is no case or group of cases \"scat\""),
+        (&["bench", small, "write-over"], 2, "write-over overwrites FILE, which takes --overwrite"),
+        (&["bench", small, "direct-write"], 2, "--overwrite"),
         (&["bench", small], 1, "1048576 bytes are too few; the cases need 16 MiB"),
-        (&["bench", "/nonexistent/file"], 1, "/nonexistent/file: No such file or directory"),
-        (&["bench", "/"], 1, "/: not a regular file"),
+        (&["bench", "/nonexistent/file"], 1, "\"/nonexistent/file\": No such file or directory"),
+        (&["bench", "/"], 1, "\"/\": not a regular file"),
         (&["check", "one", "two"], 2, "\"two\": one FILE or DIR"),
         (&["check", "--all"], 2, "\"--all\": no such option"),
     ];

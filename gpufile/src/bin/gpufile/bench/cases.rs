@@ -4,12 +4,13 @@
 //! engine, opens a file, builds the list of ranges, poisons the memory or drops the page cache is outside the time,
 //! unless a case says otherwise; so is the comparison afterwards of what was read or written.
 
+use std::cell::Cell;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::{fs, io, thread};
+use std::{fs, io, process, thread};
 
 use cufile::FileProperties;
-use gpufile::{DirectIo, File, IoRange, ReadRequest, WriteRequest, page_cache};
+use gpufile::{DirectIo, File, IoRange, OpenOptions, ReadRequest, WriteRequest, page_cache};
 
 use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, in_order};
 use super::timing::{Measured, timed};
@@ -22,6 +23,8 @@ pub struct Case {
     /// The numbers of threads, one after the other; 0 leaves the number to the engine.
     pub threads: &'static [usize],
     pub run: Run,
+    /// Whether it writes to FILE itself.
+    pub overwrites: bool,
 }
 
 pub enum Run {
@@ -63,22 +66,26 @@ pub const CASES: &[Case] = &[
         stream_read(bench, memory, threads, Until::CallReturns)
     }),
     device("latency-4k", DEFAULT, latency),
-    device("write-over", &[0, 1, 4, 8, 16], write_over),
-    device("write-over-clean", DEFAULT, write_over_clean),
+    overwriting("write-over", &[0, 1, 4, 8, 16], write_over),
+    overwriting("write-over-clean", DEFAULT, write_over_clean),
     device("write-fresh", DEFAULT, write_fresh),
     device("write-fresh-files", DEFAULT, write_fresh_files),
     device("direct-read", SOME, direct_read),
-    device("direct-write", SOME, direct_write),
+    overwriting("direct-write", SOME, direct_write),
     host("gpufile", "host-read", host_read),
     host("pread", "host-read", host_pread),
 ];
 
 const fn device(name: &'static str, threads: &'static [usize], run: OnDevice) -> Case {
-    Case { peer: "gpufile", name, threads, run: Run::Device(run) }
+    Case { peer: "gpufile", name, threads, run: Run::Device(run), overwrites: false }
+}
+
+const fn overwriting(name: &'static str, threads: &'static [usize], run: OnDevice) -> Case {
+    Case { overwrites: true, ..device(name, threads, run) }
 }
 
 const fn host(peer: &'static str, name: &'static str, run: OnHost) -> Case {
-    Case { peer, name, threads: &[0, 1, 2], run: Run::Host(run) }
+    Case { peer, name, threads: &[0, 1, 2], run: Run::Host(run), overwrites: false }
 }
 
 /// An engine, the file and its first bytes, from nothing but a CUDA context. Once, because the second time would not be
@@ -255,17 +262,17 @@ fn overwrite(
 fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     memory.load(bench)?;
-    let fresh = RemovedAtEnd::beside(&bench.path, ".fresh");
-    let options = bench.options(threads).write(true).create(true).truncate(true);
+    let fresh = Fresh::beside(&bench.path, 0);
+    let options = bench.options(threads).write(true);
     let laps = bench.warm_laps(|| {
         fresh.remove()?;
-        timed(|| options.open(&fresh.0)?.write_all_at(&memory.first(size), 0))
+        timed(|| fresh.create(&options)?.write_all_at(&memory.first(size), 0))
     })?;
-    let len_bytes = fs::metadata(&fresh.0)?.len();
+    let len_bytes = fs::metadata(&fresh.path)?.len();
     if len_bytes != size as u64 {
         return Err(format!("the new file has {len_bytes} of {size} bytes").into());
     }
-    compare(&fresh.0, memory, &in_order(size, MIB))?;
+    compare(&fresh.path, memory, &in_order(size, MIB))?;
     Ok(Measured { size, ops: 1, laps })
 }
 
@@ -274,14 +281,13 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
     const FILES: usize = 4;
     let part = bench.file_bytes / FILES / MIB * MIB;
     memory.load(bench)?;
-    let fresh: [_; FILES] =
-        std::array::from_fn(|number| RemovedAtEnd::beside(&bench.path, &format!(".fresh-{number}")));
-    let options = bench.options(threads).write(true).create(true).truncate(true);
+    let fresh: [_; FILES] = std::array::from_fn(|number| Fresh::beside(&bench.path, number));
+    let options = bench.options(threads).write(true);
     let laps = bench.warm_laps(|| {
-        fresh.iter().try_for_each(RemovedAtEnd::remove)?;
+        fresh.iter().try_for_each(Fresh::remove)?;
         timed(|| {
             let files =
-                fresh.iter().map(|fresh| options.open(&fresh.0)).collect::<gpufile::Result<Vec<_>>>()?;
+                fresh.iter().map(|fresh| fresh.create(&options)).collect::<gpufile::Result<Vec<_>>>()?;
             let request =
                 |(number, file)| WriteRequest::new(file, 0, memory.part(number * part..(number + 1) * part));
             let requests = files.iter().enumerate().map(request).collect::<gpufile::Result<Vec<_>>>()?;
@@ -290,29 +296,36 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
     })?;
     for (number, fresh) in fresh.iter().enumerate() {
         let range = |range: IoRange| IoRange { buffer_offset: range.buffer_offset + number * part, ..range };
-        compare(&fresh.0, memory, &in_order(part, MIB).into_iter().map(range).collect::<Vec<_>>())?;
+        compare(&fresh.path, memory, &in_order(part, MIB).into_iter().map(range).collect::<Vec<_>>())?;
     }
     Ok(Measured { size: part, ops: FILES, laps })
 }
 
-struct RemovedAtEnd(PathBuf);
+/// A place for a file that a case makes and removes. A file that was there before is left alone.
+struct Fresh {
+    path: PathBuf,
+    is_made: Cell<bool>,
+}
 
-impl RemovedAtEnd {
-    fn beside(path: &Path, ending: &str) -> Self {
+impl Fresh {
+    fn beside(path: &Path, number: usize) -> Self {
         let mut name = path.to_owned().into_os_string();
-        name.push(ending);
-        Self(name.into())
+        name.push(format!(".fresh-{}-{number}", process::id()));
+        Self { path: name.into(), is_made: Cell::new(false) }
+    }
+
+    fn create(&self, options: &OpenOptions) -> gpufile::Result<File> {
+        let file = options.clone().create_new(true).open(&self.path)?;
+        self.is_made.set(true);
+        Ok(file)
     }
 
     fn remove(&self) -> io::Result<()> {
-        match fs::remove_file(&self.0) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        if self.is_made.replace(false) { fs::remove_file(&self.path) } else { Ok(()) }
     }
 }
 
-impl Drop for RemovedAtEnd {
+impl Drop for Fresh {
     fn drop(&mut self) {
         // What was measured stands, whether or not the file can be removed.
         let _ = self.remove();
@@ -355,7 +368,7 @@ impl OnDisk {
     fn open(path: &Path) -> Result<Self> {
         let file = fs::File::open(path)?;
         match FileProperties::of(&file)?.file_system.as_str() {
-            "tmpfs" => Err(format!("{} is on tmpfs: there is no disk to measure", path.display()).into()),
+            "tmpfs" => Err(format!("{path:?} is on tmpfs: there is no disk to measure").into()),
             _ => Ok(Self(file)),
         }
     }
@@ -396,4 +409,32 @@ fn host_laps(bench: &Bench, read: impl Fn(&mut [u8]) -> Result) -> Result<Measur
     })?;
     compare(&bench.path, &memory, &in_order(size, 64 * KIB))?;
     Ok(Measured { size, ops: 1, laps })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_there_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let (options, taken) = (File::options().write(true), Fresh::beside(&path, 0));
+        fs::write(&taken.path, "precious").unwrap();
+        assert!(taken.create(&options).is_err());
+        taken.remove().unwrap();
+        let precious = taken.path.clone();
+        drop(taken);
+        assert_eq!(fs::read(precious).unwrap(), b"precious");
+
+        let free = Fresh::beside(&path, 1);
+        for _ in 0..2 {
+            free.create(&options).unwrap();
+            free.remove().unwrap();
+        }
+        free.create(&options).unwrap();
+        let made = free.path.clone();
+        drop(free);
+        assert!(!made.exists());
+    }
 }

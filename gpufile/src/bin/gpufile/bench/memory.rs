@@ -134,9 +134,8 @@ pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Resul
         if expected != found {
             let at = expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
             return Err(format!(
-                "wrong bytes: of {len_bytes} bytes at {file_offset} of {} and at {buffer_offset} of the memory, those \
+                "wrong bytes: of {len_bytes} bytes at {file_offset} of {path:?} and at {buffer_offset} of the memory, those \
                  from {at} on differ: {:#04x} in the file, {:#04x} in the memory",
-                path.display(),
                 expected[at],
                 found[at]
             )

@@ -68,22 +68,31 @@ pub fn usage() -> String {
     let mut names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
     names.dedup();
     format!(
-        "gpufile bench FILE [--repeats N] [--threads T] [CASE...]
-    Measures transfers of FILE, which has 16 MiB or more. The write cases overwrite it with what it holds;
-    files whose names begin with FILE.fresh come and go beside it. Nobody else may change either meanwhile.
+        "gpufile bench FILE [--overwrite] [--repeats N] [--threads T] [CASE...]
+    Measures transfers of FILE, which has 16 MiB or more and which nobody may change meanwhile. FILE is only read;
+    new files whose names begin with FILE.fresh come and go beside it.
 
+    --overwrite  measures these cases too, which overwrite FILE with what it holds: {}
     --repeats N  how often each case is repeated after it has warmed up (3)
     --threads T  the engine's threads instead of each case's own choices; 0 is the default
     CASE         one of these, or a group of them by what they begin with, such as `scatter`:
                    {}
 
     The exit status is 1 if a case failed or bytes were wrong.",
+        overwriting(&CASES.iter().collect::<Vec<_>>()),
         names.join("\n                   ")
     )
 }
 
+/// The names of those cases that overwrite the file.
+fn overwriting(cases: &[&Case]) -> String {
+    let names: Vec<_> = cases.iter().filter(|case| case.overwrites).map(|case| case.name).collect();
+    names.join(", ")
+}
+
 struct Options {
     file: PathBuf,
+    overwrite: bool,
     repeats: usize,
     threads: Option<usize>,
     cases: Vec<&'static Case>,
@@ -91,7 +100,8 @@ struct Options {
 
 impl Options {
     fn parse(arguments: &[OsString]) -> Result<Self, Failure> {
-        let (mut file, mut repeats, mut threads, mut wanted) = (None, 3, None, Vec::new());
+        let (mut file, mut overwrite, mut repeats, mut threads) = (None, false, 3, None);
+        let mut wanted = Vec::new();
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             let text = argument.to_string_lossy();
@@ -101,23 +111,32 @@ impl Options {
                 value.filter(|value| allowed.contains(value)).ok_or_else(|| Failure::Usage(problem()))
             };
             match &*text {
+                "--overwrite" => overwrite = true,
                 "--repeats" => repeats = number(1..=100)?,
                 "--threads" => threads = Some(number(0..=1024)?),
                 option if option.starts_with('-') => {
-                    return Err(Failure::Usage(format!("{option}: no such option")));
+                    return Err(Failure::Usage(format!("{option:?}: no such option")));
                 }
                 _ if file.is_none() => file = Some(PathBuf::from(argument)),
                 name if CASES.iter().any(|case| names(name, case.name)) => wanted.push(name.to_owned()),
-                name => return Err(Failure::Usage(format!("there is no case or group of cases `{name}`"))),
+                name => return Err(Failure::Usage(format!("there is no case or group of cases {name:?}"))),
             }
         }
         let is_wanted = |case: &&Case| wanted.is_empty() || wanted.iter().any(|name| names(name, case.name));
         let file = file.ok_or_else(|| Failure::Usage("which FILE?".to_owned()))?;
-        Ok(Self { file, repeats, threads, cases: CASES.iter().filter(is_wanted).collect() })
+        let cases: Vec<_> = CASES.iter().filter(is_wanted).collect();
+        if !overwrite && let Some(name) = wanted.iter().find(|name| is_overwriting(name)) {
+            return Err(Failure::Usage(format!("{name} overwrites FILE, which takes --overwrite")));
+        }
+        Ok(Self { file, overwrite, repeats, threads, cases })
     }
 }
 
-/// Whether `wanted` is the name of the case, or of a group that it is in: `scatter` for `scatter-4k`.
+fn is_overwriting(name: &str) -> bool {
+    CASES.iter().any(|case| case.name == name && case.overwrites)
+}
+
+/// Says whether `wanted` is the name of the case, or of a group that it is in: `scatter` for `scatter-4k`.
 fn names(wanted: &str, name: &str) -> bool {
     let is_case = CASES.iter().any(|case| case.name == wanted);
     name == wanted || !is_case && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-'))
@@ -125,7 +144,7 @@ fn names(wanted: &str, name: &str) -> bool {
 
 /// Measures what the command line names.
 pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
-    let options = Options::parse(arguments)?;
+    let mut options = Options::parse(arguments)?;
     let bench = Bench {
         file_bytes: file_bytes(&options.file)?,
         path: options.file,
@@ -135,6 +154,11 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     let mut out = stdout();
     if bench.settings != Settings::default() {
         writeln!(out, "# set by the environment: {:?}", bench.settings)?;
+    }
+    let left_out = overwriting(&options.cases);
+    if !options.overwrite && !left_out.is_empty() {
+        writeln!(out, "# not measured without --overwrite, because they overwrite the file: {left_out}")?;
+        options.cases.retain(|case| !case.overwrites);
     }
     // No engine exists before the first case: it measures what one takes to start.
     let mut memory = None;
@@ -167,7 +191,7 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
 
 fn file_bytes(path: &Path) -> Result<usize, Failure> {
     const PIECE: u64 = 16 << 20;
-    let failed = |problem: &dyn Display| Failure::Other(format!("{}: {problem}", path.display()));
+    let failed = |problem: &dyn Display| Failure::Other(format!("{path:?}: {problem}"));
     let metadata = fs::metadata(path).map_err(|error| failed(&error))?;
     match metadata.len() / PIECE * PIECE {
         _ if !metadata.is_file() => Err(failed(&"not a regular file")),
