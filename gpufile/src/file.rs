@@ -240,10 +240,7 @@ impl File {
     /// How a read is cut whose first range is this one.
     pub(crate) fn read_cutting(&self, total_bytes: usize, place: Place, first: &IoRange) -> Cutting {
         let cutting = self.cutting(total_bytes, place);
-        match self.task_bytes {
-            None => self.open.cutting_for_disk(cutting, first.file_offset, first.len_bytes),
-            Some(_) => cutting,
-        }
+        self.open.cutting_for_read(cutting, self.task_bytes.is_none(), first.file_offset, first.len_bytes)
     }
 
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place) -> Cutting {

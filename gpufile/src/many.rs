@@ -182,7 +182,7 @@ impl Engine {
         let Some(first) = entries.first() else { return Ok(()) };
         let transfer = Transfer { side: Side::Read, entries: Entries::Each(entries) };
         let cutting = self.cutting(transfer.entries.total_bytes(), transfer.entries.place(), None);
-        let cutting = first.file.cutting_for_disk(cutting, first.offset, first.memory.len_bytes);
+        let cutting = first.file.cutting_for_read(cutting, true, first.offset, first.memory.len_bytes);
         // SAFETY: the requests hold their buffers alone.
         let outcome = unsafe { self.run(&transfer, cutting) };
         each_outcome(READ, entries, outcome)

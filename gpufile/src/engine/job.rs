@@ -72,6 +72,8 @@ struct Work {
 struct State {
     /// How often the job was set up. Who was told of an earlier use gets no chunks of this one.
     uses: u64,
+    /// How much memory the plan keeps.
+    kept_bytes: usize,
     chunks: usize,
     next: usize,
     running: usize,
@@ -132,11 +134,12 @@ impl Job {
         work.transfer =
             Some(unsafe { std::mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
         let (chunks, keeps_order) = (work.plan.chunks(), work.plan.keeps_order());
+        let kept_bytes = work.plan.kept_bytes();
         let Cutting { serial, at_once, last_bytes, .. } = *cutting;
         let handing = Handing { serial, last_alone: last_bytes > 0 && chunks > 1, at_once };
         self.is_done.store(false, Ordering::Relaxed);
         let mut state = self.state();
-        *state = State { uses: state.uses + 1, chunks, handing, ..State::default() };
+        *state = State { uses: state.uses + 1, kept_bytes, chunks, handing, ..State::default() };
         drop(state);
         Ok((chunks, keeps_order))
     }
@@ -321,26 +324,44 @@ impl Job {
 
 /// Jobs that are not in use, so that a transfer need not allocate one.
 #[derive(Default)]
-pub(crate) struct IdleJobs(Mutex<Vec<Arc<Job>>>);
+pub(crate) struct IdleJobs(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    jobs: Vec<Arc<Job>>,
+    /// How much memory their plans keep.
+    bytes: usize,
+}
 
 impl IdleJobs {
-    const KEPT: usize = 64;
+    const MOST: usize = 64;
+    /// A plan of a million ranges in another order keeps 28 MB, which transfers of fewer never need.
+    const MOST_BYTES: usize = 4 << 20;
 
     pub fn take(&self) -> Arc<Job> {
-        let idle = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        idle.unwrap_or_default()
+        let mut kept = self.kept();
+        let Some(job) = kept.jobs.pop() else { return Arc::default() };
+        kept.bytes -= job.state().kept_bytes;
+        job
     }
 
     /// Keeps a job whose outcome was taken. The queue may still refer to it, and will get no chunks of its next use.
     pub fn put(&self, job: Arc<Job>) {
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < Self::KEPT {
-            idle.push(job);
+        let bytes = job.state().kept_bytes;
+        let mut kept = self.kept();
+        if kept.jobs.len() < Self::MOST && kept.bytes + bytes <= Self::MOST_BYTES {
+            kept.bytes += bytes;
+            kept.jobs.push(job);
         }
     }
 
-    pub fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    /// Frees them; returns how many bytes their plans kept.
+    pub fn clear(&self) -> usize {
+        mem::take(&mut *self.kept()).bytes
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -257,13 +257,13 @@ impl Engine {
         self.0.devices.cuda()
     }
 
-    /// Frees the bounce buffers that no transfer uses at the moment; returns how many bytes that were. Later transfers
-    /// allocate new ones.
+    /// Frees the bounce buffers and the plans that no transfer uses at the moment; returns how many bytes that were. Later
+    /// transfers allocate new ones.
     pub fn release_buffers(&self) -> usize {
-        self.0.idle_jobs.clear();
+        let plans_bytes = self.0.idle_jobs.clear();
         let rings_bytes =
             self.0.stager.get().and_then(Option::as_ref).map_or(0, |stager| stager.rings.free_idle());
-        self.0.lanes.release() + rings_bytes
+        self.0.lanes.release() + rings_bytes + plans_bytes
     }
 
     /// The cuFile driver, opened when first needed; or why it did not open.

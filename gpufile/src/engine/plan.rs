@@ -90,6 +90,13 @@ impl Plan {
         self.cuts.len() - 1
     }
 
+    /// How much memory it keeps.
+    pub fn kept_bytes(&self) -> usize {
+        size_of::<u32>() * self.order.capacity()
+            + size_of::<Cut>() * self.cuts.capacity()
+            + size_of::<(usize, u64, u32)>() * self.keys.capacity()
+    }
+
     /// The parts of entries that make up a chunk, in order.
     pub fn segments<'p>(
         &'p self,

@@ -311,14 +311,34 @@ impl OpenFile {
         })
     }
 
-    /// How a read is cut whose length of chunks is left to the engine: if it is long and goes by `O_DIRECT`, judged by a
-    /// sample, as that is fastest.
-    pub fn cutting_for_disk(&self, cutting: Cutting, offset: u64, len_bytes: usize) -> Cutting {
-        let is_long = len_bytes > Direct::CHUNK_BYTES && self.engine.settings().task_bytes().is_none();
-        if is_long && let Some(direct) = self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES)) {
+    /// How a read is cut: in order if the kernel makes up the contents as they are read; if it is long, goes by `O_DIRECT`,
+    /// judged by a sample, and may be cut freely, as that is fastest.
+    pub fn cutting_for_read(
+        &self,
+        cutting: Cutting,
+        is_cut_freely: bool,
+        offset: u64,
+        len_bytes: usize,
+    ) -> Cutting {
+        if len_bytes > cutting.chunk_bytes && self.is_generated() {
+            return Cutting { serial: true, ..cutting };
+        }
+        let is_cut_freely = is_cut_freely && self.engine.settings().task_bytes().is_none();
+        let is_long = len_bytes > Direct::CHUNK_BYTES;
+        if is_cut_freely
+            && is_long
+            && let Some(direct) = self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES))
+        {
             return direct.cutting(cutting);
         }
         cutting
+    }
+
+    /// Whether it may have more contents than length, as files of procfs and debugfs have. To begin in the middle of
+    /// these, the kernel makes up all that comes before.
+    fn is_generated(&self) -> bool {
+        self.storage == Storage::Other
+            && self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
     }
 
     /// Whether a read of so many bytes needs no thought about `O_DIRECT`.
