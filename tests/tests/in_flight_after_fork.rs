@@ -160,9 +160,9 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
     let ended = in_a_fork(|| {
         let operation = operations.pop().unwrap();
         is_forked(operation.is_done());
-        let failed = operation.wait().unwrap_err();
-        assert!(failed.buffer.is_none());
-        is_forked::<()>(Err(failed));
+        let (error, buffer) = operation.wait().unwrap_err().into_parts();
+        assert!(buffer.is_none());
+        is_forked::<()>(Err(error));
         is_forked(stream.as_ref().unwrap().read_at(file.as_ref().unwrap(), vec![0; PAGE], 0));
         is_forked(RegisteredStream::register(
             driver.as_ref().unwrap(),

@@ -5,8 +5,8 @@ mod support;
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use cufile::{
     Driver, Error, ErrorKind, FileHandle, IoBuf, OpError, OwnedPart, RegisterFlags, RegisteredBuffer,
     RegisteredStream, StreamFlags,
 };
-use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, off_t};
+use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
 use cufile_tests::bed::{Bed, open_with, pattern};
 use cufile_tests::in_threads;
 use support::{Gate, Tracked, register};
@@ -131,9 +131,10 @@ fn a_range_outside_the_buffer_is_refused_and_the_buffer_comes_back() {
         for (offset, len) in [(0, 101), (100, 1), (101, 0), (usize::MAX, 1), (1, usize::MAX)] {
             let failed = stream.read_range_at(&file, buffer, offset, len, 0).unwrap_err();
             assert_eq!(failed.error.kind(), ErrorKind::InvalidInput, "{offset} {len}");
-            let failed = stream.write_range_at(&file, failed.buffer.unwrap(), offset, len, 0).unwrap_err();
+            let failed =
+                stream.write_range_at(&file, failed.into_buffer().unwrap(), offset, len, 0).unwrap_err();
             assert_eq!(failed.error.kind(), ErrorKind::InvalidInput, "{offset} {len}");
-            buffer = failed.buffer.unwrap();
+            buffer = failed.into_buffer().unwrap();
         }
         let failed = stream.read_at(&file, buffer, u64::MAX).unwrap_err();
         assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
@@ -595,24 +596,95 @@ fn a_forgotten_operation_leaks_what_libcufile_uses() {
 }
 
 #[test]
-fn a_failing_call_gives_the_buffer_back_at_once() {
+fn a_failing_call_gives_the_buffer_back() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(PAGE));
     let stream = stream(&bed, StreamFlags::empty());
-    let gate = Gate::close(stream.stream());
     emulator.fault("cuFileReadAsync", "err=5038");
-    let failed = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err();
-    assert_eq!(failed.error.op_error(), Some(OpError::ASYNC_NOT_SUPPORTED));
+    let (error, buffer) = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err().into_parts();
+    assert_eq!(error.op_error(), Some(OpError::ASYNC_NOT_SUPPORTED));
     emulator.fault("cuFileWriteAsync", "err=5777");
-    let failed = stream.write_at(&file, failed.buffer.unwrap(), 0).unwrap_err();
-    assert_eq!(failed.error.op_error(), Some(OpError::from_raw(5777)), "unknown codes are kept");
-    assert_eq!(failed.buffer.unwrap(), [7; PAGE]);
+    let (error, buffer) = stream.write_at(&file, buffer.unwrap(), 0).unwrap_err().into_parts();
+    assert_eq!(error.op_error(), Some(OpError::from_raw(5777)), "unknown codes are kept");
+    assert_eq!(buffer.unwrap(), [7; PAGE]);
+    // What fails before libcufile is called does not wait for the stream.
+    let gate = Gate::close(stream.stream());
     emulator.fault("cudaEventCreateWithFlags", "err=2");
-    let failed = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err();
-    assert!(failed.error.kind() == ErrorKind::OutOfMemory && failed.buffer.is_some());
+    let (error, buffer) = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err().into_parts();
+    assert!(error.kind() == ErrorKind::OutOfMemory && buffer.is_some());
+    assert!(!stream.stream().is_idle().unwrap());
     gate.open();
     assert!(stream.deregister().is_ok(), "nothing refers to the stream");
+}
+
+static REAL_READ: OnceLock<ReadAsync> = OnceLock::new();
+
+/// Queues the transfer, and fails in a later step.
+unsafe extern "C" fn queue_and_fail(
+    file: CUfileHandle_t,
+    base: *mut c_void,
+    len_bytes: *mut usize,
+    file_offset: *mut off_t,
+    buffer_offset: *mut off_t,
+    bytes: *mut isize,
+    stream: CUstream,
+) -> CUfileError_t {
+    let real = REAL_READ.get().unwrap();
+    // SAFETY: the caller's promise.
+    unsafe { real(file, base, len_bytes, file_offset, buffer_offset, bytes, stream) };
+    CUfileError_t { err: CUfileOpError::CU_FILE_INTERNAL_ERROR, cu_err: CUresult::CUDA_SUCCESS }
+}
+
+#[test]
+fn a_refused_call_keeps_the_buffer_until_the_stream_has_passed() {
+    let bed = Bed::emulated();
+    let queue_and_fail = |functions: &mut Functions| {
+        REAL_READ.set(functions.cuFileReadAsync).unwrap();
+        functions.cuFileReadAsync = queue_and_fail;
+    };
+    // SAFETY: that does no more than libcufile may.
+    let driver = unsafe { open_with(bed.emulator.as_ref().unwrap(), queue_and_fail) };
+    let bytes = pattern(PAGE);
+    let file = Arc::new(FileHandle::register(&driver, bed.file("data", &bytes)).unwrap());
+    let stream = bed.device.stream().unwrap();
+    let stream = RegisteredStream::register(&driver, stream, StreamFlags::empty()).unwrap();
+    for is_dropped in [true, false] {
+        let (buffer, life) = Tracked::new(PAGE);
+        let gate = Gate::close(stream.stream());
+        let failed = stream.read_at(&file, buffer, 0).unwrap_err();
+        assert_eq!(failed.error.op_error(), Some(OpError::INTERNAL_ERROR));
+        assert!(!life.is_freed());
+        let opener = open_soon(gate, &life);
+        if is_dropped {
+            drop(failed);
+            assert!(life.is_freed());
+        } else {
+            let buffer = failed.into_buffer().unwrap();
+            assert!(life.over.load(Ordering::SeqCst));
+            assert_eq!(buffer.bytes(), bytes, "the transfer was in the stream");
+        }
+        opener.join().unwrap();
+    }
+    // Nor is it freed if CUDA cannot tell.
+    let (buffer, life) = Tracked::new(PAGE);
+    let failed = stream.read_at(&file, buffer, 0).unwrap_err();
+    bed.emulator.as_ref().unwrap().fault("cudaEventSynchronize", "err=700");
+    assert!(failed.into_buffer().is_none() && !life.is_freed());
+}
+
+#[test]
+fn a_capture_begun_while_a_transfer_is_submitted_leaks_the_buffer() {
+    let bed = Bed::emulated();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let stream = stream(&bed, StreamFlags::empty());
+    let (buffer, life) = Tracked::new(PAGE);
+    // The first question is asked before the call.
+    bed.emulator.as_ref().unwrap().fault("cudaStreamIsCapturing", "after=1 status=1");
+    let failed = stream.read_at(&file, buffer, 0).unwrap_err();
+    assert!(failed.to_string().contains("captured"), "{failed}");
+    stream.stream().synchronize().unwrap();
+    assert!(failed.into_buffer().is_none() && !life.is_freed());
 }
 
 #[test]
@@ -624,8 +696,9 @@ fn a_failed_transfer_is_told_in_every_form_and_gives_the_buffer_back() {
     let fail = |bytes: i64| {
         emulator.fault("cuFileReadAsync", &format!("bytes={bytes}"));
         let failed = stream.read_at(&file, vec![7; PAGE], 0).unwrap().wait().unwrap_err();
-        assert_eq!(failed.buffer.as_deref(), Some(&[7; PAGE][..]));
-        failed.error
+        let (error, buffer) = failed.into_parts();
+        assert_eq!(buffer.as_deref(), Some(&[7; PAGE][..]));
+        error
     };
     assert_eq!(fail(-5016).op_error(), Some(OpError::INVALID_MAPPING_SIZE));
     assert_eq!(fail(-5777).op_error(), Some(OpError::from_raw(5777)));
@@ -647,7 +720,7 @@ fn a_buffer_is_leaked_if_cuda_cannot_tell_whether_the_transfer_is_over() {
         emulator.fault("cudaEventSynchronize", "err=700");
         if wait {
             let failed = reading.wait().unwrap_err();
-            assert!(failed.error.kind() == ErrorKind::Cuda && failed.buffer.is_none());
+            assert!(failed.error.kind() == ErrorKind::Cuda && failed.into_buffer().is_none());
         } else {
             drop(reading);
         }
@@ -767,7 +840,7 @@ const SUCCESS: CUfileError_t =
     CUfileError_t { err: CUfileOpError::CU_FILE_SUCCESS, cu_err: CUresult::CUDA_SUCCESS };
 
 #[test]
-fn a_transfer_given_up_without_a_word_is_no_end_of_file() {
+fn a_transfer_given_up_without_a_word_is_an_error_and_leaks() {
     unsafe extern "C" fn silent(
         _: CUfileHandle_t,
         _: *mut c_void,
@@ -784,8 +857,17 @@ fn a_transfer_given_up_without_a_word_is_no_end_of_file() {
     let file = Arc::new(FileHandle::register(&driver, bed.file("data", &pattern(PAGE))).unwrap());
     let stream = bed.device.stream().unwrap();
     let stream = RegisteredStream::register(&driver, stream, StreamFlags::empty()).unwrap();
-    let failed = stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap_err();
-    assert!(matches!(failed.error, Error::Unspecified { .. }) && failed.buffer.is_some());
+    for is_dropped in [false, true] {
+        let (buffer, life) = Tracked::new(PAGE);
+        let reading = stream.read_at(&file, buffer, 0).unwrap();
+        if is_dropped {
+            drop(reading);
+        } else {
+            let (error, buffer) = reading.wait().unwrap_err().into_parts();
+            assert!(matches!(error, Error::Unspecified { .. }) && buffer.is_none());
+        }
+        assert!(!life.is_freed(), "nothing says that it is over");
+    }
 }
 
 #[test]

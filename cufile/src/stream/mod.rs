@@ -7,6 +7,9 @@
 //! - dropping waits, also in a panic or an early return;
 //! - leaking ([`std::mem::forget`]) leaks the buffer too.
 //!
+//! A call that fails may have queued the transfer nevertheless. Its error, [`Failed`], keeps the buffer until the stream has
+//! passed the call.
+//!
 //! Unless the stream's [`StreamFlags`] fix them at submission, the size and the offsets are read when the transfer
 //! runs. Until then a [`LateBound`] can set them, from any thread or from a function that the stream calls.
 //!
@@ -46,13 +49,13 @@ use cufile_sys::{
 pub use late_bound::LateBound;
 pub use operation::{Failed, Operation};
 
-use crate::cuda::{Event, Stream};
+use crate::cuda::{Entered, Event, Stream};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::handle::FileHandle;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
 use late_bound::Arguments;
-use operation::{Pending, READ, UNWRITTEN, WRITE};
+use operation::{Fate, Kept, Pending, READ, UNWRITTEN, WRITE, captured};
 use registration::Registered;
 
 bitflags::bitflags! {
@@ -153,7 +156,7 @@ impl RegisteredStream {
     /// ```
     ///
     /// # Errors
-    /// The buffer comes back with what cuFile said.
+    /// What cuFile said; [`Failed::into_buffer`] gives the buffer back.
     #[doc(alias = "cuFileReadAsync")]
     #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn read_at<B: IoBufMut + 'static>(
@@ -170,7 +173,7 @@ impl RegisteredStream {
     /// work so far (`cuFileReadAsync`).
     ///
     /// # Errors
-    /// The buffer comes back with [`Error::InvalidInput`] if it has no such range; else as
+    /// [`Error::InvalidInput`] if the buffer has no such range; else as
     /// [`read_at`](Self::read_at).
     #[doc(alias = "cuFileReadAsync")]
     #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
@@ -184,14 +187,14 @@ impl RegisteredStream {
     ) -> Result<Operation<B>, Failed<B>> {
         match self.arguments(READ, &buffer, buffer_offset, len_bytes, file_offset) {
             Ok(arguments) => self.read_late(file, buffer, &arguments),
-            Err(error) => Err(Failed { error, buffer: Some(buffer) }),
+            Err(error) => Err(Failed::before(error, buffer)),
         }
     }
 
     /// Reads what `arguments` say when the stream gets there (`cuFileReadAsync`).
     ///
     /// # Errors
-    /// The buffer comes back with [`Error::InvalidInput`] if the arguments were made for a longer buffer or for a
+    /// [`Error::InvalidInput`] if the arguments were made for a longer buffer or for a
     /// stream with other flags; else as [`read_at`](Self::read_at).
     #[doc(alias = "cuFileReadAsync")]
     #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
@@ -216,7 +219,7 @@ impl RegisteredStream {
     /// ```
     ///
     /// # Errors
-    /// The buffer comes back with what cuFile said.
+    /// What cuFile said; [`Failed::into_buffer`] gives the buffer back.
     #[doc(alias = "cuFileWriteAsync")]
     #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn write_at<B: IoBuf + 'static>(
@@ -233,7 +236,7 @@ impl RegisteredStream {
     /// work so far (`cuFileWriteAsync`).
     ///
     /// # Errors
-    /// The buffer comes back with [`Error::InvalidInput`] if it has no such range; else as
+    /// [`Error::InvalidInput`] if the buffer has no such range; else as
     /// [`write_at`](Self::write_at).
     #[doc(alias = "cuFileWriteAsync")]
     #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
@@ -247,7 +250,7 @@ impl RegisteredStream {
     ) -> Result<Operation<B>, Failed<B>> {
         match self.arguments(WRITE, &buffer, buffer_offset, len_bytes, file_offset) {
             Ok(arguments) => self.write_late(file, buffer, &arguments),
-            Err(error) => Err(Failed { error, buffer: Some(buffer) }),
+            Err(error) => Err(Failed::before(error, buffer)),
         }
     }
 
@@ -328,9 +331,9 @@ impl RegisteredStream {
         address: fn(&mut B) -> *mut u8,
         arguments: &LateBound,
     ) -> Result<Operation<B>, Failed<B>> {
-        let event = match self.prepare(operation, file, &buffer, &arguments.0) {
-            Ok(event) => event,
-            Err(error) => return Err(Failed { error, buffer: Some(buffer) }),
+        let (event, _entered) = match self.prepare(operation, file, &buffer, &arguments.0) {
+            Ok(prepared) => prepared,
+            Err(error) => return Err(Failed::before(error, buffer)),
         };
         let mut pending = Box::new(Pending {
             bytes: AtomicIsize::new(UNWRITTEN),
@@ -338,6 +341,7 @@ impl RegisteredStream {
             buffer,
             file: Arc::clone(file),
             operation,
+            fate: Fate::Accepted,
             event: None,
             stream: self.clone(),
         });
@@ -347,30 +351,35 @@ impl RegisteredStream {
         let pending = NonNull::from(Box::leak(pending));
         self.0.mark_used();
         // SAFETY: a box's content, to which there are only shared references until it is a box again.
-        let shared = unsafe { pending.as_ref() };
-        match shared.call(base) {
-            Ok(()) => (),
-            Err(error) => {
-                // SAFETY: leaked above; a call that fails leaves nothing in flight.
-                let Pending { buffer, .. } = *unsafe { Box::from_raw(pending.as_ptr()) };
-                return Err(Failed { error, buffer: Some(buffer) });
-            }
+        let called = unsafe { pending.as_ref() }.call(base);
+        // It was not before, but another thread may have begun a capture since.
+        let (fate, called) = match self.stream().is_capturing() {
+            Ok(true) => (Fate::Captured, Err(captured(operation))),
+            _ if called.is_err() => (Fate::Refused, called),
+            _ => (Fate::Accepted, called),
+        };
+        // Also for a call that failed, which may have queued the transfer.
+        let event = self.stream().record_into(&event).is_ok().then_some(event);
+        // SAFETY: no reference is left; libcufile knows only addresses inside of two atomics.
+        unsafe {
+            (*pending.as_ptr()).fate = fate;
+            (*pending.as_ptr()).event = event;
         }
-        if self.stream().record_into(&event).is_ok() {
-            // SAFETY: `shared` is not used any more; libcufile knows only addresses inside of two atomics.
-            unsafe { (*pending.as_ptr()).event = Some(event) };
+        let operation = Operation { pending, owns: PhantomData };
+        match called {
+            Ok(()) => Ok(operation),
+            Err(error) => Err(Failed { error, buffer: Kept::InDoubt(operation) }),
         }
-        Ok(Operation { pending, owns: PhantomData })
     }
 
-    /// What can fail before anything is submitted.
+    /// Does what can fail before anything is submitted, and makes the stream's context current.
     fn prepare<B: IoBuf>(
         &self,
         operation: &'static str,
         file: &FileHandle,
         buffer: &B,
         arguments: &Arguments,
-    ) -> Result<Event> {
+    ) -> Result<(Event, Entered<'_>)> {
         self.driver().check_alive()?;
         if !file.driver().library().is(self.driver().library()) {
             return Err(Error::invalid(operation, "the file is registered with another libcufile"));
@@ -397,9 +406,10 @@ impl RegisteredStream {
         arguments.check_aligned(operation, base.addr() as u64)?;
         if self.stream().is_capturing()? {
             // Each launch of the graph would use the buffer again, also when it is freed.
-            return Err(Error::invalid(operation, "the stream is captured"));
+            return Err(captured(operation));
         }
-        Event::new(self.stream().device())
+        let device = self.stream().device();
+        Ok((Event::new(device)?, device.enter()?))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicIsize;
+use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::{error, fmt};
 
@@ -29,6 +29,9 @@ pub(super) const WRITE: &str = "cuFileWriteAsync";
 /// is leaked then.
 ///
 /// File, stream and driver live at least as long as the operation, whatever happens to other references to them.
+///
+/// The stream must not be captured by another thread while a transfer is submitted. If it is, the buffer is leaked where
+/// that can be noticed.
 #[must_use = "dropping an operation waits for it"]
 pub struct Operation<B> {
     // A pointer rather than a box, which would claim that nobody else writes to what libcufile writes to.
@@ -49,13 +52,25 @@ pub(super) struct Pending<B> {
     pub(super) buffer: B,
     pub(super) file: Arc<FileHandle>,
     pub(super) operation: &'static str,
+    pub(super) fate: Fate,
     /// Follows the transfer in the stream; `None` if it could not be recorded.
     pub(super) event: Option<Event>,
     pub(super) stream: RegisteredStream,
 }
 
+/// What submitting a transfer came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The stream carries it out, and libcufile then writes the byte count.
+    Accepted,
+    /// The call failed. libcufile queues a transfer in several steps, so that it may be in the stream nevertheless.
+    Refused,
+    /// A capture began meanwhile. Each launch of its graph carries the transfer out, for as long as the graph lives.
+    Captured,
+}
+
 impl<B> Pending<B> {
-    /// Calls C.
+    /// Calls C, with the context of the stream current: the null stream is that of the current context.
     pub(super) fn call(&self, base: *mut u8) -> Result<()> {
         type Submit = unsafe extern "C" fn(
             CUfileHandle_t,
@@ -70,8 +85,6 @@ impl<B> Pending<B> {
         let functions = self.stream.driver().library().functions();
         let submit: Submit =
             if self.operation == READ { functions.cuFileReadAsync } else { functions.cuFileWriteAsync };
-        // The stream's and not the buffer's, because the null stream is that of the current context.
-        let _entered = stream.device().enter()?;
         let arguments = &*self.arguments.0;
         let _turn = self.stream.0.registration.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: file, buffer, arguments, the place for the result and the stream live until the transfer is over,
@@ -93,17 +106,38 @@ impl<B> Pending<B> {
     /// Waits until libcufile is done with everything here; an error says that it may not be.
     fn settle(&self) -> Result<()> {
         self.stream.driver().check_alive()?;
-        match &self.event {
-            Some(event) => event.wait(),
-            None => self.stream.stream().synchronize(),
+        if self.fate == Fate::Captured {
+            return Err(captured(self.operation));
         }
+        match &self.event {
+            Some(event) => event.wait()?,
+            None => self.stream.stream().synchronize()?,
+        }
+        // The stream has passed the transfer, but it was not carried out: libcufile gave it up without a word, or it went
+        // into the graph of a capture that has ended.
+        if self.fate == Fate::Accepted && self.bytes.load(Ordering::Acquire) == UNWRITTEN {
+            return Err(Error::Unspecified { operation: self.operation.into() });
+        }
+        Ok(())
     }
+}
+
+pub(super) fn captured(operation: &'static str) -> Error {
+    Error::invalid(operation, "the stream is captured")
 }
 
 impl<B> Operation<B> {
     fn pending(&self) -> &Pending<B> {
         // SAFETY: leaked in `submit`, and a box again only when the operation ends.
         unsafe { self.pending.as_ref() }
+    }
+
+    /// Waits until libcufile is done with the buffer. If that cannot be known, everything is leaked.
+    fn end(self) -> Result<Box<Pending<B>>> {
+        let this = ManuallyDrop::new(self);
+        this.pending().settle()?;
+        // SAFETY: leaked in `submit`; libcufile is done with it, and `this` is never dropped.
+        Ok(unsafe { Box::from_raw(this.pending.as_ptr()) })
     }
 
     /// Whether the transfer is over, so that [`wait`](Self::wait) does not wait.
@@ -125,23 +159,20 @@ impl<B> Operation<B> {
     /// A read has fewer bytes than asked for at the end of the file, 0 beyond it.
     ///
     /// # Errors
-    /// The buffer comes back with what cuFile said of the transfer. It does not come back, and is leaked, if CUDA
-    /// fails to wait, or in a forked child ([`Error::Forked`]): then nobody knows whether the transfer is over.
+    /// The buffer comes back with what cuFile said of the transfer. It does not come back, and is leaked, if nobody knows
+    /// whether the transfer is over: if CUDA fails to wait, libcufile never wrote a byte count, the stream was captured
+    /// while the transfer was submitted, or in a forked child ([`Error::Forked`]).
     #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn wait(self) -> Result<(usize, B), Failed<B>> {
-        let this = ManuallyDrop::new(self);
-        if let Err(error) = this.pending().settle() {
-            return Err(Failed { error, buffer: None });
-        }
-        // SAFETY: leaked in `submit`; libcufile is done with it, and `this` is never dropped.
-        let Pending { bytes, buffer, operation, .. } = *unsafe { Box::from_raw(this.pending.as_ptr()) };
-        let result = match bytes.into_inner() {
-            UNWRITTEN => Err(Error::Unspecified { operation: operation.into() }),
-            bytes => decode(operation, Raw::Completion(bytes)),
-        };
-        match result {
-            Ok(bytes) => Ok((bytes, buffer)),
-            Err(error) => Err(Failed { error, buffer: Some(buffer) }),
+        match self.end() {
+            Err(error) => Err(Failed { error, buffer: Kept::Leaked }),
+            Ok(ended) => {
+                let Pending { bytes, buffer, operation, .. } = *ended;
+                match decode(operation, Raw::Completion(bytes.into_inner())) {
+                    Ok(bytes) => Ok((bytes, buffer)),
+                    Err(error) => Err(Failed::before(error, buffer)),
+                }
+            }
         }
     }
 
@@ -183,13 +214,50 @@ impl<B> fmt::Debug for Operation<B> {
 
 /// A stream-ordered transfer that failed, and its buffer. Converts into [`Error`], dropping the buffer.
 ///
+/// If the call that submits the transfer fails, the transfer may be in the stream nevertheless, because libcufile queues it
+/// in several steps. The buffer is kept then until the stream has passed that point: [`into_buffer`](Self::into_buffer) and
+/// dropping wait for it.
+///
 /// As an error it is what its buffer is: for `?` into `Box<dyn Error + Send + Sync>` a boxed buffer must be a
 /// `Box<dyn IoBufMut + Send + Sync>`.
 pub struct Failed<B> {
     /// What went wrong.
     pub error: Error,
-    /// The buffer. `None` only if nobody knows whether the transfer is over; it is leaked then.
-    pub buffer: Option<B>,
+    pub(super) buffer: Kept<B>,
+}
+
+/// The buffer of a transfer that failed.
+pub(super) enum Kept<B> {
+    /// Nothing uses it.
+    Free(B),
+    /// libcufile may use it until the stream has passed the call.
+    InDoubt(Operation<B>),
+    /// Nobody knows whether libcufile still uses it.
+    Leaked,
+}
+
+impl<B> Failed<B> {
+    /// A transfer that failed before libcufile knew of it, or is over.
+    pub(super) fn before(error: Error, buffer: B) -> Self {
+        Self { error, buffer: Kept::Free(buffer) }
+    }
+
+    /// Gives the buffer back. If the transfer may be in the stream, this waits for the stream's work so far.
+    ///
+    /// `None` if nobody knows whether the transfer is over; the buffer is leaked then.
+    pub fn into_buffer(self) -> Option<B> {
+        self.into_parts().1
+    }
+
+    /// As [`into_buffer`](Self::into_buffer), with the error.
+    pub fn into_parts(self) -> (Error, Option<B>) {
+        let buffer = match self.buffer {
+            Kept::Free(buffer) => Some(buffer),
+            Kept::InDoubt(operation) => operation.end().ok().map(|ended| ended.buffer),
+            Kept::Leaked => None,
+        };
+        (self.error, buffer)
+    }
 }
 
 impl<B> From<Failed<B>> for Error {
