@@ -520,6 +520,42 @@ fn a_stream_in_use_is_not_deregistered() {
     });
 }
 
+#[test]
+fn a_stream_that_cannot_be_deregistered_is_not_destroyed() {
+    for uses in [false, true] {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        let file = register(&bed, "data", &pattern(PAGE));
+        let raw = Arc::new(bed.device.stream().unwrap());
+        let register = |flags| RegisteredStream::register(&bed.driver, Arc::clone(&raw), flags);
+        let first = register(StreamFlags::empty()).unwrap();
+        let read = |stream: &RegisteredStream| {
+            if uses {
+                stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap();
+            }
+        };
+        read(&first);
+        emulator.fault("cuFileStreamDeregister", "times=all err=5030");
+        let (first, error) = first.deregister().unwrap_err();
+        assert_eq!(error.raw_code(), Some(5030));
+        drop(first);
+        let live = |what| emulator.live(what);
+        assert_eq!((live("stream-registrations"), live("streams")), (1, 1));
+        // Registered again, it is the same registration.
+        let error = register(StreamFlags::FIXED_FILE_SIZE).unwrap_err();
+        assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
+        let second = register(StreamFlags::empty()).unwrap();
+        assert_eq!(emulator.calls("cuFileStreamRegister"), 1);
+        read(&second);
+        drop((second, raw));
+        assert_eq!((live("stream-registrations"), live("streams")), (1, 1));
+        // It is tried again when another stream goes.
+        emulator.control("clear");
+        drop(stream(&bed, StreamFlags::empty()));
+        assert_eq!((live("stream-registrations"), live("streams")), (0, 0));
+    }
+}
+
 /// Opens the gate a little later, after it said that the transfer may be over.
 fn open_soon(gate: Gate, life: &Arc<support::Life>) -> thread::JoinHandle<()> {
     let life = Arc::clone(life);

@@ -89,6 +89,10 @@ bitflags::bitflags! {
 /// such streams is deregistered, and reports bytes that it did not move. So a program that makes a stream for each
 /// transfer, while one stream stays, collects streams; better use a few for long.
 ///
+/// A stream that libcufile fails to deregister stays registered too. It is kept, not destroyed, and with it the driver
+/// stays open. [`deregister`](Self::deregister) gives the error; who registers the stream again shares what is left.
+/// Deregistering it is tried again when other streams go.
+///
 /// libcufile registers a stream once, and knows it by its handle alone. Who registers it again with the same flags, as
 /// is possible for the default stream and for streams made elsewhere, shares the first registration and its driver;
 /// with other flags it is [`Error::InUse`]. So is the default stream of a second device, whose handle is the same null.

@@ -43,7 +43,8 @@ struct Streams {
     registered: HashMap<usize, Weak<Registration>>,
     /// How many that have done I/O have a share.
     live: usize,
-    /// Those that have done I/O and have no share any more, still registered.
+    /// Those that have no share any more and are still registered: because others that have done I/O live, or because
+    /// libcufile failed to deregister them. A stream must not be destroyed while it is registered.
     parked: Vec<Arc<Registration>>,
 }
 
@@ -128,18 +129,16 @@ impl Registered {
         let _ = stream.synchronize();
         let mut all = streams();
         let streams = all.entry(key(driver)).or_default();
-        if shares.load(Ordering::Relaxed) == 1 {
-            if used.load(Ordering::Relaxed) && streams.live > 1 {
-                streams.parked.push(Arc::clone(&self.registration));
-            } else {
-                self.registration.deregister()?;
-            }
+        // Where it is not safe yet, `give_back` parks it.
+        let is_safe = !used.load(Ordering::Relaxed) || streams.live == 1;
+        if shares.load(Ordering::Relaxed) == 1 && is_safe {
+            self.registration.deregister()?;
         }
-        let parked = streams.give_back(&self.registration);
+        let freed = streams.give_back(&self.registration);
         self.released = true;
-        // What is freed here may take a while.
+        // That may take a while.
         drop(all);
-        drop(parked);
+        drop(freed);
         Ok(())
     }
 }
@@ -154,12 +153,12 @@ impl Streams {
         let shares = found.shares.load(Ordering::Relaxed);
         if found.flags != flags || found.stream.device().ordinal() != stream.device().ordinal() {
             let what = "an earlier registration of the stream, with other flags or for another device,";
-            // A parked one is kept by others that live.
-            let users = if shares > 0 { shares } else { self.live };
+            // A parked one is kept by others that live, or by libcufile.
+            let users = if shares > 0 { shares } else { self.live.max(1) };
             return Err(Error::InUse { what, users });
         }
-        if shares == 0 && found.used.load(Ordering::Relaxed) {
-            self.live += 1;
+        if shares == 0 {
+            self.live += usize::from(found.used.load(Ordering::Relaxed));
             self.parked.retain(|parked| !Arc::ptr_eq(parked, &found));
         }
         found.shares.store(shares + 1, Ordering::Relaxed);
@@ -167,32 +166,34 @@ impl Streams {
     }
 
     /// One share less. With the last of all streams that have done I/O, those that were parked are deregistered, and can
-    /// be freed.
-    fn give_back(&mut self, registration: &Registration) -> Vec<Arc<Registration>> {
+    /// be freed. Those that libcufile fails to deregister stay.
+    fn give_back(&mut self, registration: &Arc<Registration>) -> Vec<Arc<Registration>> {
         let others = registration.shares.fetch_sub(1, Ordering::Relaxed) - 1;
-        if others > 0 || !registration.used.load(Ordering::Relaxed) {
+        if others > 0 {
             return Vec::new();
         }
-        self.live -= 1;
+        if registration.registered.load(Ordering::Relaxed) {
+            self.parked.push(Arc::clone(registration));
+        }
+        self.live -= usize::from(registration.used.load(Ordering::Relaxed));
         if self.live > 0 {
             return Vec::new();
         }
-        for registration in &self.parked {
-            // There is nobody to tell.
-            let _ = registration.deregister();
-        }
-        mem::take(&mut self.parked)
+        let (stay, free) =
+            mem::take(&mut self.parked).into_iter().partition(|parked| parked.deregister().is_err());
+        self.parked = stay;
+        free
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // `RegisteredStream::deregister` is for those who want the error.
+        // `RegisteredStream::deregister` is for those who want the error. A stream that stays registered is parked.
         let alive = self.registration.driver.is_alive();
         if !self.released && alive && self.release().is_err() {
-            let parked =
+            let freed =
                 streams().entry(key(&self.registration.driver)).or_default().give_back(&self.registration);
-            drop(parked);
+            drop(freed);
         }
     }
 }
@@ -214,6 +215,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        // Parked registrations are kept for ever, so that one that is dropped was deregistered.
         if self.driver.is_alive() {
             // SAFETY: dropped here and nowhere else.
             unsafe { ManuallyDrop::drop(&mut self.stream) };
