@@ -11,14 +11,15 @@ use std::thread;
 use std::time::Duration;
 
 use cuda_rt_sys::driver::CUresult;
-use cufile::cuda::{DeviceBuffer, Stream};
+use cuda_rt_sys::runtime::{self, cudaError_t, cudaHostFn_t, cudaStream_t};
+use cufile::cuda::{Cuda, DeviceBuffer, Stream};
 use cufile::{
     Driver, Error, ErrorKind, FileHandle, IoBuf, OpError, OwnedPart, RegisterFlags, RegisteredBuffer,
     RegisteredStream, StreamFlags,
 };
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
-use cufile_tests::bed::{Bed, open_with, pattern};
-use cufile_tests::in_threads;
+use cufile_tests::bed::{Bed, libraries, open_with, pattern};
+use cufile_tests::{Emulator, in_threads};
 use support::{Gate, Tracked, register};
 
 const PAGE: usize = 4096;
@@ -839,6 +840,62 @@ fn a_function_called_by_the_stream_may_panic() {
         stream.synchronize().unwrap();
         assert!(called.load(Ordering::SeqCst));
     });
+}
+
+type LaunchHostFunc = unsafe extern "C" fn(cudaStream_t, cudaHostFn_t, *mut c_void) -> cudaError_t;
+
+static REAL_LAUNCH: OnceLock<LaunchHostFunc> = OnceLock::new();
+
+/// Queues the call twice, as two launches of a graph do, and then reports the failure of earlier work.
+unsafe extern "C" fn launch_twice_and_fail(
+    stream: cudaStream_t,
+    function: cudaHostFn_t,
+    data: *mut c_void,
+) -> cudaError_t {
+    let real = REAL_LAUNCH.get().unwrap();
+    // SAFETY: the caller's promise.
+    unsafe {
+        real(stream, function, data);
+        real(stream, function, data);
+    }
+    cudaError_t::cudaErrorIllegalAddress
+}
+
+/// As the one before, without the failure.
+unsafe extern "C" fn launch_twice(
+    stream: cudaStream_t,
+    function: cudaHostFn_t,
+    data: *mut c_void,
+) -> cudaError_t {
+    // SAFETY: the caller's promise.
+    unsafe { launch_twice_and_fail(stream, function, data) };
+    cudaError_t::cudaSuccess
+}
+
+#[test]
+fn a_host_function_is_called_once_at_most_and_not_after_an_error() {
+    let emulator = Emulator::start();
+    let (_, plain) = libraries(&emulator);
+    let mut functions = *emulator.runtime();
+    REAL_LAUNCH.set(functions.cudaLaunchHostFunc).unwrap();
+    for (launch, calls) in [(launch_twice as LaunchHostFunc, 1), (launch_twice_and_fail, 0)] {
+        functions.cudaLaunchHostFunc = launch;
+        // SAFETY: the emulator's functions, and one that does no more than CUDA's may.
+        let runtime = unsafe { runtime::Library::from_functions(functions) };
+        let cuda = Cuda::from_sys(emulator.driver(), runtime).unwrap();
+        let stream = cuda.device(0).unwrap().stream().unwrap();
+        let counter = Arc::<AtomicUsize>::default();
+        // SAFETY: the stream outlives the copy.
+        let plain = unsafe { Stream::from_raw(&plain.device(0).unwrap(), stream.as_raw()) };
+        let gate = Gate::close(&plain);
+        let counted = Arc::clone(&counter);
+        let launched = stream.call_on_host(move || _ = counted.fetch_add(1, Ordering::SeqCst));
+        assert_eq!(launched.is_ok(), calls == 1);
+        gate.open();
+        stream.synchronize().unwrap();
+        assert_eq!(counter.load(Ordering::SeqCst), calls);
+        assert_eq!(Arc::strong_count(&counter), 1, "it is dropped");
+    }
 }
 
 #[test]

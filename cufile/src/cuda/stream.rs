@@ -267,26 +267,31 @@ impl Stream {
     /// must not wait for what the thread does after such a call.
     ///
     /// # Errors
-    /// What CUDA said; that the stream is captured, because each launch of the graph would call the function again.
+    /// What CUDA said, which may be the failure of earlier work; that the stream is captured. The function is not called
+    /// after an error was returned. If a capture begins meanwhile, the graph calls the function at its first launch only.
     #[doc(alias = "cudaLaunchHostFunc")]
     pub fn call_on_host<F: FnOnce() + Send + 'static>(&self, function: F) -> Result<()> {
-        unsafe extern "C" fn call<F: FnOnce()>(data: *mut c_void) {
-            // SAFETY: the box that was leaked for this call, which CUDA makes at most once outside of graphs.
-            let function = unsafe { Box::from_raw(data.cast::<F>()) };
-            contained(function);
+        unsafe extern "C" fn call(data: *mut c_void) {
+            if let Some(function) = host_functions::take(data.addr()) {
+                contained(function);
+            }
         }
         let _entered = self.device.enter()?;
         if self.is_capturing()? {
             return Err(Error::invalid("cudaLaunchHostFunc", "the stream is captured".to_owned()));
         }
-        let data = Box::into_raw(Box::new(function));
-        // SAFETY: the stream is alive; `call` is the one that takes this data, which lives until then.
+        let number = host_functions::keep(Box::new(function));
+        // SAFETY: the stream is alive; `call` takes any data for a number, however often and whenever it is called.
         let code = unsafe {
-            (self.device.cuda().runtime().cudaLaunchHostFunc)(self.raw, Some(call::<F>), data.cast())
+            (self.device.cuda().runtime().cudaLaunchHostFunc)(
+                self.raw,
+                Some(call),
+                ptr::without_provenance_mut(number),
+            )
         };
         check_runtime("cudaLaunchHostFunc", code).inspect_err(|_| {
-            // SAFETY: what CUDA refused it does not call.
-            drop(unsafe { Box::from_raw(data) });
+            // The error may be that of earlier work, and the call be queued nevertheless. It finds nothing then.
+            drop(host_functions::take(number));
         })
     }
 
@@ -446,6 +451,39 @@ impl Drop for Event {
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Event({:p})", self.raw)
+    }
+}
+
+/// Functions that streams are to call, by number.
+///
+/// CUDA gets a number rather than an address, because it may call once, never, after it reported an error, or, if a capture
+/// began, as often as a graph is launched.
+mod host_functions {
+    use std::collections::BTreeMap;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    type Function = Box<dyn FnOnce() + Send>;
+
+    struct Functions {
+        last: usize,
+        waiting: BTreeMap<usize, Function>,
+    }
+
+    fn functions() -> MutexGuard<'static, Functions> {
+        static FUNCTIONS: Mutex<Functions> = Mutex::new(Functions { last: 0, waiting: BTreeMap::new() });
+        FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn keep(function: Function) -> usize {
+        let mut functions = functions();
+        functions.last += 1;
+        let number = functions.last;
+        functions.waiting.insert(number, function);
+        number
+    }
+
+    pub(super) fn take(number: usize) -> Option<Function> {
+        functions().waiting.remove(&number)
     }
 }
 
