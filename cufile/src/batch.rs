@@ -41,6 +41,7 @@ use cufile_sys::{
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, decode};
 use crate::handle::FileHandle;
+use crate::library::Version;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
 
 const SUBMIT: &str = "cuFileBatchIOSubmit";
@@ -370,8 +371,7 @@ impl<B: IoBuf + 'static> Batch<B> {
                 "with unregistered host memory, a batch is submitted and waited for as a whole; register the buffers",
             ));
         }
-        // Older versions change the limit also while the driver is open, and nobody says when libcufile looks.
-        let limit = self.max_entry_bytes.min(self.driver.properties()?.max_direct_io_bytes);
+        let limit = self.limit()?;
         for entry in entries {
             Span::new(SUBMIT, &entry.buffer, entry.buffer_offset, entry.len_bytes)?;
             file_offset(SUBMIT, entry.file_offset)?;
@@ -383,6 +383,17 @@ impl<B: IoBuf + 'static> Batch<B> {
             }
         }
         Ok(())
+    }
+
+    /// The longest entry in bytes.
+    ///
+    /// Versions before 1.14 change it also while the driver is open, and nobody says when libcufile looks. From then on
+    /// it is not asked for, because that waits for whoever opens the driver.
+    fn limit(&self) -> Result<u64> {
+        if self.driver.library().version() >= (Version { major: 1, minor: 14 }) {
+            return Ok(self.max_entry_bytes);
+        }
+        Ok(self.max_entry_bytes.min(self.driver.properties()?.max_direct_io_bytes))
     }
 
     /// Puts a checked entry in a free slot.

@@ -200,6 +200,19 @@ fn a_limit_that_was_lowered_since_the_batch_was_set_up_holds() {
 }
 
 #[test]
+fn submitting_does_not_wait_for_an_opening() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let mut batch = Batch::new(&bed.driver, 1).unwrap();
+    // That is asked for under a lock, which whoever opens the driver holds for as long as it takes.
+    let asked = emulator.calls("cuFileDriverGetProperties");
+    batch.submit(&mut pages(&file, 1)).unwrap();
+    batch.wait_all().unwrap();
+    assert_eq!(emulator.calls("cuFileDriverGetProperties"), asked);
+}
+
+#[test]
 fn the_longest_entry_is_moved_whole() {
     Bed::each(|bed| {
         let mut batch = Batch::new(&bed.driver, 1).unwrap();
