@@ -29,7 +29,7 @@
 
 use std::ffi::c_uint;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{fmt, io, ptr, thread};
 
@@ -41,7 +41,7 @@ use cufile_sys::{
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, decode};
 use crate::handle::FileHandle;
-use crate::library::Version;
+use crate::library::{Library, Version};
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
 
 const SUBMIT: &str = "cuFileBatchIOSubmit";
@@ -228,9 +228,9 @@ impl fmt::Debug for Status {
 /// submitted to again as completions make room.
 ///
 /// Host memory that is not registered is different: libcufile (measured with 1.16 and 1.20, in compatibility mode)
-/// corrupts memory if a part of such a batch is reported while another part is being moved. So entries with it can only
-/// be submitted to an idle batch, and only be waited for together. [`RegisteredBuffer`](crate::RegisteredBuffer)
-/// has no such limits.
+/// corrupts memory if a part of such a batch is reported while another part is being moved, or while another submission is
+/// in flight. So entries with it can only be submitted while no entry of any batch of the process is in flight, and only
+/// be waited for together. [`RegisteredBuffer`](crate::RegisteredBuffer) has no such limits.
 ///
 /// Dropping waits for the entries in flight; [`cancel`](Self::cancel) is for those who want them to stop.
 #[doc(alias = "CUfileBatchHandle_t")]
@@ -246,11 +246,35 @@ pub struct Batch<B> {
     doubtful: bool,
     /// Whether there is unregistered host memory among the entries in flight.
     whole: bool,
+    traffic: Arc<Mutex<Traffic>>,
     max_entry_bytes: u64,
     // Kept for their memory.
     parameters: Vec<CUfileIOParams_t>,
     events: Vec<CUfileIOEvents_t>,
     driver: Driver,
+}
+
+/// What is in flight in one libcufile, of all batches.
+#[derive(Default)]
+struct Traffic {
+    /// How many batches have entries in flight.
+    batches: usize,
+    /// Whether one of them has unregistered host memory, which must be alone.
+    whole: bool,
+}
+
+/// The traffic of a library. All that have the same functions share it.
+fn traffic(library: &Library) -> Arc<Mutex<Traffic>> {
+    static LIBRARIES: Mutex<Vec<(usize, Arc<Mutex<Traffic>>)>> = Mutex::new(Vec::new());
+    let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = library.functions().cuFileBatchIOSetUp as usize;
+    let known = libraries.iter().find(|(other, _)| *other == key);
+    if let Some((_, traffic)) = known {
+        return Arc::clone(traffic);
+    }
+    let traffic = Arc::default();
+    libraries.push((key, Arc::clone(&traffic)));
+    traffic
 }
 
 struct Slot<B> {
@@ -295,6 +319,7 @@ impl<B: IoBuf + 'static> Batch<B> {
             in_flight: 0,
             doubtful: false,
             whole: false,
+            traffic: traffic(driver.library()),
             max_entry_bytes: properties.max_direct_io_bytes,
             parameters,
             events: vec![none; capacity],
@@ -315,7 +340,10 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// - an entry is longer than one entry can move
     ///   ([`max_direct_io_bytes`](crate::DriverProperties::max_direct_io_bytes)): libcufile would cut it short and call
     ///   it complete;
-    /// - these or the entries in flight have unregistered host memory (see [`Batch`]).
+    /// - these or the batch's entries in flight have unregistered host memory (see [`Batch`]).
+    ///
+    /// [`Error::InUse`], with nothing submitted either, if entries of other batches are in flight, and they or these have
+    /// unregistered host memory.
     ///
     /// If libcufile fails the call, it does not say which entries it has begun. All of them stay with the batch then,
     /// which takes no more: [`poll`](Self::poll) gives back what is reported, [`cancel`](Self::cancel) the rest.
@@ -325,11 +353,12 @@ impl<B: IoBuf + 'static> Batch<B> {
         if entries.is_empty() {
             return Ok(());
         }
-        self.whole = entries.iter().any(|entry| is_unregistered_host(&entry.buffer));
+        let whole = entries.iter().any(|entry| is_unregistered_host(&entry.buffer));
         // Each buffer may have a context of its own, but the thread has one.
         let context = entries.iter().find_map(|entry| entry.buffer.context());
         let driver = self.driver.clone();
         let _entered = context.map(|context| context.enter(driver.cuda())).transpose()?;
+        self.enter_traffic(whole)?;
         self.parameters.clear();
         for entry in entries.drain(..) {
             let parameters = self.place(entry);
@@ -382,6 +411,20 @@ impl<B: IoBuf + 'static> Batch<B> {
                 return Err(Error::invalid(SUBMIT, "a file is registered with another libcufile"));
             }
         }
+        Ok(())
+    }
+
+    /// Counts the batch among those with entries in flight, if it may have some.
+    fn enter_traffic(&mut self, whole: bool) -> Result<()> {
+        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = traffic.batches - usize::from(self.in_flight > 0);
+        if others > 0 && (whole || traffic.whole) {
+            let what = "unregistered host memory is in flight alone (registered, it need not be); libcufile";
+            return Err(Error::InUse { what, users: others });
+        }
+        traffic.batches = others + 1;
+        traffic.whole = whole;
+        self.whole = whole;
         Ok(())
     }
 
@@ -588,6 +631,9 @@ impl<B> Batch<B> {
             let Some(entry) = self.remove(event.cookie.addr()) else { continue };
             self.in_flight -= 1;
             count += 1;
+            if self.in_flight == 0 {
+                self.leave_traffic();
+            }
             completed(Completion {
                 id: entry.id,
                 status,
@@ -596,6 +642,14 @@ impl<B> Batch<B> {
             });
         }
         Ok(count)
+    }
+
+    /// Nothing of the batch is in flight any more.
+    fn leave_traffic(&mut self) {
+        let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
+        traffic.batches -= 1;
+        traffic.whole = false;
+        self.whole = false;
     }
 
     /// Fails after a submission of which libcufile may have begun a part, or nothing.
@@ -639,6 +693,9 @@ impl<B> Batch<B> {
             // SAFETY: set up in `new` and destroyed once: nothing calls C for a null batch.
             unsafe { (self.driver.library().functions().cuFileBatchIODestroy)(self.raw) };
             self.raw = ptr::null_mut();
+            if self.in_flight > 0 {
+                self.leave_traffic();
+            }
             self.in_flight = 0;
             self.doubtful = false;
         }

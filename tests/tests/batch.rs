@@ -122,6 +122,42 @@ fn unregistered_host_memory_is_submitted_and_waited_for_as_a_whole() {
 }
 
 #[test]
+fn unregistered_host_memory_is_in_flight_alone_in_a_process() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(PAGE));
+        let mut batches = [(); 2].map(|()| Batch::<Any>::new(&bed.driver, 2).unwrap());
+        let [one, other] = &mut batches;
+        let unregistered = || vec![Entry::read(&file, Box::new(vec![0u8; PAGE]) as Any, 0)];
+        let registered = || vec![Entry::read(&file, Box::new(host(&file)) as Any, 0)];
+        let refused = |batch: &mut Batch<Any>, mut entries: Vec<_>| {
+            let error = batch.submit(&mut entries).unwrap_err();
+            assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
+            assert!(error.to_string().contains("unregistered"), "{error}");
+            assert_eq!((entries.len(), batch.in_flight()), (1, 0), "nothing was submitted");
+        };
+        one.submit(&mut unregistered()).unwrap();
+        refused(other, unregistered());
+        refused(other, registered());
+        one.wait_all().unwrap();
+        other.submit(&mut registered()).unwrap();
+        refused(one, unregistered());
+        one.submit(&mut registered()).unwrap();
+        other.submit(&mut registered()).unwrap();
+        one.wait_all().unwrap();
+        // Registered memory of the batch itself does not count twice.
+        refused(one, unregistered());
+        other.wait_all().unwrap();
+        one.submit(&mut unregistered()).unwrap();
+        // It is over with the batch, too.
+        let [one, mut other] = batches;
+        drop(one);
+        other.submit(&mut unregistered()).unwrap();
+        other.cancel().unwrap();
+        Batch::new(&bed.driver, 1).unwrap().submit(&mut unregistered()).unwrap();
+    });
+}
+
+#[test]
 fn completions_belong_to_their_entries_in_any_order() {
     Bed::each(|bed| {
         let bytes = pattern(32 * PAGE);
