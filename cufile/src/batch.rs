@@ -1,8 +1,9 @@
 //! Batches: many reads and writes submitted with one call.
 //!
-//! A [`Batch`] owns its entries, which own their buffers and references to their files. Each comes back in a
-//! [`Completion`], in whatever order, with the entry's own number and the buffer. So nothing can be freed too early:
-//! dropping a batch waits for its entries, leaking it leaks their buffers, and [`cancel`](Batch::cancel) consumes it.
+//! A [`Batch`] owns its entries, which own their buffers and references to their files. Each is reported by a
+//! [`Completion`], in any order, with the entry's own number and its buffer. The buffer of an entry that failed stays with
+//! the batch until that is [cancelled](Batch::cancel) or dropped. So nothing can be freed too early: dropping a batch waits
+//! for its entries, leaking it leaks their buffers, and `cancel` consumes it.
 //!
 //! One batch takes buffers of one type; `Box<dyn IoBufMut + Send>` is one that can be anything,
 //! [`OwnedPart`](crate::OwnedPart) one that shares a buffer, registered once, with other entries.
@@ -111,10 +112,39 @@ impl<B: IoBuf> Entry<B> {
         self.id = id;
         self
     }
+}
 
+impl<B> Entry<B> {
     /// The buffer.
     pub fn into_buffer(self) -> B {
         self.buffer
+    }
+
+    /// What became of the entry, which ended with this status and for which libcufile reported `count`.
+    fn result(&self, status: Status, count: isize) -> Result<usize> {
+        match decode(GET_STATUS, Raw::Completion(count)) {
+            Ok(count) if status == Status::COMPLETE => Ok(count),
+            Err(error) => Err(error.about(self)),
+            Ok(_) => {
+                let operation = format!("{GET_STATUS}({self}): the entry ended as {status:?}").into();
+                let errno = match status {
+                    Status::INVALID => libc::EINVAL,
+                    Status::CANCELED => libc::ECANCELED,
+                    Status::TIMEOUT => libc::ETIMEDOUT,
+                    _ => return Err(Error::Unspecified { operation }),
+                };
+                Err(Error::Io { operation, source: io::Error::from_raw_os_error(errno) })
+            }
+        }
+    }
+}
+
+/// As errors name it.
+impl<B> fmt::Display for Entry<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.opcode == CUfileOpcode_t::CUFILE_WRITE { "write" } else { "read" };
+        let Self { id, len_bytes, file_offset, file, .. } = self;
+        write!(f, "entry {id}, {what} of {len_bytes} bytes at {file_offset} of {}", file.name())
     }
 }
 
@@ -134,15 +164,17 @@ impl<B> fmt::Debug for Entry<B> {
 /// An entry of a [`Batch`] that is over.
 #[doc(alias = "CUfileIOEvents_t")]
 pub struct Completion<B> {
-    /// What [`Entry::id`] said.
+    /// The number given to [`Entry::id`].
     pub id: u64,
     /// What libcufile said has become of the entry; [`CANCELED`](Status::CANCELED) if [`Batch::cancel`] ended it.
     pub status: Status,
     /// The number of bytes: fewer than asked for only at the end of the file. Any status but
-    /// [`COMPLETE`](Status::COMPLETE) is an error.
+    /// [`COMPLETE`](Status::COMPLETE) is an error, which names the entry, its range and its file.
     pub result: Result<usize>,
-    /// The entry's buffer.
-    pub buffer: B,
+    /// The entry's buffer. `None` if libcufile reported another status than [`COMPLETE`](Status::COMPLETE): it does not
+    /// say that it is done with the memory then. The batch keeps the buffer until it is destroyed; [`Batch::cancel`]
+    /// gives it back.
+    pub buffer: Option<B>,
 }
 
 impl<B> fmt::Debug for Completion<B> {
@@ -194,23 +226,6 @@ impl Status {
     fn is_under_way(self) -> bool {
         self == Self::WAITING || self == Self::PENDING
     }
-
-    /// The result of an entry with this status for which libcufile reported `count`.
-    fn result(self, count: isize) -> Result<usize> {
-        match decode(GET_STATUS, Raw::Completion(count)) {
-            Ok(_) if self != Self::COMPLETE => {
-                let operation = format!("{GET_STATUS}: an entry ended as {self:?}").into();
-                let errno = match self {
-                    Self::INVALID => libc::EINVAL,
-                    Self::CANCELED => libc::ECANCELED,
-                    Self::TIMEOUT => libc::ETIMEDOUT,
-                    _ => return Err(Error::Unspecified { operation }),
-                };
-                Err(Error::Io { operation, source: io::Error::from_raw_os_error(errno) })
-            }
-            result => result,
-        }
-    }
 }
 
 impl fmt::Debug for Status {
@@ -232,6 +247,9 @@ impl fmt::Debug for Status {
 /// in flight. So entries with it can only be submitted while no entry of any batch of the process is in flight, and only
 /// be waited for together. [`RegisteredBuffer`](crate::RegisteredBuffer) has no such limits.
 ///
+/// The buffer of an entry that failed stays with the batch until it is destroyed: libcufile does not say that it is done
+/// with it. [`cancel`](Self::cancel) gives it back, dropping frees it.
+///
 /// Dropping waits for the entries in flight; [`cancel`](Self::cancel) is for those who want them to stop.
 #[doc(alias = "CUfileBatchHandle_t")]
 pub struct Batch<B> {
@@ -240,6 +258,7 @@ pub struct Batch<B> {
     slots: ManuallyDrop<Vec<Slot<B>>>,
     /// Slots without an entry.
     free: Vec<u32>,
+    capacity: usize,
     /// Entries that libcufile accepted and has not reported.
     in_flight: usize,
     /// Whether a submission failed of which libcufile may have begun a part.
@@ -281,6 +300,12 @@ struct Slot<B> {
     /// Tells entries that were in the slot one after the other apart.
     generation: u32,
     entry: Option<Entry<B>>,
+    /// What libcufile reported of the entry, if that does not say that it is done with the buffer.
+    failed: Option<(Status, isize)>,
+}
+
+impl<B> Slot<B> {
+    const EMPTY: Self = Self { generation: 0, entry: None, failed: None };
 }
 
 // SAFETY: a batch is used by one thread at a time, which needs not be the same (NVIDIA's guides bind it to none); the
@@ -308,7 +333,7 @@ impl<B: IoBuf + 'static> Batch<B> {
             ));
         };
         // Before C, so that a failing allocation leaves nothing behind.
-        let slots = (0..nr).map(|_| Slot { generation: 0, entry: None }).collect();
+        let slots = (0..nr).map(|_| Slot::EMPTY).collect();
         let parameters = Vec::with_capacity(capacity);
         let none =
             CUfileIOEvents_t { cookie: ptr::null_mut(), status: CUfileStatus_t::CUFILE_WAITING, ret: 0 };
@@ -316,6 +341,7 @@ impl<B: IoBuf + 'static> Batch<B> {
             raw: ptr::null_mut(),
             slots: ManuallyDrop::new(slots),
             free: (0..nr).rev().collect(),
+            capacity,
             in_flight: 0,
             doubtful: false,
             whole: false,
@@ -379,7 +405,14 @@ impl<B: IoBuf + 'static> Batch<B> {
         };
         let submitted = check(SUBMIT, status);
         self.doubtful |= submitted.is_err();
-        submitted
+        submitted.map_err(|error| self.submission_failed(error))
+    }
+
+    #[cold]
+    fn submission_failed(&self, error: Error) -> Error {
+        let first = self.parameters.first().and_then(|first| self.slots.get(slot_of(first.cookie.addr()).0));
+        let Some(first) = first.and_then(|slot| slot.entry.as_ref()) else { return error };
+        error.about(&format_args!("{} entries, the first: {first}", self.parameters.len()))
     }
 
     /// Checks all entries before the first is touched.
@@ -401,15 +434,29 @@ impl<B: IoBuf + 'static> Batch<B> {
             ));
         }
         let limit = self.limit()?;
-        for entry in entries {
-            Span::new(SUBMIT, &entry.buffer, entry.buffer_offset, entry.len_bytes)?;
-            file_offset(SUBMIT, entry.file_offset)?;
-            if entry.len_bytes as u64 > limit {
-                return Err(too_long(entry.len_bytes, limit));
-            }
-            if !entry.file.driver().library().is(self.driver.library()) {
-                return Err(Error::invalid(SUBMIT, "a file is registered with another libcufile"));
-            }
+        for (number, entry) in entries.iter().enumerate() {
+            self.check_entry(entry, limit).map_err(|error| match error {
+                Error::InvalidInput { operation, problem } => {
+                    let place = format!("{} of {}", number + 1, entries.len());
+                    Error::invalid(operation, format!("{entry} ({place}): {problem}"))
+                }
+                other => other,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_entry(&self, entry: &Entry<B>, limit: u64) -> Result<()> {
+        Span::new(SUBMIT, &entry.buffer, entry.buffer_offset, entry.len_bytes)?;
+        file_offset(SUBMIT, entry.file_offset)?;
+        if entry.len_bytes as u64 > limit {
+            return Err(Error::invalid(
+                SUBMIT,
+                format!("libcufile moves at most {limit} bytes in one entry, split it"),
+            ));
+        }
+        if !entry.file.driver().library().is(self.driver.library()) {
+            return Err(Error::invalid(SUBMIT, "the file is registered with another libcufile"));
         }
         Ok(())
     }
@@ -513,7 +560,8 @@ impl<B: IoBuf + 'static> Batch<B> {
     ///
     /// A cancelled batch reports nothing any more and cannot be used again, which is why it is consumed. Entries that
     /// were over before come with their results, others with [`Status::CANCELED`]: nobody knows how much of them was
-    /// done. If libcufile cannot cancel, this waits for the entries instead.
+    /// done. Entries whose completions came without their buffers come again, with them. If libcufile cannot cancel, this
+    /// waits for the entries instead.
     ///
     /// ```compile_fail,E0382
     /// # use cufile::{Batch, Result};
@@ -541,27 +589,30 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// Cancels what is in flight and destroys the batch.
     fn end(&mut self, mut completed: impl FnMut(Completion<B>)) -> Result<()> {
         self.driver.check_alive()?;
-        if self.in_flight == 0 {
-            return Ok(());
+        // What is reported without a buffer now comes with it below.
+        let mut with_buffer = |completion: Completion<B>| {
+            if completion.buffer.is_some() {
+                completed(completion);
+            }
+        };
+        if self.in_flight > 0 {
+            // An error here, also that of not being able to ask, shows again below.
+            let _ = self.reap(0, self.in_flight, Some(Duration::ZERO), &mut with_buffer);
         }
-        // An error here, also that of not being able to ask, shows again below.
-        let _ = self.reap(0, self.in_flight, Some(Duration::ZERO), &mut completed);
         if self.in_flight > 0
             && let Err(error) = self.cancel_raw()
         {
             if self.doubtful {
                 return Err(error);
             }
-            self.drain(&mut completed)?;
+            self.drain(&mut with_buffer)?;
         }
         self.destroy();
-        for entry in self.slots.iter_mut().filter_map(|slot| slot.entry.take()) {
-            completed(Completion {
-                id: entry.id,
-                status: Status::CANCELED,
-                result: Status::CANCELED.result(0),
-                buffer: entry.buffer,
-            });
+        for slot in self.slots.iter_mut() {
+            let Some(entry) = slot.entry.take() else { continue };
+            let (status, count) = slot.failed.unwrap_or((Status::CANCELED, 0));
+            let (id, result) = (entry.id, entry.result(status, count));
+            completed(Completion { id, status, result, buffer: Some(entry.buffer) });
         }
         Ok(())
     }
@@ -573,7 +624,7 @@ impl<B: IoBuf + 'static> Batch<B> {
 
     /// How many entries there can be in flight.
     pub fn capacity(&self) -> usize {
-        self.slots.len()
+        self.capacity
     }
 
     /// The longest entry in bytes, unless the driver's `max_direct_io_bytes` was lowered since the batch was set up.
@@ -628,18 +679,15 @@ impl<B> Batch<B> {
                 continue;
             }
             // An event that belongs to no entry in flight says nothing about any.
-            let Some(entry) = self.remove(event.cookie.addr()) else { continue };
+            let Some(completion) = self.complete(event.cookie.addr(), status, event.ret as isize) else {
+                continue;
+            };
             self.in_flight -= 1;
             count += 1;
             if self.in_flight == 0 {
                 self.leave_traffic();
             }
-            completed(Completion {
-                id: entry.id,
-                status,
-                result: status.result(event.ret as isize),
-                buffer: entry.buffer,
-            });
+            completed(completion);
         }
         Ok(count)
     }
@@ -660,13 +708,27 @@ impl<B> Batch<B> {
         Ok(())
     }
 
-    fn remove(&mut self, cookie: usize) -> Option<Entry<B>> {
-        let (index, generation) = (cookie as u32, (cookie as u64 >> 32) as u32);
-        let slot = self.slots.get_mut(index as usize).filter(|slot| slot.generation == generation)?;
-        let entry = slot.entry.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(index);
-        Some(entry)
+    /// The completion of the entry in flight that the cookie belongs to.
+    ///
+    /// Only [`Status::COMPLETE`] says that libcufile is done with the buffer: of an entry that failed or took too long, a
+    /// part may be under way. Its slot keeps the buffer, and another one takes its place.
+    fn complete(&mut self, cookie: usize, status: Status, count: isize) -> Option<Completion<B>> {
+        let (index, generation) = slot_of(cookie);
+        let is_it = |slot: &&mut Slot<B>| slot.generation == generation && slot.failed.is_none();
+        let slot = self.slots.get_mut(index).filter(is_it)?;
+        let entry = slot.entry.as_ref()?;
+        let (id, result) = (entry.id, entry.result(status, count));
+        if status == Status::COMPLETE {
+            let buffer = slot.entry.take().map(Entry::into_buffer);
+            slot.generation = slot.generation.wrapping_add(1);
+            self.free.push(index as u32);
+            return Some(Completion { id, status, result, buffer });
+        }
+        slot.failed = Some((status, count));
+        // There are no more than entries were submitted, each with memory of its own.
+        self.free.push(self.slots.len() as u32);
+        self.slots.push(Slot::EMPTY);
+        Some(Completion { id, status, result, buffer: None })
     }
 
     /// Waits until every entry is over.
@@ -713,10 +775,9 @@ fn cookie(index: u32, generation: u32) -> usize {
     (u64::from(generation) << 32 | u64::from(index)) as usize
 }
 
-#[cold]
-fn too_long(len_bytes: usize, limit: u64) -> Error {
-    let problem = format!("an entry of {len_bytes} bytes; libcufile moves at most {limit} in one, split it");
-    Error::invalid(SUBMIT, problem)
+/// The slot that a cookie is for, and its generation.
+fn slot_of(cookie: usize) -> (usize, u32) {
+    (cookie as u32 as usize, (cookie as u64 >> 32) as u32)
 }
 
 impl<B> Drop for Batch<B> {
@@ -740,7 +801,7 @@ impl<B> fmt::Debug for Batch<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch")
             .field("in_flight", &self.in_flight)
-            .field("capacity", &self.slots.len())
+            .field("capacity", &self.capacity)
             .finish_non_exhaustive()
     }
 }

@@ -197,6 +197,11 @@ impl FileHandle {
         error.about(&format_args!("{len_bytes} bytes at {offset} of {}", self.file))
     }
 
+    /// How errors name the file: its path or, without one, its descriptor.
+    pub(crate) fn name(&self) -> impl fmt::Display {
+        &self.file
+    }
+
     /// What the file is and how it was opened.
     ///
     /// # Errors

@@ -203,5 +203,5 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
         assert_eq!(operation.wait().unwrap(), (PAGE, bytes.clone()));
     }
     let completions = batch.unwrap().wait_all().unwrap();
-    assert_eq!(completions[0].buffer.get(), &bytes);
+    assert_eq!(completions[0].buffer.as_ref().unwrap().get(), &bytes);
 }

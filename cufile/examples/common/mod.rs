@@ -233,8 +233,8 @@ pub fn all_of_batch<B>(
         return Err(format!("{} of {count} entries came back, or one twice", completions.len()).into());
     }
     let whole = |Completion { id, result, buffer, .. }: Completion<B>| {
-        all_of(result.map_err(|error| format!("entry {id}: {error}"))?, len_bytes, &format!("entry {id}"))?;
-        Ok(buffer)
+        all_of(result?, len_bytes, &format!("entry {id}"))?;
+        buffer.ok_or_else(|| format!("entry {id} came back without its buffer").into())
     };
     completions.into_iter().map(whole).collect()
 }
