@@ -1,10 +1,16 @@
 //! cufile's mapped buffers: growth at one place, I/O and registration, and nothing left behind.
 
+mod support;
+
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use cufile::{Error, FileHandle, RegisterFlags, RegisteredBuffer};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, pattern};
+use support::Gate;
 
 const MIB: usize = 1 << 20;
 
@@ -157,6 +163,87 @@ fn nothing_is_left_of_a_buffer_that_is_dropped() {
     assert_eq!(live(emulator), (0, 0));
     drop(bed.device.reserve(MIB).unwrap());
     assert_eq!(live(emulator), (0, 0));
+}
+
+#[test]
+fn dropping_waits_for_the_work_that_uses_the_memory() {
+    Bed::each(|bed| {
+        let stream = bed.device.stream().unwrap();
+        let buffer = bed.device.alloc_mapped(2 * MIB).unwrap();
+        let mut target = bed.device.alloc_pinned(2 * MIB).unwrap();
+        target.fill(1);
+        let gate = Gate::close(&stream);
+        // SAFETY: the copy ends before the target is used again, or the buffer unmapped, which is what is tested.
+        unsafe { stream.copy_from_device(&mut target, buffer.as_ptr()) }.unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                over.store(true, Ordering::SeqCst);
+                gate.open();
+            });
+            drop(buffer);
+            assert!(over.load(Ordering::SeqCst));
+        });
+        stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn dropping_ends_no_capture() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let buffer = bed.device.alloc_mapped(MIB).unwrap();
+    let before = emulator.calls("cudaDeviceSynchronize");
+    emulator.control("capturing 1");
+    drop(buffer);
+    // CUDA would refuse that, and give the capture up.
+    assert_eq!(emulator.calls("cudaDeviceSynchronize"), before);
+    assert_eq!(live(emulator), (0, 0));
+}
+
+#[test]
+fn memory_that_may_be_in_use_stays_mapped() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    for function in ["cudaFree", "cuMemUnmap"] {
+        let mut buffer = bed.device.alloc_mapped(MIB).unwrap();
+        buffer.fill(5).unwrap();
+        emulator.fault(function, "err=700");
+        let (buffer, error) = buffer.unmap().unwrap_err();
+        assert!(error.to_string().starts_with(function) && error.raw_code() == Some(700), "{error}");
+        assert!(buffer.to_vec().unwrap().iter().all(|byte| *byte == 5));
+        assert_eq!(live(emulator), (1, 1));
+        buffer.unmap().map_err(|(_, error)| error).unwrap();
+        assert_eq!(live(emulator), (0, 0));
+    }
+    // Where there is no memory to free, the device is waited for by name, which a capture elsewhere forbids.
+    let buffer = bed.device.alloc_mapped(MIB).unwrap();
+    emulator.fault("cudaMalloc", "err=2 times=all");
+    emulator.control("capturing 1");
+    let (buffer, error) = buffer.unmap().unwrap_err();
+    assert!(error.to_string().starts_with("cudaDeviceSynchronize"), "{error}");
+    drop(buffer);
+    assert_eq!(live(emulator), (1, 1));
+    emulator.control("capturing 0");
+    emulator.control("clear");
+    let buffer = bed.device.alloc_mapped(MIB).unwrap();
+    emulator.fault("cudaMalloc", "err=2");
+    drop(buffer);
+    assert_eq!(live(emulator), (1, 1), "of the one before");
+}
+
+#[test]
+fn addresses_that_cannot_be_freed_come_back_without_memory() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let buffer = bed.device.alloc_mapped(MIB).unwrap();
+    emulator.fault("cuMemAddressFree", "err=999");
+    let (buffer, error) = buffer.unmap().unwrap_err();
+    assert!(error.to_string().starts_with("cuMemAddressFree"), "{error}");
+    assert_eq!((buffer.len_bytes(), live(emulator)), (0, (1, 0)));
+    drop(buffer);
+    assert_eq!((live(emulator), emulator.calls("cuMemUnmap")), ((0, 0), 1));
 }
 
 #[test]

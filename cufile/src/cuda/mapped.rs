@@ -20,6 +20,9 @@ use crate::slice::{BufSlice, BufSliceMut, Part};
 /// The memory grows within the range and never moves. Its length is what is mapped, in multiples of the device's
 /// granularity, 2 MiB as a rule. Where the device can, other devices may access it directly (GPUDirect RDMA).
 ///
+/// Dropping waits for all work of the device, as freeing a [`DeviceBuffer`](super::DeviceBuffer) does. If CUDA fails to
+/// wait, the memory stays mapped; [`unmap`](Self::unmap) gives the error.
+///
 /// ```no_run
 /// # use cufile::cuda::Cuda;
 /// let device = Cuda::load()?.device(0)?;
@@ -235,20 +238,57 @@ impl MappedBuffer {
         // SAFETY: mapped memory to which `&mut self` is the only access.
         unsafe { fill(self.device.cuda(), part, byte) }
     }
+
+    /// Waits for all work of the device and gives memory and addresses back (`cuMemUnmap`, `cuMemAddressFree`), as
+    /// dropping does.
+    ///
+    /// # Errors
+    /// The buffer comes back with what CUDA said, which may be the failure of earlier work; or [`Error::Forked`]. Dropping
+    /// leaks the memory then, because the device may use it.
+    #[doc(alias = "cuMemUnmap")]
+    #[doc(alias = "cuMemAddressFree")]
+    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
+    pub fn unmap(mut self) -> Result<(), (Self, Error)> {
+        self.release().map_err(|error| (self, error))
+    }
+
+    fn release(&mut self) -> Result<()> {
+        if self.reserved_bytes == 0 {
+            return Ok(());
+        }
+        let _entered = self.device.enter()?;
+        let driver = self.device.cuda().driver();
+        if self.len_bytes > 0 {
+            // Unlike cudaFree, unmapping does not wait for work that uses the memory.
+            self.wait_for_device()?;
+            // SAFETY: `grow` mapped exactly this range, and nothing refers to it any more.
+            check_driver("cuMemUnmap", unsafe { (driver.cuMemUnmap)(self.address, self.len_bytes) })?;
+            self.len_bytes = 0;
+        }
+        // SAFETY: reserved in `reserve`, given back once, because no bytes are reserved from then on. CUDA refuses if
+        // something is still mapped.
+        check_driver("cuMemAddressFree", unsafe {
+            (driver.cuMemAddressFree)(self.address, self.reserved_bytes)
+        })?;
+        self.reserved_bytes = 0;
+        Ok(())
+    }
+
+    /// Waits for all work of the device.
+    fn wait_for_device(&self) -> Result<()> {
+        match self.device.alloc(1) {
+            // As cudaFree does, without ending the capture of a graph, which cudaDeviceSynchronize would.
+            Ok(fence) => fence.free(),
+            // There is no memory left.
+            Err(_) => self.device.synchronize(),
+        }
+    }
 }
 
 impl Drop for MappedBuffer {
     fn drop(&mut self) {
-        let Ok(_entered) = self.device.enter() else { return };
-        let driver = self.device.cuda().driver();
-        if self.len_bytes > 0 {
-            // Unlike cudaFree, unmapping does not wait for work that uses the memory.
-            let _ = self.device.synchronize();
-            // SAFETY: `grow` mapped exactly this range, and nothing refers to it any more.
-            unsafe { (driver.cuMemUnmap)(self.address, self.len_bytes) };
-        }
-        // SAFETY: reserved in `reserve`, given back once. CUDA refuses if something is still mapped.
-        unsafe { (driver.cuMemAddressFree)(self.address, self.reserved_bytes) };
+        // `unmap` is for those who want the error.
+        let _ = self.release();
     }
 }
 

@@ -125,17 +125,32 @@ impl DeviceBuffer {
         // SAFETY: an allocation to which `&mut self` is the only access.
         unsafe { fill(self.device.cuda(), part, byte) }
     }
+
+    /// Waits for all work of the device and frees the memory (`cudaFree`), as dropping does.
+    ///
+    /// # Errors
+    /// What CUDA said, which may be the failure of earlier work; [`Error::Forked`]. The memory is leaked then.
+    #[doc(alias = "cudaFree")]
+    pub fn free(mut self) -> Result<()> {
+        self.release()
+    }
+
+    fn release(&mut self) -> Result<()> {
+        if self.len_bytes == 0 {
+            return Ok(());
+        }
+        let _entered = self.device.enter()?;
+        let _beside = self.device.cuda().beside_captures();
+        self.len_bytes = 0;
+        // SAFETY: allocated in `new`, freed once, because the length is 0 from now on.
+        check_runtime("cudaFree", unsafe { (self.device.cuda().runtime().cudaFree)(self.ptr.cast()) })
+    }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        if self.len_bytes == 0 {
-            return;
-        }
-        let Ok(_entered) = self.device.enter() else { return };
-        let _beside = self.device.cuda().beside_captures();
-        // SAFETY: allocated in `new`, freed once. A failure (the driver is shutting down) leaves nothing to do.
-        unsafe { (self.device.cuda().runtime().cudaFree)(self.ptr.cast()) };
+        // `free` is for those who want the error.
+        let _ = self.release();
     }
 }
 
