@@ -18,7 +18,7 @@ use super::Device;
 use crate::callback::contained;
 use crate::error::{Error, Result, check_driver, check_runtime};
 
-/// A queue of work on a device. Dropping one that was created here waits for the work.
+/// A queue of work on a device. Dropping one that was created here waits for the work; one that is captured is leaked.
 #[doc(alias = "cudaStreamDestroy")]
 pub struct Stream {
     device: Device,
@@ -340,7 +340,12 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !matches!(self.owner, Owner::Value) || !self.device.cuda().is_alive() {
+        if !matches!(self.owner, Owner::Value) {
+            return;
+        }
+        let Ok(_entered) = self.device.enter() else { return };
+        // To wait for a stream that is captured ends the capture, and its graph may refer to the stream: it is leaked.
+        if self.is_capturing().is_ok_and(|is_capturing| is_capturing) {
             return;
         }
         let _beside = self.device.cuda().beside_captures();
@@ -412,7 +417,7 @@ impl Event {
     /// What CUDA said, which may be the failure of that work; [`Error::Forked`].
     #[doc(alias = "cudaEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
-        self.device.cuda().check_alive()?;
+        let _entered = self.device.enter()?;
         let _beside = self.device.cuda().beside_captures();
         // SAFETY: the event is alive.
         ready("cudaEventQuery", unsafe { (self.device.cuda().runtime().cudaEventQuery)(self.raw) })
@@ -424,7 +429,7 @@ impl Event {
     /// What CUDA said, which may be the failure of that work; [`Error::Forked`].
     #[doc(alias = "cudaEventSynchronize")]
     pub fn wait(&self) -> Result<()> {
-        self.device.cuda().check_alive()?;
+        let _entered = self.device.enter()?;
         let _beside = self.device.cuda().beside_captures();
         // SAFETY: the event is alive.
         check_runtime("cudaEventSynchronize", unsafe {
@@ -440,9 +445,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if !self.device.cuda().is_alive() {
-            return;
-        }
+        let Ok(_entered) = self.device.enter() else { return };
         // SAFETY: created in `new`, destroyed once; CUDA allows that while the event is pending.
         unsafe { (self.device.cuda().runtime().cudaEventDestroy)(self.raw) };
     }

@@ -90,6 +90,7 @@ pub(super) fn find_stream(stream: cudaStream_t) -> Result<Arc<Stream>, cudaError
 }
 
 fn find_event(event: cudaEvent_t) -> Result<Arc<Event>, cudaError_t> {
+    device::current()?;
     stream::event(event.addr()).ok_or(cudaError_t::cudaErrorInvalidResourceHandle)
 }
 
@@ -397,6 +398,7 @@ pub unsafe extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
     call("cudaEventDestroy", || {
+        find_event(event)?;
         let destroyed = stream::destroy_event(event.addr());
         if destroyed { Ok(()) } else { Err(cudaError_t::cudaErrorInvalidResourceHandle) }
     })
