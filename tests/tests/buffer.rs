@@ -77,7 +77,7 @@ fn managed_memory_is_refused_with_the_reason_and_works_unregistered() {
         assert!(text.contains(&expected) && text.contains("transfer it unregistered"), "{text}");
         let bytes = pattern(LEN);
         assert_eq!(file(bed, "data", &bytes).read_at(&mut managed, 0).unwrap(), LEN);
-        assert!(managed[..] == bytes);
+        assert!(managed.as_slice().unwrap() == bytes);
     });
 }
 

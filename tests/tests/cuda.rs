@@ -4,7 +4,9 @@ use std::ptr;
 use std::thread;
 
 use cufile::cuda::{Cuda, Device};
-use cufile_tests::bed::Bed;
+use cufile::{FileHandle, IoBuf};
+use cufile_tests::bed::{Bed, pattern};
+use gpufile::{Engine, File};
 
 /// The calling thread's context, as a number.
 fn current_context(cuda: &Cuda) -> usize {
@@ -49,4 +51,37 @@ fn a_captured_stream_is_neither_waited_for_nor_destroyed() {
     assert_eq!((emulator.calls("cudaStreamSynchronize"), emulator.live("streams")), (waits, 1));
     drop(bed.device.stream().unwrap());
     assert_eq!((emulator.calls("cudaStreamSynchronize"), emulator.live("streams")), (waits + 1, 1));
+}
+
+#[test]
+fn managed_memory_is_copied_where_the_host_may_not_touch_it() {
+    for is_concurrent in [true, false] {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        emulator.control(if is_concurrent { "concurrent-managed 1" } else { "concurrent-managed 0" });
+        let mut buffer = bed.device.alloc_managed(4096).unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), [0; 4096]);
+        assert_eq!(buffer.is_host_accessible(), is_concurrent);
+        assert_eq!(buffer.as_mut_slice().is_ok(), is_concurrent);
+        let bytes = pattern(4096);
+        // By cuFile, by the engine and through the page cache, and on foot.
+        let file = FileHandle::register(&bed.driver, bed.file("cufile", &bytes)).unwrap();
+        assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 4096);
+        assert_eq!(buffer.to_vec().unwrap(), bytes);
+        buffer.fill(3).unwrap();
+        let engine = Engine::builder().driver(bed.driver.clone()).build();
+        let file = File::options().read(true).engine(&engine).open(bed.path("cufile")).unwrap();
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), bytes);
+        buffer.copy_from_host(4, b"hello").unwrap();
+        let mut read = [0; 5];
+        buffer.copy_to_host(4, &mut read).unwrap();
+        assert_eq!(&read, b"hello");
+        match buffer.as_slice() {
+            Ok(found) => assert!(is_concurrent && found[4..9] == *b"hello"),
+            Err(error) => assert!(!is_concurrent && error.to_string().contains("GPU 0"), "{error}"),
+        }
+    }
+    let none = Bed::emulated().device.alloc_managed(0).unwrap();
+    assert_eq!((none.as_slice().unwrap(), none.to_vec().unwrap()), (&[][..], Vec::new()));
 }

@@ -151,7 +151,7 @@ impl Buffer {
                 bytes.into()
             }
             Memory::Pinned(memory) => memory[range].into(),
-            Memory::Managed(memory) => memory[range].into(),
+            Memory::Managed(memory) => memory.as_slice().unwrap()[range].into(),
             Memory::Host(memory) => memory[range].into(),
         }
     }
@@ -161,7 +161,7 @@ impl Buffer {
         match &mut self.memory {
             Memory::Device(memory) => memory.copy_from_host(start, bytes).unwrap(),
             Memory::Pinned(memory) => memory[range.clone()].copy_from_slice(bytes),
-            Memory::Managed(memory) => memory[range.clone()].copy_from_slice(bytes),
+            Memory::Managed(memory) => memory.copy_from_host(start, bytes).unwrap(),
             Memory::Host(memory) => memory[range.clone()].copy_from_slice(bytes),
         }
         self.model[range].copy_from_slice(bytes);

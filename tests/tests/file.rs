@@ -188,7 +188,7 @@ fn host_pinned_and_managed_memory_need_no_staging() {
         file.write_all_at(&pinned, 0).unwrap();
         let mut managed = bed.device.alloc_managed(10_000).unwrap();
         file.read_exact_at(&mut managed, 0).unwrap();
-        assert!(*managed == *bytes);
+        assert!(managed.as_slice().unwrap() == bytes);
     });
 }
 

@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 use std::{fmt, ptr, slice};
 
+use cuda_rt_sys::driver::CUdevice_attribute;
 use cuda_rt_sys::runtime::{cudaHostAllocPortable, cudaMemAttachGlobal, cudaMemcpyKind};
 
 use super::{Context, Cuda, Device};
@@ -190,18 +191,34 @@ pub struct PinnedBuffer {
     len_bytes: usize,
 }
 
-/// Memory that host and devices share page by page (`cudaMallocManaged`), which reads and writes like a slice.
+/// Memory that host and devices share page by page (`cudaMallocManaged`).
 ///
 /// cuFile can transfer it but not register it. Do not touch it from the host while a kernel uses it.
+///
+/// On devices without concurrent managed access (`CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`), a host access is a
+/// segmentation fault while any kernel runs. So the bytes have to be asked for, by [`as_slice`](Self::as_slice). Copying
+/// and filling work everywhere:
+///
+/// ```no_run
+/// # use cufile::cuda::Cuda;
+/// let mut buffer = Cuda::load()?.device(0)?.alloc_managed(4096)?;
+/// buffer.copy_from_host(0, b"hello")?;
+/// match buffer.as_slice() {
+///     Ok(bytes) => println!("{}", bytes[0]),
+///     Err(_) => println!("{}", buffer.to_vec()?[0]),
+/// }
+/// # Ok::<(), cufile::Error>(())
+/// ```
 pub struct ManagedBuffer {
     device: Device,
     ptr: *mut u8,
     len_bytes: usize,
+    is_host_accessible: bool,
 }
 
-macro_rules! host_accessible {
-    ($buffer:ident, $free:ident) => {
-        // SAFETY: an owning pointer to memory that any thread may access.
+macro_rules! host_memory {
+    ($buffer:ident, $free:ident, |$this:ident| $is_host_accessible:expr) => {
+        // SAFETY: an owning pointer to memory that any thread may access, or that no thread accesses except through CUDA.
         unsafe impl Send for $buffer {}
         // SAFETY: as above; writing takes `&mut self`.
         unsafe impl Sync for $buffer {}
@@ -210,22 +227,6 @@ macro_rules! host_accessible {
             /// The device that it was allocated for.
             pub fn device(&self) -> &Device {
                 &self.device
-            }
-        }
-
-        impl Deref for $buffer {
-            type Target = [u8];
-
-            fn deref(&self) -> &[u8] {
-                // SAFETY: `len_bytes` initialised bytes, or none at a dangling but aligned address.
-                unsafe { slice::from_raw_parts(self.ptr, self.len_bytes) }
-            }
-        }
-
-        impl DerefMut for $buffer {
-            fn deref_mut(&mut self) -> &mut [u8] {
-                // SAFETY: as in `deref`, and `&mut self` is the only access.
-                unsafe { slice::from_raw_parts_mut(self.ptr, self.len_bytes) }
             }
         }
 
@@ -257,6 +258,11 @@ macro_rules! host_accessible {
                 self.len_bytes
             }
 
+            fn is_host_accessible(&self) -> bool {
+                let $this = self;
+                $is_host_accessible
+            }
+
             fn context(&self) -> Option<Context> {
                 Some(self.device.context())
             }
@@ -267,33 +273,141 @@ macro_rules! host_accessible {
     };
 }
 
-host_accessible!(PinnedBuffer, cudaFreeHost);
-host_accessible!(ManagedBuffer, cudaFree);
+host_memory!(PinnedBuffer, cudaFreeHost, |_this| true);
+host_memory!(ManagedBuffer, cudaFree, |this| this.is_host_accessible);
+
+impl Deref for PinnedBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len_bytes` initialised bytes, or none at a dangling but aligned address.
+        unsafe { slice::from_raw_parts(self.ptr, self.len_bytes) }
+    }
+}
+
+impl DerefMut for PinnedBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` is the only access.
+        unsafe { slice::from_raw_parts_mut(self.ptr, self.len_bytes) }
+    }
+}
 
 impl PinnedBuffer {
     pub(super) fn new(device: &Device, len_bytes: usize) -> Result<Self> {
         let runtime = device.cuda().runtime();
-        let ptr = host_alloc(device, len_bytes, "cudaHostAlloc", |ptr| {
+        let ptr = allocate(device, len_bytes, "cudaHostAlloc", |ptr| {
             // SAFETY: `ptr` outlives the call; the device's context is current.
             unsafe { (runtime.cudaHostAlloc)(ptr, len_bytes, cudaHostAllocPortable) }
         })?;
+        // SAFETY: CUDA allocated this many bytes, and the host may write them.
+        unsafe { ptr::write_bytes(ptr, 0, len_bytes) };
         Ok(Self { device: device.clone(), ptr, len_bytes })
     }
 }
 
 impl ManagedBuffer {
     pub(super) fn new(device: &Device, len_bytes: usize) -> Result<Self> {
+        let is_concurrent = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+        let is_host_accessible = device.attribute(is_concurrent)? != 0;
         let runtime = device.cuda().runtime();
-        let ptr = host_alloc(device, len_bytes, "cudaMallocManaged", |ptr| {
+        let ptr = allocate(device, len_bytes, "cudaMallocManaged", |ptr| {
             // SAFETY: `ptr` outlives the call; the device's context is current.
             unsafe { (runtime.cudaMallocManaged)(ptr, len_bytes, cudaMemAttachGlobal) }
         })?;
-        Ok(Self { device: device.clone(), ptr, len_bytes })
+        let mut buffer = Self { device: device.clone(), ptr, len_bytes, is_host_accessible };
+        buffer.fill(0)?;
+        Ok(buffer)
+    }
+
+    /// Returns the first byte's address, which is the same on host and devices.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+
+    /// Returns how many bytes there are.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Returns the bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the host must not touch them while the device works.
+    pub fn as_slice(&self) -> Result<&[u8]> {
+        self.check_host_access("as_slice")?;
+        // SAFETY: `len_bytes` initialised bytes, which the host may touch at any time, or none at a dangling but aligned
+        // address.
+        Ok(unsafe { slice::from_raw_parts(self.ptr, self.len_bytes) })
+    }
+
+    /// Returns the bytes, for writing.
+    ///
+    /// # Errors
+    /// As [`as_slice`](Self::as_slice).
+    pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
+        self.check_host_access("as_mut_slice")?;
+        // SAFETY: as in `as_slice`, and `&mut self` is the only access.
+        Ok(unsafe { slice::from_raw_parts_mut(self.ptr, self.len_bytes) })
+    }
+
+    fn check_host_access(&self, operation: &'static str) -> Result<()> {
+        if self.is_host_accessible {
+            return Ok(());
+        }
+        let ordinal = self.device.ordinal();
+        Err(Error::invalid(
+            operation,
+            format!(
+                "the host must not touch managed memory while GPU {ordinal} works; copy it (copy_to_host)"
+            ),
+        ))
+    }
+
+    /// Copies host bytes to `offset_bytes` and waits until they are there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if they do not fit; what CUDA said.
+    #[doc(alias = "cudaMemcpy")]
+    pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
+        let part = Part::whole_mut(self);
+        // SAFETY: an allocation to which `&mut self` is the only access.
+        unsafe { copy_from_host(self.device.cuda(), part, offset_bytes, source) }
+    }
+
+    /// Copies bytes from `offset_bytes` to the host.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
+    #[doc(alias = "cudaMemcpy")]
+    pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
+        // SAFETY: an allocation that nothing writes while it is borrowed.
+        unsafe { copy_to_host(self.device.cuda(), Part::whole(self), offset_bytes, target) }
+    }
+
+    /// Returns a copy of all bytes on the host.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.len_bytes];
+        self.copy_to_host(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Sets every byte and waits until it is done.
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaMemset")]
+    pub fn fill(&mut self, byte: u8) -> Result<()> {
+        let part = Part::whole_mut(self);
+        // SAFETY: an allocation to which `&mut self` is the only access.
+        unsafe { fill(self.device.cuda(), part, byte) }
     }
 }
 
-/// Allocates and zeroes host-accessible memory; CUDA has no empty allocations of this kind.
-fn host_alloc(
+/// Allocates host-accessible or managed memory; CUDA has no empty allocations of these kinds.
+fn allocate(
     device: &Device,
     len_bytes: usize,
     operation: &'static str,
@@ -306,8 +420,6 @@ fn host_alloc(
     let _beside = device.cuda().beside_captures();
     let mut ptr = ptr::null_mut();
     check_runtime(operation, alloc(&mut ptr))?;
-    // SAFETY: CUDA allocated this many bytes, and the host may write them.
-    unsafe { ptr::write_bytes(ptr.cast::<u8>(), 0, len_bytes) };
     Ok(ptr.cast())
 }
 

@@ -70,6 +70,7 @@ struct Control {
     require_context: bool,
     nvidia_fs: NvidiaFs,
     p2pdma: bool,
+    concurrent_managed: bool,
     capturing: bool,
     rmw: bool,
     faults: Vec<Fault>,
@@ -92,6 +93,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         require_context: false,
         nvidia_fs: NvidiaFs::default(),
         p2pdma: false,
+        concurrent_managed: true,
         capturing: false,
         rmw: false,
         faults: Vec::new(),
@@ -164,6 +166,11 @@ pub(crate) fn p2pdma() -> bool {
     lock(&CONTROL).p2pdma
 }
 
+/// Whether the host may touch managed memory at any time.
+pub(crate) fn concurrent_managed() -> bool {
+    lock(&CONTROL).concurrent_managed
+}
+
 /// Whether some stream is captured, so that what could disturb that is refused.
 pub(crate) fn capturing() -> bool {
     lock(&CONTROL).capturing
@@ -227,6 +234,7 @@ impl Control {
                     NvidiaFs { major: number(major)?, minor: number(minor)?, status: number(status)? };
             }
             ("p2pdma", [on]) => self.p2pdma = flag(on)?,
+            ("concurrent-managed", [on]) => self.concurrent_managed = flag(on)?,
             ("capturing", [on]) => self.capturing = flag(on)?,
             ("rmw", [on]) => self.rmw = flag(on)?,
             ("fault", [function, settings @ ..]) => self.faults.push(fault(function, settings)?),
@@ -320,6 +328,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `require-context 0\|1` | whether cuFile refuses device memory (5047) unless its device's context is current |
 /// | `nvidia-fs MAJOR MINOR STATUS` | which version of the kernel module is loaded, and for which file systems and devices it has a direct path (`dstatusflags`); the bytes take the same way as without. 0 0 0, which is none, unless told |
 /// | `p2pdma 0\|1` | whether the driver says that it has PCI P2PDMA; the bytes take the same way as without |
+/// | `concurrent-managed 0\|1` | whether the host may touch managed memory while the GPU works; where it may not, touching what is allocated from then on faults, as if the GPU always worked |
 /// | `capturing 0\|1` | whether another stream is captured for a graph, in the mode that is the default (global), so that allocating, waiting and asking fail (900) on threads that have not changed theirs |
 /// | `rmw 0\|1` | whether an unaligned write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB, as libcufile does on a direct path, so that concurrent writes to one block lose bytes; 0 unless told |
 /// | `fault FUNCTION SETTING…` | what happens in the next call of a function, or of `batch-entry` |

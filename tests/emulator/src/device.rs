@@ -207,8 +207,10 @@ pub(crate) fn attribute(number: u32, device: c_int) -> Option<c_int> {
         75 => 9,
         // Overlap, mapping host memory, concurrent kernels, unified addressing, stream priorities, managed memory.
         15 | 19 | 31 | 41 | 78 | 83 => 1,
-        // Concurrent managed access, host pointers of registered memory, host registration, virtual memory.
-        89 | 90 | 91 | 99 | 102 | 103 => 1,
+        // Concurrent managed access.
+        89 => control::concurrent_managed().into(),
+        // Host pointers of registered memory, host registration, virtual memory.
+        90 | 91 | 99 | 102 | 103 => 1,
         // Memory pools, GPUDirect RDMA and its use with virtual memory, memory operations in streams.
         110 | 113 | 115 | 116 | 122 | 123 => 1,
         0 | 162.. => return None,

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
-use crate::control::lock;
+use crate::control::{self, lock};
 use crate::device::CAPACITY;
 
 const PAGE: usize = 4096;
@@ -231,14 +231,16 @@ pub(crate) fn find(address: usize) -> Option<Allocation> {
 pub(crate) fn allocate(kind: Kind, size: usize, device: c_int, flags: u32) -> Option<usize> {
     // A page that belongs to no allocation keeps neighbours apart.
     let length = size.checked_next_multiple_of(PAGE)?.checked_add(PAGE)?;
+    let is_out_of_reach = kind == Kind::Device || kind == Kind::Managed && !control::concurrent_managed();
     with(|memory| {
         if kind != Kind::Pinned && !memory.fits(device, size) {
             return None;
         }
         let readable = libc::PROT_READ | libc::PROT_WRITE;
-        let (outside, inside) = match kind {
-            Kind::Device => (Mapping::new(length, libc::PROT_NONE)?, Some(Mapping::new(length, readable)?)),
-            _ => (Mapping::new(length, readable)?, None),
+        let (outside, inside) = if is_out_of_reach {
+            (Mapping::new(length, libc::PROT_NONE)?, Some(Mapping::new(length, readable)?))
+        } else {
+            (Mapping::new(length, readable)?, None)
         };
         let base = outside.address();
         let allocation = Allocation {
