@@ -313,6 +313,13 @@ pub const SAMPLES: &[Sample] = &[
     .other(COPY_FAILS),
     sample("storage", PROGRAM, ONE_FILE, COPY_ON).other(COPY_FAILS),
     sample(
+        "stress",
+        &[&[Word("--seconds"), Word("2"), Word("--seed"), Word("1"), Output, Gpu(0)]],
+        Not("does without cuFile then"),
+        Faults(&["fault cuFileRead errno=5 times=all", "fault cuFileWrite errno=28 times=all"]),
+    )
+    .other(&["fault cudaMemcpyAsync err=700 times=all"]),
+    sample(
         "vector_io",
         &[&[Input(101 * MIB), Output, Gpu(0)]],
         TWO_FILES_AND_BUFFERS,

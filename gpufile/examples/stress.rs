@@ -1,0 +1,256 @@
+//! Reads and writes at random from several threads, engines and streams, and compares every byte.
+//!
+//! usage: stress [--seconds N] [--seed N] [--threads N] [--actors N] [--posix] DIR [GPU]
+//!
+//! Each actor is a thread that goes through rounds: it reads ranges of a file whose contents are a function of the
+//! offset, or writes ranges of files of which it keeps a copy, in one of all the ways that gpufile has, into and from
+//! memory of the GPU and the host. Lengths go from 1 to 200,000 bytes, some far beyond; nothing is aligned; ranges overlap
+//! in the file that is read, and have gaps in memory, which must stay as they were. What a round does follows from the
+//! seed, the actor and the round's number, so that the same seed does the same again, as far as threads allow.
+//!
+//! Files are made in DIR, which is made too if it is not there, and removed at the end. Without a GPU, and with none
+//! named, host memory takes its place. `--threads` are the engines' workers, `--posix` keeps cuFile out.
+
+#[path = "stress/actor.rs"]
+mod actor;
+#[path = "stress/content.rs"]
+mod content;
+#[path = "stress/memory.rs"]
+mod memory;
+#[path = "stress/models.rs"]
+mod models;
+#[path = "stress/reads.rs"]
+mod reads;
+#[path = "stress/writes.rs"]
+mod writes;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+use std::{env, fs};
+
+use actor::Actor;
+use gpufile::cuda::Device;
+use gpufile::{DirectIo, Engine, File, MappedFile, PathPolicy};
+
+type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// What the file to be read was written with, and how long it is: nothing that anybody would align.
+const READ_SALT: u64 = 1;
+const READ_LEN: u64 = 200_000_011;
+/// How much of the file that is written by all each actor has for itself, in bytes.
+const REGION: u64 = 3_000_017;
+
+const USAGE: &str = "stress [--seconds N] [--seed N] [--threads N] [--actors N] [--posix] DIR [GPU]";
+
+/// What all actors share.
+struct Stage {
+    device: Option<Device>,
+    folder: PathBuf,
+    scenes: Vec<Scene>,
+    /// Set when an actor has failed, so that the others end.
+    is_over: AtomicBool,
+    end: Instant,
+    seed: u64,
+}
+
+/// An engine, and the files that it has open.
+struct Scene {
+    /// The same file, opened in different ways.
+    read: Vec<File>,
+    mapped: MappedFile,
+    /// A file of which each actor writes a region of its own.
+    written: Vec<File>,
+    written_path: PathBuf,
+    engine: Engine,
+    policies: Vec<PathPolicy>,
+}
+
+/// How many calls went which way, and how many bytes.
+type Counts = BTreeMap<&'static str, (u64, u64)>;
+
+struct Arguments {
+    seconds: u64,
+    seed: u64,
+    threads: usize,
+    actors: usize,
+    posix: bool,
+    folder: PathBuf,
+    gpu: Option<u32>,
+}
+
+fn main() -> ExitCode {
+    match arguments().and_then(|arguments| run(&arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("stress: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result {
+    let Arguments { seconds, seed, threads, actors, .. } = *arguments;
+    println!("seed {seed}: {actors} actors for {seconds} s, engines of {threads} threads");
+    let device = device(arguments.gpu)?;
+    let folder = arguments.folder.join(format!("stress-{}", std::process::id()));
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let _removed = RemovedAtEnd(&folder);
+    let read_path = folder.join("read");
+    make_read_file(&read_path)?;
+    let policies = policies(arguments.posix, &read_path);
+    // One as it comes, and one whose buffers and chunks have odd and small sizes, so that there are many of each.
+    let engines = [
+        Engine::builder().threads(threads).build(),
+        Engine::builder().threads(threads).bounce_buffer_bytes(300_000).task_bytes(100_003).build(),
+    ];
+    let mut scenes = Vec::new();
+    for (number, engine) in engines.into_iter().enumerate() {
+        let written_path = folder.join(format!("written-{number}"));
+        scenes.push(Scene::new(engine, &read_path, written_path, &policies)?);
+    }
+    for scene in &scenes {
+        println!("route: {}", scene.read[0].route());
+    }
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let stage = Stage { device, folder: folder.clone(), scenes, is_over: AtomicBool::new(false), end, seed };
+    let (counts, rounds, failures) = play(&stage, actors);
+    for (way, (calls, bytes)) in counts {
+        println!("{way:<24} {calls:>9} calls {bytes:>16} bytes");
+    }
+    match failures.is_empty() {
+        true => {
+            println!("{rounds} rounds, every byte compared, no failure");
+            Ok(())
+        }
+        false => {
+            Err(format!("{}\nrun again with --seed {seed} --actors {actors}", failures.join("\n")).into())
+        }
+    }
+}
+
+/// Lets the actors work until time is over or one fails.
+fn play(stage: &Stage, actors: usize) -> (Counts, u64, Vec<String>) {
+    let (mut counts, mut rounds, mut failures) = (Counts::new(), 0, Vec::new());
+    let outcomes: Vec<_> = thread::scope(|threads| {
+        let playing: Vec<_> = (0..actors)
+            .map(|number| {
+                threads.spawn(move || {
+                    let mut actor = Actor::new(stage, number as u64)?;
+                    let outcome = actor.play();
+                    stage.is_over.fetch_or(outcome.is_err(), Ordering::Relaxed);
+                    outcome.map_err(|error| format!("actor {number}, round {}: {error}", actor.round))?;
+                    Result::Ok((actor.counts, actor.round))
+                })
+            })
+            .collect();
+        playing.into_iter().map(|actor| actor.join()).collect()
+    });
+    for outcome in outcomes {
+        match outcome {
+            Ok(Ok((more, more_rounds))) => {
+                rounds += more_rounds;
+                for (way, (calls, bytes)) in more {
+                    let sum = counts.entry(way).or_default();
+                    *sum = (sum.0 + calls, sum.1 + bytes);
+                }
+            }
+            Ok(Err(error)) => failures.push(error.to_string()),
+            Err(_) => failures.push("an actor panicked".to_owned()),
+        }
+    }
+    (counts, rounds, failures)
+}
+
+impl Scene {
+    fn new(engine: Engine, read: &Path, written_path: PathBuf, policies: &[PathPolicy]) -> Result<Self> {
+        let direct = [DirectIo::Auto, DirectIo::Always, DirectIo::Never];
+        let ways = || policies.iter().flat_map(|policy| direct.map(|direct| (*policy, direct)));
+        let options = |policy, direct| {
+            File::options().policy(policy).direct_read(direct).direct_write(direct).engine(&engine).read(true)
+        };
+        let open_read = |(policy, direct)| options(policy, direct).open(read);
+        let open_written =
+            |(policy, direct)| options(policy, direct).write(true).create(true).open(&written_path);
+        let read = ways().map(open_read).collect::<gpufile::Result<Vec<_>>>()?;
+        let written = ways().map(open_written).collect::<gpufile::Result<Vec<_>>>()?;
+        // SAFETY: nobody shortens or writes the file before it is removed.
+        let mapped = unsafe { read[0].map() }?;
+        Ok(Self { read, mapped, written, written_path, engine, policies: policies.to_vec() })
+    }
+}
+
+/// The ways for device memory that work here.
+fn policies(posix: bool, path: &Path) -> Vec<PathPolicy> {
+    if posix {
+        return vec![PathPolicy::PosixOnly];
+    }
+    match File::options().read(true).policy(PathPolicy::RequireCufile).open(path) {
+        Ok(_) => vec![PathPolicy::Auto, PathPolicy::PosixOnly, PathPolicy::RequireCufile],
+        Err(error) => {
+            println!("without cuFile: {error}");
+            vec![PathPolicy::Auto, PathPolicy::PosixOnly]
+        }
+    }
+}
+
+fn device(gpu: Option<u32>) -> Result<Option<Device>> {
+    match Engine::global().cuda().and_then(|cuda| cuda.device(gpu.unwrap_or(0))) {
+        Ok(device) => {
+            println!("GPU {}: {}", device.ordinal(), device.name()?);
+            Ok(Some(device))
+        }
+        Err(error) if gpu.is_some() => Err(error.into()),
+        Err(error) => {
+            println!("host memory instead of GPU memory: {error}");
+            Ok(None)
+        }
+    }
+}
+
+fn make_read_file(path: &Path) -> Result {
+    let bytes = content::content(READ_SALT, 0, READ_LEN as usize);
+    Ok(fs::write(path, bytes).map_err(|error| format!("{}: {error}", path.display()))?)
+}
+
+fn arguments() -> Result<Arguments> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let (mut seconds, mut seed, mut threads, mut actors, mut posix) =
+        (10, now.subsec_nanos().into(), 16, 6, false);
+    let mut words = Vec::new();
+    let mut given = env::args().skip(1);
+    while let Some(word) = given.next() {
+        let mut number = || -> Result<u64> {
+            let value = given.next().ok_or_else(|| format!("{word} needs a number; usage: {USAGE}"))?;
+            Ok(value.parse().map_err(|error| format!("{word} {value}: {error}"))?)
+        };
+        match word.as_str() {
+            "--seconds" => seconds = number()?,
+            "--seed" => seed = number()?,
+            "--threads" => threads = number()?.max(1) as usize,
+            "--actors" => actors = number()?.clamp(1, 64) as usize,
+            "--posix" => posix = true,
+            option if option.starts_with("--") => {
+                return Err(format!("{option}: no such option; usage: {USAGE}").into());
+            }
+            _ => words.push(word),
+        }
+    }
+    let folder = words.first().ok_or_else(|| format!("usage: {USAGE}"))?.into();
+    let gpu =
+        words.get(1).map(|word| word.parse().map_err(|error| format!("GPU {word}: {error}"))).transpose()?;
+    Ok(Arguments { seconds, seed, threads, actors, posix, folder, gpu })
+}
+
+struct RemovedAtEnd<'a>(&'a Path);
+
+impl Drop for RemovedAtEnd<'_> {
+    fn drop(&mut self) {
+        // The report stands, whether or not the files can be removed.
+        let _ = fs::remove_dir_all(self.0);
+    }
+}

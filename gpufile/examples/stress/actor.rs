@@ -1,0 +1,98 @@
+//! One of the threads that read and write.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use gpufile::cuda::Stream;
+
+use super::content::Random;
+use super::memory::{Kind, Memory};
+use super::writes::Copies;
+use super::{Counts, Result, Scene, Stage, models, reads, writes};
+
+pub struct Actor<'a> {
+    pub stage: &'a Stage,
+    pub number: u64,
+    pub round: u64,
+    pub counts: Counts,
+    /// One of each kind, used again and again: to allocate is to wait for the GPU, which would keep the actors apart.
+    buffers: Vec<(Kind, Memory)>,
+    pub stream: Option<Stream>,
+    /// What the files should hold that this actor writes.
+    pub copies: Copies,
+}
+
+/// How long the buffers are.
+const DEVICE_LEN: usize = 128_000_019;
+const HOST_LEN: usize = 18_000_057;
+
+impl<'a> Actor<'a> {
+    pub fn new(stage: &'a Stage, number: u64) -> Result<Self> {
+        let device = stage.device.as_ref();
+        let mut buffers = Vec::new();
+        for (kind, len) in [(Kind::Device, DEVICE_LEN), (Kind::Pinned, HOST_LEN), (Kind::Host, HOST_LEN)] {
+            if device.is_some() || kind == Kind::Host {
+                buffers.push((kind, Memory::new(device, kind, len)?));
+            }
+        }
+        let stream = device.map(|device| device.stream()).transpose()?;
+        let copies = Copies::new(stage, number)?;
+        Ok(Self { stage, number, round: 0, counts: Counts::new(), buffers, stream, copies })
+    }
+
+    /// Goes through rounds until time is over.
+    pub fn play(&mut self) -> Result {
+        while Instant::now() < self.stage.end && !self.stage.is_over.load(Ordering::Relaxed) {
+            let mut random = Random::new(self.stage.seed, self.number, self.round);
+            let scene = &self.stage.scenes[random.below(self.stage.scenes.len())];
+            match random.below(40) {
+                0 => models::round(self, scene, &mut random)?,
+                1..=15 => writes::round(self, scene, &mut random)?,
+                _ => reads::round(self, scene, &mut random)?,
+            }
+            if random.once_in(200) {
+                scene.engine.release_buffers();
+            }
+            self.round += 1;
+        }
+        Ok(())
+    }
+
+    /// A kind of memory: on the GPU most often, if there is one.
+    pub fn kind(&self, random: &mut Random) -> Kind {
+        let at = if random.once_in(3) { random.below(self.buffers.len()) } else { 0 };
+        self.buffers[at].0
+    }
+
+    /// The buffer of this kind, which is to be [put back](Self::put).
+    pub fn take(&mut self, kind: Kind) -> Memory {
+        let at = self.buffers.iter().position(|(of, _)| *of == kind).expect("a kind from `kind`");
+        self.buffers.swap_remove(at).1
+    }
+
+    pub fn put(&mut self, kind: Kind, memory: Memory) {
+        self.buffers.push((kind, memory));
+        self.buffers.sort_by_key(|(kind, _)| *kind as u8);
+    }
+
+    pub fn count(&mut self, way: &'static str, calls: usize, bytes: usize) {
+        let sum = self.counts.entry(way).or_default();
+        *sum = (sum.0 + calls as u64, sum.1 + bytes as u64);
+    }
+
+    /// A file of a scene that was opened in some way.
+    pub fn any<'f>(files: &'f [gpufile::File], random: &mut Random) -> &'f gpufile::File {
+        &files[random.below(files.len())]
+    }
+
+    pub fn written_salt(&self) -> u64 {
+        (self.number << 40 | self.round) + 2
+    }
+}
+
+impl Scene {
+    /// The stream of an actor, every other time.
+    pub fn stream<'s>(stream: Option<&'s Stream>, random: &mut Random) -> Option<&'s Stream> {
+        stream.filter(|_| random.once_in(2))
+    }
+}

@@ -1,0 +1,117 @@
+//! Buffers on the GPU and the host, alike.
+
+use std::ops::Range;
+
+use gpufile::cuda::{Device, DeviceBuffer, PinnedBuffer, Stream};
+use gpufile::{BufSlice, BufSliceMut, File};
+
+use super::Result;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    Device,
+    Pinned,
+    Host,
+}
+
+pub enum Memory {
+    Device(DeviceBuffer),
+    Pinned(PinnedBuffer),
+    Host(Vec<u8>),
+}
+
+/// A transfer that owns its buffer. Called, it waits for its end.
+pub type Pending = Box<dyn FnOnce() -> (gpufile::Result<usize>, Memory)>;
+
+/// Goes on with the buffer, whichever it is.
+macro_rules! with {
+    ($memory:expr, $buffer:ident => $result:expr) => {
+        match $memory {
+            Memory::Device($buffer) => $result,
+            Memory::Pinned($buffer) => $result,
+            Memory::Host($buffer) => $result,
+        }
+    };
+}
+
+/// Begins a transfer that owns the buffer, whichever it is.
+macro_rules! pending {
+    ($memory:expr, $buffer:ident => $begun:expr) => {
+        match $memory {
+            Memory::Device($buffer) => {
+                let begun = $begun;
+                Box::new(move || wrap(begun.wait(), Memory::Device))
+            }
+            Memory::Pinned($buffer) => {
+                let begun = $begun;
+                Box::new(move || wrap(begun.wait(), Memory::Pinned))
+            }
+            Memory::Host($buffer) => {
+                let begun = $begun;
+                Box::new(move || wrap(begun.wait(), Memory::Host))
+            }
+        }
+    };
+}
+
+impl Memory {
+    pub fn new(device: Option<&Device>, kind: Kind, len: usize) -> Result<Self> {
+        Ok(match (device, kind) {
+            (Some(device), Kind::Device) => Self::Device(device.alloc(len)?),
+            (Some(device), Kind::Pinned) => Self::Pinned(device.alloc_pinned(len)?),
+            _ => Self::Host(vec![0; len]),
+        })
+    }
+
+    pub fn part(&self, range: Range<usize>) -> BufSlice<'_> {
+        with!(self, buffer => BufSlice::new(buffer, range))
+    }
+
+    pub fn part_mut(&mut self, range: Range<usize>) -> BufSliceMut<'_> {
+        with!(self, buffer => BufSliceMut::new(buffer, range))
+    }
+
+    pub fn set(&mut self, offset: usize, bytes: &[u8]) -> Result {
+        match self {
+            Self::Device(buffer) => buffer.copy_from_host(offset, bytes)?,
+            Self::Pinned(buffer) => buffer[offset..offset + bytes.len()].copy_from_slice(bytes),
+            Self::Host(buffer) => buffer[offset..offset + bytes.len()].copy_from_slice(bytes),
+        }
+        Ok(())
+    }
+
+    pub fn get(&self, range: Range<usize>) -> Result<Vec<u8>> {
+        Ok(match self {
+            Self::Device(buffer) => {
+                let mut bytes = vec![0; range.len()];
+                buffer.copy_to_host(range.start, &mut bytes)?;
+                bytes
+            }
+            Self::Pinned(buffer) => buffer[range].to_vec(),
+            Self::Host(buffer) => buffer[range].to_vec(),
+        })
+    }
+
+    /// Begins to read into all of it; ordered with the stream, if there is one.
+    pub fn read(self, file: &File, offset: u64, stream: Option<&Stream>) -> Pending {
+        match stream {
+            Some(stream) => pending!(self, buffer => file.read_at_on_stream(stream, buffer, offset)),
+            None => pending!(self, buffer => file.read_at_async(buffer, offset)),
+        }
+    }
+
+    /// Begins to write all of it; ordered with the stream, if there is one.
+    pub fn write(self, file: &File, offset: u64, stream: Option<&Stream>) -> Pending {
+        match stream {
+            Some(stream) => pending!(self, buffer => file.write_all_at_on_stream(stream, buffer, offset)),
+            None => pending!(self, buffer => file.write_all_at_async(buffer, offset)),
+        }
+    }
+}
+
+fn wrap<B>(
+    (result, buffer): (gpufile::Result<usize>, B),
+    memory: impl FnOnce(B) -> Memory,
+) -> (gpufile::Result<usize>, Memory) {
+    (result, memory(buffer))
+}

@@ -1,0 +1,176 @@
+//! Rounds that read.
+
+use gpufile::{IoRange, ReadRequest};
+
+use super::actor::Actor;
+use super::content::{Random, compare, content, fill};
+use super::memory::{Kind, Memory};
+use super::{READ_LEN, READ_SALT, Result, Scene};
+
+/// How long a range is at most, in most rounds.
+const RANGE_LEN: usize = 200_000;
+/// What gaps between ranges hold, before and after.
+const GAP: u8 = 0xEE;
+
+pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Result {
+    let kind = actor.kind(random);
+    let mut memory = actor.take(kind);
+    let outcome = match random.below(8) {
+        0..=2 => one(actor, scene, random, &mut memory),
+        3..=5 => many(actor, scene, random, kind, &mut memory),
+        6 => requests(actor, scene, random, &mut memory),
+        _ => owned(actor, scene, random, kind),
+    };
+    actor.put(kind, memory);
+    outcome.map_err(|error| format!("{kind:?} memory, {error}").into())
+}
+
+/// One range, maybe beyond the end of the file.
+fn one(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut Memory) -> Result {
+    let most = if random.once_in(12) { 16_000_000 } else { RANGE_LEN };
+    let (len, place) = (random.len(most), random.below(30_000));
+    let offset =
+        if random.once_in(10) { READ_LEN - random.below(2 * len) as u64 } else { offset(random, len) };
+    let file = Actor::any(&scene.read, random);
+    let mut part = memory.part_mut(place..place + len);
+    let (way, read) = match random.below(3) {
+        0 => ("read_at", file.read_at(&mut part, offset)?),
+        1 => ("read_at_inline", file.read_at_inline(&mut part, offset)?),
+        _ => ("mapped read_at", scene.mapped.read_at(&mut part, offset)?),
+    };
+    let what = || format!("{way} of {len} bytes at {offset}, to {place}");
+    let expected_len = len.min(READ_LEN.saturating_sub(offset) as usize);
+    if read != expected_len {
+        return Err(format!("{}: read {read} bytes instead of {expected_len}", what()).into());
+    }
+    compare(&memory.get(place..place + read)?, &content(READ_SALT, offset, read), what)?;
+    actor.count(way, 1, read);
+    Ok(())
+}
+
+/// Many ranges of the file into one buffer.
+fn many(
+    actor: &mut Actor<'_>,
+    scene: &Scene,
+    random: &mut Random,
+    kind: Kind,
+    memory: &mut Memory,
+) -> Result {
+    let most = match kind {
+        Kind::Device if random.once_in(8) => 120_000_000,
+        _ => random.len(8_000_000),
+    };
+    let ranges = ranges(random, most);
+    let mut expected = vec![GAP; ranges.iter().map(end).max().unwrap_or(0)];
+    memory.set(0, &expected)?;
+    let file = Actor::any(&scene.read, random);
+    let mut part = memory.part_mut(0..expected.len());
+    let way = match random.below(2) {
+        0 => {
+            file.read_many(&mut part, &ranges)?;
+            "read_many"
+        }
+        _ => {
+            scene.mapped.read_many(&mut part, &ranges)?;
+            "mapped read_many"
+        }
+    };
+    for range in &ranges {
+        fill(READ_SALT, range.file_offset, &mut expected[range.buffer_offset..end(range)]);
+    }
+    compare(&memory.get(0..expected.len())?, &expected, || format!("{way} of {} ranges", ranges.len()))?;
+    actor.count(way, 1, ranges.iter().map(|range| range.len_bytes).sum());
+    Ok(())
+}
+
+/// Ranges of several open files into parts of a buffer.
+fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut Memory) -> Result {
+    let most = random.len(4_000_000);
+    let mut ranges = ranges(random, most);
+    ranges.sort_by_key(|range| range.buffer_offset);
+    let whole = ranges.last().map_or(0, end);
+    memory.set(0, &vec![GAP; whole])?;
+    let mut rest = memory.part_mut(0..whole);
+    let (mut at, mut requests) = (0, Vec::new());
+    for range in &ranges {
+        let (_, behind) = rest.split_at(range.buffer_offset - at);
+        let (part, behind) = behind.split_at(range.len_bytes);
+        (rest, at) = (behind, end(range));
+        requests.push(ReadRequest::new(Actor::any(&scene.read, random), range.file_offset, part)?);
+    }
+    random.shuffle(&mut requests);
+    scene.engine.read_many(&mut requests)?;
+    drop(requests);
+    let mut expected = vec![GAP; whole];
+    for range in &ranges {
+        fill(READ_SALT, range.file_offset, &mut expected[range.buffer_offset..end(range)]);
+    }
+    compare(&memory.get(0..whole)?, &expected, || format!("engine's read_many of {}", ranges.len()))?;
+    actor.count("engine read_many", 1, ranges.iter().map(|range| range.len_bytes).sum());
+    Ok(())
+}
+
+/// Several reads at once that own their buffers; some are dropped.
+fn owned(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, kind: Kind) -> Result {
+    let stream = Scene::stream(actor.stream.as_ref(), random);
+    let way = if stream.is_some() { "read on stream" } else { "read future" };
+    let mut pending = Vec::new();
+    for _ in 0..1 + random.below(8) {
+        let most = if random.once_in(10) { 8_000_000 } else { RANGE_LEN };
+        let len = random.len(most);
+        let offset = offset(random, len);
+        let memory = Memory::new(actor.stage.device.as_ref(), kind, len)?;
+        pending.push((offset, len, memory.read(Actor::any(&scene.read, random), offset, stream)));
+    }
+    random.shuffle(&mut pending);
+    let (mut calls, mut bytes) = (0, 0);
+    for (offset, len, wait) in pending {
+        if random.once_in(5) {
+            drop(wait);
+            continue;
+        }
+        let (read, memory) = wait();
+        let what = || format!("{way} of {len} bytes at {offset}");
+        let read = read?;
+        compare(&memory.get(0..len)?, &content(READ_SALT, offset, len), what)?;
+        (calls, bytes) = (calls + 1, bytes + read);
+    }
+    actor.count(way, calls, bytes);
+    Ok(())
+}
+
+/// Where a range of so many bytes may begin.
+fn offset(random: &mut Random, len: usize) -> u64 {
+    random.below(READ_LEN as usize - len) as u64
+}
+
+/// Ranges anywhere in the file, in a buffer of so many bytes; with gaps or without, in order or not, of one length or many.
+fn ranges(random: &mut Random, most: usize) -> Vec<IoRange> {
+    let fixed = random.pick(&[None, None, Some(64), Some(300), Some(700), Some(4096), Some(12_000)]);
+    let longest = random.len(RANGE_LEN);
+    let gaps = random.pick(&[0, 1, 700, 5000]);
+    // As many as make sense; the shortest ranges end the buffer early.
+    let most_ranges = 200_000;
+    let (mut ranges, mut at) = (Vec::new(), 0);
+    while ranges.len() < most_ranges {
+        at += if gaps > 0 && random.once_in(3) { random.below(gaps) } else { 0 };
+        let len_bytes = fixed.unwrap_or_else(|| random.len(longest));
+        if at + len_bytes > most {
+            break;
+        }
+        let follows: Option<&IoRange> = ranges.last().filter(|_| random.once_in(4));
+        let behind = follows.map(|range| range.file_offset + range.len_bytes as u64);
+        let fits = |offset: &u64| offset + len_bytes as u64 <= READ_LEN;
+        let file_offset = behind.filter(fits).unwrap_or_else(|| offset(random, len_bytes));
+        ranges.push(IoRange { file_offset, buffer_offset: at, len_bytes });
+        at += len_bytes;
+    }
+    if random.once_in(2) {
+        random.shuffle(&mut ranges);
+    }
+    ranges
+}
+
+fn end(range: &IoRange) -> usize {
+    range.buffer_offset + range.len_bytes
+}

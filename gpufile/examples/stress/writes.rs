@@ -1,0 +1,174 @@
+//! Rounds that write.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use gpufile::{DirectIo, File, IoRange, WriteRequest};
+
+use super::actor::Actor;
+use super::content::{Random, compare, content};
+use super::memory::{Kind, Memory};
+use super::{REGION, Result, Scene, Stage};
+
+/// What an actor has written, as it should be found.
+pub struct Copies {
+    /// Its region of each scene's file, which the others write too; and whether it was written to the end.
+    regions: Vec<Vec<u8>>,
+    /// A file of its own, which grows and is made anew.
+    own: Vec<u8>,
+    own_path: PathBuf,
+}
+
+/// How long the file of its own becomes.
+const OWN_LEN: usize = 24_000_000;
+
+impl Copies {
+    pub fn new(stage: &Stage, number: u64) -> Result<Self> {
+        let regions = stage.scenes.iter().map(|_| vec![0; REGION as usize]).collect();
+        let own_path = stage.folder.join(format!("own-{number}"));
+        fs::write(&own_path, [])?;
+        Ok(Self { regions, own: Vec::new(), own_path })
+    }
+}
+
+/// Ranges of a file and where their bytes lie in the source.
+struct Plan {
+    ranges: Vec<IoRange>,
+    source: Vec<u8>,
+}
+
+pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Result {
+    let at = actor.stage.scenes.iter().position(|one| std::ptr::eq(one, scene)).expect("one of the stage's");
+    let kind = actor.kind(random);
+    if random.once_in(2) {
+        let mut copy = std::mem::take(&mut actor.copies.regions[at]);
+        let file = Actor::any(&scene.written, random);
+        let start = actor.number * REGION;
+        let plan = plan(actor, random, copy.len(), copy.len());
+        let outcome = write(actor, scene, random, kind, (file, start), &plan)
+            .and_then(|way| check(&scene.written_path, start, &mut copy, &plan, way));
+        actor.copies.regions[at] = copy;
+        return outcome;
+    }
+    let mut copy = std::mem::take(&mut actor.copies.own);
+    if random.once_in(12) {
+        fs::remove_file(&actor.copies.own_path)?;
+        copy.clear();
+    } else if random.once_in(12) && !copy.is_empty() {
+        copy.truncate(random.below(copy.len()));
+        fs::File::options().write(true).open(&actor.copies.own_path)?.set_len(copy.len() as u64)?;
+    }
+    let direct = random.pick(&[DirectIo::Auto, DirectIo::Auto, DirectIo::Always, DirectIo::Never]);
+    let policy = random.pick(&scene.policies);
+    let options = File::options().read(true).write(true).create(true).engine(&scene.engine);
+    let file = options.policy(policy).direct_write(direct).open(&actor.copies.own_path)?;
+    let plan = plan(actor, random, copy.len(), OWN_LEN);
+    let way = write(actor, scene, random, kind, (&file, 0), &plan)?;
+    let path = actor.copies.own_path.clone();
+    check(&path, 0, &mut copy, &plan, way)?;
+    let (found, expected) = (fs::metadata(&path)?.len(), copy.len() as u64);
+    if found != expected {
+        return Err(format!("{way}: the file has {found} bytes instead of {expected}").into());
+    }
+    actor.copies.own = copy;
+    Ok(())
+}
+
+/// Disjoint ranges, of which some continue where the file ends.
+fn plan(actor: &Actor<'_>, random: &mut Random, now_len: usize, most: usize) -> Plan {
+    let longest = if random.once_in(6) { 8_000_000 } else { 200_000 };
+    let count = if random.once_in(3) { 1 } else { 1 + random.below(60) };
+    let mut at = if random.once_in(2) { random.below(most) } else { now_len.min(most - 1) };
+    let (mut ranges, mut place) = (Vec::new(), random.below(5000));
+    for _ in 0..count {
+        at += if random.once_in(2) { 0 } else { random.below(9000) };
+        let len_bytes = random.len(longest);
+        if at + len_bytes > most || place + len_bytes > 15_000_000 {
+            break;
+        }
+        ranges.push(IoRange { file_offset: at as u64, buffer_offset: place, len_bytes });
+        (at, place) = (at + len_bytes, place + len_bytes + random.below(100));
+    }
+    random.shuffle(&mut ranges);
+    Plan { ranges, source: content(actor.written_salt(), 0, place) }
+}
+
+/// Writes the ranges, which are counted from `start` in the file, in some way; says which.
+fn write(
+    actor: &mut Actor<'_>,
+    scene: &Scene,
+    random: &mut Random,
+    kind: Kind,
+    (file, start): (&File, u64),
+    plan: &Plan,
+) -> Result<&'static str> {
+    let Plan { ranges, source } = plan;
+    let mut memory = actor.take(kind);
+    memory.set(0, source)?;
+    let offset = |range: &IoRange| start + range.file_offset;
+    let bytes = |range: &IoRange| range.buffer_offset..range.buffer_offset + range.len_bytes;
+    let way = match random.below(5) {
+        0 => {
+            for range in ranges {
+                file.write_all_at(&memory.part(bytes(range)), offset(range))?;
+            }
+            "write_all_at"
+        }
+        1 => {
+            for range in ranges {
+                file.write_all_at_inline(&memory.part(bytes(range)), offset(range))?;
+            }
+            "write_all_at_inline"
+        }
+        2 => {
+            let ranges: Vec<_> =
+                ranges.iter().map(|range| IoRange { file_offset: offset(range), ..*range }).collect();
+            file.write_many(&memory.part(0..source.len()), &ranges)?;
+            "write_many"
+        }
+        3 => {
+            let request = |range| WriteRequest::new(file, offset(range), memory.part(bytes(range)));
+            let requests = ranges.iter().map(request).collect::<gpufile::Result<Vec<_>>>()?;
+            scene.engine.write_many(&requests)?;
+            "engine write_many"
+        }
+        _ => {
+            let stream = Scene::stream(actor.stream.as_ref(), random);
+            let mut pending = Vec::new();
+            for range in ranges {
+                let mut own = Memory::new(actor.stage.device.as_ref(), kind, range.len_bytes)?;
+                own.set(0, &source[bytes(range)])?;
+                pending.push(own.write(file, offset(range), stream));
+            }
+            random.shuffle(&mut pending);
+            pending.into_iter().try_for_each(|wait| wait().0.map(drop))?;
+            if stream.is_some() { "write on stream" } else { "write future" }
+        }
+    };
+    actor.put(kind, memory);
+    actor.count(way, 1, ranges.iter().map(|range| range.len_bytes).sum());
+    Ok(way)
+}
+
+/// Compares all that the actor has of the file, by plain reads.
+fn check(path: &PathBuf, start: u64, copy: &mut Vec<u8>, plan: &Plan, way: &str) -> Result {
+    for IoRange { file_offset, buffer_offset, len_bytes } in &plan.ranges {
+        let (start, end) = (*file_offset as usize, *file_offset as usize + len_bytes);
+        if copy.len() < end {
+            copy.resize(end, 0);
+        }
+        copy[start..end].copy_from_slice(&plan.source[*buffer_offset..buffer_offset + len_bytes]);
+    }
+    let file = fs::File::open(path)?;
+    let mut found = vec![0; copy.len()];
+    let mut done = 0;
+    // What nobody has written yet may lie behind the end of the file.
+    while done < found.len() {
+        match file.read_at(&mut found[done..], start + done as u64)? {
+            0 => break,
+            more => done += more,
+        }
+    }
+    Ok(compare(&found, copy, || format!("{way} of {} ranges to {}", plan.ranges.len(), path.display()))?)
+}
