@@ -3,7 +3,8 @@
 //! usage: kvikio_chunks [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
 //! INPUT is made of 16 MiB of random bytes by a plain write and read 64 KiB at a time, each chunk to its place in the
-//! buffer. The whole buffer is written to OUTPUT, which must then have the same bytes. Needs a GPU.
+//! buffer, in the calling thread, as `raw_read` does. The whole buffer is written to OUTPUT, which must then have the
+//! same bytes. Needs a GPU.
 
 mod common;
 
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
         let (mut bytes, mut reads) = (0, 0);
         for mut chunk in buffer.chunks_mut(CHUNK) {
             // Fewer bytes only at the end of the file, so that no chunk needs a second read.
-            bytes += file.read_at(&mut chunk, bytes as u64)?;
+            bytes += file.read_at_inline(&mut chunk, bytes as u64)?;
             reads += 1;
         }
         all_of(bytes, LEN, "read")?;

@@ -1,4 +1,4 @@
-//! What KvikIO's quickstart does: an array written, read whole, and read in two halves at once.
+//! Writes an array, reads it whole, and reads it in two halves at once, as KvikIO's quickstart does.
 //!
 //! usage: kvikio_quickstart [--cufile|--posix] FILE [GPU]
 //!
@@ -8,17 +8,17 @@
 //! | `f.write(a)` | [`gpufile::File::write_all_at`] |
 //! | `f.close()`, or the end of a `with` block | dropping the file |
 //! | `f.read(b)` | [`gpufile::File::read_exact_at`], or [`read_at`](gpufile::File::read_at) for the count |
-//! | `future = f.pread(part, file_offset=…)` | a scoped thread that reads into its part of the buffer |
-//! | `future.get()` | `join` |
+//! | `future = f.pread(part, file_offset=…)` | [`gpufile::File::read_at_async`] with an [`OwnedPart`] of the buffer |
+//! | `future.get()` | [`wait`](gpufile::IoFuture::wait), or `.await` |
 //!
 //! FILE is made anew, and compared with the array. Needs a GPU.
 
 mod common;
 
 use std::process::ExitCode;
-use std::thread;
 
-use common::{Result, all_of, require_file, require_same};
+use common::{all_of, require_file, require_same};
+use gpufile::OwnedPart;
 
 fn main() -> ExitCode {
     common::run("[--cufile|--posix] FILE [GPU]", |arguments| {
@@ -49,19 +49,21 @@ fn main() -> ExitCode {
         require_same(&c.to_vec()?, &numbers, "read in a scope")?;
         println!("read {} bytes, twice", numbers.len());
 
-        let mut d = device.alloc(numbers.len())?;
+        let d = device.alloc(numbers.len())?;
         let half = numbers.len() / 2;
         let file = arguments.open(path)?;
-        thread::scope(|threads| -> Result {
-            let (mut first, mut second) = d.slice_mut(..).split_at(half);
-            let file = &file;
-            let future1 = threads.spawn(move || file.read_at(&mut first, 0));
-            let future2 = threads.spawn(move || file.read_at(&mut second, half as u64));
-            for future in [future1, future2] {
-                all_of(future.join().map_err(|_| "a thread panicked")??, half, "pread")?;
-            }
-            Ok(())
-        })?;
+        let parts = OwnedPart::split(d, half).into_iter().zip((0..).step_by(half));
+        let futures: Vec<_> = parts.map(|(part, offset)| file.read_at_async(part, offset)).collect();
+        let mut parts = Vec::new();
+        for future in futures {
+            let (read, part) = future.wait();
+            all_of(read?, half, "pread")?;
+            parts.push(part);
+        }
+        // The last part that there is gives the whole buffer back.
+        let last = parts.pop().ok_or("there were two")?;
+        drop(parts);
+        let d = last.into_whole().map_err(|_| "another part is left")?;
         require_same(&d.to_vec()?, &numbers, "pread")?;
         println!("read two halves at once");
         println!("contents match");

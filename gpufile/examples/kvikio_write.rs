@@ -5,8 +5,8 @@
 //! FILE then has 128 KiB of the byte `ab`, 4 KiB of zeros that nothing wrote, and again 128 KiB of `ab`, which is
 //! checked by plain reads, and can be seen with `hexdump -C FILE`.
 //!
-//! KvikIO's `write` splits the work among threads and its `raw_write` is the plain call of cuFile; here
-//! [`write_all_at`](gpufile::File::write_all_at) is both. Sample 001 closes the file by a call and 002 by leaving a
+//! KvikIO's `write`, which threads share, is [`write_all_at`](gpufile::File::write_all_at) here, and its `raw_write`,
+//! which stays in the calling thread, [`write_all_at_inline`](gpufile::File::write_all_at_inline). Sample 001 closes the file by a call and 002 by leaving a
 //! `with` block; here either is a drop. Needs a GPU.
 
 mod common;
@@ -28,8 +28,8 @@ fn main() -> ExitCode {
             println!("path: {}", file.route());
             file.write_all_at(&buffer, 0)?;
             println!("wrote {LEN} bytes at 0");
-            file.write_all_at(&buffer, (LEN + GAP) as u64)?;
-            println!("wrote {LEN} bytes at {}", LEN + GAP);
+            file.write_all_at_inline(&buffer, (LEN + GAP) as u64)?;
+            println!("wrote {LEN} bytes at {} in this thread", LEN + GAP);
         }
         let block = [0xab; LEN];
         require_file(path, &[&block[..], &[0; GAP], &block].concat())?;
