@@ -139,10 +139,18 @@ impl OpenOptions {
                 let text = "it was opened with O_APPEND, and all writes here say where they go".to_owned();
                 Err(Error::Open { path, cause: Cause::Invalid(text) })
             }
-            Ok(_) => match self.engine_or_global() {
-                Ok(engine) => self.open_file(path, file, engine),
-                Err(cause) => Err(Error::Open { path, cause }),
-            },
+            Ok(_) => self.take_over(path, file),
+        }
+    }
+
+    /// Takes over a file that was just opened under this path, for reading at least. Ignores access and creation options.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub(crate) fn take_over(&self, path: PathBuf, file: fs::File) -> Result<File> {
+        match self.engine_or_global() {
+            Ok(engine) => self.open_file(path, file, engine),
+            Err(cause) => Err(Error::Open { path, cause }),
         }
     }
 

@@ -1,12 +1,16 @@
 //! What file systems report late, and what is synced, by taking the place of the C library's calls.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fs;
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use gpufile::formats::{Error, SaveOptions, safetensors};
+
+/// What is refused holds for all of the process.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// What was synced.
 static SYNCED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -36,6 +40,63 @@ extern "C" fn close(fd: c_int) -> c_int {
         }
         _ => closed as c_int,
     }
+}
+
+/// The folder in which no file can be created, or the folder that cannot be opened, and why.
+static REFUSED: Mutex<Option<(PathBuf, bool, c_int)>> = Mutex::new(None);
+
+#[unsafe(no_mangle)]
+extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's string, as for the C library's function.
+    let name = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
+    let creates = flags & libc::O_CREAT != 0;
+    if let Some((folder, is_creation, errno)) = &*REFUSED.lock().unwrap()
+        && *is_creation == creates
+        && folder == if creates { name.parent().unwrap() } else { name }
+    {
+        // SAFETY: this thread's.
+        unsafe { *libc::__errno_location() = *errno };
+        return -1;
+    }
+    // SAFETY: as for the C library's function, which does the same.
+    unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode) as c_int }
+}
+
+/// Saves where opening fails like that; returns the errno of the save.
+fn save_refused(folder: &Path, creates: bool, errno: c_int, sync: bool) -> Option<i32> {
+    let path = folder.join("a");
+    *REFUSED.lock().unwrap() = Some((folder.to_owned(), creates, errno));
+    let saved = safetensors::save_with(&path, &[], BTreeMap::new(), &SaveOptions::new().sync(sync));
+    *REFUSED.lock().unwrap() = None;
+    saved.err().map(|error| match error {
+        Error::Save { error, .. } => error.raw_os_error().unwrap(),
+        error => panic!("{error}"),
+    })
+}
+
+#[test]
+fn a_save_that_creates_no_file_removes_none() {
+    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    // What another process in another container may call its files.
+    for number in 0..1000 {
+        fs::write(folder.path().join(format!(".a.{}.{number}.tmp", std::process::id())), "").unwrap();
+    }
+    assert_eq!(save_refused(folder.path(), true, libc::EMFILE, true), Some(libc::EMFILE));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1000);
+}
+
+#[test]
+fn a_folder_that_cannot_be_synced_keeps_the_old_file() {
+    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a"), "old").unwrap();
+    assert_eq!(save_refused(folder.path(), false, libc::EACCES, true), Some(libc::EACCES));
+    assert_eq!(fs::read(folder.path().join("a")).unwrap(), b"old");
+    // Nothing else opens the folder.
+    assert_eq!(save_refused(folder.path(), false, libc::EACCES, false), None);
+    assert_ne!(fs::read(folder.path().join("a")).unwrap(), b"old");
+    assert_eq!(save_refused(folder.path(), false, libc::EMFILE, false), Some(libc::EMFILE));
 }
 
 #[test]

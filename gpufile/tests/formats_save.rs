@@ -133,18 +133,6 @@ fn a_file_is_named_in_the_current_folder_too_and_however_long_its_name() {
 }
 
 #[test]
-fn a_file_left_behind_under_the_temporary_name_is_in_nobodys_way() {
-    let folder = tempdir().unwrap();
-    let path = folder.path().join("a");
-    for number in 0..1000 {
-        fs::write(folder.path().join(format!(".a.{}.{number}.tmp", std::process::id())), "old").unwrap();
-    }
-    safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap();
-    assert_eq!(listed(folder.path()).len(), 1001);
-    assert_eq!(Checkpoint::open(&path).unwrap().len(), 0);
-}
-
-#[test]
 fn who_opens_a_path_while_it_is_saved_finds_one_of_both_files() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");

@@ -597,7 +597,7 @@ fn links_are_followed_and_circles_are_not() {
     symlink("nowhere", inside.join("a/dangling")).unwrap();
     symlink("itself", inside.join("a/itself")).unwrap();
     symlink("../../elsewhere/b/c", inside.join("a/into_a_file")).unwrap();
-    fs::write(inside.join("a/.b.1.0.tmp"), "unfinished").unwrap();
+    fs::write(inside.join("a/.b.0123456789abcdef.gpufile-tmp"), "unfinished").unwrap();
     let store = FileStore::new(&inside);
     assert_eq!(store.get(&StoreKey::new("a/link/b").unwrap()).unwrap().unwrap(), b"b".as_slice());
     assert_eq!(store.list().unwrap(), [StoreKey::new("a/link/b").unwrap()]);

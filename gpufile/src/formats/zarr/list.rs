@@ -10,6 +10,7 @@ use zarrs::storage::{
 };
 
 use super::store::{FileStore, has_gone};
+use crate::formats::save::target_of;
 
 /// What one folder of a store holds, by name, and what is no key left out: other kinds of files, names that are not
 /// UTF-8, and files that are being written.
@@ -36,7 +37,7 @@ impl Folder {
             };
             if metadata.is_dir() {
                 folder.folders.push((name, entry.path()));
-            } else if metadata.is_file() && !is_unfinished(&name) {
+            } else if metadata.is_file() && target_of(name.as_bytes()).is_none() {
                 folder.files.push((name, metadata.len()));
             }
         }
@@ -49,11 +50,6 @@ impl Folder {
 /// Whether an error says that a link leads to itself, or into a file.
 fn leads_nowhere(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR))
-}
-
-/// Whether a name is that of a file that is being written, as `SaveOptions` describes it.
-fn is_unfinished(name: &str) -> bool {
-    name.starts_with('.') && name.ends_with(".tmp")
 }
 
 /// Calls `found` with the key and the length of every file below a folder.

@@ -1,0 +1,156 @@
+//! The folder that a file is saved in.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::temporary::try_lock;
+use super::{failed, leftovers};
+use crate::Cause;
+
+/// A folder that is open for as long as a file is saved in it.
+///
+/// It is opened before anything in it changes, so that a folder that cannot be synced is found out in time.
+#[derive(Debug)]
+pub(in crate::formats) struct Folder {
+    path: PathBuf,
+    /// None if the folder may not be read and nothing is to be synced.
+    pub(super) handle: Option<fs::File>,
+    sync: bool,
+    /// Whether every process that can see the folder sees the locks of the others.
+    pub(super) has_locks: bool,
+}
+
+impl Folder {
+    /// Opens the folder that `path` names a file in, and removes what killed processes left there.
+    ///
+    /// # Errors
+    /// [`crate::Error::Open`] if `path` does not name a file; [`crate::Error::File`] if the folder cannot be opened.
+    pub fn of(path: &Path, sync: bool) -> crate::Result<Self> {
+        if path.file_name().is_none() {
+            return Err(no_file_name(path));
+        }
+        let folder_path = folder_of(path);
+        let handle = match fs::File::open(folder_path) {
+            Ok(handle) => Some(handle),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && !sync => None,
+            Err(error) => return Err(failed("open the folder", folder_path, error)),
+        };
+        let has_locks = handle.as_ref().is_some_and(is_local);
+        let folder = Self { path: folder_path.to_owned(), handle, sync, has_locks };
+        leftovers::remove(&folder);
+        Ok(folder)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits until the names in the folder have reached the storage, if this is wanted.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`].
+    pub fn sync(&self) -> crate::Result<()> {
+        let Some(handle) = self.handle.as_ref().filter(|_| self.sync) else { return Ok(()) };
+        sync(handle).map_err(|error| failed("sync the folder", &self.path, error))
+    }
+
+    /// Keeps other processes from replacing models in the folder, as long as what is returned lives; `None` where locks
+    /// do not do that.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] if another process does not let the lock go within a minute. Nothing but renaming and
+    /// syncing is done under it.
+    pub fn lock(&self) -> crate::Result<Option<FolderLock<'_>>> {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        const PAUSE: Duration = Duration::from_millis(5);
+        let Some(handle) = self.handle.as_ref().filter(|_| self.has_locks) else { return Ok(None) };
+        let start = Instant::now();
+        loop {
+            match try_lock(handle) {
+                Ok(()) => return Ok(Some(FolderLock(handle))),
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if start.elapsed() > PATIENCE => {
+                    return Err(failed("lock the folder", &self.path, error));
+                }
+                Err(_) => thread::sleep(PAUSE),
+            }
+        }
+    }
+}
+
+/// The lock of a folder.
+#[derive(Debug)]
+pub(in crate::formats) struct FolderLock<'a>(&'a fs::File);
+
+impl Drop for FolderLock<'_> {
+    fn drop(&mut self) {
+        // Closing the folder would not do: a process that was forked meanwhile has a copy of the descriptor.
+        // SAFETY: takes integers.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
+}
+
+pub(in crate::formats) fn no_file_name(path: &Path) -> crate::Error {
+    crate::Error::Open { path: path.to_owned(), cause: Cause::Invalid("it does not name a file".to_owned()) }
+}
+
+/// Syncs the folder that names a file, or a folder.
+#[cfg(feature = "zarr")]
+pub(in crate::formats) fn sync_folder(path: &Path) -> io::Result<()> {
+    sync(&fs::File::open(folder_of(path))?)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+fn sync(folder: &fs::File) -> io::Result<()> {
+    match folder.sync_all() {
+        // File systems whose folders need no sync, or have none, say so.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        result => result,
+    }
+}
+
+/// Whether a folder is on a file system of this machine alone. Network file systems may keep locks to the machine that
+/// took them, or make them mandatory.
+fn is_local(folder: &fs::File) -> bool {
+    const BCACHEFS: u32 = 0xca45_1a4e;
+    const ZFS: u32 = 0x2fc1_2fc1;
+    const LOCAL: [u32; 8] = [
+        libc::TMPFS_MAGIC as u32,
+        libc::EXT4_SUPER_MAGIC as u32,
+        libc::XFS_SUPER_MAGIC as u32,
+        libc::BTRFS_SUPER_MAGIC as u32,
+        libc::F2FS_SUPER_MAGIC as u32,
+        libc::OVERLAYFS_SUPER_MAGIC as u32,
+        BCACHEFS,
+        ZFS,
+    ];
+    // SAFETY: zeros are valid, and the kernel fills them in.
+    let mut stat: libc::statfs64 = unsafe { mem::zeroed() };
+    // SAFETY: `stat` outlives the call.
+    let asked = unsafe { libc::fstatfs64(folder.as_raw_fd(), &mut stat) };
+    asked == 0 && LOCAL.contains(&(stat.f_type as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_own_file_systems_are_not_local() {
+        assert!(!is_local(&fs::File::open("/proc").unwrap()));
+        if let Ok(memory) = fs::File::open("/dev/shm") {
+            assert!(is_local(&memory));
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Files that killed processes left behind.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::Folder;
+use super::temporary::{target_of, try_lock};
+
+/// How long nobody wrote to a file that is left behind, where locks do not tell.
+const AGE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Removes what killed processes left in a folder, the first time that this process saves there: later saves into a
+/// folder of many files need not list them all.
+pub(super) fn remove(folder: &Folder) {
+    /// More folders are forgotten and listed again.
+    const FOLDERS: usize = 1 << 16;
+    static SEEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+    let Some(Ok(metadata)) = folder.handle.as_ref().map(fs::File::metadata) else { return };
+    {
+        let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if !seen.insert((metadata.dev(), metadata.ino())) {
+            return;
+        }
+        if seen.len() > FOLDERS {
+            seen.clear();
+        }
+    }
+    // A leftover that cannot be listed or removed is in nobody's way.
+    let Ok(entries) = fs::read_dir(folder.path()) else { return };
+    for entry in entries.flatten() {
+        if target_of(entry.file_name().as_bytes()).is_some() {
+            remove_if_left(folder, &entry.path());
+        }
+    }
+}
+
+/// Removes a temporary file if the process that created it has ended.
+fn remove_if_left(folder: &Folder, path: &Path) {
+    // Neither a symbolic link nor a pipe is followed or waited for.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let Ok(file) = fs::File::options().read(true).write(true).custom_flags(flags).open(path) else { return };
+    let Ok(metadata) = file.metadata() else { return };
+    let is_left = match folder.has_locks {
+        true => try_lock(&file).is_ok(),
+        false => metadata.modified().is_ok_and(|time| time.elapsed().is_ok_and(|age| age > AGE)),
+    };
+    if metadata.is_file() && is_left {
+        let _ = fs::remove_file(path);
+    }
+}

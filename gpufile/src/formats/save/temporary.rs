@@ -1,0 +1,230 @@
+//! Files under temporary names.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::{Folder, SaveOptions, failed, no_file_name};
+use crate::File;
+
+/// How the names of files end that are being written.
+pub(in crate::formats) const SUFFIX: &str = ".gpufile-tmp";
+
+/// A file under a name that nobody else uses. It is removed when it is dropped, except if it was renamed.
+#[derive(Debug)]
+pub(in crate::formats) struct Temporary {
+    path: PathBuf,
+    /// Keeps the lock that tells other processes that this one lives.
+    file: fs::File,
+    is_renamed: bool,
+}
+
+impl Temporary {
+    /// Creates a file in the folder, named after the one that it is for.
+    ///
+    /// # Errors
+    /// [`crate::Error::Open`]. Nothing is left then.
+    pub fn create(folder: &Folder, target: &Path) -> crate::Result<Self> {
+        let name = target.file_name().ok_or_else(|| no_file_name(target))?;
+        loop {
+            let open_error = |error: io::Error, path: &Path| crate::Error::Open {
+                path: path.to_owned(),
+                cause: error.into(),
+            };
+            let number = random().map_err(|error| open_error(error, target))?;
+            let path = target.with_file_name(temporary_name(name, number));
+            let file = match fs::File::options().read(true).write(true).create_new(true).open(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                opened => opened.map_err(|error| open_error(error, &path))?,
+            };
+            let temporary = Self { path, file, is_renamed: false };
+            if !folder.has_locks || temporary.lock() {
+                return Ok(temporary);
+            }
+        }
+    }
+
+    /// Takes the lock; says whether the file is still there. Another process may have found it unlocked and removed it.
+    fn lock(&self) -> bool {
+        match try_lock(&self.file) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            // Without locks nobody removes it either.
+            _ => {}
+        }
+        self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
+    }
+
+    /// Creates a file and writes it. If the options say so, it has reached the storage then.
+    ///
+    /// # Errors
+    /// What creating, writing or syncing said. Nothing is left then.
+    pub fn written(
+        folder: &Folder,
+        target: &Path,
+        options: &SaveOptions,
+        write: impl FnOnce(&File) -> crate::Result<()>,
+    ) -> crate::Result<Self> {
+        let temporary = Self::create(folder, target)?;
+        let copy = temporary.file.try_clone();
+        let copy = copy.map_err(|error| failed("open", &temporary.path, error))?;
+        let file = options.files.take_over(temporary.path.clone(), copy)?;
+        write(&file)?;
+        match options.sync {
+            true => file.sync_all()?,
+            false => close_copy(&file).map_err(|error| file.failed("close", error))?,
+        }
+        Ok(temporary)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Leaves the file where it is, for a later process to remove.
+    pub fn leave(mut self) {
+        self.is_renamed = true;
+    }
+
+    /// Renames the file, which replaces what is there.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`]. Nothing has changed then, and the file is removed.
+    pub fn replace(mut self, path: &Path) -> crate::Result<()> {
+        fs::rename(&self.path, path).map_err(|error| failed("replace", path, error))?;
+        // From now on the name is free for others.
+        self.is_renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.is_renamed {
+            // If it cannot be removed, the failure that it is removed for is what matters.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// `.NAME.RANDOM.gpufile-tmp`.
+fn temporary_name(name: &OsStr, number: u64) -> OsString {
+    /// File systems allow 255 bytes, and the rest of the name has less than the difference.
+    const MOST_BYTES: usize = 200;
+    let name = name.as_bytes();
+    let mut temporary = b".".to_vec();
+    temporary.extend_from_slice(&name[..name.len().min(MOST_BYTES)]);
+    temporary.extend_from_slice(format!(".{number:016x}{SUFFIX}").as_bytes());
+    OsString::from_vec(temporary)
+}
+
+/// Returns the name of the file that a temporary one is for, cut if it is long; `None` if the name is not one that
+/// [`Temporary`] gives.
+pub(in crate::formats) fn target_of(temporary: &[u8]) -> Option<&[u8]> {
+    let name = temporary.strip_suffix(SUFFIX.as_bytes())?.strip_prefix(b".")?;
+    let dot = name.iter().rposition(|byte| *byte == b'.')?;
+    (dot > 0 && is_random(&name[dot + 1..])).then_some(&name[..dot])
+}
+
+/// Whether these are the digits of a number that [`random`] gave.
+pub(in crate::formats) fn is_random(digits: &[u8]) -> bool {
+    digits.len() == 16 && digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// A number that no other process gets, and no copy of this one.
+pub(in crate::formats) fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    // SAFETY: the kernel writes as many bytes as the array has.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    match got {
+        8 => Ok(u64::from_ne_bytes(bytes)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Takes the lock of a file, if nobody has it.
+///
+/// # Errors
+/// [`ErrorKind::WouldBlock`] if somebody has it; another kind if the file system has no locks.
+pub(super) fn try_lock(file: &fs::File) -> io::Result<()> {
+    // SAFETY: takes integers.
+    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Closes a copy of the descriptor. That is when file systems on the network write what they have put off, and say if it
+/// failed.
+fn close_copy(file: &File) -> io::Result<()> {
+    let copy = file.as_fd().try_clone_to_owned()?.into_raw_fd();
+    // SAFETY: the descriptor is nobody else's.
+    if unsafe { libc::close(copy) } == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        // It is closed all the same.
+        error if error.kind() == ErrorKind::Interrupted => Ok(()),
+        error => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renamed_file_is_not_removed_under_its_old_name() {
+        for is_renamed in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("a");
+            let file = fs::File::create(&path).unwrap();
+            drop(Temporary { path: path.clone(), file, is_renamed });
+            assert_eq!(path.exists(), is_renamed);
+        }
+    }
+
+    #[test]
+    fn only_names_that_are_given_count_as_temporary() {
+        let long = "x".repeat(255);
+        for name in ["a", "a.b", ".hidden", "é", &long] {
+            let temporary = temporary_name(OsStr::new(name), random().unwrap());
+            assert!(temporary.len() <= 255, "{temporary:?}");
+            assert_eq!(target_of(temporary.as_bytes()), Some(&name.as_bytes()[..name.len().min(200)]));
+        }
+        for name in [
+            "a.0123456789abcdef.gpufile-tmp",
+            ".a.0123456789abcde.gpufile-tmp",
+            ".a.0123456789abcdeF.gpufile-tmp",
+            ".a.00123456789abcdef.gpufile-tmp",
+            ".0123456789abcdef.gpufile-tmp",
+            "..0123456789abcdef.gpufile-tmp",
+            ".a.0123456789abcdef.gpufile-tmp2",
+            ".a.0123456789abcdef",
+            ".gpufile-tmp",
+            "",
+        ] {
+            assert_eq!(target_of(name.as_bytes()), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_removed_before_its_lock_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let create =
+            || Temporary { path: path.clone(), file: fs::File::create(&path).unwrap(), is_renamed: false };
+        let removed = create();
+        fs::remove_file(&path).unwrap();
+        assert!(!removed.lock());
+        let locked = create();
+        let other = fs::File::open(&path).unwrap();
+        try_lock(&other).unwrap();
+        assert!(!locked.lock());
+        drop(other);
+        assert!(locked.lock());
+    }
+}
