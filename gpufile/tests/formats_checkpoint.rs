@@ -1,12 +1,18 @@
 //! Models in safetensors files, loaded to the host: whole, in part, from one file and from several.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, Progress, TensorData};
-use gpufile::formats::{Dtype, Error, FormatError};
+use gpufile::formats::{Dtype, Error, FormatError, npy};
 use gpufile::{Cause, IoBuf};
 use tempfile::{TempDir, tempdir};
 
@@ -314,6 +320,59 @@ fn a_folder_stands_for_the_model_in_it() {
     let index = r#"{"weight_map": {"two": "part.safetensors"}}"#;
     fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
     assert!(Checkpoint::open(folder.path()).unwrap().tensor("two").is_some(), "the index comes first");
+}
+
+/// Makes a pipe that nobody writes to.
+fn pipe(path: &Path) {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: a string that ends in a zero.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+}
+
+#[test]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    pipe(&path);
+    pipe(&folder.path().join("pipe.json"));
+    fs::write(folder.path().join("shard.json"), r#"{"weight_map": {"a": "model.safetensors"}}"#).unwrap();
+    let (send, receive) = mpsc::channel();
+    let paths = ["", "model.safetensors", "pipe.json", "shard.json"].map(|name| folder.path().join(name));
+    thread::spawn(move || {
+        for path in paths {
+            send.send(Checkpoint::open(path).map(drop)).unwrap();
+        }
+        send.send(npy::NpyFile::open(&path).map(drop)).unwrap();
+    });
+    for _ in 0..5 {
+        let error = receive.recv_timeout(Duration::from_secs(60)).unwrap().unwrap_err();
+        assert!(error.to_string().contains("it is not a regular file"), "{error}");
+    }
+}
+
+#[test]
+fn a_lease_on_a_file_is_waited_for() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save(&path, &mixed());
+    let holder = fs::File::options().read(true).write(true).open(&path).unwrap();
+    // SAFETY: takes integers.
+    let lease =
+        |command, argument: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, argument) };
+    /// `F_SETSIG`, which `libc` does not have. That a lease is wanted back is said by a signal that ends nobody.
+    const F_SETSIG: libc::c_int = 10;
+    assert_eq!(lease(F_SETSIG, libc::SIGURG), 0);
+    if lease(libc::F_SETLEASE, libc::F_WRLCK) != 0 {
+        // Not every file system and not every user has them.
+        return;
+    }
+    let opening = thread::spawn(move || Checkpoint::open(path).unwrap().len());
+    while lease(libc::F_GETLEASE, 0) == libc::F_WRLCK {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!opening.is_finished());
+    assert_eq!(lease(libc::F_SETLEASE, libc::F_UNLCK), 0);
+    assert_eq!(opening.join().unwrap(), mixed().len());
 }
 
 #[test]

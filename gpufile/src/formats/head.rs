@@ -1,16 +1,8 @@
 //! The bytes at the start of a file.
 
-use std::path::Path;
-
 use super::memory::{addressable, zeroed};
 use super::{Error, FormatError, Result};
-use crate::{File, OpenOptions};
-
-/// Opens a file for reading only, whatever else the options say about access.
-pub(super) fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
-    let options = options.clone().read(true).write(false).create(false).create_new(false).truncate(false);
-    Ok(options.open(path)?)
-}
+use crate::File;
 
 /// Reads the header of a file, given how many bytes say how long it is; returns it with the length of the file.
 pub(super) fn read(

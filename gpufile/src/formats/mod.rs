@@ -27,6 +27,7 @@ mod error;
 mod head;
 mod memory;
 pub mod npy;
+mod regular;
 pub mod safetensors;
 mod save;
 #[cfg(feature = "zarr")]

@@ -11,7 +11,7 @@ use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::head::{self, malformed};
 use crate::formats::memory::{addressable, allocate, check_len, zeroed};
 use crate::formats::save::save;
-use crate::formats::{Error, Result, SaveOptions};
+use crate::formats::{Error, Result, SaveOptions, regular};
 use crate::{File, OpenOptions};
 
 /// An array in an npy file.
@@ -46,18 +46,19 @@ impl NpyFile {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be opened or read, [`Error::Format`] if it is not as the format wants it.
+    /// [`Error::File`] if it cannot be opened or read, or is not a regular file; [`Error::Format`] if it is not as the
+    /// format wants it.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, &OpenOptions::new())
     }
 
     /// As [`open`](Self::open), opening the file in this way: with this engine, path policy and use of `O_DIRECT`.
-    /// What the options say about access and creation does not count.
+    /// Ignores access and creation options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
-        let file = head::open(path, options)?;
+        let file = regular::open(path.as_ref(), options)?;
         let (head, file_len) = head::read(&file, PREFIX_LEN, head_len)?;
         let header = NpyHeader::parse(&head, file_len).map_err(|error| malformed(&file, error))?;
         Ok(Self { file, header })

@@ -1,7 +1,6 @@
 //! Models in files: which tensors they have, without reading any.
 
 use std::fmt;
-use std::fs;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::clip;
 use crate::formats::head::{self, malformed};
 use crate::formats::memory::{addressable, check_len, zeroed};
-use crate::formats::{Error, Result};
+use crate::formats::{Error, Result, regular};
 use crate::{File, IoBufMut, OpenOptions};
 
 /// The tensors of one safetensors file, or of a model in several.
@@ -116,7 +115,7 @@ impl Checkpoint {
     ) -> Result<Self> {
         let (mut files, mut headers) = (Vec::new(), Vec::new());
         for path in paths {
-            let file = head::open(path, options)?;
+            let file = regular::open(path.as_ref(), options)?;
             let (head, file_len) = head::read(&file, LENGTH_BYTES as usize, head_len)?;
             headers.push(Header::parse(&head, file_len).map_err(|error| malformed(&file, error))?);
             files.push(file);
@@ -272,8 +271,7 @@ impl fmt::Debug for Checkpoint {
 
 /// Reads an index, unless it is too long to be one.
 fn read_index(path: &Path) -> Result<Vec<u8>> {
-    let file = fs::File::open(path)
-        .map_err(|error| crate::Error::Open { path: path.to_owned(), cause: error.into() })?;
+    let file = regular::open_plain(path)?;
     let mut json = Vec::new();
     // One byte more than is allowed makes the parser refuse it.
     file.take(MAX_HEADER_LEN + 1).read_to_end(&mut json).map_err(|error| crate::Error::File {

@@ -14,7 +14,7 @@ use zarrs::storage::{
 use super::keys::{KeyRules, is_plain};
 use crate::formats::memory::{addressable, zeroed};
 use crate::formats::save::{save, sync_folder};
-use crate::formats::{self, SaveOptions};
+use crate::formats::{self, SaveOptions, regular};
 use crate::{File, OpenOptions};
 
 /// A folder of files, one for each key, on which zarrs' arrays and groups open.
@@ -65,12 +65,11 @@ impl FileStore {
         store.files(&OpenOptions::new()).sync(false)
     }
 
-    /// Opens files in this way: with this engine, path policy and use of `O_DIRECT`. What the options say about access
-    /// and creation does not count.
+    /// Opens files in this way: with this engine, path policy and use of `O_DIRECT`. Ignores access
+    /// and creation options.
     #[must_use]
     pub fn files(mut self, files: &OpenOptions) -> Self {
-        let reading = files.clone().read(true).write(false).create(false);
-        self.reading = reading.create_new(false).truncate(false);
+        self.reading = files.clone();
         self.saving = self.saving.files(files);
         self
     }
@@ -120,12 +119,14 @@ impl FileStore {
     /// # Errors
     /// [`crate::Error::Open`], [`crate::Error::File`].
     pub(super) fn open(&self, path: &Path) -> crate::Result<Option<(File, u64)>> {
-        let file = match self.reading.open(path) {
+        let file = match regular::open(path, &self.reading) {
             Err(error) if is_missing(error.raw_os_error()) => return Ok(None),
+            // A folder is no value.
+            Err(_) if path.is_dir() => return Ok(None),
             file => file?,
         };
-        let metadata = file.open_file().file.metadata().map_err(|error| file.failed("stat", error))?;
-        Ok((!metadata.is_dir()).then_some((file, metadata.len())))
+        let len_bytes = file.len_bytes()?;
+        Ok(Some((file, len_bytes)))
     }
 
     /// Writes the file at a path that [`path_of`](Self::path_of) gave, and the folders that it lies in.

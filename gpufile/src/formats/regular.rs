@@ -1,0 +1,48 @@
+//! Opening files that strangers may have put there.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use crate::{Cause, File, OpenOptions};
+
+/// Opens a regular file for reading, whatever the options say about access. Symbolic links are followed.
+///
+/// # Errors
+/// [`crate::Error::Open`], also for what is not a regular file: a pipe would wait for somebody to write.
+pub(super) fn open(path: &Path, options: &OpenOptions) -> crate::Result<File> {
+    let file = open_plain(path)?;
+    options.take_over(path.to_owned(), file)
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// As [`open`].
+pub(super) fn open_plain(path: &Path) -> crate::Result<fs::File> {
+    let failed = |cause| crate::Error::Open { path: path.to_owned(), cause };
+    let file = open_unblocked(path).map_err(|error| failed(error.into()))?;
+    let metadata = file.metadata().map_err(|error| failed(error.into()))?;
+    match metadata.is_file() {
+        true => Ok(file),
+        false => Err(failed(Cause::Invalid("it is not a regular file".to_owned()))),
+    }
+}
+
+/// Opens without waiting for the other end of a pipe, or for a device.
+fn open_unblocked(path: &Path) -> io::Result<fs::File> {
+    let file = match fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        // A file server holds a lease of the file, which only regular files have, and gives it back when it is waited for.
+        Err(error) if error.kind() == ErrorKind::WouldBlock && fs::metadata(path)?.is_file() => {
+            return fs::File::open(path);
+        }
+        opened => opened?,
+    };
+    // SAFETY: takes integers.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
+        0 => Ok(file),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
