@@ -319,7 +319,12 @@ fn a_folder_stands_for_the_model_in_it() {
     safetensors::save(folder.path().join("part.safetensors"), &tensor("two"), BTreeMap::new()).unwrap();
     let index = r#"{"weight_map": {"two": "part.safetensors"}}"#;
     fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
-    assert!(Checkpoint::open(folder.path()).unwrap().tensor("two").is_some(), "the index comes first");
+    let error = Checkpoint::open(folder.path()).unwrap_err();
+    let Error::TwoModels { index, file } = &error else { panic!("{error}") };
+    assert!(Checkpoint::open(index).unwrap().tensor("two").is_some());
+    assert!(Checkpoint::open(file).unwrap().tensor("one").is_some());
+    fs::remove_file(file).unwrap();
+    assert!(Checkpoint::open(folder.path()).unwrap().tensor("two").is_some());
 }
 
 /// Makes a pipe that nobody writes to.
@@ -333,6 +338,7 @@ fn pipe(path: &Path) {
 fn a_pipe_is_refused_and_not_waited_for() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
+    let index = folder.path().join("model.safetensors.index.json");
     pipe(&path);
     pipe(&folder.path().join("pipe.json"));
     fs::write(folder.path().join("shard.json"), r#"{"weight_map": {"a": "model.safetensors"}}"#).unwrap();
@@ -343,11 +349,17 @@ fn a_pipe_is_refused_and_not_waited_for() {
             send.send(Checkpoint::open(path).map(drop)).unwrap();
         }
         send.send(npy::NpyFile::open(&path).map(drop)).unwrap();
+        // What is replaced is not waited for either.
+        pipe(&index);
+        let saved = safetensors::save(&path, &[], BTreeMap::new());
+        assert!(!index.exists() && path.metadata().unwrap().is_file());
+        send.send(saved.map(drop)).unwrap();
     });
     for _ in 0..5 {
         let error = receive.recv_timeout(Duration::from_secs(60)).unwrap().unwrap_err();
         assert!(error.to_string().contains("it is not a regular file"), "{error}");
     }
+    receive.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -132,6 +133,73 @@ fn a_file_is_named_in_the_current_folder_too_and_however_long_its_name() {
     fs::remove_file(&name).unwrap();
 }
 
+/// Takes the lock of a file, as a process that saves does.
+fn locked(path: &Path) -> fs::File {
+    let file = fs::File::create(path).unwrap();
+    // SAFETY: takes integers.
+    assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }, 0);
+    file
+}
+
+#[test]
+fn files_of_killed_saves_are_removed_and_no_others() {
+    // On other file systems locks may not tell.
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let path = |name: &str| folder.path().join(name);
+    let (index, shard) = (r#"{"weight_map": {"#, "-0123456789abcdef-00001-of-00002.safetensors");
+    let index_of = |names: &[&str]| {
+        let entries: Vec<_> = names.iter().map(|name| format!(r#""{name}": "{name}""#)).collect();
+        format!("{index}{}}}}}", entries.join(", "))
+    };
+    let (named, unnamed) = (format!("model{shard}"), format!("model{}", shard.replace("00001", "00002")));
+    let (others, foreign) = (format!("other{shard}"), "model-00001-of-00002.safetensors");
+    for name in
+        [&named, &unnamed, &others, foreign, ".a.0123456789abcdef.tmp", "a.0123456789abcdef.gpufile-tmp"]
+    {
+        fs::write(path(name), "").unwrap();
+    }
+    fs::write(path("model.safetensors.index.json"), index_of(&[&named])).unwrap();
+    // Left behind by a process that was killed.
+    fs::write(path(".a.0123456789abcdef.gpufile-tmp"), "").unwrap();
+    let left = index_of(&[&named, &unnamed, &others, foreign]);
+    fs::write(path(".model.safetensors.index.json.0123456789abcdef.gpufile-tmp"), left).unwrap();
+    // Of a process that lives.
+    let _lock = locked(&path(".b.0123456789abcdef.gpufile-tmp"));
+    let abroad = tempdir().unwrap();
+    fs::write(abroad.path().join("precious"), "").unwrap();
+    symlink(abroad.path().join("precious"), path(".c.0123456789abcdef.gpufile-tmp")).unwrap();
+    fs::create_dir(path(".d.0123456789abcdef.gpufile-tmp")).unwrap();
+
+    npy::write_with(path("a"), "|u1", false, &[1], &vec![1], &quick()).unwrap();
+    let mut expected = vec![
+        ".a.0123456789abcdef.tmp",
+        ".b.0123456789abcdef.gpufile-tmp",
+        ".c.0123456789abcdef.gpufile-tmp",
+        ".d.0123456789abcdef.gpufile-tmp",
+        "a",
+        "a.0123456789abcdef.gpufile-tmp",
+        foreign,
+        &named,
+        &others,
+        "model.safetensors.index.json",
+    ];
+    expected.sort();
+    assert_eq!(listed(folder.path()), expected);
+    assert!(abroad.path().join("precious").exists());
+}
+
+#[test]
+fn shards_of_a_killed_save_stay_while_the_index_is_unreadable() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let shard = "model-0123456789abcdef-00001-of-00001.safetensors";
+    let left = ".model.safetensors.index.json.0123456789abcdef.gpufile-tmp";
+    fs::write(folder.path().join(shard), "").unwrap();
+    fs::write(folder.path().join(left), format!(r#"{{"weight_map": {{"a": "{shard}"}}}}"#)).unwrap();
+    fs::write(folder.path().join("model.safetensors.index.json"), "damaged").unwrap();
+    npy::write_with(folder.path().join("a"), "|u1", false, &[1], &vec![1], &quick()).unwrap();
+    assert_eq!(listed(folder.path()), [left, "a", shard, "model.safetensors.index.json"]);
+}
+
 #[test]
 fn who_opens_a_path_while_it_is_saved_finds_one_of_both_files() {
     let folder = tempdir().unwrap();
@@ -190,15 +258,12 @@ fn a_model_is_saved_in_shards_with_an_index() {
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let index = safetensors::save_sharded(&path, &tensors, metadata.clone(), 100, &quick()).unwrap();
     assert_eq!(index, folder.path().join("model.safetensors.index.json"));
-    assert_eq!(
-        listed(folder.path()),
-        [
-            "model-00001-of-00003.safetensors",
-            "model-00002-of-00003.safetensors",
-            "model-00003-of-00003.safetensors",
-            "model.safetensors.index.json",
-        ]
-    );
+    let names_found = listed(folder.path());
+    let ends = ["-00001-of-00003.safetensors", "-00002-of-00003.safetensors", "-00003-of-00003.safetensors"];
+    for (name, end) in names_found.iter().zip(ends) {
+        assert!(name.starts_with("model-") && name.ends_with(end), "{name}");
+    }
+    assert_eq!(names_found[3..], ["model.safetensors.index.json"]);
     assert!(fs::read_to_string(&index).unwrap().contains(r#""total_size": 450"#));
     let checkpoint = Checkpoint::open(&index).unwrap();
     let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len()).collect();
@@ -215,11 +280,137 @@ fn a_model_is_saved_in_shards_with_an_index() {
     let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len()).collect();
     assert_eq!(sizes, [40, 60, 250, 100]);
     let (first, _) = checkpoint.files().next().unwrap();
-    assert!(first.path().ends_with("model-00001-of-00004.safetensors"));
+    assert!(first.path().to_str().unwrap().ends_with("-00001-of-00004.safetensors"));
+    assert_eq!(listed(folder.path()).len(), 5, "the older shards are gone");
+}
 
-    let one = safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 450, &quick()).unwrap();
-    assert_eq!(one, path);
-    assert_eq!(Checkpoint::open(&path).unwrap().len(), 5);
+/// Saves a model whose only tensors, `NAME.0` and so on, have a byte each.
+fn save_bytes(path: &Path, name: &str, count: usize, shard_bytes: u64) -> PathBuf {
+    let names: Vec<String> = (0..count).map(|number| format!("{name}.{number}")).collect();
+    let byte = [7];
+    let tensors: Vec<_> =
+        names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], byte.as_slice())).collect();
+    safetensors::save_sharded(path, &tensors, BTreeMap::new(), shard_bytes, &quick()).unwrap()
+}
+
+#[test]
+fn a_folder_has_the_last_model_saved_and_nothing_else() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    fs::write(folder.path().join("config.json"), "{}").unwrap();
+    let mut old = 0;
+    // Every number of files after every other.
+    for count in [1, 2, 1, 3, 2, 3, 1, 1, 2, 2] {
+        let name = format!("saved{old}_then{count}");
+        let opened = save_bytes(&path, &name, count, 1);
+        let files = if count == 1 { 1 } else { count + 1 };
+        assert_eq!(listed(folder.path()).len(), files + 1, "{:?}", listed(folder.path()));
+        for path in [&opened, folder.path()] {
+            let checkpoint = Checkpoint::open(path).unwrap();
+            let names: Vec<_> = checkpoint.names().map(|name| name.split('.').next().unwrap()).collect();
+            assert_eq!(names, vec![name.as_str(); count]);
+        }
+        old = count;
+    }
+    assert!(folder.path().join("config.json").exists());
+}
+
+#[test]
+fn a_file_that_is_saved_beside_an_index_replaces_its_model() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    // As other libraries name shards, one of which the index names by chance.
+    for name in ["model-00001-of-00002.safetensors", "config.json", "other-00001-of-00002.safetensors"] {
+        safetensors::save_with(folder.path().join(name), &[], BTreeMap::new(), &quick()).unwrap();
+    }
+    let index = folder.path().join("model.safetensors.index.json");
+    let json = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "config.json",
+        "c": "other-00001-of-00002.safetensors"}}"#;
+    fs::write(&index, json).unwrap();
+    save_bytes(&path, "new", 1, 1);
+    assert_eq!(
+        listed(folder.path()),
+        ["config.json", "model.safetensors", "other-00001-of-00002.safetensors"]
+    );
+
+    // Whatever lies there as an index.
+    for json in ["", "[]", r#"{"weight_map": {"a": "../up"}}"#, r#"{"weight_map": {"a": "gone"}}"#] {
+        fs::write(&index, json).unwrap();
+        save_bytes(&path, "newer", 1, 1);
+        assert!(!index.exists());
+        fs::write(&index, json).unwrap();
+        save_bytes(&path, "newest", 2, 1);
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
+        assert!(!path.exists());
+    }
+    fs::remove_file(&index).unwrap();
+    fs::create_dir(&index).unwrap();
+    let error = safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap_err();
+    assert!(matches!(&error, Error::Save { path: named, .. } if *named == path), "{error}");
+    assert!(!path.exists(), "a folder in the place of the index is found out in time");
+}
+
+#[test]
+fn shards_replace_a_file_that_is_no_model() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    fs::write(&path, "damaged").unwrap();
+    save_bytes(&path, "new", 2, 1);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
+    assert!(!path.exists());
+
+    // As some write it: an index beside a single file, of that file.
+    let index = save_bytes(&path, "newer", 1, 1).with_extension("safetensors.index.json");
+    fs::write(&index, r#"{"weight_map": {"newer.0": "model.safetensors"}}"#).unwrap();
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 1);
+    save_bytes(&path, "newest", 3, 1);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 3);
+    assert_eq!(listed(folder.path()).len(), 4);
+}
+
+#[test]
+fn one_of_both_models_is_opened_while_shards_are_replaced() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save_bytes(&path, "m", 1, 1);
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            for round in 0..60 {
+                save_bytes(&path, &format!("m{round}"), [3, 1, 2, 2][round % 4], 1);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut last = -1;
+        while !done.load(Ordering::Relaxed) {
+            let checkpoint = Checkpoint::open(folder.path()).unwrap();
+            let mut rounds = checkpoint.names().map(|name| name[1..].split('.').next().unwrap());
+            let first = rounds.next().unwrap();
+            assert!(rounds.all(|round| round == first), "{checkpoint:?}");
+            let round = first.parse().unwrap_or(-1);
+            assert!(round >= last, "an older model came back");
+            last = round;
+        }
+    });
+}
+
+#[test]
+fn savers_at_once_leave_the_model_of_one() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    thread::scope(|threads| {
+        for saver in 0..4 {
+            let path = &path;
+            threads.spawn(move || {
+                for round in 0..10 {
+                    save_bytes(path, &format!("saver{saver}"), 1 + (round + saver) % 3, 1);
+                }
+            });
+        }
+    });
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let files = if path.exists() { 1 } else { checkpoint.len() + 1 };
+    assert_eq!(listed(folder.path()).len(), files, "{:?}", listed(folder.path()));
 }
 
 #[test]

@@ -70,6 +70,17 @@ pub enum Error {
         /// The index.
         index: PathBuf,
     },
+    /// A folder has an index and a file of another model, and which one is newer is not known.
+    #[error(
+        "{index:?} does not name {file:?} beside it: these are two models, of which one is stale; remove it, or open \
+         the other by its own path"
+    )]
+    TwoModels {
+        /// The index.
+        index: PathBuf,
+        /// The file.
+        file: PathBuf,
+    },
     /// There is no tensor of that name.
     #[error("there is no tensor {tensor:?}")]
     NoSuchTensor {

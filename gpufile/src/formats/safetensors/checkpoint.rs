@@ -1,12 +1,14 @@
 //! Models in files: which tensors they have, without reading any.
 
 use std::fmt;
-use std::io::Read;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::load::{Load, Loaded};
+use super::replace::index_path;
+use super::shards::is_same_file;
 use super::{Header, LENGTH_BYTES, MAX_HEADER_LEN, ShardIndex, TensorInfo, head_len};
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::clip;
@@ -47,6 +49,8 @@ use crate::{File, IoBufMut, OpenOptions};
 /// # }
 /// ```
 pub struct Checkpoint {
+    /// What was opened: a file, an index, or the first of several files.
+    path: PathBuf,
     files: Vec<File>,
     catalog: Arc<Catalog>,
 }
@@ -66,33 +70,41 @@ pub(super) struct Id {
 
 impl Checkpoint {
     /// Opens a model: a safetensors file, or if the name ends in `.json`, an index (`model.safetensors.index.json`)
-    /// with the files that it names beside it. Of a folder, `model.safetensors.index.json` or else `model.safetensors`
-    /// in it.
+    /// with the files that it names beside it. Of a folder, opens `model.safetensors.index.json` or else
+    /// `model.safetensors` in it. Symbolic links are followed.
+    ///
+    /// If the index is replaced by another while the files are opened, opens those of the other.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be opened or read, [`Error::Format`] if one is not as the format wants it,
-    /// [`Error::DuplicateTensor`], and [`Error::NotInShard`] if the index names a tensor that is not where it says.
-    /// Tensors that an index does not name are not an error.
+    /// [`Error::File`] if a file cannot be opened or read, or is not a regular file; [`Error::Format`] if one is not as
+    /// the format wants it; [`Error::DuplicateTensor`]; [`Error::NotInShard`] if the index names a tensor that is not
+    /// where it says; [`Error::TwoModels`] if a folder has an index and a `model.safetensors` that the index does not
+    /// name. Tensors that an index does not name are not an error.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, &OpenOptions::new())
     }
 
-    /// As [`open`](Self::open), opening files in this way: with this engine, path policy and use of `O_DIRECT`. What
-    /// the options say about access and creation does not count.
+    /// As [`open`](Self::open), opening files in this way: with this engine, path policy and use of `O_DIRECT`. Ignores
+    /// access and creation options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
-        let mut path = path.as_ref().to_owned();
+        let path = path.as_ref();
         if path.is_dir() {
-            path.push("model.safetensors.index.json");
-            if !path.exists() {
-                path.set_file_name("model.safetensors");
-            }
-        }
-        match path.extension().is_some_and(|extension| extension == "json") {
-            true => Self::open_index(&path, options),
-            false => Self::open_many_with([path], options),
+            let file = path.join("model.safetensors");
+            let index = index_path(&file);
+            unless_replaced(&index, |json| match json {
+                Some(json) => Self::open_index(&index, json, options)?.unless_beside(&file),
+                None => Self::open_many_with([&file], options),
+            })
+        } else if path.extension().is_some_and(|extension| extension == "json") {
+            unless_replaced(path, |json| match json {
+                Some(json) => Self::open_index(path, json, options),
+                None => Err(missing(path).into()),
+            })
+        } else {
+            Self::open_many_with([path], options)
         }
     }
 
@@ -105,7 +117,7 @@ impl Checkpoint {
     }
 
     /// As [`open_many`](Self::open_many), opening files in this way: with this engine, path policy and use of
-    /// `O_DIRECT`. What the options say about access and creation does not count.
+    /// `O_DIRECT`. Ignores access and creation options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -113,7 +125,7 @@ impl Checkpoint {
         paths: impl IntoIterator<Item = impl AsRef<Path>>,
         options: &OpenOptions,
     ) -> Result<Self> {
-        let (mut files, mut headers) = (Vec::new(), Vec::new());
+        let (mut files, mut headers) = (Vec::<File>::new(), Vec::new());
         for path in paths {
             let file = regular::open(path.as_ref(), options)?;
             let (head, file_len) = head::read(&file, LENGTH_BYTES as usize, head_len)?;
@@ -124,14 +136,16 @@ impl Checkpoint {
             tensor,
             files: [files[one].path().to_owned(), files[other].path().to_owned()],
         })?;
-        Ok(Self { files, catalog: Arc::new(catalog) })
+        let path = files.first().map(|file| file.path().to_owned()).unwrap_or_default();
+        Ok(Self { path, files, catalog: Arc::new(catalog) })
     }
 
-    fn open_index(path: &Path, options: &OpenOptions) -> Result<Self> {
-        let index = ShardIndex::parse(&read_index(path)?)
-            .map_err(|error| Error::Format { path: path.to_owned(), error })?;
+    fn open_index(path: &Path, json: &[u8], options: &OpenOptions) -> Result<Self> {
+        let index =
+            ShardIndex::parse(json).map_err(|error| Error::Format { path: path.to_owned(), error })?;
         let paths: Vec<PathBuf> = index.files().iter().map(|file| path.with_file_name(file)).collect();
-        let checkpoint = Self::open_many_with(&paths, options)?;
+        let mut checkpoint = Self::open_many_with(&paths, options)?;
+        checkpoint.path = path.to_owned();
         for (tensor, file) in index.tensors() {
             let found = checkpoint.catalog.find(tensor);
             if found.is_none_or(|id| index.files()[id.file as usize] != file) {
@@ -140,6 +154,14 @@ impl Checkpoint {
             }
         }
         Ok(checkpoint)
+    }
+
+    /// This, that an index was opened for, except if there is a file of another model in the folder.
+    fn unless_beside(self, other: &Path) -> Result<Self> {
+        if !other.is_file() || self.files.iter().any(|file| is_same_file(file.path(), other)) {
+            return Ok(self);
+        }
+        Err(Error::TwoModels { index: self.path, file: other.to_owned() })
     }
 
     /// How many tensors there are.
@@ -269,9 +291,32 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-/// Reads an index, unless it is too long to be one.
-fn read_index(path: &Path) -> Result<Vec<u8>> {
-    let file = regular::open_plain(path)?;
+/// Opens what an index says, or what is to be opened without one, again if the index changes meanwhile.
+fn unless_replaced(index: &Path, open: impl Fn(Option<&[u8]>) -> Result<Checkpoint>) -> Result<Checkpoint> {
+    /// Nobody saves models faster than they are opened, except to keep others busy.
+    const TRIES: usize = 100;
+    let mut json = read_index(index)?;
+    let mut opened = open(json.as_deref());
+    for _ in 1..TRIES {
+        if opened.is_ok() {
+            break;
+        }
+        let now = read_index(index)?;
+        if now == json {
+            break;
+        }
+        json = now;
+        opened = open(json.as_deref());
+    }
+    opened
+}
+
+/// Reads an index, unless it is too long to be one; `None` if there is none.
+pub(super) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
+    let file = match regular::open_plain(path) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        file => file?,
+    };
     let mut json = Vec::new();
     // One byte more than is allowed makes the parser refuse it.
     file.take(MAX_HEADER_LEN + 1).read_to_end(&mut json).map_err(|error| crate::Error::File {
@@ -279,7 +324,12 @@ fn read_index(path: &Path) -> Result<Vec<u8>> {
         path: path.to_owned(),
         cause: error.into(),
     })?;
-    Ok(json)
+    Ok(Some(json))
+}
+
+fn missing(path: &Path) -> crate::Error {
+    let error = io::Error::from_raw_os_error(libc::ENOENT);
+    crate::Error::Open { path: path.to_owned(), cause: error.into() }
 }
 
 impl Catalog {

@@ -34,7 +34,9 @@ mod json;
 mod layout;
 mod load;
 mod parse;
+mod replace;
 mod save;
+mod shards;
 mod write;
 
 pub use checkpoint::Checkpoint;
@@ -43,6 +45,7 @@ pub use index::ShardIndex;
 pub use load::{Load, Loaded, Progress, TensorView};
 pub use parse::head_len;
 pub use save::{TensorData, save, save_sharded, save_with};
+pub(super) use shards::remove_abandoned;
 pub use write::NewTensor;
 
 /// How long the JSON object of a header may be, in bytes. The format's own limit; an index is held to it too.

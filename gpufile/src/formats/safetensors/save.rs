@@ -1,19 +1,20 @@
 //! Models written to files.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::iter;
 use std::path::{Path, PathBuf};
 
 use cufile::BufSlice;
 
 use super::index::is_plain;
+use super::replace::Place;
+use super::shards::ShardNames;
 use super::{Header, NewTensor, TensorView};
 use crate::WriteRequest;
 use crate::formats::error::clip;
 use crate::formats::memory::check_len;
-use crate::formats::save::{no_file_name, save as save_file};
-use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
+use crate::formats::save::{Folder, Temporary, no_file_name};
+use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions, of_entry};
 
 /// A tensor to be saved, in the memory of the host or a GPU.
 #[derive(Debug, Clone)]
@@ -46,6 +47,8 @@ impl<'a> From<TensorView<'a>> for TensorData<'a> {
 /// bytes the file has.
 ///
 /// The file is the one that the `safetensors` library writes: the types with the largest elements first, then by name.
+/// If there is an index beside the path, the file replaces that model too, as [`save_sharded`] describes it: afterwards
+/// the index and its shards are gone.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -88,17 +91,17 @@ pub fn save_with(
 ) -> Result<u64> {
     let path = path.as_ref();
     let plan = Plan::of(path, tensors.iter(), metadata)?;
-    let len_bytes = plan.file_len;
-    plan.write(path, options)?;
+    let len_bytes = plan.header.file_len();
+    plan.save(path, options)?;
     Ok(len_bytes)
 }
 
 /// A file that is to be written: checked, and laid out.
 struct Plan<'a> {
+    header: Header,
     head: Vec<u8>,
     /// Bytes, and where in the file they go, in that order.
     parts: Vec<(u64, BufSlice<'a>)>,
-    file_len: u64,
 }
 
 impl<'a> Plan<'a> {
@@ -122,11 +125,21 @@ impl<'a> Plan<'a> {
             parts.push((header.in_file(place.offsets).start, *bytes));
         }
         parts.sort_by_key(|(start, _)| *start);
-        Ok(Self { head, parts, file_len: header.file_len() })
+        Ok(Self { header, head, parts })
     }
 
-    fn write(self, path: &Path, options: &SaveOptions) -> Result<()> {
-        save_file(path, options, |file| {
+    fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
+        let header = self.header.clone();
+        let save = || {
+            let folder = Folder::of(path, options.sync)?;
+            let file = self.write(&folder, path, options)?;
+            Place::new(&folder, path, options).put_file(file, header.tensors().map(|tensor| tensor.name))
+        };
+        save().map_err(|error| Error::Save { path: path.to_owned(), error: of_entry(error) })
+    }
+
+    fn write(self, folder: &Folder, path: &Path, options: &SaveOptions) -> crate::Result<Temporary> {
+        Temporary::written(folder, path, options, |file| {
             let head = WriteRequest::new(file, 0, self.head.as_slice());
             let parts = self.parts.into_iter().map(|(start, bytes)| WriteRequest::new(file, start, bytes));
             let requests = iter::once(head).chain(parts).collect::<crate::Result<Vec<_>>>()?;
@@ -138,12 +151,17 @@ impl<'a> Plan<'a> {
 /// Saves tensors to several files of at most about `shard_bytes` bytes of data each, and an index beside them. Returns
 /// what [`Checkpoint::open`] opens: the index, or `path` itself if one file is enough.
 ///
-/// For the path `model.safetensors` they are `model-00001-of-00002.safetensors` and so on, and
-/// `model.safetensors.index.json`, as in the models of Hugging Face. The tensors are distributed in the order given;
-/// one that is longer than `shard_bytes` has a file to itself. Each file has all of the metadata.
+/// For the path `model.safetensors` the index is `model.safetensors.index.json`, as in the models of Hugging Face. The
+/// shards are `model-RANDOM-00001-of-00002.safetensors` and so on, with other digits for each save. The tensors are
+/// distributed in the order given; one that is longer than `shard_bytes` has a file to itself. Each file has all of the
+/// metadata.
 ///
-/// Each file replaces another by itself, and the index comes last. While a model of the same number of files is being
-/// replaced, and after a failure on the way, the folder has files of both.
+/// # Older models
+/// The new model replaces an older one as a whole, even if one of them is a single file: a program that opens the
+/// folder or the index during the save, or after the process was killed, finds the old model or the new one. Then the
+/// shards of the old index are removed, if their names are those of shards of this model. On file systems without
+/// hard links there is a moment at which [`Checkpoint::open`] finds a single file beside an index of another model, and
+/// fails.
 ///
 /// # Errors
 /// As [`save`].
@@ -159,39 +177,47 @@ pub fn save_sharded(
     let path = path.as_ref();
     let shards = distribute(tensors, shard_bytes);
     if let [only] = shards[..] {
-        Plan::of(path, only.iter(), metadata)?.write(path, options)?;
+        Plan::of(path, only.iter(), metadata)?.save(path, options)?;
         return Ok(path.to_owned());
     }
 
     // All is checked before the first file is written.
+    let failed = |error| Error::Save { path: path.to_owned(), error: of_entry(error) };
+    let folder_name = path.file_name().ok_or_else(|| failed(no_file_name(path)))?;
+    let model = folder_name.to_string_lossy();
+    let names = ShardNames::new(&model).map_err(|error| {
+        failed(crate::Error::File { operation: "name shards of", path: path.to_owned(), cause: error.into() })
+    })?;
     let mut plans = Vec::with_capacity(shards.len());
     let mut weight_map = serde_json::Map::new();
     for (number, shard) in (1..).zip(&shards) {
-        let shard_path = shard_path(path, number, shards.len())?;
-        let file = shard_path.file_name().unwrap_or_default().to_string_lossy();
+        let file = names.name(number, shards.len());
         for TensorData { name, .. } in *shard {
-            if !is_plain(&file) || Some(&*file) != shard_path.file_name().and_then(OsStr::to_str) {
+            if !is_plain(&file) || folder_name.to_str().is_none() {
                 let error = FormatError::FileName { tensor: clip(name), file: clip(&file) };
                 return Err(malformed(path, error));
             }
-            if weight_map.insert((*name).to_owned(), (*file).into()).is_some() {
+            if weight_map.insert((*name).to_owned(), file.as_str().into()).is_some() {
                 return Err(malformed(path, FormatError::DuplicateTensor { tensor: clip(name) }));
             }
         }
-        plans.push((Plan::of(&shard_path, shard.iter(), metadata.clone())?, shard_path));
+        plans.push((Plan::of(path, shard.iter(), metadata.clone())?, file));
     }
     let bytes = tensors.iter().map(|tensor| tensor.bytes.len_bytes() as u64);
     let total_size = bytes.fold(0, u64::saturating_add);
     let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
 
-    for (plan, shard_path) in plans {
-        plan.write(&shard_path, options)?;
-    }
-    let mut index_path = path.as_os_str().to_owned();
-    index_path.push(".index.json");
-    let index_path = PathBuf::from(index_path);
-    save_file(&index_path, options, |file| file.write_all_at(format!("{index:#}\n").as_bytes(), 0))?;
-    Ok(index_path)
+    let save = || {
+        let folder = Folder::of(path, options.sync)?;
+        let place = Place::new(&folder, path, options);
+        let mut written = Vec::with_capacity(plans.len());
+        for (plan, file) in plans {
+            written.push((plan.write(&folder, &path.with_file_name(&file), options)?, file));
+        }
+        place.put_shards(written, format!("{index:#}\n"))?;
+        Ok(place.index_path().to_owned())
+    };
+    save().map_err(failed)
 }
 
 /// Cuts the tensors, in their order, into stretches of at most so many bytes, but of at least one tensor.
@@ -208,18 +234,6 @@ fn distribute<'t, 'a>(tensors: &'t [TensorData<'a>], shard_bytes: u64) -> Vec<&'
     }
     shards.push(&tensors[start..]);
     shards
-}
-
-/// `model-00001-of-00002.safetensors` for `model.safetensors`.
-fn shard_path(path: &Path, number: usize, count: usize) -> Result<PathBuf> {
-    let no_name = || Error::Save { path: path.to_owned(), error: no_file_name(path) };
-    let mut name = path.file_stem().ok_or_else(no_name)?.to_owned();
-    name.push(format!("-{number:05}-of-{count:05}"));
-    if let Some(extension) = path.extension() {
-        name.push(".");
-        name.push(extension);
-    }
-    Ok(path.with_file_name(name))
 }
 
 fn malformed(path: &Path, error: FormatError) -> Error {

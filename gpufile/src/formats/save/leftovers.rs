@@ -1,6 +1,7 @@
 //! Files that killed processes left behind.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use super::Folder;
 use super::temporary::{target_of, try_lock};
+use crate::formats::safetensors;
 
 /// How long nobody wrote to a file that is left behind, where locks do not tell.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -33,14 +35,14 @@ pub(super) fn remove(folder: &Folder) {
     // A leftover that cannot be listed or removed is in nobody's way.
     let Ok(entries) = fs::read_dir(folder.path()) else { return };
     for entry in entries.flatten() {
-        if target_of(entry.file_name().as_bytes()).is_some() {
-            remove_if_left(folder, &entry.path());
+        if let Some(target) = target_of(entry.file_name().as_bytes()) {
+            remove_if_left(folder, &entry.path(), &folder.path().join(OsStr::from_bytes(target)));
         }
     }
 }
 
 /// Removes a temporary file if the process that created it has ended.
-fn remove_if_left(folder: &Folder, path: &Path) {
+fn remove_if_left(folder: &Folder, path: &Path, target: &Path) {
     // Neither a symbolic link nor a pipe is followed or waited for.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let Ok(file) = fs::File::options().read(true).write(true).custom_flags(flags).open(path) else { return };
@@ -49,7 +51,7 @@ fn remove_if_left(folder: &Folder, path: &Path) {
         true => try_lock(&file).is_ok(),
         false => metadata.modified().is_ok_and(|time| time.elapsed().is_ok_and(|age| age > AGE)),
     };
-    if metadata.is_file() && is_left {
+    if metadata.is_file() && is_left && safetensors::remove_abandoned(path, target) {
         let _ = fs::remove_file(path);
     }
 }

@@ -11,7 +11,7 @@ pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
 #[cfg(feature = "zarr")]
 pub(super) use temporary::target_of;
-use temporary::Temporary;
+pub(super) use temporary::{Temporary, is_random, random};
 
 use super::{Error, Result, of_entry};
 use crate::{File, OpenOptions};

@@ -1,0 +1,161 @@
+//! The names of shards, and the removal of shards that belong to no model any more.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::ShardIndex;
+use super::checkpoint::read_index;
+use super::index::is_plain;
+use crate::formats::save::{is_random, random};
+use crate::formats::{Error, Result};
+
+/// What the name of an index has behind that of the file that would have the whole model.
+pub(in crate::formats) const INDEX_SUFFIX: &str = ".index.json";
+
+/// The names of the shards that one save writes: `model-RANDOM-00001-of-00003.safetensors`.
+///
+/// No two saves give the same names, so an index never names shards of two saves.
+pub(super) struct ShardNames<'a> {
+    model: Split<'a>,
+    random: u64,
+}
+
+impl<'a> ShardNames<'a> {
+    /// Returns new names for the shards of a model that would have this file name if it were one file.
+    ///
+    /// # Errors
+    /// What the operating system said when it was asked for random bytes.
+    pub fn new(model: &'a str) -> io::Result<Self> {
+        Ok(Self { model: Split::of(model), random: random()? })
+    }
+
+    pub fn name(&self, number: usize, count: usize) -> String {
+        let Split { stem, extension } = self.model;
+        format!("{stem}-{:016x}-{number:05}-of-{count:05}{extension}", self.random)
+    }
+}
+
+/// A file name, and its extension with the dot.
+#[derive(Clone, Copy)]
+struct Split<'a> {
+    stem: &'a str,
+    extension: &'a str,
+}
+
+impl<'a> Split<'a> {
+    fn of(name: &'a str) -> Self {
+        let dot = name.rfind('.').filter(|dot| *dot > 0).unwrap_or(name.len());
+        let (stem, extension) = name.split_at(dot);
+        Self { stem, extension }
+    }
+}
+
+/// Who named a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Namer {
+    /// [`ShardNames`].
+    Us,
+    /// Another library: `model-00001-of-00003.safetensors`.
+    Other,
+}
+
+/// Returns who named a file as a shard of the model; `None` if its name is not that of a shard.
+fn namer(model: &str, file: &str) -> Option<Namer> {
+    let Split { stem, extension } = Split::of(model);
+    let rest = file.strip_suffix(extension)?.strip_prefix(stem)?.strip_prefix('-')?;
+    let is_number = |part: &str| part.len() >= 5 && part.bytes().all(|byte| byte.is_ascii_digit());
+    let is_place = |rest: &str| {
+        rest.split_once("-of-").is_some_and(|(number, count)| is_number(number) && is_number(count))
+    };
+    match rest.split_once('-') {
+        _ if is_place(rest) => Some(Namer::Other),
+        Some((random, rest)) if is_random(random.as_bytes()) && is_place(rest) => Some(Namer::Us),
+        _ => None,
+    }
+}
+
+/// Removes those of the files that are shards of the model by their names, and that its index does not name.
+///
+/// # Errors
+/// What reading the index said. No file is removed then.
+pub(super) fn remove_unnamed<'a>(
+    index_path: &Path,
+    model: &str,
+    files: impl IntoIterator<Item = &'a str>,
+    namers: &[Namer],
+) -> Result<()> {
+    let index = match read_index(index_path)? {
+        None => None,
+        Some(json) => Some(
+            ShardIndex::parse(&json).map_err(|error| Error::Format { path: index_path.to_owned(), error })?,
+        ),
+    };
+    let is_named =
+        |file: &str| index.as_ref().is_some_and(|index| index.files().iter().any(|named| named == file));
+    for file in files {
+        let is_shard = namer(model, file).is_some_and(|namer| namers.contains(&namer));
+        if is_plain(file) && is_shard && !is_named(file) {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_file(index_path.with_file_name(file));
+        }
+    }
+    Ok(())
+}
+
+/// Removes what a killed save left beside its temporary index: the shards of that index that the present one does not
+/// name. Says whether the temporary index is of no more use.
+///
+/// Only names that [`ShardNames`] gave count: others may have come from elsewhere since.
+pub(in crate::formats) fn remove_abandoned(left: &Path, index_path: &Path) -> bool {
+    let model = index_path.file_name().and_then(|name| name.to_str()?.strip_suffix(INDEX_SUFFIX));
+    // Other files have no shards.
+    let Some(model) = model else { return true };
+    let Ok(Some(json)) = read_index(left) else { return false };
+    // A save names no shard before its index is complete.
+    let Ok(index) = ShardIndex::parse(&json) else { return true };
+    remove_unnamed(index_path, model, index.files().iter().map(String::as_str), &[Namer::Us]).is_ok()
+}
+
+/// Whether two paths lead to the same file.
+pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
+    match (identity(one), identity(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_known_by_their_names() {
+        for model in ["model.safetensors", "a.b.c", "model", ".hidden", "é-1.x"] {
+            let names = ShardNames::new(model).unwrap();
+            for name in [names.name(1, 1), names.name(100_000, 100_001)] {
+                assert_eq!(namer(model, &name), Some(Namer::Us), "{name}");
+                assert_eq!(namer("other.safetensors", &name), None, "{name}");
+            }
+        }
+        let model = "model.safetensors";
+        assert_eq!(namer(model, "model-00001-of-00002.safetensors"), Some(Namer::Other));
+        for file in [
+            "model.safetensors",
+            "model-00001-of-00002.bin",
+            "model-0001-of-00002.safetensors",
+            "model-00001-of-0000x.safetensors",
+            "model-00001-00002.safetensors",
+            "model-tuned-00001-of-00002.safetensors",
+            "model-0123456789abcdeg-00001-of-00002.safetensors",
+            "model-0123456789abcdef-00001.safetensors",
+            "model_00001-of-00002.safetensors",
+            "config.json",
+            "",
+        ] {
+            assert_eq!(namer(model, file), None, "{file}");
+        }
+    }
+}
