@@ -3,7 +3,9 @@
 pub mod bed;
 pub mod counting;
 mod emulator;
+pub mod saves;
 mod symbols;
+pub mod traced;
 
 use std::env;
 use std::path::PathBuf;

@@ -1,0 +1,206 @@
+//! Saves that a process may be killed in: of what, over what, and which of both is there afterwards.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use gpufile::Engine;
+use gpufile::formats::npy::{self, NpyFile};
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::zarr::{Array, FileStore};
+use gpufile::formats::{Dtype, Error, SaveOptions};
+use gpufile::{Cause, OpenOptions};
+
+/// One thing that a folder has, saved a first time and a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Save {
+    /// An npy file over another.
+    Array,
+    /// Models of so many files, the old and the new; no old one if that is 0.
+    Model(usize, usize),
+    /// A model of two files over one that another library saved in two files.
+    ModelOverOthers,
+    /// A Zarr array of three chunks over another, uncompressed or not.
+    Chunks {
+        /// Whether the chunks are compressed.
+        gzip: bool,
+    },
+}
+
+/// All kinds.
+pub const SAVES: [Save; 11] = [
+    Save::Array,
+    Save::Model(0, 1),
+    Save::Model(1, 1),
+    Save::Model(0, 2),
+    Save::Model(2, 2),
+    Save::Model(3, 2),
+    Save::Model(1, 2),
+    Save::Model(2, 1),
+    Save::ModelOverOthers,
+    Save::Chunks { gzip: false },
+    Save::Chunks { gzip: true },
+];
+
+/// Which of both is there, or one of both for each chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// What was there before, or nothing if there was nothing.
+    Old,
+    /// What was saved.
+    New,
+    /// Old chunks and new ones.
+    Both,
+}
+
+const OLD: u8 = 1;
+const NEW: u8 = 2;
+
+/// How many bytes each part has: a tensor, a chunk, or the array.
+const LEN_BYTES: usize = 3000;
+
+fn options() -> OpenOptions {
+    // Two are as many as it takes to have some.
+    OpenOptions::new().engine(&Engine::builder().threads(2).build())
+}
+
+fn save_options() -> SaveOptions {
+    SaveOptions::new().files(&options())
+}
+
+impl Save {
+    /// Saves what is there before, from a process that is not killed.
+    ///
+    /// # Panics
+    /// If that fails.
+    pub fn prepare(self, folder: &Path) {
+        match self {
+            Save::Model(0, _) => {}
+            Save::Chunks { gzip } => {
+                let codec = if gzip { r#",{"name":"gzip","configuration":{"level":1}}"# } else { "" };
+                let metadata = format!(
+                    r#"{{"zarr_format":3,"node_type":"array","shape":[{}],"data_type":"uint8","chunk_grid":
+                    {{"name":"regular","configuration":{{"chunk_shape":[{LEN_BYTES}]}}}},"chunk_key_encoding":
+                    {{"name":"default"}},"fill_value":0,"codecs":[{{"name":"bytes"}}{codec}]}}"#,
+                    3 * LEN_BYTES
+                );
+                fs::write(folder.join("zarr.json"), metadata).expect("a new file");
+                self.save_bytes(folder, OLD);
+            }
+            Save::ModelOverOthers => {
+                let shard = |number| format!("model-{number:05}-of-00002.safetensors");
+                for number in 1..=2 {
+                    save_model(&folder.join(shard(number)), OLD, number - 1..number);
+                }
+                let index = format!(r#"{{"weight_map":{{"1.0":"{}","1.1":"{}"}}}}"#, shard(1), shard(2));
+                fs::write(folder.join("model.safetensors.index.json"), index).expect("a new file");
+            }
+            _ => self.save_bytes(folder, OLD),
+        }
+    }
+
+    /// Saves the new one.
+    ///
+    /// # Panics
+    /// If that fails.
+    pub fn save(self, folder: &Path) {
+        self.save_bytes(folder, NEW);
+    }
+
+    fn save_bytes(self, folder: &Path, byte: u8) {
+        match self {
+            Save::Array => {
+                let bytes = vec![byte; LEN_BYTES];
+                let path = folder.join("array.npy");
+                npy::write_with(path, "|u1", false, &[LEN_BYTES as u64], &bytes, &save_options())
+                    .expect("an array that is saved");
+            }
+            Save::Model(old, new) => {
+                let files = if byte == OLD { old } else { new };
+                save_model(&folder.join("model.safetensors"), byte, 0..files);
+            }
+            Save::ModelOverOthers => save_model(&folder.join("model.safetensors"), byte, 0..2),
+            Save::Chunks { .. } => {
+                let bytes = vec![byte; 3 * LEN_BYTES];
+                array(folder, true).write_from(&bytes).expect("chunks that are saved");
+            }
+        }
+    }
+
+    /// Says which of both is in the folder.
+    ///
+    /// # Panics
+    /// If it is neither.
+    pub fn found(self, folder: &Path) -> Found {
+        match self {
+            Save::Array => {
+                let array = NpyFile::open(folder.join("array.npy")).expect("an array");
+                of_bytes(&array.read_to_host().expect("the array's bytes"))
+            }
+            Save::Chunks { .. } => {
+                let bytes = array(folder, false).read_to_host().expect("chunks");
+                let mut chunks = bytes.chunks(LEN_BYTES).map(of_bytes);
+                let first = chunks.next().expect("three chunks");
+                if chunks.all(|chunk| chunk == first) { first } else { Found::Both }
+            }
+            Save::Model(old, _) => match Checkpoint::open(folder) {
+                Err(Error::File(gpufile::Error::Open { cause: Cause::Io(error), .. }))
+                    if old == 0 && error.raw_os_error() == Some(libc::ENOENT) =>
+                {
+                    Found::Old
+                }
+                opened => of_model(&opened.expect("a model"), old),
+            },
+            Save::ModelOverOthers => of_model(&Checkpoint::open(folder).expect("a model"), 2),
+        }
+    }
+
+    /// How many files there are after the new one was saved, without shards that another library named: if the process
+    /// was killed, these stay.
+    pub fn files_after(self) -> usize {
+        match self {
+            Save::Array | Save::Model(_, 1) => 1,
+            Save::Model(_, files) => files + 1,
+            Save::ModelOverOthers => 3,
+            Save::Chunks { .. } => 2,
+        }
+    }
+}
+
+/// A model of tensors whose names begin with the byte that they have, each in a file of its own if they are several.
+fn save_model(path: &Path, byte: u8, numbers: std::ops::Range<usize>) {
+    let names: Vec<_> = numbers.map(|number| format!("{byte}.{number}")).collect();
+    let bytes = vec![byte; LEN_BYTES];
+    let shape = [LEN_BYTES as u64];
+    let tensors: Vec<_> =
+        names.iter().map(|name| TensorData::new(name, Dtype::U8, &shape, bytes.as_slice())).collect();
+    safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &save_options())
+        .expect("a model that is saved");
+}
+
+fn of_model(model: &Checkpoint, old: usize) -> Found {
+    let loaded = model.load_to_host().expect("tensors");
+    let mut found = loaded.iter().map(|tensor| {
+        let bytes = loaded.bytes(tensor.info.name).expect("a tensor that was loaded");
+        assert!(tensor.info.name.starts_with(&bytes[0].to_string()), "the bytes of another tensor");
+        of_bytes(bytes)
+    });
+    let first = found.next().expect("a model with tensors");
+    assert!(found.all(|tensor| tensor == first), "tensors of both models");
+    assert!(first == Found::New || model.len() == old, "{} of {old} tensors", model.len());
+    first
+}
+
+fn of_bytes(bytes: &[u8]) -> Found {
+    assert!(bytes.len() == LEN_BYTES && bytes.iter().all(|byte| *byte == bytes[0]), "bytes of both");
+    match bytes[0] {
+        OLD => Found::Old,
+        NEW => Found::New,
+        byte => panic!("bytes of nobody: {byte}"),
+    }
+}
+
+fn array(folder: &Path, sync: bool) -> Array {
+    Array::open(&Arc::new(FileStore::new(folder).files(&options()).sync(sync)), "/").expect("a Zarr array")
+}

@@ -1,0 +1,225 @@
+//! Saves that are cut short, by killing the process or by a power failure, leave the old contents or the new.
+//!
+//! The long campaign kills before every system call, not only before those that change files:
+//!
+//! ```text
+//! CUFILE_TEST_EVERY_CALL=1 cargo test --package cufile-tests --test killed_saves -- --nocapture
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+
+use cufile_tests::saves::{Found, SAVES, Save};
+use cufile_tests::traced::{self, Call, Verdict};
+use tempfile::TempDir;
+
+/// The variable that asks for the long campaign.
+const EVERY_CALL: &str = "CUFILE_TEST_EVERY_CALL";
+
+/// A folder where locks tell who lives, except if `CUFILE_TEST_DIR` asks for another.
+fn folder() -> TempDir {
+    match std::env::var_os("CUFILE_TEST_DIR") {
+        Some(folder) => tempfile::tempdir_in(folder).unwrap(),
+        None => tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap(),
+    }
+}
+
+fn saving(number: usize, folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_saving"));
+    command.arg(number.to_string()).arg(folder);
+    command
+}
+
+fn files_in(folder: &Path) -> usize {
+    fs::read_dir(folder).unwrap().count()
+}
+
+/// Kills a process before each of its calls in turn; returns how often.
+fn kill_everywhere(number: usize) -> usize {
+    let save = SAVES[number];
+    let every = std::env::var_os(EVERY_CALL).is_some();
+    let mut last = Found::Old;
+    for point in 0.. {
+        let folder = folder();
+        save.prepare(folder.path());
+        let mut calls = 0;
+        let ended = traced::run(saving(number, folder.path()), |call| {
+            let counts = call.returned.is_none() && (every || call.changes_files());
+            calls += usize::from(counts);
+            if counts && calls > point { Verdict::Kill } else { Verdict::Continue }
+        });
+        let found = save.found(folder.path());
+        if ended {
+            assert_eq!((found, files_in(folder.path())), (Found::New, save.files_after()));
+            // Which of several threads comes first differs from process to process.
+            assert!(last != Found::Old, "the new one is there before the process ends");
+            return point;
+        }
+        last = found;
+        assert!(found != Found::Both || matches!(save, Save::Chunks { .. }), "{save:?} at {point}");
+        // The next save succeeds, and clears up.
+        assert!(saving(number, folder.path()).status().unwrap().success());
+        assert_eq!(save.found(folder.path()), Found::New, "{save:?} after {point}");
+        let mut left: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.retain(|name| !name.to_str().unwrap().starts_with("model-0000"));
+        assert_eq!(left.len(), save.files_after(), "{save:?} after {point}: {left:?}");
+    }
+    unreachable!("a process that makes calls for ever")
+}
+
+#[test]
+fn a_killed_save_leaves_the_old_or_the_new() {
+    let points: Vec<_> = (0..SAVES.len()).map(|number| (SAVES[number], kill_everywhere(number))).collect();
+    let sum: usize = points.iter().map(|(_, points)| points).sum();
+    println!("killed at {sum} points: {points:?}");
+    assert!(points.iter().all(|(_, points)| *points > 5), "{points:?}");
+}
+
+/// What happens to a folder and its files.
+#[derive(Debug, Clone)]
+enum Step {
+    Create(OsString, u64),
+    Rename(OsString, OsString),
+    Link(OsString, OsString),
+    Remove(OsString),
+    SyncFolder,
+    /// The file has these contents on the storage.
+    SyncFile(u64, Vec<u8>),
+}
+
+/// The names in a folder, and the inodes that they are of.
+type Names = BTreeMap<OsString, u64>;
+
+impl Step {
+    fn is_of_folder(&self) -> bool {
+        !matches!(self, Step::SyncFolder | Step::SyncFile(..))
+    }
+
+    fn apply(&self, names: &mut Names) {
+        match self {
+            Step::Create(name, inode) => drop(names.insert(name.clone(), *inode)),
+            Step::Remove(name) => drop(names.remove(name)),
+            Step::Rename(from, to) => {
+                if let Some(inode) = names.remove(from) {
+                    names.insert(to.clone(), inode);
+                }
+            }
+            Step::Link(from, to) => {
+                if let Some(inode) = names.get(from).copied() {
+                    names.insert(to.clone(), inode);
+                }
+            }
+            Step::SyncFolder | Step::SyncFile(..) => {}
+        }
+    }
+
+    /// What a call that has returned did in the folder.
+    fn of(call: &Call, folder: &Path) -> Option<Step> {
+        let returned = call.returned.filter(|returned| *returned >= 0)?;
+        let name = |argument| {
+            let path = call.path(argument);
+            (path.parent() == Some(folder)).then(|| path.file_name().unwrap().to_owned())
+        };
+        #[cfg(target_arch = "x86_64")]
+        match call.number {
+            libc::SYS_rename => return Some(Step::Rename(name(0)?, name(1)?)),
+            libc::SYS_link => return Some(Step::Link(name(0)?, name(1)?)),
+            libc::SYS_unlink => return Some(Step::Remove(name(0)?)),
+            _ => {}
+        }
+        match call.number {
+            libc::SYS_openat if call.changes_files() => {
+                let inode = fs::metadata(call.open_file(returned)).unwrap().ino();
+                Some(Step::Create(name(1)?, inode))
+            }
+            libc::SYS_renameat | libc::SYS_renameat2 => Some(Step::Rename(name(1)?, name(3)?)),
+            libc::SYS_linkat => Some(Step::Link(name(1)?, name(3)?)),
+            libc::SYS_unlinkat => Some(Step::Remove(name(1)?)),
+            libc::SYS_fsync => {
+                let file = call.open_file(call.arguments[0] as i64);
+                let metadata = fs::metadata(&file).unwrap();
+                match metadata.is_dir() {
+                    true => (fs::read_link(&file).unwrap() == folder).then_some(Step::SyncFolder),
+                    false => Some(Step::SyncFile(metadata.ino(), fs::read(&file).unwrap())),
+                }
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Cuts the power after each step, when any of the changes of the folder since it was last synced may be there or not, and
+/// files have what they had when they were last synced. Returns how many different folders that gave.
+fn fail_everywhere(number: usize) -> usize {
+    let save = SAVES[number];
+    let folder = folder();
+    let path = folder.path().canonicalize().unwrap();
+    save.prepare(&path);
+    let (mut synced, mut contents) = (Names::new(), BTreeMap::new());
+    for entry in fs::read_dir(&path).unwrap() {
+        let entry = entry.unwrap();
+        let inode = entry.metadata().unwrap().ino();
+        synced.insert(entry.file_name(), inode);
+        contents.insert(inode, fs::read(entry.path()).unwrap());
+    }
+    let mut steps = Vec::new();
+    let ended = traced::run(saving(number, &path), |call| {
+        steps.extend(Step::of(call, &path));
+        Verdict::Continue
+    });
+    assert!(ended);
+
+    let mut seen = BTreeSet::new();
+    let mut pending = Vec::new();
+    for at in 0..=steps.len() {
+        for chosen in 0..1_u32 << pending.len() {
+            let mut names = synced.clone();
+            let chosen = pending.iter().enumerate().filter(|(bit, _)| chosen & 1 << bit != 0);
+            chosen.for_each(|(_, step): (_, &Step)| step.apply(&mut names));
+            let held: Vec<_> = names
+                .into_iter()
+                .map(|(name, inode)| (name, inode, contents.get(&inode).cloned().unwrap_or_default()))
+                .collect();
+            let is_over = at == steps.len();
+            if seen.insert((is_over, held.clone())) {
+                let found = save.found(restored(&held).path());
+                assert!(found == Found::New || !is_over, "{save:?}: what was synced is gone: {steps:?}");
+            }
+        }
+        match steps.get(at) {
+            Some(Step::SyncFile(inode, bytes)) => drop(contents.insert(*inode, bytes.clone())),
+            Some(Step::SyncFolder) => pending.drain(..).for_each(|step: Step| step.apply(&mut synced)),
+            Some(step) if step.is_of_folder() => pending.push(step.clone()),
+            _ => {}
+        }
+    }
+    seen.len()
+}
+
+/// A folder with these names, of which those of one inode are links to one file.
+fn restored(held: &[(OsString, u64, Vec<u8>)]) -> TempDir {
+    let folder = folder();
+    let mut first = BTreeMap::new();
+    for (name, inode, bytes) in held {
+        let path = folder.path().join(name);
+        match first.get(inode) {
+            Some(other) => fs::hard_link(other, &path).unwrap(),
+            None => fs::write(&path, bytes).unwrap(),
+        }
+        first.entry(*inode).or_insert(path);
+    }
+    folder
+}
+
+#[test]
+fn a_power_failure_leaves_the_old_or_the_new() {
+    let of_one_folder = (0..SAVES.len()).filter(|number| !matches!(SAVES[*number], Save::Chunks { .. }));
+    let folders: Vec<_> = of_one_folder.map(|number| (SAVES[number], fail_everywhere(number))).collect();
+    println!("found the old or the new in {folders:?}");
+    assert!(folders.iter().all(|(_, folders)| *folders > 3), "{folders:?}");
+}
