@@ -103,9 +103,14 @@ impl File {
 
     /// Writes the whole buffer to `offset` in bytes.
     ///
+    /// # Length
+    /// A write that fails leaves the file as long as it was, as long as the whole write would have made it, or anything
+    /// between. What was not written reads as it did before, behind the old end as zeros. A write never makes a file
+    /// shorter. On tmpfs a long write makes the file longer before it writes the first byte. On disks, blocks that a failed
+    /// write did not use may stay allocated behind the end until the file is cut or removed.
+    ///
     /// # Errors
-    /// [`Error::Transfer`]. Bytes behind the failure may have been written too, and blocks behind the end of the file may
-    /// stay allocated until it is cut or removed.
+    /// [`Error::Transfer`]. Bytes behind the failure may have been written too; see [Length](#length).
     pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
         let memory = self.memory(buffer, offset)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
@@ -212,9 +217,8 @@ impl File {
         let plan = WritePlan::of_range(self, &memory, offset, Growth::MayAllocate);
         let cutting = Cutting { inline, ..plan.cutting };
         // SAFETY: the caller's promise.
-        let stop = unsafe { self.run(plan.side.clone(), memory, &range, cutting) };
+        let stop = unsafe { self.run(plan.side, memory, &range, cutting) };
         let done = stop.as_ref().map_or(len, |stop| stop.done_bytes);
-        plan.tidy_up(&self.open, offset + done as u64, stop.is_some());
         match stop {
             None => Ok(()),
             Some(stop) => {

@@ -45,7 +45,8 @@ impl File {
     /// GiB on tmpfs, and about 3 on ext4.
     ///
     /// # Errors
-    /// The output carries them, as [`write_all_at`](Self::write_all_at) says.
+    /// The output carries them, as [`write_all_at`](Self::write_all_at) says, which also tells the length of the file
+    /// [after a failure](Self::write_all_at#length).
     pub fn write_all_at_async<B: IoBuf + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
         IoFuture::start(Owned::write(self, buffer, offset, Growth::MayAllocate))
     }

@@ -36,7 +36,8 @@ impl File {
     /// ranges overlap in the file, either may come last.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first range that was seen to fail; others may have been written or not.
+    /// [`Error::Entry`] with the number of the first range that was seen to fail; others may have been written or not. The
+    /// file's length is then as after a failed [`write_all_at`](Self::write_all_at#length) of all ranges.
     /// Ranges beyond the buffer are refused before anything is written ([`Cause::Invalid`]).
     pub fn write_many<B: IoBuf + ?Sized>(&self, buffer: &B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
@@ -49,12 +50,9 @@ impl File {
             return Err(self.bad_range(WRITE, entry, &ranges[entry], &memory, FILE_LIMIT));
         }
         let plan = WritePlan::of_ranges(self, &memory, ranges);
-        let transfer = Transfer { side: plan.side.clone(), entries };
+        let transfer = Transfer { side: plan.side, entries };
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().run(&transfer, plan.cutting) };
-        let stop = outcome.as_ref().ok().and_then(Option::as_ref);
-        let done = stop.map_or(0, |stop| ranges[stop.entry].file_offset + stop.done_bytes as u64);
-        plan.tidy_up(self.open_file(), done, stop.is_some() || outcome.is_err());
         self.ranges_outcome(WRITE, &memory, ranges, FILE_LIMIT, outcome)
     }
 
@@ -196,7 +194,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that was seen to fail; others may have been written or
-    /// not.
+    /// not. Each file's length is then as after a failed [`write_all_at`](File::write_all_at#length) of all its requests.
     pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
@@ -210,23 +208,18 @@ impl Engine {
     /// # Safety
     /// As for [`Engine::run`].
     unsafe fn write_pieces(&self, entries: &[Entry<'_>]) -> Option<Stop> {
-        let tidy_up = |(start, plan): (usize, WritePlan), stop: Option<Stop>| {
-            let stop = stop.map(|stop| stop.behind(start));
-            let end = stop.as_ref().map_or(0, |stop| entries[stop.entry].offset + stop.done_bytes as u64);
-            plan.tidy_up(entries[start].file, end, stop.is_some());
-            stop
-        };
-        let mut under_way = UnderWay::new(self, tidy_up);
+        let mut under_way =
+            UnderWay::new(self, |start, stop: Option<Stop>| stop.map(|stop| stop.behind(start)));
         let mut start = 0;
         for piece in pieces(entries) {
             let is_alone = piece.len() == entries.len();
             let plan = WritePlan::of_piece(self, piece, is_alone);
-            let transfer = Transfer { side: plan.side.clone(), entries: Entries::Each(piece) };
+            let transfer = Transfer { side: plan.side, entries: Entries::Each(piece) };
             // SAFETY: the caller's promise; `under_way` waits for it.
             let prepared = unsafe { self.prepare(&transfer, &plan.cutting) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
             self.start(&transfer, &job, chunks, chunks == 1 && is_alone);
-            under_way.push((start, plan), job);
+            under_way.push(start, job);
             if under_way.is_stopped() {
                 break;
             }

@@ -140,8 +140,7 @@ impl<B> Owned<B> {
         let (operation, cause): (_, Option<Cause>) = match (write, stop) {
             (None, stop) => (READ, stop.and_then(|stop| stop.cause)),
             (Some(_), None) => (WRITE, None),
-            (Some(plan), Some(stop)) => {
-                plan.tidy_up(file.open_file(), file_offset + done as u64, true);
+            (Some(_), Some(stop)) => {
                 let nothing = || (!is_cancelled).then(|| io::Error::from(io::ErrorKind::WriteZero).into());
                 (WRITE, stop.cause.or_else(nothing))
             }

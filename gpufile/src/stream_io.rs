@@ -72,7 +72,8 @@ impl File {
     /// the stream later waits for it. Otherwise as [`read_at_on_stream`](Self::read_at_on_stream).
     ///
     /// # Errors
-    /// [`StreamIo::wait`] carries them, as [`write_all_at`](Self::write_all_at) says. The stream goes on after a failure.
+    /// [`StreamIo::wait`] carries them, as [`write_all_at`](Self::write_all_at) says, which also tells the length of the
+    /// file [after a failure](Self::write_all_at#length). The stream goes on after a failure.
     pub fn write_all_at_on_stream<B: IoBuf + Send + 'static>(
         &self,
         stream: &Stream,

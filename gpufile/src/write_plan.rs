@@ -8,20 +8,13 @@ use crate::file::File;
 use crate::memory::{Memory, Place};
 use crate::open_file::{Mapping, OpenFile, Storage};
 
-/// How a write to one file is carried out, and what is to be undone if it fails.
+/// Carries out a write to one file.
+///
+/// A plan may make the file longer before the write begins. Nothing cuts it off again if the write fails: others may have
+/// written there, and were told that their bytes are in the file.
 pub(crate) struct WritePlan {
     pub side: Side,
     pub cutting: Cutting,
-    extended: Option<Extended>,
-}
-
-/// A file was made longer in advance.
-#[derive(Clone, Copy)]
-struct Extended {
-    before: u64,
-    to: u64,
-    /// Where the write begins.
-    start: u64,
 }
 
 /// Below this, one write call is as fast as anything.
@@ -95,7 +88,7 @@ impl WritePlan {
     }
 
     fn plain(cutting: Cutting) -> Self {
-        Self { side: Side::Write, cutting, extended: None }
+        Self { side: Side::Write, cutting }
     }
 
     fn new(
@@ -119,11 +112,11 @@ impl WritePlan {
             parallel.chunk_bytes.min(if is_cut_freely { SERIAL_CHUNK_BYTES } else { usize::MAX });
         let serial = Cutting { chunk_bytes, serial: true, ..parallel };
         let Ok(len_bytes) = open.len_bytes() else { return Self::plain(serial) };
-        let mut extended = None;
-        if end > len_bytes && (!is_gapless || growth == Growth::AsWritten) {
+        let is_longer = end > len_bytes;
+        if is_longer && (!is_gapless || growth == Growth::AsWritten) {
             // What lies between ranges stays a hole.
             return Self::plain(serial);
-        } else if end > len_bytes {
+        } else if is_longer {
             let grows_by = end - len_bytes.max(start);
             if open.storage != Storage::Tmpfs {
                 if grows_by >= PREALLOCATE_BYTES as u64 {
@@ -136,15 +129,14 @@ impl WritePlan {
             if !open.allocate(len_bytes.max(start), grows_by, Keep::Nothing) {
                 return Self::plain(serial);
             }
-            extended = Some(Extended { before: len_bytes, to: end, start });
         } else if open.storage != Storage::Tmpfs && !open.is_cached_by_samples(start, (end - start) as usize)
         {
             // What is not cached would first have to be read for a mapping.
             return Self::plain(serial);
         }
-        let mapping = match extended {
-            None => open.mapping_for_overwriting(end),
-            Some(_) => usize::try_from(end)
+        let mapping = match is_longer {
+            false => open.mapping_for_overwriting(end),
+            true => usize::try_from(end)
                 .ok()
                 .and_then(|end| Mapping::for_writing_once(&open.file, end).ok())
                 .map(Arc::new),
@@ -153,19 +145,8 @@ impl WritePlan {
             Some(mapping) => Self {
                 side: Side::WriteMapping(mapping),
                 cutting: Cutting { last_bytes: LAST_BYTES, ..parallel },
-                extended,
             },
-            None => Self { extended, ..Self::plain(serial) },
-        }
-    }
-
-    /// Makes the file as long as a write leaves it that failed at `end`, unless others have changed its length.
-    pub fn tidy_up(&self, file: &OpenFile, end: u64, failed: bool) {
-        let Some(Extended { before, to, start }) = self.extended else { return };
-        if failed && file.len_bytes().is_ok_and(|len_bytes| len_bytes == to) {
-            let written = if end > start { end } else { 0 };
-            // Nothing else can be done if it fails: the error of the write itself is reported.
-            let _ = file.file.set_len(before.max(written));
+            None => Self::plain(serial),
         }
     }
 }

@@ -224,15 +224,19 @@ fn a_long_write_to_what_is_open_for_reading_only_fails_and_changes_nothing() {
     });
 }
 
-/// What a write that failed says was written is there, and nothing was added behind it that was not there.
+/// What a write that failed says was written is there; behind that are the new bytes, the old ones, or zeros.
 fn check_failed_write(path: &Path, error: &gpufile::Error, before: &[u8], bytes: &[u8], offset: usize) {
-    let done = error.bytes_done();
+    let (done, end) = (error.bytes_done(), offset + bytes.len());
     assert!(done < bytes.len(), "{error}");
     let found = fs::read(path).unwrap();
-    assert!(found.len() >= offset + done, "{} bytes: {error}", found.len());
+    let longest = before.len().max(end);
+    assert!((before.len().max(offset + done)..=longest).contains(&found.len()), "{}: {error}", found.len());
     assert!(found[offset..offset + done] == bytes[..done], "{error}");
-    assert!(found.len() <= before.len().max(offset + done), "{} bytes: {error}", found.len());
     assert!(found[..offset.min(before.len())] == before[..offset.min(before.len())], "{error}");
+    for (at, byte) in found.iter().enumerate().skip(offset + done) {
+        let old = before.get(at).copied().unwrap_or(0);
+        assert!(*byte == old || at < end && *byte == bytes[at - offset], "{at}: {error}");
+    }
 }
 
 #[test]
@@ -464,15 +468,56 @@ fn a_write_that_fails_cuts_nothing_off_that_others_write_behind_it() {
 }
 
 #[test]
-fn a_write_of_which_nothing_was_written_leaves_the_length() {
+fn a_failed_write_keeps_what_others_wrote_before_it() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let engine = engine(&bed);
+    let source = bed.device.alloc(4 * MIB).unwrap();
+    let bytes = pattern(LONG);
+    for folder in folders() {
+        let path = folder.path().join("data");
+        let file = open(&engine, &path);
+        emulator.fault("cudaMemcpyAsync", "err=2 times=all delay_us=300000");
+        thread::scope(|scope| {
+            let begun = emulator.calls("cudaMemcpyAsync");
+            let failing = scope.spawn(|| file.write_all_at(&source, 64 * MIB as u64).unwrap_err());
+            // From now on the file may be longer than anyone has written.
+            while emulator.calls("cudaMemcpyAsync") == begun {
+                thread::yield_now();
+            }
+            file.write_all_at(&bytes, 0).unwrap();
+            assert_eq!(failing.join().unwrap().bytes_done(), 0);
+        });
+        emulator.control("clear");
+        let found = fs::read(&path).unwrap();
+        assert!(found.len() >= LONG && found[..LONG] == bytes, "{} bytes", found.len());
+        assert!(found.len() <= 68 * MIB && found[LONG..].iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn a_failed_write_never_shortens_the_file() {
     let bed = Bed::emulated();
     let source = bed.device.alloc(4 * MIB).unwrap();
     for folder in folders() {
-        let file = open(&engine(&bed), &folder.path().join("data"));
+        let path = folder.path().join("data");
+        let file = open(&engine(&bed), &path);
         file.write_all_at([1; 100].as_slice(), 0).unwrap();
         bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "err=2 times=all");
-        let error = file.write_all_at(&source, 64 * MIB as u64).unwrap_err();
-        assert_eq!((error.bytes_done(), file.len_bytes().unwrap()), (0, 100));
+        let ranges = [IoRange { file_offset: 64 * MIB as u64, buffer_offset: 0, len_bytes: 4 * MIB }];
+        for round in 0..3 {
+            match round {
+                0 => drop(file.write_all_at(&source, 64 * MIB as u64).unwrap_err()),
+                1 => drop(file.write_many(&source, &ranges).unwrap_err()),
+                _ => {
+                    let source = bed.device.alloc(4 * MIB).unwrap();
+                    drop(file.write_all_at_async(source, 64 * MIB as u64).wait().0.unwrap_err());
+                }
+            }
+            let found = fs::read(&path).unwrap();
+            assert!((100..=68 * MIB).contains(&found.len()), "{} bytes", found.len());
+            assert!(found.iter().enumerate().all(|(at, byte)| *byte == u8::from(at < 100)));
+        }
         bed.emulator.as_ref().unwrap().control("clear");
     }
 }
@@ -491,6 +536,6 @@ fn a_write_that_one_worker_does_ends_at_its_failure() {
         let copies = emulator.calls("cudaMemcpyAsync") - before;
         // On file systems that many workers write to, each may have begun one.
         assert!(copies < 12, "{copies} copies: {error}");
-        assert!(file.len_bytes().unwrap() <= error.bytes_done() as u64, "{error}");
+        assert!(file.len_bytes().unwrap() >= error.bytes_done() as u64, "{error}");
     }
 }
