@@ -87,8 +87,7 @@ pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
 
 /// Drops a range of the file from the page cache, as far as possible: pages that only partly lie in the range stay (at
 /// the end of the file they count as whole), and so do those that someone has mapped or that are being read or written.
-/// [`residency`] tells what is left. On tmpfs everything stays, because there the cache is the storage. A
-/// [`File`](crate::File) by which long ranges were overwritten has these mapped until it is dropped.
+/// [`residency`] tells what is left. On tmpfs everything stays, because there the cache is the storage.
 ///
 /// Only clean pages can be dropped, so everything written to the file is made durable first, by `fdatasync`.
 /// `sync_file_range`, which could spare the rest of the file, does nothing on overlayfs, and leaves NFS with pages that
@@ -177,7 +176,7 @@ fn file_system_type(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(unsafe { status.assume_init() }.f_type as u64)
 }
 
-fn page_bytes() -> u64 {
+pub(crate) fn page_bytes() -> u64 {
     // SAFETY: takes an integer.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }

@@ -105,41 +105,32 @@ impl WritePlan {
             return Self::plain(if is_cut_freely { direct.cutting(parallel) } else { parallel });
         }
         let by_cufile = matches!(place, Place::Device(_)) && open.cufile(total_bytes).is_some();
-        if total_bytes < SMALL_BYTES || by_cufile || open.is_sync || !open.storage.can_write_by_mapping() {
+        if total_bytes < SMALL_BYTES || by_cufile || open.storage == Storage::Other {
             return Self::plain(parallel);
         }
         let chunk_bytes =
             parallel.chunk_bytes.min(if is_cut_freely { SERIAL_CHUNK_BYTES } else { usize::MAX });
         let serial = Cutting { chunk_bytes, serial: true, ..parallel };
         let Ok(len_bytes) = open.len_bytes() else { return Self::plain(serial) };
-        let is_longer = end > len_bytes;
-        if is_longer && (!is_gapless || growth == Growth::AsWritten) {
+        let grows_from = len_bytes.max(start);
+        let grows_by = end.saturating_sub(grows_from);
+        if grows_by > 0 && (!is_gapless || growth == Growth::AsWritten) {
             // What lies between ranges stays a hole.
             return Self::plain(serial);
-        } else if is_longer {
-            let grows_by = end - len_bytes.max(start);
-            if open.storage != Storage::Tmpfs {
-                if grows_by >= PREALLOCATE_BYTES as u64 {
-                    // Without, it only takes longer. Blocks that a failed write leaves unused stay behind the end: to cut
-                    // them off by the file's length would cut off what others write there meanwhile.
-                    open.allocate(len_bytes.max(start), grows_by, Keep::Size);
-                }
-                return Self::plain(serial);
+        }
+        if open.storage == Storage::LocalDisk {
+            if grows_by >= PREALLOCATE_BYTES as u64 {
+                // Without, it only takes longer.
+                open.allocate(grows_from, grows_by, Keep::Size);
             }
-            if !open.allocate(len_bytes.max(start), grows_by, Keep::Nothing) {
-                return Self::plain(serial);
-            }
-        } else if open.storage != Storage::Tmpfs && !open.is_cached_by_samples(start, (end - start) as usize)
-        {
-            // What is not cached would first have to be read for a mapping.
             return Self::plain(serial);
         }
-        let mapping = match is_longer {
-            false => open.mapping_for_overwriting(end),
-            true => usize::try_from(end)
-                .ok()
-                .and_then(|end| Mapping::for_writing_once(&open.file, end).ok())
-                .map(Arc::new),
+        let mapping = if grows_by == 0 {
+            open.mapping_for_overwriting(start..end)
+        } else if open.allocate(grows_from, grows_by, Keep::Nothing) {
+            Mapping::for_writing_once(&open.file, start..end).ok().map(Arc::new)
+        } else {
+            None
         };
         match mapping {
             Some(mapping) => Self {

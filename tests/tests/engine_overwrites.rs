@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -538,4 +538,83 @@ fn a_write_that_one_worker_does_ends_at_its_failure() {
         assert!(copies < 12, "{copies} copies: {error}");
         assert!(file.len_bytes().unwrap() >= error.bytes_done() as u64, "{error}");
     }
+}
+
+/// The mappings of a file that this process has.
+fn mappings_of(path: &Path) -> Vec<String> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.ends_with(path.to_str().unwrap())).map(str::to_owned).collect()
+}
+
+#[test]
+fn files_on_disks_are_never_written_through_a_mapping() {
+    each(|path, write, engine| {
+        fs::write(path, pattern(LONG)).unwrap();
+        let file = open(engine, path);
+        write(&file, &other(&pattern(LONG)), 0).unwrap();
+        // SAFETY: zeros are valid.
+        let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: `stat` outlives the call.
+        assert_eq!(unsafe { libc::fstatfs(file.as_fd().as_raw_fd(), &mut stat) }, 0);
+        if stat.f_type != libc::TMPFS_MAGIC {
+            assert_eq!(mappings_of(path), [""; 0]);
+        }
+    });
+}
+
+#[test]
+fn a_file_in_memory_can_be_sealed_after_writes() {
+    let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();
+    // SAFETY: the name ends with a NUL.
+    let fd = unsafe { libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
+    assert!(fd >= 0, "{}", io::Error::last_os_error());
+    // SAFETY: just opened, and nobody else's.
+    let file = File::options().engine(&engine).open_fd(unsafe { OwnedFd::from_raw_fd(fd) }).unwrap();
+    let bytes = pattern(LONG);
+    file.write_all_at(&other(&bytes)[..], 0).unwrap();
+    file.write_all_at(&bytes[5..], 5).unwrap();
+    // SAFETY: takes integers.
+    let sealed = unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
+    assert_eq!(sealed, 0, "{}", io::Error::last_os_error());
+    let error = file.write_all_at(&bytes[..], 0).unwrap_err();
+    assert_eq!((error.raw_os_error(), error.bytes_done()), (Some(libc::EPERM), 0), "{error}");
+    let mut found = vec![0; LONG];
+    file.read_exact_at(&mut found, 0).unwrap();
+    assert!(found[5..] == bytes[5..] && found[..5] == other(&bytes[..5]));
+}
+
+#[test]
+fn a_process_that_locks_its_memory_locks_no_files() {
+    alone("a_process_that_locks_its_memory_locks_no_files", || {
+        let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();
+        let bytes = pattern(2 * MIB);
+        let is_locked = |path: &Path| {
+            let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut of_file = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+            of_file.find_map(|line| line.strip_prefix("VmFlags:")).is_some_and(|flags| flags.contains(" lo"))
+        };
+        for folder in folders() {
+            let path = folder.path().join("data");
+            let file = open(&engine, &path);
+            // The workers take memory of their own.
+            file.write_all_at(&bytes, 0).unwrap();
+            file.set_len(0).unwrap();
+            file.set_len(256 * MIB as u64).unwrap();
+            // SAFETY: takes an integer.
+            if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+                return eprintln!("skipped: memory must not be locked");
+            }
+            file.write_all_at(&bytes, 100 * MIB as u64).unwrap();
+            file.write_all_at(&bytes, 256 * MIB as u64).unwrap();
+            let is_locked = is_locked(&path);
+            // SAFETY: takes nothing.
+            assert_eq!(unsafe { libc::munlockall() }, 0);
+            let stored = fs::metadata(&path).unwrap().blocks() as usize * 512;
+            assert!(stored < 16 * MIB, "{stored} bytes are stored");
+            assert!(!is_locked, "{}", path.display());
+            let mut found = vec![0; bytes.len()];
+            file.read_exact_at(&mut found, 100 * MIB as u64).unwrap();
+            assert!(found == bytes);
+        }
+    });
 }

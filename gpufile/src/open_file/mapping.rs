@@ -7,12 +7,15 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 use crate::engine::Segment;
+use crate::page_cache::page_bytes;
 
-/// A shared mapping of a file, from its beginning.
+/// A shared mapping of a part of a file.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: *mut u8,
     len_bytes: usize,
+    /// Where in the file it begins.
+    start: u64,
     /// Whether pages stay mapped after they were written.
     keeps_pages: bool,
 }
@@ -28,42 +31,59 @@ impl Mapping {
     /// # Errors
     /// What `mmap` said.
     pub fn for_read(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
-        Self::new(file, len_bytes, libc::PROT_READ, true)
+        Self::new(file, 0..len_bytes as u64, libc::PROT_READ)
     }
 
     /// Maps the first `len_bytes` of a file for [`write`](Self::write), again and again.
     ///
     /// # Errors
-    /// What `mmap` said: the file must be open for reading and writing.
+    /// What the kernel said: the file must be open for reading and writing.
     pub fn for_overwriting(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
-        Self::new(file, len_bytes, libc::PROT_READ | libc::PROT_WRITE, true)
+        Self::new(file, 0..len_bytes as u64, libc::PROT_NONE)?.made_writable()
     }
 
-    /// Maps the first `len_bytes` of a file for one [`write`](Self::write) of each part. Those who write unmap the pages
-    /// too, because one thread alone would take long in the end.
+    /// Maps a range of a file for one [`write`](Self::write) of each part. Those who write unmap the pages too, because one
+    /// thread alone would take long in the end.
     ///
     /// # Errors
-    /// What `mmap` said: the file must be open for reading and writing.
-    pub fn for_writing_once(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
-        Self::new(file, len_bytes, libc::PROT_READ | libc::PROT_WRITE, false)
+    /// What the kernel said: the file must be open for reading and writing.
+    pub fn for_writing_once(file: &fs::File, range: Range<u64>) -> io::Result<Self> {
+        let range = range.start - range.start % page_bytes()..range.end;
+        let mut mapping = Self::new(file, range, libc::PROT_NONE)?.made_writable()?;
+        mapping.keeps_pages = false;
+        Ok(mapping)
     }
 
-    fn new(
-        file: &fs::File,
-        len_bytes: usize,
-        protection: libc::c_int,
-        keeps_pages: bool,
-    ) -> io::Result<Self> {
+    /// Maps a range that begins at a page.
+    fn new(file: &fs::File, range: Range<u64>, protection: libc::c_int) -> io::Result<Self> {
+        let start = range.start;
+        let len_bytes = usize::try_from(range.end.saturating_sub(start)).map_err(io::Error::other)?;
         if len_bytes == 0 {
-            return Ok(Self { ptr: ptr::dangling_mut(), len_bytes, keeps_pages });
+            return Ok(Self { ptr: ptr::dangling_mut(), len_bytes, start, keeps_pages: true });
         }
+        let at = libc::off_t::try_from(start).map_err(io::Error::other)?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let mapped = unsafe {
-            libc::mmap(ptr::null_mut(), len_bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+            libc::mmap(ptr::null_mut(), len_bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), at)
         };
         match mapped {
             libc::MAP_FAILED => Err(io::Error::last_os_error()),
-            mapped => Ok(Self { ptr: mapped.cast(), len_bytes, keeps_pages }),
+            mapped => Ok(Self { ptr: mapped.cast(), len_bytes, start, keeps_pages: true }),
+        }
+    }
+
+    /// Permits access to a mapping made without. A process that locks whatever it maps (`mlockall`) has locked this one,
+    /// too, but the kernel brings in no pages without access. Unlocked in time, the rest of the file stays where it is.
+    fn made_writable(self) -> io::Result<Self> {
+        if self.len_bytes == 0 {
+            return Ok(self);
+        }
+        // SAFETY: this mapping's own range. If it stays locked, that costs time.
+        unsafe { libc::munlock(self.ptr.cast(), self.len_bytes) };
+        // SAFETY: as above.
+        match unsafe { libc::mprotect(self.ptr.cast(), self.len_bytes, libc::PROT_READ | libc::PROT_WRITE) } {
+            0 => Ok(self),
+            _ => Err(io::Error::last_os_error()),
         }
     }
 
@@ -133,18 +153,17 @@ impl Mapping {
         let _ = segment;
     }
 
-    /// Lets the kernel copy bytes into the mapping at `offset`; returns how many it copied. Of a page that cannot be
+    /// Lets the kernel copy bytes into the mapping, to `offset` of the file; returns how many it copied. Of a page that cannot be
     /// written (the file was truncated, the disk is full) it copies nothing, without a signal.
     pub fn write(&self, source: &[u8], offset: u64) -> usize {
-        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(source.len()));
-        if end.is_none_or(|end| end > self.len_bytes) {
-            return 0;
-        }
+        let at = offset.checked_sub(self.start).and_then(|at| usize::try_from(at).ok());
+        let fits = |at: &usize| at.checked_add(source.len()).is_some_and(|end| end <= self.len_bytes);
+        let Some(at) = at.filter(fits) else { return 0 };
         let mut done = 0;
         while done < source.len() {
             let rest = &source[done..];
             let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
-            let target = self.ptr.wrapping_add(offset as usize + done);
+            let target = self.ptr.wrapping_add(at + done);
             let remote = libc::iovec { iov_base: target.cast(), iov_len: rest.len() };
             // SAFETY: the kernel checks both addresses; the target lies in this mapping.
             let count = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
@@ -154,14 +173,14 @@ impl Mapping {
             }
         }
         if !self.keeps_pages {
-            self.unmap_pages(offset as usize, done);
+            self.unmap_pages(at, done);
         }
         done
     }
 
-    /// Unmaps the mapping's pages that lie wholly in a range, until they are used again. Their contents are the file's and
+    /// Unmaps the mapping's pages that lie wholly in a range of it, until they are used again. Their contents are the file's and
     /// stay.
-    pub fn unmap_pages(&self, offset: usize, len_bytes: usize) {
+    fn unmap_pages(&self, offset: usize, len_bytes: usize) {
         let pages = self.whole_pages(offset, len_bytes);
         if !pages.is_empty() {
             let start = self.ptr.wrapping_add(pages.start).cast();
@@ -173,9 +192,9 @@ impl Mapping {
 
     /// The part of a range that is whole pages of the mapping.
     fn whole_pages(&self, offset: usize, len_bytes: usize) -> Range<usize> {
-        const PAGE: usize = 4096;
-        let end = offset.saturating_add(len_bytes).min(self.len_bytes) / PAGE * PAGE;
-        offset.min(end).next_multiple_of(PAGE)..end
+        let page = page_bytes() as usize;
+        let end = offset.saturating_add(len_bytes).min(self.len_bytes) / page * page;
+        offset.min(end).next_multiple_of(page)..end
     }
 }
 
@@ -188,30 +207,120 @@ impl Drop for Mapping {
     }
 }
 
+/// Whether the file is one whose owner may seal it (`memfd_create` with `MFD_ALLOW_SEALING`). While a writable mapping
+/// exists, it cannot be sealed against writes.
+pub(super) fn may_be_sealed(file: &fs::File) -> bool {
+    // SAFETY: takes integers.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SEAL == 0
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
+
+    fn contents(file: &fs::File) -> Vec<u8> {
+        let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
 
     #[test]
     fn only_whole_pages_of_the_mapping_are_unmapped_and_keep_their_bytes() {
+        let page = page_bytes() as usize;
+        let len = 3 * page + 100;
         let file = tempfile::tempfile().unwrap();
-        file.set_len(3 * 4096 + 100).unwrap();
-        let mapping = Mapping::for_overwriting(&file, 3 * 4096 + 100).unwrap();
+        file.set_len(len as u64).unwrap();
+        let mapping = Mapping::for_overwriting(&file, len).unwrap();
         for (offset, len_bytes, pages) in [
-            (0, 4096, 0..4096),
-            (0, 4095, 0..0),
-            (1, 8191, 4096..8192),
-            (1, 4096, 4096..4096),
-            (5000, usize::MAX, 8192..3 * 4096),
-            (3 * 4096, 4096, 3 * 4096..3 * 4096),
-            (usize::MAX, usize::MAX, 3 * 4096..3 * 4096),
+            (0, page, 0..page),
+            (0, page - 1, 0..0),
+            (1, 2 * page - 1, page..2 * page),
+            (1, page, page..page),
+            (page + 900, usize::MAX, 2 * page..3 * page),
+            (3 * page, page, 3 * page..3 * page),
+            (usize::MAX, usize::MAX, 3 * page..3 * page),
         ] {
             assert_eq!(mapping.whole_pages(offset, len_bytes), pages, "{len_bytes} bytes at {offset}");
         }
-        assert_eq!(mapping.write(&[7; 5000], 4096), 5000);
+        assert_eq!(mapping.write(&[7; 5000], page as u64), 5000);
         mapping.unmap_pages(0, usize::MAX);
-        let mut bytes = [0; 5000];
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 4096).unwrap();
-        assert_eq!(bytes, [7; 5000]);
+        assert_eq!(contents(&file)[page..page + 5000], [7; 5000]);
+    }
+
+    #[test]
+    fn writes_land_where_the_file_has_them_and_nowhere_else() {
+        let page = page_bytes();
+        let len = 5 * page as usize + 77;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(len as u64).unwrap();
+        let range = 2 * page + 5..4 * page + 9;
+        let once = Mapping::for_writing_once(&file, range.clone()).unwrap();
+        let mut expected = vec![0; len];
+        for (offset, len_bytes, fits) in [
+            (range.start, 3, true),
+            (range.start + 100, page as usize, true),
+            (range.end - 1, 1, true),
+            // The page that the range begins in is mapped as a whole.
+            (2 * page, 2, true),
+            (2 * page - 1, 1, false),
+            (range.end, 1, false),
+            (range.end - 1, 2, false),
+            (u64::MAX, 1, false),
+        ] {
+            let bytes = vec![offset as u8 | 1; len_bytes];
+            assert_eq!(once.write(&bytes, offset), if fits { len_bytes } else { 0 }, "{offset}");
+            if fits {
+                expected[offset as usize..][..len_bytes].copy_from_slice(&bytes);
+            }
+            assert!(contents(&file) == expected, "{len_bytes} bytes at {offset}");
+        }
+    }
+
+    #[test]
+    fn what_was_cut_off_is_not_written_and_raises_no_signal() {
+        let page = page_bytes() as usize;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4 * page as u64).unwrap();
+        for mapping in [
+            Mapping::for_overwriting(&file, 4 * page).unwrap(),
+            Mapping::for_writing_once(&file, 0..4 * page as u64).unwrap(),
+        ] {
+            file.set_len(2 * page as u64).unwrap();
+            assert_eq!(mapping.write(&vec![1; 3 * page], 0), 2 * page);
+            assert_eq!(contents(&file), vec![1; 2 * page]);
+            file.set_len(4 * page as u64).unwrap();
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_file_is_mapped_as_nothing() {
+        let file = tempfile::tempfile().unwrap();
+        for mapping in [
+            Mapping::for_read(&file, 0),
+            Mapping::for_overwriting(&file, 0),
+            Mapping::for_writing_once(&file, 0..0),
+        ] {
+            let mapping = mapping.unwrap();
+            assert_eq!((mapping.len_bytes(), mapping.write(&[1], 0)), (0, 0));
+        }
+    }
+
+    #[test]
+    fn files_that_have_names_cannot_be_sealed() {
+        assert!(!may_be_sealed(&tempfile::NamedTempFile::new().unwrap().into_file()));
+        if let Ok(file) = tempfile::tempfile_in("/dev/shm") {
+            assert!(!may_be_sealed(&file));
+        }
+        for (flags, expected) in [(0, false), (libc::MFD_ALLOW_SEALING, true)] {
+            // SAFETY: the name ends with a NUL.
+            let fd = unsafe { libc::memfd_create(c"sealed".as_ptr(), flags) };
+            assert!(fd >= 0, "{}", io::Error::last_os_error());
+            // SAFETY: just opened, and nobody else's.
+            let file = unsafe { <fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+            assert_eq!(may_be_sealed(&file), expected);
+        }
     }
 }

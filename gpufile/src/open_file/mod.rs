@@ -6,6 +6,7 @@ mod mapping;
 mod posix;
 mod storage;
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ use crate::settings::DirectIo;
 use crate::write_plan::Keep;
 use cufile_way::Way;
 use direct::Direct;
+use mapping::may_be_sealed;
 use posix::{read_full, write_full};
 
 /// How many bytes went, in order, and what failed; at the end of the file, fewer went and nothing failed.
@@ -45,16 +47,13 @@ pub(crate) struct OpenFile {
     pub direct_read: DirectIo,
     pub direct_write: DirectIo,
     pub storage: Storage,
-    /// Each write waits for the storage, which one to a mapping would not: `O_DSYNC` (of which `O_SYNC` is more), `chattr
-    /// +S`, or a mount with `sync`.
-    pub is_sync: bool,
     /// The block device, or what stands for one, as `stat` numbers it.
     pub device: u64,
     /// Decided when device memory first asks, because opening the cuFile driver takes a tenth of a second.
     way: OnceLock<Way>,
     /// The same file with `O_DIRECT`, opened when first needed.
     direct: OnceLock<Option<Direct>>,
-    /// A mapping of all of the file for overwriting, made when first needed and anew when the file has grown.
+    /// A mapping of all of a file of tmpfs for overwriting, made when first needed and anew when the file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
 }
 
@@ -79,12 +78,7 @@ impl OpenFile {
     ) -> io::Result<Self> {
         let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
         let metadata = file.metadata()?;
-        let (storage, mounted_sync) = Storage::of(&file, &metadata)?;
-        let flags = open_flags(&file)?;
-        // What cannot be written through a mapping is not asked for its attributes: files are opened often.
-        let is_mappable = flags & libc::O_ACCMODE == libc::O_RDWR && storage == Storage::LocalDisk;
-        let is_sync =
-            flags & libc::O_DSYNC != 0 || mounted_sync || is_mappable && storage::has_sync_attribute(&file);
+        let storage = Storage::of(&file, &metadata)?;
         Ok(Self {
             path,
             file,
@@ -93,7 +87,6 @@ impl OpenFile {
             direct_read: direct.0,
             direct_write: direct.1,
             storage,
-            is_sync,
             device: metadata.dev(),
             way: OnceLock::new(),
             direct: OnceLock::new(),
@@ -218,7 +211,7 @@ impl OpenFile {
     pub fn write_staged(&self, side: &Side, last: bool, source: &[u8], offset: u64) -> Outcome {
         let mut done = 0;
         if let (Side::WriteMapping(mapping), false) = (side, last) {
-            done = self.overwrite(mapping, source, offset);
+            done = mapping.write(source, offset);
         } else if let Some(direct) = self.direct_for_write(source.len()) {
             // The ends that are not aligned go through the page cache.
             let before = direct.until_aligned(offset).min(source.len());
@@ -280,35 +273,6 @@ impl OpenFile {
             }
         }
         (done, None)
-    }
-
-    /// Writes through a mapping what is in the page cache; returns how many bytes that were.
-    fn overwrite(&self, mapping: &Mapping, source: &[u8], offset: u64) -> usize {
-        if self.storage != Storage::Tmpfs {
-            match page_cache::residency(&self.file, offset..offset + source.len() as u64) {
-                Ok(residency) if residency.is_fully_cached() => {
-                    // What has gone to the disk since it was written is protected where it is mapped, and the kernel lifts
-                    // that page by page, each time looking at all of the page's folio. It maps whole folios at once.
-                    if residency.dirty != Some(residency.pages) {
-                        mapping.unmap_pages(offset as usize, source.len());
-                    }
-                }
-                _ => return 0,
-            }
-        }
-        mapping.write(source, offset)
-    }
-
-    /// Whether a long range on a disk is in the page cache, judged by samples.
-    pub fn is_cached_by_samples(&self, offset: u64, len_bytes: usize) -> bool {
-        const SAMPLES: usize = 8;
-        const SAMPLE_BYTES: usize = 64 << 10;
-        let step = len_bytes / SAMPLES;
-        (0..SAMPLES).all(|i| {
-            let start = offset + (i * step) as u64;
-            page_cache::residency(&self.file, start..start + SAMPLE_BYTES.min(step) as u64)
-                .is_ok_and(|residency| residency.is_fully_cached())
-        })
     }
 
     /// How a read is cut: in order if the kernel makes up the contents as they are read; if it is long, goes by `O_DIRECT`,
@@ -391,14 +355,19 @@ impl OpenFile {
         direct.as_ref().filter(|direct| direct.works())
     }
 
-    /// A mapping for overwriting, kept for the next time, that covers the file up to `end`; `None` if the file is
-    /// shorter or cannot be mapped.
-    pub fn mapping_for_overwriting(&self, end: u64) -> Option<Arc<Mapping>> {
+    /// A mapping for overwriting a range; `None` if the file is shorter or cannot be mapped.
+    ///
+    /// It covers all of the file and is kept for the next time, because to map pages anew takes as long as to write them. A
+    /// file that may be sealed gets one for each write.
+    pub fn mapping_for_overwriting(&self, range: Range<u64>) -> Option<Arc<Mapping>> {
         let mut mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= end) {
+        if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= range.end) {
             return Some(mapping.clone());
         }
-        let len_bytes = self.len_bytes().ok().filter(|len_bytes| *len_bytes >= end)?;
+        let len_bytes = self.len_bytes().ok().filter(|len_bytes| *len_bytes >= range.end)?;
+        if may_be_sealed(&self.file) {
+            return Some(Arc::new(Mapping::for_writing_once(&self.file, range).ok()?));
+        }
         let new = Arc::new(Mapping::for_overwriting(&self.file, usize::try_from(len_bytes).ok()?).ok()?);
         *mapping = Some(new.clone());
         Some(new)

@@ -4,91 +4,102 @@ use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Kinds of file systems.
+use super::open_flags;
+
+/// Kinds of file systems, as far as a file's writes are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Storage {
     /// Memory: never slow to read, and the page cache is all there is.
     Tmpfs,
     /// Local, on a block device, with one lock for all buffered writers of a file: ext2 to ext4 and xfs.
     LocalDisk,
-    /// Anything else, local or not.
+    /// Anything else, local or not. Also a file on a disk whose writes each wait for the storage, because its descriptor or
+    /// its mount says so: they wait without the lock.
     Other,
 }
 
 impl Storage {
-    /// The kind, and whether it is mounted so that each write waits for the storage (`-o sync`). Of a device, the file
-    /// system has only the name.
+    /// The kind that an open file is on. Of a device, the file system has only the name.
     ///
     /// # Errors
-    /// What `fstatfs` said.
-    pub fn of(file: &fs::File, metadata: &fs::Metadata) -> io::Result<(Self, bool)> {
+    /// What `fstatfs` or `fcntl` said.
+    pub fn of(file: &fs::File, metadata: &fs::Metadata) -> io::Result<Self> {
         // SAFETY: zeros are valid, and the kernel fills them in.
         let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
         // SAFETY: `stat` outlives the call.
         if unsafe { libc::fstatfs64(file.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self::by(&stat, metadata.is_file()))
+        // `O_SYNC` is more of the same.
+        let waits = open_flags(file)? & libc::O_DSYNC != 0;
+        Ok(Self::by(&stat, metadata.is_file(), waits))
     }
 
-    fn by(stat: &libc::statfs64, is_file: bool) -> (Self, bool) {
-        let storage = match stat.f_type {
+    fn by(stat: &libc::statfs64, is_file: bool, waits: bool) -> Self {
+        let waits = waits || stat.f_flags as libc::c_ulong & libc::MS_SYNCHRONOUS != 0;
+        match stat.f_type {
             _ if !is_file => Storage::Other,
             libc::TMPFS_MAGIC => Storage::Tmpfs,
-            libc::EXT4_SUPER_MAGIC | libc::XFS_SUPER_MAGIC => Storage::LocalDisk,
+            libc::EXT4_SUPER_MAGIC | libc::XFS_SUPER_MAGIC if !waits => Storage::LocalDisk,
             _ => Storage::Other,
-        };
-        (storage, stat.f_flags as libc::c_ulong & libc::MS_SYNCHRONOUS != 0)
+        }
     }
 
     /// Whether reading what is not in the page cache costs more than a copy.
     pub fn has_slow_misses(self) -> bool {
         self != Storage::Tmpfs
     }
-
-    /// Whether a shared mapping writes what a write call would, with the same visibility to others.
-    pub fn can_write_by_mapping(self) -> bool {
-        matches!(self, Storage::Tmpfs | Storage::LocalDisk)
-    }
-}
-
-/// Whether each write to a file waits for the storage because of an attribute of the file (`chattr +S`).
-pub(super) fn has_sync_attribute(file: &fs::File) -> bool {
-    const FS_SYNC_FL: libc::c_int = 8;
-    let mut attributes: libc::c_int = 0;
-    // SAFETY: the kernel writes an `int`, whatever the request's number says, and `attributes` outlives the call.
-    let asked = unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS, &mut attributes) };
-    // File systems without attributes say so.
-    asked == 0 && attributes & FS_SYNC_FL != 0
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::OpenOptionsExt;
+
     use super::*;
 
+    fn stat(f_type: libc::__fsword_t, f_flags: libc::__fsword_t) -> libc::statfs64 {
+        // SAFETY: zeros are valid.
+        libc::statfs64 { f_type, f_flags, ..unsafe { std::mem::zeroed() } }
+    }
+
     #[test]
-    fn a_mount_that_waits_for_the_storage_is_known_by_its_flags() {
-        for (f_type, storage) in [(libc::EXT4_SUPER_MAGIC, Storage::LocalDisk), (0, Storage::Other)] {
-            for (f_flags, is_sync) in [(0x20, false), (0x30, true)] {
-                // SAFETY: zeros are valid.
-                let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
-                (stat.f_type, stat.f_flags) = (f_type, f_flags);
-                assert_eq!(Storage::by(&stat, true), (storage, is_sync));
-            }
+    fn files_whose_writes_wait_are_no_ordinary_files_on_disks() {
+        for disk in [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC] {
+            assert_eq!(Storage::by(&stat(disk, 0x20), true, false), Storage::LocalDisk);
+            assert_eq!(Storage::by(&stat(disk, 0x30), true, false), Storage::Other);
+            assert_eq!(Storage::by(&stat(disk, 0x20), true, true), Storage::Other);
         }
+        for (f_flags, waits) in [(0, false), (0x10, false), (0, true)] {
+            assert_eq!(Storage::by(&stat(libc::TMPFS_MAGIC, f_flags), true, waits), Storage::Tmpfs);
+            assert_eq!(Storage::by(&stat(0, f_flags), true, waits), Storage::Other);
+        }
+    }
+
+    #[test]
+    fn only_memory_has_no_slow_misses() {
+        assert!(!Storage::Tmpfs.has_slow_misses());
+        assert!(Storage::LocalDisk.has_slow_misses() && Storage::Other.has_slow_misses());
     }
 
     #[test]
     fn a_device_is_not_kept_where_its_name_is() {
         let device = fs::File::open("/dev/null").unwrap();
-        let (storage, _) = Storage::of(&device, &device.metadata().unwrap()).unwrap();
-        assert_eq!(storage, Storage::Other);
-        // SAFETY: zeros are valid.
-        let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
-        stat.f_type = libc::TMPFS_MAGIC;
-        assert_eq!(
-            [false, true].map(|is_file| Storage::by(&stat, is_file).0),
-            [Storage::Other, Storage::Tmpfs]
-        );
+        assert_eq!(Storage::of(&device, &device.metadata().unwrap()).unwrap(), Storage::Other);
+        for magic in [libc::TMPFS_MAGIC, libc::EXT4_SUPER_MAGIC] {
+            assert_eq!(Storage::by(&stat(magic, 0), false, false), Storage::Other);
+        }
+    }
+
+    #[test]
+    fn a_descriptor_that_syncs_makes_writes_wait() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let open = |flags| {
+            let mut options = fs::OpenOptions::new();
+            options.write(true).create(true).custom_flags(flags).open(folder.path().join("file")).unwrap()
+        };
+        let of = |file: fs::File| Storage::of(&file, &file.metadata().unwrap()).unwrap();
+        if of(open(0)) == Storage::LocalDisk {
+            assert_eq!([libc::O_DSYNC, libc::O_SYNC].map(|flags| of(open(flags))), [Storage::Other; 2]);
+        }
     }
 }
