@@ -1,7 +1,8 @@
-//! A file system that offers `O_DIRECT` and then refuses it.
+//! A file system that offers `O_DIRECT` and then refuses it, or fails.
 
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::thread;
 
 use cufile_tests::bed::{folders, pattern};
@@ -9,17 +10,18 @@ use gpufile::{DirectIo, Engine, File, page_cache};
 
 const LEN: usize = (1 << 20) + 777;
 
-/// The descriptors of this process that have `O_DIRECT`.
-fn direct_descriptors() -> Vec<libc::c_int> {
-    let names = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name());
-    let numbers = names.map(|name| name.to_str().unwrap().parse().unwrap());
+/// The descriptor of a file that this process has with `O_DIRECT`.
+fn direct_descriptor(path: &Path) -> Option<libc::c_int> {
+    let entries = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap());
+    let of_file = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link == path));
+    let mut numbers = of_file.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap());
     // SAFETY: takes integers.
     let flags = |fd| unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    numbers.filter(|fd| flags(*fd) >= 0 && flags(*fd) & libc::O_DIRECT != 0).collect()
+    numbers.find(|fd| flags(*fd) >= 0 && flags(*fd) & libc::O_DIRECT != 0)
 }
 
-/// Makes reads of a descriptor fail with `EINVAL` in this thread.
-fn refuse_reads(fd: libc::c_int) -> io::Result<()> {
+/// Makes a system call fail in this thread when its first argument is this descriptor.
+fn fail(call: libc::c_long, fd: libc::c_int, errno: libc::c_int) -> io::Result<()> {
     let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
     let load = |offset| statement((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, offset);
     let unless = |k, jf| libc::sock_filter {
@@ -31,10 +33,10 @@ fn refuse_reads(fd: libc::c_int) -> io::Result<()> {
     let first_argument = 16 + if cfg!(target_endian = "big") { 4 } else { 0 };
     let mut filter = [
         load(0),
-        unless(libc::SYS_pread64 as u32, 3),
+        unless(call as u32, 3),
         load(first_argument),
         unless(fd as u32, 1),
-        answer(libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
+        answer(libc::SECCOMP_RET_ERRNO | errno as u32),
         answer(libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
@@ -61,11 +63,8 @@ fn what_o_direct_refuses_goes_through_the_page_cache_and_later_reads_do_too() {
         };
         page_cache::drop(&file, 0..LEN as u64).unwrap();
         let can_drop = cached() == 0;
-        let others = direct_descriptors();
         read();
-        let [direct] =
-            direct_descriptors().into_iter().filter(|fd| !others.contains(fd)).collect::<Vec<_>>()[..]
-        else {
+        let Some(direct) = direct_descriptor(&path) else {
             eprintln!("skipped: {} has no O_DIRECT", folder.path().display());
             continue;
         };
@@ -73,7 +72,7 @@ fn what_o_direct_refuses_goes_through_the_page_cache_and_later_reads_do_too() {
             assert_eq!(cached(), 0, "O_DIRECT passes the page cache by");
         }
         let in_thread = || {
-            refuse_reads(direct).inspect(|()| {
+            fail(libc::SYS_pread64, direct, libc::EINVAL).inspect(|()| {
                 read();
                 // SAFETY: reads nothing.
                 assert_eq!(unsafe { libc::pread(direct, std::ptr::null_mut(), 0, 0) }, -1);
@@ -87,5 +86,48 @@ fn what_o_direct_refuses_goes_through_the_page_cache_and_later_reads_do_too() {
         }
         read();
         assert!(!can_drop || cached() > 0, "O_DIRECT is not tried again");
+    }
+}
+
+/// Writes by `O_DIRECT` fail with `errno`; what a write of the whole file says then, and the bytes that the file has. `None`
+/// where there is no `O_DIRECT`, or no filter.
+fn write_that_fails(folder: &Path, errno: libc::c_int) -> Option<(gpufile::Result<()>, Vec<u8>, bool)> {
+    let path = folder.join(format!("file-{errno}"));
+    let options = File::options().read(true).write(true).create(true).direct_write(DirectIo::Always);
+    let file = options.engine(&Engine::builder().build()).open(&path).unwrap();
+    // The descriptor with O_DIRECT is opened when it is first needed.
+    file.write_all_at_inline(&vec![1; LEN], 0).unwrap();
+    let direct = direct_descriptor(&path)?;
+    let write =
+        || fail(libc::SYS_pwrite64, direct, errno).map(|()| file.write_all_at_inline(&pattern(LEN), 0));
+    let outcome = thread::scope(|scope| scope.spawn(write).join().unwrap());
+    let outcome = outcome.inspect_err(|error| eprintln!("skipped: no filter: {error}")).ok()?;
+    // Beside the filter, which only the other thread has.
+    file.write_all_at_inline(&vec![7; 4096], 0).unwrap();
+    let is_cached = page_cache::residency(&file, 0..4096).unwrap().cached > 0;
+    Some((outcome, fs::read(&path).unwrap(), is_cached))
+}
+
+#[test]
+fn errors_of_direct_writes_are_the_errors_of_the_write() {
+    for folder in folders() {
+        for errno in [libc::ENOSPC, libc::EIO, libc::EDQUOT] {
+            let Some((outcome, found, _)) = write_that_fails(folder.path(), errno) else { continue };
+            let error = outcome.unwrap_err();
+            assert_eq!((error.raw_os_error(), error.bytes_done()), (Some(errno), 0), "{error}");
+            assert!(found[4096..] == [1; LEN - 4096], "nothing was written past the error");
+        }
+    }
+}
+
+#[test]
+fn direct_writes_that_are_refused_go_through_the_page_cache() {
+    for folder in folders() {
+        for errno in [libc::EINVAL, libc::EOPNOTSUPP] {
+            let Some((outcome, found, is_cached)) = write_that_fails(folder.path(), errno) else { continue };
+            outcome.unwrap();
+            assert!(found[4096..] == pattern(LEN)[4096..]);
+            assert!(is_cached, "O_DIRECT is not tried again");
+        }
     }
 }

@@ -78,7 +78,10 @@ impl Direct {
     }
 
     /// Reads the smallest aligned range around another, so that the bytes of that come to lie at `target`. Returns how
-    /// many of them were read: all, or fewer at the end of the file and where the kernel refuses.
+    /// many of them were read: all, or fewer at the end of the file and where it fails.
+    ///
+    /// What fails is read once more through the page cache: that says which byte it was, while here it may have been one
+    /// that nobody asked for.
     ///
     /// # Safety
     /// The memory around `target` that the enclosing range takes must be aligned and valid for writes.
@@ -89,35 +92,54 @@ impl Direct {
             let at = (offset - head as u64) as libc::off_t;
             libc::pread(self.file.as_raw_fd(), target.sub(head).cast(), whole, at)
         });
-        count.saturating_sub(head).min(len_bytes)
+        count.unwrap_or(0).saturating_sub(head).min(len_bytes)
     }
 
-    /// Writes an aligned range; returns how many bytes were written.
-    pub fn write(&self, source: &[u8], offset: u64) -> usize {
-        // SAFETY: a slice.
-        self.retry(|| unsafe {
-            libc::pwrite(self.file.as_raw_fd(), source.as_ptr().cast(), source.len(), offset as libc::off_t)
-        })
-    }
-
-    /// Calls once more if it was interrupted. What fails is left to the page cache's way, which says why.
-    fn retry(&self, call: impl Fn() -> isize) -> usize {
-        loop {
-            let count = call();
-            if let Ok(count) = usize::try_from(count) {
-                return count;
+    /// Writes an aligned range. Returns how many bytes were written: all, or fewer if the rest must go through the page
+    /// cache, because the file system refuses after all or the kernel stopped at an unaligned place.
+    ///
+    /// # Errors
+    /// How many bytes were written, and what failed then. The page cache may take the bytes that the storage did not, and
+    /// lose them later: a failure is the write's.
+    pub fn write(&self, source: &[u8], offset: u64) -> Result<usize, (usize, io::Error)> {
+        let mut done = 0;
+        while done < source.len() && done.is_multiple_of(self.alignment) {
+            let rest = &source[done..];
+            let at = (offset + done as u64) as libc::off_t;
+            // SAFETY: a slice.
+            let count = self.retry(|| unsafe {
+                libc::pwrite(self.file.as_raw_fd(), rest.as_ptr().cast(), rest.len(), at)
+            });
+            match count {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if is_refusal(&error) => break,
+                Err(error) => return Err((done, error)),
             }
-            match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => {}
-                error => {
-                    if error.raw_os_error() == Some(libc::EINVAL) {
-                        self.works.store(false, Ordering::Relaxed);
-                    }
-                    return 0;
-                }
+        }
+        Ok(done)
+    }
+
+    /// Calls once more if it was interrupted. Notes that the file system refuses `O_DIRECT` after all.
+    fn retry(&self, call: impl Fn() -> isize) -> io::Result<usize> {
+        loop {
+            if let Ok(count) = usize::try_from(call()) {
+                return Ok(count);
+            }
+            let error = io::Error::last_os_error();
+            if is_refusal(&error) {
+                self.works.store(false, Ordering::Relaxed);
+            }
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
             }
         }
     }
+}
+
+/// Whether the file system says that it cannot do this, rather than that it failed to.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 /// How many queues the driver of a file's block device has; `None` where the file lies on no such device, or on one that

@@ -223,7 +223,10 @@ impl OpenFile {
                 if let Err((done, error)) = head {
                     return (done, Some(error.into()));
                 }
-                done = before + direct.write(middle, offset + before as u64);
+                match direct.write(middle, offset + before as u64) {
+                    Ok(count) => done = before + count,
+                    Err((count, error)) => return (before + count, Some(error.into())),
+                }
             }
         }
         // SAFETY: a slice.
