@@ -182,3 +182,6 @@ pub(crate) enum Keep {
     /// The file becomes as long as what is allocated.
     Nothing,
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,3 +55,61 @@ impl Engine {
         Cutting { chunk_bytes, is_graded, ..Cutting::default() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: usize = 1 << 10;
+
+    #[test]
+    fn graded_chunks_grow_to_their_full_length() {
+        let graded = Cutting { chunk_bytes: 500 * KIB, is_graded: true, ..Cutting::default() };
+        let lengths: Vec<_> = (0..6).map(|chunk| graded.chunk_len(chunk) / KIB).collect();
+        assert_eq!(lengths, [256, 320, 384, 448, 500, 500]);
+        let later = Cutting { chunks_before: 2, ..graded };
+        assert_eq!([0, 1, 2].map(|chunk| later.chunk_len(chunk) / KIB), [384, 448, 500]);
+        let even = Cutting { is_graded: false, ..graded };
+        assert_eq!([0, 1, 9].map(|chunk| even.chunk_len(chunk) / KIB), [500; 3]);
+    }
+
+    #[test]
+    fn all_workers_have_several_chunks_that_are_worth_a_copy() {
+        let engine = Engine::builder().threads(4).bounce_buffer_bytes(4096 * KIB).build();
+        let device = Place::Device(0);
+        for (total, chunk, is_graded) in [
+            (0, 512, false),
+            (1024, 512, false),
+            // A twentieth of it each, in steps of 64 KiB.
+            (20 * 512, 512, false),
+            (20 * 512 + 20, 576, true),
+            (20 * 576, 576, true),
+            (20 * 4096, 4096, true),
+            (20 * 4097, 4096, true),
+            (1 << 30, 4096, true),
+        ] {
+            for place in [Place::Host, device] {
+                let cutting = engine.cutting(total * KIB, place, None);
+                assert_eq!(cutting.chunk_bytes, chunk * KIB, "{total} KiB");
+                assert_eq!(cutting.is_graded, is_graded && place == device, "{total} KiB");
+                assert_eq!((cutting.last_bytes, cutting.chunks_before, cutting.at_once), (0, 0, None));
+                assert!(!cutting.serial && !cutting.inline);
+            }
+        }
+    }
+
+    #[test]
+    fn a_length_that_was_asked_for_is_kept_where_buffers_allow() {
+        let of_engine = Engine::builder().bounce_buffer_bytes(64 * KIB).task_bytes(5000 * KIB).build();
+        let of_call = Engine::builder().bounce_buffer_bytes(64 * KIB).build();
+        for (engine, task) in [(&of_engine, None), (&of_call, Some(5000 * KIB))] {
+            let lengths = [Place::Host, Place::Device(0)].map(|place| {
+                let cutting = engine.cutting(1 << 30, place, task);
+                assert!(!cutting.is_graded);
+                cutting.chunk_bytes
+            });
+            assert_eq!(lengths, [5000 * KIB, 64 * KIB]);
+        }
+        assert_eq!(of_engine.cutting(1 << 30, Place::Host, Some(7)).chunk_bytes, 7);
+    }
+}

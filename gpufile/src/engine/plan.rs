@@ -359,3 +359,6 @@ impl Joins {
         self.last_len_bytes = len_bytes;
     }
 }
+
+#[cfg(test)]
+mod tests;

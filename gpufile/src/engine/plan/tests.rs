@@ -1,0 +1,310 @@
+//! Plans compared with a model that goes through the entries byte range by byte range.
+
+use std::path::PathBuf;
+use std::ptr;
+
+use super::super::{Engine, Entry, Side};
+use super::*;
+use crate::path::PathPolicy;
+use crate::settings::DirectIo;
+
+/// Where the buffers of the tests lie. Nothing is read from there.
+const BASE: usize = 1 << 32;
+
+fn open() -> OpenFile {
+    let (file, engine) = (tempfile::tempfile().unwrap(), Engine::builder().build());
+    let direct = (DirectIo::Never, DirectIo::Never);
+    OpenFile::new(PathBuf::new(), file, engine, PathPolicy::PosixOnly, direct).unwrap()
+}
+
+fn memory(address: usize, len_bytes: usize, place: Place) -> Memory {
+    let mut memory = Memory::on_host(ptr::without_provenance_mut(address), len_bytes);
+    memory.place = place;
+    memory
+}
+
+fn entry(file: &OpenFile, offset: u64, address: usize, len_bytes: usize) -> Entry<'_> {
+    Entry { file, offset, memory: memory(BASE + address, len_bytes, Place::Host) }
+}
+
+/// Numbers that look random, and are the same each time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % most
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    fn cutting(&mut self) -> Cutting {
+        let is_graded = self.below(4) == 0;
+        let chunk_bytes = match is_graded {
+            true => self.of(&[300 << 10, 1 << 20, 4 << 20]),
+            false => 1 + self.below(50_000),
+        };
+        Cutting {
+            chunk_bytes,
+            is_graded,
+            chunks_before: self.below(3),
+            last_bytes: self.of(&[0, 0, 1, 100, 4096]),
+            ..Cutting::default()
+        }
+    }
+
+    fn len_bytes(&mut self, cutting: &Cutting) -> usize {
+        match self.below(6) {
+            0 => 0,
+            1 => self.below(100),
+            2 => self.of(&[4095, 4096, 4097, 8192]),
+            3 => self.below(3 * cutting.chunk_bytes),
+            _ => self.below(20_000),
+        }
+    }
+}
+
+/// A part of an entry: its number, how many of its bytes come before, and how many it has.
+type Part = (usize, usize, usize);
+
+/// The chunks that entries, in this order, are to be cut into.
+fn model(entries: &[(u64, usize, Place)], order: &[usize], cutting: &Cutting) -> Vec<Vec<Part>> {
+    let mut chunks: Vec<Vec<Part>> = vec![Vec::new()];
+    let mut room = cutting.chunk_len(0);
+    let mut place_before = None;
+    // Where the last chunk begins within the last entry.
+    let mut begun = 0;
+    for &number in order {
+        let (offset, len_bytes, place) = entries[number];
+        if place_before.is_some_and(|before| before != place) {
+            chunks.push(Vec::new());
+            room = cutting.chunk_len(chunks.len() - 1);
+        }
+        place_before = Some(place);
+        begun = 0;
+        while len_bytes - begun > room {
+            let (start, most) = (offset + begun as u64, offset + (begun + room) as u64);
+            let aligned = most / 4096 * 4096;
+            let cut = if aligned > start { aligned } else { most };
+            let len = (cut - start) as usize;
+            chunks.last_mut().unwrap().push((number, begun, len));
+            begun += len;
+            chunks.push(Vec::new());
+            room = cutting.chunk_len(chunks.len() - 1);
+        }
+        room -= len_bytes - begun;
+        chunks.last_mut().unwrap().push((number, begun, len_bytes - begun));
+    }
+    if let Some(&last) = order.last().filter(|_| cutting.last_bytes > 0) {
+        let len_bytes = entries[last].1;
+        if len_bytes > begun + cutting.last_bytes {
+            let held_back = len_bytes - cutting.last_bytes;
+            *chunks.last_mut().unwrap().last_mut().unwrap() = (last, begun, held_back - begun);
+            chunks.push(vec![(last, held_back, cutting.last_bytes)]);
+        }
+    }
+    chunks.iter_mut().for_each(|chunk| chunk.retain(|(.., len)| *len > 0));
+    chunks
+}
+
+/// Compares a plan with the model, chunk by chunk.
+fn check(plan: &Plan, transfer: &Transfer<'_>, cutting: &Cutting, case: &str) {
+    let count = transfer.entries.len();
+    let entries: Vec<_> = (0..count)
+        .map(|number| {
+            let segment = transfer.entries.get(number);
+            (segment.offset, segment.len_bytes, transfer.entries.memory(number).place)
+        })
+        .collect();
+    let order: Vec<_> = (0..count).map(|at| plan.entry(at)).collect();
+    let mut numbers = order.clone();
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..count), "{case}: each entry once");
+    let expected = model(&entries, &order, cutting);
+    assert_eq!(plan.chunks(), expected.len(), "{case}");
+    for (chunk, parts) in expected.iter().enumerate() {
+        let found: Vec<Part> = plan
+            .segments(transfer, chunk)
+            .map(|segment| {
+                let whole = transfer.entries.get(segment.entry);
+                let skipped = segment.ptr.addr() - whole.ptr.addr();
+                assert_eq!(segment.offset, whole.offset + skipped as u64, "{case}");
+                (segment.entry, skipped, segment.len_bytes)
+            })
+            .collect();
+        assert_eq!(found, *parts, "{case}, chunk {chunk}");
+        let mut bytes = 0;
+        for &(number, skipped, len) in parts {
+            assert_eq!(plan.place(transfer, chunk), entries[number].2, "{case}, chunk {chunk}");
+            for within in [0, len / 2, len - 1] {
+                let located = plan.locate(transfer, chunk, bytes + within);
+                assert_eq!(located, (number, skipped + within), "{case}, chunk {chunk}");
+            }
+            bytes += len;
+        }
+        assert!(bytes <= cutting.chunk_len(chunk), "{case}, chunk {chunk}");
+    }
+}
+
+#[test]
+fn entries_are_cut_as_the_model_cuts_them() {
+    let files = [open(), open()];
+    let mut plan = Plan::default();
+    for seed in 0..1000 {
+        let mut random = Random(seed);
+        let cutting = random.cutting();
+        let (mut entries, mut offset, mut address) = (Vec::new(), random.below(9000) as u64, 0);
+        for _ in 0..random.below(40) {
+            let len_bytes = random.len_bytes(&cutting);
+            let place =
+                random.of(&[Place::Host, Place::Host, Place::Host, Place::Device(0), Place::Device(1)]);
+            let file = &files[usize::from(random.below(10) == 0)];
+            entries.push(Entry { file, offset, memory: memory(BASE + address, len_bytes, place) });
+            address += len_bytes + random.of(&[0, 0, 256, 70_001]);
+            offset = match random.below(3) {
+                0 => random.below(1 << 30) as u64,
+                _ => offset + (len_bytes + random.of(&[0, 0, 1, 3000])) as u64,
+            };
+        }
+        if random.below(3) == 0 {
+            entries.reverse();
+        }
+        let side = if random.below(2) == 0 { Side::Read } else { Side::Write };
+        let transfer = Transfer { side, entries: Entries::Each(&entries) };
+        plan.make(&transfer, &cutting).unwrap();
+        check(&plan, &transfer, &cutting, &format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn ranges_of_one_buffer_are_cut_as_the_model_cuts_them() {
+    let file = open();
+    let mut plan = Plan::default();
+    for seed in 0..400 {
+        let mut random = Random(seed);
+        let cutting = random.cutting();
+        let (mut ranges, mut offset, mut address) = (Vec::new(), random.below(9000) as u64, 0);
+        let is_tiny = random.below(2) == 0;
+        // More than are gone through at a time.
+        for _ in 0..random.below(300) {
+            let len_bytes = if is_tiny { random.below(200) } else { random.len_bytes(&cutting) };
+            ranges.push(IoRange { file_offset: offset, buffer_offset: address, len_bytes });
+            address += len_bytes + random.of(&[0, 0, 256]);
+            offset += (len_bytes + random.of(&[0, 0, 1, 3000])) as u64;
+        }
+        if random.below(4) == 0 {
+            ranges.reverse();
+        }
+        let memory = memory(BASE, address, Place::Host);
+        let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: u64::MAX };
+        let transfer = Transfer { side: Side::Read, entries };
+        plan.make(&transfer, &cutting).unwrap();
+        check(&plan, &transfer, &cutting, &format!("seed {seed}"));
+    }
+}
+
+/// The order that entries of one file, by offset, address and length, are carried out in; `None` for the caller's.
+fn order_of(side: Side, entries: &[(u64, usize, usize)]) -> Result<Option<Vec<usize>>, Refused> {
+    let file = open();
+    let entries: Vec<_> = entries
+        .iter()
+        .map(|&(offset, address, len_bytes)| entry(&file, offset, address, len_bytes))
+        .collect();
+    let mut plan = Plan::default();
+    let cutting = Cutting { chunk_bytes: 1000, ..Cutting::default() };
+    let transfer = Transfer { side, entries: Entries::Each(&entries) };
+    plan.make(&transfer, &cutting)?;
+    check(&plan, &transfer, &cutting, "ordered");
+    let order = (0..entries.len()).map(|at| plan.entry(at)).collect();
+    Ok((!plan.keeps_order()).then_some(order))
+}
+
+#[test]
+fn neighbours_in_memory_come_together() {
+    // In memory they follow each other, in the file they lie apart.
+    let scattered = [(900, 200, 100), (5000, 0, 100), (0, 300, 100), (3000, 100, 100)];
+    for side in [Side::Read, Side::Write] {
+        assert_eq!(order_of(side, &scattered), Ok(Some(vec![1, 3, 0, 2])));
+    }
+    let mut sorted = scattered;
+    sorted.sort_by_key(|(_, address, _)| *address);
+    assert_eq!(order_of(Side::Read, &sorted), Ok(None));
+}
+
+#[test]
+fn neighbours_in_the_file_come_together_where_memory_has_none() {
+    let descending = [(200, 0, 100), (100, 1000, 100), (0, 2000, 100), (300, 3000, 100)];
+    assert_eq!(order_of(Side::Read, &descending), Ok(None), "no two neighbours follow each other");
+    let ascending = [(0, 3000, 100), (100, 2000, 100), (200, 1000, 100), (300, 0, 100)];
+    assert_eq!(order_of(Side::Read, &ascending), Ok(Some(vec![0, 1, 2, 3])));
+    // By memory, two of three follow each other in the file, and none in memory.
+    let mixed = [(100, 2000, 100), (0, 1000, 100), (900, 0, 100)];
+    assert_eq!(order_of(Side::Read, &mixed), Ok(Some(vec![1, 0, 2])));
+    // As many in memory as in the file: memory decides.
+    let both = [(100, 100, 100), (0, 0, 100)];
+    assert_eq!(order_of(Side::Read, &both), Ok(Some(vec![1, 0])));
+}
+
+#[test]
+fn memory_order_is_given_up_where_the_file_goes_backward() {
+    // Ascending in memory with one gap in it, and neighbours in the file that go back in between.
+    let entries = [(1000, 0, 100), (1100, 200, 100), (0, 400, 100), (100, 600, 100)];
+    assert_eq!(order_of(Side::Read, &entries), Ok(Some(vec![2, 3, 0, 1])));
+    let forward = [(0, 0, 100), (100, 200, 100), (1000, 400, 100), (1100, 600, 100)];
+    assert_eq!(order_of(Side::Read, &forward), Ok(None));
+}
+
+#[test]
+fn files_are_carried_out_one_after_the_other() {
+    let files = [open(), open()];
+    // The neighbour of each lies in the same file, and in memory all lie apart, backward.
+    let entries: Vec<_> = (0..6).map(|n| entry(&files[n % 2], 100 * n as u64, 1000 * (6 - n), 200)).collect();
+    let mut plan = Plan::default();
+    let cutting = Cutting { chunk_bytes: 1000, ..Cutting::default() };
+    let transfer = Transfer { side: Side::Write, entries: Entries::Each(&entries) };
+    plan.make(&transfer, &cutting).unwrap();
+    check(&plan, &transfer, &cutting, "two files");
+    let order: Vec<_> = (0..6).map(|at| plan.entry(at)).collect();
+    assert_eq!(order, [5, 4, 3, 2, 1, 0], "neighbours of different files are none");
+}
+
+#[test]
+fn entries_that_overlap_in_memory_are_refused_to_reads_alone() {
+    let entries = [(0, 500, 100), (100, 0, 101), (300, 600, 10), (200, 100, 100)];
+    assert_eq!(order_of(Side::Read, &entries), Err(Refused::Overlap(1, 3)));
+    assert!(order_of(Side::Write, &entries).is_ok());
+    let touching = [(0, 500, 100), (100, 0, 100), (300, 600, 10), (200, 100, 100)];
+    assert!(order_of(Side::Read, &touching).is_ok());
+    // Empty ones have no bytes to overlap with.
+    let with_empty = [(0, 50, 0), (100, 0, 100), (300, 50, 0), (200, 100, 100)];
+    assert!(order_of(Side::Read, &with_empty).is_ok());
+    let behind_empty = [(0, 0, 100), (100, 50, 0), (200, 60, 100)];
+    assert_eq!(order_of(Side::Read, &behind_empty), Err(Refused::Overlap(0, 2)));
+}
+
+#[test]
+fn the_first_range_that_does_not_fit_is_refused() {
+    let file = open();
+    let range = |file_offset, buffer_offset, len_bytes| IoRange { file_offset, buffer_offset, len_bytes };
+    for bad in [
+        range(0, 1000, 1),
+        range(0, 999, 2),
+        range(0, usize::MAX, 2),
+        range(5000, 0, 1),
+        range(4999, 0, 2),
+        range(u64::MAX, 0, 2),
+    ] {
+        for before in [0, 63, 64, 65, 200] {
+            let mut ranges = vec![range(4990, 990, 10); before];
+            ranges.extend([bad, bad]);
+            let memory = memory(BASE, 1000, Place::Host);
+            let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: 5000 };
+            let transfer = Transfer { side: Side::Write, entries };
+            let cutting = Cutting { chunk_bytes: 100, ..Cutting::default() };
+            let refused = Plan::default().make(&transfer, &cutting);
+            assert_eq!(refused, Err(Refused::OutOfRange(before)), "{bad:?}");
+        }
+    }
+}
