@@ -136,6 +136,12 @@ impl FileHandle {
 
     /// Writes the whole buffer to `file_offset` in bytes (`cuFileWrite`). Returns how many bytes were written.
     ///
+    /// # Other writers
+    /// On a direct path, libcufile writes whole blocks of 4 KiB. Where a range begins or ends within a block, it reads the
+    /// block, changes it, and writes it back. Until the write has ended, nobody may write to a block that it touches, not
+    /// even other bytes of it: by another call, a batch, a stream, a descriptor, a mapping, another process. What they write
+    /// may be lost, and no error says so.
+    ///
     /// # Errors
     /// What cuFile or the operating system said.
     #[doc(alias = "cuFileWrite")]
@@ -144,7 +150,8 @@ impl FileHandle {
         self.write_range_at(buffer, 0, buffer.len_bytes(), file_offset)
     }
 
-    /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes (`cuFileWrite`).
+    /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes (`cuFileWrite`). Mind
+    /// [other writers](Self::write_at#other-writers).
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the buffer has no such range; else as [`write_at`](Self::write_at).

@@ -109,6 +109,15 @@ impl File {
     /// shorter. On tmpfs a long write makes the file longer before it writes the first byte. On disks, blocks that a failed
     /// write did not use may stay allocated behind the end until the file is cut or removed.
     ///
+    /// # Other writers
+    /// Several threads may write to one file at once. Where their ranges overlap, either may come last.
+    ///
+    /// On a [direct path](crate::TransferPath), libcufile writes device memory in whole blocks of 4 KiB. Where a range begins
+    /// or ends within a block, it reads the block, changes it, and writes it back. The transfers of one [`Engine`] take turns
+    /// at such a block. Nothing makes others wait: while a write of device memory is in flight, nobody may write to the
+    /// blocks that it touches by other means, not even other bytes of them. Other means are another engine, a descriptor, a
+    /// mapping, another process. What they write may be lost, and no error says so.
+    ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes behind the failure may have been written too; see [Length](#length).
     pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
@@ -117,7 +126,8 @@ impl File {
         unsafe { self.write_memory(memory, offset, false) }
     }
 
-    /// As [`write_all_at`](Self::write_all_at), but all by the calling thread, without the engine's workers.
+    /// As [`write_all_at`](Self::write_all_at), but all by the calling thread, without the engine's workers. The same holds
+    /// for [other writers](Self::write_all_at#other-writers).
     ///
     /// # Errors
     /// As [`write_all_at`](Self::write_all_at).

@@ -33,7 +33,8 @@ impl File {
     }
 
     /// Writes parts of one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where
-    /// ranges overlap in the file, either may come last.
+    /// ranges overlap in the file, either may come last. What [other writers](Self::write_all_at#other-writers) must not do
+    /// holds here, too; ranges of one call may share blocks.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that was seen to fail; others may have been written or not. The
@@ -190,7 +191,8 @@ impl Engine {
     /// either may come last.
     ///
     /// Several files are written at once, which is faster than one after the other, above all new ones. Requests for one
-    /// file should follow each other.
+    /// file should follow each other. What [other writers](File::write_all_at#other-writers) must not do holds here, too;
+    /// requests of one call may share blocks.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that was seen to fail; others may have been written or

@@ -69,7 +69,8 @@ impl File {
     }
 
     /// Writes the whole buffer to `offset` in bytes, when the stream's work so far is done; work that is submitted to
-    /// the stream later waits for it. Otherwise as [`read_at_on_stream`](Self::read_at_on_stream).
+    /// the stream later waits for it. Otherwise as [`read_at_on_stream`](Self::read_at_on_stream). What
+    /// [other writers](Self::write_all_at#other-writers) must not do holds until the transfer has ended.
     ///
     /// # Errors
     /// [`StreamIo::wait`] carries them, as [`write_all_at`](Self::write_all_at) says, which also tells the length of the

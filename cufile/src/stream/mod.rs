@@ -211,7 +211,8 @@ impl RegisteredStream {
         self.submit(READ, file, buffer, B::as_mut_ptr, arguments)
     }
 
-    /// Writes the whole buffer to `file_offset` in bytes, after the stream's work so far (`cuFileWriteAsync`).
+    /// Writes the whole buffer to `file_offset` in bytes, after the stream's work so far (`cuFileWriteAsync`). Mind
+    /// [other writers](FileHandle::write_at#other-writers) until the operation has ended.
     ///
     /// As in [`read_at`](Self::read_at), the buffer cannot be one that is merely borrowed:
     /// ```compile_fail,E0597
@@ -237,7 +238,7 @@ impl RegisteredStream {
     }
 
     /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes, after the stream's
-    /// work so far (`cuFileWriteAsync`).
+    /// work so far (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at#other-writers).
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the buffer has no such range; else as
@@ -258,7 +259,8 @@ impl RegisteredStream {
         }
     }
 
-    /// Writes what `arguments` say when the stream gets there (`cuFileWriteAsync`).
+    /// Writes what `arguments` say when the stream gets there (`cuFileWriteAsync`). Mind
+    /// [other writers](FileHandle::write_at#other-writers).
     ///
     /// # Errors
     /// As [`read_late`](Self::read_late).

@@ -14,7 +14,7 @@ use super::pool::Reports;
 use super::transfer::{Side, Transfer};
 use crate::error::Cause;
 use crate::memory::Place;
-use crate::open_file::{OpenFile, Outcome, read_cufile, write_cufile};
+use crate::open_file::{OpenFile, Outcome, read_cufile};
 
 /// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory there is no
 /// stream, and a bounce buffer only where `O_DIRECT` needs one.
@@ -258,7 +258,7 @@ impl Lane {
             if let Some(handle) = file.cufile(len_bytes) {
                 for segment in run {
                     let memory = transfer.entries.memory(segment.entry).part(segment.ptr, segment.len_bytes);
-                    let (done, cause) = write_cufile(handle, &memory, segment.offset);
+                    let (done, cause) = file.write_cufile(handle, &memory, segment.offset);
                     bytes += done;
                     if done < segment.len_bytes {
                         stop = Some((bytes, cause));

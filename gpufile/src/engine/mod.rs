@@ -44,7 +44,7 @@ pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 pub(crate) use under_way::UnderWay;
 
 use crate::memory::{Memory, Place};
-use crate::open_file::{OpenFile, Outcome};
+use crate::open_file::{Blocks, OpenFile, Outcome, WrittenFiles};
 use crate::path::PathPolicy;
 use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings};
 use devices::Devices;
@@ -77,6 +77,7 @@ struct Inner {
     /// None if the operating system gives no threads.
     stager: OnceLock<Option<Stager>>,
     idle_jobs: IdleJobs,
+    written_files: WrittenFiles,
     settings: Settings,
     /// Where it was made.
     process: u32,
@@ -213,6 +214,7 @@ impl EngineBuilder {
             devices,
             driver: self.driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
             idle_jobs: IdleJobs::default(),
+            written_files: WrittenFiles::default(),
             stager: OnceLock::new(),
             settings,
             process: std::process::id(),
@@ -379,6 +381,12 @@ impl Engine {
             return pool::work_inline(&self.0.lanes_apart(), None, job);
         }
         pool::work_inline(&self.0.lanes, None, job);
+    }
+
+    /// The blocks of a file, by its block device and inode, that are being written.
+    pub(crate) fn blocks_of(&self, file: (u64, u64)) -> Arc<Blocks> {
+        // The parent's may be locked for ever, and CUDA writes nothing here.
+        if self.0.is_forked() { Arc::default() } else { self.0.written_files.blocks_of(file) }
     }
 
     /// A job that is not in use.

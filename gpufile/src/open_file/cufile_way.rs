@@ -7,6 +7,7 @@ use std::{fs, io};
 
 use cufile::FileHandle;
 
+use super::blocks::Sharing;
 use super::{OpenFile, Outcome, direct};
 use crate::memory::Memory;
 use crate::path::{PathPolicy, Route, TransferPath};
@@ -43,6 +44,16 @@ impl OpenFile {
                 || len_bytes >= self.engine.settings().gds_threshold_bytes()
         };
         self.way().handle.as_ref().filter(|_| large_enough())
+    }
+
+    /// Writes device memory by cuFile.
+    pub fn write_cufile(&self, handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
+        let len = memory.len_bytes;
+        let _held = self.blocks().hold(offset, len, Sharing::Alone);
+        let (done, cause) = through_cufile(len, |done| {
+            handle.write_range_at(memory, done, len - done, offset.saturating_add(done as u64))
+        });
+        (done, cause.or_else(|| (done < len).then(|| io::Error::from(io::ErrorKind::WriteZero).into())))
     }
 
     fn way(&self) -> &Way {
@@ -118,15 +129,6 @@ pub(crate) fn read_cufile(handle: &FileHandle, memory: &mut Memory, offset: u64)
     through_cufile(len, |done| {
         handle.read_range_at(memory, done, len - done, offset.saturating_add(done as u64))
     })
-}
-
-/// Writes device memory by cuFile.
-pub(crate) fn write_cufile(handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
-    let len = memory.len_bytes;
-    let (done, cause) = through_cufile(len, |done| {
-        handle.write_range_at(memory, done, len - done, offset.saturating_add(done as u64))
-    });
-    (done, cause.or_else(|| (done < len).then(|| io::Error::from(io::ErrorKind::WriteZero).into())))
 }
 
 /// Repeats a cuFile call until `len` bytes are done or it moves nothing, which is the end of the file.

@@ -1,5 +1,6 @@
 //! An open file as the engine sees it: by which of its ways bytes go between it and host memory or cuFile.
 
+mod blocks;
 mod cufile_way;
 mod direct;
 mod mapping;
@@ -13,7 +14,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fs, io};
 
-pub(crate) use cufile_way::{read_cufile, write_cufile};
+pub(crate) use blocks::{Blocks, WrittenFiles};
+pub(crate) use cufile_way::read_cufile;
 pub(crate) use direct::open_flags;
 pub(crate) use mapping::Mapping;
 pub(crate) use storage::Storage;
@@ -25,6 +27,7 @@ use crate::page_cache;
 use crate::path::PathPolicy;
 use crate::settings::DirectIo;
 use crate::write_plan::Keep;
+use blocks::{Held, Sharing};
 use cufile_way::Way;
 use direct::Direct;
 use mapping::may_be_sealed;
@@ -55,6 +58,9 @@ pub(crate) struct OpenFile {
     direct: OnceLock<Option<Direct>>,
     /// A mapping of all of a file of tmpfs for overwriting, made when first needed and anew when the file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
+    inode: u64,
+    /// What is being written, by this and by others of the engine that are the same file. Looked up by the first write.
+    blocks: OnceLock<Arc<Blocks>>,
 }
 
 /// Bytes of a file that lie in a bounce buffer, from `start` on.
@@ -91,6 +97,8 @@ impl OpenFile {
             way: OnceLock::new(),
             direct: OnceLock::new(),
             mapping: Mutex::default(),
+            inode: metadata.ino(),
+            blocks: OnceLock::new(),
         })
     }
 
@@ -209,6 +217,7 @@ impl OpenFile {
 
     /// Writes host bytes, by `O_DIRECT` where that was asked for and their address allows it.
     pub fn write_staged(&self, side: &Side, last: bool, source: &[u8], offset: u64) -> Outcome {
+        let _held = self.hold_beside_cufile(offset, source.len());
         let mut done = 0;
         if let (Side::WriteMapping(mapping), false) = (side, last) {
             done = mapping.write(source, offset);
@@ -314,6 +323,19 @@ impl OpenFile {
             DirectIo::Always => false,
             DirectIo::Never => true,
             DirectIo::Auto => len_bytes < DIRECT_MIN_BYTES || !self.storage.has_slow_misses(),
+        }
+    }
+
+    fn blocks(&self) -> &Blocks {
+        self.blocks.get_or_init(|| self.engine.blocks_of((self.device, self.inode)))
+    }
+
+    /// Holds the blocks of a range that the kernel writes, beside which cuFile must not. It writes to no file of tmpfs
+    /// directly.
+    fn hold_beside_cufile(&self, offset: u64, len_bytes: usize) -> Option<Held<'_>> {
+        match self.storage {
+            Storage::Tmpfs => None,
+            _ => self.blocks().hold(offset, len_bytes, Sharing::Shared),
         }
     }
 

@@ -1,0 +1,239 @@
+//! Blocks of a file that are being written, so that writes by cuFile are alone with theirs.
+//!
+//! On a direct path, libcufile writes whole blocks. Where a range begins or ends within one, it reads the block, changes it
+//! and writes it back. Nothing makes that atomic: whatever else is written to the block meanwhile is lost.
+//!
+//! So each write by cuFile holds its blocks alone, and writes through the page cache share theirs with each other. A writer
+//! holds its blocks for one call of libcufile or the kernel, and asks for no others before it has let them go. All blocks
+//! of a call are taken at once. Hence nobody waits for one who waits.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The files that an engine writes, by block device and inode. Files with one path share their blocks.
+#[derive(Debug, Default)]
+pub(crate) struct WrittenFiles(Mutex<HashMap<(u64, u64), Weak<Blocks>>>);
+
+impl WrittenFiles {
+    /// The blocks of a file, which the caller has open: no other file gets its inode meanwhile.
+    pub fn blocks_of(&self, file: (u64, u64)) -> Arc<Blocks> {
+        // Whatever happened to a thread that held the lock, the map is whole.
+        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(blocks) = files.get(&file).and_then(Weak::upgrade) {
+            return blocks;
+        }
+        if files.len() == files.capacity() {
+            files.retain(|_, blocks| blocks.strong_count() > 0);
+        }
+        let blocks = Arc::default();
+        files.insert(file, Arc::downgrade(&blocks));
+        blocks
+    }
+}
+
+/// Those that write to a file at the moment.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    state: Mutex<State>,
+    /// Notified when a writer is done that others wait for.
+    freed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    writers: Vec<Writer>,
+    waiting: usize,
+}
+
+/// A range of blocks, by their numbers, and how it is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Writer {
+    first: u64,
+    last: u64,
+    sharing: Sharing,
+}
+
+/// Whom a writer bears beside itself in its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sharing {
+    /// Nobody.
+    Alone,
+    /// Those who share, too: the kernel keeps their bytes apart.
+    Shared,
+}
+
+impl Writer {
+    /// For a range that is not empty.
+    fn new(offset: u64, len_bytes: usize, sharing: Sharing) -> Self {
+        /// What libcufile reads and writes as a whole.
+        const BLOCK_BYTES: u64 = 4096;
+        let last = offset.saturating_add(len_bytes as u64 - 1);
+        Self { first: offset / BLOCK_BYTES, last: last / BLOCK_BYTES, sharing }
+    }
+
+    fn bears(&self, other: &Self) -> bool {
+        let is_apart = self.last < other.first || other.last < self.first;
+        is_apart || self.sharing == Sharing::Shared && other.sharing == Sharing::Shared
+    }
+}
+
+impl Blocks {
+    /// Waits until a range's blocks may be written, and holds them until the answer is dropped; `None` for an empty range.
+    pub(super) fn hold(&self, offset: u64, len_bytes: usize, sharing: Sharing) -> Option<Held<'_>> {
+        if len_bytes == 0 {
+            return None;
+        }
+        let writer = Writer::new(offset, len_bytes, sharing);
+        let mut state = self.state();
+        while !state.writers.iter().all(|other| writer.bears(other)) {
+            state.waiting += 1;
+            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+        state.writers.push(writer);
+        Some(Held { blocks: self, writer })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The state is whole whatever happened to a thread that held the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Blocks that are held.
+#[derive(Debug)]
+pub(super) struct Held<'a> {
+    blocks: &'a Blocks,
+    writer: Writer,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut state = self.blocks.state();
+        if let Some(at) = state.writers.iter().position(|writer| *writer == self.writer) {
+            state.writers.swap_remove(at);
+        }
+        let is_awaited = state.waiting > 0;
+        drop(state);
+        if is_awaited {
+            self.blocks.freed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI32, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::Sharing::{Alone, Shared};
+    use super::*;
+
+    fn bear_each_other(one: (u64, usize, Sharing), other: (u64, usize, Sharing)) -> bool {
+        let [one, other] =
+            [one, other].map(|(offset, len_bytes, sharing)| Writer::new(offset, len_bytes, sharing));
+        assert_eq!(one.bears(&other), other.bears(&one));
+        one.bears(&other)
+    }
+
+    #[test]
+    fn files_are_known_as_long_as_they_are_open() {
+        let files = WrittenFiles::default();
+        let (one, other) = (files.blocks_of((1, 5)), files.blocks_of((2, 5)));
+        assert!(Arc::ptr_eq(&one, &files.blocks_of((1, 5))));
+        assert!(!Arc::ptr_eq(&one, &other) && !Arc::ptr_eq(&one, &files.blocks_of((1, 6))));
+        (0..10_000).for_each(|inode| drop(files.blocks_of((3, inode))));
+        assert!(files.0.lock().unwrap().len() < 100, "closed files are forgotten");
+        assert!(Arc::ptr_eq(&one, &files.blocks_of((1, 5))));
+    }
+
+    #[test]
+    fn writers_meet_where_they_touch_one_block() {
+        for (one, other, apart) in [
+            ((0, 1), (1, 1), false),
+            ((0, 1), (4095, 1), false),
+            ((0, 4096), (4096, 1), true),
+            ((0, 4097), (4096, 1), false),
+            ((0, 4097), (8191, 100), false),
+            ((0, 4097), (8192, 100), true),
+            ((10_000, 100_000), (20_000, 1), false),
+            ((10_000, 1), (8191, 1), true),
+            ((10_000, 1), (8192, 1), false),
+            ((u64::MAX, 5), (u64::MAX - 4095, 1), false),
+        ] {
+            for (sharing, other_sharing) in [(Alone, Alone), (Alone, Shared), (Shared, Alone)] {
+                let found = bear_each_other((one.0, one.1, sharing), (other.0, other.1, other_sharing));
+                assert_eq!(found, apart, "{one:?} beside {other:?}");
+            }
+            assert!(bear_each_other((one.0, one.1, Shared), (other.0, other.1, Shared)));
+        }
+    }
+
+    #[test]
+    fn nothing_is_held_for_an_empty_range() {
+        let blocks = Blocks::default();
+        let _alone = blocks.hold(0, 10, Alone);
+        assert!(blocks.hold(5, 0, Alone).is_none());
+    }
+
+    #[test]
+    fn who_must_be_alone_waits_until_the_others_are_done() {
+        let blocks = Blocks::default();
+        let (first, second) = (blocks.hold(0, 10, Shared), blocks.hold(10, 10, Shared));
+        let elsewhere = blocks.hold(4096, 10, Alone);
+        thread::scope(|scope| {
+            let alone = scope.spawn(|| drop(blocks.hold(20, 1, Alone)));
+            for held in [first, second] {
+                thread::sleep(Duration::from_millis(30));
+                assert!(!alone.is_finished());
+                drop(held);
+            }
+            alone.join().unwrap();
+        });
+        drop(elsewhere);
+        assert!(blocks.state().writers.is_empty());
+        assert_eq!(blocks.state().waiting, 0);
+    }
+
+    #[test]
+    fn no_two_writers_hold_one_block_unless_both_share() {
+        const COUNT: usize = 6;
+        let blocks = Blocks::default();
+        // How many share a block; -1 while one is alone with it.
+        let found: [AtomicI32; COUNT] = Default::default();
+        thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let (blocks, found) = (&blocks, &found);
+                scope.spawn(move || {
+                    let mut random = thread;
+                    for _ in 0..2000 {
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let number = |shift: u64, below: u64| (random >> shift) % below;
+                        let first = number(33, COUNT as u64);
+                        let offset = first * 4096 + number(40, 4096);
+                        let most = COUNT * 4096 - offset as usize;
+                        let len_bytes = 1 + number(20, 9000) as usize % most;
+                        let last = (offset as usize + len_bytes - 1) / 4096;
+                        let sharing = if number(60, 2) == 0 { Alone } else { Shared };
+                        let _held = blocks.hold(offset, len_bytes, sharing);
+                        for block in &found[first as usize..=last] {
+                            match sharing {
+                                Alone => assert_eq!(block.swap(-1, Ordering::SeqCst), 0),
+                                Shared => assert!(block.fetch_add(1, Ordering::SeqCst) >= 0),
+                            }
+                        }
+                        thread::yield_now();
+                        for block in &found[first as usize..=last] {
+                            match sharing {
+                                Alone => assert_eq!(block.swap(0, Ordering::SeqCst), -1),
+                                Shared => assert!(block.fetch_sub(1, Ordering::SeqCst) >= 1),
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        assert!(blocks.state().writers.is_empty());
+    }
+}
