@@ -386,13 +386,15 @@ impl<B: IoBuf + 'static> Batch<B> {
         let driver = self.driver.clone();
         let _entered = context.map(|context| context.enter(driver.cuda())).transpose()?;
         self.enter_traffic(whole)?;
+        // From here on, so that nothing, nor a panic of a buffer's method, can make an entry that C may know seem to be
+        // over.
+        self.in_flight += entries.len();
+        self.doubtful = true;
         self.parameters.clear();
         for entry in entries.drain(..) {
             let parameters = self.place(entry);
             self.parameters.push(parameters);
         }
-        // Counted before the call, so that nothing can make an entry that C may know seem to be over.
-        self.in_flight += self.parameters.len();
         // SAFETY: the batch is set up; files and buffers live until an event or the end of the batch says that
         // libcufile is done with them, because the slots hold them and are leaked if that cannot be told; ranges were
         // checked. libcufile copies the parameters: measured, overwriting them right after the call changes nothing.
@@ -405,7 +407,7 @@ impl<B: IoBuf + 'static> Batch<B> {
             )
         };
         let submitted = check(SUBMIT, status);
-        self.doubtful |= submitted.is_err();
+        self.doubtful = submitted.is_err();
         submitted.map_err(|error| self.submission_failed(error))
     }
 

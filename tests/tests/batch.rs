@@ -4,6 +4,7 @@ mod support;
 
 use std::ffi::c_uint;
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -166,6 +167,53 @@ fn unregistered_host_memory_is_in_flight_alone_in_a_process() {
         other.cancel().unwrap();
         Batch::new(&bed.driver, 1).unwrap().submit(&mut unregistered()).unwrap();
     });
+}
+
+/// Host memory whose address for writing cannot be had.
+struct Panicking(Vec<u8>);
+
+// SAFETY: the vector inside keeps the promise.
+unsafe impl IoBuf for Panicking {
+    fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.0.len()
+    }
+
+    fn is_host_accessible(&self) -> bool {
+        true
+    }
+}
+
+// SAFETY: as above.
+unsafe impl IoBufMut for Panicking {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        std::panic::resume_unwind(Box::new("on purpose"))
+    }
+}
+
+#[test]
+fn a_buffer_that_panics_blocks_nothing_for_ever() {
+    let bed = Bed::emulated();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let mut batch = Batch::<Any>::new(&bed.driver, 2).unwrap();
+    let (tracked, life) = Tracked::new(PAGE);
+    let mut entries = vec![
+        Entry::read(&file, Box::new(tracked) as Any, 0),
+        Entry::read(&file, Box::new(Panicking(vec![0; PAGE])) as Any, 0),
+    ];
+    let caught = catch_unwind(AssertUnwindSafe(|| batch.submit(&mut entries)));
+    assert!(caught.is_err() && !life.is_freed());
+    let mut other = Batch::<Any>::new(&bed.driver, 2).unwrap();
+    let mut next = vec![Entry::read(&file, Box::new(vec![0u8; PAGE]) as Any, 0)];
+    assert!(matches!(other.submit(&mut next), Err(Error::InUse { .. })));
+    life.over.store(true, Ordering::SeqCst);
+    drop(batch);
+    assert!(life.is_freed());
+    other.submit(&mut next).unwrap();
+    other.wait_all().unwrap();
 }
 
 #[test]
