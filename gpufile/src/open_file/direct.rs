@@ -179,7 +179,19 @@ pub(crate) fn open_flags(file: &fs::File) -> io::Result<libc::c_int> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind::InvalidInput;
+    use std::os::unix::fs::FileExt;
+
     use super::*;
+
+    /// One whose descriptor is an ordinary one, so that every file system has it.
+    fn of_file(file: fs::File) -> Direct {
+        Direct { file, alignment: 512, works: AtomicBool::new(true), at_once: Some(8) }
+    }
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at % 251) as u8).collect()
+    }
 
     #[test]
     fn an_alignment_that_bounce_buffers_have_no_room_for_is_not_used() {
@@ -189,7 +201,115 @@ mod tests {
             assert!(Direct::of(&file, 0).is_none());
             return;
         };
+        assert!(direct.works() && direct.alignment >= 512);
+        assert!(has_o_direct(&direct.file).unwrap() && !has_o_direct(&file).unwrap());
         assert!(Direct::of(&file, 2 * direct.alignment).is_some());
         assert!(Direct::of(&file, 2 * direct.alignment - 1).is_none());
+    }
+
+    #[test]
+    fn positions_and_lengths_are_aligned() {
+        let direct = of_file(tempfile::tempfile().unwrap());
+        for (position, next, before) in
+            [(0, 0, 0), (1, 512, 0), (511, 512, 0), (512, 512, 512), (1025, 1536, 1024)]
+        {
+            assert_eq!(direct.align(position), next);
+            assert_eq!(direct.until_aligned(position as u64), next - position);
+            assert_eq!(direct.aligned_part(position), before);
+        }
+        for (offset, len_bytes, enclosing) in [
+            (0, 512, (0, 512)),
+            (0, 513, (0, 1024)),
+            (700, 1, (188, 512)),
+            (1023, 2, (511, 1024)),
+            (1024, 0, (0, 0)),
+        ] {
+            assert_eq!(direct.enclosing(offset, len_bytes), enclosing, "{len_bytes} bytes at {offset}");
+        }
+        for (address, offset, len_bytes, aligned) in [
+            (1024, 512, 2048, true),
+            (1025, 512, 2048, false),
+            (1024, 513, 2048, false),
+            (1024, 512, 256, false),
+        ] {
+            let address = std::ptr::without_provenance(address);
+            assert_eq!(direct.is_aligned(address, offset, len_bytes), aligned);
+        }
+    }
+
+    #[test]
+    fn long_transfers_are_cut_for_the_queues_of_the_device() {
+        let direct = of_file(tempfile::tempfile().unwrap());
+        for (chunk_bytes, expected) in [(4 << 20, 1 << 20), (1000, 1000)] {
+            let cutting = direct.cutting(Cutting { chunk_bytes, is_graded: true, ..Cutting::default() });
+            assert_eq!((cutting.chunk_bytes, cutting.is_graded, cutting.at_once), (expected, false, Some(8)));
+        }
+    }
+
+    #[test]
+    fn reads_return_the_bytes_that_were_asked_for() {
+        let bytes = pattern(5000);
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        let direct = of_file(file);
+        for (offset, len_bytes) in
+            [(0, 512), (700, 1000), (4500, 500), (4500, 2000), (5000, 10), (6000, 10), (1, 0)]
+        {
+            let mut room = vec![0; 8192];
+            let head = offset % 512;
+            // SAFETY: the room has all of the enclosing range; its descriptor needs no aligned memory.
+            let count =
+                unsafe { direct.read_enclosing(room.as_mut_ptr().add(512 + head), len_bytes, offset as u64) };
+            let expected = &bytes[offset.min(5000)..(offset + len_bytes).min(5000).max(offset.min(5000))];
+            assert_eq!(count, expected.len(), "{len_bytes} bytes at {offset}");
+            assert!(room[512 + head..][..count] == *expected);
+            assert!(room[..512].iter().all(|byte| *byte == 0), "nothing before the enclosing range");
+        }
+    }
+
+    #[test]
+    fn writes_tell_refusals_from_failures() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let written = of_file(fs::File::options().write(true).open(path.path()).unwrap());
+        assert_eq!(written.write(&pattern(1024), 512).unwrap(), 1024);
+        assert!(fs::read(path.path()).unwrap()[512..] == pattern(1024));
+        // The kernel has no such offsets.
+        assert_eq!(written.write(&pattern(1024), 1 << 63).unwrap(), 0);
+        assert!(!written.works());
+
+        let readable = of_file(fs::File::open(path.path()).unwrap());
+        let (done, error) = readable.write(&pattern(1024), 0).unwrap_err();
+        assert_eq!((done, error.raw_os_error()), (0, Some(libc::EBADF)));
+        let mut room = [0; 512];
+        // SAFETY: the room is as long.
+        assert_eq!(unsafe { written.read_enclosing(room.as_mut_ptr(), 512, 0) }, 0);
+        assert!(readable.works());
+        assert!(fs::read(path.path()).unwrap()[512..] == pattern(1024));
+    }
+
+    #[test]
+    fn only_two_errors_are_refusals() {
+        for (errno, expected) in
+            [(libc::EINVAL, true), (libc::EOPNOTSUPP, true), (libc::EIO, false), (libc::ENOSPC, false)]
+        {
+            assert_eq!(is_refusal(&io::Error::from_raw_os_error(errno)), expected);
+        }
+        assert!(!is_refusal(&io::Error::from(InvalidInput)));
+    }
+
+    #[test]
+    fn files_are_opened_again_with_the_same_access() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        for (read, write, access) in
+            [(true, false, libc::O_RDONLY), (false, true, libc::O_WRONLY), (true, true, libc::O_RDWR)]
+        {
+            for sync in [0, libc::O_DSYNC, libc::O_SYNC] {
+                let mut options = fs::File::options();
+                let file = options.read(read).write(write).custom_flags(sync).open(path.path()).unwrap();
+                let again = open_flags(&reopen(&file, libc::O_NOATIME).unwrap()).unwrap();
+                assert_eq!(again & libc::O_ACCMODE, access);
+                assert_eq!((again & libc::O_SYNC, again & libc::O_NOATIME), (sync, libc::O_NOATIME));
+            }
+        }
     }
 }

@@ -404,3 +404,6 @@ impl AsFd for OpenFile {
         self.file.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests;

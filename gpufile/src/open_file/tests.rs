@@ -1,0 +1,216 @@
+use std::os::unix::fs::FileExt;
+
+use super::*;
+
+/// Larger than the bounce buffers of the tests.
+const LEN: usize = 300_000;
+
+/// A file in the folder of the build, which is often on a disk.
+fn open(direct_read: DirectIo, direct_write: DirectIo) -> OpenFile {
+    let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let engine = Engine::builder().build();
+    OpenFile::new(PathBuf::new(), file, engine, PathPolicy::PosixOnly, (direct_read, direct_write)).unwrap()
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 % 251) as u8).collect()
+}
+
+/// Numbers that look random, and are the same each time.
+fn random(state: &mut u64, most: usize) -> usize {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) as usize % most
+}
+
+const CHOICES: [DirectIo; 3] = [DirectIo::Always, DirectIo::Never, DirectIo::Auto];
+
+#[test]
+fn host_memory_is_written_at_any_address_and_offset() {
+    for direct_write in CHOICES {
+        let open = open(DirectIo::Never, direct_write);
+        let (mut expected, mut state) = (vec![0; LEN], 7);
+        open.file.set_len(LEN as u64).unwrap();
+        let mut bounce = Bounce::new(16 << 10);
+        for round in 0..150 {
+            let at = random(&mut state, LEN);
+            let at = if round % 3 == 0 { at / 4096 * 4096 } else { at };
+            let len = random(&mut state, [300, 9000, 100_000][round % 3]).min(LEN - at);
+            let shift = random(&mut state, 3);
+            let source: Vec<u8> = (0..shift + len).map(|byte| (byte + round) as u8).collect();
+            // SAFETY: the source has as many bytes.
+            let (done, cause) = unsafe {
+                let source = source[shift..].as_ptr();
+                open.write_host(&Side::Write, round % 2 == 0, source, len, at as u64, &mut bounce)
+            };
+            assert!(done == len && cause.is_none(), "{len} bytes at {at}: {cause:?}");
+            expected[at..at + len].copy_from_slice(&source[shift..]);
+        }
+        let mut found = vec![0; LEN];
+        open.file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == expected, "{direct_write:?}");
+    }
+}
+
+#[test]
+fn host_memory_is_read_at_any_address_and_offset() {
+    let bytes = pattern(LEN);
+    for direct_read in CHOICES {
+        let open = open(direct_read, DirectIo::Never);
+        open.file.write_all_at(&bytes, 0).unwrap();
+        page_cache::drop(&open, 0..u64::MAX).unwrap();
+        let (mut bounce, mut state) = (Bounce::new(16 << 10), 11);
+        for round in 0..150 {
+            let at = random(&mut state, LEN + 5000);
+            let at = if round % 3 == 0 { at / 4096 * 4096 } else { at };
+            let len = random(&mut state, [300, 9000, 200_000][round % 3]);
+            let shift = random(&mut state, 3);
+            let mut target = vec![0; shift + len + 1];
+            // SAFETY: the target has as many bytes.
+            let (done, cause) =
+                unsafe { open.read_host(target[shift..].as_mut_ptr(), len, at as u64, &mut bounce) };
+            let expected = &bytes[at.min(LEN)..(at + len).min(LEN)];
+            assert!(done == expected.len() && cause.is_none(), "{len} bytes at {at}: {cause:?}");
+            assert!(target[shift..][..done] == *expected, "{direct_read:?}: {len} bytes at {at}");
+            assert!(target[..shift].iter().chain(&target[shift + len..]).all(|byte| *byte == 0));
+        }
+    }
+}
+
+#[test]
+fn staged_reads_leave_what_is_in_the_buffer() {
+    let bytes = pattern(LEN);
+    for direct_read in CHOICES {
+        let open = open(direct_read, DirectIo::Never);
+        open.file.write_all_at(&bytes, 0).unwrap();
+        page_cache::drop(&open, 0..u64::MAX).unwrap();
+        for (end, offset, len, behind) in [
+            (0, 0, 4096, 0),
+            (5, 4097, 10_000, 0),
+            (5000, 777, 8000, 3000),
+            (5, 777, 8000, 20_000),
+            (1, LEN - 9, 50, 0),
+        ] {
+            let mut bounce = Bounce::new(28_000);
+            let room = bounce.len_bytes();
+            // SAFETY: the buffer is as long.
+            unsafe { bounce.ptr().write_bytes(9, end) };
+            let staged = open.read_staged(&mut bounce, end, offset as u64, len, behind);
+            assert!(staged.cause.is_none());
+            let expected = &bytes[offset..(offset + len).min(LEN)];
+            assert_eq!(staged.done, expected.len());
+            assert!(staged.start >= end && staged.start + len + behind <= room, "{end}, {offset}, {len}");
+            // SAFETY: as above.
+            let found = unsafe { std::slice::from_raw_parts(bounce.ptr(), room) };
+            assert!(
+                found[..end].iter().all(|byte| *byte == 9)
+                    && found[staged.start..][..staged.done] == *expected
+            );
+        }
+    }
+}
+
+#[test]
+fn direct_writes_begin_in_buffers_where_they_do_in_blocks() {
+    let plain = open(DirectIo::Never, DirectIo::Auto);
+    assert_eq!(plain.place_for_write(77, 5, 10_000, usize::MAX), 77);
+    let open = open(DirectIo::Never, DirectIo::Always);
+    assert_eq!(open.place_for_write(77, 5, 4095, usize::MAX), 77, "too short");
+    let Some(direct) = open.direct_for_write(4096) else { return eprintln!("skipped: no O_DIRECT here") };
+    let block = direct.align(1);
+    for (end, offset) in [(0, 0), (0, 5), (77, 5), (block, 5), (block + 1, block as u64 + 5)] {
+        let start = open.place_for_write(end, offset, 4096, usize::MAX);
+        assert!((end..end + 2 * block).contains(&start));
+        assert_eq!(start as u64 % block as u64, offset % block as u64);
+        assert_eq!(open.place_for_write(end, offset, 4096, start + 4096), start);
+        assert_eq!(open.place_for_write(end, offset, 4096, start + 4095), end);
+    }
+}
+
+#[test]
+fn long_reads_of_what_is_not_cached_are_direct() {
+    const MIB: usize = 1 << 20;
+    let open = open(DirectIo::Auto, DirectIo::Never);
+    open.file.write_all_at(&pattern(4 * MIB), 0).unwrap();
+    if open.direct().is_none() {
+        return eprintln!("skipped: no O_DIRECT here");
+    }
+    let is_direct = |offset, len| open.direct_for_read(offset, len).is_some();
+    assert!(!is_direct(0, 4 * MIB), "it was written just now");
+    page_cache::drop(&open, 0..u64::MAX).unwrap();
+    if page_cache::residency(&open, 0..u64::MAX).unwrap().cached > 0 {
+        return eprintln!("skipped: pages stay cached here");
+    }
+    assert!(is_direct(0, DIRECT_MIN_BYTES) && !is_direct(0, DIRECT_MIN_BYTES - 1));
+    let whole = Cutting { chunk_bytes: 3 * MIB, is_graded: true, ..Cutting::default() };
+    let cut = |is_cut_freely, len| open.cutting_for_read(whole, is_cut_freely, 0, len).chunk_bytes;
+    assert_eq!([cut(true, 4 * MIB), cut(true, MIB), cut(false, 4 * MIB)], [MIB, 3 * MIB, 3 * MIB]);
+    // SAFETY: takes integers. From now on the kernel reads nothing that nobody asked for.
+    assert_eq!(unsafe { libc::posix_fadvise(open.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
+    // A quarter of the pages, and then more than half.
+    open.file.read_exact_at(&mut vec![0; MIB], 0).unwrap();
+    assert!(!is_direct(0, MIB) && is_direct(0, 4 * MIB));
+    open.file.read_exact_at(&mut vec![0; 3 * MIB], 0).unwrap();
+    assert!(!is_direct(0, 4 * MIB));
+}
+
+#[test]
+fn reads_are_direct_as_the_settings_and_the_storage_say() {
+    for (direct_read, storage, expected) in [
+        (DirectIo::Always, Storage::Tmpfs, [false, false]),
+        (DirectIo::Always, Storage::LocalDisk, [false, false]),
+        (DirectIo::Never, Storage::LocalDisk, [true, true]),
+        (DirectIo::Auto, Storage::LocalDisk, [true, false]),
+        (DirectIo::Auto, Storage::Other, [true, false]),
+        (DirectIo::Auto, Storage::Tmpfs, [true, true]),
+    ] {
+        let mut open = open(direct_read, DirectIo::Never);
+        open.storage = storage;
+        let found = [DIRECT_MIN_BYTES - 1, DIRECT_MIN_BYTES].map(|len| open.is_buffered_read(len));
+        assert_eq!(found, expected, "{direct_read:?} on {storage:?}");
+    }
+}
+
+#[test]
+fn mappings_are_kept_as_long_as_they_suffice() {
+    let open = open(DirectIo::Never, DirectIo::Never);
+    assert!(open.mapping_for_overwriting(0..1).is_none(), "the file has no bytes");
+    open.file.set_len(10_000).unwrap();
+    let first = open.mapping_for_overwriting(10..5000).unwrap();
+    assert_eq!(first.len_bytes(), 10_000);
+    assert!(Arc::ptr_eq(&first, &open.mapping_for_overwriting(0..10_000).unwrap()));
+    assert!(open.mapping_for_overwriting(0..10_001).is_none());
+    open.file.set_len(20_000).unwrap();
+    let second = open.mapping_for_overwriting(0..10_001).unwrap();
+    assert_eq!(second.len_bytes(), 20_000);
+    assert!(!Arc::ptr_eq(&first, &second));
+}
+
+#[test]
+fn blocks_are_allocated_behind_the_end_or_within() {
+    let open = open(DirectIo::Never, DirectIo::Never);
+    let stored = || open.file.metadata().unwrap().blocks() * 512;
+    if !open.allocate(0, 100_000, Keep::Size) {
+        return eprintln!("skipped: no fallocate here");
+    }
+    assert_eq!(open.len_bytes().unwrap(), 0);
+    assert!(stored() >= 100_000);
+    assert!(open.allocate(50_000, 100_000, Keep::Nothing));
+    assert_eq!(open.len_bytes().unwrap(), 150_000);
+    assert!(!open.allocate(u64::MAX, 1, Keep::Nothing) && !open.allocate(0, u64::MAX, Keep::Nothing));
+}
+
+#[test]
+fn what_the_kernel_makes_up_is_read_in_order() {
+    let cutting = Cutting { chunk_bytes: 1000, ..Cutting::default() };
+    for (storage, len, expected) in [
+        (Storage::Other, 0, [true, false]),
+        (Storage::Other, 5, [false, false]),
+        (Storage::LocalDisk, 0, [false, false]),
+    ] {
+        let mut open = open(DirectIo::Never, DirectIo::Never);
+        open.storage = storage;
+        open.file.set_len(len).unwrap();
+        let found = [1001, 1000].map(|len| open.cutting_for_read(cutting, true, 0, len).serial);
+        assert_eq!(found, expected, "{storage:?}, {len} bytes");
+    }
+}
