@@ -385,6 +385,21 @@ mod faults {
     }
 
     #[test]
+    fn what_is_held_waits_until_it_is_released() {
+        let rig = rig();
+        let (stream, buffer) = (rig.stream(), rig.device(1));
+        rig.emulator.fault("cudaMemsetAsync", "hold=1");
+        assert_eq!(unsafe { (rig.cuda.cudaMemsetAsync)(buffer, 3, 1, stream) }, OK);
+        while rig.emulator.control("held") == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(unsafe { (rig.cuda.cudaStreamQuery)(stream) }, cudaError_t::cudaErrorNotReady);
+        assert_eq!(rig.emulator.control("release"), 1);
+        rig.synchronise(stream);
+        assert_eq!((rig.bytes(buffer, 1), rig.emulator.control("held")), (vec![3], 0));
+    }
+
+    #[test]
     fn a_delay_delays() {
         let rig = rig();
         rig.emulator.fault("cuFileDriverOpen", "delay_us=20000");

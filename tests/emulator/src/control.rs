@@ -5,14 +5,14 @@ use std::ffi::{c_char, c_int, c_longlong};
 use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use crate::{c, device, exports, memory, stream, virtual_memory};
 
 /// What is to happen in one call. Fields that are `None` leave the call as it is.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Hit {
     /// The error code returned: cuFile's, `cudaError_t` or `CUresult`, whichever the function returns.
     pub err: Option<i64>,
@@ -30,6 +30,8 @@ pub(crate) struct Hit {
     pub status: Option<i64>,
     /// Microseconds to wait before the call, or before the execution of what the call queues.
     pub delay: Option<i64>,
+    /// Whether it waits there until the test releases it.
+    pub hold: bool,
 }
 
 impl Hit {
@@ -38,11 +40,48 @@ impl Hit {
         if let Some(delay) = self.delay {
             thread::sleep(Duration::from_micros(delay.unsigned_abs()));
         }
+        if self.hold {
+            Held::wait();
+        }
+    }
+
+    /// Whether no fault is due.
+    pub(crate) fn is_none(&self) -> bool {
+        *self == Self::default()
     }
 
     /// `size`, or less if the fault makes the transfer short.
     pub(crate) fn limit(&self, size: usize) -> usize {
         self.short.map_or(size, |short| size.min(short.unsigned_abs() as usize))
+    }
+}
+
+/// What waits to be released.
+struct Held {
+    waiting: usize,
+    releases: u64,
+}
+
+static HELD: Mutex<Held> = Mutex::new(Held { waiting: 0, releases: 0 });
+static RELEASED: Condvar = Condvar::new();
+
+impl Held {
+    fn wait() {
+        let mut held = lock(&HELD);
+        let before = held.releases;
+        held.waiting += 1;
+        while held.releases == before {
+            held = RELEASED.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
+        held.waiting -= 1;
+    }
+
+    /// Lets everything go on that waits now; answers how much that is.
+    fn release() -> usize {
+        let mut held = lock(&HELD);
+        held.releases += 1;
+        RELEASED.notify_all();
+        held.waiting
     }
 }
 
@@ -279,6 +318,7 @@ fn fault(function: &str, settings: &[&str]) -> Option<Fault> {
             "bytes" => fault.hit.bytes = Some(number),
             "status" => fault.hit.status = Some(number),
             "delay_us" => fault.hit.delay = Some(number),
+            "hold" => fault.hit.hold = number != 0,
             _ => return None,
         }
     }
@@ -333,6 +373,8 @@ fn live(what: &str) -> Option<i64> {
 /// | `rmw 0\|1` | whether an unaligned write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB, as libcufile does on a direct path, so that concurrent writes to one block lose bytes; 0 unless told |
 /// | `fault FUNCTION SETTING…` | what happens in the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
+/// | `held` | answers how many calls and queued operations wait because of `hold` |
+/// | `release` | lets them go on; answers how many |
 /// | `calls FUNCTION` | answers how often the function was called |
 /// | `live WHAT` | answers how many there are of `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count` |
 ///
@@ -342,7 +384,7 @@ fn live(what: &str) -> Option<i64> {
 /// call; `errno=E` makes it −1 with that errno; `short=BYTES` lets it move at most so many; `bytes=N` is what a
 /// stream-ordered operation or a batch entry reports instead of being carried out, `status=S` the state of a batch
 /// entry, or of a stream's capture for `cudaStreamIsCapturing`; `delay_us=T` waits before the call, or before the
-/// execution of what the call puts in a queue. A fault on `cuFileBatchIOSubmit` without `err` is for each entry
+/// execution of what the call puts in a queue; `hold=1` waits there until `release`. A fault on `cuFileBatchIOSubmit` without `err` is for each entry
 /// submitted.
 ///
 /// # Safety
@@ -354,6 +396,8 @@ pub unsafe extern "C" fn emulator_control(command: *const c_char) -> c_longlong 
     let answer = match (words.next(), words.next(), words.next()) {
         // The objects have locks of their own, and some take that of `CONTROL` while they hold it.
         (Some("live"), Some(what), None) => live(what),
+        (Some("held"), None, None) => Some(lock(&HELD).waiting as i64),
+        (Some("release"), None, None) => Some(Held::release() as i64),
         _ => lock(&CONTROL).apply(&line),
     };
     answer.unwrap_or(-1)

@@ -94,7 +94,9 @@ pub unsafe extern "C" fn cuFileDriverClose() -> CUfileError_t {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileUseCount() -> c_long {
-    control::enter("cuFileUseCount").ret.unwrap_or(use_count() as c_long)
+    let hit = control::enter("cuFileUseCount");
+    hit.sleep();
+    hit.ret.unwrap_or(use_count() as c_long)
 }
 
 #[unsafe(no_mangle)]
