@@ -1,0 +1,360 @@
+//! Every function of cuFile and CUDA that the crates call, made to fail in each way that it can.
+//!
+//! The tables of the bindings say which functions there are, the sources which of them the crates call, and a first run of
+//! each scenario which of them it calls. For each function there are faults: every code that it may return and one that
+//! nobody knows, every errno, short transfers, late ones, and those that never end. After each, the error must be the
+//! fault's, everything must be given back, and the same scenario must succeed.
+//!
+//! `FAULT_TABLE=all` strikes every call of every scenario with every fault. Without it, the first call of a function meets
+//! all its faults and the other calls a few of them.
+
+mod engine;
+mod expected;
+mod faults;
+mod never;
+mod scenarios;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use cuda_rt_sys::{driver, runtime};
+use cufile::Driver;
+use cufile::cuda::Device;
+use cufile_tests::bed::libraries;
+use cufile_tests::{Emulator, in_threads};
+use faults::{Effect, Fault};
+
+/// A use of the crates.
+#[derive(Clone, Copy)]
+struct Scenario {
+    name: &'static str,
+    /// Whether it is given an open driver.
+    opened: bool,
+    run: fn(&Stage) -> Result<(), Problem>,
+}
+
+/// Why a scenario did not do all that it should.
+#[derive(Debug)]
+enum Problem {
+    Cufile(cufile::Error),
+    Engine(gpufile::Error),
+    /// A transfer moved so many bytes and said so.
+    Short(usize),
+    /// Bytes or answers are not what they should be.
+    Wrong(String),
+}
+
+impl From<cufile::Error> for Problem {
+    fn from(error: cufile::Error) -> Self {
+        Problem::Cufile(error)
+    }
+}
+
+impl<B> From<cufile::Failed<B>> for Problem {
+    fn from(failed: cufile::Failed<B>) -> Self {
+        Problem::Cufile(failed.error)
+    }
+}
+
+impl From<gpufile::Error> for Problem {
+    fn from(error: gpufile::Error) -> Self {
+        Problem::Engine(error)
+    }
+}
+
+/// Checks an answer.
+fn same(right: bool, what: &str) -> Result<(), Problem> {
+    if right { Ok(()) } else { Err(Problem::Wrong(what.to_owned())) }
+}
+
+/// Checks how much was moved.
+fn moved(wanted: usize, bytes: usize) -> Result<(), Problem> {
+    if bytes == wanted { Ok(()) } else { Err(Problem::Short(bytes)) }
+}
+
+/// What scenarios run on.
+struct Stage {
+    // Dropped in this order.
+    opened: Option<Opened>,
+    emulator: Emulator,
+    folder: tempfile::TempDir,
+}
+
+/// An open driver, and GPU 0.
+struct Opened {
+    device: Device,
+    driver: Driver,
+}
+
+impl Stage {
+    fn new(opened: bool) -> Self {
+        let emulator = Emulator::start();
+        let opened = opened.then(|| {
+            let (library, cuda) = libraries(&emulator);
+            let device = cuda.device(0).expect("GPU 0");
+            let driver = Driver::builder().library(library).cuda(cuda).open().expect("the driver opens");
+            Opened { device, driver }
+        });
+        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        Self { opened, emulator, folder: folder.expect("a folder for test files") }
+    }
+
+    fn bed(&self) -> &Opened {
+        self.opened.as_ref().expect("a scenario with an open driver")
+    }
+
+    fn emulator(&self) -> &Emulator {
+        &self.emulator
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// How many there are of everything that the emulator counts.
+    fn live(&self) -> BTreeMap<&'static str, i64> {
+        expected::KINDS.iter().map(|kind| (*kind, self.emulator().live(kind))).collect()
+    }
+
+    /// The open descriptors of the scenarios' files.
+    fn descriptors(&self) -> usize {
+        let descriptors = fs::read_dir("/proc/self/fd").expect("the descriptors").flatten();
+        let files = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+        files.filter(|file| file.starts_with(self.folder.path())).count()
+    }
+}
+
+/// Every function of the tables, and the execution of a batch's entry, which fails by itself.
+fn functions() -> impl Iterator<Item = &'static str> {
+    let tables = [cufile_sys::Functions::SYMBOLS, runtime::Functions::SYMBOLS, driver::Functions::SYMBOLS];
+    tables.into_iter().flatten().map(|symbol| symbol.name).chain([faults::BATCH_ENTRY])
+}
+
+/// How often a scenario that nothing strikes calls each function.
+fn calls_of(scenario: &Scenario) -> BTreeMap<&'static str, u64> {
+    let stage = Stage::new(scenario.opened);
+    let counts = || functions().map(|name| (name, stage.emulator().calls(name) as u64));
+    let before: BTreeMap<_, _> = counts().collect();
+    thread::scope(|scope| scope.spawn(|| (scenario.run)(&stage)).join())
+        .expect("a scenario that does not panic")
+        .unwrap_or_else(|problem| panic!("{}: {problem:?}", scenario.name));
+    counts().map(|(name, count)| (name, count - before[name])).filter(|(_, count)| *count > 0).collect()
+}
+
+/// One row of the table: what strikes which call of a scenario.
+struct Case<'a> {
+    scenario: Scenario,
+    function: &'static str,
+    /// The calls before it.
+    after: u64,
+    fault: &'a Fault,
+}
+
+/// What becomes of a scenario in which nothing may take longer.
+const LIMIT: Duration = Duration::from_secs(60);
+
+impl Case<'_> {
+    /// Runs the scenario on a thread without a context, and lets go on what the fault holds.
+    fn run(&self, stage: &Arc<Stage>) -> Result<Result<(), Problem>, String> {
+        let (sender, receiver) = mpsc::channel();
+        let (scenario, shared) = (self.scenario, Arc::clone(stage));
+        let thread = thread::spawn(move || {
+            let outcome = (scenario.run)(&shared);
+            drop(shared);
+            let _ = sender.send(outcome);
+        });
+        let started = Instant::now();
+        let outcome = loop {
+            match receiver.recv_timeout(Duration::from_millis(2)) {
+                Ok(outcome) => break outcome,
+                Err(RecvTimeoutError::Disconnected) => return Err("panics".to_owned()),
+                Err(RecvTimeoutError::Timeout) if started.elapsed() > LIMIT => return Err("hangs".to_owned()),
+                Err(RecvTimeoutError::Timeout) => _ = stage.emulator().control("release"),
+            }
+        };
+        thread.join().map_err(|_| "panics".to_owned())?;
+        Ok(outcome)
+    }
+
+    /// Whether the fault was reported, if it struck; or why what came of it is wrong.
+    fn check(&self, stage: &Arc<Stage>) -> Result<Option<bool>, String> {
+        let emulator = stage.emulator();
+        let (live, calls) = (stage.live(), emulator.calls(self.function));
+        emulator.fault(self.function, &format!("after={} {}", self.after, self.fault.settings));
+        let outcome = self.run(stage)?;
+        emulator.control("clear");
+        if emulator.calls(self.function) - calls <= self.after as i64 {
+            return Ok(None);
+        }
+        expected::judge(self.scenario.name, self.function, &self.fault.effect, &outcome)?;
+        let left = self.settled(stage, &live);
+        if let Some(kind) = left.iter().find(|kind| !expected::may_be_left(self.function, kind)) {
+            return Err(format!("leaves {kind} after {outcome:?}"));
+        }
+        let live = stage.live();
+        if let Err(problem) = self.run(stage)? {
+            return Err(format!("fails afterwards: {problem:?}"));
+        }
+        let left = self.settled(stage, &live);
+        match left.iter().find(|kind| !expected::may_be_left(self.function, kind)) {
+            Some(kind) => Err(format!("leaves {kind} when nothing strikes")),
+            None => Ok(Some(outcome.is_err())),
+        }
+    }
+
+    /// Of what there is more or less than before, when the threads of an engine have ended.
+    fn settled(&self, stage: &Stage, before: &BTreeMap<&'static str, i64>) -> Vec<&'static str> {
+        let deadline = Instant::now() + Duration::from_secs(2);
+        loop {
+            let differing: Vec<_> =
+                stage.live().into_iter().filter(|(kind, count)| before[kind] != *count).collect();
+            let unexpected = differing.iter().any(|(kind, _)| !expected::may_be_left(self.function, kind));
+            if !unexpected || Instant::now() > deadline {
+                return differing.into_iter().map(|(kind, _)| kind).collect();
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl std::fmt::Display for Case<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { scenario, function, after, fault } = self;
+        write!(f, "{}: {function} after={after} {}", scenario.name, fault.settings)
+    }
+}
+
+/// What strikes one function in one scenario.
+struct Row {
+    scenario: Scenario,
+    function: &'static str,
+    calls: u64,
+    /// Whether this is the row where the function meets all its faults.
+    first: bool,
+}
+
+/// Strikes every function that the scenarios call; returns how many cases there were. With `is_exact`, a failure must be
+/// reported unless the table says otherwise. The first call of a function meets `most` of its faults.
+fn strike(scenarios: &[Scenario], most: usize, is_exact: bool) -> usize {
+    let mut met = BTreeSet::new();
+    let mut rows = Vec::new();
+    for scenario in scenarios {
+        for (function, calls) in calls_of(scenario) {
+            rows.push(Row { scenario: *scenario, function, calls, first: met.insert(function) });
+        }
+    }
+    let all = env::var("FAULT_TABLE").is_ok_and(|value| value == "all");
+    let rows = Mutex::new(rows.into_iter());
+    let reports = Mutex::new(BTreeMap::<&str, [usize; 3]>::new());
+    let wrong = Mutex::new(Vec::new());
+    let work = || {
+        while let Some(row) = { rows.lock().expect("no panic").next() } {
+            if wrong.lock().expect("no panic").len() > 50 {
+                // What is wrong everywhere need not be shown everywhere.
+                break;
+            }
+            // Faults that keep something alive must not add up over all rows.
+            let stage = Arc::new(Stage::new(row.scenario.opened));
+            let descriptors = stage.descriptors();
+            let faults = faults::of(row.function, scenarios::LEN);
+            for after in 0..row.calls.min(if all { 32 } else { 3 }) {
+                let count = match row.first && after == 0 {
+                    _ if all => faults.len(),
+                    true => most,
+                    false => 3,
+                };
+                for fault in faults::some(&faults, count, row.function, after) {
+                    let Row { scenario, function, .. } = row;
+                    let case = Case { scenario, function, after, fault };
+                    match case.check(&stage) {
+                        Ok(Some(reported)) => {
+                            let kind =
+                                if fault.effect == Effect::Nothing { 2 } else { usize::from(!reported) };
+                            reports.lock().expect("no panic").entry(function).or_default()[kind] += 1;
+                        }
+                        Ok(None) => {}
+                        Err(what) => wrong.lock().expect("no panic").push(format!("{case}: {what}")),
+                    }
+                }
+            }
+            let left = stage.descriptors() - descriptors;
+            if left > 0 && !expected::may_be_left(row.function, "descriptors") {
+                let what = format!("{}: {} leaves {left} descriptors", row.scenario.name, row.function);
+                wrong.lock().expect("no panic").push(what);
+            }
+        }
+    };
+    in_threads([work, work]);
+    let reports = reports.into_inner().expect("no panic");
+    let mut wrong = wrong.into_inner().expect("no panic");
+    if is_exact {
+        let failures = |(function, [reported, silent, _]): (&&str, &[usize; 3])| {
+            (reported + silent > 0).then(|| expected::check_reports(function, *reported, *silent).err())
+        };
+        wrong.extend(reports.iter().filter_map(failures).flatten());
+    }
+    assert!(wrong.is_empty(), "{} cases are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    reports.values().flatten().sum()
+}
+
+#[test]
+fn cufile_reports_every_failure_and_keeps_nothing() {
+    println!("{} cases", strike(scenarios::SCENARIOS, usize::MAX, true));
+}
+
+#[test]
+fn the_engine_reports_or_mends_every_failure() {
+    println!("{} cases", strike(engine::SCENARIOS, 16, false));
+}
+
+#[test]
+fn batches_take_their_entries_in_any_order() {
+    for scenario in scenarios::SCENARIOS.iter().filter(|scenario| scenario.name.contains("batch")) {
+        let stage = Stage::new(scenario.opened);
+        stage.emulator().control("reverse-completions 1");
+        let live = stage.live();
+        (scenario.run)(&stage).unwrap_or_else(|problem| panic!("{}: {problem:?}", scenario.name));
+        assert_eq!(stage.live(), live, "{}", scenario.name);
+    }
+}
+
+/// Adds the words of the sources in a folder, outside of comments and strings.
+fn words(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).expect("a folder of sources").flatten() {
+        let path = entry.path();
+        if path.ends_with("bin") {
+            // The command, which asks for nothing but versions.
+            continue;
+        }
+        if path.is_dir() {
+            words(&path, found);
+        } else if !["bindings.rs", "functions.rs"].iter().any(|name| path.ends_with(name)) {
+            let is_part = |character: char| character.is_alphanumeric() || character == '_';
+            for line in fs::read_to_string(&path).expect("a source").lines() {
+                let code = line.split("//").next().unwrap_or_default();
+                let outside = code.split('"').step_by(2);
+                let words = outside.flat_map(|text| text.split(|character| !is_part(character)));
+                found.extend(words.map(str::to_owned));
+            }
+        }
+    }
+}
+
+#[test]
+fn scenarios_call_every_function_that_the_crates_call() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    let mut found = BTreeSet::new();
+    for package in ["cufile-sys", "cuda-rt-sys", "cufile", "gpufile"] {
+        words(&workspace.join(package).join("src"), &mut found);
+    }
+    let called: BTreeSet<_> = functions().filter(|name| found.contains(*name)).collect();
+    assert!(called.len() > 80, "{called:?}");
+    let all: BTreeSet<_> =
+        scenarios::SCENARIOS.iter().flat_map(|scenario| calls_of(scenario).into_keys()).collect();
+    let missing: Vec<_> = called.difference(&all).collect();
+    assert!(missing.is_empty(), "no scenario calls {missing:?}");
+}

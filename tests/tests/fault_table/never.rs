@@ -1,0 +1,91 @@
+//! What can be asked of a transfer that never ends, and what keeps living with it.
+
+use std::time::{Duration, Instant};
+
+use cufile::{Batch, Entry};
+use cufile_tests::bed::pattern;
+use gpufile::PathPolicy;
+
+use super::Stage;
+use super::engine;
+use super::scenarios::{ENTRIES, LEN, buffers, register, stream_of};
+
+/// Waits until the emulator holds something.
+fn held(stage: &Stage) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while stage.emulator().control("held") == 0 {
+        assert!(Instant::now() < deadline, "nothing is held");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until the emulator counts as much as before.
+fn settled(stage: &Stage, before: &std::collections::BTreeMap<&str, i64>) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while stage.live() != *before {
+        assert!(Instant::now() < deadline, "{:?} rather than {before:?}", stage.live());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn polling_a_batch_returns_although_an_entry_never_ends() {
+    let stage = Stage::new(true);
+    let live = stage.live();
+    let bytes = pattern(ENTRIES * LEN);
+    let handle = register(&stage, &bytes).unwrap();
+    let mut batch = Batch::new(&stage.bed().driver, ENTRIES).unwrap();
+    let entry = |(index, buffer)| Entry::read(&handle, buffer, (index * LEN) as u64);
+    let mut entries = buffers(&stage, &bytes).unwrap().into_iter().enumerate().map(entry).collect();
+    stage.emulator().fault("batch-entry", "after=1 hold=1");
+    batch.submit(&mut entries).unwrap();
+    held(&stage);
+    let mut ended = 0;
+    for _ in 0..3 {
+        ended += batch.poll(ENTRIES, ENTRIES, Some(Duration::from_millis(10))).unwrap().len();
+    }
+    assert_eq!((ended, batch.in_flight()), (1, ENTRIES - 1));
+    stage.emulator().control("release");
+    assert_eq!(batch.wait_all().unwrap().len(), ENTRIES - 1);
+    drop((batch, handle));
+    settled(&stage, &live);
+}
+
+#[test]
+fn asking_a_stream_returns_although_a_transfer_never_ends() {
+    let stage = Stage::new(true);
+    let live = stage.live();
+    let handle = register(&stage, &pattern(LEN)).unwrap();
+    let stream = stream_of(&stage).unwrap();
+    stage.emulator().fault("cuFileReadAsync", "hold=1");
+    let operation = stream.read_at(&handle, stage.bed().device.alloc(LEN).unwrap(), 0).unwrap();
+    held(&stage);
+    assert!(!operation.is_done().unwrap() && !stream.stream().is_idle().unwrap());
+    stage.emulator().control("release");
+    let (read, buffer) = operation.wait().unwrap();
+    assert!(read == LEN && buffer.to_vec().unwrap() == pattern(LEN));
+    drop((buffer, stream, handle));
+    settled(&stage, &live);
+}
+
+#[test]
+fn a_dropped_future_returns_although_its_transfer_never_ends() {
+    let stage = Stage::new(true);
+    let live = stage.live();
+    for (function, policy) in
+        [("cuFileRead", PathPolicy::RequireCufile), ("cudaMemcpyAsync", PathPolicy::PosixOnly)]
+    {
+        let file = engine::open(&stage, &pattern(engine::LEN), policy).unwrap();
+        let buffer = stage.bed().device.alloc(engine::LEN).unwrap();
+        let allocations = stage.emulator().live("allocations");
+        stage.emulator().fault(function, "hold=1");
+        let future = file.read_at_async(buffer, 0);
+        held(&stage);
+        assert!(!future.is_done());
+        drop(future);
+        assert!(stage.emulator().live("allocations") >= allocations, "the transfer may still write");
+        stage.emulator().control("release");
+        drop(file);
+        settled(&stage, &live);
+    }
+}
