@@ -598,10 +598,8 @@ impl<B: IoBuf + 'static> Batch<B> {
                 completed(completion);
             }
         };
-        if self.in_flight > 0 {
-            // An error here, also that of not being able to ask, shows again below.
-            let _ = self.reap(0, self.in_flight, Some(Duration::ZERO), &mut with_buffer);
-        }
+        // An error here, also that of not being able to ask, shows again below.
+        let _ = self.reap(0, self.in_flight, Some(Duration::ZERO), &mut with_buffer);
         if self.in_flight > 0
             && let Err(error) = self.cancel_raw()
         {

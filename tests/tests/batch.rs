@@ -140,6 +140,7 @@ fn unregistered_host_memory_is_in_flight_alone_in_a_process() {
         let mut batches = [(); 2].map(|()| Batch::<Any>::new(&bed.driver, 2).unwrap());
         let [one, other] = &mut batches;
         let unregistered = || vec![Entry::read(&file, Box::new(vec![0u8; PAGE]) as Any, 0)];
+        let pinned = || vec![Entry::read(&file, Box::new(bed.device.alloc_pinned(PAGE).unwrap()) as Any, 0)];
         let registered = || vec![Entry::read(&file, Box::new(host(&file)) as Any, 0)];
         let refused = |batch: &mut Batch<Any>, mut entries: Vec<_>| {
             let error = batch.submit(&mut entries).unwrap_err();
@@ -153,6 +154,7 @@ fn unregistered_host_memory_is_in_flight_alone_in_a_process() {
         one.wait_all().unwrap();
         other.submit(&mut registered()).unwrap();
         refused(one, unregistered());
+        refused(one, pinned());
         one.submit(&mut registered()).unwrap();
         other.submit(&mut registered()).unwrap();
         one.wait_all().unwrap();
@@ -418,6 +420,8 @@ fn the_buffer_of_a_failed_entry_stays_until_the_batch_is_destroyed() {
             assert!(!life.is_freed() && next_life.is_freed());
             life.over.store(true, Ordering::SeqCst);
             if is_cancelled {
+                // Nothing is in flight that could be cancelled.
+                bed.emulator.as_ref().unwrap().fault("cuFileBatchIOCancel", "times=all err=5042");
                 let [again] = <[_; 1]>::try_from(batch.cancel().unwrap()).unwrap();
                 assert_eq!((again.id, again.status), (7, status));
                 assert_eq!(again.result.unwrap_err().raw_code(), Some(5016));
@@ -473,6 +477,22 @@ fn errors_name_entry_range_and_file() {
     emulator.fault("cuFileBatchIOSubmit", "err=5035");
     let error = batch.submit(&mut pages(&file, 2)).unwrap_err();
     named(&error, "cuFileBatchIOSubmit(2 entries, the first: entry 0, read of 4096 bytes at 0 of ");
+}
+
+#[test]
+fn statuses_have_their_names_of_c() {
+    assert_eq!(Status::TIMEOUT.name(), Some("CUFILE_TIMEOUT"));
+    assert_eq!(format!("{:?} {:?}", Status::COMPLETE, Status::from_raw(7)), "CUFILE_COMPLETE Status(7)");
+}
+
+#[test]
+fn a_batch_that_was_not_set_up_is_not_destroyed() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    emulator.fault("cuFileBatchIOSetUp", "err=5039");
+    let error = Batch::<Vec<u8>>::new(&bed.driver, 1).unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::INTERNAL_BATCH_SETUP_ERROR));
+    assert_eq!(emulator.calls("cuFileBatchIODestroy"), 0);
 }
 
 #[test]
@@ -781,6 +801,7 @@ fn events_that_belong_to_no_entry_in_flight_are_ignored() {
     let file = FileHandle::register(&driver, bed.file("data", &pattern(6 * PAGE))).unwrap();
     let file = Arc::new(file);
     let mut batch = Batch::new(&driver, 8).unwrap();
+    bed.emulator.as_ref().unwrap().fault("batch-entry", "after=1 bytes=-5");
     batch.submit(&mut pages(&file, 6)).unwrap();
     let mut ids = Vec::new();
     while batch.in_flight() > 2 {

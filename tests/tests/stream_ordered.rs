@@ -5,6 +5,7 @@ mod support;
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -487,6 +488,58 @@ fn the_default_streams_of_two_devices_are_one_to_libcufile() {
     assert!(matches!(default(1), Err(Error::InUse { users: 1, .. })));
     drop(first);
     default(1).unwrap();
+}
+
+#[test]
+fn streams_are_known_by_handle_and_library() {
+    let (bed, other) = (Bed::emulated(), Bed::emulated());
+    let register = |bed: &Bed, raw: usize, flags| {
+        // SAFETY: the null stream, by either of its handles.
+        let stream = unsafe { Stream::from_raw(&bed.device, ptr::without_provenance_mut(raw)) };
+        RegisteredStream::register(&bed.driver, stream, flags)
+    };
+    let _null = register(&bed, 0, StreamFlags::empty()).unwrap();
+    // `cudaStreamLegacy` is the null stream.
+    let legacy = register(&bed, 1, StreamFlags::all());
+    assert!(matches!(legacy, Err(Error::InUse { users: 1, .. })));
+    // Others that are registered meanwhile change nothing.
+    let _another = stream(&bed, StreamFlags::empty());
+    let _legacy = register(&bed, 1, StreamFlags::empty()).unwrap();
+    assert_eq!(bed.emulator.as_ref().unwrap().calls("cuFileStreamRegister"), 2);
+    let _elsewhere = register(&other, 0, StreamFlags::all()).unwrap();
+}
+
+#[test]
+fn one_of_several_kept_streams_is_registered_again() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let [stays, one, other] = [(); 3].map(|()| Arc::new(bed.device.stream().unwrap()));
+    let used = |raw: &Arc<Stream>| {
+        let stream = RegisteredStream::register(&bed.driver, Arc::clone(raw), StreamFlags::empty()).unwrap();
+        stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap();
+        stream
+    };
+    let first = used(&stays);
+    drop((used(&one), used(&other)));
+    let again = used(&one);
+    drop((first, stays));
+    assert_eq!(emulator.live("stream-registrations"), 3, "one is used");
+    drop(again);
+    assert_eq!(emulator.live("stream-registrations"), 0);
+    assert_eq!(emulator.calls("cuFileStreamRegister"), 3);
+}
+
+#[test]
+fn a_failed_transfer_is_an_error_with_a_source() {
+    let bed = Bed::emulated();
+    let file = register(&bed, "data", &pattern(PAGE));
+    let stream = stream(&bed, StreamFlags::empty());
+    bed.emulator.as_ref().unwrap().fault("cuFileReadAsync", "bytes=-22");
+    let failed = stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap_err();
+    let source = std::error::Error::source(&failed).expect("an errno");
+    assert!(failed.to_string().starts_with("cuFileReadAsync: "), "{failed}");
+    assert!(source.to_string().contains("os error 22"), "{source}");
 }
 
 #[test]

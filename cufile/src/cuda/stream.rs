@@ -131,7 +131,7 @@ impl Stream {
     /// [recorded](Self::record) next tells when it is done. Copies from pinned memory run beside the host's work.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// What CUDA said, which may be the failure of earlier work: the copy may be under way then.
     ///
     /// # Safety
     /// `target` must be device memory, as long as `source`, that nothing else uses until the copy is done; until then
@@ -147,7 +147,7 @@ impl Stream {
     /// [recorded](Self::record) next tells when it is done. Copies into pinned memory run beside the host's work.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// As [`copy_to_device`](Self::copy_to_device).
     ///
     /// # Safety
     /// `source` must be device memory, as long as `target`, that nothing writes until the copy is done; until then
@@ -302,7 +302,8 @@ impl Stream {
     /// are taken, no stream goes on, copies included.
     ///
     /// # Errors
-    /// What CUDA said, also of more than 255 operations; nothing was submitted then.
+    /// What CUDA said, also of more than 255 operations; nothing was submitted then, except if it is the failure of earlier
+    /// work.
     ///
     /// # Safety
     /// The words must be aligned and in memory that the GPU can use, such as a [`PinnedBuffer`](super::PinnedBuffer),
