@@ -1,7 +1,7 @@
 //! Models in safetensors files, loaded to the host: whole, in part, from one file and from several.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -165,7 +165,7 @@ fn only_the_chosen_tensors_are_loaded() {
         }
     }
     let error = checkpoint.load().only(["norm", "x"]).unwrap_err();
-    assert!(matches!(&error, Error::NoSuchTensor { tensor } if tensor == "x"), "{error}");
+    assert!(matches!(&error, Error::NoSuchTensor { tensor, .. } if tensor == "x"), "{error}");
     assert!(checkpoint.load().only([""; 0]).unwrap().to_host().unwrap().is_empty());
 }
 
@@ -207,14 +207,16 @@ fn rows_are_read_alone() {
     let error = checkpoint.read_rows_into("step", 0..0, &mut rows[..0]).unwrap_err();
     assert!(matches!(error, Error::Format { error: FormatError::NoSuchRows { .. }, .. }), "{error}");
     let error = checkpoint.read_rows_into("embed", 0..2, &mut rows).unwrap_err();
-    assert_eq!(error.to_string(), r#"rows 0 to 2 of tensor "embed": 132 bytes, and the buffer has 198"#);
+    let text = format!(r#"{path:?}: rows 0 to 2 of tensor "embed": 132 bytes, and the buffer has 198"#);
+    assert_eq!(error.to_string(), text);
     let error = checkpoint.read_tensor_into("norm", &mut rows).unwrap_err();
-    assert_eq!(error.to_string(), r#"tensor "norm": 132 bytes, and the buffer has 198"#);
+    let text = format!(r#"{path:?}: tensor "norm": 132 bytes, and the buffer has 198"#);
+    assert_eq!(error.to_string(), text);
     for error in [
         checkpoint.read_rows_into("x", 0..1, &mut rows).unwrap_err(),
         checkpoint.read_tensor("x").unwrap_err(),
     ] {
-        assert_eq!(error.to_string(), r#"there is no tensor "x""#);
+        assert_eq!(error.to_string(), format!(r#"there is no tensor "x" in {path:?}"#));
     }
 }
 
@@ -249,6 +251,11 @@ fn a_model_in_several_files_is_one_model() {
         assert_eq!(found, [("norm", start), ("mask", start)]);
         assert_eq!(loaded.bytes("mask"), Some(&all[5].3[..]));
     }
+    let without = |checkpoint: Checkpoint| checkpoint.read_tensor("x").unwrap_err().to_string();
+    assert_eq!(without(Checkpoint::open(&index).unwrap()), format!(r#"there is no tensor "x" in {index:?}"#));
+    let text = format!(r#"there is no tensor "x" in {:?} or the other file"#, paths[0]);
+    assert_eq!(without(Checkpoint::open_many(&paths).unwrap()), text);
+
     let order = Checkpoint::open_many([&paths[1], &paths[0]]).unwrap();
     assert_loaded(&order, &all);
     assert_eq!(order.names().next(), Some("step"));
@@ -308,6 +315,44 @@ fn what_cannot_be_opened_names_the_file() {
     let error = Checkpoint::open(folder.path()).unwrap_err();
     assert!(error.to_string().contains("model.safetensors"), "{error}");
     assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
+}
+
+#[test]
+fn every_error_names_the_file_quoted_and_escaped() {
+    let folder = tempdir().unwrap();
+    // An escape sequence of terminals, a line break, and a byte that is no character.
+    let name = OsStr::from_bytes(b"\x1b[31m\n\xff");
+    let (model, array) = (folder.path().join(name), folder.path().join(name).with_extension("npy"));
+    save(&model, &mixed());
+    npy::write(&array, "|u1", &[3], &[1, 2, 3][..]).unwrap();
+    let (checkpoint, file) = (Checkpoint::open(&model).unwrap(), npy::NpyFile::open(&array).unwrap());
+    let damaged = folder.path().join(name).with_extension("damaged");
+    fs::write(&damaged, "damaged by somebody").unwrap();
+    let mut short = [0; 2];
+    let errors = [
+        checkpoint.read_tensor("x").unwrap_err(),
+        checkpoint.load().only(["x"]).unwrap_err(),
+        checkpoint.load().to_buffer(&mut short[..]).unwrap_err(),
+        checkpoint.read_rows_into("norm", 40..41, &mut short[..]).unwrap_err(),
+        checkpoint.read_tensor_into("norm", &mut short[..]).unwrap_err(),
+        Checkpoint::open_many([&model, &model]).unwrap_err(),
+        Checkpoint::open(&damaged).unwrap_err(),
+        Checkpoint::open(folder.path().join(name).join("gone")).unwrap_err(),
+        file.read_into(&mut short[..]).unwrap_err(),
+        file.read_rows_into(0..3, &mut short[..]).unwrap_err(),
+        file.read_rows_into(0..4, &mut short[..]).unwrap_err(),
+        npy::NpyFile::open(&damaged).unwrap_err(),
+        npy::write(&array, "|u1", &[3], &short[..]).unwrap_err(),
+        npy::write(model.join("gone"), "|u1", &[2], &short[..]).unwrap_err(),
+        safetensors::save(&model, &[TensorData::new("x", Dtype::U8, &[3], &short[..])], BTreeMap::new())
+            .unwrap_err(),
+    ];
+    let escaped = format!("{name:?}");
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains(escaped.trim_matches('"')), "{text}");
+        assert!(!text.contains(char::is_control), "{text:?}");
+    }
 }
 
 #[test]
@@ -420,6 +465,7 @@ fn a_file_that_is_larger_than_memory_is_an_error() {
     let checkpoint = Checkpoint::open(&path).unwrap();
     for error in [checkpoint.load_to_host().unwrap_err(), checkpoint.read_tensor("huge").unwrap_err()] {
         assert!(matches!(error, Error::Memory { len_bytes, .. } if len_bytes >= 1 << 61), "{error}");
+        assert!(error.to_string().contains("huge.safetensors"), "{error}");
     }
 }
 

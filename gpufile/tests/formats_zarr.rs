@@ -350,7 +350,7 @@ fn a_chunk_of_the_wrong_length_or_that_cannot_be_decoded_is_named() {
         let is_length = |error: &ZarrError| matches!(error, ZarrError::ChunkLength { found_bytes, .. } if *found_bytes == len as u64);
         assert!(is_zarr(&error, is_length), "{error}");
         let shown = error.to_string();
-        assert!(shown.starts_with(folder.path().join("a").to_str().unwrap()), "{shown}");
+        assert!(shown.starts_with(&format!("{:?}: ", folder.path().join("a"))), "{shown}");
         assert!(shown.contains(r#"chunk "a/c/1/0" has "#) && shown.ends_with("instead of 600"), "{shown}");
         array.read_region_into(&[0..1, 0..300], &mut vec![0; 600]).unwrap();
     }
@@ -452,11 +452,11 @@ fn regions_and_buffers_that_do_not_fit_are_refused() {
         assert!(error.to_string().ends_with("in shape [4, 6]"), "{error}");
     }
     let error = array.read_into(&mut vec![0; 47]).unwrap_err();
-    assert_eq!(error.to_string(), "the array: 48 bytes, and the buffer has 47");
+    assert!(error.to_string().ends_with(": the array: 48 bytes, and the buffer has 47"), "{error}");
     let error = array.write_from(&vec![0; 49]).unwrap_err();
-    assert_eq!(error.to_string(), "the array: 48 bytes, and the buffer has 49");
+    assert!(error.to_string().ends_with(": the array: 48 bytes, and the buffer has 49"), "{error}");
     let error = array.read_region_into(&[0..1, 2..4], &mut vec![0; 5]).unwrap_err();
-    assert_eq!(error.to_string(), "the region: 4 bytes, and the buffer has 5");
+    assert!(error.to_string().ends_with(": the region: 4 bytes, and the buffer has 5"), "{error}");
     array.read_region_into(&[2..2, 1..6], &mut vec![]).unwrap();
 }
 
@@ -505,7 +505,7 @@ fn what_is_no_array_of_bytes_is_refused() {
         let (folder, store) = store_with("zarr.json", metadata);
         let error = Array::open(&store, "/a").unwrap_err();
         assert!(is_zarr(&error, is_expected), "{metadata}: {error}");
-        assert!(error.to_string().starts_with(folder.path().join("a: ").to_str().unwrap()), "{error}");
+        assert!(error.to_string().starts_with(&format!("{:?}: ", folder.path().join("a"))), "{error}");
     }
     for path in ["/b", "/a/b", "/../a", "/a/../../a", "", "//"] {
         let (_folder, store) = store_with("zarr.json", &good);

@@ -238,7 +238,8 @@ fn a_gpu_without_room_is_an_error_that_says_how_much_was_needed() {
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.control("fault cudaMalloc err=2");
     let error = checkpoint.load_to_device(&bed.device).unwrap_err();
-    let Error::Memory { len_bytes, cause } = &error else { panic!("{error}") };
+    let Error::Memory { path: named, len_bytes, cause } = &error else { panic!("{error}") };
+    assert_eq!(*named, path);
     assert_eq!(*len_bytes, checkpoint.len_bytes());
     assert!(matches!(cause, Cause::Cufile(_)), "{cause}");
     emulator.control("fault cudaMalloc after=3 err=2");

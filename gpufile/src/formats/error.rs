@@ -12,12 +12,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What made loading or saving fail, and with which file.
 ///
-/// Names from files are shown quoted and escaped, and cut if they are long.
+/// Every error names the file. Paths, and names from files, are shown quoted and escaped, and the latter cut if they are
+/// long.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file is not as its format wants it, does not have what was asked of it, or could not be written that way.
-    #[error("{}: {error}", .path.display())]
+    #[error("{path:?}: {error}")]
     Format {
         /// The file.
         path: PathBuf,
@@ -28,7 +29,7 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] crate::Error),
     /// A file could not be saved. What could not be written has a temporary name beside it.
-    #[error("cannot save {}: {error}", .path.display())]
+    #[error("cannot save {path:?}: {error}")]
     Save {
         /// The file that was to be replaced.
         path: PathBuf,
@@ -37,7 +38,7 @@ pub enum Error {
     },
     /// An array of a Zarr store cannot be opened, read or written as asked for.
     #[cfg(feature = "zarr")]
-    #[error("{}: {error}", .path.display())]
+    #[error("{path:?}: {error}")]
     Zarr {
         /// The folder of the array.
         path: PathBuf,
@@ -45,15 +46,17 @@ pub enum Error {
         error: super::zarr::ZarrError,
     },
     /// There was no memory of the GPU or the host to load into.
-    #[error("cannot allocate {len_bytes} bytes to load into: {cause}")]
+    #[error("cannot allocate {len_bytes} bytes to load {path:?} into: {cause}")]
     Memory {
+        /// The file or the folder that was to be loaded from.
+        path: PathBuf,
         /// How many bytes were needed.
         len_bytes: u64,
         /// What CUDA or the operating system said.
         cause: Cause,
     },
     /// Two files have a tensor of the same name.
-    #[error("tensor {tensor:?} is in {} and in {}", .files[0].display(), .files[1].display())]
+    #[error("tensor {tensor:?} is in {:?} and in {:?}", .files[0], .files[1])]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
@@ -61,7 +64,7 @@ pub enum Error {
         files: [PathBuf; 2],
     },
     /// An index says that a file has a tensor, and it has not.
-    #[error("tensor {tensor:?} is not in {}, where {} says that it is", .file.display(), .index.display())]
+    #[error("tensor {tensor:?} is not in {file:?}, where {index:?} says that it is")]
     NotInShard {
         /// The tensor.
         tensor: String,
@@ -82,14 +85,20 @@ pub enum Error {
         file: PathBuf,
     },
     /// There is no tensor of that name.
-    #[error("there is no tensor {tensor:?}")]
+    #[error("there is no tensor {tensor:?} in {path:?}{}", Others(.others))]
     NoSuchTensor {
         /// The tensor.
         tensor: String,
+        /// The file or the index that was opened, or the first file of several.
+        path: PathBuf,
+        /// How many other files were opened without an index.
+        others: usize,
     },
     /// A buffer does not have as many bytes as what it is to hold.
-    #[error("{array}: {needed_bytes} bytes, and the buffer has {buffer_bytes}")]
+    #[error("{path:?}: {array}: {needed_bytes} bytes, and the buffer has {buffer_bytes}")]
     BufferSize {
+        /// The file or the folder that was to be loaded from or saved to.
+        path: PathBuf,
         /// What it is to hold: a tensor, rows of one, or an array.
         array: String,
         /// How many bytes that has.
@@ -374,6 +383,18 @@ pub(super) fn clip(text: &str) -> String {
     match text.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
+    }
+}
+
+struct Others<'a>(&'a usize);
+
+impl fmt::Display for Others<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            1 => f.write_str(" or the other file"),
+            others => write!(f, " or {others} other files"),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) fn read(
     let mut prefix = vec![0; prefix_bytes];
     let read = file.read_at(&mut prefix, 0)?;
     let head_len = head_len(&prefix[..read], file_len).map_err(|error| malformed(file, error))?;
-    let mut head = zeroed(addressable(head_len)?)?;
+    let mut head = zeroed(file.path(), addressable(file.path(), head_len)?)?;
     file.read_exact_at(&mut head, 0)?;
     Ok((head, file_len))
 }

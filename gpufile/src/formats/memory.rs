@@ -2,13 +2,14 @@
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::io::{self, ErrorKind::OutOfMemory};
+use std::path::Path;
 
 use super::{Error, Result};
 use crate::cuda::{Device, DeviceBuffer};
 
-/// Zeros on the host, or why the memory is not to be had. `vec!` would end the process.
-pub(super) fn zeroed(len_bytes: usize) -> Result<Vec<u8>> {
-    let none = || out_of_memory(len_bytes as u64);
+/// Returns zeros on the host to load a file into, or why there is no memory. `vec!` would end the process.
+pub(super) fn zeroed(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
+    let none = || out_of_memory(path, len_bytes as u64);
     if len_bytes == 0 {
         return Ok(Vec::new());
     }
@@ -22,30 +23,33 @@ pub(super) fn zeroed(len_bytes: usize) -> Result<Vec<u8>> {
     Ok(unsafe { Vec::from_raw_parts(bytes, len_bytes, len_bytes) })
 }
 
-/// Device memory, or why it is not to be had.
-pub(super) fn allocate(device: &Device, len_bytes: usize) -> Result<DeviceBuffer> {
-    device
-        .alloc(len_bytes)
-        .map_err(|error| Error::Memory { len_bytes: len_bytes as u64, cause: error.into() })
+/// Returns device memory to load a file into, or why there is none.
+pub(super) fn allocate(path: &Path, device: &Device, len_bytes: usize) -> Result<DeviceBuffer> {
+    device.alloc(len_bytes).map_err(|error| Error::Memory {
+        path: path.to_owned(),
+        len_bytes: len_bytes as u64,
+        cause: error.into(),
+    })
 }
 
-/// A number of bytes that memory is to have.
-pub(super) fn addressable(len_bytes: u64) -> Result<usize> {
-    usize::try_from(len_bytes).map_err(|_| out_of_memory(len_bytes))
+/// Converts a number of bytes that memory is to have.
+pub(super) fn addressable(path: &Path, len_bytes: u64) -> Result<usize> {
+    usize::try_from(len_bytes).map_err(|_| out_of_memory(path, len_bytes))
 }
 
-pub(super) fn out_of_memory(len_bytes: u64) -> Error {
-    Error::Memory { len_bytes, cause: io::Error::from(OutOfMemory).into() }
+pub(super) fn out_of_memory(path: &Path, len_bytes: u64) -> Error {
+    Error::Memory { path: path.to_owned(), len_bytes, cause: io::Error::from(OutOfMemory).into() }
 }
 
-/// Whether a buffer has as many bytes as what it is for.
+/// Checks that a buffer has as many bytes as what it is for.
 pub(super) fn check_len(
+    path: &Path,
     array: impl FnOnce() -> String,
     needed_bytes: u64,
     buffer_bytes: usize,
 ) -> Result<()> {
     match buffer_bytes as u64 == needed_bytes {
         true => Ok(()),
-        false => Err(Error::BufferSize { array: array(), needed_bytes, buffer_bytes }),
+        false => Err(Error::BufferSize { path: path.to_owned(), array: array(), needed_bytes, buffer_bytes }),
     }
 }

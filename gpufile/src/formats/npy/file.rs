@@ -79,7 +79,7 @@ impl NpyFile {
     /// # Errors
     /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.
     pub fn read_to_device(&self, device: &Device) -> Result<DeviceBuffer> {
-        let mut buffer = allocate(device, addressable(self.header.data_len())?)?;
+        let mut buffer = allocate(self.file.path(), device, self.len_bytes()?)?;
         self.read_into(&mut buffer)?;
         Ok(buffer)
     }
@@ -89,7 +89,7 @@ impl NpyFile {
     /// # Errors
     /// [`Error::Memory`] if the host has no room, [`Error::File`] if reading fails.
     pub fn read_to_host(&self) -> Result<Vec<u8>> {
-        let mut bytes = zeroed(addressable(self.header.data_len())?)?;
+        let mut bytes = zeroed(self.file.path(), self.len_bytes()?)?;
         self.read_into(&mut bytes)?;
         Ok(bytes)
     }
@@ -99,7 +99,7 @@ impl NpyFile {
     /// # Errors
     /// [`Error::BufferSize`], [`Error::File`].
     pub fn read_into<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
-        check_len(|| "the array".to_owned(), self.header.data_len(), buffer.len_bytes())?;
+        check_len(self.file.path(), || "the array".to_owned(), self.header.data_len(), buffer.len_bytes())?;
         Ok(self.file.read_exact_at(buffer, self.header.data_start())?)
     }
 
@@ -111,8 +111,12 @@ impl NpyFile {
     pub fn read_rows_into<B: IoBufMut + ?Sized>(&self, rows: Range<u64>, buffer: &mut B) -> Result<()> {
         let range = self.header.slice_rows(rows.clone()).map_err(|error| malformed(&self.file, error))?;
         let what = || format!("rows {} to {} of the array", rows.start, rows.end);
-        check_len(what, range.end - range.start, buffer.len_bytes())?;
+        check_len(self.file.path(), what, range.end - range.start, buffer.len_bytes())?;
         Ok(self.file.read_exact_at(buffer, range.start)?)
+    }
+
+    fn len_bytes(&self) -> Result<usize> {
+        addressable(self.file.path(), self.header.data_len())
     }
 }
 
@@ -155,7 +159,7 @@ pub fn write_with<B: IoBuf + ?Sized>(
     let path = path.as_ref();
     let (header, head) = NpyHeader::build(descr, fortran_order, shape)
         .map_err(|error| Error::Format { path: path.to_owned(), error })?;
-    check_len(|| "the array".to_owned(), header.data_len(), buffer.len_bytes())?;
+    check_len(path, || "the array".to_owned(), header.data_len(), buffer.len_bytes())?;
     save(path, options, |file| {
         file.write_all_at(&head, 0)?;
         file.write_all_at(buffer, header.data_start())

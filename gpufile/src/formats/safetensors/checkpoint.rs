@@ -208,7 +208,7 @@ impl Checkpoint {
 
     /// For loading all or some of the tensors.
     pub fn load(&self) -> Load<'_> {
-        Load::new(&self.files, &self.catalog)
+        Load::new(self, &self.files, &self.catalog)
     }
 
     /// Loads all tensors into one allocation on the GPU.
@@ -232,8 +232,9 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::NoSuchTensor`], [`Error::Memory`], [`Error::File`].
     pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>> {
-        let tensor = self.find(name)?.1;
-        let mut bytes = zeroed(addressable(tensor.len_bytes())?)?;
+        let (file, tensor) = self.find(name)?;
+        let path = self.files[file].path();
+        let mut bytes = zeroed(path, addressable(path, tensor.len_bytes())?)?;
         self.read_tensor_into(name, &mut bytes)?;
         Ok(bytes)
     }
@@ -273,14 +274,25 @@ impl Checkpoint {
         offsets: Range<u64>,
         buffer: &mut B,
     ) -> Result<()> {
-        check_len(what, offsets.end - offsets.start, buffer.len_bytes())?;
-        let start = self.catalog.headers[file].in_file(offsets).start;
-        Ok(self.files[file].read_exact_at(buffer, start)?)
+        let start = self.catalog.headers[file].in_file(offsets.clone()).start;
+        let file = &self.files[file];
+        check_len(file.path(), what, offsets.end - offsets.start, buffer.len_bytes())?;
+        Ok(file.read_exact_at(buffer, start)?)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn no_tensor(&self, name: &str) -> Error {
+        let is_first = self.files.first().is_some_and(|file| file.path() == self.path);
+        let others = if is_first { self.files.len() - 1 } else { 0 };
+        Error::NoSuchTensor { tensor: clip(name), path: self.path.clone(), others }
     }
 
     /// A tensor and the number of its file.
     fn find(&self, name: &str) -> Result<(usize, TensorInfo<'_>)> {
-        let id = self.catalog.find(name).ok_or_else(|| Error::NoSuchTensor { tensor: clip(name) })?;
+        let id = self.catalog.find(name).ok_or_else(|| self.no_tensor(name))?;
         Ok((id.file as usize, self.catalog.info(id)))
     }
 }

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use cufile::{BufSlice, BufSliceMut};
 
 use super::TensorInfo;
-use super::checkpoint::{Catalog, Id};
+use super::checkpoint::{Catalog, Checkpoint, Id};
 use super::layout::Layout;
 use crate::cuda::{Device, DeviceBuffer};
-use crate::formats::error::clip;
 use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
 use crate::formats::{Error, Result, of_entry};
 use crate::{File, IoBuf, IoBufMut, ReadRequest};
@@ -41,6 +40,7 @@ use crate::{File, IoBuf, IoBufMut, ReadRequest};
 /// [`Checkpoint::load`]: super::Checkpoint::load
 #[must_use]
 pub struct Load<'a> {
+    checkpoint: &'a Checkpoint,
     files: &'a [File],
     catalog: &'a Arc<Catalog>,
     choice: Choice,
@@ -116,8 +116,8 @@ impl Choice {
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn new(files: &'a [File], catalog: &'a Arc<Catalog>) -> Self {
-        Self { files, catalog, choice: Choice::All, progress: None }
+    pub(super) fn new(checkpoint: &'a Checkpoint, files: &'a [File], catalog: &'a Arc<Catalog>) -> Self {
+        Self { checkpoint, files, catalog, choice: Choice::All, progress: None }
     }
 
     /// Loads these tensors and no others; one that is named twice is loaded once.
@@ -129,7 +129,7 @@ impl<'a> Load<'a> {
         for name in names {
             let name = name.as_ref();
             let found = self.catalog.find(name);
-            chosen.push(found.ok_or_else(|| Error::NoSuchTensor { tensor: clip(name) })?);
+            chosen.push(found.ok_or_else(|| self.checkpoint.no_tensor(name))?);
         }
         chosen.sort();
         chosen.dedup();
@@ -162,7 +162,7 @@ impl<'a> Load<'a> {
     /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.
     pub fn to_device(self, device: &Device) -> Result<Loaded<DeviceBuffer>> {
         let layout = self.layout()?;
-        let buffer = allocate(device, layout.len_bytes)?;
+        let buffer = allocate(self.checkpoint.path(), device, layout.len_bytes)?;
         self.load(layout, buffer, 0)
     }
 
@@ -175,7 +175,7 @@ impl<'a> Load<'a> {
         /// A line of the processor's cache.
         const ALIGNMENT: usize = 64;
         let layout = self.layout()?;
-        let buffer = zeroed(layout.len_bytes.saturating_add(ALIGNMENT - 1))?;
+        let buffer = zeroed(self.checkpoint.path(), layout.len_bytes.saturating_add(ALIGNMENT - 1))?;
         // A vector of bytes may start anywhere.
         let start = buffer.as_ptr().addr().wrapping_neg() % ALIGNMENT;
         self.load(layout, buffer, start)
@@ -192,7 +192,8 @@ impl<'a> Load<'a> {
         let (needed_bytes, buffer_bytes) = (layout.len_bytes as u64, buffer.len_bytes());
         if buffer_bytes < layout.len_bytes {
             let array = "the tensors and what aligns them".to_owned();
-            return Err(Error::BufferSize { array, needed_bytes, buffer_bytes });
+            let path = self.checkpoint.path().to_owned();
+            return Err(Error::BufferSize { path, array, needed_bytes, buffer_bytes });
         }
         self.load(layout, buffer, 0)
     }
@@ -207,8 +208,9 @@ impl<'a> Load<'a> {
         let catalog = self.catalog;
         let infos: Vec<_> = self.choice.ids(catalog).map(|id| (id.file, catalog.info(id))).collect();
         let mut buffers = Vec::with_capacity(infos.len());
-        for (_, info) in &infos {
-            buffers.push(allocate(device, addressable(info.len_bytes())?)?);
+        for (file, info) in &infos {
+            let path = self.files[*file as usize].path();
+            buffers.push(allocate(path, device, addressable(path, info.len_bytes())?)?);
         }
         let total_bytes = infos.iter().map(|(_, info)| info.len_bytes()).sum();
         let reads = iter::zip(&infos, &mut buffers).map(|((file, info), buffer)| Read {
@@ -222,7 +224,7 @@ impl<'a> Load<'a> {
 
     fn layout(&self) -> Result<Layout> {
         let layout = Layout::of(self.catalog, self.choice.ids(self.catalog));
-        layout.ok_or_else(|| out_of_memory(u64::MAX))
+        layout.ok_or_else(|| out_of_memory(self.checkpoint.path(), u64::MAX))
     }
 
     fn load<B: IoBufMut>(self, layout: Layout, mut buffer: B, start: usize) -> Result<Loaded<B>> {
@@ -253,7 +255,7 @@ fn read_all<'a>(
     const STEPS: u64 = 16;
     const SHORTEST_STEP: u64 = 256 << 20;
     let Some(mut watch) = progress else { return read_step(reads.collect()) };
-    let step_bytes = addressable((total_bytes / STEPS).max(SHORTEST_STEP))?;
+    let step_bytes = usize::try_from((total_bytes / STEPS).max(SHORTEST_STEP)).unwrap_or(usize::MAX);
     let (mut step, mut room, mut done_bytes) = (Vec::new(), step_bytes, 0);
     for Read { file, mut offset, memory } in reads {
         let mut rest = memory;

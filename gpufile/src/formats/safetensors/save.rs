@@ -121,7 +121,7 @@ impl<'a> Plan<'a> {
         let mut parts = Vec::with_capacity(new.len());
         for TensorData { name, bytes, .. } in tensors {
             let place = header.get(name).expect("a header has what it was built from");
-            check_len(|| format!("tensor {name:?}"), place.len_bytes(), bytes.len_bytes())?;
+            check_len(path, || format!("tensor {name:?}"), place.len_bytes(), bytes.len_bytes())?;
             parts.push((header.in_file(place.offsets).start, *bytes));
         }
         parts.sort_by_key(|(start, _)| *start);

@@ -144,7 +144,8 @@ impl Array {
     /// # Errors
     /// [`Error::Memory`] if the GPU has no room; else as [`read_into`](Self::read_into).
     pub fn read_to_device(&self, device: &Device) -> Result<DeviceBuffer> {
-        let mut buffer = allocate(device, addressable(self.len_bytes)?)?;
+        let path = self.folder();
+        let mut buffer = allocate(&path, device, addressable(&path, self.len_bytes)?)?;
         self.read_into(&mut buffer)?;
         Ok(buffer)
     }
@@ -154,7 +155,8 @@ impl Array {
     /// # Errors
     /// [`Error::Memory`] if the host has no room; else as [`read_into`](Self::read_into).
     pub fn read_to_host(&self) -> Result<Vec<u8>> {
-        let mut bytes = zeroed(addressable(self.len_bytes)?)?;
+        let path = self.folder();
+        let mut bytes = zeroed(&path, addressable(&path, self.len_bytes)?)?;
         self.read_into(&mut bytes)?;
         Ok(bytes)
     }
@@ -227,7 +229,12 @@ impl Array {
             true => "the array".to_owned(),
             false => "the region".to_owned(),
         };
-        check_len(what, elements * self.element_bytes as u64, buffer_bytes)
+        check_len(&self.folder(), what, elements * self.element_bytes as u64, buffer_bytes)
+    }
+
+    /// The folder of the array, for errors.
+    pub(super) fn folder(&self) -> PathBuf {
+        folder(&self.store(), self.array.path().as_str())
     }
 
     pub(super) fn store(&self) -> Arc<FileStore> {
@@ -235,22 +242,21 @@ impl Array {
     }
 
     fn engine(&self) -> Result<Engine> {
-        let path = || folder(&self.store(), self.array.path().as_str());
         let found = self.store().reading().engine_or_global();
-        found.map_err(|cause| crate::Error::Open { path: path(), cause }.into())
+        found.map_err(|cause| crate::Error::Open { path: self.folder(), cause }.into())
     }
 
     pub(super) fn error(&self, error: ZarrError) -> Error {
-        Error::Zarr { path: folder(&self.store(), self.array.path().as_str()), error }
+        Error::Zarr { path: self.folder(), error }
     }
 
     pub(super) fn checked<T>(&self, result: Result<T, ZarrError>) -> Result<T> {
         result.map_err(|error| self.error(error))
     }
 
-    /// What a copy between the host and the GPU failed of.
+    /// Returns the error of a copy between the host and the GPU.
     pub(super) fn copy_error(&self, error: cufile::Error) -> Error {
-        let path = folder(&self.store(), self.array.path().as_str());
+        let path = self.folder();
         crate::Error::File { operation: "copy elements of", path, cause: Cause::from(error) }.into()
     }
 }
@@ -266,7 +272,7 @@ fn folder(store: &FileStore, path: &str) -> PathBuf {
 impl fmt::Debug for Array {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Array")
-            .field("path", &folder(&self.store(), self.array.path().as_str()))
+            .field("path", &self.folder())
             .field("shape", &self.shape())
             .field("data_type", self.array.data_type())
             .field("has_raw_chunks", &self.has_raw_chunks)

@@ -67,7 +67,7 @@ fn decode_whole_chunks(array: &Array, band: &Band, engine: &Engine) -> Result<Ve
     let chunks = array.checked(Chunks::meeting(array.as_zarrs(), &band.region))?;
     let at_a_time = BAND_BYTES / array.longest_chunk_bytes().max(1);
     let threads = engine.settings().threads().min(at_a_time as usize);
-    let mut bytes = zeroed(band.len_bytes)?;
+    let mut bytes = zeroed(&array.folder(), band.len_bytes)?;
     let target = Target::new(Memory::on_host(bytes.as_mut_ptr(), bytes.len()), engine);
     let target = target.map_err(|error| array.copy_error(error))?;
     share(chunks.count(), 1, threads, |turn| {
@@ -98,7 +98,7 @@ fn decode_chunk(array: &Array, indices: &[u64], extent: &Extent) -> Result<Optio
     };
     let encoded = guarded(|| zarrs.retrieve_encoded_chunk(indices)).map_err(failed)?;
     let Some(encoded) = encoded else { return Ok(None) };
-    has_memory(extent.len_bytes)?;
+    has_memory(array, extent.len_bytes)?;
     let bytes = guarded(|| {
         let representation = zarrs.chunk_array_representation(indices)?;
         let options = CodecOptions::default();
@@ -113,11 +113,11 @@ fn decode_chunk(array: &Array, indices: &[u64], extent: &Extent) -> Result<Optio
 }
 
 /// Whether there is memory for a chunk: zarrs ends the process if there is none.
-fn has_memory(len_bytes: u64) -> Result<()> {
+fn has_memory(array: &Array, len_bytes: u64) -> Result<()> {
     let mut bytes = Vec::<u8>::new();
-    let reserved = bytes.try_reserve_exact(addressable(len_bytes)?);
+    let reserved = bytes.try_reserve_exact(addressable(&array.folder(), len_bytes)?);
     std::hint::black_box(bytes);
-    reserved.map_err(|_| out_of_memory(len_bytes))
+    reserved.map_err(|_| out_of_memory(&array.folder(), len_bytes))
 }
 
 /// Writes the whole array, `region`, which is not empty.
@@ -132,9 +132,9 @@ pub(super) unsafe fn write(
 ) -> Result<()> {
     let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
     // zarrs encodes whole chunks, however little of them is in the array.
-    has_memory(array.longest_chunk_bytes())?;
+    has_memory(array, array.longest_chunk_bytes())?;
     for band in bands(array, region)? {
-        let mut bytes = zeroed(band.len_bytes)?;
+        let mut bytes = zeroed(&array.folder(), band.len_bytes)?;
         // SAFETY: the caller's promise; the band lies in the region.
         unsafe { target.get(band.start, &mut bytes) }.map_err(|error| array.copy_error(error))?;
         let subset = ArraySubset::new_with_ranges(&band.region);
@@ -175,8 +175,8 @@ fn bands(array: &Array, region: &[Range<u64>]) -> Result<Vec<Band>> {
         band[0] = start..end;
         bands.push(Band {
             region: band,
-            start: addressable((start - rows.start) * row_bytes)?,
-            len_bytes: addressable((end - start) * row_bytes)?,
+            start: addressable(&array.folder(), (start - rows.start) * row_bytes)?,
+            len_bytes: addressable(&array.folder(), (end - start) * row_bytes)?,
         });
         start = end;
     }

@@ -267,7 +267,8 @@ impl WritableStorageTraits for FileStore {
 /// So many bytes from `start`; fewer if the file became shorter.
 fn read(file: &File, start: u64, len_bytes: u64) -> Result<Bytes, StorageError> {
     let other = |error: formats::Error| StorageError::Other(error.to_string());
-    let mut bytes = addressable(len_bytes).and_then(zeroed).map_err(other)?;
+    let len_bytes = addressable(file.path(), len_bytes).map_err(other)?;
+    let mut bytes = zeroed(file.path(), len_bytes).map_err(other)?;
     let done = file.read_at(&mut bytes, start).map_err(failed)?;
     bytes.truncate(done);
     Ok(bytes.into())
