@@ -20,6 +20,9 @@ use crate::write_plan::{Growth, WritePlan};
 
 /// An open file. Reads and writes are positional and take `&self`, so a file can be shared by threads. Clones refer to
 /// the same open file.
+///
+/// Reads fill the page cache, from which the next one takes what it finds there. A file longer than half of the available
+/// memory bypasses it where nothing is cached; [`OpenOptions::direct_read`] says otherwise.
 #[derive(Clone)]
 pub struct File {
     open: Arc<OpenFile>,

@@ -89,7 +89,8 @@ impl OpenOptions {
         self
     }
 
-    /// Whether reads use `O_DIRECT`. Nothing need be aligned.
+    /// Whether reads use `O_DIRECT`. Nothing need be aligned. By default only what is not cached, of files too long to be
+    /// kept in memory: see [`DirectIo::Auto`].
     pub fn direct_read(mut self, direct: DirectIo) -> Self {
         self.direct_read = Some(direct);
         self

@@ -12,7 +12,9 @@ use crate::path::PathPolicy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DirectIo {
-    /// Where it is likely to be faster and the file system offers it.
+    /// Reads bypass the page cache where it has nothing of the range, and the file is longer than half of the memory that is
+    /// available (`MemAvailable`, and the limits of the process's control groups). A shorter file fills the cache, so that
+    /// whoever reads it next, as after a restart, has it from memory. Writes go through the page cache.
     #[default]
     Auto,
     /// Never: everything goes through the page cache.

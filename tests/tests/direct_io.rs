@@ -1,4 +1,4 @@
-//! A file system that offers `O_DIRECT` and then refuses it, or fails.
+//! When reads take `O_DIRECT`, and a file system that offers it and then refuses it, or fails.
 
 use std::fs;
 use std::io;
@@ -129,5 +129,41 @@ fn direct_writes_that_are_refused_go_through_the_page_cache() {
             assert!(found[4096..] == pattern(LEN)[4096..]);
             assert!(is_cached, "O_DIRECT is not tried again");
         }
+    }
+}
+
+#[test]
+fn only_files_too_long_for_memory_bypass_the_page_cache() {
+    let bytes = pattern(LEN);
+    for folder in folders() {
+        let path = folder.path().join("long");
+        fs::write(&path, &bytes).unwrap();
+        let engine = Engine::builder().build();
+        let residency = |file: &File| page_cache::residency(file, 0..LEN as u64).unwrap();
+        // Opened anew each time, as by another process.
+        let read = |direct| {
+            let file = File::options().read(true).direct_read(direct).engine(&engine).open(&path).unwrap();
+            page_cache::drop(&file, 0..LEN as u64).unwrap();
+            let can_drop = residency(&file).cached == 0;
+            let mut read = vec![0; LEN];
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert!(read == bytes);
+            (file, can_drop)
+        };
+        let (file, _) = read(DirectIo::Auto);
+        assert!(residency(&file).is_fully_cached(), "{}: {:?}", path.display(), residency(&file));
+        assert_eq!(direct_descriptor(&path), None);
+        drop(file);
+        // A hole of more than any memory.
+        if fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 43).is_err() {
+            eprintln!("skipped: {} has no long files", folder.path().display());
+            continue;
+        }
+        let (file, can_drop) = read(DirectIo::Auto);
+        let is_direct = direct_descriptor(&path).is_some();
+        assert!(!can_drop || !is_direct || residency(&file).cached == 0, "{}", path.display());
+        drop(file);
+        let (_file, _) = read(DirectIo::Always);
+        assert!(!can_drop || is_direct == direct_descriptor(&path).is_some(), "{}", path.display());
     }
 }

@@ -1,5 +1,6 @@
 //! An open file as the engine sees it: by which of its ways bytes go between it and host memory or cuFile.
 
+mod available;
 mod blocks;
 mod cufile_way;
 mod direct;
@@ -56,6 +57,8 @@ pub(crate) struct OpenFile {
     way: OnceLock<Way>,
     /// The same file with `O_DIRECT`, opened when first needed.
     direct: OnceLock<Option<Direct>>,
+    /// How long the file may be for its reads to fill the page cache, by the memory there was when one first could.
+    most_cached_bytes: OnceLock<u64>,
     /// A mapping of all of a file of tmpfs for overwriting, made when first needed and anew when the file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
     inode: u64,
@@ -96,6 +99,7 @@ impl OpenFile {
             device: metadata.dev(),
             way: OnceLock::new(),
             direct: OnceLock::new(),
+            most_cached_bytes: OnceLock::new(),
             mapping: Mutex::default(),
             inode: metadata.ino(),
             blocks: OnceLock::new(),
@@ -354,6 +358,9 @@ impl OpenFile {
         if self.is_buffered_read(len_bytes) {
             return None;
         }
+        if self.direct_read == DirectIo::Auto && self.fits_page_cache() {
+            return None;
+        }
         let direct = self.direct()?;
         // What lies in the page cache is faster had from there. A few pages are there because of what was read before.
         let uncached = || {
@@ -364,6 +371,13 @@ impl OpenFile {
         let aligned =
             || self.engine.settings().overread() || direct.is_aligned(std::ptr::null(), offset, len_bytes);
         ((self.direct_read == DirectIo::Always || uncached()) && aligned()).then_some(direct)
+    }
+
+    /// Whether there is memory enough to keep all of the file in the page cache, where the next one to read it finds it.
+    fn fits_page_cache(&self) -> bool {
+        let most = self.most_cached_bytes.get_or_init(|| available::available_bytes() / 2);
+        // What is no file, such as a disk, has no length.
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= *most)
     }
 
     /// The way by `O_DIRECT`, if a write should take it.

@@ -1,0 +1,64 @@
+//! How much memory the page cache can have.
+
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+
+/// How many bytes the kernel could give to the page cache, which what is cached already counts among: `MemAvailable`, and
+/// no more than the control groups of this process may have. 0 where the kernel does not tell.
+pub(super) fn available_bytes() -> u64 {
+    static LIMIT: LazyLock<u64> = LazyLock::new(|| {
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        group_limit(&groups, Path::new("/sys/fs/cgroup"))
+    });
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    available(&meminfo).min(*LIMIT)
+}
+
+/// What `/proc/meminfo` says.
+fn available(meminfo: &str) -> u64 {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kibibytes.unwrap_or(0).saturating_mul(1024)
+}
+
+/// The least of the limits (`memory.max`) of the process's group and those around it, in the hierarchy at `root`.
+fn group_limit(groups: &str, root: &Path) -> u64 {
+    // The line of version 2. In a container it may name a group that is seen as the root.
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
+    let limit = |folder: &Path| fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok();
+    let folder = root.join(group);
+    let around = folder.ancestors().take_while(|folder| folder.starts_with(root));
+    around.filter_map(limit).min().unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_how_much_is_available() {
+        assert_eq!(available("MemTotal:  24681480 kB\nMemAvailable:   2048 kB\nCached: 1 kB\n"), 2 << 20);
+        assert_eq!(available("MemTotal:  24681480 kB\n"), 0);
+        assert_eq!(available("MemAvailable: much\n"), 0);
+        assert!(available_bytes() > 0);
+    }
+
+    #[test]
+    fn the_narrowest_group_around_the_process_limits_it() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("service/inner");
+        fs::create_dir_all(&inner).unwrap();
+        let limit = || group_limit("1:name=x:/other\n0::/service/inner\n", root.path());
+        assert_eq!(limit(), u64::MAX);
+        fs::write(root.path().join("service/memory.max"), "1000\n").unwrap();
+        fs::write(inner.join("memory.max"), "max\n").unwrap();
+        assert_eq!(limit(), 1000);
+        fs::write(inner.join("memory.max"), "10\n").unwrap();
+        assert_eq!(limit(), 10);
+        fs::write(root.path().join("memory.max"), "5\n").unwrap();
+        assert_eq!(limit(), 5);
+        assert_eq!(group_limit("0::/elsewhere\n", root.path()), 5);
+        assert_eq!(group_limit("", root.path()), 5);
+    }
+}
