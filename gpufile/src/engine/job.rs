@@ -2,14 +2,12 @@
 
 use std::cell::UnsafeCell;
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::Cutting;
 use super::plan::{Plan, Refused};
+use super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use super::transfer::Transfer;
 use crate::error::Cause;
 
@@ -262,30 +260,11 @@ impl Job {
         if !state.is_done() {
             // The last chunks take less time than waking up a thread may.
             drop(state);
-            self.look_until_done();
+            look_until(|| self.is_done.load(Ordering::Acquire));
             state = self.state();
         }
         while !state.is_done() {
             state = sleep(state);
-        }
-    }
-
-    /// Looks again and again whether the job is done, as long as nobody else wants the processor.
-    fn look_until_done(&self) {
-        /// As long as it takes a link to empty the bounce buffers of many workers.
-        const MOST: Duration = Duration::from_millis(3);
-        /// A thread that yields has the processor back sooner, unless another thread took it. That may be the very worker
-        /// that this one waits for, which would have to share the processor with it.
-        const TAKEN: Duration = Duration::from_micros(20);
-        let start = Instant::now();
-        let mut last = start;
-        while !self.is_done.load(Ordering::Acquire) {
-            thread::yield_now();
-            let now = Instant::now();
-            if now - last > TAKEN || now - start > MOST {
-                return;
-            }
-            last = now;
         }
     }
 
@@ -362,92 +341,5 @@ impl IdleJobs {
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-impl Job {
-    /// One without a transfer, whose chunks can be handed out and completed.
-    pub fn of_chunks(chunks: usize, handing: Handing) -> Self {
-        let job = Job::default();
-        *job.state() = State { chunks, handing, ..State::default() };
-        job
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_was_told_of_an_earlier_use_gets_no_chunks_of_this_one() {
-        let job = Job::of_chunks(3, Handing::default());
-        let earlier = job.current_use();
-        assert!(job.take(earlier).is_some());
-        job.state().uses += 1;
-        assert!(job.take(earlier).is_none());
-        assert!(job.take(job.current_use()).is_some());
-    }
-
-    /// Workers that take and complete chunks in any order, and the queue as [`pool`](super::super::pool) keeps it.
-    fn hand_out(handing: Handing, chunks: usize, mut choice: impl FnMut() -> bool) -> Vec<usize> {
-        let job = Job::of_chunks(chunks, handing);
-        let (mut queued, mut out, mut order) = (true, Vec::new(), Vec::new());
-        while !job.is_done() {
-            assert!(queued || !out.is_empty(), "{handing:?}: nobody would go on after {order:?}");
-            let mut taken = None;
-            if queued && (out.is_empty() || choice()) {
-                taken = job.take(job.current_use());
-                queued = taken.is_some_and(|(_, more)| more);
-            } else if let (Some(last), true) = (out.last(), choice()) {
-                taken = job.take_after(*last).map(|chunk| (chunk, false));
-                assert!(handing.serial || taken.is_none());
-            }
-            if let Some((chunk, _)) = taken {
-                out.push(chunk);
-                order.push(chunk);
-                let most = if handing.serial { Some(2) } else { handing.at_once };
-                assert!(most.is_none_or(|most| out.len() <= most), "{handing:?}");
-                assert!(!handing.last_alone || !out.contains(&(chunks - 1)) || out.len() == 1, "{handing:?}");
-            } else if !out.is_empty() {
-                let first = handing.serial || choice();
-                let chunk = out.remove(if first { 0 } else { out.len() - 1 });
-                queued |= matches!(job.complete(chunk, None), After::MoreIsReady(_));
-            }
-        }
-        assert!(out.is_empty());
-        order
-    }
-
-    #[test]
-    fn each_chunk_is_handed_out_once_and_none_is_forgotten() {
-        for (chunks, serial, last_alone) in (1..8).flat_map(|chunks| {
-            [(chunks, false, false), (chunks, true, chunks > 2), (chunks, false, chunks > 1)]
-        }) {
-            for at_once in [None, Some(1), Some(2), Some(3)] {
-                for choices in 0u32..1 << 10 {
-                    let mut turn = 0;
-                    let order = hand_out(Handing { serial, last_alone, at_once }, chunks, || {
-                        turn += 1;
-                        choices >> (turn % 10) & 1 == 1
-                    });
-                    assert!(order.into_iter().eq(0..chunks));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn only_the_worker_with_a_serial_chunk_gets_the_next() {
-        let job = Job::of_chunks(4, Handing { serial: true, ..Handing::default() });
-        let of_use = job.current_use();
-        assert_eq!(job.take(of_use), Some((0, false)));
-        assert_eq!(job.take(of_use), None);
-        assert_eq!(job.take_after(0), Some(1));
-        assert_eq!((job.take(of_use), job.take_after(1)), (None, None));
-        assert!(matches!(job.complete(0, None), After::Nothing));
-        assert_eq!(job.take(of_use), None);
-        assert!(matches!(job.complete(1, None), After::MoreIsReady(_)));
-        assert_eq!(job.take(of_use), Some((2, false)));
     }
 }

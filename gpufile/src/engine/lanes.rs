@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::bounce::Bounce;
 use super::devices::Devices;
 use super::lane::Lane;
+use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::memory::Place;
 
 /// Lanes that are free, and how many exist.

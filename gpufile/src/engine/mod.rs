@@ -20,6 +20,7 @@ mod pool;
 mod ring;
 mod staged;
 mod stager;
+mod sync;
 mod transfer;
 mod under_way;
 mod windows;
@@ -50,8 +51,9 @@ use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings};
 use devices::Devices;
 use job::IdleJobs;
 use lanes::Lanes;
-use pool::{Pool, on_worker};
+use pool::Pool;
 use stager::Stager;
+use sync::on_worker;
 
 /// What files share: worker threads, bounce buffers, CUDA and the cuFile driver. Clones refer to the same engine;
 /// several engines may exist.

@@ -1,16 +1,15 @@
 //! The workers, and the queue of jobs that they take chunks from.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Waker;
-use std::thread::{self, JoinHandle};
 
 use super::job::{After, Job};
 use super::lane::Lane;
 use super::lanes::Lanes;
+use super::sync::{Builder, Condvar, JoinHandle, Mutex, MutexGuard, as_worker, on_worker};
 use crate::error::Cause;
 
 /// Threads that live as long as this.
@@ -33,15 +32,6 @@ struct Waiting {
     closed: bool,
 }
 
-thread_local! {
-    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread is a worker of some engine: one that waited for workers could wait for itself.
-pub(crate) fn on_worker() -> bool {
-    IS_WORKER.get()
-}
-
 impl Pool {
     /// # Errors
     /// That the operating system gives no thread at all.
@@ -50,14 +40,9 @@ impl Pool {
         let mut pool = Self { queue, threads: Vec::new() };
         for number in 0..threads {
             let (queue, lanes) = (pool.queue.clone(), lanes.clone());
-            let spawned = thread::Builder::new().name(format!("gpufile-{number}")).spawn(move || {
-                IS_WORKER.set(true);
-                sleep_exactly();
-                if catch_unwind(AssertUnwindSafe(|| work(&queue, &lanes))).is_err() {
-                    // Someone waits for its chunk, whose memory a GPU may be writing: there is no way on.
-                    std::process::abort();
-                }
-            });
+            let spawned = Builder::new()
+                .name(format!("gpufile-{number}"))
+                .spawn(move || as_worker(|| work(&queue, &lanes)));
             match spawned {
                 Ok(thread) => pool.threads.push(thread),
                 Err(error) if pool.threads.is_empty() => return Err(error),
@@ -139,13 +124,6 @@ impl Queue {
     fn state(&self) -> MutexGuard<'_, Waiting> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Lets this thread's sleeps end a microsecond late at most, not fifty: it sleeps for as long as copies take.
-pub(crate) fn sleep_exactly() {
-    const NANOSECONDS: libc::c_ulong = 1000;
-    // SAFETY: takes integers, and concerns only this thread. A failure costs time.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, NANOSECONDS) };
 }
 
 /// Takes the news that chunks are completed.
@@ -250,33 +228,4 @@ fn run(lanes: &Lanes, lane: &mut Option<Lane>, job: &Arc<Job>, chunk: usize, rep
         },
     };
     lane.start(job, chunk, reports);
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    use super::super::job::Handing;
-    use super::*;
-
-    #[test]
-    fn a_worker_that_looked_too_early_is_woken() {
-        let queue = Arc::new(Queue::default());
-        let two_at_once = Handing { at_once: Some(2), ..Handing::default() };
-        let job = Arc::new(Job::of_chunks(100, two_at_once));
-        queue.submit(&job, 100);
-        let (_, first) = queue.take(false).unwrap();
-        let (_, second) = queue.take(false).unwrap();
-        assert!(queue.take(false).is_none(), "two are out");
-        // One worker was told that more is ready, and has not queued the job yet, when another finds nothing and sleeps.
-        let After::MoreIsReady(of_use) = job.complete(first, None) else { panic!("there is more") };
-        assert!(matches!(job.complete(second, None), After::Nothing));
-        let (sender, woken) = mpsc::channel();
-        let sleeper = queue.clone();
-        thread::spawn(move || sender.send(sleeper.take(true).is_some()));
-        thread::sleep(Duration::from_millis(100));
-        queue.push_again(job, of_use);
-        assert_eq!(woken.recv_timeout(Duration::from_secs(20)), Ok(true));
-    }
 }

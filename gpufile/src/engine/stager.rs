@@ -10,9 +10,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::lanes::Lanes;
-use super::pool::{Pool, Submitter, sleep_exactly};
+use super::pool::{Pool, Submitter};
 use super::ring::Rings;
 use super::staged::Staged;
+use super::sync::sleep_exactly;
 
 pub(crate) struct Stager {
     pub rings: Rings,

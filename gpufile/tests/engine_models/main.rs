@@ -1,0 +1,375 @@
+//! Interleavings of the engine's threads: workers, their queue, jobs and lanes, compiled here with shuttle's locks and
+//! threads, whose scheduler chooses at each step which thread goes on.
+//!
+//! Each model is tried with 80 schedules; `GPUFILE_SCHEDULES=100000 cargo test --release -p gpufile --test engine_models
+//! -- --nocapture` tries twice as many of each, and says so. A failure prints the schedule, for
+//! `shuttle::replay`.
+
+#![allow(dead_code, reason = "the models use a part of what the engine has")]
+
+#[path = "../../src/engine/job.rs"]
+mod job;
+#[path = "../../src/engine/lanes.rs"]
+mod lanes;
+#[path = "../../src/engine/pool.rs"]
+mod pool;
+mod stand_ins;
+
+mod error {
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub enum Cause {
+        Failed,
+    }
+
+    impl From<cufile::Error> for Cause {
+        fn from(error: cufile::Error) -> Self {
+            panic!("{error}")
+        }
+    }
+}
+
+mod memory {
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Place {
+        Host,
+        Device(u32),
+    }
+}
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::{env, mem};
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::{Condvar, Mutex};
+use shuttle::{Config, Runner, thread};
+
+use job::{IdleJobs, Job, Stop};
+use lanes::Lanes;
+use memory::Place;
+use pool::Pool;
+use stand_ins::{Cutting, Watched, bounce, devices, lane, plan, sync, transfer};
+
+const GPU: Place = Place::Device(0);
+
+/// Tries a model with many schedules: half of them random, half with few changes of the thread at random places.
+fn explore(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
+    let schedules = env::var("GPUFILE_SCHEDULES").map_or(40, |count| count.parse().expect("a number"));
+    let mut config = Config::new();
+    config.stack_size = 256 << 10;
+    let random = Runner::new(RandomScheduler::new(schedules), config.clone()).run(model.clone());
+    let few_changes = Runner::new(PctScheduler::new(3, schedules), config).run(model);
+    println!("{name}: {} schedules", random + few_changes);
+}
+
+fn lanes(limit: usize) -> Arc<Lanes> {
+    Arc::new(Lanes::new(Arc::new(devices::Devices), 1, 2 * limit))
+}
+
+/// Sets up a job of a transfer that is never freed, because workers refer to it.
+fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
+    // SAFETY: the transfer stays; whoever calls this has the job alone.
+    let (chunks, _) = unsafe { job.set_up(&transfer::Transfer(watched), &watched.cutting) }.unwrap();
+    assert_eq!(chunks, watched.chunks);
+    chunks
+}
+
+fn leak(watched: Watched) -> &'static Watched {
+    Box::leak(Box::new(watched))
+}
+
+/// Takes the outcome of a job that is done, and compares it with what happened.
+fn finish(job: &Arc<Job>, watched: &Watched) -> Option<Stop> {
+    assert!(job.is_done());
+    // SAFETY: it is done, and the caller set it up.
+    let stop = unsafe { job.take_outcome() };
+    watched.is_over(stop.as_ref().map(|stop| stop.done_bytes));
+    stop
+}
+
+/// Wakes a thread that waits for it.
+#[derive(Default)]
+struct Bell(Mutex<bool>, Condvar);
+
+impl Bell {
+    fn wait(&self) {
+        let mut rung = self.0.lock().unwrap();
+        while !*rung {
+            rung = self.1.wait(rung).unwrap();
+        }
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        *self.0.lock().unwrap() = true;
+        self.1.notify_all();
+    }
+}
+
+/// Calls a function, once.
+struct Call(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Call {
+    fn waker(function: impl FnOnce() + Send + 'static) -> Waker {
+        Waker::from(Arc::new(Call(std::sync::Mutex::new(Some(Box::new(function))))))
+    }
+}
+
+impl Wake for Call {
+    fn wake(self: Arc<Self>) {
+        let function = self.0.lock().unwrap().take();
+        function.expect("woken once")();
+    }
+}
+
+/// The ways in which chunks are handed out.
+fn cuttings() -> impl Iterator<Item = Cutting> {
+    let with = |serial, at_once, last_bytes| Cutting { serial, at_once, last_bytes };
+    [
+        with(false, None, 0),
+        with(true, None, 0),
+        with(true, None, 1),
+        with(false, Some(1), 0),
+        with(false, Some(2), 0),
+        with(false, Some(2), 1),
+        with(false, None, 1),
+    ]
+    .into_iter()
+}
+
+#[test]
+fn each_chunk_is_carried_out_once_and_who_waits_wakes() {
+    for cutting in cuttings() {
+        for (place, limit) in [(GPU, 2), (GPU, 1), (Place::Host, 2)] {
+            explore(&format!("{cutting:?} on {place:?}, {limit} lanes"), move || {
+                let pool = Pool::new(2, &lanes(limit)).unwrap();
+                // One is waited for, one rings.
+                let waited = leak(Watched::new(4, cutting, place));
+                let rings = leak(Watched::new(3, Cutting { at_once: None, ..cutting }, Place::Device(1)));
+                let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
+                pool.submit(&one, set_up(&one, waited));
+                pool.submit(&other, set_up(&other, rings));
+                let bell = Arc::new(Bell::default());
+                if other.poll(&Waker::from(bell.clone())).is_pending() {
+                    bell.wait();
+                }
+                assert!(finish(&other, rings).is_none());
+                one.wait();
+                assert!(finish(&one, waited).is_none());
+            });
+        }
+    }
+}
+
+#[test]
+fn a_caller_works_beside_the_workers() {
+    for cutting in cuttings() {
+        explore(&format!("beside, {cutting:?}"), move || {
+            let lanes = lanes(2);
+            let pool = Pool::new(1, &lanes).unwrap();
+            let watched = leak(Watched::new(4, cutting, Place::Host));
+            let job = Arc::<Job>::default();
+            pool.submit(&job, set_up(&job, watched));
+            if let Some(lane) = lanes.try_take_for_host() {
+                pool::work_inline(&lanes, Some(lane), &job);
+            }
+            job.wait();
+            assert!(finish(&job, watched).is_none());
+        });
+    }
+}
+
+#[test]
+fn as_many_workers_as_may_work_on_a_job_do() {
+    // The third chunk goes on when the fourth has begun: a worker that sleeps must be woken for it.
+    explore("two at once", || {
+        let pool = Pool::new(2, &lanes(2)).unwrap();
+        let cutting = Cutting { at_once: Some(2), ..Cutting::default() };
+        let watched = leak(Watched { meet: Some((2, 3)), ..Watched::new(4, cutting, Place::Host) });
+        let job = Arc::<Job>::default();
+        pool.submit(&job, set_up(&job, watched));
+        job.wait();
+        finish(&job, watched);
+    });
+}
+
+#[test]
+fn a_serial_job_alone_copies_one_chunk_beside_the_other() {
+    explore("serial alone", || {
+        let pool = Pool::new(1, &lanes(1)).unwrap();
+        let watched = leak(Watched::new(4, Cutting { serial: true, ..Cutting::default() }, GPU));
+        let job = Arc::<Job>::default();
+        pool.submit(&job, set_up(&job, watched));
+        job.wait();
+        finish(&job, watched);
+        assert_eq!(watched.seen().most_out, 2);
+    });
+}
+
+#[test]
+fn a_serial_job_goes_on_beside_one_that_blocks() {
+    // A chunk of one job goes on when the last of the other, which takes turns, has begun.
+    explore("serial beside", || {
+        let pool = Pool::new(2, &lanes(2)).unwrap();
+        let serial = leak(Watched::new(3, Cutting { serial: true, ..Cutting::default() }, GPU));
+        let pair = leak(Watched { meet: Some((0, 1)), ..Watched::new(2, Cutting::default(), GPU) });
+        let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
+        pool.submit(&one, set_up(&one, serial));
+        pool.submit(&other, set_up(&other, pair));
+        one.wait();
+        other.wait();
+        finish(&one, serial);
+        finish(&other, pair);
+    });
+}
+
+#[test]
+fn the_first_failure_is_what_stops_a_job() {
+    for cutting in cuttings() {
+        for fails in [0, 2, 3] {
+            explore(&format!("failing, {cutting:?}"), move || {
+                let pool = Pool::new(2, &lanes(2)).unwrap();
+                let watched = leak(Watched { fails: Some(fails), ..Watched::new(4, cutting, GPU) });
+                let job = Arc::<Job>::default();
+                pool.submit(&job, set_up(&job, watched));
+                job.wait();
+                let stop = finish(&job, watched).expect("a chunk fails");
+                assert_eq!((stop.done_bytes, stop.cause), (fails, Some(error::Cause::Failed)));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_job_is_used_again_while_the_queue_remembers_it() {
+    explore("used again", || {
+        let pool = Pool::new(2, &lanes(2)).unwrap();
+        let idle = Arc::new(IdleJobs::default());
+        let callers = [1, 2].map(|chunks| {
+            let (submitter, idle) = (pool.submitter(), idle.clone());
+            thread::spawn(move || {
+                for _ in 0..3 {
+                    let watched = leak(Watched::new(chunks, Cutting::default(), GPU));
+                    let job = idle.take();
+                    submitter.submit(&job, set_up(&job, watched));
+                    job.wait();
+                    assert!(finish(&job, watched).is_none());
+                    idle.put(job);
+                }
+            })
+        });
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+        idle.clear();
+    });
+}
+
+#[test]
+fn a_cancelled_job_leaves_no_gap_before_its_end() {
+    for cutting in cuttings() {
+        explore(&format!("cancelled, {cutting:?}"), move || {
+            let pool = Pool::new(2, &lanes(2)).unwrap();
+            let watched = leak(Watched::new(5, cutting, GPU));
+            let job = Arc::<Job>::default();
+            pool.submit(&job, set_up(&job, watched));
+            thread::yield_now();
+            // SAFETY: set up above.
+            unsafe { job.cancel() };
+            job.wait();
+            finish(&job, watched);
+        });
+    }
+}
+
+#[test]
+fn an_abandoned_job_is_ended_once_by_whoever_comes_last() {
+    for cancels in [false, true] {
+        explore(&format!("abandoned, cancelled: {cancels}"), move || {
+            // As `Owned` does: the pool goes with the job, on a worker if that ends it.
+            let pool = Arc::new(Pool::new(2, &lanes(2)).unwrap());
+            let watched = leak(Watched::new(3, Cutting::default(), GPU));
+            let job = Arc::<Job>::default();
+            pool.submit(&job, set_up(&job, watched));
+            let ended = Arc::new(Bell::default());
+            let end = {
+                let (job, ended) = (job.clone(), ended.clone());
+                move || {
+                    job.wait();
+                    finish(&job, watched);
+                    drop(pool);
+                    ended.wake();
+                }
+            };
+            if cancels {
+                // SAFETY: set up above.
+                unsafe { job.cancel() };
+            }
+            let end = Arc::new(std::sync::Mutex::new(Some(end)));
+            let take = {
+                let end = end.clone();
+                move || end.lock().unwrap().take().expect("ended once")
+            };
+            let later = take.clone();
+            if job.poll(&Call::waker(move || later()())).is_ready() {
+                take()();
+            }
+            ended.wait();
+        });
+    }
+}
+
+#[test]
+fn a_waker_may_wait_for_another_job_of_its_worker() {
+    explore("a waker that waits", || {
+        let lanes = lanes(1);
+        let pool = Arc::new(Pool::new(1, &lanes).unwrap());
+        let watched = leak(Watched::new(2, Cutting::default(), GPU));
+        let (job, done) = (Arc::<Job>::default(), Arc::new(Bell::default()));
+        pool.submit(&job, set_up(&job, watched));
+        let use_pool = {
+            let (pool, lanes, done) = (pool.submitter(), lanes.clone(), done.clone());
+            move || {
+                let nested = leak(Watched::new(3, Cutting::default(), GPU));
+                let job = Arc::<Job>::default();
+                pool.submit(&job, set_up(&job, nested));
+                if sync::on_worker() {
+                    pool::work_inline(&lanes, None, &job);
+                }
+                job.wait();
+                finish(&job, nested);
+                done.wake();
+            }
+        };
+        let waker = Call::waker(use_pool);
+        if job.poll(&waker).is_ready() {
+            waker.wake();
+        } else {
+            mem::drop(waker);
+        }
+        done.wait();
+        finish(&job, watched);
+    });
+}
+
+#[test]
+fn lanes_of_two_gpus_are_never_more_than_allowed() {
+    explore("two GPUs", || {
+        let lanes = lanes(2);
+        let threads = [0, 1, 0].map(|gpu| {
+            let lanes = lanes.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let lane = lanes.take(Place::Device(gpu)).unwrap();
+                    assert_eq!(lane.place(), Place::Device(gpu));
+                    thread::yield_now();
+                    lanes.put(lane);
+                }
+            })
+        });
+        lanes.release();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // Two lanes at most, of two bytes each.
+        assert!(lanes.release() <= 4);
+        assert_eq!(lanes.release(), 0);
+    });
+}

@@ -1,0 +1,287 @@
+//! What stands for the rest of the engine: transfers that note what happens to their chunks, and lanes without a GPU.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+
+use crate::error::Cause;
+use crate::job::Job;
+use crate::memory::Place;
+use crate::pool::Reports;
+
+/// What threads meet in: shuttle's, whose scheduler chooses at each step which of them goes on.
+pub mod sync {
+    use std::cell::Cell;
+
+    pub use shuttle::sync::atomic::{AtomicBool, Ordering};
+    pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub use shuttle::thread::{Builder, JoinHandle};
+
+    shuttle::thread_local! {
+        static IS_WORKER: Cell<bool> = Cell::new(false);
+    }
+
+    pub fn on_worker() -> bool {
+        IS_WORKER.with(Cell::get)
+    }
+
+    pub fn as_worker(work: impl FnOnce()) {
+        IS_WORKER.with(|is_worker| is_worker.set(true));
+        work();
+    }
+
+    /// Looks twice: then time has passed.
+    pub fn look_until(holds: impl Fn() -> bool) {
+        for _ in 0..2 {
+            if holds() {
+                return;
+            }
+            shuttle::thread::yield_now();
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Cutting {
+    pub serial: bool,
+    pub at_once: Option<usize>,
+    pub last_bytes: usize,
+}
+
+/// A transfer of chunks of one byte each, which notes what happens to them.
+pub struct Watched {
+    pub chunks: usize,
+    pub cutting: Cutting,
+    pub place: Place,
+    /// A chunk that fails.
+    pub fails: Option<usize>,
+    /// Two chunks of which the first goes on only when the second has begun.
+    pub meet: Option<(usize, usize)>,
+    pub events: (sync::Mutex<Seen>, sync::Condvar),
+}
+
+#[derive(Default)]
+pub struct Seen {
+    begun: BTreeSet<usize>,
+    done: BTreeSet<usize>,
+    out: usize,
+    /// How many were out at a time at most.
+    pub most_out: usize,
+    is_writing: bool,
+    /// Its memory went back to the owner.
+    is_over: bool,
+}
+
+impl Watched {
+    pub fn new(chunks: usize, cutting: Cutting, place: Place) -> Self {
+        Self { chunks, cutting, place, fails: None, meet: None, events: Default::default() }
+    }
+
+    pub fn seen(&self) -> sync::MutexGuard<'_, Seen> {
+        self.events.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, chunk: usize) {
+        let mut seen = self.seen();
+        assert!(!seen.is_over, "chunk {chunk} was begun when all was over");
+        assert!(seen.begun.insert(chunk), "chunk {chunk} was begun twice");
+        seen.out += 1;
+        seen.most_out = seen.most_out.max(seen.out);
+        let most = if self.cutting.serial { Some(2) } else { self.cutting.at_once };
+        assert!(most.is_none_or(|most| seen.out <= most), "{} out at once", seen.out);
+        let is_last = self.cutting.last_bytes > 0 && self.chunks > 1 && chunk + 1 == self.chunks;
+        assert!(!is_last || seen.out == 1, "the last is not alone");
+        self.events.1.notify_all();
+        while let Some((first, second)) = self.meet
+            && chunk == first
+            && !seen.begun.contains(&second)
+        {
+            seen = self.events.1.wait(seen).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Carries a chunk out, and says how it stopped if it did.
+    fn carry_out(&self, chunk: usize) -> Option<(usize, Option<Cause>)> {
+        let mut seen = self.seen();
+        assert!(!seen.is_over, "chunk {chunk} was carried out when all was over");
+        if self.fails == Some(chunk) {
+            return Some((0, Some(Cause::Failed)));
+        }
+        if self.cutting.serial {
+            assert!(!seen.is_writing, "chunk {chunk} was written beside another");
+            assert_eq!(seen.done.len(), chunk, "chunk {chunk} was written too early");
+            seen.is_writing = true;
+            drop(seen);
+            shuttle::thread::yield_now();
+            seen = self.seen();
+            seen.is_writing = false;
+        }
+        assert!(seen.done.insert(chunk), "chunk {chunk} was carried out twice");
+        None
+    }
+
+    fn end(&self) {
+        self.seen().out -= 1;
+    }
+
+    /// The owner has its memory back: what was done is what the outcome says, and nothing is under way.
+    pub fn is_over(&self, stopped_at: Option<usize>) {
+        let mut seen = self.seen();
+        assert_eq!(seen.out, 0, "something is under way");
+        let whole = stopped_at.unwrap_or(self.chunks);
+        assert!((0..whole).all(|chunk| seen.done.contains(&chunk)), "{whole} were said to be done");
+        assert!(stopped_at.is_none_or(|chunk| !seen.done.contains(&chunk)), "more was done");
+        seen.is_over = true;
+    }
+}
+
+pub mod transfer {
+    #[derive(Clone)]
+    pub struct Transfer<'a>(pub &'a super::Watched);
+}
+
+pub mod plan {
+    use super::transfer::Transfer;
+    use super::{Cutting, Place};
+
+    #[derive(Default)]
+    pub struct Plan {
+        chunks: usize,
+    }
+
+    #[derive(Debug)]
+    pub enum Refused {}
+
+    impl Plan {
+        pub fn make(&mut self, transfer: &Transfer<'_>, _: &Cutting) -> Result<(), Refused> {
+            self.chunks = transfer.0.chunks;
+            Ok(())
+        }
+
+        pub fn chunks(&self) -> usize {
+            self.chunks
+        }
+
+        pub fn keeps_order(&self) -> bool {
+            true
+        }
+
+        pub fn kept_bytes(&self) -> usize {
+            0
+        }
+
+        pub fn place(&self, transfer: &Transfer<'_>, _: usize) -> Place {
+            transfer.0.place
+        }
+
+        pub fn locate(&self, _: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
+            (0, chunk + bytes)
+        }
+    }
+}
+
+pub mod bounce {
+    pub struct Bounce;
+
+    impl Bounce {
+        pub fn new(_: usize) -> Self {
+            Self
+        }
+
+        pub fn bytes_for(bytes: usize) -> usize {
+            bytes
+        }
+    }
+}
+
+pub mod devices {
+    pub struct Devices;
+    pub struct Device(pub u32);
+
+    impl Devices {
+        pub fn get(&self, ordinal: u32) -> cufile::Result<Device> {
+            Ok(Device(ordinal))
+        }
+    }
+}
+
+pub mod lane {
+    pub use super::Lane;
+}
+
+/// A lane as the engine's, whose chunks of device memory are carried out later.
+pub struct Lane {
+    place: Place,
+    pending: [Option<(Arc<Job>, usize)>; 2],
+    next: usize,
+}
+
+impl Lane {
+    pub fn on_host(_: [bounce::Bounce; 2]) -> Self {
+        Self { place: Place::Host, pending: [None, None], next: 0 }
+    }
+
+    pub fn on_device(device: &devices::Device, _: [bounce::Bounce; 2]) -> cufile::Result<Self> {
+        Ok(Self { place: Place::Device(device.0), pending: [None, None], next: 0 })
+    }
+
+    pub fn into_bounces(self) -> [bounce::Bounce; 2] {
+        assert!(!self.is_busy());
+        [bounce::Bounce, bounce::Bounce]
+    }
+
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    pub fn bounce_bytes(&self) -> usize {
+        2
+    }
+
+    pub fn is_busy(&self) -> bool {
+        self.pending.iter().any(Option::is_some)
+    }
+
+    pub fn start(&mut self, job: &Arc<Job>, chunk: usize, reports: &mut Reports<'_>) {
+        let slot = self.next;
+        self.finish(slot, reports);
+        // SAFETY: the chunk was handed out and is completed below or in `finish`.
+        let (transfer, _) = unsafe { job.work() };
+        assert_eq!(transfer.0.place, self.place);
+        transfer.0.begin(chunk);
+        if self.place != Place::Host {
+            self.pending[slot] = Some((job.clone(), chunk));
+            self.next = 1 - slot;
+            return;
+        }
+        let stop = transfer.0.carry_out(chunk);
+        transfer.0.end();
+        reports.completed(job, chunk, stop);
+        self.finish(1 - slot, reports);
+    }
+
+    pub fn take_next(&self) -> Option<(Arc<Job>, usize)> {
+        let (job, chunk) = self.pending[1 - self.next].as_ref()?;
+        Some((job.clone(), job.take_after(*chunk)?))
+    }
+
+    pub fn finish_oldest(&mut self, reports: &mut Reports<'_>) {
+        let slot = if self.pending[self.next].is_some() { self.next } else { 1 - self.next };
+        self.finish(slot, reports);
+    }
+
+    pub fn finish_all(&mut self, reports: &mut Reports<'_>) {
+        while self.is_busy() {
+            self.finish_oldest(reports);
+        }
+    }
+
+    fn finish(&mut self, slot: usize, reports: &mut Reports<'_>) {
+        let Some((job, chunk)) = self.pending[slot].take() else { return };
+        shuttle::thread::yield_now();
+        // SAFETY: the chunk is completed at the end.
+        let (transfer, _) = unsafe { job.work() };
+        let stop = if job.is_stopped_before(chunk) { None } else { transfer.0.carry_out(chunk) };
+        transfer.0.end();
+        reports.completed(&job, chunk, stop);
+    }
+}
