@@ -66,11 +66,13 @@ fn lanes(limit: usize) -> Arc<Lanes> {
     Arc::new(Lanes::new(Arc::new(devices::Devices), 1, 2 * limit))
 }
 
-/// Sets up a job of a transfer that is never freed, because workers refer to it.
+/// Sets up a job, to be submitted next, of a transfer that is never freed, because workers refer to it.
 fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
     // SAFETY: the transfer stays; whoever calls this has the job alone.
     let (chunks, _) = unsafe { job.set_up(&transfer::Transfer(watched), &watched.cutting) }.unwrap();
     assert_eq!(chunks, watched.chunks);
+    thread::yield_now();
+    watched.is_submitted();
     chunks
 }
 
@@ -246,7 +248,7 @@ fn a_job_is_used_again_while_the_queue_remembers_it() {
     explore("used again", || {
         let pool = Pool::new(2, &lanes(2)).unwrap();
         let idle = Arc::new(IdleJobs::default());
-        let callers = [1, 2].map(|chunks| {
+        let callers = [2, 3].map(|chunks| {
             let (submitter, idle) = (pool.submitter(), idle.clone());
             thread::spawn(move || {
                 for _ in 0..3 {
@@ -371,5 +373,13 @@ fn lanes_of_two_gpus_are_never_more_than_allowed() {
         // Two lanes at most, of two bytes each.
         assert!(lanes.release() <= 4);
         assert_eq!(lanes.release(), 0);
+        let [one, other] = [0, 1].map(|gpu| lanes.take(Place::Device(gpu)).unwrap());
+        assert!(lanes.try_take_for_host().is_none(), "there are as many as may be");
+        lanes.put(one);
+        lanes.put(other);
+        // The one of the GPU used longest ago makes room.
+        lanes.put(lanes.take(Place::Device(2)).unwrap());
+        lanes.put(lanes.take(Place::Device(1)).unwrap());
+        assert_eq!(lanes.release(), 4);
     });
 }

@@ -52,7 +52,7 @@ pub struct Watched {
     pub chunks: usize,
     pub cutting: Cutting,
     pub place: Place,
-    /// A chunk that fails.
+    /// The first chunk that fails; those behind it do, too.
     pub fails: Option<usize>,
     /// Two chunks of which the first goes on only when the second has begun.
     pub meet: Option<(usize, usize)>,
@@ -67,6 +67,7 @@ pub struct Seen {
     /// How many were out at a time at most.
     pub most_out: usize,
     is_writing: bool,
+    is_submitted: bool,
     /// Its memory went back to the owner.
     is_over: bool,
 }
@@ -80,9 +81,15 @@ impl Watched {
         self.events.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Workers may begin it from now on.
+    pub fn is_submitted(&self) {
+        self.seen().is_submitted = true;
+    }
+
     fn begin(&self, chunk: usize) {
         let mut seen = self.seen();
         assert!(!seen.is_over, "chunk {chunk} was begun when all was over");
+        assert!(seen.is_submitted, "chunk {chunk} was begun before the job was submitted");
         assert!(seen.begun.insert(chunk), "chunk {chunk} was begun twice");
         seen.out += 1;
         seen.most_out = seen.most_out.max(seen.out);
@@ -103,7 +110,7 @@ impl Watched {
     fn carry_out(&self, chunk: usize) -> Option<(usize, Option<Cause>)> {
         let mut seen = self.seen();
         assert!(!seen.is_over, "chunk {chunk} was carried out when all was over");
-        if self.fails == Some(chunk) {
+        if self.fails.is_some_and(|first| chunk >= first) {
             return Some((0, Some(Cause::Failed)));
         }
         if self.cutting.serial {
