@@ -105,13 +105,15 @@ fn one_worker_writes_to_a_file_on_a_disk() {
         (vec![(0, 8 * MIB)], 0),
         (vec![(4 * MIB, 20 * MIB - 1)], 0),
         (vec![(4 * MIB, 20 * MIB)], 16 * MIB),
-        (vec![(12 * MIB, 16 * MIB)], 16 * MIB),
+        (vec![(12 * MIB, 24 * MIB)], 24 * MIB),
         (vec![(12 * MIB, 8 * MIB), (24 * MIB, 8 * MIB)], 0),
     ] {
         let open = open(Storage::LocalDisk, 8 * MIB);
         let plan = plan(&open, &ranges, Growth::MayAllocate);
         assert!(plan.cutting.serial && !is_mapped(&plan), "{ranges:?}");
-        assert!(plan.cutting.chunk_bytes <= MIB, "{ranges:?}");
+        let total = ranges.iter().map(|(_, len_bytes)| len_bytes).sum();
+        let parallel = open.engine.cutting(total, Place::Host, None);
+        assert_eq!(plan.cutting.chunk_bytes, parallel.chunk_bytes.min(MIB), "{ranges:?}");
         let found = metadata(&open);
         assert_eq!(found.len(), 8 * MIB as u64, "{ranges:?}");
         let stored = found.blocks() as usize * 512;
