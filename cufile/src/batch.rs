@@ -80,7 +80,7 @@ impl<B: IoBuf> Entry<B> {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_READ, B::as_mut_ptr)
     }
 
-    /// A write of the whole buffer to `file_offset` in bytes. Mind [other writers](FileHandle::write_at#other-writers), of
+    /// A write of the whole buffer to `file_offset` in bytes. Mind [other writers](FileHandle::write_at), of
     /// which other entries are some.
     pub fn write(file: &Arc<FileHandle>, buffer: B, file_offset: u64) -> Self {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_WRITE, |buffer| {

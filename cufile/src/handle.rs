@@ -151,7 +151,7 @@ impl FileHandle {
     }
 
     /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes (`cuFileWrite`). Mind
-    /// [other writers](Self::write_at#other-writers).
+    /// [other writers](Self::write_at).
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the buffer has no such range; else as [`write_at`](Self::write_at).

@@ -68,7 +68,7 @@ impl FileHandle {
     /// returned, and the next write meets the failure. Buffers of different kinds mix as `&dyn IoBuf`.
     ///
     /// Since cuFile 1.19, one call for 16 buffers; with an older library, and for buffers of several CUDA contexts,
-    /// `cuFileWrite` is called for each buffer. Mind [other writers](Self::write_at#other-writers).
+    /// `cuFileWrite` is called for each buffer. Mind [other writers](Self::write_at).
     ///
     /// # Errors
     /// As [`readv_at`](Self::readv_at).

@@ -130,7 +130,7 @@ impl File {
     }
 
     /// As [`write_all_at`](Self::write_all_at), but all by the calling thread, without the engine's workers. The same holds
-    /// for [other writers](Self::write_all_at#other-writers).
+    /// for [other writers](Self::write_all_at).
     ///
     /// # Errors
     /// As [`write_all_at`](Self::write_all_at).

@@ -44,11 +44,11 @@ impl File {
     /// once, but for a file that becomes longer: the call allocates what it will have, which takes 70 to 90 ms for each
     /// GiB on tmpfs, and about 3 on ext4.
     ///
-    /// What [other writers](Self::write_all_at#other-writers) must not do holds until the transfer has ended.
+    /// What [other writers](Self::write_all_at) must not do holds until the transfer has ended.
     ///
     /// # Errors
     /// The output carries them, as [`write_all_at`](Self::write_all_at) says, which also tells the length of the file
-    /// [after a failure](Self::write_all_at#length).
+    /// [after a failure](Self::write_all_at).
     pub fn write_all_at_async<B: IoBuf + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
         IoFuture::start(Owned::write(self, buffer, offset, Growth::MayAllocate))
     }

@@ -33,12 +33,12 @@ impl File {
     }
 
     /// Writes parts of one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where
-    /// ranges overlap in the file, either may come last. What [other writers](Self::write_all_at#other-writers) must not do
+    /// ranges overlap in the file, either may come last. What [other writers](Self::write_all_at) must not do
     /// holds here, too; ranges of one call may share blocks.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that was seen to fail; others may have been written or not. The
-    /// file's length is then as after a failed [`write_all_at`](Self::write_all_at#length) of all ranges.
+    /// file's length is then as after a failed [`write_all_at`](Self::write_all_at) of all ranges.
     /// Ranges beyond the buffer are refused before anything is written ([`Cause::Invalid`]).
     pub fn write_many<B: IoBuf + ?Sized>(&self, buffer: &B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
@@ -191,12 +191,12 @@ impl Engine {
     /// either may come last.
     ///
     /// Several files are written at once, which is faster than one after the other, above all new ones. Requests for one
-    /// file should follow each other. What [other writers](File::write_all_at#other-writers) must not do holds here, too;
+    /// file should follow each other. What [other writers](File::write_all_at) must not do holds here, too;
     /// requests of one call may share blocks.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that was seen to fail; others may have been written or
-    /// not. Each file's length is then as after a failed [`write_all_at`](File::write_all_at#length) of all its requests.
+    /// not. Each file's length is then as after a failed [`write_all_at`](File::write_all_at) of all its requests.
     pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };

@@ -70,11 +70,11 @@ impl File {
 
     /// Writes the whole buffer to `offset` in bytes, when the stream's work so far is done; work that is submitted to
     /// the stream later waits for it. Otherwise as [`read_at_on_stream`](Self::read_at_on_stream). What
-    /// [other writers](Self::write_all_at#other-writers) must not do holds until the transfer has ended.
+    /// [other writers](Self::write_all_at) must not do holds until the transfer has ended.
     ///
     /// # Errors
     /// [`StreamIo::wait`] carries them, as [`write_all_at`](Self::write_all_at) says, which also tells the length of the
-    /// file [after a failure](Self::write_all_at#length). The stream goes on after a failure.
+    /// file [after a failure](Self::write_all_at). The stream goes on after a failure.
     pub fn write_all_at_on_stream<B: IoBuf + Send + 'static>(
         &self,
         stream: &Stream,

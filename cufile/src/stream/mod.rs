@@ -212,7 +212,7 @@ impl RegisteredStream {
     }
 
     /// Writes the whole buffer to `file_offset` in bytes, after the stream's work so far (`cuFileWriteAsync`). Mind
-    /// [other writers](FileHandle::write_at#other-writers) until the operation has ended.
+    /// [other writers](FileHandle::write_at) until the operation has ended.
     ///
     /// As in [`read_at`](Self::read_at), the buffer cannot be one that is merely borrowed:
     /// ```compile_fail,E0597
@@ -238,7 +238,7 @@ impl RegisteredStream {
     }
 
     /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes, after the stream's
-    /// work so far (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at#other-writers).
+    /// work so far (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the buffer has no such range; else as
@@ -260,7 +260,7 @@ impl RegisteredStream {
     }
 
     /// Writes what `arguments` say when the stream gets there (`cuFileWriteAsync`). Mind
-    /// [other writers](FileHandle::write_at#other-writers).
+    /// [other writers](FileHandle::write_at).
     ///
     /// # Errors
     /// As [`read_late`](Self::read_late).
