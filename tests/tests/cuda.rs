@@ -85,3 +85,16 @@ fn managed_memory_is_copied_where_the_host_may_not_touch_it() {
     let none = Bed::emulated().device.alloc_managed(0).unwrap();
     assert_eq!((none.as_slice().unwrap(), none.to_vec().unwrap()), (&[][..], Vec::new()));
 }
+
+#[test]
+fn copying_and_filling_wait_until_the_bytes_are_there() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let mut buffer = bed.device.alloc(8).unwrap();
+    // cudaMemcpy from pageable memory returns before they have arrived.
+    emulator.fault("cudaStreamSynchronize", "times=2 err=719");
+    for result in [buffer.copy_from_host(0, b"hello"), buffer.fill(1)] {
+        assert_eq!(result.unwrap_err().raw_code(), Some(719));
+    }
+    buffer.copy_from_host(0, b"hello").unwrap();
+}
