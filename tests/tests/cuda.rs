@@ -69,6 +69,7 @@ fn managed_memory_is_copied_where_the_host_may_not_touch_it() {
         assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 4096);
         assert_eq!(buffer.to_vec().unwrap(), bytes);
         buffer.fill(3).unwrap();
+        assert_eq!(buffer.to_vec().unwrap(), [3; 4096]);
         let engine = Engine::builder().driver(bed.driver.clone()).build();
         let file = File::options().read(true).engine(&engine).open(bed.path("cufile")).unwrap();
         file.read_exact_at(&mut buffer, 0).unwrap();
