@@ -5,9 +5,11 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use gpufile::formats::{Error, SaveOptions, safetensors};
+use gpufile::formats::safetensors::{Checkpoint, TensorData};
+use gpufile::formats::{Dtype, Error, SaveOptions, safetensors};
 
 /// What is refused holds for all of the process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -60,6 +62,65 @@ extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c
     }
     // SAFETY: as for the C library's function, which does the same.
     unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode) as c_int }
+}
+
+/// Whether files can have a second name.
+static HAS_LINKS: AtomicBool = AtomicBool::new(true);
+
+#[unsafe(no_mangle)]
+extern "C" fn linkat(
+    old_folder: c_int,
+    old: *const c_char,
+    new_folder: c_int,
+    new: *const c_char,
+    flags: c_int,
+) -> c_int {
+    if !HAS_LINKS.load(Ordering::Relaxed) {
+        // SAFETY: this thread's.
+        unsafe { *libc::__errno_location() = libc::EPERM };
+        return -1;
+    }
+    // SAFETY: as for the C library's function, which does the same.
+    unsafe { libc::syscall(libc::SYS_linkat, old_folder, old, new_folder, new, flags) as c_int }
+}
+
+/// Saves a model of so many files.
+fn save_files(path: &Path, count: usize) {
+    let names: Vec<_> = (0..count).map(|number| format!("{count}.{number}")).collect();
+    let tensors: Vec<_> =
+        names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], [7].as_slice())).collect();
+    safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &SaveOptions::new()).unwrap();
+}
+
+#[test]
+fn models_replace_each_other_where_files_have_one_name() {
+    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    HAS_LINKS.store(false, Ordering::Relaxed);
+    for count in [1, 2, 1, 3, 3, 1] {
+        save_files(&path, count);
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), count);
+        let files = if count == 1 { 1 } else { count + 1 };
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), files);
+    }
+    HAS_LINKS.store(true, Ordering::Relaxed);
+}
+
+#[test]
+fn an_index_that_cannot_be_read_costs_no_shards() {
+    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save_files(&path, 2);
+    *REFUSED.lock().unwrap() = Some((folder.path().join("model.safetensors.index.json"), false, libc::EIO));
+    save_files(&path, 3);
+    *REFUSED.lock().unwrap() = None;
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 3);
+    // The old shards, and what says that they were replaced.
+    let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let left = names.filter(|name| name.as_bytes().ends_with(b".gpufile-tmp")).count();
+    assert_eq!((left, fs::read_dir(folder.path()).unwrap().count()), (1, 1 + 2 + 4));
 }
 
 /// Saves where opening fails like that; returns the errno of the save.

@@ -346,8 +346,17 @@ fn a_file_that_is_saved_beside_an_index_replaces_its_model() {
     fs::remove_file(&index).unwrap();
     fs::create_dir(&index).unwrap();
     let error = safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap_err();
-    assert!(matches!(&error, Error::Save { path: named, .. } if *named == path), "{error}");
+    assert!(error.to_string().contains("model.safetensors.index.json"), "{error}");
     assert!(!path.exists(), "a folder in the place of the index is found out in time");
+
+    fs::remove_dir(&index).unwrap();
+    save_bytes(&path, "old", 2, 1);
+    fs::create_dir(&path).unwrap();
+    let before = listed(folder.path());
+    let error = safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap_err();
+    assert!(matches!(&error, Error::Save { path: named, .. } if *named == path), "{error}");
+    assert_eq!(listed(folder.path()), before);
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
 }
 
 #[test]

@@ -40,9 +40,23 @@ fn open_unblocked(path: &Path) -> io::Result<fs::File> {
         }
         opened => opened?,
     };
+    // What reads the file later may ask for the flags, or a file system heed them.
     // SAFETY: takes integers.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
         0 => Ok(file),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_not_left_without_blocking() {
+        let file = open_plain(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
+        // SAFETY: takes integers.
+        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        assert_eq!(flags & libc::O_NONBLOCK, 0);
     }
 }

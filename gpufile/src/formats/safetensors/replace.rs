@@ -55,8 +55,8 @@ impl<'a> Place<'a> {
             file.replace(self.path)?;
             return self.folder.sync();
         }
-        // Once the index is replaced, that should not fail.
-        self.refuse_folder()?;
+        // Found out before the index is replaced.
+        self.refuse_folders()?;
         let shards = self.new_name()?;
         let _journal = self.journal(self.old_shards().into_iter().chain(shards.clone()))?;
         if let Some(shard) = &shards
@@ -75,7 +75,7 @@ impl<'a> Place<'a> {
     /// [`crate::Error::File`], [`crate::Error::Open`].
     pub fn put_shards(&self, shards: Vec<(Temporary, String)>, index: String) -> crate::Result<()> {
         let _lock = self.folder.lock()?;
-        self.refuse_folder()?;
+        self.refuse_folders()?;
         let old = self.old_shards();
         let is_in_file = fs::symlink_metadata(self.path).is_ok()
             && (fs::symlink_metadata(&self.index_path).is_err()
@@ -113,10 +113,11 @@ impl<'a> Place<'a> {
         Ok(Some(names.name(1, 1)).filter(|name| super::index::is_plain(name)))
     }
 
-    fn refuse_folder(&self) -> crate::Result<()> {
-        match fs::symlink_metadata(self.path).is_ok_and(|metadata| metadata.is_dir()) {
-            true => Err(self.failed("replace", self.path, ErrorKind::IsADirectory.into())),
-            false => Ok(()),
+    fn refuse_folders(&self) -> crate::Result<()> {
+        let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
+        match [self.path, &self.index_path].into_iter().find(|path| is_folder(path)) {
+            Some(folder) => Err(self.failed("replace", folder, ErrorKind::IsADirectory.into())),
+            None => Ok(()),
         }
     }
 

@@ -144,7 +144,32 @@ fn is_local(folder: &fs::File) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    #[test]
+    fn a_locked_folder_is_waited_for() {
+        // On other file systems there may be no locks.
+        let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
+        let folder = || Folder::of(&place.path().join("a"), false).unwrap();
+        let (one, other) = (folder(), folder());
+        let lock = one.lock().unwrap();
+        assert!(lock.is_some());
+        let is_unlocked = AtomicBool::new(false);
+        thread::scope(|threads| {
+            let waiting = threads.spawn(|| {
+                let lock = other.lock().unwrap();
+                (lock.is_some(), is_unlocked.load(Ordering::Relaxed))
+            });
+            thread::sleep(Duration::from_millis(20));
+            // A copy of the descriptor, as a process that was forked has it, does not keep the lock.
+            let _copy = one.handle.as_ref().unwrap().try_clone().unwrap();
+            is_unlocked.store(true, Ordering::Relaxed);
+            drop(lock);
+            assert_eq!(waiting.join().unwrap(), (true, true));
+        });
+    }
 
     #[test]
     fn the_kernels_own_file_systems_are_not_local() {

@@ -55,3 +55,24 @@ fn remove_if_left(folder: &Folder, path: &Path, target: &Path) {
         let _ = fs::remove_file(path);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn without_locks_only_old_files_are_left_behind() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("temporary");
+        let mut folder = Folder::of(&path, false).unwrap();
+        folder.has_locks = false;
+        let file = fs::File::create(&path).unwrap();
+        remove_if_left(&folder, &path, &place.path().join("target"));
+        assert!(path.exists());
+        file.set_modified(SystemTime::now() - AGE - Duration::from_secs(1)).unwrap();
+        remove_if_left(&folder, &path, &place.path().join("target"));
+        assert!(!path.exists());
+    }
+}
