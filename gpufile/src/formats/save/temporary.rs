@@ -188,6 +188,17 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_locked_for_as_long_as_it_is_written() {
+        // On other file systems there may be no locks.
+        let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
+        let target = place.path().join("a");
+        let folder = Folder::of(&target, false).unwrap();
+        let temporary = Temporary::create(&folder, &target).unwrap();
+        let other = fs::File::open(temporary.path()).unwrap();
+        assert_eq!(try_lock(&other).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+
+    #[test]
     fn only_names_that_are_given_count_as_temporary() {
         let long = "x".repeat(255);
         for name in ["a", "a.b", ".hidden", "é", &long] {
