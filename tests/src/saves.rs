@@ -163,7 +163,8 @@ impl Save {
             Save::Array | Save::Model(_, 1) => 1,
             Save::Model(_, files) => files + 1,
             Save::ModelOverOthers => 3,
-            Save::Chunks { .. } => 2,
+            // The metadata and three chunks.
+            Save::Chunks { .. } => 4,
         }
     }
 }

@@ -7,11 +7,12 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use cufile_tests::saves::{Found, SAVES, Save};
 use cufile_tests::traced::{self, Call, Verdict};
@@ -22,26 +23,43 @@ const EVERY_CALL: &str = "CUFILE_TEST_EVERY_CALL";
 
 /// A folder where locks tell who lives, except if `CUFILE_TEST_DIR` asks for another.
 fn folder() -> TempDir {
-    match std::env::var_os("CUFILE_TEST_DIR") {
+    match env::var_os("CUFILE_TEST_DIR") {
         Some(folder) => tempfile::tempdir_in(folder).unwrap(),
         None => tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap(),
     }
 }
 
+/// The variables that make a process one that saves: what, by its number, and where.
+const SAVE: &str = "CUFILE_TEST_SAVE";
+const FOLDER: &str = "CUFILE_TEST_SAVE_FOLDER";
+
+/// This program as a process that does nothing but save.
 fn saving(number: usize, folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_saving"));
-    command.arg(number.to_string()).arg(folder);
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", "a_killed_save_leaves_the_old_or_the_new", "--nocapture"]);
+    command.env(SAVE, number.to_string()).env(FOLDER, folder).stdout(Stdio::null());
     command
 }
 
-fn files_in(folder: &Path) -> usize {
-    fs::read_dir(folder).unwrap().count()
+/// Saves and ends, in a process that is to do that.
+fn save_if_asked() {
+    let Ok(number) = env::var(SAVE) else { return };
+    SAVES[number.parse::<usize>().unwrap()].save(Path::new(&env::var_os(FOLDER).unwrap()));
+    // Sanitizers look for leaks at the usual end, and cannot in a process that is traced.
+    // SAFETY: nothing has to be put in order.
+    unsafe { libc::_exit(0) };
+}
+
+/// The paths of the files in a folder and below it.
+fn files_in(folder: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.flat_map(|path| if path.is_dir() { files_in(&path) } else { vec![path] }).collect()
 }
 
 /// Kills a process before each of its calls in turn; returns how often.
 fn kill_everywhere(number: usize) -> usize {
     let save = SAVES[number];
-    let every = std::env::var_os(EVERY_CALL).is_some();
+    let every = env::var_os(EVERY_CALL).is_some();
     let mut last = Found::Old;
     for point in 0.. {
         let folder = folder();
@@ -54,7 +72,7 @@ fn kill_everywhere(number: usize) -> usize {
         });
         let found = save.found(folder.path());
         if ended {
-            assert_eq!((found, files_in(folder.path())), (Found::New, save.files_after()));
+            assert_eq!((found, files_in(folder.path()).len()), (Found::New, save.files_after()));
             // Which of several threads comes first differs from process to process.
             assert!(last != Found::Old, "the new one is there before the process ends");
             return point;
@@ -64,9 +82,8 @@ fn kill_everywhere(number: usize) -> usize {
         // The next save succeeds, and clears up.
         assert!(saving(number, folder.path()).status().unwrap().success());
         assert_eq!(save.found(folder.path()), Found::New, "{save:?} after {point}");
-        let mut left: Vec<_> =
-            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        left.retain(|name| !name.to_str().unwrap().starts_with("model-0000"));
+        let mut left = files_in(folder.path());
+        left.retain(|path| !path.file_name().unwrap().to_str().unwrap().starts_with("model-0000"));
         assert_eq!(left.len(), save.files_after(), "{save:?} after {point}: {left:?}");
     }
     unreachable!("a process that makes calls for ever")
@@ -74,6 +91,7 @@ fn kill_everywhere(number: usize) -> usize {
 
 #[test]
 fn a_killed_save_leaves_the_old_or_the_new() {
+    save_if_asked();
     let points: Vec<_> = (0..SAVES.len()).map(|number| (SAVES[number], kill_everywhere(number))).collect();
     let sum: usize = points.iter().map(|(_, points)| points).sum();
     println!("killed at {sum} points: {points:?}");
