@@ -92,7 +92,11 @@ unsafe impl IoBuf for Memory {
 }
 
 // SAFETY: `&mut self` is the only access to the memory.
-unsafe impl IoBufMut for Memory {}
+unsafe impl IoBufMut for Memory {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+}
 
 fn check(operation: &'static str, code: CUresult) -> Result<(), Error> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Error::CudaDriver { operation, code }) }

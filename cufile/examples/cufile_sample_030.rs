@@ -84,7 +84,15 @@ unsafe impl IoBuf for Pages {
     fn len_bytes(&self) -> usize {
         LEN
     }
+
+    fn is_host_accessible(&self) -> bool {
+        true
+    }
 }
 
 // SAFETY: `&mut self` is the only access to the memory.
-unsafe impl IoBufMut for Pages {}
+unsafe impl IoBufMut for Pages {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0
+    }
+}

@@ -165,7 +165,11 @@ unsafe impl<S: Slice> IoBuf for Synced<S> {
 }
 
 // SAFETY: owned or mutably borrowed, and any bytes are valid elements.
-unsafe impl<S: SliceMut> IoBufMut for Synced<S> {}
+unsafe impl<S: SliceMut> IoBufMut for Synced<S> {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+}
 
 impl<S> fmt::Debug for Synced<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

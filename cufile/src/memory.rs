@@ -10,42 +10,72 @@ use crate::error::{Error, Result};
 /// Implemented for slices and vectors of bytes, for the buffers of [`cuda`](crate::cuda), for
 /// [`RegisteredBuffer`](crate::RegisteredBuffer), and for parts of them.
 ///
+/// A type that does not say which memory it is does not compile:
+///
+/// ```compile_fail,E0046
+/// struct Bytes(Box<[u8]>);
+///
+/// // SAFETY: a box does not move its bytes.
+/// unsafe impl cufile::IoBuf for Bytes {
+///     fn as_ptr(&self) -> *const u8 {
+///         self.0.as_ptr()
+///     }
+///
+///     fn len_bytes(&self) -> usize {
+///         self.0.len()
+///     }
+/// }
+/// ```
+///
 /// # Safety
-/// As long as the value lives, also if it is moved, [`as_ptr`](Self::as_ptr) returns the same address, and
-/// [`len_bytes`](Self::len_bytes) bytes from there are one allocation that CUDA or the host can read, without being
-/// changed or freed by anyone else. [`base_offset`](Self::base_offset) bytes before it, in the same allocation, lies
-/// the address that cuFile knows the memory by. [`context`](Self::context) stays valid as long.
+/// Safe code here relies on every method of this trait. An implementation must keep each of these promises from the
+/// first use of the value as a buffer until it is dropped; they hold for ever if it is forgotten:
+///
+/// - Every method gives the same answer each time. Neither moving the value, nor what can be done with a shared reference
+///   to it, changes an answer. What else can be done with a mutable reference may change answers.
+/// - The [`len_bytes`](Self::len_bytes) bytes from [`as_ptr`](Self::as_ptr) on lie in one allocation, which is not freed.
+///   If there are any, the host or CUDA can read them, from any thread.
+/// - While the value is borrowed, nothing writes these bytes, except libcufile and CUDA for the borrower.
+/// - If [`is_host_accessible`](Self::is_host_accessible) is true, all bytes are initialised, and the host can read them
+///   like any memory. If it is false, CUDA allocated them, and the CUDA runtime can copy them.
+/// - [`base_offset`](Self::base_offset) bytes before the first one lies the address that cuFile knows the memory by, in the
+///   same allocation.
+/// - If [`is_registered`](Self::is_registered) is true, that address is registered with cuFile, and the registration covers
+///   all of the bytes.
+/// - [`context`](Self::context) is a valid context of the memory. Memory that the host cannot access has one.
 #[diagnostic::on_unimplemented(
     note = "of an array, pass `.as_slice()` or `.as_mut_slice()`",
     note = "of numbers, pass the bytes, as `bytemuck::cast_slice` gives them"
 )]
 pub unsafe trait IoBuf {
-    /// The first byte's address.
+    /// Returns the first byte's address.
     fn as_ptr(&self) -> *const u8;
 
-    /// How many bytes there are.
+    /// Returns how many bytes there are.
     fn len_bytes(&self) -> usize;
 
-    /// How many bytes before the first one the address lies that cuFile knows the memory by.
+    /// Returns whether the host can access the memory like any other. It cannot access device memory, nor managed memory on
+    /// some systems.
+    ///
+    /// There is no default: neither answer is harmless where it is wrong.
+    fn is_host_accessible(&self) -> bool;
+
+    /// Returns how many bytes before the first one the address lies that cuFile knows the memory by.
     #[inline]
     fn base_offset(&self) -> usize {
         0
     }
 
-    /// The CUDA context that a thread needs current to transfer this memory; `None` leaves the thread's as it is.
+    /// Returns the CUDA context that a thread needs current to transfer this memory. `None` leaves the thread's as it is.
     #[inline]
     fn context(&self) -> Option<Context> {
         None
     }
 
-    /// Whether the host can access the memory too; only device memory says no.
-    #[inline]
-    fn is_host_accessible(&self) -> bool {
-        true
-    }
-
-    /// Whether the memory is registered with cuFile, as that of a [`RegisteredBuffer`](crate::RegisteredBuffer) is.
-    /// Stream-ordered and batch transfers differ for registered and other memory.
+    /// Returns whether the memory is registered with cuFile, as that of a [`RegisteredBuffer`](crate::RegisteredBuffer) is.
+    ///
+    /// Stream-ordered and batch transfers differ for registered and other memory. Of registered memory that says no, they
+    /// are slower and more restricted.
     #[inline]
     fn is_registered(&self) -> bool {
         false
@@ -55,21 +85,20 @@ pub unsafe trait IoBuf {
 /// Memory that bytes can be read into from a file.
 ///
 /// # Safety
-/// `&mut self` gives sole access to the memory: nothing else reads or writes it meanwhile.
-/// [`as_mut_ptr`](Self::as_mut_ptr) is the address that [`as_ptr`](IoBuf::as_ptr) gives, and may be written through.
+/// In addition to the promises of [`IoBuf`]:
+///
+/// - [`as_mut_ptr`](Self::as_mut_ptr) is the address that [`as_ptr`](IoBuf::as_ptr) gives, and the bytes may be written
+///   through it until the value is used again other than by this trait. A pointer that was made from a shared reference
+///   must not be written through, whatever it is cast to.
+/// - While the value is borrowed mutably, or owned by a transfer, nothing else reads or writes the bytes.
+/// - Any bytes may be written there: no value of a type that they are part of becomes invalid by it.
 #[diagnostic::on_unimplemented(
     note = "of an array, pass `.as_slice()` or `.as_mut_slice()`",
     note = "of numbers, pass the bytes, as `bytemuck::cast_slice` gives them"
 )]
 pub unsafe trait IoBufMut: IoBuf {
-    /// The first byte's address, for writing.
-    ///
-    /// Say it yourself if `as_ptr` makes its pointer from a reference: what comes from a shared reference must not be
-    /// written through, whatever it is cast to.
-    #[inline]
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.as_ptr().cast_mut()
-    }
+    /// Returns the first byte's address, for writing.
+    fn as_mut_ptr(&mut self) -> *mut u8;
 }
 
 // SAFETY: a slice is at one address while it is borrowed.
@@ -82,6 +111,11 @@ unsafe impl IoBuf for [u8] {
     #[inline]
     fn len_bytes(&self) -> usize {
         self.len()
+    }
+
+    #[inline]
+    fn is_host_accessible(&self) -> bool {
+        true
     }
 }
 
@@ -103,6 +137,11 @@ unsafe impl IoBuf for Vec<u8> {
     #[inline]
     fn len_bytes(&self) -> usize {
         self.len()
+    }
+
+    #[inline]
+    fn is_host_accessible(&self) -> bool {
+        true
     }
 }
 

@@ -72,7 +72,12 @@ part_of_a_buffer!(OwnedPart<B>, owns B);
 
 // SAFETY: parts are disjoint, nothing else uses the buffer while they exist, and the pointer was made by the buffer's
 // `as_mut_ptr`.
-unsafe impl<B> IoBufMut for OwnedPart<B> {}
+unsafe impl<B> IoBufMut for OwnedPart<B> {
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.part.ptr
+    }
+}
 
 #[cfg(test)]
 mod tests {

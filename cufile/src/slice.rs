@@ -262,7 +262,12 @@ part_of_a_buffer!(BufSliceMut<'_>);
 
 // SAFETY: parts that may be written are disjoint, the buffer is borrowed mutably while they exist, and the pointer was
 // made by the buffer's `as_mut_ptr`.
-unsafe impl IoBufMut for BufSliceMut<'_> {}
+unsafe impl IoBufMut for BufSliceMut<'_> {
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.part.ptr
+    }
+}
 
 /// A range within `len_bytes` as start and length.
 fn resolve(range: impl RangeBounds<usize>, len_bytes: usize) -> (usize, usize) {

@@ -319,7 +319,11 @@ unsafe impl IoBuf for MappedBuffer {
 }
 
 // SAFETY: `&mut self` is the only access to the memory.
-unsafe impl IoBufMut for MappedBuffer {}
+unsafe impl IoBufMut for MappedBuffer {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.as_ptr().cast_mut()
+    }
+}
 
 fn location(device: &Device) -> CUmemLocation {
     CUmemLocation {

@@ -181,7 +181,11 @@ unsafe impl IoBuf for DeviceBuffer {
 }
 
 // SAFETY: `&mut self` is the only access to the memory.
-unsafe impl IoBufMut for DeviceBuffer {}
+unsafe impl IoBufMut for DeviceBuffer {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr
+    }
+}
 
 /// Page-locked host memory (`cudaHostAlloc`), which reads and writes like a slice.
 #[doc(alias = "cudaFreeHost")]
@@ -269,7 +273,11 @@ macro_rules! host_memory {
         }
 
         // SAFETY: `&mut self` is the only access to the memory.
-        unsafe impl IoBufMut for $buffer {}
+        unsafe impl IoBufMut for $buffer {
+            fn as_mut_ptr(&mut self) -> *mut u8 {
+                self.ptr
+            }
+        }
     };
 }
 

@@ -189,4 +189,8 @@ unsafe impl IoBuf for OnTheDevice {
 }
 
 // SAFETY: as above.
-unsafe impl IoBufMut for OnTheDevice {}
+unsafe impl IoBufMut for OnTheDevice {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        ptr::without_provenance_mut(0x1000)
+    }
+}

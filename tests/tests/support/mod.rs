@@ -89,6 +89,10 @@ unsafe impl IoBuf for Tracked {
     fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
+
+    fn is_host_accessible(&self) -> bool {
+        true
+    }
 }
 
 // SAFETY: the vector inside keeps the promise.
