@@ -1,4 +1,11 @@
 //! Finding a shared library and the symbols in it.
+//!
+//! Loading a library runs its code. The safe `load` of each table trusts the environment as the dynamic loader does, and
+//! as all of CUDA does: who sets `CUFILE_LIBRARY`, `CUDART_LIBRARY`, `CUDA_LIBRARY`, `CUDA_HOME`, `CUDA_PATH`,
+//! `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` or `LD_LIBRARY_PATH`, or writes to the folders that these name, chooses the code
+//! that runs. A program with more rights than the user who starts it, as by the set-user-ID bit, must not load a library so:
+//! unlike the dynamic loader, this module does not notice that. `load_from` takes a file that the program chooses, which
+//! only its author can vouch for, and is `unsafe`.
 
 use std::error::Error;
 use std::ffi::{CStr, OsStr};
@@ -93,15 +100,27 @@ pub struct SharedLibrary {
 impl SharedLibrary {
     /// Loads the first file that [`Search`] leads to.
     ///
+    /// ```compile_fail,E0133
+    /// use cuda_rt_sys::loader::{Search, SharedLibrary};
+    ///
+    /// let search = Search { library: "any", variable: "ANY", names: &["/tmp/any.so"], toolkit: false };
+    /// let library = SharedLibrary::load(&search);
+    /// ```
+    ///
     /// # Errors
     /// [`LoadError::NotFound`] with every file tried.
-    pub fn load(search: &Search) -> Result<Self, LoadError> {
+    ///
+    /// # Safety
+    /// Each file that the search may lead to must be safe to load: its initialisers run.
+    pub unsafe fn load(search: &Search) -> Result<Self, LoadError> {
         if let Some(path) = env::var_os(search.variable).filter(|path| !path.is_empty()) {
-            return Self::load_from(search, Path::new(&path));
+            // SAFETY: the caller's promise.
+            return unsafe { Self::load_from(search, Path::new(&path)) };
         }
         let mut attempts = Vec::new();
         for path in candidates(search) {
-            match open(&path) {
+            // SAFETY: the caller's promise.
+            match unsafe { open(&path) } {
                 Ok(handle) => return Ok(Self { name: search.library, path, handle }),
                 Err(reason) => attempts.push(Attempt { path, reason }),
             }
@@ -113,8 +132,12 @@ impl SharedLibrary {
     ///
     /// # Errors
     /// [`LoadError::NotFound`] with that one file.
-    pub fn load_from(search: &Search, path: &Path) -> Result<Self, LoadError> {
-        match open(path) {
+    ///
+    /// # Safety
+    /// The file must be safe to load: its initialisers run.
+    pub unsafe fn load_from(search: &Search, path: &Path) -> Result<Self, LoadError> {
+        // SAFETY: the caller's promise.
+        match unsafe { open(path) } {
             Ok(handle) => Ok(Self { name: search.library, path: path.to_owned(), handle }),
             Err(reason) => Err(LoadError::NotFound {
                 library: search.library,
@@ -155,9 +178,10 @@ impl SharedLibrary {
     }
 }
 
-fn open(path: &Path) -> Result<&'static libloading::Library, String> {
-    // SAFETY: loading runs the library's initialisers, which NVIDIA's libraries have for being loaded this way; a file
-    // that the user names is the user's word.
+/// # Safety
+/// The file must be safe to load: its initialisers run.
+unsafe fn open(path: &Path) -> Result<&'static libloading::Library, String> {
+    // SAFETY: the caller's promise.
     match unsafe { libloading::Library::new(path) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         // The dynamic loader's own words are the source.
@@ -252,7 +276,8 @@ mod tests {
 
     #[test]
     fn a_missing_library_lists_every_name_tried_and_the_variable() {
-        let error = SharedLibrary::load(&ABSENT).unwrap_err();
+        // SAFETY: there is no such library.
+        let error = unsafe { SharedLibrary::load(&ABSENT) }.unwrap_err();
         assert_eq!(error.library(), "libabsent");
         assert_eq!(error.paths(), [Path::new("libabsent.so.7"), Path::new("libabsent.so")]);
         let text = error.to_string();
@@ -264,7 +289,8 @@ mod tests {
     #[test]
     fn a_library_without_the_function_is_named_with_its_path() {
         let search = Search { names: &["libc.so.6"], ..ABSENT };
-        let libc = SharedLibrary::load(&search).unwrap();
+        // SAFETY: this program runs on it.
+        let libc = unsafe { SharedLibrary::load(&search) }.unwrap();
         // SAFETY: the symbol does not exist, so no pointer of the wrong type comes of it.
         let error = unsafe { libc.required::<unsafe extern "C" fn()>(c"cuFileNoSuchCall") }.unwrap_err();
         assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == "cuFileNoSuchCall"));

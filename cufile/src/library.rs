@@ -64,6 +64,8 @@ struct Loaded {
 impl Library {
     /// The process's libcufile: found on the first call, the same from then on. A failure is tried again.
     ///
+    /// It trusts the environment, as [`cuda_rt_sys::loader`] says: `CUFILE_LIBRARY` names the file to load.
+    ///
     /// # Errors
     /// [`Error::Load`] with every file tried.
     pub fn load() -> Result<Self> {
@@ -77,12 +79,22 @@ impl Library {
         }
     }
 
-    /// The libcufile at `path`.
+    /// Loads the libcufile at `path`.
+    ///
+    /// ```compile_fail,E0133
+    /// let library = cufile::Library::load_from("/tmp/libcufile.so.0")?;
+    /// # Ok::<(), cufile::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Load`] if it cannot be loaded or is no libcufile.
-    pub fn load_from(path: impl AsRef<Path>) -> Result<Self> {
-        Self::from_sys(cufile_sys::Library::load_from(path)?)
+    ///
+    /// # Safety
+    /// The file must be libcufile, or a library that keeps to its contract: loading it runs its initialisers, and safe code
+    /// calls its functions.
+    pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        Self::from_sys(unsafe { cufile_sys::Library::load_from(path) }?)
     }
 
     /// Wraps an already loaded table of functions.

@@ -74,7 +74,9 @@ impl Emulator {
     fn of_file(path: TempPath) -> Self {
         let search =
             Search { library: "cufile-emulator", variable: "CUFILE_LIBRARY", names: &[], toolkit: false };
-        let loaded = SharedLibrary::load_from(&search, &path).unwrap_or_else(|error| panic!("{error}"));
+        // SAFETY: the emulator may be loaded by anyone.
+        let loaded =
+            unsafe { SharedLibrary::load_from(&search, &path) }.unwrap_or_else(|error| panic!("{error}"));
         // SAFETY: the declaration is that of the emulator.
         let control = unsafe { loaded.required(c"emulator_control") };
         Self { path, control: control.unwrap_or_else(|error| panic!("{error}")) }
@@ -87,17 +89,22 @@ impl Emulator {
 
     /// Its libcufile.
     pub fn cufile(&self) -> cufile_sys::Library {
-        cufile_sys::Library::load_from(&self.path).unwrap_or_else(|error| panic!("{error}"))
+        // SAFETY: the emulator keeps to the contract of libcufile.
+        unsafe { cufile_sys::Library::load_from(&self.path) }.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Its libcudart, with the functions of the version that it reports at this moment.
     pub fn runtime(&self) -> cuda_rt_sys::runtime::Library {
-        cuda_rt_sys::runtime::Library::load_from(&self.path).unwrap_or_else(|error| panic!("{error}"))
+        // SAFETY: the emulator keeps to the contract of libcudart.
+        unsafe { cuda_rt_sys::runtime::Library::load_from(&self.path) }
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Its libcuda.
     pub fn driver(&self) -> cuda_rt_sys::driver::Library {
-        cuda_rt_sys::driver::Library::load_from(&self.path).unwrap_or_else(|error| panic!("{error}"))
+        // SAFETY: the emulator keeps to the contract of libcuda.
+        unsafe { cuda_rt_sys::driver::Library::load_from(&self.path) }
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Carries out a command of `cufile_emulator::emulator_control`.

@@ -237,7 +237,8 @@ mod exports {
     #[test]
     fn every_function_of_the_three_tables_is_there() {
         let emulator = Emulator::start();
-        let library = SharedLibrary::load_from(&search(), emulator.path()).unwrap();
+        // SAFETY: the emulator may be loaded by anyone.
+        let library = unsafe { SharedLibrary::load_from(&search(), emulator.path()) }.unwrap();
         let tables =
             [cufile_sys::Functions::SYMBOLS, runtime::Functions::SYMBOLS, driver::Functions::SYMBOLS];
         assert_eq!(tables.map(<[_]>::len), [49, 67, 43]);
@@ -254,7 +255,8 @@ mod exports {
     fn an_old_version_lacks_exactly_the_newer_functions() {
         for (version, number) in Emulator::VERSIONS {
             let emulator = Emulator::posing_as(version);
-            let library = SharedLibrary::load_from(&search(), emulator.path()).unwrap();
+            // SAFETY: the emulator may be loaded by anyone.
+            let library = unsafe { SharedLibrary::load_from(&search(), emulator.path()) }.unwrap();
             for symbol in cufile_sys::Functions::SYMBOLS {
                 let name = CString::new(symbol.name).unwrap();
                 let found: Option<*const c_void> = unsafe { library.optional(&name) };

@@ -33,18 +33,26 @@ pub struct Library {
 impl Library {
     /// Loads libcuda from where [`SEARCH`] leads.
     ///
+    /// This trusts the environment, as [`loader`](crate::loader) says.
+    ///
     /// # Errors
     /// [`LoadError`] if no file loads, or what loads lacks a function that the driver of CUDA 11.8 has.
     pub fn load() -> Result<Self, LoadError> {
-        Self::resolve(SharedLibrary::load(&SEARCH)?)
+        // SAFETY: these names are NVIDIA's, and a file that the environment names is the user's word.
+        Self::resolve(unsafe { SharedLibrary::load(&SEARCH) }?)
     }
 
     /// Loads the libcuda at `path`.
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
-        Self::resolve(SharedLibrary::load_from(&SEARCH, path.as_ref())?)
+    ///
+    /// # Safety
+    /// The file must be libcuda, or a library that keeps to its contract. Its initialisers run, and what is built on it
+    /// calls its functions.
+    pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        // SAFETY: the caller's promise.
+        Self::resolve(unsafe { SharedLibrary::load_from(&SEARCH, path.as_ref()) }?)
     }
 
     /// A library made of a table of functions, for tests.

@@ -46,10 +46,15 @@ const SLABS: [Slab; 1] = [Slab { size_bytes: 4096, count: 1 }];
 
 fn open(stage: &Stage) -> Result<(), Problem> {
     let path = stage.emulator().path();
-    let libcuda = cuda_rt_sys::driver::Library::load_from(path).map_err(cufile::Error::from)?;
-    let libcudart = cuda_rt_sys::runtime::Library::load_from(path).map_err(cufile::Error::from)?;
+    // SAFETY: the emulator keeps to the contracts of the three libraries.
+    let (libcuda, libcudart, library) = unsafe {
+        (
+            cuda_rt_sys::driver::Library::load_from(path).map_err(cufile::Error::from)?,
+            cuda_rt_sys::runtime::Library::load_from(path).map_err(cufile::Error::from)?,
+            Library::load_from(path)?,
+        )
+    };
     let cuda = Cuda::from_sys(libcuda, libcudart)?;
-    let library = Library::from_sys(cufile_sys::Library::load_from(path).map_err(cufile::Error::from)?)?;
     let driver = Driver::builder()
         .library(library)
         .cuda(cuda)

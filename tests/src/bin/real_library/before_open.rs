@@ -323,7 +323,8 @@ fn zero_descriptor() -> CUfileDescr_t {
 }
 
 pub fn run(checks: &mut Checks, path: &Path, version: i32) {
-    let library = match Library::load_from(path) {
+    // SAFETY: the file is one of NVIDIA's packages.
+    let library = match unsafe { Library::load_from(path) } {
         Ok(library) => library,
         Err(error) => return checks.check("the library loads", || Err(error.to_string())),
     };

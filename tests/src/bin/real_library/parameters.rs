@@ -32,7 +32,8 @@ macro_rules! call {
 }
 
 pub fn run(checks: &mut Checks, path: &Path, version: i32) {
-    let library = match Library::load_from(path) {
+    // SAFETY: the file is one of NVIDIA's packages.
+    let library = match unsafe { Library::load_from(path) } {
         Ok(library) => library,
         Err(error) => return checks.check("the library loads", || Err(error.to_string())),
     };
