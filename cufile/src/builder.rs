@@ -51,6 +51,24 @@ impl DriverBuilder {
         self.then(param.name(), move |params| params.set(param, value.clone()))
     }
 
+    /// Sets the log file's path, as [`Params::set_log_file_path`]. Since cuFile 1.14.
+    ///
+    /// ```compile_fail,E0133
+    /// let driver = cufile::Driver::builder().log_file_path("/tmp/cufile.log").open()?;
+    /// # Ok::<(), cufile::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// While the driver opens, no other thread of the process may read or change the environment, as for
+    /// [`std::env::set_var`]: threads of C libraries read it, too. The same holds for the next opening by others if this one
+    /// fails.
+    #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
+    pub unsafe fn log_file_path(self, path: impl Into<String>) -> Self {
+        let path = path.into();
+        // SAFETY: the caller's promise.
+        self.then("log_file_path", move |params| unsafe { params.set_log_file_path(&path) })
+    }
+
     /// Sets the pool of host memory, as [`Params::set_posix_pool_slabs`]. Since cuFile 1.15.
     #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
     pub fn posix_pool_slabs(self, slabs: impl Into<Vec<Slab>>) -> Self {

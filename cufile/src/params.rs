@@ -154,9 +154,6 @@ parameters! {
     /// What goes into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.
     #[doc(alias = "CUFILE_PARAM_LOGGING_LEVEL")]
     LOGGING_LEVEL: String = Text::CUFILE_PARAM_LOGGING_LEVEL, 1140;
-    /// The log file's path, as the variable `CUFILE_LOGFILE_PATH` has it; asking is an error while it is not set.
-    #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
-    LOG_FILE_PATH: String = Text::CUFILE_PARAM_ENV_LOGFILE_PATH, 1140;
     /// The folder for the log file. Reads as empty while it is not set, and cannot be set to that.
     #[doc(alias = "CUFILE_PARAM_LOG_DIR")]
     LOG_DIR: String = Text::CUFILE_PARAM_LOG_DIR, 1140;
@@ -164,6 +161,14 @@ parameters! {
     #[doc(alias = "CUFILE_PARAM_RDMA_TRANSPORT")]
     RDMA_TRANSPORT: String = Text::CUFILE_PARAM_RDMA_TRANSPORT, 1190;
 }
+
+/// Not public, because libcufile takes it over by `setenv`.
+const LOG_FILE_PATH: Param<String> = Param {
+    raw: Text::CUFILE_PARAM_ENV_LOGFILE_PATH.as_raw(),
+    name: "CUFILE_PARAM_ENV_LOGFILE_PATH",
+    since: Version::from_raw(1140),
+    value: PhantomData,
+};
 
 impl<T> Param<T> {
     /// The parameter's C name.
@@ -384,6 +389,31 @@ impl Params<'_> {
         value.set(self.0, param)
     }
 
+    /// Returns the log file's path, as the environment variable `CUFILE_LOGFILE_PATH` has it. Since cuFile 1.14.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); libcufile's code [`OpError::INVALID_VALUE`] while it is not set.
+    #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
+    pub fn log_file_path(&self) -> Result<String> {
+        self.get(LOG_FILE_PATH)
+    }
+
+    /// Sets the log file's path for the next opening of the driver. Since cuFile 1.14.
+    ///
+    /// libcufile sets `CUFILE_LOGFILE_PATH` in this process's environment when the driver opens. Setting that variable before
+    /// the program starts needs no `unsafe`.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    ///
+    /// # Safety
+    /// While the driver opens the next time, no other thread of the process may read or change the environment, as for
+    /// [`std::env::set_var`]: threads of C libraries read it, too.
+    #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
+    pub unsafe fn set_log_file_path(&self, path: &str) -> Result<()> {
+        self.set(LOG_FILE_PATH, path.to_owned())
+    }
+
     /// The smallest and the largest value of a parameter. Since cuFile 1.15.
     ///
     /// The largest is the type's own where libcufile names none, as for memory of a GPU that is not there.
@@ -577,6 +607,9 @@ mod tests {
         let names = |kind: &str, name: fn(u32) -> Option<&'static str>| {
             let mut here: Vec<(u32, &str)> =
                 ALL.iter().filter(|entry| entry.0 == kind).map(|entry| (entry.1, entry.2)).collect();
+            if kind == "Text" {
+                here.push((LOG_FILE_PATH.raw, LOG_FILE_PATH.name));
+            }
             here.sort_unstable();
             let header = (0..).map_while(|raw| name(raw).map(|name| (raw, name))).collect::<Vec<_>>();
             assert!(header.len() > 3);

@@ -102,7 +102,11 @@ fn every_parameter_reads_back_as_it_was_set() {
         }
         assert_settable(library, Param::LOGGING_LEVEL, ["WARN", "ERROR"].map(Into::into));
         assert_settable(library, Param::LOG_DIR, ["/tmp/cufile-logs", "/tmp"].map(Into::into));
-        assert_settable(library, Param::LOG_FILE_PATH, ["/tmp/a.log", "/tmp/cufile.log"].map(Into::into));
+        for path in ["/tmp/a.log", "/tmp/cufile.log"] {
+            // SAFETY: the driver of this library is not opened.
+            unsafe { library.params().set_log_file_path(path) }.unwrap();
+            assert_eq!(library.params().log_file_path().unwrap(), path);
+        }
         if at_least(library, 19) {
             assert_settable(library, Param::POSIX_IO_MODE, [true, false]);
             assert_settable(library, Param::GDS_FALLBACK_IO, [true, false]);
@@ -204,8 +208,9 @@ fn strings_of_any_length_come_back_whole() {
         if library.supports(Feature::Parameters) {
             for len in [1, 255, 256, 300, 4000] {
                 let path = format!("/{}", "x".repeat(len - 1));
-                library.params().set(Param::LOG_FILE_PATH, path.clone()).unwrap();
-                assert_eq!(library.params().get(Param::LOG_FILE_PATH).unwrap(), path);
+                // SAFETY: the driver of this library is not opened.
+                unsafe { library.params().set_log_file_path(&path) }.unwrap();
+                assert_eq!(library.params().log_file_path().unwrap(), path);
             }
         }
     });
@@ -310,7 +315,9 @@ fn the_builder_sets_in_order_and_before_opening() {
     let emulator = Emulator::start();
     let (library, cuda) = libraries(&emulator);
     let slabs = vec![Slab { size_bytes: 1 << 20, count: 3 }];
-    let driver = Driver::builder()
+    // SAFETY: the emulator does not touch the environment.
+    let builder = unsafe { Driver::builder().log_file_path("/tmp/emulated.log") };
+    let driver = builder
         .library(library.clone())
         .cuda(cuda)
         .set(Param::MAX_IO_THREADS, 8)
@@ -330,6 +337,7 @@ fn the_builder_sets_in_order_and_before_opening() {
     assert_eq!(params.get(Param::MAX_IO_THREADS).unwrap(), 16, "the later one counts");
     assert!(params.get(Param::FORCE_COMPAT_MODE).unwrap());
     assert_eq!(params.get(Param::LOGGING_LEVEL).unwrap(), "INFO");
+    assert_eq!(params.log_file_path().unwrap(), "/tmp/emulated.log");
     assert_eq!(params.posix_pool_slabs().unwrap(), slabs);
     assert_eq!(params.gpu_bounce_buffer_slabs().unwrap(), slabs);
     let properties = driver.properties().unwrap();
