@@ -8,7 +8,7 @@ mod common;
 use std::process::ExitCode;
 
 use common::{MIB, all_of, in_threads, open_to_read, require_contents, require_len};
-use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+use cufile::{Driver, FileHandle, RegisterFlags};
 
 const THREADS: usize = 64;
 const LEN: usize = MIB;
@@ -29,11 +29,9 @@ fn main() -> ExitCode {
             let (path, file, offset) = (paths[number % 2], &files[number % 2], (number / 2 * LEN) as u64);
             let mut buffer = device.alloc(LEN)?;
             let read = if number == 0 {
-                let mut registered =
-                    RegisteredBuffer::register(&driver, &mut buffer, RegisterFlags::empty())?;
-                let read = file.read_at(&mut registered, offset)?;
-                registered.deregister().map_err(|(_, error)| error)?;
-                read
+                driver.with_registered_mut(&mut buffer, RegisterFlags::empty(), |mut registered| {
+                    file.read_at(&mut registered, offset)
+                })??
             } else {
                 file.read_at(&mut buffer, offset)?
             };

@@ -7,7 +7,7 @@ mod common;
 use std::process::ExitCode;
 
 use common::{MIB, all_of, in_threads, open_to_read, require_contents, require_len};
-use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+use cufile::{Driver, FileHandle, RegisterFlags};
 
 const THREADS: usize = 10;
 const PART: usize = 10 * MIB;
@@ -18,12 +18,12 @@ fn main() -> ExitCode {
         require_len(path, THREADS * PART)?;
         let driver = Driver::open()?;
         let mut memory = driver.cuda().device(0)?.alloc(THREADS * PART)?;
-        in_threads(memory.chunks_mut(PART).enumerate(), |(number, part)| {
+        in_threads(memory.chunks_mut(PART).enumerate(), |(number, mut part)| {
             let file = FileHandle::register(&driver, open_to_read(path)?)?;
-            let mut part = RegisteredBuffer::register(&driver, part, RegisterFlags::empty())?;
-            let read = file.read_at(&mut part, (number * PART) as u64)?;
+            let read = driver.with_registered_mut(&mut part, RegisterFlags::empty(), |mut part| {
+                file.read_at(&mut part, (number * PART) as u64)
+            })??;
             all_of(read, PART, "cuFileRead")?;
-            part.deregister().map_err(|(_, error)| error)?;
             drop(file.deregister());
             Ok(())
         })?;

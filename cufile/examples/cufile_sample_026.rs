@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use common::{MIB, Result, add, all_of, open_to_read, pass_if_same, pattern, to_host, write_file};
-use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+use cufile::{Driver, FileHandle, RegisterFlags};
 
 const STEP: usize = 32 * MIB;
 const LEN: usize = 2 * STEP;
@@ -27,9 +27,11 @@ fn main() -> ExitCode {
             let mut memory = device.reserve(LEN)?;
             for start in (0..LEN).step_by(STEP) {
                 memory.grow(STEP)?;
-                let mut mapped = RegisteredBuffer::register(&driver, &mut memory, RegisterFlags::empty())?;
-                all_of(file.read_range_at(&mut mapped, start, STEP, start as u64)?, STEP, "cuFileRead")?;
-                mapped.deregister().map_err(|(_, error)| error)?;
+                let read =
+                    driver.with_registered_mut(&mut memory, RegisterFlags::empty(), |mut mapped| {
+                        file.read_range_at(&mut mapped, start, STEP, start as u64)
+                    })??;
+                all_of(read, STEP, "cuFileRead")?;
             }
             drop(file.deregister());
             Ok(memory)

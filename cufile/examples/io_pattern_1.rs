@@ -11,8 +11,8 @@ mod common;
 use std::process::ExitCode;
 
 use common::measure::{Pattern, READS, Sizes, gpu, timed};
-use common::{all_of, open_to_read};
-use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+use common::{Result, all_of, open_to_read};
+use cufile::{Driver, FileHandle, RegisterFlags};
 
 fn main() -> ExitCode {
     common::run("FILE [GPU [SIZE]]", |arguments| {
@@ -25,11 +25,15 @@ fn main() -> ExitCode {
 
         pattern.measure("registered-for-each-read", 0, 0, |buffer| {
             timed(|| {
-                for (index, part) in buffer.chunks_mut(read).take(READS).enumerate() {
-                    let mut part = RegisteredBuffer::register(&driver, part, RegisterFlags::empty())?;
-                    all_of(file.read_at(&mut part, (index * read) as u64)?, read, "cuFileRead")?;
-                    // Here a kernel would use the part.
-                    part.deregister().map_err(|(_, error)| error)?;
+                for (index, mut part) in buffer.chunks_mut(read).take(READS).enumerate() {
+                    driver.with_registered_mut(
+                        &mut part,
+                        RegisterFlags::empty(),
+                        |mut part| -> Result {
+                            all_of(file.read_at(&mut part, (index * read) as u64)?, read, "cuFileRead")
+                            // Here a kernel would use the part.
+                        },
+                    )??;
                 }
                 Ok(())
             })
@@ -37,12 +41,12 @@ fn main() -> ExitCode {
 
         pattern.measure("registered-once", 0, 0, |buffer| {
             timed(|| {
-                let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
-                for (index, mut part) in buffer.chunks_mut(read).take(READS).enumerate() {
-                    all_of(file.read_at(&mut part, (index * read) as u64)?, read, "cuFileRead")?;
-                }
-                buffer.deregister().map_err(|(_, error)| error)?;
-                Ok(())
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |buffer| {
+                    for (index, mut part) in buffer.chunks(read).take(READS).enumerate() {
+                        all_of(file.read_at(&mut part, (index * read) as u64)?, read, "cuFileRead")?;
+                    }
+                    Ok(())
+                })?
             })
         })?;
         println!("contents match");

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use common::measure::{Pattern, READS, Sizes, gpu, timed};
 use common::{Result, all_of, open_to_read};
-use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags, RegisteredBuffer};
+use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags};
 
 fn main() -> ExitCode {
     common::run("FILE [GPU [SIZE]]", |arguments| {
@@ -25,26 +25,28 @@ fn main() -> ExitCode {
 
         pattern.measure("registered-once", 0, 0, |buffer| {
             timed(|| {
-                let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
-                fill(&file, &mut buffer, read)?;
-                buffer.deregister().map_err(|(_, error)| error)?;
-                Ok(())
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |mut buffer| {
+                    fill(&file, &mut buffer, read)
+                })?
             })
         })?;
 
         pattern.measure("registered-before", 0, 0, |buffer| {
-            let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
-            let elapsed = timed(|| fill(&file, &mut buffer, read))?;
-            buffer.deregister().map_err(|(_, error)| error)?;
-            Ok(elapsed)
+            driver.with_registered_mut(buffer, RegisterFlags::empty(), |mut buffer| {
+                timed(|| fill(&file, &mut buffer, read))
+            })?
         })?;
 
         pattern.measure("registered-for-each-read", 0, 0, |buffer| {
             timed(|| {
-                for (index, part) in buffer.chunks_mut(read).take(READS).enumerate() {
-                    let mut part = RegisteredBuffer::register(&driver, part, RegisterFlags::empty())?;
-                    all_of(file.read_at(&mut part, (index * read) as u64)?, read, "cuFileRead")?;
-                    part.deregister().map_err(|(_, error)| error)?;
+                for (index, mut part) in buffer.chunks_mut(read).take(READS).enumerate() {
+                    driver.with_registered_mut(
+                        &mut part,
+                        RegisterFlags::empty(),
+                        |mut part| -> Result {
+                            all_of(file.read_at(&mut part, (index * read) as u64)?, read, "cuFileRead")
+                        },
+                    )??;
                 }
                 Ok(())
             })

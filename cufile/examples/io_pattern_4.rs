@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use common::measure::{Pattern, READS, Sizes, gpu, timed};
 use common::{Result, all_of, open_to_read};
-use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags, RegisteredBuffer};
+use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags};
 
 /// No multiple of 4096, as after a short header of some file format.
 const SHIFT: usize = 3;
@@ -30,10 +30,9 @@ fn main() -> ExitCode {
 
         pattern.measure("unaligned-file-offset-registered", SHIFT, 0, |buffer| {
             timed(|| {
-                let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
-                fill(&file, &mut buffer, read, SHIFT)?;
-                buffer.deregister().map_err(|(_, error)| error)?;
-                Ok(())
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |mut buffer| {
+                    fill(&file, &mut buffer, read, SHIFT)
+                })?
             })
         })?;
 
@@ -43,10 +42,9 @@ fn main() -> ExitCode {
 
         pattern.measure("aligned-registered", 0, 0, |buffer| {
             timed(|| {
-                let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
-                fill(&file, &mut buffer, read, 0)?;
-                buffer.deregister().map_err(|(_, error)| error)?;
-                Ok(())
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |mut buffer| {
+                    fill(&file, &mut buffer, read, 0)
+                })?
             })
         })?;
         println!("contents match");

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use common::measure::{Pattern, READS, Sizes, gpu, timed};
 use common::{Result, all_of, in_threads, open_to_read};
-use cufile::{BufSliceMut, Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+use cufile::{BufSliceMut, Driver, FileHandle, RegisterFlags};
 
 fn main() -> ExitCode {
     common::run("FILE [GPU [SIZE]]", |arguments| {
@@ -30,30 +30,26 @@ fn main() -> ExitCode {
 
         pattern.measure("threads-share-a-registration", 0, 0, |buffer| {
             timed(|| {
-                let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
-                in_threads(buffer.chunks_mut(read).take(READS).enumerate(), fill)?;
-                buffer.deregister().map_err(|(_, error)| error)?;
-                Ok(())
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |buffer| {
+                    in_threads(buffer.chunks(read).take(READS).enumerate(), fill)
+                })?
             })
         })?;
 
         pattern.measure("each-thread-registers", 0, 0, |buffer| {
             timed(|| {
-                in_threads(buffer.chunks_mut(read).take(READS).enumerate(), |(index, part)| {
-                    let mut part = RegisteredBuffer::register(&driver, part, RegisterFlags::empty())?;
-                    fill((index, part.slice_mut(..)))?;
-                    part.deregister().map_err(|(_, error)| error)?;
-                    Ok(())
+                in_threads(buffer.chunks_mut(read).take(READS).enumerate(), |(index, mut part)| {
+                    driver
+                        .with_registered_mut(&mut part, RegisterFlags::empty(), |part| fill((index, part)))?
                 })
             })
         })?;
 
         pattern.measure("one-thread", 0, 0, |buffer| {
             timed(|| {
-                let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
-                buffer.chunks_mut(read).take(READS).enumerate().try_for_each(fill)?;
-                buffer.deregister().map_err(|(_, error)| error)?;
-                Ok(())
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |buffer| {
+                    buffer.chunks(read).take(READS).enumerate().try_for_each(fill)
+                })?
             })
         })?;
         println!("contents match");

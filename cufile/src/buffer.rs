@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{DerefMut, RangeBounds};
-use std::{fmt, ptr};
+use std::{fmt, ptr, slice};
 
 use cuda_rt_sys::runtime::{cudaMemoryType, cudaPointerAttributes};
 use cufile_sys::{CU_FILE_RDMA_REGISTER, CU_FILE_RDMA_RELAXED_ORDERING};
@@ -29,9 +29,12 @@ bitflags::bitflags! {
 
 /// Memory registered with cuFile, which saves the direct paths from pinning it for each transfer.
 ///
-/// Owns the buffer, or holds the borrow that it was given, and a reference to the driver; deregisters before any of
-/// them can end, because freeing registered memory can deadlock with nvidia-fs. Device, mapped, pinned and other host
-/// memory can be registered; managed memory cannot. One registration may lie within another that starts elsewhere.
+/// Owns the buffer and a reference to the driver, and deregisters before either ends, because freeing registered memory can
+/// deadlock with nvidia-fs. Device, mapped, pinned and other host memory can be registered; managed memory cannot. One
+/// registration may lie within another that starts elsewhere.
+///
+/// A borrow is registered for the length of a closure, by [`Driver::with_registered`] and
+/// [`Driver::with_registered_mut`].
 ///
 /// It is itself an [`IoBuf`], and so are its [parts](Self::slice_mut), which use the registration too and may be used
 /// by many threads at once:
@@ -56,15 +59,14 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Memory that is borrowed cannot be freed while it is registered:
+/// Borrowed memory is not taken, because whoever forgets the registration could free it while it is registered:
 ///
-/// ```compile_fail,E0505
+/// ```compile_fail,E0597
 /// # use cufile::{Driver, RegisterFlags, RegisteredBuffer};
 /// # let driver = Driver::open()?;
 /// let memory = driver.cuda().device(0)?.alloc(4096)?;
-/// let buffer = RegisteredBuffer::register(&driver, &memory, RegisterFlags::empty())?;
+/// std::mem::forget(RegisteredBuffer::register(&driver, &memory, RegisterFlags::empty())?);
 /// drop(memory);
-/// drop(buffer);
 /// # Ok::<(), cufile::Error>(())
 /// ```
 ///
@@ -96,31 +98,34 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// If cuFile refuses to deregister it when it is dropped, the memory stays registered, and a buffer that is owned is
-/// leaked instead of freed. `mem::forget` leaves the memory registered too, and the driver open. In both cases the owner
-/// of a buffer that was borrowed can then free it, with the risk named above.
+/// If cuFile refuses to deregister it when it is dropped, the memory stays registered, and the buffer is leaked instead of
+/// freed. `mem::forget` leaves the memory registered and allocated, and the driver open.
 pub struct RegisteredBuffer<B: IoBuf> {
     buffer: ManuallyDrop<B>,
     registered_bytes: usize,
     driver: Driver,
 }
 
-impl<B: IoBuf> RegisteredBuffer<B> {
+impl<B: IoBuf + 'static> RegisteredBuffer<B> {
     /// Registers all of `buffer` (`cuFileBufRegister`).
     ///
     /// # Errors
     /// cuFile's code, with what the memory is: `MEMORY_ALREADY_REGISTERED` if a registration starts at the same
     /// address, `CUDA_MEMORY_TYPE_INVALID` for managed memory, `CUDA_POINTER_RANGE_ERROR` for more than the
-    /// allocation, `INVALID_VALUE` for no bytes. The buffer is dropped; register a borrow of it to keep it.
+    /// allocation, `INVALID_VALUE` for no bytes. The buffer is dropped; [`Driver::with_registered_mut`] leaves it
+    /// to its owner.
     #[doc(alias = "cuFileBufRegister")]
     pub fn register(driver: &Driver, buffer: B, flags: RegisterFlags) -> Result<Self> {
         let registered_bytes = buffer.len_bytes();
-        // SAFETY: all of the buffer.
+        // SAFETY: all of the buffer. It is owned: it stays allocated if the registration is forgotten.
         unsafe { Self::register_bytes(driver, buffer, registered_bytes, flags) }
     }
+}
 
+impl<B: IoBuf> RegisteredBuffer<B> {
     /// # Safety
-    /// So many bytes from the buffer's start must be its own, though they need not be memory yet.
+    /// So many bytes from the buffer's start must be its own, though they need not be memory yet. A registration of memory
+    /// that is not owned must be dropped or deregistered before the borrow ends.
     unsafe fn register_bytes(
         driver: &Driver,
         buffer: B,
@@ -246,7 +251,83 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
     where
         B: DerefMut<Target = [u8]>,
     {
-        &mut self.buffer
+        assert!(self.buffer.is_host_accessible(), "the host cannot access the memory");
+        let len_bytes = self.buffer.len_bytes();
+        if len_bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: initialised bytes that the host can access, to which `&mut self` is the only access. `deref_mut` might put
+        // other bytes in the place of the registered ones.
+        unsafe { slice::from_raw_parts_mut(self.buffer.as_mut_ptr(), len_bytes) }
+    }
+}
+
+impl Driver {
+    /// Registers borrowed memory while `work` runs (`cuFileBufRegister`, `cuFileBufDeregister`), for writing it to files.
+    ///
+    /// `work` gets all of the buffer, as a part that uses the registration.
+    ///
+    /// # Errors
+    /// As [`RegisteredBuffer::register`]. What cuFile said if it refused to deregister the memory after `work`: the result
+    /// of `work` is dropped then, and freeing the memory can deadlock with nvidia-fs. If `work` panics, that goes
+    /// unnoticed.
+    #[doc(alias = "cuFileBufRegister")]
+    #[doc(alias = "cuFileBufDeregister")]
+    pub fn with_registered<R>(
+        &self,
+        buffer: &(impl IoBuf + ?Sized),
+        flags: RegisterFlags,
+        work: impl FnOnce(BufSlice<'_>) -> R,
+    ) -> Result<R> {
+        let len_bytes = buffer.len_bytes();
+        // SAFETY: all of the buffer; `work` cannot keep the registration from its end here.
+        let registered = unsafe { RegisteredBuffer::register_bytes(self, buffer, len_bytes, flags) }?;
+        let result = work(registered.slice(..));
+        registered.deregister().map_err(|(_, error)| error)?;
+        Ok(result)
+    }
+
+    /// Registers borrowed memory while `work` runs (`cuFileBufRegister`, `cuFileBufDeregister`), for reading files into it.
+    ///
+    /// ```no_run
+    /// # use cufile::{Driver, FileHandle, RegisterFlags};
+    /// # let driver = Driver::open()?;
+    /// # let file = FileHandle::register(&driver, std::fs::File::open("data.bin")?)?;
+    /// let mut memory = driver.cuda().device(0)?.alloc(1 << 20)?;
+    /// let bytes = driver.with_registered_mut(&mut memory, RegisterFlags::empty(), |part| {
+    ///     part.chunks(4096).enumerate().try_fold(0, |bytes, (index, mut part)| {
+    ///         Ok::<_, cufile::Error>(bytes + file.read_at(&mut part, (index * 4096) as u64)?)
+    ///     })
+    /// })??;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The part ends before the registration does:
+    ///
+    /// ```compile_fail
+    /// # use cufile::{Driver, RegisterFlags};
+    /// # let driver = Driver::open()?;
+    /// let mut memory = vec![0; 4096];
+    /// let part = driver.with_registered_mut(&mut memory, RegisterFlags::empty(), |part| part)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`with_registered`](Self::with_registered).
+    #[doc(alias = "cuFileBufRegister")]
+    #[doc(alias = "cuFileBufDeregister")]
+    pub fn with_registered_mut<R>(
+        &self,
+        buffer: &mut (impl IoBufMut + ?Sized),
+        flags: RegisterFlags,
+        work: impl FnOnce(BufSliceMut<'_>) -> R,
+    ) -> Result<R> {
+        let len_bytes = buffer.len_bytes();
+        // SAFETY: all of the buffer; `work` cannot keep the registration from its end here.
+        let mut registered = unsafe { RegisteredBuffer::register_bytes(self, buffer, len_bytes, flags) }?;
+        let result = work(registered.slice_mut(..));
+        registered.deregister().map_err(|(_, error)| error)?;
+        Ok(result)
     }
 }
 
@@ -294,7 +375,7 @@ impl<B: IoBuf> Drop for RegisteredBuffer<B> {
             ),
         };
         if gone {
-            // What is still registered is leaked instead; if it was borrowed, its owner can free it all the same.
+            // What is still registered is leaked instead.
             // SAFETY: dropped here alone, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.buffer) };
         }

@@ -13,7 +13,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Cause::NoCufile`] if the driver does not open, else what cuFile said of the memory. The buffer is dropped;
-    /// register a borrow of it to keep it.
+    /// `cufile::Driver::with_registered_mut` registers a borrow.
     ///
     /// ```no_run
     /// use gpufile::{Engine, File};
@@ -28,7 +28,7 @@ impl Engine {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "cuFileBufRegister")]
-    pub fn register<B: IoBuf>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Cause> {
+    pub fn register<B: IoBuf + 'static>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Cause> {
         let driver = self.driver().map_err(|reason| Cause::NoCufile(reason.to_owned()))?;
         Ok(RegisteredBuffer::register(driver, buffer, RegisterFlags::empty())?)
     }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::fs;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::thread;
 
@@ -17,12 +18,18 @@ use cufile_tests::{Emulator, in_threads};
 
 const LEN: usize = 1 << 20;
 
-fn register<B: IoBuf>(bed: &Bed, buffer: B) -> cufile::Result<RegisteredBuffer<B>> {
+fn register<B: IoBuf + 'static>(bed: &Bed, buffer: B) -> cufile::Result<RegisteredBuffer<B>> {
     RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty())
 }
 
-fn registered<B: IoBuf>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
+fn registered<B: IoBuf + 'static>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
     register(bed, buffer).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn borrowed_mut(bed: &Bed, buffer: &mut impl IoBufMut, work: impl FnOnce(BufSliceMut<'_>)) {
+    bed.driver
+        .with_registered_mut(buffer, RegisterFlags::empty(), work)
+        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn file(bed: &Bed, name: &str, bytes: &[u8]) -> FileHandle {
@@ -34,7 +41,14 @@ fn every_kind_of_memory_but_managed_registers_owned_and_borrowed() {
     Bed::each(|bed| {
         let bytes = pattern(LEN);
         let file = file(bed, "data", &bytes);
-        fn check<B: IoBufMut>(bed: &Bed, file: &FileHandle, bytes: &[u8], buffer: B) {
+        fn check<B: IoBufMut + 'static>(bed: &Bed, file: &FileHandle, bytes: &[u8], mut buffer: B) {
+            let mut read = vec![0; LEN];
+            borrowed_mut(bed, &mut buffer, |mut part| {
+                assert_eq!(file.read_at(&mut part, 0).unwrap(), LEN);
+                bed.driver.cuda().copy_to_host(&part, 0, &mut read).unwrap();
+            });
+            assert!(read == bytes);
+            bed.driver.cuda().copy_from_host(&mut buffer, 0, &[7; LEN]).unwrap();
             let mut buffer = registered(bed, buffer);
             assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
             let mut read = vec![0; LEN];
@@ -48,18 +62,16 @@ fn every_kind_of_memory_but_managed_registers_owned_and_borrowed() {
             drop(registered(bed, buffer.deregister().map_err(|(_, error)| error).unwrap()));
         }
         check(bed, &file, &bytes, bed.device.alloc(LEN).unwrap());
-        check(bed, &file, &bytes, &mut bed.device.alloc(LEN).unwrap());
-        check(bed, &file, &bytes, bed.device.alloc(2 * LEN).unwrap().slice_mut(4096..4096 + LEN));
+        check(bed, &file, &bytes, OwnedPart::split(bed.device.alloc(2 * LEN).unwrap(), LEN).pop().unwrap());
         check(bed, &file, &bytes, bed.device.alloc_pinned(LEN).unwrap());
-        check(bed, &file, &bytes, &mut bed.device.alloc_pinned(LEN).unwrap());
-        check(bed, &file, &bytes, bed.device.alloc_mapped(2 << 20).unwrap().slice_mut(..LEN));
+        check(bed, &file, &bytes, OwnedPart::split(bed.device.alloc_mapped(2 << 20).unwrap(), LEN).remove(0));
         check(bed, &file, &bytes, vec![0u8; LEN]);
         check(bed, &file, &bytes, vec![0u8; LEN].into_boxed_slice());
-        check(bed, &file, &bytes, &mut vec![0u8; LEN][..]);
+        check(bed, &file, &bytes, vec![0u8; LEN].leak());
         // For writing files a shared borrow will do.
-        let device = bed.device.alloc(LEN).unwrap();
-        assert_eq!(file.write_at(&registered(bed, &device), 0).unwrap(), LEN);
-        assert_eq!(file.write_at(&registered(bed, &bytes[..]), 0).unwrap(), LEN);
+        let write = |part: BufSlice<'_>| assert_eq!(file.write_at(&part, 0).unwrap(), LEN);
+        bed.driver.with_registered(&bed.device.alloc(LEN).unwrap(), RegisterFlags::empty(), write).unwrap();
+        bed.driver.with_registered(&bytes[..], RegisterFlags::empty(), write).unwrap();
         if let Some(emulator) = &bed.emulator {
             assert_eq!(emulator.live("buffers"), 0);
         }
@@ -70,7 +82,8 @@ fn every_kind_of_memory_but_managed_registers_owned_and_borrowed() {
 fn managed_memory_is_refused_with_the_reason_and_works_unregistered() {
     Bed::each(|bed| {
         let mut managed = bed.device.alloc_managed(LEN).unwrap();
-        let error = register(bed, &managed).unwrap_err();
+        let refused = bed.driver.with_registered(&managed, RegisterFlags::empty(), |_| ());
+        let error = refused.unwrap_err();
         assert_eq!(error.op_error(), Some(OpError::CUDA_MEMORY_TYPE_INVALID), "{error}");
         let text = error.to_string();
         let expected = format!("cuFileBufRegister({LEN} bytes of managed memory at {:p})", managed.as_ptr());
@@ -84,20 +97,20 @@ fn managed_memory_is_refused_with_the_reason_and_works_unregistered() {
 #[test]
 fn registrations_may_overlap_but_not_start_at_the_same_address() {
     Bed::each(|bed| {
-        let device = bed.device.alloc(LEN).unwrap();
-        let whole = registered(bed, &device);
-        let error = register(bed, &device).unwrap_err();
+        let whole = registered(bed, bed.device.alloc(LEN).unwrap());
+        let none = RegisterFlags::empty();
+        let error = bed.driver.with_registered(whole.get(), none, |_| ()).unwrap_err();
         assert_eq!(error.op_error(), Some(OpError::MEMORY_ALREADY_REGISTERED), "{error}");
         assert_eq!(error.kind(), ErrorKind::Busy);
         let text = error.to_string();
         assert!(text.contains(&format!("{LEN} bytes of device memory at")), "{text}");
         assert!(text.contains("starts at the same address"), "{text}");
-        let part = registered(bed, device.slice(64 << 10..128 << 10));
-        drop(whole);
+        let part = 64 << 10..128 << 10;
+        bed.driver.with_registered(&whole.get().slice(part.clone()), none, |_| ()).unwrap();
         // The other registration is not the one that went.
-        let (part, whole) = (part.deregister().is_ok(), registered(bed, &device));
-        assert!(part);
-        drop(whole);
+        let device = whole.deregister().map_err(|(_, error)| error).unwrap();
+        let inner = || bed.driver.with_registered(&device, none, |_| ());
+        bed.driver.with_registered(&device.slice(part), none, |_| inner()).unwrap().unwrap();
     });
 }
 
@@ -129,7 +142,9 @@ fn a_refused_registration_says_what_was_to_be_registered() {
         let error = register(bed, Longer(bed.device.alloc(LEN).unwrap(), 1 << 40)).unwrap_err();
         assert_eq!(error.op_error(), Some(OpError::CUDA_POINTER_RANGE_ERROR), "{error}");
         assert!(error.to_string().contains("the allocation ends after"), "{error}");
-        let error = register(bed, bed.device.alloc(LEN).unwrap().slice(..0)).unwrap_err();
+        let memory = bed.device.alloc(LEN).unwrap();
+        let nothing = bed.driver.with_registered(&memory.slice(..0), RegisterFlags::empty(), |_| ());
+        let error = nothing.unwrap_err();
         assert_eq!(error.op_error(), Some(OpError::INVALID_VALUE), "{error}");
         let text = error.to_string();
         assert!(text.contains("0 bytes of device memory") && text.contains("nothing to register"), "{text}");
@@ -316,9 +331,12 @@ fn a_part_passes_the_registered_address_and_its_offset() {
     let buffer = owned.remove(0).into_whole().unwrap();
     // A registration of a part is known by the part's own address.
     let mut memory = buffer.deregister().unwrap();
-    let part = memory.slice_mut(4096..);
-    let mut part = RegisteredBuffer::register(&driver, part, RegisterFlags::empty()).unwrap();
-    assert_eq!(seen(&mut part.slice_mut(5..), 1..3), (base + 4096, 6, 2));
+    let registered =
+        driver.with_registered_mut(&mut memory.slice_mut(4096..), RegisterFlags::empty(), |mut part| {
+            assert!(part.is_registered());
+            assert_eq!(seen(&mut part.slice_mut(5..), 1..3), (base + 4096, 6, 2));
+        });
+    registered.unwrap();
 }
 
 #[test]
@@ -369,6 +387,26 @@ fn memory_that_cannot_be_deregistered_is_never_freed() {
 }
 
 #[test]
+fn borrowed_memory_is_deregistered_however_work_ends() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let mut memory = bed.device.alloc(LEN).unwrap();
+    let none = RegisterFlags::empty();
+    let counts = || (emulator.live("buffers"), emulator.calls("cuFileBufDeregister"));
+    borrowed_mut(&bed, &mut memory, |_| assert_eq!(counts(), (1, 0)));
+    assert_eq!(counts(), (0, 1));
+    assert_eq!(bed.driver.with_registered(&memory, none, |part| part.len_bytes()).unwrap(), LEN);
+    assert_eq!(counts(), (0, 2));
+    let panics = || borrowed_mut(&bed, &mut memory, |_| panic!("work"));
+    catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
+    assert_eq!(counts(), (0, 3));
+    // What cannot be deregistered is an error, tried once more.
+    emulator.fault("cuFileBufDeregister", "err=5030 times=2");
+    let error = bed.driver.with_registered_mut(&mut memory, none, |_| ()).unwrap_err();
+    assert_eq!((error.op_error(), counts()), (Some(OpError::INTERNAL_ERROR), (1, 5)));
+}
+
+#[test]
 fn the_driver_lives_as_long_as_a_registration() {
     let emulator = Emulator::start();
     let (library, cuda) = libraries(&emulator);
@@ -387,7 +425,7 @@ fn a_thread_without_a_context_registers_and_deregisters() {
     Bed::each(|bed| {
         let memory = bed.device.alloc(LEN).unwrap();
         thread::scope(|threads| {
-            let buffer = threads.spawn(|| registered(bed, &memory)).join().unwrap();
+            let buffer = threads.spawn(|| registered(bed, memory)).join().unwrap();
             threads.spawn(|| buffer.deregister().map_err(|(_, error)| error).unwrap()).join().unwrap();
         });
     });

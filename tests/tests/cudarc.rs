@@ -252,12 +252,11 @@ fn a_slice_can_be_registered_and_is_freed_after_that() {
         let bytes = pattern(8192);
         let file = Arc::new(FileHandle::register(&bed.driver, bed.file("data", &bytes)).unwrap());
         let stream = stream_of(bed);
-        let mut slice = stream.alloc_zeros::<u64>(1024).unwrap();
-        let synced = Synced::new(&mut slice).unwrap();
+        let synced = Synced::new(stream.alloc_zeros::<u64>(1024).unwrap()).unwrap();
         let mut buffer = RegisteredBuffer::register(&bed.driver, synced, RegisterFlags::empty()).unwrap();
         assert_eq!((buffer.len_bytes(), emulator.live("buffers")), (8192, 1));
         assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 8192);
-        drop(buffer);
+        let slice = buffer.deregister().map_err(|(_, error)| error).unwrap().into_inner();
         assert_eq!(emulator.live("buffers"), 0);
         let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
         assert!(stream.clone_dtoh(&slice).unwrap().into_iter().eq(words));

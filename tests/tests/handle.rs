@@ -409,7 +409,11 @@ fn a_fork_gets_an_error_from_every_call_and_leaves_the_parent_alone() {
                 forked(handle.read_at(&mut buffer, 0)),
                 matches!(FileHandle::register(&bed.driver, spare), Err(Error::Forked)),
                 matches!(
-                    RegisteredBuffer::register(&bed.driver, &host, RegisterFlags::empty()),
+                    RegisteredBuffer::register(&bed.driver, vec![0u8; 10], RegisterFlags::empty()),
+                    Err(Error::Forked)
+                ),
+                matches!(
+                    bed.driver.with_registered(&host, RegisterFlags::empty(), |_| ()),
                     Err(Error::Forked)
                 ),
                 matches!(bed.driver.use_count(), Err(Error::Forked)),

@@ -90,12 +90,11 @@ fn a_registration_belongs_to_the_engines_driver_and_ends_with_the_buffer() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let engine = Engine::builder().driver(bed.driver.clone()).build();
-    let mut memory = bed.device.alloc(4096).unwrap();
-    let buffer = engine.register(&mut memory).unwrap();
+    let buffer = engine.register(bed.device.alloc(4096).unwrap()).unwrap();
     assert_eq!(emulator.live("buffers"), 1);
     drop(buffer);
     assert_eq!(emulator.live("buffers"), 0);
     emulator.fault("cuFileBufRegister", "err=5011 cu=2");
-    let error = engine.register(&memory).unwrap_err();
+    let error = engine.register(bed.device.alloc(4096).unwrap()).unwrap_err();
     assert!(error.to_string().contains("4096 bytes of device memory"), "{error}");
 }

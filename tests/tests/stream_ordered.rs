@@ -36,7 +36,7 @@ fn device_copy(bed: &Bed, bytes: &[u8]) -> DeviceBuffer {
     buffer
 }
 
-fn registered<B: IoBuf>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
+fn registered<B: IoBuf + 'static>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
     RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap()
 }
 

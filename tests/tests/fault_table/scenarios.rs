@@ -248,7 +248,7 @@ fn refused_registration(stage: &Stage) -> Result<(), Problem> {
     let mut buffer = bed.device.alloc(4096)?;
     // SAFETY: never used but to be registered, which fails.
     let beyond = unsafe { BufSlice::from_device(&bed.device, buffer.as_mut_ptr(), 8192) };
-    match RegisteredBuffer::register(&bed.driver, beyond, RegisterFlags::empty()) {
+    match bed.driver.with_registered(&beyond, RegisterFlags::empty(), |_| ()) {
         Err(error) if error.op_error() == Some(OpError::CUDA_POINTER_RANGE_ERROR) => Ok(()),
         Err(error) => Err(error.into()),
         Ok(_) => Err(Problem::Wrong("memory beyond an allocation was registered".to_owned())),
