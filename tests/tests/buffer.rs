@@ -407,6 +407,41 @@ fn borrowed_memory_is_deregistered_however_work_ends() {
 }
 
 #[test]
+fn memory_of_another_libcuda_is_refused() {
+    let (bed, other) = (Bed::emulated(), Bed::emulated());
+    let file = file(&bed, "data", &pattern(LEN));
+    let cuda = bed.driver.cuda();
+    #[track_caller]
+    fn refused<T: std::fmt::Debug>(result: cufile::Result<T>) {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::InvalidInput { .. }), "{error}");
+        assert!(error.to_string().contains("another libcuda"), "{error}");
+    }
+    let mut own = bed.device.alloc(LEN).unwrap();
+    let foreign: [Box<dyn IoBufMut>; 3] = [
+        Box::new(other.device.alloc(LEN).unwrap()),
+        Box::new(other.device.alloc_pinned(LEN).unwrap()),
+        Box::new(other.device.alloc_mapped(2 << 20).unwrap()),
+    ];
+    for mut memory in foreign {
+        refused(file.read_at(&mut memory, 0));
+        refused(file.write_at(&memory, 0));
+        refused(file.readv_at::<&mut dyn IoBufMut>(&mut [&mut memory, &mut own], 0));
+        refused(cuda.device_of(&memory));
+        refused(bed.driver.with_registered(&memory, RegisterFlags::empty(), |_| ()));
+        if !memory.is_host_accessible() {
+            refused(cuda.copy_from_host(&mut memory, 0, b"x"));
+            refused(cuda.copy_to_host(&memory, 0, &mut [0]));
+        }
+    }
+    refused(register(&bed, other.device.alloc(LEN).unwrap()));
+    // What the first buffer got stays.
+    let mut memory = other.device.alloc(LEN).unwrap();
+    let read = file.readv_at::<&mut dyn IoBufMut>(&mut [&mut own, &mut memory], 0).unwrap();
+    assert_eq!(read, LEN);
+}
+
+#[test]
 fn the_driver_lives_as_long_as_a_registration() {
     let emulator = Emulator::start();
     let (library, cuda) = libraries(&emulator);

@@ -38,7 +38,22 @@ impl Drop for Retained {
 
 /// A CUDA context that memory belongs to, and that a thread needs current while it transfers that memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Context(CUcontext);
+pub struct Context {
+    raw: CUcontext,
+    /// Which libcuda it is of, as far as that is known: a process may have loaded several.
+    libcuda: Option<Libcuda>,
+}
+
+/// A loaded libcuda, told from others by the address of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Libcuda(usize);
+
+impl Libcuda {
+    #[inline]
+    fn of(cuda: &Cuda) -> Self {
+        Self(cuda.driver().cuCtxPushCurrent_v2 as usize)
+    }
+}
 
 // SAFETY: a token, which CUDA lets any thread make current.
 unsafe impl Send for Context {}
@@ -47,28 +62,35 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// # Safety
-    /// `context` must be a context that stays valid as long as memory that names it.
+    /// `context` must be a context that stays valid as long as memory that names it, of the libcuda of each [`Cuda`] and
+    /// [`Driver`](crate::Driver) that the memory is used with.
     pub unsafe fn from_raw(context: CUcontext) -> Self {
-        Self(context)
+        Self { raw: context, libcuda: None }
     }
 
     /// C's handle.
     pub fn as_raw(self) -> CUcontext {
-        self.0
+        self.raw
     }
 
     /// Makes this context current on the calling thread until the guard goes.
     #[inline]
     pub(crate) fn enter(self, cuda: &Cuda) -> Result<Entered<'_>> {
         cuda.check_alive()?;
+        if self.libcuda.is_some_and(|libcuda| libcuda != Libcuda::of(cuda)) {
+            return Err(Error::invalid(
+                "cuCtxPushCurrent",
+                "the memory or stream belongs to another libcuda",
+            ));
+        }
         let mut current = ptr::null_mut();
         // SAFETY: `current` outlives the call; CUDA is initialised.
         check_driver("cuCtxGetCurrent", unsafe { (cuda.driver().cuCtxGetCurrent)(&mut current) })?;
-        if current == self.0 {
+        if current == self.raw {
             return Ok(Entered(None, PhantomData));
         }
-        // SAFETY: a `Context` is valid as long as the memory that names it, which the caller holds.
-        check_driver("cuCtxPushCurrent", unsafe { (cuda.driver().cuCtxPushCurrent_v2)(self.0) })?;
+        // SAFETY: a `Context` is valid as long as the memory that names it, which the caller holds, and of this libcuda.
+        check_driver("cuCtxPushCurrent", unsafe { (cuda.driver().cuCtxPushCurrent_v2)(self.raw) })?;
         Ok(Entered(Some(cuda), PhantomData))
     }
 }
@@ -120,7 +142,7 @@ impl Device {
 
     /// The device's primary context.
     pub fn context(&self) -> Context {
-        Context(self.0.context)
+        Context { raw: self.0.context, libcuda: Some(Libcuda::of(&self.0.cuda)) }
     }
 
     /// Makes the device's primary context current on the calling thread until the guard goes (`cuCtxPushCurrent`).
