@@ -6,13 +6,14 @@ use std::sync::Arc;
 use crate::cuda::Cuda;
 use crate::driver::Driver;
 use crate::error::Result;
-use crate::library::Library;
+use crate::library::{Library, one_opening_at_a_time};
 use crate::params::{Param, Params, Slab, Value};
 
 /// How a driver is opened; see [`Driver::builder`].
 ///
 /// What is set here is set for the process, in the order of the calls, right before the driver opens. It stays set if
-/// opening fails.
+/// opening fails. No other builder sets or opens meanwhile; what others set by [`Library::params`], or C code does, can mix
+/// with it.
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct DriverBuilder {
@@ -126,6 +127,7 @@ impl DriverBuilder {
         let cuda = self.cuda.map_or_else(Cuda::load, Ok)?;
         cuda.check_alive()?;
         let library = self.library.map_or_else(Library::load, Ok)?;
+        let _opening = one_opening_at_a_time()?;
         for setting in &self.settings {
             (setting.apply)(library.params())?;
         }

@@ -160,12 +160,26 @@ impl Library {
 /// [`Error::Forked`] in the child of a process that made such a call, where this lock, and those of libcufile, may be held
 /// for ever.
 pub(crate) fn one_at_a_time() -> Result<MutexGuard<'static, ()>> {
-    static FIRST_BY: OnceLock<u32> = OnceLock::new();
     static TURN: Mutex<()> = Mutex::new(());
+    lock_unless_forked(&TURN)
+}
+
+/// Held while a [`DriverBuilder`](crate::DriverBuilder) sets and opens: settings belong to the process, so that those of
+/// two openings would mix. It is taken before [`one_at_a_time`], never after it.
+///
+/// # Errors
+/// As [`one_at_a_time`].
+pub(crate) fn one_opening_at_a_time() -> Result<MutexGuard<'static, ()>> {
+    static OPENING: Mutex<()> = Mutex::new(());
+    lock_unless_forked(&OPENING)
+}
+
+fn lock_unless_forked(mutex: &'static Mutex<()>) -> Result<MutexGuard<'static, ()>> {
+    static FIRST_BY: OnceLock<u32> = OnceLock::new();
     if *FIRST_BY.get_or_init(fork::generation) != fork::current() {
         return Err(Error::Forked);
     }
-    Ok(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+    Ok(mutex.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// A function of a [`Library`] that not every version has, by its C name.

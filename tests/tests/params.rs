@@ -3,6 +3,7 @@
 //! The real library takes part where there is one, also without a GPU: nothing here opens its driver.
 
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use cufile::params::{Bytes, Param, Slab, Value};
@@ -398,6 +399,27 @@ fn a_setting_that_fails_is_named_and_the_driver_stays_closed() {
         assert!(error.contains("CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE"), "{error}");
         assert_eq!(emulator.calls("cuFileDriverOpen"), 0);
     }
+}
+
+#[test]
+fn settings_of_two_builders_do_not_mix() {
+    const SET: &str = "cuFileSetParameterSizeT";
+    let emulator = Emulator::start();
+    let (library, cuda) = libraries(&emulator);
+    let builder = || Driver::builder().library(library.clone()).cuda(cuda.clone());
+    // Takes a while, in which libcufile is not called.
+    let slow = builder().set(Param::MAX_IO_THREADS, 2).set(Param::LOG_DIR, "x".repeat(64 << 20));
+    let (slow, quick) = thread::scope(|threads| {
+        let slow = threads.spawn(|| slow.open());
+        while emulator.calls(SET) == 0 && !slow.is_finished() {
+            thread::yield_now();
+        }
+        let quick = builder().set(Param::MAX_IO_THREADS, 3).open();
+        (slow.join().unwrap(), quick)
+    });
+    let driver = slow.unwrap();
+    assert_eq!(quick.unwrap_err().op_error(), Some(OpError::DRIVER_ALREADY_OPEN));
+    assert_eq!(driver.library().params().get(Param::MAX_IO_THREADS).unwrap(), 2);
 }
 
 #[test]
