@@ -457,7 +457,7 @@ impl Params<'_> {
     /// 1.15.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for a size that is no multiple of 1024 and for no slabs at all, [`Error::Unsupported`],
+    /// [`Error::InvalidInput`] for a size that is no multiple of 1024, no slabs and more than 256, [`Error::Unsupported`],
     /// or libcufile's code: [`OpError::DRIVER_ALREADY_OPEN`] once the driver is open.
     #[doc(alias = "cuFileSetParameterPosixPoolSlabArray")]
     pub fn set_posix_pool_slabs(&self, slabs: &[Slab]) -> Result<()> {
@@ -547,7 +547,7 @@ fn set_limit(
     check(operation, unsafe { call(size) }).map_err(|error| error.about(&format_args!("{size} KiB")))
 }
 
-/// More slabs than anyone sets.
+/// The most slabs that are set: who reads them has to guess how many there are.
 const MAX_SLABS: usize = 256;
 
 fn get_slabs(
@@ -587,14 +587,16 @@ fn set_slabs(
     call: unsafe extern "C" fn(*const usize, *const usize, c_int) -> CUfileError_t,
     slabs: &[Slab],
 ) -> Result<()> {
-    let len = c_int::try_from(slabs.len()).ok().filter(|len| *len > 0);
-    let len = len.ok_or_else(|| Error::invalid(operation, format!("{} slabs", slabs.len())))?;
+    let len = slabs.len();
+    if !(1..=MAX_SLABS).contains(&len) {
+        return Err(Error::invalid(operation, format!("{len} slabs; 1 to {MAX_SLABS} can be set")));
+    }
     let size = |slab: &Slab| sealed::Number::to_c(&Bytes(slab.size_bytes), operation, "a slab's size");
     let sizes = slabs.iter().map(size).collect::<Result<Vec<usize>>>()?;
     let counts: Vec<usize> = slabs.iter().map(|slab| slab.count as usize).collect();
     let _turn = one_at_a_time()?;
     // SAFETY: both arrays have `len` elements and outlive the call; libcufile copies them.
-    check(operation, unsafe { call(sizes.as_ptr(), counts.as_ptr(), len) })
+    check(operation, unsafe { call(sizes.as_ptr(), counts.as_ptr(), len as c_int) })
 }
 
 #[cfg(test)]

@@ -423,6 +423,19 @@ fn settings_of_two_builders_do_not_mix() {
 }
 
 #[test]
+fn more_slabs_than_can_be_read_back_are_refused() {
+    let (emulator, library) = emulated("1.20");
+    let slabs = |len: u64| (1..=len).map(|n| Slab { size_bytes: n * 4096, count: n }).collect::<Vec<_>>();
+    let params = library.params();
+    params.set_posix_pool_slabs(&slabs(256)).unwrap();
+    assert_eq!(params.posix_pool_slabs().unwrap(), slabs(256));
+    assert_refused(params.set_posix_pool_slabs(&slabs(257)), &["257 slabs", "256"]);
+    assert_refused(params.set_gpu_bounce_buffer_slabs(&slabs(257)), &["257 slabs", "256"]);
+    assert_eq!(emulator.calls("cuFileSetParameterPosixPoolSlabArray"), 1);
+    assert_eq!(emulator.calls("cuFileSetParameterGpuBounceBufferSlabArray"), 0);
+}
+
+#[test]
 fn once_the_driver_is_open_parameters_can_be_read_but_not_set() {
     let bed = Bed::emulated();
     let params = bed.driver.library().params();
