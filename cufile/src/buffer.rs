@@ -1,7 +1,7 @@
 //! Registered buffers.
 
 use std::ffi::c_void;
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::ManuallyDrop;
 use std::ops::{DerefMut, RangeBounds};
 use std::{fmt, ptr, slice};
 
@@ -11,7 +11,7 @@ use cufile_sys::{CU_FILE_RDMA_REGISTER, CU_FILE_RDMA_RELAXED_ORDERING};
 use crate::cuda::{Context, Cuda, MappedBuffer, copy_from_host, copy_to_host, fill};
 use crate::driver::Driver;
 use crate::error::{Error, OpError, Result, check, check_driver, check_runtime};
-use crate::memory::{IoBuf, IoBufMut};
+use crate::memory::{IoBuf, IoBufMut, filled};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
 bitflags::bitflags! {
@@ -460,14 +460,11 @@ fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> 
 }
 
 fn kind(cuda: &Cuda, address: *const c_void) -> cudaMemoryType {
-    let mut attributes = MaybeUninit::<cudaPointerAttributes>::zeroed();
-    // SAFETY: `attributes` outlives the call and is as large as in the newest CUDA; any address may be asked about.
-    let status = unsafe { (cuda.runtime().cudaPointerGetAttributes)(attributes.as_mut_ptr(), address) };
-    match check_runtime("cudaPointerGetAttributes", status) {
-        // SAFETY: zeroed, and then filled by CUDA, whose numbers are all valid.
-        Ok(()) => unsafe { attributes.assume_init() }.type_,
-        Err(_) => cudaMemoryType::cudaMemoryTypeUnregistered,
-    }
+    let get = cuda.runtime().cudaPointerGetAttributes;
+    // SAFETY: a struct of numbers and pointers; the pointer outlives the call, and any address may be asked about.
+    let attributes: Result<cudaPointerAttributes> =
+        unsafe { filled(|attributes| check_runtime("cudaPointerGetAttributes", get(attributes, address))) };
+    attributes.map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |attributes| attributes.type_)
 }
 
 /// How many bytes from `address` on belong to the same allocation of CUDA's.

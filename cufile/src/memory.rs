@@ -1,6 +1,7 @@
 //! Which memory can take part in I/O.
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 use crate::cuda::Context;
 use crate::error::{Error, Result};
@@ -278,6 +279,24 @@ pub(crate) fn name(buffer: &(impl IoBuf + ?Sized), start: *mut u8, offset: usize
     } else {
         (start.wrapping_add(offset), 0)
     }
+}
+
+/// Has C fill in a structure that is zeroed, and has room behind it: a library writes the structure of its own version,
+/// which may be longer than the one that this crate knows.
+///
+/// # Safety
+/// Zeros, and what `fill` writes, must be a valid `T`.
+pub(crate) unsafe fn filled<T>(fill: impl FnOnce(*mut T) -> Result<()>) -> Result<T> {
+    #[repr(C)]
+    struct Roomy<T> {
+        value: MaybeUninit<T>,
+        room: [u64; 128],
+    }
+    let mut roomy = Roomy { value: MaybeUninit::zeroed(), room: [0; 128] };
+    // The pointer is one to the whole, so that the room may be written through it.
+    fill((&raw mut roomy).cast())?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { roomy.value.assume_init() })
 }
 
 /// A file offset as C takes it.

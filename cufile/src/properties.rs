@@ -1,6 +1,5 @@
 //! What the open driver supports and is set to.
 
-use std::mem;
 use std::time::Duration;
 
 use cufile_sys::{
@@ -10,6 +9,7 @@ use cufile_sys::{
 
 use crate::error::{Result, check};
 use crate::library::{Library, one_at_a_time};
+use crate::memory::filled;
 
 /// What the open driver supports and is set to (`CUfileDrvProps_t`). Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,19 +116,16 @@ bitflags::bitflags! {
 
 impl DriverProperties {
     pub(crate) fn get(library: &Library) -> Result<Self> {
-        // SAFETY: all-zero is a valid value of this struct of integers.
-        let mut raw: CUfileDrvProps_t = unsafe { mem::zeroed() };
         let _turn = one_at_a_time()?;
-        // SAFETY: `raw` outlives the call and has the size that every version expects (56 bytes).
-        check("cuFileDriverGetProperties", unsafe {
-            (library.functions().cuFileDriverGetProperties)(&mut raw)
-        })?;
+        let get = library.functions().cuFileDriverGetProperties;
+        // SAFETY: a struct of integers; the pointer outlives the call.
+        let raw: CUfileDrvProps_t = unsafe { filled(|raw| check("cuFileDriverGetProperties", get(raw))) }?;
         let kib = |value: u32| u64::from(value) * 1024;
         let module = (raw.nvfs.major_version, raw.nvfs.minor_version);
         Ok(Self {
             nvidia_fs: (module != (0, 0)).then_some(module),
-            poll_threshold_bytes: raw.nvfs.poll_thresh_size as u64 * 1024,
-            max_direct_io_bytes: raw.nvfs.max_direct_io_size as u64 * 1024,
+            poll_threshold_bytes: (raw.nvfs.poll_thresh_size as u64).saturating_mul(1024),
+            max_direct_io_bytes: (raw.nvfs.max_direct_io_size as u64).saturating_mul(1024),
             file_systems: FileSystems::from_bits_retain(raw.nvfs.dstatusflags),
             controls: Controls::from_bits_retain(raw.nvfs.dcontrolflags),
             features: Features::from_bits_retain(raw.fflags),

@@ -1,13 +1,15 @@
 //! cufile's driver: opening, counting, closing, and machines that lack what it needs.
 
 use std::env;
+use std::mem;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cufile::cuda::Cuda;
 use cufile::{Driver, Error, ErrorKind, FileHandle, OpError};
-use cufile_tests::bed::{Bed, libraries};
+use cufile_sys::{CUfileDrvProps_t, CUfileError_t};
+use cufile_tests::bed::{Bed, libraries, open_with};
 use cufile_tests::{Emulator, in_threads};
 
 fn open(emulator: &Emulator) -> Driver {
@@ -167,4 +169,25 @@ fn the_default_libraries_are_found_by_their_variables() {
     let emulator = Emulator::start();
     let path = emulator.path().to_str().unwrap();
     child("the_default_libraries_are_found_by_their_variables", "opens", VARIABLES.map(|name| (name, path)));
+}
+
+
+
+
+/// The properties of a newer libcufile, whose structure is longer.
+unsafe extern "C" fn longer_properties(properties: *mut CUfileDrvProps_t) -> CUfileError_t {
+    // SAFETY: a caller that knows only this version's structure has room behind it, which the test is about.
+    unsafe {
+        properties.cast::<u8>().write_bytes(1, size_of::<CUfileDrvProps_t>() + 512);
+        mem::zeroed()
+    }
+}
+
+#[test]
+fn properties_of_a_newer_library_have_room() {
+    let emulator = Emulator::start();
+    // SAFETY: that writes no more than a newer libcufile might.
+    let driver = unsafe { open_with(&emulator, |table| table.cuFileDriverGetProperties = longer_properties) };
+    let properties = driver.properties().unwrap();
+    assert_eq!(properties.max_batch_entries, 0x0101_0101);
 }
