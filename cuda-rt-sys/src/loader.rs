@@ -44,7 +44,7 @@ pub enum LoadError {
         attempts: Vec<Attempt>,
     },
     /// The file loaded is some other library, or too old: a function that every supported version has is missing.
-    #[error("{} has no function {symbol}: it is not {library}, or older than any supported version", .path.display())]
+    #[error("{path:?} {}", self.reason())]
     MissingSymbol {
         /// The library's name.
         library: &'static str,
@@ -53,13 +53,27 @@ pub enum LoadError {
         /// The missing function.
         symbol: String,
     },
+    /// The file loaded needs a newer display driver than this host has.
+    #[error("{path:?} {}", self.reason())]
+    DriverTooOld {
+        /// The library's name.
+        library: &'static str,
+        /// The file loaded.
+        path: PathBuf,
+        /// The CUDA version of the library, as `cudaRuntimeGetVersion` gives it.
+        version: i32,
+        /// The newest CUDA version that the display driver supports.
+        supported: i32,
+    },
 }
 
 impl LoadError {
     /// The name of the library that was wanted, such as `libcuda`.
     pub fn library(&self) -> &'static str {
         match self {
-            LoadError::NotFound { library, .. } | LoadError::MissingSymbol { library, .. } => library,
+            LoadError::NotFound { library, .. }
+            | LoadError::MissingSymbol { library, .. }
+            | LoadError::DriverTooOld { library, .. } => library,
         }
     }
 
@@ -67,7 +81,23 @@ impl LoadError {
     pub fn paths(&self) -> Vec<&Path> {
         match self {
             LoadError::NotFound { attempts, .. } => attempts.iter().map(|attempt| &*attempt.path).collect(),
-            LoadError::MissingSymbol { path, .. } => vec![path],
+            LoadError::MissingSymbol { path, .. } | LoadError::DriverTooOld { path, .. } => vec![path],
+        }
+    }
+
+    /// What speaks against the file, as words that follow its path.
+    fn reason(&self) -> String {
+        match self {
+            LoadError::NotFound { .. } => "could not be loaded".to_owned(),
+            LoadError::MissingSymbol { library, symbol, .. } => {
+                format!("has no function {symbol}: it is not {library}, or older than any supported version")
+            }
+            LoadError::DriverTooOld { library, version, supported, .. } => format!(
+                "is of CUDA {}, and the display driver supports {}: update the driver, or install {library} of CUDA {}",
+                Version(*version),
+                Version(*supported),
+                supported / 1000
+            ),
         }
     }
 }
@@ -77,15 +107,31 @@ impl LoadError {
 pub struct Attempt {
     /// The path, or the bare name that the dynamic loader searched for.
     pub path: PathBuf,
-    /// The dynamic loader's message.
+    /// Why it was not taken: the dynamic loader's message without the path at its beginning, or what the file lacks.
     pub reason: String,
+}
+
+/// A version of CUDA, of which C makes 1000 × major + 10 × minor.
+struct Version(i32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
 }
 
 struct List<'a>(&'a [Attempt]);
 
 impl fmt::Display for List<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|attempt| write!(f, "; {}: {}", attempt.path.display(), attempt.reason))
+        self.0.iter().try_for_each(|Attempt { path, reason }| {
+            write!(f, "; {path:?}: ")?;
+            // The dynamic loader repeats names out of files.
+            reason.chars().try_for_each(|c| match c.is_control() {
+                true => write!(f, "{}", c.escape_default()),
+                false => write!(f, "{c}"),
+            })
+        })
     }
 }
 
@@ -98,32 +144,39 @@ pub struct SharedLibrary {
 }
 
 impl SharedLibrary {
-    /// Loads the first file that [`Search`] leads to.
+    /// Loads the first file that [`Search`] leads to and `accept` takes, and returns what `accept` makes of it.
     ///
     /// ```compile_fail,E0133
     /// use cuda_rt_sys::loader::{Search, SharedLibrary};
     ///
     /// let search = Search { library: "any", variable: "ANY", names: &["/tmp/any.so"], toolkit: false };
-    /// let library = SharedLibrary::load(&search);
+    /// let library = SharedLibrary::load(&search, Ok);
     /// ```
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] with every file tried.
+    /// [`LoadError::NotFound`] with every file tried. If the environment names the file, what `accept` says of that.
     ///
     /// # Safety
     /// Each file that the search may lead to must be safe to load: its initialisers run.
-    pub unsafe fn load(search: &Search) -> Result<Self, LoadError> {
+    pub unsafe fn load<T>(
+        search: &Search,
+        accept: impl Fn(Self) -> Result<T, LoadError>,
+    ) -> Result<T, LoadError> {
         if let Some(path) = env::var_os(search.variable).filter(|path| !path.is_empty()) {
             // SAFETY: the caller's promise.
-            return unsafe { Self::load_from(search, Path::new(&path)) };
+            return accept(unsafe { Self::load_from(search, Path::new(&path)) }?);
         }
         let mut attempts = Vec::new();
         for path in candidates(search) {
             // SAFETY: the caller's promise.
-            match unsafe { open(&path) } {
-                Ok(handle) => return Ok(Self { name: search.library, path, handle }),
-                Err(reason) => attempts.push(Attempt { path, reason }),
-            }
+            let reason = match unsafe { open(&path) } {
+                Ok(handle) => match accept(Self { name: search.library, path: path.clone(), handle }) {
+                    Ok(accepted) => return Ok(accepted),
+                    Err(error) => error.reason(),
+                },
+                Err(reason) => reason,
+            };
+            attempts.push(Attempt { path, reason });
         }
         Err(LoadError::NotFound { library: search.library, variable: search.variable, attempts })
     }
@@ -184,8 +237,12 @@ unsafe fn open(path: &Path) -> Result<&'static libloading::Library, String> {
     // SAFETY: the caller's promise.
     match unsafe { libloading::Library::new(path) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
-        // The dynamic loader's own words are the source.
-        Err(error) => Err(error.source().map_or_else(|| error.to_string(), ToString::to_string)),
+        Err(error) => {
+            // The dynamic loader's own words are the source. They begin with the name that it was given.
+            let words = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            let name = format!("{}: ", path.display());
+            Err(words.strip_prefix(&name).map_or(words.clone(), ToOwned::to_owned))
+        }
     }
 }
 
@@ -277,24 +334,67 @@ mod tests {
     #[test]
     fn a_missing_library_lists_every_name_tried_and_the_variable() {
         // SAFETY: there is no such library.
-        let error = unsafe { SharedLibrary::load(&ABSENT) }.unwrap_err();
+        let error = unsafe { SharedLibrary::load(&ABSENT, Ok) }.unwrap_err();
         assert_eq!(error.library(), "libabsent");
         assert_eq!(error.paths(), [Path::new("libabsent.so.7"), Path::new("libabsent.so")]);
         let text = error.to_string();
-        for part in ["libabsent.so.7: ", "libabsent.so: ", "LIBABSENT_PATH_FOR_TESTS"] {
+        for part in ["; \"libabsent.so.7\": ", "; \"libabsent.so\": ", "LIBABSENT_PATH_FOR_TESTS"] {
             assert!(text.contains(part), "{text}");
         }
+        // The dynamic loader begins with the name, too.
+        assert_eq!(text.matches("libabsent.so.7").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn a_path_is_shown_once_quoted_and_escaped() {
+        let path = Path::new("/nowhere/\u{1b}[31mlib\n.so");
+        // SAFETY: there is no such library.
+        let error = unsafe { SharedLibrary::load_from(&ABSENT, path) }.unwrap_err();
+        let text = error.to_string();
+        assert!(!text.chars().any(char::is_control), "{text:?}");
+        assert_eq!(text.matches("nowhere").count(), 1, "{text}");
+        assert!(text.contains(r#""/nowhere/\u{1b}[31mlib\n.so": cannot open"#), "{text}");
+        assert!(text.contains("LIBABSENT_PATH_FOR_TESTS"), "{text}");
+    }
+
+    #[test]
+    fn control_characters_of_the_dynamic_loader_are_escaped() {
+        let attempts = [Attempt { path: "a".into(), reason: "bad \u{1b}[0m in /b".into() }];
+        assert_eq!(List(&attempts).to_string(), r#"; "a": bad \u{1b}[0m in /b"#);
+    }
+
+    #[test]
+    fn a_file_that_is_refused_gives_way_to_the_next() {
+        let search = Search { names: &["libc.so.6", "libm.so.6", "libabsent.so"], toolkit: false, ..ABSENT };
+        let with = |symbol: &'static CStr| {
+            move |library: SharedLibrary| {
+                // SAFETY: never called.
+                unsafe { library.required::<unsafe extern "C" fn()>(symbol) }.map(|_| library)
+            }
+        };
+        // SAFETY: libraries of the system.
+        let found = unsafe { SharedLibrary::load(&search, with(c"cbrt")) }.unwrap();
+        assert_eq!(found.path(), Path::new("libm.so.6"));
+        // SAFETY: as above.
+        let error = unsafe { SharedLibrary::load(&search, with(c"cuFileNoSuchCall")) }.unwrap_err();
+        assert_eq!(error.paths(), search.names.iter().map(Path::new).collect::<Vec<_>>());
+        assert!(error.to_string().contains("\"libc.so.6\": has no function cuFileNoSuchCall"), "{error}");
     }
 
     #[test]
     fn a_library_without_the_function_is_named_with_its_path() {
         let search = Search { names: &["libc.so.6"], ..ABSENT };
         // SAFETY: this program runs on it.
-        let libc = unsafe { SharedLibrary::load(&search) }.unwrap();
+        let libc = unsafe { SharedLibrary::load(&search, Ok) }.unwrap();
         // SAFETY: the symbol does not exist, so no pointer of the wrong type comes of it.
         let error = unsafe { libc.required::<unsafe extern "C" fn()>(c"cuFileNoSuchCall") }.unwrap_err();
         assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == "cuFileNoSuchCall"));
-        assert!(error.to_string().starts_with("libc.so.6 has no function cuFileNoSuchCall"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("\"libc.so.6\" has no function cuFileNoSuchCall: it is not libabsent"),
+            "{error}"
+        );
     }
 
     #[test]

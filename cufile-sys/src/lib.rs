@@ -67,7 +67,7 @@ impl Library {
     /// [`LoadError`] if no file loads, or what loads lacks a function that cuFile 1.11 has.
     pub fn load() -> Result<Self, LoadError> {
         // SAFETY: these names are NVIDIA's, and a file that the environment names is the user's word.
-        Self::resolve(unsafe { SharedLibrary::load(&SEARCH) }?)
+        unsafe { SharedLibrary::load(&SEARCH, Self::resolve) }
     }
 
     /// Loads the libcufile at `path`.

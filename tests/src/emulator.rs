@@ -66,7 +66,7 @@ impl Emulator {
     }
 
     /// The newest, loaded from a new file at `path`.
-    pub(crate) fn at(path: &Path) -> Self {
+    pub fn at(path: &Path) -> Self {
         fs::write(path, built()).expect("a copy of the emulator");
         Self::of_file(TempPath::try_from_path(path).expect("an absolute path"))
     }

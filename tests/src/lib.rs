@@ -8,7 +8,7 @@ mod symbols;
 pub mod traced;
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bed::Bed;
@@ -35,6 +35,22 @@ pub fn in_threads<F: FnOnce() + Send>(functions: impl IntoIterator<Item = F>) {
 /// If it fails there.
 pub fn alone(name: &str, body: impl FnOnce()) {
     alone_with(name, |_| (), body);
+}
+
+/// As [`alone`], but where the dynamic loader looks into a folder before all others, which the body may put libraries into.
+///
+/// # Panics
+/// If it fails there.
+pub fn alone_with_libraries(name: &str, body: impl FnOnce(&Path)) {
+    const FOLDER: &str = "CUFILE_TEST_LIBRARIES";
+    let folder = tempfile::tempdir().expect("a folder for libraries");
+    let change = |command: &mut Command| {
+        for variable in ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"] {
+            command.env_remove(variable);
+        }
+        command.env("LD_LIBRARY_PATH", folder.path()).env(FOLDER, folder.path());
+    };
+    alone_with(name, change, || body(Path::new(&env::var_os(FOLDER).expect("set for this process"))));
 }
 
 /// As [`alone`], after the command for the process was changed.

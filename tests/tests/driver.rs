@@ -10,7 +10,7 @@ use cufile::cuda::Cuda;
 use cufile::{Driver, Error, ErrorKind, FileHandle, OpError};
 use cufile_sys::{CUfileDrvProps_t, CUfileError_t};
 use cufile_tests::bed::{Bed, libraries, open_with};
-use cufile_tests::{Emulator, in_threads};
+use cufile_tests::{Emulator, alone_with_libraries, in_threads};
 
 fn open(emulator: &Emulator) -> Driver {
     let (library, cuda) = libraries(emulator);
@@ -171,6 +171,32 @@ fn the_default_libraries_are_found_by_their_variables() {
     child("the_default_libraries_are_found_by_their_variables", "opens", VARIABLES.map(|name| (name, path)));
 }
 
+#[test]
+fn a_libcudart_newer_than_the_driver_is_passed_over() {
+    alone_with_libraries("a_libcudart_newer_than_the_driver_is_passed_over", |folder| {
+        let newer = Emulator::at(&folder.join("libcudart.so.13"));
+        newer.control("driver-version 12080");
+        let older = Emulator::at(&folder.join("libcudart.so.12"));
+        older.control("runtime-version 12090");
+        older.control("driver-version 12080");
+        let loaded = || cuda_rt_sys::runtime::Library::load().unwrap();
+        // A newer minor version runs on the driver of its major version.
+        assert_eq!((loaded().version(), loaded().path()), (12090, Some(Path::new("libcudart.so.12"))));
+        newer.control("driver-version 13000");
+        assert_eq!((loaded().version(), loaded().path()), (13000, Some(Path::new("libcudart.so.13"))));
+        // Where there is no driver, the newest.
+        newer.control("driver-version 0");
+        assert_eq!(loaded().version(), 13000);
+
+        newer.control("driver-version 12080");
+        // SAFETY: no other thread of this process looks at the environment.
+        unsafe { env::set_var("CUDART_LIBRARY", newer.path()) };
+        let error = cuda_rt_sys::runtime::Library::load().err().unwrap();
+        let expected = format!("{:?} is of CUDA 13.0, and the display driver supports 12.8: ", newer.path());
+        assert!(error.to_string().starts_with(&expected), "{error}");
+        assert_eq!((error.library(), error.paths()), ("libcudart", vec![newer.path()]));
+    });
+}
 
 
 

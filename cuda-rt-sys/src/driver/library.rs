@@ -39,7 +39,7 @@ impl Library {
     /// [`LoadError`] if no file loads, or what loads lacks a function that the driver of CUDA 11.8 has.
     pub fn load() -> Result<Self, LoadError> {
         // SAFETY: these names are NVIDIA's, and a file that the environment names is the user's word.
-        Self::resolve(unsafe { SharedLibrary::load(&SEARCH) }?)
+        unsafe { SharedLibrary::load(&SEARCH, Self::resolve) }
     }
 
     /// Loads the libcuda at `path`.

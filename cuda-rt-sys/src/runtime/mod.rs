@@ -53,10 +53,11 @@ impl Library {
     /// This trusts the environment, as [`loader`](crate::loader) says.
     ///
     /// # Errors
-    /// [`LoadError`] if no file loads, or what loads lacks a function that CUDA 11.8 has.
+    /// [`LoadError`] if no file loads, what loads lacks a function that CUDA 11.8 has, or is of a newer major version of
+    /// CUDA than the display driver supports. Of several files the first without such a fault is taken.
     pub fn load() -> Result<Self, LoadError> {
         // SAFETY: these names are NVIDIA's, and a file that the environment names is the user's word.
-        Self::resolve(unsafe { SharedLibrary::load(&SEARCH) }?)
+        unsafe { SharedLibrary::load(&SEARCH, |library| Self::resolve(library)?.suiting_the_driver()) }
     }
 
     /// Loads the libcudart at `path`.
@@ -79,6 +80,18 @@ impl Library {
     /// what is built on a libcudart relies on that.
     pub unsafe fn from_functions(functions: Functions) -> Self {
         Self { functions, memcpy_batch_async_v12: None, path: None }
+    }
+
+    /// This library, if the host's display driver is new enough for its major version, or is not there.
+    fn suiting_the_driver(self) -> Result<Self, LoadError> {
+        let (version, mut supported) = (self.version(), 0);
+        // SAFETY: `supported` outlives the call, and keeps its 0 if that fails.
+        unsafe { (self.functions.cudaDriverGetVersion)(&mut supported) };
+        if supported == 0 || version / 1000 <= supported / 1000 {
+            return Ok(self);
+        }
+        let path = self.path.unwrap_or_default();
+        Err(LoadError::DriverTooOld { library: SEARCH.library, path, version, supported })
     }
 
     fn resolve(library: SharedLibrary) -> Result<Self, LoadError> {

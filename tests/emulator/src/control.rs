@@ -104,6 +104,8 @@ pub(crate) struct NvidiaFs {
 struct Control {
     version: c_int,
     runtime_version: c_int,
+    /// The CUDA version of the display driver; `None` is the runtime's.
+    driver_version: Option<c_int>,
     gpus: c_int,
     reverse_completions: bool,
     require_context: bool,
@@ -127,6 +129,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
     let mut control = Control {
         version: 1200,
         runtime_version: 13000,
+        driver_version: None,
         gpus: 2,
         reverse_completions: false,
         require_context: false,
@@ -178,6 +181,12 @@ pub(crate) fn version() -> c_int {
 /// The version that libcudart and libcuda report.
 pub(crate) fn runtime_version() -> c_int {
     lock(&CONTROL).runtime_version
+}
+
+/// The version of CUDA that the display driver reports.
+pub(crate) fn driver_version() -> c_int {
+    let control = lock(&CONTROL);
+    control.driver_version.unwrap_or(control.runtime_version)
 }
 
 /// The number of GPUs.
@@ -264,6 +273,7 @@ impl Control {
         match (command, rest.as_slice()) {
             ("version", [version]) => self.version = version.parse().ok()?,
             ("runtime-version", [version]) => self.runtime_version = version.parse().ok()?,
+            ("driver-version", [version]) => self.driver_version = Some(version.parse().ok()?),
             ("gpus", [count]) => self.gpus = count.parse().ok().filter(|count| (0..=16).contains(count))?,
             ("reverse-completions", [on]) => self.reverse_completions = flag(on)?,
             ("require-context", [on]) => self.require_context = flag(on)?,
@@ -363,6 +373,7 @@ fn live(what: &str) -> Option<i64> {
 /// |---|---|
 /// | `version 1140` | the cuFile version to pose as; 1200 unless told |
 /// | `runtime-version 12080` | what libcudart and libcuda report; 13000 unless told |
+/// | `driver-version 12080` | the CUDA version that the display driver supports; the runtime's unless told |
 /// | `gpus N` | how many GPUs there are, 0 to 16; 2 unless told |
 /// | `reverse-completions 0\|1` | whether a batch carries out its entries from the last to the first |
 /// | `require-context 0\|1` | whether cuFile refuses device memory (5047) unless its device's context is current |

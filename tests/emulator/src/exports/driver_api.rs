@@ -82,7 +82,7 @@ pub unsafe extern "C" fn cuInit(Flags: c_uint) -> CUresult {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(driverVersion: *mut c_int) -> CUresult {
-    call("cuDriverGetVersion", || put(driverVersion, control::runtime_version()))
+    call("cuDriverGetVersion", || put(driverVersion, control::driver_version()))
 }
 
 #[unsafe(no_mangle)]

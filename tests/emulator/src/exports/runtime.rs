@@ -245,7 +245,7 @@ pub unsafe extern "C" fn cudaDeviceEnablePeerAccess(peerDevice: c_int, flags: c_
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaDriverGetVersion(driverVersion: *mut c_int) -> cudaError_t {
-    call("cudaDriverGetVersion", || put(driverVersion, control::runtime_version()))
+    call("cudaDriverGetVersion", || put(driverVersion, control::driver_version()))
 }
 
 #[unsafe(no_mangle)]
