@@ -99,5 +99,9 @@ unsafe impl IoBufMut for Memory {
 }
 
 fn check(operation: &'static str, code: CUresult) -> Result<(), Error> {
-    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Error::CudaDriver { operation, code }) }
+    if code == CUresult::CUDA_SUCCESS {
+        Ok(())
+    } else {
+        Err(Error::CudaDriver { operation: operation.into(), code })
+    }
 }

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         // SAFETY: `name` outlives the call.
         match unsafe { (library.cuGetErrorName)(code, &mut name) } {
             CUresult::CUDA_SUCCESS => {}
-            code => return Err(Error::CudaDriver { operation: "cuGetErrorName", code }.into()),
+            code => return Err(Error::CudaDriver { operation: "cuGetErrorName".into(), code }.into()),
         }
         // SAFETY: CUDA's names are constants.
         let name = unsafe { CStr::from_ptr(name) }.to_str()?;

@@ -249,5 +249,5 @@ impl Stream {
 }
 
 fn failed(operation: &'static str, error: DriverError) -> Error {
-    Error::CudaDriver { operation, code: CUresult::from_raw(error.0 as u32) }
+    Error::CudaDriver { operation: operation.into(), code: CUresult::from_raw(error.0 as u32) }
 }

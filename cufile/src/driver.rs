@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::builder::DriverBuilder;
 use crate::cuda::Cuda;
-use crate::error::{Error, Result, check};
+use crate::error::{Error, OpError, Result, check};
 use crate::library::{Library, one_at_a_time};
 use crate::properties::DriverProperties;
 
@@ -49,7 +49,10 @@ impl Driver {
     pub(crate) fn open_with(library: Library, cuda: Cuda) -> Result<Self> {
         let _turn = one_at_a_time()?;
         // SAFETY: `cuda` says that libcuda is there and initialised, without which the call might not return.
-        check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() })?;
+        check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() }).map_err(|error| {
+            let advice = "without the nvidia-fs module, allow the compatibility mode in cufile.json";
+            if not_open(&error) { error.advise(advice.into()) } else { error }
+        })?;
         Ok(Self(Arc::new(Open { library, cuda, closed: false })))
     }
 
@@ -166,6 +169,11 @@ impl Driver {
     }
 }
 
+/// Whether libcufile said that the driver is not open, which usually means that it was not opened first.
+fn not_open(error: &Error) -> bool {
+    error.op_error() == Some(OpError::DRIVER_NOT_INITIALIZED)
+}
+
 impl Open {
     #[inline]
     fn is_alive(&self) -> bool {
@@ -178,7 +186,12 @@ impl Open {
         }
         let _turn = one_at_a_time()?;
         // SAFETY: balances the opening in `Driver::open_with`; what needs an open driver holds a reference.
-        check("cuFileDriverClose", unsafe { (self.library.functions().cuFileDriverClose_v2)() })?;
+        check("cuFileDriverClose", unsafe { (self.library.functions().cuFileDriverClose_v2)() }).map_err(
+            |error| {
+                let advice = "somebody else has closed it";
+                if not_open(&error) { error.advise(advice.into()) } else { error }
+            },
+        )?;
         self.closed = true;
         Ok(())
     }

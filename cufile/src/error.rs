@@ -15,6 +15,9 @@ use crate::Version;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed call: what was attempted, and what the library, CUDA or the operating system said.
+///
+/// Its text is complete: it has the text of the cause, so [`source`](std::error::Error::source) names none. Paths are shown
+/// quoted, with control characters escaped.
 #[derive(Debug, thiserror::Error)]
 #[doc(alias = "CUfileError_t")]
 #[non_exhaustive]
@@ -37,21 +40,22 @@ pub enum Error {
         /// The call that failed, and where it helps the file.
         operation: Cow<'static, str>,
         /// The errno.
-        source: io::Error,
+        // Raw, because thiserror would have `source` give it, whose text this one's has.
+        r#source: io::Error,
     },
     /// A call of the CUDA runtime failed.
-    #[error("{operation}: {code:?} ({})", .code.as_raw())]
+    #[error("{operation}: {code:?} ({}){}", .code.as_raw(), Remedy(runtime_remedy(*.code), None))]
     CudaRuntime {
-        /// The C function.
-        operation: &'static str,
+        /// The C function, and where it helps what it was to do.
+        operation: Cow<'static, str>,
         /// CUDA's code.
         code: cudaError_t,
     },
     /// A call of the CUDA driver failed.
     #[error("{operation}: {code:?} ({})", .code.as_raw())]
     CudaDriver {
-        /// The C function.
-        operation: &'static str,
+        /// The C function, and where it helps what it was to do.
+        operation: Cow<'static, str>,
         /// CUDA's code.
         code: CUresult,
     },
@@ -197,10 +201,12 @@ impl Error {
         }
     }
 
-    /// Names the file or buffer that the operation was about.
+    /// Names the file, buffer or device that the operation was about.
     pub(crate) fn about(mut self, subject: &dyn fmt::Display) -> Self {
         if let Error::CuFile { operation, .. }
         | Error::Io { operation, .. }
+        | Error::CudaRuntime { operation, .. }
+        | Error::CudaDriver { operation, .. }
         | Error::Unspecified { operation } = &mut self
         {
             *operation = format!("{operation}({subject})").into();
@@ -274,12 +280,20 @@ pub(crate) fn check(operation: &'static str, status: CUfileError_t) -> Result<()
 
 /// Checks a result of the CUDA runtime.
 pub(crate) fn check_runtime(operation: &'static str, code: cudaError_t) -> Result<()> {
-    if code == cudaError_t::cudaSuccess { Ok(()) } else { Err(Error::CudaRuntime { operation, code }) }
+    if code == cudaError_t::cudaSuccess {
+        Ok(())
+    } else {
+        Err(Error::CudaRuntime { operation: operation.into(), code })
+    }
 }
 
 /// Checks a result of the CUDA driver.
 pub(crate) fn check_driver(operation: &'static str, code: CUresult) -> Result<()> {
-    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Error::CudaDriver { operation, code }) }
+    if code == CUresult::CUDA_SUCCESS {
+        Ok(())
+    } else {
+        Err(Error::CudaDriver { operation: operation.into(), code })
+    }
 }
 
 /// The calling thread's errno.
@@ -291,6 +305,17 @@ pub(crate) fn errno() -> i32 {
 pub(crate) fn clear_errno() {
     // SAFETY: the location is the calling thread's, and valid for as long as it lives.
     unsafe { *libc::__errno_location() = 0 };
+}
+
+/// What usually mends a failed call of the CUDA runtime.
+fn runtime_remedy(code: cudaError_t) -> Option<&'static str> {
+    match code {
+        cudaError_t::cudaErrorMemoryAllocation => Some("free memory, or allocate less"),
+        cudaError_t::cudaErrorInsufficientDriver => {
+            Some("update the display driver, or set CUDART_LIBRARY to an older libcudart")
+        }
+        _ => None,
+    }
 }
 
 struct Cuda(Option<CUresult>);
@@ -527,6 +552,32 @@ mod tests {
         let error = io::Error::from(error);
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
         assert!(error.to_string().contains("CU_FILE_INVALID_FILE_OPEN_FLAG"));
+    }
+
+    #[test]
+    fn no_error_repeats_itself_in_its_source() {
+        let operation = || Cow::Borrowed("call");
+        let io = || io::Error::from_raw_os_error(libc::EIO);
+        let version = Version::from_raw(1110);
+        let load = LoadError::NotFound { library: "lib", variable: "LIB", attempts: Vec::new() };
+        let errors = [
+            decode("cuFileDriverOpen", status(5011, 100)).unwrap_err(),
+            Error::Io { operation: operation(), source: io() },
+            Error::CudaRuntime { operation: operation(), code: cudaError_t::cudaErrorMemoryAllocation },
+            Error::CudaDriver { operation: operation(), code: CUresult::CUDA_ERROR_NO_DEVICE },
+            Error::Unspecified { operation: operation() },
+            Error::Load(load),
+            Error::NoDevice,
+            Error::Unsupported { symbol: "call", since: version, loaded: version },
+            Error::invalid("call", "problem"),
+            Error::InUse { what: "it", users: 1 },
+            Error::Forked,
+        ];
+        for error in errors {
+            assert!(std::error::Error::source(&error).is_none(), "{error:?}");
+        }
+        let error = Error::Io { operation: operation(), source: io() };
+        assert_eq!(error.to_string(), format!("call: {}", io()));
     }
 
     #[test]

@@ -284,7 +284,7 @@ impl fmt::Display for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             File::Descriptor(file) => match fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {
-                Ok(path) => path.display().fmt(f),
+                Ok(path) => write!(f, "{path:?}"),
                 Err(_) => write!(f, "descriptor {}", file.as_raw_fd()),
             },
             File::Userspace(_) => f.write_str("a userspace file system"),

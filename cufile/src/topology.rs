@@ -53,6 +53,7 @@ impl Driver {
         let text = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| Error::invalid(OPERATION, format!("{path:?} has a NUL, where C would end it")))?;
         // SAFETY: the path is terminated and outlives the call.
-        check(OPERATION, unsafe { call(text.as_ptr()) }).map_err(|error| error.about(&path.display()))
+        check(OPERATION, unsafe { call(text.as_ptr()) })
+            .map_err(|error| error.about(&format_args!("{path:?}")))
     }
 }

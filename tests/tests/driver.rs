@@ -198,7 +198,39 @@ fn a_libcudart_newer_than_the_driver_is_passed_over() {
     });
 }
 
+#[test]
+fn what_a_closed_driver_needs_depends_on_the_call() {
+    let emulator = Emulator::start();
+    let (library, cuda) = libraries(&emulator);
+    emulator.fault("cuFileDriverOpen", "err=5001");
+    let error = Driver::builder().library(library).cuda(cuda).open().unwrap_err().to_string();
+    assert!(error.contains("cuFileDriverOpen") && error.contains("nvidia-fs"), "{error}");
+    assert!(!error.contains("open the driver first"), "{error}");
+    let driver = open(&emulator);
+    emulator.fault("cuFileDriverClose_v2", "err=5001");
+    let (_, error) = driver.close().unwrap_err();
+    assert!(error.to_string().ends_with("somebody else has closed it"), "{error}");
+}
 
+#[test]
+fn a_failed_allocation_names_its_bytes_and_gpu() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let second = bed.driver.cuda().device(1).unwrap();
+    for function in ["cudaMalloc", "cudaHostAlloc", "cudaMallocManaged"] {
+        emulator.fault(function, "err=2");
+        let result = match function {
+            "cudaMalloc" => second.alloc(4096).map(drop),
+            "cudaHostAlloc" => second.alloc_pinned(4096).map(drop),
+            _ => second.alloc_managed(4096).map(drop),
+        };
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        let expected =
+            format!("{function}(4096 bytes for GPU 1): cudaErrorMemoryAllocation (2); free memory");
+        assert!(error.to_string().starts_with(&expected), "{error}");
+    }
+}
 
 /// The properties of a newer libcufile, whose structure is longer.
 unsafe extern "C" fn longer_properties(properties: *mut CUfileDrvProps_t) -> CUfileError_t {

@@ -204,7 +204,7 @@ fn a_failed_transfer_is_decoded_from_every_form_that_c_has() {
     let error = fail("errno=5").unwrap_err();
     let path = bed.path("data");
     let text = error.to_string();
-    assert!(text.starts_with(&format!("cuFileRead(1000 bytes at 0 of {}): ", path.display())), "{text}");
+    assert!(text.starts_with(&format!("cuFileRead(1000 bytes at 0 of {path:?}): ")), "{text}");
 
     // An errno of an earlier call is none of this one's.
     emulator.fault("cuFileRead", "ret=-1");
@@ -212,7 +212,13 @@ fn a_failed_transfer_is_decoded_from_every_form_that_c_has() {
     unsafe { *libc::__errno_location() = libc::ENOSPC };
     let error = file.read_at(&mut buffer, 0).unwrap_err();
     assert!(matches!(error, Error::Unspecified { .. }), "{error}");
-    assert!(error.to_string().contains("/data)"), "{error}");
+    assert!(error.to_string().contains("/data\")"), "{error}");
+
+    // A path must not write to the terminal that shows it.
+    let (file, _) = registered(&bed, "red \u{1b}[31m\n");
+    emulator.fault("cuFileRead", "errno=5");
+    let text = file.read_at(&mut buffer, 0).unwrap_err().to_string();
+    assert!(text.contains(r#"/red \u{1b}[31m\n")"#) && !text.contains('\u{1b}'), "{text:?}");
 
     emulator.fault("cuFileWrite", "errno=28");
     assert_eq!(io::Error::from(file.write_at(&buffer, 0).unwrap_err()).raw_os_error(), Some(libc::ENOSPC));

@@ -37,7 +37,8 @@ impl DeviceBuffer {
         let mut ptr = ptr::null_mut();
         let _beside = device.cuda().beside_captures();
         // SAFETY: `ptr` outlives the call; the device's context is current.
-        check_runtime("cudaMalloc", unsafe { (device.cuda().runtime().cudaMalloc)(&mut ptr, len_bytes) })?;
+        check_runtime("cudaMalloc", unsafe { (device.cuda().runtime().cudaMalloc)(&mut ptr, len_bytes) })
+            .map_err(|error| about(error, device, len_bytes))?;
         Ok(Self { device: device.clone(), ptr: ptr.cast(), len_bytes })
     }
 
@@ -414,6 +415,11 @@ impl ManagedBuffer {
     }
 }
 
+/// Names what could not be allocated.
+fn about(error: Error, device: &Device, len_bytes: usize) -> Error {
+    error.about(&format_args!("{len_bytes} bytes for GPU {}", device.ordinal()))
+}
+
 /// Allocates host-accessible or managed memory; CUDA has no empty allocations of these kinds.
 fn allocate(
     device: &Device,
@@ -427,7 +433,7 @@ fn allocate(
     let _entered = device.enter()?;
     let _beside = device.cuda().beside_captures();
     let mut ptr = ptr::null_mut();
-    check_runtime(operation, alloc(&mut ptr))?;
+    check_runtime(operation, alloc(&mut ptr)).map_err(|error| about(error, device, len_bytes))?;
     Ok(ptr.cast())
 }
 
