@@ -581,6 +581,17 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_too_old_for_libcudart_is_said_to_be() {
+        let text = |code| check_runtime("cudaMalloc", code).unwrap_err().to_string();
+        let old = text(cudaError_t::cudaErrorInsufficientDriver);
+        assert!(
+            old.ends_with("update the display driver, or set CUDART_LIBRARY to an older libcudart"),
+            "{old}"
+        );
+        assert!(text(cudaError_t::cudaErrorInvalidValue).ends_with("cudaErrorInvalidValue (1)"));
+    }
+
+    #[test]
     fn every_code_of_the_library_has_a_constant_here() {
         let named = (1..7000).map(OpError::from_raw).filter(|code| code.name().is_some());
         let missing: Vec<_> = named.filter(|code| !OpError::ALL.contains(code)).collect();

@@ -404,6 +404,12 @@ fn borrowed_memory_is_deregistered_however_work_ends() {
     emulator.fault("cuFileBufDeregister", "err=5030 times=2");
     let error = bed.driver.with_registered_mut(&mut memory, none, |_| ()).unwrap_err();
     assert_eq!((error.op_error(), counts()), (Some(OpError::INTERNAL_ERROR), (1, 5)));
+    let error = bed.driver.with_registered(&memory, none, |_| ()).unwrap_err();
+    assert_eq!(error.op_error(), Some(OpError::MEMORY_ALREADY_REGISTERED));
+    let other = bed.device.alloc(LEN).unwrap();
+    emulator.fault("cuFileBufDeregister", "err=5030");
+    let error = bed.driver.with_registered(&other, none, |_| ()).unwrap_err();
+    assert_eq!((error.op_error(), emulator.live("buffers")), (Some(OpError::INTERNAL_ERROR), 1));
 }
 
 #[test]

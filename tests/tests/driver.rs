@@ -184,6 +184,10 @@ fn a_libcudart_newer_than_the_driver_is_passed_over() {
         assert_eq!((loaded().version(), loaded().path()), (12090, Some(Path::new("libcudart.so.12"))));
         newer.control("driver-version 13000");
         assert_eq!((loaded().version(), loaded().path()), (13000, Some(Path::new("libcudart.so.13"))));
+        // A driver runs what is older.
+        newer.control("driver-version 12080");
+        older.control("driver-version 13000");
+        assert_eq!(loaded().version(), 12090);
         // Where there is no driver, the newest.
         newer.control("driver-version 0");
         assert_eq!(loaded().version(), 13000);
@@ -194,6 +198,7 @@ fn a_libcudart_newer_than_the_driver_is_passed_over() {
         let error = cuda_rt_sys::runtime::Library::load().err().unwrap();
         let expected = format!("{:?} is of CUDA 13.0, and the display driver supports 12.8: ", newer.path());
         assert!(error.to_string().starts_with(&expected), "{error}");
+        assert!(error.to_string().ends_with("install libcudart of CUDA 12"), "{error}");
         assert_eq!((error.library(), error.paths()), ("libcudart", vec![newer.path()]));
     });
 }
@@ -206,6 +211,10 @@ fn what_a_closed_driver_needs_depends_on_the_call() {
     let error = Driver::builder().library(library).cuda(cuda).open().unwrap_err().to_string();
     assert!(error.contains("cuFileDriverOpen") && error.contains("nvidia-fs"), "{error}");
     assert!(!error.contains("open the driver first"), "{error}");
+    let (library, cuda) = libraries(&emulator);
+    emulator.fault("cuFileDriverOpen", "err=5030");
+    let error = Driver::builder().library(library).cuda(cuda).open().unwrap_err().to_string();
+    assert!(error.ends_with("see libcufile's log file"), "{error}");
     let driver = open(&emulator);
     emulator.fault("cuFileDriverClose_v2", "err=5001");
     let (_, error) = driver.close().unwrap_err();
