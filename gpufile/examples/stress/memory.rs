@@ -6,6 +6,7 @@ use gpufile::cuda::{Device, DeviceBuffer, PinnedBuffer, Stream};
 use gpufile::{BufSlice, BufSliceMut, File};
 
 use super::Result;
+use super::content::compare;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
@@ -90,6 +91,19 @@ impl Memory {
             Self::Pinned(buffer) => buffer[range].to_vec(),
             Self::Host(buffer) => buffer[range].to_vec(),
         })
+    }
+
+    /// Fails unless the buffer has these bytes from `start` on. Where it has others, it is copied to the host once more, to
+    /// tell wrong contents from a wrong copy.
+    pub fn compare(&self, start: usize, expected: &[u8], what: impl Fn() -> String) -> Result {
+        let found = || self.get(start..start + expected.len());
+        let Err(difference) = compare(&found()?, expected, &what) else { return Ok(()) };
+        let again = match compare(&found()?, expected, &what) {
+            Ok(()) => "nothing differs".to_owned(),
+            Err(same) if same == difference => "the same".to_owned(),
+            Err(other) => other,
+        };
+        Err(format!("{difference}; copied to the host once more: {again}").into())
     }
 
     /// Begins to read into all of it; ordered with the stream, if there is one.

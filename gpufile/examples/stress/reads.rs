@@ -3,7 +3,7 @@
 use gpufile::{IoRange, ReadRequest};
 
 use super::actor::Actor;
-use super::content::{Random, compare, content, fill};
+use super::content::{Random, content, fill};
 use super::memory::{Kind, Memory};
 use super::{READ_LEN, READ_SALT, Result, Scene};
 
@@ -43,7 +43,7 @@ fn one(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut M
     if read != expected_len {
         return Err(format!("{}: read {read} bytes instead of {expected_len}", what()).into());
     }
-    compare(&memory.get(place..place + read)?, &content(READ_SALT, offset, read), what)?;
+    memory.compare(place, &content(READ_SALT, offset, read), what)?;
     actor.count(way, 1, read);
     Ok(())
 }
@@ -78,7 +78,7 @@ fn many(
     for range in &ranges {
         fill(READ_SALT, range.file_offset, &mut expected[range.buffer_offset..end(range)]);
     }
-    compare(&memory.get(0..expected.len())?, &expected, || format!("{way} of {} ranges", ranges.len()))?;
+    memory.compare(0, &expected, || format!("{way} of {} ranges", ranges.len()))?;
     actor.count(way, 1, ranges.iter().map(|range| range.len_bytes).sum());
     Ok(())
 }
@@ -105,7 +105,7 @@ fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &
     for range in &ranges {
         fill(READ_SALT, range.file_offset, &mut expected[range.buffer_offset..end(range)]);
     }
-    compare(&memory.get(0..whole)?, &expected, || format!("engine's read_many of {}", ranges.len()))?;
+    memory.compare(0, &expected, || format!("engine's read_many of {} requests", ranges.len()))?;
     actor.count("engine read_many", 1, ranges.iter().map(|range| range.len_bytes).sum());
     Ok(())
 }
@@ -132,7 +132,7 @@ fn owned(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, kind: Kind) 
         let (read, memory) = wait();
         let what = || format!("{way} of {len} bytes at {offset}");
         let read = read?;
-        compare(&memory.get(0..len)?, &content(READ_SALT, offset, len), what)?;
+        memory.compare(0, &content(READ_SALT, offset, len), what)?;
         (calls, bytes) = (calls + 1, bytes + read);
     }
     actor.count(way, calls, bytes);
