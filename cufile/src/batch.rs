@@ -42,7 +42,7 @@ use cufile_sys::{
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, decode};
 use crate::handle::FileHandle;
-use crate::library::{Library, Version};
+use crate::library::Library;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
 
 const SUBMIT: &str = "cuFileBatchIOSubmit";
@@ -436,7 +436,7 @@ impl<B: IoBuf + 'static> Batch<B> {
                 "with unregistered host memory, a batch is submitted and waited for as a whole; register the buffers",
             ));
         }
-        let limit = self.limit()?;
+        let limit = self.max_entry_bytes;
         for (number, entry) in entries.iter().enumerate() {
             self.check_entry(entry, limit).map_err(|error| match error {
                 Error::InvalidInput { operation, problem } => {
@@ -476,17 +476,6 @@ impl<B: IoBuf + 'static> Batch<B> {
         traffic.whole = whole;
         self.whole = whole;
         Ok(())
-    }
-
-    /// The longest entry in bytes.
-    ///
-    /// Versions before 1.14 change it also while the driver is open, and nobody says when libcufile looks. From then on
-    /// it is not asked for, because that waits for whoever opens the driver.
-    fn limit(&self) -> Result<u64> {
-        if self.driver.library().version() >= (Version { major: 1, minor: 14 }) {
-            return Ok(self.max_entry_bytes);
-        }
-        Ok(self.max_entry_bytes.min(self.driver.properties()?.max_direct_io_bytes))
     }
 
     /// Puts a checked entry in a free slot.
@@ -628,7 +617,7 @@ impl<B: IoBuf + 'static> Batch<B> {
         self.capacity
     }
 
-    /// The longest entry in bytes, unless the driver's `max_direct_io_bytes` was lowered since the batch was set up.
+    /// The longest entry in bytes: the driver's `max_direct_io_bytes`.
     pub fn max_entry_bytes(&self) -> u64 {
         self.max_entry_bytes
     }

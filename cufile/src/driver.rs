@@ -7,6 +7,7 @@ use crate::builder::DriverBuilder;
 use crate::cuda::Cuda;
 use crate::error::{Error, OpError, Result, check};
 use crate::library::{Library, one_at_a_time};
+use crate::opened;
 use crate::properties::DriverProperties;
 
 /// An open cuFile driver.
@@ -53,6 +54,11 @@ impl Driver {
             let advice = "without the nvidia-fs module, allow the compatibility mode in cufile.json";
             if not_open(&error) { error.advise(advice.into()) } else { error }
         })?;
+        if let Err(error) = opened::add(&library) {
+            // SAFETY: balances the opening. That closing failed, too, would tell nothing more.
+            let _ = unsafe { (library.functions().cuFileDriverClose_v2)() };
+            return Err(error);
+        }
         Ok(Self(Arc::new(Open { library, cuda, closed: false })))
     }
 
@@ -89,7 +95,10 @@ impl Driver {
         Ok(u64::try_from(count).unwrap_or(0))
     }
 
-    /// What the driver supports and is set to (`cuFileDriverGetProperties`).
+    /// Returns what the driver supports and is set to (`cuFileDriverGetProperties`).
+    ///
+    /// Up to cuFile 1.15 these are the properties that it had when the first driver of the process opened: to read them
+    /// again while another thread transfers ends the process there.
     ///
     /// # Errors
     /// What libcufile said.
@@ -97,54 +106,6 @@ impl Driver {
     pub fn properties(&self) -> Result<DriverProperties> {
         self.check_alive()?;
         DriverProperties::get(self.library())
-    }
-
-    /// Turns polling for transfers of up to `threshold_bytes` on or off (`cuFileDriverSetPollMode`).
-    ///
-    /// From cuFile 1.14 on this does nothing, successfully, once the driver is open: use [`DriverBuilder::poll_mode`].
-    ///
-    /// # Errors
-    /// As [`Params::set_poll_mode`](crate::params::Params::set_poll_mode).
-    #[doc(alias = "cuFileDriverSetPollMode")]
-    pub fn set_poll_mode(&self, enabled: bool, threshold_bytes: u64) -> Result<()> {
-        self.check_alive()?;
-        self.library().params().set_poll_mode(enabled, threshold_bytes)
-    }
-
-    /// Sets the longest piece of a direct transfer, in bytes (`cuFileDriverSetMaxDirectIOSize`).
-    ///
-    /// From cuFile 1.14 on this does nothing, successfully, once the driver is open: use [`DriverBuilder::max_direct_io_size`].
-    ///
-    /// # Errors
-    /// As [`Params::set_max_direct_io_size`](crate::params::Params::set_max_direct_io_size).
-    #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
-    pub fn set_max_direct_io_size(&self, size_bytes: u64) -> Result<()> {
-        self.check_alive()?;
-        self.library().params().set_max_direct_io_size(size_bytes)
-    }
-
-    /// Sets the GPU memory for bounce buffers, for each GPU, in bytes (`cuFileDriverSetMaxCacheSize`).
-    ///
-    /// From cuFile 1.14 on this does nothing, successfully, once the driver is open: use [`DriverBuilder::max_cache_size`].
-    ///
-    /// # Errors
-    /// As [`Params::set_max_cache_size`](crate::params::Params::set_max_cache_size).
-    #[doc(alias = "cuFileDriverSetMaxCacheSize")]
-    pub fn set_max_cache_size(&self, size_bytes: u64) -> Result<()> {
-        self.check_alive()?;
-        self.library().params().set_max_cache_size(size_bytes)
-    }
-
-    /// Sets the GPU memory that registered buffers may pin, in bytes (`cuFileDriverSetMaxPinnedMemSize`).
-    ///
-    /// From cuFile 1.14 on this does nothing, successfully, once the driver is open: use [`DriverBuilder::max_pinned_memory`].
-    ///
-    /// # Errors
-    /// As [`Params::set_max_pinned_memory`](crate::params::Params::set_max_pinned_memory).
-    #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
-    pub fn set_max_pinned_memory(&self, size_bytes: u64) -> Result<()> {
-        self.check_alive()?;
-        self.library().params().set_max_pinned_memory(size_bytes)
     }
 
     /// The libcufile that was opened.
@@ -193,6 +154,7 @@ impl Open {
             },
         )?;
         self.closed = true;
+        opened::remove(&self.library);
         Ok(())
     }
 }

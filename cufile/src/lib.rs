@@ -49,6 +49,7 @@ mod fork;
 mod handle;
 mod library;
 mod memory;
+mod opened;
 mod owned_part;
 mod p2p;
 pub mod params;

@@ -33,6 +33,7 @@ use cufile_sys::{
 use crate::cuda::Cuda;
 use crate::error::{Error, OpError, Result, check};
 use crate::library::{Library, Version, newer, one_at_a_time};
+use crate::opened;
 
 /// A parameter and the type of its value: [`Bytes`], `u64` for a number of things, [`Duration`], `bool` or `String`.
 pub struct Param<T> {
@@ -493,13 +494,15 @@ impl Params<'_> {
     /// over when it opens, and ignores them afterwards; some versions initialise CUDA for them.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for a threshold that is no multiple of 1024, or libcufile's code: it wants multiples of
+    /// [`Error::InUse`] while a driver is open, up to cuFile 1.15: there the call would end a process in which another
+    /// thread transfers. [`Error::InvalidInput`] for a threshold that is no multiple of 1024, or libcufile's code: it wants multiples of
     /// 4 KiB.
     #[doc(alias = "cuFileDriverSetPollMode")]
     pub fn set_poll_mode(&self, enabled: bool, threshold_bytes: u64) -> Result<()> {
         const OPERATION: &str = "cuFileDriverSetPollMode";
         let threshold = sealed::Number::to_c(&Bytes(threshold_bytes), OPERATION, "the threshold")?;
         let _turn = one_at_a_time()?;
+        opened::check_none(self.0)?;
         // SAFETY: takes numbers.
         let status = unsafe { (self.0.functions().cuFileDriverSetPollMode)(enabled, threshold) };
         check(OPERATION, status).map_err(|error| error.about(&format_args!("{enabled}, {threshold} KiB")))
@@ -508,11 +511,12 @@ impl Params<'_> {
     /// Sets the longest piece that one direct transfer moves, in bytes: a multiple of 64 KiB.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for a size that is no multiple of 1024, or libcufile's code.
+    /// [`Error::InUse`] as for [`set_poll_mode`](Self::set_poll_mode), [`Error::InvalidInput`] for a size that is no multiple
+    /// of 1024, or libcufile's code.
     #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
     pub fn set_max_direct_io_size(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxDirectIOSize;
-        set_limit("cuFileDriverSetMaxDirectIOSize", call, size_bytes)
+        set_limit(self.0, "cuFileDriverSetMaxDirectIOSize", call, size_bytes)
     }
 
     /// Sets how much GPU memory libcufile reserves for its bounce buffers, for each GPU, in bytes.
@@ -522,7 +526,7 @@ impl Params<'_> {
     #[doc(alias = "cuFileDriverSetMaxCacheSize")]
     pub fn set_max_cache_size(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxCacheSize;
-        set_limit("cuFileDriverSetMaxCacheSize", call, size_bytes)
+        set_limit(self.0, "cuFileDriverSetMaxCacheSize", call, size_bytes)
     }
 
     /// Sets how much GPU memory registered buffers may pin, in bytes.
@@ -532,17 +536,19 @@ impl Params<'_> {
     #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
     pub fn set_max_pinned_memory(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxPinnedMemSize;
-        set_limit("cuFileDriverSetMaxPinnedMemSize", call, size_bytes)
+        set_limit(self.0, "cuFileDriverSetMaxPinnedMemSize", call, size_bytes)
     }
 }
 
 fn set_limit(
+    library: &Library,
     operation: &'static str,
     call: unsafe extern "C" fn(usize) -> CUfileError_t,
     size_bytes: u64,
 ) -> Result<()> {
     let size = sealed::Number::to_c(&Bytes(size_bytes), operation, "the size")?;
     let _turn = one_at_a_time()?;
+    opened::check_none(library)?;
     // SAFETY: takes a number; `call` is one of the setters above.
     check(operation, unsafe { call(size) }).map_err(|error| error.about(&format_args!("{size} KiB")))
 }

@@ -10,6 +10,7 @@ use cufile_sys::{
 use crate::error::{Result, check};
 use crate::library::{Library, one_at_a_time};
 use crate::memory::filled;
+use crate::opened;
 
 /// What the open driver supports and is set to (`CUfileDrvProps_t`). Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +117,15 @@ bitflags::bitflags! {
 
 impl DriverProperties {
     pub(crate) fn get(library: &Library) -> Result<Self> {
+        if let Some(known) = opened::properties(library) {
+            return Ok(known);
+        }
         let _turn = one_at_a_time()?;
+        Self::ask(library)
+    }
+
+    /// Asks libcufile. The caller has [its turn](one_at_a_time).
+    pub(crate) fn ask(library: &Library) -> Result<Self> {
         let get = library.functions().cuFileDriverGetProperties;
         // SAFETY: a struct of integers; the pointer outlives the call.
         let raw: CUfileDrvProps_t = unsafe { filled(|raw| check("cuFileDriverGetProperties", get(raw))) }?;

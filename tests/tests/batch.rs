@@ -288,15 +288,6 @@ fn an_entry_longer_than_libcufile_moves_is_refused_rather_than_short() {
 }
 
 #[test]
-fn a_limit_that_was_lowered_since_the_batch_was_set_up_holds() {
-    let bed = Bed::emulated_as("1.13");
-    let file = register(&bed, "data", &pattern(PAGE));
-    let mut batch = Batch::new(&bed.driver, 1).unwrap();
-    bed.driver.set_max_direct_io_size(1 << 20).unwrap();
-    assert!(batch.submit(&mut vec![Entry::read(&file, vec![0; 2 << 20], 0)]).is_err());
-}
-
-#[test]
 fn submitting_does_not_wait_for_an_opening() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use cufile::params::{Bytes, Param, Slab, Value};
-use cufile::{Controls, Driver, Error, Feature, Library, OpError, Result, Version};
+use cufile::{Controls, Driver, Error, Feature, FileHandle, Library, OpError, Result, Version};
 use cufile_tests::bed::{Bed, libraries};
 use cufile_tests::{Emulator, alone, in_threads};
 
@@ -458,26 +458,82 @@ fn once_the_driver_is_open_parameters_can_be_read_but_not_set() {
 }
 
 #[test]
-fn the_open_drivers_setters_pass_kib_to_c() {
+fn limits_set_before_opening_pass_kib_to_c() {
     for (version, _) in Emulator::VERSIONS {
-        let bed = Bed::emulated_as(version);
-        let driver = &bed.driver;
-        driver.set_poll_mode(true, 8 << 10).unwrap();
-        driver.set_max_direct_io_size(1 << 20).unwrap();
-        driver.set_max_cache_size(32 << 20).unwrap();
-        driver.set_max_pinned_memory(1 << 20).unwrap();
-        let emulator = bed.emulator.as_ref().unwrap();
-        for function in [
-            "cuFileDriverSetPollMode",
-            "cuFileDriverSetMaxDirectIOSize",
-            "cuFileDriverSetMaxCacheSize",
-            "cuFileDriverSetMaxPinnedMemSize",
-        ] {
-            assert_eq!(emulator.calls(function), 1, "{function}");
-        }
-        assert_refused(driver.set_max_cache_size(1), &["cuFileDriverSetMaxCacheSize"]);
+        let emulator = Emulator::posing_as(version);
+        let (library, cuda) = libraries(&emulator);
+        let builder = Driver::builder()
+            .library(library.clone())
+            .cuda(cuda)
+            .poll_mode(true, 8 << 10)
+            .max_direct_io_size(1 << 20)
+            .max_cache_size(32 << 20)
+            .max_pinned_memory(1 << 20);
+        let properties = builder.open().unwrap().properties().unwrap();
+        assert_eq!((properties.poll_threshold_bytes, properties.max_direct_io_bytes), (8 << 10, 1 << 20));
+        assert_eq!(properties.max_device_cache_bytes, 32 << 20);
+        assert_eq!(properties.max_device_pinned_bytes, 1 << 20);
+        let params = library.params();
+        assert_refused(params.set_max_cache_size(1), &["cuFileDriverSetMaxCacheSize"]);
         emulator.fault("cuFileDriverSetMaxDirectIOSize", "err=5022");
-        let error = driver.set_max_direct_io_size(1000 << 10).unwrap_err();
+        let error = params.set_max_direct_io_size(1000 << 10).unwrap_err();
         assert!(error.to_string().contains("cuFileDriverSetMaxDirectIOSize(1000 KiB)"), "{error}");
     }
+}
+
+#[test]
+fn old_versions_are_not_asked_beside_transfers() {
+    for version in ["1.11", "1.13", "1.15", "1.16", "1.20"] {
+        let bed = Bed::emulated_as(version);
+        let (driver, emulator) = (&bed.driver, bed.emulator.as_ref().unwrap());
+        let before = driver.properties().unwrap();
+        let file = FileHandle::register(driver, bed.file("data", &[7; 4096])).unwrap();
+        emulator.fault("cuFileRead", "delay_us=300000");
+        thread::scope(|threads| {
+            // The emulator ends the process of those who ask beside this.
+            let read = threads.spawn(|| file.read_at(&mut bed.device.alloc(4096).unwrap(), 0));
+            while emulator.calls("cuFileRead") == 0 {
+                thread::yield_now();
+            }
+            assert_eq!(driver.properties().unwrap(), before);
+            let params = driver.library().params();
+            let set = [
+                params.set_poll_mode(true, 4096),
+                params.set_max_direct_io_size(1 << 20),
+                params.set_max_cache_size(32 << 20),
+                params.set_max_pinned_memory(1 << 20),
+            ];
+            let is_old = ["1.11", "1.13", "1.15"].contains(&version);
+            for result in set {
+                assert_eq!(matches!(result, Err(Error::InUse { .. })), is_old, "{version}: {result:?}");
+            }
+            assert_eq!(read.join().unwrap().unwrap(), 4096);
+        });
+    }
+}
+
+#[test]
+fn closing_the_last_driver_lets_old_versions_be_set_again() {
+    let emulator = Emulator::posing_as("1.15");
+    let (library, cuda) = libraries(&emulator);
+    let open = || Driver::builder().library(library.clone()).cuda(cuda.clone()).open();
+    let (first, second) = (open().unwrap(), open().unwrap());
+    let params = library.params();
+    drop(first);
+    assert!(matches!(params.set_max_cache_size(1 << 20), Err(Error::InUse { users: 1, .. })));
+    drop(second);
+    params.set_max_cache_size(1 << 20).unwrap();
+    assert_eq!(open().unwrap().properties().unwrap().max_device_cache_bytes, 1 << 20);
+}
+
+#[test]
+fn failing_to_read_the_properties_closes_an_old_driver() {
+    let emulator = Emulator::posing_as("1.15");
+    let (library, cuda) = libraries(&emulator);
+    emulator.fault("cuFileDriverGetProperties", "err=5030");
+    let open = || Driver::builder().library(library.clone()).cuda(cuda.clone()).open();
+    let error = open().unwrap_err().to_string();
+    assert!(error.contains("cuFileDriverGetProperties"), "{error}");
+    assert_eq!(emulator.calls("cuFileDriverClose_v2"), 1);
+    open().unwrap();
 }

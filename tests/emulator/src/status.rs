@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::process::abort;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cuda_rt_sys::driver::CUresult;
 use cufile_sys::{CUfileError_t, CUfileOpError};
@@ -52,6 +52,37 @@ pub(crate) fn one_at_a_time(
     status
 }
 
+static TRANSFERS: AtomicUsize = AtomicUsize::new(0);
+
+/// A transfer, from its call or its turn on until it is dropped.
+pub(crate) struct Transfer(());
+
+impl Transfer {
+    pub(crate) fn begin() -> Self {
+        TRANSFERS.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        TRANSFERS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// As [`one_at_a_time`], for one that makes libcufile 1.11 to 1.15 forget its settings for a moment, so that they divide
+/// by zero in whatever another thread transfers.
+pub(crate) fn without_transfers(
+    name: &'static str,
+    body: impl FnOnce() -> Result<(), CUfileError_t>,
+) -> CUfileError_t {
+    if TRANSFERS.load(Ordering::SeqCst) > 0 && control::version() < 1160 {
+        eprintln!("{name} while another thread transfers");
+        abort();
+    }
+    one_at_a_time(name, body)
+}
+
 /// As [`call`], for one that puts work in a queue: a delay is for the work.
 pub(crate) fn queued(
     name: &'static str,
@@ -73,6 +104,7 @@ pub(crate) fn queued(
 
 /// A cuFile function that returns a byte count, or −1 with `errno`.
 pub(crate) fn transfer(name: &'static str, body: impl FnOnce(&Hit) -> Result<usize, c_int>) -> isize {
+    let _transfer = Transfer::begin();
     if control::forked() {
         c::set_errno(5011);
         return -1;

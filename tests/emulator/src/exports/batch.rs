@@ -101,6 +101,7 @@ fn perform(request: Request, submitted: Hit) -> (CUfileStatus_t, usize) {
     if hit.is_none() {
         hit = submitted;
     }
+    let _transfer = status::Transfer::begin();
     hit.sleep();
     // An entry longer than this comes back short, and as if that were all.
     let limit = hit.limit(params::number(Number::MaxDirectIo) << 10);

@@ -106,7 +106,7 @@ pub unsafe extern "C" fn cuFileGetVersion(version: *mut c_int) -> CUfileError_t 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t) -> CUfileError_t {
-    status::one_at_a_time("cuFileDriverGetProperties", || {
+    status::without_transfers("cuFileDriverGetProperties", || {
         if control::gpus() == 0 && control::version() < 1170 {
             return Err(cuda_failed(CUresult::CUDA_ERROR_NOT_INITIALIZED));
         }
@@ -145,7 +145,7 @@ fn limits_can_change() -> bool {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size: usize) -> CUfileError_t {
-    status::one_at_a_time("cuFileDriverSetPollMode", || {
+    status::without_transfers("cuFileDriverSetPollMode", || {
         params::within_limits(Number::PollThreshold, poll_threshold_size).ok_or(INVALID)?;
         if limits_can_change() {
             params::set_number(Number::PollThreshold, poll_threshold_size);
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size
 }
 
 fn set_property(name: &'static str, which: Number, value: usize) -> CUfileError_t {
-    status::one_at_a_time(name, || {
+    status::without_transfers(name, || {
         let code = if control::version() < 1160 { 5003 } else { 5022 };
         params::within_limits(which, value).ok_or(failed(code))?;
         if limits_can_change() {

@@ -96,6 +96,7 @@ fn failure(code: c_int) -> isize {
 }
 
 fn perform(request: Request, hit: Hit) -> isize {
+    let _transfer = status::Transfer::begin();
     hit.sleep();
     if let Some(bytes) = hit.bytes {
         return bytes as isize;
