@@ -8,6 +8,17 @@
 //! how, and README.md how to run a program on it. Symbols that an older version lacks are hidden by whoever loads the
 //! file, not here.
 //!
+//! Where the real libraries crash or corrupt memory, the emulator prints why and aborts:
+//!
+//! - two `cudaMemcpyBatchAsync` at once, on whichever threads and streams;
+//! - two calls at once of those that open, close, set or read, for versions before 1.16;
+//! - vectors of which some are empty.
+//!
+//! With the command `rmw 1` an unaligned write to a descriptor with `O_DIRECT` takes whole blocks, as on a direct path:
+//! what another thread writes to such a block meanwhile is lost. A race shows often, but not each time.
+//!
+//! What `hold` stops goes on only with `release`: cancelling or destroying a batch waits for an entry that is held.
+//!
 //! What is simpler than CUDA: the null stream is one more queue, ordered with no other stream; a context is the
 //! primary context of its device; access rights of mapped memory hold for every device; there are no graphs, arrays
 //! or kernels.
