@@ -84,9 +84,7 @@ impl Library {
 
     /// This library, if the host's display driver is new enough for its major version, or is not there.
     fn suiting_the_driver(self) -> Result<Self, LoadError> {
-        let (version, mut supported) = (self.version(), 0);
-        // SAFETY: `supported` outlives the call, and keeps its 0 if that fails.
-        unsafe { (self.functions.cudaDriverGetVersion)(&mut supported) };
+        let (version, supported) = (self.version(), self.driver_version());
         if supported == 0 || version / 1000 <= supported / 1000 {
             return Ok(self);
         }
@@ -127,6 +125,15 @@ impl Library {
     /// `cudaRuntimeGetVersion`: 1000 × major + 10 × minor; 0 where that fails, as in 11.8 on a host without a driver.
     pub fn version(&self) -> i32 {
         version(&self.functions)
+    }
+
+    /// Returns the newest CUDA version that the display driver supports, from `cudaDriverGetVersion`, in the same form; 0
+    /// where that fails or there is no driver.
+    pub fn driver_version(&self) -> i32 {
+        let mut version = 0;
+        // SAFETY: `version` outlives the call, and keeps its 0 if that fails.
+        unsafe { (self.functions.cudaDriverGetVersion)(&mut version) };
+        version
     }
 }
 

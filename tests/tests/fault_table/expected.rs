@@ -45,6 +45,7 @@ const SILENT: &[(&str, Silence, &str)] = &[
     ("cudaFreeHost", Silence::Always, "dropping a buffer tells nobody"),
     ("cuMemUnmap", Silence::Sometimes, "dropping a buffer tells nobody"),
     ("cuMemAddressFree", Silence::Sometimes, "dropping a buffer tells nobody"),
+    ("cudaDriverGetVersion", Silence::Always, "then no libcudart is taken for too new"),
     ("cudaRuntimeGetVersion", Silence::Always, "then the functions of no version in particular are used"),
     ("cudaPointerGetAttributes", Silence::Always, "it only explains an error"),
     ("cuMemGetAddressRange_v2", Silence::Always, "it only explains an error"),

@@ -54,6 +54,8 @@ fn open(stage: &Stage) -> Result<(), Problem> {
             Library::load_from(path)?,
         )
     };
+    // As loading asks that has files to choose from.
+    libcudart.driver_version();
     let cuda = Cuda::from_sys(libcuda, libcudart)?;
     let driver = Driver::builder()
         .library(library)
