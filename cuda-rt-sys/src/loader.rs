@@ -3,12 +3,12 @@
 //! Loading a library runs its code. The safe `load` of each table trusts the environment as the dynamic loader does, and
 //! as all of CUDA does: who sets `CUFILE_LIBRARY`, `CUDART_LIBRARY`, `CUDA_LIBRARY`, `CUDA_HOME`, `CUDA_PATH`,
 //! `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` or `LD_LIBRARY_PATH`, or writes to the folders that these name, chooses the code
-//! that runs. A program with more rights than the user who starts it, as by the set-user-ID bit, must not load a library so:
-//! unlike the dynamic loader, this module does not notice that. `load_from` takes a file that the program chooses, which
+//! that runs. In a program with more rights than the user who starts it, as by the set-user-ID bit, this module follows no
+//! variable, like the dynamic loader. `load_from` takes a file that the program chooses, which
 //! only its author can vouch for, and is `unsafe`.
 
 use std::error::Error;
-use std::ffi::{CStr, OsStr};
+use std::ffi::{CStr, OsStr, OsString, c_ulong};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -16,7 +16,9 @@ use std::{env, fs};
 /// Where a library is looked for, in this order: the file named by [`variable`](Search::variable), and nowhere else if
 /// it is set; the dynamic loader's own search for each of [`names`](Search::names); with
 /// [`toolkit`](Search::toolkit) the CUDA toolkits of `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*`, then the
-/// `nvidia` packages of the Python in `VIRTUAL_ENV`, `CONDA_PREFIX` or `PATH`.
+/// `nvidia` packages of the Python in `VIRTUAL_ENV`, `CONDA_PREFIX` or `PATH`. Of these folders only those count that
+/// have absolute paths, so that the current folder is none of them. A program with more rights than its caller, such as
+/// one with the set-user-ID bit, follows no variable.
 #[derive(Debug, Clone, Copy)]
 pub struct Search {
     /// The library's name in messages.
@@ -162,7 +164,7 @@ impl SharedLibrary {
         search: &Search,
         accept: impl Fn(Self) -> Result<T, LoadError>,
     ) -> Result<T, LoadError> {
-        if let Some(path) = env::var_os(search.variable).filter(|path| !path.is_empty()) {
+        if let Some(path) = variable(search.variable).filter(|path| !path.is_empty()) {
             // SAFETY: the caller's promise.
             return accept(unsafe { Self::load_from(search, Path::new(&path)) }?);
         }
@@ -246,13 +248,23 @@ unsafe fn open(path: &Path) -> Result<&'static libloading::Library, String> {
     }
 }
 
+/// Returns an environment variable, unless the caller of the program could load code into it that way and has fewer
+/// rights than it.
+fn variable(name: &str) -> Option<OsString> {
+    unsafe extern "C" {
+        safe fn getauxval(kind: c_ulong) -> c_ulong;
+    }
+    const AT_SECURE: c_ulong = 23;
+    if getauxval(AT_SECURE) != 0 { None } else { env::var_os(name) }
+}
+
 /// Bare names first, then existing files of the toolkits and of Python's packages.
 fn candidates(search: &Search) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = search.names.iter().map(PathBuf::from).collect();
     if search.toolkit {
         for folder in toolkit_folders().into_iter().chain(python_folders()) {
             let files = search.names.iter().map(|name| folder.join(name));
-            paths.extend(files.filter(|file| file.exists()));
+            paths.extend(files.filter(|file| file.is_absolute() && file.exists()));
         }
     }
     paths
@@ -260,7 +272,7 @@ fn candidates(search: &Search) -> Vec<PathBuf> {
 
 fn toolkit_folders() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> =
-        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(PathBuf::from).collect();
+        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| variable(name)).map(PathBuf::from).collect();
     let mut installed = entries(Path::new("/usr/local"));
     installed.retain(|path| name_of(path).starts_with("cuda"));
     // `/usr/local/cuda` is the administrator's choice; after it the newest.
@@ -278,8 +290,9 @@ fn toolkit_folders() -> Vec<PathBuf> {
 /// `nvidia/*/lib` in the site-packages of the first Python with any, as PyPI's packages are laid out.
 fn python_folders() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> =
-        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(env::var_os).map(PathBuf::from).collect();
-    for folder in env::split_paths(&env::var_os("PATH").unwrap_or_default()) {
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| variable(name)).map(PathBuf::from).collect();
+    let path = variable("PATH").unwrap_or_default();
+    for folder in env::split_paths(&path).filter(|folder| folder.is_absolute()) {
         let python = folder.join("python3");
         if python.is_file() {
             prefixes.extend(folder.parent().map(Path::to_owned));
@@ -322,6 +335,11 @@ fn version_of(name: &str) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
     use super::*;
 
     const ABSENT: Search = Search {
@@ -402,5 +420,70 @@ mod tests {
         assert!(version_of("cuda-12.8") > version_of("cuda-12.4"));
         assert!(version_of("cuda-13.0") > version_of("cuda-12.10"));
         assert_eq!(version_of("cuda"), Vec::<u32>::new());
+    }
+
+    const CHILD: &str = "LOADER_TEST_IS_CHILD";
+
+    /// Runs one of these tests in another process.
+    fn run_again(program: &Path, test: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(["--exact", &format!("loader::tests::{test}")]).env(CHILD, "1");
+        command
+    }
+
+    fn passes(command: &mut Command) -> bool {
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success() && text.contains("1 passed")
+    }
+
+    #[test]
+    fn the_current_folder_is_not_searched() {
+        const NAME: &str = "the_current_folder_is_not_searched";
+        const LIBRARIES: [&str; 3] = ["lib64", "lib/python3.12/site-packages/nvidia/absent/lib", "lib"];
+        if env::var_os(CHILD).is_some() {
+            let found = candidates(&ABSENT);
+            assert_eq!(found, [Path::new("libabsent.so.7"), Path::new("libabsent.so")]);
+            return;
+        }
+        let folder = env::temp_dir().join(format!("loader-{}", std::process::id()));
+        for library in LIBRARIES {
+            fs::create_dir_all(folder.join(library)).unwrap();
+            fs::write(folder.join(library).join("libabsent.so"), "").unwrap();
+        }
+        fs::create_dir_all(folder.join("bin")).unwrap();
+        fs::write(folder.join("bin/python3"), "").unwrap();
+        let mut command = run_again(&env::current_exe().unwrap(), NAME);
+        command.current_dir(&folder).env("PATH", "bin:");
+        command.env("CUDA_HOME", "").env("CUDA_PATH", ".").env("VIRTUAL_ENV", "").env("CONDA_PREFIX", ".");
+        let passed = passes(&mut command);
+        // The same folders by an absolute path are searched.
+        command.env("CUDA_PATH", &folder);
+        let passed_with_absolute = passes(&mut command);
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(passed && !passed_with_absolute);
+    }
+
+    #[test]
+    fn a_program_with_more_rights_follows_no_variable() {
+        const NAME: &str = "a_program_with_more_rights_follows_no_variable";
+        if env::var_os(CHILD).is_some() {
+            let status = fs::read_to_string("/proc/self/status").unwrap();
+            let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
+            let users: Vec<_> = users.split_whitespace().collect();
+            return assert_eq!(variable(CHILD).is_none(), users[0] != users[1]);
+        }
+        let program = env::current_exe().unwrap();
+        assert!(passes(&mut run_again(&program, NAME)));
+        let with_rights = env::temp_dir().join(format!("loader-rights-{}", std::process::id()));
+        fs::copy(&program, &with_rights).unwrap();
+        fs::set_permissions(&with_rights, Permissions::from_mode(0o4755)).unwrap();
+        // Only root may become another user.
+        let outcome = run_again(&with_rights, NAME).uid(65_534).output();
+        fs::remove_file(&with_rights).unwrap();
+        match outcome {
+            Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout)),
+            Err(error) => eprintln!("skipped: {error}"),
+        }
     }
 }
