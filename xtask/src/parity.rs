@@ -1,4 +1,4 @@
-//! Keeps `docs/parity.md` true: what it names is there.
+//! Keeps `docs/parity.md` and `SECURITY.md` true: what they name is there.
 
 use std::fs;
 use std::path::PathBuf;
@@ -40,13 +40,14 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
     rows.map(|at| lines[at].trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// What a cell names and its files lack. Each name belongs to the link before it; those before the first are anyone's.
-fn missing(cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<String> {
+/// What a cell names and its files lack, linked to from a folder. Each name belongs to the link before it; those before
+/// the first are anyone's.
+fn missing(folder: &str, cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<String> {
     let (mut file, mut missing) = (None, Vec::new());
     for part in parts(cell) {
         match (part, &file) {
             (Part::Link(target), _) => {
-                let source = fs::read_to_string(workspace().join(FOLDER).join(target)).unwrap_or_default();
+                let source = fs::read_to_string(workspace().join(folder).join(target)).unwrap_or_default();
                 file = Some((target, source));
             }
             (Part::Code(name), Some((target, source))) if !is_in(source, name) => {
@@ -56,6 +57,11 @@ fn missing(cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<String> {
         }
     }
     missing
+}
+
+/// An attribute between the two, which could be `ignore`, does not pass.
+fn has_test(source: &str, name: &str) -> bool {
+    ["", "    "].iter().any(|indent| source.contains(&format!("#[test]\n{indent}fn {name}() {{")))
 }
 
 fn tables() -> String {
@@ -88,21 +94,28 @@ fn every_item_and_test_named_is_in_its_file_and_every_row_has_both() {
             !source[..at].ends_with(is_word) && !source[at + item.len()..].starts_with(is_word)
         })
     };
-    // An attribute between the two, which could be `ignore`, does not pass.
-    let has_test = |source: &str, name: &str| {
-        ["", "    "].iter().any(|indent| source.contains(&format!("#[test]\n{indent}fn {name}() {{")))
-    };
     let mut wrong = Vec::new();
     for row in &rows {
         let [there, _, items, tests] = row[..] else { panic!("not four cells: {row:?}") };
-        wrong.extend(missing(items, has_item));
-        wrong.extend(missing(tests, has_test));
+        wrong.extend(missing(FOLDER, items, has_item));
+        wrong.extend(missing(FOLDER, tests, has_test));
         let names = |cell| parts(cell).iter().any(|part| matches!(part, Part::Code(_)));
         if !names(items) || !names(tests) {
             wrong.push(format!("an item or a test for {there}"));
         }
     }
     assert!(wrong.is_empty(), "{TABLES} lacks or names what is not there: {wrong:#?}");
+}
+
+#[test]
+fn every_claim_about_security_names_a_test() {
+    let text = fs::read_to_string(workspace().join("SECURITY.md")).expect("SECURITY.md");
+    let claims: Vec<_> = rows(&text).into_iter().filter(|row| row[1].contains("](")).collect();
+    assert!(claims.len() > 5, "the claims were found: {}", claims.len());
+    let wrong: Vec<_> = claims.iter().flat_map(|row| missing("", row[1], has_test)).collect();
+    assert!(wrong.is_empty(), "SECURITY.md names what is not there: {wrong:#?}");
+    let has_test = |row: &&Vec<&str>| parts(row[1]).iter().any(|part| matches!(part, Part::Code(_)));
+    assert_eq!(claims.iter().filter(has_test).count(), claims.len());
 }
 
 #[test]
@@ -115,5 +128,5 @@ fn a_name_belongs_to_the_link_before_it() {
     let here = "[`parity.rs`](../xtask/src/parity.rs) `a_name_belongs_to_the_link_before_it`, `nonsense`";
     // Put together, so that it is not in this file.
     let nonsense = here.replace("nonsense", &["no", "such", "thing"].join("_"));
-    assert_eq!(missing(&nonsense, |source, name| source.contains(name)).len(), 1);
+    assert_eq!(missing(FOLDER, &nonsense, |source, name| source.contains(name)).len(), 1);
 }
