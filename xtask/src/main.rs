@@ -7,6 +7,7 @@ mod coverage;
 mod emit;
 mod header;
 mod limited;
+mod mutants;
 mod packages;
 #[cfg(test)]
 mod parity;
@@ -40,6 +41,10 @@ usage: cargo xtask COMMAND
       run the tests that cufile/COVERAGE.md names, each alone on the emulator; fails if a function of cuFile is missing
       there, if its test does not call it, or if it is no alias of an item of cufile
 
+  mutants [--count N] [--seed S] [--list]
+      draw N (100) of all mutants that cargo-mutants makes, by the seed S (1), run the tests with each, and list those
+      that no test noticed; --list only names the sample; needs cargo-mutants and cargo-nextest
+
   bundle DIR
       put the tests, the examples and this program into DIR, for a GPU host without a Rust toolchain
 ";
@@ -66,6 +71,7 @@ fn main() -> Result<()> {
         ["conformance"] => conformance::run(),
         ["samples", options @ ..] => samples::run(&samples::Options::parse(options)?),
         ["coverage"] => coverage::run(),
+        ["mutants", options @ ..] => mutants::run(&mutants::Options::parse(options)?),
         ["bundle", folder] => bundle::run(folder.as_ref()),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -1,0 +1,271 @@
+//! Runs a random sample of mutants: small changes to the code, each of which some test should notice.
+//!
+//! cargo-mutants makes and judges them; `.cargo/mutants.toml` says in which files. They are made in a copy of the
+//! workspace that stays from run to run, so that little is built anew for each. First the tests inside of the mutant's
+//! crate run; then, for the mutants that are left, the tests across crates that are about it; and at last all tests.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::packages::workspace;
+
+/// The settings of the command line.
+#[derive(Debug, PartialEq)]
+pub struct Options {
+    count: usize,
+    seed: u64,
+    list: bool,
+}
+
+impl Options {
+    /// Understands `--count N`, `--seed S` and `--list`.
+    ///
+    /// # Errors
+    /// An option that is none, or lacks its number.
+    pub fn parse(options: &[&str]) -> Result<Self> {
+        let mut parsed = Self { count: 100, seed: 1, list: false };
+        let mut words = options.iter();
+        while let Some(&option) = words.next() {
+            let mut number = || {
+                let number = words.next().and_then(|number| number.parse::<u64>().ok());
+                number.with_context(|| format!("{option} is a number"))
+            };
+            match option {
+                "--count" => parsed.count = number()? as usize,
+                "--seed" => parsed.seed = number()?,
+                "--list" => parsed.list = true,
+                _ => bail!("{option}: not an option"),
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+/// The package of the tests across crates.
+const TESTS: &str = "cufile-tests";
+
+/// What became of mutants.
+#[derive(Default)]
+struct Outcomes {
+    caught: Vec<String>,
+    survived: Vec<String>,
+    unviable: Vec<String>,
+}
+
+/// Draws the sample, runs it, and lists the mutants that no test noticed.
+///
+/// # Errors
+/// cargo-mutants or nextest is missing, or the tests fail without a mutant.
+pub fn run(options: &Options) -> Result<()> {
+    let tree = Tree::copy()?;
+    let all = tree.mutants()?;
+    let sample = sample(all.clone(), options.count, options.seed);
+    if options.list {
+        sample.iter().for_each(|name| println!("{name}"));
+        return Ok(());
+    }
+    let mut total = Outcomes::default();
+    for package in ["cufile", "gpufile"] {
+        let is_here = |name: &&String| name.starts_with(&format!("{package}/"));
+        let mut left: Vec<_> = sample.iter().filter(is_here).cloned().collect();
+        let to_words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+        for (packages, targets) in [
+            (&[package][..], to_words(&["--lib"])),
+            (&[package, TESTS], tree.tests_about(package)?),
+            (&["cufile", "gpufile", TESTS], to_words(&["--tests"])),
+        ] {
+            let outcomes = tree.test(&all, &left, packages, &targets)?;
+            total.unviable.extend(outcomes.unviable);
+            total.caught.extend(outcomes.caught);
+            left = outcomes.survived;
+        }
+        total.survived.extend(left);
+    }
+    println!(
+        "\nseed {}: of {} mutants {} do not build, {} were caught, and {} survived",
+        options.seed,
+        sample.len(),
+        total.unviable.len(),
+        total.caught.len(),
+        total.survived.len()
+    );
+    total.survived.iter().for_each(|name| println!("  {name}"));
+    Ok(())
+}
+
+/// Some of the names, the same for the same seed, in the order of the source.
+fn sample(mut names: Vec<String>, count: usize, seed: u64) -> Vec<String> {
+    names.sort();
+    let mut state = seed;
+    let mut below = |limit: usize| {
+        // splitmix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % limit as u64) as usize
+    };
+    let count = count.min(names.len());
+    for place in 0..count {
+        let other = place + below(names.len() - place);
+        names.swap(place, other);
+    }
+    names.truncate(count);
+    names.sort();
+    names
+}
+
+/// A copy of the workspace to be changed.
+struct Tree(PathBuf);
+
+impl Tree {
+    /// Brings the copy up to date. Files that are the same keep their times, for cargo's sake.
+    fn copy() -> Result<Self> {
+        let tree = workspace().join("target/mutants/tree");
+        let listed = Command::new("git")
+            .current_dir(workspace())
+            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+            .stderr(Stdio::inherit())
+            .output()
+            .context("cannot start git")?;
+        ensure!(listed.status.success(), "git ls-files: {}", listed.status);
+        let mut wanted = BTreeSet::new();
+        for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
+            let (from, to) = (workspace().join(name), tree.join(name));
+            // One that was removed and not yet committed.
+            let Ok(bytes) = fs::read(&from) else { continue };
+            if fs::read(&to).ok().as_ref() != Some(&bytes) {
+                fs::create_dir_all(to.parent().context("a path in the tree")?)?;
+                fs::write(&to, bytes).with_context(|| format!("cannot write {to:?}"))?;
+            }
+            wanted.insert(to);
+        }
+        remove_others(&tree, &wanted)?;
+        Ok(Self(tree))
+    }
+
+    /// The names of all mutants.
+    fn mutants(&self) -> Result<Vec<String>> {
+        let output = self.cargo_mutants(&["--list", "--json"]).stderr(Stdio::inherit()).output()?;
+        ensure!(
+            output.status.success(),
+            "cargo mutants: is it there? `cargo install --locked cargo-mutants cargo-nextest`"
+        );
+        let listed: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+        Ok(listed.iter().filter_map(|mutant| mutant["name"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// The tests in `tests/tests` that are about this crate.
+    fn tests_about(&self, package: &str) -> Result<Vec<String>> {
+        let mut arguments = Vec::new();
+        for entry in fs::read_dir(self.0.join("tests/tests"))? {
+            let path = entry?.path();
+            let (Some(name), Ok(text)) = (path.file_stem(), fs::read_to_string(&path)) else { continue };
+            if text.contains("gpufile::") == (package == "gpufile") {
+                arguments.push(format!("--test={}", name.to_string_lossy()));
+            }
+        }
+        arguments.sort();
+        Ok(arguments)
+    }
+
+    /// Runs the tests of these packages and targets with each of the named mutants.
+    fn test(
+        &self,
+        all: &[String],
+        names: &[String],
+        packages: &[&str],
+        targets: &[String],
+    ) -> Result<Outcomes> {
+        if names.is_empty() {
+            return Ok(Outcomes::default());
+        }
+        let out = self.0.with_file_name("out");
+        let _ = fs::remove_dir_all(&out);
+        fs::create_dir_all(out.join("mutants.out"))?;
+        // Its filters let some mutants pass that they should not. What was caught before is left out for certain.
+        let others = all.iter().filter(|name| !names.contains(name));
+        let others: String = others.map(|name| format!("{name}\n")).collect();
+        fs::write(out.join("mutants.out/caught.txt"), others)?;
+        let mut command = self.cargo_mutants(&["--in-place", "--no-times", "--iterate", "--output"]);
+        command.arg(&out).args(packages.iter().map(|package| format!("--cargo-arg=--package={package}")));
+        command.args(targets.iter().map(|target| format!("--cargo-arg={target}")));
+        let status = command.status().context("cannot start cargo")?;
+        let outcomes = out.join("mutants.out/outcomes.json");
+        let text = fs::read(&outcomes).with_context(|| format!("cargo mutants: {status}; {outcomes:?}"))?;
+        let outcomes: Value = serde_json::from_slice(&text)?;
+        let mut found = Outcomes::default();
+        for outcome in outcomes["outcomes"].as_array().context("cargo mutants: no outcomes")? {
+            let Some(name) = outcome["scenario"]["Mutant"]["name"].as_str() else {
+                ensure!(outcome["summary"] == "Success", "the tests fail without a mutant: see {out:?}");
+                continue;
+            };
+            let list = match outcome["summary"].as_str() {
+                Some("CaughtMutant" | "Timeout") => &mut found.caught,
+                Some("MissedMutant") => &mut found.survived,
+                Some("Unviable") => &mut found.unviable,
+                other => bail!("cargo mutants: {name}: {other:?}"),
+            };
+            list.push(name.to_owned());
+        }
+        let known = found.caught.len() + found.survived.len() + found.unviable.len();
+        ensure!(known == names.len(), "cargo mutants ran {known} of {} mutants: {status}", names.len());
+        Ok(found)
+    }
+
+    fn cargo_mutants(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("cargo");
+        command.arg("mutants").arg("--dir").arg(&self.0).args(arguments);
+        command.env("CARGO_TARGET_DIR", self.0.with_file_name("target")).env("CARGO_INCREMENTAL", "1");
+        // nextest ends with the first failure, and runs each test in a process with a time limit.
+        command.env("NEXTEST_PROFILE", "mutants");
+        // A tenth of the random cases finds nearly what all do.
+        command.env("CUFILE_TEST_CASES", "300");
+        command
+    }
+}
+
+/// Removes the files below a folder that are not wanted.
+fn remove_others(folder: &Path, wanted: &BTreeSet<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_others(&entry.path(), wanted)?;
+        } else if !wanted.contains(&entry.path()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_follows_from_its_seed() {
+        let names: Vec<_> = (0..1000).map(|number| format!("{number:04}")).collect();
+        let reversed: Vec<_> = names.iter().rev().cloned().collect();
+        let one = sample(names.clone(), 100, 1);
+        assert_eq!(one, sample(reversed, 100, 1));
+        assert_ne!(one, sample(names.clone(), 100, 2));
+        assert_eq!(one.iter().collect::<BTreeSet<_>>().len(), 100);
+        // From everywhere, and no more than there are.
+        assert_eq!(one.iter().map(|name| &name[..2]).collect::<BTreeSet<_>>().len(), 10);
+        assert_eq!(sample(names.clone(), 5000, 1), names);
+    }
+
+    #[test]
+    fn options_have_numbers() {
+        assert_eq!(Options::parse(&[]).unwrap(), Options { count: 100, seed: 1, list: false });
+        let all = ["--count", "20", "--seed", "7", "--list"];
+        assert_eq!(Options::parse(&all).unwrap(), Options { count: 20, seed: 7, list: true });
+        for wrong in [&["--count"][..], &["--seed", "x"], &["20"]] {
+            assert!(Options::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
