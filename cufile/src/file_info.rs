@@ -51,6 +51,15 @@ pub struct DirectIoAlignment {
     pub offset_bytes: u32,
 }
 
+impl DirectIoAlignment {
+    /// `None` if the kernel does not tell, or tells that there is no `O_DIRECT`.
+    fn of(stat: &libc::statx) -> Option<Self> {
+        let (memory_bytes, offset_bytes) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+        let is_told = stat.stx_mask & libc::STATX_DIOALIGN != 0 && offset_bytes != 0;
+        is_told.then_some(Self { memory_bytes, offset_bytes })
+    }
+}
+
 impl FileProperties {
     /// Asks the kernel about an open file.
     ///
@@ -64,15 +73,11 @@ impl FileProperties {
         if open_flags < 0 {
             return Err(last_error("fcntl"));
         }
-        let has_alignment = stat.stx_mask & libc::STATX_DIOALIGN != 0 && stat.stx_dio_offset_align != 0;
         let device = (stat.stx_dev_major, stat.stx_dev_minor);
         Ok(Self {
             file_type: FileType::of(stat.stx_mode),
             open_flags,
-            direct_io: has_alignment.then_some(DirectIoAlignment {
-                memory_bytes: stat.stx_dio_mem_align,
-                offset_bytes: stat.stx_dio_offset_align,
-            }),
+            direct_io: DirectIoAlignment::of(&stat),
             file_system: file_system(stat.stx_mnt_id).unwrap_or_else(|| "unknown".to_owned()),
             device,
             udev_record: (device.0 != 0).then(|| has_udev_record(device)),
@@ -226,5 +231,59 @@ mod tests {
         (file.file_system, file.udev_record) = ("tmpfs".to_owned(), None);
         let text = file.explain(OpError::INTERNAL_ERROR, Version { major: 1, minor: 14 });
         assert_eq!(text, "tmpfs needs cuFile 1.16 or newer");
+    }
+
+    #[test]
+    fn direct_io_needs_to_be_told_of_and_aligned() {
+        let stat = |mask, offset_bytes| {
+            // SAFETY: all-zero is a valid value of this struct of integers.
+            let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+            (stat.stx_mask, stat.stx_dio_mem_align, stat.stx_dio_offset_align) = (mask, 4, offset_bytes);
+            stat
+        };
+        let told = libc::STATX_BASIC_STATS | libc::STATX_DIOALIGN;
+        let expected = DirectIoAlignment { memory_bytes: 4, offset_bytes: 512 };
+        assert_eq!(DirectIoAlignment::of(&stat(told, 512)), Some(expected));
+        assert_eq!(DirectIoAlignment::of(&stat(told, 0)), None);
+        assert_eq!(DirectIoAlignment::of(&stat(libc::STATX_BASIC_STATS, 512)), None);
+    }
+
+    #[test]
+    fn each_type_of_file_is_known_by_its_mode() {
+        for (mode, file_type, text) in [
+            (libc::S_IFREG, FileType::Regular, "regular file"),
+            (libc::S_IFDIR, FileType::Directory, "directory"),
+            (libc::S_IFBLK, FileType::BlockDevice, "block device"),
+            (libc::S_IFCHR, FileType::CharDevice, "character device"),
+            (libc::S_IFIFO, FileType::Fifo, "pipe"),
+            (libc::S_IFSOCK, FileType::Socket, "socket"),
+            (libc::S_IFLNK, FileType::Other, "file of unknown type"),
+        ] {
+            assert_eq!(FileType::of((mode | 0o640) as u16), file_type);
+            assert_eq!(file_type.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn only_what_the_code_is_about_is_explained() {
+        let mut file = properties(&tempfile::tempfile().unwrap());
+        let latest = Version { major: 1, minor: 20 };
+        (file.file_system, file.device, file.udev_record) = ("tmpfs".to_owned(), (0, 25), None);
+        assert_eq!(file.udev_path(), None);
+        assert!(!file.is_direct());
+        file.open_flags = libc::O_RDWR | libc::O_DIRECT | libc::O_APPEND | libc::O_NONBLOCK;
+        assert!(file.is_direct());
+        let text = file.explain(OpError::INVALID_FILE_OPEN_FLAG, latest);
+        assert_eq!(text, "open it without O_APPEND and O_NONBLOCK");
+        assert_eq!(file.explain(OpError::PERMISSION_DENIED, latest), "");
+        for code in [OpError::HANDLE_NOT_REGISTERED, OpError::INTERNAL_ERROR] {
+            assert_eq!(file.explain(code, latest), "file system tmpfs; see libcufile's log file");
+            let first = file.explain(code, Version { major: 1, minor: 16 });
+            assert_eq!(first, "file system tmpfs; see libcufile's log file");
+            let older = file.explain(code, Version { major: 1, minor: 15 });
+            assert_eq!(older, "tmpfs needs cuFile 1.16 or newer");
+        }
+        file.open_flags = libc::O_RDWR;
+        assert_eq!(file.explain(OpError::INVALID_FILE_OPEN_FLAG, latest), "");
     }
 }

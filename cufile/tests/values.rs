@@ -1,0 +1,63 @@
+//! What values say for themselves, without any library.
+
+use std::io;
+
+use cufile::{Error, ErrorKind, OpError, Status, Version};
+
+fn version(minor: u32) -> Version {
+    Version { major: 1, minor }
+}
+
+fn of_cufile(code: OpError) -> Error {
+    Error::CuFile { operation: "cuFileRead".into(), code, cuda: None, advice: None }
+}
+
+fn of_system(errno: i32) -> Error {
+    Error::Io { operation: "cuFileRead".into(), source: io::Error::from_raw_os_error(errno) }
+}
+
+#[test]
+fn errors_have_their_kind_and_that_of_io() {
+    use io::ErrorKind as Io;
+    let unsupported = Error::Unsupported { symbol: "cuFileReadv", since: version(18), loaded: version(11) };
+    let invalid = Error::InvalidInput { operation: "cuFileRead", problem: "it is too long".into() };
+    for (error, kind, io_kind, raw) in [
+        (Error::NoDevice, ErrorKind::NoDevice, Io::NotFound, None),
+        (unsupported, ErrorKind::Unsupported, Io::Unsupported, None),
+        (invalid, ErrorKind::InvalidInput, Io::InvalidInput, None),
+        (Error::InUse { what: "the driver", users: 2 }, ErrorKind::Busy, Io::ResourceBusy, None),
+        (Error::Forked, ErrorKind::Forked, Io::Other, None),
+        (Error::Unspecified { operation: "cuFileRead".into() }, ErrorKind::Io, Io::Other, None),
+        (
+            of_cufile(OpError::PERMISSION_DENIED),
+            ErrorKind::PermissionDenied,
+            Io::PermissionDenied,
+            Some(5025),
+        ),
+        (of_cufile(OpError::GETNEWFD_FAILED), ErrorKind::OutOfMemory, Io::OutOfMemory, Some(5031)),
+        (of_cufile(OpError::BATCH_FULL), ErrorKind::Busy, Io::ResourceBusy, Some(5037)),
+        (of_cufile(OpError::CUDA_DRIVER_ERROR), ErrorKind::Cuda, Io::Other, Some(5011)),
+        (of_cufile(OpError::from_raw(5777)), ErrorKind::Other, Io::Other, Some(5777)),
+        (of_system(libc::EACCES), ErrorKind::PermissionDenied, Io::PermissionDenied, Some(libc::EACCES)),
+        (of_system(libc::EINVAL), ErrorKind::InvalidInput, Io::InvalidInput, Some(libc::EINVAL)),
+        (of_system(libc::ENOMEM), ErrorKind::OutOfMemory, Io::OutOfMemory, Some(libc::ENOMEM)),
+        (of_system(libc::EOPNOTSUPP), ErrorKind::Unsupported, Io::Unsupported, Some(libc::EOPNOTSUPP)),
+        (of_system(libc::ENOSPC), ErrorKind::Io, Io::StorageFull, Some(libc::ENOSPC)),
+    ] {
+        assert_eq!((error.kind(), error.io_kind(), error.raw_code()), (kind, io_kind, raw), "{error}");
+        assert_eq!(io::Error::from(error).kind(), io_kind);
+    }
+}
+
+#[test]
+fn statuses_have_the_names_of_c() {
+    for (status, name) in [
+        (Status::WAITING, "CUFILE_WAITING"),
+        (Status::COMPLETE, "CUFILE_COMPLETE"),
+        (Status::FAILED, "CUFILE_FAILED"),
+    ] {
+        assert_eq!(status.name(), Some(name));
+        assert_eq!(Status::from_raw(status.as_raw()), status);
+    }
+    assert_eq!(Status::from_raw(4096).name(), None);
+}
