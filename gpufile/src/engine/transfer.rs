@@ -157,3 +157,77 @@ impl Transfer<'_> {
         matches!(self.side, Side::Read | Side::ReadMapping(_))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::{Engine, File};
+
+    fn memory(place: Place, len_bytes: usize) -> Memory {
+        let mut memory = Memory::on_host(std::ptr::dangling_mut(), len_bytes);
+        memory.place = place;
+        memory
+    }
+
+    fn a_file() -> (tempfile::NamedTempFile, File) {
+        let mut named = tempfile::NamedTempFile::new().unwrap();
+        named.write_all(b"some").unwrap();
+        let file = File::options().read(true).engine(&Engine::builder().build()).open(named.path()).unwrap();
+        (named, file)
+    }
+
+    #[test]
+    fn a_range_lies_within_buffer_and_file_or_not() {
+        const BUFFER: usize = 1000;
+        const FILE: u64 = 1 << 40;
+        // Each with a length of 10: in the buffer, and in the file.
+        let in_buffer = [(0, true), (990, true), (991, false), (usize::MAX - 9, false), (usize::MAX, false)];
+        let in_file =
+            [(0, true), (FILE - 10, true), (FILE - 9, false), (u64::MAX - 9, false), (u64::MAX, false)];
+        for (buffer_offset, buffer_fits) in in_buffer {
+            for (file_offset, file_fits) in in_file {
+                let range = IoRange { file_offset, buffer_offset, len_bytes: 10 };
+                assert_eq!(range.lies_within(BUFFER, FILE), buffer_fits && file_fits, "{range:?}");
+            }
+        }
+        let none = IoRange { file_offset: FILE, buffer_offset: BUFFER, len_bytes: 0 };
+        assert!(none.lies_within(BUFFER, FILE));
+    }
+
+    #[test]
+    fn entries_know_their_sizes_places_and_files() {
+        let (_named, file) = a_file();
+        let file = file.open_file();
+        let range = |buffer_offset| IoRange { file_offset: 0, buffer_offset, len_bytes: 10 };
+        let ranges = [range(0), range(91), range(90)];
+        let entries =
+            Entries::Ranges { file, memory: memory(Place::Host, 100), ranges: &ranges, file_limit: 10 };
+        assert_eq!((entries.len(), entries.total_bytes(), entries.out_of_range()), (3, 30, Some(1)));
+        let entries =
+            Entries::Ranges { file, memory: memory(Place::Host, 101), ranges: &ranges, file_limit: 10 };
+        assert_eq!((entries.place(), entries.out_of_range()), (Place::Host, None));
+
+        let entry = |len_bytes| Entry { file, offset: 0, memory: memory(Place::Host, len_bytes) };
+        let each = [entry(1), entry(20), entry(300)];
+        let entries = Entries::Each(&each);
+        assert_eq!((entries.len(), entries.total_bytes(), entries.out_of_range()), (3, 321, None));
+        assert_eq!((entries.place(), entries.memory(1).len_bytes), (Place::Host, 20));
+        let mixed = [entry(1), Entry { memory: memory(Place::Device(3), 1), ..entry(1) }];
+        assert_eq!(Entries::Each(&mixed).place(), Place::Device(3));
+        // About as many, of more entries than are looked at.
+        let many = vec![entry(7); 1000];
+        let total = Entries::Each(&many).total_bytes();
+        assert!((7000..7200).contains(&total), "{total}");
+
+        for entries in
+            [entries, Entries::Ranges { file, memory: memory(Place::Host, 1), ranges: &[], file_limit: 0 }]
+        {
+            let transfer = Transfer { side: Side::Read, entries };
+            assert_eq!((transfer.device(), transfer.is_read()), (file.device, true));
+            assert!(!Transfer { side: Side::Write, entries }.is_read());
+        }
+        assert_ne!(file.device, 0);
+    }
+}
