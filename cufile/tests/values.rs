@@ -2,6 +2,8 @@
 
 use std::io;
 
+use cuda_rt_sys::driver::CUresult;
+use cuda_rt_sys::runtime::cudaError_t;
 use cufile::{Error, ErrorKind, OpError, Status, Version};
 
 fn version(minor: u32) -> Version {
@@ -10,6 +12,14 @@ fn version(minor: u32) -> Version {
 
 fn of_cufile(code: OpError) -> Error {
     Error::CuFile { operation: "cuFileRead".into(), code, cuda: None, advice: None }
+}
+
+fn of_runtime(code: cudaError_t) -> Error {
+    Error::CudaRuntime { operation: Default::default(), code }
+}
+
+fn of_driver(code: CUresult) -> Error {
+    Error::CudaDriver { operation: Default::default(), code }
 }
 
 fn of_system(errno: i32) -> Error {
@@ -38,6 +48,18 @@ fn errors_have_their_kind_and_that_of_io() {
         (of_cufile(OpError::BATCH_FULL), ErrorKind::Busy, Io::ResourceBusy, Some(5037)),
         (of_cufile(OpError::CUDA_DRIVER_ERROR), ErrorKind::Cuda, Io::Other, Some(5011)),
         (of_cufile(OpError::from_raw(5777)), ErrorKind::Other, Io::Other, Some(5777)),
+        (
+            of_runtime(cudaError_t::cudaErrorMemoryAllocation),
+            ErrorKind::OutOfMemory,
+            Io::OutOfMemory,
+            Some(2),
+        ),
+        (of_runtime(cudaError_t::cudaErrorNoDevice), ErrorKind::NoDevice, Io::NotFound, Some(100)),
+        (of_runtime(cudaError_t::cudaErrorInsufficientDriver), ErrorKind::NoDevice, Io::NotFound, Some(35)),
+        (of_runtime(cudaError_t::cudaErrorInvalidValue), ErrorKind::Cuda, Io::Other, Some(1)),
+        (of_driver(CUresult::CUDA_ERROR_OUT_OF_MEMORY), ErrorKind::OutOfMemory, Io::OutOfMemory, Some(2)),
+        (of_driver(CUresult::CUDA_ERROR_NO_DEVICE), ErrorKind::NoDevice, Io::NotFound, Some(100)),
+        (of_driver(CUresult::CUDA_ERROR_INVALID_VALUE), ErrorKind::Cuda, Io::Other, Some(1)),
         (of_system(libc::EACCES), ErrorKind::PermissionDenied, Io::PermissionDenied, Some(libc::EACCES)),
         (of_system(libc::EINVAL), ErrorKind::InvalidInput, Io::InvalidInput, Some(libc::EINVAL)),
         (of_system(libc::ENOMEM), ErrorKind::OutOfMemory, Io::OutOfMemory, Some(libc::ENOMEM)),
