@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::Version;
 use crate::error::{Error, OpError, Result};
@@ -80,7 +80,7 @@ impl FileProperties {
             direct_io: DirectIoAlignment::of(&stat),
             file_system: file_system(stat.stx_mnt_id).unwrap_or_else(|| "unknown".to_owned()),
             device,
-            udev_record: (device.0 != 0).then(|| has_udev_record(device)),
+            udev_record: (device.0 != 0).then(|| has_udev_record(&udev_path(device))),
         })
     }
 
@@ -185,8 +185,9 @@ fn udev_path((major, minor): (u32, u32)) -> PathBuf {
     PathBuf::from(format!("/run/udev/data/b{major}:{minor}"))
 }
 
-fn has_udev_record(device: (u32, u32)) -> bool {
-    fs::read_to_string(udev_path(device)).is_ok_and(|record| record.contains("E:ID_FS_TYPE="))
+/// Whether there is a record at this path, and of a file system.
+fn has_udev_record(path: &Path) -> bool {
+    fs::read_to_string(path).is_ok_and(|record| record.contains("E:ID_FS_TYPE="))
 }
 
 #[cfg(test)]
@@ -207,6 +208,7 @@ mod tests {
         assert_eq!(found.open_flags & libc::O_ACCMODE, libc::O_RDWR);
         assert!(!found.is_direct());
         assert_ne!(found.file_system, "unknown");
+        assert_eq!(properties(&fs::File::open("/proc/self/stat").unwrap()).file_system, "proc");
     }
 
     #[test]
@@ -246,6 +248,17 @@ mod tests {
         assert_eq!(DirectIoAlignment::of(&stat(told, 512)), Some(expected));
         assert_eq!(DirectIoAlignment::of(&stat(told, 0)), None);
         assert_eq!(DirectIoAlignment::of(&stat(libc::STATX_BASIC_STATS, 512)), None);
+    }
+
+    #[test]
+    fn a_udev_record_has_to_be_of_a_file_system() {
+        let record = tempfile::NamedTempFile::new().unwrap();
+        assert!(!has_udev_record(record.path()));
+        fs::write(record.path(), "S:disk/by-id/1\nE:ID_FS_TYPE=ext4\n").unwrap();
+        assert!(has_udev_record(record.path()));
+        fs::write(record.path(), "S:disk/by-id/1\nE:ID_SERIAL=1\n").unwrap();
+        assert!(!has_udev_record(record.path()));
+        assert!(!has_udev_record(&record.path().with_extension("absent")));
     }
 
     #[test]
