@@ -42,20 +42,24 @@ impl Temporary {
                 opened => opened.map_err(|error| open_error(error, &path))?,
             };
             let temporary = Self { path, file, is_renamed: false };
-            if !folder.has_locks || temporary.lock() {
+            let is_ours = || temporary.lock().map_err(|error| open_error(error, &temporary.path));
+            if !folder.has_locks || is_ours()? {
                 return Ok(temporary);
             }
         }
     }
 
     /// Takes the lock; says whether the file is still there. Another process may have found it unlocked and removed it.
-    fn lock(&self) -> bool {
+    ///
+    /// # Errors
+    /// Why the file cannot be looked at. To create another would not end where none can be.
+    fn lock(&self) -> io::Result<bool> {
         match try_lock(&self.file) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             // Without locks nobody removes it either.
             _ => {}
         }
-        self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
+        Ok(self.file.metadata()?.nlink() > 0)
     }
 
     /// Creates a file and writes it. If the options say so, it has reached the storage then.
@@ -230,12 +234,12 @@ mod tests {
             || Temporary { path: path.clone(), file: fs::File::create(&path).unwrap(), is_renamed: false };
         let removed = create();
         fs::remove_file(&path).unwrap();
-        assert!(!removed.lock());
+        assert!(!removed.lock().unwrap());
         let locked = create();
         let other = fs::File::open(&path).unwrap();
         try_lock(&other).unwrap();
-        assert!(!locked.lock());
+        assert!(!locked.lock().unwrap());
         drop(other);
-        assert!(locked.lock());
+        assert!(locked.lock().unwrap());
     }
 }
