@@ -3,6 +3,7 @@
 pub mod bed;
 pub mod counting;
 mod emulator;
+pub mod random;
 pub mod saves;
 mod symbols;
 pub mod traced;

@@ -17,6 +17,7 @@ use cufile::cuda::{Device, DeviceBuffer, ManagedBuffer, PinnedBuffer};
 use cufile::{BufSlice, BufSliceMut, FileSystems};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, pattern};
+use cufile_tests::random::Random;
 use gpufile::{
     Cause, DirectIo, Engine, Error, File, IoRange, OpenOptions, PathPolicy, ReadRequest, TransferPath,
     WriteRequest, page_cache,
@@ -59,36 +60,6 @@ fn whatever_is_read_and_written_in_whichever_way_the_bytes_are_those_of_the_mode
     let old = Emulator::start();
     old.control("runtime-version 12080");
     run(&Bed::on(old), share / 4, seed.wrapping_add(1));
-}
-
-/// Pseudorandom numbers (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        ((self.next() >> 11) % limit.max(1) as u64) as usize
-    }
-
-    fn one_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, among: &[T]) -> T {
-        among[self.below(among.len())]
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for at in (1..items.len()).rev() {
-            items.swap(at, self.below(at + 1));
-        }
-    }
 }
 
 enum Memory {
@@ -304,8 +275,7 @@ impl<'a> World<'a> {
             bed,
             folder,
             noise,
-            // Neighbouring seeds must not begin alike.
-            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63),
+            random: Random::new(seed),
             seed,
             case: 0,
             doing: String::new(),

@@ -1,0 +1,46 @@
+//! Pseudorandom numbers, the same on every run of a seed.
+
+/// A generator (xorshift64*).
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Begins with a seed; neighbouring seeds do not begin alike.
+    pub fn new(seed: u64) -> Self {
+        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63);
+        for _ in 0..8 {
+            random.next_number();
+        }
+        random
+    }
+
+    /// Returns the next number.
+    pub fn next_number(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Returns a number below `limit`, or 0 if that is 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        ((self.next_number() >> 11) % limit.max(1) as u64) as usize
+    }
+
+    /// Returns true once in `count` times.
+    pub fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    /// Returns one of these.
+    pub fn pick<T: Copy>(&mut self, among: &[T]) -> T {
+        among[self.below(among.len())]
+    }
+
+    /// Brings these into another order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
+}

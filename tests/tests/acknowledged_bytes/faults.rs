@@ -1,0 +1,290 @@
+//! Faults: which function fails, in which of its calls, and how.
+
+use std::fmt;
+
+use cufile_tests::Emulator;
+use cufile_tests::random::Random;
+
+use crate::interpose::{self, Effect, Function};
+
+/// One fault of a case.
+#[derive(Clone)]
+pub struct Fault {
+    target: Target,
+    /// So many calls go well before.
+    skip: u64,
+    times: u64,
+}
+
+#[derive(Clone)]
+enum Target {
+    C { function: Function, effect: Effect },
+    Emulator { function: &'static str, setting: String },
+}
+
+/// So many of either table, which come first, move bytes, and fail more often than the others.
+const MOVING: usize = 4;
+
+/// The functions of the C library, and how they fail.
+const C: &[(Function, &[i32])] = &[
+    (interpose::PREAD, &[libc::EIO, libc::EINTR, libc::EINVAL]),
+    (interpose::PWRITE, &[libc::EIO, libc::ENOSPC, libc::EDQUOT, libc::EINTR, libc::EINVAL]),
+    (interpose::PROCESS_VM_WRITEV, &[libc::EFAULT, libc::EPERM, libc::ENOSYS]),
+    (interpose::FALLOCATE, &[libc::ENOSPC, libc::EOPNOTSUPP, libc::EINTR, libc::EIO]),
+    (interpose::FTRUNCATE, &[libc::EIO, libc::EINTR]),
+    (interpose::MMAP, &[libc::ENOMEM, libc::ENODEV, libc::EACCES]),
+    (interpose::MADVISE, &[libc::ENOMEM, libc::EINVAL]),
+    (interpose::MINCORE, &[libc::ENOMEM, libc::EAGAIN]),
+    (interpose::CACHESTAT, &[libc::ENOSYS, libc::EOPNOTSUPP]),
+    (interpose::FSYNC, &[libc::EIO, libc::ENOSPC]),
+    (interpose::FDATASYNC, &[libc::EIO]),
+    (interpose::OPEN, &[libc::EMFILE, libc::ENFILE, libc::EINTR, libc::EACCES, libc::EINVAL]),
+    (interpose::CLOSE, &[libc::EIO, libc::EINTR]),
+    (interpose::FCNTL, &[libc::EMFILE, libc::EINVAL]),
+    (interpose::FSTATFS, &[libc::EIO, libc::EINTR]),
+    (interpose::FSTAT, &[libc::EIO]),
+    (interpose::STATX, &[libc::EIO, libc::ENOMEM]),
+    (interpose::RENAME, &[libc::EIO, libc::ENOSPC]),
+    (interpose::UNLINK, &[libc::EIO, libc::EACCES]),
+    (interpose::PTHREAD_CREATE, &[libc::EAGAIN]),
+    (interpose::FADVISE, &[libc::EINVAL]),
+];
+
+/// Those of cuFile and CUDA, with settings of `cufile_emulator::emulator_control`.
+const EMULATED: &[(&str, &[&str])] = &[
+    ("cuFileRead", &["errno=5", "errno=4", "err=5011", "err=5030", "short=1", "short=4096", "short=70000"]),
+    ("cuFileWrite", &["errno=5", "errno=28", "errno=4", "err=5011", "short=1", "short=4096", "short=70000"]),
+    ("cudaMemcpyAsync", &["err=1", "err=700", "err=-1", "delay_us=500"]),
+    ("cudaMemcpyBatchAsync", &["err=1", "err=700", "err=801", "delay_us=500"]),
+    ("cuFileHandleRegister", &["err=5026", "err=5008", "cu=2"]),
+    ("cuFileBufDeregister", &["err=5008"]),
+    ("cuFileDriverGetProperties", &["err=5001"]),
+    ("cudaMalloc", &["err=2"]),
+    ("cudaHostAlloc", &["err=2", "err=1"]),
+    ("cudaFree", &["err=1", "err=700"]),
+    ("cudaFreeHost", &["err=1", "err=700"]),
+    ("cudaEventCreateWithFlags", &["err=2", "err=999"]),
+    ("cudaEventDestroy", &["err=999"]),
+    ("cudaEventQuery", &["err=600", "err=700", "err=999"]),
+    ("cudaEventRecord", &["err=1", "err=700"]),
+    ("cudaEventSynchronize", &["err=1", "err=700"]),
+    ("cudaStreamCreateWithFlags", &["err=2", "err=999"]),
+    ("cudaStreamDestroy", &["err=999"]),
+    ("cudaStreamIsCapturing", &["err=1"]),
+    ("cudaStreamSynchronize", &["err=1", "err=700"]),
+    ("cudaLaunchHostFunc", &["err=1", "err=2", "delay_us=500"]),
+    ("cudaThreadExchangeStreamCaptureMode", &["err=1"]),
+    ("cuCtxGetCurrent", &["err=3"]),
+    ("cuCtxGetDevice", &["err=201"]),
+    ("cuCtxPopCurrent_v2", &["err=201"]),
+    ("cuCtxPushCurrent_v2", &["err=201"]),
+    ("cuDevicePrimaryCtxRetain", &["err=2"]),
+    ("cuStreamBatchMemOp_v2", &["err=801", "err=1"]),
+];
+
+/// Functions whose failure is the caller's.
+const TOLD_OF_C: &[Function] = &[interpose::PWRITE, interpose::FSYNC, interpose::RENAME];
+const TOLD: &[&str] = &["cuFileRead", "cuFileWrite"];
+
+/// What the engine and the tests call where nothing can fail: they cannot go on without, or it has no result.
+pub const SPARED: &[&str] = &[
+    "cuDeviceGet",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuFileBufRegister",
+    "cuFileDriverClose_v2",
+    "cuFileDriverOpen",
+    "cuFileGetVersion",
+    "cuFileHandleDeregister",
+    "cuInit",
+    "cudaMallocManaged",
+    "cudaMemcpy",
+    "cudaRuntimeGetVersion",
+];
+
+/// Functions that were called and are in no list.
+pub fn forgotten(emulator: &Emulator) -> Vec<&'static str> {
+    let symbols = [
+        cufile_sys::Functions::SYMBOLS,
+        cuda_rt_sys::runtime::Functions::SYMBOLS,
+        cuda_rt_sys::driver::Functions::SYMBOLS,
+    ];
+    let is_known = |name: &str| SPARED.contains(&name) || EMULATED.iter().any(|(known, _)| *known == name);
+    let names = symbols.into_iter().flatten().map(|symbol| symbol.name);
+    names.filter(|name| !is_known(name) && emulator.calls(name) > 0).collect()
+}
+
+/// What may be left after a call of a function failed whose task it is to free something.
+pub const MAY_LEAVE: &[(&str, &[&str])] = &[
+    ("cudaFree", &["allocations", "device-bytes"]),
+    ("cudaFreeHost", &["allocations", "pinned-bytes"]),
+    ("cudaEventDestroy", &["events"]),
+    // What libcufile may still use stays.
+    ("cuFileBufDeregister", &["buffers", "allocations", "device-bytes"]),
+    // An emulated stream is a thread.
+    ("cudaStreamDestroy", &["streams", "threads"]),
+    // Without its context nothing can be freed.
+    ("cuCtxGetCurrent", ALL),
+    ("cuCtxPushCurrent_v2", ALL),
+    ("cuCtxPopCurrent_v2", ALL),
+    ("cudaThreadExchangeStreamCaptureMode", ALL),
+];
+
+const ALL: &[&str] =
+    &["allocations", "buffers", "device-bytes", "events", "pinned-bytes", "streams", "threads"];
+
+impl Fault {
+    pub fn random(random: &mut Random) -> Self {
+        let most = random.pick(&[1, 1, 4, 16, 64]);
+        let skip = random.below(most) as u64;
+        let times = random.pick(&[1, 1, 1, 2, 5, u64::MAX]);
+        let target = if random.one_in(2) {
+            let (function, codes) = if random.one_in(2) { random.pick(&C[..MOVING]) } else { random.pick(C) };
+            let effect = match random.below(8) {
+                0 => Effect::Delay(200),
+                1 | 2 if function <= interpose::PROCESS_VM_WRITEV => {
+                    Effect::Short(random.pick(&[1, 511, 4096, 5000, 100_000]))
+                }
+                _ => Effect::Errno(random.pick(codes)),
+            };
+            Target::C { function, effect }
+        } else {
+            let moving = random.one_in(2);
+            let (function, settings) = random.pick(if moving { &EMULATED[..MOVING] } else { EMULATED });
+            Target::Emulator { function, setting: random.pick(settings).to_owned() }
+        };
+        // What goes on byte by byte or a moment later, or is to be called again, would take long or for ever.
+        let is_slow = match &target {
+            Target::C { effect, .. } => {
+                matches!(effect, Effect::Short(_) | Effect::Delay(_) | Effect::Errno(libc::EINTR))
+            }
+            Target::Emulator { setting, .. } => {
+                ["short", "delay", "errno=4", "err=600"].iter().any(|start| setting.starts_with(start))
+            }
+        };
+        Self { target, skip, times: if is_slow { times.min(5) } else { times } }
+    }
+
+    /// Faults that strike together: what a device that fails does, or one without space.
+    pub fn of_storage(random: &mut Random) -> Vec<Self> {
+        let code = random.pick(&[libc::EIO, libc::ENOSPC]);
+        let most = random.pick(&[1, 4, 16]);
+        let skip = random.below(most) as u64;
+        let times = random.pick(&[1, 2, 5, u64::MAX]);
+        vec![
+            Self::of_c(interpose::PWRITE, Effect::Errno(code), skip, times),
+            Self::of_c(interpose::PROCESS_VM_WRITEV, Effect::Errno(libc::EFAULT), skip, times),
+        ]
+    }
+
+    /// Without which another can never strike.
+    pub fn needed_beside(faults: &[Self]) -> Option<Self> {
+        let is_mincore =
+            |fault: &Self| matches!(fault.target, Target::C { function: interpose::MINCORE, .. });
+        let no_cachestat = || Self::of_c(interpose::CACHESTAT, Effect::Errno(libc::ENOSYS), 0, u64::MAX);
+        faults.iter().any(is_mincore).then(no_cachestat)
+    }
+
+    /// A fault of the C library that is none of [`random`](Self::random).
+    pub fn of_c(function: Function, effect: Effect, skip: u64, times: u64) -> Self {
+        Self { target: Target::C { function, effect }, skip, times }
+    }
+
+    /// How often it struck, so that somebody must have been told: where there is no other way, and nothing is to be
+    /// called again.
+    pub fn to_be_told(&self, calls: u64) -> u64 {
+        let is_told = match &self.target {
+            Target::C { effect: Effect::Errno(libc::EINTR | libc::EINVAL | libc::EOPNOTSUPP), .. } => false,
+            Target::C { function, effect: Effect::Errno(_) } => TOLD_OF_C.contains(function),
+            Target::C { .. } => false,
+            Target::Emulator { function, setting } => {
+                TOLD.contains(function) && (setting.starts_with("err") && !setting.starts_with("errno=4"))
+            }
+        };
+        if is_told { calls.saturating_sub(self.skip).min(self.times) } else { 0 }
+    }
+
+    fn function(&self) -> &'static str {
+        match self.target {
+            Target::C { function, .. } => interpose::NAMES[function],
+            Target::Emulator { function, .. } => function,
+        }
+    }
+
+    pub fn plan(&self, emulator: &Emulator) {
+        match &self.target {
+            Target::C { function, effect } => interpose::plan(*function, self.skip, self.times, *effect),
+            Target::Emulator { function, setting } => {
+                let times = if self.times == u64::MAX { "all".to_owned() } else { self.times.to_string() };
+                emulator.fault(function, &format!("after={} times={times} {setting}", self.skip));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.target {
+            Target::C { function, effect } => write!(f, "{}: {effect:?}", interpose::NAMES[*function]),
+            Target::Emulator { function, setting } => write!(f, "{function}: {setting}"),
+        }?;
+        write!(f, " after {} calls, {} times", self.skip, self.times)
+    }
+}
+
+/// How often each function was called, and in how many calls a fault struck.
+#[derive(Debug, Default, Clone)]
+pub struct Counts(pub Vec<(&'static str, u64, u64)>);
+
+impl Counts {
+    /// Takes the counts since the program, or the emulator, began; strikes of the emulator are derived from the faults
+    /// that were planned.
+    pub fn now(emulator: &Emulator) -> Self {
+        let of_c = interpose::NAMES.iter().zip(interpose::counts());
+        let emulated = EMULATED.iter().map(|(name, _)| (*name, emulator.calls(name) as u64, 0));
+        Self(of_c.map(|(name, (calls, struck))| (*name, calls, struck)).chain(emulated).collect())
+    }
+
+    /// What came since `before`, where these faults were planned.
+    pub fn since(&self, before: &Self, faults: &[Fault]) -> Self {
+        let mut counts = Vec::new();
+        for (now, before) in self.0.iter().zip(&before.0) {
+            let (name, calls) = (now.0, now.1 - before.1);
+            let emulated = faults.iter().filter(|fault| {
+                matches!(&fault.target, Target::Emulator { function, setting }
+                    if *function == name && !setting.starts_with("delay"))
+            });
+            let struck = emulated.map(|fault| calls.saturating_sub(fault.skip).min(fault.times)).sum::<u64>();
+            counts.push((name, calls, (now.2 - before.2 + struck).min(calls)));
+        }
+        Self(counts)
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        if self.0.is_empty() {
+            self.0 = other.0.iter().map(|(name, ..)| (*name, 0, 0)).collect();
+        }
+        for (sum, one) in self.0.iter_mut().zip(&other.0) {
+            sum.1 += one.1;
+            sum.2 += one.2;
+        }
+    }
+
+    /// How many strikes of these faults somebody must have been told of, if no two of them are of one function.
+    pub fn to_be_told(&self, faults: &[Fault]) -> u64 {
+        let calls =
+            |fault: &Fault| self.0.iter().find(|one| one.0 == fault.function()).map_or(0, |one| one.1);
+        let is_alone =
+            |fault: &&Fault| faults.iter().filter(|other| other.function() == fault.function()).count() == 1;
+        faults.iter().filter(is_alone).map(|fault| fault.to_be_told(calls(fault))).sum()
+    }
+
+    pub fn struck(&self) -> u64 {
+        self.0.iter().map(|(.., struck)| struck).sum()
+    }
+
+    pub fn is_struck(&self, name: &str) -> bool {
+        self.0.iter().any(|(function, _, struck)| *function == name && *struck > 0)
+    }
+}

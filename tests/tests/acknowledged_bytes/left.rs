@@ -1,0 +1,74 @@
+//! What a case may not leave behind.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cufile_tests::Emulator;
+
+use crate::faults::{Counts, MAY_LEAVE};
+
+const LIVE: [&str; 15] = [
+    "allocations",
+    "device-bytes",
+    "pinned-bytes",
+    "host-registrations",
+    "reservations",
+    "physical",
+    "streams",
+    "events",
+    "contexts",
+    "handles",
+    "direct-handles",
+    "buffers",
+    "batches",
+    "stream-registrations",
+    "use-count",
+];
+
+/// Objects of the process and of the emulator that are alive.
+pub struct Alive(Vec<(&'static str, i64)>);
+
+impl Alive {
+    pub fn now(emulator: &Emulator, folder: &Path) -> Self {
+        let entries = |path: &str| fs::read_dir(path).unwrap().count() as i64;
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let folder = folder.to_str().unwrap();
+        let mut counts = vec![
+            ("descriptors", entries("/proc/self/fd")),
+            ("threads", entries("/proc/self/task")),
+            ("mappings of files", maps.lines().filter(|line| line.contains(folder)).count() as i64),
+        ];
+        counts.extend(LIVE.iter().map(|what| (*what, emulator.live(what))));
+        Self(counts)
+    }
+
+    /// Waits until nothing is left of what came since, if it takes no longer than `patience`; says what stays, unless to free it was made to fail.
+    pub fn leftovers(
+        &self,
+        emulator: &Emulator,
+        folder: &Path,
+        counts: &Counts,
+        patience: Duration,
+    ) -> Vec<String> {
+        let start = Instant::now();
+        loop {
+            let now = Self::now(emulator, folder);
+            let pairs = self.0.iter().zip(&now.0);
+            let differ = pairs.filter(|((what, before), (_, now))| {
+                let may_stay = MAY_LEAVE
+                    .iter()
+                    .any(|(function, left)| left.contains(what) && counts.is_struck(function));
+                // A thread that was joined is there a moment longer.
+                now < before && *what != "threads" || now > before && !may_stay
+            });
+            let differ: Vec<_> = differ
+                .map(|((what, before), (_, now))| format!("{what}: {before} before, {now} left"))
+                .collect();
+            if differ.is_empty() || start.elapsed() > patience {
+                return differ;
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+}

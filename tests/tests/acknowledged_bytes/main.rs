@@ -1,0 +1,259 @@
+//! Whatever fails, bytes that were acknowledged stay, failures are reported, and nothing is left behind.
+//!
+//! Each case is planned from a seed: threads write and read files in every way, each its own ranges, while faults strike
+//! the n-th calls of functions of the C library, CUDA and cuFile. Then every file is compared with what the calls
+//! returned. `CUFILE_TEST_CASES` is how many cases there are; `CUFILE_TEST_SEED` with one case repeats the one
+//! that failed, as far as threads allow.
+
+mod case;
+mod faults;
+mod interpose;
+mod left;
+mod memory;
+mod model;
+mod mounts;
+mod plan;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{env, fs, io};
+
+use cufile_tests::Emulator;
+use cufile_tests::bed::{Bed, folders};
+
+use case::{Case, Outcome};
+use faults::{Counts, Fault};
+use interpose::Effect;
+use memory::Noise;
+use mounts::Mounted;
+use plan::Plan;
+
+/// They take about a minute on two processors.
+const DEFAULT_CASES: u64 = 2000;
+
+/// Calls of the whole process are counted and fail: one test at a time.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    interpose::spare_this_thread();
+    case::watch();
+    turn
+}
+
+fn from_env(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|value| value.parse().expect("a number"))
+}
+
+fn seed() -> u64 {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
+    from_env("CUFILE_TEST_SEED").unwrap_or_else(now)
+}
+
+/// Says something past the test harness, which keeps what a test prints to itself.
+fn say(text: &str) {
+    io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
+}
+
+/// What happened in many cases.
+#[derive(Default)]
+struct Sum {
+    cases: u64,
+    struck_cases: u64,
+    counts: Counts,
+    done: BTreeMap<&'static str, u64>,
+    failed: usize,
+    dropped: usize,
+}
+
+impl Sum {
+    fn add(&mut self, outcome: Outcome) {
+        self.cases += 1;
+        self.struck_cases += u64::from(outcome.counts.struck() > 0);
+        self.counts.add(&outcome.counts);
+        outcome.done.iter().for_each(|name| *self.done.entry(name).or_default() += 1);
+        self.failed += outcome.failures;
+        self.dropped += outcome.dropped;
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!(
+            "{} cases, {} of them struck; {} faults struck\nsuccessful: {:?}\nfailed: {}, dropped: {}\n",
+            self.cases,
+            self.struck_cases,
+            self.counts.struck(),
+            self.done,
+            self.failed,
+            self.dropped
+        );
+        // Many lines, for those who ask for so many cases.
+        let counts = if from_env("CUFILE_TEST_CASES").is_some() { &self.counts.0[..] } else { &[] };
+        for (name, calls, struck) in counts {
+            text.push_str(&format!("{name}: {struck} of {calls} calls\n"));
+        }
+        text
+    }
+}
+
+/// Runs cases in a folder, and fails on the first that shows a fault.
+fn run_cases(bed: &Bed, folder: &Path, cases: u64, seed: u64, small: bool, sum: &mut Sum) {
+    let noise = Noise::new(bed);
+    for case in 0..cases {
+        let seed = seed.wrapping_add(case);
+        let plan = Plan::new(seed, small);
+        let outcome = Case {
+            bed,
+            noise: &noise,
+            folder,
+            plan: &plan,
+            seed,
+            is_full: small,
+            patience: Duration::from_secs(20),
+        }
+        .run();
+        if !outcome.problems.is_empty() {
+            say(&format!("{plan:#?}"));
+            panic!(
+                "CUFILE_TEST_SEED={seed} CUFILE_TEST_CASES=1 in {}:\n{}\nfailures: {:#?}",
+                folder.display(),
+                outcome.problems.join("\n"),
+                outcome.failure_texts
+            );
+        }
+        sum.add(outcome);
+    }
+}
+
+#[test]
+fn acknowledged_bytes_stay_whatever_fails() {
+    let _turn = turn();
+    let cases = from_env("CUFILE_TEST_CASES").unwrap_or(DEFAULT_CASES);
+    let seed = seed();
+    say(&format!("CUFILE_TEST_SEED={seed} CUFILE_TEST_CASES={cases}"));
+    let start = Instant::now();
+    let mut sum = Sum::default();
+    let folders = folders();
+    // Before CUDA 13, each of many copies is a call.
+    let old = Emulator::start();
+    old.control("runtime-version 12080");
+    let beds = [(Bed::emulated(), 3), (Bed::on(old), 1)];
+    for folder in &folders {
+        for (bed, quarters) in &beds {
+            let share = (cases * quarters).div_ceil(4 * folders.len() as u64);
+            // One case is repeated everywhere; of many, each is another.
+            let seed = if cases == 1 { seed } else { seed.wrapping_add(sum.cases) };
+            run_cases(bed, folder.path(), share, seed, false, &mut sum);
+        }
+    }
+    say(&format!("{}{:?}", sum.text(), start.elapsed()));
+    for (bed, _) in &beds {
+        let forgotten = faults::forgotten(bed.emulator.as_ref().unwrap());
+        assert!(forgotten.is_empty(), "functions that are called and never fail here: {forgotten:?}");
+    }
+    if cases >= DEFAULT_CASES {
+        // What is seldom called may be missed.
+        let missed = sum.counts.0.iter().filter(|(_, calls, struck)| *struck == 0 && *calls > cases);
+        let missed: Vec<_> = missed.map(|(name, ..)| *name).collect();
+        assert!(missed.is_empty(), "no fault struck {missed:?}");
+    }
+    for folder in folders {
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            0,
+            "files left in {}",
+            folder.path().display()
+        );
+    }
+}
+
+#[test]
+fn acknowledged_bytes_stay_on_mounted_file_systems() {
+    const NAME: &str = "acknowledged_bytes_stay_on_mounted_file_systems";
+    let _turn = turn();
+    let require = env::var_os("CUFILE_REQUIRE_MOUNTS").is_some_and(|value| value == "1");
+    match mounts::is_inside() {
+        Some(true) => {}
+        Some(false) => {
+            assert!(!require, "CUFILE_REQUIRE_MOUNTS=1, but this process may not mount");
+            return say("MOUNTS: none tried: this process may not mount");
+        }
+        None => {
+            let said = mounts::inside(NAME);
+            return said.lines().filter(|line| line.starts_with("MOUNTS")).for_each(say);
+        }
+    }
+    let cases = from_env("CUFILE_TEST_CASES").unwrap_or(DEFAULT_CASES).div_ceil(50);
+    let seed = seed();
+    let bed = Bed::emulated();
+    for kind in &mounts::KINDS {
+        match Mounted::new(kind) {
+            Ok(mounted) => {
+                let mut sum = Sum::default();
+                run_cases(&bed, mounted.path(), cases, seed, kind.is_small, &mut sum);
+                let (failed, struck) = (sum.failed, sum.counts.struck());
+                say(&format!("MOUNTS: {}: {cases} cases, {struck} faults, {failed} failures", kind.name));
+            }
+            Err(error) => {
+                assert!(!require, "CUFILE_REQUIRE_MOUNTS=1, but {} cannot be mounted: {error}", kind.name);
+                say(&format!("MOUNTS: {}: NOT TRIED: {error}", kind.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_save_fails_where_its_file_cannot_be_looked_at() {
+    let _turn = turn();
+    let folder = &folders()[0];
+    let path = folder.path().join("array.npy");
+    case::running(Some("a save whose file cannot be looked at".to_owned()));
+    let save = || {
+        // After the folder was looked at.
+        interpose::plan(interpose::STATX, 1, u64::MAX, Effect::Errno(libc::EIO));
+        interpose::arm();
+        let saved = gpufile::formats::npy::write(&path, "|u1", &[3], b"abc".as_slice());
+        interpose::disarm();
+        saved.is_err()
+    };
+    let has_failed = std::thread::scope(|scope| scope.spawn(save).join().unwrap());
+    case::running(None);
+    assert!(has_failed && fs::read_dir(folder.path()).unwrap().count() == 0);
+}
+
+/// Says which of these seeds show a fault that is planted.
+fn found_in(seeds: u64, fault: impl Fn(u64) -> Fault) -> u64 {
+    let bed = Bed::emulated();
+    let noise = Noise::new(&bed);
+    let folder = &folders()[0];
+    let found = (0..seeds).filter(|seed| {
+        let mut plan = Plan::new(*seed, false);
+        plan.faults = vec![fault(*seed)];
+        let case = Case {
+            bed: &bed,
+            noise: &noise,
+            folder: folder.path(),
+            plan: &plan,
+            seed: *seed,
+            is_full: false,
+            patience: Duration::from_millis(200),
+        };
+        !case.run().problems.is_empty()
+    });
+    found.count() as u64
+}
+
+#[test]
+fn lost_bytes_and_leaks_are_found() {
+    let _turn = turn();
+    let found = found_in(20, |seed| Fault::of_c(interpose::PWRITE, Effect::LeavesOutTheLast, seed % 4, 1));
+    assert!(found >= 5, "bytes that were not written: found in {found} cases");
+    let found = found_in(20, |seed| Fault::of_c(interpose::PREAD, Effect::LeavesOutTheLast, seed % 4, 1));
+    assert!(found >= 3, "bytes that were not read: found in {found} cases");
+    let found = found_in(10, |seed| Fault::of_c(interpose::CLOSE, Effect::DoesNothing, seed % 2, 1));
+    assert!(found >= 2, "descriptors that stay: found in {found} cases");
+    let found = found_in(30, |_| Fault::of_c(interpose::RENAME, Effect::DoesNothing, 0, 1));
+    assert!(found >= 2, "files that were not replaced: found in {found} cases");
+}

@@ -1,0 +1,561 @@
+//! A thread of a case: carries out what is planned, and takes note of what it was told.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use cufile::cuda::{DeviceBuffer, Stream};
+use cufile::{BufSlice, BufSliceMut, IoBuf};
+use gpufile::formats::safetensors::{Checkpoint, TensorData, save_with};
+use gpufile::formats::{Dtype, SaveOptions, npy};
+use gpufile::{
+    Engine, File, IoFuture, IoRange, OpenOptions, ReadRequest, Result, StreamIo, WriteRequest, page_cache,
+};
+
+use crate::memory::{Buffer, Noise};
+use crate::model::Expected;
+use crate::plan::{Fate, How, ManyHow, Op, Piece, Place, ThreadPlan};
+
+/// A slot that the thread owns, or nobody.
+pub struct OwnSlot {
+    pub number: usize,
+    pub file: usize,
+    pub start: u64,
+    pub expected: Expected,
+    /// Up to where bytes of it were acknowledged.
+    pub acknowledged_end: usize,
+    /// A write to it that was dropped may still be under way.
+    is_retired: bool,
+}
+
+impl OwnSlot {
+    pub fn new(number: usize, file: usize, start: u64, bytes: Vec<u8>, acknowledged_end: usize) -> Self {
+        Self { number, file, start, expected: Expected::new(bytes), acknowledged_end, is_retired: false }
+    }
+}
+
+/// Bytes that were read, and what they should be.
+pub struct ReadBack {
+    pub buffer: Buffer,
+    pub parts: Vec<(usize, usize, Expected)>,
+    pub text: String,
+}
+
+/// A file that the thread replaces.
+#[derive(Default)]
+pub struct Saved {
+    pub path: PathBuf,
+    pub array: bool,
+    /// The last contents that were acknowledged, and what may have come since.
+    pub acknowledged: Option<Vec<(usize, usize)>>,
+    pub doubts: Vec<Vec<(usize, usize)>>,
+}
+
+impl Saved {
+    /// The contents that it may have.
+    pub fn possible(&self) -> Vec<Vec<(usize, usize)>> {
+        self.acknowledged.iter().chain(&self.doubts).cloned().collect()
+    }
+}
+
+/// Tensors that were loaded: where each lies, and what they may be.
+pub struct LoadedBack {
+    pub buffer: DeviceBuffer,
+    pub ranges: Vec<Range<usize>>,
+    pub possible: Vec<Vec<(usize, usize)>>,
+}
+
+/// What a thread comes back with.
+#[derive(Default)]
+pub struct Report {
+    pub slots: Vec<OwnSlot>,
+    pub read: Vec<ReadBack>,
+    pub saved: [Saved; 2],
+    pub loaded: Vec<LoadedBack>,
+    /// Lengths that files had.
+    pub lengths: Vec<(usize, u64)>,
+    pub done: Vec<&'static str>,
+    pub failures: Vec<String>,
+    pub dropped: usize,
+}
+
+pub struct Worker<'a> {
+    pub noise: &'a Noise,
+    pub engine: &'a Engine,
+    pub options: &'a [OpenOptions],
+    pub paths: &'a [PathBuf],
+    pub files: Vec<Option<File>>,
+    /// How long files can become.
+    ends: &'a [u64],
+    pub stream: Stream,
+    /// For transfers that own theirs, in the order of the operations.
+    pub buffers: Vec<Option<Buffer>>,
+    pub report: Report,
+    pending: Vec<Pending>,
+}
+
+struct Pending {
+    transfer: UnderWay,
+    piece: Piece,
+    is_write: bool,
+    fate: Fate,
+}
+
+enum UnderWay {
+    Future(IoFuture<Buffer>),
+    Stream(StreamIo<Buffer>),
+}
+
+/// What a worker needs to begin with.
+pub struct Start<'a> {
+    pub noise: &'a Noise,
+    pub engine: &'a Engine,
+    pub options: &'a [OpenOptions],
+    pub paths: &'a [PathBuf],
+    pub files: &'a [File],
+    pub ends: &'a [u64],
+    pub folder: &'a Path,
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(start: &Start<'a>, number: usize, plan: &ThreadPlan, slots: Vec<OwnSlot>) -> Self {
+        let Start { noise, engine, options, paths, files, ends, folder } = *start;
+        let bytes = &noise.bytes;
+        let target = |place| if place == Place::Registered { Place::Device(0) } else { place };
+        let buffer = |op: &Op| match op {
+            Op::Write { piece, place, how: How::Future(_) | How::Stream(_) } => {
+                Some(noise.copy(*place, &bytes[piece.noise..][..piece.len_bytes]))
+            }
+            Op::Read { piece, place, .. } => Some(noise.copy(target(*place), &vec![0xee; piece.len_bytes])),
+            Op::ReadMany { pieces, place, .. } => {
+                let len_bytes = pieces.iter().map(|piece| piece.noise + piece.len_bytes).max().unwrap_or(0);
+                Some(noise.copy(target(*place), &vec![0xee; len_bytes]))
+            }
+            _ => None,
+        };
+        let saved = ["safetensors", "npy"].map(|kind| Saved {
+            path: folder.join(format!("saved by {number}.{kind}")),
+            array: kind == "npy",
+            ..Saved::default()
+        });
+        Self {
+            noise,
+            engine,
+            options,
+            paths,
+            files: files.iter().map(|file| (!plan.opens).then(|| file.clone())).collect(),
+            ends,
+            stream: noise.devices[0].stream().unwrap(),
+            buffers: plan.ops.iter().map(buffer).collect(),
+            report: Report { slots, saved, ..Report::default() },
+            pending: Vec::new(),
+        }
+    }
+
+    /// Carries out the operations.
+    pub fn run(&mut self, plan: &ThreadPlan) {
+        if plan.opens {
+            (0..self.files.len()).for_each(|file| self.open(file));
+        }
+        for (number, op) in plan.ops.iter().enumerate() {
+            let buffer = self.buffers[number].take();
+            self.one(op, buffer);
+        }
+        while !self.pending.is_empty() {
+            self.settle(0);
+        }
+    }
+
+    fn one(&mut self, op: &Op, buffer: Option<Buffer>) {
+        let before = (self.report.failures.len(), self.report.dropped);
+        match op {
+            Op::Write { piece, place, how } => self.write(piece, *place, *how, buffer),
+            Op::Read { piece, how, .. } => self.read(piece, *how, buffer.unwrap()),
+            Op::WriteMany { pieces, place, how } => self.write_many(pieces, *place, *how),
+            Op::ReadMany { pieces, how, .. } => self.read_many(pieces, *how, buffer.unwrap()),
+            Op::Save { array, place, sync, tensors } => self.save(*array, *place, *sync, tensors),
+            Op::Load => self.load(),
+            Op::Open { file } => self.open(*file),
+            Op::Extend { file } => {
+                let end = self.ends[*file];
+                let extend = |file: &File| file.set_len(end);
+                let result = self.files[*file].as_ref().map(extend);
+                if let Some(result) = result
+                    && self.note("extend", result.map_err(|error| error.to_string())).is_some()
+                {
+                    self.report.lengths.push((*file, end));
+                }
+            }
+            Op::Uncache { file } => {
+                if let Some(file) = &self.files[*file] {
+                    let result = page_cache::drop(file, 0..u64::MAX);
+                    self.note("uncache", result.map_err(|error| error.to_string()));
+                }
+            }
+            Op::Sync { file } => {
+                if let Some(file) = &self.files[*file] {
+                    let result = file.sync_all();
+                    self.note("sync", result.map_err(|error| error.to_string()));
+                }
+            }
+            Op::Release => drop(self.engine.release_buffers()),
+        }
+        if before == (self.report.failures.len(), self.report.dropped) {
+            self.report.done.push(op.name());
+        }
+    }
+
+    fn note<T>(&mut self, what: &str, result: std::result::Result<T, String>) -> Option<T> {
+        result.map_err(|error| self.report.failures.push(format!("{what}: {error}"))).ok()
+    }
+
+    fn open(&mut self, file: usize) {
+        // The old one goes first, as it would where a file is opened anew after a failure.
+        self.files[file] = None;
+        let result = self.options[file].open(&self.paths[file]);
+        self.files[file] = self.note("open", result.map_err(|error| error.to_string()));
+    }
+
+    fn slot(&mut self, piece: &Piece) -> &mut OwnSlot {
+        self.report.slots.iter_mut().find(|slot| slot.number == piece.slot).expect("a slot of the thread")
+    }
+
+    /// The file of a piece, when nothing else is under way there; none if the slot or the file is of no use any more.
+    fn ready(&mut self, piece: &Piece) -> Option<File> {
+        let blocks = |piece: &Piece, start: u64| {
+            let start = start + piece.start as u64;
+            start / 4096..(start + piece.len_bytes as u64).div_ceil(4096)
+        };
+        let (start, file) = (self.slot(piece).start, self.slot(piece).file);
+        let wanted = blocks(piece, start);
+        let meets = |one: &Pending| {
+            let slot = self.report.slots.iter().find(|slot| slot.number == one.piece.slot).unwrap();
+            let under_way = blocks(&one.piece, slot.start);
+            slot.file == file && under_way.start < wanted.end && wanted.start < under_way.end
+        };
+        if let Some(last) = self.pending.iter().rposition(meets) {
+            (0..=last).for_each(|_| self.settle(0));
+        }
+        let is_retired = self.slot(piece).is_retired;
+        self.files[file].clone().filter(|_| !is_retired)
+    }
+
+    fn offset(&mut self, piece: &Piece) -> u64 {
+        self.slot(piece).start + piece.start as u64
+    }
+
+    /// Takes note of a write of which so many bytes were acknowledged.
+    fn wrote(&mut self, piece: &Piece, done: usize) {
+        let noise = self.noise;
+        let slot = self.slot(piece);
+        slot.expected.acknowledge(piece.start, &noise.bytes[piece.noise..][..done]);
+        if done > 0 {
+            slot.acknowledged_end = slot.acknowledged_end.max(piece.start + done);
+        }
+        slot.expected.doubt(piece.start + done, piece.len_bytes - done, piece.noise + done);
+    }
+
+    /// Takes note of a write's end. The bytes before a failure are acknowledged too.
+    fn write_ended(&mut self, piece: &Piece, result: Result<()>) {
+        self.wrote(piece, result.as_ref().map_or_else(gpufile::Error::bytes_done, |()| piece.len_bytes));
+        self.note("write", result.map_err(|error| error.to_string()));
+    }
+
+    fn write(&mut self, piece: &Piece, place: Place, how: How, buffer: Option<Buffer>) {
+        let Some(file) = self.ready(piece) else { return };
+        let offset = self.offset(piece);
+        let noise = self.noise.of(place);
+        let source = BufSlice::new(noise, piece.noise..piece.noise + piece.len_bytes);
+        let result = match how {
+            How::Whole | How::Mapped => file.write_all_at(&source, offset),
+            How::Inline => file.write_all_at_inline(&source, offset),
+            How::Future(fate) => {
+                let future = file.write_all_at_async(buffer.unwrap(), offset);
+                return self.go_on(UnderWay::Future(future), piece, true, fate);
+            }
+            How::Stream(fate) => {
+                let transfer = file.write_all_at_on_stream(&self.stream, buffer.unwrap(), offset);
+                return self.go_on(UnderWay::Stream(transfer), piece, true, fate);
+            }
+        };
+        self.write_ended(piece, result);
+    }
+
+    fn read(&mut self, piece: &Piece, how: How, mut buffer: Buffer) {
+        let Some(file) = self.ready(piece) else { return };
+        let offset = self.offset(piece);
+        // Beyond that the file may end.
+        if piece.start + piece.len_bytes > self.slot(piece).acknowledged_end {
+            return;
+        }
+        let inline = |file: &File, buffer: &mut Buffer| {
+            let count = file.read_at_inline(buffer, offset)?;
+            assert_eq!(count, piece.len_bytes, "bytes of a read before the end of the file");
+            Ok(())
+        };
+        let result = match how {
+            How::Whole => file.read_exact_at(&mut buffer, offset),
+            How::Inline => inline(&file, &mut buffer),
+            // SAFETY: nobody shortens the file, and nobody else writes to the slot.
+            How::Mapped => unsafe { file.map() }.and_then(|file| file.read_exact_at(&mut buffer, offset)),
+            How::Future(fate) => {
+                let future = file.read_at_async(buffer, offset);
+                return self.go_on(UnderWay::Future(future), piece, false, fate);
+            }
+            How::Stream(fate) => {
+                let transfer = file.read_at_on_stream(&self.stream, buffer, offset);
+                return self.go_on(UnderWay::Stream(transfer), piece, false, fate);
+            }
+        };
+        self.was_read(vec![(0, piece.clone())], buffer, result);
+    }
+
+    /// Keeps what was read, also what lies before a failure, to be compared when nothing fails any more.
+    fn was_read(&mut self, mut parts: Vec<(usize, Piece)>, buffer: Buffer, result: Result<()>) {
+        if let Err(error) = &result {
+            let (entry, done) = match error {
+                gpufile::Error::Entry { entry, error } => (*entry, error.bytes_done()),
+                error => (0, error.bytes_done()),
+            };
+            let failed = parts.swap_remove(entry);
+            parts = vec![(failed.0, Piece { len_bytes: done, ..failed.1 })];
+        }
+        self.note("read", result.map_err(|error| error.to_string()));
+        let part = |(at, piece): (usize, Piece)| {
+            let slot = self.slot(&piece);
+            (at, piece.len_bytes, slot.expected.part(piece.start..piece.start + piece.len_bytes))
+        };
+        let text = format!("{parts:?}");
+        let parts = parts.into_iter().map(part).collect();
+        self.report.read.push(ReadBack { buffer, parts, text });
+    }
+
+    fn go_on(&mut self, transfer: UnderWay, piece: &Piece, is_write: bool, fate: Fate) {
+        if fate == Fate::Dropped {
+            self.report.dropped += 1;
+            drop(transfer);
+            if is_write {
+                self.wrote(piece, 0);
+                self.slot(piece).is_retired = true;
+            }
+            return;
+        }
+        self.pending.push(Pending { transfer, piece: piece.clone(), is_write, fate });
+    }
+
+    /// Waits for a transfer, and takes note of its end.
+    fn settle(&mut self, number: usize) {
+        let Pending { transfer, piece, is_write, fate } = self.pending.remove(number);
+        let (result, buffer) = match transfer {
+            UnderWay::Future(future) if fate == Fate::Cancelled => {
+                let (result, buffer) = future.cancel();
+                match result {
+                    Ok(count) if count < piece.len_bytes => {
+                        return self.cancelled(&piece, is_write, count, buffer);
+                    }
+                    result => (result, buffer),
+                }
+            }
+            UnderWay::Future(future) if fate == Fate::Awaited => block_on(future),
+            UnderWay::Future(future) => future.wait(),
+            UnderWay::Stream(transfer) => transfer.wait(),
+        };
+        let result = result.map(|count| assert_eq!(count, piece.len_bytes, "bytes of {piece:?}"));
+        if is_write {
+            self.write_ended(&piece, result);
+        } else {
+            self.was_read(vec![(0, piece)], buffer, result);
+        }
+    }
+
+    /// Takes note of a transfer that was ended early.
+    fn cancelled(&mut self, piece: &Piece, is_write: bool, count: usize, buffer: Buffer) {
+        self.report.dropped += 1;
+        if is_write {
+            self.wrote(piece, count);
+        } else {
+            self.was_read(vec![(0, Piece { len_bytes: count, ..piece.clone() })], buffer, Ok(()));
+        }
+    }
+
+    fn write_many(&mut self, pieces: &[Piece], place: Place, how: ManyHow) {
+        let ready: Vec<_> = pieces.iter().filter_map(|piece| Some((self.ready(piece)?, piece))).collect();
+        let buffer = self.noise.of(place);
+        let Some((first, _)) = ready.first() else { return };
+        let result = match how {
+            ManyHow::File | ManyHow::Mapped => {
+                let ranges = self.ranges(&ready);
+                first.write_many(buffer, &ranges)
+            }
+            ManyHow::Engine => {
+                let offsets: Vec<_> = ready.iter().map(|(_, piece)| self.offset(piece)).collect();
+                let each = ready.iter().zip(offsets);
+                let requests: Result<Vec<_>> = each
+                    .map(|((file, piece), offset)| {
+                        let source = BufSlice::new(buffer, piece.noise..piece.noise + piece.len_bytes);
+                        WriteRequest::new(file, offset, source)
+                    })
+                    .collect();
+                requests.and_then(|requests| self.engine.write_many(&requests))
+            }
+        };
+        for (number, (_, piece)) in ready.iter().enumerate() {
+            let done = match &result {
+                Ok(()) => piece.len_bytes,
+                Err(gpufile::Error::Entry { entry, error }) if *entry == number => error.bytes_done(),
+                Err(_) => 0,
+            };
+            self.wrote(piece, done);
+        }
+        self.note("write many", result.map_err(|error| error.to_string()));
+    }
+
+    fn ranges(&mut self, pieces: &[(File, &Piece)]) -> Vec<IoRange> {
+        let range = |(_, piece): &(File, &Piece)| IoRange {
+            file_offset: self.offset(piece),
+            buffer_offset: piece.noise,
+            len_bytes: piece.len_bytes,
+        };
+        pieces.iter().map(range).collect()
+    }
+
+    fn read_many(&mut self, pieces: &[Piece], how: ManyHow, mut buffer: Buffer) {
+        let mut ready = Vec::new();
+        for piece in pieces {
+            let is_there = piece.start + piece.len_bytes <= self.slot(piece).acknowledged_end;
+            if is_there && let Some(file) = self.ready(piece) {
+                ready.push((file, piece));
+            }
+        }
+        let Some((first, _)) = ready.first() else { return };
+        let result = match how {
+            ManyHow::File => {
+                let ranges = self.ranges(&ready);
+                first.read_many(&mut buffer, &ranges)
+            }
+            ManyHow::Mapped => {
+                let ranges = self.ranges(&ready);
+                // SAFETY: nobody shortens the file, and nobody else writes to the slots.
+                unsafe { first.map() }.and_then(|file| file.read_many(&mut buffer, &ranges))
+            }
+            ManyHow::Engine => {
+                let offsets: Vec<_> = ready.iter().map(|(_, piece)| self.offset(piece)).collect();
+                let len_bytes = buffer.len_bytes();
+                let mut rest = BufSliceMut::new(&mut buffer, 0..len_bytes);
+                let mut position = 0;
+                let mut requests = Vec::new();
+                let mut failed = None;
+                for ((file, piece), offset) in ready.iter().zip(offsets) {
+                    let (_, behind) = rest.split_at(piece.noise - position);
+                    let (target, behind) = behind.split_at(piece.len_bytes);
+                    (rest, position) = (behind, piece.noise + piece.len_bytes);
+                    match ReadRequest::new(file, offset, target) {
+                        Ok(request) => requests.push(request),
+                        Err(error) => failed = failed.or(Some(error)),
+                    }
+                }
+                failed.map_or_else(|| self.engine.read_many(&mut requests), Err)
+            }
+        };
+        let parts = ready.into_iter().map(|(_, piece)| (piece.noise, piece.clone())).collect();
+        self.was_read(parts, buffer, result);
+    }
+
+    fn save(&mut self, array: bool, place: Place, sync: bool, tensors: &[(usize, usize)]) {
+        let noise = self.noise.of(place);
+        let options = SaveOptions::new().files(&self.options[0]).sync(sync);
+        let path = self.report.saved[usize::from(array)].path.clone();
+        let slice = |(start, len_bytes): (usize, usize)| BufSlice::new(noise, start..start + len_bytes);
+        let result = if array {
+            let shape = [tensors[0].1 as u64];
+            npy::write_with(path, "|u1", false, &shape, &slice(tensors[0]), &options)
+        } else {
+            let names: Vec<_> = (0..tensors.len()).map(|number| format!("tensor {number}")).collect();
+            let shapes: Vec<_> = tensors.iter().map(|(_, len_bytes)| [*len_bytes as u64]).collect();
+            let each = tensors.iter().zip(&names).zip(&shapes);
+            let data: Vec<_> = each
+                .map(|((tensor, name), shape)| TensorData::new(name, Dtype::U8, shape, slice(*tensor)))
+                .collect();
+            save_with(path, &data, BTreeMap::new(), &options)
+        };
+        let saved = &mut self.report.saved[usize::from(array)];
+        if result.is_ok() {
+            saved.acknowledged = Some(tensors.to_vec());
+            saved.doubts.clear();
+        } else {
+            saved.doubts.push(tensors.to_vec());
+        }
+        self.note("save", result.map_err(|error| error.to_string()));
+    }
+}
+
+impl Worker<'_> {
+    fn load(&mut self) {
+        let saved = &self.report.saved[0];
+        let possible = saved.possible();
+        if saved.acknowledged.is_none() {
+            return;
+        }
+        let load = || -> std::result::Result<LoadedBack, String> {
+            let text = |error: gpufile::formats::Error| error.to_string();
+            let model = Checkpoint::open_with(&saved.path, &self.options[0]).map_err(text)?;
+            let loaded = model.load_to_device(&self.noise.devices[0]).map_err(text)?;
+            let range = |number| loaded.tensor(&format!("tensor {number}")).expect("a tensor").range.clone();
+            let ranges = (0..loaded.len()).map(range).collect();
+            Ok(LoadedBack { ranges, buffer: loaded.into_buffer(), possible })
+        };
+        let result = load();
+        if let Some(loaded) = self.note("load", result) {
+            self.report.loaded.push(loaded);
+        }
+    }
+}
+
+/// Waits for a future on this thread.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Writes and reads once more, in every way that has parts of its own.
+pub fn still_works(noise: &Noise, file: &File, offset: u64) -> std::result::Result<(), String> {
+    const LEN: usize = 70_000;
+    let expected = &noise.bytes[..LEN];
+    let text = |error: gpufile::Error| error.to_string();
+    let (first, second) = (offset, offset + LEN as u64);
+    for place in [Place::Host, Place::Device(0)] {
+        let source = || noise.copy(place, expected);
+        let target = || noise.copy(place, &[0; LEN]);
+        file.write_all_at(&source(), first).map_err(text)?;
+        let mut found = target();
+        file.read_exact_at(&mut found, first).map_err(text)?;
+        if found.to_vec() != expected {
+            return Err(format!("wrong bytes from {place:?} memory"));
+        }
+        let future = file.write_all_at_async(source(), second);
+        future.wait().0.map_err(text)?;
+        let stream = noise.devices[0].stream().map_err(|error| error.to_string())?;
+        let (result, found) = file.read_at_on_stream(&stream, target(), second).wait();
+        if result.map_err(text)? != LEN || found.to_vec() != expected {
+            return Err(format!("wrong bytes to {place:?} memory of a stream"));
+        }
+    }
+    Ok(())
+}
