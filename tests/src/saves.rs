@@ -21,6 +21,8 @@ pub enum Save {
     Model(usize, usize),
     /// A model of two files over one that another library saved in two files.
     ModelOverOthers,
+    /// A model of two files over one in a single file that an index names, as some write it.
+    ModelOverIndexed,
     /// A Zarr array of three chunks over another, uncompressed or not.
     Chunks {
         /// Whether the chunks are compressed.
@@ -29,7 +31,7 @@ pub enum Save {
 }
 
 /// All kinds.
-pub const SAVES: [Save; 11] = [
+pub const SAVES: [Save; 12] = [
     Save::Array,
     Save::Model(0, 1),
     Save::Model(1, 1),
@@ -39,6 +41,7 @@ pub const SAVES: [Save; 11] = [
     Save::Model(1, 2),
     Save::Model(2, 1),
     Save::ModelOverOthers,
+    Save::ModelOverIndexed,
     Save::Chunks { gzip: false },
     Save::Chunks { gzip: true },
 ];
@@ -96,6 +99,11 @@ impl Save {
                 let index = format!(r#"{{"weight_map":{{"1.0":"{}","1.1":"{}"}}}}"#, shard(1), shard(2));
                 fs::write(folder.join("model.safetensors.index.json"), index).expect("a new file");
             }
+            Save::ModelOverIndexed => {
+                save_model(&folder.join("model.safetensors"), OLD, 0..1);
+                let index = r#"{"weight_map":{"1.0":"model.safetensors"}}"#;
+                fs::write(folder.join("model.safetensors.index.json"), index).expect("a new file");
+            }
             _ => self.save_bytes(folder, OLD),
         }
     }
@@ -120,7 +128,9 @@ impl Save {
                 let files = if byte == OLD { old } else { new };
                 save_model(&folder.join("model.safetensors"), byte, 0..files);
             }
-            Save::ModelOverOthers => save_model(&folder.join("model.safetensors"), byte, 0..2),
+            Save::ModelOverOthers | Save::ModelOverIndexed => {
+                save_model(&folder.join("model.safetensors"), byte, 0..2)
+            }
             Save::Chunks { .. } => {
                 let bytes = vec![byte; 3 * LEN_BYTES];
                 array(folder, true).write_from(&bytes).expect("chunks that are saved");
@@ -153,6 +163,7 @@ impl Save {
                 opened => of_model(&opened.expect("a model"), old),
             },
             Save::ModelOverOthers => of_model(&Checkpoint::open(folder).expect("a model"), 2),
+            Save::ModelOverIndexed => of_model(&Checkpoint::open(folder).expect("a model"), 1),
         }
     }
 
@@ -162,7 +173,7 @@ impl Save {
         match self {
             Save::Array | Save::Model(_, 1) => 1,
             Save::Model(_, files) => files + 1,
-            Save::ModelOverOthers => 3,
+            Save::ModelOverOthers | Save::ModelOverIndexed => 3,
             // The metadata and three chunks.
             Save::Chunks { .. } => 4,
         }
