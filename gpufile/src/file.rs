@@ -116,10 +116,10 @@ impl File {
     /// Several threads may write to one file at once. Where their ranges overlap, either may come last.
     ///
     /// On a [direct path](crate::TransferPath), libcufile writes device memory in whole blocks of 4 KiB. Where a range begins
-    /// or ends within a block, it reads the block, changes it, and writes it back. The transfers of one [`Engine`] take turns
-    /// at such a block. Nothing makes others wait: while a write of device memory is in flight, nobody may write to the
-    /// blocks that it touches by other means, not even other bytes of them. Other means are another engine, a descriptor, a
-    /// mapping, another process. What they write may be lost, and no error says so.
+    /// or ends within a block, it reads the block, changes it, and writes it back. The transfers of all engines of a process
+    /// take turns at such a block. Nothing makes others wait: while a write of device memory is in flight, nobody may write to the
+    /// blocks that it touches by other means, not even other bytes of them. Other means are a descriptor, a mapping,
+    /// another process. What they write may be lost, and no error says so.
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes behind the failure may have been written too; see [Length](#length).

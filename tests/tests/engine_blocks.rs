@@ -19,7 +19,6 @@ fn bed() -> Bed {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
-    emulator.control("rmw 1");
     bed
 }
 
@@ -220,6 +219,34 @@ fn overlapping_writes_leave_bytes_of_one_of_them() {
             let within = &found[at..at + 100];
             assert!(within == [1; 100] || within == [2; 100], "round {round}");
             assert!(found[..at].iter().chain(&found[at + 100..]).all(|byte| *byte == 1), "round {round}");
+        }
+    });
+}
+
+#[test]
+fn files_of_two_engines_meet_in_blocks_unharmed() {
+    let bed = bed();
+    let bytes = pattern(2 << 20);
+    let buffer = on_device(&bed, &bytes);
+    each_direct(&bed, |path| {
+        for seed in 0..6 {
+            let engine = |threads| builder(&bed, threads).gds_threshold_bytes(0).task_bytes(10_007).build();
+            let engines = [4, 2].map(engine);
+            let file = open(&engines[0], path);
+            let again = OpenOptions::new().write(true).engine(&engines[1]).open(path).unwrap();
+            let (mut random, mut at) = (Random(seed), 0);
+            let requests: Vec<_> = random
+                .lengths(bytes.len())
+                .into_iter()
+                .map(|length| {
+                    let range = at..at + length;
+                    at += length;
+                    let file = [&file, &again][random.below(2)];
+                    WriteRequest::new(file, range.start as u64, buffer.slice(range)).unwrap()
+                })
+                .collect();
+            engines[0].write_many(&requests).unwrap();
+            assert_eq!(differs(&fs::read(path).unwrap(), &bytes), None, "seed {seed}");
         }
     });
 }

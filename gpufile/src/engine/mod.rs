@@ -79,7 +79,7 @@ struct Inner {
     /// None if the operating system gives no threads.
     stager: OnceLock<Option<Stager>>,
     idle_jobs: IdleJobs,
-    written_files: WrittenFiles,
+    written_files: Arc<WrittenFiles>,
     settings: Settings,
     /// Where it was made.
     process: u32,
@@ -216,7 +216,7 @@ impl EngineBuilder {
             devices,
             driver: self.driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
             idle_jobs: IdleJobs::default(),
-            written_files: WrittenFiles::default(),
+            written_files: WrittenFiles::of_process(),
             stager: OnceLock::new(),
             settings,
             process: std::process::id(),

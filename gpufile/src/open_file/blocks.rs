@@ -8,13 +8,22 @@
 //! of a call are taken at once. Hence nobody waits for one who waits.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::process;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// The files that an engine writes, by block device and inode. Files with one path share their blocks.
+/// The files that are written, by block device and inode. Files with one path share their blocks.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenFiles(Mutex<HashMap<(u64, u64), Weak<Blocks>>>);
 
 impl WrittenFiles {
+    /// Those of the process, for all its engines: files of two may be in one call, and one file be open by both. In a
+    /// forked child each engine has its own, because nobody lets go there what the parent's threads held.
+    pub fn of_process() -> Arc<Self> {
+        static SHARED: OnceLock<(u32, Arc<WrittenFiles>)> = OnceLock::new();
+        let (process, files) = SHARED.get_or_init(|| (process::id(), Arc::default()));
+        if *process == process::id() { files.clone() } else { Arc::default() }
+    }
+
     /// The blocks of a file, which the caller has open: no other file gets its inode meanwhile.
     pub fn blocks_of(&self, file: (u64, u64)) -> Arc<Blocks> {
         // Whatever happened to a thread that held the lock, the map is whole.

@@ -137,7 +137,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         p2pdma: false,
         concurrent_managed: true,
         capturing: false,
-        rmw: false,
+        rmw: true,
         faults: Vec::new(),
         calls: HashMap::new(),
         notes: std::env::var_os("CUFILE_EMULATOR_CALLS").map(|path| {
@@ -381,7 +381,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `p2pdma 0\|1` | whether the driver says that it has PCI P2PDMA; the bytes take the same way as without |
 /// | `concurrent-managed 0\|1` | whether the host may touch managed memory while the GPU works; where it may not, touching what is allocated from then on faults, as if the GPU always worked |
 /// | `capturing 0\|1` | whether another stream is captured for a graph, in the mode that is the default (global), so that allocating, waiting and asking fail (900) on threads that have not changed theirs |
-/// | `rmw 0\|1` | whether an unaligned write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB, as libcufile does on a direct path, so that concurrent writes to one block lose bytes; 0 unless told |
+/// | `rmw 0\|1` | whether an unaligned write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB, as libcufile does on a direct path, so that concurrent writes to one block lose bytes; 1 unless told |
 /// | `fault FUNCTION SETTING…` | what happens in the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
 /// | `held` | answers how many calls and queued operations wait because of `hold` |

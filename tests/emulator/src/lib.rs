@@ -12,9 +12,10 @@
 //!
 //! - two `cudaMemcpyBatchAsync` at once, on whichever threads and streams;
 //! - two calls at once of those that open, close, set or read, for versions before 1.16;
-//! - vectors of which some are empty.
+//! - vectors of which some are empty;
+//! - reading the properties or setting a limit while bytes are on their way, for versions before 1.16.
 //!
-//! With the command `rmw 1` an unaligned write to a descriptor with `O_DIRECT` takes whole blocks, as on a direct path:
+//! Unless the command `rmw 0` was given, an unaligned write to a descriptor with `O_DIRECT` takes whole blocks, as on a direct path:
 //! what another thread writes to such a block meanwhile is lost. A race shows often, but not each time.
 //!
 //! What `hold` stops goes on only with `release`: cancelling or destroying a batch waits for an entry that is held.
