@@ -130,6 +130,8 @@ fn direct_writes_begin_in_buffers_where_they_do_in_blocks() {
 fn long_reads_of_what_is_not_cached_are_direct() {
     const MIB: usize = 1 << 20;
     let open = open(DirectIo::Auto, DirectIo::Never);
+    // Memory for a part of the file only.
+    open.most_cached_bytes.set(4 * MIB as u64 - 1).unwrap();
     open.file.write_all_at(&pattern(4 * MIB), 0).unwrap();
     if open.direct().is_none() {
         return eprintln!("skipped: no O_DIRECT here");
