@@ -8,7 +8,7 @@
 //! in the file that is read, and have gaps in memory, which must stay as they were. What a round does follows from the
 //! seed, the actor and the round's number, so that the same seed does the same again, as far as threads allow.
 //!
-//! Files are made in DIR, which is made too if it is not there, and removed at the end. Without a GPU, and with none
+//! Files are made in DIR, which is made too if only it is missing, and removed at the end. Without a GPU, and with none
 //! named, host memory takes its place. `--threads` are the engines' workers, `--posix` keeps cuFile out.
 
 #[path = "stress/actor.rs"]
@@ -98,7 +98,12 @@ fn run(arguments: &Arguments) -> Result {
     println!("seed {seed}: {actors} actors for {seconds} s, engines of {threads} threads");
     let device = device(arguments.gpu)?;
     let folder = arguments.folder.join(format!("stress-{}", std::process::id()));
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    for folder in [&arguments.folder, &folder] {
+        match fs::create_dir(folder) {
+            Err(error) if !folder.is_dir() => return Err(format!("{}: {error}", folder.display()).into()),
+            _ => {}
+        }
+    }
     let _removed = RemovedAtEnd(&folder);
     let read_path = folder.join("read");
     make_read_file(&read_path)?;
