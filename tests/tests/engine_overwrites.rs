@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::{alone, in_threads};
-use gpufile::{Engine, File, IoRange, OpenOptions, PathPolicy, page_cache};
+use gpufile::{Engine, File, IoRange, OpenOptions, PathPolicy, WriteRequest, page_cache};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 6 * MIB + 4321;
@@ -472,29 +472,51 @@ fn a_write_that_fails_cuts_nothing_off_that_others_write_behind_it() {
 
 #[test]
 fn a_failed_write_keeps_what_others_wrote_before_it() {
+    const OFFSET: u64 = 64 * MIB as u64;
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let engine = engine(&bed);
     let source = bed.device.alloc(4 * MIB).unwrap();
     let bytes = pattern(LONG);
+    let ranges = [IoRange { file_offset: OFFSET, buffer_offset: 0, len_bytes: 4 * MIB }];
+    type Write<'a> = &'a (dyn Fn(&File) -> gpufile::Error + Sync);
+    let ways: [(&str, Write); 4] = [
+        ("write_all_at", &|file| file.write_all_at(&source, OFFSET).unwrap_err()),
+        ("File::write_many", &|file| file.write_many(&source, &ranges).unwrap_err()),
+        ("Engine::write_many", &|file| {
+            let request = WriteRequest::new(file, OFFSET, source.slice(..)).unwrap();
+            engine.write_many(&[request]).unwrap_err()
+        }),
+        ("write_all_at_async", &|file| {
+            let source = bed.device.alloc(4 * MIB).unwrap();
+            file.write_all_at_async(source, OFFSET).wait().0.unwrap_err()
+        }),
+    ];
     for folder in folders() {
-        let path = folder.path().join("data");
-        let file = open(&engine, &path);
-        emulator.fault("cudaMemcpyAsync", "err=2 times=all delay_us=300000");
-        thread::scope(|scope| {
-            let begun = emulator.calls("cudaMemcpyAsync");
-            let failing = scope.spawn(|| file.write_all_at(&source, 64 * MIB as u64).unwrap_err());
-            // From now on the file may be longer than anyone has written.
-            while emulator.calls("cudaMemcpyAsync") == begun {
-                thread::yield_now();
-            }
-            file.write_all_at(&bytes, 0).unwrap();
-            assert_eq!(failing.join().unwrap().bytes_done(), 0);
-        });
-        emulator.control("clear");
-        let found = fs::read(&path).unwrap();
-        assert!(found.len() >= LONG && found[..LONG] == bytes, "{} bytes", found.len());
-        assert!(found.len() <= 68 * MIB && found[LONG..].iter().all(|byte| *byte == 0));
+        for (way, write) in ways {
+            let path = folder.path().join("data");
+            let file = open(&engine, &path);
+            file.set_len(0).unwrap();
+            emulator.fault("cudaMemcpyAsync", "err=2 times=all hold=1");
+            thread::scope(|scope| {
+                let begun = emulator.calls("cudaMemcpyAsync");
+                let failing = scope.spawn(|| write(&file));
+                // From now on the file may be longer than anyone has written.
+                while emulator.calls("cudaMemcpyAsync") == begun {
+                    thread::yield_now();
+                }
+                file.write_all_at(&bytes, 0).unwrap();
+                while !failing.is_finished() {
+                    emulator.control("release");
+                    thread::yield_now();
+                }
+                assert_eq!(failing.join().unwrap().bytes_done(), 0, "{way}");
+            });
+            emulator.control("clear");
+            let found = fs::read(&path).unwrap();
+            assert!(found.len() >= LONG && found[..LONG] == bytes, "{way}: {} bytes", found.len());
+            assert!(found.len() <= 68 * MIB && found[LONG..].iter().all(|byte| *byte == 0), "{way}");
+        }
     }
 }
 
