@@ -496,6 +496,10 @@ fn old_versions_are_not_asked_beside_transfers() {
                 thread::yield_now();
             }
             assert_eq!(driver.properties().unwrap(), before);
+            let (library, cuda) = (driver.library().clone(), driver.cuda().clone());
+            let second = Driver::builder().library(library).cuda(cuda).open().unwrap();
+            assert_eq!(second.properties().unwrap(), before);
+            drop(second);
             let params = driver.library().params();
             let set = [
                 params.set_poll_mode(true, 4096),
