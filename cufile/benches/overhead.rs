@@ -81,7 +81,7 @@ fn submit<B: IoBufMut + 'static>(bencher: Bencher, buffer: impl Fn() -> B) {
     let entries = || (0..ENTRIES as u64).map(|id| Entry::read(&file, buffer(), 0).id(id)).collect::<Vec<_>>();
     bencher
         .with_inputs(|| (Batch::new(file.driver(), ENTRIES).unwrap(), entries()))
-        .bench_local_refs(|(batch, entries)| batch.submit(entries).unwrap());
+        .bench_local_refs(|(batch, entries)| batch.submit(entries.drain(..)).unwrap());
 }
 
 #[divan::bench(counters = [ENTRIES])]
@@ -103,6 +103,6 @@ fn make_and_submit_device(bencher: Bencher) {
         .bench_local_refs(|(batch, entries)| {
             let file = black_box(&file);
             entries.extend((0..ENTRIES as u64).map(|id| Entry::read(file, OnTheDevice(LEN_BYTES), 0).id(id)));
-            batch.submit(entries).unwrap();
+            batch.submit(entries.drain(..)).unwrap();
         });
 }

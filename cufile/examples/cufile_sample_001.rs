@@ -26,10 +26,10 @@ fn main() -> ExitCode {
         all_of(written, LEN, "cuFileWrite")?;
 
         // In the order of the C calls; dropping would do the same, without saying what failed.
-        let buffer = buffer.deregister().map_err(|(_, error)| error)?;
+        let buffer = buffer.deregister()?;
         drop(buffer);
         drop(file.deregister());
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         require_contents(path, 0, &[FILL; LEN])?;
         println!("wrote {written} bytes");
         Ok(())

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use common::{MIB, all_of, compare_sha, create, make_file, open_to_read};
 use cuda_rt_sys::driver::{CUdeviceptr, CUresult};
 use cufile::cuda::{Context, Cuda, Device};
-use cufile::{Driver, Error, FileHandle, IoBuf, IoBufMut};
+use cufile::{Driver, FileHandle, IoBuf, IoBufMut};
 
 const LEN: usize = 31 * MIB;
 
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         drop(memory);
         drop(from.deregister());
         drop(to.deregister());
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         compare_sha(source, target, LEN)
     })
 }
@@ -47,7 +47,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn alloc(device: &Device, len_bytes: usize) -> Result<Self, Error> {
+    fn alloc(device: &Device, len_bytes: usize) -> Result<Self, String> {
         let (driver, mut address) = (device.cuda().driver(), 0);
         // SAFETY: the device keeps its context alive, and stays in `Memory`.
         check("cuCtxSetCurrent", unsafe { (driver.cuCtxSetCurrent)(device.context().as_raw()) })?;
@@ -56,7 +56,7 @@ impl Memory {
         Ok(Self { device: device.clone(), address, len_bytes })
     }
 
-    fn fill(&mut self, byte: u8) -> Result<(), Error> {
+    fn fill(&mut self, byte: u8) -> Result<(), String> {
         let driver = self.device.cuda().driver();
         // SAFETY: the whole allocation, which `&mut self` owns.
         check("cuMemsetD8", unsafe { (driver.cuMemsetD8_v2)(self.address, byte, self.len_bytes) })?;
@@ -98,10 +98,6 @@ unsafe impl IoBufMut for Memory {
     }
 }
 
-fn check(operation: &'static str, code: CUresult) -> Result<(), Error> {
-    if code == CUresult::CUDA_SUCCESS {
-        Ok(())
-    } else {
-        Err(Error::CudaDriver { operation: operation.into(), code })
-    }
+fn check(operation: &'static str, code: CUresult) -> Result<(), String> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("{operation}: {code:?}")) }
 }

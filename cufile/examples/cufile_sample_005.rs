@@ -27,10 +27,10 @@ fn main() -> ExitCode {
         all_of(from.read_range_at(&mut buffer, BUFFER_OFFSET, LEN, 0)?, LEN, "cuFileRead")?;
         all_of(to.write_range_at(&buffer, BUFFER_OFFSET, LEN, 0)?, LEN, "cuFileWrite")?;
 
-        drop(buffer.deregister().map_err(|(_, error)| error)?);
+        drop(buffer.deregister()?);
         drop(from.deregister());
         drop(to.deregister());
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         compare_sha(source, target, LEN)
     })
 }

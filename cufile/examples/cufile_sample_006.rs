@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         drop(buffer);
         drop(from.deregister());
         drop(to.deregister());
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         compare_sha(source, target, LEN)
     })
 }

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
                 return Err(format!("{name} was set to {expected} bytes and is {found}").into());
             }
         }
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("all four settings hold");
         Ok(())
     })

@@ -26,11 +26,11 @@ fn main() -> ExitCode {
                 let read = file.read_range_at(&mut buffer, offset, PIECE, offset as u64)?;
                 all_of(read, PIECE, "cuFileRead")?;
             }
-            let buffer = buffer.deregister().map_err(|(_, error)| error)?;
+            let buffer = buffer.deregister()?;
             drop(file.deregister());
             require_contents(path, 0, &buffer.to_vec()?)
         })?;
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("2 threads read what their files hold, {READS} times {PIECE} bytes each");
         Ok(())
     })

@@ -28,11 +28,11 @@ fn main() -> ExitCode {
                 let read = file.read_range_at(&mut buffer, offset, PIECE, offset as u64)?;
                 all_of(read, PIECE, "cuFileRead")?;
             }
-            let buffer = buffer.deregister().map_err(|(_, error)| error)?;
+            let buffer = buffer.deregister()?;
             require_contents(path, 0, &buffer.to_vec()?)
         })?;
         drop(file.deregister());
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("GPUs {gpus:?} read what the file holds, {READS} times {PIECE} bytes each");
         Ok(())
     })

@@ -32,7 +32,7 @@ fn main() -> ExitCode {
             Ok(())
         })?;
         drop(file.deregister());
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("GPUs {gpus:?} read what the file holds, {READS} times {PIECE} bytes each");
         Ok(())
     })

@@ -31,13 +31,13 @@ fn main() -> ExitCode {
                 all_of(file.read_at(buffer, offset)?, LEN, "cuFileRead")?;
             }
             for (buffer, offset) in buffers.into_iter().zip((0..).step_by(LEN)) {
-                let buffer = buffer.deregister().map_err(|(_, error)| error)?;
+                let buffer = buffer.deregister()?;
                 require_contents(path, offset, &buffer.to_vec()?)?;
             }
             drop(file.deregister());
             Ok(())
         })?;
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("2 threads read what their files hold into {BUFFERS} buffers of {LEN} bytes each");
         Ok(())
     })

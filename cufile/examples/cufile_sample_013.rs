@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         for file in files {
             drop(file.deregister());
         }
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("{THREADS} threads read what the files hold, {LEN} bytes each");
         Ok(())
     })

@@ -31,10 +31,10 @@ fn main() -> ExitCode {
         }
         all_of(to.write_at(&buffer, 0)?, LEN, "cuFileWrite")?;
 
-        drop(buffer.deregister().map_err(|(_, error)| error)?);
+        drop(buffer.deregister()?);
         drop(from.deregister());
         drop(to.deregister());
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         compare_sha(source, target, LEN)
     })
 }

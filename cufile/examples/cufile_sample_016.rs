@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         })?;
         require_contents(path, 0, &memory.to_vec()?)?;
         drop(memory);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("{THREADS} threads read what the file holds, {PART} bytes each");
         Ok(())
     })

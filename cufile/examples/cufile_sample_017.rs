@@ -23,11 +23,11 @@ fn main() -> ExitCode {
         in_threads(buffer.chunks_mut(PART).enumerate(), |(number, mut part)| {
             all_of(file.read_at(&mut part, (number * PART) as u64)?, PART, "cuFileRead")
         })?;
-        let memory = buffer.deregister().map_err(|(_, error)| error)?;
+        let memory = buffer.deregister()?;
         drop(file.deregister());
         require_contents(path, 0, &memory.to_vec()?)?;
         drop(memory);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("{THREADS} threads read what the file holds, {PART} bytes each");
         Ok(())
     })

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
             drop(file.deregister());
             Ok(())
         })?;
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         let expected: Vec<u8> = (0..PIECES).flat_map(|piece| [mark(piece); PIECE]).collect();
         require_contents(path, 0, &expected)?;
         println!("{THREADS} threads wrote {PIECES} pieces of {PIECE} bytes, and all of them are there");

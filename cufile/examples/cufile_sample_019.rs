@@ -29,16 +29,16 @@ fn main() -> ExitCode {
         }
 
         let mut batch = Batch::new(&driver, count)?;
-        batch.submit(&mut entries)?;
-        let completions = batch.wait_all().map_err(|(_, error)| error)?;
+        batch.submit(entries)?;
+        let completions = batch.wait_all()?;
         let buffers = all_of_batch(completions, count, LEN)?;
 
         drop(batch);
         for buffer in buffers {
-            buffer.deregister().map_err(|(_, error)| error)?;
+            buffer.deregister()?;
         }
         drop(file);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         require_contents(path, 0, &bytes)?;
         println!("wrote {count} entries of {LEN} bytes");
         Ok(())

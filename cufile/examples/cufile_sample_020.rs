@@ -27,8 +27,8 @@ fn main() -> ExitCode {
         }
 
         let mut batch = Batch::new(&driver, count)?;
-        batch.submit(&mut entries)?;
-        let completions = batch.wait_all().map_err(|(_, error)| error)?;
+        batch.submit(entries)?;
+        let completions = batch.wait_all()?;
         let buffers = all_of_batch(completions, count, LEN)?;
         for (buffer, expected) in buffers.iter().zip(expected.chunks(LEN)) {
             require_same(&buffer.get().to_vec()?, expected, "a buffer")?;
@@ -36,10 +36,10 @@ fn main() -> ExitCode {
 
         drop(batch);
         for buffer in buffers {
-            buffer.deregister().map_err(|(_, error)| error)?;
+            buffer.deregister()?;
         }
         drop(file);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("read {count} entries of {LEN} bytes");
         Ok(())
     })

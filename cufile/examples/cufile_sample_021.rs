@@ -29,10 +29,11 @@ fn main() -> ExitCode {
         }
 
         let mut batch = Batch::new(&driver, count)?;
-        batch.submit(&mut entries)?;
+        batch.submit(entries)?;
+        let mut entries = Vec::new();
         // Destroys the batch, too: libcufile reports nothing for a cancelled one, so there is no way to use it again.
         let mut cancelled = 0;
-        for Completion { id, status, result, buffer } in batch.cancel().map_err(|(_, error)| error)? {
+        for Completion { id, status, result, buffer } in batch.cancel()? {
             match status {
                 Status::CANCELED => cancelled += 1,
                 _ => all_of(result?, LEN, &format!("entry {id}, over before the cancelling"))?,
@@ -41,8 +42,8 @@ fn main() -> ExitCode {
         }
 
         let mut batch = Batch::new(&driver, count)?;
-        batch.submit(&mut entries)?;
-        let completions = batch.wait_all().map_err(|(_, error)| error)?;
+        batch.submit(entries)?;
+        let completions = batch.wait_all()?;
         let buffers = all_of_batch(completions, count, LEN)?;
         for (buffer, expected) in buffers.iter().zip(expected.chunks(LEN)) {
             require_same(&buffer.get().to_vec()?, expected, "a buffer")?;
@@ -50,10 +51,10 @@ fn main() -> ExitCode {
 
         drop(batch);
         for buffer in buffers {
-            buffer.deregister().map_err(|(_, error)| error)?;
+            buffer.deregister()?;
         }
         drop(file);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("cancelled {cancelled} of {count} entries, then read all of them");
         Ok(())
     })

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         }
 
         let mut batch = Batch::new(&driver, COUNT)?;
-        batch.submit(&mut entries)?;
+        batch.submit(entries)?;
         let (mut completions, mut rounds) = (Vec::new(), 0);
         while batch.in_flight() > 0 {
             batch.poll_into(AT_A_TIME, AT_A_TIME, None, &mut completions)?;
@@ -42,10 +42,10 @@ fn main() -> ExitCode {
 
         drop(batch);
         for buffer in buffers {
-            buffer.deregister().map_err(|(_, error)| error)?;
+            buffer.deregister()?;
         }
         drop(file);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         println!("read {COUNT} entries of {LEN} bytes, reaped in {rounds} rounds");
         Ok(())
     })

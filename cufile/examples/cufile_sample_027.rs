@@ -37,14 +37,14 @@ fn main() -> ExitCode {
         }
 
         let mut batch = Batch::new(&driver, count)?;
-        batch.submit(&mut entries)?;
-        let completions = batch.wait_all().map_err(|(_, error)| error)?;
+        batch.submit(entries)?;
+        let completions = batch.wait_all()?;
         let buffers = all_of_batch(completions, count, LEN)?;
 
         drop(batch);
         drop(buffers);
         drop(file);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         expected.truncate((count - 1) * STRIDE + SHIFT + LEN);
         require_contents(path, 0, &expected)?;
         println!("wrote {count} unaligned entries of {LEN} bytes");

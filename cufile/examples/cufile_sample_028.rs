@@ -24,9 +24,9 @@ fn main() -> ExitCode {
         let written = file.write_at(&buffer, 0)?;
         all_of(written, LEN, "cuFileWrite")?;
 
-        buffer.deregister().map_err(|(_, error)| error)?;
+        buffer.deregister()?;
         drop(file.deregister());
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         require_contents(path, 0, &[0xab; LEN])?;
         println!("wrote {written} bytes without O_DIRECT");
         Ok(())

@@ -34,14 +34,14 @@ fn main() -> ExitCode {
         }
 
         let mut batch = Batch::new(&driver, count)?;
-        batch.submit(&mut entries)?;
-        let completions = batch.wait_all().map_err(|(_, error)| error)?;
+        batch.submit(entries)?;
+        let completions = batch.wait_all()?;
         let buffers = all_of_batch(completions, count, LEN)?;
 
         drop(batch);
         drop(buffers);
         drop(files);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         require_contents(path, 0, &bytes)?;
         println!("wrote {count} entries of {LEN} bytes through two handles");
         Ok(())

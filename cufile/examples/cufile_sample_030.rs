@@ -37,16 +37,16 @@ fn main() -> ExitCode {
         }
 
         let mut batch = Batch::new(&driver, count)?;
-        batch.submit(&mut reads)?;
-        let buffers = all_of_batch(batch.wait_all().map_err(|(_, error)| error)?, count, LEN)?;
+        batch.submit(reads)?;
+        let buffers = all_of_batch(batch.wait_all()?, count, LEN)?;
         let write = |(id, buffer)| Entry::write(&file, buffer, ((count + id) * LEN) as u64).id(id as u64);
-        batch.submit(&mut buffers.into_iter().enumerate().map(write).collect())?;
-        let buffers = all_of_batch(batch.wait_all().map_err(|(_, error)| error)?, count, LEN)?;
+        batch.submit(buffers.into_iter().enumerate().map(write))?;
+        let buffers = all_of_batch(batch.wait_all()?, count, LEN)?;
 
         drop(batch);
         drop(buffers);
         drop(file);
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         require_contents(path, (count * LEN) as u64, &pattern(count * LEN))?;
         println!("read and wrote {count} entries of {LEN} bytes in four kinds of memory");
         Ok(())

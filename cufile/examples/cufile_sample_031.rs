@@ -30,10 +30,10 @@ fn main() -> ExitCode {
         let (written, buffer) = stream.write_at(&to, buffer, 0)?.wait()?;
         all_of(written, LEN, "cuFileWriteAsync")?;
 
-        stream.deregister().map_err(|(_, error)| error)?;
-        buffer.deregister().map_err(|(_, error)| error)?;
+        stream.deregister()?;
+        buffer.deregister()?;
         drop((from, to));
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         compare_sha(source, target, LEN)
     })
 }

@@ -43,14 +43,14 @@ fn main() -> ExitCode {
         for writing in writes {
             let (written, buffer) = writing.wait()?;
             all_of(written, PART, "cuFileWriteAsync")?;
-            buffer.deregister().map_err(|(_, error)| error)?;
+            buffer.deregister()?;
         }
 
         for stream in streams {
-            stream.deregister().map_err(|(_, error)| error)?;
+            stream.deregister()?;
         }
         drop((from, to));
-        driver.close().map_err(|(_, error)| error)?;
+        driver.close()?;
         compare_sha(source, target, STREAMS * PART)
     })
 }

@@ -33,7 +33,10 @@ fn main() -> ExitCode {
         let len = std::fs::metadata(input)?.len() as usize;
         let expected = contents(input, len)?;
 
-        let buffer = || RegisteredBuffer::register(&driver, device.alloc(chunk)?, RegisterFlags::empty());
+        let buffer = || {
+            let memory = device.alloc(chunk)?;
+            RegisteredBuffer::register(&driver, memory, RegisterFlags::empty()).map_err(cufile::Error::from)
+        };
         let mut buffers = (buffer()?, buffer()?);
         // Size and offsets are known at submission, which spares libcufile looking again when a transfer runs.
         let fixed =

@@ -41,8 +41,8 @@ fn main() -> ExitCode {
         for ((id, at), buffer) in (0..).zip(BLOCKS).zip(buffers(&driver, &device, block)?) {
             entries.push(Entry::read(&source, buffer, (at * block) as u64).id(id));
         }
-        batch.submit(&mut entries)?;
-        let completions = batch.wait_all().map_err(|(_, error)| error)?;
+        batch.submit(entries)?;
+        let completions = batch.wait_all()?;
         let blocks = all_of_batch(completions, BLOCKS.len(), block)?;
         println!("read {} bytes from {} places", expected.len(), blocks.len());
 
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         let read = target.readv_at(&mut others, 0)?;
         all_of(read, expected.len(), "cuFileReadv")?;
         for (buffer, expected) in others.into_iter().zip(expected.chunks(block)) {
-            let buffer = buffer.deregister().map_err(|(_, error)| error)?;
+            let buffer = buffer.deregister()?;
             require_same(&buffer.to_vec()?, expected, "the buffers")?;
         }
         println!("read {read} bytes into {} buffers", BLOCKS.len());

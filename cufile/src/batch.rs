@@ -21,17 +21,17 @@
 //! let mut batch: Batch<Box<dyn IoBufMut + Send>> = Batch::new(&driver, 2)?;
 //! let on_the_gpu = Entry::read(&file, Box::new(device.alloc(1 << 20)?) as _, 0).id(1);
 //! let on_the_host = Entry::read(&file, Box::new(vec![0u8; 4096]) as _, 1 << 20).id(2);
-//! batch.submit(&mut vec![on_the_gpu, on_the_host])?;
-//! for completion in batch.wait_all().map_err(|(_, error)| error)? {
+//! batch.submit([on_the_gpu, on_the_host])?;
+//! for completion in batch.wait_all()? {
 //!     println!("entry {}: {} bytes", completion.id, completion.result?);
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 use std::ffi::c_uint;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io, ptr, thread};
 
 use cufile_sys::{
@@ -41,6 +41,7 @@ use cufile_sys::{
 
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, decode};
+use crate::failed::Failed;
 use crate::handle::FileHandle;
 use crate::library::Library;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
@@ -69,7 +70,7 @@ impl<B: IoBuf> Entry<B> {
     /// # use {cufile::{Batch, Entry, FileHandle}, std::sync::Arc};
     /// fn too_short(mut batch: Batch<&'static mut [u8]>, file: &Arc<FileHandle>) {
     ///     let mut buffer = vec![0u8; 4096];
-    ///     let _ = batch.submit(&mut vec![Entry::read(file, &mut buffer[..], 0)]);
+    ///     let _ = batch.submit([Entry::read(file, &mut buffer[..], 0)]);
     ///     std::mem::forget(batch);
     /// }
     /// ```
@@ -269,6 +270,7 @@ pub struct Batch<B> {
     traffic: Arc<Mutex<Traffic>>,
     max_entry_bytes: u64,
     // Kept for their memory.
+    staged: Vec<Entry<B>>,
     parameters: Vec<CUfileIOParams_t>,
     events: Vec<CUfileIOEvents_t>,
     driver: Driver,
@@ -348,6 +350,7 @@ impl<B: IoBuf + 'static> Batch<B> {
             whole: false,
             traffic: traffic(driver.library()),
             max_entry_bytes: properties.max_direct_io_bytes,
+            staged: Vec::with_capacity(capacity),
             parameters,
             events: vec![none; capacity],
             driver: driver.clone(),
@@ -359,23 +362,39 @@ impl<B: IoBuf + 'static> Batch<B> {
         Ok(batch)
     }
 
-    /// Submits entries (`cuFileBatchIOSubmit`) and takes them out of `entries`.
+    /// Submits entries (`cuFileBatchIOSubmit`).
     ///
     /// # Errors
-    /// [`Error::InvalidInput`], with nothing submitted and `entries` as they were, if
+    /// [`Failed`] returns the entries if nothing was submitted: [`Error::InvalidInput`] if
     /// - the batch has no room for them, or a range is not in its buffer;
     /// - an entry is longer than one entry can move
     ///   ([`max_direct_io_bytes`](crate::DriverProperties::max_direct_io_bytes)): libcufile would cut it short and call
     ///   it complete;
     /// - these or the batch's entries in flight have unregistered host memory (see [`Batch`]).
     ///
-    /// [`Error::InUse`], with nothing submitted either, if entries of other batches are in flight, and they or these have
-    /// unregistered host memory.
+    /// [`Error::InUse`] if entries of other batches are in flight, and they or these have unregistered host memory.
     ///
     /// If libcufile fails the call, it does not say which entries it has begun. All of them stay with the batch then,
-    /// which takes no more: [`poll`](Self::poll) gives back what is reported, [`cancel`](Self::cancel) the rest.
+    /// [`Failed`] returns none, and the batch takes no more: [`poll`](Self::poll) gives back what is reported,
+    /// [`cancel`](Self::cancel) the rest.
     #[doc(alias = "cuFileBatchIOSubmit")]
-    pub fn submit(&mut self, entries: &mut Vec<Entry<B>>) -> Result<()> {
+    pub fn submit(
+        &mut self,
+        entries: impl IntoIterator<Item = Entry<B>>,
+    ) -> Result<(), Failed<Vec<Entry<B>>>> {
+        let mut taken = mem::take(&mut self.staged);
+        taken.extend(entries);
+        match self.submit_all(&mut taken) {
+            Ok(()) => {
+                self.staged = taken;
+                Ok(())
+            }
+            Err(error) => Err(Failed::new(error, taken)),
+        }
+    }
+
+    /// Submits the entries and takes them out, unless nothing was submitted.
+    fn submit_all(&mut self, entries: &mut Vec<Entry<B>>) -> Result<()> {
         self.check(entries)?;
         if entries.is_empty() {
             return Ok(());
@@ -539,12 +558,37 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// The completions so far come with what cuFile said; [`in_flight`](Self::in_flight) says how many are missing.
     /// [`Error::InvalidInput`] after a failed submission, of which there may be nothing to wait for.
     #[doc(alias = "cuFileBatchIOGetStatus")]
-    #[allow(clippy::type_complexity, reason = "house idiom: what came of it, and the error")]
-    pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, (Vec<Completion<B>>, Error)> {
+    pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);
         match self.drain(|completion| completions.push(completion)) {
             Ok(()) => Ok(completions),
-            Err(error) => Err((completions, error)),
+            Err(error) => Err(Failed::new(error, completions)),
+        }
+    }
+
+    /// Waits until every entry is over, but no longer than `timeout`. Returns the entries that are over;
+    /// [`in_flight`](Self::in_flight) says how many are not. Their buffers stay with the batch.
+    ///
+    /// # Errors
+    /// As [`wait_all`](Self::wait_all), and [`Error::InvalidInput`] if unregistered host memory is in flight, which can
+    /// only be waited for as a whole (see [`Batch`]).
+    #[doc(alias = "cuFileBatchIOGetStatus")]
+    pub fn wait_all_timeout(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
+        let start = Instant::now();
+        let mut completions = Vec::with_capacity(self.in_flight);
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            let all = self.in_flight;
+            match self.reap(all, all, Some(left), |completion| completions.push(completion)) {
+                Err(error) => return Err(Failed::new(error, completions)),
+                Ok(_) if self.in_flight == 0 || left.is_zero() => return Ok(completions),
+                // Some versions may return before there is something.
+                Ok(0) => thread::sleep(Duration::from_micros(50)),
+                Ok(_) => {}
+            }
         }
     }
 
@@ -558,7 +602,7 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// ```compile_fail,E0382
     /// # use cufile::{Batch, Result};
     /// fn again(batch: Batch<Vec<u8>>) -> Result<()> {
-    ///     let completions = batch.cancel().map_err(|(_, error)| error)?;
+    ///     let completions = batch.cancel()?;
     ///     batch.poll(1, 1, None)?;
     ///     Ok(())
     /// }
@@ -569,12 +613,11 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// the buffers of entries that may be in flight are leaked then.
     #[doc(alias = "cuFileBatchIOCancel")]
     #[doc(alias = "cuFileBatchIODestroy")]
-    #[allow(clippy::type_complexity, reason = "house idiom: what came of it, and the error")]
-    pub fn cancel(mut self) -> Result<Vec<Completion<B>>, (Vec<Completion<B>>, Error)> {
+    pub fn cancel(mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);
         match self.end(|completion| completions.push(completion)) {
             Ok(()) => Ok(completions),
-            Err(error) => Err((completions, error)),
+            Err(error) => Err(Failed::new(error, completions)),
         }
     }
 

@@ -11,6 +11,7 @@ use cufile_sys::{CU_FILE_RDMA_REGISTER, CU_FILE_RDMA_RELAXED_ORDERING};
 use crate::cuda::{Context, Cuda, MappedBuffer, copy_from_host, copy_to_host, fill};
 use crate::driver::Driver;
 use crate::error::{Error, OpError, Result, check, check_driver, check_runtime};
+use crate::failed::Failed;
 use crate::memory::{IoBuf, IoBufMut, filled};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
@@ -112,10 +113,9 @@ impl<B: IoBuf + 'static> RegisteredBuffer<B> {
     /// # Errors
     /// cuFile's code, with what the memory is: `MEMORY_ALREADY_REGISTERED` if a registration starts at the same
     /// address, `CUDA_MEMORY_TYPE_INVALID` for managed memory, `CUDA_POINTER_RANGE_ERROR` for more than the
-    /// allocation, `INVALID_VALUE` for no bytes. The buffer is dropped; [`Driver::with_registered_mut`] leaves it
-    /// to its owner.
+    /// allocation, `INVALID_VALUE` for no bytes. [`Failed`] returns the buffer.
     #[doc(alias = "cuFileBufRegister")]
-    pub fn register(driver: &Driver, buffer: B, flags: RegisterFlags) -> Result<Self> {
+    pub fn register(driver: &Driver, buffer: B, flags: RegisterFlags) -> Result<Self, Failed<B>> {
         let registered_bytes = buffer.len_bytes();
         // SAFETY: all of the buffer. It is owned: it stays allocated if the registration is forgotten.
         unsafe { Self::register_bytes(driver, buffer, registered_bytes, flags) }
@@ -131,16 +131,26 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         buffer: B,
         registered_bytes: usize,
         flags: RegisterFlags,
-    ) -> Result<Self> {
-        driver.check_alive()?;
-        let entered = buffer.context().map(|context| context.enter(driver.cuda())).transpose()?;
-        // SAFETY: the memory stays allocated until it is deregistered, because `RegisteredBuffer` holds it.
-        check("cuFileBufRegister", unsafe {
-            (driver.library().functions().cuFileBufRegister)(base(&buffer), registered_bytes, flags.bits())
-        })
-        .map_err(|error| explain(error, driver.cuda(), &buffer, registered_bytes))?;
-        drop(entered);
-        Ok(Self { buffer: ManuallyDrop::new(buffer), registered_bytes, driver: driver.clone() })
+    ) -> Result<Self, Failed<B>> {
+        let registered = || {
+            driver.check_alive()?;
+            let _entered = buffer.context().map(|context| context.enter(driver.cuda())).transpose()?;
+            // SAFETY: the memory stays allocated until it is deregistered, because `RegisteredBuffer` holds it.
+            check("cuFileBufRegister", unsafe {
+                (driver.library().functions().cuFileBufRegister)(
+                    base(&buffer),
+                    registered_bytes,
+                    flags.bits(),
+                )
+            })
+            .map_err(|error| explain(error, driver.cuda(), &buffer, registered_bytes))
+        };
+        match registered() {
+            Ok(()) => {
+                Ok(Self { buffer: ManuallyDrop::new(buffer), registered_bytes, driver: driver.clone() })
+            }
+            Err(error) => Err(Failed::new(error, buffer)),
+        }
     }
 
     /// The buffer. It cannot be had as `&mut B`, through which another one could be put in its place.
@@ -174,10 +184,9 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     /// Deregisters the memory and gives the buffer back (`cuFileBufDeregister`).
     ///
     /// # Errors
-    /// The registration comes back with what cuFile said.
+    /// What cuFile said. [`Failed`] returns the registration.
     #[doc(alias = "cuFileBufDeregister")]
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
-    pub fn deregister(self) -> Result<B, (Self, Error)> {
+    pub fn deregister(self) -> Result<B, Failed<Self>> {
         match self.deregister_raw() {
             Ok(()) => {
                 let this = ManuallyDrop::new(self);
@@ -185,7 +194,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
                 let (buffer, _driver) = unsafe { (ptr::read(&this.buffer), ptr::read(&this.driver)) };
                 Ok(ManuallyDrop::into_inner(buffer))
             }
-            Err(error) => Err((self, error)),
+            Err(error) => Err(Failed::new(error, self)),
         }
     }
 
@@ -283,7 +292,7 @@ impl Driver {
         // SAFETY: all of the buffer; `work` cannot keep the registration from its end here.
         let registered = unsafe { RegisteredBuffer::register_bytes(self, buffer, len_bytes, flags) }?;
         let result = work(registered.slice(..));
-        registered.deregister().map_err(|(_, error)| error)?;
+        registered.deregister()?;
         Ok(result)
     }
 
@@ -326,7 +335,7 @@ impl Driver {
         // SAFETY: all of the buffer; `work` cannot keep the registration from its end here.
         let mut registered = unsafe { RegisteredBuffer::register_bytes(self, buffer, len_bytes, flags) }?;
         let result = work(registered.slice_mut(..));
-        registered.deregister().map_err(|(_, error)| error)?;
+        registered.deregister()?;
         Ok(result)
     }
 }
@@ -338,7 +347,12 @@ impl RegisteredBuffer<MappedBuffer> {
     /// # Errors
     /// As [`register`](Self::register).
     #[doc(alias = "cuFileBufRegister")]
-    pub fn register_reserved(driver: &Driver, buffer: MappedBuffer, flags: RegisterFlags) -> Result<Self> {
+    #[allow(clippy::result_large_err, reason = "the error returns the buffer")]
+    pub fn register_reserved(
+        driver: &Driver,
+        buffer: MappedBuffer,
+        flags: RegisterFlags,
+    ) -> Result<Self, Failed<MappedBuffer>> {
         let reserved_bytes = buffer.reserved_bytes();
         // SAFETY: the reserved range is the buffer's own.
         unsafe { Self::register_bytes(driver, buffer, reserved_bytes, flags) }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::builder::DriverBuilder;
 use crate::cuda::Cuda;
 use crate::error::{Error, OpError, Result, check};
+use crate::failed::Failed;
 use crate::library::{Library, one_at_a_time};
 use crate::opened;
 use crate::properties::DriverProperties;
@@ -65,21 +66,20 @@ impl Driver {
     /// Closes the driver if this is the last reference to it (`cuFileDriverClose`).
     ///
     /// # Errors
-    /// The driver comes back with the error: [`Error::InUse`] while handles, buffers or clones refer to it, or what
+    /// [`Failed`] returns the driver: [`Error::InUse`] while handles, buffers or clones refer to it, or what
     /// libcufile said.
     #[doc(alias = "cuFileDriverClose")]
-    #[allow(clippy::result_large_err, reason = "the error carries the driver back")]
-    pub fn close(self) -> Result<(), (Self, Error)> {
+    pub fn close(self) -> Result<(), Failed<Self>> {
         let mut open = match Arc::try_unwrap(self.0) {
             Ok(open) => open,
             Err(shared) => {
                 let users = Arc::strong_count(&shared) - 1;
-                return Err((Self(shared), Error::InUse { what: "the cuFile driver", users }));
+                return Err(Failed::new(Error::InUse { what: "the cuFile driver", users }, Self(shared)));
             }
         };
         match open.close() {
             Ok(()) => Ok(()),
-            Err(error) => Err((Self(Arc::new(open)), error)),
+            Err(error) => Err(Failed::new(error, Self(Arc::new(open)))),
         }
     }
 

@@ -24,6 +24,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// cuFile refused or failed an operation with a code of its own.
     #[error("{operation}: {code}{}{}", Cuda(*.cuda), Remedy(.code.remedy(), .advice.as_deref()))]
+    #[non_exhaustive]
     CuFile {
         /// The C function, and where it helps the file or buffer.
         operation: Cow<'static, str>,
@@ -36,6 +37,7 @@ pub enum Error {
     },
     /// The operating system failed a transfer or a call on a file.
     #[error("{operation}: {source}")]
+    #[non_exhaustive]
     Io {
         /// The call that failed, and where it helps the file.
         operation: Cow<'static, str>,
@@ -45,6 +47,7 @@ pub enum Error {
     },
     /// A call of the CUDA runtime failed.
     #[error("{operation}: {code:?} ({}){}", .code.as_raw(), Remedy(runtime_remedy(*.code), None))]
+    #[non_exhaustive]
     CudaRuntime {
         /// The C function, and where it helps what it was to do.
         operation: Cow<'static, str>,
@@ -53,6 +56,7 @@ pub enum Error {
     },
     /// A call of the CUDA driver failed.
     #[error("{operation}: {code:?} ({})", .code.as_raw())]
+    #[non_exhaustive]
     CudaDriver {
         /// The C function, and where it helps what it was to do.
         operation: Cow<'static, str>,
@@ -61,6 +65,7 @@ pub enum Error {
     },
     /// A transfer failed and the library gave no code.
     #[error("{operation}: the transfer failed; libcufile gave no code (see its log file)")]
+    #[non_exhaustive]
     Unspecified {
         /// The C function, and where it helps the file.
         operation: Cow<'static, str>,
@@ -73,6 +78,7 @@ pub enum Error {
     NoDevice,
     /// The loaded libcufile is older than the call.
     #[error("{symbol} came with cuFile {since}; the loaded libcufile is {loaded}")]
+    #[non_exhaustive]
     Unsupported {
         /// The missing C function.
         symbol: &'static str,
@@ -83,6 +89,7 @@ pub enum Error {
     },
     /// An argument that would make the call unsound or that the library would misread.
     #[error("{operation}: {problem}")]
+    #[non_exhaustive]
     InvalidInput {
         /// The call that was not made.
         operation: &'static str,
@@ -91,6 +98,7 @@ pub enum Error {
     },
     /// Something still uses what was to be closed.
     #[error("{what} is still used by {users} others")]
+    #[non_exhaustive]
     InUse {
         /// What was to be closed.
         what: &'static str,

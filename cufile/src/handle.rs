@@ -1,17 +1,18 @@
 //! A registered file: reads and writes.
 
 use std::any::Any;
-use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::{fmt, fs};
+use std::{fmt, fs, io, mem, ptr};
 
 use cufile_sys::{CUfileDescr_t, CUfileFileHandleType, CUfileHandle_t};
 
 use crate::cuda::Context;
 use crate::driver::Driver;
 use crate::error::{Error, Raw, Result, check, clear_errno, decode, errno};
+use crate::failed::Failed;
 use crate::file_info::FileProperties;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 
@@ -43,6 +44,8 @@ pub struct FileHandle {
 pub(crate) enum File {
     /// A descriptor, which must stay open.
     Descriptor(OwnedFd),
+    /// A descriptor that is borrowed for as long as the handle can be used.
+    Borrowed(RawFd),
     /// A userspace file system and its table of functions. Not a box, because moving a box claims sole access to what
     /// it points to, and libcufile holds a pointer there.
     Userspace(#[allow(dead_code, reason = "only to be kept alive")] Arc<dyn Any + Send + Sync>),
@@ -61,16 +64,59 @@ impl FileHandle {
     ///
     /// # Errors
     /// cuFile's code, with what explains it: the type of the file, its flags, its file system, a missing udev record.
+    /// [`Failed`] returns the descriptor.
     #[doc(alias = "cuFileHandleRegister")]
     #[doc(alias = "CUfileDescr_t")]
-    pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self> {
+    pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self, Failed<OwnedFd>> {
         let file = file.into();
-        // SAFETY: all-zero is a valid descriptor: null pointers and integers.
-        let mut descriptor: CUfileDescr_t = unsafe { mem::zeroed() };
-        descriptor.type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_FD;
-        descriptor.handle.fd = file.as_raw_fd();
+        let descriptor = descriptor_of(file.as_raw_fd());
         // SAFETY: the descriptor names the file that is handed over with it.
-        unsafe { Self::register_as(driver, descriptor, File::Descriptor(file)) }
+        let registered = unsafe { Self::register_as(driver, descriptor, File::Descriptor(file)) };
+        registered.map_err(|failed| {
+            failed.map(|file| match file {
+                File::Descriptor(file) => file,
+                File::Borrowed(_) | File::Userspace(_) => unreachable!("an owned descriptor was registered"),
+            })
+        })
+    }
+
+    /// Registers an open file for as long as its descriptor is borrowed (`cuFileHandleRegister`).
+    ///
+    /// A handle that is forgotten ([`mem::forget`]) stays registered, but nothing can use it.
+    ///
+    /// ```no_run
+    /// use std::os::fd::AsFd;
+    ///
+    /// # use cufile::{Driver, FileHandle};
+    /// # let driver = Driver::open()?;
+    /// let file = std::fs::File::open("data.bin")?;
+    /// let mut bytes = vec![0; 512];
+    /// FileHandle::register_borrowed(&driver, file.as_fd())?.read_exact_at(&mut bytes, 0)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The descriptor stays open until the handle is gone:
+    ///
+    /// ```compile_fail,E0505
+    /// use std::os::fd::AsFd;
+    ///
+    /// # use cufile::{Driver, FileHandle};
+    /// # let driver = Driver::open()?;
+    /// let file = std::fs::File::open("data.bin")?;
+    /// let handle = FileHandle::register_borrowed(&driver, file.as_fd())?;
+    /// drop(file);
+    /// handle.read_at(&mut vec![0; 512], 0)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    #[doc(alias = "cuFileHandleRegister")]
+    pub fn register_borrowed<'fd>(driver: &Driver, file: BorrowedFd<'fd>) -> Result<BorrowedHandle<'fd>> {
+        let (file, descriptor) = (File::Borrowed(file.as_raw_fd()), descriptor_of(file.as_raw_fd()));
+        // SAFETY: whoever uses the handle borrows the `BorrowedHandle`, which does not outlive the descriptor.
+        let handle = unsafe { Self::register_as(driver, descriptor, file) }?;
+        Ok(BorrowedHandle { handle, descriptor: PhantomData })
     }
 
     /// # Safety
@@ -79,8 +125,10 @@ impl FileHandle {
         driver: &Driver,
         mut descriptor: CUfileDescr_t,
         file: File,
-    ) -> Result<Self> {
-        driver.check_alive()?;
+    ) -> Result<Self, Failed<File>> {
+        if let Err(error) = driver.check_alive() {
+            return Err(Failed::new(error, file));
+        }
         let mut raw = ptr::null_mut();
         // SAFETY: both outlive the call; what the descriptor refers to lives until the handle is deregistered, because
         // `FileHandle` owns both.
@@ -88,7 +136,7 @@ impl FileHandle {
             unsafe { (driver.library().functions().cuFileHandleRegister)(&mut raw, &mut descriptor) };
         match check("cuFileHandleRegister", status) {
             Ok(()) => Ok(Self { raw, file, driver: driver.clone() }),
-            Err(error) => Err(explain(error, &file, driver)),
+            Err(error) => Err(Failed::new(explain(error, &file, driver), file)),
         }
     }
 
@@ -132,6 +180,73 @@ impl FileHandle {
                 )
             }
         })
+    }
+
+    /// Reads the whole buffer from `file_offset` in bytes, by as many calls of `cuFileRead` as it takes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] of the kind [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before; else as
+    /// [`read_at`](Self::read_at). What is in the buffer then is undefined.
+    #[doc(alias = "cuFileRead")]
+    pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, file_offset: u64) -> Result<()> {
+        let len_bytes = buffer.len_bytes();
+        let mut done = 0;
+        while done < len_bytes {
+            let at = file_offset.saturating_add(done as u64);
+            match self.read_range_at(buffer, done, len_bytes - done, at)? {
+                0 => {
+                    return Err(self.ended("cuFileRead", io::ErrorKind::UnexpectedEof, len_bytes - done, at));
+                }
+                bytes => done += bytes,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the whole buffer to `file_offset` in bytes, by as many calls of `cuFileWrite` as it takes. Mind
+    /// [other writers](Self::write_at).
+    ///
+    /// # Errors
+    /// [`Error::Io`] of the kind [`WriteZero`](io::ErrorKind::WriteZero) if libcufile writes no more; else as
+    /// [`write_at`](Self::write_at). How much was written then is unknown.
+    #[doc(alias = "cuFileWrite")]
+    pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, file_offset: u64) -> Result<()> {
+        let len_bytes = buffer.len_bytes();
+        let mut done = 0;
+        while done < len_bytes {
+            let at = file_offset.saturating_add(done as u64);
+            match self.write_range_at(buffer, done, len_bytes - done, at)? {
+                0 => return Err(self.ended("cuFileWrite", io::ErrorKind::WriteZero, len_bytes - done, at)),
+                bytes => done += bytes,
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn ended(&self, operation: &'static str, kind: io::ErrorKind, len_bytes: usize, at: u64) -> Error {
+        Error::Io { operation: operation.into(), source: kind.into() }
+            .about(&format_args!("{len_bytes} bytes at {at} of {}", self.file))
+    }
+
+    /// Waits until what was written, and the file's length, are on the device (`fsync`).
+    ///
+    /// # Errors
+    /// What the kernel said; [`Error::InvalidInput`] for a userspace file system, which has no descriptor.
+    #[doc(alias = "fsync")]
+    pub fn sync_all(&self) -> Result<()> {
+        const OPERATION: &str = "fsync";
+        let Some(descriptor) = self.descriptor() else {
+            return Err(Error::invalid(OPERATION, "a userspace file system has no descriptor to sync"));
+        };
+        // SAFETY: the descriptor is open.
+        match unsafe { libc::fsync(descriptor.as_raw_fd()) } {
+            0 => Ok(()),
+            _ => {
+                let source = io::Error::last_os_error();
+                Err(Error::Io { operation: OPERATION.into(), source }.about(&self.file))
+            }
+        }
     }
 
     /// Writes the whole buffer to `file_offset` in bytes (`cuFileWrite`). Returns how many bytes were written.
@@ -227,6 +342,8 @@ impl FileHandle {
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.file {
             File::Descriptor(file) => Some(file.as_fd()),
+            // SAFETY: open as long as the handle can be used.
+            File::Borrowed(file) => Some(unsafe { BorrowedFd::borrow_raw(*file) }),
             File::Userspace(_) => None,
         }
     }
@@ -251,7 +368,7 @@ impl FileHandle {
         let (file, _driver) = unsafe { (ptr::read(&this.file), ptr::read(&this.driver)) };
         match file {
             File::Descriptor(file) => Some(file),
-            File::Userspace(_) => None,
+            File::Borrowed(_) | File::Userspace(_) => None,
         }
     }
 
@@ -283,18 +400,55 @@ impl fmt::Debug for FileHandle {
 impl fmt::Display for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            File::Descriptor(file) => match fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {
-                Ok(path) => write!(f, "{path:?}"),
-                Err(_) => write!(f, "descriptor {}", file.as_raw_fd()),
-            },
+            File::Descriptor(file) => show(file.as_raw_fd(), f),
+            File::Borrowed(file) => show(*file, f),
             File::Userspace(_) => f.write_str("a userspace file system"),
         }
     }
 }
 
+/// Shows the path of a descriptor's file or, without one, the descriptor.
+fn show(file: RawFd, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match fs::read_link(format!("/proc/self/fd/{file}")) {
+        Ok(path) => write!(f, "{path:?}"),
+        Err(_) => write!(f, "descriptor {file}"),
+    }
+}
+
+/// A [`FileHandle`] whose descriptor is borrowed, from [`FileHandle::register_borrowed`].
+///
+/// Only a reference to the handle can be had, so that it does not outlive the descriptor.
+#[derive(Debug)]
+pub struct BorrowedHandle<'fd> {
+    handle: FileHandle,
+    descriptor: PhantomData<BorrowedFd<'fd>>,
+}
+
+impl Deref for BorrowedHandle<'_> {
+    type Target = FileHandle;
+
+    fn deref(&self) -> &FileHandle {
+        &self.handle
+    }
+}
+
+/// Returns what C is to register.
+fn descriptor_of(file: RawFd) -> CUfileDescr_t {
+    // SAFETY: all-zero is a valid descriptor: null pointers and integers.
+    let mut descriptor: CUfileDescr_t = unsafe { mem::zeroed() };
+    descriptor.type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_OPAQUE_FD;
+    descriptor.handle.fd = file;
+    descriptor
+}
+
 fn explain(error: Error, file: &File, driver: &Driver) -> Error {
     let error = error.about(file);
-    let File::Descriptor(descriptor) = file else { return error };
+    let descriptor = match file {
+        File::Descriptor(descriptor) => descriptor.as_fd(),
+        // SAFETY: open as long as it is borrowed, which the caller of `register_borrowed` does.
+        File::Borrowed(descriptor) => unsafe { BorrowedFd::borrow_raw(*descriptor) },
+        File::Userspace(_) => return error,
+    };
     match (error.op_error(), FileProperties::of(descriptor)) {
         (Some(code), Ok(properties)) => error.advise(properties.explain(code, driver.library().version())),
         _ => error,

@@ -26,7 +26,7 @@
 //!   for many of them;
 //! - [`cuda`]: device memory and streams, for those who use no other CUDA crate; by the feature `cudarc`, memory and
 //!   streams of that crate;
-//! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code;
+//! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code; [`Failed`]: an error that returns what a call took;
 //! - [`Library`]: which libcufile, and what it supports.
 //!
 //! This crate adds no threads and no policy. The crate `gpufile` above it falls back, stages and splits.
@@ -44,6 +44,7 @@ pub mod cuda;
 pub mod cudarc;
 mod driver;
 mod error;
+mod failed;
 mod file_info;
 mod fork;
 mod handle;
@@ -61,20 +62,26 @@ pub mod stats;
 mod stream;
 mod topology;
 mod userspace_fs;
+#[cfg(test)]
+mod values;
 mod vectored;
+
+/// The types and functions of cuFile, for codes and raw handles.
+pub use cufile_sys as sys;
 
 pub use batch::{Batch, Completion, Entry, Status};
 pub use buffer::{RegisterFlags, RegisteredBuffer};
 pub use builder::DriverBuilder;
 pub use driver::Driver;
 pub use error::{Error, ErrorKind, LoadError, OpError, Result};
+pub use failed::Failed;
 pub use file_info::{DirectIoAlignment, FileProperties, FileType};
-pub use handle::FileHandle;
+pub use handle::{BorrowedHandle, FileHandle};
 pub use library::{Feature, Library, Version};
 pub use memory::{IoBuf, IoBufMut};
 pub use owned_part::OwnedPart;
 pub use p2p::{FileSystem, P2pFlags};
 pub use properties::{Controls, DriverProperties, Features, FileSystems};
 pub use slice::{BufSlice, BufSliceMut};
-pub use stream::{Failed, LateBound, Operation, RegisteredStream, StreamFlags};
+pub use stream::{Kept, LateBound, Operation, RegisteredStream, StreamFlags};
 pub use userspace_fs::{RdmaInfo, UserspaceFs};

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use crate::cuda::Context;
 use crate::error::{Error, Result};
@@ -9,7 +10,7 @@ use crate::error::{Error, Result};
 /// Memory that bytes can be written to a file from: host or device memory of any origin.
 ///
 /// Implemented for slices and vectors of bytes, for the buffers of [`cuda`](crate::cuda), for
-/// [`RegisteredBuffer`](crate::RegisteredBuffer), and for parts of them.
+/// [`RegisteredBuffer`](crate::RegisteredBuffer), for parts of them, and behind a reference, [`Box`] or [`Arc`].
 ///
 /// A type that does not say which memory it is does not compile:
 ///
@@ -194,6 +195,8 @@ macro_rules! through_a_pointer {
 through_a_pointer!(&B);
 through_a_pointer!(&mut B);
 through_a_pointer!(Box<B>);
+// Of what is shared, only a sole owner gets a mutable reference.
+through_a_pointer!(Arc<B>);
 
 // SAFETY: a mutable borrow is sole access.
 unsafe impl<B: IoBufMut + ?Sized> IoBufMut for &mut B {

@@ -1,6 +1,7 @@
 //! Parts that own their buffer together.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cuda::Context;
@@ -40,21 +41,64 @@ struct Whole<B>(B);
 unsafe impl<B: Send> Sync for Whole<B> {}
 
 impl<B: IoBufMut> OwnedPart<B> {
+    /// Takes all of a buffer as one part, for [`split_at`](Self::split_at).
+    pub fn new(buffer: B) -> Self {
+        let (part, whole) = shared(buffer);
+        Self { part, whole }
+    }
+
+    /// Takes the parts of a buffer in these ranges, in bytes, in any order. No part has the bytes between them.
+    ///
+    /// ```
+    /// use cufile::OwnedPart;
+    ///
+    /// let parts = OwnedPart::ranges(vec![0u8; 100], [60..100, 0..7]);
+    /// assert_eq!(parts.iter().map(OwnedPart::len_bytes).collect::<Vec<_>>(), [40, 7]);
+    /// ```
+    ///
+    /// # Panics
+    /// If a range goes beyond the buffer, or two of them overlap.
+    pub fn ranges(buffer: B, ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Self> {
+        let ranges: Vec<_> = ranges.into_iter().collect();
+        let mut in_order: Vec<_> = ranges.iter().filter(|range| !range.is_empty()).collect();
+        in_order.sort_by_key(|range| range.start);
+        for pair in in_order.windows(2) {
+            assert!(pair[0].end <= pair[1].start, "the ranges {:?} and {:?} overlap", pair[0], pair[1]);
+        }
+        let (part, whole) = shared(buffer);
+        ranges.into_iter().map(|range| Self { part: part.part(range), whole: Arc::clone(&whole) }).collect()
+    }
+
     /// Splits a buffer into disjoint parts of `len_bytes` each, the last one maybe shorter. An empty buffer has none,
     /// and is dropped.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
     pub fn split(buffer: B, len_bytes: usize) -> Vec<Self> {
-        let mut whole = Arc::new(Whole(buffer));
-        // Only now that the buffer stays where it is: moving a boxed one ends the life of earlier pointers into it.
-        let Whole(buffer) = Arc::get_mut(&mut whole).expect("nobody else has it yet");
-        let parts = Part::whole_mut(buffer).chunks(len_bytes);
-        parts.map(|part| Self { part, whole: Arc::clone(&whole) }).collect()
+        let (part, whole) = shared(buffer);
+        part.chunks(len_bytes).map(|part| Self { part, whole: Arc::clone(&whole) }).collect()
     }
 }
 
+/// Puts a buffer where it stays.
+fn shared<B: IoBufMut>(buffer: B) -> (Part, Arc<Whole<B>>) {
+    let mut whole = Arc::new(Whole(buffer));
+    // Only now that the buffer stays where it is: moving a boxed one ends the life of earlier pointers into it.
+    let Whole(buffer) = Arc::get_mut(&mut whole).expect("nobody else has it yet");
+    (Part::whole_mut(buffer), whole)
+}
+
 impl<B> OwnedPart<B> {
+    /// Splits the part in two: its first `mid_bytes` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn split_at(self, mid_bytes: usize) -> (Self, Self) {
+        let Self { part, whole } = self;
+        let first = Self { part: part.part(..mid_bytes), whole: Arc::clone(&whole) };
+        (first, Self { part: part.part(mid_bytes..), whole })
+    }
+
     /// The whole buffer, if this is the last part that exists.
     ///
     /// # Errors
@@ -102,6 +146,30 @@ mod tests {
         let second = second.into_whole().expect_err("there is a third part");
         drop(third);
         second.into_whole().expect("the last part")
+    }
+
+    #[test]
+    fn parts_of_unequal_lengths_are_disjoint() {
+        let (first, rest) = OwnedPart::new((0..10).collect::<Vec<u8>>()).split_at(3);
+        let (middle, last) = rest.split_at(0);
+        let places = [&first, &middle, &last].map(|part| (part.base_offset(), part.len_bytes()));
+        assert_eq!(places, [(0, 3), (3, 0), (3, 7)]);
+        let parts = OwnedPart::ranges(vec![0u8; 10], [8..10, 0..0, 2..5, 5..8]);
+        let places: Vec<_> = parts.iter().map(|part| (part.base_offset(), part.len_bytes())).collect();
+        assert_eq!(places, [(8, 2), (0, 0), (2, 3), (5, 3)]);
+    }
+
+    #[test]
+    fn overlapping_or_long_ranges_panic() {
+        let ranges = |ranges: [Range<usize>; 2]| {
+            std::panic::catch_unwind(|| OwnedPart::ranges(vec![0u8; 10], ranges).len()).is_err()
+        };
+        assert!(!ranges([4..10, 0..4]));
+        assert!(ranges([0..5, 4..10]) && ranges([4..10, 0..5]) && ranges([0..10, 3..4]));
+        assert!(ranges([0..4, 4..11]) && ranges([11..11, 0..4]));
+        assert!(
+            std::panic::catch_unwind(|| OwnedPart::new(vec![0u8; 10]).split_at(11).0.len_bytes()).is_err()
+        );
     }
 
     #[test]

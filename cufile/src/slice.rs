@@ -68,7 +68,7 @@ impl Part {
 
     /// # Panics
     /// If the range goes beyond this part.
-    fn part(self, range: impl RangeBounds<usize>) -> Self {
+    pub fn part(self, range: impl RangeBounds<usize>) -> Self {
         let (start, len_bytes) = resolve(range, self.len_bytes);
         Self { ptr: self.ptr.wrapping_add(start), len_bytes, base_offset: self.base_offset + start, ..self }
     }

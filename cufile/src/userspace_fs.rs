@@ -11,6 +11,7 @@ use libc::{loff_t, sockaddr};
 use crate::callback::contained;
 use crate::driver::Driver;
 use crate::error::Result;
+use crate::failed::Failed;
 use crate::handle::{File, FileHandle};
 
 /// An open file of a file system that lives in this process (`CUfileFSOps`).
@@ -112,7 +113,7 @@ impl FileHandle {
     /// The handle owns `file`, and drops it once it is deregistered.
     ///
     /// # Errors
-    /// cuFile's code: versions and machines differ in whether they take such files at all.
+    /// cuFile's code: versions and machines differ in whether they take such files at all. [`Failed`] returns the file.
     ///
     /// # Safety
     /// The loaded libcufile must use the table of functions as this module assumes: it calls them only while the file
@@ -120,7 +121,7 @@ impl FileHandle {
     /// return to their owner. NVIDIA promises none of it.
     #[doc(alias = "cuFileHandleRegister")]
     #[doc(alias = "CUfileFSOps")]
-    pub unsafe fn register_userspace(driver: &Driver, file: impl UserspaceFs) -> Result<Self> {
+    pub unsafe fn register_userspace<F: UserspaceFs>(driver: &Driver, file: F) -> Result<Self, Failed<F>> {
         let file = Arc::new(Registered { operations: operations_of(&file), file });
         // SAFETY: all-zero is a valid descriptor: null pointers and integers.
         let mut descriptor: CUfileDescr_t = unsafe { mem::zeroed() };
@@ -128,13 +129,21 @@ impl FileHandle {
         descriptor.handle.handle = ptr::from_ref(&file.file).cast_mut().cast();
         descriptor.fs_ops = &raw const file.operations;
         // SAFETY: both pointers are into the allocation that is handed over with them, which never moves.
-        unsafe { Self::register_as(driver, descriptor, File::Userspace(file)) }
+        let registered = unsafe { Self::register_as(driver, descriptor, File::Userspace(file)) };
+        registered.map_err(|failed| failed.map(into_file))
     }
 }
 
 struct Registered<F> {
     operations: CUfileFSOps_t,
     file: F,
+}
+
+/// The file that libcufile did not take.
+fn into_file<F: UserspaceFs>(file: File) -> F {
+    let File::Userspace(file) = file else { unreachable!("no descriptor was registered") };
+    let file = file.downcast::<Registered<F>>().expect("what was handed over");
+    Arc::into_inner(file).expect("nobody else has it").file
 }
 
 fn operations_of<F: UserspaceFs>(_: &F) -> CUfileFSOps_t {

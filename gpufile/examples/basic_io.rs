@@ -37,7 +37,7 @@ fn main() -> ExitCode {
                 let file = arguments.options().read(true).engine(&engine).open(path)?;
                 let mut buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
                 read(&file, &mut buffer)?;
-                buffer.deregister().map_err(|(_, error)| error)?
+                buffer.deregister()?
             }
             Err(reason) => {
                 println!("not registered: {reason}");

@@ -30,6 +30,7 @@ impl Engine {
     #[doc(alias = "cuFileBufRegister")]
     pub fn register<B: IoBuf + 'static>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Cause> {
         let driver = self.driver().map_err(|reason| Cause::NoCufile(reason.to_owned()))?;
-        Ok(RegisteredBuffer::register(driver, buffer, RegisterFlags::empty())?)
+        let registered = RegisteredBuffer::register(driver, buffer, RegisterFlags::empty());
+        Ok(registered.map_err(|failed| failed.error)?)
     }
 }

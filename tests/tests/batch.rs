@@ -48,9 +48,9 @@ fn reads_and_writes_of_several_files_and_kinds_of_memory_mix() {
             Entry::read(&source, Box::new(registered) as Any, PAGE as u64).range(PAGE, 2 * PAGE).id(12),
             Entry::read(&source, Box::new(vec![0u8; PAGE]) as Any, 3 * PAGE as u64 + 96).id(13),
         ];
-        batch.submit(&mut entries).unwrap();
+        batch.submit(entries.drain(..)).unwrap();
         assert!(entries.is_empty());
-        let completions = batch.wait_all().map_err(|(_, error)| error).unwrap();
+        let completions = batch.wait_all().unwrap();
         assert_eq!((completions.len(), batch.in_flight()), (4, 0));
         for completion in &completions {
             assert_eq!(completion.status, Status::COMPLETE);
@@ -104,15 +104,15 @@ fn unregistered_host_memory_is_submitted_and_waited_for_as_a_whole() {
             Entry::read(&file, buffer, (page * PAGE) as u64).id(page as u64)
         };
         for _ in 0..5 {
-            batch.submit(&mut (0..15).map(entry).collect()).unwrap();
+            batch.submit((0..15).map(entry)).unwrap();
             let refused = |result: Result<Vec<_>, Error>| {
                 assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidInput);
             };
             refused(batch.poll(1, 15, None));
             refused(batch.poll(15, 5, None));
             refused(batch.poll(15, 15, Some(Duration::from_secs(1))));
-            let mut more = vec![entry(15)];
-            assert_eq!(batch.submit(&mut more).unwrap_err().kind(), ErrorKind::InvalidInput);
+            let (error, more) = batch.submit([entry(15)]).unwrap_err().into_parts();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
             assert_eq!((more.len(), batch.in_flight()), (1, 15));
             let completions = batch.poll(15, 15, None).unwrap();
             assert_eq!(completions.len(), 15);
@@ -124,11 +124,11 @@ fn unregistered_host_memory_is_submitted_and_waited_for_as_a_whole() {
                 );
             }
         }
-        batch.submit(&mut vec![entry(0)]).unwrap();
-        let mut unregistered = vec![entry(3)];
-        assert_eq!(batch.submit(&mut unregistered).unwrap_err().kind(), ErrorKind::InvalidInput);
+        batch.submit([entry(0)]).unwrap();
+        let (error, unregistered) = batch.submit([entry(3)]).unwrap_err().into_parts();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert_eq!(batch.wait_all().unwrap().len(), 1);
-        batch.submit(&mut unregistered).unwrap();
+        batch.submit(unregistered).unwrap();
         assert_eq!(batch.cancel().unwrap().len(), 1);
     });
 }
@@ -142,32 +142,32 @@ fn unregistered_host_memory_is_in_flight_alone_in_a_process() {
         let unregistered = || vec![Entry::read(&file, Box::new(vec![0u8; PAGE]) as Any, 0)];
         let pinned = || vec![Entry::read(&file, Box::new(bed.device.alloc_pinned(PAGE).unwrap()) as Any, 0)];
         let registered = || vec![Entry::read(&file, Box::new(host(&file)) as Any, 0)];
-        let refused = |batch: &mut Batch<Any>, mut entries: Vec<_>| {
-            let error = batch.submit(&mut entries).unwrap_err();
+        let refused = |batch: &mut Batch<Any>, entries: Vec<_>| {
+            let (error, entries) = batch.submit(entries).unwrap_err().into_parts();
             assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
             assert!(error.to_string().contains("unregistered"), "{error}");
             assert_eq!((entries.len(), batch.in_flight()), (1, 0), "nothing was submitted");
         };
-        one.submit(&mut unregistered()).unwrap();
+        one.submit(unregistered()).unwrap();
         refused(other, unregistered());
         refused(other, registered());
         one.wait_all().unwrap();
-        other.submit(&mut registered()).unwrap();
+        other.submit(registered()).unwrap();
         refused(one, unregistered());
         refused(one, pinned());
-        one.submit(&mut registered()).unwrap();
-        other.submit(&mut registered()).unwrap();
+        one.submit(registered()).unwrap();
+        other.submit(registered()).unwrap();
         one.wait_all().unwrap();
         // Registered memory of the batch itself does not count twice.
         refused(one, unregistered());
         other.wait_all().unwrap();
-        one.submit(&mut unregistered()).unwrap();
+        one.submit(unregistered()).unwrap();
         // It is over with the batch, too.
         let [one, mut other] = batches;
         drop(one);
-        other.submit(&mut unregistered()).unwrap();
+        other.submit(unregistered()).unwrap();
         other.cancel().unwrap();
-        Batch::new(&bed.driver, 1).unwrap().submit(&mut unregistered()).unwrap();
+        Batch::new(&bed.driver, 1).unwrap().submit(unregistered()).unwrap();
     });
 }
 
@@ -202,19 +202,20 @@ fn a_buffer_that_panics_blocks_nothing_for_ever() {
     let file = register(&bed, "data", &pattern(PAGE));
     let mut batch = Batch::<Any>::new(&bed.driver, 2).unwrap();
     let (tracked, life) = Tracked::new(PAGE);
-    let mut entries = vec![
+    let entries = [
         Entry::read(&file, Box::new(tracked) as Any, 0),
         Entry::read(&file, Box::new(Panicking(vec![0; PAGE])) as Any, 0),
     ];
-    let caught = catch_unwind(AssertUnwindSafe(|| batch.submit(&mut entries)));
+    let caught = catch_unwind(AssertUnwindSafe(|| batch.submit(entries)));
     assert!(caught.is_err() && !life.is_freed());
     let mut other = Batch::<Any>::new(&bed.driver, 2).unwrap();
-    let mut next = vec![Entry::read(&file, Box::new(vec![0u8; PAGE]) as Any, 0)];
-    assert!(matches!(other.submit(&mut next), Err(Error::InUse { .. })));
+    let next = [Entry::read(&file, Box::new(vec![0u8; PAGE]) as Any, 0)];
+    let (error, next) = other.submit(next).unwrap_err().into_parts();
+    assert!(matches!(error, Error::InUse { .. }));
     life.over.store(true, Ordering::SeqCst);
     drop(batch);
     assert!(life.is_freed());
-    other.submit(&mut next).unwrap();
+    other.submit(next).unwrap();
     other.wait_all().unwrap();
 }
 
@@ -233,8 +234,7 @@ fn completions_belong_to_their_entries_in_any_order() {
         let mut first = None;
         while seen.contains(&false) {
             let room = (batch.capacity() - batch.in_flight()).min(waiting.len());
-            let mut next = waiting.drain(..room).collect();
-            batch.submit(&mut next).unwrap();
+            batch.submit(waiting.drain(..room)).unwrap();
             for completion in batch.poll(1, 5, None).unwrap() {
                 let page = completion.id as usize;
                 first.get_or_insert(page);
@@ -273,16 +273,13 @@ fn an_entry_longer_than_libcufile_moves_is_refused_rather_than_short() {
         let mut batch = Batch::new(&bed.driver, 2).unwrap();
         let limit = batch.max_entry_bytes() as usize;
         assert_eq!(limit as u64, bed.driver.properties().unwrap().max_direct_io_bytes);
-        let mut entries = vec![
-            Entry::read(&file, vec![0; PAGE], 0).id(1),
-            Entry::write(&file, vec![0; limit + 1], 0).id(2),
-        ];
-        let error = batch.submit(&mut entries).unwrap_err();
+        let entries =
+            [Entry::read(&file, vec![0; PAGE], 0).id(1), Entry::write(&file, vec![0; limit + 1], 0).id(2)];
+        let (error, entries) = batch.submit(entries).unwrap_err().into_parts();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(&limit.to_string()), "{error}");
         assert_eq!((entries.len(), batch.in_flight()), (2, 0), "nothing was submitted");
-        let mut entries: Vec<_> = entries.into_iter().map(|entry| entry.range(0, 100)).collect();
-        batch.submit(&mut entries).unwrap();
+        batch.submit(entries.into_iter().map(|entry| entry.range(0, 100))).unwrap();
         assert_eq!(batch.wait_all().unwrap().len(), 2);
     });
 }
@@ -295,7 +292,7 @@ fn submitting_does_not_wait_for_an_opening() {
     let mut batch = Batch::new(&bed.driver, 1).unwrap();
     // That is asked for under a lock, which whoever opens the driver holds for as long as it takes.
     let asked = emulator.calls("cuFileDriverGetProperties");
-    batch.submit(&mut pages(&file, 1)).unwrap();
+    batch.submit(pages(&file, 1)).unwrap();
     batch.wait_all().unwrap();
     assert_eq!(emulator.calls("cuFileDriverGetProperties"), asked);
 }
@@ -307,7 +304,7 @@ fn the_longest_entry_is_moved_whole() {
         let limit = batch.max_entry_bytes() as usize;
         let bytes = pattern(limit);
         let file = register(bed, "data", &bytes);
-        batch.submit(&mut vec![Entry::read(&file, vec![0; limit], 0)]).unwrap();
+        batch.submit([Entry::read(&file, vec![0; limit], 0)]).unwrap();
         let [completion] = <[_; 1]>::try_from(batch.wait_all().unwrap()).unwrap();
         assert_eq!(completion.result.unwrap(), limit);
         assert!(completion.buffer.unwrap() == bytes);
@@ -320,8 +317,9 @@ fn what_cannot_be_submitted_is_refused_before_anything_is() {
         let file = register(bed, "data", &pattern(PAGE));
         let mut batch = Batch::new(&bed.driver, 2).unwrap();
         let mut refused = |entry: Entry<Vec<u8>>| {
-            let mut entries = vec![Entry::read(&file, vec![0; 100], 0), entry];
-            assert_eq!(batch.submit(&mut entries).unwrap_err().kind(), ErrorKind::InvalidInput);
+            let entries = [Entry::read(&file, vec![0; 100], 0), entry];
+            let (error, entries) = batch.submit(entries).unwrap_err().into_parts();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
             assert_eq!((entries.len(), batch.in_flight()), (2, 0));
         };
         for (offset, len) in [(0, 101), (100, 1), (101, 0), (usize::MAX, 1), (1, usize::MAX)] {
@@ -331,10 +329,10 @@ fn what_cannot_be_submitted_is_refused_before_anything_is() {
         refused(Entry::read(&file, vec![0; 100], 1 << 63));
         let other = Bed::emulated();
         refused(Entry::read(&register(&other, "data", &[]), vec![0; 100], 0));
-        let mut three: Vec<_> = (0..3).map(|_| Entry::read(&file, vec![0; 100], 0)).collect();
-        assert_eq!(batch.submit(&mut three).unwrap_err().kind(), ErrorKind::InvalidInput);
-        assert_eq!(three.len(), 3);
-        batch.submit(&mut Vec::new()).unwrap();
+        let three = (0..3).map(|_| Entry::read(&file, vec![0; 100], 0));
+        let (error, three) = batch.submit(three).unwrap_err().into_parts();
+        assert_eq!((error.kind(), three.len()), (ErrorKind::InvalidInput, 3));
+        batch.submit([]).unwrap();
         if let Some(emulator) = &bed.emulator {
             assert_eq!(emulator.calls("cuFileBatchIOSubmit"), 0);
         }
@@ -347,7 +345,7 @@ fn with_fault(count: usize, fault: &str) -> (Bed, Batch<Host>) {
     let file = register(&bed, "data", &pattern(count * PAGE));
     let mut batch = Batch::new(&bed.driver, count).unwrap();
     bed.emulator.as_ref().unwrap().fault("batch-entry", &format!("after=1 {fault}"));
-    batch.submit(&mut pages(&file, count)).unwrap();
+    batch.submit(pages(&file, count)).unwrap();
     (bed, batch)
 }
 
@@ -397,7 +395,7 @@ fn the_buffer_of_a_failed_entry_stays_until_the_batch_is_destroyed() {
             let (failing, life) = entry();
             let raw = status.as_raw();
             bed.emulator.as_ref().unwrap().fault("batch-entry", &format!("status={raw} bytes=-5016"));
-            batch.submit(&mut vec![failing]).unwrap();
+            batch.submit([failing]).unwrap();
             let [failed] = <[_; 1]>::try_from(batch.wait_all().unwrap()).unwrap();
             assert!(failed.buffer.is_none() && failed.result.is_err() && failed.status == status);
             drop(failed);
@@ -405,7 +403,7 @@ fn the_buffer_of_a_failed_entry_stays_until_the_batch_is_destroyed() {
             // There is room for others.
             assert_eq!((batch.in_flight(), batch.capacity()), (0, 1));
             let (next, next_life) = entry();
-            batch.submit(&mut vec![next]).unwrap();
+            batch.submit([next]).unwrap();
             next_life.over.store(true, Ordering::SeqCst);
             assert!(batch.wait_all().unwrap()[0].buffer.is_some());
             assert!(!life.is_freed() && next_life.is_freed());
@@ -449,7 +447,7 @@ fn errors_name_entry_range_and_file() {
     for fault in ["bytes=-5016", "bytes=-5", "bytes=-1", "status=32", "status=4096"] {
         emulator.fault("batch-entry", fault);
         let entry = Entry::write(&file, host(&file), 4096).range(96, 1000).id(17);
-        batch.submit(&mut vec![entry]).unwrap();
+        batch.submit([entry]).unwrap();
         let [failed] = <[_; 1]>::try_from(batch.wait_all().unwrap()).unwrap();
         named(
             &failed.result.unwrap_err(),
@@ -460,13 +458,12 @@ fn errors_name_entry_range_and_file() {
         named(&completion.result.unwrap_err(), "entry 17, write of 1000 bytes at 4096 of ");
     }
     let mut batch = Batch::new(&bed.driver, 4).unwrap();
-    let mut refused =
-        vec![pages(&file, 1).remove(0), Entry::read(&file, host(&file), 77).range(0, 5000).id(3)];
-    let error = batch.submit(&mut refused).unwrap_err();
+    let refused = [pages(&file, 1).remove(0), Entry::read(&file, host(&file), 77).range(0, 5000).id(3)];
+    let error = Error::from(batch.submit(refused).unwrap_err());
     named(&error, "entry 3, read of 5000 bytes at 77 of ");
     assert!(error.to_string().contains("(2 of 2)"), "{error}");
     emulator.fault("cuFileBatchIOSubmit", "err=5035");
-    let error = batch.submit(&mut pages(&file, 2)).unwrap_err();
+    let error = Error::from(batch.submit(pages(&file, 2)).unwrap_err());
     named(&error, "cuFileBatchIOSubmit(2 entries, the first: entry 0, read of 4096 bytes at 0 of ");
 }
 
@@ -518,7 +515,7 @@ fn polling_waits_for_the_least_and_gives_no_more_than_the_most() {
     let mut batch = Batch::new(&bed.driver, 8).unwrap();
     assert_eq!(batch.poll(5, 5, None).unwrap().len(), 0, "nothing in flight is nothing to wait for");
     bed.emulator.as_ref().unwrap().fault("batch-entry", "after=4 delay_us=200000");
-    batch.submit(&mut pages(&file, 8)).unwrap();
+    batch.submit(pages(&file, 8)).unwrap();
     assert_eq!(batch.poll(4, 3, None).unwrap().len(), 3);
     assert_eq!(batch.poll(1, 8, None).unwrap().len(), 1);
     let before = Instant::now();
@@ -539,7 +536,7 @@ fn cancelling_gives_every_buffer_back_after_the_batch_is_destroyed() {
         if let Some(emulator) = &bed.emulator {
             emulator.fault("batch-entry", "after=3 delay_us=100000");
         }
-        batch.submit(&mut pages(&file, 8)).unwrap();
+        batch.submit(pages(&file, 8)).unwrap();
         if bed.emulator.is_some() {
             std::thread::sleep(Duration::from_millis(30));
         }
@@ -574,7 +571,7 @@ fn slow(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
     if let Some(emulator) = &bed.emulator {
         emulator.fault("batch-entry", "delay_us=100000");
     }
-    batch.submit(&mut vec![Entry::read(&file, buffer, 0)]).unwrap();
+    batch.submit([Entry::read(&file, buffer, 0)]).unwrap();
     (batch, life)
 }
 
@@ -620,7 +617,7 @@ fn a_forgotten_batch_leaks_what_libcufile_uses() {
         if let Some(emulator) = &bed.emulator {
             emulator.fault("batch-entry", "delay_us=50000");
         }
-        batch.submit(&mut vec![Entry::read(&file, buffer, 0)]).unwrap();
+        batch.submit([Entry::read(&file, buffer, 0)]).unwrap();
         drop(file);
         let mut forgotten = ManuallyDrop::new(batch);
         // What was freed would be given out again.
@@ -647,18 +644,16 @@ fn after_a_failed_submission_the_entries_stay_until_the_batch_is_cancelled() {
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(4 * PAGE));
     let mut batch = Batch::new(&bed.driver, 4).unwrap();
-    batch.submit(&mut pages(&file, 1)).unwrap();
+    batch.submit(pages(&file, 1)).unwrap();
     emulator.fault("cuFileBatchIOSubmit", "err=5035");
-    let mut entries = pages(&file, 2);
-    let error = batch.submit(&mut entries).unwrap_err();
+    let (error, entries) = batch.submit(pages(&file, 2)).unwrap_err().into_parts();
     assert_eq!(error.op_error(), Some(OpError::BATCH_SUBMIT_FAILED));
     assert!(entries.is_empty() && batch.in_flight() == 3);
-    let mut more = pages(&file, 1);
-    assert_eq!(batch.submit(&mut more).unwrap_err().kind(), ErrorKind::InvalidInput);
-    assert_eq!(more.len(), 1);
+    let (error, more) = batch.submit(pages(&file, 1)).unwrap_err().into_parts();
+    assert_eq!((error.kind(), more.len()), (ErrorKind::InvalidInput, 1));
     assert_eq!(batch.poll(1, 4, Some(Duration::from_secs(5))).unwrap().len(), 1, "what was submitted before");
     assert_eq!(batch.poll(1, 4, None).unwrap().len(), 0, "does not wait for what may not come");
-    let (some, error) = batch.wait_all().unwrap_err();
+    let (error, some) = batch.wait_all().unwrap_err().into_parts();
     assert!(some.is_empty() && error.kind() == ErrorKind::InvalidInput);
     assert_eq!(batch.cancel().unwrap().len(), 2);
     assert_eq!(emulator.live("batches"), 0);
@@ -673,7 +668,7 @@ fn dropping_after_a_failed_submission_frees_the_buffers_only_if_libcufile_cancel
         let mut batch = Batch::new(&bed.driver, 1).unwrap();
         let (buffer, life) = Tracked::new(PAGE);
         emulator.fault("cuFileBatchIOSubmit", "err=5040");
-        batch.submit(&mut vec![Entry::read(&file, buffer, 0)]).unwrap_err();
+        batch.submit([Entry::read(&file, buffer, 0)]).unwrap_err();
         life.over.store(can_cancel, Ordering::SeqCst);
         if !can_cancel {
             emulator.fault("cuFileBatchIOCancel", "err=5042");
@@ -693,7 +688,7 @@ fn buffers_are_leaked_if_libcufile_can_neither_report_nor_cancel() {
         emulator.fault("cuFileBatchIOGetStatus", "times=all err=5041");
         emulator.fault("cuFileBatchIOCancel", "times=all err=5042");
         if cancel {
-            let (some, error) = batch.cancel().unwrap_err();
+            let (error, some) = batch.cancel().unwrap_err().into_parts();
             assert!(some.is_empty());
             assert_eq!(error.op_error(), Some(OpError::INTERNAL_BATCH_GETSTATUS_ERROR));
         } else {
@@ -713,16 +708,16 @@ fn an_error_while_cancelling_loses_no_completion() {
         let mut batch = Batch::new(&bed.driver, 2).unwrap();
         let buffers = [(); 2].map(|()| bed.device.alloc(PAGE).unwrap());
         let [done, slow] = buffers.map(|buffer| Entry::read(&file, buffer, 0));
-        batch.submit(&mut vec![done.id(1)]).unwrap();
+        batch.submit([done.id(1)]).unwrap();
         std::thread::sleep(Duration::from_millis(30));
         emulator.fault("batch-entry", "delay_us=100000");
         if submission_fails {
             emulator.fault("cuFileBatchIOSubmit", "err=5035");
         }
-        assert_eq!(batch.submit(&mut vec![slow.id(2)]).is_err(), submission_fails);
+        assert_eq!(batch.submit([slow.id(2)]).is_err(), submission_fails);
         emulator.fault("cuFileBatchIOGetStatus", "after=1 times=all err=5041");
         emulator.fault("cuFileBatchIOCancel", "times=all err=5042");
-        let (some, _) = batch.cancel().unwrap_err();
+        let some = batch.cancel().unwrap_err().into_value();
         assert_eq!(some.iter().map(|completion| completion.id).collect::<Vec<_>>(), [1]);
         assert!(some[0].buffer.as_ref().unwrap().to_vec().unwrap() == bytes[..PAGE]);
     }
@@ -734,9 +729,9 @@ fn an_error_while_waiting_loses_no_completion() {
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(2 * PAGE));
     let mut batch = Batch::new(&bed.driver, 2).unwrap();
-    batch.submit(&mut pages(&file, 2)).unwrap();
+    batch.submit(pages(&file, 2)).unwrap();
     emulator.fault("cuFileBatchIOGetStatus", "err=5041");
-    let (some, error) = batch.wait_all().unwrap_err();
+    let (error, some) = batch.wait_all().unwrap_err().into_parts();
     assert_eq!(error.op_error(), Some(OpError::INTERNAL_BATCH_GETSTATUS_ERROR));
     assert_eq!(some.len() + batch.in_flight(), 2);
     assert_eq!(batch.wait_all().unwrap().len(), 2 - some.len());
@@ -793,14 +788,14 @@ fn events_that_belong_to_no_entry_in_flight_are_ignored() {
     let file = Arc::new(file);
     let mut batch = Batch::new(&driver, 8).unwrap();
     bed.emulator.as_ref().unwrap().fault("batch-entry", "after=1 bytes=-5");
-    batch.submit(&mut pages(&file, 6)).unwrap();
+    batch.submit(pages(&file, 6)).unwrap();
     let mut ids = Vec::new();
     while batch.in_flight() > 2 {
         ids.extend(batch.poll(1, 8, None).unwrap().iter().map(|completion| completion.id));
     }
     assert_eq!(ids, [0, 1, 2, 3]);
     // Takes the place of the entry before, whose old event says nothing about it.
-    batch.submit(&mut vec![Entry::read(&file, host(&file), 0).id(6)]).unwrap();
+    batch.submit([Entry::read(&file, host(&file), 0).id(6)]).unwrap();
     let ids: Vec<_> = batch.poll(1, 8, None).unwrap().iter().map(|completion| completion.id).collect();
     assert_eq!((&ids[..], batch.in_flight()), (&[4][..], 2));
     assert_eq!(batch.wait_all().unwrap().len(), 2);
@@ -816,7 +811,7 @@ fn one_registered_buffer_in_parts_serves_many_entries() {
         let parts = OwnedPart::split(buffer, PAGE);
         let mut batch = Batch::new(&bed.driver, 8).unwrap();
         let entry = |(page, part)| Entry::read(&file, part, (page * PAGE) as u64).id(page as u64);
-        batch.submit(&mut parts.into_iter().enumerate().map(entry).collect()).unwrap();
+        batch.submit(parts.into_iter().enumerate().map(entry)).unwrap();
         let mut completions = Vec::new();
         while batch.in_flight() > 0 {
             batch.poll_into(1, 8, None, &mut completions).unwrap();
@@ -881,7 +876,7 @@ fn entries_with_parts_name_the_registered_address_and_their_offset() {
     let submitted = |buffer: Any| {
         let mut batch = Batch::new(&driver, 4).unwrap();
         let parts = OwnedPart::split(buffer, PAGE).into_iter();
-        batch.submit(&mut parts.map(|part| Entry::write(&file, part, 0).range(8, 16)).collect()).unwrap();
+        batch.submit(parts.map(|part| Entry::write(&file, part, 0).range(8, 16))).unwrap();
         batch.wait_all().unwrap();
         std::mem::take(&mut *SUBMITTED.lock().unwrap())
     };
@@ -902,7 +897,7 @@ fn a_batch_may_move_to_another_thread() {
         let bytes = pattern(4 * PAGE);
         let file = register(bed, "data", &bytes);
         let mut batch = Batch::new(&bed.driver, 4).unwrap();
-        batch.submit(&mut pages(&file, 4)).unwrap();
+        batch.submit(pages(&file, 4)).unwrap();
         let completions = std::thread::spawn(move || batch.wait_all().unwrap()).join().unwrap();
         for completion in completions {
             assert_eq!(
@@ -920,7 +915,7 @@ fn a_batch_that_was_cancelled_after_a_failed_submission_is_left_alone() {
     let file = register(&bed, "data", &pattern(4 * PAGE));
     let mut batch: Batch<cufile::cuda::DeviceBuffer> = Batch::new(&bed.driver, 4).unwrap();
     emulator.fault("cuFileBatchIOSubmit", "err=5035");
-    batch.submit(&mut vec![Entry::read(&file, bed.device.alloc(PAGE).unwrap(), 0)]).unwrap_err();
+    batch.submit([Entry::read(&file, bed.device.alloc(PAGE).unwrap(), 0)]).unwrap_err();
     assert_eq!(batch.cancel().unwrap().len(), 1);
     assert_eq!(emulator.calls("cuFileBatchIOCancel"), 1, "once, and not by dropping it");
 }

@@ -4,13 +4,13 @@ use std::ffi::c_void;
 use std::fs;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use cufile::cuda::Context;
 use cufile::{
-    BufSlice, BufSliceMut, Driver, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, OpError, OwnedPart,
-    RegisterFlags, RegisteredBuffer,
+    Batch, BufSlice, BufSliceMut, Driver, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, OpError,
+    OwnedPart, RegisterFlags, RegisteredBuffer,
 };
 use cufile_sys::{CUfileHandle_t, off_t};
 use cufile_tests::bed::{Bed, libraries, open_with, pattern};
@@ -19,7 +19,7 @@ use cufile_tests::{Emulator, in_threads};
 const LEN: usize = 1 << 20;
 
 fn register<B: IoBuf + 'static>(bed: &Bed, buffer: B) -> cufile::Result<RegisteredBuffer<B>> {
-    RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty())
+    Ok(RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty())?)
 }
 
 fn registered<B: IoBuf + 'static>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
@@ -59,7 +59,7 @@ fn every_kind_of_memory_but_managed_registers_owned_and_borrowed() {
             buffer.copy_to_host(99, &mut read[..52]).unwrap();
             assert!(read[0] == 7 && read[1..51] == bytes[..50] && read[51] == 7);
             // Again, and each time back as it was.
-            drop(registered(bed, buffer.deregister().map_err(|(_, error)| error).unwrap()));
+            drop(registered(bed, buffer.deregister().unwrap()));
         }
         check(bed, &file, &bytes, bed.device.alloc(LEN).unwrap());
         check(bed, &file, &bytes, OwnedPart::split(bed.device.alloc(2 * LEN).unwrap(), LEN).pop().unwrap());
@@ -108,7 +108,7 @@ fn registrations_may_overlap_but_not_start_at_the_same_address() {
         let part = 64 << 10..128 << 10;
         bed.driver.with_registered(&whole.get().slice(part.clone()), none, |_| ()).unwrap();
         // The other registration is not the one that went.
-        let device = whole.deregister().map_err(|(_, error)| error).unwrap();
+        let device = whole.deregister().unwrap();
         let inner = || bed.driver.with_registered(&device, none, |_| ());
         bed.driver.with_registered(&device.slice(part), none, |_| inner()).unwrap().unwrap();
     });
@@ -375,7 +375,7 @@ fn memory_that_cannot_be_deregistered_is_never_freed() {
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.fault("cuFileBufDeregister", "err=5030 times=2");
     let buffer = registered(&bed, bed.device.alloc(LEN).unwrap());
-    let (buffer, error) = buffer.deregister().unwrap_err();
+    let (error, buffer) = buffer.deregister().unwrap_err().into_parts();
     assert_eq!(error.op_error(), Some(OpError::INTERNAL_ERROR), "{error}");
     drop(buffer);
     assert_eq!((emulator.live("buffers"), emulator.live("allocations")), (1, 1));
@@ -453,7 +453,7 @@ fn the_driver_lives_as_long_as_a_registration() {
     let (library, cuda) = libraries(&emulator);
     let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
     let buffer = RegisteredBuffer::register(&driver, vec![0u8; 10], RegisterFlags::empty()).unwrap();
-    let (driver, error) = driver.close().unwrap_err();
+    let (error, driver) = driver.close().unwrap_err().into_parts();
     assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
     drop(driver);
     assert_eq!(emulator.live("use-count"), 1);
@@ -467,7 +467,38 @@ fn a_thread_without_a_context_registers_and_deregisters() {
         let memory = bed.device.alloc(LEN).unwrap();
         thread::scope(|threads| {
             let buffer = threads.spawn(|| registered(bed, memory)).join().unwrap();
-            threads.spawn(|| buffer.deregister().map_err(|(_, error)| error).unwrap()).join().unwrap();
+            threads.spawn(|| buffer.deregister().unwrap()).join().unwrap();
         });
+    });
+}
+
+#[test]
+fn a_buffer_that_does_not_register_comes_back() {
+    Bed::each(|bed| {
+        let managed = bed.device.alloc_managed(4096).unwrap();
+        let address = managed.as_ptr();
+        let failed = RegisteredBuffer::register(&bed.driver, managed, RegisterFlags::empty()).unwrap_err();
+        assert!(failed.to_string().contains("managed memory"), "{failed}");
+        let (error, managed) = failed.into_parts();
+        assert_eq!((error.op_error(), managed.as_ptr()), (Some(OpError::CUDA_MEMORY_TYPE_INVALID), address));
+    });
+}
+
+#[test]
+fn shared_memory_is_a_source_for_many_writes() {
+    Bed::each(|bed| {
+        let bytes: Arc<[u8]> = pattern(5000).into();
+        let file = Arc::new(FileHandle::register(&bed.driver, bed.file("data", b"")).unwrap());
+        let source =
+            RegisteredBuffer::register(&bed.driver, Arc::clone(&bytes), RegisterFlags::empty()).unwrap();
+        let source = Arc::new(source);
+        let mut batch = Batch::new(&bed.driver, 2).unwrap();
+        let entry = |offset| Entry::write(&file, Arc::clone(&source), offset);
+        batch.submit([entry(0), entry(8192)]).unwrap();
+        for completion in batch.wait_all().unwrap() {
+            assert_eq!(completion.result.unwrap(), 5000);
+        }
+        let written = fs::read(bed.path("data")).unwrap();
+        assert!(written[..5000] == bytes[..] && written[8192..] == bytes[..]);
     });
 }

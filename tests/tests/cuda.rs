@@ -2,9 +2,10 @@
 
 use std::ptr;
 use std::thread;
+use std::time::Duration;
 
-use cufile::cuda::{Cuda, Device};
-use cufile::{FileHandle, IoBuf};
+use cufile::cuda::{Cuda, Device, DeviceMemory};
+use cufile::{FileHandle, IoBuf, RegisterFlags, RegisteredBuffer};
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Engine, File};
 
@@ -98,4 +99,36 @@ fn copying_and_filling_wait_until_the_bytes_are_there() {
         assert_eq!(result.unwrap_err().raw_code(), Some(719));
     }
     buffer.copy_from_host(0, b"hello").unwrap();
+}
+
+#[test]
+fn events_with_timing_say_how_long_work_took() {
+    Bed::each(|bed| {
+        let stream = bed.device.stream().unwrap();
+        let (start, end) = (bed.device.timing_event().unwrap(), bed.device.timing_event().unwrap());
+        stream.record_into(&start).unwrap();
+        stream.call_on_host(|| thread::sleep(Duration::from_millis(5))).unwrap();
+        stream.record_into(&end).unwrap();
+        end.wait().unwrap();
+        let elapsed = end.elapsed_since(&start).unwrap();
+        assert!(elapsed >= Duration::from_millis(4) && elapsed < Duration::from_secs(60), "{elapsed:?}");
+        let untimed = stream.record().unwrap();
+        assert!(untimed.elapsed_since(&start).is_err());
+    });
+}
+
+#[test]
+fn memory_of_another_library_is_transferred_and_given_back() {
+    Bed::each(|bed| {
+        let bytes = pattern(10_000);
+        let file = FileHandle::register(&bed.driver, bed.file("data", &bytes)).unwrap();
+        let mut owner = bed.device.alloc(10_000).unwrap();
+        let (ptr, len_bytes) = (owner.as_mut_ptr(), owner.len_bytes());
+        // SAFETY: the buffer's own memory, which nothing uses while it is lent.
+        let memory = unsafe { DeviceMemory::from_raw(&bed.device, ptr, len_bytes, owner) };
+        let mut memory = RegisteredBuffer::register(&bed.driver, memory, RegisterFlags::empty()).unwrap();
+        file.read_exact_at(&mut memory, 0).unwrap();
+        let owner = memory.deregister().unwrap().into_owner();
+        assert!(owner.to_vec().unwrap() == bytes);
+    });
 }

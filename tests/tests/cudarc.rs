@@ -256,7 +256,7 @@ fn a_slice_can_be_registered_and_is_freed_after_that() {
         let mut buffer = RegisteredBuffer::register(&bed.driver, synced, RegisterFlags::empty()).unwrap();
         assert_eq!((buffer.len_bytes(), emulator.live("buffers")), (8192, 1));
         assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 8192);
-        let slice = buffer.deregister().map_err(|(_, error)| error).unwrap().into_inner();
+        let slice = buffer.deregister().unwrap().into_inner();
         assert_eq!(emulator.live("buffers"), 0);
         let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
         assert!(stream.clone_dtoh(&slice).unwrap().into_iter().eq(words));

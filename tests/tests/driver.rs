@@ -55,7 +55,7 @@ fn a_driver_in_use_comes_back_from_close() {
     let driver = open(&emulator);
     let file = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
     let clone = driver.clone();
-    let (driver, error) = driver.close().unwrap_err();
+    let (error, driver) = driver.close().unwrap_err().into_parts();
     assert!(matches!(error, Error::InUse { users: 2, .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::Busy);
     drop((clone, file));
@@ -69,7 +69,7 @@ fn a_close_that_fails_gives_the_driver_back_to_try_again() {
     let emulator = Emulator::start();
     let driver = open(&emulator);
     emulator.fault("cuFileDriverClose_v2", "err=5030");
-    let (driver, error) = driver.close().unwrap_err();
+    let (error, driver) = driver.close().unwrap_err().into_parts();
     assert_eq!(error.op_error(), Some(OpError::INTERNAL_ERROR), "{error}");
     assert_eq!(driver.use_count().unwrap(), 1);
     driver.close().unwrap();
@@ -79,7 +79,7 @@ fn a_close_that_fails_gives_the_driver_back_to_try_again() {
     let driver = open(&emulator);
     // SAFETY: takes nothing.
     unsafe { (driver.library().functions().cuFileDriverClose_v2)() };
-    let (_, error) = driver.close().unwrap_err();
+    let (error, _) = driver.close().unwrap_err().into_parts();
     assert_eq!(error.op_error(), Some(OpError::DRIVER_NOT_INITIALIZED), "{error}");
 }
 
@@ -217,7 +217,7 @@ fn what_a_closed_driver_needs_depends_on_the_call() {
     assert!(error.ends_with("see libcufile's log file"), "{error}");
     let driver = open(&emulator);
     emulator.fault("cuFileDriverClose_v2", "err=5001");
-    let (_, error) = driver.close().unwrap_err();
+    let (error, _) = driver.close().unwrap_err().into_parts();
     assert!(error.to_string().ends_with("somebody else has closed it"), "{error}");
 }
 

@@ -537,5 +537,6 @@ fn a_transfer_is_not_kept_waiting_when_there_are_fewer_buffers_than_workers() {
         }
     }
     let longest = under_way.iter().map(|(begun, _)| begun.elapsed()).max().unwrap();
-    assert!(longest < Duration::from_secs(1), "{longest:?}");
+    // One that is never taken waits from the start.
+    assert!(longest < start.elapsed() * 4 / 5, "{longest:?}");
 }

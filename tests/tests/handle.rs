@@ -2,12 +2,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use cufile::params::Param;
-use cufile::{Error, ErrorKind, FileHandle, FileType, IoBuf, IoBufMut, Library, OpError, Result, Version};
+use cufile::{
+    Error, ErrorKind, Failed, FileHandle, FileType, IoBuf, IoBufMut, Library, OpError, Result, Version,
+};
 use cufile_sys::CUfileHandle_t;
 use cufile_tests::bed::{Bed, libraries, open_with, pattern};
 use cufile_tests::{Emulator, in_threads};
@@ -298,7 +300,7 @@ fn the_driver_lives_as_long_as_a_handle() {
     let (file, bytes) = registered(&bed, "data");
     let Bed { driver, emulator, .. } = &bed;
     let emulator = emulator.as_ref().unwrap();
-    let (driver, error) = driver.clone().close().unwrap_err();
+    let (error, driver) = driver.clone().close().unwrap_err().into_parts();
     assert!(matches!(error, Error::InUse { .. }), "{error}");
     drop(driver);
     let library = Library::from_sys(emulator.cufile()).unwrap();
@@ -413,10 +415,10 @@ fn a_fork_gets_an_error_from_every_call_and_leaves_the_parent_alone() {
                 forked(handle.readv_at(&mut [&mut host], 0)),
                 forked(handle.writev_at(&[&host], 0)),
                 forked(handle.read_at(&mut buffer, 0)),
-                matches!(FileHandle::register(&bed.driver, spare), Err(Error::Forked)),
+                matches!(FileHandle::register(&bed.driver, spare), Err(Failed { error: Error::Forked, .. })),
                 matches!(
                     RegisteredBuffer::register(&bed.driver, vec![0u8; 10], RegisterFlags::empty()),
-                    Err(Error::Forked)
+                    Err(Failed { error: Error::Forked, .. })
                 ),
                 matches!(
                     bed.driver.with_registered(&host, RegisterFlags::empty(), |_| ()),
@@ -425,7 +427,7 @@ fn a_fork_gets_an_error_from_every_call_and_leaves_the_parent_alone() {
                 matches!(bed.driver.use_count(), Err(Error::Forked)),
                 matches!(bed.driver.properties(), Err(Error::Forked)),
                 matches!(bed.driver.library().params().get(Param::ALLOW_COMPAT_MODE), Err(Error::Forked)),
-                matches!(driver.close(), Err((_, Error::Forked))),
+                matches!(driver.close(), Err(Failed { error: Error::Forked, .. })),
             ];
             match checks.iter().position(|check| !check) {
                 Some(failed) => failed as i32 + 1,
@@ -435,7 +437,8 @@ fn a_fork_gets_an_error_from_every_call_and_leaves_the_parent_alone() {
         let mut parts = (Some(file), Some(buffer));
         in_a_fork(|| {
             let buffer = parts.1.take().unwrap();
-            let Err((buffer, Error::Forked)) = buffer.deregister() else { return 1 };
+            let Err(failed @ Failed { error: Error::Forked, .. }) = buffer.deregister() else { return 1 };
+            let buffer = failed.into_value();
             drop(buffer);
             drop(parts.0.take());
             0
@@ -621,4 +624,69 @@ fn buffers_of_several_contexts_each_get_theirs() {
     };
     assert_eq!(run(Bed::emulated()), 1);
     assert_eq!(run(Bed::emulated_as("1.18")), 0);
+}
+
+#[test]
+fn exact_reads_and_whole_writes_go_on_after_short_calls() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let (file, bytes) = registered(&bed, "data");
+    let mut read = vec![0u8; 5000];
+    emulator.fault("cuFileRead", "short=123");
+    file.read_exact_at(&mut read, 77).unwrap();
+    assert!(read == bytes[77..5077] && emulator.calls("cuFileRead") == 2);
+    emulator.fault("cuFileWrite", "short=0");
+    let error = file.write_all_at(&read, 0).unwrap_err();
+    assert_eq!(error.io_kind(), io::ErrorKind::WriteZero, "{error}");
+    emulator.fault("cuFileWrite", "short=1");
+    file.write_all_at(&read, LEN as u64 - 10).unwrap();
+    file.sync_all().unwrap();
+    let written = fs::read(bed.path("data")).unwrap();
+    assert!(written[..LEN - 10] == bytes[..LEN - 10] && written[LEN - 10..] == read);
+}
+
+#[test]
+fn an_exact_read_beyond_the_end_says_where_it_ended() {
+    Bed::each(|bed| {
+        let (file, _) = registered(bed, "data");
+        let mut device = bed.device.alloc(1000).unwrap();
+        file.read_exact_at(&mut device, LEN as u64 - 1000).unwrap();
+        let error = file.read_exact_at(&mut device, LEN as u64 - 300).unwrap_err();
+        assert_eq!(error.io_kind(), io::ErrorKind::UnexpectedEof);
+        assert!(error.to_string().contains(&format!("700 bytes at {LEN} of ")), "{error}");
+        file.read_exact_at(&mut device.slice_mut(..0), u64::MAX).unwrap();
+    });
+}
+
+#[test]
+fn a_borrowed_descriptor_is_registered_while_it_is_borrowed() {
+    Bed::each(|bed| {
+        let bytes = pattern(LEN);
+        let file = bed.file("data", &bytes);
+        for _ in 0..2 {
+            let handle = FileHandle::register_borrowed(&bed.driver, file.as_fd()).unwrap();
+            let mut read = vec![0u8; LEN];
+            handle.read_exact_at(&mut read, 0).unwrap();
+            assert!(read == bytes);
+            assert_eq!(handle.descriptor().unwrap().as_raw_fd(), file.as_raw_fd());
+            handle.sync_all().unwrap();
+            assert_eq!(bed.driver.clone().close().unwrap_err().kind(), ErrorKind::Busy);
+        }
+        assert_eq!(file.metadata().unwrap().len(), LEN as u64, "the descriptor is open still");
+        let folder = File::open(bed.path("")).unwrap();
+        let error = FileHandle::register_borrowed(&bed.driver, folder.as_fd()).unwrap_err();
+        assert!(error.op_error().is_some(), "{error}");
+    });
+}
+
+#[test]
+fn a_file_that_does_not_register_comes_back() {
+    Bed::each(|bed| {
+        let folder = File::open(bed.path("")).unwrap();
+        let number = folder.as_raw_fd();
+        let (error, descriptor) = FileHandle::register(&bed.driver, folder).unwrap_err().into_parts();
+        assert!(error.op_error().is_some(), "{error}");
+        assert_eq!(descriptor.as_raw_fd(), number);
+        assert!(File::from(descriptor).metadata().unwrap().is_dir());
+    });
 }

@@ -151,7 +151,7 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
     let mut batch = Batch::new(&driver, 2).unwrap();
     let register = |buffer| RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty()).unwrap();
     let (in_flight, extra) = (register(vec![0; PAGE]), register(vec![0; PAGE]));
-    batch.submit(&mut vec![Entry::read(&file, in_flight, 0)]).unwrap();
+    batch.submit([Entry::read(&file, in_flight, 0)]).unwrap();
     let mut extra = Some(extra);
     let (mut stream, mut file, mut driver) = (Some(stream), Some(file), Some(driver));
     let mut batches = [batch, Batch::new(driver.as_ref().unwrap(), 1).unwrap()].into_iter();
@@ -160,7 +160,8 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
     let ended = in_a_fork(|| {
         let operation = operations.pop().unwrap();
         is_forked(operation.is_done());
-        let (error, buffer) = operation.wait().unwrap_err().into_parts();
+        let (error, kept) = operation.wait().unwrap_err().into_parts();
+        let buffer = kept.into_buffer();
         assert!(buffer.is_none());
         is_forked::<()>(Err(error));
         is_forked(stream.as_ref().unwrap().read_at(file.as_ref().unwrap(), vec![0; PAGE], 0));
@@ -172,13 +173,14 @@ fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
         is_forked(Batch::<Vec<u8>>::new(driver.as_ref().unwrap(), 1));
         let batch_of_child = batch.as_mut().unwrap();
         is_forked(batch_of_child.poll(0, 1, Some(Duration::ZERO)));
-        is_forked(batch_of_child.wait_all().map_err(|(_, error)| error));
-        let mut entries = vec![Entry::read(file.as_ref().unwrap(), extra.take().unwrap(), 0)];
-        is_forked(batch_of_child.submit(&mut entries));
+        is_forked(batch_of_child.wait_all());
+        let entry = Entry::read(file.as_ref().unwrap(), extra.take().unwrap(), 0);
+        let (error, entries) = batch_of_child.submit([entry]).unwrap_err().into_parts();
         assert_eq!(entries.len(), 1);
+        is_forked::<()>(Err(error));
         drop(entries);
-        is_forked(idle.take().unwrap().cancel().map_err(|(_, error)| error));
-        is_forked(idle_stream.take().unwrap().deregister().map_err(|(_, error)| error));
+        is_forked(idle.take().unwrap().cancel());
+        is_forked(idle_stream.take().unwrap().deregister());
         is_forked(builder.clone().open());
         is_forked(Driver::open());
         is_forked(Cuda::load());

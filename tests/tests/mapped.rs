@@ -210,18 +210,18 @@ fn memory_that_may_be_in_use_stays_mapped() {
         let mut buffer = bed.device.alloc_mapped(MIB).unwrap();
         buffer.fill(5).unwrap();
         emulator.fault(function, "err=700");
-        let (buffer, error) = buffer.unmap().unwrap_err();
+        let (error, buffer) = buffer.unmap().unwrap_err().into_parts();
         assert!(error.to_string().starts_with(function) && error.raw_code() == Some(700), "{error}");
         assert!(buffer.to_vec().unwrap().iter().all(|byte| *byte == 5));
         assert_eq!(live(emulator), (1, 1));
-        buffer.unmap().map_err(|(_, error)| error).unwrap();
+        buffer.unmap().unwrap();
         assert_eq!(live(emulator), (0, 0));
     }
     // Where there is no memory to free, the device is waited for by name, which a capture elsewhere forbids.
     let buffer = bed.device.alloc_mapped(MIB).unwrap();
     emulator.fault("cudaMalloc", "err=2 times=all");
     emulator.control("capturing 1");
-    let (buffer, error) = buffer.unmap().unwrap_err();
+    let (error, buffer) = buffer.unmap().unwrap_err().into_parts();
     assert!(error.to_string().starts_with("cudaDeviceSynchronize"), "{error}");
     drop(buffer);
     assert_eq!(live(emulator), (1, 1));
@@ -239,7 +239,7 @@ fn addresses_that_cannot_be_freed_come_back_without_memory() {
     let emulator = bed.emulator.as_ref().unwrap();
     let buffer = bed.device.alloc_mapped(MIB).unwrap();
     emulator.fault("cuMemAddressFree", "err=999");
-    let (buffer, error) = buffer.unmap().unwrap_err();
+    let (error, buffer) = buffer.unmap().unwrap_err().into_parts();
     assert!(error.to_string().starts_with("cuMemAddressFree"), "{error}");
     assert_eq!((buffer.len_bytes(), live(emulator)), (0, (1, 0)));
     drop(buffer);

@@ -133,7 +133,7 @@ fn a_registered_buffer_is_loaded_into() {
         let mut buffer = RegisteredBuffer::register(&bed.driver, memory, RegisterFlags::empty()).unwrap();
         let loaded = checkpoint.load().to_buffer(&mut buffer).unwrap();
         let range = loaded.tensor("embed").unwrap().range;
-        let memory = buffer.deregister().map_err(|(_, error)| error).unwrap();
+        let memory = buffer.deregister().unwrap();
         assert!(memory.to_vec().unwrap()[range] == contents()[5]);
     });
 }

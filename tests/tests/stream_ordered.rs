@@ -15,7 +15,7 @@ use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::{self, cudaError_t, cudaHostFn_t, cudaStream_t};
 use cufile::cuda::{Cuda, DeviceBuffer, Stream};
 use cufile::{
-    Driver, Error, ErrorKind, FileHandle, IoBuf, OpError, OwnedPart, RegisterFlags, RegisteredBuffer,
+    Driver, Error, ErrorKind, Failed, FileHandle, IoBuf, OpError, OwnedPart, RegisterFlags, RegisteredBuffer,
     RegisteredStream, StreamFlags,
 };
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
@@ -343,7 +343,7 @@ fn the_default_stream_and_a_stream_made_elsewhere_work() {
             let stream = RegisteredStream::register(&bed.driver, stream, StreamFlags::empty()).unwrap();
             let (count, buffer) = stream.read_at(&file, filled(bed, PAGE), 0).unwrap().wait().unwrap();
             assert_eq!((count, buffer.to_vec().unwrap()), (PAGE, bytes.clone()));
-            stream.deregister().map_err(|(_, error)| error).unwrap();
+            stream.deregister().unwrap();
         }
         assert!(elsewhere.is_idle().unwrap(), "it was not destroyed");
     });
@@ -404,7 +404,7 @@ fn a_stream_that_did_io_is_deregistered_only_when_no_other_such_stream_lives() {
         }
         let explicit = stream(bed, StreamFlags::empty());
         read(&explicit);
-        explicit.deregister().map_err(|(_, error)| error).unwrap();
+        explicit.deregister().unwrap();
         registrations(22);
         read(&stays);
         drop(stays);
@@ -435,7 +435,7 @@ fn a_stream_kept_registered_is_registered_again_without_asking_libcufile() {
             assert_eq!(emulator.live("stream-registrations"), 2);
         }
         let other_flags = StreamFlags::FIXED_FILE_SIZE;
-        assert!(matches!(again(other_flags), Err(Error::InUse { .. })));
+        assert!(matches!(again(other_flags), Err(Failed { error: Error::InUse { .. }, .. })));
         drop(stays);
         read(&again(other_flags).unwrap());
         if let Some(emulator) = &bed.emulator {
@@ -464,8 +464,8 @@ fn who_registers_a_stream_again_shares_the_registration_until_the_last_one_goes(
                 read(&second);
             }
             let other = register(StreamFlags::empty());
-            assert!(matches!(other, Err(Error::InUse { users: 2, .. })), "{other:?}");
-            first.deregister().map_err(|(_, error)| error).unwrap();
+            assert!(matches!(other, Err(Failed { error: Error::InUse { users: 2, .. }, .. })), "{other:?}");
+            first.deregister().unwrap();
             read(&second);
             drop(second);
             register(StreamFlags::empty()).unwrap();
@@ -485,7 +485,7 @@ fn the_default_streams_of_two_devices_are_one_to_libcufile() {
         RegisteredStream::register(&bed.driver, stream, StreamFlags::empty())
     };
     let first = default(0).unwrap();
-    assert!(matches!(default(1), Err(Error::InUse { users: 1, .. })));
+    assert!(matches!(default(1), Err(Failed { error: Error::InUse { users: 1, .. }, .. })));
     drop(first);
     default(1).unwrap();
 }
@@ -501,7 +501,7 @@ fn streams_are_known_by_handle_and_library() {
     let _null = register(&bed, 0, StreamFlags::empty()).unwrap();
     // `cudaStreamLegacy` is the null stream.
     let legacy = register(&bed, 1, StreamFlags::all());
-    assert!(matches!(legacy, Err(Error::InUse { users: 1, .. })));
+    assert!(matches!(legacy, Err(Failed { error: Error::InUse { users: 1, .. }, .. })));
     // Others that are registered meanwhile change nothing.
     let _another = stream(&bed, StreamFlags::empty());
     let _legacy = register(&bed, 1, StreamFlags::empty()).unwrap();
@@ -567,10 +567,10 @@ fn a_stream_in_use_is_not_deregistered() {
         let file = register(bed, "data", &pattern(PAGE));
         let stream = stream(bed, StreamFlags::empty());
         let reading = stream.read_at(&file, vec![0; PAGE], 0).unwrap();
-        let (stream, error) = stream.deregister().unwrap_err();
+        let (error, stream) = stream.deregister().unwrap_err().into_parts();
         assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
         reading.wait().unwrap();
-        stream.deregister().map_err(|(_, error)| error).unwrap();
+        stream.deregister().unwrap();
     });
 }
 
@@ -590,13 +590,13 @@ fn a_stream_that_cannot_be_deregistered_is_not_destroyed() {
         };
         read(&first);
         emulator.fault("cuFileStreamDeregister", "times=all err=5030");
-        let (first, error) = first.deregister().unwrap_err();
+        let (error, first) = first.deregister().unwrap_err().into_parts();
         assert_eq!(error.raw_code(), Some(5030));
         drop(first);
         let live = |what| emulator.live(what);
         assert_eq!((live("stream-registrations"), live("streams")), (1, 1));
         // Registered again, it is the same registration.
-        let error = register(StreamFlags::FIXED_FILE_SIZE).unwrap_err();
+        let (error, _) = register(StreamFlags::FIXED_FILE_SIZE).unwrap_err().into_parts();
         assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
         let second = register(StreamFlags::empty()).unwrap();
         assert_eq!(emulator.calls("cuFileStreamRegister"), 1);
@@ -692,16 +692,19 @@ fn a_failing_call_gives_the_buffer_back() {
     let file = register(&bed, "data", &pattern(PAGE));
     let stream = stream(&bed, StreamFlags::empty());
     emulator.fault("cuFileReadAsync", "err=5038");
-    let (error, buffer) = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err().into_parts();
+    let (error, kept) = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err().into_parts();
+    let buffer = kept.into_buffer();
     assert_eq!(error.op_error(), Some(OpError::ASYNC_NOT_SUPPORTED));
     emulator.fault("cuFileWriteAsync", "err=5777");
-    let (error, buffer) = stream.write_at(&file, buffer.unwrap(), 0).unwrap_err().into_parts();
+    let (error, kept) = stream.write_at(&file, buffer.unwrap(), 0).unwrap_err().into_parts();
+    let buffer = kept.into_buffer();
     assert_eq!(error.op_error(), Some(OpError::from_raw(5777)), "unknown codes are kept");
     assert_eq!(buffer.unwrap(), [7; PAGE]);
     // What fails before libcufile is called does not wait for the stream.
     let gate = Gate::close(stream.stream());
     emulator.fault("cudaEventCreateWithFlags", "err=2");
-    let (error, buffer) = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err().into_parts();
+    let (error, kept) = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err().into_parts();
+    let buffer = kept.into_buffer();
     assert!(error.kind() == ErrorKind::OutOfMemory && buffer.is_some());
     assert!(!stream.stream().is_idle().unwrap());
     gate.open();
@@ -786,7 +789,8 @@ fn a_failed_transfer_is_told_in_every_form_and_gives_the_buffer_back() {
     let fail = |bytes: i64| {
         emulator.fault("cuFileReadAsync", &format!("bytes={bytes}"));
         let failed = stream.read_at(&file, vec![7; PAGE], 0).unwrap().wait().unwrap_err();
-        let (error, buffer) = failed.into_parts();
+        let (error, kept) = failed.into_parts();
+        let buffer = kept.into_buffer();
         assert_eq!(buffer.as_deref(), Some(&[7; PAGE][..]));
         error
     };
@@ -1009,7 +1013,8 @@ fn a_transfer_given_up_without_a_word_is_an_error_and_leaks() {
         if is_dropped {
             drop(reading);
         } else {
-            let (error, buffer) = reading.wait().unwrap_err().into_parts();
+            let (error, kept) = reading.wait().unwrap_err().into_parts();
+            let buffer = kept.into_buffer();
             assert!(matches!(error, Error::Unspecified { .. }) && buffer.is_none());
         }
         assert!(!life.is_freed(), "nothing says that it is over");

@@ -171,7 +171,7 @@ impl UserspaceFs for Memory {
 
 fn registered(driver: &Driver, file: Memory) -> cufile::Result<FileHandle> {
     // SAFETY: the library of this test uses the functions as they are meant.
-    unsafe { FileHandle::register_userspace(driver, file) }
+    unsafe { Ok(FileHandle::register_userspace(driver, file)?) }
 }
 
 #[test]

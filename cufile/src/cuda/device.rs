@@ -257,6 +257,26 @@ impl Device {
         Event::new(self)
     }
 
+    /// Creates an event that tells times apart, for [`Event::elapsed_since`] (`cudaEventCreateWithFlags`).
+    ///
+    /// ```no_run
+    /// # let device = cufile::cuda::Cuda::load()?.device(0)?;
+    /// let (stream, start, end) = (device.stream()?, device.timing_event()?, device.timing_event()?);
+    /// stream.record_into(&start)?;
+    /// // Work on the stream.
+    /// stream.record_into(&end)?;
+    /// end.wait()?;
+    /// println!("{:?}", end.elapsed_since(&start)?);
+    /// # Ok::<(), cufile::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What CUDA said.
+    #[doc(alias = "cudaEventCreateWithFlags")]
+    pub fn timing_event(&self) -> Result<Event> {
+        Event::with_flags(self, 0)
+    }
+
     /// The stream that the device's work goes to where no other is named.
     pub fn default_stream(&self) -> Stream {
         Stream::default_of(self)

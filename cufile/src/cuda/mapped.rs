@@ -12,6 +12,7 @@ use cuda_rt_sys::driver::{
 use super::memory::{copy_from_host, copy_to_host, fill};
 use super::{Context, Device};
 use crate::error::{Error, Result, check_driver};
+use crate::failed::Failed;
 use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
@@ -243,13 +244,13 @@ impl MappedBuffer {
     /// dropping does.
     ///
     /// # Errors
-    /// The buffer comes back with what CUDA said, which may be the failure of earlier work; or [`Error::Forked`]. Dropping
-    /// leaks the memory then, because the device may use it.
+    /// What CUDA said, which may be the failure of earlier work; or [`Error::Forked`]. [`Failed`] returns the buffer; dropping
+    /// that leaks the memory, because the device may use it.
     #[doc(alias = "cuMemUnmap")]
     #[doc(alias = "cuMemAddressFree")]
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
-    pub fn unmap(mut self) -> Result<(), (Self, Error)> {
-        self.release().map_err(|error| (self, error))
+    #[allow(clippy::result_large_err, reason = "the error returns the buffer")]
+    pub fn unmap(mut self) -> Result<(), Failed<Self>> {
+        self.release().map_err(|error| Failed::new(error, self))
     }
 
     fn release(&mut self) -> Result<()> {

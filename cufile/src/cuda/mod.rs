@@ -17,6 +17,7 @@
 
 mod capture;
 mod device;
+mod foreign;
 mod mapped;
 mod memory;
 mod stream;
@@ -26,7 +27,11 @@ use std::sync::{Arc, OnceLock};
 
 use cuda_rt_sys::{driver, runtime};
 
+/// The types and functions of CUDA, for codes and raw handles.
+pub use cuda_rt_sys as sys;
+
 pub use device::{Context, Device, Entered};
+pub use foreign::DeviceMemory;
 pub use mapped::MappedBuffer;
 pub use memory::{DeviceBuffer, ManagedBuffer, PinnedBuffer};
 pub(crate) use memory::{copy_from_host, copy_to_host, fill};

@@ -1,9 +1,10 @@
 //! Streams and events.
 
-use std::ffi::c_void;
+use std::ffi::{c_uint, c_void};
 #[cfg(feature = "cudarc")]
 use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 use std::{fmt, ptr};
 
 #[cfg(feature = "cudarc")]
@@ -403,13 +404,33 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub(crate) fn new(device: &Device) -> Result<Self> {
+        Self::with_flags(device, cudaEventDisableTiming)
+    }
+
+    pub(super) fn with_flags(device: &Device, flags: c_uint) -> Result<Self> {
         let _entered = device.enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` outlives the call; the device's context is current.
         check_runtime("cudaEventCreateWithFlags", unsafe {
-            (device.cuda().runtime().cudaEventCreateWithFlags)(&mut raw, cudaEventDisableTiming)
+            (device.cuda().runtime().cudaEventCreateWithFlags)(&mut raw, flags)
         })?;
         Ok(Self { device: device.clone(), raw })
+    }
+
+    /// Returns the time from `start` to this event, both of [`Device::timing_event`] and recorded.
+    ///
+    /// # Errors
+    /// What CUDA said: `cudaErrorInvalidResourceHandle` for events without timing or that were never recorded,
+    /// `cudaErrorNotReady` while either is not done; [`Error::Forked`].
+    #[doc(alias = "cudaEventElapsedTime")]
+    pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
+        let _entered = self.device.enter()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are alive; the place for the answer outlives the call.
+        check_runtime("cudaEventElapsedTime", unsafe {
+            (self.device.cuda().runtime().cudaEventElapsedTime)(&mut milliseconds, start.raw, self.raw)
+        })?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }
 
     /// Whether the work before the event is done.

@@ -7,8 +7,8 @@
 //! - dropping waits, also in a panic or an early return;
 //! - leaking ([`std::mem::forget`]) leaks the buffer too.
 //!
-//! A call that fails may have queued the transfer nevertheless. Its error, [`Failed`], keeps the buffer until the stream has
-//! passed the call.
+//! A call that fails may have queued the transfer nevertheless. Its error is [`Failed`], whose [`Kept`] holds the buffer until
+//! the stream has passed the call.
 //!
 //! Unless the stream's [`StreamFlags`] fix them at submission, the size and the offsets are read when the transfer
 //! runs. Until then a [`LateBound`] can set them, from any thread or from a function that the stream calls.
@@ -47,15 +47,16 @@ use cufile_sys::{
 };
 
 pub use late_bound::LateBound;
-pub use operation::{Failed, Operation};
+pub use operation::{Kept, Operation};
 
 use crate::cuda::{Entered, Event, Stream};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
+use crate::failed::Failed;
 use crate::handle::FileHandle;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
 use late_bound::Arguments;
-use operation::{Fate, Kept, Pending, READ, UNWRITTEN, WRITE, captured};
+use operation::{Fate, Pending, READ, UNWRITTEN, WRITE, captured};
 use registration::Registered;
 
 bitflags::bitflags! {
@@ -108,9 +109,18 @@ impl RegisteredStream {
     /// # Errors
     /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's; [`Error::InUse`] if its
     /// handle is registered with other flags or for another device, or, as [above](Self), still is; or what cuFile said.
+    /// [`Failed`] returns the stream.
     #[doc(alias = "cuFileStreamRegister")]
-    pub fn register(driver: &Driver, stream: impl Into<Arc<Stream>>, flags: StreamFlags) -> Result<Self> {
-        Ok(Self(Arc::new(Registered::new(driver, stream.into(), flags)?)))
+    pub fn register(
+        driver: &Driver,
+        stream: impl Into<Arc<Stream>>,
+        flags: StreamFlags,
+    ) -> Result<Self, Failed<Arc<Stream>>> {
+        let stream = stream.into();
+        match Registered::new(driver, &stream, flags) {
+            Ok(registered) => Ok(Self(Arc::new(registered))),
+            Err(error) => Err(Failed::new(error, stream)),
+        }
     }
 
     /// The stream, for other work on it.
@@ -132,19 +142,17 @@ impl RegisteredStream {
     /// was registered again elsewhere, with the last of the registrations.
     ///
     /// # Errors
-    /// The registration comes back with the error: [`Error::InUse`] while operations or clones refer to it, or what
-    /// cuFile said.
+    /// [`Error::InUse`] while operations or clones refer to it, or what cuFile said. [`Failed`] returns the registration.
     #[doc(alias = "cuFileStreamDeregister")]
-    #[allow(clippy::result_large_err, reason = "the error carries the registration back")]
-    pub fn deregister(self) -> Result<(), (Self, Error)> {
+    pub fn deregister(self) -> Result<(), Failed<Self>> {
         let mut this = self;
         let Some(registered) = Arc::get_mut(&mut this.0) else {
             let users = Arc::strong_count(&this.0) - 1;
-            return Err((this, Error::InUse { what: "the registered stream", users }));
+            return Err(Failed::new(Error::InUse { what: "the registered stream", users }, this));
         };
         match registered.release() {
             Ok(()) => Ok(()),
-            Err(error) => Err((this, error)),
+            Err(error) => Err(Failed::new(error, this)),
         }
     }
 
@@ -162,13 +170,12 @@ impl RegisteredStream {
     /// # Errors
     /// What cuFile said; [`Failed::into_buffer`] gives the buffer back.
     #[doc(alias = "cuFileReadAsync")]
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn read_at<B: IoBufMut + 'static>(
         &self,
         file: &Arc<FileHandle>,
         buffer: B,
         file_offset: u64,
-    ) -> Result<Operation<B>, Failed<B>> {
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
         let len_bytes = buffer.len_bytes();
         self.read_range_at(file, buffer, 0, len_bytes, file_offset)
     }
@@ -180,7 +187,6 @@ impl RegisteredStream {
     /// [`Error::InvalidInput`] if the buffer has no such range; else as
     /// [`read_at`](Self::read_at).
     #[doc(alias = "cuFileReadAsync")]
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn read_range_at<B: IoBufMut + 'static>(
         &self,
         file: &Arc<FileHandle>,
@@ -188,10 +194,10 @@ impl RegisteredStream {
         buffer_offset: usize,
         len_bytes: usize,
         file_offset: u64,
-    ) -> Result<Operation<B>, Failed<B>> {
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
         match self.arguments(READ, &buffer, buffer_offset, len_bytes, file_offset) {
             Ok(arguments) => self.read_late(file, buffer, &arguments),
-            Err(error) => Err(Failed::before(error, buffer)),
+            Err(error) => Err(Failed::new(error, Kept::free(buffer))),
         }
     }
 
@@ -201,13 +207,12 @@ impl RegisteredStream {
     /// [`Error::InvalidInput`] if the arguments were made for a longer buffer or for a
     /// stream with other flags; else as [`read_at`](Self::read_at).
     #[doc(alias = "cuFileReadAsync")]
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn read_late<B: IoBufMut + 'static>(
         &self,
         file: &Arc<FileHandle>,
         buffer: B,
         arguments: &LateBound,
-    ) -> Result<Operation<B>, Failed<B>> {
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
         self.submit(READ, file, buffer, B::as_mut_ptr, arguments)
     }
 
@@ -226,13 +231,12 @@ impl RegisteredStream {
     /// # Errors
     /// What cuFile said; [`Failed::into_buffer`] gives the buffer back.
     #[doc(alias = "cuFileWriteAsync")]
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn write_at<B: IoBuf + 'static>(
         &self,
         file: &Arc<FileHandle>,
         buffer: B,
         file_offset: u64,
-    ) -> Result<Operation<B>, Failed<B>> {
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
         let len_bytes = buffer.len_bytes();
         self.write_range_at(file, buffer, 0, len_bytes, file_offset)
     }
@@ -244,7 +248,6 @@ impl RegisteredStream {
     /// [`Error::InvalidInput`] if the buffer has no such range; else as
     /// [`write_at`](Self::write_at).
     #[doc(alias = "cuFileWriteAsync")]
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn write_range_at<B: IoBuf + 'static>(
         &self,
         file: &Arc<FileHandle>,
@@ -252,10 +255,10 @@ impl RegisteredStream {
         buffer_offset: usize,
         len_bytes: usize,
         file_offset: u64,
-    ) -> Result<Operation<B>, Failed<B>> {
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
         match self.arguments(WRITE, &buffer, buffer_offset, len_bytes, file_offset) {
             Ok(arguments) => self.write_late(file, buffer, &arguments),
-            Err(error) => Err(Failed::before(error, buffer)),
+            Err(error) => Err(Failed::new(error, Kept::free(buffer))),
         }
     }
 
@@ -265,13 +268,12 @@ impl RegisteredStream {
     /// # Errors
     /// As [`read_late`](Self::read_late).
     #[doc(alias = "cuFileWriteAsync")]
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     pub fn write_late<B: IoBuf + 'static>(
         &self,
         file: &Arc<FileHandle>,
         buffer: B,
         arguments: &LateBound,
-    ) -> Result<Operation<B>, Failed<B>> {
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
         self.submit(WRITE, file, buffer, |buffer| buffer.as_ptr().cast_mut(), arguments)
     }
 
@@ -328,7 +330,6 @@ impl RegisteredStream {
         Ok(LateBound(Arc::new(arguments)))
     }
 
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
     fn submit<B: IoBuf + 'static>(
         &self,
         operation: &'static str,
@@ -336,10 +337,10 @@ impl RegisteredStream {
         buffer: B,
         address: fn(&mut B) -> *mut u8,
         arguments: &LateBound,
-    ) -> Result<Operation<B>, Failed<B>> {
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
         let (event, _entered) = match self.prepare(operation, file, &buffer, &arguments.0) {
             Ok(prepared) => prepared,
-            Err(error) => return Err(Failed::before(error, buffer)),
+            Err(error) => return Err(Failed::new(error, Kept::free(buffer))),
         };
         let mut pending = Box::new(Pending {
             bytes: AtomicIsize::new(UNWRITTEN),
@@ -374,7 +375,7 @@ impl RegisteredStream {
         let operation = Operation { pending, owns: PhantomData };
         match called {
             Ok(()) => Ok(operation),
-            Err(error) => Err(Failed { error, buffer: Kept::InDoubt(operation) }),
+            Err(error) => Err(Failed::new(error, Kept::in_doubt(operation))),
         }
     }
 

@@ -5,7 +5,8 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::{error, fmt};
+use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUstream, off_t};
 
@@ -13,6 +14,7 @@ use super::registration::raw;
 use super::{LateBound, RegisteredStream};
 use crate::cuda::Event;
 use crate::error::{Error, Raw, Result, check, decode};
+use crate::failed::Failed;
 use crate::handle::FileHandle;
 
 /// The byte count before libcufile writes one. Not 0, so that a transfer that libcufile gives up without a word, which
@@ -154,6 +156,27 @@ impl<B> Operation<B> {
         }
     }
 
+    /// Waits until the transfer is over, but no longer than `timeout`. Returns whether it is over, so that
+    /// [`wait`](Self::wait) does not wait.
+    ///
+    /// # Errors
+    /// As [`is_done`](Self::is_done).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(10);
+        loop {
+            if self.is_done()? {
+                return Ok(true);
+            }
+            // CUDA has no wait that ends.
+            let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
+                return Ok(false);
+            };
+            thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
     /// Waits for the transfer and gives its number of bytes, and the buffer.
     ///
     /// A read has fewer bytes than asked for at the end of the file, 0 beyond it.
@@ -162,15 +185,14 @@ impl<B> Operation<B> {
     /// The buffer comes back with what cuFile said of the transfer. It does not come back, and is leaked, if nobody knows
     /// whether the transfer is over: if CUDA fails to wait, libcufile never wrote a byte count, the stream was captured
     /// while the transfer was submitted, or in a forked child ([`Error::Forked`]).
-    #[allow(clippy::result_large_err, reason = "the error carries the buffer back")]
-    pub fn wait(self) -> Result<(usize, B), Failed<B>> {
+    pub fn wait(self) -> Result<(usize, B), Failed<Kept<B>>> {
         match self.end() {
-            Err(error) => Err(Failed { error, buffer: Kept::Leaked }),
+            Err(error) => Err(Failed::new(error, Kept(State::Leaked))),
             Ok(ended) => {
                 let Pending { bytes, buffer, operation, .. } = *ended;
                 match decode(operation, Raw::Completion(bytes.into_inner())) {
                     Ok(bytes) => Ok((bytes, buffer)),
-                    Err(error) => Err(Failed::before(error, buffer)),
+                    Err(error) => Err(Failed::new(error, Kept::free(buffer))),
                 }
             }
         }
@@ -212,23 +234,15 @@ impl<B> fmt::Debug for Operation<B> {
     }
 }
 
-/// A stream-ordered transfer that failed, and its buffer. Converts into [`Error`], dropping the buffer.
+/// The buffer of a stream-ordered transfer that failed.
 ///
 /// If the call that submits the transfer fails, the transfer may be in the stream nevertheless, because libcufile queues it
 /// in several steps. The buffer is kept then until the stream has passed that point: [`into_buffer`](Self::into_buffer) and
 /// dropping wait for it.
-///
-/// As an error it is what its buffer is: for `?` into `Box<dyn Error + Send + Sync>` a boxed buffer must be a
-/// `Box<dyn IoBufMut + Send + Sync>`.
-pub struct Failed<B> {
-    /// What went wrong.
-    pub error: Error,
-    pub(super) buffer: Kept<B>,
-}
+pub struct Kept<B>(State<B>);
 
-/// The buffer of a transfer that failed.
-pub(super) enum Kept<B> {
-    /// Nothing uses it.
+enum State<B> {
+    /// Nothing uses the buffer.
     Free(B),
     /// libcufile may use it until the stream has passed the call.
     InDoubt(Operation<B>),
@@ -236,50 +250,42 @@ pub(super) enum Kept<B> {
     Leaked,
 }
 
-impl<B> Failed<B> {
-    /// A transfer that failed before libcufile knew of it, or is over.
-    pub(super) fn before(error: Error, buffer: B) -> Self {
-        Self { error, buffer: Kept::Free(buffer) }
+impl<B> Kept<B> {
+    /// The buffer of a transfer that failed before libcufile knew of it, or is over.
+    pub(super) fn free(buffer: B) -> Self {
+        Self(State::Free(buffer))
+    }
+
+    /// The buffer of a transfer that may be in the stream.
+    pub(super) fn in_doubt(operation: Operation<B>) -> Self {
+        Self(State::InDoubt(operation))
     }
 
     /// Gives the buffer back. If the transfer may be in the stream, this waits for the stream's work so far.
     ///
     /// `None` if nobody knows whether the transfer is over; the buffer is leaked then.
     pub fn into_buffer(self) -> Option<B> {
-        self.into_parts().1
-    }
-
-    /// As [`into_buffer`](Self::into_buffer), with the error.
-    pub fn into_parts(self) -> (Error, Option<B>) {
-        let buffer = match self.buffer {
-            Kept::Free(buffer) => Some(buffer),
-            Kept::InDoubt(operation) => operation.end().ok().map(|ended| ended.buffer),
-            Kept::Leaked => None,
-        };
-        (self.error, buffer)
+        match self.0 {
+            State::Free(buffer) => Some(buffer),
+            State::InDoubt(operation) => operation.end().ok().map(|ended| ended.buffer),
+            State::Leaked => None,
+        }
     }
 }
 
-impl<B> From<Failed<B>> for Error {
-    fn from(failed: Failed<B>) -> Self {
-        failed.error
-    }
-}
-
-impl<B> fmt::Debug for Failed<B> {
+impl<B> fmt::Debug for Kept<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+        f.write_str(match self.0 {
+            State::Free(_) => "Kept(free)",
+            State::InDoubt(_) => "Kept(in doubt)",
+            State::Leaked => "Kept(leaked)",
+        })
     }
 }
 
-impl<B> fmt::Display for Failed<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<B> error::Error for Failed<B> {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        self.error.source()
+impl<B> Failed<Kept<B>> {
+    /// Gives the buffer back, as [`Kept::into_buffer`] does.
+    pub fn into_buffer(self) -> Option<B> {
+        self.into_value().into_buffer()
     }
 }

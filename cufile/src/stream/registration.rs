@@ -69,7 +69,7 @@ fn handle(stream: &Stream) -> usize {
 
 impl Registered {
     /// Registers the stream, unless it still is.
-    pub(super) fn new(driver: &Driver, stream: Arc<Stream>, flags: StreamFlags) -> Result<Self> {
+    pub(super) fn new(driver: &Driver, stream: &Arc<Stream>, flags: StreamFlags) -> Result<Self> {
         const OPERATION: &str = "cuFileStreamRegister";
         driver.check_alive()?;
         let device = stream.device();
@@ -85,17 +85,17 @@ impl Registered {
         let _ = stream.synchronize();
         let mut all = streams();
         let streams = all.entry(key(driver)).or_default();
-        if let Some(registration) = streams.share(&stream, flags)? {
+        if let Some(registration) = streams.share(stream, flags)? {
             return Ok(Self { registration, released: false });
         }
         // SAFETY: the stream stays alive until it is deregistered, because `Registration` holds both.
         check(OPERATION, unsafe {
-            (driver.library().functions().cuFileStreamRegister)(raw(&stream), flags.bits())
+            (driver.library().functions().cuFileStreamRegister)(raw(stream), flags.bits())
         })?;
         drop(entered);
-        let handle = handle(&stream);
+        let handle = handle(stream);
         let registration = Arc::new(Registration {
-            stream: ManuallyDrop::new(stream),
+            stream: ManuallyDrop::new(Arc::clone(stream)),
             flags,
             shares: AtomicUsize::new(1),
             used: AtomicBool::new(false),

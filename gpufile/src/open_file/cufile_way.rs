@@ -88,7 +88,7 @@ impl OpenFile {
             return Ok((route.posix_instead(), None));
         }
         let fd = self.duplicate(direct).map_err(|error| error.to_string())?;
-        Ok((route, Some(FileHandle::register(driver, fd).map_err(text)?)))
+        Ok((route, Some(FileHandle::register(driver, fd).map_err(|failed| text(failed.error))?)))
     }
 
     /// A descriptor of the same file for cuFile; the direct paths want `O_DIRECT`.

@@ -36,17 +36,23 @@ fn polling_a_batch_returns_although_an_entry_never_ends() {
     let handle = register(&stage, &bytes).unwrap();
     let mut batch = Batch::new(&stage.bed().driver, ENTRIES).unwrap();
     let entry = |(index, buffer)| Entry::read(&handle, buffer, (index * LEN) as u64);
-    let mut entries = buffers(&stage, &bytes).unwrap().into_iter().enumerate().map(entry).collect();
+    let entries = buffers(&stage, &bytes).unwrap().into_iter().enumerate().map(entry);
     stage.emulator().fault("batch-entry", "after=1 hold=1");
-    batch.submit(&mut entries).unwrap();
+    batch.submit(entries).unwrap();
     held(&stage);
     let mut ended = 0;
     for _ in 0..3 {
         ended += batch.poll(ENTRIES, ENTRIES, Some(Duration::from_millis(10))).unwrap().len();
     }
     assert_eq!((ended, batch.in_flight()), (1, ENTRIES - 1));
+    assert_eq!(batch.wait_all_timeout(Duration::from_millis(10)).unwrap().len(), 0);
     stage.emulator().control("release");
-    assert_eq!(batch.wait_all().unwrap().len(), ENTRIES - 1);
+    assert_eq!(batch.wait_all_timeout(Duration::from_secs(20)).unwrap().len(), ENTRIES - 1);
+    assert_eq!(
+        batch.wait_all_timeout(Duration::from_secs(20)).unwrap().len(),
+        0,
+        "nothing is left to wait for"
+    );
     drop((batch, handle));
     settled(&stage, &live);
 }
@@ -61,7 +67,11 @@ fn asking_a_stream_returns_although_a_transfer_never_ends() {
     let operation = stream.read_at(&handle, stage.bed().device.alloc(LEN).unwrap(), 0).unwrap();
     held(&stage);
     assert!(!operation.is_done().unwrap() && !stream.stream().is_idle().unwrap());
+    let start = Instant::now();
+    assert!(!operation.wait_timeout(Duration::from_millis(20)).unwrap());
+    assert!(start.elapsed() >= Duration::from_millis(20));
     stage.emulator().control("release");
+    assert!(operation.wait_timeout(Duration::from_secs(20)).unwrap());
     let (read, buffer) = operation.wait().unwrap();
     assert!(read == LEN && buffer.to_vec().unwrap() == pattern(LEN));
     drop((buffer, stream, handle));

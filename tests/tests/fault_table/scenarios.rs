@@ -72,7 +72,7 @@ fn open(stage: &Stage) -> Result<(), Problem> {
         .open()?;
     driver.properties()?;
     driver.use_count()?;
-    driver.close().map_err(|(_, error)| error)?;
+    driver.close()?;
     Ok(())
 }
 
@@ -151,7 +151,7 @@ fn mapped_memory(stage: &Stage) -> Result<(), Problem> {
     buffer.copy_from_host(0, &pattern(LEN))?;
     same(buffer.to_vec()?[..LEN] == pattern(LEN), "mapped memory")?;
     stage.bed().device.reserve(1)?;
-    buffer.unmap().map_err(|(_, error)| error)?;
+    buffer.unmap()?;
     Ok(())
 }
 
@@ -160,6 +160,11 @@ fn streams(stage: &Stage) -> Result<(), Problem> {
     let (one, other) = (device.stream()?, device.stream()?);
     let (sender, receiver) = std::sync::mpsc::channel();
     one.call_on_host(move || _ = sender.send(()))?;
+    let (start, end) = (stage.bed().device.timing_event()?, stage.bed().device.timing_event()?);
+    one.record_into(&start)?;
+    one.record_into(&end)?;
+    end.wait()?;
+    let _: Duration = end.elapsed_since(&start)?;
     let event = one.record()?;
     other.wait_event(&event)?;
     while !other.is_idle()? || !event.is_done()? {
@@ -239,7 +244,7 @@ fn registered_buffer(stage: &Stage) -> Result<(), Problem> {
     let mut bytes = vec![0; LEN];
     buffer.copy_to_host(0, &mut bytes)?;
     same(bytes == pattern(LEN), "what was read")?;
-    let mut buffer = buffer.deregister().map_err(|(_, error)| error)?;
+    let mut buffer = buffer.deregister()?;
     buffer.fill(1)?;
     Ok(())
 }
@@ -273,7 +278,7 @@ pub fn buffers(stage: &Stage, bytes: &[u8]) -> Result<Vec<Buffer>, Problem> {
 }
 
 fn wait_all(batch: &mut Batch<Buffer>) -> Result<Vec<(u64, usize, Buffer)>, Problem> {
-    let mut completions = batch.wait_all().map_err(|(_, error)| error)?;
+    let mut completions = batch.wait_all()?;
     completions.sort_by_key(|completion| completion.id);
     same(completions.len() == ENTRIES, "the number of completions")?;
     completions
@@ -291,8 +296,8 @@ fn batch_read(stage: &Stage) -> Result<(), Problem> {
     let handle = register(stage, &bytes)?;
     let mut batch = Batch::new(&stage.bed().driver, ENTRIES)?;
     let entry = |(index, buffer)| Entry::read(&handle, buffer, (index * LEN) as u64).id(index as u64);
-    let mut entries = buffers(stage, &vec![0; bytes.len()])?.into_iter().enumerate().map(entry).collect();
-    batch.submit(&mut entries)?;
+    let entries = buffers(stage, &vec![0; bytes.len()])?.into_iter().enumerate().map(entry);
+    batch.submit(entries)?;
     for (id, read, buffer) in wait_all(&mut batch)? {
         let mut found = vec![0; read];
         buffer.copy_to_host(0, &mut found)?;
@@ -307,8 +312,8 @@ fn batch_write(stage: &Stage) -> Result<(), Problem> {
     let handle = register(stage, b"")?;
     let mut batch = Batch::new(&stage.bed().driver, ENTRIES)?;
     let entry = |(index, buffer)| Entry::write(&handle, buffer, (index * LEN) as u64).id(index as u64);
-    let mut entries = buffers(stage, &bytes)?.into_iter().enumerate().map(entry).collect();
-    batch.submit(&mut entries)?;
+    let entries = buffers(stage, &bytes)?.into_iter().enumerate().map(entry);
+    batch.submit(entries)?;
     let completions = wait_all(&mut batch)?;
     let contents = stage.contents();
     for (id, written, _) in completions {
@@ -324,12 +329,12 @@ fn cancelled_batch(stage: &Stage) -> Result<(), Problem> {
     let mut batch = Batch::new(&stage.bed().driver, ENTRIES)?;
     let entry = |(index, buffer)| Entry::read(&handle, buffer, (index * LEN) as u64);
     let all = vec![0; ENTRIES * LEN];
-    let mut entries = buffers(stage, &all)?.into_iter().enumerate().map(entry).collect();
+    let entries = buffers(stage, &all)?.into_iter().enumerate().map(entry);
     // So that there is something to cancel.
     stage.emulator().fault("batch-entry", "delay_us=2000");
-    batch.submit(&mut entries)?;
+    batch.submit(entries)?;
     batch.poll(0, ENTRIES, Some(Duration::ZERO))?;
-    let completions = batch.cancel().map_err(|(_, error)| error)?;
+    let completions = batch.cancel()?;
     same(completions.len() <= ENTRIES, "the number of completions")
 }
 
@@ -348,7 +353,7 @@ fn stream_read(stage: &Stage) -> Result<(), Problem> {
     let (read, buffer) = operation.wait()?;
     same(buffer.to_vec()?[..read] == pattern(LEN)[..read], "what was read")?;
     moved(LEN, read)?;
-    stream.deregister().map_err(|(_, error)| error)?;
+    stream.deregister()?;
     Ok(())
 }
 

@@ -2,9 +2,9 @@
 
 use std::io;
 
+use crate::{Error, ErrorKind, OpError, Status, Version};
 use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::cudaError_t;
-use cufile::{Error, ErrorKind, OpError, Status, Version};
 
 fn version(minor: u32) -> Version {
     Version { major: 1, minor }

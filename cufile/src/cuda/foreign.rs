@@ -1,0 +1,104 @@
+//! Device memory that another library allocated.
+
+use std::fmt;
+
+use super::{Context, Device};
+use crate::memory::{IoBuf, IoBufMut};
+
+/// Device memory that another library allocated, together with the value that keeps it allocated.
+///
+/// It is `'static` where its owner is, so that batches and stream-ordered transfers take it.
+/// [`BufSliceMut::from_device`](crate::BufSliceMut::from_device) is for memory that is merely borrowed.
+///
+/// ```no_run
+/// use cufile::cuda::{Device, DeviceMemory};
+/// use cufile::{FileHandle, Result};
+///
+/// /// A tensor of some framework.
+/// struct Tensor {
+///     address: *mut u8,
+///     len_bytes: usize,
+/// }
+///
+/// fn read(file: &FileHandle, device: &Device, tensor: Tensor) -> Result<Tensor> {
+///     let (address, len_bytes) = (tensor.address, tensor.len_bytes);
+///     // SAFETY: the tensor keeps its memory until it is dropped, and nobody else has the tensor.
+///     let mut memory = unsafe { DeviceMemory::from_raw(device, address, len_bytes, tensor) };
+///     file.read_exact_at(&mut memory, 0)?;
+///     Ok(memory.into_owner())
+/// }
+/// ```
+pub struct DeviceMemory<O> {
+    device: Device,
+    ptr: *mut u8,
+    len_bytes: usize,
+    owner: O,
+}
+
+// SAFETY: memory that no thread of the host accesses except through CUDA, which may be called from any thread.
+unsafe impl<O: Send> Send for DeviceMemory<O> {}
+// SAFETY: as above; a shared reference gives a shared reference to the owner.
+unsafe impl<O: Sync> Sync for DeviceMemory<O> {}
+
+impl<O> DeviceMemory<O> {
+    /// Takes `len_bytes` bytes of device memory from `ptr` on, and what owns them.
+    ///
+    /// # Safety
+    /// The bytes must be memory of the device's primary context. They must stay allocated until `owner` is dropped. While
+    /// the value lives, nothing else may read or write them, except through [`owner`](Self::owner) what only reads them.
+    pub unsafe fn from_raw(device: &Device, ptr: *mut u8, len_bytes: usize, owner: O) -> Self {
+        Self { device: device.clone(), ptr, len_bytes, owner }
+    }
+
+    /// Returns the device that the memory is on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Returns the owner.
+    pub fn owner(&self) -> &O {
+        &self.owner
+    }
+
+    /// Gives the owner back.
+    pub fn into_owner(self) -> O {
+        self.owner
+    }
+}
+
+// SAFETY: the promise of `from_raw`; moving the owner does not move what it owns.
+unsafe impl<O> IoBuf for DeviceMemory<O> {
+    #[inline]
+    fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    #[inline]
+    fn context(&self) -> Option<Context> {
+        Some(self.device.context())
+    }
+
+    #[inline]
+    fn is_host_accessible(&self) -> bool {
+        false
+    }
+}
+
+// SAFETY: as above; `&mut self` is the only access.
+unsafe impl<O> IoBufMut for DeviceMemory<O> {
+    #[inline]
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr
+    }
+}
+
+impl<O> fmt::Debug for DeviceMemory<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceMemory({} bytes at {:p} on {:?})", self.len_bytes, self.ptr, self.device)
+    }
+}
