@@ -59,6 +59,7 @@ pub struct Entry<B> {
     buffer_offset: usize,
     len_bytes: usize,
     opcode: CUfileOpcode_t,
+    /// Makes the type invariant in `B`, too, which scopes rely on.
     address: fn(&mut B) -> *mut u8,
 }
 
@@ -326,6 +327,13 @@ impl<B: IoBuf + 'static> Batch<B> {
     /// cuFile said.
     #[doc(alias = "cuFileBatchIOSetUp")]
     pub fn new(driver: &Driver, capacity: usize) -> Result<Self> {
+        Self::set_up(driver, capacity)
+    }
+}
+
+impl<B: IoBuf> Batch<B> {
+    /// Does what [`new`](Self::new) does for a batch that ends before its buffers' lifetime.
+    pub(crate) fn set_up(driver: &Driver, capacity: usize) -> Result<Self> {
         const OPERATION: &str = "cuFileBatchIOSetUp";
         let properties = driver.properties()?;
         let limit = properties.max_batch_entries;
@@ -614,6 +622,11 @@ impl<B: IoBuf + 'static> Batch<B> {
     #[doc(alias = "cuFileBatchIOCancel")]
     #[doc(alias = "cuFileBatchIODestroy")]
     pub fn cancel(mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
+        self.cancel_in_place()
+    }
+
+    /// As [`cancel`](Self::cancel). The batch can only be dropped then.
+    pub(crate) fn cancel_in_place(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);
         match self.end(|completion| completions.push(completion)) {
             Ok(()) => Ok(completions),
@@ -813,15 +826,24 @@ fn slot_of(cookie: usize) -> (usize, u32) {
     (cookie as u32 as usize, (cookie as u64 >> 32) as u32)
 }
 
-impl<B> Drop for Batch<B> {
-    fn drop(&mut self) {
+impl<B> Batch<B> {
+    /// Waits until libcufile is done with the buffers of all entries, and returns whether that can be known.
+    pub(crate) fn settle(&mut self) -> bool {
         // Waiting rather than cancelling: an entry's own event is the best proof that libcufile is done with its
         // buffer, and half-done writes help nobody. Where events will not come, because libcufile cannot report or
         // because of a failed submission, a successful cancel must do.
-        let over = self.driver.is_alive() && (self.drain(drop).is_ok() || self.cancel_raw().is_ok());
-        if self.driver.is_alive() {
-            self.destroy();
+        // A fork has no part in what its parent submitted.
+        !self.driver.is_alive() || self.drain(drop).is_ok() || self.cancel_raw().is_ok()
+    }
+}
+
+impl<B> Drop for Batch<B> {
+    fn drop(&mut self) {
+        let over = self.settle();
+        if !self.driver.is_alive() {
+            return;
         }
+        self.destroy();
         if over {
             // SAFETY: dropped here and nowhere else; not reached if a buffer's drop panics above, or in a forked
             // child.

@@ -23,7 +23,7 @@
 //! - [`IoBuf`] and [`IoBufMut`]: what can be read into and written from, and parts of it; [`RegisteredBuffer`]:
 //!   registered once, used often;
 //! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many with one call; [`OwnedPart`]: one buffer
-//!   for many of them;
+//!   for many of them; [`scope`]: both with borrowed buffers;
 //! - [`cuda`]: device memory and streams, for those who use no other CUDA crate; by the feature `cudarc`, memory and
 //!   streams of that crate;
 //! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code; [`Failed`]: an error that returns what a call took;
@@ -57,6 +57,7 @@ pub mod params;
 #[doc = include_str!("../PORTING.md")]
 pub mod porting {}
 mod properties;
+mod scope;
 mod slice;
 pub mod stats;
 mod stream;
@@ -82,6 +83,7 @@ pub use memory::{IoBuf, IoBufMut};
 pub use owned_part::OwnedPart;
 pub use p2p::{FileSystem, P2pFlags};
 pub use properties::{Controls, DriverProperties, Features, FileSystems};
+pub use scope::{Scope, ScopedStream, scope};
 pub use slice::{BufSlice, BufSliceMut};
 pub use stream::{Kept, LateBound, Operation, RegisteredStream, StreamFlags};
 pub use userspace_fs::{RdmaInfo, UserspaceFs};

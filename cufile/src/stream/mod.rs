@@ -176,8 +176,7 @@ impl RegisteredStream {
         buffer: B,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        let len_bytes = buffer.len_bytes();
-        self.read_range_at(file, buffer, 0, len_bytes, file_offset)
+        self.read_borrowed(file, buffer, None, file_offset)
     }
 
     /// Reads `len_bytes` bytes from `file_offset` to `buffer_offset` of the buffer, all in bytes, after the stream's
@@ -195,10 +194,7 @@ impl RegisteredStream {
         len_bytes: usize,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        match self.arguments(READ, &buffer, buffer_offset, len_bytes, file_offset) {
-            Ok(arguments) => self.read_late(file, buffer, &arguments),
-            Err(error) => Err(Failed::new(error, Kept::free(buffer))),
-        }
+        self.read_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset)
     }
 
     /// Reads what `arguments` say when the stream gets there (`cuFileReadAsync`).
@@ -213,7 +209,7 @@ impl RegisteredStream {
         buffer: B,
         arguments: &LateBound,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.submit(READ, file, buffer, B::as_mut_ptr, arguments)
+        self.read_borrowed_late(file, buffer, arguments)
     }
 
     /// Writes the whole buffer to `file_offset` in bytes, after the stream's work so far (`cuFileWriteAsync`). Mind
@@ -237,8 +233,7 @@ impl RegisteredStream {
         buffer: B,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        let len_bytes = buffer.len_bytes();
-        self.write_range_at(file, buffer, 0, len_bytes, file_offset)
+        self.write_borrowed(file, buffer, None, file_offset)
     }
 
     /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes, after the stream's
@@ -256,10 +251,7 @@ impl RegisteredStream {
         len_bytes: usize,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        match self.arguments(WRITE, &buffer, buffer_offset, len_bytes, file_offset) {
-            Ok(arguments) => self.write_late(file, buffer, &arguments),
-            Err(error) => Err(Failed::new(error, Kept::free(buffer))),
-        }
+        self.write_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset)
     }
 
     /// Writes what `arguments` say when the stream gets there (`cuFileWriteAsync`). Mind
@@ -274,7 +266,7 @@ impl RegisteredStream {
         buffer: B,
         arguments: &LateBound,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.submit(WRITE, file, buffer, |buffer| buffer.as_ptr().cast_mut(), arguments)
+        self.write_borrowed_late(file, buffer, arguments)
     }
 
     /// Arguments for a transfer of `buffer` on this stream that can be set until it runs: at first, and at most,
@@ -293,6 +285,58 @@ impl RegisteredStream {
         file_offset: u64,
     ) -> Result<LateBound> {
         self.arguments("late_bound", buffer, buffer_offset, max_len_bytes, file_offset)
+    }
+
+    /// Does what [`read_range_at`](Self::read_range_at) does, for a range or all of a buffer that may end before the stream does:
+    /// a [`scope`](crate::scope()) waits for it.
+    pub(crate) fn read_borrowed<B: IoBufMut>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        range: Option<(usize, usize)>,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        let (buffer_offset, len_bytes) = range.unwrap_or_else(|| (0, buffer.len_bytes()));
+        match self.arguments(READ, &buffer, buffer_offset, len_bytes, file_offset) {
+            Ok(arguments) => self.read_borrowed_late(file, buffer, &arguments),
+            Err(error) => Err(Failed::new(error, Kept::free(buffer))),
+        }
+    }
+
+    /// As [`read_late`](Self::read_late), in the same way.
+    pub(crate) fn read_borrowed_late<B: IoBufMut>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        self.submit(READ, file, buffer, B::as_mut_ptr, arguments)
+    }
+
+    /// Does what [`write_range_at`](Self::write_range_at) does, for a range or all of a buffer that may end before the stream does:
+    /// a [`scope`](crate::scope()) waits for it.
+    pub(crate) fn write_borrowed<B: IoBuf>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        range: Option<(usize, usize)>,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        let (buffer_offset, len_bytes) = range.unwrap_or_else(|| (0, buffer.len_bytes()));
+        match self.arguments(WRITE, &buffer, buffer_offset, len_bytes, file_offset) {
+            Ok(arguments) => self.write_borrowed_late(file, buffer, &arguments),
+            Err(error) => Err(Failed::new(error, Kept::free(buffer))),
+        }
+    }
+
+    /// As [`write_late`](Self::write_late), in the same way.
+    pub(crate) fn write_borrowed_late<B: IoBuf>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        self.submit(WRITE, file, buffer, |buffer| buffer.as_ptr().cast_mut(), arguments)
     }
 
     fn arguments<B: IoBuf + ?Sized>(
@@ -330,7 +374,7 @@ impl RegisteredStream {
         Ok(LateBound(Arc::new(arguments)))
     }
 
-    fn submit<B: IoBuf + 'static>(
+    fn submit<B: IoBuf>(
         &self,
         operation: &'static str,
         file: &Arc<FileHandle>,

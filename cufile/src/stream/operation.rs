@@ -261,6 +261,11 @@ impl<B> Kept<B> {
         Self(State::InDoubt(operation))
     }
 
+    /// Returns whether the transfer may be part of a graph, which can carry it out at any time.
+    pub(crate) fn is_captured(&self) -> bool {
+        matches!(&self.0, State::InDoubt(operation) if operation.pending().fate == Fate::Captured)
+    }
+
     /// Gives the buffer back. If the transfer may be in the stream, this waits for the stream's work so far.
     ///
     /// `None` if nobody knows whether the transfer is over; the buffer is leaked then.

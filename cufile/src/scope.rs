@@ -1,0 +1,359 @@
+//! Scopes, in which transfers take borrowed buffers.
+
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::process::abort;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{fmt, thread};
+
+use crate::batch::{Batch, Completion};
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::failed::Failed;
+use crate::handle::FileHandle;
+use crate::memory::{IoBuf, IoBufMut};
+use crate::stream::{Kept, LateBound, Operation, RegisteredStream};
+
+/// Runs `work` with a scope, in which batches and stream-ordered transfers take buffers that are merely borrowed.
+///
+/// As [`std::thread::scope`] does for threads, this returns, or goes on panicking, only when every transfer of the scope is
+/// over. Forgotten operations and batches make no difference.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use cufile::{Driver, Entry, FileHandle, RegisterFlags};
+///
+/// let driver = Driver::open()?;
+/// let file = Arc::new(FileHandle::register(&driver, std::fs::File::open("data.bin")?)?);
+/// let mut memory = driver.cuda().device(0)?.alloc(16 << 20)?;
+/// driver.with_registered_mut(&mut memory, RegisterFlags::empty(), |memory| {
+///     cufile::scope(|scope| {
+///         let batch = scope.batch(&driver, 16)?;
+///         let parts = memory.chunks(1 << 20).zip(0..);
+///         batch.submit(parts.map(|(part, n)| Entry::read(&file, part, n << 20).id(n)))?;
+///         for completion in batch.wait_all()? {
+///             println!("entry {}: {} bytes", completion.id, completion.result?);
+///         }
+///         Ok::<_, cufile::Error>(())
+///     })
+/// })??;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A buffer must outlive the scope, not only the transfer:
+///
+/// ```compile_fail,E0373
+/// # use cufile::{Driver, Entry, FileHandle};
+/// # fn read(driver: &Driver, file: &std::sync::Arc<FileHandle>) -> cufile::Result<()> {
+/// cufile::scope(|scope| {
+///     let mut buffer = vec![0; 4096];
+///     let batch = scope.batch(driver, 1)?;
+///     batch.submit([Entry::read(file, &mut buffer[..], 0)])?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+///
+/// While a transfer may be under way, its buffer is borrowed:
+///
+/// ```compile_fail,E0499
+/// # use cufile::{Driver, Entry, FileHandle};
+/// # fn read(driver: &Driver, file: &std::sync::Arc<FileHandle>) -> cufile::Result<()> {
+/// let mut buffer = vec![0; 4096];
+/// cufile::scope(|scope| {
+///     let batch = scope.batch(driver, 1)?;
+///     batch.submit([Entry::read(file, &mut buffer[..], 0)])?;
+///     buffer.fill(1);
+///     batch.submit([Entry::read(file, &mut buffer[..], 0)])?;
+///     Ok(())
+/// })
+/// # }
+/// ```
+///
+/// # Aborts
+/// What is borrowed cannot be leaked. So the process aborts where an owned buffer would be leaked because nobody knows
+/// whether its transfer is over: CUDA fails to wait for a stream, libcufile can neither report nor cancel a batch, a
+/// stream was captured while a transfer was submitted, or dropping a buffer panics. While a stream of the scope is being
+/// captured, the scope does not end.
+pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
+    let scope = Scope { in_use: Mutex::default(), scope: PhantomData, env: PhantomData };
+    let result = catch_unwind(AssertUnwindSafe(|| work(&scope)));
+    scope.end();
+    result.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// What [`scope`] lets its function use.
+///
+/// A batch of the scope cannot be exchanged for one that lives longer:
+///
+/// ```compile_fail
+/// fn shortened<'a>(batch: cufile::Batch<&'static [u8]>) -> cufile::Batch<&'a [u8]> {
+///     batch
+/// }
+/// ```
+pub struct Scope<'scope, 'env: 'scope> {
+    in_use: Mutex<InUse<'scope>>,
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+/// What may have transfers in flight.
+#[derive(Default)]
+struct InUse<'scope> {
+    streams: Vec<RegisteredStream>,
+    /// From boxes, which are boxes again when the scope ends. Until then their users have references.
+    batches: Vec<NonNull<dyn InFlight + 'scope>>,
+}
+
+// SAFETY: a batch of any thread can be ended on any other.
+unsafe impl Send for InUse<'_> {}
+
+/// A batch of any type.
+trait InFlight {
+    /// Waits until libcufile is done with all buffers; returns whether that can be known.
+    fn settle(&mut self) -> bool;
+}
+
+impl<B> InFlight for Batch<B> {
+    fn settle(&mut self) -> bool {
+        Batch::settle(self)
+    }
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// Sets up a batch of at most `capacity` entries at a time, which lives as long as the scope (`cuFileBatchIOSetUp`).
+    ///
+    /// # Errors
+    /// As [`Batch::new`].
+    #[doc(alias = "cuFileBatchIOSetUp")]
+    #[allow(clippy::mut_from_ref, reason = "each call makes another batch")]
+    pub fn batch<B: IoBuf + Send + 'env>(
+        &'scope self,
+        driver: &Driver,
+        capacity: usize,
+    ) -> Result<&'scope mut Batch<B>> {
+        let mut batch = NonNull::from(Box::leak(Box::new(Batch::set_up(driver, capacity)?)));
+        self.in_use().batches.push(batch);
+        // SAFETY: a box's content, to which this is the only reference until the scope has ended.
+        Ok(unsafe { batch.as_mut() })
+    }
+
+    /// Cancels what is in flight in a batch of the scope, and gives every entry back, as [`Batch::cancel`] does.
+    ///
+    /// # Errors
+    /// As [`Batch::cancel`].
+    #[doc(alias = "cuFileBatchIOCancel")]
+    #[allow(clippy::type_complexity, reason = "what came of it, and the error")]
+    pub fn cancel<B: IoBuf>(
+        &'scope self,
+        batch: &'scope mut Batch<B>,
+    ) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
+        batch.cancel_in_place()
+    }
+
+    /// Lets a stream take part in the scope.
+    pub fn stream(&'scope self, stream: &RegisteredStream) -> ScopedStream<'scope, 'env> {
+        self.in_use().streams.push(stream.clone());
+        ScopedStream { stream: stream.clone(), scope: PhantomData, env: PhantomData }
+    }
+
+    fn in_use(&self) -> std::sync::MutexGuard<'_, InUse<'scope>> {
+        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until every transfer is over.
+    fn end(&self) {
+        let InUse { streams, batches } = std::mem::take(&mut *self.in_use());
+        for stream in streams {
+            passed(&stream);
+        }
+        for batch in batches {
+            // SAFETY: a box once, and nobody has a reference any more: the scope is over, and buffers have references to
+            // what is outside alone.
+            let mut batch = unsafe { Box::from_raw(batch.as_ptr()) };
+            match catch_unwind(AssertUnwindSafe(|| batch.settle())) {
+                Ok(true) => {}
+                Ok(false) => give_up("libcufile can neither report nor cancel a batch"),
+                Err(_) => give_up("dropping a buffer panicked"),
+            }
+        }
+    }
+}
+
+/// Waits until the stream has passed all transfers.
+fn passed(stream: &RegisteredStream) {
+    // In a fork nothing is in flight.
+    while stream.driver().check_alive().is_ok() {
+        match stream.stream().synchronize() {
+            Ok(()) => return,
+            Err(_) if stream.stream().is_capturing().is_ok_and(|is_capturing| is_capturing) => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => give_up(&error.to_string()),
+        }
+    }
+}
+
+/// Ends the process, because memory that others own may be in use.
+#[cold]
+fn give_up(why: &str) -> ! {
+    eprintln!("cufile::scope: borrowed buffers may be in use for ever: {why}");
+    abort();
+}
+
+impl fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").finish_non_exhaustive()
+    }
+}
+
+/// A [`RegisteredStream`] that takes borrowed buffers, as part of a [`scope`].
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use cufile::{FileHandle, RegisteredStream, Result};
+/// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<()> {
+/// let mut buffers = [vec![0; 4096], vec![0; 100]];
+/// let [one, other] = &mut buffers;
+/// cufile::scope(|scope| {
+///     let stream = scope.stream(stream);
+///     let reading = stream.read_at(file, one, 0)?;
+///     let (bytes, _) = stream.read_at(file, other, 4096)?.wait()?;
+///     println!("{} and {bytes} bytes", reading.wait()?.0);
+///     Ok(())
+/// })
+/// # }
+/// ```
+///
+/// The buffer is borrowed until the scope has ended, also if the operation is forgotten:
+///
+/// ```compile_fail,E0505
+/// # use std::sync::Arc;
+/// # use cufile::{FileHandle, RegisteredStream, Result};
+/// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<()> {
+/// let mut buffer = vec![0; 4096];
+/// cufile::scope(|scope| {
+///     std::mem::forget(scope.stream(stream).read_at(file, &mut buffer[..], 0)?);
+///     drop(buffer);
+///     Ok(())
+/// })
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct ScopedStream<'scope, 'env: 'scope> {
+    stream: RegisteredStream,
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+impl<'env> ScopedStream<'_, 'env> {
+    /// Returns the registered stream.
+    pub fn get(&self) -> &RegisteredStream {
+        &self.stream
+    }
+
+    /// Reads into the whole buffer, as [`RegisteredStream::read_at`] does (`cuFileReadAsync`).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::read_at`].
+    #[doc(alias = "cuFileReadAsync")]
+    pub fn read_at<B: IoBufMut + 'env>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        checked(self.stream.read_borrowed(file, buffer, None, file_offset))
+    }
+
+    /// Reads into a part of the buffer, as [`RegisteredStream::read_range_at`] does (`cuFileReadAsync`).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::read_range_at`].
+    #[doc(alias = "cuFileReadAsync")]
+    pub fn read_range_at<B: IoBufMut + 'env>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        buffer_offset: usize,
+        len_bytes: usize,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        checked(self.stream.read_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
+    }
+
+    /// Reads what `arguments` say when the stream gets there, as [`RegisteredStream::read_late`] does (`cuFileReadAsync`).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::read_late`].
+    #[doc(alias = "cuFileReadAsync")]
+    pub fn read_late<B: IoBufMut + 'env>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        checked(self.stream.read_borrowed_late(file, buffer, arguments))
+    }
+
+    /// Writes the whole buffer, as [`RegisteredStream::write_at`] does (`cuFileWriteAsync`). Mind
+    /// [other writers](FileHandle::write_at).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::write_at`].
+    #[doc(alias = "cuFileWriteAsync")]
+    pub fn write_at<B: IoBuf + 'env>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        checked(self.stream.write_borrowed(file, buffer, None, file_offset))
+    }
+
+    /// Writes a part of the buffer, as [`RegisteredStream::write_range_at`] does (`cuFileWriteAsync`). Mind
+    /// [other writers](FileHandle::write_at).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::write_range_at`].
+    #[doc(alias = "cuFileWriteAsync")]
+    pub fn write_range_at<B: IoBuf + 'env>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        buffer_offset: usize,
+        len_bytes: usize,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        checked(self.stream.write_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
+    }
+
+    /// Writes what `arguments` say when the stream gets there, as [`RegisteredStream::write_late`] does
+    /// (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::write_late`].
+    #[doc(alias = "cuFileWriteAsync")]
+    pub fn write_late<B: IoBuf + 'env>(
+        &self,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        checked(self.stream.write_borrowed_late(file, buffer, arguments))
+    }
+}
+
+/// Makes sure that the end of the stream's work so far is the end of the transfer.
+fn checked<B>(submitted: Result<Operation<B>, Failed<Kept<B>>>) -> Result<Operation<B>, Failed<Kept<B>>> {
+    submitted.map_err(|failed| {
+        let (error, kept) = failed.into_parts();
+        if kept.is_captured() {
+            give_up("a stream was captured while a transfer was submitted");
+        }
+        Failed::new(error, kept)
+    })
+}

@@ -1,0 +1,225 @@
+//! cufile's scopes: batches and streams that take borrowed buffers.
+
+use std::env;
+use std::fs;
+use std::mem;
+use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use cufile::{Entry, ErrorKind, FileHandle, IoBuf, RegisterFlags, RegisteredStream, StreamFlags};
+use cufile_tests::bed::{Bed, pattern};
+
+const LEN: usize = 100_003;
+
+fn register(bed: &Bed, name: &str, bytes: &[u8]) -> Arc<FileHandle> {
+    Arc::new(FileHandle::register(&bed.driver, bed.file(name, bytes)).unwrap())
+}
+
+fn stream(bed: &Bed) -> RegisteredStream {
+    RegisteredStream::register(&bed.driver, bed.device.stream().unwrap(), StreamFlags::empty()).unwrap()
+}
+
+#[test]
+fn batches_read_into_parts_of_borrowed_memory() {
+    Bed::each(|bed| {
+        let bytes = pattern(LEN);
+        let file = register(bed, "data", &bytes);
+        let mut memory = bed.device.alloc(LEN).unwrap();
+        let registered = bed.driver.with_registered_mut(&mut memory, RegisterFlags::empty(), |memory| {
+            cufile::scope(|scope| {
+                let batch = scope.batch(&bed.driver, 32).unwrap();
+                let parts = memory.chunks(7001).zip(0..);
+                batch.submit(parts.map(|(part, n)| Entry::read(&file, part, n * 7001))).unwrap();
+                batch.wait_all().unwrap().into_iter().map(|done| done.result.unwrap()).sum::<usize>()
+            })
+        });
+        assert_eq!(registered.unwrap(), LEN);
+        assert!(memory.to_vec().unwrap() == bytes);
+    });
+}
+
+#[test]
+fn one_shared_source_is_written_many_times() {
+    Bed::each(|bed| {
+        let source = pattern(5000);
+        let file = register(bed, "data", b"");
+        let (batch_len, stream) = (3, stream(bed));
+        bed.driver
+            .with_registered(&source, RegisterFlags::empty(), |source| {
+                cufile::scope(|scope| {
+                    let batch = scope.batch(&bed.driver, batch_len).unwrap();
+                    batch.submit((0..3).map(|n| Entry::write(&file, &source, n * 8192))).unwrap();
+                    let writing = scope.stream(&stream).write_at(&file, &source, 3 * 8192).unwrap();
+                    assert_eq!(writing.wait().unwrap().0, 5000);
+                });
+            })
+            .unwrap();
+        let written = fs::read(bed.path("data")).unwrap();
+        assert_eq!(written.len(), 3 * 8192 + 5000);
+        assert!((0..4).all(|n| written[n * 8192..][..5000] == source));
+    });
+}
+
+#[test]
+fn forgotten_transfers_are_over_when_the_scope_is() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(4 * LEN);
+    let file = register(&bed, "data", &bytes);
+    let stream = stream(&bed);
+    for round in 0..3 {
+        let mut memory = bed.device.alloc(4 * LEN).unwrap();
+        emulator.fault("batch-entry", "times=2 delay_us=30000");
+        emulator.fault("cuFileReadAsync", "times=2 delay_us=30000");
+        cufile::scope(|scope| {
+            let mut parts = memory.chunks_mut(LEN).zip((0..).step_by(LEN));
+            let mut next = || parts.next().unwrap();
+            let stream = scope.stream(&stream);
+            let batch = scope.batch(&bed.driver, 2).unwrap();
+            batch.submit([next(), next()].map(|(part, at)| Entry::read(&file, part, at))).unwrap();
+            for (part, at) in [next(), next()] {
+                mem::forget(stream.read_range_at(&file, part, 3, LEN - 3, at + 3).unwrap());
+            }
+            assert_eq!(batch.in_flight(), 2);
+        });
+        let read = memory.to_vec().unwrap();
+        assert!(read[..2 * LEN] == bytes[..2 * LEN], "round {round}");
+        assert!(read[2 * LEN + 3..3 * LEN] == bytes[2 * LEN + 3..3 * LEN], "round {round}");
+        assert!(read[3 * LEN + 3..] == bytes[3 * LEN + 3..], "round {round}");
+        assert_eq!(emulator.live("batches"), 0);
+    }
+}
+
+#[test]
+fn a_panic_waits_for_the_transfers_too() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let bytes = pattern(LEN);
+    let file = register(&bed, "data", &bytes);
+    let mut memory = bed.device.alloc(LEN).unwrap();
+    emulator.fault("batch-entry", "delay_us=50000");
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        cufile::scope(|scope| {
+            let batch = scope.batch(&bed.driver, 1).unwrap();
+            batch.submit([Entry::read(&file, &mut memory, 0)]).unwrap();
+            panic!("on purpose");
+        })
+    }));
+    assert_eq!(*panic.unwrap_err().downcast::<&str>().unwrap(), "on purpose");
+    assert!(memory.to_vec().unwrap() == bytes);
+}
+
+#[test]
+fn a_scoped_batch_is_cancelled_and_gives_its_borrows_back() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let file = register(&bed, "data", &pattern(LEN));
+    let mut memory = bed.device.alloc(LEN).unwrap();
+    let address = memory.as_ptr();
+    emulator.fault("batch-entry", "delay_us=50000");
+    cufile::scope(|scope| {
+        let batch = scope.batch(&bed.driver, 1).unwrap();
+        batch.submit([Entry::read(&file, &mut memory, 0)]).unwrap();
+        let [cancelled] = <[_; 1]>::try_from(scope.cancel(batch).unwrap()).unwrap();
+        assert_eq!(IoBuf::as_ptr(cancelled.buffer.unwrap()), address);
+    });
+    assert_eq!(emulator.live("batches"), 0);
+}
+
+#[test]
+fn threads_share_a_scope() {
+    Bed::each(|bed| {
+        let bytes = pattern(8 * LEN);
+        let file = register(bed, "data", &bytes);
+        let mut memory = vec![0; 8 * LEN];
+        let stream = stream(bed);
+        cufile::scope(|scope| {
+            thread::scope(|threads| {
+                for (part, at) in memory.chunks_mut(LEN).zip((0..).step_by(LEN)) {
+                    let (file, stream) = (&file, &stream);
+                    threads.spawn(move || {
+                        let reading = scope.stream(stream).read_at(file, part, at).unwrap();
+                        assert!(reading.wait_timeout(Duration::from_secs(20)).unwrap());
+                        assert_eq!(reading.wait().unwrap().0, LEN);
+                    });
+                }
+            });
+        });
+        assert!(memory == bytes);
+    });
+}
+
+#[test]
+fn what_a_scope_refuses_gives_the_borrow_back() {
+    Bed::each(|bed| {
+        let file = register(bed, "data", &pattern(LEN));
+        let stream = stream(bed);
+        let mut memory = vec![0; 100];
+        cufile::scope(|scope| {
+            let batch = scope.batch(&bed.driver, 1).unwrap();
+            let (error, entries) = batch
+                .submit([Entry::read(&file, &mut memory[..], 0).range(1, 100)])
+                .unwrap_err()
+                .into_parts();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            let [entry] = <[_; 1]>::try_from(entries).unwrap();
+            let failed =
+                scope.stream(&stream).read_range_at(&file, entry.into_buffer(), 1, 100, 0).unwrap_err();
+            assert_eq!(failed.kind(), ErrorKind::InvalidInput);
+            failed.into_buffer().unwrap().fill(1);
+        });
+        assert_eq!(memory, [1; 100]);
+    });
+}
+
+/// Runs `body` in a process of its own, the test `name` again, and returns whether that aborted and said `why`.
+fn aborts(name: &str, why: &str, body: impl FnOnce()) {
+    const CHILD: &str = "CUFILE_TEST_SCOPE_CHILD";
+    if env::var_os(CHILD).is_some() {
+        body();
+        return;
+    }
+    let output = Command::new(env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{:?}: {text}", output.status);
+    assert!(text.contains(why), "{text}");
+}
+
+#[test]
+fn a_batch_that_may_never_end_aborts_the_process() {
+    aborts("a_batch_that_may_never_end_aborts_the_process", "neither report nor cancel", || {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        let file = register(&bed, "data", &pattern(LEN));
+        let mut memory = vec![0; LEN];
+        emulator.fault("batch-entry", "hold=1");
+        emulator.fault("cuFileBatchIOGetStatus", "times=all err=5030");
+        emulator.fault("cuFileBatchIOCancel", "times=all err=5030");
+        cufile::scope(|scope| {
+            let batch = scope.batch(&bed.driver, 1).unwrap();
+            batch.submit([Entry::read(&file, &mut memory[..], 0)]).unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_stream_that_cannot_be_waited_for_aborts_the_process() {
+    aborts("a_stream_that_cannot_be_waited_for_aborts_the_process", "cudaErrorIllegalAddress", || {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        let file = register(&bed, "data", &pattern(LEN));
+        let (stream, mut memory) = (stream(&bed), vec![0; LEN]);
+        cufile::scope(|scope| {
+            mem::forget(scope.stream(&stream).read_at(&file, &mut memory[..], 0).unwrap());
+            emulator.fault("cudaStreamSynchronize", "times=all err=700");
+        });
+    });
+}
