@@ -8,9 +8,10 @@ pub mod saves;
 mod symbols;
 pub mod traced;
 
-use std::env;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, io};
 
 use bed::Bed;
 pub use emulator::Emulator;
@@ -68,6 +69,39 @@ fn alone_with(name: &str, change: impl FnOnce(&mut Command), body: impl FnOnce()
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success() && out.contains("1 passed"), "{}:\n{out}{err}", output.status);
+}
+
+/// Runs `child` in a fork, and says whether it came to its end, within a time in which it must. No other test
+/// may run: a fork copies whatever it is doing.
+///
+/// # Errors
+/// How it ended.
+///
+/// # Panics
+/// If the kernel gives no process.
+pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
+    const SECONDS: u32 = 20;
+    // SAFETY: the child uses no thread or lock of the parent's, and ends without returning.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", io::Error::last_os_error()),
+        0 => {
+            // SAFETY: takes an integer; who hangs is ended by the signal.
+            unsafe { libc::alarm(SECONDS) };
+            let ended = catch_unwind(AssertUnwindSafe(child));
+            // SAFETY: ends the process without running anything of the parent's.
+            unsafe { libc::_exit(if ended.is_ok() { 0 } else { 1 }) }
+        }
+        pid => {
+            let mut status = 0;
+            // SAFETY: `status` outlives the call.
+            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+            match status {
+                0 => Ok(()),
+                _ if libc::WIFSIGNALED(status) => Err(format!("ended by signal {}", libc::WTERMSIG(status))),
+                _ => Err(format!("failed with status {}", libc::WEXITSTATUS(status))),
+            }
+        }
+    }
 }
 
 /// Runs the body of the test `name` as [`Bed::each`] does, but where others find the bed's libcuda too: those that ask the

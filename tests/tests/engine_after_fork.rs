@@ -2,42 +2,16 @@
 //! what it can.
 
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use cufile_tests::bed::pattern;
+use cufile_tests::in_a_fork;
 use gpufile::{Engine, File, IoRange};
 
 /// Enough for all workers.
 const LONG: usize = (9 << 20) + 4321;
-
-/// Runs `child` in a fork, and says whether it came to its end, within a time in which it must.
-fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
-    const SECONDS: u32 = 20;
-    // SAFETY: the child uses no thread or lock of the parent's, and ends without returning.
-    match unsafe { libc::fork() } {
-        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
-        0 => {
-            // SAFETY: takes an integer; who hangs is ended by the signal.
-            unsafe { libc::alarm(SECONDS) };
-            let ended = catch_unwind(AssertUnwindSafe(child));
-            // SAFETY: ends the process without running anything of the parent's.
-            unsafe { libc::_exit(if ended.is_ok() { 0 } else { 1 }) }
-        }
-        pid => {
-            let mut status = 0;
-            // SAFETY: `status` outlives the call.
-            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-            match status {
-                0 => Ok(()),
-                _ if libc::WIFSIGNALED(status) => Err(format!("ended by signal {}", libc::WTERMSIG(status))),
-                _ => Err(format!("failed with status {}", libc::WEXITSTATUS(status))),
-            }
-        }
-    }
-}
 
 fn write_and_read(engine: &Engine, path: &Path, bytes: &[u8]) {
     let options = File::options().read(true).write(true).create(true).engine(engine);

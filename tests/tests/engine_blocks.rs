@@ -1,13 +1,14 @@
 //! Writes that meet in one block of a file, on the direct path, where libcufile reads, changes and writes whole blocks.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::fs;
 use std::path::Path;
 
 use cufile::FileSystems;
 use cufile::cuda::DeviceBuffer;
 use cufile_tests::bed::{Bed, folders, pattern};
-use cufile_tests::in_threads;
+use cufile_tests::{alone, in_a_fork, in_threads};
 use gpufile::formats::safetensors::{self, TensorData};
 use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::{Engine, EngineBuilder, File, IoRange, OpenOptions, PathPolicy, TransferPath, WriteRequest};
@@ -28,6 +29,11 @@ fn builder(bed: &Bed, threads: usize) -> EngineBuilder {
 
 fn open(engine: &Engine, path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(true).engine(engine).open(path).unwrap()
+}
+
+/// One that cuts ranges within blocks, and writes short ones by cuFile too.
+fn own_engine(bed: &Bed, threads: usize) -> Engine {
+    builder(bed, threads).gds_threshold_bytes(0).task_bytes(10_007).build()
 }
 
 /// Runs a test in each folder that has the direct path.
@@ -223,15 +229,13 @@ fn overlapping_writes_leave_bytes_of_one_of_them() {
     });
 }
 
-#[test]
-fn files_of_two_engines_meet_in_blocks_unharmed() {
-    let bed = bed();
+/// Neighbours in one file, some of which one engine writes, and some the other.
+fn neighbours_of_two_engines_are_whole(bed: &Bed, engines: impl Fn() -> [Engine; 2]) {
     let bytes = pattern(2 << 20);
-    let buffer = on_device(&bed, &bytes);
-    each_direct(&bed, |path| {
+    let buffer = on_device(bed, &bytes);
+    each_direct(bed, |path| {
         for seed in 0..6 {
-            let engine = |threads| builder(&bed, threads).gds_threshold_bytes(0).task_bytes(10_007).build();
-            let engines = [4, 2].map(engine);
+            let engines = engines();
             let file = open(&engines[0], path);
             let again = OpenOptions::new().write(true).engine(&engines[1]).open(path).unwrap();
             let (mut random, mut at) = (Random(seed), 0);
@@ -248,5 +252,30 @@ fn files_of_two_engines_meet_in_blocks_unharmed() {
             engines[0].write_many(&requests).unwrap();
             assert_eq!(differs(&fs::read(path).unwrap(), &bytes), None, "seed {seed}");
         }
+    });
+}
+
+#[test]
+fn files_of_two_engines_meet_in_blocks_unharmed() {
+    let bed = bed();
+    neighbours_of_two_engines_are_whole(&bed, || [4, 2].map(|threads| own_engine(&bed, threads)));
+}
+
+#[test]
+fn engines_of_a_forked_child_share_blocks_too() {
+    alone("engines_of_a_forked_child_share_blocks_too", || {
+        // The parent writes, but has no CUDA.
+        let inherited = Engine::builder().gds_threshold_bytes(0).build();
+        open(&inherited, tempfile::NamedTempFile::new().unwrap().path()).write_all_at(&[1][..], 0).unwrap();
+        let child = in_a_fork(|| {
+            let bed = bed();
+            neighbours_of_two_engines_are_whole(&bed, || [4, 2].map(|threads| own_engine(&bed, threads)));
+            for variable in ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"] {
+                // SAFETY: the workers that are left do not look at the environment.
+                unsafe { env::set_var(variable, bed.emulator.as_ref().unwrap().path()) };
+            }
+            neighbours_of_two_engines_are_whole(&bed, || [own_engine(&bed, 4), inherited.clone()]);
+        });
+        assert_eq!(child, Ok(()));
     });
 }

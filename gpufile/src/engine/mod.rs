@@ -45,7 +45,7 @@ pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 pub(crate) use under_way::UnderWay;
 
 use crate::memory::{Memory, Place};
-use crate::open_file::{Blocks, OpenFile, Outcome, WrittenFiles};
+use crate::open_file::{OpenFile, Outcome};
 use crate::path::PathPolicy;
 use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings};
 use devices::Devices;
@@ -79,7 +79,6 @@ struct Inner {
     /// None if the operating system gives no threads.
     stager: OnceLock<Option<Stager>>,
     idle_jobs: IdleJobs,
-    written_files: Arc<WrittenFiles>,
     settings: Settings,
     /// Where it was made.
     process: u32,
@@ -216,7 +215,6 @@ impl EngineBuilder {
             devices,
             driver: self.driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
             idle_jobs: IdleJobs::default(),
-            written_files: WrittenFiles::of_process(),
             stager: OnceLock::new(),
             settings,
             process: std::process::id(),
@@ -383,12 +381,6 @@ impl Engine {
             return pool::work_inline(&self.0.lanes_apart(), None, job);
         }
         pool::work_inline(&self.0.lanes, None, job);
-    }
-
-    /// The blocks of a file, by its block device and inode, that are being written.
-    pub(crate) fn blocks_of(&self, file: (u64, u64)) -> Arc<Blocks> {
-        // The parent's may be locked for ever, and CUDA writes nothing here.
-        if self.0.is_forked() { Arc::default() } else { self.0.written_files.blocks_of(file) }
     }
 
     /// A job that is not in use.

@@ -8,20 +8,34 @@
 //! of a call are taken at once. Hence nobody waits for one who waits.
 
 use std::collections::HashMap;
-use std::process;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::{process, ptr};
 
 /// The files that are written, by block device and inode. Files with one path share their blocks.
 #[derive(Debug, Default)]
-pub(crate) struct WrittenFiles(Mutex<HashMap<(u64, u64), Weak<Blocks>>>);
+pub(super) struct WrittenFiles(Mutex<HashMap<(u64, u64), Weak<Blocks>>>);
 
 impl WrittenFiles {
-    /// Those of the process, for all its engines: files of two may be in one call, and one file be open by both. In a
-    /// forked child each engine has its own, because nobody lets go there what the parent's threads held.
+    /// Those of the process, for all its engines: files of two may be in one call, and one file be open by both.
+    ///
+    /// A forked child gets its own, because nobody lets go there what the parent's threads held.
     pub fn of_process() -> Arc<Self> {
-        static SHARED: OnceLock<(u32, Arc<WrittenFiles>)> = OnceLock::new();
-        let (process, files) = SHARED.get_or_init(|| (process::id(), Arc::default()));
-        if *process == process::id() { files.clone() } else { Arc::default() }
+        /// Those of the process that asked last, never freed. No lock, which a fork could find taken.
+        static LAST: AtomicPtr<(u32, Arc<WrittenFiles>)> = AtomicPtr::new(ptr::null_mut());
+        loop {
+            let last = LAST.load(Ordering::Acquire);
+            // SAFETY: what was put there is never freed.
+            match unsafe { last.as_ref() } {
+                Some((process, files)) if *process == process::id() => return files.clone(),
+                _ => {}
+            }
+            let new = Box::into_raw(Box::new((process::id(), Arc::default())));
+            if LAST.compare_exchange(last, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // SAFETY: made above, and nobody else has it.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
     }
 
     /// The blocks of a file, which the caller has open: no other file gets its inode meanwhile.
@@ -42,7 +56,7 @@ impl WrittenFiles {
 
 /// Those that write to a file at the moment.
 #[derive(Debug, Default)]
-pub(crate) struct Blocks {
+pub(super) struct Blocks {
     state: Mutex<State>,
     /// Notified when a writer is done that others wait for.
     freed: Condvar,
@@ -132,7 +146,7 @@ impl Drop for Held<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicI32, Ordering};
+    use std::sync::atomic::AtomicI32;
     use std::thread;
     use std::time::Duration;
 

@@ -15,7 +15,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fs, io};
 
-pub(crate) use blocks::{Blocks, WrittenFiles};
 pub(crate) use cufile_way::read_cufile;
 pub(crate) use direct::open_flags;
 pub(crate) use mapping::Mapping;
@@ -28,7 +27,7 @@ use crate::page_cache;
 use crate::path::PathPolicy;
 use crate::settings::DirectIo;
 use crate::write_plan::Keep;
-use blocks::{Held, Sharing};
+use blocks::{Blocks, Held, Sharing, WrittenFiles};
 use cufile_way::Way;
 use direct::Direct;
 use mapping::may_be_sealed;
@@ -62,7 +61,7 @@ pub(crate) struct OpenFile {
     /// A mapping of all of a file of tmpfs for overwriting, made when first needed and anew when the file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
     inode: u64,
-    /// What is being written, by this and by others of the engine that are the same file. Looked up by the first write.
+    /// What is being written, by this and by others of the process that are the same file. Looked up by the first write.
     blocks: OnceLock<Arc<Blocks>>,
 }
 
@@ -331,7 +330,7 @@ impl OpenFile {
     }
 
     fn blocks(&self) -> &Blocks {
-        self.blocks.get_or_init(|| self.engine.blocks_of((self.device, self.inode)))
+        self.blocks.get_or_init(|| WrittenFiles::of_process().blocks_of((self.device, self.inode)))
     }
 
     /// Holds the blocks of a range that the kernel writes, beside which cuFile must not. It writes to no file of tmpfs
