@@ -193,10 +193,15 @@ impl Fault {
 
     /// How often it struck, so that somebody must have been told: where there is no other way, and nothing is to be
     /// called again.
-    pub fn to_be_told(&self, calls: u64) -> u64 {
+    pub fn to_be_told(&self, calls: u64, is_direct: bool) -> u64 {
+        // On a direct path cuFile writes in several steps. Where a later one fails, it says how many bytes it wrote, and the
+        // engine writes the rest by another call.
+        let is_made_up_for = |function| is_direct && function == interpose::PWRITE;
         let is_told = match &self.target {
             Target::C { effect: Effect::Errno(libc::EINTR | libc::EINVAL | libc::EOPNOTSUPP), .. } => false,
-            Target::C { function, effect: Effect::Errno(_) } => TOLD_OF_C.contains(function),
+            Target::C { function, effect: Effect::Errno(_) } => {
+                TOLD_OF_C.contains(function) && !is_made_up_for(*function)
+            }
             Target::C { .. } => false,
             Target::Emulator { function, setting } => {
                 TOLD.contains(function) && (setting.starts_with("err") && !setting.starts_with("errno=4"))
@@ -272,12 +277,12 @@ impl Counts {
     }
 
     /// How many strikes of these faults somebody must have been told of, if no two of them are of one function.
-    pub fn to_be_told(&self, faults: &[Fault]) -> u64 {
+    pub fn to_be_told(&self, faults: &[Fault], is_direct: bool) -> u64 {
         let calls =
             |fault: &Fault| self.0.iter().find(|one| one.0 == fault.function()).map_or(0, |one| one.1);
         let is_alone =
             |fault: &&Fault| faults.iter().filter(|other| other.function() == fault.function()).count() == 1;
-        faults.iter().filter(is_alone).map(|fault| fault.to_be_told(calls(fault))).sum()
+        faults.iter().filter(is_alone).map(|fault| fault.to_be_told(calls(fault), is_direct)).sum()
     }
 
     pub fn struck(&self) -> u64 {
