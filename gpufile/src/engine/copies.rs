@@ -1,9 +1,11 @@
 //! Copies between the GPU and a bounce buffer.
 
-use std::time::{Duration, Instant};
-use std::{slice, thread};
+use std::slice;
+use std::time::Duration;
 
 use cufile::cuda::{Event, Stream};
+
+use super::sync::{Instant, sleep};
 
 /// Copies between device memory and a bounce buffer; neighbours on both sides count as one, within an allocation: CUDA may
 /// refuse a copy that goes on behind the end of one, even if another begins there.
@@ -91,7 +93,7 @@ pub(crate) fn wait_by_looking(event: &Event) -> cufile::Result<()> {
     while !event.is_done()? {
         let waited = start.elapsed();
         if waited > SPIN {
-            thread::sleep(if waited > LONG { LONG_SLEEP } else { SHORT_SLEEP });
+            sleep(if waited > LONG { LONG_SLEEP } else { SHORT_SLEEP });
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The engine: plans transfers, lets workers carry them out, and reports how they ended.
 //!
-//! A transfer is [planned](plan) into chunks, as its [cutting] says, and becomes a [job]. The workers of the [pool] take its
-//! chunks in turn. Each worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU [copies] one while the
+//! A transfer is [planned](plan) into chunks, as its [cutting] says, and becomes a [job], one of the engine's [jobs]. The
+//! workers of the [pool] take its chunks in turn. Each worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU [copies] one while the
 //! file's side works on the other. Very many ranges are planned in [windows], each of which is a job; jobs of one call are
 //! [under_way].
 //!
@@ -13,6 +13,7 @@ mod copies;
 mod cutting;
 mod devices;
 mod job;
+mod jobs;
 mod lane;
 mod lanes;
 mod plan;
@@ -44,7 +45,7 @@ pub use transfer::IoRange;
 pub(crate) use transfer::{Entries, Entry, Side, Transfer};
 pub(crate) use under_way::UnderWay;
 
-use crate::memory::{Memory, Place};
+use crate::memory::Memory;
 use crate::open_file::{OpenFile, Outcome};
 use crate::path::PathPolicy;
 use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings};
@@ -288,49 +289,6 @@ impl Engine {
         self.0.devices.of(buffer)
     }
 
-    /// Carries out a transfer and waits for its end; tells what stopped it before.
-    ///
-    /// # Errors
-    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
-    ///
-    /// # Safety
-    /// The memory must be as an [`IoBuf`] (for reads, [`IoBufMut`](cufile::IoBufMut)) promises.
-    pub(crate) unsafe fn run(
-        &self,
-        transfer: &Transfer<'_>,
-        cutting: Cutting,
-    ) -> Result<Option<Stop>, Refused> {
-        // SAFETY: this function returns when the job is done.
-        let (job, chunks) = unsafe { self.prepare(transfer, &cutting) }?;
-        let inline = cutting.inline || chunks == 1;
-        let is_host = !inline && transfer.entries.place() == Place::Host;
-        self.start(transfer, &job, chunks, inline || is_host && self.0.settings.threads == 1);
-        if is_host {
-            self.work_beside(&job);
-        }
-        Ok(self.finish(job))
-    }
-
-    /// Works on a job of host memory along with the workers: waking them takes longer than to copy some 100 KiB. Not if
-    /// there is no lane to be had at once: one who waits for it must not have chunks of a job.
-    fn work_beside(&self, job: &Arc<Job>) {
-        if job.is_done() {
-            return;
-        }
-        if let Some(lane) = self.0.lanes.try_take_for_host() {
-            pool::work_inline(&self.0.lanes, Some(lane), job);
-        }
-    }
-
-    /// Lets the workers do a job, or does it, if that is said or the calling thread is a worker.
-    pub(crate) fn start(&self, transfer: &Transfer<'_>, job: &Arc<Job>, chunks: usize, inline: bool) {
-        if inline || on_worker() {
-            self.work_inline(job);
-        } else {
-            self.submit(transfer.device(), job, chunks);
-        }
-    }
-
     /// Reads a small range to device memory, by the calling thread.
     ///
     /// # Safety
@@ -347,47 +305,6 @@ impl Engine {
         }
     }
 
-    /// Makes a job of a transfer, which nobody works on yet; returns how many chunks it has.
-    ///
-    /// # Errors
-    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
-    ///
-    /// # Safety
-    /// What the transfer refers to must stay until [`finish`](Self::finish) was called with the job, and its memory must
-    /// be as an [`IoBuf`] (for reads, [`IoBufMut`](cufile::IoBufMut)) promises that long.
-    pub(crate) unsafe fn prepare(
-        &self,
-        transfer: &Transfer<'_>,
-        cutting: &Cutting,
-    ) -> Result<(Arc<Job>, usize), Refused> {
-        let job = self.idle_job();
-        // SAFETY: the caller's promise; an idle job is set up by no one else.
-        let (chunks, _) = unsafe { job.set_up(transfer, cutting) }?;
-        Ok((job, chunks))
-    }
-
-    /// Lets the workers for a block device do a job. If the operating system gives no threads, the caller does it.
-    pub(crate) fn submit(&self, device: u64, job: &Arc<Job>, chunks: usize) {
-        match self.pool(device) {
-            Some(pool) => pool.submit(job, chunks),
-            None => self.work_inline(job),
-        }
-    }
-
-    /// Does a job on the calling thread.
-    fn work_inline(&self, job: &Arc<Job>) {
-        if self.0.is_forked() {
-            // The parent's may be locked for ever, or lent to threads that are not here.
-            return pool::work_inline(&self.0.lanes_apart(), None, job);
-        }
-        pool::work_inline(&self.0.lanes, None, job);
-    }
-
-    /// A job that is not in use.
-    fn idle_job(&self) -> Arc<Job> {
-        if self.0.is_forked() { Arc::default() } else { self.0.idle_jobs.take() }
-    }
-
     /// What carries on transfers that streams wait for; none if the operating system gives no threads.
     pub(crate) fn stager(&self) -> Option<&Stager> {
         if self.0.is_forked() {
@@ -395,43 +312,6 @@ impl Engine {
         }
         let new = || Stager::new(self.0.settings.threads, self.0.lanes_apart()).ok();
         self.0.stager.get_or_init(new).as_ref()
-    }
-
-    /// Works on a job if the calling thread is a worker: were all workers to wait, nobody would do it.
-    pub(crate) fn help(&self, job: &Arc<Job>) {
-        if on_worker() && !job.is_done() {
-            self.work_inline(job);
-        }
-    }
-
-    /// Waits for a job that was started, and tells what stopped it before its end.
-    pub(crate) fn finish(&self, job: Arc<Job>) -> Option<Stop> {
-        self.help(&job);
-        job.wait();
-        // SAFETY: it is done, and who started it calls this.
-        let stop = unsafe { job.take_outcome() };
-        if !self.0.is_forked() {
-            self.0.idle_jobs.put(job);
-        }
-        stop
-    }
-
-    /// The workers for files on this block device; none if the operating system gives no threads, or did so in another
-    /// process.
-    fn pool(&self, device: u64) -> Option<Arc<Pool>> {
-        if self.0.is_forked() {
-            return None;
-        }
-        let key = if self.0.settings.pool_per_block_device { device } else { 0 };
-        let mut pools = self.0.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == key) {
-            return Some(pool.clone());
-        }
-        // More could have a chunk, but no lane for it.
-        let threads = self.0.settings.threads.min(self.0.lanes.limit());
-        let pool = Arc::new(Pool::new(threads, &self.0.lanes).ok()?);
-        pools.push((key, pool.clone()));
-        Some(pool)
     }
 }
 

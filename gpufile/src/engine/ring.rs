@@ -4,10 +4,11 @@
 //! handed use `n` to the stream, and when the stream has handed it to the host. Both only grow, so that whoever looks
 //! late finds enough.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use cufile::cuda::{PinnedBuffer, Stream};
+
+use super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
 
 /// One that the host works on, and one that the GPU copies. More of them would leave the processor's cache before their
 /// turn comes, and that costs more than waiting for each other.

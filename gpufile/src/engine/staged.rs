@@ -5,10 +5,10 @@
 //! locks may wait for this very stream.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::slice;
+use std::sync::{Arc, PoisonError};
 use std::task::{Wake, Waker};
-use std::time::{Duration, Instant};
-use std::{slice, thread};
+use std::time::Duration;
 
 use cufile::cuda::{Event, Stream, WordOperation};
 
@@ -16,6 +16,7 @@ use super::job::{Job, Stop};
 use super::pool::Submitter;
 use super::ring::{Ring, SLOTS, Turn, Turns};
 use super::stager::Active;
+use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
 use super::transfer::{IoRange, Side, Transfer};
 use crate::file::File;
 use crate::memory::{Memory, Place};
@@ -301,7 +302,7 @@ impl Staged {
                     if is_dead() {
                         return false;
                     }
-                    thread::sleep(Duration::from_micros(50));
+                    sleep(Duration::from_micros(50));
                 }
                 if !has_passed_on(turn) {
                     pass_on(turn);

@@ -4,16 +4,14 @@
 //! while it waits for a stream, and streams that wait take hardware queues, without which the engine's other workers wait
 //! for their copies.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::lanes::Lanes;
 use super::pool::{Pool, Submitter};
 use super::ring::Rings;
 use super::staged::Staged;
-use super::sync::sleep_exactly;
+use super::sync::{Builder, Condvar, JoinHandle, Mutex, MutexGuard, or_abort, sleep};
 
 pub(crate) struct Stager {
     pub rings: Rings,
@@ -73,13 +71,10 @@ impl Stager {
         let submitter = pool.submitter();
         let active = Arc::new(Active::default());
         let of_thread = active.clone();
-        let thread = thread::Builder::new().name("gpufile-stager".to_owned()).spawn(move || {
-            sleep_exactly();
-            if catch_unwind(AssertUnwindSafe(|| carry_on(&of_thread, &submitter))).is_err() {
-                // A stream waits for it, and with it perhaps all of the process.
-                std::process::abort();
-            }
-        })?;
+        // A stream waits for it, and with it perhaps all of the process.
+        let thread = Builder::new()
+            .name("gpufile-stager".to_owned())
+            .spawn(move || or_abort(|| carry_on(&of_thread, &submitter)))?;
         Ok(Self { rings: Rings::default(), active, thread: Some(thread), _pool: pool })
     }
 }
@@ -102,7 +97,7 @@ fn carry_on(active: &Active, submitter: &Submitter) {
     while active.take_into(&mut staged) {
         staged.retain(|staged| !staged.advance(submitter));
         if !staged.is_empty() {
-            thread::sleep(PAUSE);
+            sleep(PAUSE);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! What threads meet in, as the queue of workers, its jobs and its lanes use it: the standard library's.
+//! What threads meet in, and the time that they see, as the engine uses them: the standard library's.
 //!
-//! `tests/engine_models.rs` compiles [`job`](super::job), [`pool`](super::pool) and [`lanes`](super::lanes) again, with a
-//! scheduler's in its place that tries many interleavings.
+//! `tests/engine_models` compiles the engine's files again, with a scheduler's in its place that tries many interleavings.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
-pub(super) use std::thread::{Builder, JoinHandle};
+pub(super) use std::thread::{Builder, JoinHandle, sleep};
+pub(super) use std::time::Instant;
 
 thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
@@ -23,15 +23,20 @@ pub(crate) fn on_worker() -> bool {
 /// Does what a worker does, on the calling thread, which is one from now on.
 pub(super) fn as_worker(work: impl FnOnce()) {
     IS_WORKER.set(true);
+    // Someone waits for its chunk, whose memory a GPU may be writing: after a panic there is no way on.
+    or_abort(work);
+}
+
+/// Does what a thread of the engine does, whose sleeps are exact; a panic ends the process.
+pub(super) fn or_abort(work: impl FnOnce()) {
     sleep_exactly();
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        // Someone waits for its chunk, whose memory a GPU may be writing: there is no way on.
         std::process::abort();
     }
 }
 
 /// Lets this thread's sleeps end a microsecond late at most, not fifty: it sleeps for as long as copies take.
-pub(super) fn sleep_exactly() {
+fn sleep_exactly() {
     const NANOSECONDS: libc::c_ulong = 1000;
     // SAFETY: takes integers, and concerns only this thread. A failure costs time.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, NANOSECONDS) };
