@@ -1,38 +1,75 @@
-//! Interleavings of the engine's threads: workers, their queue, jobs and lanes, compiled here with shuttle's locks and
-//! threads, whose scheduler chooses at each step which thread goes on.
+//! Interleavings of the engine's threads: its own files, compiled here with shuttle's locks and threads, whose scheduler
+//! chooses at each step which thread goes on.
+//!
+//! - The models in this file are of workers, their queue, jobs and lanes, on [`stand_ins`] of transfers.
+//! - [`futures`] are of transfers that own their buffers, and of the lanes that carry them out with a GPU.
+//! - [`staging`] is of transfers that a stream waits for, and of the ring that their bytes go through.
+//!
+//! The last two run the [`engine`] with [`cuda`] and [`files`] in place of CUDA and the kernel. [`world`] fails a model where
+//! two use the same bytes, or one uses what was freed. All atomics are sequentially consistent here.
 //!
 //! Each model is tried with 80 schedules; `GPUFILE_SCHEDULES=100000 cargo test --release -p gpufile --test engine_models
 //! -- --nocapture` tries twice as many of each, and says so. A failure prints the schedule, for
 //! `shuttle::replay`.
 
 #![allow(dead_code, reason = "the models use a part of what the engine has")]
+#![allow(clippy::duplicate_mod, reason = "some files are here twice, on different stand-ins")]
 
+// What the engine's files take from `cufile` is in this crate.
+extern crate self as cufile;
+
+mod cuda;
+mod engine;
+mod files;
+#[path = "../../src/future.rs"]
+mod future;
+mod futures;
 #[path = "../../src/engine/job.rs"]
 mod job;
 #[path = "../../src/engine/lanes.rs"]
 mod lanes;
+#[path = "../../src/memory.rs"]
+mod memory;
+#[path = "../../src/owned.rs"]
+mod owned;
 #[path = "../../src/engine/pool.rs"]
 mod pool;
+mod staging;
 mod stand_ins;
+#[path = "../../src/stream_io.rs"]
+mod stream_io;
+mod world;
 
 mod error {
-    #[derive(Debug, Clone, Copy, PartialEq)]
+    use std::io;
+
+    pub type Result<T> = std::result::Result<T, Error>;
+
+    #[derive(Debug, PartialEq)]
+    pub struct Error {
+        pub bytes_done: usize,
+        pub cause: Cause,
+    }
+
+    #[derive(Debug, PartialEq)]
     pub enum Cause {
+        /// The file said so.
         Failed,
+        Cuda,
+        Io(io::ErrorKind),
+        Invalid(String),
     }
 
     impl From<cufile::Error> for Cause {
-        fn from(error: cufile::Error) -> Self {
-            panic!("{error}")
+        fn from(_: cufile::Error) -> Self {
+            Cause::Cuda
         }
     }
-}
 
-mod memory {
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum Place {
-        Host,
-        Device(u32),
+    impl From<io::Error> for Cause {
+        fn from(error: io::Error) -> Self {
+            Cause::Io(error.kind())
+        }
     }
 }
 
@@ -42,8 +79,10 @@ use std::{env, mem};
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Condvar, Mutex};
-use shuttle::{Config, Runner, thread};
+use shuttle::{Config, MaxSteps, Runner, thread};
 
+use cuda::{Error, IoBuf, IoBufMut, Result};
+use files::{file, open_file, path, write_plan};
 use job::{IdleJobs, Job, Stop};
 use lanes::Lanes;
 use memory::Place;
@@ -57,6 +96,13 @@ fn explore(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules = env::var("GPUFILE_SCHEDULES").map_or(40, |count| count.parse().expect("a number"));
     let mut config = Config::new();
     config.stack_size = 256 << 10;
+    // Threads look again and again for what others do; nothing takes so long.
+    config.max_steps = MaxSteps::FailAfter(200_000);
+    let model = move || {
+        world::begin();
+        model();
+        world::end();
+    };
     let random = Runner::new(RandomScheduler::new(schedules), config.clone()).run(model.clone());
     let few_changes = Runner::new(PctScheduler::new(3, schedules), config).run(model);
     println!("{name}: {} schedules", random + few_changes);

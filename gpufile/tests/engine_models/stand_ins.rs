@@ -8,13 +8,70 @@ use crate::job::Job;
 use crate::memory::Place;
 use crate::pool::Reports;
 
-/// What threads meet in: shuttle's, whose scheduler chooses at each step which of them goes on.
+/// What threads meet in, and the time that they see: shuttle's, whose scheduler chooses at each step which of them goes on.
 pub mod sync {
     use std::cell::Cell;
+    use std::sync::atomic;
+    use std::time::Duration;
 
-    pub use shuttle::sync::atomic::{AtomicBool, Ordering};
+    use shuttle::rand::{Rng, thread_rng};
+    pub use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
     pub use shuttle::thread::{Builder, JoinHandle};
+
+    use crate::world;
+
+    /// A word in memory that streams use too, which shuttle's cannot be.
+    #[repr(transparent)]
+    pub struct AtomicU32(atomic::AtomicU32);
+
+    impl AtomicU32 {
+        /// # Safety
+        /// As the standard library's.
+        pub unsafe fn from_ptr<'a>(ptr: *mut u32) -> &'a Self {
+            // SAFETY: laid out alike.
+            unsafe { &*ptr.cast() }
+        }
+
+        pub fn load(&self, order: Ordering) -> u32 {
+            world::pause();
+            self.check();
+            self.0.load(order)
+        }
+
+        pub fn store(&self, value: u32, order: Ordering) {
+            world::pause();
+            self.check();
+            self.0.store(value, order);
+            world::pause();
+        }
+
+        fn check(&self) {
+            world::check(self.0.as_ptr().cast(), size_of::<u32>(), "someone who looks at a word");
+        }
+    }
+
+    /// Some moment: how long ago it was is for the scheduler to choose.
+    #[derive(Clone, Copy)]
+    pub struct Instant;
+
+    impl Instant {
+        pub fn now() -> Self {
+            Self
+        }
+
+        pub fn elapsed(&self) -> Duration {
+            if thread_rng().gen_bool(0.5) { Duration::ZERO } else { Duration::from_secs(1) }
+        }
+    }
+
+    pub fn sleep(_: Duration) {
+        shuttle::thread::yield_now();
+    }
+
+    pub fn or_abort(work: impl FnOnce()) {
+        work();
+    }
 
     shuttle::thread_local! {
         static IS_WORKER: Cell<bool> = Cell::new(false);

@@ -1,0 +1,333 @@
+//! Transfers that a stream waits for: their parts in the slots of a ring, the thread that carries them on, and the stream.
+
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::Arc;
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread;
+
+use crate::cuda::{Buffer, Device, IoBuf, Stream, fill, fill_with_junk, look};
+use crate::engine::{Cutting, Engine};
+use crate::error::{Cause, Error, Result};
+use crate::file::File;
+use crate::futures::assert_once;
+use crate::memory::Place;
+use crate::open_file::OpenFile;
+use crate::stream_io::StreamIo;
+use crate::world::{self, Fault};
+use crate::{GPU, explore};
+
+/// As long as the slots of rings for short transfers.
+const SLOT: usize = 1 << 20;
+/// Three parts, the last of which is shorter: one slot is used twice.
+const LEN: usize = 2 * SLOT + SLOT / 4;
+
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    place: Place,
+    is_write: bool,
+}
+
+fn ways() -> impl Iterator<Item = Way> {
+    [(GPU, false), (GPU, true), (Place::Host, false), (Place::Host, true)]
+        .into_iter()
+        .map(|(place, is_write)| Way { place, is_write })
+}
+
+/// An engine of one worker, or two, for streams.
+fn engine(threads: usize) -> Engine {
+    Engine::with_stager(threads, 1, SLOT)
+}
+
+/// A file of two chunks for each slot.
+fn open(engine: &Engine) -> OpenFile {
+    OpenFile::new(engine, Cutting { chunk_bytes: SLOT / 2 + 4096, ..Cutting::default() })
+}
+
+impl Way {
+    /// The same, or the other direction.
+    fn or_back(self) -> Self {
+        Self { is_write: thread_rng().gen_bool(0.5), ..self }
+    }
+
+    /// Submits a transfer behind work of the stream that uses the same buffer.
+    fn submit(self, file: &File, stream: &Stream) -> StreamIo<Buffer> {
+        let buffer = Buffer::new(self.place, LEN);
+        let at = buffer.as_ptr().expose_provenance();
+        stream.then(move || match self.is_write {
+            true => fill(with_exposed_provenance_mut(at), LEN),
+            false => fill_with_junk(with_exposed_provenance_mut(at), LEN),
+        });
+        match self.is_write {
+            true => file.write_all_at_on_stream(stream, buffer, 0),
+            false => file.read_at_on_stream(stream, buffer, 0),
+        }
+    }
+
+    /// Submits a transfer of which nothing fails, with work of the stream behind it: that finds what was read, and may
+    /// change what was written. Returns what waits for both.
+    fn submit_between(self, file: &File, stream: &Stream) -> impl FnOnce() {
+        let submitted = self.submit(file, stream);
+        let at = submitted.buffer_ptr().expose_provenance();
+        let behind = stream.then(move || match self.is_write {
+            true => fill_with_junk(with_exposed_provenance_mut(at), LEN),
+            false => {
+                assert!(look(with_exposed_provenance(at), LEN) == world::pattern(0, LEN), "not read yet")
+            }
+        });
+        let file = file.clone();
+        move || {
+            let output = submitted.wait();
+            behind.wait();
+            assert_eq!(self.check(&file, output), Ok(LEN));
+        }
+    }
+
+    fn check(self, file: &File, (result, buffer): (Result<usize>, Buffer)) -> Result<usize> {
+        let done = *result.as_ref().unwrap_or_else(|error| &error.bytes_done);
+        if !self.is_write {
+            assert!(buffer.bytes()[..done] == *world::pattern(0, done), "{done} bytes were said to be read");
+        }
+        assert_once(file, done);
+        result
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(4096).all(|some| *some == [0; 4096][..some.len()])
+}
+
+/// Fails if a buffer has other bytes behind those that were read than zeros, and what parts behind the failed one read.
+fn assert_zeros_or_whole(buffer: &Buffer, done: usize) {
+    let (bytes, part_end) = (buffer.bytes(), (done / SLOT + 1) * SLOT);
+    assert!(is_zero(&bytes[done..part_end.min(LEN)]), "other bytes came");
+    for start in (part_end..LEN).step_by(SLOT) {
+        let part = &bytes[start..LEN.min(start + SLOT)];
+        assert!(is_zero(part) || part == world::pattern(start, part.len()), "other bytes came");
+    }
+}
+
+#[test]
+fn parts_arrive_in_order_before_the_stream_goes_on() {
+    for way in ways() {
+        explore(&format!("staged, {way:?}"), move || {
+            let engine = engine(2);
+            let stream = Stream::new(&Device(0));
+            let files = [(); 2].map(|()| File::new(open(&engine)));
+            let submitted = files.each_ref().map(|file| way.or_back().submit_between(file, &stream));
+            submitted.into_iter().for_each(|wait| wait());
+            engine.assert_idle();
+        });
+    }
+}
+
+#[test]
+fn a_transfer_is_done_when_its_bytes_are_there() {
+    for way in ways() {
+        explore(&format!("done, {way:?}"), move || {
+            let engine = engine(1);
+            let stream = Stream::new(&Device(0));
+            let file = File::new(open(&engine));
+            let submitted = way.submit(&file, &stream);
+            while !submitted.is_done() {
+                thread::yield_now();
+            }
+            assert!(look(submitted.buffer_ptr(), LEN) == world::pattern(0, LEN), "not there");
+            assert_eq!(way.check(&file, submitted.wait()), Ok(LEN));
+            engine.assert_idle();
+        });
+    }
+}
+
+#[test]
+fn threads_that_share_a_stream_take_turns_at_its_ring() {
+    for way in ways() {
+        explore(&format!("one stream, {way:?}"), move || {
+            let engine = engine(1);
+            let stream = Arc::new(Stream::new(&Device(0)));
+            let threads = [(); 2].map(|()| {
+                let (engine, stream) = (engine.clone(), stream.clone());
+                thread::spawn(move || {
+                    let file = File::new(open(&engine));
+                    way.or_back().submit_between(&file, &stream)();
+                })
+            });
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            engine.assert_idle();
+        });
+    }
+}
+
+#[test]
+fn two_streams_have_rings_of_their_own() {
+    for way in ways() {
+        explore(&format!("two streams, {way:?}"), move || {
+            let engine = engine(1);
+            let threads = [(); 2].map(|()| {
+                let engine = engine.clone();
+                thread::spawn(move || {
+                    let stream = Stream::new(&Device(0));
+                    let file = File::new(open(&engine));
+                    way.submit_between(&file, &stream)();
+                })
+            });
+            // While they are used, none of them may go.
+            engine.release_buffers();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            engine.assert_idle();
+        });
+    }
+}
+
+#[test]
+fn a_failed_part_ends_the_transfer_and_not_the_next_one() {
+    for way in ways() {
+        for bad in [5, SLOT + SLOT / 2 + 5000, 2 * SLOT] {
+            explore(&format!("bad byte {bad}, {way:?}"), move || {
+                let engine = engine(2);
+                let stream = Stream::new(&Device(0));
+                let failing = File::new(OpenFile { bad: Some(bad), ..open(&engine) });
+                let file = File::new(open(&engine));
+                let failed = way.submit(&failing, &stream);
+                let next = way.or_back().submit_between(&file, &stream);
+                let (result, buffer) = failed.wait();
+                if !way.is_write && way.place == GPU {
+                    assert_zeros_or_whole(&buffer, bad);
+                }
+                if way.is_write && way.place == GPU {
+                    // Parts are written one after the other.
+                    let seen = failing.open_file().seen.lock().unwrap().transferred.clone();
+                    assert!(
+                        seen.iter().all(|(offset, _)| *offset < (bad / SLOT + 1) * SLOT),
+                        "there is a gap"
+                    );
+                }
+                let error = way.check(&failing, (result, buffer)).unwrap_err();
+                assert_eq!(error, Error { bytes_done: bad, cause: Cause::Failed });
+                next();
+                engine.assert_idle();
+            });
+        }
+    }
+}
+
+#[test]
+fn zeros_fill_the_rest_where_the_file_ends() {
+    for len_bytes in [0, SLOT + 5, 2 * SLOT + 7] {
+        explore(&format!("end at {len_bytes}"), move || {
+            let engine = engine(2);
+            let way = Way { place: GPU, is_write: false };
+            let stream = Stream::new(&Device(0));
+            let file = File::new(open(&engine));
+            // What it leaves in the slots must not come.
+            let before = way.submit_between(&file, &stream);
+            let short = File::new(OpenFile { len_bytes, ..open(&engine) });
+            let (result, buffer) = way.submit(&short, &stream).wait();
+            assert!(is_zero(&buffer.bytes()[len_bytes..]), "other bytes came");
+            assert_eq!(way.check(&short, (result, buffer)), Ok(len_bytes));
+            before();
+            engine.assert_idle();
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_submitted_is_carried_out_by_the_call() {
+    for fault in [Fault::Refused, Fault::RefusedLate, Fault::NoMemory] {
+        for way in ways().filter(|way| way.place == GPU || fault != Fault::NoMemory) {
+            explore(&format!("{fault:?}, {way:?}"), move || {
+                let engine = engine(1);
+                let stream = Stream::new(&Device(0));
+                // What was begun of a transfer is begun anew.
+                let files = [(); 3].map(|()| File::new(OpenFile { may_repeat: true, ..open(&engine) }));
+                let before =
+                    thread_rng().gen_bool(0.5).then(|| way.or_back().submit_between(&files[0], &stream));
+                // A ring that is there needs no memory. Nine calls submit three parts, and four submit one.
+                let calls = match (fault, way.place) {
+                    (Fault::NoMemory, _) => usize::from(before.is_none()),
+                    (_, Place::Host) => 4,
+                    _ => 9,
+                };
+                if calls > 0 {
+                    world::fail(fault, thread_rng().gen_range(0..calls));
+                }
+                let refused = way.submit_between(&files[1], &stream);
+                way.or_back().submit_between(&files[2], &stream)();
+                refused();
+                if let Some(wait) = before {
+                    wait();
+                }
+                engine.assert_idle();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_dead_stream_gives_buffers_back() {
+    for way in ways() {
+        for waits in [false, true] {
+            explore(&format!("dead, waits: {waits}, {way:?}"), move || {
+                let engine = engine(1);
+                let stream = Stream::new(&Device(0));
+                let files = [(); 2].map(|()| File::new(open(&engine)));
+                world::fail(Fault::Dies, thread_rng().gen_range(0..24));
+                let submitted = files.each_ref().map(|file| way.submit(file, &stream));
+                for (file, submitted) in files.iter().zip(submitted) {
+                    if !waits {
+                        drop(submitted);
+                        continue;
+                    }
+                    match way.check(file, submitted.wait()) {
+                        Ok(done) => assert_eq!(done, LEN),
+                        Err(error) => assert_eq!(error, Error { bytes_done: 0, cause: Cause::Cuda }),
+                    }
+                }
+                world::heal();
+                drop(stream);
+                let stream = Stream::new(&Device(0));
+                let file = File::new(open(&engine));
+                way.submit_between(&file, &stream)();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_failed_question_is_not_the_end_of_the_stream() {
+    for way in ways() {
+        for questions in [1, 2] {
+            explore(&format!("{questions} failed questions, {way:?}"), move || {
+                let engine = engine(1);
+                let stream = Stream::new(&Device(0));
+                let files = [(); 2].map(|()| File::new(open(&engine)));
+                let submitted = way.submit(&files[0], &stream);
+                (0..questions).for_each(|_| world::fail(Fault::Asked, 0));
+                let next = way.or_back().submit_between(&files[1], &stream);
+                match way.check(&files[0], submitted.wait()) {
+                    Ok(done) => assert_eq!((done, questions), (LEN, 1)),
+                    Err(error) => {
+                        assert_eq!((error, questions), (Error { bytes_done: 0, cause: Cause::Cuda }, 2))
+                    }
+                }
+                next();
+                engine.assert_idle();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_dropped_transfer_ends_before_its_engine() {
+    for way in ways() {
+        explore(&format!("dropped, {way:?}"), move || {
+            let stream = Stream::new(&Device(0));
+            let engine = engine(2);
+            let file = File::new(open(&engine));
+            drop(engine);
+            let submitted = way.submit(&file, &stream);
+            drop(file);
+            drop(submitted);
+        });
+    }
+}
