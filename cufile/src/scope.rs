@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::failed::Failed;
 use crate::handle::FileHandle;
 use crate::memory::{IoBuf, IoBufMut};
-use crate::stream::{Kept, LateBound, Operation, RegisteredStream};
+use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 
 /// Runs `work` with a scope, in which batches and stream-ordered transfers take buffers that are merely borrowed.
 ///
@@ -75,9 +75,9 @@ use crate::stream::{Kept, LateBound, Operation, RegisteredStream};
 ///
 /// # Aborts
 /// What is borrowed cannot be leaked. So the process aborts where an owned buffer would be leaked because nobody knows
-/// whether its transfer is over: CUDA fails to wait for a stream, libcufile can neither report nor cancel a batch, a
-/// stream was captured while a transfer was submitted, or dropping a buffer panics. While a stream of the scope is being
-/// captured, the scope does not end.
+/// whether its transfer is over. CUDA may fail to wait for a stream, or a stream may be captured while a transfer is
+/// submitted. libcufile may never say that a transfer has ended, or neither report nor cancel a batch. The process aborts
+/// also if dropping a buffer panics. While a stream of the scope is being captured, the scope does not end.
 pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
     let scope = Scope { in_use: Mutex::default(), scope: PhantomData, env: PhantomData };
     let result = catch_unwind(AssertUnwindSafe(|| work(&scope)));
@@ -104,12 +104,25 @@ pub struct Scope<'scope, 'env: 'scope> {
 #[derive(Default)]
 struct InUse<'scope> {
     streams: Vec<RegisteredStream>,
+    /// Of the transfers of streams, except some that are over.
+    counts: Vec<Count>,
     /// From boxes, which are boxes again when the scope ends. Until then their users have references.
     batches: Vec<NonNull<dyn InFlight + 'scope>>,
 }
 
 // SAFETY: a batch of any thread can be ended on any other.
 unsafe impl Send for InUse<'_> {}
+
+impl InUse<'_> {
+    /// Adds a transfer. Forgets others that are over now and then, so that a long scope needs no more memory than those
+    /// under way.
+    fn watch(&mut self, count: Count) {
+        if self.counts.len() == self.counts.capacity() {
+            self.counts.retain(|count| !count.is_written());
+        }
+        self.counts.push(count);
+    }
+}
 
 /// A batch of any type.
 trait InFlight {
@@ -157,7 +170,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Lets a stream take part in the scope.
     pub fn stream(&'scope self, stream: &RegisteredStream) -> ScopedStream<'scope, 'env> {
         self.in_use().streams.push(stream.clone());
-        ScopedStream { stream: stream.clone(), scope: PhantomData, env: PhantomData }
+        ScopedStream { stream: stream.clone(), scope: self }
     }
 
     fn in_use(&self) -> std::sync::MutexGuard<'_, InUse<'scope>> {
@@ -166,15 +179,25 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 
     /// Waits until every transfer is over.
     fn end(&self) {
-        let InUse { streams, batches } = std::mem::take(&mut *self.in_use());
-        for stream in streams {
-            passed(&stream);
+        let InUse { streams, counts, batches } = std::mem::take(&mut *self.in_use());
+        streams.iter().for_each(passed);
+        // In a fork nothing is in flight.
+        let is_alive = streams.iter().all(|stream| stream.driver().check_alive().is_ok());
+        if is_alive && !counts.iter().all(Count::is_written) {
+            // It may be part of a graph, after a capture that has ended since.
+            give_up("libcufile never said that a transfer had ended");
         }
         for batch in batches {
             // SAFETY: a box once, and nobody has a reference any more: the scope is over, and buffers have references to
             // what is outside alone.
             let mut batch = unsafe { Box::from_raw(batch.as_ptr()) };
-            match catch_unwind(AssertUnwindSafe(|| batch.settle())) {
+            // With its end, at which it drops buffers too: a panic must not keep the others from being waited for.
+            let end = move || {
+                let is_over = batch.settle();
+                drop(batch);
+                is_over
+            };
+            match catch_unwind(AssertUnwindSafe(end)) {
                 Ok(true) => {}
                 Ok(false) => give_up("libcufile can neither report nor cancel a batch"),
                 Err(_) => give_up("dropping a buffer panicked"),
@@ -245,8 +268,7 @@ impl fmt::Debug for Scope<'_, '_> {
 #[derive(Debug, Clone)]
 pub struct ScopedStream<'scope, 'env: 'scope> {
     stream: RegisteredStream,
-    scope: PhantomData<&'scope mut &'scope ()>,
-    env: PhantomData<&'env mut &'env ()>,
+    scope: &'scope Scope<'scope, 'env>,
 }
 
 impl<'env> ScopedStream<'_, 'env> {
@@ -266,7 +288,7 @@ impl<'env> ScopedStream<'_, 'env> {
         buffer: B,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        checked(self.stream.read_borrowed(file, buffer, None, file_offset))
+        self.checked(self.stream.read_borrowed(file, buffer, None, file_offset))
     }
 
     /// Reads into a part of the buffer, as [`RegisteredStream::read_range_at`] does (`cuFileReadAsync`).
@@ -282,7 +304,7 @@ impl<'env> ScopedStream<'_, 'env> {
         len_bytes: usize,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        checked(self.stream.read_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
+        self.checked(self.stream.read_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
     }
 
     /// Reads what `arguments` say when the stream gets there, as [`RegisteredStream::read_late`] does (`cuFileReadAsync`).
@@ -296,7 +318,7 @@ impl<'env> ScopedStream<'_, 'env> {
         buffer: B,
         arguments: &LateBound,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        checked(self.stream.read_borrowed_late(file, buffer, arguments))
+        self.checked(self.stream.read_borrowed_late(file, buffer, arguments))
     }
 
     /// Writes the whole buffer, as [`RegisteredStream::write_at`] does (`cuFileWriteAsync`). Mind
@@ -311,7 +333,7 @@ impl<'env> ScopedStream<'_, 'env> {
         buffer: B,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        checked(self.stream.write_borrowed(file, buffer, None, file_offset))
+        self.checked(self.stream.write_borrowed(file, buffer, None, file_offset))
     }
 
     /// Writes a part of the buffer, as [`RegisteredStream::write_range_at`] does (`cuFileWriteAsync`). Mind
@@ -328,7 +350,7 @@ impl<'env> ScopedStream<'_, 'env> {
         len_bytes: usize,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        checked(self.stream.write_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
+        self.checked(self.stream.write_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
     }
 
     /// Writes what `arguments` say when the stream gets there, as [`RegisteredStream::write_late`] does
@@ -343,17 +365,24 @@ impl<'env> ScopedStream<'_, 'env> {
         buffer: B,
         arguments: &LateBound,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        checked(self.stream.write_borrowed_late(file, buffer, arguments))
+        self.checked(self.stream.write_borrowed_late(file, buffer, arguments))
     }
-}
 
-/// Makes sure that the end of the stream's work so far is the end of the transfer.
-fn checked<B>(submitted: Result<Operation<B>, Failed<Kept<B>>>) -> Result<Operation<B>, Failed<Kept<B>>> {
-    submitted.map_err(|failed| {
-        let (error, kept) = failed.into_parts();
-        if kept.is_captured() {
-            give_up("a stream was captured while a transfer was submitted");
+    /// Makes sure that the scope can tell when the transfer is over.
+    fn checked<B>(
+        &self,
+        submitted: Result<Operation<B>, Failed<Kept<B>>>,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        match submitted {
+            Ok(operation) => {
+                self.scope.in_use().watch(operation.count());
+                Ok(operation)
+            }
+            // Otherwise it is over when the stream has passed its work so far.
+            Err(failed) => Err(failed.map(|kept| match kept.is_captured() {
+                true => give_up("a stream was captured while a transfer was submitted"),
+                false => kept,
+            })),
         }
-        Failed::new(error, kept)
-    })
+    }
 }

@@ -1,17 +1,25 @@
 //! cufile's scopes: batches and streams that take borrowed buffers.
 
+mod support;
+
 use std::env;
+use std::ffi::c_void;
 use std::fs;
 use std::mem;
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use cufile::{Entry, ErrorKind, FileHandle, IoBuf, RegisterFlags, RegisteredStream, StreamFlags};
-use cufile_tests::bed::{Bed, pattern};
+use cufile::{
+    Entry, ErrorKind, FileHandle, IoBuf, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags,
+};
+use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUresult, CUstream, off_t};
+use cufile_tests::bed::{Bed, open_with, pattern};
+use support::Tracked;
 
 const LEN: usize = 100_003;
 
@@ -220,6 +228,60 @@ fn a_stream_that_cannot_be_waited_for_aborts_the_process() {
         cufile::scope(|scope| {
             mem::forget(scope.stream(&stream).read_at(&file, &mut memory[..], 0).unwrap());
             emulator.fault("cudaStreamSynchronize", "times=all err=700");
+        });
+    });
+}
+
+/// Accepts a read, and never tells its end.
+unsafe extern "C" fn silent(
+    _: CUfileHandle_t,
+    _: *mut c_void,
+    _: *mut usize,
+    _: *mut off_t,
+    _: *mut off_t,
+    _: *mut isize,
+    _: CUstream,
+) -> CUfileError_t {
+    CUfileError_t { err: CUfileOpError::CU_FILE_SUCCESS, cu_err: CUresult::CUDA_SUCCESS }
+}
+
+#[test]
+fn a_transfer_that_never_ends_aborts_the_process() {
+    aborts("a_transfer_that_never_ends_aborts_the_process", "never said that a transfer had ended", || {
+        let bed = Bed::emulated();
+        // SAFETY: it does no more than libcufile may.
+        let driver =
+            unsafe { open_with(bed.emulator.as_ref().unwrap(), |table| table.cuFileReadAsync = silent) };
+        let file = Arc::new(FileHandle::register(&driver, bed.file("data", &pattern(LEN))).unwrap());
+        let stream = bed.device.stream().unwrap();
+        let stream = RegisteredStream::register(&driver, stream, StreamFlags::empty()).unwrap();
+        let mut memory = vec![0; LEN];
+        cufile::scope(|scope| {
+            let reading = scope.stream(&stream).read_at(&file, &mut memory[..], 0).unwrap();
+            assert!(reading.wait().is_err());
+        });
+    });
+}
+
+#[test]
+fn a_buffer_that_panics_when_dropped_aborts_the_process() {
+    aborts("a_buffer_that_panics_when_dropped_aborts_the_process", "dropping a buffer panicked", || {
+        let bed = Bed::emulated();
+        let emulator = bed.emulator.as_ref().unwrap();
+        let file = register(&bed, "data", &pattern(LEN));
+        let (failing, life) = Tracked::new(LEN);
+        life.panics.store(true, Ordering::SeqCst);
+        let failing = RegisteredBuffer::register(&bed.driver, failing, RegisterFlags::empty()).unwrap();
+        let mut memory = bed.device.alloc(LEN).unwrap();
+        cufile::scope(|scope| {
+            let batch = scope.batch(&bed.driver, 1).unwrap();
+            emulator.fault("batch-entry", "bytes=-5016");
+            batch.submit([Entry::read(&file, failing, 0)]).unwrap();
+            // The batch keeps the buffer.
+            assert!(batch.wait_all().unwrap()[0].buffer.is_none());
+            // The scope must wait for this one nevertheless.
+            emulator.fault("batch-entry", "delay_us=300000");
+            scope.batch(&bed.driver, 1).unwrap().submit([Entry::read(&file, &mut memory, 0)]).unwrap();
         });
     });
 }

@@ -47,6 +47,7 @@ use cufile_sys::{
 };
 
 pub use late_bound::LateBound;
+pub(crate) use operation::Count;
 pub use operation::{Kept, Operation};
 
 use crate::cuda::{Entered, Event, Stream};
@@ -387,7 +388,7 @@ impl RegisteredStream {
             Err(error) => return Err(Failed::new(error, Kept::free(buffer))),
         };
         let mut pending = Box::new(Pending {
-            bytes: AtomicIsize::new(UNWRITTEN),
+            bytes: Arc::new(AtomicIsize::new(UNWRITTEN)),
             arguments: arguments.clone(),
             buffer,
             file: Arc::clone(file),
@@ -411,7 +412,7 @@ impl RegisteredStream {
         };
         // Also for a call that failed, which may have queued the transfer.
         let event = self.stream().record_into(&event).is_ok().then_some(event);
-        // SAFETY: no reference is left; libcufile knows only addresses inside of two atomics.
+        // SAFETY: no reference is left; libcufile knows only addresses inside of atomics.
         unsafe {
             (*pending.as_ptr()).fate = fate;
             (*pending.as_ptr()).event = event;

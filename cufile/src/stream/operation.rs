@@ -49,7 +49,7 @@ unsafe impl<B> Sync for Operation<B> {}
 /// All that libcufile uses until a transfer is over.
 pub(super) struct Pending<B> {
     /// Written by C.
-    pub(super) bytes: AtomicIsize,
+    pub(super) bytes: Arc<AtomicIsize>,
     pub(super) arguments: LateBound,
     pub(super) buffer: B,
     pub(super) file: Arc<FileHandle>,
@@ -190,12 +190,17 @@ impl<B> Operation<B> {
             Err(error) => Err(Failed::new(error, Kept(State::Leaked))),
             Ok(ended) => {
                 let Pending { bytes, buffer, operation, .. } = *ended;
-                match decode(operation, Raw::Completion(bytes.into_inner())) {
+                match decode(operation, Raw::Completion(bytes.load(Ordering::Acquire))) {
                     Ok(bytes) => Ok((bytes, buffer)),
                     Err(error) => Err(Failed::new(error, Kept::free(buffer))),
                 }
             }
         }
+    }
+
+    /// Tells whether libcufile has written the byte count, also when the operation is gone.
+    pub(crate) fn count(&self) -> Count {
+        Count(Arc::clone(&self.pending().bytes))
     }
 
     /// What is transferred; can be set until the stream gets there.
@@ -211,6 +216,16 @@ impl<B> Operation<B> {
     /// The file.
     pub fn file(&self) -> &Arc<FileHandle> {
         &self.pending().file
+    }
+}
+
+/// The place of a transfer's byte count.
+pub(crate) struct Count(Arc<AtomicIsize>);
+
+impl Count {
+    /// Returns whether libcufile has written it, and so is done with the buffer.
+    pub(crate) fn is_written(&self) -> bool {
+        self.0.load(Ordering::Acquire) != UNWRITTEN
     }
 }
 
