@@ -69,8 +69,8 @@ pub fn run(options: &Options) -> Result<()> {
     println!("{:<44} {:<8} {:>7}  last line", "sample", "result", "seconds");
     for sample in SAMPLES.iter().filter(chosen) {
         let group = match sample.name {
-            name if name.starts_with("cufile_sample_") => 0,
-            name if name.starts_with("io_pattern_") => 1,
+            name if name.starts_with("sample_") => 0,
+            name if name.starts_with("pattern_") => 1,
             _ => 2,
         };
         let files = host.folder().join(sample.name);

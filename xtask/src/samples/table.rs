@@ -134,41 +134,58 @@ const PATTERN: &[&[Argument]] = &[&[Large, Gpu(0), LargeSize]];
 const TWO_READS: Case = Faults(&["fault cuFileRead short=100", "fault cuFileRead after=1 short=100"]);
 
 pub const SAMPLES: &[Sample] = &[
-    sample("cufile_sample_001", &[&[Output, Gpu(0)]], ONE_FILE_AND_BUFFER, WRITE),
-    sample("cufile_sample_002", &[&[Output, Gpu(0)]], ONE_FILE, WRITE),
-    sample("cufile_sample_003", COPIES, TWO_FILES, COPY),
-    sample("cufile_sample_004", COPIES, TWO_FILES, COPY)
+    sample("sample_001_write_registered", &[&[Output, Gpu(0)]], ONE_FILE_AND_BUFFER, WRITE),
+    sample("sample_002_write_unregistered", &[&[Output, Gpu(0)]], ONE_FILE, WRITE),
+    sample("sample_003_copy_unregistered", COPIES, TWO_FILES, COPY),
+    sample("sample_004_copy_driver_api_memory", COPIES, TWO_FILES, COPY)
         .other(&["fault cuMemAlloc_v2 err=2", "fault cuMemsetD8_v2 err=1"]),
-    sample("cufile_sample_005", COPIES, TWO_FILES_AND_BUFFER, COPY),
-    sample("cufile_sample_006", COPIES, TWO_FILES, COPY_IN_PIECES),
-    sample("cufile_sample_007", &[&[]], Not("registers nothing"), Not("transfers nothing")).other(&[
-        "fault cuFileDriverSetPollMode err=5022",
-        "fault cuFileDriverSetMaxDirectIOSize err=5022",
-        "fault cuFileDriverSetMaxCacheSize err=5022",
-        "fault cuFileDriverSetMaxPinnedMemSize err=5022",
-        "fault cuFileDriverOpen err=5030",
-        "fault cuFileDriverGetProperties err=5011 cu=3",
-        "fault cuFileDriverClose_v2 err=5001",
-    ]),
-    sample("cufile_sample_008", &[&[]], Not("registers nothing"), Not("transfers nothing"))
+    sample("sample_005_copy_through_buffer_middle", COPIES, TWO_FILES_AND_BUFFER, COPY),
+    sample("sample_006_read_in_pieces", COPIES, TWO_FILES, COPY_IN_PIECES),
+    sample("sample_007_driver_settings", &[&[]], Not("registers nothing"), Not("transfers nothing")).other(
+        &[
+            "fault cuFileDriverSetPollMode err=5022",
+            "fault cuFileDriverSetMaxDirectIOSize err=5022",
+            "fault cuFileDriverSetMaxCacheSize err=5022",
+            "fault cuFileDriverSetMaxPinnedMemSize err=5022",
+            "fault cuFileDriverOpen err=5030",
+            "fault cuFileDriverGetProperties err=5011 cu=3",
+            "fault cuFileDriverClose_v2 err=5001",
+        ],
+    ),
+    sample("sample_008_error_names", &[&[]], Not("registers nothing"), Not("transfers nothing"))
         .no_gpu(Not("needs none"))
         .other(&["fault cuGetErrorName err=1"]),
-    sample("cufile_sample_009", &[&[Input(64 * MIB), Input(64 * MIB)]], TWO_FILES_AND_BUFFERS, READS),
-    sample("cufile_sample_010", &[&[Input(64 * MIB), Gpu(0), Gpu(1)]], ONE_FILE_AND_BUFFERS, READS),
     sample(
-        "cufile_sample_011",
+        "sample_009_two_threads_two_files",
+        &[&[Input(64 * MIB), Input(64 * MIB)]],
+        TWO_FILES_AND_BUFFERS,
+        READS,
+    ),
+    sample(
+        "sample_010_two_gpus_share_handle",
+        &[&[Input(64 * MIB), Gpu(0), Gpu(1)]],
+        ONE_FILE_AND_BUFFERS,
+        READS,
+    ),
+    sample(
+        "sample_011_two_gpus_unregistered",
         &[&[Input(1000 * MIB), Gpu(0), Gpu(1)]],
         ONE_FILE,
         // Once: each takes seconds.
         Faults(&["fault cuFileRead after=8 short=100"]),
     ),
-    sample("cufile_sample_012", &[&[Input(64 * MIB), Input(64 * MIB)]], TWO_FILES_AND_BUFFERS, READS)
-        .other(&["fault cuFileDriverSetMaxPinnedMemSize err=5022"]),
-    sample("cufile_sample_013", &[&[Input(32 * MIB), Input(32 * MIB)]], TWO_FILES_AND_BUFFER, READS)
-        .other(&["fault cuFileDriverSetMaxCacheSize err=5022"]),
-    sample("cufile_sample_014", COPIES, TWO_FILES_AND_BUFFER, COPY_IN_PIECES),
     sample(
-        "cufile_sample_015",
+        "sample_012_pinned_memory_limit",
+        &[&[Input(64 * MIB), Input(64 * MIB)]],
+        TWO_FILES_AND_BUFFERS,
+        READS,
+    )
+    .other(&["fault cuFileDriverSetMaxPinnedMemSize err=5022"]),
+    sample("sample_013_many_threads", &[&[Input(32 * MIB), Input(32 * MIB)]], TWO_FILES_AND_BUFFER, READS)
+        .other(&["fault cuFileDriverSetMaxCacheSize err=5022"]),
+    sample("sample_014_read_at_buffer_offsets", COPIES, TWO_FILES_AND_BUFFER, COPY_IN_PIECES),
+    sample(
+        "sample_015_copy_kinds_of_memory",
         &[
             &[Output, Output, Gpu(0), Word("1")],
             &[Output, Output, Gpu(0), Word("2")],
@@ -177,30 +194,30 @@ pub const SAMPLES: &[Sample] = &[
         TWO_FILES,
         COPY,
     ),
-    sample("cufile_sample_016", &[&[Input(100 * MIB)]], TWO_FILES_AND_BUFFERS, READS),
-    sample("cufile_sample_017", &[&[Input(100 * MIB)]], ONE_FILE_AND_BUFFER, READS),
+    sample("sample_016_register_parts_by_thread", &[&[Input(100 * MIB)]], TWO_FILES_AND_BUFFERS, READS),
+    sample("sample_017_share_registration", &[&[Input(100 * MIB)]], ONE_FILE_AND_BUFFER, READS),
     sample(
-        "cufile_sample_018",
+        "sample_018_unaligned_writes_locked",
         &[&[Output]],
         TWO_FILES,
         Faults(&["fault cuFileWrite short=100", "fault cuFileWrite after=8 short=100"]),
     ),
     sample(
-        "cufile_sample_019",
+        "sample_019_batch_write",
         &[&[Output, Gpu(0), Word("32")], &[Output, Gpu(0), Word("32"), Word("1")]],
         ONE_FILE_AND_BUFFERS,
         ENTRIES,
     )
     .other(BATCH),
     sample(
-        "cufile_sample_020",
+        "sample_020_batch_read",
         &[&[Input(32 * 4 * KIB), Gpu(0), Word("32")], &[Input(32 * 4 * KIB), Gpu(0), Word("32"), Word("1")]],
         ONE_FILE_AND_BUFFERS,
         ENTRIES,
     )
     .other(BATCH),
     sample(
-        "cufile_sample_021",
+        "sample_021_batch_cancel",
         &[&[Input(32 * 128 * KIB), Gpu(0), Word("32")]],
         ONE_FILE_AND_BUFFERS,
         // Whatever the cancelled batch comes to, the second one must complete.
@@ -208,37 +225,37 @@ pub const SAMPLES: &[Sample] = &[
     )
     .other(BATCH),
     sample(
-        "cufile_sample_022",
+        "sample_022_batch_reap_in_rounds",
         &[&[Input(128 * 64 * KIB), Gpu(0)], &[Input(128 * 64 * KIB), Gpu(0), Word("1")]],
         ONE_FILE_AND_BUFFERS,
         ENTRIES,
     )
     .other(BATCH),
-    sample("cufile_sample_023", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
+    sample("sample_023_mapped_memory", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
         .other(&["fault cuMemMap err=1"]),
-    sample("cufile_sample_024", &[&[Output]], ONE_FILE_AND_BUFFERS, TWO_READS)
+    sample("sample_024_mapped_memory_one_file", &[&[Output]], ONE_FILE_AND_BUFFERS, TWO_READS)
         .other(&["fault cuMemMap err=1"]),
-    sample("cufile_sample_025", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
+    sample("sample_025_mapped_memory_reserved", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
         .other(&["fault cuMemMap after=1 err=2"]),
-    sample("cufile_sample_026", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
+    sample("sample_026_mapped_memory_grown", &[&[Output, Output]], TWO_FILES_AND_BUFFERS, TWO_READS)
         .other(&["fault cuMemMap after=1 err=2"]),
     sample(
-        "cufile_sample_027",
+        "sample_027_batch_unaligned",
         &[&[Output, Gpu(0), Word("32"), Word("0")], &[Output, Gpu(0), Word("32"), Word("1")]],
         ONE_FILE_AND_BUFFERS,
         ENTRIES,
     )
     .other(BATCH),
-    sample("cufile_sample_028", &[&[Output, Gpu(0)]], ONE_FILE_AND_BUFFER, WRITE),
+    sample("sample_028_write_without_o_direct", &[&[Output, Gpu(0)]], ONE_FILE_AND_BUFFER, WRITE),
     sample(
-        "cufile_sample_029",
+        "sample_029_batch_two_handles",
         &[&[Output, Gpu(0), Word("32"), Word("0")], &[Output, Gpu(0), Word("32"), Word("1")]],
         TWO_FILES_AND_BUFFERS,
         ENTRIES,
     )
     .other(BATCH),
     sample(
-        "cufile_sample_030",
+        "sample_030_batch_kinds_of_memory",
         &[
             &[Output, Gpu(0), Word("32"), Word("1"), Word("0")],
             &[Output, Gpu(0), Word("32"), Word("0"), Word("0")],
@@ -248,16 +265,16 @@ pub const SAMPLES: &[Sample] = &[
         Faults(&["fault batch-entry bytes=100", "fault batch-entry after=40 bytes=100"]),
     )
     .other(BATCH),
-    sample("cufile_sample_031", COPIES, STREAM, ASYNC),
-    sample("cufile_sample_032", COPIES, STREAM, ASYNC),
-    sample("cufile_sample_033", COPIES, STREAM, ASYNCS),
-    sample("cufile_sample_034", COPIES, STREAM, ASYNCS),
-    sample("io_pattern_1", PATTERN, ONE_FILE_AND_BUFFERS, READS),
-    sample("io_pattern_2", PATTERN, ONE_FILE_AND_BUFFERS, READS),
-    sample("io_pattern_3", PATTERN, ONE_FILE_AND_BUFFERS, READS),
-    sample("io_pattern_4", PATTERN, ONE_FILE_AND_BUFFERS, READS),
-    sample("io_pattern_5", PATTERN, ONE_FILE_AND_BUFFERS, READS),
-    sample("io_pattern_6", PATTERN, ONE_FILE_AND_BUFFERS, READS),
+    sample("sample_031_default_stream", COPIES, STREAM, ASYNC),
+    sample("sample_032_own_stream", COPIES, STREAM, ASYNC),
+    sample("sample_033_four_streams", COPIES, STREAM, ASYNCS),
+    sample("sample_034_four_streams_fixed_arguments", COPIES, STREAM, ASYNCS),
+    sample("pattern_1_register_each_part", PATTERN, ONE_FILE_AND_BUFFERS, READS),
+    sample("pattern_2_register_whole", PATTERN, ONE_FILE_AND_BUFFERS, READS),
+    sample("pattern_3_unregistered", PATTERN, ONE_FILE_AND_BUFFERS, READS),
+    sample("pattern_4_unaligned_file_offset", PATTERN, ONE_FILE_AND_BUFFERS, READS),
+    sample("pattern_5_unaligned_buffer_offset", PATTERN, ONE_FILE_AND_BUFFERS, READS),
+    sample("pattern_6_threads_share_buffer", PATTERN, ONE_FILE_AND_BUFFERS, READS),
     sample(
         "basic_io",
         &[
@@ -356,5 +373,11 @@ mod tests {
         examples.sort();
         rows.sort();
         assert_eq!(examples, rows);
+        let index = workspace().join("cufile/examples/README.md");
+        let index = std::fs::read_to_string(index).expect("the list of examples");
+        for name in rows.iter().filter(|name| workspace().join(format!("cufile/examples/{name}.rs")).exists())
+        {
+            assert!(index.contains(&format!("| [{name}]({name}.rs) |")), "{name} is not in the list");
+        }
     }
 }

@@ -1,0 +1,66 @@
+//! I/O pattern 2 of NVIDIA's best practices: the whole buffer registered once, and filled by reads at buffer offsets.
+//!
+//! usage: pattern_2_register_whole FILE [GPU [SIZE]]
+//!
+//! FILE must have SIZE bytes (1GiB unless told). Ten reads of 100/1024 of it fill a buffer of GPU memory; what was read
+//! is compared with the file. This is the pattern for a buffer that is filled again and again: the first line counts
+//! the registration in, the second shows later fills, the third a registration for each read (pattern 1).
+
+mod common;
+
+use std::process::ExitCode;
+
+use common::measure::{Pattern, READS, Sizes, gpu, timed};
+use common::{Result, all_of, open_to_read};
+use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags};
+
+fn main() -> ExitCode {
+    common::run("FILE [GPU [SIZE]]", |arguments| {
+        let driver = Driver::open()?;
+        let file = FileHandle::register(&driver, open_to_read(arguments.path(0)?)?)?;
+        let sizes = Sizes::from(&arguments, 2)?;
+        let read = sizes.read;
+        let buffer = driver.cuda().device(gpu(&arguments, 1)?)?.alloc(sizes.buffer)?;
+        let mut pattern = Pattern::new(2, &arguments, sizes, buffer)?;
+
+        pattern.measure("registered-once", 0, 0, |buffer| {
+            timed(|| {
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |mut buffer| {
+                    fill(&file, &mut buffer, read)
+                })?
+            })
+        })?;
+
+        pattern.measure("registered-before", 0, 0, |buffer| {
+            driver.with_registered_mut(buffer, RegisterFlags::empty(), |mut buffer| {
+                timed(|| fill(&file, &mut buffer, read))
+            })?
+        })?;
+
+        pattern.measure("registered-for-each-read", 0, 0, |buffer| {
+            timed(|| {
+                for (index, mut part) in buffer.chunks_mut(read).take(READS).enumerate() {
+                    driver.with_registered_mut(
+                        &mut part,
+                        RegisterFlags::empty(),
+                        |mut part| -> Result {
+                            all_of(file.read_at(&mut part, (index * read) as u64)?, read, "cuFileRead")
+                        },
+                    )??;
+                }
+                Ok(())
+            })
+        })?;
+        println!("contents match");
+        Ok(())
+    })
+}
+
+/// cuFile is given the registered address and an offset, never an address inside of the registration.
+fn fill(file: &FileHandle, buffer: &mut impl IoBufMut, read: usize) -> Result {
+    for offset in (0..READS).map(|index| index * read) {
+        all_of(file.read_range_at(buffer, offset, read, offset as u64)?, read, "cuFileRead")?;
+        // Here a kernel would use the part.
+    }
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! I/O pattern 5 of NVIDIA's best practices: reads whose place in the buffer is not aligned to 4 KiB.
+//!
+//! usage: pattern_5_unaligned_buffer_offset FILE [GPU [SIZE]]
+//!
+//! FILE must have SIZE bytes (1GiB unless told). Ten reads of 100/1024 of it fill a buffer of GPU memory from its
+//! byte 3 on; what was read is compared with the file. The registration (first line) is of no use to such reads,
+//! because cuFile passes them through bounce buffers of its own; the second line does without. Aligned reads (third
+//! line) go straight into the buffer where the machine has a direct path: keep to multiples of 4 KiB. In the
+//! compatibility mode all bytes are copied by the host, and the lines differ little.
+
+mod common;
+
+use std::process::ExitCode;
+
+use common::measure::{Pattern, READS, Sizes, gpu, timed};
+use common::{Result, all_of, open_to_read};
+use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags};
+
+/// No multiple of 4096, as in a buffer that packs one thing after the other.
+const SHIFT: usize = 3;
+
+fn main() -> ExitCode {
+    common::run("FILE [GPU [SIZE]]", |arguments| {
+        let driver = Driver::open()?;
+        let file = FileHandle::register(&driver, open_to_read(arguments.path(0)?)?)?;
+        let sizes = Sizes::from(&arguments, 2)?;
+        let read = sizes.read;
+        let buffer = driver.cuda().device(gpu(&arguments, 1)?)?.alloc(sizes.buffer)?;
+        let mut pattern = Pattern::new(5, &arguments, sizes, buffer)?;
+
+        pattern.measure("unaligned-buffer-offset-registered", 0, SHIFT, |buffer| {
+            timed(|| {
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |mut buffer| {
+                    fill(&file, &mut buffer, read, SHIFT)
+                })?
+            })
+        })?;
+
+        pattern.measure("unaligned-buffer-offset-unregistered", 0, SHIFT, |buffer| {
+            timed(|| fill(&file, buffer, read, SHIFT))
+        })?;
+
+        pattern.measure("aligned-registered", 0, 0, |buffer| {
+            timed(|| {
+                driver.with_registered_mut(buffer, RegisterFlags::empty(), |mut buffer| {
+                    fill(&file, &mut buffer, read, 0)
+                })?
+            })
+        })?;
+        println!("contents match");
+        Ok(())
+    })
+}
+
+fn fill(file: &FileHandle, buffer: &mut impl IoBufMut, read: usize, buffer_offset: usize) -> Result {
+    for offset in (0..READS).map(|index| index * read) {
+        let bytes = file.read_range_at(buffer, buffer_offset + offset, read, offset as u64)?;
+        all_of(bytes, read, "cuFileRead")?;
+        // Here a kernel would use the part.
+    }
+    Ok(())
+}

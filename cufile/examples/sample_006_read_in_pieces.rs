@@ -1,0 +1,38 @@
+//! Reads a file in pieces into consecutive places of a buffer that is not registered, writes it out at once, and
+//! compares SHA-256 sums.
+//!
+//! usage: sample_006_read_in_pieces READ_FILE WRITE_FILE GPU
+
+mod common;
+
+use std::process::ExitCode;
+
+use common::{KIB, MIB, all_of, compare_sha, create, make_file, open_to_read};
+use cufile::{Driver, FileHandle};
+
+const LEN: usize = 31 * MIB;
+const PIECE: usize = 64 * KIB;
+
+fn main() -> ExitCode {
+    common::run("READ_FILE WRITE_FILE GPU", |arguments| {
+        let (source, target) = (arguments.path(0)?, arguments.path(1)?);
+        make_file(source, LEN)?;
+
+        let driver = Driver::open()?;
+        let from = FileHandle::register(&driver, open_to_read(source)?)?;
+        let to = FileHandle::register(&driver, create(target)?)?;
+        let mut buffer = driver.cuda().device(arguments.number(2)?)?.alloc(LEN)?;
+        buffer.fill(0)?;
+
+        for (number, mut piece) in buffer.chunks_mut(PIECE).enumerate() {
+            all_of(from.read_at(&mut piece, (number * PIECE) as u64)?, PIECE, "cuFileRead")?;
+        }
+        all_of(to.write_at(&buffer, 0)?, LEN, "cuFileWrite")?;
+
+        drop(buffer);
+        drop(from.deregister());
+        drop(to.deregister());
+        driver.close()?;
+        compare_sha(source, target, LEN)
+    })
+}

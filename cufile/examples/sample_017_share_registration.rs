@@ -1,0 +1,34 @@
+//! Ten threads share a registration and a handle: each reads at its own offsets of buffer and file.
+//!
+//! usage: sample_017_share_registration FILE
+
+mod common;
+
+use std::process::ExitCode;
+
+use common::{MIB, all_of, in_threads, open_to_read, require_contents, require_len};
+use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
+
+const THREADS: usize = 10;
+const PART: usize = 10 * MIB;
+
+fn main() -> ExitCode {
+    common::run("FILE", |arguments| {
+        let path = arguments.path(0)?;
+        require_len(path, THREADS * PART)?;
+        let driver = Driver::open()?;
+        let file = FileHandle::register(&driver, open_to_read(path)?)?;
+        let memory = driver.cuda().device(0)?.alloc(THREADS * PART)?;
+        let mut buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
+        in_threads(buffer.chunks_mut(PART).enumerate(), |(number, mut part)| {
+            all_of(file.read_at(&mut part, (number * PART) as u64)?, PART, "cuFileRead")
+        })?;
+        let memory = buffer.deregister()?;
+        drop(file.deregister());
+        require_contents(path, 0, &memory.to_vec()?)?;
+        drop(memory);
+        driver.close()?;
+        println!("{THREADS} threads read what the file holds, {PART} bytes each");
+        Ok(())
+    })
+}
