@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::engine::Engine;
@@ -19,6 +20,7 @@ pub struct OpenOptions {
     options: fs::OpenOptions,
     write: bool,
     truncate: bool,
+    appends: bool,
     engine: Option<Engine>,
     policy: Option<PathPolicy>,
     direct_read: Option<DirectIo>,
@@ -38,6 +40,7 @@ impl OpenOptions {
             options: fs::OpenOptions::new(),
             write: false,
             truncate: false,
+            appends: false,
             engine: None,
             policy: None,
             direct_read: None,
@@ -77,6 +80,20 @@ impl OpenOptions {
         self
     }
 
+    /// Sets the permissions that a created file gets, less the process's umask; 0o666 by default.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.options.mode(mode);
+        self
+    }
+
+    /// Passes flags of `open(2)`, such as `O_NOFOLLOW`, in place of those passed before. `O_DIRECT` has no effect: the
+    /// engine decides for each transfer. `O_APPEND` is refused when the file is opened.
+    pub fn custom_flags(mut self, flags: i32) -> Self {
+        self.options.custom_flags(flags & !libc::O_APPEND);
+        self.appends = flags & libc::O_APPEND != 0;
+        self
+    }
+
     /// Uses this engine instead of the process's default.
     pub fn engine(mut self, engine: &Engine) -> Self {
         self.engine = Some(engine.clone());
@@ -110,6 +127,9 @@ impl OpenOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         let failed = |cause| Error::Open { path: path.to_owned(), cause };
+        if self.appends {
+            return Err(failed(appending()));
+        }
         let engine = self.engine_or_global().map_err(failed)?;
         // Later than the system would, so that a file that cannot be opened keeps what it has.
         let empties = self.write && self.truncate;
@@ -136,10 +156,7 @@ impl OpenOptions {
         let path = crate::file::path_of(&file);
         match crate::open_file::open_flags(&file) {
             Err(error) => Err(Error::Open { path, cause: error.into() }),
-            Ok(flags) if flags & libc::O_APPEND != 0 => {
-                let text = "it was opened with O_APPEND, and all writes here say where they go".to_owned();
-                Err(Error::Open { path, cause: Cause::Invalid(text) })
-            }
+            Ok(flags) if flags & libc::O_APPEND != 0 => Err(Error::Open { path, cause: appending() }),
             Ok(_) => self.take_over(path, file),
         }
     }
@@ -177,6 +194,11 @@ impl OpenOptions {
         }
         Ok(File::new(file))
     }
+}
+
+/// Why files with `O_APPEND` are refused.
+fn appending() -> Cause {
+    Cause::Invalid("it has O_APPEND, and all writes here say where they go".to_owned())
 }
 
 /// Does what `O_TRUNC` does, which other kinds of files do not mind. A file that is empty is left alone: ext4 takes a

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -190,4 +190,30 @@ fn each_block_device_has_workers_of_its_own_if_asked() {
             assert_eq!(workers(), expected, "{switch}");
         }
     });
+}
+
+#[test]
+fn files_are_created_with_their_mode_and_opened_with_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, link) = (folder.path().join("data"), folder.path().join("link"));
+    let writing = || File::options().write(true).create(true);
+    writing().mode(0o600).open(&path).unwrap().write_all_at(b"bytes".as_slice(), 0).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let reading = || File::options().read(true);
+    let error = reading().custom_flags(libc::O_NOFOLLOW).open(&link).unwrap_err();
+    assert!(
+        matches!(&error, Error::Open { cause: Cause::Io(error), .. }
+        if error.raw_os_error() == Some(libc::ELOOP)),
+        "{error}"
+    );
+    let mut read = [0; 5];
+    // Nothing is aligned, and nobody notices.
+    let direct = reading().custom_flags(libc::O_DIRECT).open(&link).unwrap();
+    direct.read_exact_at(&mut read[..4], 1).unwrap();
+    assert_eq!(&read[..4], b"ytes");
+    let error = writing().custom_flags(libc::O_APPEND | libc::O_TRUNC).open(&path).unwrap_err();
+    assert!(error.to_string().contains("O_APPEND"), "{error}");
+    reading().open(&path).unwrap().read_exact_at(&mut read[..], 0).unwrap();
+    assert_eq!(&read, b"bytes", "a refused file keeps what it has");
 }

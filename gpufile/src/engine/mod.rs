@@ -29,7 +29,7 @@ mod windows;
 use std::fmt;
 use std::mem;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cufile::cuda::Cuda;
 use cufile::{Driver, IoBuf};
@@ -48,7 +48,7 @@ pub(crate) use under_way::UnderWay;
 use crate::memory::Memory;
 use crate::open_file::{OpenFile, Outcome};
 use crate::path::PathPolicy;
-use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings};
+use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings, SettingsError};
 use devices::Devices;
 use job::IdleJobs;
 use lanes::Lanes;
@@ -223,8 +223,12 @@ impl EngineBuilder {
     }
 }
 
+/// The process's default engine.
+static GLOBAL: OnceLock<Result<Engine, SettingsError>> = OnceLock::new();
+
 impl Engine {
-    /// The process's default engine, set by [environment variables](Settings::from_env).
+    /// Returns the process's default engine: that of [`set_global`](Self::set_global), or else one that is set by
+    /// [environment variables](Settings::from_env).
     ///
     /// # Panics
     /// If one of them has a value that it cannot have; [`try_global`](Self::try_global) says so instead.
@@ -232,14 +236,29 @@ impl Engine {
         Self::try_global().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The process's default engine, set by [environment variables](Settings::from_env).
+    /// Returns what [`global`](Self::global) does.
     ///
     /// # Errors
-    /// Which of them has a value that it cannot have.
-    pub fn try_global() -> Result<&'static Engine, &'static crate::settings::SettingsError> {
-        static GLOBAL: LazyLock<Result<Engine, crate::settings::SettingsError>> =
-            LazyLock::new(|| Ok(Engine::builder().settings(Settings::from_env()?).build()));
-        GLOBAL.as_ref()
+    /// Which environment variable has a value that it cannot have.
+    pub fn try_global() -> Result<&'static Engine, &'static SettingsError> {
+        GLOBAL.get_or_init(|| Ok(Engine::builder().settings(Settings::from_env()?).build())).as_ref()
+    }
+
+    /// Makes this the process's default engine, before that is first used.
+    ///
+    /// ```
+    /// use gpufile::Engine;
+    ///
+    /// let engine = Engine::builder().threads(8).build();
+    /// Engine::set_global(engine).expect("nothing has used the default engine");
+    /// assert_eq!(Engine::global().settings().threads(), 8);
+    /// assert!(Engine::set_global(Engine::builder().build()).is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// The engine, if the process has a default engine.
+    pub fn set_global(engine: Engine) -> Result<(), Engine> {
+        GLOBAL.set(Ok(engine)).map_err(|engine| engine.expect("it was handed over just now"))
     }
 
     /// For an engine of one's own.
