@@ -702,11 +702,7 @@ impl<B> Batch<B> {
         }
         let min = if self.doubtful && timeout.is_none() { 0 } else { min.min(max) };
         let mut nr = max as c_uint;
-        let mut timeout = timeout.map(|timeout| timespec {
-            // A century, so that nobody's arithmetic overflows.
-            tv_sec: timeout.as_secs().min(100 * 365 * 86400) as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
+        let mut timeout = timeout.map(time_of);
         // SAFETY: the batch is set up; `events` has room for `max` events; `nr` and the time outlive the call.
         check(GET_STATUS, unsafe {
             (self.driver.library().functions().cuFileBatchIOGetStatus)(
@@ -810,6 +806,13 @@ impl<B> Batch<B> {
     }
 }
 
+/// The time as C has it, of at most a century, so that nobody's arithmetic overflows.
+fn time_of(timeout: Duration) -> timespec {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 86400);
+    let timeout = timeout.min(CENTURY);
+    timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }
+}
+
 /// Memory that libcufile moves on threads of its own that do not bear partial reports.
 fn is_unregistered_host(buffer: &impl IoBuf) -> bool {
     buffer.is_host_accessible() && !buffer.is_registered()
@@ -818,7 +821,7 @@ fn is_unregistered_host(buffer: &impl IoBuf) -> bool {
 /// The number that C reports an entry by.
 fn cookie(index: u32, generation: u32) -> usize {
     // cuFile exists for 64-bit machines only.
-    (u64::from(generation) << 32 | u64::from(index)) as usize
+    ((u64::from(generation) << 32) + u64::from(index)) as usize
 }
 
 /// The slot that a cookie is for, and its generation.
@@ -858,5 +861,40 @@ impl<B> fmt::Debug for Batch<B> {
             .field("in_flight", &self.in_flight)
             .field("capacity", &self.capacity)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_timeout_is_longer_than_a_century() {
+        let century = Duration::from_secs(3_153_600_000);
+        for (timeout, expected) in [
+            (Duration::ZERO, (0, 0)),
+            (Duration::from_micros(1_500_000), (1, 500_000_000)),
+            (century - Duration::from_nanos(1), (3_153_599_999, 999_999_999)),
+            (century + Duration::from_nanos(1), (3_153_600_000, 0)),
+            (Duration::MAX, (3_153_600_000, 0)),
+        ] {
+            let time = time_of(timeout);
+            assert_eq!((time.tv_sec, time.tv_nsec), expected, "{timeout:?}");
+        }
+    }
+
+    #[test]
+    fn cookies_name_slots_and_generations() {
+        for (index, generation) in [(0, 0), (7, 0), (0, 7), (u32::MAX, u32::MAX), (5, u32::MAX)] {
+            assert_eq!(slot_of(cookie(index, generation)), (index as usize, generation));
+        }
+        assert_eq!(cookie(5, 3), 0x3_0000_0005);
+    }
+
+    #[test]
+    fn only_entries_that_wait_or_were_begun_are_under_way() {
+        assert!(Status::WAITING.is_under_way() && Status::PENDING.is_under_way());
+        let over = [Status::INVALID, Status::CANCELED, Status::COMPLETE, Status::TIMEOUT, Status::FAILED];
+        assert!(!over.iter().any(|status| status.is_under_way()));
     }
 }

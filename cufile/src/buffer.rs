@@ -447,13 +447,25 @@ fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> 
     let address = base(buffer);
     // Without a context the question would make one.
     let kind = buffer.context().map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |_| kind(cuda, address));
-    let advice = match error.op_error() {
+    let advice = advice(error.op_error(), kind, len_bytes, || allocated_after(cuda, address));
+    let kind = kind_name(kind, buffer.is_host_accessible());
+    error.about(&format_args!("{len_bytes} bytes of {kind} at {address:p}")).advise(advice)
+}
+
+/// What may help after this refusal; `left` asks how many bytes there are to the end of the allocation.
+fn advice(
+    error: Option<OpError>,
+    kind: cudaMemoryType,
+    len_bytes: usize,
+    left: impl FnOnce() -> Option<usize>,
+) -> String {
+    match error {
         Some(OpError::INVALID_VALUE) if len_bytes == 0 => "there is nothing to register".to_owned(),
         Some(OpError::CUDA_MEMORY_TYPE_INVALID) if kind == cudaMemoryType::cudaMemoryTypeManaged => {
             "cuFile registers no managed memory; transfer it unregistered, or use device or pinned memory"
                 .to_owned()
         }
-        Some(OpError::CUDA_POINTER_RANGE_ERROR) => match allocated_after(cuda, address) {
+        Some(OpError::CUDA_POINTER_RANGE_ERROR) => match left() {
             Some(left) if left < len_bytes => format!("the allocation ends after {left} bytes"),
             _ => String::new(),
         },
@@ -462,15 +474,17 @@ fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> 
                 .to_owned()
         }
         _ => String::new(),
-    };
-    let kind = match kind {
+    }
+}
+
+fn kind_name(kind: cudaMemoryType, is_host_accessible: bool) -> &'static str {
+    match kind {
         cudaMemoryType::cudaMemoryTypeHost => "pinned host memory",
         cudaMemoryType::cudaMemoryTypeDevice => "device memory",
         cudaMemoryType::cudaMemoryTypeManaged => "managed memory",
-        _ if buffer.is_host_accessible() => "host memory",
+        _ if is_host_accessible => "host memory",
         _ => "memory unknown to CUDA",
-    };
-    error.about(&format_args!("{len_bytes} bytes of {kind} at {address:p}")).advise(advice)
+    }
 }
 
 fn kind(cuda: &Cuda, address: *const c_void) -> cudaMemoryType {
@@ -491,4 +505,45 @@ fn allocated_after(cuda: &Cuda, address: *const c_void) -> Option<usize> {
     })
     .ok()?;
     (start as usize).checked_add(len_bytes)?.checked_sub(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use cudaMemoryType as Kind;
+
+    use super::*;
+
+    #[test]
+    fn advice_fits_the_refusal_and_the_memory() {
+        let (device, managed) = (Kind::cudaMemoryTypeDevice, Kind::cudaMemoryTypeManaged);
+        for (error, kind, len_bytes, left, expected) in [
+            (Some(OpError::INVALID_VALUE), device, 0, None, "nothing to register"),
+            (Some(OpError::INVALID_VALUE), device, 1, None, ""),
+            (Some(OpError::CUDA_MEMORY_TYPE_INVALID), managed, 9, None, "no managed memory"),
+            (Some(OpError::CUDA_MEMORY_TYPE_INVALID), device, 9, None, ""),
+            (Some(OpError::CUDA_POINTER_RANGE_ERROR), device, 9, Some(8), "ends after 8 bytes"),
+            (Some(OpError::CUDA_POINTER_RANGE_ERROR), device, 9, Some(9), ""),
+            (Some(OpError::CUDA_POINTER_RANGE_ERROR), device, 9, None, ""),
+            (Some(OpError::MEMORY_ALREADY_REGISTERED), device, 9, None, "share that one"),
+            (Some(OpError::INTERNAL_ERROR), managed, 0, Some(0), ""),
+            (None, managed, 0, Some(0), ""),
+        ] {
+            let found = advice(error, kind, len_bytes, || left);
+            assert_eq!(found.is_empty(), expected.is_empty(), "{error:?}: {found}");
+            assert!(found.contains(expected), "{error:?}: {found}");
+        }
+    }
+
+    #[test]
+    fn each_kind_of_memory_has_a_name() {
+        for (kind, is_host_accessible, expected) in [
+            (Kind::cudaMemoryTypeHost, true, "pinned host memory"),
+            (Kind::cudaMemoryTypeDevice, false, "device memory"),
+            (Kind::cudaMemoryTypeManaged, true, "managed memory"),
+            (Kind::cudaMemoryTypeUnregistered, true, "host memory"),
+            (Kind::cudaMemoryTypeUnregistered, false, "memory unknown to CUDA"),
+        ] {
+            assert_eq!(kind_name(kind, is_host_accessible), expected);
+        }
+    }
 }

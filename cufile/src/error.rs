@@ -560,6 +560,11 @@ mod tests {
         let error = io::Error::from(error);
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
         assert!(error.to_string().contains("CU_FILE_INVALID_FILE_OPEN_FLAG"));
+        let operation = Cow::Borrowed("cuFileBufRegister");
+        let without_errno = Error::Io { operation, source: io::ErrorKind::UnexpectedEof.into() };
+        let error = io::Error::from(without_errno);
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(error.to_string().contains("cuFileBufRegister"), "{error}");
     }
 
     #[test]

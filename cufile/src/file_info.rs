@@ -209,6 +209,29 @@ mod tests {
         assert!(!found.is_direct());
         assert_ne!(found.file_system, "unknown");
         assert_eq!(properties(&fs::File::open("/proc/self/stat").unwrap()).file_system, "proc");
+        // No flags at all are no failure.
+        let (reader, _writer) = io::pipe().unwrap();
+        let pipe = FileProperties::of(&reader).unwrap();
+        assert_eq!((pipe.file_type, pipe.open_flags), (FileType::Fifo, libc::O_RDONLY));
+        assert_eq!((pipe.device.0, pipe.udev_path()), (0, None));
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_all_that_is_used() {
+        // In the folder of the build, which is often on a disk.
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        // SAFETY: all-zero is a valid value of this struct of integers.
+        let mut all: libc::statx = unsafe { std::mem::zeroed() };
+        let (fd, every_bit) = (file.as_fd().as_raw_fd(), 0x7fff_ffff);
+        // SAFETY: as in `statx`.
+        assert_eq!(unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, every_bit, &mut all) }, 0);
+        let found = properties(&file);
+        assert_eq!(found.direct_io, DirectIoAlignment::of(&all));
+        assert_eq!(found.file_type, FileType::of(all.stx_mode));
+        assert_eq!(found.device, (all.stx_dev_major, all.stx_dev_minor));
+        assert_eq!(found.udev_record.is_some(), all.stx_dev_major != 0);
+        let path = format!("/run/udev/data/b{}:{}", all.stx_dev_major, all.stx_dev_minor);
+        assert_eq!(found.udev_path(), (all.stx_dev_major != 0).then(|| path.into()));
     }
 
     #[test]

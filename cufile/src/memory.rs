@@ -329,6 +329,41 @@ mod tests {
         assert!(Span::new("cuFileRead", &buffer, 100, 0).is_ok());
     }
 
+    /// Tells by its address which method gave it.
+    struct TwoFaced;
+
+    // SAFETY: nobody touches the memory.
+    unsafe impl IoBuf for TwoFaced {
+        fn as_ptr(&self) -> *const u8 {
+            std::ptr::without_provenance(4096)
+        }
+
+        fn len_bytes(&self) -> usize {
+            10
+        }
+
+        fn is_host_accessible(&self) -> bool {
+            true
+        }
+    }
+
+    // SAFETY: as above.
+    unsafe impl IoBufMut for TwoFaced {
+        fn as_mut_ptr(&mut self) -> *mut u8 {
+            std::ptr::without_provenance_mut(8192)
+        }
+    }
+
+    #[test]
+    fn what_is_written_goes_by_the_address_for_writing() {
+        let read = Span::new("cuFileWrite", &TwoFaced, 3, 5).unwrap();
+        let written = Span::new_mut("cuFileRead", &mut TwoFaced, 3, 5).unwrap();
+        assert_eq!([read.base, written.base].map(<*mut _>::addr), [4096, 8192]);
+        assert_eq!((written.offset, written.len_bytes, written.start().addr()), (3, 5, 8195));
+        let parts = [crate::slice::Part::whole(&TwoFaced), crate::slice::Part::whole_mut(&mut TwoFaced)];
+        assert_eq!(parts.map(|part| part.ptr.addr()), [4096, 8192]);
+    }
+
     #[test]
     fn a_file_offset_beyond_off_t_is_refused() {
         assert!(file_offset("cuFileRead", i64::MAX as u64).is_ok());

@@ -292,6 +292,8 @@ mod tests {
             match at {
                 0 => Ok(len + 1),
                 1 => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+                3 => Err(io::Error::from_raw_os_error(0)),
+                4 => Err(io::Error::from_raw_os_error(-5)),
                 _ => Err(io::Error::other("no errno")),
             }
         }
@@ -318,11 +320,55 @@ mod tests {
     fn an_error_is_its_negative_errno_and_a_count_is_never_more_than_asked_for() {
         let handle = ptr::from_ref(&Broken).cast();
         let write = operations_of(&Broken).write.unwrap();
-        for (offset, errno) in [(0, libc::EIO), (1, libc::ENOSPC), (2, libc::EIO), (-1, libc::EINVAL)] {
+        for (offset, errno) in [
+            (0, libc::EIO),
+            (1, libc::ENOSPC),
+            (2, libc::EIO),
+            (3, libc::EIO),
+            (4, libc::EIO),
+            (-1, libc::EINVAL),
+        ] {
             // SAFETY: the handle is a live `Broken`, which looks at no buffer.
             let done = unsafe { write(handle, ptr::null(), 10, offset, ptr::null()) };
             assert_eq!(done, -(errno as isize), "{offset}");
             assert_eq!(io::Error::last_os_error().raw_os_error(), Some(errno));
+        }
+    }
+
+    /// Says nothing of the network.
+    struct Plain;
+
+    impl UserspaceFs for Plain {
+        fn fs_type(&self) -> &CStr {
+            c"plain"
+        }
+
+        unsafe fn read(&self, _: *mut u8, _: usize, _: u64, _: Option<RdmaInfo<'_>>) -> io::Result<usize> {
+            Ok(0)
+        }
+
+        unsafe fn write(&self, _: *const u8, _: usize, _: u64, _: Option<RdmaInfo<'_>>) -> io::Result<usize> {
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn any_network_device_does_and_none_is_preferred() {
+        assert!(Plain.rdma_device_list().is_empty());
+        assert_eq!(Plain.rdma_device_priority(ptr::null(), 1, 0, None), None);
+    }
+
+    #[test]
+    fn descriptions_have_the_length_that_c_says() {
+        let text = c"peer";
+        for (desc_str, desc_len, expected) in [
+            (text.as_ptr(), 4, &b"peer"[..]),
+            (text.as_ptr(), 0, b""),
+            (text.as_ptr(), -1, b""),
+            (ptr::null(), 4, b""),
+        ] {
+            let info = cufileRDMAInfo_t { version: 7, desc_len, desc_str };
+            assert_eq!((RdmaInfo(&info).version(), RdmaInfo(&info).description()), (7, expected));
         }
     }
 }

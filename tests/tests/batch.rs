@@ -562,6 +562,15 @@ fn cancelling_gives_every_buffer_back_after_the_batch_is_destroyed() {
     });
 }
 
+#[test]
+fn an_idle_batch_is_destroyed_without_cancelling() {
+    let bed = Bed::emulated();
+    let batch: Batch<Vec<u8>> = Batch::new(&bed.driver, 2).unwrap();
+    assert!(batch.cancel().unwrap().is_empty());
+    let emulator = bed.emulator.as_ref().unwrap();
+    assert_eq!((emulator.live("batches"), emulator.calls("cuFileBatchIOCancel")), (0, 0));
+}
+
 /// A batch with one entry, that takes a while.
 fn slow(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
     let file = register(bed, "data", &pattern(PAGE));

@@ -49,7 +49,9 @@ fn every_kind_of_memory_but_managed_registers_owned_and_borrowed() {
             });
             assert!(read == bytes);
             bed.driver.cuda().copy_from_host(&mut buffer, 0, &[7; LEN]).unwrap();
+            let context = buffer.context();
             let mut buffer = registered(bed, buffer);
+            assert_eq!(buffer.context(), context);
             assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
             let mut read = vec![0; LEN];
             buffer.copy_to_host(0, &mut read).unwrap();

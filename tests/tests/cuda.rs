@@ -4,6 +4,7 @@ use std::ptr;
 use std::thread;
 use std::time::Duration;
 
+use cuda_rt_sys::runtime::cudaError_t;
 use cufile::cuda::{Cuda, Device, DeviceMemory};
 use cufile::{FileHandle, IoBuf, RegisterFlags, RegisteredBuffer};
 use cufile_tests::bed::{Bed, pattern};
@@ -29,6 +30,9 @@ fn events_and_streams_leave_a_thread_without_context_as_it_was() {
         let stream = last_device(bed).stream().unwrap();
         let event = stream.record().unwrap();
         let cuda = bed.driver.cuda();
+        // SAFETY: the event is alive.
+        let waited = unsafe { (cuda.runtime().cudaEventSynchronize)(event.as_raw()) };
+        assert_eq!(waited, cudaError_t::cudaSuccess);
         let check = || {
             assert_eq!(current_context(cuda), 0);
             event.wait().unwrap();
@@ -63,7 +67,11 @@ fn managed_memory_is_copied_where_the_host_may_not_touch_it() {
         let mut buffer = bed.device.alloc_managed(4096).unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [0; 4096]);
         assert_eq!(buffer.is_host_accessible(), is_concurrent);
-        assert_eq!(buffer.as_mut_slice().is_ok(), is_concurrent);
+        assert_eq!((buffer.len_bytes(), IoBuf::len_bytes(&buffer)), (4096, 4096));
+        match buffer.as_mut_slice() {
+            Ok(bytes) => assert!(is_concurrent && *bytes == [0; 4096]),
+            Err(error) => assert!(!is_concurrent && error.to_string().contains("GPU 0"), "{error}"),
+        }
         let bytes = pattern(4096);
         // By cuFile, by the engine and through the page cache, and on foot.
         let file = FileHandle::register(&bed.driver, bed.file("cufile", &bytes)).unwrap();

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use cuda_rt_sys::driver::{CUmemAllocationProp, CUresult};
 use cufile::{Error, FileHandle, RegisterFlags, RegisteredBuffer};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, pattern};
@@ -187,6 +188,25 @@ fn dropping_waits_for_the_work_that_uses_the_memory() {
         });
         stream.synchronize().unwrap();
     });
+}
+
+#[test]
+fn memory_is_made_for_rdma_where_the_gpu_can() {
+    let bed = Bed::emulated();
+    let buffer = bed.device.alloc_mapped(MIB).unwrap();
+    let (driver, mut handle) = (bed.driver.cuda().driver(), 0);
+    // SAFETY: zeros are valid.
+    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    // SAFETY: the address is mapped, and both places outlive the calls.
+    let results = unsafe {
+        [
+            (driver.cuMemRetainAllocationHandle)(&mut handle, buffer.as_ptr().cast_mut().cast()),
+            (driver.cuMemGetAllocationPropertiesFromHandle)(&mut properties, handle),
+            (driver.cuMemRelease)(handle),
+        ]
+    };
+    assert_eq!(results, [CUresult::CUDA_SUCCESS; 3]);
+    assert_eq!(properties.allocFlags.gpuDirectRDMACapable, 1);
 }
 
 #[test]

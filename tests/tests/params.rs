@@ -155,6 +155,24 @@ fn what_the_loaded_version_lacks_is_named_with_the_version_that_brought_it() {
 }
 
 #[test]
+fn features_come_with_the_version_that_brought_them() {
+    for (version, number) in Emulator::VERSIONS {
+        let (_emulator, library) = emulated(version);
+        for (feature, since) in [
+            (Feature::Parameters, 1140),
+            (Feature::ParameterLimits, 1150),
+            (Feature::Statistics, 1150),
+            (Feature::BarSize, 1150),
+            (Feature::P2pFlags, 1160),
+            (Feature::BounceBufferSlabs, 1170),
+            (Feature::VectoredIo, 1190),
+        ] {
+            assert_eq!(library.supports(feature), number >= since, "{feature:?} in {version}");
+        }
+    }
+}
+
+#[test]
 fn sizes_and_times_reach_c_in_its_units() {
     let (_emulator, library) = emulated("1.20");
     library.params().set(Param::MAX_DIRECT_IO_SIZE, Bytes(1 << 20)).unwrap();

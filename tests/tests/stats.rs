@@ -212,6 +212,12 @@ fn a_bar_size_is_in_bytes_and_a_missing_gpu_an_error() {
         if !bed.is_real() {
             assert_eq!(size, 268_435_456 << 10);
         }
+        if let Some(emulator) = &bed.emulator {
+            emulator.fault("cuFileGetBARSizeInKB", "err=5030");
+            let text = bed.driver.bar_size_bytes(0).unwrap_err().to_string();
+            assert!(text.contains("GPU 0") && !text.contains("visible"), "{text}");
+            emulator.control("clear");
+        }
         let error = bed.driver.bar_size_bytes(1000).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("GPU 1000") && text.contains(" are visible, counted from 0"), "{text}");
@@ -238,6 +244,11 @@ fn p2p_flags_that_the_library_refuses_are_named() {
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("cuFileDriverSetP2PFlags(Nvme, "), "{text}");
     assert!(text.contains("libcufile lets only P2pFlags("), "{text}");
+    let emulator = bed.emulator.as_ref().unwrap();
+    emulator.fault("cuFileDriverSetP2PFlags", &format!("err={}", OpError::INVALID_VALUE.as_raw()));
+    let settable = if cfg!(target_arch = "x86_64") { P2pFlags::PCI_P2PDMA } else { P2pFlags::C2C };
+    let text = bed.driver.set_p2p_flags(FileSystem::Nvme, settable).unwrap_err().to_string();
+    assert!(text.contains("cuFileDriverSetP2PFlags(Nvme, ") && !text.contains("lets only"), "{text}");
 }
 
 #[test]

@@ -211,7 +211,10 @@ fn no_late_value_reaches_beyond_the_buffer() {
     refused(late.set_len_bytes(usize::MAX));
     // The longest transfer must fit, not the present one: the two values are not set at one moment.
     late.set_len_bytes(20).unwrap();
-    refused(late.set_buffer_offset(41));
+    let error = late.set_buffer_offset(41).unwrap_err();
+    let text = "60 bytes, the longest transfer, at offset 41 of a buffer of 100 bytes";
+    assert!(error.to_string().contains(text), "{error}");
+    refused(Err(error));
     refused(late.set_buffer_offset(usize::MAX));
     late.set_buffer_offset(40).unwrap();
     // libcufile may have prepared for 20 bytes.

@@ -176,9 +176,10 @@ impl Device {
     pub fn name(&self) -> Result<String> {
         self.cuda().check_alive()?;
         let mut text = [0 as c_char; 256];
+        let [room @ .., _] = &mut text;
         // SAFETY: the length given leaves the last byte as it is, a terminating zero.
         check_driver("cuDeviceGetName", unsafe {
-            (self.cuda().driver().cuDeviceGetName)(text.as_mut_ptr(), text.len() as i32 - 1, self.0.ordinal)
+            (self.cuda().driver().cuDeviceGetName)(room.as_mut_ptr(), room.len() as i32, self.0.ordinal)
         })?;
         // SAFETY: the array ends in a zero.
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())

@@ -25,6 +25,7 @@ struct Physical {
     file: OwnedFd,
     length: usize,
     device: c_int,
+    is_for_rdma: bool,
     references: usize,
     mappings: usize,
 }
@@ -102,7 +103,7 @@ pub(crate) fn free(base: usize, size: usize) -> Result<(), CUresult> {
 }
 
 /// Makes physical memory.
-pub(crate) fn create(size: usize, device: c_int) -> Result<u64, CUresult> {
+pub(crate) fn create(size: usize, device: c_int, is_for_rdma: bool) -> Result<u64, CUresult> {
     let length = whole(size)?;
     memory::with(|memory| {
         if !memory.fits(device, length) {
@@ -121,7 +122,7 @@ pub(crate) fn create(size: usize, device: c_int) -> Result<u64, CUresult> {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         let handle = memory.next_id();
-        let physical = Physical { file, length, device, references: 1, mappings: 0 };
+        let physical = Physical { file, length, device, is_for_rdma, references: 1, mappings: 0 };
         memory.virtual_memory.physical.insert(handle, physical);
         Ok(handle)
     })
@@ -146,10 +147,11 @@ pub(crate) fn retain(address: usize) -> Result<u64, CUresult> {
     })
 }
 
-/// The device whose memory a handle is.
-pub(crate) fn device_of(handle: u64) -> Result<c_int, CUresult> {
+/// The device whose memory a handle is, and whether it was made for GPUDirect RDMA.
+pub(crate) fn properties_of(handle: u64) -> Result<(c_int, bool), CUresult> {
     memory::with(|memory| {
-        memory.virtual_memory.physical.get(&handle).map(|found| found.device).ok_or(INVALID)
+        let found = memory.virtual_memory.physical.get(&handle).ok_or(INVALID)?;
+        Ok((found.device, found.is_for_rdma))
     })
 }
 

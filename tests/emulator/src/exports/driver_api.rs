@@ -346,7 +346,8 @@ pub unsafe extern "C" fn cuMemCreate(
         if handle.is_null() || flags != 0 {
             return Err(INVALID);
         }
-        put(handle, virtual_memory::create(size, device)?)
+        let is_for_rdma = c::get(prop).is_some_and(|prop| prop.allocFlags.gpuDirectRDMACapable != 0);
+        put(handle, virtual_memory::create(size, device, is_for_rdma)?)
     })
 }
 
@@ -423,17 +424,18 @@ pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(
     handle: CUmemGenericAllocationHandle,
 ) -> CUresult {
     call("cuMemGetAllocationPropertiesFromHandle", || {
+        let (id, is_for_rdma) = virtual_memory::properties_of(handle)?;
         let value = CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
             location: CUmemLocation {
                 type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-                anon_1: CUmemLocation_st_anon_1 { id: virtual_memory::device_of(handle)? },
+                anon_1: CUmemLocation_st_anon_1 { id },
             },
             win32HandleMetaData: ptr::null_mut(),
             allocFlags: CUmemAllocationProp_st_anon_1 {
                 compressionType: 0,
-                gpuDirectRDMACapable: 0,
+                gpuDirectRDMACapable: is_for_rdma.into(),
                 usage: 0,
                 reserved: [0; 4],
             },
