@@ -118,15 +118,17 @@ pub fn drop(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
 /// # Errors
 /// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file.
 pub fn prefetch(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
-    // For each call the kernel reads no more than the storage's readahead, and forgets the rest. This is the usual
-    // setting, and smaller ones are rare.
-    const STEP: usize = 128 << 10;
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
-    range
-        .clone()
-        .step_by(STEP)
-        .try_for_each(|at| advise(fd, &(at..range.end.min(at + STEP as u64)), libc::POSIX_FADV_WILLNEED))
+    steps(range).try_for_each(|step| advise(fd, &step, libc::POSIX_FADV_WILLNEED))
+}
+
+/// Parts of a range that are read ahead by one call each. For each call the kernel reads no more than the storage's
+/// readahead, and forgets the rest. This is the usual setting, and smaller ones are rare.
+fn steps(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    const STEP: u64 = 128 << 10;
+    let end = range.end;
+    range.step_by(STEP as usize).map(move |at| at..end.min(at + STEP))
 }
 
 /// Advises the kernel about a range that is not empty.
@@ -209,20 +211,19 @@ fn by_mincore(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
     if !may_observe(fd)? {
         return Err(io::Error::from_raw_os_error(libc::EPERM));
     }
-    let mut at = range.start - range.start % page;
-    while at < range.end {
-        let len = (range.end - at).min(vector.len() as u64 * page);
-        let count = len.div_ceil(page) as usize;
-        in_core(fd, at, len as usize, &mut vector[..count])?;
+    let first = range.start / page;
+    for at in (0..found.pages).step_by(vector.len()) {
+        let left = usize::try_from(found.pages - at).unwrap_or(usize::MAX);
+        let count = left.min(vector.len());
+        in_core(fd, (first + at) * page, &mut vector[..count])?;
         found.cached += vector[..count].iter().filter(|&&page| page & 1 == 1).count() as u64;
-        at += len;
     }
     Ok(found)
 }
 
 /// Tells for each page from the page boundary `at` whether it is cached.
-fn in_core(fd: BorrowedFd<'_>, at: u64, len: usize, vector: &mut [u8]) -> io::Result<()> {
-    assert_eq!(vector.len(), (len as u64).div_ceil(page_bytes()) as usize);
+fn in_core(fd: BorrowedFd<'_>, at: u64, vector: &mut [u8]) -> io::Result<()> {
+    let len = vector.len() * page_bytes() as usize;
     // Without access, so that even a process that locks all that it maps does not read the file by this.
     // SAFETY: a new mapping, where the kernel wants it.
     let mapping = unsafe {
@@ -433,7 +434,18 @@ mod tests {
         for at in written {
             file.write_all_at(&[1; 64], at).unwrap();
         }
-        for range in [0..len, 1..len, 20 * MIB - 1..len, 20 * MIB + 4000..32 * MIB, 32 * MIB..len, 7..8] {
+        let ranges = [
+            0..len,
+            1..len,
+            20 * MIB - 1..len,
+            20 * MIB + 4000..32 * MIB,
+            32 * MIB..len,
+            7..8,
+            // What is cached lies right behind.
+            MIB..20 * MIB,
+            17 * MIB..20 * MIB,
+        ];
+        for range in ranges {
             let expected = written.iter().filter(|&&at| at < range.end && at + page_bytes() > range.start);
             let slow = by_mincore(file.as_fd(), &range).unwrap();
             assert_eq!(slow.cached, expected.count() as u64, "{range:?}");
@@ -477,15 +489,27 @@ mod tests {
         }
     }
 
-    /// Makes cachestat fail in this thread, as it does on older kernels and in some sandboxes; or says that it cannot.
-    fn without_cachestat(errno: libc::c_int) -> io::Result<()> {
+    #[test]
+    fn prefetching_covers_the_range_in_steps() {
+        const STEP: u64 = 128 << 10;
+        let found = |range| steps(range).map(|step| (step.start, step.end)).collect::<Vec<_>>();
+        assert_eq!(found(5..5), []);
+        assert_eq!(found(5..6), [(5, 6)]);
+        assert_eq!(found(0..STEP), [(0, STEP)]);
+        let (second, third, end) = (7 + STEP, 7 + 2 * STEP, 2 * STEP + 8);
+        assert_eq!(found(7..end), [(7, second), (second, third), (third, end)]);
+    }
+
+    /// Makes a system call fail in this thread, as cachestat does on older kernels and in some sandboxes; or says that it
+    /// cannot.
+    fn without(call: libc::c_long, errno: libc::c_int) -> io::Result<()> {
         let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
         let mut filter = [
             // The number is what the filter's data begins with.
             statement((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0),
             libc::sock_filter {
                 jf: 1,
-                ..statement((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, SYS_CACHESTAT as u32)
+                ..statement((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, call as u32)
             },
             statement((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ERRNO | errno as u32),
             statement((libc::BPF_RET | libc::BPF_K) as u16, libc::SECCOMP_RET_ALLOW),
@@ -503,7 +527,7 @@ mod tests {
         for errno in [libc::ENOSYS, libc::EOPNOTSUPP, libc::EPERM] {
             thread::scope(|scope| {
                 scope.spawn(|| {
-                    if let Err(error) = without_cachestat(errno) {
+                    if let Err(error) = without(SYS_CACHESTAT, errno) {
                         return eprintln!("skipped: no filter: {error}");
                     }
                     let error = by_cachestat(file.as_fd(), &(0..MIB)).unwrap_err();
@@ -517,11 +541,74 @@ mod tests {
     }
 
     #[test]
+    fn other_failures_are_told_and_not_asked_around() {
+        let file = written(&folder(), MIB);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                if let Err(error) = without(SYS_CACHESTAT, libc::EIO) {
+                    return eprintln!("skipped: no filter: {error}");
+                }
+                assert_eq!(residency(&file, 0..MIB).unwrap_err().raw_os_error(), Some(libc::EIO));
+                without(libc::SYS_fdatasync, libc::EIO).unwrap();
+                assert_eq!(drop(&file, 0..MIB).unwrap_err().raw_os_error(), Some(libc::EIO));
+            });
+        });
+    }
+
+    /// A folder on an overlay of this one, for this thread alone; or why there is none.
+    fn overlay_on(folder: &Path) -> io::Result<PathBuf> {
+        let path = |path: &Path| std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| folder.join(name));
+        for folder in [&lower, &upper, &work, &merged] {
+            std::fs::create_dir(folder)?;
+        }
+        // SAFETY: takes integers; from now on the thread has mounts of its own.
+        check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+        let (root, private) = (c"/".as_ptr(), libc::MS_REC | libc::MS_PRIVATE);
+        // SAFETY: the strings outlive the call, as below.
+        check(unsafe { libc::mount(ptr::null(), root, ptr::null(), private, ptr::null()) })?;
+        let [lowerdir, upperdir, workdir] = [&lower, &upper, &work].map(|path| path.display());
+        let options = format!("lowerdir={lowerdir},upperdir={upperdir},workdir={workdir}");
+        let (options, target) = (path(Path::new(&options)), path(&merged));
+        let kind = c"overlay".as_ptr();
+        // SAFETY: as above.
+        check(unsafe { libc::mount(kind, target.as_ptr(), kind, 0, options.as_ptr().cast()) })?;
+        Ok(merged)
+    }
+
+    #[test]
+    fn on_an_overlay_pages_are_found_where_they_are() {
+        let lies_in = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let merged = match overlay_on(lies_in.path()) {
+                    Ok(merged) => merged,
+                    Err(error) => return eprintln!("skipped: no overlay: {error}"),
+                };
+                let file = written(&merged, MIB);
+                assert!(is_overlay(file.as_fd()).unwrap());
+                let found = residency(&file, 0..MIB).unwrap();
+                assert_eq!((found.pages, found.cached), (MIB / page_bytes(), MIB / page_bytes()));
+                file.set_len(2 * MIB).unwrap();
+                assert_eq!(residency(&file, MIB..2 * MIB).unwrap().cached, 0);
+            });
+        });
+    }
+
+    #[test]
     fn those_who_may_not_know_get_an_error_and_no_guess() {
         // A sparse file of root's: none of its pages are cached, and mincore would say that all are.
         let file = tempfile::tempfile_in(folder()).unwrap();
         file.set_len(MIB).unwrap();
-        assert_eq!(residency(&file, 0..MIB).unwrap().cached, 0);
+        let found = residency(&file, 0..MIB).unwrap();
+        assert_eq!(found.cached, 0);
+        if by_cachestat(file.as_fd(), &(0..MIB)).is_ok() && !is_overlay(file.as_fd()).unwrap() {
+            assert_eq!((found.dirty, found.writeback), (Some(0), Some(0)), "mincore need not be asked");
+        }
+        // Another that everyone may write.
+        let open = tempfile::tempfile_in(folder()).unwrap();
+        open.set_len(MIB).unwrap();
+        open.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
         // SAFETY: takes nothing.
         if unsafe { libc::geteuid() } != 0 {
             eprintln!("skipped: only root can become another user");
@@ -532,6 +619,7 @@ mod tests {
                 let nobody = 65_534;
                 // SAFETY: takes integers; the system call itself changes only this thread.
                 assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) }, 0);
+                assert_eq!(by_mincore(open.as_fd(), &(0..MIB)).unwrap().cached, 0);
                 (by_mincore(file.as_fd(), &(0..MIB)), residency(&file, 0..MIB))
             });
             let (slow, found) = asked.join().unwrap();

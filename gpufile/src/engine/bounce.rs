@@ -33,6 +33,11 @@ impl Bounce {
         with_gaps.div_ceil(Self::ALIGNMENT).saturating_add(4).saturating_mul(Self::ALIGNMENT)
     }
 
+    /// How many of these there are beside the chunk's.
+    pub fn spare_bytes(chunk_bytes: usize) -> usize {
+        Self::bytes_for(chunk_bytes) - chunk_bytes
+    }
+
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -82,5 +87,37 @@ impl Drop for Bounce {
             // SAFETY: allocated in `ptr` with this layout.
             unsafe { alloc::dealloc(plain, self.layout()) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_have_room_for_gaps_and_alignment() {
+        for (chunk_bytes, pages) in [(1, 5), (4096, 6), (8 * 4096, 13), (16 << 20, 4612)] {
+            assert_eq!(Bounce::bytes_for(chunk_bytes), pages * 4096);
+            assert_eq!(Bounce::spare_bytes(chunk_bytes), pages * 4096 - chunk_bytes);
+            let mut bounce = Bounce::new(chunk_bytes);
+            assert_eq!((bounce.len_bytes(), bounce.allocated_bytes()), (pages * 4096, 0));
+            assert!(bounce.ptr().addr().is_multiple_of(4096));
+            assert_eq!(bounce.allocated_bytes(), pages * 4096);
+        }
+        assert_eq!(Bounce::bytes_for(usize::MAX), usize::MAX);
+    }
+
+    #[test]
+    fn a_buffer_goes_with_its_memory() {
+        const MIB: usize = 1 << 20;
+        let resident = || {
+            let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+            pages.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+        };
+        let before = resident();
+        for _ in 0..64 {
+            Bounce::new(8 * MIB).ptr();
+        }
+        assert!(resident() < before + 256 * MIB);
     }
 }

@@ -85,18 +85,22 @@ fn as_sources(pointers: &[*mut u8]) -> &[*const u8] {
 /// microseconds, then with short sleeps, and then with longer ones, so that many workers that wait for one link do not
 /// burn a processor each.
 pub(crate) fn wait_by_looking(event: &Event) -> cufile::Result<()> {
-    const SPIN: Duration = Duration::from_micros(20);
-    const LONG: Duration = Duration::from_micros(200);
-    const SHORT_SLEEP: Duration = Duration::from_micros(10);
-    const LONG_SLEEP: Duration = Duration::from_micros(50);
     let start = Instant::now();
     while !event.is_done()? {
-        let waited = start.elapsed();
-        if waited > SPIN {
-            sleep(if waited > LONG { LONG_SLEEP } else { SHORT_SLEEP });
+        if let Some(pause) = pause_after(start.elapsed()) {
+            sleep(pause);
         }
     }
     Ok(())
+}
+
+/// How long one who has waited so long sleeps before it asks again, if at all.
+fn pause_after(waited: Duration) -> Option<Duration> {
+    match waited.as_micros() {
+        ..20 => None,
+        20..200 => Some(Duration::from_micros(10)),
+        200.. => Some(Duration::from_micros(50)),
+    }
 }
 
 #[cfg(test)]
@@ -104,6 +108,14 @@ mod tests {
     use std::ptr::without_provenance_mut as at;
 
     use super::*;
+
+    #[test]
+    fn pauses_grow_with_the_time_waited() {
+        for (waited, pause) in [(0, None), (19, None), (20, Some(10)), (199, Some(10)), (200, Some(50))] {
+            let found = pause_after(Duration::from_micros(waited));
+            assert_eq!(found, pause.map(Duration::from_micros), "{waited}");
+        }
+    }
 
     #[test]
     fn neighbours_are_copied_together_within_an_allocation_only() {
@@ -123,5 +135,8 @@ mod tests {
         assert_eq!(copies.device, [4096, 4200, 4208, 4216].map(at));
         assert_eq!(copies.host, [100, 200, 300, 308].map(at));
         assert_eq!(copies.lens_bytes, [100, 8, 8, 16]);
+        assert!(!copies.is_empty());
+        copies.clear();
+        assert!(copies.is_empty() && copies.device.is_empty() && copies.host.is_empty());
     }
 }

@@ -99,7 +99,7 @@ impl State {
 
     /// How many of the chunks may have been handed out by now.
     fn ready(&self) -> usize {
-        let last_is_held_back = self.handing.last_alone && (self.running > 0 || self.next + 1 < self.chunks);
+        let last_is_held_back = self.handing.last_alone && self.running > 0;
         self.chunks - usize::from(last_is_held_back)
     }
 }
@@ -206,9 +206,8 @@ impl Job {
             // What comes later is not begun any more; of what is under way, the first chunk counts, because all before
             // it are whole.
             state.next = state.chunks;
-            if state.stop.as_ref().is_none_or(|(first, _)| chunk < *first) {
-                state.stop = Some((chunk, stop));
-            }
+            let stops = state.stop.take().into_iter().chain([(chunk, stop)]);
+            state.stop = stops.min_by_key(|(chunk, _)| *chunk);
         }
         if state.is_done() {
             self.is_done.store(true, Ordering::Release);

@@ -346,3 +346,59 @@ impl fmt::Debug for Engine {
             .finish_non_exhaustive()
     }
 }
+
+// Not in the modules that they are about, which the models of interleavings compile again.
+#[cfg(test)]
+#[path = "job/tests.rs"]
+mod job_tests;
+#[cfg(test)]
+#[path = "lanes/tests.rs"]
+mod lanes_tests;
+#[cfg(test)]
+#[path = "ring/tests.rs"]
+mod ring_tests;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builders_set_what_they_are_told() {
+        let built = |change: fn(EngineBuilder) -> EngineBuilder| change(Engine::builder()).build();
+        let default = Engine::builder().build();
+        assert_eq!(built(|builder| builder.threads(0)).settings().threads(), 1);
+        assert_eq!(built(|builder| builder.threads(7)).settings().threads(), 7);
+        assert_eq!(built(|builder| builder.threads(usize::MAX)).settings().threads(), MOST_THREADS);
+        assert_eq!(built(|builder| builder.task_bytes(0)).settings().task_bytes(), Some(1));
+        assert_eq!(built(|builder| builder.task_bytes(9)).settings().task_bytes(), Some(9));
+        assert_eq!(built(|builder| builder.gds_threshold_bytes(9)).settings().gds_threshold_bytes(), 9);
+        let policy = built(|builder| builder.policy(PathPolicy::PosixOnly)).settings().path_policy();
+        assert_eq!(policy, PathPolicy::PosixOnly);
+        for direct in [DirectIo::Always, DirectIo::Never, DirectIo::Auto] {
+            let both = Engine::builder().direct_read(direct).direct_write(DirectIo::Never).build();
+            assert_eq!(both.settings().direct_read(), direct);
+            let both = Engine::builder().direct_write(direct).direct_read(DirectIo::Never).build();
+            assert_eq!(both.settings().direct_write(), direct);
+        }
+        for value in [true, false] {
+            let engine = Engine::builder().overread(value).pool_per_block_device(!value).build();
+            assert_eq!(engine.settings().overread(), value);
+            assert_eq!(engine.settings().pool_per_block_device(), !value);
+        }
+        // What was set before stays.
+        let all =
+            built(|builder| builder.threads(3).task_bytes(5).overread(false).direct_read(DirectIo::Always));
+        assert_eq!((all.settings().threads(), all.settings().task_bytes()), (3, Some(5)));
+        let changed = Settings::clone(all.settings());
+        assert_eq!(Engine::builder().settings(changed).build().settings().threads(), 3);
+        assert_eq!(default.settings().task_bytes(), None);
+    }
+
+    #[test]
+    fn bounce_buffers_are_whole_pages_of_a_gib_at_most() {
+        for (asked, bytes) in [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (usize::MAX, 1 << 30)] {
+            let engine = Engine::builder().bounce_buffer_bytes(asked).build();
+            assert_eq!(engine.settings().bounce_buffer_bytes(), bytes, "{asked}");
+        }
+    }
+}

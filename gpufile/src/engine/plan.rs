@@ -75,7 +75,7 @@ impl Plan {
             let bad = transfer.entries.out_of_range();
             return Err(Refused::OutOfRange(bad.expect("one of the ranges is out of range")));
         }
-        if transfer.entries.len() > 1 && self.sort(transfer, &given)? {
+        if self.sort(transfer, &given)? {
             self.cut(transfer, cutting);
         }
         Ok(())

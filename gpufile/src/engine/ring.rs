@@ -4,9 +4,10 @@
 //! handed use `n` to the stream, and when the stream has handed it to the host. Both only grow, so that whoever looks
 //! late finds enough.
 
+use std::any::Any;
 use std::sync::{Arc, PoisonError};
 
-use cufile::cuda::{PinnedBuffer, Stream};
+use cufile::cuda::Stream;
 
 use super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
 
@@ -19,8 +20,8 @@ pub(crate) struct Ring {
     /// Words, then slots.
     start: *mut u8,
     slot_bytes: usize,
-    /// What `start` points into.
-    _memory: PinnedBuffer,
+    /// What `start` points into: pinned memory.
+    _memory: Box<dyn Any>,
     /// The stream whose transfers use the ring, and how many do.
     stream: Mutex<(u32, usize)>,
     transfers: AtomicUsize,
@@ -68,15 +69,20 @@ const WORDS_BYTES: usize = 4096;
 
 impl Ring {
     fn new(stream: &Stream, slot_bytes: usize) -> cufile::Result<Self> {
-        let mut memory = stream.device().alloc_pinned(WORDS_BYTES + SLOTS * slot_bytes)?;
-        Ok(Self {
-            start: memory.as_mut_ptr(),
+        let mut memory = stream.device().alloc_pinned(len_bytes_for(slot_bytes))?;
+        Ok(Self::over(memory.as_mut_ptr(), slot_bytes, Box::new(memory)))
+    }
+
+    /// A ring of memory that starts there, with room for words and slots.
+    pub(super) fn over(start: *mut u8, slot_bytes: usize, memory: Box<dyn Any>) -> Self {
+        Self {
+            start,
             slot_bytes,
             _memory: memory,
             stream: Mutex::default(),
             transfers: AtomicUsize::new(0),
             turns: Mutex::default(),
-        })
+        }
     }
 
     /// How many bytes a slot has: none if it is but a pair of words.
@@ -154,8 +160,12 @@ impl Ring {
 
     /// Bytes of pinned memory.
     fn len_bytes(&self) -> usize {
-        WORDS_BYTES + SLOTS * self.slot_bytes
+        len_bytes_for(self.slot_bytes)
     }
+}
+
+fn len_bytes_for(slot_bytes: usize) -> usize {
+    WORDS_BYTES + SLOTS * slot_bytes
 }
 
 /// The rings of an engine.
@@ -179,7 +189,16 @@ impl Rings {
     pub fn take(&self, stream: &Stream, len_bytes: usize) -> Option<Arc<Ring>> {
         let key = (stream.device().ordinal(), stream.as_raw().addr());
         let slot_bytes = slot_bytes_for(len_bytes);
-        let needed = WORDS_BYTES + SLOTS * slot_bytes;
+        self.take_for(key, slot_bytes, || Ring::new(stream, slot_bytes))
+    }
+
+    pub(super) fn take_for(
+        &self,
+        key: (u32, usize),
+        slot_bytes: usize,
+        make: impl FnOnce() -> cufile::Result<Ring>,
+    ) -> Option<Arc<Ring>> {
+        let needed = len_bytes_for(slot_bytes);
         let mut made = self.made();
         loop {
             let mut fitting = made.rings.iter().filter(|ring| ring.slot_bytes == slot_bytes);
@@ -199,7 +218,7 @@ impl Rings {
         }
         made.bytes += needed;
         drop(made);
-        let ring = Ring::new(stream, slot_bytes).map(Arc::new);
+        let ring = make().map(Arc::new);
         let mut made = self.made();
         let Ok(ring) = ring else {
             made.bytes -= needed;
@@ -230,7 +249,7 @@ impl Rings {
 }
 
 /// Long enough that a call has not much to submit, and short enough that copying begins soon.
-fn slot_bytes_for(len_bytes: usize) -> usize {
+pub(super) fn slot_bytes_for(len_bytes: usize) -> usize {
     const MIB: usize = 1 << 20;
     match len_bytes {
         0 => 0,

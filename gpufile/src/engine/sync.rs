@@ -44,19 +44,53 @@ fn sleep_exactly() {
 
 /// Looks again and again whether something holds, for a while, as long as nobody else wants the processor.
 pub(super) fn look_until(holds: impl Fn() -> bool) {
-    /// As long as it takes a link to empty the bounce buffers of many workers.
-    const MOST: Duration = Duration::from_millis(3);
-    /// A thread that yields has the processor back sooner, unless another thread took it. That may be the very worker that
-    /// this one waits for, which would have to share the processor with it.
-    const TAKEN: Duration = Duration::from_micros(20);
     let start = Instant::now();
     let mut last = start;
     while !holds() {
         std::thread::yield_now();
         let now = Instant::now();
-        if now - last > TAKEN || now - start > MOST {
+        if is_vain(now - last, now - start) {
             return;
         }
         last = now;
+    }
+}
+
+/// Whether to look no longer, by the time that yielding took and the time so far.
+fn is_vain(yielding: Duration, so_far: Duration) -> bool {
+    // A thread that yields has the processor back sooner, unless another thread took it. That may be the very worker that
+    // this one waits for, which would have to share the processor with it.
+    let is_taken = yielding.as_micros() > 20;
+    // As long as it takes a link to empty the bounce buffers of many workers.
+    is_taken || so_far.as_micros() > 3000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looking_ends_with_the_processor_or_the_time() {
+        for (yielding, so_far, expected) in
+            [(0, 0, false), (20, 3000, false), (21, 30, true), (1, 3001, true), (21, 3001, true)]
+        {
+            let [yielding, so_far] = [yielding, so_far].map(Duration::from_micros);
+            assert_eq!(is_vain(yielding, so_far), expected, "{yielding:?} {so_far:?}");
+        }
+        let looked = Cell::new(0);
+        look_until(|| looked.replace(looked.get() + 1) > 0);
+        assert!((1..=2).contains(&looked.get()));
+    }
+
+    #[test]
+    fn workers_sleep_exactly_and_know_that_they_are_workers() {
+        let worker = std::thread::spawn(|| {
+            assert!(!on_worker());
+            as_worker(|| assert!(on_worker()));
+            // SAFETY: takes integers.
+            unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }
+        });
+        assert_eq!(worker.join().unwrap(), 1000);
+        assert!(!on_worker());
     }
 }

@@ -77,6 +77,23 @@ impl Direct {
         (head, self.align(head + len_bytes))
     }
 
+    /// Where a range of the file comes to lie in a buffer that is aligned, behind its first `end` bytes, so that
+    /// [`read_enclosing`](Self::read_enclosing) can read it; `None` if there is not room enough for that, or for
+    /// `behind_bytes` more behind the range.
+    pub fn place_for_read(
+        &self,
+        (end, room_bytes): (usize, usize),
+        offset: u64,
+        len_bytes: usize,
+        behind_bytes: usize,
+    ) -> Option<usize> {
+        let (head, whole) = self.enclosing(offset, len_bytes);
+        let first = self.align(end);
+        let start = first + head;
+        let fits = first + whole <= room_bytes && start + len_bytes + behind_bytes <= room_bytes;
+        fits.then_some(start)
+    }
+
     /// Reads the smallest aligned range around another, so that the bytes of that come to lie at `target`. Returns how
     /// many of them were read: all, or fewer at the end of the file and where it fails.
     ///
@@ -98,10 +115,9 @@ impl Direct {
     /// Writes an aligned range. Returns how many bytes were written: all, or fewer if the rest must go through the page
     /// cache, because the file system refuses after all or the kernel stopped at an unaligned place.
     ///
-    /// # Errors
-    /// How many bytes were written, and what failed then. The page cache may take the bytes that the storage did not, and
-    /// lose them later: a failure is the write's.
-    pub fn write(&self, source: &[u8], offset: u64) -> Result<usize, (usize, io::Error)> {
+    /// Also returns what failed then. The page cache may take the bytes that the storage did not, and lose them later: a
+    /// failure is the write's.
+    pub fn write(&self, source: &[u8], offset: u64) -> (usize, Option<io::Error>) {
         let mut done = 0;
         while done < source.len() && done.is_multiple_of(self.alignment) {
             let rest = &source[done..];
@@ -114,10 +130,10 @@ impl Direct {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) if is_refusal(&error) => break,
-                Err(error) => return Err((done, error)),
+                Err(error) => return (done, Some(error)),
             }
         }
-        Ok(done)
+        (done, None)
     }
 
     /// Calls once more if it was interrupted. Notes that the file system refuses `O_DIRECT` after all.
@@ -238,6 +254,24 @@ mod tests {
     }
 
     #[test]
+    fn reads_are_placed_where_all_that_is_read_has_room() {
+        let direct = of_file(tempfile::tempfile().unwrap());
+        for (end, offset, len_bytes, behind_bytes, start, room_bytes) in [
+            (0, 0, 512, 0, 0, 512),
+            // The over-read behind the range needs as much room as what comes later.
+            (1, 700, 1000, 0, 700, 2048),
+            (1, 700, 1000, 348, 700, 2048),
+            (1, 700, 1000, 349, 700, 2049),
+            (600, 3, 5, 2000, 1027, 3032),
+        ] {
+            let place = |room| direct.place_for_read((end, room), offset, len_bytes, behind_bytes);
+            let what = format!("{len_bytes} bytes at {offset} behind {end}");
+            assert_eq!(place(room_bytes), Some(start), "{what}");
+            assert_eq!(place(room_bytes - 1), None, "{what}");
+        }
+    }
+
+    #[test]
     fn long_transfers_are_cut_for_the_queues_of_the_device() {
         let direct = of_file(tempfile::tempfile().unwrap());
         for (chunk_bytes, expected) in [(4 << 20, 1 << 20), (1000, 1000)] {
@@ -271,15 +305,15 @@ mod tests {
     fn writes_tell_refusals_from_failures() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let written = of_file(fs::File::options().write(true).open(path.path()).unwrap());
-        assert_eq!(written.write(&pattern(1024), 512).unwrap(), 1024);
+        assert!(matches!(written.write(&pattern(1024), 512), (1024, None)));
         assert!(fs::read(path.path()).unwrap()[512..] == pattern(1024));
         // The kernel has no such offsets.
-        assert_eq!(written.write(&pattern(1024), 1 << 63).unwrap(), 0);
+        assert!(matches!(written.write(&pattern(1024), 1 << 63), (0, None)));
         assert!(!written.works());
 
         let readable = of_file(fs::File::open(path.path()).unwrap());
-        let (done, error) = readable.write(&pattern(1024), 0).unwrap_err();
-        assert_eq!((done, error.raw_os_error()), (0, Some(libc::EBADF)));
+        let (done, error) = readable.write(&pattern(1024), 0);
+        assert_eq!((done, error.unwrap().raw_os_error()), (0, Some(libc::EBADF)));
         let mut room = [0; 512];
         // SAFETY: the room is as long.
         assert_eq!(unsafe { written.read_enclosing(room.as_mut_ptr(), 512, 0) }, 0);

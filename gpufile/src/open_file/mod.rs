@@ -142,19 +142,17 @@ impl OpenFile {
         len_bytes: usize,
         behind_bytes: usize,
     ) -> Staged {
-        if let Some(direct) = self.direct_for_read(offset, len_bytes) {
-            let (head, whole) = direct.enclosing(offset, len_bytes);
-            let start = direct.align(end) + head;
-            let room_bytes = bounce.len_bytes();
-            if direct.align(end) + whole <= room_bytes && start + len_bytes + behind_bytes <= room_bytes {
-                // SAFETY: the range lies in the bounce buffer, which nothing else uses.
-                let target = unsafe { bounce.ptr().add(start) };
-                // SAFETY: as above, with the over-read around it.
-                let done = unsafe { direct.read_enclosing(target, len_bytes, offset) };
-                // SAFETY: as above.
-                let (done, cause) = unsafe { self.read_rest(target, len_bytes, offset, done) };
-                return Staged { start, done, cause };
-            }
+        let room = (end, bounce.len_bytes());
+        if let Some(direct) = self.direct_for_read(offset, len_bytes)
+            && let Some(start) = direct.place_for_read(room, offset, len_bytes, behind_bytes)
+        {
+            // SAFETY: the range lies in the bounce buffer, which nothing else uses.
+            let target = unsafe { bounce.ptr().add(start) };
+            // SAFETY: as above, with the over-read around it.
+            let done = unsafe { direct.read_enclosing(target, len_bytes, offset) };
+            // SAFETY: as above.
+            let (done, cause) = unsafe { self.read_rest(target, len_bytes, offset, done) };
+            return Staged { start, done, cause };
         }
         debug_assert!(end + len_bytes <= bounce.len_bytes());
         // SAFETY: a bounce buffer has room for a chunk, and nothing else uses it.
@@ -229,15 +227,17 @@ impl OpenFile {
             let before = direct.until_aligned(offset).min(source.len());
             let inside = direct.aligned_part(source.len() - before);
             let middle = &source[before..before + inside];
-            if inside > 0 && direct.is_aligned(middle.as_ptr(), offset + before as u64, inside) {
+            let at = offset + before as u64;
+            if inside > 0 && direct.is_aligned(middle.as_ptr(), at, inside) {
                 // SAFETY: a slice.
                 let head = unsafe { write_full(self.as_fd(), source.as_ptr(), before, offset) };
                 if let Err((done, error)) = head {
                     return (done, Some(error.into()));
                 }
-                match direct.write(middle, offset + before as u64) {
-                    Ok(count) => done = before + count,
-                    Err((count, error)) => return (before + count, Some(error.into())),
+                let (count, failure) = direct.write(middle, at);
+                done = before + count;
+                if let Some(error) = failure {
+                    return (done, Some(error.into()));
                 }
             }
         }
@@ -388,7 +388,7 @@ impl OpenFile {
     fn direct(&self) -> Option<&Direct> {
         let direct = self.direct.get_or_init(|| {
             let chunk_bytes = self.engine.settings().bounce_buffer_bytes();
-            Direct::of(&self.file, Bounce::bytes_for(chunk_bytes) - chunk_bytes)
+            Direct::of(&self.file, Bounce::spare_bytes(chunk_bytes))
         });
         direct.as_ref().filter(|direct| direct.works())
     }

@@ -245,6 +245,8 @@ fn neighbours_in_the_file_come_together_where_memory_has_none() {
     // As many in memory as in the file: memory decides.
     let both = [(100, 100, 100), (0, 0, 100)];
     assert_eq!(order_of(Side::Read, &both), Ok(Some(vec![1, 0])));
+    let apart = [(100, 2000, 100), (0, 1000, 100), (3000, 100, 100), (5000, 0, 100)];
+    assert_eq!(order_of(Side::Read, &apart), Ok(Some(vec![3, 2, 1, 0])));
 }
 
 #[test]
@@ -280,6 +282,9 @@ fn entries_that_overlap_in_memory_are_refused_to_reads_alone() {
     // Empty ones have no bytes to overlap with.
     let with_empty = [(0, 50, 0), (100, 0, 100), (300, 50, 0), (200, 100, 100)];
     assert!(order_of(Side::Read, &with_empty).is_ok());
+    // Two that touch are not the two that overlap.
+    let behind_touching = [(0, 0, 100), (100, 100, 100), (200, 150, 100)];
+    assert_eq!(order_of(Side::Read, &behind_touching), Err(Refused::Overlap(1, 2)));
     let behind_empty = [(0, 0, 100), (100, 50, 0), (200, 60, 100)];
     assert_eq!(order_of(Side::Read, &behind_empty), Err(Refused::Overlap(0, 2)));
 }
@@ -307,4 +312,18 @@ fn the_first_range_that_does_not_fit_is_refused() {
             assert_eq!(refused, Err(Refused::OutOfRange(before)), "{bad:?}");
         }
     }
+}
+
+#[test]
+fn a_plan_tells_how_much_memory_it_keeps() {
+    let file = open();
+    // Backward in memory, so that they are sorted.
+    let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * n, 5000 * (40 - n as usize), 3000)).collect();
+    let transfer = Transfer { side: Side::Read, entries: Entries::Each(&entries) };
+    let mut plan = Plan::default();
+    assert_eq!(plan.kept_bytes(), 0);
+    plan.make(&transfer, &Cutting { chunk_bytes: 1000, ..Cutting::default() }).unwrap();
+    let capacities = [plan.order.capacity(), plan.cuts.capacity(), plan.keys.capacity()];
+    assert!(capacities[0] >= 40 && capacities[1] >= 121 && capacities[2] >= 40);
+    assert_eq!(plan.kept_bytes(), 4 * capacities[0] + 16 * capacities[1] + 24 * capacities[2]);
 }

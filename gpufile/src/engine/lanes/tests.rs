@@ -1,0 +1,92 @@
+//! Lanes for host memory, which need no GPU.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::bounce::Bounce;
+use super::devices::Devices;
+use super::lane::Lane;
+use super::lanes::Lanes;
+use crate::memory::Place;
+
+const BOUNCE: usize = 4096;
+
+fn lanes(limit: usize) -> Lanes {
+    Lanes::new(Arc::new(Devices::default()), BOUNCE, limit * 2 * Bounce::bytes_for(BOUNCE))
+}
+
+fn take(lanes: &Lanes) -> Lane {
+    lanes.take(Place::Host).unwrap()
+}
+
+/// A lane whose first bounce buffer has memory, at this address.
+fn allocated(lanes: &Lanes) -> (Lane, usize) {
+    let [mut first, second] = take(lanes).into_bounces();
+    let address = first.ptr().addr();
+    (Lane::on_host([first, second]), address)
+}
+
+fn address(lane: Lane) -> usize {
+    let [mut first, _] = lane.into_bounces();
+    first.ptr().addr()
+}
+
+#[test]
+fn memory_limits_how_many_lanes_there_are() {
+    let two = 2 * Bounce::bytes_for(BOUNCE);
+    for (memory_bytes, limit) in [(0, 1), (two, 1), (2 * two - 1, 1), (2 * two, 2), (7 * two, 7)] {
+        assert_eq!(Lanes::new(Arc::default(), BOUNCE, memory_bytes).limit(), limit);
+    }
+}
+
+#[test]
+fn the_lane_that_came_back_last_is_lent_first() {
+    let lanes = lanes(2);
+    let ((one, first), (other, second)) = (allocated(&lanes), allocated(&lanes));
+    lanes.put(one);
+    lanes.put(other);
+    let again = take(&lanes);
+    assert_eq!(again.place(), Place::Host);
+    assert_eq!([address(again), address(take(&lanes))], [second, first]);
+}
+
+#[test]
+fn no_more_lanes_are_lent_than_may_exist() {
+    let lanes = lanes(2);
+    let (first, second) = (lanes.try_take_for_host().unwrap(), take(&lanes));
+    assert!(lanes.try_take_for_host().is_none());
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| drop(take(&lanes)));
+        thread::sleep(Duration::from_millis(30));
+        assert!(!waits.is_finished());
+        lanes.put(first);
+        waits.join().unwrap();
+    });
+    lanes.put(second);
+    assert!(lanes.try_take_for_host().is_some());
+}
+
+#[test]
+fn free_lanes_are_released_with_their_memory() {
+    let lanes = lanes(2);
+    let ((lent, _), (free, _)) = (allocated(&lanes), allocated(&lanes));
+    assert_eq!(lanes.release(), 0, "none is free");
+    lanes.put(free);
+    assert_eq!(lanes.release(), Bounce::bytes_for(BOUNCE), "of one buffer, the other had none");
+    assert_eq!(lanes.release(), 0);
+    // Another may be made in its stead, and no more.
+    let another = lanes.try_take_for_host().unwrap();
+    assert!(lanes.try_take_for_host().is_none());
+    lanes.put(another);
+    lanes.put(lent);
+}
+
+#[test]
+fn a_lane_that_cannot_be_made_leaves_its_place_to_others() {
+    let lanes = lanes(1);
+    if lanes.take(Place::Device(1000)).is_ok() {
+        return eprintln!("skipped: there are a thousand GPUs");
+    }
+    assert!(lanes.try_take_for_host().is_some());
+}
