@@ -2,7 +2,7 @@
 //!
 //! cargo-mutants makes and judges them; `.cargo/mutants.toml` says in which files. They are made in a copy of the
 //! workspace that stays from run to run, so that little is built anew for each. First the tests inside of the mutant's
-//! crate run; then, for the mutants that are left, the tests across crates that are about it; and at last all tests.
+//! crate run; then, for the mutants that are left, the tests across crates that are about it; and at last all others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -73,11 +73,11 @@ pub fn run(options: &Options) -> Result<()> {
     for package in ["cufile", "gpufile"] {
         let is_here = |name: &&String| name.starts_with(&format!("{package}/"));
         let mut left: Vec<_> = sample.iter().filter(is_here).cloned().collect();
-        let to_words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (about, others) = tree.tests_about(package)?;
         for (packages, targets) in [
-            (&[package][..], to_words(&["--lib"])),
-            (&[package, TESTS], tree.tests_about(package)?),
-            (&["cufile", "gpufile", TESTS], to_words(&["--tests"])),
+            (&[package][..], vec!["--lib".to_owned()]),
+            (&[package, TESTS], about),
+            (&["cufile", "gpufile", TESTS], others),
         ] {
             let outcomes = tree.test(&all, &left, packages, &targets)?;
             total.unviable.extend(outcomes.unviable);
@@ -159,18 +159,24 @@ impl Tree {
         Ok(listed.iter().filter_map(|mutant| mutant["name"].as_str().map(str::to_owned)).collect())
     }
 
-    /// The tests in `tests/tests` that are about this crate.
-    fn tests_about(&self, package: &str) -> Result<Vec<String>> {
-        let mut arguments = Vec::new();
-        for entry in fs::read_dir(self.0.join("tests/tests"))? {
-            let path = entry?.path();
-            let (Some(name), Ok(text)) = (path.file_stem(), fs::read_to_string(&path)) else { continue };
-            if text.contains("gpufile::") == (package == "gpufile") {
+    /// The tests in `tests/tests` that are about this crate, and all other tests but those inside of it.
+    fn tests_about(&self, package: &str) -> Result<(Vec<String>, Vec<String>)> {
+        let (mut about, mut others) = (Vec::new(), vec!["--lib".to_owned(), "--bins".to_owned()]);
+        for folder in ["cufile/tests", "gpufile/tests", "tests/tests"] {
+            for entry in fs::read_dir(self.0.join(folder))? {
+                let path = entry?.path();
+                let root = if path.is_dir() { path.join("main.rs") } else { path.clone() };
+                let (Some(name), Ok(text)) = (path.file_stem(), fs::read_to_string(&root)) else { continue };
+                let is_about = folder == "tests/tests"
+                    && path.is_file()
+                    && text.contains("gpufile::") == (package == "gpufile");
+                let arguments = if is_about { &mut about } else { &mut others };
                 arguments.push(format!("--test={}", name.to_string_lossy()));
             }
         }
-        arguments.sort();
-        Ok(arguments)
+        about.sort();
+        others.sort();
+        Ok((about, others))
     }
 
     /// Runs the tests of these packages and targets with each of the named mutants.
