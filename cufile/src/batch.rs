@@ -45,6 +45,7 @@ use crate::failed::Failed;
 use crate::handle::FileHandle;
 use crate::library::Library;
 use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
+use crate::patience::PATIENCE;
 
 const SUBMIT: &str = "cuFileBatchIOSubmit";
 const GET_STATUS: &str = "cuFileBatchIOGetStatus";
@@ -253,7 +254,8 @@ impl fmt::Debug for Status {
 /// The buffer of an entry that failed stays with the batch until it is destroyed: libcufile does not say that it is done
 /// with it. [`cancel`](Self::cancel) gives it back, dropping frees it.
 ///
-/// Dropping waits for the entries in flight; [`cancel`](Self::cancel) is for those who want them to stop.
+/// Dropping waits for the entries in flight. If that takes longer than 30 seconds, it leaks the batch with their buffers, except
+/// unregistered host memory, which can only be waited for. [`cancel`](Self::cancel) is for those who want them to stop.
 #[doc(alias = "CUfileBatchHandle_t")]
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
@@ -585,18 +587,10 @@ impl<B: IoBuf> Batch<B> {
         &mut self,
         timeout: Duration,
     ) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
-        let start = Instant::now();
         let mut completions = Vec::with_capacity(self.in_flight);
-        loop {
-            let left = timeout.saturating_sub(start.elapsed());
-            let all = self.in_flight;
-            match self.reap(all, all, Some(left), |completion| completions.push(completion)) {
-                Err(error) => return Err(Failed::new(error, completions)),
-                Ok(_) if self.in_flight == 0 || left.is_zero() => return Ok(completions),
-                // Some versions may return before there is something.
-                Ok(0) => thread::sleep(Duration::from_micros(50)),
-                Ok(_) => {}
-            }
+        match self.drain_for(timeout, |completion| completions.push(completion)) {
+            Ok(()) => Ok(completions),
+            Err(error) => Err(Failed::new(error, completions)),
         }
     }
 
@@ -785,6 +779,23 @@ impl<B> Batch<B> {
         Ok(())
     }
 
+    /// Waits until every entry is over, or `timeout` has passed.
+    fn drain_for(&mut self, timeout: Duration, mut completed: impl FnMut(Completion<B>)) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            let all = self.in_flight;
+            let count = self.reap(all, all, Some(left), &mut completed)?;
+            if self.in_flight == 0 || left.is_zero() {
+                return Ok(());
+            }
+            if count == 0 {
+                // Some versions may return before there is something.
+                thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
     fn cancel_raw(&mut self) -> Result<()> {
         // SAFETY: the batch is set up.
         check("cuFileBatchIOCancel", unsafe {
@@ -830,24 +841,35 @@ fn slot_of(cookie: usize) -> (usize, u32) {
 }
 
 impl<B> Batch<B> {
-    /// Waits until libcufile is done with the buffers of all entries, and returns whether that can be known.
-    pub(crate) fn settle(&mut self) -> bool {
+    /// Waits until libcufile is done with the buffers of all entries, for at most `patience`, and destroys the batch. Returns
+    /// whether that was done.
+    pub(crate) fn settle(&mut self, patience: Option<Duration>) -> bool {
+        // A fork has no part in what its parent submitted.
+        if self.raw.is_null() || !self.driver.is_alive() {
+            return true;
+        }
+        let waited = match patience {
+            // libcufile bears no wait that ends before unregistered host memory has been moved.
+            Some(patience) if !self.whole && !self.doubtful => self.drain_for(patience, drop),
+            _ => self.drain(drop),
+        };
         // Waiting rather than cancelling: an entry's own event is the best proof that libcufile is done with its
         // buffer, and half-done writes help nobody. Where events will not come, because libcufile cannot report or
-        // because of a failed submission, a successful cancel must do.
-        // A fork has no part in what its parent submitted.
-        !self.driver.is_alive() || self.drain(drop).is_ok() || self.cancel_raw().is_ok()
+        // because of a failed submission, a successful cancel must do. It waits for what has begun, as destroying does.
+        let is_over = match waited {
+            Ok(()) => self.in_flight == 0,
+            Err(_) => self.cancel_raw().is_ok(),
+        };
+        if is_over {
+            self.destroy();
+        }
+        is_over
     }
 }
 
 impl<B> Drop for Batch<B> {
     fn drop(&mut self) {
-        let over = self.settle();
-        if !self.driver.is_alive() {
-            return;
-        }
-        self.destroy();
-        if over {
+        if self.settle(Some(PATIENCE)) && self.driver.is_alive() {
             // SAFETY: dropped here and nowhere else; not reached if a buffer's drop panics above, or in a forked
             // child.
             unsafe { ManuallyDrop::drop(&mut self.slots) };

@@ -54,6 +54,7 @@ mod opened;
 mod owned_part;
 mod p2p;
 pub mod params;
+mod patience;
 #[doc = include_str!("../PORTING.md")]
 pub mod porting {}
 mod properties;

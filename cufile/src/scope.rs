@@ -132,7 +132,7 @@ trait InFlight {
 
 impl<B> InFlight for Batch<B> {
     fn settle(&mut self) -> bool {
-        Batch::settle(self)
+        Batch::settle(self, None)
     }
 }
 
@@ -192,15 +192,12 @@ impl<'scope, 'env> Scope<'scope, 'env> {
             // what is outside alone.
             let mut batch = unsafe { Box::from_raw(batch.as_ptr()) };
             // With its end, at which it drops buffers too: a panic must not keep the others from being waited for.
-            let end = move || {
-                let is_over = batch.settle();
-                drop(batch);
-                is_over
+            let end = move || match batch.settle() {
+                true => drop(batch),
+                false => give_up("libcufile can neither report nor cancel a batch"),
             };
-            match catch_unwind(AssertUnwindSafe(end)) {
-                Ok(true) => {}
-                Ok(false) => give_up("libcufile can neither report nor cancel a batch"),
-                Err(_) => give_up("dropping a buffer panicked"),
+            if catch_unwind(AssertUnwindSafe(end)).is_err() {
+                give_up("dropping a buffer panicked");
             }
         }
     }

@@ -1,12 +1,12 @@
 //! Reads and writes ordered with the work of a CUDA stream, without cuFile.
 
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, mem};
 
 use cufile::cuda::{Event, Stream};
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Direction, Ring, Staged, wait_by_looking};
+use crate::engine::{Direction, Ring, Staged, ends_soon, wait_by_looking};
 use crate::error::{Cause, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::{Memory, Place};
@@ -14,7 +14,7 @@ use crate::path::PathPolicy;
 
 /// A transfer that is part of a stream's work. It owns its buffer; what comes later in the stream finds it done.
 ///
-/// Dropping it waits for its end; `mem::forget` leaks the buffer.
+/// Dropping it waits for its end, but leaks the buffer if that takes longer than 30 seconds; `mem::forget` leaks it.
 #[must_use = "dropping it waits for the transfer"]
 pub struct StreamIo<B> {
     /// At one place, where workers find it.
@@ -136,7 +136,7 @@ impl<B> StreamIo<B> {
     /// transferred, and the buffer.
     pub fn wait(mut self) -> (Result<usize>, B) {
         self.settle();
-        let state = std::mem::replace(&mut self.state, State::Done(Ok(0)));
+        let state = mem::replace(&mut self.state, State::Done(Ok(0)));
         let State::Done(result) = state else { unreachable!("settled") };
         (result, self.buffer.take().expect("taken here only"))
     }
@@ -170,7 +170,12 @@ impl<B> StreamIo<B> {
 
 impl<B> Drop for StreamIo<B> {
     fn drop(&mut self) {
-        self.settle();
+        if ends_soon(|| self.is_done()) {
+            self.settle();
+        } else {
+            // The stream may come to the transfer at any time.
+            mem::forget((mem::replace(&mut self.state, State::Done(Ok(0))), self.buffer.take()));
+        }
     }
 }
 

@@ -214,6 +214,10 @@ fn a_batch_that_may_never_end_aborts_the_process() {
         cufile::scope(|scope| {
             let batch = scope.batch(&bed.driver, 1).unwrap();
             batch.submit([Entry::read(&file, &mut memory[..], 0)]).unwrap();
+            // Destroying a batch would wait for what has begun.
+            while emulator.control("held") == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
         });
     });
 }

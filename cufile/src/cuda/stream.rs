@@ -19,7 +19,8 @@ use super::Device;
 use crate::callback::contained;
 use crate::error::{Error, Result, check_driver, check_runtime};
 
-/// A queue of work on a device. Dropping one that was created here waits for the work; one that is captured is leaked.
+/// A queue of work on a device. Dropping one that was created here waits for the work, however long it takes, as CUDA does
+/// when it frees memory. One that is captured is leaked.
 #[doc(alias = "cudaStreamDestroy")]
 pub struct Stream {
     device: Device,

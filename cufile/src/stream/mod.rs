@@ -4,7 +4,7 @@
 //! the transfer is over: the size and the offsets, the buffer, and references to the file and the stream. So nothing can
 //! be freed too early, whatever becomes of the operation:
 //! - [`wait`](Operation::wait) waits and gives the buffer back with the number of bytes;
-//! - dropping waits, also in a panic or an early return;
+//! - dropping waits, also in a panic or an early return, for at most 30 seconds, and then leaks;
 //! - leaking ([`std::mem::forget`]) leaks the buffer too.
 //!
 //! A call that fails may have queued the transfer nevertheless. Its error is [`Failed`], whose [`Kept`] holds the buffer until
@@ -91,9 +91,9 @@ bitflags::bitflags! {
 /// such streams is deregistered, and reports bytes that it did not move. So a program that makes a stream for each
 /// transfer, while one stream stays, collects streams; better use a few for long.
 ///
-/// A stream that libcufile fails to deregister stays registered too. It is kept, not destroyed, and with it the driver
-/// stays open. [`deregister`](Self::deregister) gives the error; who registers the stream again shares what is left.
-/// Deregistering it is tried again when other streams go.
+/// A stream that libcufile fails to deregister stays registered too, as does one that still has work 30 seconds after it
+/// was dropped. It is kept, not destroyed, and with it the driver stays open. [`deregister`](Self::deregister) gives the
+/// error; who registers the stream again shares what is left. Deregistering it is tried again when other streams go.
 ///
 /// libcufile registers a stream once, and knows it by its handle alone. Who registers it again with the same flags, as
 /// is possible for the default stream and for streams made elsewhere, shares the first registration and its driver;

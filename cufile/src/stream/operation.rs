@@ -1,12 +1,12 @@
 //! A submitted transfer, and all that libcufile uses until it is over.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
-use std::{fmt, thread};
+use std::time::Duration;
 
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUstream, off_t};
 
@@ -16,6 +16,7 @@ use crate::cuda::Event;
 use crate::error::{Error, Raw, Result, check, decode};
 use crate::failed::Failed;
 use crate::handle::FileHandle;
+use crate::patience::{PATIENCE, wait_until};
 
 /// The byte count before libcufile writes one. Not 0, so that a transfer that libcufile gives up without a word, which
 /// 1.20 does, is not taken for the end of the file.
@@ -26,9 +27,9 @@ pub(super) const WRITE: &str = "cuFileWriteAsync";
 
 /// A stream-ordered read or write that was submitted.
 ///
-/// Owns the buffer until the transfer is over. [`wait`](Self::wait) gives it back; dropping waits and frees it;
-/// forgetting leaks it. Neither may happen in a function that a stream calls, where CUDA lets nobody wait: the buffer
-/// is leaked then.
+/// Owns the buffer until the transfer is over. [`wait`](Self::wait) gives it back. Dropping waits for at most 30 seconds
+/// and frees it, or else leaks it; forgetting leaks it. Neither waiting nor dropping may happen in a function that a stream
+/// calls, where CUDA lets nobody wait: the buffer is leaked then.
 ///
 /// File, stream and driver live at least as long as the operation, whatever happens to other references to them.
 ///
@@ -162,19 +163,7 @@ impl<B> Operation<B> {
     /// # Errors
     /// As [`is_done`](Self::is_done).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
-        let start = Instant::now();
-        let mut pause = Duration::from_micros(10);
-        loop {
-            if self.is_done()? {
-                return Ok(true);
-            }
-            // CUDA has no wait that ends.
-            let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
-                return Ok(false);
-            };
-            thread::sleep(pause.min(left));
-            pause = (pause * 2).min(Duration::from_millis(1));
-        }
+        wait_until(timeout, || self.is_done())
     }
 
     /// Waits for the transfer and gives its number of bytes, and the buffer.
@@ -231,7 +220,7 @@ impl Count {
 
 impl<B> Drop for Operation<B> {
     fn drop(&mut self) {
-        if self.pending().settle().is_ok() {
+        if self.wait_timeout(PATIENCE).is_ok_and(|is_over| is_over) && self.pending().settle().is_ok() {
             // SAFETY: leaked in `submit`; libcufile is done with it, and nothing uses the operation any more.
             drop(unsafe { Box::from_raw(self.pending.as_ptr()) });
         }
@@ -253,7 +242,7 @@ impl<B> fmt::Debug for Operation<B> {
 ///
 /// If the call that submits the transfer fails, the transfer may be in the stream nevertheless, because libcufile queues it
 /// in several steps. The buffer is kept then until the stream has passed that point: [`into_buffer`](Self::into_buffer) and
-/// dropping wait for it.
+/// dropping wait for it, dropping for at most 30 seconds.
 pub struct Kept<B>(State<B>);
 
 enum State<B> {

@@ -12,6 +12,7 @@ use super::StreamFlags;
 use crate::cuda::Stream;
 use crate::driver::Driver;
 use crate::error::{Error, Result, check};
+use crate::patience::{PATIENCE, wait_until};
 
 /// A share of a registration.
 pub(super) struct Registered {
@@ -179,8 +180,11 @@ impl Streams {
         if self.live > 0 {
             return Vec::new();
         }
-        let (stay, free) =
-            mem::take(&mut self.parked).into_iter().partition(|parked| parked.deregister().is_err());
+        // Deregistering waits for the stream.
+        let stays = |parked: &Arc<Registration>| {
+            parked.stream.is_idle().is_ok_and(|is_idle| !is_idle) || parked.deregister().is_err()
+        };
+        let (stay, free) = mem::take(&mut self.parked).into_iter().partition(stays);
         self.parked = stay;
         free
     }
@@ -190,7 +194,12 @@ impl Drop for Registered {
     fn drop(&mut self) {
         // `RegisteredStream::deregister` is for those who want the error. A stream that stays registered is parked.
         let alive = self.registration.driver.is_alive();
-        if !self.released && alive && self.release().is_err() {
+        if self.released || !alive {
+            return;
+        }
+        let idle = wait_until(PATIENCE, || self.registration.stream.is_idle());
+        let is_busy = idle.is_ok_and(|is_idle| !is_idle);
+        if is_busy || self.release().is_err() {
             let freed =
                 streams().entry(key(&self.registration.driver)).or_default().give_back(&self.registration);
             drop(freed);

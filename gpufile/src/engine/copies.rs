@@ -103,6 +103,19 @@ fn pause_after(waited: Duration) -> Option<Duration> {
     }
 }
 
+/// Waits until something has ended, for some 30 seconds, and returns whether it has.
+pub(crate) fn ends_soon(has_ended: impl Fn() -> bool) -> bool {
+    const PAUSE: Duration = Duration::from_millis(1);
+    // Counted, so that a process that stood still has its time too.
+    for _ in 0..30_000 {
+        if has_ended() {
+            return true;
+        }
+        sleep(PAUSE);
+    }
+    has_ended()
+}
+
 #[cfg(test)]
 mod tests {
     use std::ptr::without_provenance_mut as at;

@@ -35,7 +35,7 @@ use cufile::cuda::Cuda;
 use cufile::{Driver, IoBuf};
 
 pub(crate) use bounce::Bounce;
-pub(crate) use copies::wait_by_looking;
+pub(crate) use copies::{ends_soon, wait_by_looking};
 pub(crate) use cutting::Cutting;
 pub(crate) use job::{Job, Stop};
 pub(crate) use plan::{Refused, Segment};

@@ -24,7 +24,7 @@ mod stager;
 use std::sync::Arc;
 
 pub(crate) use bounce::Bounce;
-pub(crate) use copies::wait_by_looking;
+pub(crate) use copies::{ends_soon, wait_by_looking};
 pub(crate) use job::Job;
 pub use plan::Segment;
 pub(crate) use ring::Ring;

@@ -55,6 +55,7 @@ const SILENT: &[(&str, Silence, &str)] = &[
     ("cudaDeviceSynchronize", Silence::Sometimes, "dropping mapped memory tells nobody"),
     ("cudaMalloc", Silence::Sometimes, "dropping mapped memory waits in another way"),
     ("cudaStreamIsCapturing", Silence::Sometimes, "dropping a stream waits for it then"),
+    ("cudaStreamQuery", Silence::Sometimes, "dropping a registered stream deregisters it then"),
     ("cudaStreamSynchronize", Silence::Sometimes, "dropping a stream tells nobody"),
     ("cudaEventRecord", Silence::Sometimes, "a transfer without an event is waited for by its stream"),
     ("cuDeviceGetAttribute", Silence::Sometimes, "drivers that do not know RDMA do not have it"),

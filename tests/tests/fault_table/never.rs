@@ -1,5 +1,6 @@
 //! What can be asked of a transfer that never ends, and what keeps living with it.
 
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cufile::{Batch, Entry};
@@ -98,4 +99,74 @@ fn a_dropped_future_returns_although_its_transfer_never_ends() {
         drop(file);
         settled(&stage, &live);
     }
+}
+
+/// Drops what something that never ends belongs to, and expects that this returns after some 30 seconds.
+fn drops_in_time(pending: impl Sized) {
+    let start = Instant::now();
+    drop(pending);
+    let waited = start.elapsed();
+    assert!((20..60).contains(&waited.as_secs()), "dropped after {waited:?}");
+}
+
+/// Drops what a held transfer belongs to, and expects that its buffer is never freed.
+fn drops_in_time_and_leaks(stage: &Stage, transfer: impl Sized) {
+    held(stage);
+    let allocations = stage.emulator().live("allocations");
+    drops_in_time(transfer);
+    assert_eq!(stage.emulator().live("allocations"), allocations, "the transfer may still write");
+    stage.emulator().control("release");
+    while stage.emulator().control("held") > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(stage.emulator().live("allocations"), allocations, "nobody knows that the transfer is over");
+}
+
+#[test]
+fn dropping_returns_although_a_transfer_never_ends() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let stage = Stage::new(true);
+            let handle = register(&stage, &pattern(LEN)).unwrap();
+            let mut batch = Batch::new(&stage.bed().driver, 1).unwrap();
+            let buffer = stage.bed().device.alloc(LEN).unwrap();
+            stage.emulator().fault("batch-entry", "hold=1");
+            batch.submit([Entry::read(&handle, buffer, 0)]).unwrap();
+            drops_in_time_and_leaks(&stage, batch);
+        });
+        scope.spawn(|| {
+            let stage = Stage::new(true);
+            let handle = register(&stage, &pattern(LEN)).unwrap();
+            let stream = stream_of(&stage).unwrap();
+            let buffer = stage.bed().device.alloc(LEN).unwrap();
+            stage.emulator().fault("cuFileReadAsync", "hold=1");
+            let operation = stream.read_at(&handle, buffer, 0).unwrap();
+            drops_in_time_and_leaks(&stage, operation);
+        });
+        scope.spawn(|| {
+            let stage = Stage::new(true);
+            let live = stage.live();
+            let stream = stream_of(&stage).unwrap();
+            let (end, ended) = mpsc::channel::<()>();
+            stream.stream().call_on_host(move || ended.recv().unwrap_or_default()).unwrap();
+            drops_in_time(stream);
+            assert_eq!(stage.emulator().live("stream-registrations"), 1, "deregistering would wait");
+            drop(end);
+            // The next that is dropped takes it along once it is idle.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while stage.live() != live {
+                assert!(Instant::now() < deadline, "{:?} rather than {live:?}", stage.live());
+                drop(stream_of(&stage).unwrap());
+            }
+        });
+        scope.spawn(|| {
+            let stage = Stage::new(true);
+            let file = engine::open(&stage, &pattern(engine::LEN), PathPolicy::PosixOnly).unwrap();
+            let stream = stage.bed().device.stream().unwrap();
+            let buffer = stage.bed().device.alloc(engine::LEN).unwrap();
+            stage.emulator().fault("cudaMemcpyAsync", "hold=1");
+            let reading = file.read_at_on_stream(&stream, buffer, 0);
+            drops_in_time_and_leaks(&stage, reading);
+        });
+    });
 }
