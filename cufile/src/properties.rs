@@ -129,9 +129,13 @@ impl DriverProperties {
         let get = library.functions().cuFileDriverGetProperties;
         // SAFETY: a struct of integers; the pointer outlives the call.
         let raw: CUfileDrvProps_t = unsafe { filled(|raw| check("cuFileDriverGetProperties", get(raw))) }?;
+        Ok(Self::of(&raw))
+    }
+
+    fn of(raw: &CUfileDrvProps_t) -> Self {
         let kib = |value: u32| u64::from(value) * 1024;
         let module = (raw.nvfs.major_version, raw.nvfs.minor_version);
-        Ok(Self {
+        Self {
             nvidia_fs: (module != (0, 0)).then_some(module),
             poll_threshold_bytes: (raw.nvfs.poll_thresh_size as u64).saturating_mul(1024),
             max_direct_io_bytes: (raw.nvfs.max_direct_io_size as u64).saturating_mul(1024),
@@ -143,6 +147,81 @@ impl DriverProperties {
             max_device_pinned_bytes: kib(raw.max_device_pinned_mem_size),
             max_batch_entries: raw.max_batch_io_size,
             max_batch_timeout: Duration::from_millis(raw.max_batch_io_timeout_msecs.into()),
-        })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The properties for which `set` has set what C would.
+    fn told(set: impl FnOnce(&mut CUfileDrvProps_t)) -> DriverProperties {
+        // SAFETY: a struct of integers, of which zeros are valid.
+        let mut raw = unsafe { std::mem::zeroed() };
+        set(&mut raw);
+        DriverProperties::of(&raw)
+    }
+
+    #[test]
+    fn each_bit_of_c_sets_one_flag_by_its_name() {
+        let file_systems = [
+            (0, "LUSTRE"),
+            (1, "WEKAFS"),
+            (2, "NFS"),
+            (3, "GPFS"),
+            (4, "NVME"),
+            (5, "NVMEOF"),
+            (6, "SCSI"),
+            (7, "SCALEFLUX_CSD"),
+            (8, "NVMESH"),
+            (9, "BEEGFS"),
+            (11, "NVME_P2P"),
+            (12, "SCATEFS"),
+            (13, "VIRTIOFS"),
+            (14, "PANFS"),
+        ];
+        for (position, name) in file_systems {
+            let properties = told(|raw| raw.nvfs.dstatusflags = 1 << position);
+            assert!(properties.file_systems.iter_names().map(|(name, _)| name).eq([name]), "{position}");
+            assert!(properties.controls.is_empty() && properties.features.is_empty(), "{name}");
+        }
+        let controls = [(0, "POLL_MODE"), (1, "COMPAT_MODE"), (2, "POSIX_IO_MODE"), (4, "FALLBACK_IO_MODE")];
+        for (position, name) in controls {
+            let properties = told(|raw| raw.nvfs.dcontrolflags = 1 << position);
+            assert!(properties.controls.iter_names().map(|(name, _)| name).eq([name]), "{position}");
+            assert!(properties.file_systems.is_empty() && properties.features.is_empty(), "{name}");
+        }
+        let features = ["DYNAMIC_ROUTING", "BATCH_IO", "STREAMS", "PARALLEL_IO", "P2P"];
+        for (position, name) in features.into_iter().enumerate() {
+            let properties = told(|raw| raw.fflags = 1 << position);
+            assert!(properties.features.iter_names().map(|(name, _)| name).eq([name]), "{position}");
+            assert!(properties.file_systems.is_empty() && properties.controls.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_bit_without_a_name_is_kept() {
+        let properties = told(|raw| (raw.nvfs.dstatusflags, raw.fflags) = (1 << 31 | 1 << 4, 1 << 30));
+        assert!(properties.file_systems.contains(FileSystems::NVME));
+        assert_eq!((properties.file_systems.bits(), properties.features.bits()), (1 << 31 | 1 << 4, 1 << 30));
+    }
+
+    #[test]
+    fn sizes_are_in_bytes() {
+        let properties = told(|raw| {
+            raw.nvfs.poll_thresh_size = 4;
+            raw.nvfs.max_direct_io_size = 16384;
+            raw.max_device_cache_size = 131_072;
+            raw.per_buffer_cache_size = 1024;
+            raw.max_device_pinned_mem_size = u32::MAX;
+        });
+        assert_eq!(properties.poll_threshold_bytes, 4096);
+        assert_eq!(properties.max_direct_io_bytes, 16 << 20);
+        assert_eq!(properties.max_device_cache_bytes, 128 << 20);
+        assert_eq!(properties.per_buffer_cache_bytes, 1 << 20);
+        assert_eq!(properties.max_device_pinned_bytes, u64::from(u32::MAX) * 1024);
+        assert_eq!(properties.nvidia_fs, None);
+        assert_eq!(told(|raw| raw.nvfs.minor_version = 7).nvidia_fs, Some((0, 7)));
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use cufile::{FileProperties, FileSystems};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, libraries, pattern};
-use gpufile::{Cause, Engine, Error, File, OpenOptions, PathPolicy, TransferPath};
+use gpufile::{Cause, Engine, Error, File, OpenOptions, PathPolicy, Route, TransferPath};
 
 /// Larger than the two bounce buffers of a lane together, and a multiple of nothing.
 const LONG: usize = (9 << 20) + 4321;
@@ -87,6 +87,34 @@ fn the_path_taken_is_the_one_reported_and_better_ones_are_explained() {
     assert_eq!(required.route().path(), TransferPath::CufileCompat);
     assert_eq!(cufile_calls(), (1, 1, 1));
     assert_eq!(required.route().why_not().count(), 2);
+}
+
+#[test]
+fn the_best_route_says_what_the_process_can_do() {
+    let best = |tell: &[&str]| {
+        let bed = Bed::emulated();
+        tell.iter().for_each(|command| assert!(bed.emulator.as_ref().unwrap().control(command) >= 0));
+        let route = Route::best(&engine(&bed));
+        let reasons: Vec<_> = route.why_not().map(|(path, reason)| (path, reason.to_owned())).collect();
+        (route.path(), reasons)
+    };
+    let (path, reasons) = best(&[]);
+    assert_eq!(path, TransferPath::Posix);
+    let better: Vec<_> = reasons.iter().map(|(path, _)| *path).collect();
+    assert_eq!(better, [TransferPath::Gds, TransferPath::P2pDma, TransferPath::CufileCompat]);
+
+    let (path, reasons) = best(&["p2pdma 1"]);
+    assert_eq!((path, reasons.len()), (TransferPath::P2pDma, 1));
+    assert!(reasons[0].1.contains("nvidia-fs"), "{reasons:?}");
+
+    let (path, reasons) = best(&["nvidia-fs 2 17 0"]);
+    assert_eq!(path, TransferPath::Posix);
+    assert!(reasons[0].1.contains("no direct path to any file system"), "{reasons:?}");
+
+    let bed = Bed::emulated();
+    load_nvidia_fs(bed.emulator.as_ref().unwrap());
+    let route = Route::best(&engine(&bed));
+    assert_eq!((route.path(), route.why_not().count()), (TransferPath::Gds, 0));
 }
 
 #[test]

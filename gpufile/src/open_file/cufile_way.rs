@@ -83,9 +83,9 @@ impl OpenFile {
         let driver = self.engine.driver()?;
         let text = |error: cufile::Error| error.to_string();
         let route = Route::cufile(driver, &self.file).map_err(text)?;
-        let direct = matches!(route.path(), TransferPath::Gds | TransferPath::P2pDma);
+        let direct = route.is_direct();
         if only_direct && !direct {
-            return Ok((route.posix_instead(), None));
+            return Ok((route.or_posix(), None));
         }
         let fd = self.duplicate(direct).map_err(|error| error.to_string())?;
         Ok((route, Some(FileHandle::register(driver, fd).map_err(|failed| text(failed.error))?)))
@@ -104,7 +104,7 @@ impl OpenFile {
 /// that opening the cuFile driver takes: the module nvidia-fs, or a GPU that offers its memory to other PCI devices.
 ///
 /// The first answer holds for the process, because looking takes longer than opening and reading a small file.
-fn direct_is_thinkable() -> bool {
+pub(crate) fn direct_is_thinkable() -> bool {
     static IS_THINKABLE: LazyLock<bool> = LazyLock::new(|| {
         Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory().unwrap_or(false)
     });

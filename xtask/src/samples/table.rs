@@ -128,6 +128,16 @@ const READ_ON: Case = Survives(&["fault cuFileRead short=100"]);
 const COPY_ON: Case = Survives(&["fault cuFileRead short=100", "fault cuFileWrite short=100"]);
 const COPY_FAILS: &[&str] = &["fault cuFileRead errno=5", "fault cuFileWrite errno=28"];
 
+/// Sizes that are no powers of two; the last job has more blocks than the others.
+const FIO: &[&[Argument]] = &[
+    &[Output, Gpu(0), Word("cufile"), Word("randread"), Word("100000"), Word("10MiB"), Word("3")],
+    &[Output, Gpu(0), Word("cufile"), Word("randwrite"), Word("128KiB"), Word("5000000"), Word("4")],
+    &[Output, Gpu(0), Word("cufile"), Word("write"), Word("100000"), Word("1MiB"), Word("1")],
+    &[Output, Gpu(0), Word("cufile"), Word("read"), Word("64KiB"), Word("8MiB"), Word("8")],
+    &[Output, Gpu(0), Word("posix"), Word("randread"), Word("128KiB"), Word("5000000"), Word("4")],
+    &[Output, Gpu(0), Word("posix"), Word("randwrite"), Word("100000"), Word("10MiB"), Word("3")],
+];
+
 const PATTERN: &[&[Argument]] = &[&[Large, Gpu(0), LargeSize]];
 
 /// One for each vector, or two.
@@ -304,6 +314,8 @@ pub const SAMPLES: &[Sample] = &[
         ASYNCS,
     ),
     sample("cudarc_checkpoint", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
+    sample("fio_engine", FIO, ONE_FILE_AND_BUFFER, Survives(&["fault cuFileRead short=100"]))
+        .other(&["fault cuFileRead errno=5", "fault cuFileRead after=7 errno=5"]),
     sample("kvikio_chunks", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("kvikio_copy", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("kvikio_futures", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),

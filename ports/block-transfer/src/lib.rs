@@ -1,0 +1,197 @@
+//! A block-transfer plugin on cuFile, as inference servers have them for their caches: GPU memory is cut into blocks and
+//! registered once, and a transfer loads or stores a list of blocks while the server goes on.
+//!
+//! In C, the user promises not to touch memory before a transfer is over. Here a block in flight belongs to its transfer:
+//! asking for it is an error, and dropping everything early frees nothing that cuFile still uses.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cufile::cuda::DeviceBuffer;
+use cufile::{
+    Batch, Completion, Driver, Entry, Error, FileHandle, OwnedPart, RegisterFlags, RegisteredBuffer, Result,
+};
+
+/// How many blocks go in one batch: what cuFile takes unless it is configured otherwise.
+const BATCH_LEN: usize = 128;
+
+/// A block of GPU memory, part of one registered allocation.
+type Block = OwnedPart<RegisteredBuffer<DeviceBuffer>>;
+
+/// Which way the bytes go: from the file to the GPU, or back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    Load,
+    Store,
+}
+
+/// The number of a block, and its place in a file that [`Agent::add_file`] has numbered, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Descriptor {
+    pub block: usize,
+    pub file: usize,
+    pub offset: u64,
+}
+
+/// Why a transfer was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error("there is no block {0}, or it is part of another transfer")]
+    Block(usize),
+    #[error("there is no file {0}")]
+    File(usize),
+    #[error(transparent)]
+    Cufile(#[from] Error),
+}
+
+/// What became of blocks, by their numbers: how many bytes were moved, which are fewer than the block's at the end of a file.
+pub type Outcomes = BTreeMap<usize, Result<usize>>;
+
+/// A transfer under way. Dropping it waits for its blocks and takes them along; [`Agent::finish`] gives them back.
+#[derive(Debug)]
+#[must_use = "dropping it takes its blocks along"]
+pub struct Transfer {
+    batches: Vec<Batch<Block>>,
+    outcomes: Outcomes,
+}
+
+/// The blocks and files of one GPU.
+pub struct Agent {
+    driver: Driver,
+    files: Vec<Arc<FileHandle>>,
+    /// Those that are not in flight.
+    blocks: Vec<Option<Block>>,
+    /// Batches that are set up and not in use.
+    idle: Vec<Batch<Block>>,
+}
+
+impl Agent {
+    /// Makes and registers `count` blocks of `block_bytes` bytes on a GPU.
+    pub fn new(gpu: u32, block_bytes: usize, count: usize) -> Result<Self> {
+        let driver = Driver::open()?;
+        let memory = driver.cuda().device(gpu)?.alloc(block_bytes * count)?;
+        let memory = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
+        let blocks = OwnedPart::split(memory, block_bytes).into_iter().map(Some).collect();
+        Ok(Self { driver, files: Vec::new(), blocks, idle: Vec::new() })
+    }
+
+    /// Registers a file and returns its number.
+    pub fn add_file(&mut self, file: File) -> Result<usize> {
+        self.files.push(Arc::new(FileHandle::register(&self.driver, file)?));
+        Ok(self.files.len() - 1)
+    }
+
+    /// Copies host bytes into a block that is not in flight.
+    pub fn fill(&mut self, number: usize, bytes: &[u8]) -> Result<(), Refused> {
+        let block = self.blocks.get_mut(number).and_then(Option::as_mut).ok_or(Refused::Block(number))?;
+        Ok(self.driver.cuda().copy_from_host(block, 0, bytes)?)
+    }
+
+    /// Copies a block that is not in flight to host memory.
+    pub fn contents(&self, number: usize) -> Result<Vec<u8>, Refused> {
+        let block = self.blocks.get(number).and_then(Option::as_ref).ok_or(Refused::Block(number))?;
+        let mut bytes = vec![0; block.len_bytes()];
+        self.driver.cuda().copy_to_host(block, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Starts a transfer. If this fails, what has begun is cancelled, and all blocks are back.
+    pub fn start(&mut self, direction: Direction, list: &[Descriptor]) -> Result<Transfer, Refused> {
+        let mut transfer = Transfer { batches: Vec::new(), outcomes: Outcomes::new() };
+        for part in list.chunks(BATCH_LEN) {
+            if let Err(refused) = self.submit(direction, part, &mut transfer) {
+                self.finish(transfer)?;
+                return Err(refused);
+            }
+        }
+        Ok(transfer)
+    }
+
+    /// Adds a batch to a transfer.
+    fn submit(
+        &mut self,
+        direction: Direction,
+        list: &[Descriptor],
+        transfer: &mut Transfer,
+    ) -> Result<(), Refused> {
+        let mut batch = self.idle.pop().map_or_else(|| Batch::new(&self.driver, BATCH_LEN), Ok)?;
+        let mut entries = Vec::with_capacity(list.len());
+        let entered = list.iter().try_for_each(|at| {
+            let file = self.files.get(at.file).ok_or(Refused::File(at.file))?;
+            let block = self.blocks.get_mut(at.block).and_then(Option::take);
+            let block = block.ok_or(Refused::Block(at.block))?;
+            let entry = match direction {
+                Direction::Load => Entry::read(file, block, at.offset),
+                Direction::Store => Entry::write(file, block, at.offset),
+            };
+            entries.push(entry.id(at.block as u64));
+            Ok(())
+        });
+        let (result, left) = match entered {
+            Err(refused) => (Err(refused), entries),
+            Ok(()) => match batch.submit(entries) {
+                Ok(()) => (Ok(()), Vec::new()),
+                Err(failed) => {
+                    let (error, entries) = failed.into_parts();
+                    (Err(error.into()), entries)
+                }
+            },
+        };
+        // Entries are in the order of the list.
+        for (at, entry) in list.iter().zip(left) {
+            self.blocks[at.block] = Some(entry.into_buffer());
+        }
+        transfer.batches.push(batch);
+        result
+    }
+
+    /// Takes the blocks back that are done. Returns whether all are.
+    pub fn poll(&mut self, transfer: &mut Transfer) -> Result<bool> {
+        for batch in &mut transfer.batches {
+            for completion in batch.poll(0, batch.capacity(), Some(Duration::ZERO))? {
+                take_back(&mut self.blocks, &mut transfer.outcomes, completion);
+            }
+        }
+        Ok(transfer.batches.iter().all(|batch| batch.in_flight() == 0))
+    }
+
+    /// Waits until all blocks are done.
+    pub fn wait(&mut self, transfer: &mut Transfer) -> Result<()> {
+        for batch in &mut transfer.batches {
+            for completion in batch.wait_all()? {
+                take_back(&mut self.blocks, &mut transfer.outcomes, completion);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a transfer, cancelling what is not done. Returns what became of its blocks, all of which are back.
+    pub fn finish(&mut self, transfer: Transfer) -> Result<Outcomes> {
+        let Transfer { batches, mut outcomes } = transfer;
+        // A batch keeps the blocks of entries that failed until it is destroyed.
+        let is_clean = outcomes.values().all(Result::is_ok);
+        for batch in batches {
+            if is_clean && batch.in_flight() == 0 {
+                self.idle.push(batch);
+                continue;
+            }
+            for completion in batch.cancel()? {
+                take_back(&mut self.blocks, &mut outcomes, completion);
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+/// Puts a block back in its place. Of an entry that failed it comes later, with the same number.
+fn take_back(blocks: &mut [Option<Block>], outcomes: &mut Outcomes, completion: Completion<Block>) {
+    let number = completion.id as usize;
+    outcomes.entry(number).or_insert(completion.result);
+    if completion.buffer.is_some() {
+        blocks[number] = completion.buffer;
+    }
+}
