@@ -119,7 +119,7 @@ fn events_with_timing_say_how_long_work_took() {
         stream.record_into(&end).unwrap();
         end.wait().unwrap();
         let elapsed = end.elapsed_since(&start).unwrap();
-        assert!(elapsed >= Duration::from_millis(4) && elapsed < Duration::from_secs(60), "{elapsed:?}");
+        assert!(elapsed >= Duration::from_millis(4) && elapsed < Duration::from_secs(4), "{elapsed:?}");
         let untimed = stream.record().unwrap();
         assert!(untimed.elapsed_since(&start).is_err());
     });
@@ -134,6 +134,7 @@ fn memory_of_another_library_is_transferred_and_given_back() {
         let (ptr, len_bytes) = (owner.as_mut_ptr(), owner.len_bytes());
         // SAFETY: the buffer's own memory, which nothing uses while it is lent.
         let memory = unsafe { DeviceMemory::from_raw(&bed.device, ptr, len_bytes, owner) };
+        assert!(!memory.is_host_accessible() && memory.context() == Some(bed.device.context()));
         let mut memory = RegisteredBuffer::register(&bed.driver, memory, RegisterFlags::empty()).unwrap();
         file.read_exact_at(&mut memory, 0).unwrap();
         let owner = memory.deregister().unwrap().into_owner();

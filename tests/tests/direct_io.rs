@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::thread;
 
+use cufile::FileProperties;
 use cufile_tests::bed::{folders, pattern};
 use gpufile::{DirectIo, Engine, File, page_cache};
 
@@ -18,6 +19,13 @@ fn direct_descriptor(path: &Path) -> Option<libc::c_int> {
     // SAFETY: takes integers.
     let flags = |fd| unsafe { libc::fcntl(fd, libc::F_GETFL) };
     numbers.find(|fd| flags(*fd) >= 0 && flags(*fd) & libc::O_DIRECT != 0)
+}
+
+/// Fails if the file system has `O_DIRECT` for a file.
+fn has_no_o_direct(path: &Path) {
+    let properties = FileProperties::of(fs::File::open(path).unwrap()).unwrap();
+    assert_eq!(properties.direct_io, None, "{} could be read by O_DIRECT", path.display());
+    eprintln!("skipped: {} has no O_DIRECT", path.display());
 }
 
 /// Makes a system call fail in this thread when its first argument is this descriptor.
@@ -65,7 +73,7 @@ fn what_o_direct_refuses_goes_through_the_page_cache_and_later_reads_do_too() {
         let can_drop = cached() == 0;
         read();
         let Some(direct) = direct_descriptor(&path) else {
-            eprintln!("skipped: {} has no O_DIRECT", folder.path().display());
+            has_no_o_direct(&path);
             continue;
         };
         if can_drop {
@@ -97,7 +105,10 @@ fn write_that_fails(folder: &Path, errno: libc::c_int) -> Option<(gpufile::Resul
     let file = options.engine(&Engine::builder().build()).open(&path).unwrap();
     // The descriptor with O_DIRECT is opened when it is first needed.
     file.write_all_at_inline(&vec![1; LEN], 0).unwrap();
-    let direct = direct_descriptor(&path)?;
+    let Some(direct) = direct_descriptor(&path) else {
+        has_no_o_direct(&path);
+        return None;
+    };
     let write =
         || fail(libc::SYS_pwrite64, direct, errno).map(|()| file.write_all_at_inline(&pattern(LEN), 0));
     let outcome = thread::scope(|scope| scope.spawn(write).join().unwrap());

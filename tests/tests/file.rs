@@ -118,6 +118,46 @@ fn the_best_route_says_what_the_process_can_do() {
 }
 
 #[test]
+fn no_driver_is_opened_where_nothing_could_be_direct() {
+    if Path::new("/proc/driver/nvidia-fs").exists() {
+        return;
+    }
+    let bed = Bed::emulated();
+    let engine = Engine::builder().cuda(bed.driver.cuda().clone()).build();
+    assert!(format!("{engine:?}").contains("cuda: Some"), "{engine:?}");
+    let route = Route::best(&engine);
+    assert_eq!(route.why_not().count(), 3, "{route}");
+    bed.file("data", b"");
+    let file = OpenOptions::new().read(true).engine(&engine).open(bed.path("data")).unwrap();
+    assert_eq!(file.route().why_not().count(), 3, "{}", file.route());
+}
+
+#[test]
+fn a_transfer_by_cufile_that_is_interrupted_goes_on() {
+    let bed = Bed::emulated();
+    let file = create(&bed, "data", PathPolicy::RequireCufile);
+    let mut buffer = bed.device.alloc(10_000).unwrap();
+    for function in ["cuFileWrite", "cuFileRead"] {
+        bed.emulator.as_ref().unwrap().fault(function, &format!("times=2 errno={}", libc::EINTR));
+    }
+    file.write_all_at(&buffer, 0).unwrap();
+    file.read_exact_at(&mut buffer, 0).unwrap();
+}
+
+#[test]
+fn a_write_by_cufile_that_moves_nothing_is_an_error() {
+    let bed = Bed::emulated();
+    let file = create(&bed, "data", PathPolicy::RequireCufile);
+    let buffer = bed.device.alloc(10_000).unwrap();
+    let emulator = bed.emulator.as_ref().unwrap();
+    emulator.fault("cuFileWrite", "short=123");
+    emulator.fault("cuFileWrite", "after=1 short=0");
+    let error = file.write_all_at(&buffer, 0).unwrap_err();
+    assert_eq!((io::Error::from(error).kind(), emulator.calls("cuFileWrite")), (io::ErrorKind::WriteZero, 2));
+    file.write_all_at(&buffer, 0).unwrap();
+}
+
+#[test]
 fn a_direct_path_is_taken_where_the_driver_has_one_to_the_file_system_and_nowhere_else() {
     for folder in folders() {
         for (gds, path) in [(true, TransferPath::Gds), (false, TransferPath::P2pDma)] {

@@ -636,14 +636,31 @@ fn exact_reads_and_whole_writes_go_on_after_short_calls() {
     emulator.fault("cuFileRead", "short=123");
     file.read_exact_at(&mut read, 77).unwrap();
     assert!(read == bytes[77..5077] && emulator.calls("cuFileRead") == 2);
-    emulator.fault("cuFileWrite", "short=0");
+    emulator.fault("cuFileWrite", "short=123");
+    emulator.fault("cuFileWrite", "after=1 short=0");
     let error = file.write_all_at(&read, 0).unwrap_err();
     assert_eq!(error.io_kind(), io::ErrorKind::WriteZero, "{error}");
+    assert!(error.to_string().contains("4877 bytes at 123 of "), "{error}");
+    file.write_all_at(&bytes[..123], 0).unwrap();
     emulator.fault("cuFileWrite", "short=1");
     file.write_all_at(&read, LEN as u64 - 10).unwrap();
     file.sync_all().unwrap();
     let written = fs::read(bed.path("data")).unwrap();
     assert!(written[..LEN - 10] == bytes[..LEN - 10] && written[LEN - 10..] == read);
+}
+
+#[test]
+fn what_cannot_be_synced_is_an_error() {
+    let bed = Bed::emulated();
+    let (file, _) = registered(&bed, "data");
+    file.sync_all().unwrap();
+    // A device that cannot be synced, in the place of the file.
+    let device = fs::File::open("/dev/null").unwrap();
+    // SAFETY: the descriptor stays open; it is another file's from now on.
+    assert!(unsafe { libc::dup2(device.as_raw_fd(), file.descriptor().unwrap().as_raw_fd()) } >= 0);
+    let error = file.sync_all().unwrap_err();
+    assert_eq!(error.io_kind(), io::ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("fsync"), "{error}");
 }
 
 #[test]

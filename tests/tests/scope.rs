@@ -236,16 +236,50 @@ fn a_stream_that_cannot_be_waited_for_aborts_the_process() {
     });
 }
 
-/// Accepts a read, and never tells its end.
+#[test]
+fn a_scope_waits_until_a_capture_has_ended() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    let (file, stream) = (register(&bed, "data", &pattern(LEN)), stream(&bed));
+    let mut memory = vec![0; LEN];
+    cufile::scope(|scope| {
+        mem::forget(scope.stream(&stream).read_at(&file, &mut memory[..], 0).unwrap());
+        emulator.fault("cudaStreamSynchronize", "times=3 err=900");
+        emulator.fault("cudaStreamIsCapturing", "times=3 status=1");
+    });
+    assert!(memory == pattern(LEN));
+}
+
+#[test]
+fn a_transfer_that_may_be_part_of_a_graph_aborts_the_process() {
+    aborts("a_transfer_that_may_be_part_of_a_graph_aborts_the_process", "stream was captured while", || {
+        let bed = Bed::emulated();
+        let (file, stream) = (register(&bed, "data", &pattern(LEN)), stream(&bed));
+        let mut memory = vec![0; LEN];
+        cufile::scope(|scope| {
+            // The first question is asked before the call.
+            bed.emulator.as_ref().unwrap().fault("cudaStreamIsCapturing", "after=1 status=1");
+            drop(scope.stream(&stream).read_at(&file, &mut memory[..], 0));
+        });
+    });
+}
+
+/// Accepts a read, and tells its end unless it is from the start of the file.
 unsafe extern "C" fn silent(
     _: CUfileHandle_t,
     _: *mut c_void,
-    _: *mut usize,
+    len_bytes: *mut usize,
+    file_offset: *mut off_t,
     _: *mut off_t,
-    _: *mut off_t,
-    _: *mut isize,
+    bytes_read: *mut isize,
     _: CUstream,
 ) -> CUfileError_t {
+    // SAFETY: the caller's, which live until the stream has passed the transfer.
+    unsafe {
+        if *file_offset > 0 {
+            *bytes_read = *len_bytes as isize;
+        }
+    }
     CUfileError_t { err: CUfileOpError::CU_FILE_SUCCESS, cu_err: CUresult::CUDA_SUCCESS }
 }
 
@@ -259,10 +293,15 @@ fn a_transfer_that_never_ends_aborts_the_process() {
         let file = Arc::new(FileHandle::register(&driver, bed.file("data", &pattern(LEN))).unwrap());
         let stream = bed.device.stream().unwrap();
         let stream = RegisteredStream::register(&driver, stream, StreamFlags::empty()).unwrap();
-        let mut memory = vec![0; LEN];
+        let (mut memory, mut others) = (vec![0; LEN], vec![0; LEN]);
         cufile::scope(|scope| {
-            let reading = scope.stream(&stream).read_at(&file, &mut memory[..], 0).unwrap();
+            let stream = scope.stream(&stream);
+            let reading = stream.read_at(&file, &mut memory[..], 0).unwrap();
             assert!(reading.wait().is_err());
+            // Many that are over hide none that is not.
+            for part in others.chunks_mut(LEN / 100) {
+                stream.read_at(&file, part, 1).unwrap().wait().unwrap();
+            }
         });
     });
 }

@@ -63,3 +63,33 @@ impl<T, F: FnMut(T, Option<Stop>) -> Option<Stop>> Drop for UnderWay<'_, T, F> {
         self.finish_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_are_finished_in_order_also_when_their_list_is_dropped() {
+        let engine = Engine::builder().build();
+        let mut ended = Vec::new();
+        let mut jobs = UnderWay::new(&engine, |what, stop| {
+            ended.push(what);
+            stop
+        });
+        (0..MOST + 3).for_each(|what| jobs.push(what, Arc::default()));
+        drop(jobs);
+        assert!(ended.into_iter().eq(0..MOST + 3));
+    }
+
+    #[test]
+    fn the_first_that_was_stopped_is_told() {
+        let engine = Engine::builder().build();
+        let stopped = |entry, _: Option<Stop>| Some(Stop { entry, done_bytes: 0, cause: None });
+        let mut jobs = UnderWay::new(&engine, stopped);
+        (0..MOST).for_each(|what| jobs.push(what, Arc::default()));
+        assert!(!jobs.is_stopped(), "none was waited for");
+        jobs.push(MOST, Arc::default());
+        assert!(jobs.is_stopped());
+        assert_eq!(jobs.finish().map(|stop| stop.entry), Some(0));
+    }
+}

@@ -153,6 +153,23 @@ mod tests {
     use super::Sharing::{Alone, Shared};
     use super::*;
 
+    #[test]
+    fn a_forked_child_has_files_of_its_own() {
+        let ours = WrittenFiles::of_process();
+        assert!(Arc::ptr_eq(&ours, &WrittenFiles::of_process()));
+        // SAFETY: the child compares two pointers and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let same = Arc::ptr_eq(&ours, &WrittenFiles::of_process());
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(same.into()) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child shares the files");
+    }
+
     fn bear_each_other(one: (u64, usize, Sharing), other: (u64, usize, Sharing)) -> bool {
         let [one, other] =
             [one, other].map(|(offset, len_bytes, sharing)| Writer::new(offset, len_bytes, sharing));

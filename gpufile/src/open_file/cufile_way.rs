@@ -50,10 +50,9 @@ impl OpenFile {
     pub fn write_cufile(&self, handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
         let len = memory.len_bytes;
         let _held = self.blocks().hold(offset, len, Sharing::Alone);
-        let (done, cause) = through_cufile(len, |done| {
+        through_cufile(len, |done| {
             handle.write_range_at(memory, done, len - done, offset.saturating_add(done as u64))
-        });
-        (done, cause.or_else(|| (done < len).then(|| io::Error::from(io::ErrorKind::WriteZero).into())))
+        })
     }
 
     fn way(&self) -> &Way {
@@ -106,14 +105,15 @@ impl OpenFile {
 /// The first answer holds for the process, because looking takes longer than opening and reading a small file.
 pub(crate) fn direct_is_thinkable() -> bool {
     static IS_THINKABLE: LazyLock<bool> = LazyLock::new(|| {
-        Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory().unwrap_or(false)
+        let devices = Path::new("/sys/bus/pci/devices");
+        Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory(devices).unwrap_or(false)
     });
     *IS_THINKABLE
 }
 
-fn a_gpu_offers_p2p_memory() -> io::Result<bool> {
+fn a_gpu_offers_p2p_memory(devices: &Path) -> io::Result<bool> {
     const NVIDIA: &str = "0x10de";
-    for device in fs::read_dir("/sys/bus/pci/devices")? {
+    for device in fs::read_dir(devices)? {
         let device = device?.path();
         let is_nvidia = || fs::read_to_string(device.join("vendor")).is_ok_and(|id| id.trim() == NVIDIA);
         if device.join("p2pmem").exists() && is_nvidia() {
@@ -143,4 +143,27 @@ fn through_cufile(len: usize, mut call: impl FnMut(usize) -> cufile::Result<usiz
         }
     }
     (done, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_offered_by_an_nvidia_device_with_p2pmem() {
+        let folder = tempfile::tempdir().unwrap();
+        let offered = || a_gpu_offers_p2p_memory(folder.path()).unwrap();
+        let device = |name: &str, vendor: &str| {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::write(folder.path().join(name).join("vendor"), vendor).unwrap();
+        };
+        assert!(a_gpu_offers_p2p_memory(&folder.path().join("none")).is_err() && !offered());
+        device("disk", "0x144d\n");
+        fs::create_dir(folder.path().join("disk/p2pmem")).unwrap();
+        assert!(!offered());
+        device("gpu", "0x10de\n");
+        assert!(!offered());
+        fs::create_dir(folder.path().join("gpu/p2pmem")).unwrap();
+        assert!(offered());
+    }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cufile::FileProperties;
@@ -164,9 +165,12 @@ fn hardware_queues(file: &fs::File) -> Option<usize> {
     let device = file.metadata().ok()?.dev();
     let entry = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
     // A partition's folder lies in its disk's.
-    let queues =
-        fs::read_dir(format!("{entry}/mq")).or_else(|_| fs::read_dir(format!("{entry}/../mq"))).ok()?;
-    Some(queues.count()).filter(|count| *count > 0)
+    queues_of(Path::new(&entry)).or_else(|| queues_of(&Path::new(&entry).join("..")))
+}
+
+/// How many queues a device has by its folder in sysfs.
+fn queues_of(device: &Path) -> Option<usize> {
+    Some(fs::read_dir(device.join("mq")).ok()?.count()).filter(|count| *count > 0)
 }
 
 pub(crate) fn has_o_direct(file: &fs::File) -> io::Result<bool> {
@@ -221,6 +225,25 @@ mod tests {
         assert!(has_o_direct(&direct.file).unwrap() && !has_o_direct(&file).unwrap());
         assert!(Direct::of(&file, 2 * direct.alignment).is_some());
         assert!(Direct::of(&file, 2 * direct.alignment - 1).is_none());
+        assert_eq!(direct.at_once, hardware_queues(&file).map(|queues| 4 * queues));
+    }
+
+    #[test]
+    fn queues_are_counted_where_the_device_has_some() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(queues_of(folder.path()), None);
+        fs::create_dir(folder.path().join("mq")).unwrap();
+        assert_eq!(queues_of(folder.path()), None);
+        for queues in 1..4 {
+            fs::create_dir(folder.path().join(format!("mq/{queues}"))).unwrap();
+            assert_eq!(queues_of(folder.path()), Some(queues));
+        }
+        // In the folder of the build, which is often on a disk.
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let device = file.metadata().unwrap().dev();
+        let entry = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+        let found = ["mq", "../mq"].iter().find_map(|name| fs::read_dir(format!("{entry}/{name}")).ok());
+        assert_eq!(hardware_queues(&file), found.map(Iterator::count).filter(|count| *count > 0));
     }
 
     #[test]
@@ -247,6 +270,9 @@ mod tests {
             (1025, 512, 2048, false),
             (1024, 513, 2048, false),
             (1024, 512, 256, false),
+            // Bits that are set in two of them are set.
+            (1025, 513, 2048, false),
+            (1024, 513, 2049, false),
         ] {
             let address = std::ptr::without_provenance(address);
             assert_eq!(direct.is_aligned(address, offset, len_bytes), aligned);

@@ -228,7 +228,7 @@ impl OpenFile {
             let inside = direct.aligned_part(source.len() - before);
             let middle = &source[before..before + inside];
             let at = offset + before as u64;
-            if inside > 0 && direct.is_aligned(middle.as_ptr(), at, inside) {
+            if direct.is_aligned(middle.as_ptr(), at, inside) {
                 // SAFETY: a slice.
                 let head = unsafe { write_full(self.as_fd(), source.as_ptr(), before, offset) };
                 if let Err((done, error)) = head {
