@@ -87,8 +87,5 @@ impl<T> fmt::Display for Failed<T> {
     }
 }
 
-impl<T> error::Error for Failed<T> {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        self.error.source()
-    }
-}
+/// No error of this crate has a source: its text has it.
+impl<T> error::Error for Failed<T> {}

@@ -13,12 +13,17 @@ const LEN: usize = (1 << 20) + 777;
 
 /// The descriptor of a file that this process has with `O_DIRECT`.
 fn direct_descriptor(path: &Path) -> Option<libc::c_int> {
+    descriptor(path, true)
+}
+
+/// The descriptor of a file that this process has with or without `O_DIRECT`.
+fn descriptor(path: &Path, is_direct: bool) -> Option<libc::c_int> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap());
     let of_file = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link == path));
     let mut numbers = of_file.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap());
     // SAFETY: takes integers.
     let flags = |fd| unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    numbers.find(|fd| flags(*fd) >= 0 && flags(*fd) & libc::O_DIRECT != 0)
+    numbers.find(|fd| flags(*fd) >= 0 && (flags(*fd) & libc::O_DIRECT != 0) == is_direct)
 }
 
 /// Fails if the file system has `O_DIRECT` for a file.
@@ -128,6 +133,33 @@ fn errors_of_direct_writes_are_the_errors_of_the_write() {
             assert_eq!((error.raw_os_error(), error.bytes_done()), (Some(errno), 0), "{error}");
             assert!(found[4096..] == [1; LEN - 4096], "nothing was written past the error");
         }
+    }
+}
+
+#[test]
+fn the_bytes_before_an_unaligned_end_that_fails_are_told() {
+    for folder in folders() {
+        let path = folder.path().join("end");
+        let options = File::options().read(true).write(true).create(true).direct_write(DirectIo::Always);
+        let file = options.engine(&Engine::builder().build()).open(&path).unwrap();
+        // The descriptor with O_DIRECT is opened when it is first needed.
+        file.write_all_at_inline(&vec![1; LEN], 0).unwrap();
+        if direct_descriptor(&path).is_none() {
+            has_no_o_direct(&path);
+            continue;
+        }
+        let plain = descriptor(&path, false).unwrap();
+        let write = || {
+            fail(libc::SYS_pwrite64, plain, libc::EIO).map(|()| file.write_all_at_inline(&pattern(LEN), 0))
+        };
+        let error = match thread::scope(|scope| scope.spawn(write).join().unwrap()) {
+            Err(error) => return eprintln!("skipped: no filter: {error}"),
+            Ok(outcome) => outcome.unwrap_err(),
+        };
+        let done = error.bytes_done() as usize;
+        assert!(error.raw_os_error() == Some(libc::EIO) && (LEN - 4096..LEN).contains(&done), "{error}");
+        let found = fs::read(&path).unwrap();
+        assert!(found[..done] == pattern(LEN)[..done] && found[done..] == vec![1; LEN - done]);
     }
 }
 

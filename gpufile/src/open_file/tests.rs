@@ -216,3 +216,13 @@ fn what_the_kernel_makes_up_is_read_in_order() {
         assert_eq!(found, expected, "{storage:?}, {len} bytes");
     }
 }
+
+#[test]
+fn a_file_may_fill_half_of_the_available_memory() {
+    let available = available::available_bytes();
+    for (len_bytes, fits) in [(available / 4, true), (available / 4 * 3, false)] {
+        let open = open(DirectIo::Auto, DirectIo::Never);
+        open.file.set_len(len_bytes).unwrap();
+        assert_eq!(open.fits_page_cache(), fits, "{len_bytes} bytes");
+    }
+}
