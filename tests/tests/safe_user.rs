@@ -77,6 +77,8 @@ fn transfers(bed: &Bed) {
     batch.submit([Entry::write(&file, buffer, 0)]).unwrap();
     let completion = batch.wait_all().unwrap().pop().unwrap();
     assert_eq!(completion.result.unwrap(), LEN);
+    // Otherwise it may be over before it can be cancelled.
+    bed.emulator.as_ref().unwrap().fault("batch-entry", "delay_us=500000");
     batch.submit([Entry::read(&file, completion.buffer.unwrap(), 0)]).unwrap();
     let buffer = batch.cancel().unwrap().pop().unwrap().buffer.unwrap();
     drop(buffer.deregister().unwrap());
