@@ -139,6 +139,8 @@ fn errors_of_direct_writes_are_the_errors_of_the_write() {
 #[test]
 fn the_bytes_before_an_unaligned_end_that_fails_are_told() {
     for folder in folders() {
+        // One chunk, which ends in the middle of a block.
+        const LEN: usize = 600_777;
         let path = folder.path().join("end");
         let options = File::options().read(true).write(true).create(true).direct_write(DirectIo::Always);
         let file = options.engine(&Engine::builder().build()).open(&path).unwrap();
