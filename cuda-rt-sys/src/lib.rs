@@ -25,6 +25,9 @@
 //! }
 //! ```
 
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!("cuFile exists on Linux for x86-64 and aarch64 alone, and so do these crates");
+
 pub mod driver;
 pub mod loader;
 pub mod runtime;
