@@ -321,8 +321,12 @@ mod tests {
             assert_eq!(left.fraction(), 0.0);
             assert!(!left.is_fully_cached());
         }
-        assert_content(&file);
-        assert!(residency(&file, 0..len).unwrap().is_fully_cached());
+        // The kernel may take some back at once, where memory is short.
+        let is_cached_when_read = || {
+            assert_content(&file);
+            residency(&file, 0..len).unwrap().is_fully_cached()
+        };
+        assert!((0..20).any(|_| is_cached_when_read()));
     }
 
     #[test]
