@@ -13,16 +13,20 @@ use std::time::Duration;
 
 use cufile::cuda::DeviceBuffer;
 use cufile::{
-    Batch, Completion, Driver, Entry, Error, FileHandle, OwnedPart, RegisterFlags, RegisteredBuffer, Result,
+    Batch, Completion, Driver, Entry, Error, Failed, FileHandle, OwnedPart, RegisterFlags, RegisteredBuffer,
+    Result,
 };
 
-/// How many blocks go in one batch: what cuFile takes unless it is configured otherwise.
+/// The most blocks of a batch that cuFile takes unless it is configured otherwise.
 const BATCH_LEN: usize = 128;
 
 /// A block of GPU memory, part of one registered allocation.
 type Block = OwnedPart<RegisteredBuffer<DeviceBuffer>>;
 
-/// Which way the bytes go: from the file to the GPU, or back.
+/// Entries that are over, also if there was an error before all of them were.
+type Ended = Result<Vec<Completion<Block>>, Failed<Vec<Completion<Block>>>>;
+
+/// The way of the bytes: from the file to the GPU, or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Load,
@@ -37,7 +41,7 @@ pub struct Descriptor {
     pub offset: u64,
 }
 
-/// Why a transfer was not started.
+/// The reasons for not starting a transfer.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     #[error("there is no block {0}, or it is part of another transfer")]
@@ -48,7 +52,7 @@ pub enum Refused {
     Cufile(#[from] Error),
 }
 
-/// What became of blocks, by their numbers: how many bytes were moved, which are fewer than the block's at the end of a file.
+/// The bytes that were moved, by the number of the block. At the end of a file they are fewer than the block's.
 pub type Outcomes = BTreeMap<usize, Result<usize>>;
 
 /// A transfer under way. Dropping it waits for its blocks and takes them along; [`Agent::finish`] gives them back.
@@ -149,29 +153,19 @@ impl Agent {
         result
     }
 
-    /// Takes the blocks back that are done. Returns whether all are.
-    pub fn poll(&mut self, transfer: &mut Transfer) -> Result<bool> {
+    /// Takes the blocks back that are done, after waiting for all of a batch, but no longer than `timeout`. Returns whether
+    /// all blocks are done.
+    pub fn poll(&mut self, transfer: &mut Transfer, timeout: Duration) -> Result<bool> {
         for batch in &mut transfer.batches {
-            for completion in batch.poll(0, batch.capacity(), Some(Duration::ZERO))? {
-                take_back(&mut self.blocks, &mut transfer.outcomes, completion);
-            }
+            take_back(&mut self.blocks, &mut transfer.outcomes, batch.wait_all_timeout(timeout))?;
         }
         Ok(transfer.batches.iter().all(|batch| batch.in_flight() == 0))
     }
 
-    /// Waits until all blocks are done.
-    pub fn wait(&mut self, transfer: &mut Transfer) -> Result<()> {
-        for batch in &mut transfer.batches {
-            for completion in batch.wait_all()? {
-                take_back(&mut self.blocks, &mut transfer.outcomes, completion);
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends a transfer, cancelling what is not done. Returns what became of its blocks, all of which are back.
+    /// Ends a transfer, cancelling what is not done. All blocks are back, unless cuFile can neither cancel nor report.
     pub fn finish(&mut self, transfer: Transfer) -> Result<Outcomes> {
         let Transfer { batches, mut outcomes } = transfer;
+        let mut result = Ok(());
         // A batch keeps the blocks of entries that failed until it is destroyed.
         let is_clean = outcomes.values().all(Result::is_ok);
         for batch in batches {
@@ -179,19 +173,26 @@ impl Agent {
                 self.idle.push(batch);
                 continue;
             }
-            for completion in batch.cancel()? {
-                take_back(&mut self.blocks, &mut outcomes, completion);
-            }
+            result = result.and(take_back(&mut self.blocks, &mut outcomes, batch.cancel()));
         }
-        Ok(outcomes)
+        result.map(|()| outcomes)
     }
 }
 
-/// Puts a block back in its place. Of an entry that failed it comes later, with the same number.
-fn take_back(blocks: &mut [Option<Block>], outcomes: &mut Outcomes, completion: Completion<Block>) {
-    let number = completion.id as usize;
-    outcomes.entry(number).or_insert(completion.result);
-    if completion.buffer.is_some() {
-        blocks[number] = completion.buffer;
+/// Puts blocks back in their places. Of an entry that failed, the block comes later, with the same number.
+fn take_back(blocks: &mut [Option<Block>], outcomes: &mut Outcomes, ended: Ended) -> Result<()> {
+    let (result, completions) = match ended {
+        Ok(completions) => (Ok(()), completions),
+        Err(failed) => {
+            let (error, completions) = failed.into_parts();
+            (Err(error), completions)
+        }
+    };
+    for Completion { id, result, buffer, .. } in completions {
+        outcomes.entry(id as usize).or_insert(result);
+        if buffer.is_some() {
+            blocks[id as usize] = buffer;
+        }
     }
+    result
 }
