@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use common::measure::size;
 use common::{Arguments, Result, create_buffered, in_threads, open_to_write, require_same};
-use cufile::cuda::{Device, DeviceBuffer, PinnedBuffer};
+use cufile::cuda::{Cuda, Device, DeviceBuffer, PinnedBuffer};
 use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
 
 const USAGE: &str = "FILE GPU cufile|posix read|write|randread|randwrite BLOCK SIZE JOBS";
 
-/// What the command line asks for.
+/// The command line, understood.
 struct Plan {
     is_read: bool,
     is_random: bool,
@@ -66,7 +66,7 @@ impl Plan {
         (block * self.block_bytes) as u64
     }
 
-    /// What belongs into a block: bytes that tell it from every other.
+    /// The bytes that belong into a block, which tell it from every other.
     fn contents(&self, block: usize) -> Vec<u8> {
         let word = |index: usize| ((block << 24) ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
         (0..self.block_bytes.div_ceil(8)).flat_map(word).take(self.block_bytes).collect()
@@ -108,7 +108,7 @@ impl Way<'_> {
         }
     }
 
-    /// What the GPU memory holds.
+    /// Copies the GPU memory to the host.
     fn contents(&self) -> Result<Vec<u8>> {
         match self {
             Self::Cufile { buffer, .. } => Ok(buffer.get().to_vec()?),
@@ -129,20 +129,18 @@ fn main() -> ExitCode {
             plain.sync_all()?;
         }
 
-        let driver = Driver::open()?;
-        let device = driver.cuda().device(arguments.number(1)?)?;
-        let file = open_to_write(path)?;
-        let mode = arguments.optional(2).unwrap_or_default();
+        let (gpu, mode) = (arguments.number(1)?, arguments.optional(2).unwrap_or_default());
         let elapsed = match mode {
             "cufile" => {
-                let handle = FileHandle::register(&driver, file)?;
-                run(&plan, &device, |device| {
+                let driver = Driver::open()?;
+                let handle = FileHandle::register(&driver, open_to_write(path)?)?;
+                run(&plan, &driver.cuda().device(gpu)?, |device| {
                     let memory = device.alloc(plan.block_bytes)?;
                     let buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
                     Ok(Way::Cufile { handle: &handle, buffer })
                 })?
             }
-            "posix" => run(&plan, &device, |device| {
+            "posix" => run(&plan, &Cuda::load()?.device(gpu)?, |device| {
                 let host = device.alloc_pinned(plan.block_bytes)?;
                 Ok(Way::Posix { file: &plain, host, device: device.alloc(plan.block_bytes)? })
             })?,
