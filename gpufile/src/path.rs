@@ -7,9 +7,6 @@ use std::os::fd::AsFd;
 use cuda_rt_sys::{driver, runtime};
 use cufile::{Controls, Driver, DriverProperties, Features, FileProperties, FileSystems};
 
-use crate::engine::Engine;
-use crate::open_file::direct_is_thinkable;
-
 /// The ways between a file and device memory, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -79,38 +76,6 @@ impl Route {
         [TransferPath::Gds, TransferPath::CufileCompat, TransferPath::Posix].into_iter().find_map(reason)
     }
 
-    /// Returns the best way that a file of any file system can take to device memory in this process, and why there is no
-    /// better one. [`File::route`](crate::File::route) tells what one file takes.
-    ///
-    /// The first call may load CUDA and open the cuFile driver, which takes a tenth of a second or more.
-    ///
-    /// ```
-    /// use gpufile::{Engine, Route, TransferPath};
-    ///
-    /// let route = Route::best(Engine::global());
-    /// match route.path() {
-    ///     TransferPath::Gds | TransferPath::P2pDma => println!("past the host's memory, if the file system can"),
-    ///     TransferPath::Unavailable => println!("host memory only: {route}"),
-    ///     _ => println!("through the host's memory: {route}"),
-    /// }
-    /// ```
-    pub fn best(engine: &Engine) -> Self {
-        if let Err(error) = engine.cuda() {
-            return Self::unavailable(&error);
-        }
-        if !engine.has_opened_driver() && !direct_is_thinkable() {
-            return Self::without_direct_path();
-        }
-        let properties = engine
-            .driver()
-            .map_err(str::to_owned)
-            .and_then(|driver| driver.properties().map_err(|error| error.to_string()));
-        match properties {
-            Ok(driver) => Self::of_driver(&driver, None).or_posix(),
-            Err(reason) => Self::posix([(TransferPath::CufileCompat, reason)]),
-        }
-    }
-
     /// The POSIX way, and why no other is taken.
     pub(crate) fn posix(why_not: impl Into<Vec<(TransferPath, String)>>) -> Self {
         Self { path: TransferPath::Posix, why_not: why_not.into() }
@@ -133,7 +98,7 @@ impl Route {
         ])
     }
 
-    /// Whether the bytes go past the host's memory.
+    /// True if the bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.path, TransferPath::Gds | TransferPath::P2pDma)
     }
@@ -153,7 +118,7 @@ impl Route {
     }
 
     /// The way that cuFile takes for a file, or the best that it takes for any.
-    fn of_driver(driver: &DriverProperties, file: Option<&FileProperties>) -> Self {
+    pub(crate) fn of_driver(driver: &DriverProperties, file: Option<&FileProperties>) -> Self {
         let mut why_not = Vec::new();
         let posix_only = driver.controls.contains(Controls::POSIX_IO_MODE);
         let path = if posix_only {
@@ -206,7 +171,7 @@ fn no_module_on(kernel_release: &str) -> String {
     format!("the kernel module nvidia-fs is not loaded{there_is_none}")
 }
 
-/// What nvidia-fs would need and lacks, for a file or for all of them.
+/// Names what nvidia-fs would need and lacks, for a file or for all of them.
 fn gds_obstacle(driver: &DriverProperties, file: Option<&FileProperties>) -> Option<String> {
     if driver.nvidia_fs.is_none() {
         return Some(no_module());
@@ -234,7 +199,7 @@ fn gds_obstacle(driver: &DriverProperties, file: Option<&FileProperties>) -> Opt
     no_direct_io(file)
 }
 
-/// What P2PDMA would need and lacks, for a file or for all of them.
+/// Names what P2PDMA would need and lacks, for a file or for all of them.
 fn p2p_obstacle(driver: &DriverProperties, file: Option<&FileProperties>) -> Option<String> {
     if !driver.features.contains(Features::P2P) {
         return Some("libcufile finds no PCI P2PDMA here (driver, kernel or hardware)".to_owned());

@@ -9,6 +9,7 @@ use cufile::FileHandle;
 
 use super::blocks::Sharing;
 use super::{OpenFile, Outcome, direct};
+use crate::engine::Engine;
 use crate::memory::Memory;
 use crate::path::{PathPolicy, Route, TransferPath};
 
@@ -76,7 +77,7 @@ impl OpenFile {
             PathPolicy::RequireCufile => false,
             PathPolicy::Auto => true,
         };
-        if only_direct && !self.engine.has_opened_driver() && !direct_is_thinkable() {
+        if only_direct && nothing_is_direct(&self.engine) {
             return Ok((Route::without_direct_path(), None));
         }
         let driver = self.engine.driver()?;
@@ -99,11 +100,50 @@ impl OpenFile {
     }
 }
 
+impl Route {
+    /// Returns the best way that a file of any file system can take to device memory in this process, and why there is no
+    /// better one. [`File::route`](crate::File::route) tells what one file takes.
+    ///
+    /// The first call may load CUDA and open the cuFile driver, which takes a tenth of a second or more.
+    ///
+    /// ```
+    /// use gpufile::{Engine, Route, TransferPath};
+    ///
+    /// let route = Route::best(Engine::global());
+    /// match route.path() {
+    ///     TransferPath::Gds | TransferPath::P2pDma => println!("past the host's memory, if the file system can"),
+    ///     TransferPath::Unavailable => println!("host memory only: {route}"),
+    ///     _ => println!("through the host's memory: {route}"),
+    /// }
+    /// ```
+    pub fn best(engine: &Engine) -> Self {
+        if let Err(error) = engine.cuda() {
+            return Self::unavailable(&error);
+        }
+        if nothing_is_direct(engine) {
+            return Self::without_direct_path();
+        }
+        let properties = engine
+            .driver()
+            .map_err(str::to_owned)
+            .and_then(|driver| driver.properties().map_err(|error| error.to_string()));
+        match properties {
+            Ok(driver) => Self::of_driver(&driver, None).or_posix(),
+            Err(reason) => Self::posix([(TransferPath::CufileCompat, reason)]),
+        }
+    }
+}
+
+/// True if no file can go past the host's memory, as far as that can be seen without opening the driver.
+fn nothing_is_direct(engine: &Engine) -> bool {
+    !engine.has_opened_driver() && !direct_is_thinkable()
+}
+
 /// Whether this machine has what either direct path needs, as far as that can be seen without the tenth of a second
 /// that opening the cuFile driver takes: the module nvidia-fs, or a GPU that offers its memory to other PCI devices.
 ///
 /// The first answer holds for the process, because looking takes longer than opening and reading a small file.
-pub(crate) fn direct_is_thinkable() -> bool {
+fn direct_is_thinkable() -> bool {
     static IS_THINKABLE: LazyLock<bool> = LazyLock::new(|| {
         let devices = Path::new("/sys/bus/pci/devices");
         Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory(devices).unwrap_or(false)

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fs, io};
 
-pub(crate) use cufile_way::{direct_is_thinkable, read_cufile};
+pub(crate) use cufile_way::read_cufile;
 pub(crate) use direct::open_flags;
 pub(crate) use mapping::Mapping;
 pub(crate) use storage::Storage;
