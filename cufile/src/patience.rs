@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 
-/// How long dropping waits for what may be in flight. What takes longer is leaked or kept.
+/// The longest that dropping waits for transfers in flight. Those that take longer are leaked or kept.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Asks again and again, as CUDA has no wait that ends. Returns whether it was done before `timeout` had passed.

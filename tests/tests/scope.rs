@@ -251,8 +251,8 @@ fn a_scope_waits_until_a_capture_has_ended() {
 }
 
 #[test]
-fn a_transfer_that_may_be_part_of_a_graph_aborts_the_process() {
-    aborts("a_transfer_that_may_be_part_of_a_graph_aborts_the_process", "stream was captured while", || {
+fn a_captured_transfer_aborts_the_process() {
+    aborts("a_captured_transfer_aborts_the_process", "stream was captured while", || {
         let bed = Bed::emulated();
         let (file, stream) = (register(&bed, "data", &pattern(LEN)), stream(&bed));
         let mut memory = vec![0; LEN];

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_are_finished_in_order_also_when_their_list_is_dropped() {
+    fn dropping_the_list_finishes_all_jobs_in_order() {
         let engine = Engine::builder().build();
         let mut ended = Vec::new();
         let mut jobs = UnderWay::new(&engine, |what, stop| {

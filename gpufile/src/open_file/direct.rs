@@ -168,7 +168,7 @@ fn hardware_queues(file: &fs::File) -> Option<usize> {
     queues_of(Path::new(&entry)).or_else(|| queues_of(&Path::new(&entry).join("..")))
 }
 
-/// How many queues a device has by its folder in sysfs.
+/// Counts the queues of a device, by its folder in sysfs.
 fn queues_of(device: &Path) -> Option<usize> {
     Some(fs::read_dir(device.join("mq")).ok()?.count()).filter(|count| *count > 0)
 }
