@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -386,6 +386,38 @@ fn a_lane_that_is_taken_apart_keeps_no_other_waiting() {
         file.read_exact_at(&mut second, 0).unwrap();
         assert!(!ended.load(Ordering::SeqCst), "it waited for the lane of another GPU");
     });
+}
+
+#[test]
+fn small_reads_pass_workers_that_never_rest() {
+    let bed = Bed::emulated();
+    bed.file("data", &pattern(LONG));
+    // Room for one lane, which the worker always has a next chunk for.
+    let engine = engine(&bed).threads(4).bounce_memory_bytes(1).build();
+    let file = &options(&engine).open(bed.path("data")).unwrap();
+    let device = &bed.device;
+    let (all_read, long_reads) = (&AtomicBool::new(false), &AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(move || {
+                let mut buffer = device.alloc(LONG).unwrap();
+                while !all_read.load(Ordering::SeqCst) {
+                    file.read_exact_at(&mut buffer, 0).unwrap();
+                    // With 18 chunks each, of which a few pass between two small reads.
+                    let long_reads = long_reads.fetch_add(1, Ordering::SeqCst);
+                    assert!(long_reads < 1000, "the worker kept its lane while another waited for it");
+                }
+                assert!(buffer.to_vec().unwrap() == pattern(LONG));
+            });
+        }
+        let mut small = device.alloc(4096).unwrap();
+        for _ in 0..50 {
+            file.read_exact_at(&mut small, 0).unwrap();
+        }
+        all_read.store(true, Ordering::SeqCst);
+        assert!(small.to_vec().unwrap() == pattern(4096));
+    });
+    eprintln!("{long_reads:?} long reads beside 50 small ones");
 }
 
 /// How many workers this process has.

@@ -7,13 +7,15 @@ use std::sync::{Arc, PoisonError};
 use super::bounce::Bounce;
 use super::devices::Devices;
 use super::lane::Lane;
-use super::sync::{Condvar, Mutex, MutexGuard};
+use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering};
 use crate::memory::Place;
 
 /// Lanes that are free, and how many exist.
 pub(crate) struct Lanes {
     state: Mutex<State>,
     came_back: Condvar,
+    /// How many threads wait for a lane, for those who have one to look at without the lock.
+    waiting: AtomicUsize,
     /// How many lanes may exist at once.
     limit: usize,
     bounce_bytes: usize,
@@ -25,13 +27,23 @@ struct State {
     /// The one that came back first is the first.
     free: VecDeque<Lane>,
     existing: usize,
+    /// Threads get lanes in the order in which they came: how many came, and whose turn it is.
+    tickets: u64,
+    turn: u64,
 }
 
 impl Lanes {
     /// Lanes of two buffers for `bounce_bytes` each, as many as `memory_bytes` suffice for, and at least one.
     pub fn new(devices: Arc<Devices>, bounce_bytes: usize, memory_bytes: usize) -> Self {
         let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
-        Self { state: Mutex::default(), came_back: Condvar::new(), limit, bounce_bytes, devices }
+        Self {
+            state: Mutex::default(),
+            came_back: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            limit,
+            bounce_bytes,
+            devices,
+        }
     }
 
     /// How many lanes may exist at once.
@@ -44,20 +56,16 @@ impl Lanes {
     /// # Errors
     /// Why none could be made.
     pub fn take(&self, place: Place) -> cufile::Result<Lane> {
-        let mut state = self.state();
-        let other = loop {
-            if let Some(lane) = state.take_of(place) {
-                return Ok(lane);
-            }
-            if state.existing < self.limit {
-                state.existing += 1;
-                break None;
-            }
+        let mut state = self.in_turn();
+        if let Some(lane) = state.take_of(place) {
+            return Ok(lane);
+        }
+        let other = if state.existing < self.limit {
+            state.existing += 1;
+            None
+        } else {
             // Of other places; the one used longest ago gives its buffers, because page-locked memory takes long to have.
-            if let Some(other) = state.free.pop_front() {
-                break Some(other);
-            }
-            state = self.came_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.free.pop_front()
         };
         drop(state);
         let bounces = other.map_or_else(|| self.new_bounces(), Lane::into_bounces);
@@ -69,13 +77,50 @@ impl Lanes {
         };
         made.inspect_err(|_| {
             self.state().existing -= 1;
-            self.came_back.notify_one();
+            self.came_back.notify_all();
         })
+    }
+
+    /// Waits for this thread's turn, until there is a lane or one may be made.
+    fn in_turn(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        let ticket = state.tickets;
+        state.tickets += 1;
+        let mut waits = false;
+        while state.turn != ticket || !state.has_one(self.limit) {
+            if !waits {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                waits = true;
+            }
+            state = self.came_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if waits {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        state.turn += 1;
+        if state.turn != state.tickets {
+            // There may be one for the next, too.
+            self.came_back.notify_all();
+        }
+        state
+    }
+
+    /// True if a thread waits for a lane, so that those who have one and much to do should give it back.
+    pub fn are_wanted(&self) -> bool {
+        self.waiting() > 0
+    }
+
+    /// Counts the threads that wait for a lane.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// Lends a lane for host memory, unless there are as many as may be.
     pub fn try_take_for_host(&self) -> Option<Lane> {
         let mut state = self.state();
+        if state.turn != state.tickets {
+            return None;
+        }
         if let Some(lane) = state.take_of(Place::Host) {
             return Some(lane);
         }
@@ -88,7 +133,7 @@ impl Lanes {
     pub fn put(&self, lane: Lane) {
         debug_assert!(!lane.is_busy());
         self.state().free.push_back(lane);
-        self.came_back.notify_one();
+        self.came_back.notify_all();
     }
 
     /// Frees those that are not lent; returns how many bytes of bounce buffers that were.
@@ -112,6 +157,10 @@ impl Lanes {
 }
 
 impl State {
+    fn has_one(&self, limit: usize) -> bool {
+        self.existing < limit || !self.free.is_empty()
+    }
+
     /// A free lane of this place: the one that came back last, which the processor's cache knows best.
     fn take_of(&mut self, place: Place) -> Option<Lane> {
         let at = self.free.iter().rposition(|lane| lane.place() == place)?;

@@ -216,7 +216,7 @@ fn run(lanes: &Lanes, lane: &mut Option<Lane>, job: &Arc<Job>, chunk: usize, rep
     // SAFETY: the chunk was handed out to this thread.
     let (transfer, plan) = unsafe { job.work() };
     let place = plan.place(transfer, chunk);
-    if let Some(mut other) = lane.take_if(|lane| lane.place() != place) {
+    if let Some(mut other) = lane.take_if(|lane| lane.place() != place || lanes.are_wanted()) {
         other.finish_all(reports);
         lanes.put(other);
     }

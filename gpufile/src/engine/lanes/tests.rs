@@ -1,6 +1,6 @@
 //! Lanes for host memory, which need no GPU.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -65,6 +65,34 @@ fn no_more_lanes_are_lent_than_may_exist() {
     });
     lanes.put(second);
     assert!(lanes.try_take_for_host().is_some());
+}
+
+#[test]
+fn lanes_are_lent_in_the_order_of_asking() {
+    let lanes = lanes(1);
+    let lent = take(&lanes);
+    let order = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for number in 0..4 {
+            let (lanes, order) = (&lanes, &order);
+            scope.spawn(move || {
+                let lane = take(lanes);
+                order.lock().unwrap().push(number);
+                lanes.put(lane);
+            });
+            // Until it waits, so that the next one comes later.
+            while lanes.waiting() <= number {
+                thread::yield_now();
+            }
+        }
+        assert!(lanes.are_wanted());
+        lanes.put(lent);
+        // It has been its turn, so others come first.
+        lanes.put(take(&lanes));
+        order.lock().unwrap().push(4);
+    });
+    assert_eq!(order.into_inner().unwrap(), [0, 1, 2, 3, 4]);
+    assert!(!lanes.are_wanted());
 }
 
 #[test]
