@@ -1,6 +1,6 @@
 //! Sets what C's four setters set, opens the driver, and prints its properties.
 //!
-//! The setters come first: from cuFile 1.14 on they do nothing once the driver is open.
+//! The settings come first, because an open driver ignores them.
 //!
 //! usage: sample_007_driver_settings
 

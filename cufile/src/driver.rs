@@ -47,15 +47,18 @@ impl Driver {
         DriverBuilder::default()
     }
 
-    /// Opens the driver, with libcuda there and initialised.
+    /// Opens the driver, with libcuda there and initialised. The caller sees to it that no other opens meanwhile.
     pub(crate) fn open_with(library: Library, cuda: Cuda) -> Result<Self> {
-        let _turn = one_at_a_time()?;
+        let turn = one_at_a_time()?;
+        let asked = opened::ask_first(&library);
         // SAFETY: `cuda` says that libcuda is there and initialised, without which the call might not return.
         check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() }).map_err(|error| {
             let advice = "without the nvidia-fs module, allow the compatibility mode in cufile.json";
             if not_open(&error) { error.advise(advice.into()) } else { error }
         })?;
-        if let Err(error) = opened::add(&library) {
+        drop(turn);
+        if let Err(error) = asked.and_then(|asked| opened::add(&library, asked)) {
+            let _turn = one_at_a_time()?;
             // SAFETY: balances the opening. That closing failed, too, would tell nothing more.
             let _ = unsafe { (library.functions().cuFileDriverClose_v2)() };
             return Err(error);
@@ -97,8 +100,11 @@ impl Driver {
 
     /// Returns what the driver supports and is set to (`cuFileDriverGetProperties`).
     ///
-    /// Up to cuFile 1.15 these are the properties that it had when the first driver of the process opened: to read them
-    /// again while another thread transfers ends the process there.
+    /// An open driver has no setters, because libcufile ignores them. [`DriverBuilder`] sets before opening.
+    ///
+    /// Up to cuFile 1.16 these are the properties that libcufile had when the first driver of the process opened, with the
+    /// parameters of that opening: there, to read them again makes libcufile forget parameters, or ends the process while
+    /// another thread transfers.
     ///
     /// # Errors
     /// What libcufile said.

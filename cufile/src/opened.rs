@@ -1,69 +1,112 @@
-//! What is known of open drivers, for libraries that must not be asked while bytes are on their way.
+//! What is known of open drivers, for libraries that must not be asked once they are in use.
 //!
-//! Up to 1.15, reading the properties, and each setter that is older than the parameters, makes libcufile forget its
-//! settings for a moment. A transfer of another thread divides by one of them then, and the process ends (`SIGFPE`). So
-//! the properties are read once, when the first driver opens, and the setters are refused from then on.
+//! Up to 1.16, reading the properties makes libcufile read its configuration again. Up to 1.15, a transfer of another thread
+//! divides by one of the settings meanwhile, and the process ends (`SIGFPE`). In 1.14 to 1.16 the parameters that the program
+//! set are lost by it, until the driver is opened the next time. So the properties are read once, before the first driver
+//! opens. After each opening, those that are parameters are corrected.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::library::{Library, Version};
-use crate::properties::DriverProperties;
+use crate::library::{Feature, Library, Version};
+use crate::params::{Bytes, Param};
+use crate::properties::{Controls, DriverProperties};
 
 /// The first version that can be asked at any time.
-const CAN_BE_ASKED: Version = Version { major: 1, minor: 16 };
+const CAN_BE_ASKED: Version = Version { major: 1, minor: 17 };
 
 struct Opened {
     library: Library,
     drivers: usize,
-    properties: DriverProperties,
+    /// Of a library that must not be asked.
+    properties: Option<DriverProperties>,
 }
 
-/// Whether properties and setters end transfers of this version.
-fn breaks_transfers(library: &Library) -> bool {
-    library.version() < CAN_BE_ASKED
+/// Returns whether the version keeps its parameters, and its transfers, when the properties are read; there the setters
+/// older than the parameters have an effect, too.
+pub(crate) fn can_be_asked(library: &Library) -> bool {
+    library.version() >= CAN_BE_ASKED
 }
 
-/// Notes a driver that was opened, before it transfers anything. The caller has [its turn](crate::library::one_at_a_time).
+/// Reads the properties of a library that must not be asked later, if they are not known. The caller has
+/// [its turn](crate::library::one_at_a_time), and opens the driver next.
 ///
 /// # Errors
-/// Why the properties could not be read; nothing is noted then.
-pub(crate) fn add(library: &Library) -> Result<()> {
-    if !breaks_transfers(library) {
-        return Ok(());
+/// What libcufile said.
+pub(crate) fn ask_first(library: &Library) -> Result<Option<DriverProperties>> {
+    match find(&mut all(), library) {
+        Some(Opened { properties: Some(_), .. }) => Ok(None),
+        _ if can_be_asked(library) => Ok(None),
+        _ => DriverProperties::ask(library).map(Some),
+    }
+}
+
+/// Notes a driver that was opened, before it transfers anything, with the properties that [`ask_first`] has read. No other
+/// opens meanwhile.
+///
+/// # Errors
+/// Why the parameters could not be read; nothing is noted then.
+pub(crate) fn add(library: &Library, asked: Option<DriverProperties>) -> Result<()> {
+    let mut properties = asked.or_else(|| properties(library));
+    if let Some(properties) = &mut properties
+        && check_none(library).is_ok()
+        && library.supports(Feature::Parameters)
+    {
+        take_over_parameters(properties, library)?;
     }
     let mut all = all();
-    if let Some(opened) = all.iter_mut().find(|opened| opened.library.is(library)) {
-        opened.drivers += 1;
-        return Ok(());
+    match find(&mut all, library) {
+        Some(opened) => (opened.drivers, opened.properties) = (opened.drivers + 1, properties),
+        None => all.push(Opened { library: library.clone(), drivers: 1, properties }),
     }
-    let properties = DriverProperties::ask(library)?;
-    all.push(Opened { library: library.clone(), drivers: 1, properties });
     Ok(())
 }
 
 /// Notes that a driver was closed.
 pub(crate) fn remove(library: &Library) {
-    let mut all = all();
-    if let Some(opened) = all.iter_mut().find(|opened| opened.library.is(library)) {
+    if let Some(opened) = find(&mut all(), library) {
         opened.drivers -= 1;
     }
-    all.retain(|opened| opened.drivers > 0);
 }
 
-/// The properties that the first driver had, if this version must not be asked.
+/// Returns the properties of a library that must not be asked.
 pub(crate) fn properties(library: &Library) -> Option<DriverProperties> {
-    all().iter().find(|opened| opened.library.is(library)).map(|opened| opened.properties.clone())
+    find(&mut all(), library)?.properties.clone()
 }
 
 /// # Errors
-/// [`Error::InUse`] while drivers are open that a setter would disturb. The caller has
-/// [its turn](crate::library::one_at_a_time).
+/// [`Error::InUse`] while drivers are open, which have taken over what they are set to.
 pub(crate) fn check_none(library: &Library) -> Result<()> {
-    match all().iter().find(|opened| opened.library.is(library)) {
-        Some(opened) => Err(Error::InUse { what: "the cuFile driver", users: opened.drivers }),
-        None => Ok(()),
+    match find(&mut all(), library) {
+        Some(opened) if opened.drivers > 0 => {
+            Err(Error::InUse { what: "the cuFile driver", users: opened.drivers })
+        }
+        _ => Ok(()),
     }
+}
+
+/// Corrects what was read from the configuration by what the driver was opened with.
+fn take_over_parameters(properties: &mut DriverProperties, library: &Library) -> Result<()> {
+    let params = library.params();
+    let Bytes(poll_threshold) = params.get(Param::POLL_THRESHOLD)?;
+    let Bytes(max_direct_io) = params.get(Param::MAX_DIRECT_IO_SIZE)?;
+    let Bytes(max_device_cache) = params.get(Param::MAX_DEVICE_CACHE_SIZE)?;
+    let Bytes(per_buffer_cache) = params.get(Param::PER_BUFFER_CACHE_SIZE)?;
+    let Bytes(max_device_pinned) = params.get(Param::MAX_DEVICE_PINNED_MEMORY)?;
+    properties.poll_threshold_bytes = poll_threshold;
+    properties.max_direct_io_bytes = max_direct_io;
+    properties.max_device_cache_bytes = max_device_cache;
+    properties.per_buffer_cache_bytes = per_buffer_cache;
+    properties.max_device_pinned_bytes = max_device_pinned;
+    properties.max_batch_entries = params.get(Param::MAX_BATCH_ENTRIES)? as u32;
+    properties.max_batch_timeout = params.get(Param::BATCH_TIMEOUT)?;
+    properties.controls.set(Controls::POLL_MODE, params.get(Param::USE_POLL_MODE)?);
+    properties.controls.set(Controls::COMPAT_MODE, params.get(Param::ALLOW_COMPAT_MODE)?);
+    Ok(())
+}
+
+fn find<'a>(all: &'a mut [Opened], library: &Library) -> Option<&'a mut Opened> {
+    all.iter_mut().find(|opened| opened.library.is(library))
 }
 
 fn all() -> MutexGuard<'static, Vec<Opened>> {

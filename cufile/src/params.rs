@@ -490,16 +490,22 @@ impl Params<'_> {
 
     /// Turns polling for short transfers on or off, and sets what is short: up to `threshold_bytes`.
     ///
-    /// This and the three limits below are older than the parameters, and in every version. The driver takes them
-    /// over when it opens, and ignores them afterwards; some versions initialise CUDA for them.
+    /// The driver takes this and the three limits below over when it opens. Their C functions are in every version, but
+    /// have no effect up to cuFile 1.16. In 1.14 to 1.16 the parameters are set instead. libcufile may accept a value there,
+    /// and refuse to open with it.
     ///
     /// # Errors
-    /// [`Error::InUse`] while a driver is open, up to cuFile 1.15: there the call would end a process in which another
-    /// thread transfers. [`Error::InvalidInput`] for a threshold that is no multiple of 1024, or libcufile's code: it wants multiples of
+    /// [`Error::InUse`] while a driver is open, which would ignore it; [`Error::Unsupported`] before cuFile 1.14;
+    /// [`Error::InvalidInput`] for a threshold that is no multiple of 1024; or libcufile's code: it wants multiples of
     /// 4 KiB.
     #[doc(alias = "cuFileDriverSetPollMode")]
     pub fn set_poll_mode(&self, enabled: bool, threshold_bytes: u64) -> Result<()> {
         const OPERATION: &str = "cuFileDriverSetPollMode";
+        if !opened::can_be_asked(self.0) {
+            opened::check_none(self.0)?;
+            self.set(Param::POLL_THRESHOLD, Bytes(threshold_bytes))?;
+            return self.set(Param::USE_POLL_MODE, enabled);
+        }
         let threshold = sealed::Number::to_c(&Bytes(threshold_bytes), OPERATION, "the threshold")?;
         let _turn = one_at_a_time()?;
         opened::check_none(self.0)?;
@@ -511,12 +517,12 @@ impl Params<'_> {
     /// Sets the longest piece that one direct transfer moves, in bytes: a multiple of 64 KiB.
     ///
     /// # Errors
-    /// [`Error::InUse`] as for [`set_poll_mode`](Self::set_poll_mode), [`Error::InvalidInput`] for a size that is no multiple
-    /// of 1024, or libcufile's code.
+    /// [`Error::InUse`] and [`Error::Unsupported`] as for [`set_poll_mode`](Self::set_poll_mode), [`Error::InvalidInput`] for
+    /// a size that is no multiple of 1024, or libcufile's code.
     #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
     pub fn set_max_direct_io_size(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxDirectIOSize;
-        set_limit(self.0, "cuFileDriverSetMaxDirectIOSize", call, size_bytes)
+        self.set_limit("cuFileDriverSetMaxDirectIOSize", call, Param::MAX_DIRECT_IO_SIZE, size_bytes)
     }
 
     /// Sets how much GPU memory libcufile reserves for its bounce buffers, for each GPU, in bytes.
@@ -526,7 +532,7 @@ impl Params<'_> {
     #[doc(alias = "cuFileDriverSetMaxCacheSize")]
     pub fn set_max_cache_size(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxCacheSize;
-        set_limit(self.0, "cuFileDriverSetMaxCacheSize", call, size_bytes)
+        self.set_limit("cuFileDriverSetMaxCacheSize", call, Param::MAX_DEVICE_CACHE_SIZE, size_bytes)
     }
 
     /// Sets how much GPU memory registered buffers may pin, in bytes.
@@ -536,21 +542,27 @@ impl Params<'_> {
     #[doc(alias = "cuFileDriverSetMaxPinnedMemSize")]
     pub fn set_max_pinned_memory(&self, size_bytes: u64) -> Result<()> {
         let call = self.0.functions().cuFileDriverSetMaxPinnedMemSize;
-        set_limit(self.0, "cuFileDriverSetMaxPinnedMemSize", call, size_bytes)
+        self.set_limit("cuFileDriverSetMaxPinnedMemSize", call, Param::MAX_DEVICE_PINNED_MEMORY, size_bytes)
     }
-}
 
-fn set_limit(
-    library: &Library,
-    operation: &'static str,
-    call: unsafe extern "C" fn(usize) -> CUfileError_t,
-    size_bytes: u64,
-) -> Result<()> {
-    let size = sealed::Number::to_c(&Bytes(size_bytes), operation, "the size")?;
-    let _turn = one_at_a_time()?;
-    opened::check_none(library)?;
-    // SAFETY: takes a number; `call` is one of the setters above.
-    check(operation, unsafe { call(size) }).map_err(|error| error.about(&format_args!("{size} KiB")))
+    /// Sets a limit by the C function for it, or, where that has no effect, by its parameter.
+    fn set_limit(
+        &self,
+        operation: &'static str,
+        call: unsafe extern "C" fn(usize) -> CUfileError_t,
+        param: Param<Bytes>,
+        size_bytes: u64,
+    ) -> Result<()> {
+        if !opened::can_be_asked(self.0) {
+            opened::check_none(self.0)?;
+            return self.set(param, Bytes(size_bytes));
+        }
+        let size = sealed::Number::to_c(&Bytes(size_bytes), operation, "the size")?;
+        let _turn = one_at_a_time()?;
+        opened::check_none(self.0)?;
+        // SAFETY: takes a number; `call` is one of the setters above.
+        check(operation, unsafe { call(size) }).map_err(|error| error.about(&format_args!("{size} KiB")))
+    }
 }
 
 /// The most slabs that are set: who reads them has to guess how many there are.

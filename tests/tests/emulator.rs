@@ -996,17 +996,49 @@ mod driver_and_parameters {
         assert_eq!(found.nvfs.dcontrolflags, 2, "compatibility mode is allowed");
         assert_eq!((set(&rig, 128), properties(&rig).unwrap().nvfs.max_direct_io_size), (Ok(()), 128));
         assert_eq!((set(&rig, 1000), set(&older("1.15"), 1000)), (Err(5022), Err(5003)));
-        for (version, while_open) in [("1.13", 256), ("1.14", 16384)] {
+        for (version, before, while_open) in
+            [("1.13", 16384, 16384), ("1.16", 16384, 16384), ("1.17", 256, 256)]
+        {
             let rig = older(version);
-            assert_eq!((rig.open(), set(&rig, 256)), (Ok(()), Ok(())));
+            assert_eq!((set(&rig, 256), rig.open()), (Ok(()), Ok(())));
+            assert_eq!(properties(&rig).unwrap().nvfs.max_direct_io_size, before, "{version}");
+            assert_eq!(set(&rig, 512), Ok(()));
             assert_eq!(properties(&rig).unwrap().nvfs.max_direct_io_size, while_open, "{version}");
         }
+        assert_eq!(set(&older("1.11"), 256), Err(5001));
 
         let old = older("1.16");
         old.emulator.control("gpus 0");
         assert_eq!(properties(&old).map(|_| ()), Err(5011));
         rig.emulator.control("gpus 0");
         assert_eq!(properties(&rig).map(|_| ()), Ok(()));
+    }
+
+    #[test]
+    fn old_versions_forget_parameters_when_asked_until_they_open() {
+        const SIZE: CUFileSizeTConfigParameter_t =
+            CUFileSizeTConfigParameter_t::CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB;
+        for (version, forgets) in [("1.14", true), ("1.16", true), ("1.17", false), ("1.20", false)] {
+            let rig = older(version);
+            let ask = || unsafe {
+                let mut properties: CUfileDrvProps_t = std::mem::zeroed();
+                code((rig.cufile.cuFileDriverGetProperties)(&mut properties)).unwrap();
+            };
+            let get = || unsafe {
+                let mut value = 0;
+                code(rig.cufile.cuFileGetParameterSizeT.unwrap()(SIZE, &mut value)).unwrap();
+                value
+            };
+            let set = |value| unsafe { code(rig.cufile.cuFileSetParameterSizeT.unwrap()(SIZE, value)) };
+            let asked = if forgets { 16384 } else { 8192 };
+            assert_eq!((set(8192), get()), (Ok(()), 8192), "{version}");
+            ask();
+            assert_eq!(get(), asked, "{version}");
+            assert_eq!(set(8192), if forgets { Err(5026) } else { Ok(()) }, "{version}");
+            assert_eq!((rig.open(), get()), (Ok(()), 8192), "{version}");
+            ask();
+            assert_eq!(get(), asked, "{version}");
+        }
     }
 
     #[test]

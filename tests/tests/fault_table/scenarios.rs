@@ -112,7 +112,6 @@ fn machine(stage: &Stage) -> Result<(), Problem> {
     }
     driver.set_p2p_flags(FileSystem::Nvme, P2pFlags::PCI_P2PDMA)?;
     same(driver.p2p_flags(FileSystem::Nvme)? == P2pFlags::PCI_P2PDMA, "the flags")?;
-    driver.library().params().set_poll_mode(true, 4096)?;
     driver.properties()?;
     driver.use_count()?;
     Ok(())

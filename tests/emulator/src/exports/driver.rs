@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_long};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuda_rt_sys::driver::CUresult;
 use cufile_sys::{
@@ -27,6 +28,7 @@ pub(super) fn open_for_use() -> Result<(), CUfileError_t> {
     let mut opened = lock(&OPENED);
     if *opened == 0 {
         openable()?;
+        params::take_over();
         stats::open(params::number(Number::ProfileStats));
         *opened = 1;
     }
@@ -47,15 +49,26 @@ pub(super) fn need_open() -> Result<(), CUfileError_t> {
     if use_count() > 0 { Ok(()) } else { Err(failed(5001)) }
 }
 
+/// True after the properties were read without an open driver, up to 1.16. No parameters can be set then.
+static IS_BEGUN: AtomicBool = AtomicBool::new(false);
+
 fn before_open() -> Result<(), CUfileError_t> {
-    if use_count() == 0 { Ok(()) } else { Err(failed(5026)) }
+    let is_begun = IS_BEGUN.load(Ordering::SeqCst);
+    if use_count() == 0 && !is_begun { Ok(()) } else { Err(failed(5026)) }
+}
+
+/// True for versions that read their configuration again when the properties are asked for.
+fn forgets() -> bool {
+    control::version() < 1170
 }
 
 /// Runs a setter that is too late once the driver is open.
 pub(super) fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfileError_t {
     status::one_at_a_time(name, || {
         before_open()?;
-        body().ok_or(INVALID)
+        body().ok_or(INVALID)?;
+        params::remember();
+        Ok(())
     })
 }
 
@@ -65,6 +78,7 @@ pub unsafe extern "C" fn cuFileDriverOpen() -> CUfileError_t {
         openable()?;
         let mut opened = lock(&OPENED);
         if *opened == 0 {
+            params::take_over();
             stats::open(params::number(Number::ProfileStats));
         }
         *opened += 1;
@@ -76,6 +90,7 @@ fn close() -> Result<(), CUfileError_t> {
     let mut opened = lock(&OPENED);
     *opened = opened.checked_sub(1).ok_or(failed(5001))?;
     if *opened == 0 {
+        IS_BEGUN.store(false, Ordering::SeqCst);
         stats::close();
     }
     Ok(())
@@ -110,6 +125,10 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t)
         if control::gpus() == 0 && control::version() < 1170 {
             return Err(cuda_failed(CUresult::CUDA_ERROR_NOT_INITIALIZED));
         }
+        if forgets() {
+            params::forget();
+            IS_BEGUN.store(true, Ordering::SeqCst);
+        }
         let number = |which| params::number(which) as u32;
         let poll = u32::from(params::switch(Switch::PollMode));
         let compatible = u32::from(params::switch(Switch::AllowCompatMode));
@@ -138,18 +157,23 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t)
     })
 }
 
-/// Whether the setters that are older than the parameters have an effect: from 1.14 on, an open driver keeps its limits.
-fn limits_can_change() -> bool {
-    control::version() < 1140 || use_count() == 0
+/// Says whether a setter that is older than the parameters has an effect: not up to 1.16, and on no open driver. Version
+/// 1.11 wants one.
+fn limits_can_change() -> Result<bool, CUfileError_t> {
+    if control::version() < 1130 {
+        need_open()?;
+    }
+    Ok(!forgets() && use_count() == 0)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverSetPollMode(poll: bool, poll_threshold_size: usize) -> CUfileError_t {
     status::without_transfers("cuFileDriverSetPollMode", || {
         params::within_limits(Number::PollThreshold, poll_threshold_size).ok_or(INVALID)?;
-        if limits_can_change() {
+        if limits_can_change()? {
             params::set_number(Number::PollThreshold, poll_threshold_size);
             params::set_switch(Switch::PollMode, poll);
+            params::remember();
         }
         Ok(())
     })
@@ -159,8 +183,9 @@ fn set_property(name: &'static str, which: Number, value: usize) -> CUfileError_
     status::without_transfers(name, || {
         let code = if control::version() < 1160 { 5003 } else { 5022 };
         params::within_limits(which, value).ok_or(failed(code))?;
-        if limits_can_change() {
+        if limits_can_change()? {
             params::set_number(which, value);
+            params::remember();
         }
         Ok(())
     })

@@ -65,6 +65,7 @@ const PROFILE_NVTX: usize = CUFileBoolConfigParameter_t::CUFILE_PARAM_PROFILE_NV
 
 type Slabs = Vec<(usize, usize)>;
 
+#[derive(Clone)]
 struct Params {
     numbers: [usize; 12],
     switches: [bool; 14],
@@ -73,25 +74,51 @@ struct Params {
     gpu_slabs: Slabs,
 }
 
-static PARAMS: LazyLock<Mutex<Params>> = LazyLock::new(|| {
-    let variable = |name: &str| std::env::var(name).unwrap_or_default();
-    let mut switches = [false; 14];
-    for on in [
-        CUFileBoolConfigParameter_t::CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE,
-        CUFileBoolConfigParameter_t::CUFILE_PARAM_EXECUTION_PARALLEL_IO,
-        CUFileBoolConfigParameter_t::CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY,
-    ] {
-        switches[on.as_raw() as usize] = true;
+static PARAMS: LazyLock<Mutex<Params>> = LazyLock::new(|| Mutex::new(Params::configured()));
+
+/// The parameters as the program left them, which those of [`PARAMS`] become when the driver opens.
+static CHOSEN: Mutex<Option<Params>> = Mutex::new(None);
+
+/// Remembers the parameters when the program has set one.
+pub(super) fn remember() {
+    let now = lock(&PARAMS).clone();
+    *lock(&CHOSEN) = Some(now);
+}
+
+/// Reads the configuration again, as if the program had set nothing.
+pub(super) fn forget() {
+    *lock(&PARAMS) = Params::configured();
+}
+
+/// Takes over what the program has set.
+pub(super) fn take_over() {
+    let chosen = lock(&CHOSEN).clone();
+    if let Some(chosen) = chosen {
+        *lock(&PARAMS) = chosen;
     }
-    let slabs = vec![(4, 128), (1024, 64), (16384, 64)];
-    Mutex::new(Params {
-        numbers: NUMBERS.map(|limits| limits.default),
-        switches,
-        strings: ["ERROR".into(), variable("CUFILE_LOGFILE_PATH"), String::new(), "DC_V1".into()],
-        posix_slabs: slabs.clone(),
-        gpu_slabs: slabs,
-    })
-});
+}
+
+impl Params {
+    fn configured() -> Self {
+        let variable = |name: &str| std::env::var(name).unwrap_or_default();
+        let mut switches = [false; 14];
+        for on in [
+            CUFileBoolConfigParameter_t::CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE,
+            CUFileBoolConfigParameter_t::CUFILE_PARAM_EXECUTION_PARALLEL_IO,
+            CUFileBoolConfigParameter_t::CUFILE_PARAM_PROPERTIES_ALLOW_SYSTEM_MEMORY,
+        ] {
+            switches[on.as_raw() as usize] = true;
+        }
+        let slabs = vec![(4, 128), (1024, 64), (16384, 64)];
+        Self {
+            numbers: NUMBERS.map(|limits| limits.default),
+            switches,
+            strings: ["ERROR".into(), variable("CUFILE_LOGFILE_PATH"), String::new(), "DC_V1".into()],
+            posix_slabs: slabs.clone(),
+            gpu_slabs: slabs,
+        }
+    }
+}
 
 /// The value of a number.
 pub(super) fn number(which: Number) -> usize {
