@@ -25,22 +25,23 @@ use crate::error::Error;
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Failed<T> {
-    /// Why the call failed.
-    pub error: Error,
+pub struct Failed<T, E = Error> {
+    /// The error of the call.
+    pub error: E,
     value: T,
 }
 
 // SAFETY: a shared reference gives no access to the value.
-unsafe impl<T: Send> Sync for Failed<T> {}
+unsafe impl<T: Send, E: Sync> Sync for Failed<T, E> {}
 
-impl<T> Failed<T> {
-    pub(crate) fn new(error: Error, value: T) -> Self {
+impl<T, E> Failed<T, E> {
+    /// Puts an error and the value that is given back together.
+    pub fn new(error: E, value: T) -> Self {
         Self { error, value }
     }
 
     /// Returns the error and the value.
-    pub fn into_parts(self) -> (Error, T) {
+    pub fn into_parts(self) -> (E, T) {
         (self.error, self.value)
     }
 
@@ -50,15 +51,15 @@ impl<T> Failed<T> {
     }
 
     /// Changes the value.
-    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Failed<U> {
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Failed<U, E> {
         Failed { error: self.error, value: change(self.value) }
     }
 }
 
-impl<T> Deref for Failed<T> {
-    type Target = Error;
+impl<T, E> Deref for Failed<T, E> {
+    type Target = E;
 
-    fn deref(&self) -> &Error {
+    fn deref(&self) -> &E {
         &self.error
     }
 }
@@ -75,17 +76,20 @@ impl<T> From<Failed<T>> for io::Error {
     }
 }
 
-impl<T> fmt::Debug for Failed<T> {
+impl<T, E: fmt::Debug> fmt::Debug for Failed<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl<T> fmt::Display for Failed<T> {
+impl<T, E: fmt::Display> fmt::Display for Failed<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-/// No error of this crate has a source: its text has it.
-impl<T> error::Error for Failed<T> {}
+impl<T, E: error::Error> error::Error for Failed<T, E> {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.error.source()
+    }
+}

@@ -2,10 +2,11 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::{fmt, fs, io, mem, ptr};
+use std::{fmt, fs, io, mem, ptr, slice};
 
 use cufile_sys::{CUfileDescr_t, CUfileFileHandleType, CUfileHandle_t};
 
@@ -201,6 +202,35 @@ impl FileHandle {
             }
         }
         Ok(())
+    }
+
+    /// Reads from `file_offset` in bytes into host memory that need not be initialised (`cuFileRead`). Returns the part that
+    /// was read: shorter than the buffer at the end of the file.
+    ///
+    /// ```no_run
+    /// # use cufile::{Driver, FileHandle};
+    /// # let driver = Driver::open()?;
+    /// let file = FileHandle::register(&driver, std::fs::File::open("data.bin")?)?;
+    /// let mut memory = Vec::with_capacity(512);
+    /// let header: &mut [u8] = file.read_uninit_at(memory.spare_capacity_mut(), 0)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    #[doc(alias = "cuFileRead")]
+    pub fn read_uninit_at<'b>(
+        &self,
+        buffer: &'b mut [MaybeUninit<u8>],
+        file_offset: u64,
+    ) -> Result<&'b mut [u8]> {
+        let (ptr, len_bytes) = (buffer.as_mut_ptr(), buffer.len());
+        let done = self.transfer("cuFileRead", None, file_offset, len_bytes, |at| {
+            // SAFETY: the handle is registered; the buffer is borrowed mutably.
+            unsafe { (self.driver.library().functions().cuFileRead)(self.raw, ptr.cast(), len_bytes, at, 0) }
+        })?;
+        // SAFETY: libcufile has written as many bytes.
+        Ok(unsafe { slice::from_raw_parts_mut(ptr.cast(), done.min(len_bytes)) })
     }
 
     /// Writes the whole buffer to `file_offset` in bytes, by as many calls of `cuFileWrite` as it takes. Mind

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::Arc;
 
 use cufile::{IoBuf, IoBufMut};
@@ -92,6 +94,28 @@ impl File {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Reads from `offset` in bytes into host memory that need not be initialised. Returns the part that was read: shorter
+    /// than the buffer only if the file ends there.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let file = gpufile::File::open("Cargo.toml")?;
+    /// let mut memory = Vec::with_capacity(9);
+    /// assert_eq!(file.read_uninit_at(memory.spare_capacity_mut(), 0)?, b"[package]");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    pub fn read_uninit_at<'b>(&self, buffer: &'b mut [MaybeUninit<u8>], offset: u64) -> Result<&'b mut [u8]> {
+        let (ptr, len_bytes) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: the buffer is borrowed mutably for as long as the call lasts.
+        let done = unsafe { self.read_memory(Memory::on_host(ptr, len_bytes), offset, false) }?;
+        // SAFETY: as many bytes were written.
+        Ok(unsafe { slice::from_raw_parts_mut(ptr, done) })
     }
 
     /// As [`read_at`](Self::read_at), but all by the calling thread, without the engine's workers.

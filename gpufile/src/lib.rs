@@ -53,7 +53,9 @@ pub use bytes::{ParseBytesError, parse_bytes};
 pub use cufile::cuda;
 #[cfg(feature = "cudarc")]
 pub use cufile::cudarc;
-pub use cufile::{BufSlice, BufSliceMut, FileProperties, IoBuf, IoBufMut, OwnedPart, RegisteredBuffer};
+pub use cufile::{
+    BufSlice, BufSliceMut, Failed, FileProperties, IoBuf, IoBufMut, OwnedPart, RegisteredBuffer,
+};
 pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};
 pub use file::File;

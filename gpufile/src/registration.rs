@@ -1,9 +1,9 @@
 //! Memory registered with cuFile, for transfers that repeat.
 
-use cufile::{IoBuf, RegisterFlags, RegisteredBuffer};
+use cufile::{Failed, IoBuf, RegisterFlags, RegisteredBuffer};
 
 use crate::engine::Engine;
-use crate::error::{Cause, Result};
+use crate::error::Cause;
 
 impl Engine {
     /// Registers memory with the engine's cuFile driver, which is opened if it is not yet. The direct paths then need not
@@ -12,8 +12,7 @@ impl Engine {
     /// back.
     ///
     /// # Errors
-    /// [`Cause::NoCufile`] if the driver does not open, else what cuFile said of the memory. The buffer is dropped;
-    /// `cufile::Driver::with_registered_mut` registers a borrow.
+    /// [`Cause::NoCufile`] if the driver does not open, else what cuFile said of the memory. [`Failed`] returns the buffer.
     ///
     /// ```no_run
     /// use gpufile::{Engine, File};
@@ -28,9 +27,21 @@ impl Engine {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "cuFileBufRegister")]
-    pub fn register<B: IoBuf + 'static>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Cause> {
-        let driver = self.driver().map_err(|reason| Cause::NoCufile(reason.to_owned()))?;
-        let registered = RegisteredBuffer::register(driver, buffer, RegisterFlags::empty());
-        Ok(registered.map_err(|failed| failed.error)?)
+    pub fn register<B: IoBuf + 'static>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Failed<B, Cause>> {
+        let driver = match self.driver() {
+            Ok(driver) => driver,
+            Err(reason) => return Err(Failed::new(Cause::NoCufile(reason.to_owned()), buffer)),
+        };
+        RegisteredBuffer::register(driver, buffer, RegisterFlags::empty()).map_err(|failed| {
+            let (error, buffer) = failed.into_parts();
+            Failed::new(error.into(), buffer)
+        })
+    }
+}
+
+/// Drops the buffer.
+impl<B> From<Failed<B, Cause>> for Cause {
+    fn from(failed: Failed<B, Cause>) -> Self {
+        failed.error
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use cufile::{FileProperties, FileSystems};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, libraries, pattern};
-use gpufile::{Cause, Engine, Error, File, OpenOptions, PathPolicy, Route, TransferPath};
+use gpufile::{Cause, DirectIo, Engine, Error, File, OpenOptions, PathPolicy, Route, TransferPath};
 
 /// Larger than the two bounce buffers of a lane together, and a multiple of nothing.
 const LONG: usize = (9 << 20) + 4321;
@@ -278,6 +278,26 @@ fn a_read_is_short_only_at_the_end_of_the_file() {
             assert_eq!((error.bytes_done(), error.kind()), (LONG - 1000, io::ErrorKind::UnexpectedEof));
             let mut host = vec![0; 10];
             assert_eq!(file.read_exact_at(&mut host, LONG as u64 - 4).unwrap_err().bytes_done(), 4);
+        }
+    });
+}
+
+#[test]
+fn memory_that_was_never_written_is_read_into() {
+    Bed::each(|bed| {
+        let bytes = pattern(LONG);
+        bed.file("data", &bytes);
+        for direct in [DirectIo::Never, DirectIo::Always] {
+            let options = File::options().read(true).direct_read(direct);
+            let file = options.engine(&engine(bed)).open(bed.path("data")).unwrap();
+            for (offset, len) in [(0, LONG), (4097, 1_000_003), (LONG - 300, 4096), (LONG, 10), (0, 0)] {
+                let mut memory = Vec::with_capacity(len);
+                let read = file.read_uninit_at(&mut memory.spare_capacity_mut()[..len], offset as u64);
+                assert!(read.unwrap() == &bytes[offset..(offset + len).min(LONG)], "{len} at {offset}");
+            }
+            let error =
+                file.read_uninit_at(Vec::with_capacity(8).spare_capacity_mut(), u64::MAX).unwrap_err();
+            assert_eq!(error.bytes_done(), 0);
         }
     });
 }

@@ -73,6 +73,35 @@ fn every_kind_of_memory_reads_and_writes_what_the_file_has() {
 }
 
 #[test]
+fn memory_that_was_never_written_is_read_into() {
+    Bed::each(|bed| {
+        let (file, bytes) = registered(bed, "data");
+        let mut memory = Vec::with_capacity(1001);
+        assert_eq!(file.read_uninit_at(memory.spare_capacity_mut(), 77).unwrap().len(), memory.capacity());
+        let end = LEN as u64 - 300;
+        assert_eq!(file.read_uninit_at(memory.spare_capacity_mut(), end).unwrap(), &bytes[LEN - 300..]);
+        assert_eq!(file.read_uninit_at(&mut memory.spare_capacity_mut()[..7], 5).unwrap(), &bytes[5..12]);
+        assert!(file.read_uninit_at(memory.spare_capacity_mut(), LEN as u64).unwrap().is_empty());
+        assert!(file.read_uninit_at(&mut [], 0).unwrap().is_empty());
+        assert_eq!(
+            file.read_uninit_at(memory.spare_capacity_mut(), u64::MAX).unwrap_err().kind(),
+            ErrorKind::InvalidInput
+        );
+    });
+}
+
+#[test]
+fn more_bytes_than_there_is_room_for_are_not_believed() {
+    let bed = Bed::emulated();
+    let (file, bytes) = registered(&bed, "data");
+    bed.emulator.as_ref().unwrap().fault("cuFileRead", "after=1 ret=5000");
+    let mut memory = Vec::with_capacity(4096);
+    let target = &mut memory.spare_capacity_mut()[..4096];
+    assert_eq!(file.read_uninit_at(target, 0).unwrap(), &bytes[..4096]);
+    assert_eq!(file.read_uninit_at(target, 0).unwrap().len(), 4096);
+}
+
+#[test]
 fn a_read_is_short_only_at_the_end_of_the_file() {
     Bed::each(|bed| {
         let (file, bytes) = registered(bed, "data");

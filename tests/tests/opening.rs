@@ -138,8 +138,11 @@ fn without_libcufile_cufile_only_files_say_what_was_tried_and_others_work() {
         assert!(error.to_string().contains("/nonexistent/libcufile.so"), "{error}");
         options.clone().write(true).create(true).truncate(true).open(&path).unwrap_err();
         assert!(fs::read(&path).unwrap() == bytes, "what is refused is not emptied");
-        let error = engine.register(vec![0; LEN]).unwrap_err();
-        assert!(error.to_string().contains("/nonexistent/libcufile.so"), "{error}");
+        let failed = engine.register(vec![7; LEN]).unwrap_err();
+        assert!(failed.to_string().contains("/nonexistent/libcufile.so"), "{failed}");
+        assert_eq!(failed.into_value(), [7; LEN]);
+        let register = || -> Result<(), Cause> { engine.register(Vec::new()).map(drop).map_err(Cause::from) };
+        assert!(matches!(register(), Err(Cause::NoCufile(_))));
 
         // What KVIKIO_COMPAT_MODE=auto and on are.
         for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Engine, File, IoRange, PathPolicy, ReadRequest, WriteRequest};
+use gpufile::{Cause, Engine, File, IoRange, PathPolicy, ReadRequest, WriteRequest};
 
 /// More than one chunk.
 const LEN: usize = (5 << 20) + 321;
@@ -95,6 +95,8 @@ fn a_registration_belongs_to_the_engines_driver_and_ends_with_the_buffer() {
     drop(buffer);
     assert_eq!(emulator.live("buffers"), 0);
     emulator.fault("cuFileBufRegister", "err=5011 cu=2");
-    let error = engine.register(bed.device.alloc(4096).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("4096 bytes of device memory"), "{error}");
+    let failed = engine.register(bed.device.alloc(4096).unwrap()).unwrap_err();
+    assert!(failed.to_string().contains("4096 bytes of device memory"), "{failed}");
+    assert!(matches!(failed.error, Cause::Cufile(_)));
+    engine.register(failed.into_value()).unwrap();
 }
