@@ -11,6 +11,7 @@ mod mutants;
 mod packages;
 #[cfg(test)]
 mod parity;
+mod public_api;
 mod regen;
 mod samples;
 mod since;
@@ -26,6 +27,10 @@ usage: cargo xtask COMMAND
       write the generated files of cufile-sys and cuda-rt-sys from the pinned headers, or from those in DIR, which
       must hold all three, cufile.h, cuda.h and cuda_runtime_api.h, and what they include; --check only compares and
       fails on any difference
+
+  public-api [--check]
+      write the public API of cufile and gpufile, a line for each item, into their public-api.txt; --check only compares
+      and fails on any difference
 
   conformance
       compare the bindings with the header of every supported libcufile and CUDA runtime through a C compiler,
@@ -68,6 +73,8 @@ fn main() -> Result<()> {
             }
             regen::run(include_dir, check)
         }
+        ["public-api"] => public_api::run(false),
+        ["public-api", "--check"] => public_api::run(true),
         ["conformance"] => conformance::run(),
         ["samples", options @ ..] => samples::run(&samples::Options::parse(options)?),
         ["coverage"] => coverage::run(),
