@@ -132,8 +132,14 @@ impl Lanes {
     /// Takes a lane back that has nothing under way.
     pub fn put(&self, lane: Lane) {
         debug_assert!(!lane.is_busy());
-        self.state().free.push_back(lane);
-        self.came_back.notify_all();
+        let mut state = self.state();
+        state.free.push_back(lane);
+        // Waking is a system call, which a small read would pay for, and those who wait are counted under the lock.
+        let is_wanted = self.are_wanted();
+        drop(state);
+        if is_wanted {
+            self.came_back.notify_all();
+        }
     }
 
     /// Frees those that are not lent; returns how many bytes of bounce buffers that were.
