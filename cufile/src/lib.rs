@@ -88,3 +88,8 @@ pub use scope::{Scope, ScopedStream, scope};
 pub use slice::{BufSlice, BufSliceMut};
 pub use stream::{Kept, LateBound, Operation, RegisteredStream, StreamFlags};
 pub use userspace_fs::{RdmaInfo, UserspaceFs};
+
+/// Compiles the examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -66,3 +66,8 @@ pub use options::OpenOptions;
 pub use path::{PathPolicy, Route, TransferPath};
 pub use settings::{DirectIo, Settings, SettingsError};
 pub use stream_io::StreamIo;
+
+/// Compiles the examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
