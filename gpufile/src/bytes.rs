@@ -1,6 +1,6 @@
 //! Sizes as people write them.
 
-/// What [`parse_bytes`] did not accept.
+/// The reason why [`parse_bytes`] did not accept a text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseBytesError {
@@ -9,18 +9,19 @@ pub enum ParseBytesError {
         "{text:?} is not a size: expected a whole number of bytes, or of k, M, G, T (KiB, MiB, GiB, TiB)"
     )]
     Syntax {
-        /// What was to be parsed.
+        /// The text to be parsed.
         text: String,
     },
     /// More than 64 bits hold.
     #[error("{text:?} is too large a size: at most 2^64 - 1 bytes can be named")]
     Overflow {
-        /// What was to be parsed.
+        /// The text to be parsed.
         text: String,
     },
 }
 
-/// The number of bytes that a text names: a whole number, then a unit or none, with or without a space between.
+/// Returns the number of bytes that a text names: a whole number, then a unit or none, with or without a
+/// space between.
 ///
 /// Units are binary, and their case does not matter: `k`, `KiB` (1024 bytes), `M`, `MiB`, `G`, `GiB`, `T`, `TiB`, and
 /// `B` for bytes. `kB`, `MB` and the like are refused, because to some they mean powers of 1000; so are fractions.

@@ -24,14 +24,14 @@ use crate::write_plan::{Growth, WritePlan};
 /// the same open file.
 ///
 /// Reads fill the page cache, from which the next one takes what it finds there. A file longer than half of the available
-/// memory bypasses it where nothing is cached; [`OpenOptions::direct_read`] says otherwise.
+/// memory bypasses it where less than half of the range is cached. [`OpenOptions::direct_read`] chooses.
 #[derive(Clone)]
 pub struct File {
     open: Arc<OpenFile>,
     task_bytes: Option<usize>,
 }
 
-/// Where the kernel's offsets end.
+/// The largest offset that the kernel has.
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
 
 /// `read` or `write`, as errors say it.
@@ -55,7 +55,7 @@ impl File {
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)
     }
 
-    /// For opening in other ways.
+    /// Returns options for opening a file in other ways.
     pub fn options() -> OpenOptions {
         OpenOptions::new()
     }
@@ -171,7 +171,7 @@ impl File {
         self.open.route()
     }
 
-    /// How many bytes the file has. Stale as soon as anyone writes.
+    /// Returns the length of the file in bytes. It is stale as soon as anyone writes.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -278,7 +278,7 @@ impl File {
         Entries::Ranges { file: &self.open, memory, ranges, file_limit: FILE_LIMIT }
     }
 
-    /// How a read is cut whose first range is this one.
+    /// Returns how to cut a read whose first range is this one.
     pub(crate) fn read_cutting(&self, total_bytes: usize, place: Place, first: &IoRange) -> Cutting {
         let cutting = self.cutting(total_bytes, place);
         self.open.cutting_for_read(cutting, self.task_bytes.is_none(), first.file_offset, first.len_bytes)
@@ -288,7 +288,7 @@ impl File {
         self.open.engine.cutting(total_bytes, place, self.task_bytes)
     }
 
-    /// How long chunks should be, if it was said for this file.
+    /// Returns the length in bytes that chunks should have, if it was set for this file.
     pub(crate) fn task_bytes(&self) -> Option<usize> {
         self.task_bytes
     }

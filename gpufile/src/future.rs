@@ -40,11 +40,11 @@ impl File {
         IoFuture::start(Owned::read(self, buffer, offset))
     }
 
-    /// Begins to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at), and returns at
-    /// once, but for a file that becomes longer: the call allocates what it will have, which takes 70 to 90 ms for each
-    /// GiB on tmpfs, and about 3 on ext4.
+    /// Begins to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at), and
+    /// returns at once, except for a file that becomes longer. For such a file the call allocates the new
+    /// part, which takes 70 to 90 ms for each GiB on tmpfs, and about 3 on ext4.
     ///
-    /// What [other writers](Self::write_all_at) must not do holds until the transfer has ended.
+    /// The restrictions on [other writers](Self::write_all_at) hold until the transfer has ended.
     ///
     /// # Errors
     /// The output carries them, as [`write_all_at`](Self::write_all_at) says, which also tells the length of the file
@@ -62,7 +62,7 @@ impl<B> IoFuture<B> {
         Self { owned: Some(owned) }
     }
 
-    /// Whether the transfer has ended, so that [`wait`](Self::wait) does not wait.
+    /// Returns whether the transfer has ended, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&self) -> bool {
         self.owned.as_ref().and_then(Owned::job).is_none_or(|(job, _)| job.is_done())
     }

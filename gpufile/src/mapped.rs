@@ -45,12 +45,12 @@ impl File {
 }
 
 impl MappedFile {
-    /// How many bytes are mapped: as many as the file had.
+    /// Returns the number of bytes that are mapped: as many as the file had.
     pub fn len_bytes(&self) -> usize {
         self.mapping.len_bytes()
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &File {
         &self.file
     }

@@ -5,7 +5,7 @@ use cufile::{IoBuf, IoBufMut};
 
 use crate::engine::Engine;
 
-/// Where memory lies.
+/// The place of memory: accessible to the host, or on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The host can access it.
@@ -39,7 +39,7 @@ impl Memory {
     /// A buffer to be read from only.
     ///
     /// # Errors
-    /// Why the GPU that it is on is not known.
+    /// The reason why the GPU that the buffer is on is not known.
     pub fn of<B: IoBuf + ?Sized>(buffer: &B, engine: &Engine) -> cufile::Result<Self> {
         let place = match buffer.is_host_accessible() {
             true => Place::Host,

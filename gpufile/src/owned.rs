@@ -22,7 +22,7 @@ use crate::write_plan::{Growth, WritePlan};
 pub(crate) struct Owned<B> {
     /// On the heap, at one place, because workers refer to it.
     place: NonNull<Pending<B>>,
-    /// Where the transfer was begun, and will end.
+    /// The process in which the transfer was begun, and will end.
     process: u32,
 }
 
@@ -30,7 +30,7 @@ struct Pending<B> {
     buffer: B,
     file: File,
     range: [IoRange; 1],
-    /// Why there is no job.
+    /// The reason why there is no job.
     refused: Option<Error>,
     write: Option<WritePlan>,
     job: Option<(Arc<Job>, usize)>,
@@ -183,7 +183,7 @@ unsafe fn end<B>(place: NonNull<()>) {
     drop(unsafe { Owned::<B>::take(place.cast(), true) });
 }
 
-/// What a dropped transfer leaves to its job, which wakes it when it is done.
+/// A dropped transfer, left to its job, which wakes this when the job is done.
 struct Abandoned {
     place: NonNull<()>,
     end: unsafe fn(NonNull<()>),

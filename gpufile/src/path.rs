@@ -35,7 +35,7 @@ impl fmt::Display for TransferPath {
     }
 }
 
-/// Whether a file may or must go through cuFile.
+/// The choice whether a file may or must go through cuFile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum PathPolicy {
@@ -55,7 +55,7 @@ pub struct Route {
     why_not: Vec<(TransferPath, String)>,
 }
 
-/// Why cuFile is not used where it would stage bytes in host memory itself.
+/// The reason why cuFile is not used where it would stage bytes in host memory itself.
 const SLOWER: &str = "staging by this crate is faster; PathPolicy::RequireCufile selects cuFile nonetheless";
 
 impl Route {

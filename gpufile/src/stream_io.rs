@@ -31,7 +31,7 @@ enum State {
     Submitted {
         staged: Arc<Staged>,
         passed: Event,
-        /// What the transfer refers to.
+        /// The ring that the transfer refers to.
         _ring: Arc<Ring>,
     },
     Done(Result<usize>),
@@ -42,13 +42,13 @@ impl File {
     /// to the stream later waits for it. The call itself does not wait: it takes some microseconds, and 3 for each 48 MiB,
     /// but 5 to 30 ms when pinned memory is first allocated.
     ///
-    /// The bytes go through up to 96 MiB of pinned memory for each stream, 400 MiB for all. Past that, and where the
+    /// The bytes go through up to 114 MiB of pinned memory for each stream, 400 MiB for all. Past that, and where the
     /// driver cannot make streams wait for words in memory, the call waits for the stream and for the transfer.
     /// [`Engine::release_buffers`](crate::Engine::release_buffers) frees what is not in use. Files for which
     /// [cuFile is required](PathPolicy::RequireCufile) are read while the call waits;
     /// [`cufile::RegisteredStream::read_at`] is cuFile's own way.
     ///
-    /// Where the file ends earlier, zeros fill the rest of a buffer on the GPU.
+    /// If the file ends earlier, zeros fill the rest of a buffer on the GPU.
     ///
     /// A stream that waits takes one of the GPU's hardware queues, of which there are 8 by default
     /// (`CUDA_DEVICE_MAX_CONNECTIONS`): while 8 streams have such transfers under way, other streams may have to wait for
@@ -112,7 +112,8 @@ impl<B> StreamIo<B> {
         Self { file, direction, offset, state, buffer: Some(buffer) }
     }
 
-    /// Whether the transfer has ended, or its stream failed, so that [`wait`](Self::wait) does not wait.
+    /// Returns whether the transfer has ended, or its stream failed, so that [`wait`](Self::wait) does not
+    /// wait.
     pub fn is_done(&self) -> bool {
         match &self.state {
             State::Submitted { staged, passed, .. } => staged.has_ended() || passed.is_done().is_err(),
@@ -120,8 +121,8 @@ impl<B> StreamIo<B> {
         }
     }
 
-    /// Where the buffer is: later work of the stream may use it. Who reads it before the transfer has ended races with
-    /// the workers.
+    /// Returns the buffer's address, which later work of the stream may use. A thread that reads the buffer
+    /// before the transfer has ended races with the workers.
     pub fn buffer_ptr(&self) -> *const u8
     where
         B: IoBuf,

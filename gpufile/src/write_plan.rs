@@ -1,4 +1,4 @@
-//! By what a range is written fastest.
+//! Chooses the fastest way to write a range.
 
 use std::sync::Arc;
 use std::{iter, ptr};
@@ -23,10 +23,11 @@ const SMALL_BYTES: usize = 1 << 20;
 const SERIAL_CHUNK_BYTES: usize = 1 << 20;
 /// From here on, a file that grows gets its blocks at once.
 const PREALLOCATE_BYTES: usize = 16 << 20;
-/// What is written last, by a write call, so that those who watch the file are told.
+/// The number of bytes that a write call writes last, so that the kernel notifies programs that watch the
+/// file.
 const LAST_BYTES: usize = 4096;
 
-/// What a write covers of a file.
+/// The part of a file that a write covers.
 #[derive(Clone, Copy)]
 struct Extent {
     start: u64,
@@ -165,7 +166,7 @@ pub(crate) fn pieces<'e, 'a>(entries: &'e [Entry<'a>]) -> impl Iterator<Item = &
     })
 }
 
-/// How a file comes to be longer.
+/// The way in which a file becomes longer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Growth {
     /// Blocks may be allocated before the write begins, which takes time.
@@ -174,7 +175,7 @@ pub(crate) enum Growth {
     AsWritten,
 }
 
-/// What allocating blocks leaves as it was.
+/// The property of a file that allocating blocks leaves as it was.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
     /// The file's length.

@@ -1,4 +1,5 @@
-//! What file systems report late, and what is synced, by taking the place of the C library's calls.
+//! Tests of errors that file systems report late, and of what is synced. They take the place of the C
+//! library's calls.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -11,10 +12,10 @@ use std::sync::{Mutex, PoisonError};
 use gpufile::formats::safetensors::{Checkpoint, TensorData};
 use gpufile::formats::{Dtype, Error, SaveOptions, safetensors};
 
-/// What is refused holds for all of the process.
+/// The lock that tests take in turn, because a refusal holds for all of the process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// What was synced.
+/// The paths that were synced.
 static SYNCED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
@@ -64,7 +65,7 @@ extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c
     unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode) as c_int }
 }
 
-/// Whether files can have a second name.
+/// True if files can have a second name.
 static HAS_LINKS: AtomicBool = AtomicBool::new(true);
 
 #[unsafe(no_mangle)]

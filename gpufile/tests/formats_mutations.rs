@@ -26,7 +26,7 @@ fn bits(shape: &[u64], element_bits: u64) -> Option<u128> {
     shape.iter().try_fold(u128::from(element_bits), |bits, &axis| bits.checked_mul(axis.into()))
 }
 
-/// What safetensors headers are made of.
+/// The words that safetensors headers are made of.
 const SAFETENSORS: [&str; 14] =
     ["{", "}", "[", "]", ",", ":", "\"", "\"shape\":", "null", "\"F32\"", "U8", "\\u0000", "\\ud800", " "];
 

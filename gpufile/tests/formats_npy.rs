@@ -3,7 +3,7 @@
 use gpufile::formats::npy::{self, ByteOrder, NpyFile, NpyHeader};
 use gpufile::formats::{Dtype, Error, FormatError, SaveOptions};
 
-/// What `numpy.save` of numpy 2.4 wrote, without the spaces and the newline that fill 128 bytes.
+/// The headers that `numpy.save` of numpy 2.4 wrote, without the spaces and the newline that fill 128 bytes.
 const NUMPY: [(&str, bool, &[u64], &[u8]); 6] = [
     ("<f4", false, &[2, 3], b"\x93NUMPY\x01\0v\0{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"),
     (">i2", false, &[], b"\x93NUMPY\x01\0v\0{'descr': '>i2', 'fortran_order': False, 'shape': (), }"),

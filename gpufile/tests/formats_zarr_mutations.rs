@@ -14,7 +14,7 @@ const DOCUMENTS: usize = 10_000;
 /// For each coding.
 const CHUNKS: usize = 2000;
 
-/// What metadata is made of.
+/// The words that metadata is made of.
 const WORDS: [&str; 20] = [
     "{",
     "}",

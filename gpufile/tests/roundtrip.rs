@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::{env, fs};
 
-/// Where cargo puts the examples of the build that this test belongs to.
+/// Returns the command of the example, from where cargo puts the examples of the build that this test belongs
+/// to.
 fn roundtrip() -> Command {
     let this = env::current_exe().unwrap();
     let example: PathBuf = this.parent().unwrap().parent().unwrap().join("examples/roundtrip");

@@ -12,7 +12,7 @@ use cufile_tests::Emulator;
 use cufile_tests::bed::pattern;
 
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
-/// How many calls are in CUDA now, and at most were.
+/// The number of calls in CUDA now, and the most that there were at a time.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 

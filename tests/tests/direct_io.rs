@@ -1,4 +1,4 @@
-//! When reads take `O_DIRECT`, and a file system that offers it and then refuses it, or fails.
+//! Tests of when reads take `O_DIRECT`, and of a file system that offers it and then refuses it, or fails.
 
 use std::fs;
 use std::io;

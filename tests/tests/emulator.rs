@@ -1,4 +1,4 @@
-//! What the emulator must do for the tests that stand on it.
+//! The emulator's behaviour that other tests rely on.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls whose arguments outlive them, in every line")]
 
@@ -199,7 +199,7 @@ fn entry(handle: CUfileHandle_t, base: *mut c_void, size: usize, cookie: usize) 
     }
 }
 
-/// How a forked child ends that runs `body`.
+/// Runs `body` in a forked child, and returns the child's wait status.
 fn status_of_child(body: impl FnOnce() -> i32) -> i32 {
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -1578,7 +1578,8 @@ mod statistics {
         unsafe { (rig.cufile.cuFileHandleDeregister)(handle) };
     }
 
-    /// Where the library wrote into a struct of type `T` filled with `0xA5`.
+    /// Returns a struct of type `T` that the library wrote, and the end in bytes of what it wrote. Before the
+    /// call the struct is filled with `0xA5`.
     fn written<T>(get: impl FnOnce(*mut T) -> CUfileError_t) -> (Box<T>, usize) {
         unsafe {
             let mut target = Box::<T>::new_uninit();

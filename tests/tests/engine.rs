@@ -1,4 +1,4 @@
-//! What the engine promises of transfers: failures, concurrency, memory, threads, and the direct path.
+//! The engine's promises about transfers: failures, concurrency, memory, threads, and the direct path.
 
 use std::fs;
 use std::io;
@@ -420,7 +420,7 @@ fn small_reads_pass_workers_that_never_rest() {
     eprintln!("{long_reads:?} long reads beside 50 small ones");
 }
 
-/// How many workers this process has.
+/// Counts the workers in this process.
 fn workers() -> usize {
     let names = fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
         let name = fs::read_to_string(task.ok()?.path().join("comm")).ok()?;

@@ -346,7 +346,7 @@ fn a_waker_may_use_the_engine_on_whose_worker_it_is_called() {
     });
 }
 
-/// What a waker panics with, and panics itself when it is dropped.
+/// The payload that a waker panics with. It panics itself when it is dropped.
 struct Payload;
 
 impl Drop for Payload {

@@ -231,7 +231,7 @@ fn ranges_of_no_bytes_are_no_reason_to_panic_even_if_cuda_fails() {
     }
 }
 
-/// How many copies one call and how many calls for many copies `work` makes.
+/// Counts the calls for one copy and the calls for many copies that `work` makes.
 fn copies(bed: &Bed, work: impl FnOnce()) -> (i64, i64) {
     let emulator = bed.emulator.as_ref().unwrap();
     let count = || (emulator.calls("cudaMemcpyAsync"), emulator.calls("cudaMemcpyBatchAsync"));

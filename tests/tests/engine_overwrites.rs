@@ -224,7 +224,8 @@ fn a_long_write_to_what_is_open_for_reading_only_fails_and_changes_nothing() {
     });
 }
 
-/// What a write that failed says was written is there; behind that are the new bytes, the old ones, or zeros.
+/// Checks a file after a failed write. The bytes that the error counts as written are there; behind those are
+/// the new bytes, the old ones, or zeros.
 fn check_failed_write(path: &Path, error: &gpufile::Error, before: &[u8], bytes: &[u8], offset: usize) {
     let (done, end) = (error.bytes_done(), offset + bytes.len());
     assert!(done < bytes.len(), "{error}");

@@ -113,7 +113,7 @@ impl Buffer {
         }
     }
 
-    /// What is really there.
+    /// Returns the bytes that are really there.
     fn get(&self, range: Range<usize>) -> Cow<'_, [u8]> {
         match &self.memory {
             Memory::Device(memory) => {
@@ -199,12 +199,12 @@ struct Open {
     file: File,
     reads: bool,
     writes: bool,
-    /// How long its chunks are at least, nearly.
+    /// The least length in bytes of its chunks, nearly.
     chunk_bytes: usize,
     text: String,
 }
 
-/// How long an engine's chunks are at least, nearly.
+/// Returns the least length in bytes of an engine's chunks, nearly.
 fn chunk_bytes(engine: &Engine) -> usize {
     let settings = engine.settings();
     settings.bounce_buffer_bytes().min(settings.task_bytes().unwrap_or(usize::MAX)).min(512 * KIB)
@@ -397,7 +397,7 @@ impl<'a> World<'a> {
         self.contents.iter().for_each(|contents| contents.check(&mut self.scratch));
     }
 
-    /// What else happens to files and engines.
+    /// Does something else to a file or an engine.
     fn disturb(&mut self) {
         let contents = self.random.below(self.contents.len());
         let size = self.contents[contents].model.len();
@@ -460,7 +460,7 @@ impl<'a> World<'a> {
         len.min(LONGEST).min(chunk_bytes.saturating_mul(most_chunks))
     }
 
-    /// Where in a file of this size a range begins.
+    /// Chooses the offset in bytes of a range in a file of this size.
     fn offset(&mut self, size: usize, len: usize) -> usize {
         let random = &mut self.random;
         match random.below(10) {
@@ -474,7 +474,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Where in a buffer a range begins.
+    /// Chooses the start in bytes of a range in a buffer.
     fn start(&mut self, buffer: usize, len: usize) -> usize {
         let room = BUFFER_BYTES - len;
         let start = self.random.below(room.min(256 * KIB) + 1);

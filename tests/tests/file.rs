@@ -50,7 +50,8 @@ fn load_nvidia_fs(emulator: &Emulator) {
     emulator.control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
 }
 
-/// Whether the direct paths to NVMe are for files in this folder; if not, what its file system is called.
+/// Returns whether the direct paths to NVMe serve files in this folder. If they do not, the error is the name
+/// of its file system.
 fn on_nvme(folder: &Path) -> Result<(), String> {
     let file = fs::File::create(folder.join("which")).unwrap();
     let properties = FileProperties::of(&file).unwrap();

@@ -98,7 +98,7 @@ fn a_killed_save_leaves_the_old_or_the_new() {
     assert!(points.iter().all(|(_, points)| *points > 5), "{points:?}");
 }
 
-/// What happens to a folder and its files.
+/// A change of a folder or its files.
 #[derive(Debug, Clone)]
 enum Step {
     Create(OsString, u64),
@@ -136,7 +136,7 @@ impl Step {
         }
     }
 
-    /// What a call that has returned did in the folder.
+    /// Returns the step that a call made in the folder, if the call has returned.
     fn of(call: &Call, folder: &Path) -> Option<Step> {
         let returned = call.returned.filter(|returned| *returned >= 0)?;
         let name = |argument| {

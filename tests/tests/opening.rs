@@ -1,4 +1,4 @@
-//! How gpufile's files are opened: by path and options, by descriptor, and by what the environment says.
+//! Tests of opening gpufile's files: by path and options, by descriptor, and by environment variables.
 
 use std::fs;
 use std::io;
@@ -155,7 +155,7 @@ fn without_libcufile_cufile_only_files_say_what_was_tried_and_others_work() {
     });
 }
 
-/// How many workers of engines this process has.
+/// Counts the workers of all engines in this process.
 fn workers() -> usize {
     let names = fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = names.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());

@@ -328,7 +328,8 @@ fn a_stream_that_fails_ends_its_transfers() {
     }
 }
 
-/// How a transfer ends whose stream has work before it, and behind which another one fails to be submitted.
+/// Checks how a transfer ends if its stream has work before it, and another transfer behind it fails to be
+/// submitted.
 fn beside_one_that_cannot_be_submitted(direction: Direction, fault: &str) {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();

@@ -881,7 +881,7 @@ fn one_stream_serves_many_threads() {
 
 #[test]
 fn a_function_called_by_the_stream_may_panic() {
-    /// What panics once more when it is dropped.
+    /// A payload that panics once more when it is dropped.
     struct Bomb;
 
     impl Drop for Bomb {

@@ -19,7 +19,7 @@ enum Memory {
 }
 
 impl Bounce {
-    /// What `O_DIRECT` asks of memory on any file system.
+    /// The alignment of memory, in bytes, that suffices for `O_DIRECT` on any file system.
     pub const ALIGNMENT: usize = 4096;
 
     /// A buffer for chunks of `chunk_bytes`, with room for the gaps and over-reads that alignment takes.
@@ -27,13 +27,13 @@ impl Bounce {
         Self { memory: Memory::None, len_bytes: Self::bytes_for(chunk_bytes) }
     }
 
-    /// How many bytes a buffer for chunks of `chunk_bytes` has.
+    /// Returns the size in bytes of a buffer for chunks of `chunk_bytes`.
     pub fn bytes_for(chunk_bytes: usize) -> usize {
         let with_gaps = chunk_bytes.saturating_add(chunk_bytes / 8);
         with_gaps.div_ceil(Self::ALIGNMENT).saturating_add(4).saturating_mul(Self::ALIGNMENT)
     }
 
-    /// How many of these there are beside the chunk's.
+    /// Returns the number of bytes that a buffer for chunks of `chunk_bytes` has beside the chunk.
     pub fn spare_bytes(chunk_bytes: usize) -> usize {
         Self::bytes_for(chunk_bytes) - chunk_bytes
     }
@@ -42,7 +42,7 @@ impl Bounce {
         self.len_bytes
     }
 
-    /// How many bytes were allocated so far.
+    /// Returns the number of bytes allocated so far.
     pub fn allocated_bytes(&self) -> usize {
         if matches!(self.memory, Memory::None) { 0 } else { self.len_bytes }
     }
@@ -50,7 +50,7 @@ impl Bounce {
     /// Makes sure that it is page-locked memory. Whichever GPU that was allocated for, all can use it.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// The error that CUDA returned.
     pub fn pin(&mut self, device: &Device) -> cufile::Result<()> {
         if !matches!(self.memory, Memory::Pinned(_)) {
             *self = Self { memory: Memory::None, ..*self };

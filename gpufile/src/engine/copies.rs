@@ -11,7 +11,7 @@ use super::sync::{Instant, sleep};
 /// refuse a copy that goes on behind the end of one, even if another begins there.
 #[derive(Default)]
 pub(crate) struct Copies {
-    /// Where the allocation begins that the last copy is in.
+    /// The address of the allocation that the last copy is in.
     last_base: usize,
     device: Vec<*mut u8>,
     host: Vec<*mut u8>,
@@ -94,7 +94,7 @@ pub(crate) fn wait_by_looking(event: &Event) -> cufile::Result<()> {
     Ok(())
 }
 
-/// How long one who has waited so long sleeps before it asks again, if at all.
+/// Returns how long a thread sleeps before it asks again, after having waited so long; `None` for no sleep.
 fn pause_after(waited: Duration) -> Option<Duration> {
     match waited.as_micros() {
         ..20 => None,

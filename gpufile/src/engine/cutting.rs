@@ -1,28 +1,29 @@
-//! How transfers are cut into chunks.
+//! The lengths of the chunks that transfers are cut into.
 
 use super::Engine;
 use crate::memory::Place;
 
-/// How a transfer is cut into chunks and handed out.
+/// The rules by which a transfer is cut into chunks and handed out.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Cutting {
     pub chunk_bytes: usize,
-    /// Whether the chunks at the beginning are shorter, each longer than the one before.
+    /// True if the chunks at the beginning are shorter, each longer than the one before.
     pub is_graded: bool,
-    /// How many chunks of the same call came before, in other jobs.
+    /// The number of chunks of the same call that came before, in other jobs.
     pub chunks_before: usize,
-    /// How long the last chunk is, which is then carried out when the others are done; 0 makes it like the others.
+    /// The length in bytes of the last chunk, which is carried out when the others are done; 0 makes it like
+    /// the others.
     pub last_bytes: usize,
-    /// Whether the chunks are carried out in order, one at a time.
+    /// True if the chunks are carried out in order, one at a time.
     pub serial: bool,
-    /// How many chunks are worked on at a time at most, if not as many as the workers take.
+    /// The most chunks that are in flight at a time; `None` for as many as the workers take.
     pub at_once: Option<usize>,
-    /// Whether the calling thread does all of it.
+    /// True if the calling thread does all of it.
     pub inline: bool,
 }
 
 impl Cutting {
-    /// How many bytes the chunk with this number has at most.
+    /// Returns the most bytes that the chunk with this number has.
     pub fn chunk_len(&self, chunk: usize) -> usize {
         const FIRST: usize = 256 << 10;
         const LONGER: usize = 64 << 10;
@@ -34,9 +35,9 @@ impl Cutting {
 }
 
 impl Engine {
-    /// How a transfer of so many bytes is cut: into chunks short enough that all workers have several, so that they end
-    /// together, and long enough to be worth a copy; and for a GPU at first shorter, each of another length, so that it has
-    /// something to copy soon, and does not get it all at once.
+    /// Chooses how to cut a transfer of so many bytes. Chunks are short enough that each worker has several,
+    /// so that all end together, and long enough to be worth a copy. For a GPU, the first chunks are shorter,
+    /// each of another length: the GPU soon has something to copy, and does not get it all at once.
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> Cutting {
         const SMALLEST: usize = 512 << 10;
         const TURNS: usize = 5;

@@ -21,7 +21,7 @@ impl Devices {
     }
 
     /// # Errors
-    /// Why there is no CUDA; tried again on the next call.
+    /// The reason why there is no CUDA. The next call tries again.
     pub fn cuda(&self) -> cufile::Result<&Cuda> {
         if let Some(cuda) = self.cuda.get() {
             return Ok(cuda);
@@ -38,7 +38,7 @@ impl Devices {
     /// The ordinal of the device that a buffer is on.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// The error that CUDA returned.
     pub fn of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<u32> {
         let context = buffer.context();
         {
@@ -56,7 +56,7 @@ impl Devices {
     /// The device with this ordinal, which [`of`](Self::of) gave.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// The error that CUDA returned.
     pub fn get(&self, ordinal: u32) -> cufile::Result<Device> {
         let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
         match seen.iter().find(|(_, device)| device.ordinal() == ordinal) {

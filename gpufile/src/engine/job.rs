@@ -11,13 +11,13 @@ use super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use super::transfer::Transfer;
 use crate::error::Cause;
 
-/// What ended a transfer before its last byte.
+/// The end of a transfer before its last byte.
 pub(crate) struct Stop {
     /// The number of the entry, as the caller gave it.
     pub entry: usize,
-    /// How many bytes of the entry had been transferred, without a gap.
+    /// The number of bytes of the entry that had been transferred, without a gap.
     pub done_bytes: usize,
-    /// What failed; `None` at the end of the file.
+    /// The failure; `None` at the end of the file.
     pub cause: Option<Cause>,
 }
 
@@ -28,7 +28,7 @@ impl Stop {
     }
 }
 
-/// How the chunks of a job are handed out.
+/// The rules by which the chunks of a job are handed out.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Handing {
     /// The chunks are carried out in order: one is out at a time, except that its worker may have the next one too.
@@ -39,7 +39,7 @@ pub(crate) struct Handing {
     pub at_once: Option<usize>,
 }
 
-/// What is to be done after a chunk was completed.
+/// The action that is due after a chunk was completed.
 #[must_use]
 pub(crate) enum After {
     Nothing,
@@ -68,15 +68,16 @@ struct Work {
 
 #[derive(Default)]
 struct State {
-    /// How often the job was set up. Who was told of an earlier use gets no chunks of this one.
+    /// The number of times that the job was set up. A worker that has the number of an earlier use gets no
+    /// chunks of this one.
     uses: u64,
-    /// How much memory the plan keeps.
+    /// The number of bytes of memory that the plan keeps.
     kept_bytes: usize,
     chunks: usize,
     next: usize,
     running: usize,
     handing: Handing,
-    /// What stopped the transfer, and in which chunk.
+    /// The chunk in which the transfer stopped, and what stopped it.
     stop: Option<(usize, Stop)>,
     waker: Option<Waker>,
 }
@@ -86,18 +87,18 @@ impl State {
         self.next == self.chunks && self.running == 0
     }
 
-    /// Whether as many chunks are out as may be.
+    /// Returns whether as many chunks are out as are allowed.
     fn is_full(&self) -> bool {
         let most = if self.handing.serial { Some(1) } else { self.handing.at_once };
         most.is_some_and(|most| self.running >= most)
     }
 
-    /// Whether only the last chunk is left, which waits for the others.
+    /// Returns whether only the last chunk is left, which waits for the others.
     fn last_is_left(&self) -> bool {
         self.handing.last_alone && self.next + 1 == self.chunks
     }
 
-    /// How many of the chunks may have been handed out by now.
+    /// Returns the number of chunks that may have been handed out by now.
     fn ready(&self) -> usize {
         let last_is_held_back = self.handing.last_alone && self.running > 0;
         self.chunks - usize::from(last_is_held_back)
@@ -186,7 +187,7 @@ impl Job {
         chunk
     }
 
-    /// Whether a chunk before this one stopped the transfer, so that nothing is to be done for this one any more.
+    /// Returns whether a chunk before this one stopped the transfer. Then nothing is to be done for this one.
     pub fn is_stopped_before(&self, chunk: usize) -> bool {
         self.state().stop.as_ref().is_some_and(|(first, _)| *first < chunk)
     }
@@ -271,7 +272,7 @@ impl Job {
         self.state().is_done()
     }
 
-    /// Whether the job is done; if not, `waker` will be woken.
+    /// Returns whether the job is done. If it is not, its end will wake `waker`.
     pub fn poll(&self, waker: &Waker) -> Poll<()> {
         // Wakers are foreign code, which is not called while the job is locked.
         let mut waker = Some(waker.clone());
@@ -284,7 +285,7 @@ impl Job {
         Poll::Pending
     }
 
-    /// What stopped the transfer, if not its end.
+    /// Takes the reason why the transfer stopped; `None` if it was carried out to its end.
     ///
     /// # Safety
     /// Only for the one who set the job up, when it is done.
@@ -307,7 +308,7 @@ pub(crate) struct IdleJobs(Mutex<Kept>);
 #[derive(Default)]
 struct Kept {
     jobs: Vec<Arc<Job>>,
-    /// How much memory their plans keep.
+    /// The number of bytes of memory that the jobs' plans keep.
     bytes: usize,
 }
 

@@ -60,8 +60,9 @@ impl Engine {
     /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
     ///
     /// # Safety
-    /// What the transfer refers to must stay until [`finish`](Self::finish) was called with the job, and its memory must
-    /// be as an [`IoBuf`](cufile::IoBuf) (for reads, [`IoBufMut`](cufile::IoBufMut)) promises that long.
+    /// Everything that the transfer refers to must stay until [`finish`](Self::finish) was called with the
+    /// job. Its memory must be as an [`IoBuf`](cufile::IoBuf) (for reads, [`IoBufMut`](cufile::IoBufMut))
+    /// promises that long.
     pub(crate) unsafe fn prepare(
         &self,
         transfer: &Transfer<'_>,

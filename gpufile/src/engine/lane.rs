@@ -37,7 +37,7 @@ struct Slot {
     /// Marks the end of the copies from or to the bounce buffer.
     copied: Option<Event>,
     pending: Option<Pending>,
-    /// What is to be written to files when the copies are done.
+    /// The writes to files that are due when the copies are done.
     writes: Vec<Write>,
 }
 
@@ -47,7 +47,8 @@ struct Pending {
     stop: ChunkStop,
 }
 
-/// How many bytes of a chunk were transferred and what failed, if not all were; see [`Job::complete`].
+/// The number of bytes of a chunk that were transferred and what failed, if not all were; see
+/// [`Job::complete`].
 type ChunkStop = Option<(usize, Option<Cause>)>;
 
 /// A range of a file whose bytes lie in a bounce buffer.
@@ -55,7 +56,7 @@ struct Write {
     file: *const OpenFile,
     offset: u64,
     bounce: Range<usize>,
-    /// How many bytes of the chunk come before.
+    /// The number of bytes of the chunk before this range.
     before_bytes: usize,
 }
 
@@ -65,7 +66,7 @@ impl Lane {
     }
 
     /// # Errors
-    /// What CUDA said.
+    /// The error that CUDA returned.
     pub fn on_device(device: &Device, bounces: [Bounce; 2]) -> cufile::Result<Self> {
         let place = Place::Device(device.ordinal());
         let events = [Some(device.event()?), Some(device.event()?)];
@@ -98,12 +99,12 @@ impl Lane {
         self.place
     }
 
-    /// Whether chunks were begun and not completed.
+    /// Returns whether chunks were begun and not completed.
     pub fn is_busy(&self) -> bool {
         self.slots.iter().any(|slot| slot.pending.is_some())
     }
 
-    /// How much memory the bounce buffers take.
+    /// Returns the number of bytes of memory that the bounce buffers take.
     pub fn bounce_bytes(&self) -> usize {
         self.slots.iter().map(|slot| slot.bounce.allocated_bytes()).sum()
     }
@@ -334,11 +335,11 @@ impl Lane {
     }
 }
 
-/// How a chunk was begun.
+/// The state of a chunk that was begun.
 enum Started {
-    /// It is completed.
+    /// The chunk is completed.
     Done(ChunkStop),
-    /// It will be when the copies are done.
+    /// The chunk will be completed when the copies are done.
     Copying(ChunkStop),
 }
 

@@ -14,9 +14,9 @@ use crate::memory::Place;
 pub(crate) struct Lanes {
     state: Mutex<State>,
     came_back: Condvar,
-    /// How many threads wait for a lane, for those who have one to look at without the lock.
+    /// The number of threads that wait for a lane, which those that have one read without the lock.
     waiting: AtomicUsize,
-    /// How many lanes may exist at once.
+    /// The number of lanes that may exist at once.
     limit: usize,
     bounce_bytes: usize,
     devices: Arc<Devices>,
@@ -46,7 +46,7 @@ impl Lanes {
         }
     }
 
-    /// How many lanes may exist at once.
+    /// Returns the number of lanes that may exist at once.
     pub fn limit(&self) -> usize {
         self.limit
     }
@@ -54,7 +54,7 @@ impl Lanes {
     /// Lends a lane; waits for one if there are as many as may be. Who has one must not ask for another.
     ///
     /// # Errors
-    /// Why none could be made.
+    /// The reason why no lane could be made.
     pub fn take(&self, place: Place) -> cufile::Result<Lane> {
         let mut state = self.in_turn();
         if let Some(lane) = state.take_of(place) {

@@ -56,8 +56,8 @@ use pool::Pool;
 use stager::Stager;
 use sync::on_worker;
 
-/// What files share: worker threads, bounce buffers, CUDA and the cuFile driver. Clones refer to the same engine;
-/// several engines may exist.
+/// The worker threads, bounce buffers, CUDA and cuFile driver that files share. Clones refer to the same
+/// engine; several engines may exist.
 ///
 /// Nothing is loaded, started or allocated before a transfer needs it: an engine costs nothing on a machine without
 /// CUDA. The threads end and all memory is freed when the last file and clone are gone.
@@ -81,7 +81,7 @@ struct Inner {
     stager: OnceLock<Option<Stager>>,
     idle_jobs: IdleJobs,
     settings: Settings,
-    /// Where it was made.
+    /// The process that made the engine.
     process: u32,
 }
 
@@ -106,7 +106,7 @@ impl Drop for Inner {
     }
 }
 
-/// How an engine is made; see [`Engine::builder`].
+/// The configuration of an engine to be made; see [`Engine::builder`].
 #[derive(Debug, Default)]
 #[must_use]
 pub struct EngineBuilder {
@@ -134,68 +134,72 @@ impl EngineBuilder {
         self
     }
 
-    /// How many workers share a transfer, from 1 to 1024. The calling thread waits meanwhile, but for transfers of host
-    /// memory, on which it works, too; alone, if there is to be 1. Fewer do where more would not be
-    /// faster: one writes a new file on a disk; and a disk gets four requests by `O_DIRECT` at a time for each of its
-    /// hardware queues, unless [`task_bytes`](Self::task_bytes) says how long they are.
+    /// Sets the number of workers that share a transfer, from 1 to 1024. The calling thread waits for them.
+    /// It works too if the memory is on the host, and works alone if the number is 1.
+    ///
+    /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
+    /// disk through the page cache. By `O_DIRECT`, a disk gets four requests at a time for each of its
+    /// hardware queues, unless [`task_bytes`](Self::task_bytes) sets their length.
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = threads.clamp(1, MOST_THREADS);
         self
     }
 
-    /// How large the parts are that a transfer is cut into, in bytes, and no larger than a bounce buffer where one is
-    /// needed. Without it, the engine chooses by the size of the transfer.
+    /// Sets the size in bytes of the parts that a transfer is cut into. For device memory, a part is no
+    /// larger than a bounce buffer. Without this setting, the engine chooses by the size of the transfer.
     pub fn task_bytes(mut self, task_bytes: usize) -> Self {
         self.settings.task_bytes = Some(task_bytes.max(1));
         self
     }
 
-    /// How large a bounce buffer is, in bytes; a multiple of 4096, at least as much, and 1 GiB at most. Each worker uses
-    /// two.
+    /// Sets the size of a bounce buffer in bytes, without the room that alignment takes. The engine rounds it
+    /// up to a multiple of 4096, and limits it to 1 GiB. Each worker uses two.
     pub fn bounce_buffer_bytes(mut self, bounce_buffer_bytes: usize) -> Self {
         self.settings.bounce_buffer_bytes = bounce_buffer_bytes;
         self
     }
 
-    /// How much memory all bounce buffers together take at most, in bytes, but for what two of them need. No more workers
-    /// are started than can have two each.
+    /// Sets the most memory in bytes that all bounce buffers take together. Two buffers are allowed even if
+    /// they need more. The engine starts no more workers than can have two buffers each.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self
     }
 
-    /// Smaller transfers of device memory do not go by cuFile, in bytes.
+    /// Sets the size in bytes below which transfers of device memory do not go by cuFile, unless the file
+    /// [requires cuFile](PathPolicy::RequireCufile).
     pub fn gds_threshold_bytes(mut self, gds_threshold_bytes: usize) -> Self {
         self.settings.gds_threshold_bytes = gds_threshold_bytes;
         self
     }
 
-    /// Whether device memory may or must go through cuFile, for files that do not say.
+    /// Sets whether device memory may or must go through cuFile, for files that do not set it.
     pub fn policy(mut self, policy: PathPolicy) -> Self {
         self.settings.path_policy = policy;
         self
     }
 
-    /// Whether reads use `O_DIRECT`, for files that do not say.
+    /// Sets whether reads use `O_DIRECT`, for files that do not set it.
     pub fn direct_read(mut self, direct: DirectIo) -> Self {
         self.settings.direct_read = direct;
         self
     }
 
-    /// Whether writes use `O_DIRECT`, for files that do not say.
+    /// Sets whether writes use `O_DIRECT`, for files that do not set it.
     pub fn direct_write(mut self, direct: DirectIo) -> Self {
         self.settings.direct_write = direct;
         self
     }
 
-    /// Whether reads by `O_DIRECT` may read more than was asked for, up to the next multiples of the file system's
-    /// alignment. Without, what is not aligned goes through the page cache.
+    /// Sets whether reads by `O_DIRECT` may read more than was asked for, up to the next multiples of the
+    /// file system's alignment. If not, unaligned ranges go through the page cache.
     pub fn overread(mut self, overread: bool) -> Self {
         self.settings.overread = overread;
         self
     }
 
-    /// Whether each block device has workers of its own, so that a slow one does not keep others waiting.
+    /// Sets whether each block device has its own workers, so that a slow device does not keep others
+    /// waiting.
     pub fn pool_per_block_device(mut self, pool_per_block_device: bool) -> Self {
         self.settings.pool_per_block_device = pool_per_block_device;
         self
@@ -231,15 +235,17 @@ impl Engine {
     /// [environment variables](Settings::from_env).
     ///
     /// # Panics
-    /// If one of them has a value that it cannot have; [`try_global`](Self::try_global) says so instead.
+    /// If environment variables cannot be followed; [`try_global`](Self::try_global) returns the error
+    /// instead.
     pub fn global() -> &'static Engine {
         Self::try_global().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Returns what [`global`](Self::global) does.
+    /// Returns the same engine as [`global`](Self::global).
     ///
     /// # Errors
-    /// Which environment variable has a value that it cannot have.
+    /// [`SettingsError`] if an environment variable has a value that is not valid, or if two variables for
+    /// one setting differ.
     pub fn try_global() -> Result<&'static Engine, &'static SettingsError> {
         GLOBAL.get_or_init(|| Ok(Engine::builder().settings(Settings::from_env()?).build())).as_ref()
     }
@@ -261,20 +267,20 @@ impl Engine {
         GLOBAL.set(Ok(engine)).map_err(|engine| engine.expect("it was handed over just now"))
     }
 
-    /// For an engine of one's own.
+    /// Returns a builder of a new engine.
     pub fn builder() -> EngineBuilder {
         EngineBuilder::default()
     }
 
-    /// What the engine works by.
+    /// Returns the configuration of the engine.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    /// The CUDA that device memory is copied with, loaded when first needed.
+    /// Returns the CUDA that device memory is copied with, loaded when first needed.
     ///
     /// # Errors
-    /// Why there is none; tried again on the next call.
+    /// The reason why there is no CUDA. The next call tries again.
     pub fn cuda(&self) -> cufile::Result<&Cuda> {
         self.0.devices.cuda()
     }
@@ -298,7 +304,7 @@ impl Engine {
             .map_err(String::as_str)
     }
 
-    /// Whether a driver was given or opened already.
+    /// Returns whether a driver was given or opened already.
     pub(crate) fn has_opened_driver(&self) -> bool {
         self.0.driver.get().is_some_and(Result::is_ok)
     }
@@ -324,7 +330,8 @@ impl Engine {
         }
     }
 
-    /// What carries on transfers that streams wait for; none if the operating system gives no threads.
+    /// Returns the stager, which carries on transfers that streams wait for; `None` if the operating system
+    /// gives no threads, and in a forked child.
     pub(crate) fn stager(&self) -> Option<&Stager> {
         if self.0.is_forked() {
             return None;

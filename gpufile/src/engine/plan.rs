@@ -1,4 +1,4 @@
-//! How a transfer is cut into chunks.
+//! The chunks of a transfer, and the order of its entries.
 //!
 //! All entries of a transfer, one after the other, count as one sequence of bytes, and a chunk is a stretch of it: a part
 //! of a large range, or many small ranges that share a bounce buffer. The order of the entries is chosen so that
@@ -33,7 +33,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Where a chunk begins: so many bytes into an entry, counted in the chosen order.
+/// The beginning of a chunk: so many bytes into an entry, counted in the chosen order.
 #[derive(Clone, Copy)]
 struct Cut {
     at: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Plan {
     keys: Vec<(usize, u64, u32)>,
 }
 
-/// Why a transfer cannot be carried out as it was asked for.
+/// The reason why a transfer cannot be carried out as it was asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The range with this number does not lie in the buffer, or not in the file as far as that can be.
@@ -81,7 +81,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether the caller's order was kept. Then each entry lies behind the one before in memory.
+    /// Returns whether the caller's order was kept. Then each entry lies behind the one before in memory.
     pub fn keeps_order(&self) -> bool {
         self.order.is_empty()
     }
@@ -90,7 +90,7 @@ impl Plan {
         self.cuts.len() - 1
     }
 
-    /// How much memory it keeps.
+    /// Returns the number of bytes of memory that the plan keeps.
     pub fn kept_bytes(&self) -> usize {
         size_of::<u32>() * self.order.capacity()
             + size_of::<Cut>() * self.cuts.capacity()
@@ -121,7 +121,7 @@ impl Plan {
             .filter(|segment| segment.len_bytes > 0)
     }
 
-    /// Where a chunk's memory lies, which is the same for all of it.
+    /// Returns the place of a chunk's memory, which is the same for all of it.
     pub fn place(&self, transfer: &Transfer<'_>, chunk: usize) -> Place {
         transfer.entries.memory(self.entry(self.cuts[chunk].at)).place
     }
@@ -218,7 +218,7 @@ impl Plan {
     }
 }
 
-/// Where chunks begin in ranges of one buffer. Ends early at a range that does not lie where it must.
+/// Finds where chunks begin in ranges of one buffer. Ends early at a range that does not lie where it must.
 fn cut_ranges(
     cuts: &mut Vec<Cut>,
     file: &OpenFile,
@@ -256,7 +256,7 @@ fn cut_ranges(
     joins
 }
 
-/// Where chunks begin in these segments. Of the joins, those are counted that the segments have in this order.
+/// Finds where chunks begin in these segments, and counts the joins that the segments have in this order.
 fn cut<'a>(
     cuts: &mut Vec<Cut>,
     segments: impl ExactSizeIterator<Item = (Segment<'a>, Place)>,
@@ -314,7 +314,7 @@ fn cut_within(
     room - (segment.len_bytes - skip_bytes)
 }
 
-/// How many entries continue where the one before them ended, and whether all follow each other.
+/// The number of entries that continue where the one before them ended, and whether all follow each other.
 struct Joins {
     file: usize,
     memory: usize,
@@ -323,8 +323,8 @@ struct Joins {
     memory_ascends: bool,
     /// Every entry lies where it must.
     in_range: bool,
-    /// Where the entry counted last ends in the file, where the last that is not empty ends in memory, and how long the
-    /// last is.
+    /// The end in the file of the entry counted last, the end in memory of the last entry that is not empty,
+    /// and the length in bytes of the entry counted last.
     file_end: u64,
     memory_end: usize,
     last_len_bytes: usize,

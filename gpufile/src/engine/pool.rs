@@ -156,7 +156,7 @@ impl Reports<'_> {
     }
 }
 
-/// What a worker does.
+/// Runs a worker: takes chunks from the queue until the queue is closed.
 fn work(queue: &Queue, lanes: &Lanes) {
     let mut reports = Reports { queue: Some(queue), wakers: Vec::new() };
     let mut lane: Option<Lane> = None;

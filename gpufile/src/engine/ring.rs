@@ -20,7 +20,7 @@ pub(crate) struct Ring {
     /// Words, then slots.
     start: *mut u8,
     slot_bytes: usize,
-    /// What `start` points into: pinned memory.
+    /// The pinned memory that `start` points into.
     _memory: Box<dyn Any>,
     /// The stream whose transfers use the ring, and how many do.
     stream: Mutex<(u32, usize)>,
@@ -33,7 +33,7 @@ unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
 
-/// Which slot is used next, and how often each was.
+/// The slot to be used next, and the number of uses of each.
 #[derive(Default)]
 pub(crate) struct Turns {
     next: usize,
@@ -85,7 +85,7 @@ impl Ring {
         }
     }
 
-    /// How many bytes a slot has: none if it is but a pair of words.
+    /// Returns the number of bytes in a slot: 0 if the ring has only words.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
@@ -120,12 +120,12 @@ impl Ring {
         self.word(word).store(number, Ordering::Release);
     }
 
-    /// Whether the stream is done with this use, or a later one.
+    /// Returns whether the stream is done with this use, or a later one.
     pub fn is_with_host(&self, turn: Turn) -> bool {
         self.has_come_to(self.to_host(turn))
     }
 
-    /// Whether the host is done with this use, or a later one.
+    /// Returns whether the host is done with this use, or a later one.
     pub fn is_with_stream(&self, turn: Turn) -> bool {
         self.has_come_to(self.to_stream(turn))
     }
@@ -181,7 +181,7 @@ struct Made {
 }
 
 impl Rings {
-    /// How much pinned memory all rings together take at most.
+    /// The most bytes of pinned memory that all rings take together.
     const LIMIT_BYTES: usize = 400 << 20;
 
     /// A ring for a transfer of so many bytes on this stream, to be [released](Ring::release) after it; `None` if no more

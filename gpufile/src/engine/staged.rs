@@ -23,7 +23,7 @@ use crate::memory::{Memory, Place};
 use crate::open_file::Outcome;
 use crate::write_plan::{Growth, WritePlan};
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,
@@ -48,10 +48,10 @@ unsafe impl Sync for Staged {}
 
 struct Part {
     turn: Turn,
-    /// Where the file's side finds the bytes: in the slot, or where the caller has them if that is host memory.
+    /// The memory that the file's side uses: the slot, or the caller's memory if the host can access that.
     host: Memory,
     range: [IoRange; 1],
-    /// How many bytes of the transfer come before.
+    /// The number of bytes of the transfer before this part.
     before_bytes: usize,
 }
 
@@ -60,9 +60,9 @@ struct Progress {
     /// The part to be started next.
     next: usize,
     running: usize,
-    /// What stopped the first part that did not come to its end, and its number.
+    /// The number of the first part that did not come to its end, and what stopped it.
     stop: Option<(usize, Stop)>,
-    /// When the stream came to it.
+    /// The time at which the stream reached the transfer.
     begun: Option<Instant>,
     /// Enough is submitted for the first part to be started: workers that wake up meanwhile slow the submitting down.
     is_submitted: bool,
@@ -109,7 +109,7 @@ impl Staged {
     /// Submits to the stream what it is to do; returns what marks the end of that.
     ///
     /// # Errors
-    /// What CUDA said; some may have been submitted.
+    /// The error that CUDA returned; some operations may have been submitted.
     pub fn submit(self: &Arc<Self>, stream: &Stream, active: &Arc<Active>) -> cufile::Result<Event> {
         /// So many parts are submitted before the host begins. A stream has room for a thousand calls or so, past which
         /// submitting waits for what was submitted before.

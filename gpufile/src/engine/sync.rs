@@ -1,6 +1,7 @@
-//! What threads meet in, and the time that they see, as the engine uses them: the standard library's.
+//! The synchronisation and the clock of the engine: the standard library's.
 //!
-//! `tests/engine_models` compiles the engine's files again, with a scheduler's in its place that tries many interleavings.
+//! `tests/engine_models` compiles the engine's files again with a scheduler's versions of these. That
+//! scheduler tries many interleavings.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +16,8 @@ thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is a worker of some engine: one that waited for workers could wait for itself.
+/// Returns whether the calling thread is a worker of some engine. A worker that waited for workers could wait
+/// for itself.
 pub(crate) fn on_worker() -> bool {
     IS_WORKER.get()
 }
@@ -56,7 +58,7 @@ pub(super) fn look_until(holds: impl Fn() -> bool) {
     }
 }
 
-/// Whether to look no longer, by the time that yielding took and the time so far.
+/// Returns whether to stop looking, from the time that yielding took and the time so far.
 fn is_vain(yielding: Duration, so_far: Duration) -> bool {
     // A thread that yields has the processor back sooner, unless another thread took it. That may be the very worker that
     // this one waits for, which would have to share the processor with it.

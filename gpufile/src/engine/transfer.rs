@@ -1,4 +1,4 @@
-//! What is to be transferred.
+//! Transfers: the ranges of files, and the memory that their bytes go to or come from.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use super::plan::Segment;
 /// A range of a file, and where in a buffer its bytes go or come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoRange {
-    /// Where the range starts in the file, in bytes.
+    /// The start of the range in the file, in bytes.
     pub file_offset: u64,
-    /// Where it starts in the buffer, in bytes.
+    /// The start of the range in the buffer, in bytes.
     pub buffer_offset: usize,
-    /// How long it is, in bytes.
+    /// The length of the range, in bytes.
     pub len_bytes: usize,
 }
 
 impl IoRange {
-    /// Whether it lies in a buffer of so many bytes, and ends no later than `file_limit`.
+    /// Returns whether the range lies in a buffer of so many bytes, and ends no later than `file_limit`.
     #[inline]
     pub(crate) fn lies_within(&self, buffer_bytes: usize, file_limit: u64) -> bool {
         let (buffer_end, buffer_wraps) = self.buffer_offset.overflowing_add(self.len_bytes);
@@ -101,8 +101,9 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Where the memory lies, as far as it matters for how transfers are cut: bounce buffers limit the parts of device
-    /// memory, and parts of host memory may as well be as short.
+    /// Returns the place of the memory, as far as it matters for how transfers are cut: a GPU if any of the
+    /// memory is on one. Bounce buffers limit the parts of device memory, and parts of host memory may as
+    /// well be as short.
     pub fn place(&self) -> Place {
         match self {
             Entries::Ranges { memory, .. } => memory.place,
@@ -124,7 +125,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Which way the bytes go, and by what on the file's side.
+/// The direction of the bytes, and how the file's side moves them.
 #[derive(Clone)]
 pub(crate) enum Side {
     /// From the file, by system calls or cuFile.
@@ -137,7 +138,7 @@ pub(crate) enum Side {
     WriteMapping(Arc<Mapping>),
 }
 
-/// What is to be transferred.
+/// A transfer: its direction and its entries.
 #[derive(Clone)]
 pub(crate) struct Transfer<'a> {
     pub side: Side,

@@ -8,18 +8,19 @@ use super::job::{Job, Stop};
 
 /// Jobs that are being carried out, which are waited for in any case.
 ///
-/// With each, `T` says what it is. `finished` is told that when the job is done, with what stopped it, and answers what
-/// that means for all of them together.
+/// The `T` of a job says what the job is. `finished` gets it when the job is done, with what stopped the job.
+/// Its answer is what that means for all jobs together.
 pub(crate) struct UnderWay<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> {
     engine: &'e Engine,
     finished: F,
     /// The oldest first.
     jobs: [Option<(T, Arc<Job>)>; MOST],
-    /// What stopped the first job that was stopped.
+    /// The reason why the first stopped job stopped.
     stop: Option<Stop>,
 }
 
-/// How many there are at most: enough for making them never to wait for one in practice.
+/// The most jobs that are in flight: enough that in practice the caller never waits for one before it makes
+/// the next.
 const MOST: usize = 32;
 
 impl<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> UnderWay<'e, T, F> {
@@ -32,7 +33,7 @@ impl<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> UnderWay<'e, T, F> {
         self.replace_oldest(Some((what, job)));
     }
 
-    /// Whether a job was stopped, as far as they were waited for.
+    /// Returns whether a job was stopped, among those that were waited for so far.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_some()
     }

@@ -6,9 +6,10 @@ use super::transfer::{Entries, Transfer};
 use super::under_way::UnderWay;
 use super::{Cutting, Engine, on_worker};
 
-/// How many ranges the first window has: few, so that workers begin soon. Each has twice as many as the one before.
+/// The number of ranges in the first window: few, so that workers begin soon. Each window has twice as many
+/// as the one before.
 const FIRST_WINDOW: usize = 1 << 10;
-/// How many ranges a window has at most: enough for some chunks.
+/// The most ranges in a window: enough for some chunks.
 const WINDOW: usize = 16 << 10;
 
 impl Engine {

@@ -1,11 +1,12 @@
-//! How much memory the page cache can have.
+//! The memory that the page cache can have.
 
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// How many bytes the kernel could give to the page cache, which what is cached already counts among: `MemAvailable`, and
-/// no more than the control groups of this process may have. 0 where the kernel does not tell.
+/// Returns the number of bytes that the kernel could give to the page cache, including what is cached
+/// already: `MemAvailable`, but no more than the control groups of this process may have. Returns 0 where the
+/// kernel does not tell.
 pub(super) fn available_bytes() -> u64 {
     static LIMIT: LazyLock<u64> = LazyLock::new(|| {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -15,7 +16,7 @@ pub(super) fn available_bytes() -> u64 {
     available(&meminfo).min(*LIMIT)
 }
 
-/// What `/proc/meminfo` says.
+/// Returns `MemAvailable` of `/proc/meminfo` in bytes, or 0 if it is missing.
 fn available(meminfo: &str) -> u64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());

@@ -88,7 +88,7 @@ pub(super) enum Sharing {
 impl Writer {
     /// For a range that is not empty.
     fn new(offset: u64, len_bytes: usize, sharing: Sharing) -> Self {
-        /// What libcufile reads and writes as a whole.
+        /// The size in bytes of the blocks that libcufile reads and writes as a whole.
         const BLOCK_BYTES: u64 = 4096;
         let last = offset.saturating_add(len_bytes as u64 - 1);
         Self { first: offset / BLOCK_BYTES, last: last / BLOCK_BYTES, sharing }

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::memory::Memory;
 use crate::path::{PathPolicy, Route, TransferPath};
 
-/// How device memory goes to and from a file.
+/// The way of device memory to and from a file.
 #[derive(Debug)]
 pub(crate) struct Way {
     route: Route,
@@ -21,7 +21,8 @@ pub(crate) struct Way {
 }
 
 impl OpenFile {
-    /// Which way device memory goes, and why no better one. Opens the cuFile driver if the answer needs it.
+    /// Returns the way that device memory takes, and why no better one. Opens the cuFile driver if the answer
+    /// needs it.
     pub fn route(&self) -> &Route {
         &self.way().route
     }
@@ -29,7 +30,7 @@ impl OpenFile {
     /// Registers the file with cuFile now.
     ///
     /// # Errors
-    /// Why that does not work.
+    /// The reason why that does not work.
     pub fn require_cufile(&self) -> Result<(), String> {
         let (route, handle) = self.register()?;
         let handle = handle.ok_or_else(|| route.to_string())?;
@@ -139,8 +140,8 @@ fn nothing_is_direct(engine: &Engine) -> bool {
     !engine.has_opened_driver() && !direct_is_thinkable()
 }
 
-/// Whether this machine has what either direct path needs, as far as that can be seen without the tenth of a second
-/// that opening the cuFile driver takes: the module nvidia-fs, or a GPU that offers its memory to other PCI devices.
+/// Returns whether this machine has what either direct path needs: the module nvidia-fs, or a GPU that offers
+/// its memory to other PCI devices. It does not open the cuFile driver, which takes a tenth of a second.
 ///
 /// The first answer holds for the process, because looking takes longer than opening and reading a small file.
 fn direct_is_thinkable() -> bool {

@@ -15,16 +15,18 @@ use crate::engine::Cutting;
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: fs::File,
-    /// What offsets, lengths and addresses must be multiples of: the larger of what `statx` says.
+    /// The number of bytes that offsets, lengths and addresses must be multiples of: the larger of the two
+    /// that `statx` returns, and at least 512.
     alignment: usize,
     /// Cleared when the file system refuses after all.
     works: AtomicBool,
-    /// How many requests the device is given at a time; `None` if nothing is known about it.
+    /// The number of requests that the device is given at a time; `None` if nothing is known about the
+    /// device.
     at_once: Option<usize>,
 }
 
 impl Direct {
-    /// How long the requests are that disks are fastest with.
+    /// The length in bytes of the requests that disks are fastest with.
     pub const CHUNK_BYTES: usize = 1 << 20;
 
     /// Opens the same file again; `None` where the file system offers no `O_DIRECT` for it, or demands an alignment that
@@ -42,7 +44,7 @@ impl Direct {
         Some(Self { file, alignment, works: AtomicBool::new(true), at_once })
     }
 
-    /// How a long transfer is cut.
+    /// Returns how to cut a long transfer.
     pub fn cutting(&self, cutting: Cutting) -> Cutting {
         let chunk_bytes = cutting.chunk_bytes.min(Self::CHUNK_BYTES);
         Cutting { chunk_bytes, is_graded: false, at_once: self.at_once, ..cutting }
@@ -57,12 +59,12 @@ impl Direct {
         position.next_multiple_of(self.alignment)
     }
 
-    /// Whether address, offset and length are all aligned.
+    /// Returns whether address, offset and length are all aligned.
     pub fn is_aligned(&self, address: *const u8, offset: u64, len_bytes: usize) -> bool {
         (address.addr() as u64 | offset | len_bytes as u64).is_multiple_of(self.alignment as u64)
     }
 
-    /// How many bytes lie between `offset` and the next aligned one.
+    /// Returns the number of bytes between `offset` and the next aligned one.
     pub fn until_aligned(&self, offset: u64) -> usize {
         (offset.next_multiple_of(self.alignment as u64) - offset) as usize
     }
@@ -78,9 +80,9 @@ impl Direct {
         (head, self.align(head + len_bytes))
     }
 
-    /// Where a range of the file comes to lie in a buffer that is aligned, behind its first `end` bytes, so that
-    /// [`read_enclosing`](Self::read_enclosing) can read it; `None` if there is not room enough for that, or for
-    /// `behind_bytes` more behind the range.
+    /// Returns where a range of the file is to lie in an aligned buffer, behind its first `end` bytes, so
+    /// that [`read_enclosing`](Self::read_enclosing) can read it. Returns `None` if there is not enough room
+    /// for that, or for `behind_bytes` more behind the range.
     pub fn place_for_read(
         &self,
         (end, room_bytes): (usize, usize),
@@ -98,8 +100,8 @@ impl Direct {
     /// Reads the smallest aligned range around another, so that the bytes of that come to lie at `target`. Returns how
     /// many of them were read: all, or fewer at the end of the file and where it fails.
     ///
-    /// What fails is read once more through the page cache: that says which byte it was, while here it may have been one
-    /// that nobody asked for.
+    /// The caller reads what failed once more, through the page cache. That read shows which byte failed;
+    /// here it may have been a byte that nobody asked for.
     ///
     /// # Safety
     /// The memory around `target` that the enclosing range takes must be aligned and valid for writes.
@@ -154,13 +156,13 @@ impl Direct {
     }
 }
 
-/// Whether the file system says that it cannot do this, rather than that it failed to.
+/// Returns whether the file system cannot do this at all, rather than failed to do it.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// How many queues the driver of a file's block device has; `None` where the file lies on no such device, or on one that
-/// stands for others (device mapper, RAID).
+/// Returns the number of queues that the driver of a file's block device has. Returns `None` if the file lies
+/// on no such device, or on one that stands for others (device mapper, RAID).
 fn hardware_queues(file: &fs::File) -> Option<usize> {
     let device = file.metadata().ok()?.dev();
     let entry = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));

@@ -14,9 +14,9 @@ use crate::page_cache::page_bytes;
 pub(crate) struct Mapping {
     ptr: *mut u8,
     len_bytes: usize,
-    /// Where in the file it begins.
+    /// The offset in bytes in the file at which the mapping begins.
     start: u64,
-    /// Whether pages stay mapped after they were written.
+    /// True if pages stay mapped after they were written.
     keeps_pages: bool,
 }
 
@@ -29,7 +29,7 @@ impl Mapping {
     /// Maps the first `len_bytes` of a file for [`read`](Self::read).
     ///
     /// # Errors
-    /// What `mmap` said.
+    /// The error of `mmap`.
     pub fn for_read(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
         Self::new(file, 0..len_bytes as u64, libc::PROT_READ)
     }
@@ -37,7 +37,7 @@ impl Mapping {
     /// Maps the first `len_bytes` of a file for [`write`](Self::write), again and again.
     ///
     /// # Errors
-    /// What the kernel said: the file must be open for reading and writing.
+    /// The error that the kernel returned. The file must be open for reading and writing.
     pub fn for_overwriting(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
         Self::new(file, 0..len_bytes as u64, libc::PROT_NONE)?.made_writable()
     }
@@ -46,7 +46,7 @@ impl Mapping {
     /// thread alone would take long in the end.
     ///
     /// # Errors
-    /// What the kernel said: the file must be open for reading and writing.
+    /// The error that the kernel returned. The file must be open for reading and writing.
     pub fn for_writing_once(file: &fs::File, range: Range<u64>) -> io::Result<Self> {
         let range = range.start - range.start % page_bytes()..range.end;
         let mut mapping = Self::new(file, range, libc::PROT_NONE)?.made_writable()?;
@@ -207,8 +207,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Whether the file is one whose owner may seal it (`memfd_create` with `MFD_ALLOW_SEALING`). While a writable mapping
-/// exists, it cannot be sealed against writes.
+/// Returns whether the file is one that its owner may seal (`memfd_create` with `MFD_ALLOW_SEALING`). While a
+/// writable mapping exists, the owner cannot seal it against writes.
 pub(super) fn may_be_sealed(file: &fs::File) -> bool {
     // SAFETY: takes integers.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };

@@ -1,4 +1,4 @@
-//! An open file as the engine sees it: by which of its ways bytes go between it and host memory or cuFile.
+//! An open file as the engine sees it, and the ways in which bytes go between it and host memory or cuFile.
 
 mod available;
 mod blocks;
@@ -33,7 +33,8 @@ use direct::Direct;
 use mapping::may_be_sealed;
 use posix::{read_full, write_full};
 
-/// How many bytes went, in order, and what failed; at the end of the file, fewer went and nothing failed.
+/// The number of bytes transferred, in order, and what failed. At the end of the file, fewer were transferred
+/// and nothing failed.
 pub(crate) type Outcome = (usize, Option<Cause>);
 
 /// Below this, a read is not worth an `O_DIRECT` request of its own, nor the question whether it is cached.
@@ -56,12 +57,14 @@ pub(crate) struct OpenFile {
     way: OnceLock<Way>,
     /// The same file with `O_DIRECT`, opened when first needed.
     direct: OnceLock<Option<Direct>>,
-    /// How long the file may be for its reads to fill the page cache, by the memory there was when one first could.
+    /// The length in bytes of the longest file whose reads may fill the page cache. It depends on the memory
+    /// that was available when a read first asked.
     most_cached_bytes: OnceLock<u64>,
     /// A mapping of all of a file of tmpfs for overwriting, made when first needed and anew when the file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
     inode: u64,
-    /// What is being written, by this and by others of the process that are the same file. Looked up by the first write.
+    /// The blocks that are being written, through this and other descriptors of the same file in the process.
+    /// Looked up by the first write.
     blocks: OnceLock<Arc<Blocks>>,
 }
 
@@ -76,7 +79,7 @@ impl OpenFile {
     /// Takes over a descriptor; if it has `O_DIRECT`, another without is opened in its stead.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The error that the operating system returned.
     pub fn new(
         path: PathBuf,
         file: fs::File,
@@ -105,7 +108,7 @@ impl OpenFile {
         })
     }
 
-    /// What a failed transfer of the file is reported as.
+    /// Returns the error that reports a failed transfer of the file.
     #[cold]
     pub fn transfer_error(
         &self,
@@ -208,7 +211,7 @@ impl OpenFile {
         }
     }
 
-    /// Where in a bounce buffer, behind its first `end` bytes, a range to be written must lie.
+    /// Returns where in a bounce buffer, behind its first `end` bytes, a range to be written must lie.
     pub fn place_for_write(&self, end: usize, offset: u64, len_bytes: usize, room_bytes: usize) -> usize {
         let Some(direct) = self.direct_for_write(len_bytes) else { return end };
         let (head, _) = direct.enclosing(offset, len_bytes);
@@ -290,8 +293,9 @@ impl OpenFile {
         (done, None)
     }
 
-    /// How a read is cut: in order if the kernel makes up the contents as they are read; if it is long, goes by `O_DIRECT`,
-    /// judged by a sample, and may be cut freely, as that is fastest.
+    /// Chooses how to cut a read. The chunks are read in order if the kernel makes up the contents as they
+    /// are read. A long read by `O_DIRECT` that may be cut freely gets the lengths that are fastest for
+    /// `O_DIRECT`; a sample of the range decides whether it takes that way.
     pub fn cutting_for_read(
         &self,
         cutting: Cutting,
@@ -313,14 +317,14 @@ impl OpenFile {
         cutting
     }
 
-    /// Whether it may have more contents than length, as files of procfs and debugfs have. To begin in the middle of
-    /// these, the kernel makes up all that comes before.
+    /// Returns whether the file may have more contents than length, as files of procfs and debugfs have. To
+    /// begin in the middle of such a file, the kernel makes up all that comes before.
     fn is_generated(&self) -> bool {
         self.storage == Storage::Other
             && self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
     }
 
-    /// Whether a read of so many bytes needs no thought about `O_DIRECT`.
+    /// Returns whether a read of so many bytes certainly goes through the page cache.
     pub fn is_buffered_read(&self, len_bytes: usize) -> bool {
         match self.direct_read {
             DirectIo::Always => false,
@@ -372,7 +376,8 @@ impl OpenFile {
         ((self.direct_read == DirectIo::Always || uncached()) && aligned()).then_some(direct)
     }
 
-    /// Whether there is memory enough to keep all of the file in the page cache, where the next one to read it finds it.
+    /// Returns whether there is enough memory to keep all of the file in the page cache, where the next
+    /// reader finds it.
     fn fits_page_cache(&self) -> bool {
         let most = self.most_cached_bytes.get_or_init(|| available::available_bytes() / 2);
         // What is no file, such as a disk, has no length.

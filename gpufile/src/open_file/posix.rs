@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// What one call of the kernel moves at most, on every Linux file system: 2 GiB less a page.
+/// The most bytes that one call of the kernel moves, on every Linux file system: 2 GiB less a page.
 const KERNEL_LIMIT: usize = 0x7fff_f000;
 
 /// Reads up to `len` bytes from `offset` to `target`; fewer only at the end of the file. On failure also says how many

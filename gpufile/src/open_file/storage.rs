@@ -1,4 +1,4 @@
-//! What kind of file system a file is on, as far as it decides how to write and read it.
+//! The kind of file system that a file is on, as far as it decides how to write and read the file.
 
 use std::fs;
 use std::io;
@@ -19,10 +19,10 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    /// The kind that an open file is on. Of a device, the file system has only the name.
+    /// Returns the kind that an open file is on. Of a device, the file system has only the name.
     ///
     /// # Errors
-    /// What `fstatfs` or `fcntl` said.
+    /// The error of `fstatfs` or `fcntl`.
     pub fn of(file: &fs::File, metadata: &fs::Metadata) -> io::Result<Self> {
         // SAFETY: zeros are valid, and the kernel fills them in.
         let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
@@ -45,7 +45,7 @@ impl Storage {
         }
     }
 
-    /// Whether reading what is not in the page cache costs more than a copy.
+    /// Returns whether reading what is not in the page cache costs more than a copy.
     pub fn has_slow_misses(self) -> bool {
         self != Storage::Tmpfs
     }

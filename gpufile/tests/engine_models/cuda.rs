@@ -1,4 +1,4 @@
-//! What stands for CUDA: each stream is a thread that does what was submitted to it.
+//! A stand-in for CUDA: each stream is a thread that does what was submitted to it.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -13,7 +13,7 @@ use crate::memory::Place;
 use crate::stand_ins::sync::{AtomicU32, Ordering};
 use crate::world::{self, Access, Fault, Kind};
 
-/// What CUDA says.
+/// The error that CUDA returns.
 #[derive(Debug)]
 pub struct Error;
 

@@ -223,7 +223,7 @@ mod plan {
 
     #[derive(Default)]
     pub struct Plan {
-        /// Where chunks begin, and the end.
+        /// The beginnings of the chunks, and the end.
         cuts: Vec<usize>,
     }
 

@@ -1,4 +1,4 @@
-//! What stands for files: their bytes are a pattern, and they note what was read and written.
+//! Stand-ins for files: their bytes are a pattern, and they note what was read and written.
 
 pub mod path {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub mod open_file {
         pub cutting: Cutting,
         /// The byte that cannot be read or written.
         pub bad: Option<usize>,
-        /// Where it ends.
+        /// The length of the file in bytes.
         pub len_bytes: usize,
         /// Bytes may be transferred more than once.
         pub may_repeat: bool,
@@ -144,7 +144,7 @@ pub mod open_file {
 
     #[derive(Default)]
     pub struct Seen {
-        /// What was transferred: the offset and how many bytes.
+        /// The offset and the number of bytes of each transfer.
         pub transferred: Vec<(usize, usize)>,
         is_writing: bool,
     }
@@ -170,7 +170,7 @@ pub mod open_file {
             }
         }
 
-        /// How much of a range can be transferred, and what fails then.
+        /// Returns how many bytes of a range can be transferred, and what fails then.
         fn possible(&self, offset: usize, len_bytes: usize) -> Outcome {
             match self.bad {
                 Some(bad) if (offset..offset + len_bytes).contains(&bad) => {

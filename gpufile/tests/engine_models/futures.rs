@@ -22,7 +22,7 @@ const CHUNK: usize = 8;
 /// Three chunks and a half.
 const LEN: usize = 28;
 
-/// Which way the bytes go, and how they are cut.
+/// The direction of a transfer, its memory, and how it is cut.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     place: Place,

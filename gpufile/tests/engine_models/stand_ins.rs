@@ -1,4 +1,5 @@
-//! What stands for the rest of the engine: transfers that note what happens to their chunks, and lanes without a GPU.
+//! Stand-ins for the rest of the engine: transfers that note what happens to their chunks, and lanes without
+//! a GPU.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -8,7 +9,8 @@ use crate::job::Job;
 use crate::memory::Place;
 use crate::pool::Reports;
 
-/// What threads meet in, and the time that they see: shuttle's, whose scheduler chooses at each step which of them goes on.
+/// The synchronisation and the clock of the models: shuttle's. Its scheduler chooses at each step which
+/// thread goes on.
 pub mod sync {
     use std::cell::Cell;
     use std::sync::atomic;
@@ -121,7 +123,7 @@ pub struct Seen {
     begun: BTreeSet<usize>,
     done: BTreeSet<usize>,
     out: usize,
-    /// How many were out at a time at most.
+    /// The most chunks that were out at a time.
     pub most_out: usize,
     is_writing: bool,
     is_submitted: bool,

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use shuttle::sync::atomic::{AtomicBool, Ordering};
 
-/// What fails, when it is its turn.
+/// The failures that a model can plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A call that submits to a stream fails, and submits nothing.
@@ -66,12 +66,12 @@ struct World {
     spare: Vec<Box<[u64]>>,
     uses: Vec<Use>,
     last_use: usize,
-    /// How many calls until each of them.
+    /// Each fault, and the number of calls until it.
     faults: Vec<(Fault, usize)>,
-    /// How many transfers have a job that refers to them.
+    /// The number of transfers that a job refers to.
     transfers: usize,
     streams: usize,
-    /// How many schedules came before.
+    /// The number of schedules before this one.
     schedules: usize,
     is_broken: bool,
 }
@@ -81,7 +81,8 @@ thread_local! {
     static WORLD: RefCell<World> = RefCell::default();
 }
 
-/// What a model found. A panic alone could be caught by the engine, where it calls wakers.
+/// Reports what a model found, and panics. A panic alone could be caught by the engine, where it calls
+/// wakers.
 fn broken(what: String) -> ! {
     WORLD.with_borrow_mut(|world| world.is_broken = true);
     panic!("{what}");
@@ -111,7 +112,7 @@ fn live_in(world: &World, kind: Kind) -> usize {
     world.allocations.iter().filter(|allocation| allocation.is_live && allocation.kind == kind).count()
 }
 
-/// How many allocations of a kind there are.
+/// Counts the live allocations of a kind.
 pub fn live(kind: Kind) -> usize {
     WORLD.with_borrow(|world| live_in(world, kind))
 }
@@ -126,7 +127,7 @@ pub fn heal() {
     WORLD.with_borrow_mut(|world| world.faults.clear());
 }
 
-/// Whether it is the turn of a fault.
+/// Returns whether a fault happens at this call, and counts the call.
 pub fn happens(fault: Fault) -> bool {
     WORLD.with_borrow_mut(|world| {
         let Some(at) = world.faults.iter().position(|(known, _)| *known == fault) else { return false };
@@ -236,7 +237,7 @@ pub fn pause() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
-/// What files hold: the same bytes nowhere else, nor in the schedules before.
+/// Returns the bytes that files hold. They occur nowhere else, nor in the schedules before.
 pub fn pattern(offset: usize, len_bytes: usize) -> &'static [u8] {
     const WORDS: usize = 1 << 20;
     const SCHEDULES: usize = 1 << 12;

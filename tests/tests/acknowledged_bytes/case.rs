@@ -28,16 +28,16 @@ pub struct Case<'a> {
     pub folder: &'a Path,
     pub plan: &'a Plan,
     pub seed: u64,
-    /// Whether writes may fail without a fault that was planned.
+    /// True if writes may fail without a fault that was planned.
     pub is_full: bool,
-    /// How long what is under way may take to end.
+    /// The time that transfers in flight may take to end.
     pub patience: Duration,
 }
 
-/// What came of it.
+/// The outcome of a case.
 #[derive(Default)]
 pub struct Outcome {
-    /// What should not have happened.
+    /// The events that should not have happened.
     pub problems: Vec<String>,
     pub counts: Counts,
     pub done: Vec<&'static str>,
@@ -46,7 +46,7 @@ pub struct Outcome {
     pub dropped: usize,
 }
 
-/// What runs, and since when.
+/// The case that runs, and the time when it began.
 static RUNNING: Mutex<Option<(Instant, String)>> = Mutex::new(None);
 
 /// Takes note of what runs from now on.

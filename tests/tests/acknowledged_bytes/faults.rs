@@ -86,7 +86,8 @@ const EMULATED: &[(&str, &[&str])] = &[
 const TOLD_OF_C: &[Function] = &[interpose::PWRITE, interpose::FSYNC, interpose::RENAME];
 const TOLD: &[&str] = &["cuFileRead", "cuFileWrite"];
 
-/// What the engine and the tests call where nothing can fail: they cannot go on without, or it has no result.
+/// The functions that the engine and the tests call where nothing can fail: the caller cannot go on without
+/// them, or they have no result.
 pub const SPARED: &[&str] = &[
     "cuDeviceGet",
     "cuDevicePrimaryCtxRelease_v2",
@@ -115,7 +116,7 @@ pub fn forgotten(emulator: &Emulator) -> Vec<&'static str> {
     names.filter(|name| !is_known(name) && emulator.calls(name) > 0).collect()
 }
 
-/// What may be left after a call of a function failed whose task it is to free something.
+/// The resources that may be left after a call failed whose task is to free something.
 pub const MAY_LEAVE: &[(&str, &[&str])] = &[
     ("cudaFree", &["allocations", "device-bytes"]),
     ("cudaFreeHost", &["allocations", "pinned-bytes"]),
@@ -191,8 +192,8 @@ impl Fault {
         Self { target: Target::C { function, effect }, skip, times }
     }
 
-    /// How often it struck, so that somebody must have been told: where there is no other way, and nothing is to be
-    /// called again.
+    /// Counts the strikes of the fault that must have been reported: those where the engine has no other way,
+    /// and need not call again.
     pub fn to_be_told(&self, calls: u64, is_direct: bool) -> u64 {
         // On a direct path cuFile writes in several steps. Where a later one fails, it says how many bytes it wrote, and the
         // engine writes the rest by another call.
@@ -238,7 +239,7 @@ impl fmt::Debug for Fault {
     }
 }
 
-/// How often each function was called, and in how many calls a fault struck.
+/// The number of calls of each function, and the number of calls in which a fault struck.
 #[derive(Debug, Default, Clone)]
 pub struct Counts(pub Vec<(&'static str, u64, u64)>);
 
@@ -251,7 +252,7 @@ impl Counts {
         Self(of_c.map(|(name, (calls, struck))| (*name, calls, struck)).chain(emulated).collect())
     }
 
-    /// What came since `before`, where these faults were planned.
+    /// Returns the counts since `before`, where these faults were planned.
     pub fn since(&self, before: &Self, faults: &[Fault]) -> Self {
         let mut counts = Vec::new();
         for (now, before) in self.0.iter().zip(&before.0) {
@@ -276,7 +277,8 @@ impl Counts {
         }
     }
 
-    /// How many strikes of these faults somebody must have been told of, if no two of them are of one function.
+    /// Counts the strikes of these faults that must have been reported, leaving out functions that several
+    /// faults strike.
     pub fn to_be_told(&self, faults: &[Fault], is_direct: bool) -> u64 {
         let calls =
             |fault: &Fault| self.0.iter().find(|one| one.0 == fault.function()).map_or(0, |one| one.1);

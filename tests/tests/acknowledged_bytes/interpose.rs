@@ -1,7 +1,7 @@
 //! The C library's functions that the engine calls, defined here so that the n-th call can fail.
 //!
-//! What this program defines is what its crates are linked to, and what the emulator's calls find as well. Each
-//! function calls the C library's own, which comes next in the dynamic loader's order.
+//! The functions that this program defines are what its crates are linked to, and what the emulator's calls
+//! find as well. Each function calls the C library's own, which comes next in the dynamic loader's order.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{ptr, thread};
 
-/// What happens in a call.
+/// The effect of a fault on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// It fails with this errno.
@@ -88,7 +88,8 @@ pub fn disarm() {
     planned().clear();
 }
 
-/// How often each function was called while armed, and in how many calls something happened, since the program began.
+/// Returns how often each function was called while armed, and in how many calls something happened, since
+/// the program began.
 pub fn counts() -> Vec<(u64, u64)> {
     let load = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
     CALLS.iter().zip(&STRUCK).map(|(calls, struck)| (load(calls), load(struck))).collect()

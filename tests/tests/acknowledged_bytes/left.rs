@@ -1,4 +1,4 @@
-//! What a case may not leave behind.
+//! Checks of what a case leaves behind.
 
 use std::fs;
 use std::path::Path;

@@ -58,7 +58,7 @@ fn say(text: &str) {
     io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
-/// What happened in many cases.
+/// The sum of the outcomes of many cases.
 #[derive(Default)]
 struct Sum {
     cases: u64,

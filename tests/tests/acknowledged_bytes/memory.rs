@@ -106,7 +106,7 @@ unsafe impl IoBufMut for Buffer {
     }
 }
 
-/// What is written, in memory of every kind.
+/// The bytes to be written, in memory of every kind.
 pub struct Noise {
     pub bytes: Vec<u8>,
     buffers: Vec<Buffer>,

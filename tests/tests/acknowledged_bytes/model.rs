@@ -13,12 +13,12 @@ pub struct Expected {
 #[derive(Debug, Clone)]
 struct Doubt {
     range: Range<usize>,
-    /// Where in the noise its first byte is.
+    /// The position of its first byte in the noise.
     noise: usize,
 }
 
 impl Doubt {
-    /// What of it lies in a range.
+    /// Returns the part of the doubt that lies in a range.
     fn part(&self, range: Range<usize>) -> Option<Self> {
         let part = self.range.start.max(range.start)..self.range.end.min(range.end);
         (part.start < part.end)
@@ -47,7 +47,7 @@ impl Expected {
         }
     }
 
-    /// What may be in a range.
+    /// Returns the bytes that a range may hold.
     pub fn part(&self, range: Range<usize>) -> Self {
         let within = |doubt: Doubt| Doubt {
             range: doubt.range.start - range.start..doubt.range.end - range.start,

@@ -15,7 +15,7 @@ const OUTSIDE: &str = "CUFILE_TEST_OUTSIDE";
 /// A file system, and how it is mounted.
 pub struct Kind {
     pub name: &'static str,
-    /// Whether it is so small that writes fail.
+    /// True if the file system is so small that writes fail.
     pub is_small: bool,
     mount: fn(&Path, &Path) -> Result<(), String>,
 }
@@ -41,7 +41,7 @@ fn namespace() -> PathBuf {
     fs::read_link("/proc/self/ns/mnt").unwrap_or_default()
 }
 
-/// Whether this process has mounts of its own; `None` in the one that began the test.
+/// Returns whether this process has mounts of its own; `None` in the process that began the test.
 pub fn is_inside() -> Option<bool> {
     env::var_os(OUTSIDE).map(|outside| namespace() != Path::new(&outside))
 }
@@ -98,7 +98,7 @@ pub struct Mounted {
 
 impl Mounted {
     /// # Errors
-    /// Why it cannot be mounted.
+    /// The reason why it cannot be mounted.
     pub fn new(kind: &Kind) -> Result<Self, String> {
         let text = |error: io::Error| error.to_string();
         // Nothing of this is for other namespaces.

@@ -10,24 +10,24 @@ const MIB: usize = 1 << 20;
 
 /// No transfer is longer.
 pub const LONGEST: usize = 18 * MIB;
-/// Where written bytes are taken from.
+/// The length in bytes of the noise that written bytes are taken from.
 pub const NOISE_BYTES: usize = LONGEST + 2 * MIB;
-/// What is written and read when all is over.
+/// The number of bytes that are written and read when all is over.
 pub const SPARE_BYTES: usize = 36 * 4096;
 
 /// All that happens in a case.
 #[derive(Debug)]
 pub struct Plan {
     pub engine: EnginePlan,
-    /// Whether cuFile has a direct path to file systems on disks. libcufile then writes whole blocks of 4 KiB, so that no
-    /// two threads may write to one.
+    /// True if cuFile has a direct path to file systems on disks. libcufile then writes whole blocks of 4
+    /// KiB, so that no two threads may write to one.
     pub gds: bool,
     pub files: Vec<FilePlan>,
     pub slots: Vec<Slot>,
     pub threads: Vec<ThreadPlan>,
-    /// Whether cuFile insists on the context of a buffer's GPU.
+    /// True if cuFile insists on the context of a buffer's GPU.
     pub require_context: bool,
-    /// Whether threads that open files use another engine than the others.
+    /// True if threads that open files use another engine than the others.
     pub other_engine: bool,
     /// While the threads work.
     pub faults: Vec<Fault>,
@@ -50,7 +50,7 @@ pub struct EnginePlan {
 pub struct FilePlan {
     /// So many bytes in the beginning are for nobody, until all is over.
     pub front_bytes: usize,
-    /// How many bytes it has in the beginning, of the noise from its start.
+    /// The length of the file in bytes in the beginning; they are those of the noise from its start.
     pub len_bytes: usize,
     pub policy: PathPolicy,
     pub direct_read: DirectIo,
@@ -68,7 +68,7 @@ pub struct Slot {
 
 #[derive(Debug, Default)]
 pub struct ThreadPlan {
-    /// Whether it opens the files itself, while faults strike.
+    /// True if the thread opens the files itself, while faults strike.
     pub opens: bool,
     pub ops: Vec<Op>,
 }
@@ -108,11 +108,11 @@ pub struct Piece {
     pub slot: usize,
     pub start: usize,
     pub len_bytes: usize,
-    /// What is written there, by its place in the noise.
+    /// The position in the noise of the bytes that are written there.
     pub noise: usize,
 }
 
-/// What becomes of a transfer that goes on by itself.
+/// The end of a transfer that goes on by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Waited,
@@ -271,7 +271,7 @@ impl Plan {
         plan
     }
 
-    /// Where the last slot of a file ends.
+    /// Returns the end in bytes of the last slot of a file.
     pub fn file_end(&self, file: usize) -> usize {
         let ends = self.slots.iter().filter(|slot| slot.file == file);
         ends.map(|slot| slot.start as usize + slot.len_bytes).max().unwrap_or(0)
@@ -305,7 +305,7 @@ impl EnginePlan {
     }
 }
 
-/// How long slots are.
+/// The range of lengths that slots have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lengths {
     Any,

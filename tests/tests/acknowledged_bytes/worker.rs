@@ -70,7 +70,7 @@ pub struct LoadedBack {
     pub possible: Vec<Vec<(usize, usize)>>,
 }
 
-/// What a thread comes back with.
+/// The results of a thread.
 #[derive(Default)]
 pub struct Report {
     pub slots: Vec<OwnSlot>,
@@ -90,7 +90,7 @@ pub struct Worker<'a> {
     pub options: &'a [OpenOptions],
     pub paths: &'a [PathBuf],
     pub files: Vec<Option<File>>,
-    /// How long files can become.
+    /// The lengths in bytes that files can reach.
     ends: &'a [u64],
     pub stream: Stream,
     /// For transfers that own theirs, in the order of the operations.
@@ -111,7 +111,7 @@ enum UnderWay {
     Stream(StreamIo<Buffer>),
 }
 
-/// What a worker needs to begin with.
+/// The inputs of a worker.
 pub struct Start<'a> {
     pub noise: &'a Noise,
     pub engine: &'a Engine,

@@ -1,11 +1,11 @@
-//! What may come of a fault.
+//! The outcomes that a fault may have.
 
 use std::error::Error as _;
 
 use super::Problem;
 use super::faults::{BATCH_ENTRY, Effect};
 
-/// What the emulator counts.
+/// The kinds of resources that the emulator counts.
 pub const KINDS: [&str; 14] = [
     "allocations",
     "device-bytes",
@@ -23,7 +23,7 @@ pub const KINDS: [&str; 14] = [
     "use-count",
 ];
 
-/// When the failure of a function need not be reported.
+/// The calls of a function whose failure need not be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Silence {
     /// In no call.
@@ -97,7 +97,7 @@ pub fn check_reports(function: &str, reported: usize, silent: usize) -> Result<(
 /// Memory of any kind, as the emulator counts it.
 const MEMORY: &[&str] = &["allocations", "device-bytes", "pinned-bytes", "reservations", "physical"];
 
-/// What a transfer uses that may still be under way.
+/// The resources of a transfer that may still be in flight.
 const TRANSFER: &[&str] = &[
     "allocations",
     "device-bytes",
@@ -135,7 +135,7 @@ pub fn may_be_left(function: &str, kind: &str) -> bool {
     LEFT.iter().any(|(name, kinds)| *name == function && kinds.contains(&kind))
 }
 
-/// Whether the outcome is right for the effect, or why not.
+/// Checks that the outcome is right for the effect.
 pub fn judge(
     scenario: &str,
     function: &str,
@@ -160,7 +160,7 @@ pub fn judge(
     }
 }
 
-/// Whether an error tells the function and the codes.
+/// Checks that an error names the function and the codes.
 fn names(function: &str, codes: &[i64], problem: &Problem) -> Result<(), String> {
     if let (Problem::Cufile(cufile::Error::NoDevice), "cuInit", [100]) = (problem, function, codes) {
         return Ok(());

@@ -7,13 +7,13 @@ use cufile_sys::{CUfileOpError, CUfileStatus_t};
 /// The emulator's name for the execution of one entry of a batch.
 pub const BATCH_ENTRY: &str = "batch-entry";
 
-/// What strikes a call, in the emulator's words.
+/// A fault that strikes a call, in the emulator's words, and the effect that it must have.
 pub struct Fault {
     pub settings: String,
     pub effect: Effect,
 }
 
-/// What must come of it.
+/// The effect that a fault must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// This code.
@@ -109,7 +109,7 @@ pub fn of(function: &str, len: usize) -> Vec<Fault> {
     faults
 }
 
-/// What a status of cuFile can say.
+/// Returns the faults that a status of cuFile can express.
 fn statuses() -> impl Iterator<Item = Fault> {
     let codes = cufile_codes().map(|code| fault(format!("err={code}"), Effect::Code(code)));
     let cuda = driver_codes().map(|code| fault(format!("cu={code}"), Effect::Cuda(code)));
@@ -117,7 +117,7 @@ fn statuses() -> impl Iterator<Item = Fault> {
     codes.chain(cuda).chain([fault("err=-5022", Effect::Code(5022))])
 }
 
-/// What the byte count of an operation that was queued can say.
+/// Returns the faults that the byte count of a queued operation can express.
 fn completions() -> impl Iterator<Item = Fault> {
     let numbers = ERRNOS.chain(cufile_codes());
     numbers.map(|number| {

@@ -32,12 +32,12 @@ use faults::{Effect, Fault};
 #[derive(Clone, Copy)]
 struct Scenario {
     name: &'static str,
-    /// Whether it is given an open driver.
+    /// True if the scenario gets an open driver.
     opened: bool,
     run: fn(&Stage) -> Result<(), Problem>,
 }
 
-/// Why a scenario did not do all that it should.
+/// The reason why a scenario did not do all that it should.
 #[derive(Debug)]
 enum Problem {
     Cufile(cufile::Error),
@@ -76,7 +76,7 @@ fn moved(wanted: usize, bytes: usize) -> Result<(), Problem> {
     if bytes == wanted { Ok(()) } else { Err(Problem::Short(bytes)) }
 }
 
-/// What scenarios run on.
+/// The emulator, the folder and the driver that scenarios run on.
 struct Stage {
     // Dropped in this order.
     opened: Option<Opened>,
@@ -115,7 +115,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// How many there are of everything that the emulator counts.
+    /// Returns the number of each kind of resource that the emulator counts.
     fn live(&self) -> BTreeMap<&'static str, i64> {
         expected::KINDS.iter().map(|kind| (*kind, self.emulator().live(kind))).collect()
     }
@@ -134,7 +134,7 @@ fn functions() -> impl Iterator<Item = &'static str> {
     tables.into_iter().flatten().map(|symbol| symbol.name).chain([faults::BATCH_ENTRY])
 }
 
-/// How often a scenario that nothing strikes calls each function.
+/// Counts how often a scenario that nothing strikes calls each function.
 fn calls_of(scenario: &Scenario) -> BTreeMap<&'static str, u64> {
     let stage = Stage::new(scenario.opened);
     let counts = || functions().map(|name| (name, stage.emulator().calls(name) as u64));
@@ -154,7 +154,7 @@ struct Case<'a> {
     fault: &'a Fault,
 }
 
-/// What becomes of a scenario in which nothing may take longer.
+/// The longest time that a scenario may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Case<'_> {
@@ -180,7 +180,8 @@ impl Case<'_> {
         Ok(outcome)
     }
 
-    /// Whether the fault was reported, if it struck; or why what came of it is wrong.
+    /// Returns whether the fault was reported, or `None` if it did not strike. Fails with the reason if its
+    /// outcome is wrong.
     fn check(&self, stage: &Arc<Stage>) -> Result<Option<bool>, String> {
         let emulator = stage.emulator();
         let (live, calls) = (stage.live(), emulator.calls(self.function));
@@ -228,12 +229,12 @@ impl std::fmt::Display for Case<'_> {
     }
 }
 
-/// What strikes one function in one scenario.
+/// The row of one function in one scenario.
 struct Row {
     scenario: Scenario,
     function: &'static str,
     calls: u64,
-    /// Whether this is the row where the function meets all its faults.
+    /// True if this is the row where the function meets all its faults.
     first: bool,
 }
 

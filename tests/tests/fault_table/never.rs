@@ -1,4 +1,4 @@
-//! What can be asked of a transfer that never ends, and what keeps living with it.
+//! Tests of what can be asked of a transfer that never ends, and of what keeps living with it.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};

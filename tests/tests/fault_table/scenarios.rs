@@ -248,7 +248,8 @@ fn registered_buffer(stage: &Stage) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What libcufile refuses is explained by questions to CUDA, whose failure hides nothing.
+/// Registers memory that libcufile refuses. Questions to CUDA explain the refusal, and their failure hides
+/// nothing.
 fn refused_registration(stage: &Stage) -> Result<(), Problem> {
     let bed = stage.bed();
     let mut buffer = bed.device.alloc(4096)?;

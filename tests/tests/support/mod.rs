@@ -1,4 +1,4 @@
-//! What tests of transfers in flight share.
+//! Helpers that the tests of transfers in flight share.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
@@ -36,7 +36,7 @@ impl Gate {
     }
 }
 
-/// What is known about a [`Tracked`] buffer from outside.
+/// The state of a [`Tracked`] buffer, as seen from outside.
 #[derive(Debug, Default)]
 pub struct Life {
     /// Set by the test when the transfer is over, or may be.

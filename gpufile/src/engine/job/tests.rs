@@ -40,7 +40,7 @@ fn with_job(chunks: usize, cutting: &Cutting, test: impl FnOnce(&Job, u64)) {
     set_up(&Job::default(), chunks * CHUNK, &Cutting { chunk_bytes: CHUNK, ..*cutting }, test);
 }
 
-/// What completing a chunk asked for, without the waker.
+/// The result of completing a chunk, without the waker.
 #[derive(Debug, PartialEq)]
 enum Then {
     Nothing,
@@ -62,7 +62,7 @@ fn complete(job: &Job, chunk: usize, stop: Option<usize>) -> Then {
     }
 }
 
-/// Which entry was stopped, and after how many bytes.
+/// The entry that was stopped, and the number of its bytes that were done.
 fn outcome(job: &Job) -> Option<(usize, usize)> {
     assert!(job.is_done());
     job.wait();

@@ -8,7 +8,7 @@ use super::*;
 use crate::path::PathPolicy;
 use crate::settings::DirectIo;
 
-/// Where the buffers of the tests lie. Nothing is read from there.
+/// The address of the tests' buffers. Nothing is read from there.
 const BASE: usize = 1 << 32;
 
 fn open() -> OpenFile {
