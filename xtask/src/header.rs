@@ -1,7 +1,6 @@
 //! What is read out of which header, and how: one bindgen run each.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Once;
 use std::{env, fs};
 
@@ -10,6 +9,7 @@ use bindgen::EnumVariation;
 use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ItemInfo, ParseCallbacks};
 
 use crate::packages::{CUDA_CRT, LIBCLANG};
+use crate::target::Target;
 
 /// A header and the part of it that is bound.
 pub struct Header {
@@ -104,12 +104,13 @@ pub const CUDA_DRIVER: Header = Header {
 
 impl Header {
     /// Runs bindgen on this header as found in `include_dirs` and returns its Rust text.
-    pub fn read(&self, include_dirs: &[PathBuf]) -> Result<String> {
+    pub fn read(&self, include_dirs: &[PathBuf], target: Target) -> Result<String> {
         provide_libclang()?;
         let mut builder = bindgen::Builder::default()
             .header_contents("bound.h", &format!("#include <{}>\n", self.file))
             .clang_args(include_dirs.iter().map(|dir| format!("-I{}", dir.display())))
-            .clang_arg(format!("-isystem{}", compiler_headers()?.display()))
+            .clang_arg(format!("--target={}", target.triple()))
+            .clang_arg(format!("-isystem{}", compiler_headers(target)?.display()))
             .use_core()
             .size_t_is_usize(true)
             .generate_comments(false)
@@ -166,8 +167,8 @@ fn anonymous(name: &str) -> Option<String> {
 }
 
 /// The folder with `crt/host_defines.h`, for headers of any CUDA version.
-pub fn crt_headers() -> Result<PathBuf> {
-    let crt = CUDA_CRT.folder_of("host_defines.h")?;
+pub fn crt_headers(target: Target) -> Result<PathBuf> {
+    let crt = CUDA_CRT.folder_of("host_defines.h", target)?;
     Ok(crt.parent().context("crt lies in an include folder")?.to_owned())
 }
 
@@ -175,7 +176,7 @@ pub fn crt_headers() -> Result<PathBuf> {
 fn provide_libclang() -> Result<()> {
     static SET: Once = Once::new();
     if env::var_os("LIBCLANG_PATH").is_none() {
-        let folder = LIBCLANG.folder_of("libclang.so")?;
+        let folder = LIBCLANG.folder_of("libclang.so", Target::host()?)?;
         // SAFETY: xtask is single-threaded until bindgen runs, and nothing else reads the environment.
         SET.call_once(|| unsafe { env::set_var("LIBCLANG_PATH", folder) });
     }
@@ -183,16 +184,10 @@ fn provide_libclang() -> Result<()> {
 }
 
 /// The C compiler's own headers (`stddef.h`), which a bare libclang lacks.
-fn compiler_headers() -> Result<PathBuf> {
-    let output =
-        c_compiler().arg("-print-file-name=include").output().context("cannot run the C compiler")?;
+fn compiler_headers(target: Target) -> Result<PathBuf> {
+    let mut compiler = target.c_compiler();
+    let output = compiler.arg("-print-file-name=include").output().context("cannot run the C compiler")?;
     let folder = PathBuf::from(String::from_utf8(output.stdout)?.trim());
     fs::metadata(folder.join("stddef.h")).with_context(|| format!("{} has no stddef.h", folder.display()))?;
     Ok(folder)
-}
-
-/// The C compiler that the `cc` crate would use for this host.
-pub fn c_compiler() -> Command {
-    let host = format!("{}-unknown-linux-gnu", env::consts::ARCH);
-    cc::Build::new().target(&host).host(&host).opt_level(0).cargo_metadata(false).get_compiler().to_command()
 }

@@ -15,6 +15,7 @@ mod public_api;
 mod regen;
 mod samples;
 mod since;
+mod target;
 
 use std::env;
 
@@ -33,8 +34,10 @@ usage: cargo xtask COMMAND
       and fails on any difference
 
   conformance
-      compare the bindings with the header of every supported libcufile and CUDA runtime through a C compiler,
-      then load each real library in a process of its own and check what needs no GPU; fails on any surprise
+      compare the bindings with the header of every supported libcufile and CUDA runtime through a C compiler, for
+      this host and, where aarch64-linux-gnu-gcc, qemu-aarch64 and Rust's target aarch64-unknown-linux-gnu are, for
+      aarch64, then load each of the host's real libraries in a process of its own and check what needs no GPU; fails
+      on any surprise
 
   samples [--emulator | --library PATH] [--dir DIR] [--bin-dir DIR] [NAME...]
       build the examples and run those whose names contain a NAME, or all, each with a time limit, on files made for

@@ -10,19 +10,25 @@ use crate::emit::Bound;
 use crate::header::{CUDA_DRIVER, CUDA_RUNTIME, CUFILE, crt_headers};
 use crate::packages::{CUDA_HEADER, CUFILE_HEADER, workspace};
 use crate::since;
+use crate::target::Target;
 
 /// Generates everything from the pinned headers, or from those in `include_dir`, which must hold all three.
 pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
+    let host = Target::host()?;
     let include_dirs = match include_dir {
         Some(dir) => vec![dir],
-        None => vec![CUFILE_HEADER.folder_of("cufile.h")?, CUDA_HEADER.folder_of("cuda.h")?, crt_headers()?],
+        None => vec![
+            CUFILE_HEADER.folder_of("cufile.h", host)?,
+            CUDA_HEADER.folder_of("cuda.h", host)?,
+            crt_headers(host)?,
+        ],
     };
     let from_cufile = format!("cufile.h of {} {}", CUFILE_HEADER.name, CUFILE_HEADER.version);
     let from_cuda = |file| format!("{file} of {} {}", CUDA_HEADER.name, CUDA_HEADER.version);
 
-    let cufile = Bound::parse(&CUFILE.read(&include_dirs)?)?;
-    let runtime = Bound::parse(&CUDA_RUNTIME.read(&include_dirs)?)?;
-    let driver = Bound::parse(&CUDA_DRIVER.read(&include_dirs)?)?;
+    let cufile = Bound::parse(&CUFILE.read(&include_dirs, host)?)?;
+    let runtime = Bound::parse(&CUDA_RUNTIME.read(&include_dirs, host)?)?;
+    let driver = Bound::parse(&CUDA_DRIVER.read(&include_dirs, host)?)?;
     let files = [
         (
             "cufile-sys/src/bindings.rs",

@@ -14,8 +14,9 @@ use quote::ToTokens;
 use syn::{File, Item};
 
 use super::surface::Surface;
-use crate::header::{Header, c_compiler};
+use crate::header::Header;
 use crate::packages::workspace;
+use crate::target::Target;
 
 /// What was measured, as text, by what it was measured of.
 pub type Facts = BTreeMap<String, String>;
@@ -24,6 +25,7 @@ pub type Facts = BTreeMap<String, String>;
 pub struct CHeader {
     file: &'static str,
     include_dirs: Vec<PathBuf>,
+    target: Target,
     /// Everything after preprocessing.
     text: String,
     /// Every macro, with its definition.
@@ -33,7 +35,7 @@ pub struct CHeader {
 }
 
 impl CHeader {
-    pub fn read(header: &Header, include_dirs: &[PathBuf]) -> Result<Self> {
+    pub fn read(header: &Header, include_dirs: &[PathBuf], target: Target) -> Result<Self> {
         let path = include_dirs.iter().map(|dir| dir.join(header.file)).find(|path| path.exists());
         let source = fs::read(path.with_context(|| format!("no {}", header.file))?)?;
         let source = String::from_utf8_lossy(&source);
@@ -41,6 +43,7 @@ impl CHeader {
         let mut c = Self {
             file: header.file,
             include_dirs: include_dirs.to_vec(),
+            target,
             text: String::new(),
             macros: BTreeMap::new(),
             own,
@@ -63,7 +66,7 @@ impl CHeader {
     }
 
     fn compiler(&self) -> Command {
-        let mut command = c_compiler();
+        let mut command = self.target.c_compiler();
         command.args(self.include_dirs.iter().map(|dir| format!("-I{}", dir.display())));
         command
     }
@@ -132,7 +135,7 @@ impl CHeader {
         let mut command = self.compiler();
         let output = command.args(["-std=gnu11", "-o"]).arg(&binary).arg(&source).output()?;
         ensure!(output.status.success(), failure(&command, &output));
-        facts(&mut Command::new(&binary))
+        facts(&mut self.target.program(&binary))
     }
 }
 
@@ -146,7 +149,11 @@ pub struct Module {
 
 /// Compiles our committed files, without the layout assertions that would hide which field is wrong, into a program
 /// that prints the same lines as the C programs.
-pub fn measure_ours(modules: &[Module], scratch: &Path) -> Result<BTreeMap<&'static str, Facts>> {
+pub fn measure_ours(
+    modules: &[Module],
+    scratch: &Path,
+    target: Target,
+) -> Result<BTreeMap<&'static str, Facts>> {
     let source = scratch.join("src");
     fs::create_dir_all(&source)?;
     let mut main = String::from(
@@ -199,13 +206,11 @@ pub fn measure_ours(modules: &[Module], scratch: &Path) -> Result<BTreeMap<&'sta
     // The same libc as the workspace's, and nothing to look up in a registry.
     fs::copy(workspace().join("Cargo.lock"), scratch.join("Cargo.lock"))?;
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = facts(
-        Command::new(cargo)
-            .args(["run", "--quiet", "--offline", "--manifest-path"])
-            .arg(scratch.join("Cargo.toml"))
-            .arg("--target-dir")
-            .arg(scratch.join("target")),
-    )?;
+    let mut command = Command::new(cargo);
+    command.args(["run", "--quiet", "--offline", "--manifest-path"]).arg(scratch.join("Cargo.toml"));
+    command.arg("--target-dir").arg(scratch.join("target"));
+    target.tell_cargo(&mut command);
+    let output = facts(&mut command)?;
     let mut ours = BTreeMap::new();
     for Module { name, .. } in modules {
         let prefix = format!("{name}|");

@@ -12,6 +12,7 @@ use super::Release;
 use crate::artifacts;
 use crate::limited::{self, Run};
 use crate::packages::Package;
+use crate::target::Target;
 
 /// Ample for checks that take milliseconds; one that runs into it hangs.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -50,15 +51,15 @@ pub fn cufile(program: Option<&Path>, library: &Path, release: Release, scratch:
 
 /// Every check of one libcudart, or none without a program.
 pub fn cudart(program: Option<&Path>, package: &Package, scratch: &Path) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let Some(program) = program else { return Ok(outcome) };
     let release = Release::parse(package.release());
     // The file name carries the major version, as its SONAME.
     let name = match release.major() {
         11 => "libcudart.so.11.0".to_owned(),
         major => format!("libcudart.so.{major}"),
     };
-    let library = package.folder_of(&name)?.join(name);
-    let mut outcome = Outcome::default();
-    let Some(program) = program else { return Ok(outcome) };
+    let library = package.folder_of(&name, Target::host()?)?.join(name);
     let version = release.number().to_string();
     let arguments = [OsStr::new("cudart"), library.as_os_str(), OsStr::new(&version)];
     outcome.run("cudart", Command::new(program).args(arguments), scratch)?;

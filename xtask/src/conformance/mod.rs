@@ -16,6 +16,7 @@ use syn::File;
 use crate::header::{self, Header, crt_headers};
 use crate::packages::{self, CUDA_HEADER, Package, target_folder, workspace};
 use crate::since;
+use crate::target::Target;
 use allowed::Ledger;
 use layout::{CHeader, Facts, Module, measure_ours};
 use surface::Surface;
@@ -78,79 +79,32 @@ impl Tally {
     }
 }
 
+impl Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { layouts, fields, constants, functions, checks } = self;
+        write!(
+            f,
+            "{layouts:>3} layouts, {fields:>3} fields, {constants:>3} constants, {functions:>2} functions; {checks:>3} checks"
+        )
+    }
+}
+
 struct Conformance {
     ledger: Ledger,
     failures: Vec<String>,
 }
 
 pub fn run() -> Result<()> {
-    let scratch = target_folder().join("conformance");
     let mut conformance = Conformance { ledger: Ledger::new(), failures: Vec::new() };
-    let [cufile, runtime, driver] = conformance.ours(&scratch.join("ours"))?;
-    let program = libraries::build();
-    if let Err(error) = &program {
-        // Bindings that do not compile are what the comparison explains best.
-        conformance.failures.push(format!("no real library was checked: {error:#}"));
+    for target in Target::ALL {
+        match target.missing() {
+            Some(missing) => println!("{} not compared: no {missing} here", target.arch()),
+            None => conformance.run(target)?,
+        }
     }
-
-    let cuda_include = CUDA_HEADER.folder_of("cuda.h")?;
-    let mut total = Tally::default();
-    let mut passed = [0, 0];
-    for package in packages::CUFILE {
-        let before = conformance.failures.len();
-        let release = Release::parse(package.release());
-        let include_dirs = [package.folder_of("cufile.h")?, cuda_include.clone(), crt_headers()?];
-        let scratch = scratch.join(format!("cufile-{}", package.version));
-        let mut tally = conformance.compare(&cufile, package, &include_dirs, &scratch)?;
-        let library = package.folder_of("libcufile.so.0")?.join("libcufile.so.0");
-        let real = libraries::cufile(program.as_deref().ok(), &library, release, &scratch)?;
-        tally.checks += real.checks;
-        conformance.fail(&format!("libcufile {}", package.version), real.failures);
-        println!(
-            "cuFile {:<10} {:>3} layouts, {:>3} fields, {:>3} constants, {:>2} functions; {:>3} checks; open fails {}",
-            package.version,
-            tally.layouts,
-            tally.fields,
-            tally.constants,
-            tally.functions,
-            tally.checks,
-            real.open.map_or("untried".to_owned(), |took| format!("in {took:.0?}"))
-        );
-        total.add(tally);
-        passed[0] += usize::from(program.is_ok() && conformance.failures.len() == before);
-    }
-    for package in packages::CUDA_RUNTIME {
-        let before = conformance.failures.len();
-        let include_dirs = [package.folder_of("cuda.h")?, crt_headers()?];
-        let scratch = scratch.join(format!("cuda-{}", package.version));
-        let mut tally = conformance.compare(&runtime, package, &include_dirs, &scratch.join("runtime"))?;
-        tally.add(conformance.compare(&driver, package, &include_dirs, &scratch.join("driver"))?);
-        let real = libraries::cudart(program.as_deref().ok(), package, &scratch)?;
-        tally.checks += real.checks;
-        conformance.fail(&format!("libcudart {}", package.version), real.failures);
-        println!(
-            "CUDA   {:<10} {:>3} layouts, {:>3} fields, {:>3} constants, {:>2} functions; {:>3} checks",
-            package.version, tally.layouts, tally.fields, tally.constants, tally.functions, tally.checks
-        );
-        total.add(tally);
-        passed[1] += usize::from(program.is_ok() && conformance.failures.len() == before);
-    }
-
     let stale = conformance.ledger.stale();
     conformance.failures.extend(stale);
-    println!(
-        "{} of {} libcufile versions, {} of {} CUDA versions: {} layouts with {} fields, {} constants, {} functions compared; {} checks; {} allowed differences",
-        passed[0],
-        packages::CUFILE.len(),
-        passed[1],
-        packages::CUDA_RUNTIME.len(),
-        total.layouts,
-        total.fields,
-        total.constants,
-        total.functions,
-        total.checks,
-        conformance.ledger.used()
-    );
+    println!("{} allowed differences", conformance.ledger.used());
     match conformance.failures.len() {
         0 => Ok(()),
         count => bail!("surprises, {count} in all:\n  {}", conformance.failures.join("\n  ")),
@@ -158,12 +112,69 @@ pub fn run() -> Result<()> {
 }
 
 impl Conformance {
+    /// Compares all modules with all headers of one target; if it is this host, checks the real libraries, too.
+    fn run(&mut self, target: Target) -> Result<()> {
+        let arch = target.arch();
+        let scratch = target_folder().join("conformance").join(arch);
+        let [cufile, runtime, driver] = self.ours(&scratch.join("ours"), target)?;
+        let program = if target.is_host() { libraries::build().map(Some) } else { Ok(None) };
+        let has_program = program.is_ok();
+        let program = program.unwrap_or_else(|error| {
+            // Bindings that do not compile are what the comparison explains best.
+            self.failures.push(format!("no real library was checked: {error:#}"));
+            None
+        });
+
+        let cuda_include = CUDA_HEADER.folder_of("cuda.h", target)?;
+        let crt_include = crt_headers(target)?;
+        let mut total = Tally::default();
+        let mut passed = [0, 0];
+        for package in packages::CUFILE {
+            let before = self.failures.len();
+            let release = Release::parse(package.release());
+            let include_dirs =
+                [package.folder_of("cufile.h", target)?, cuda_include.clone(), crt_include.clone()];
+            let scratch = scratch.join(format!("cufile-{}", package.version));
+            let mut tally = self.compare(&cufile, package, &include_dirs, &scratch, target)?;
+            let library = package.folder_of("libcufile.so.0", target)?.join("libcufile.so.0");
+            let real = libraries::cufile(program.as_deref(), &library, release, &scratch)?;
+            tally.checks += real.checks;
+            self.fail(&format!("libcufile {}", package.version), real.failures);
+            let open = real.open.map_or(String::new(), |took| format!("; open fails in {took:.0?}"));
+            println!("{arch}: cuFile {:<10} {tally}{open}", package.version);
+            total.add(tally);
+            passed[0] += usize::from(has_program && self.failures.len() == before);
+        }
+        for package in packages::CUDA_RUNTIME {
+            let before = self.failures.len();
+            let include_dirs = [package.folder_of("cuda.h", target)?, crt_include.clone()];
+            let scratch = scratch.join(format!("cuda-{}", package.version));
+            let mut tally =
+                self.compare(&runtime, package, &include_dirs, &scratch.join("runtime"), target)?;
+            tally.add(self.compare(&driver, package, &include_dirs, &scratch.join("driver"), target)?);
+            let real = libraries::cudart(program.as_deref(), package, &scratch)?;
+            tally.checks += real.checks;
+            self.fail(&format!("libcudart {}", package.version), real.failures);
+            println!("{arch}: CUDA   {:<10} {tally}", package.version);
+            total.add(tally);
+            passed[1] += usize::from(has_program && self.failures.len() == before);
+        }
+        println!(
+            "{arch}: {} of {} libcufile versions, {} of {} CUDA versions: {total}",
+            passed[0],
+            packages::CUFILE.len(),
+            passed[1],
+            packages::CUDA_RUNTIME.len(),
+        );
+        Ok(())
+    }
+
     fn fail(&mut self, what: &str, failures: impl IntoIterator<Item = String>) {
         self.failures.extend(failures.into_iter().map(|failure| format!("{what}: {failure}")));
     }
 
     /// Our side of all three modules.
-    fn ours(&mut self, scratch: &Path) -> Result<[Ours; 3]> {
+    fn ours(&mut self, scratch: &Path, target: Target) -> Result<[Ours; 3]> {
         let mut modules = [
             Module {
                 name: "cufile",
@@ -186,7 +197,7 @@ impl Conformance {
                 module.surface.read(&parse(file)?)?;
             }
         }
-        let mut measured = measure_ours(&modules, scratch)?;
+        let mut measured = measure_ours(&modules, scratch, target)?;
         let batch = surface::alias(&parse("cuda-rt-sys/src/runtime/mod.rs")?, "cudaMemcpyBatchAsync_v12080")?;
         let batch = ("cudaMemcpyBatchAsync", Release(12, 9), batch);
         let [cufile, runtime, driver] = &modules;
@@ -240,13 +251,15 @@ impl Conformance {
         package: &Package,
         include_dirs: &[PathBuf],
         scratch: &Path,
+        target: Target,
     ) -> Result<Tally> {
         let release = Release::parse(package.release());
-        let what = format!("{} of {} {}", ours.header.file, package.name, package.version);
+        let what =
+            format!("{} of {} {} for {}", ours.header.file, package.name, package.version, target.arch());
         let mut surface = Surface::default();
-        let bound = ours.header.read(include_dirs).with_context(|| what.clone())?;
+        let bound = ours.header.read(include_dirs, target).with_context(|| what.clone())?;
         surface.read(&syn::parse_str(&bound)?).with_context(|| what.clone())?;
-        let c = CHeader::read(ours.header, include_dirs)?;
+        let c = CHeader::read(ours.header, include_dirs, target)?;
         let macros: Vec<&str> =
             c.bound_macros(ours.header).filter(|name| !self.ledger.explains(ours.name, name)).collect();
         let mut theirs = c.measure(&surface, &macros, scratch).with_context(|| what.clone())?;

@@ -1,0 +1,102 @@
+//! The processors that the crates are for, each with a C compiler and a way to run what is compiled.
+
+use std::env;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::packages;
+
+/// A processor, with Linux and glibc.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    X86_64,
+    Aarch64,
+}
+
+impl Target {
+    pub const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
+
+    /// The one that this program runs on.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn host() -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|target| target.arch() == env::consts::ARCH);
+        found.with_context(|| format!("NVIDIA has no packages for {}", env::consts::ARCH))
+    }
+
+    /// As uname, Rust and wheels call it.
+    pub fn arch(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
+    pub fn triple(self) -> String {
+        format!("{}-unknown-linux-gnu", self.arch())
+    }
+
+    pub fn is_host(self) -> bool {
+        self.arch() == env::consts::ARCH
+    }
+
+    /// The C compiler that the `cc` crate would use.
+    pub fn c_compiler(self) -> Command {
+        let host = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+        let mut build = cc::Build::new();
+        build.target(&self.triple()).host(&host).opt_level(0).cargo_metadata(false);
+        build.get_compiler().to_command()
+    }
+
+    /// What runs its programs, if this host cannot: qemu, with the libraries of the C compiler.
+    fn emulator(self) -> Option<[String; 3]> {
+        let arch = self.arch();
+        (!self.is_host()).then(|| [format!("qemu-{arch}"), "-L".to_owned(), format!("/usr/{arch}-linux-gnu")])
+    }
+
+    /// A program of this target.
+    pub fn program(self, path: &Path) -> Command {
+        match self.emulator() {
+            None => Command::new(path),
+            Some([emulator, option, libraries]) => {
+                let mut command = Command::new(emulator);
+                command.args([option, libraries]).arg(path);
+                command
+            }
+        }
+    }
+
+    /// Has cargo build for this target, and run what it has built.
+    pub fn tell_cargo(self, command: &mut Command) {
+        let Some(emulator) = self.emulator() else { return };
+        let variable =
+            |what| format!("CARGO_TARGET_{}_{what}", self.triple().to_uppercase().replace('-', "_"));
+        command.env("CARGO_BUILD_TARGET", self.triple());
+        command.env(variable("LINKER"), self.c_compiler().get_program());
+        command.env(variable("RUNNER"), emulator.join(" "));
+    }
+
+    /// What is needed to compile and run for this target and cannot be found here.
+    pub fn missing(self) -> Option<String> {
+        let starts = |command: &mut Command| {
+            command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+        };
+        let [emulator, ..] = self.emulator()?;
+        let mut compiler = self.c_compiler();
+        if !starts(&mut compiler) {
+            return Some(compiler.get_program().to_string_lossy().into_owned());
+        }
+        if !starts(&mut Command::new(&emulator)) {
+            return Some(emulator);
+        }
+        let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+        rustc.current_dir(packages::workspace()).args(["--print=target-libdir", "--target", &self.triple()]);
+        let output = rustc.output().ok()?;
+        let folder = String::from_utf8(output.stdout).ok()?;
+        (!Path::new(folder.trim()).exists())
+            .then(|| format!("standard library of Rust for {}", self.triple()))
+    }
+}
