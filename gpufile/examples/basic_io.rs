@@ -68,7 +68,7 @@ fn finish(found: &[u8], expected: &[u8]) -> Result {
     Ok(())
 }
 
-/// What is to be read, by a plain read.
+/// Returns the expected bytes, by a plain read.
 fn beginning(path: &Path, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     fs::File::open(path)

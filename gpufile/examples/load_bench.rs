@@ -258,7 +258,7 @@ impl Drop for Removed {
     }
 }
 
-/// What was loaded, and where to.
+/// The loaded tensors, on the GPU or the host.
 enum Memory {
     Device(Loaded<DeviceBuffer>),
     Host(Loaded<Vec<u8>>),

@@ -39,15 +39,15 @@ use gpufile::{DirectIo, Engine, File, MappedFile, PathPolicy};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// What the file to be read was written with, and how long it is: nothing that anybody would align.
+/// The salt of the content of the file to be read, and its length in bytes: nothing that anybody would align.
 const READ_SALT: u64 = 1;
 const READ_LEN: u64 = 200_000_011;
-/// How much of the file that is written by all each actor has for itself, in bytes.
+/// The number of bytes that each actor has for itself in the file that all write.
 const REGION: u64 = 3_000_017;
 
 const USAGE: &str = "stress [--seconds N] [--seed N] [--threads N] [--actors N] [--posix] DIR [GPU]";
 
-/// What all actors share.
+/// The state that all actors share.
 struct Stage {
     device: Option<Device>,
     folder: PathBuf,
@@ -70,7 +70,7 @@ struct Scene {
     policies: Vec<PathPolicy>,
 }
 
-/// How many calls went which way, and how many bytes.
+/// The number of calls that went each way, and of their bytes.
 type Counts = BTreeMap<&'static str, (u64, u64)>;
 
 struct Arguments {

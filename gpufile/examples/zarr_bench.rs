@@ -42,7 +42,7 @@ const CASES: [Case; 3] = [
     Case { name: "zarr-256KiB", len_bytes: 1024 * MIB, chunk_bytes: 256 * KIB },
 ];
 
-/// How much less arrays have if this is only tried.
+/// The divisor of the arrays' lengths if this is only tried.
 const LESS: usize = 64;
 
 fn main() -> ExitCode {
@@ -118,7 +118,7 @@ fn measure(case: &Case, less: usize, path: &Path, arguments: &Arguments, device:
     Ok(())
 }
 
-/// Where an array was read to.
+/// The memory that an array was read to.
 enum Memory {
     Device(DeviceBuffer),
     Host(Vec<u8>),
@@ -133,7 +133,7 @@ impl Memory {
     }
 }
 
-/// How long something takes that must succeed.
+/// Measures the seconds that `work` takes, which must succeed.
 fn seconds(work: impl FnOnce() -> Result) -> Result<f64> {
     let start = Instant::now();
     work()?;

@@ -1,4 +1,4 @@
-//! What failed, on which file, and how far it had come.
+//! The errors of this crate: what failed, on which file, and after how many bytes.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub enum Error {
     Open {
         /// The file.
         path: PathBuf,
-        /// What the operating system or cuFile said.
+        /// The error that the operating system or cuFile returned.
         cause: Cause,
     },
     /// A transfer failed. The bytes before the failure, `bytes_done` from the start of the range, were transferred.
@@ -29,13 +29,13 @@ pub enum Error {
         operation: &'static str,
         /// The file.
         path: PathBuf,
-        /// Where in the file the range starts, in bytes.
+        /// The start of the range in the file, in bytes.
         offset: u64,
-        /// How long the range is.
+        /// The length of the range, in bytes.
         len_bytes: usize,
-        /// How many bytes of it were transferred.
+        /// The number of bytes of it that were transferred.
         bytes_done: usize,
-        /// What the operating system, CUDA or cuFile said.
+        /// The error that the operating system, CUDA or cuFile returned.
         cause: Cause,
     },
     /// One entry of several failed; others may have been transferred.
@@ -43,35 +43,35 @@ pub enum Error {
     Entry {
         /// Its number, from 0.
         entry: usize,
-        /// What happened to it.
+        /// The error of this entry.
         error: Box<Error>,
     },
     /// A call that is not about a transfer failed.
     #[error("cannot {operation} {path:?}: {cause}")]
     File {
-        /// What was attempted.
+        /// The operation that was attempted.
         operation: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error that the operating system returned.
         cause: Cause,
     },
     /// A call that is not about a file failed, such as [`Engine::cuda`](crate::Engine::cuda).
     #[error("{cause}")]
     Cufile {
-        /// What CUDA or cuFile said.
+        /// The error that CUDA or cuFile returned.
         cause: Cause,
     },
 }
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The operating system said so.
+    /// The operating system returned an error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// cuFile or CUDA said so.
+    /// cuFile or CUDA returned an error.
     #[error(transparent)]
     Cufile(Box<cufile::Error>),
     /// The call made no sense.
@@ -80,7 +80,7 @@ pub enum Cause {
     /// The file ended before the range did.
     #[error("the file ends at byte {at}")]
     EndOfFile {
-        /// Where the file ended, or the mapping of it.
+        /// The end of the file, or of the mapping of it, in bytes.
         at: u64,
     },
     /// cuFile was required and does not work for the file.
@@ -88,7 +88,7 @@ pub enum Cause {
     NoCufile(String),
 }
 
-/// What an errno means that says little by itself.
+/// Returns advice on an errno that says little by itself.
 fn advice(operation: &str, cause: &Cause) -> String {
     let Cause::Io(error) = cause else { return String::new() };
     match error.raw_os_error() {
@@ -99,7 +99,7 @@ fn advice(operation: &str, cause: &Cause) -> String {
 }
 
 impl Error {
-    /// How many bytes had been transferred, from the start of the range or entry.
+    /// Returns the number of bytes that had been transferred, from the start of the range or entry.
     pub fn bytes_done(&self) -> usize {
         match self {
             Error::Transfer { bytes_done, .. } => *bytes_done,

@@ -1,4 +1,4 @@
-//! How files are opened.
+//! The options for opening files.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use crate::open_file::OpenFile;
 use crate::path::PathPolicy;
 use crate::settings::DirectIo;
 
-/// How a file is opened. What is not said is as the engine's settings say.
+/// The options for opening a file. The engine's settings decide those that are not set.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct OpenOptions {
@@ -100,20 +100,20 @@ impl OpenOptions {
         self
     }
 
-    /// Whether device memory may or must go through cuFile.
+    /// Sets whether device memory may or must go through cuFile.
     pub fn policy(mut self, policy: PathPolicy) -> Self {
         self.policy = Some(policy);
         self
     }
 
-    /// Whether reads use `O_DIRECT`. Nothing need be aligned. By default only what is not cached, of files too long to be
-    /// kept in memory: see [`DirectIo::Auto`].
+    /// Sets whether reads use `O_DIRECT`. Nothing need be aligned. By default only reads of what is not cached do,
+    /// from files too long to be kept in memory: see [`DirectIo::Auto`].
     pub fn direct_read(mut self, direct: DirectIo) -> Self {
         self.direct_read = Some(direct);
         self
     }
 
-    /// Whether writes use `O_DIRECT`. Nothing need be aligned: the ends that are not go through the page cache.
+    /// Sets whether writes use `O_DIRECT`. Nothing need be aligned: the ends that are not go through the page cache.
     pub fn direct_write(mut self, direct: DirectIo) -> Self {
         self.direct_write = Some(direct);
         self
@@ -196,7 +196,7 @@ impl OpenOptions {
     }
 }
 
-/// Why files with `O_APPEND` are refused.
+/// Returns the reason why files with `O_APPEND` are refused.
 fn appending() -> Cause {
     Cause::Invalid("it has O_APPEND, and all writes here say where they go".to_owned())
 }

@@ -1,11 +1,11 @@
-//! What the kernel's page cache holds of a file, and how to empty and fill it.
+//! Queries of what the kernel's page cache holds of a file, and ways to empty and fill it.
 //!
-//! A read of cached pages is a copy in memory; any other waits for the storage, and may as well bypass the cache. So
-//! [`residency`] helps to choose between the two, [`drop`] makes the next read a cold one, for a measurement or because
-//! the pages will not be wanted again, and [`prefetch`] does the opposite.
+//! A read of cached pages is a copy in memory. Any other read waits for the storage, and may as well bypass the
+//! cache. [`residency`] helps to choose between the two. [`drop`] makes the next read a cold one, for a measurement
+//! or because the pages will not be wanted again. [`prefetch`] does the opposite.
 //!
-//! All three take any open regular file, and a range in bytes, of which what lies behind the end of the file does not
-//! count. They allocate nothing.
+//! All three take any open regular file, and a range in bytes. The part of the range behind the end of the file does
+//! not count. They allocate nothing.
 //!
 //! ```
 //! use gpufile::{File, page_cache};
@@ -30,23 +30,23 @@ use std::ptr;
 /// The same number on every architecture that CUDA runs on; libc does not name it on all of them.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// How much of a range the page cache holds, in pages of the system's page size. A page counts as a whole, however
-/// little of it the range covers.
+/// The share of a range that the page cache holds, in pages of the system's page size. A page counts as a whole,
+/// however little of it the range covers.
 ///
 /// # Staleness
-/// The kernel evicts, reads and writes back pages at any moment, so this is what was, not what is. It is good for
-/// choosing a way, never for relying on one.
+/// The kernel evicts, reads and writes back pages at any moment, so this is a past state. Use it to choose a way,
+/// never to rely on one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Residency {
     /// The pages of the range.
     pub pages: u64,
-    /// How many of them are cached. By `cachestat` these include pages that are only being read.
+    /// The number of cached pages. By `cachestat` these include pages that are only being read.
     pub cached: u64,
-    /// How many of the cached ones the storage has an older version of; `None` where the kernel does not tell. Always
-    /// 0 on tmpfs, whose pages have no storage.
+    /// The number of cached pages of which the storage has an older version; `None` where the kernel does not tell.
+    /// Always 0 on tmpfs, whose pages have no storage.
     pub dirty: Option<u64>,
-    /// How many are being written to the storage; `None` where the kernel does not tell.
+    /// The number of pages that are being written to the storage; `None` where the kernel does not tell.
     pub writeback: Option<u64>,
 }
 
@@ -56,22 +56,22 @@ impl Residency {
         if self.pages == 0 { 1.0 } else { self.cached as f64 / self.pages as f64 }
     }
 
-    /// Whether all pages are cached.
+    /// Returns whether all pages are cached.
     pub fn is_fully_cached(&self) -> bool {
         self.cached == self.pages
     }
 }
 
-/// How much of a range of the file is cached.
+/// Returns how much of a range of the file is cached.
 ///
-/// Asks `cachestat(2)`, in about a microsecond and two more for each MiB that is cached. Where that is missing (Linux
-/// before 6.5), filtered out, or blind (on overlayfs it sees no pages), maps the range piece by piece and asks
-/// `mincore(2)`, which takes some times as long, needs a descriptor open for reading, and does not count dirty pages.
+/// Asks `cachestat(2)`, in about a microsecond and two more for each MiB that is cached. That may be missing (Linux
+/// before 6.5), filtered out, or blind (on overlayfs it sees no pages). Then maps the range piece by piece and asks
+/// `mincore(2)`. This takes some times as long, needs a descriptor open for reading, and does not count dirty pages.
 ///
 /// # Errors
-/// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file, and
-/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel keeps the answer from this process: it may be
-/// told only to those who own the file or may write it.
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file.
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel keeps the answer from this process. It may
+/// tell only processes that own the file or may write it.
 pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
@@ -159,8 +159,8 @@ fn status(fd: BorrowedFd<'_>) -> io::Result<libc::stat> {
     Ok(unsafe { status.assume_init() })
 }
 
-/// Whether cachestat left the question open. Some sandboxes refuse system calls that they do not know with EPERM; where
-/// it is meant, mincore's answer is no other.
+/// Returns whether cachestat left the question open. Some sandboxes refuse system calls that they do not know with
+/// EPERM. Where the kernel means it, mincore's answer is no other.
 fn is_no_answer(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EPERM))
 }
@@ -183,7 +183,7 @@ pub(crate) fn page_bytes() -> u64 {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// How many pages a range that is not empty touches.
+/// Returns the number of pages that a range touches, which is not empty.
 fn pages(range: &Range<u64>) -> u64 {
     range.end.div_ceil(page_bytes()) - range.start / page_bytes()
 }
@@ -240,8 +240,8 @@ fn in_core(fd: BorrowedFd<'_>, at: u64, vector: &mut [u8]) -> io::Result<()> {
     result
 }
 
-/// Whether mincore tells this process the truth. To those who neither own the file nor may write it, the kernel says
-/// that every page is cached.
+/// Returns whether mincore tells this process the truth. To processes that neither own the file nor may write it, the
+/// kernel says that every page is cached.
 fn may_observe(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: takes nothing.
     if status(fd)?.st_uid == unsafe { libc::geteuid() } {
@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    /// Whether the file system is one that lets clean pages go: ext2 to 4, XFS, Btrfs, overlayfs on such.
+    /// Returns whether the file system is one that lets clean pages go: ext2 to 4, XFS, Btrfs, overlayfs on such.
     fn can_drop(file: &File) -> bool {
         [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630].contains(&file_system_type(file.as_fd()).unwrap())
     }

@@ -1,4 +1,4 @@
-//! What an engine can be set to, and the environment variables that set it.
+//! The settings of an engine, and the environment variables that set them.
 
 use std::ffi::OsString;
 use std::{env, thread};
@@ -7,14 +7,15 @@ use crate::bytes::parse_bytes;
 use crate::engine::Bounce;
 use crate::path::PathPolicy;
 
-/// Whether transfers through host memory bypass the page cache (`O_DIRECT`). What they read and write is the same
-/// either way.
+/// The use of `O_DIRECT`, by which transfers through host memory bypass the page cache. It does not change what they
+/// read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DirectIo {
-    /// Reads bypass the page cache where it has nothing of the range, and the file is longer than half of the memory that is
-    /// available (`MemAvailable`, and the limits of the process's control groups). A shorter file fills the cache, so that
-    /// whoever reads it next, as after a restart, has it from memory. Writes go through the page cache.
+    /// Reads bypass the page cache if it has nothing of the range, and the file is longer than half of the available
+    /// memory. That memory is `MemAvailable`, and the limits of the process's control groups. A shorter file fills
+    /// the cache, so that its next reader, for example after a restart, has it from memory. Writes go through the
+    /// page cache.
     #[default]
     Auto,
     /// Never: everything goes through the page cache.
@@ -23,8 +24,8 @@ pub enum DirectIo {
     Always,
 }
 
-/// What an [`Engine`](crate::Engine) works by. [`Default`] is good for most machines; the process's default engine
-/// takes [`from_env`](Self::from_env).
+/// The configuration of an [`Engine`](crate::Engine). [`Default`] is good for most machines; the process's default
+/// engine takes [`from_env`](Self::from_env).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub(crate) threads: usize,
@@ -97,28 +98,28 @@ impl Settings {
         Ok(settings)
     }
 
-    /// How many threads a transfer of many pieces is spread over. By default one for each processor, and 16 at most:
-    /// more add little on one GPU's link. From 1 to 1024.
+    /// Returns the number of threads that a transfer of many pieces is spread over, from 1 to 1024. By default one
+    /// for each processor, and 16 at most: more add little on one GPU's link.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// How many bytes a piece has that one thread transfers; `None`, the default, where each transfer chooses by its
-    /// length.
+    /// Returns the number of bytes of a piece that one thread transfers. With `None`, the default, each transfer
+    /// chooses by its length.
     pub fn task_bytes(&self) -> Option<usize> {
         self.task_bytes
     }
 
-    /// How many bytes each pinned bounce buffer is for, 1 GiB at most; it has an eighth more, and 16 KiB, to align them
-    /// in. By default 4 MiB: enough that neither a read nor a copy to the GPU is bound by its start, and little to wait
-    /// for before the first copy.
+    /// Returns the number of bytes that each pinned bounce buffer is for, 1 GiB at most. The buffer has an eighth
+    /// more, and 16 KiB, to align them in. The default is 4 MiB. That is enough that neither a read nor a copy to the
+    /// GPU is bound by its start, and little to wait for before the first copy.
     pub fn bounce_buffer_bytes(&self) -> usize {
         self.bounce_buffer_bytes
     }
 
-    /// How many bytes all bounce buffers may have together; a transfer that needs more waits. By default enough for
-    /// each thread to have its two on two GPUs. GPUs that are used in turn take each other's buffers when these are as many
-    /// as may be. Never less than two buffers, which a transfer needs.
+    /// Returns the most bytes that all bounce buffers may have together; a transfer that needs more waits. By default
+    /// enough for each thread to have its two on two GPUs. GPUs that are used in turn take each other's buffers once
+    /// the limit is reached. Never less than two buffers, which a transfer needs.
     pub fn bounce_memory_bytes(&self) -> usize {
         let pair = Bounce::bytes_for(self.bounce_buffer_bytes).saturating_mul(2);
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);
@@ -131,30 +132,30 @@ impl Settings {
         self.gds_threshold_bytes
     }
 
-    /// Whether files may or must go through cuFile, where their [`OpenOptions`](crate::OpenOptions) do not say. By
-    /// default they may.
+    /// Returns whether files may or must go through cuFile, where their [`OpenOptions`](crate::OpenOptions) do not
+    /// say. By default they may.
     pub fn path_policy(&self) -> PathPolicy {
         self.path_policy
     }
 
-    /// Whether reads bypass the page cache. By default [`Auto`](DirectIo::Auto).
+    /// Returns whether reads bypass the page cache. By default [`Auto`](DirectIo::Auto).
     pub fn direct_read(&self) -> DirectIo {
         self.direct_read
     }
 
-    /// Whether writes bypass the page cache. By default [`Auto`](DirectIo::Auto).
+    /// Returns whether writes bypass the page cache. By default [`Auto`](DirectIo::Auto).
     pub fn direct_write(&self) -> DirectIo {
         self.direct_write
     }
 
-    /// Whether direct reads take the whole blocks in which an unaligned range begins and ends. By default so; otherwise
-    /// ranges that are not aligned are read through the page cache.
+    /// Returns whether direct reads take the whole blocks in which an unaligned range begins and ends. By default
+    /// true; otherwise ranges that are not aligned are read through the page cache.
     pub fn overread(&self) -> bool {
         self.overread
     }
 
-    /// Whether each block device has [`threads`](Self::threads) of its own, so that a slow one does not keep others
-    /// waiting. By default not.
+    /// Returns whether each block device has [`threads`](Self::threads) of its own, so that a slow one does not keep
+    /// others waiting. By default false.
     pub fn pool_per_block_device(&self) -> bool {
         self.pool_per_block_device
     }
@@ -171,7 +172,7 @@ pub enum SettingsError {
         variable: &'static str,
         /// Its value.
         value: OsString,
-        /// What it may be.
+        /// The values that are accepted.
         accepted: &'static str,
     },
     /// Two variables for the same setting differ.
@@ -191,7 +192,7 @@ pub enum SettingsError {
 struct Variable {
     /// Decides if it is set.
     name: &'static str,
-    /// What users of KvikIO set already; they must agree.
+    /// The variables that users of KvikIO set already; they must agree.
     kvikio: &'static [&'static str],
     accepted: &'static str,
     /// Gives nothing for a value that is not accepted.

@@ -1,4 +1,4 @@
-//! What cargo builds, and where it puts it.
+//! The executables and libraries that cargo builds, and their paths.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

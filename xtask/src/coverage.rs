@@ -106,7 +106,7 @@ fn rows(file: &str) -> Result<BTreeMap<String, Vec<String>>> {
     Ok(rows)
 }
 
-/// What stands between backquotes: `cuFileDriverClose_v2` of "`cuFileDriverClose` (`_v2`)".
+/// Returns the text between backquotes: `cuFileDriverClose_v2` of "`cuFileDriverClose` (`_v2`)".
 fn code(cell: &str) -> String {
     cell.split('`').skip(1).step_by(2).collect()
 }
@@ -121,7 +121,7 @@ fn sources(folder: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Whether `source` takes `function` out of a table of functions.
+/// Returns whether `source` takes `function` out of a table of functions.
 fn is_called(source: &str, function: &str) -> bool {
     let field = format!(".{function}");
     let whole = |(at, _): (usize, &str)| source[at + field.len()..].starts_with(['(', ')', '?']);
@@ -148,7 +148,8 @@ impl Tests {
         })
     }
 
-    /// What `test`, a `file::name`, calls when it runs alone. It runs once, for all functions that it is the test of.
+    /// Returns the functions that `test`, a `file::name`, calls when it runs alone. It runs once, for all functions
+    /// that it is the test of.
     fn calls(&mut self, test: &str) -> &Result<BTreeSet<String>, String> {
         if !self.calls.contains_key(test) {
             let calls = self.run(test).map_err(|error| format!("{error:#}"));

@@ -1,4 +1,4 @@
-//! What is read out of which header, and how: one bindgen run each.
+//! The headers, and the parts that are read out of each: one bindgen run each.
 
 use std::path::PathBuf;
 use std::sync::Once;

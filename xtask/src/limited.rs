@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// What a program came to.
+/// The outcome of a program.
 pub struct Run {
     /// `None` if it was killed at the limit.
     pub status: Option<ExitStatus>,

@@ -49,7 +49,7 @@ impl Options {
 /// The package of the tests across crates.
 const TESTS: &str = "cufile-tests";
 
-/// What became of mutants.
+/// The mutants by outcome.
 #[derive(Default)]
 struct Outcomes {
     caught: Vec<String>,

@@ -40,8 +40,8 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
     rows.map(|at| lines[at].trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// What a cell names and its files lack, linked to from a folder. Each name belongs to the link before it; those before
-/// the first are anyone's.
+/// Returns the names in a cell that its files lack, whose links are relative to a folder. Each name belongs to the
+/// link before it. Names before the first link are not checked.
 fn missing(folder: &str, cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<String> {
     let (mut file, mut missing) = (None, Vec::new());
     for part in parts(cell) {

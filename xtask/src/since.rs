@@ -1,4 +1,4 @@
-//! Which library version brought each function: the one table that a new function adds a line to.
+//! The library version that brought each function: the one table that a new function adds a line to.
 //!
 //! A function not listed is in every supported version, so its symbol is required; a listed one is an `Option`.
 //! `cargo xtask conformance` compares these versions with the headers and the real libraries.

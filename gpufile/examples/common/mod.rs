@@ -1,4 +1,5 @@
-//! What the examples share and what is not gpufile: arguments, random bytes, comparisons, and what counts as success.
+//! Parts that the examples share and that are not gpufile: arguments, random bytes, comparisons, and what counts as
+//! success.
 
 #![allow(dead_code, reason = "each example uses a part of it")]
 
@@ -57,7 +58,7 @@ impl Arguments {
         Ok(Self { words, own, policy, usage })
     }
 
-    /// Whether an option of this example was given.
+    /// Returns whether an option of this example was given.
     pub fn has(&self, option: &str) -> bool {
         self.own.iter().any(|given| given == option)
     }

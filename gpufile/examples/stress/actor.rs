@@ -18,11 +18,11 @@ pub struct Actor<'a> {
     /// One of each kind, used again and again: to allocate is to wait for the GPU, which would keep the actors apart.
     buffers: Vec<(Kind, Memory)>,
     pub stream: Option<Stream>,
-    /// What the files should hold that this actor writes.
+    /// The expected contents of the files that this actor writes.
     pub copies: Copies,
 }
 
-/// How long the buffers are.
+/// The lengths of the buffers, in bytes.
 const DEVICE_LEN: usize = 128_000_019;
 const HOST_LEN: usize = 18_000_057;
 

@@ -7,9 +7,9 @@ use super::content::{Random, content, fill};
 use super::memory::{Kind, Memory};
 use super::{READ_LEN, READ_SALT, Result, Scene};
 
-/// How long a range is at most, in most rounds.
+/// The most bytes that a range has, in most rounds.
 const RANGE_LEN: usize = 200_000;
-/// What gaps between ranges hold, before and after.
+/// The byte that gaps between ranges hold, before and after a read.
 const GAP: u8 = 0xEE;
 
 pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Result {
@@ -139,7 +139,7 @@ fn owned(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, kind: Kind) 
     Ok(())
 }
 
-/// Where a range of so many bytes may begin.
+/// Returns an offset at which a range of so many bytes may begin.
 fn offset(random: &mut Random, len: usize) -> u64 {
     random.below(READ_LEN as usize - len) as u64
 }

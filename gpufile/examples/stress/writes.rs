@@ -11,16 +11,16 @@ use super::content::{Random, compare, content};
 use super::memory::{Kind, Memory};
 use super::{REGION, Result, Scene, Stage};
 
-/// What an actor has written, as it should be found.
+/// The expected contents of what an actor has written.
 pub struct Copies {
-    /// Its region of each scene's file, which the others write too; and whether it was written to the end.
+    /// Its region of each scene's file, which the others write too.
     regions: Vec<Vec<u8>>,
     /// A file of its own, which grows and is made anew.
     own: Vec<u8>,
     own_path: PathBuf,
 }
 
-/// How long the file of its own becomes.
+/// The most bytes that the file of its own gets.
 const OWN_LEN: usize = 24_000_000;
 
 impl Copies {

@@ -83,7 +83,8 @@ const SAFETENSORS: [Dtype; 22] = [
 ];
 
 impl Dtype {
-    /// How many bits one element takes. Fewer than eight, or not a multiple of eight, for the packed types.
+    /// Returns the number of bits that one element takes. For the packed types this is less than eight, or not a
+    /// multiple of eight.
     pub const fn size_bits(self) -> u32 {
         match self {
             Dtype::F4 => 4,
@@ -97,7 +98,7 @@ impl Dtype {
         }
     }
 
-    /// The name in safetensors, and `C128` for the type that it lacks.
+    /// Returns the name in safetensors, and `C128` for the type that safetensors lacks.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::Bool => "BOOL",
@@ -126,13 +127,13 @@ impl Dtype {
         }
     }
 
-    /// The type that safetensors calls `name`.
+    /// Returns the type that safetensors calls `name`.
     pub fn from_safetensors(name: &str) -> Option<Self> {
         SAFETENSORS.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// What numpy calls it, as [`npy::Descr`](crate::formats::npy::Descr) parses it. `None` for the types that numpy
-    /// lacks.
+    /// Returns numpy's name of the type, as [`npy::Descr`](crate::formats::npy::Descr) parses it. `None` for the
+    /// types that numpy lacks.
     pub const fn npy_descr(self) -> Option<&'static str> {
         Some(match self {
             Dtype::Bool => "|b1",
@@ -153,7 +154,8 @@ impl Dtype {
         })
     }
 
-    /// Where safetensors puts it: tensors of higher rank come first. `None` if safetensors lacks it.
+    /// Returns the type's rank in safetensors: tensors of higher rank come first. `None` if safetensors lacks the
+    /// type.
     pub(super) fn safetensors_rank(self) -> Option<usize> {
         SAFETENSORS.iter().position(|&dtype| dtype == self)
     }

@@ -1,4 +1,4 @@
-//! What is wrong with a header, in which tensor, and where in the file; and what else makes loading and saving fail.
+//! The errors of loading and saving: what is wrong with a file or a header, in which tensor, and at which byte.
 
 use std::fmt;
 use std::io;
@@ -10,30 +10,31 @@ use crate::error::Cause;
 /// The result of loading or saving.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What made loading or saving fail, and with which file.
+/// An error of loading or saving.
 ///
-/// Every error names the file. Paths, and names from files, are shown quoted and escaped, and the latter cut if they are
-/// long.
+/// Every error names the file. Its text shows paths and names from files quoted and escaped. Long names from files
+/// are cut.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file is not as its format wants it, does not have what was asked of it, or could not be written that way.
+    /// A file does not conform to its format, lacks what the caller asked for, or could not be written in that
+    /// format.
     #[error("{path:?}: {error}")]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         error: FormatError,
     },
-    /// A file could not be opened or read. The offset in it is in bytes from the start of the file.
+    /// A file could not be opened or read. The offset in the error is in bytes from the start of the file.
     #[error(transparent)]
     File(#[from] crate::Error),
-    /// A file could not be saved. What could not be written has a temporary name beside it.
+    /// A file could not be saved. If writing failed, `error` names the temporary file beside it.
     #[error("cannot save {path:?}: {error}")]
     Save {
         /// The file that was to be replaced.
         path: PathBuf,
-        /// What failed.
+        /// The error of the operation that failed.
         error: crate::Error,
     },
     /// An array of a Zarr store cannot be opened, read or written as asked for.
@@ -42,7 +43,7 @@ pub enum Error {
     Zarr {
         /// The folder of the array.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem with the array or the request.
         error: super::zarr::ZarrError,
     },
     /// There was no memory of the GPU or the host to load into.
@@ -50,9 +51,9 @@ pub enum Error {
     Memory {
         /// The file or the folder that was to be loaded from.
         path: PathBuf,
-        /// How many bytes were needed.
+        /// The number of bytes that were needed.
         len_bytes: u64,
-        /// What CUDA or the operating system said.
+        /// The error that CUDA or the operating system returned.
         cause: Cause,
     },
     /// Two files have a tensor of the same name.
@@ -91,25 +92,25 @@ pub enum Error {
         tensor: String,
         /// The file or the index that was opened, or the first file of several.
         path: PathBuf,
-        /// How many other files were opened without an index.
+        /// The number of other files that were opened without an index.
         others: usize,
     },
-    /// A buffer does not have as many bytes as what it is to hold.
+    /// A buffer's length differs from that of the array that it is to hold.
     #[error("{path:?}: {array}: {needed_bytes} bytes, and the buffer has {buffer_bytes}")]
     BufferSize {
         /// The file or the folder that was to be loaded from or saved to.
         path: PathBuf,
-        /// What it is to hold: a tensor, rows of one, or an array.
+        /// The content that it is to hold: a tensor, rows of one, or an array.
         array: String,
-        /// How many bytes that has.
+        /// The number of bytes of that content.
         needed_bytes: u64,
-        /// How many bytes the buffer has.
+        /// The number of bytes of the buffer.
         buffer_bytes: usize,
     },
 }
 
 impl Error {
-    /// The kind that an [`io::Error`] of the same cause has.
+    /// Returns the kind that an [`io::Error`] of the same cause has.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Error::File(error) | Error::Save { error, .. } => error.kind(),
@@ -139,7 +140,7 @@ pub enum FormatError {
     OtherFormat {
         /// The format that was asked for.
         format: &'static str,
-        /// What its files start with.
+        /// The start of that format's files.
         expected: &'static str,
     },
     /// The file is of another format, which is known by its start.
@@ -147,7 +148,7 @@ pub enum FormatError {
     KnownFormat {
         /// The format that was asked for.
         format: &'static str,
-        /// What it is.
+        /// A description of the file.
         found: &'static str,
     },
     /// The file is of a version of the format that is not known.
@@ -158,24 +159,24 @@ pub enum FormatError {
         /// Major and minor version.
         version: (u8, u8),
     },
-    /// The file, or the part of it that was handed in, ends too early.
+    /// The file, or the part of it that the caller passed, ends too early.
     #[error("{what} ends at byte {needed_bytes}, and there are only {available_bytes} bytes")]
     Truncated {
-        /// What is cut: the header or the data, of which format.
+        /// The part that is cut: the header or the data, of which format.
         what: &'static str,
-        /// How many bytes from the start of the file are needed.
+        /// The number of bytes from the start of the file that are needed.
         needed_bytes: u64,
-        /// How many there are.
+        /// The number of bytes that there are.
         available_bytes: u64,
     },
-    /// A header is longer than is read or written.
+    /// A header is longer than this crate reads or writes.
     #[error("a {format} header of {len_bytes} bytes is over the limit of {limit_bytes}")]
     HeaderTooLarge {
         /// The format.
         format: &'static str,
-        /// How long the header says that it is, or would be.
+        /// The length of the header in bytes, as it is stated or as it would be written.
         len_bytes: u64,
-        /// How long it may be.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
     /// A header does not have the form that the format asks for.
@@ -185,9 +186,9 @@ pub enum FormatError {
         format: &'static str,
         /// The tensor that was being read.
         tensor: Option<String>,
-        /// Where in the file, in bytes.
+        /// The offset in the file, in bytes.
         offset: u64,
-        /// What was found or expected.
+        /// A description of what was found or expected.
         message: String,
     },
     /// Two tensors have the same name.
@@ -203,7 +204,7 @@ pub enum FormatError {
         key: String,
         /// The tensor in whose description it occurs, for a key in one.
         tensor: Option<String>,
-        /// Where in the file the second was found, in bytes, if that is known.
+        /// The offset of the second in the file, in bytes, if that is known.
         offset: Option<u64>,
     },
     /// A key is not there.
@@ -213,7 +214,7 @@ pub enum FormatError {
         key: &'static str,
         /// The tensor that lacks it, for a key of a tensor.
         tensor: Option<String>,
-        /// Where in the file it was missed, in bytes, if that is known.
+        /// The offset in the file at which the parser missed it, in bytes, if that is known.
         offset: Option<u64>,
     },
     /// The element type is not known, or not supported.
@@ -223,9 +224,9 @@ pub enum FormatError {
         tensor: Option<String>,
         /// The type as the file spells it.
         dtype: String,
-        /// Why not.
+        /// The reason why not.
         problem: &'static str,
-        /// Where in the file it was found, in bytes. None for a header to be written.
+        /// The offset in the file at which the type was found, in bytes. None for a header to be written.
         offset: Option<u64>,
     },
     /// Shape times element size is not representable.
@@ -245,7 +246,7 @@ pub enum FormatError {
     PartialByte {
         /// The tensor.
         tensor: String,
-        /// What was asked for, in bits from the tensor's start.
+        /// The part that was asked for, in bits from the tensor's start.
         bits: Range<u128>,
     },
     /// A tensor's range is not as long as its shape and type say.
@@ -256,9 +257,9 @@ pub enum FormatError {
     SizeMismatch {
         /// The tensor.
         tensor: String,
-        /// Where it lies, in bytes from the start of the data.
+        /// The tensor's range, in bytes from the start of the data.
         offsets: Range<u64>,
-        /// How long shape and type say that it is.
+        /// The number of bytes that shape and type say.
         shape_bytes: u64,
     },
     /// A tensor's range ends before it starts.
@@ -266,9 +267,9 @@ pub enum FormatError {
     Backwards {
         /// The tensor.
         tensor: String,
-        /// Where it starts, in bytes from the start of the data.
+        /// The start of the range, in bytes from the start of the data.
         start: u64,
-        /// Where it ends, likewise.
+        /// The end of the range, likewise.
         end: u64,
     },
     /// A tensor's range ends after the file does.
@@ -278,9 +279,9 @@ pub enum FormatError {
     PastEnd {
         /// The tensor.
         tensor: String,
-        /// Where it ends, in bytes from the start of the data.
+        /// The end of the tensor, in bytes from the start of the data.
         end: u64,
-        /// How many bytes of data the file has.
+        /// The number of bytes of data that the file has.
         data_len: u64,
     },
     /// Two tensors share bytes, or one without bytes lies inside another.
@@ -290,7 +291,7 @@ pub enum FormatError {
         tensor: String,
         /// The earlier.
         other: String,
-        /// Where the later starts, in bytes from the start of the file.
+        /// The start of the later, in bytes from the start of the file.
         offset: u64,
     },
     /// Bytes of the file belong to no tensor.
@@ -298,9 +299,9 @@ pub enum FormatError {
     Gap {
         /// The tensor behind them. None if they are the last of the file.
         tensor: Option<String>,
-        /// Where they start, in bytes from the start of the file.
+        /// The offset of these bytes, from the start of the file.
         offset: u64,
-        /// How many there are.
+        /// The number of these bytes.
         len_bytes: u64,
     },
     /// Rows were asked for that a tensor does not have.
@@ -310,7 +311,7 @@ pub enum FormatError {
         tensor: Option<String>,
         /// The rows that were asked for.
         rows: Range<u64>,
-        /// How many there are: the length of the first axis, and 0 for a scalar.
+        /// The number of rows that there are: the length of the first axis, and 0 for a scalar.
         available: u64,
     },
     /// Rows were asked for of an array in Fortran order.
@@ -335,7 +336,7 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// The tensor that it is about, cut if its name is long.
+    /// Returns the tensor that the error is about, its name cut if it is long.
     pub fn tensor(&self) -> Option<&str> {
         match self {
             FormatError::Syntax { tensor, .. }
@@ -363,7 +364,7 @@ impl FormatError {
         }
     }
 
-    /// Where in the file it was found, in bytes.
+    /// Returns the offset in the file at which the problem was found, in bytes.
     pub fn offset(&self) -> Option<u64> {
         match self {
             FormatError::Duplicate { offset, .. }
@@ -377,7 +378,7 @@ impl FormatError {
     }
 }
 
-/// `text` without what is too long to be read in an error.
+/// Returns `text`, cut if it is too long to be read in an error.
 pub(super) fn clip(text: &str) -> String {
     const MOST: usize = 256;
     match text.char_indices().nth(MOST) {

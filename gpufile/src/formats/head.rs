@@ -4,7 +4,8 @@ use super::memory::{addressable, zeroed};
 use super::{Error, FormatError, Result};
 use crate::File;
 
-/// Reads the header of a file, given how many bytes say how long it is; returns it with the length of the file.
+/// Reads the header of a file; returns it with the length of the file. The header's length is in the first
+/// `prefix_bytes`.
 pub(super) fn read(
     file: &File,
     prefix_bytes: usize,
@@ -19,7 +20,7 @@ pub(super) fn read(
     Ok((head, file_len))
 }
 
-/// What is wrong with a file.
+/// Returns the error that a file does not conform to its format.
 pub(super) fn malformed(file: &File, error: FormatError) -> Error {
     Error::Format { path: file.path().to_owned(), error }
 }

@@ -37,8 +37,8 @@ pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
 pub use save::SaveOptions;
 
-/// The failure of one of several transfers. Its number says nothing to those who did not number them; its file and
-/// offset do.
+/// Returns the failure of one of several transfers without its number. The number means nothing to the caller, which
+/// did not number the transfers; the file and the offset do.
 fn of_entry(error: crate::Error) -> crate::Error {
     match error {
         crate::Error::Entry { error, .. } => *error,
@@ -46,7 +46,8 @@ fn of_entry(error: crate::Error) -> crate::Error {
     }
 }
 
-/// How many bits an array has: the product of `shape`, times `element_bits`. `None` if that is not a `u64` of bytes.
+/// Returns the number of bits of an array: the product of `shape`, times `element_bits`. `None` if that is not a
+/// `u64` of bytes.
 ///
 /// A zero does not hide the other axes: they must multiply to a `u64` of bytes without it too, as numpy wants it.
 fn array_bits(shape: &[u64], element_bits: u128) -> Option<u128> {

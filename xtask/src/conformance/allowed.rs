@@ -1,15 +1,15 @@
-//! Where a supported version differs from our bindings, and why that is safe. Everything else is a failure, and so is
-//! an entry that no version needs.
+//! The places where a supported version differs from our bindings, and why each is safe. Everything else is a
+//! failure, and so is an entry that no version needs.
 
 use std::cell::Cell;
 
 use super::Release;
 
-/// How the header differs from ours.
+/// The way in which the header differs from ours.
 pub enum Theirs {
     /// The header says exactly this.
     Is(&'static str),
-    /// The same type, but for pointers that are not `const` yet.
+    /// The same type, except for pointers that are not `const` yet.
     NotConst,
     /// The field lies that many bytes before ours and has our size.
     Earlier(usize),
@@ -21,7 +21,7 @@ pub enum Theirs {
 pub struct Allowed {
     /// `cufile`, `runtime` or `driver`.
     pub module: &'static str,
-    /// What was compared, or with a `*` at the end everything that begins so.
+    /// The item that was compared, or with a `*` at the end everything that begins so.
     pub item: &'static str,
     /// First and last version with the difference.
     pub versions: (&'static str, &'static str),
@@ -214,7 +214,8 @@ impl Ledger {
         Self { differences: vec![Cell::new(0); DIFFERENCES.len()], macros: vec![Cell::new(0); MACROS.len()] }
     }
 
-    /// Whether the table allows this difference; `None` stands for an item that a side lacks.
+    /// Returns whether the table allows this difference, and notes that it was needed; `None` stands for an item that
+    /// a side lacks.
     pub fn allows(
         &self,
         module: &str,
@@ -233,13 +234,13 @@ impl Ledger {
         entry.inspect(|at| count(&self.differences[*at])).is_some()
     }
 
-    /// Whether the table says why this macro is not compared as a number.
+    /// Returns whether the table says why this macro is not compared as a number, and notes that it was needed.
     pub fn explains(&self, module: &str, name: &str) -> bool {
         let entry = MACROS.iter().position(|(of, pattern, _)| *of == module && matches(pattern, name));
         entry.inspect(|at| count(&self.macros[*at])).is_some()
     }
 
-    /// How many differences were allowed.
+    /// Returns the number of differences that were allowed.
     pub fn used(&self) -> usize {
         self.differences.iter().map(Cell::get).sum()
     }

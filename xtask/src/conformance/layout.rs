@@ -18,7 +18,7 @@ use crate::header::Header;
 use crate::packages::workspace;
 use crate::target::Target;
 
-/// What was measured, as text, by what it was measured of.
+/// The measurements, as text, by the item that was measured.
 pub type Facts = BTreeMap<String, String>;
 
 /// A header as the C compiler sees it.
@@ -85,7 +85,7 @@ impl CHeader {
         self.macros.get(name).map(String::as_str)
     }
 
-    /// How C spells the type: a name without a typedef needs its keyword.
+    /// Returns the type as C spells it: a name without a typedef needs its keyword.
     fn spelled(&self, name: &str) -> String {
         for keyword in ["struct", "union", "enum"] {
             let tagged = format!("{keyword} {name}");

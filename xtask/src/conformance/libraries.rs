@@ -17,12 +17,12 @@ use crate::target::Target;
 /// Ample for checks that take milliseconds; one that runs into it hangs.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What the checks of one library came to.
+/// The outcome of the checks of one library.
 #[derive(Default)]
 pub struct Outcome {
     pub checks: usize,
     pub failures: Vec<String>,
-    /// How long opening the driver took to fail, if that was tried.
+    /// The time that opening the driver took to fail, if that was tried.
     pub open: Option<Duration>,
 }
 

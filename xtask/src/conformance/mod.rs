@@ -59,7 +59,7 @@ struct Ours {
     older: Vec<(&'static str, Release, String)>,
 }
 
-/// What was compared.
+/// The numbers of items that were compared.
 #[derive(Default, Clone, Copy)]
 struct Tally {
     layouts: usize,

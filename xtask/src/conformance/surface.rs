@@ -1,4 +1,4 @@
-//! What a file of Rust declares to C: read from bindgen's output for one header, and from our committed files.
+//! The declarations of a Rust file to C: read from bindgen's output for one header, and from our committed files.
 
 use std::collections::BTreeMap;
 
@@ -128,7 +128,7 @@ impl Surface {
         }
     }
 
-    /// What can be compared as text: the types of fields, enumerations, aliases and functions.
+    /// Returns what can be compared as text: the types of fields, enumerations, aliases and functions.
     pub fn types(&self) -> BTreeMap<String, String> {
         let mut types = BTreeMap::new();
         for record in self.records() {

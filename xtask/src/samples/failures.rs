@@ -1,4 +1,4 @@
-//! What must make a sample fail, with a message that names the cause.
+//! The failure cases: each must make a sample fail, with a message that names the cause.
 
 use std::fmt;
 use std::fs::File;
@@ -32,7 +32,7 @@ struct Attempt {
     short: Option<usize>,
     /// For the emulator.
     fault: &'static str,
-    /// What the message must contain; `None` if the sample is to succeed all the same.
+    /// The text that the message must contain; `None` if the sample is to succeed all the same.
     cause: Option<String>,
 }
 
@@ -53,7 +53,7 @@ impl Failures {
         Ok(())
     }
 
-    /// Whether the sample ended as it must, and its message.
+    /// Runs an attempt. Returns whether the sample ended as it must, and its message.
     fn attempt(&mut self, host: &Host, sample: &Sample, attempt: &Attempt) -> Result<(String, String)> {
         let Attempt { words, short, fault, cause, .. } = attempt;
         let file = short.map(|position| File::options().write(true).open(&words[position])).transpose()?;
@@ -177,7 +177,7 @@ fn rows(host: &Host, sample: &Sample, words: &[String], files: &Path) -> Result<
     Ok(rows)
 }
 
-/// What a message about a fault must contain: how many bytes moved, or the function that failed.
+/// Returns the text that a message about a fault must contain: how many bytes moved, or the function that failed.
 fn cause(fault: &str) -> String {
     let setting = |key: &str| fault.split_whitespace().find_map(|word| word.strip_prefix(key));
     match setting("short=").or(setting("bytes=")) {

@@ -1,4 +1,4 @@
-//! What samples run on: their executables, the libraries, the GPUs, and files made for them.
+//! The host of samples: their executables, the libraries, the GPUs, and files made for them.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,7 +16,7 @@ use crate::packages::{self, target_folder, workspace};
 
 const EMULATOR: &str = "libcufile_emulator.so";
 
-/// What samples run on.
+/// The host that samples run on.
 pub struct Host {
     executables: PathBuf,
     variables: Vec<(&'static str, PathBuf)>,
@@ -126,7 +126,7 @@ impl Host {
             .collect()
     }
 
-    /// How long the file is that an argument names and that must be there.
+    /// Returns the length in bytes of the file that an argument names and that must be there.
     pub fn input(&self, argument: Argument) -> Option<u64> {
         match argument {
             Argument::Input(len_bytes) => Some(len_bytes),
@@ -135,7 +135,7 @@ impl Host {
         }
     }
 
-    /// Where files go.
+    /// Returns the folder that files go into.
     pub fn folder(&self) -> &Path {
         &self.folder.0
     }
@@ -171,7 +171,7 @@ impl Drop for Scratch {
     }
 }
 
-/// How many GPUs there are for CUDA, without asking CUDA.
+/// Counts the GPUs that there are for CUDA, without asking CUDA.
 fn visible_gpus() -> u32 {
     let chosen = env::var("CUDA_VISIBLE_DEVICES").ok();
     let chosen = chosen.map(|list| list.split(',').filter(|word| !word.trim().is_empty()).count());

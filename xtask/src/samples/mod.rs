@@ -17,7 +17,7 @@ use table::{SAMPLES, Sample};
 /// Ample: the slowest sample takes seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Default)]
 pub struct Options {
     emulator: bool,

@@ -14,7 +14,7 @@ pub enum Argument {
     Gpu(u32),
     /// A file of [`LARGE`] bytes; of fewer on the emulator, where speed means nothing.
     Large,
-    /// How many bytes that is.
+    /// The number of bytes of that file.
     LargeSize,
     /// Anything else.
     Word(&'static str),
@@ -23,7 +23,7 @@ pub enum Argument {
 pub const LARGE: u64 = 1 << 30;
 pub const LARGE_EMULATED: u64 = 16 << 20;
 
-/// What must make a sample fail.
+/// The faults that must make a sample fail.
 #[derive(Clone, Copy)]
 pub enum Case {
     /// Each of these commands to the emulator, one in each run.
@@ -230,7 +230,7 @@ pub const SAMPLES: &[Sample] = &[
         "sample_021_batch_cancel",
         &[&[Input(32 * 128 * KIB), Gpu(0), Word("32")]],
         ONE_FILE_AND_BUFFERS,
-        // Whatever the cancelled batch comes to, the second one must complete.
+        // However the cancelled batch ends, the second one must complete.
         Faults(&["fault batch-entry bytes=100 times=all"]),
     )
     .other(BATCH),

@@ -110,7 +110,7 @@ fn found(version: String, path: Option<&Path>) -> String {
     path.map_or_else(|| version.clone(), |path| format!("{version}, {:?}", whole(path)))
 }
 
-/// Why a library does not load, each file that was tried on a line of its own.
+/// Returns the reason why a library does not load, with each file that was tried on a line of its own.
 fn attempts(error: impl Display) -> String {
     error.to_string().replace("; ", "\n  ")
 }
@@ -120,7 +120,7 @@ fn cuda_version(raw: i32) -> String {
     if raw == 0 { "?".to_owned() } else { format!("{}.{}", raw / 1000, raw % 1000 / 10) }
 }
 
-/// Where a library lies that the dynamic loader found by its bare name.
+/// Returns the full path of a library that the dynamic loader found by its bare name.
 fn whole(path: &Path) -> PathBuf {
     // `libcuda.so.1` is mapped by what it links to, such as `libcuda.so.580.65`.
     let stem = |path: &Path| path.file_name()?.to_str()?.split_once(".so").map(|(stem, _)| stem.to_owned());
@@ -157,7 +157,7 @@ fn gpus(report: &mut Report) -> io::Result<()> {
     }
 }
 
-/// What the kernel has for the direct paths, as far as it can be seen without libcufile.
+/// Reports what the kernel has for the direct paths, as far as it can be seen without libcufile.
 fn kernel(report: &mut Report) -> io::Result<()> {
     report.title("\nkernel")?;
     let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).ok();

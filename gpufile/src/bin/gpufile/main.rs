@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Why a command ended early.
+/// The reason why a command ended early.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     /// The command line makes no sense.

@@ -40,7 +40,7 @@ pub struct Descr {
     kind: u8,
     /// The number behind the kind: bytes, but characters of four bytes for `U`.
     count: u64,
-    /// What a time is counted in, with its brackets. Empty for other kinds, and for a time that does not say.
+    /// The unit of a time, with its brackets. Empty for other kinds, and for a time without a unit.
     unit: String,
 }
 
@@ -56,7 +56,7 @@ impl Descr {
         self.kind.into()
     }
 
-    /// How many bytes one element takes. 0 for an empty string.
+    /// Returns the number of bytes that one element takes. 0 for an empty string.
     pub fn item_bytes(&self) -> u64 {
         // Parsing has checked it.
         if self.kind == b'U' { self.count * 4 } else { self.count }

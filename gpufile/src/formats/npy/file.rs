@@ -64,7 +64,7 @@ impl NpyFile {
         Ok(Self { file, header })
     }
 
-    /// What the array is and where it lies.
+    /// Returns the header, which describes the array and says where it lies.
     pub fn header(&self) -> &NpyHeader {
         &self.header
     }

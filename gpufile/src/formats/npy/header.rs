@@ -21,8 +21,8 @@ pub struct NpyHeader {
     data_len: u64,
 }
 
-/// How many bytes at the start of a file are its header, from at least the first [`PREFIX_LEN`] of them and the file's
-/// length, both in bytes.
+/// Returns the length of the header, in bytes from the start of the file. Takes at least the first [`PREFIX_LEN`]
+/// bytes of the file, and the file's length in bytes.
 ///
 /// # Errors
 /// [`FormatError::OtherFormat`], [`FormatError::UnknownVersion`] for other versions than 1.0, 2.0 and 3.0,
@@ -32,7 +32,7 @@ pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
     Ok(dictionary(start, file_len)?.end)
 }
 
-/// Where the dictionary lies.
+/// Returns the range of the dictionary, in bytes from the start of the file.
 fn dictionary(start: &[u8], file_len: u64) -> Result<Range<u64>, FormatError> {
     if !start.starts_with(&MAGIC[..start.len().min(MAGIC.len())]) {
         return Err(FormatError::OtherFormat { format: FORMAT, expected: "\\x93NUMPY" });
@@ -110,32 +110,32 @@ impl NpyHeader {
         &self.descr
     }
 
-    /// How many bytes one element takes.
+    /// Returns the number of bytes that one element takes.
     pub fn item_bytes(&self) -> u64 {
         self.descr.item_bytes()
     }
 
-    /// Whether the first axis is the fastest in the file, not the last.
+    /// Returns whether the first axis, and not the last, is the fastest in the file.
     pub fn fortran_order(&self) -> bool {
         self.fortran_order
     }
 
-    /// How long each axis is, in elements. Empty for a scalar.
+    /// Returns the length of each axis, in elements. Empty for a scalar.
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// Where the array starts, in bytes from the start of the file. The header is what comes before.
+    /// Returns the start of the array, in bytes from the start of the file. The header is what comes before.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 
-    /// How many bytes the array has.
+    /// Returns the number of bytes that the array has.
     pub fn data_len(&self) -> u64 {
         self.data_len
     }
 
-    /// Where `rows`, indices along the first axis, lie: in bytes from the start of the file.
+    /// Returns the range of `rows`, in bytes from the start of the file. `rows` are indices along the first axis.
     ///
     /// # Errors
     /// [`FormatError::NoSuchRows`], also for every range of a scalar, which has no first axis;
@@ -154,7 +154,7 @@ impl NpyHeader {
         Ok(self.data_start + rows.start * row_bytes..self.data_start + rows.end * row_bytes)
     }
 
-    /// Where the array ends, in bytes from the start of the file. What was parsed may go on behind it.
+    /// Returns the end of the array, in bytes from the start of the file. The parsed file may be longer.
     pub fn file_len(&self) -> u64 {
         self.data_start + self.data_len
     }

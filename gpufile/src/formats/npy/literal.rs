@@ -7,7 +7,7 @@ use crate::formats::FormatError;
 pub(super) struct Literals<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Where `bytes` starts in the file.
+    /// The start of `bytes`, in bytes from the start of the file.
     start: u64,
 }
 
@@ -16,7 +16,7 @@ impl<'a> Literals<'a> {
         Self { bytes, at: 0, start }
     }
 
-    /// Where in the file the next byte is.
+    /// Returns the offset of the next byte in the file.
     pub(super) fn offset(&self) -> u64 {
         self.start + self.at as u64
     }

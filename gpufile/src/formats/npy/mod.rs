@@ -35,10 +35,10 @@ pub use descr::{ByteOrder, Descr};
 pub use file::{NpyFile, write, write_with};
 pub use header::{NpyHeader, head_len};
 
-/// How many bytes at the start of a file say how long its header is, in every version.
+/// The number of bytes at the start of a file that say how long its header is, in every version.
 pub const PREFIX_LEN: usize = 12;
 
-/// How long the dictionary of a header may be, in bytes: room for tens of thousands of axes, where numpy has 64.
+/// The most bytes that the dictionary of a header may have: room for tens of thousands of axes, where numpy has 64.
 pub const MAX_HEADER_LEN: u64 = 1 << 20;
 
 /// The format, in errors.

@@ -49,7 +49,7 @@ use crate::{File, IoBufMut, OpenOptions};
 /// # }
 /// ```
 pub struct Checkpoint {
-    /// What was opened: a file, an index, or the first of several files.
+    /// The path that was opened: a file, an index, or the first of several files.
     path: PathBuf,
     files: Vec<File>,
     catalog: Arc<Catalog>,
@@ -61,7 +61,7 @@ pub(super) struct Catalog {
     by_name: Vec<Id>,
 }
 
-/// Which tensor: the number of its file, and its own in the order of that file.
+/// A tensor: the number of its file, and its own in the order of that file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Id {
     pub file: u32,
@@ -164,17 +164,17 @@ impl Checkpoint {
         Err(Error::TwoModels { index: self.path, file: other.to_owned() })
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.catalog.by_name.len()
     }
 
-    /// Whether there are no tensors.
+    /// Returns whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.catalog.by_name.is_empty()
     }
 
-    /// How many bytes all tensors have.
+    /// Returns the number of bytes that all tensors have.
     pub fn len_bytes(&self) -> u64 {
         // Headers fit their files, which have fewer than 2^63 bytes each.
         self.catalog.headers.iter().map(Header::data_len).fold(0, u64::saturating_add)
@@ -303,7 +303,8 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-/// Opens what an index says, or what is to be opened without one, again if the index changes meanwhile.
+/// Opens what the index says, or what is to be opened without one. Opens again if that fails and the index has
+/// changed.
 fn unless_replaced(index: &Path, open: impl Fn(Option<&[u8]>) -> Result<Checkpoint>) -> Result<Checkpoint> {
     /// Nobody saves models faster than they are opened, except to keep others busy.
     const TRIES: usize = 100;

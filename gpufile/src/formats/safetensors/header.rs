@@ -28,9 +28,9 @@ pub struct TensorInfo<'a> {
     pub name: &'a str,
     /// The type of the elements.
     pub dtype: Dtype,
-    /// How long each axis is, in elements, the slowest first. Empty for a scalar.
+    /// The length of each axis, in elements, the slowest first. Empty for a scalar.
     pub shape: &'a [u64],
-    /// Where the tensor lies, in bytes from the start of the data: see [`Header::in_file`].
+    /// The range of the tensor, in bytes from the start of the data: see [`Header::in_file`].
     pub offsets: Range<u64>,
 }
 
@@ -69,12 +69,12 @@ impl Header {
         Ok(Self { table, by_name, metadata, data_start, data_len })
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.table.entries.len()
     }
 
-    /// Whether there are no tensors.
+    /// Returns whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.table.entries.is_empty()
     }
@@ -101,22 +101,22 @@ impl Header {
         &self.by_name
     }
 
-    /// What the file says about itself: the entries of `__metadata__`.
+    /// Returns the entries of `__metadata__`, which describe the file.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// Where the data starts, in bytes from the start of the file. The header is what comes before.
+    /// Returns the start of the data, in bytes from the start of the file. The header is what comes before.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 
-    /// How many bytes of data there are.
+    /// Returns the number of bytes of data.
     pub fn data_len(&self) -> u64 {
         self.data_len
     }
 
-    /// How long the file is, in bytes.
+    /// Returns the length of the file, in bytes.
     pub fn file_len(&self) -> u64 {
         self.data_start + self.data_len
     }
@@ -139,13 +139,13 @@ impl fmt::Debug for Header {
 }
 
 impl TensorInfo<'_> {
-    /// How many bytes the tensor has.
+    /// Returns the number of bytes that the tensor has.
     pub fn len_bytes(&self) -> u64 {
         self.offsets.end - self.offsets.start
     }
 
-    /// Where `rows`, indices along the first axis, lie: in bytes from the start of the data, as
-    /// [`offsets`](Self::offsets).
+    /// Returns the range of `rows`, in bytes from the start of the data, as [`offsets`](Self::offsets). `rows` are
+    /// indices along the first axis.
     ///
     /// # Errors
     /// [`FormatError::NoSuchRows`], also for every range of a scalar, which has no first axis;
@@ -181,7 +181,7 @@ impl Table {
         }
     }
 
-    /// How many bytes shape and type say.
+    /// Returns the number of bytes that shape and type say.
     pub(super) fn shape_bytes(&self, entry: &Entry) -> Result<u64, FormatError> {
         let TensorInfo { name, shape, dtype, .. } = self.info(entry);
         let Some(bits) = array_bits(shape, dtype.size_bits().into()) else {

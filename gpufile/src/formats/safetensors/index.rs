@@ -13,10 +13,10 @@ use crate::formats::error::clip;
 
 const FORMAT: &str = "safetensors index";
 
-/// Which file each tensor of a model is in.
+/// The file that each tensor of a model is in.
 ///
-/// File names are relative to the folder of the index, with `/` between folders, and do not lead out of it unless
-/// there are symbolic links. Whether the files exist and hold the tensors is not known here.
+/// File names are relative to the folder of the index, with `/` between folders. They do not lead out of it unless
+/// there are symbolic links. The index does not know whether the files exist and hold the tensors.
 ///
 /// ```
 /// use gpufile::formats::safetensors::ShardIndex;
@@ -87,7 +87,7 @@ fn text<'a>(names: &'a str, range: &Range<u32>) -> &'a str {
     &names[range.start as usize..range.end as usize]
 }
 
-/// Whether a file name stays in the folder of the index. Backslashes would lead out of it elsewhere.
+/// Returns whether a file name stays in the folder of the index. Backslashes would lead out of it on other systems.
 pub(super) fn is_plain(file: &str) -> bool {
     !file.contains(['\\', '\0']) && file.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }

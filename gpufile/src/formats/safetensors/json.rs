@@ -1,4 +1,4 @@
-//! What the JSON of a header and of an index have in common: strings that go into an arena, and errors with a place.
+//! The JSON parts common to headers and indexes: strings that go into an arena, and errors with an offset.
 
 use std::fmt;
 use std::ops::Range;
@@ -56,7 +56,7 @@ impl<T, F: FnOnce(&str) -> T> Visitor<'_> for With<F> {
     }
 }
 
-/// Why a visitor stopped, where the JSON itself is not at fault. The position comes from the parser.
+/// The reason why a visitor stopped, where the JSON itself is not at fault. The position comes from the parser.
 #[derive(Debug)]
 pub(super) enum Fault {
     Duplicate(String),
@@ -82,7 +82,8 @@ pub(super) fn utf8<'a>(format: &'static str, bytes: &'a [u8], start: u64) -> Res
     })
 }
 
-/// What stopped the parser of `json`, which starts at byte `start` of the file, while it was in `tensor`.
+/// Returns the error that stopped the parser of `json` while it was in `tensor`. `json` starts at byte `start` of the
+/// file.
 pub(super) fn explain(
     format: &'static str,
     json: &str,

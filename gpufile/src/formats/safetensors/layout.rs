@@ -1,4 +1,4 @@
-//! Where tensors lie in a buffer.
+//! The places of tensors in a buffer.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use cufile::BufSliceMut;
 
 use super::checkpoint::{Catalog, Id};
 
-/// Where tensors of files go in a buffer, each aligned to its elements.
+/// The places of tensors of files in a buffer, each aligned to its elements.
 #[derive(Debug)]
 pub(super) struct Layout {
     /// In the order of the files, and that of the buffer.
@@ -24,7 +24,7 @@ pub(super) struct Stretch {
 }
 
 impl Layout {
-    /// What the first tensor of a file is aligned to, as CUDA's allocations are.
+    /// The alignment of the first tensor of a file, in bytes, as CUDA's allocations have it.
     const FILE_ALIGNMENT: usize = 256;
 
     /// Places tensors, given in the order of the files. Those that are neighbours in the file stay neighbours, as far
@@ -56,12 +56,12 @@ impl Layout {
         Some(Self { stretches, len_bytes: end })
     }
 
-    /// How many bytes tensors fill.
+    /// Returns the number of bytes that tensors fill.
     pub fn filled_bytes(&self) -> u64 {
         self.stretches.iter().map(|stretch| stretch.len_bytes as u64).sum()
     }
 
-    /// Where in the buffer a tensor lies that was placed. Nowhere in particular if it has no bytes.
+    /// Returns the range of a tensor in the buffer, which must have been placed. `0..0` if the tensor has no bytes.
     pub fn find(&self, catalog: &Catalog, id: Id) -> Range<usize> {
         let header = catalog.header(id.file);
         let in_file = header.in_file(header.nth(id.tensor).offsets);

@@ -16,7 +16,7 @@ use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
 use crate::formats::{Error, Result, of_entry};
 use crate::{File, IoBuf, IoBufMut, ReadRequest};
 
-/// Which tensors are to be loaded, and who is told how far it is; made by [`Checkpoint::load`].
+/// The tensors that are to be loaded, and the callback for progress; made by [`Checkpoint::load`].
 ///
 /// ```no_run
 /// use gpufile::Engine;
@@ -49,13 +49,13 @@ pub struct Load<'a> {
 
 type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 
-/// How far loading has come.
+/// The progress of loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// How many bytes have been read.
+    /// The number of bytes that have been read.
     pub done_bytes: u64,
-    /// How many bytes are to be read.
+    /// The number of bytes that are to be read.
     pub total_bytes: u64,
 }
 
@@ -66,7 +66,7 @@ pub struct Loaded<B> {
     catalog: Arc<Catalog>,
     choice: Choice,
     layout: Layout,
-    /// Where in the buffer the layout starts, in bytes.
+    /// The start of the layout in the buffer, in bytes.
     start: usize,
     buffer: B,
 }
@@ -79,11 +79,11 @@ pub struct TensorView<'a> {
     pub info: TensorInfo<'a>,
     /// The bytes, in C order and little-endian.
     pub bytes: BufSlice<'a>,
-    /// Where they lie in the buffer, in bytes.
+    /// The range of these bytes in the buffer.
     pub range: Range<usize>,
 }
 
-/// Which tensors of a catalog.
+/// The chosen tensors of a catalog.
 enum Choice {
     All,
     /// In the order of the files, each once.
@@ -144,8 +144,8 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// How many bytes a buffer for [`to_buffer`](Self::to_buffer) must have: those of the tensors, and of gaps between
-    /// them that alignment asks for.
+    /// Returns the number of bytes that a buffer for [`to_buffer`](Self::to_buffer) must have. It holds the tensors,
+    /// and gaps between them for alignment.
     ///
     /// # Errors
     /// [`Error::Memory`] if that is more than there are addresses.
@@ -166,7 +166,7 @@ impl<'a> Load<'a> {
         self.load(layout, buffer, 0)
     }
 
-    /// Loads into one allocation on the host, with tensors aligned as in [`to_device`](Self::to_device), but for the
+    /// Loads into one allocation on the host. Tensors are aligned as in [`to_device`](Self::to_device), except the
     /// first of each file: to 64 bytes.
     ///
     /// # Errors
@@ -299,12 +299,12 @@ fn read_step(mut reads: Vec<Read<'_>>) -> Result<()> {
 }
 
 impl<B: IoBuf> Loaded<B> {
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.choice.len(&self.catalog)
     }
 
-    /// Whether there are no tensors.
+    /// Returns whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

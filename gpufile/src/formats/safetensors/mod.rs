@@ -48,7 +48,8 @@ pub use save::{TensorData, save, save_sharded, save_with};
 pub(super) use shards::remove_abandoned;
 pub use write::NewTensor;
 
-/// How long the JSON object of a header may be, in bytes. The format's own limit; an index is held to it too.
+/// The most bytes that the JSON object of a header may have. This is the format's own limit; it applies to an index
+/// too.
 pub const MAX_HEADER_LEN: u64 = 100_000_000;
 
 /// The key of a header that is not a tensor.

@@ -13,8 +13,8 @@ use super::{FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA};
 use crate::formats::error::clip;
 use crate::formats::{Dtype, FormatError};
 
-/// How many bytes at the start of a file are its header, from at least the first eight of them and the file's length,
-/// both in bytes.
+/// Returns the length of the header, in bytes from the start of the file. Takes at least the first eight bytes of the
+/// file, and the file's length in bytes.
 ///
 /// # Errors
 /// [`FormatError::Truncated`] for fewer than eight bytes or a header longer than the file,
@@ -40,7 +40,7 @@ pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
     Ok(needed_bytes)
 }
 
-/// What files are that start with these bytes, which people take for safetensors files.
+/// Describes files that start with these bytes and that people take for safetensors files.
 fn known_by(start: &[u8; 8]) -> Option<&'static str> {
     const STARTS: [(&[u8], &str); 6] = [
         (b"version ", "a Git LFS pointer: the file that it stands for was not fetched"),
@@ -86,8 +86,8 @@ impl Header {
     }
 }
 
-/// What has been read so far. Read by our own visitor because the `safetensors` crate keeps the last of two tensors of
-/// the same name, and does not say which tensor is wrong.
+/// The parts of a header that have been read so far. Our own visitor reads them, because the `safetensors` crate
+/// keeps the last of two tensors of the same name. It also does not say which tensor is wrong.
 #[derive(Default)]
 struct Draft {
     table: Table,

@@ -27,7 +27,7 @@ use super::{Checkpoint, ShardIndex};
 use crate::formats::SaveOptions;
 use crate::formats::save::{Folder, Temporary};
 
-/// Where a model is to be.
+/// The place where a model is to be.
 pub(super) struct Place<'a> {
     folder: &'a Folder,
     options: &'a SaveOptions,

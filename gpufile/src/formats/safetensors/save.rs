@@ -23,7 +23,7 @@ pub struct TensorData<'a> {
     pub name: &'a str,
     /// The type of the elements.
     pub dtype: Dtype,
-    /// How long each axis is, in elements, the slowest first. Empty for a scalar.
+    /// The length of each axis, in elements, the slowest first. Empty for a scalar.
     pub shape: &'a [u64],
     /// The elements, in C order and little-endian.
     pub bytes: BufSlice<'a>,

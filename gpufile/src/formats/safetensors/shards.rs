@@ -11,7 +11,7 @@ use super::index::is_plain;
 use crate::formats::save::{is_random, random};
 use crate::formats::{Error, Result};
 
-/// What the name of an index has behind that of the file that would have the whole model.
+/// The end of an index's name, behind the name of the file that would have the whole model.
 pub(in crate::formats) const INDEX_SUFFIX: &str = ".index.json";
 
 /// The names of the shards that one save writes: `model-RANDOM-00001-of-00003.safetensors`.
@@ -26,7 +26,7 @@ impl<'a> ShardNames<'a> {
     /// Returns new names for the shards of a model that would have this file name if it were one file.
     ///
     /// # Errors
-    /// What the operating system said when it was asked for random bytes.
+    /// The operating system's error if it has no random bytes.
     pub fn new(model: &'a str) -> io::Result<Self> {
         Ok(Self { model: Split::of(model), random: random()? })
     }
@@ -52,7 +52,7 @@ impl<'a> Split<'a> {
     }
 }
 
-/// Who named a shard.
+/// The library that named a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Namer {
     /// [`ShardNames`].
@@ -61,7 +61,7 @@ pub(super) enum Namer {
     Other,
 }
 
-/// Returns who named a file as a shard of the model; `None` if its name is not that of a shard.
+/// Returns the library that named a file as a shard of the model; `None` if its name is not that of a shard.
 fn namer(model: &str, file: &str) -> Option<Namer> {
     let Split { stem, extension } = Split::of(model);
     let rest = file.strip_suffix(extension)?.strip_prefix(stem)?.strip_prefix('-')?;
@@ -79,7 +79,7 @@ fn namer(model: &str, file: &str) -> Option<Namer> {
 /// Removes those of the files that are shards of the model by their names, and that its index does not name.
 ///
 /// # Errors
-/// What reading the index said. No file is removed then.
+/// The error of reading the index. No file is removed then.
 pub(super) fn remove_unnamed<'a>(
     index_path: &Path,
     model: &str,
@@ -118,7 +118,7 @@ pub(in crate::formats) fn remove_abandoned(left: &Path, index_path: &Path) -> bo
     remove_unnamed(index_path, model, index.files().iter().map(String::as_str), &[Namer::Us]).is_ok()
 }
 
-/// Whether two paths lead to the same file.
+/// Returns whether two paths lead to the same file.
 pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity = |path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
     match (identity(one), identity(other)) {

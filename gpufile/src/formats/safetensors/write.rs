@@ -16,7 +16,7 @@ pub struct NewTensor<'a> {
     pub name: &'a str,
     /// The type of the elements.
     pub dtype: Dtype,
-    /// How long each axis is, in elements, the slowest first. Empty for a scalar.
+    /// The length of each axis, in elements, the slowest first. Empty for a scalar.
     pub shape: &'a [u64],
 }
 

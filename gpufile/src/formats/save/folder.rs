@@ -21,7 +21,7 @@ pub(in crate::formats) struct Folder {
     /// None if the folder may not be read and nothing is to be synced.
     pub(super) handle: Option<fs::File>,
     sync: bool,
-    /// Whether every process that can see the folder sees the locks of the others.
+    /// True if every process that can see the folder sees the locks of the others.
     pub(super) has_locks: bool,
 }
 
@@ -89,7 +89,7 @@ pub(in crate::formats) struct FolderLock<'a>(&'a fs::File);
 
 impl Drop for FolderLock<'_> {
     fn drop(&mut self) {
-        // Closing the folder would not do: a process that was forked meanwhile has a copy of the descriptor.
+        // Closing the folder would not do: a process that was forked since has a copy of the descriptor.
         // SAFETY: takes integers.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
@@ -120,8 +120,8 @@ fn sync(folder: &fs::File) -> io::Result<()> {
     }
 }
 
-/// Whether a folder is on a file system of this machine alone. Network file systems may keep locks to the machine that
-/// took them, or make them mandatory.
+/// Returns whether a folder is on a file system of this machine alone. Network file systems may keep locks to the
+/// machine that took them, or make them mandatory.
 fn is_local(folder: &fs::File) -> bool {
     const BCACHEFS: u32 = 0xca45_1a4e;
     const ZFS: u32 = 0x2fc1_2fc1;

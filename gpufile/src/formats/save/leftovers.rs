@@ -13,7 +13,7 @@ use super::Folder;
 use super::temporary::{target_of, try_lock};
 use crate::formats::safetensors;
 
-/// How long nobody wrote to a file that is left behind, where locks do not tell.
+/// The age beyond which an unmodified file counts as left behind, where locks do not tell.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Removes what killed processes left in a folder, the first time that this process saves there: later saves into a

@@ -16,7 +16,7 @@ pub(super) use temporary::{Temporary, is_random, random};
 use super::{Error, Result, of_entry};
 use crate::{File, OpenOptions};
 
-/// How files are saved.
+/// The way in which files are saved.
 ///
 /// A save writes a temporary file beside the one that it replaces, and renames it when it is complete. A program that
 /// opens the path during the save finds the old contents or the new ones. If a save fails, the old file is untouched

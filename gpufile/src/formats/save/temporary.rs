@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::{Folder, SaveOptions, failed, no_file_name};
 use crate::File;
 
-/// How the names of files end that are being written.
+/// The end of the names of files that are being written.
 pub(in crate::formats) const SUFFIX: &str = ".gpufile-tmp";
 
 /// A file under a name that nobody else uses. It is removed when it is dropped, except if it was renamed.
@@ -52,7 +52,7 @@ impl Temporary {
     /// Takes the lock; says whether the file is still there. Another process may have found it unlocked and removed it.
     ///
     /// # Errors
-    /// Why the file cannot be looked at. To create another would not end where none can be.
+    /// The file's metadata cannot be read. Creating another file would never end where none can be read.
     fn lock(&self) -> io::Result<bool> {
         match try_lock(&self.file) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -65,7 +65,7 @@ impl Temporary {
     /// Creates a file and writes it. If the options say so, it has reached the storage then.
     ///
     /// # Errors
-    /// What creating, writing or syncing said. Nothing is left then.
+    /// The error of creating, writing or syncing the file. Nothing is left then.
     pub fn written(
         folder: &Folder,
         target: &Path,
@@ -133,7 +133,7 @@ pub(in crate::formats) fn target_of(temporary: &[u8]) -> Option<&[u8]> {
     (dot > 0 && is_random(&name[dot + 1..])).then_some(&name[..dot])
 }
 
-/// Whether these are the digits of a number that [`random`] gave.
+/// Returns whether these are the digits of a number that [`random`] gave.
 pub(in crate::formats) fn is_random(digits: &[u8]) -> bool {
     digits.len() == 16 && digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -22,15 +22,17 @@ use crate::{Cause, Engine};
 /// Elements are read and written in C order and in the byte order of this machine, whatever the files have. Chunks
 /// without a file have the fill value.
 ///
-/// The files of uncompressed chunks, if they have that order, go straight to and from the buffer, in parallel, and their
-/// lengths are checked. Chunks that are compressed, sharded or ordered otherwise, and chunks that are so narrow that
-/// less than 512 bytes of them lie together, are decoded or encoded by zarrs on the host, in its threads, and copied in
-/// bands of the array. Chunks with checksums, and shards of such chunks, are read as a whole, however little of them is
-/// asked for, so that these are checked. [`has_raw_chunks`](Self::has_raw_chunks) says which kind an array has.
+/// Uncompressed chunks in that order go straight between their files and the buffer, in parallel. The lengths of
+/// their files are checked. [`has_raw_chunks`](Self::has_raw_chunks) tells whether an array has such chunks.
 ///
-/// Metadata is input from strangers, and an array without files may say that it has any size: who does not know the
-/// store looks at [`len_bytes`](Self::len_bytes) before memory is allocated for all of it. A compressed chunk may be
-/// unpacked to much more than the chunk's size, on the host, before zarrs refuses it.
+/// zarrs decodes or encodes the other chunks on the host, in its threads; they are copied in bands of the array.
+/// These are chunks that are compressed, sharded or ordered otherwise. Narrow chunks, of which less than 512 bytes
+/// lie together, are treated so too. Chunks with checksums, and shards of such chunks, are read as a whole, however
+/// small the requested part is. So the checksums are checked.
+///
+/// Metadata is untrusted input, and an array without files may claim any size. For a store from an unknown source,
+/// check [`len_bytes`](Self::len_bytes) before you allocate memory for all of the array. zarrs may unpack a
+/// compressed chunk to much more than the chunk's size, on the host, before it refuses the chunk.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -111,17 +113,17 @@ impl Array {
         &self.array
     }
 
-    /// How long each axis is, in elements. Empty for a scalar.
+    /// Returns the length of each axis, in elements. Empty for a scalar.
     pub fn shape(&self) -> &[u64] {
         self.array.shape()
     }
 
-    /// How many bytes one element takes.
+    /// Returns the number of bytes that one element takes.
     pub fn element_bytes(&self) -> usize {
         self.element_bytes
     }
 
-    /// How many bytes all elements take.
+    /// Returns the number of bytes that all elements take.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -134,7 +136,7 @@ impl Array {
         self.has_checksums
     }
 
-    /// Whether the files of chunks are the bytes of their elements, as they are in memory.
+    /// Returns whether the files of chunks are the bytes of their elements, as they are in memory.
     pub fn has_raw_chunks(&self) -> bool {
         self.has_raw_chunks
     }

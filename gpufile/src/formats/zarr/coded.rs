@@ -19,14 +19,15 @@ use crate::formats::error::clip;
 use crate::formats::memory::{addressable, out_of_memory, zeroed};
 use crate::memory::Memory;
 
-/// How many bytes of the array are decoded or encoded at a time, or those of one row of chunks. Also, how many bytes of
-/// chunks that are decoded as a whole, or those of one.
+/// The number of bytes of the array that are decoded or encoded at a time, unless one row of chunks has more. Also,
+/// the number of bytes of chunks that are decoded as a whole at a time, unless one has more.
 const BAND_BYTES: u64 = 128 << 20;
 
 /// Reads a region of the array, which is not empty.
 ///
 /// # Safety
-/// The memory must be that of an `IoBufMut` as long as the region, which stays and is used by nothing else meanwhile.
+/// The memory must be that of an `IoBufMut` as long as the region. It must stay, and nothing else may use it, during
+/// the call.
 pub(super) unsafe fn read(
     array: &Array,
     region: &[Range<u64>],
@@ -112,7 +113,7 @@ fn decode_chunk(array: &Array, indices: &[u64], extent: &Extent) -> Result<Optio
     }
 }
 
-/// Whether there is memory for a chunk: zarrs ends the process if there is none.
+/// Checks that there is memory for a chunk: zarrs ends the process if there is none.
 fn has_memory(array: &Array, len_bytes: u64) -> Result<()> {
     let mut bytes = Vec::<u8>::new();
     let reserved = bytes.try_reserve_exact(addressable(&array.folder(), len_bytes)?);
@@ -123,7 +124,7 @@ fn has_memory(array: &Array, len_bytes: u64) -> Result<()> {
 /// Writes the whole array, `region`, which is not empty.
 ///
 /// # Safety
-/// The memory must be that of an `IoBuf` as long as the array, which stays meanwhile.
+/// The memory must be that of an `IoBuf` as long as the array. It must stay during the call.
 pub(super) unsafe fn write(
     array: &Array,
     region: &[Range<u64>],
@@ -148,7 +149,7 @@ pub(super) unsafe fn write(
 /// Neighbouring rows of a region, whose bytes are one range of it.
 struct Band {
     region: Vec<Range<u64>>,
-    /// Where it starts in the region's bytes, and how long it is.
+    /// The start of the band in the region's bytes, and its length.
     start: usize,
     len_bytes: usize,
 }
@@ -183,7 +184,8 @@ fn bands(array: &Array, region: &[Range<u64>]) -> Result<Vec<Band>> {
     Ok(bands)
 }
 
-/// Which chunk of a region cannot be read, by trying one after the other; zarrs does not say.
+/// Returns the error of the chunk of a region that cannot be read, by trying one after the other; zarrs does not say
+/// which it is.
 fn culprit(array: &Array, region: &[Range<u64>], message: String) -> ZarrError {
     let all = || ZarrError::Codec { message: message.clone() };
     let Ok(chunks) = Chunks::meeting(array.as_zarrs(), region) else { return all() };

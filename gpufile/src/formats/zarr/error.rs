@@ -1,4 +1,4 @@
-//! What is wrong with an array, or was with a request.
+//! The errors of Zarr arrays, and of requests to them.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,29 +13,29 @@ pub enum ZarrError {
     /// There is no array, or its metadata is not such as zarrs takes.
     #[error("it cannot be opened: {message}")]
     Open {
-        /// What zarrs said, escaped, and cut if it is long.
+        /// The text of zarrs' error, escaped, and cut if it is long.
         message: String,
     },
     /// The array is of a kind that has no place in one buffer of bytes.
     #[error("{what} are not supported")]
     Unsupported {
-        /// What it has.
+        /// The unsupported parts.
         what: &'static str,
     },
-    /// The array or a chunk is larger than is read or written: 2^63 - 1 bytes for an array, 2^48 for a chunk.
+    /// The array or a chunk is larger than this crate reads or writes: 2^63 - 1 bytes for an array, 2^48 for a chunk.
     #[error("shape times element size of {what} is more than {limit_bytes} bytes")]
     SizeOverflow {
         /// `the array` or `a chunk`.
         what: &'static str,
-        /// How large it may be.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
     /// A region was asked for that the array does not have.
     #[error("there is no region {} in shape {shape:?}", Ranges(.region))]
     NoSuchRegion {
-        /// What was asked for: a range of indices for each axis.
+        /// The region that was asked for: a range of indices for each axis.
         region: Vec<Range<u64>>,
-        /// How long each axis is.
+        /// The length of each axis.
         shape: Vec<u64>,
     },
     /// The file of an uncompressed chunk is not as long as the chunk.
@@ -43,9 +43,9 @@ pub enum ZarrError {
     ChunkLength {
         /// The chunk's key in the store.
         key: String,
-        /// How long it should be.
+        /// The length that it should have, in bytes.
         needed_bytes: u64,
-        /// How long it is.
+        /// The length that it has, in bytes.
         found_bytes: u64,
     },
     /// A chunk could not be read and decoded, or encoded and written.
@@ -53,13 +53,13 @@ pub enum ZarrError {
     Chunk {
         /// The chunk's key in the store, cut if it is long.
         key: String,
-        /// What zarrs said, escaped, and cut if it is long.
+        /// The text of the error, usually zarrs' own, escaped, and cut if it is long.
         message: String,
     },
     /// Chunks could not be read and decoded, or encoded and written, and it is not known which.
     #[error("{message}")]
     Codec {
-        /// What zarrs said, escaped, and cut if it is long.
+        /// The text of the error, usually zarrs' own, escaped, and cut if it is long.
         message: String,
     },
 }
@@ -71,7 +71,7 @@ impl ZarrError {
     }
 }
 
-/// What zarrs does, or what it said; it panics over some damaged metadata and chunks.
+/// Returns the result of zarrs, or the text of its error or panic; it panics over some damaged metadata and chunks.
 pub(super) fn guarded<T, E: fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     // What it works on is read only, or given up if it fails.
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -84,7 +84,7 @@ pub(super) fn guarded<T, E: fmt::Display>(work: impl FnOnce() -> Result<T, E>) -
     }
 }
 
-/// What zarrs said, fit to be shown: it quotes metadata as it is.
+/// Returns the text of zarrs' error, escaped and cut: zarrs quotes metadata as it is.
 pub(super) fn said(error: impl fmt::Display) -> String {
     let text = error.to_string();
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };

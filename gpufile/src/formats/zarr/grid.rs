@@ -12,13 +12,13 @@ use crate::formats::array_bits;
 
 pub(super) type ZarrsArray = zarrs::array::Array<FileStore>;
 
-/// How many bytes an array may have: what fits into a Rust allocation, and no sum of two indices overflows.
+/// The most bytes that an array may have: as many fit into a Rust allocation, and no sum of two indices overflows.
 const MAX_ARRAY_BYTES: u64 = i64::MAX as u64;
 
-/// How many bytes a chunk may have. zarrs multiplies the number of its elements by small numbers.
+/// The most bytes that a chunk may have. zarrs multiplies the number of its elements by small numbers.
 const MAX_CHUNK_BYTES: u64 = 1 << 48;
 
-/// How many bytes one element has.
+/// Returns the number of bytes that one element has.
 pub(super) fn element_bytes(array: &ZarrsArray) -> Result<usize, ZarrError> {
     match array.data_type().fixed_size() {
         Some(0) => Err(ZarrError::Unsupported { what: "elements without bytes" }),
@@ -27,7 +27,7 @@ pub(super) fn element_bytes(array: &ZarrsArray) -> Result<usize, ZarrError> {
     }
 }
 
-/// How many bytes the elements of an array have.
+/// Returns the number of bytes that the elements of an array have.
 pub(super) fn array_bytes(array: &ZarrsArray, element_bytes: usize) -> Result<u64, ZarrError> {
     size("the array", array.shape(), element_bytes, MAX_ARRAY_BYTES)
 }
@@ -43,10 +43,10 @@ fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u6
     }
 }
 
-/// How many bytes the longest chunk has, of a grid of zarrs' own.
+/// Returns the number of bytes that the longest chunk has, of a grid of zarrs' own.
 ///
-/// Checks the lengths of chunks that a grid lists: zarrs adds and multiplies them without looking, and where a sum wraps
-/// around, chunks overlap or lie outside of the array.
+/// Checks the lengths of chunks that a grid lists, because zarrs adds and multiplies them unchecked. Where a sum
+/// wraps around, chunks overlap or lie outside of the array.
 pub(super) fn longest_chunk_bytes(array: &ZarrsArray, element_bytes: usize) -> Result<u64, ZarrError> {
     let metadata = array.chunk_grid().create_metadata();
     let axes =
@@ -79,8 +79,8 @@ fn check_inner(configuration: &Map<String, Value>, element_bytes: usize) -> Resu
     inner.into_iter().try_for_each(|configuration| check_inner(configuration, element_bytes))
 }
 
-/// Whether chunks, or those that shards are made of, have a checksum that zarrs looks at only if it decodes all of them.
-/// The index of shards is always decoded as a whole.
+/// Returns whether chunks, or those that shards are made of, have a checksum that zarrs checks only if it decodes all
+/// of them. The index of shards is always decoded as a whole.
 pub(super) fn has_checksums(array: &ZarrsArray) -> bool {
     let codecs = array.codecs();
     codecs.bytes_to_bytes_codecs().iter().any(|codec| is_checksum(codec.identifier()))
@@ -101,7 +101,7 @@ fn is_checksum(codec: &str) -> bool {
     ["adler32", "crc32c", "fletcher32"].iter().any(|checksum| codec.contains(checksum))
 }
 
-/// Whether the bytes in the file of a chunk are those of its elements in C order, as this machine has them.
+/// Returns whether the bytes in the file of a chunk are those of its elements in C order, as this machine has them.
 pub(super) fn is_raw(array: &ZarrsArray, element_bytes: usize) -> bool {
     let codecs = array.codecs();
     let codec = codecs.array_to_bytes_codec();
@@ -117,7 +117,7 @@ pub(super) fn is_raw(array: &ZarrsArray, element_bytes: usize) -> bool {
         && (element_bytes == 1 || matches!(array.data_type(), DataType::RawBits(_)) || is_native())
 }
 
-/// Where a chunk begins, and how long it is along each axis, also where it goes beyond the array.
+/// The start of a chunk, and its length along each axis, also where it goes beyond the array.
 #[derive(Debug, Clone)]
 pub(super) struct Extent {
     pub origin: Vec<u64>,
@@ -152,7 +152,7 @@ impl Extent {
         Self::of(array, &indices, element_bytes)
     }
 
-    /// How long runs are in a region with such chunks, not looking at its edges.
+    /// Returns the length in bytes of runs in a region with such chunks, except at the region's edges.
     pub fn usual_run_bytes(&self, region: &[Range<u64>], element_bytes: usize) -> usize {
         let mut run_bytes = element_bytes;
         for (&chunk_len, wanted) in self.shape.iter().zip(region).rev() {
@@ -190,7 +190,7 @@ impl<'a> Chunks<'a> {
         Ok(Self { array, first, counts })
     }
 
-    /// How many there are: no more than elements.
+    /// Returns the number of chunks: no more than elements.
     pub fn count(&self) -> u64 {
         self.counts.iter().product()
     }

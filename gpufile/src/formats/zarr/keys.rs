@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
-/// Whether a key names a file in the folder, and not the folder or one outside: no part of it is empty or `.` or `..`.
+/// Returns whether a key names a file in the folder, and not the folder or a file outside. No part of such a key is
+/// empty or `.` or `..`.
 pub(super) fn is_plain(key: &str) -> bool {
     !key.contains('\0') && key.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-/// How keys become paths.
+/// The rules by which keys become paths.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct KeyRules {
     /// All letters are made small.
@@ -33,7 +34,8 @@ impl KeyRules {
     }
 }
 
-/// Whether a name is numbers with dots between them: a chunk of an array of version 2 with more than one axis.
+/// Returns whether a name is numbers with dots between them: a chunk of an array of version 2 with more than one
+/// axis.
 fn is_dotted(name: &str) -> bool {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     name.contains('.') && name.split('.').all(is_number)

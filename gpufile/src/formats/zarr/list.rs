@@ -12,15 +12,15 @@ use zarrs::storage::{
 use super::store::{FileStore, has_gone};
 use crate::formats::save::target_of;
 
-/// What one folder of a store holds, by name, and what is no key left out: other kinds of files, names that are not
-/// UTF-8, and files that are being written.
+/// The contents of one folder of a store, by name, without what is no key. Not keys are other kinds of files, names
+/// that are not UTF-8, and files that are being written.
 struct Folder {
     files: Vec<(String, u64)>,
     folders: Vec<(String, PathBuf)>,
 }
 
 impl Folder {
-    /// What is there; nothing if there is no folder.
+    /// Reads a folder. Returns nothing if there is no folder.
     fn read(path: &Path) -> Result<Self, StorageError> {
         let mut folder = Self { files: Vec::new(), folders: Vec::new() };
         let entries = match fs::read_dir(path) {
@@ -31,7 +31,7 @@ impl Folder {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             let metadata = match fs::metadata(entry.path()) {
-                // It went meanwhile, or is a link that leads nowhere.
+                // It was removed since the listing, or is a link that leads nowhere.
                 Err(error) if has_gone(&error) || leads_nowhere(&error) => continue,
                 metadata => metadata?,
             };
@@ -47,7 +47,7 @@ impl Folder {
     }
 }
 
-/// Whether an error says that a link leads to itself, or into a file.
+/// Returns whether an error says that a link leads to itself, or into a file.
 fn leads_nowhere(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR))
 }

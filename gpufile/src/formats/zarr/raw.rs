@@ -16,22 +16,23 @@ use crate::{Engine, File, IoRange, ReadRequest};
 /// Shorter runs are not worth a read each.
 const MIN_RUN_BYTES: usize = 512;
 
-/// How many threads open files and wait while the engine reads. While some open theirs, it works for the others.
+/// The number of threads that open files and wait while the engine reads. While some open theirs, it works for the
+/// others.
 const READERS: usize = 4;
 
-/// How many files one of them opens at a time: few enough for the usual limit of 1024 to a process.
+/// The number of files that one of them opens at a time: few enough for the usual limit of 1024 to a process.
 const FILES: u64 = 64;
 
-/// How many bytes of chunks one of them has read at a time.
+/// The number of bytes of chunks that one of them has read at a time.
 const TURN_BYTES: u64 = 512 << 20;
 
-/// How many runs it has read at a time, or those of one chunk.
+/// The number of runs that one of them has read at a time, unless one chunk has more.
 const RUNS: usize = 32 << 10;
 
-/// How much padding is written at a time.
+/// The number of bytes of padding that are written at a time.
 const PADDING_BYTES: usize = 1 << 20;
 
-/// Whether a region is worth reading or writing this way.
+/// Returns whether a region is worth reading or writing this way.
 pub(super) fn suits(array: &Array, region: &[Range<u64>]) -> Result<bool> {
     if !array.has_raw_chunks() {
         return Ok(false);
@@ -45,7 +46,8 @@ pub(super) fn suits(array: &Array, region: &[Range<u64>]) -> Result<bool> {
 /// Reads a region of the array, which is not empty.
 ///
 /// # Safety
-/// The memory must be that of an `IoBufMut` as long as the region, which stays and is used by nothing else meanwhile.
+/// The memory must be that of an `IoBufMut` as long as the region. It must stay, and nothing else may use it, during
+/// the call.
 pub(super) unsafe fn read(
     array: &Array,
     region: &[Range<u64>],
@@ -155,7 +157,7 @@ impl Chunk {
 /// Writes the whole array, `region`, which is not empty.
 ///
 /// # Safety
-/// The memory must be that of an `IoBuf` as long as the array, which stays meanwhile.
+/// The memory must be that of an `IoBuf` as long as the array. It must stay during the call.
 pub(super) unsafe fn write(
     array: &Array,
     region: &[Range<u64>],

@@ -1,11 +1,11 @@
-//! Where the bytes of a chunk lie in its file and in a region of the array.
+//! The places of a chunk's bytes in its file and in a region of the array.
 
 use std::ops::Range;
 
 /// The part of a chunk that lies in a region, as ranges of bytes that are whole in both.
 #[derive(Debug, Clone)]
 pub(super) struct Runs {
-    /// How long each run is.
+    /// The length of each run, in bytes.
     pub run_bytes: usize,
     chunk_start: u64,
     region_start: usize,
@@ -52,12 +52,12 @@ impl Runs {
         runs
     }
 
-    /// How many there are.
+    /// Returns the number of runs.
     pub fn count(&self) -> u64 {
         self.axes.iter().map(|axis| axis.len).product()
     }
 
-    /// How many bytes all have together.
+    /// Returns the number of bytes that all runs have together.
     pub fn total_bytes(&self) -> u64 {
         self.count() * self.run_bytes as u64
     }

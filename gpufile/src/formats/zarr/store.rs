@@ -47,10 +47,10 @@ pub struct FileStore {
     saving: SaveOptions,
 }
 
-/// How long a metadata document may be, in bytes.
+/// The most bytes that a metadata document may have.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
 
-/// What metadata documents are called.
+/// The names of metadata documents.
 const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"];
 
 impl FileStore {
@@ -74,25 +74,26 @@ impl FileStore {
         self
     }
 
-    /// Whether to wait after each write until the file has reached the storage, and the folders that were made for it
-    /// (`fsync`); not without this.
+    /// Sets whether each write waits until the file has reached the storage, and the folders that were made for it
+    /// (`fsync`). By default it does not wait.
     #[must_use]
     pub fn sync(mut self, sync: bool) -> Self {
         self.saving = self.saving.sync(sync);
         self
     }
 
-    /// Whether all letters of keys are made small before files are looked for, for stores that were written that way
-    /// because file systems differ in telling `A` from `a`. Not without this.
+    /// Sets whether all letters of keys are made small before files are looked for. Some stores were written so
+    /// because file systems differ in telling `A` from `a`. By default keys stay as they are.
     #[must_use]
     pub fn normalize_keys(mut self, normalize_keys: bool) -> Self {
         self.rules.lower_case = normalize_keys;
         self
     }
 
-    /// Where the files of chunks are whose keys have dots between numbers, as those of arrays of version 2: with `/`,
-    /// chunk `0.1` is the file `1` in the folder `0`. It serves arrays whose metadata does not say that their chunks lie
-    /// so. Without this, or with `.`, the key is the name; what the metadata of an array says needs nothing here.
+    /// Sets the separator in the names of chunk files whose keys have dots between numbers, as in arrays of version
+    /// 2. With `/`, chunk `0.1` is the file `1` in the folder `0`. This serves arrays whose metadata does not say
+    /// that their chunks lie so. By default, or with `.`, the key is the name. An array whose metadata names its
+    /// separator does not need this.
     #[must_use]
     pub fn dimension_separator(mut self, separator: ChunkKeySeparator) -> Self {
         self.rules.nested = separator == ChunkKeySeparator::Slash;
@@ -274,7 +275,7 @@ fn read(file: &File, start: u64, len_bytes: u64) -> Result<Bytes, StorageError> 
     Ok(bytes.into())
 }
 
-/// Where a range of a file starts and ends, if the file has it.
+/// Returns the start and the end of a range of a file, in bytes, if the file has it.
 fn resolve(range: ByteRange, len_bytes: u64) -> Option<(u64, u64)> {
     let (start, end) = match range {
         ByteRange::FromStart(start, None) => (start, len_bytes),
@@ -294,7 +295,8 @@ fn shown(range: ByteRange) -> ByteRange {
     }
 }
 
-/// Whether an error says that there is no such file: nothing of that name, or a file where the key has a folder.
+/// Returns whether an error says that there is no such file: nothing of that name, or a file where the key has a
+/// folder.
 fn is_missing(errno: Option<i32>) -> bool {
     matches!(errno, Some(libc::ENOENT | libc::ENOTDIR))
 }
@@ -310,7 +312,7 @@ fn failed(error: crate::Error) -> StorageError {
     io::Error::from(error).into()
 }
 
-/// What a listing met that went while it was made.
+/// Returns whether an error says that a listed file or folder was removed during the listing.
 pub(super) fn has_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound
 }

@@ -5,10 +5,10 @@ use crate::Engine;
 use crate::cuda::Stream;
 use crate::memory::{Memory, Place};
 
-/// How much of a repeated element is laid out for copying, in bytes.
+/// The number of bytes of repeated elements that are laid out for copying.
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// How many copies are handed to CUDA at a time.
+/// The number of copies that are handed to CUDA at a time.
 const COPIES: usize = 4096;
 
 /// A buffer's memory, and the stream that copies to and from it if it is on a GPU.
@@ -19,7 +19,7 @@ pub(super) struct Target {
 
 impl Target {
     /// # Errors
-    /// What CUDA said.
+    /// The error that CUDA returned.
     pub fn new(memory: Memory, engine: &Engine) -> cufile::Result<Self> {
         let stream = match memory.place {
             Place::Host => None,
@@ -31,10 +31,10 @@ impl Target {
     /// Copies bytes to the buffer.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// The error that CUDA returned.
     ///
     /// # Safety
-    /// The memory must be that of an `IoBufMut`, and nothing else use this part of it meanwhile.
+    /// The memory must be that of an `IoBufMut`. Nothing else may use this part of it during the call.
     pub unsafe fn put(&self, start: usize, bytes: &[u8]) -> cufile::Result<()> {
         let target = self.part(start, bytes.len());
         match &self.stream {
@@ -54,10 +54,10 @@ impl Target {
     /// Copies bytes from the buffer.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// The error that CUDA returned.
     ///
     /// # Safety
-    /// The memory must be that of an `IoBuf`, and nothing write this part of it meanwhile.
+    /// The memory must be that of an `IoBuf`. Nothing may write this part of it during the call.
     pub unsafe fn get(&self, start: usize, bytes: &mut [u8]) -> cufile::Result<()> {
         let source = self.part(start, bytes.len()).cast_const();
         match &self.stream {
@@ -77,7 +77,7 @@ impl Target {
     /// Repeats an element over runs of the buffer.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// The error that CUDA returned.
     ///
     /// # Safety
     /// As for [`put`](Self::put).

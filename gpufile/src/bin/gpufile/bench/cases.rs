@@ -16,14 +16,14 @@ use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, in_order};
 use super::timing::{Measured, timed};
 use super::{Bench, GIB, KIB, MIB, Result};
 
-/// What is measured, under the names that all peers have for it.
+/// A measurement, under the name that all peers have for it.
 pub struct Case {
     pub peer: &'static str,
     pub name: &'static str,
     /// The numbers of threads, one after the other; 0 leaves the number to the engine.
     pub threads: &'static [usize],
     pub run: Run,
-    /// Whether it writes to FILE itself.
+    /// True if it writes to FILE itself.
     pub overwrites: bool,
 }
 
@@ -157,7 +157,7 @@ fn mapped_scatter(
 ) -> Result<Measured> {
     let ranges = scatter.ranges(bench, memory);
     let file = bench.options(threads).open(&bench.path)?;
-    // SAFETY: this program does not write the file meanwhile, and who starts it is told that nobody else may.
+    // SAFETY: this program does not write the file while it is mapped; the usage text says that nobody else may.
     let mapped = unsafe { file.map() }?;
     let laps = bench.warm_laps(|| {
         let mut target = memory.poisoned(memory.len_bytes())?;
@@ -184,7 +184,7 @@ fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result
     Ok(Measured { size, ops, laps })
 }
 
-/// What of a stream-ordered read is timed.
+/// The end of the time that is measured of a stream-ordered read.
 #[derive(PartialEq)]
 enum Until {
     CallReturns,

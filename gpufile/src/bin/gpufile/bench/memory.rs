@@ -12,10 +12,10 @@ use gpufile::cuda::{Device, DeviceBuffer};
 use super::{Bench, MIB, Result};
 use crate::Failure;
 
-/// What a buffer is filled with, so that bytes from an earlier read are not taken for those of a later one.
+/// The byte that fills a buffer, so that bytes from an earlier read are not taken for those of a later one.
 pub const POISON: u8 = 0x5a;
 
-/// What can be compared with a file.
+/// Memory that can be compared with a file.
 pub trait Contents {
     /// Copies the bytes from `offset` on.
     fn copy(&self, offset: usize, target: &mut [u8]) -> Result;

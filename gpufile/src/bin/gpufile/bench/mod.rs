@@ -37,7 +37,7 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-/// What every case knows.
+/// The parameters that every case gets.
 struct Bench {
     path: PathBuf,
     /// Whole 16 MiB pieces; the rest of the file stays untouched.
@@ -58,7 +58,8 @@ impl Bench {
         File::options().read(true).engine(&self.engine(threads))
     }
 
-    /// How much device memory the cases share: enough for all of each, or, if the file is small, for a part of some.
+    /// Returns the number of bytes of device memory that the cases share. It is enough for all of each, or, if the
+    /// file is small, for a part of some.
     fn device_bytes(&self) -> usize {
         if self.file_bytes < GIB { self.file_bytes } else { self.file_bytes.max(2 * GIB) }
     }

@@ -11,7 +11,7 @@ pub struct Lap {
     cpu_seconds: f64,
 }
 
-/// What a case found.
+/// The result of a case.
 pub struct Measured {
     /// The bytes of each operation.
     pub size: usize,
@@ -19,7 +19,7 @@ pub struct Measured {
     pub laps: Vec<Lap>,
 }
 
-/// How long `work` takes.
+/// Measures the time that `work` takes.
 pub fn timed<E: Into<Box<dyn Error>>>(work: impl FnOnce() -> Result<(), E>) -> Result<Lap> {
     let (cpu_before, start) = (cpu_seconds(), Instant::now());
     work().map_err(Into::into)?;
@@ -41,7 +41,7 @@ impl Bench {
 }
 
 impl Measured {
-    /// What the line says behind peer and case.
+    /// Returns the text of the line behind peer and case.
     pub fn line(mut self, threads: usize) -> String {
         let (size, ops) = (self.size, self.ops);
         self.laps.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
@@ -57,7 +57,7 @@ impl Measured {
     }
 }
 
-/// What the process has spent so far, in user and in system mode.
+/// Returns the processor time that the process has spent so far, in user and in system mode, in seconds.
 fn cpu_seconds() -> f64 {
     // SAFETY: all-zero is a valid value of this struct of integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
