@@ -1,4 +1,4 @@
-//! Queries of what the kernel's page cache holds of a file, and ways to empty and fill it.
+//! The kernel's page cache: what it holds of a file, and how to empty and fill it.
 //!
 //! A read of cached pages is a copy in memory. Any other read waits for the storage, and may as well bypass the
 //! cache. [`residency`] helps to choose between the two. [`drop`] makes the next read a cold one, for a measurement
@@ -30,7 +30,7 @@ use std::ptr;
 /// The same number on every architecture that CUDA runs on; libc does not name it on all of them.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// The share of a range that the page cache holds, in pages of the system's page size. A page counts as a whole,
+/// The part of a range that the page cache holds, in pages of the system's page size. A page counts as a whole,
 /// however little of it the range covers.
 ///
 /// # Staleness
@@ -65,13 +65,14 @@ impl Residency {
 /// Returns how much of a range of the file is cached.
 ///
 /// Asks `cachestat(2)`, in about a microsecond and two more for each MiB that is cached. That may be missing (Linux
-/// before 6.5), filtered out, or blind (on overlayfs it sees no pages). Then maps the range piece by piece and asks
-/// `mincore(2)`. This takes some times as long, needs a descriptor open for reading, and does not count dirty pages.
+/// before 6.5), filtered out, or blind (on overlayfs it sees no pages). In that case it maps the range piece by piece
+/// and asks `mincore(2)`. This takes some times as long, needs a descriptor open for reading, and does not count
+/// dirty pages.
 ///
 /// # Errors
 /// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file.
-/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel keeps the answer from this process. It may
-/// tell only processes that own the file or may write it.
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel keeps the answer from this process. The kernel
+/// may tell only processes that own the file or may write it.
 pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
@@ -160,7 +161,7 @@ fn status(fd: BorrowedFd<'_>) -> io::Result<libc::stat> {
 }
 
 /// Returns whether cachestat left the question open. Some sandboxes refuse system calls that they do not know with
-/// EPERM. Where the kernel means it, mincore's answer is no other.
+/// EPERM. If the kernel means it, mincore gives no other answer.
 fn is_no_answer(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EPERM))
 }
@@ -183,7 +184,7 @@ pub(crate) fn page_bytes() -> u64 {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// Returns the number of pages that a range touches, which is not empty.
+/// Returns the number of pages that a range touches. The range must not be empty.
 fn pages(range: &Range<u64>) -> u64 {
     range.end.div_ceil(page_bytes()) - range.start / page_bytes()
 }

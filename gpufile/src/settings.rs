@@ -104,15 +104,15 @@ impl Settings {
         self.threads
     }
 
-    /// Returns the number of bytes of a piece that one thread transfers. With `None`, the default, each transfer
-    /// chooses by its length.
+    /// Returns the length in bytes of the pieces that one thread transfers at a time. With `None`, the default, each
+    /// transfer chooses by its length.
     pub fn task_bytes(&self) -> Option<usize> {
         self.task_bytes
     }
 
     /// Returns the number of bytes that each pinned bounce buffer is for, 1 GiB at most. The buffer has an eighth
-    /// more, and 16 KiB, to align them in. The default is 4 MiB. That is enough that neither a read nor a copy to the
-    /// GPU is bound by its start, and little to wait for before the first copy.
+    /// more, and 16 KiB, to align them in. The default is 4 MiB. With that, neither a read nor a copy to the GPU is
+    /// bound by its start, and the first copy waits for little.
     pub fn bounce_buffer_bytes(&self) -> usize {
         self.bounce_buffer_bytes
     }
@@ -138,12 +138,12 @@ impl Settings {
         self.path_policy
     }
 
-    /// Returns whether reads bypass the page cache. By default [`Auto`](DirectIo::Auto).
+    /// Returns when reads bypass the page cache. By default [`Auto`](DirectIo::Auto).
     pub fn direct_read(&self) -> DirectIo {
         self.direct_read
     }
 
-    /// Returns whether writes bypass the page cache. By default [`Auto`](DirectIo::Auto).
+    /// Returns when writes bypass the page cache. By default [`Auto`](DirectIo::Auto).
     pub fn direct_write(&self) -> DirectIo {
         self.direct_write
     }

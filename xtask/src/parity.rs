@@ -40,8 +40,8 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
     rows.map(|at| lines[at].trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// Returns the names in a cell that its files lack, whose links are relative to a folder. Each name belongs to the
-/// link before it. Names before the first link are not checked.
+/// Returns the names in a cell that its files lack. Links to the files are relative to `folder`. Each name belongs to
+/// the link before it. Names before the first link are not checked.
 fn missing(folder: &str, cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<String> {
     let (mut file, mut missing) = (None, Vec::new());
     for part in parts(cell) {

@@ -1,4 +1,4 @@
-//! The failure cases: each must make a sample fail, with a message that names the cause.
+//! The failure cases: a sample must fail with a message that names the cause, or make up for the fault.
 
 use std::fmt;
 use std::fs::File;

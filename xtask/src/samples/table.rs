@@ -23,7 +23,7 @@ pub enum Argument {
 pub const LARGE: u64 = 1 << 30;
 pub const LARGE_EMULATED: u64 = 16 << 20;
 
-/// The faults that must make a sample fail.
+/// The faults that a sample is tried with, and whether they must make it fail.
 #[derive(Clone, Copy)]
 pub enum Case {
     /// Each of these commands to the emulator, one in each run.

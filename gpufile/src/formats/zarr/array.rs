@@ -27,8 +27,8 @@ use crate::{Cause, Engine};
 ///
 /// zarrs decodes or encodes the other chunks on the host, in its threads; they are copied in bands of the array.
 /// These are chunks that are compressed, sharded or ordered otherwise. Narrow chunks, of which less than 512 bytes
-/// lie together, are treated so too. Chunks with checksums, and shards of such chunks, are read as a whole, however
-/// small the requested part is. So the checksums are checked.
+/// lie together, go this way too. Chunks with checksums, and shards of such chunks, are read as a whole, however
+/// small the requested part is, so that the checksums are checked.
 ///
 /// Metadata is untrusted input, and an array without files may claim any size. For a store from an unknown source,
 /// check [`len_bytes`](Self::len_bytes) before you allocate memory for all of the array. zarrs may unpack a

@@ -149,7 +149,7 @@ pub(super) unsafe fn write(
 /// Neighbouring rows of a region, whose bytes are one range of it.
 struct Band {
     region: Vec<Range<u64>>,
-    /// The start of the band in the region's bytes, and its length.
+    /// The start of the band in the region's bytes, and its length, in bytes.
     start: usize,
     len_bytes: usize,
 }

@@ -19,7 +19,7 @@ pub enum ZarrError {
     /// The array is of a kind that has no place in one buffer of bytes.
     #[error("{what} are not supported")]
     Unsupported {
-        /// The unsupported parts.
+        /// The features that are not supported.
         what: &'static str,
     },
     /// The array or a chunk is larger than this crate reads or writes: 2^63 - 1 bytes for an array, 2^48 for a chunk.

@@ -12,8 +12,8 @@ use zarrs::storage::{
 use super::store::{FileStore, has_gone};
 use crate::formats::save::target_of;
 
-/// The contents of one folder of a store, by name, without what is no key. Not keys are other kinds of files, names
-/// that are not UTF-8, and files that are being written.
+/// The files and folders in one folder of a store, by name. Other kinds of files, names that are not UTF-8, and files
+/// that are being written are no keys, and left out.
 struct Folder {
     files: Vec<(String, u64)>,
     folders: Vec<(String, PathBuf)>,

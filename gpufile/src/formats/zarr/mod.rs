@@ -4,9 +4,9 @@
 //! whole or in part into one buffer of the host or a GPU, and written from one: see there which chunks go straight
 //! between their files and the buffer, and which by zarrs' codecs on the host.
 //!
-//! zarrs does what this crate does not do with an array: creating, resizing, attributes, groups. It is re-exported
-//! [here](zarrs). The codecs `blosc`, `crc32c`, `gzip`, `sharding`, `transpose` and `zstd` are compiled in. Others
-//! are features of zarrs 0.22, which you enable in your own dependency on it.
+//! zarrs, which is re-exported [here](zarrs), does what this crate does not do with an array: creating, resizing,
+//! attributes, groups. The codecs `blosc`, `crc32c`, `gzip`, `sharding`, `transpose` and `zstd` are compiled in.
+//! Others are features of zarrs 0.22: enable them in your own dependency on zarrs.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -90,10 +90,10 @@ impl FileStore {
         self
     }
 
-    /// Sets the separator in the names of chunk files whose keys have dots between numbers, as in arrays of version
-    /// 2. With `/`, chunk `0.1` is the file `1` in the folder `0`. This serves arrays whose metadata does not say
-    /// that their chunks lie so. By default, or with `.`, the key is the name. An array whose metadata names its
-    /// separator does not need this.
+    /// Sets the separator in the names of chunk files whose keys have dots between numbers, as in version 2 arrays.
+    /// With `/`, chunk `0.1` is the file `1` in the folder `0`. This serves arrays whose metadata does not say that
+    /// their chunks lie so. By default, or with `.`, the key is the name. An array whose metadata names its separator
+    /// does not need this.
     #[must_use]
     pub fn dimension_separator(mut self, separator: ChunkKeySeparator) -> Self {
         self.rules.nested = separator == ChunkKeySeparator::Slash;
