@@ -119,7 +119,7 @@ impl Error {
         }
     }
 
-    /// The errno, if the operating system refused.
+    /// Returns the errno, if the operating system refused.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self.cause() {
             Cause::Io(error) => error.raw_os_error(),
@@ -131,7 +131,7 @@ impl Error {
         }
     }
 
-    /// The kind that an [`io::Error`] of the same cause has.
+    /// Returns the kind that an [`io::Error`] of the same cause has.
     pub fn kind(&self) -> io::ErrorKind {
         match self.cause() {
             Cause::Io(error) => error.kind(),

@@ -34,7 +34,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Neither reading nor writing, as [`std::fs::OpenOptions`].
+    /// Returns options for neither reading nor writing, as [`std::fs::OpenOptions`].
     pub fn new() -> Self {
         Self {
             options: fs::OpenOptions::new(),
@@ -48,13 +48,13 @@ impl OpenOptions {
         }
     }
 
-    /// For reading.
+    /// Sets whether the file is opened for reading.
     pub fn read(mut self, read: bool) -> Self {
         self.options.read(read);
         self
     }
 
-    /// For writing.
+    /// Sets whether the file is opened for writing.
     pub fn write(mut self, write: bool) -> Self {
         self.options.write(write);
         self.write = write;
@@ -172,7 +172,7 @@ impl OpenOptions {
         }
     }
 
-    /// The engine that files are opened with, or why there is none.
+    /// Returns the engine that files are opened with, or why there is none.
     pub(crate) fn engine_or_global(&self) -> std::result::Result<Engine, Cause> {
         match &self.engine {
             Some(engine) => Ok(engine.clone()),

@@ -51,7 +51,7 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// The cached share, from 0 to 1. An empty range counts as cached.
+    /// Returns the cached share, from 0 to 1. An empty range counts as cached.
     pub fn fraction(&self) -> f64 {
         if self.pages == 0 { 1.0 } else { self.cached as f64 / self.pages as f64 }
     }
@@ -142,7 +142,7 @@ fn advise(fd: BorrowedFd<'_>, range: &Range<u64>, advice: libc::c_int) -> io::Re
     }
 }
 
-/// The part of the range that the file has; its bounds fit an `off_t`.
+/// Returns the part of the range that the file has; its bounds fit an `off_t`.
 fn clip(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Range<u64>> {
     let status = status(fd)?;
     if status.st_mode & libc::S_IFMT != libc::S_IFREG {
@@ -279,7 +279,9 @@ mod tests {
         env::var_os("CUFILE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from)
     }
 
-    /// An unnamed file of `len` bytes, all written, piece by piece, so that the kernel keeps no larger folios.
+    /// Creates an unnamed file of `len` bytes, all written, piece by piece, so that the kernel keeps no larger
+    /// folios.
+    /// folios.
     fn written(folder: &Path, len: u64) -> File {
         let file = tempfile::tempfile_in(folder).unwrap();
         for at in (0..len).step_by(PIECE as usize) {
@@ -560,7 +562,7 @@ mod tests {
         });
     }
 
-    /// A folder on an overlay of this one, for this thread alone; or why there is none.
+    /// Mounts an overlay of this folder for this thread alone, and returns a folder on it, or why there is none.
     fn overlay_on(folder: &Path) -> io::Result<PathBuf> {
         let path = |path: &Path| std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
         let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| folder.join(name));

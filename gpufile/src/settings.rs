@@ -59,7 +59,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The defaults, changed by the environment variables that are set:
+    /// Returns the defaults, changed by the environment variables that are set:
     ///
     /// | variable | KvikIO's | value | sets |
     /// |---|---|---|---|
@@ -126,8 +126,8 @@ impl Settings {
         self.bounce_memory_bytes.unwrap_or(for_all).max(pair)
     }
 
-    /// From how many bytes on a transfer may go through cuFile; shorter ones take the host's memory, which is faster
-    /// for them. By default 16 KiB; 0 is all.
+    /// Returns the number of bytes from which on a transfer may go through cuFile. Shorter ones take the host's
+    /// memory, which is faster for them. By default 16 KiB; 0 is all.
     pub fn gds_threshold_bytes(&self) -> usize {
         self.gds_threshold_bytes
     }
@@ -369,7 +369,7 @@ mod tests {
         })
     }
 
-    /// The defaults, changed.
+    /// Returns the defaults, changed.
     fn with(change: impl FnOnce(&mut Settings)) -> Settings {
         let mut settings = Settings::default();
         change(&mut settings);

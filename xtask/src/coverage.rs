@@ -86,14 +86,15 @@ pub fn run() -> Result<()> {
     }
 }
 
-/// Every function bound, by the name of its symbol; `cargo xtask regen-bindings --check` compares them with the header.
+/// Returns every function bound, by the name of its symbol; `cargo xtask regen-bindings --check` compares them with
+/// the header.
 fn bound() -> Result<BTreeSet<String>> {
     let text = fs::read_to_string(workspace().join(BOUND)).context(BOUND)?;
     let name = |line: &str| Some(line.trim().strip_prefix("name: \"")?.strip_suffix("\",")?.to_owned());
     Ok(text.lines().filter_map(name).collect())
 }
 
-/// The cells of each row that begins with a function of cuFile, by its symbol.
+/// Returns the cells of each row that begins with a function of cuFile, by its symbol.
 fn rows(file: &str) -> Result<BTreeMap<String, Vec<String>>> {
     let text = fs::read_to_string(workspace().join(file)).with_context(|| file.to_owned())?;
     let mut rows = BTreeMap::new();
@@ -111,7 +112,7 @@ fn code(cell: &str) -> String {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// All files of a folder and the folders in it, one after the other.
+/// Returns the text of all files of a folder and the folders in it, one after the other.
 fn sources(folder: &Path) -> Result<String> {
     let mut text = String::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {

@@ -57,7 +57,7 @@ impl Bound {
         Ok(bound)
     }
 
-    /// The text of `bindings.rs`.
+    /// Returns the text of `bindings.rs`.
     pub fn bindings(&self, source: &str, imports: TokenStream) -> Result<String> {
         let items = self.types.iter().map(|item| match item {
             Item::Struct(item) if is_code(item) => self.code(item),
@@ -66,7 +66,7 @@ impl Bound {
         print(source, quote! { #imports #(#items)* })
     }
 
-    /// An enumeration as an integer newtype that prints its name.
+    /// Returns an enumeration as an integer newtype that prints its name.
     fn code(&self, item: &ItemStruct) -> TokenStream {
         let name = &item.ident;
         let raw = &item.fields.iter().next().expect("a newtype has one field").ty;
@@ -106,7 +106,7 @@ impl Bound {
         }
     }
 
-    /// The text of `functions.rs`: the table, and how it is filled from a library.
+    /// Returns the text of `functions.rs`: the table, and how it is filled from a library.
     pub fn table(&self, source: &str, product: &str, newer: &'static [(&str, &[&str])]) -> Result<String> {
         for (_, names) in newer {
             for name in *names {
@@ -183,7 +183,7 @@ fn type_name(ty: &Type) -> String {
     quote!(#ty).to_string()
 }
 
-/// The type of a pointer to `function`.
+/// Returns the type of a pointer to `function`.
 pub fn pointer_type(function: &ForeignItemFn) -> Result<TokenStream> {
     let inputs = function.sig.inputs.iter().map(|input| match input {
         FnArg::Typed(arg) => {

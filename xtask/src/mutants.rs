@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Some of the names, the same for the same seed, in the order of the source.
+/// Returns some of the names, the same for the same seed, in the order of the source.
 fn sample(mut names: Vec<String>, count: usize, seed: u64) -> Vec<String> {
     names.sort();
     let mut state = seed;
@@ -148,7 +148,7 @@ impl Tree {
         Ok(Self(tree))
     }
 
-    /// The names of all mutants.
+    /// Returns the names of all mutants.
     fn mutants(&self) -> Result<Vec<String>> {
         let output = self.cargo_mutants(&["--list", "--json"]).stderr(Stdio::inherit()).output()?;
         ensure!(
@@ -159,7 +159,7 @@ impl Tree {
         Ok(listed.iter().filter_map(|mutant| mutant["name"].as_str().map(str::to_owned)).collect())
     }
 
-    /// The tests in `tests/tests` that are about this crate, and all other tests but those inside of it.
+    /// Returns the tests in `tests/tests` that are about this crate, and all other tests but those inside of it.
     fn tests_about(&self, package: &str) -> Result<(Vec<String>, Vec<String>)> {
         let (mut about, mut others) = (Vec::new(), vec!["--lib".to_owned(), "--bins".to_owned()]);
         for folder in ["cufile/tests", "gpufile/tests", "tests/tests"] {

@@ -130,7 +130,7 @@ pub const CUDA_RUNTIME: &[Package] = &[
 ];
 
 impl Package {
-    /// The `1.20` of `1.20.0.107`.
+    /// Returns the `1.20` of `1.20.0.107`.
     pub fn release(&self) -> &'static str {
         let second_dot = self.version.match_indices('.').nth(1).map_or(self.version.len(), |(at, _)| at);
         &self.version[..second_dot]
@@ -181,7 +181,7 @@ impl Package {
     }
 }
 
-/// The first file below `folder` with the file name `name`.
+/// Returns the first file below `folder` with the file name `name`.
 fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     let mut entries: Vec<_> =
         fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -195,7 +195,7 @@ fn python() -> Command {
     Command::new(env::var_os("PYTHON").unwrap_or_else(|| "python3".into()))
 }
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 pub fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }

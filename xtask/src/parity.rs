@@ -15,7 +15,7 @@ enum Part<'a> {
     Link(&'a str),
 }
 
-/// The links and code of a text. The text of a link does not count.
+/// Returns the links and code of a text. The text of a link does not count.
 fn parts(mut text: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     while let Some(start) = text.find(['[', '`']) {
@@ -31,7 +31,7 @@ fn parts(mut text: &str) -> Vec<Part<'_>> {
     parts
 }
 
-/// The rows of all tables, without their heads, as cells.
+/// Returns the rows of all tables, without their heads, as cells.
 fn rows(text: &str) -> Vec<Vec<&str>> {
     let lines: Vec<&str> = text.lines().collect();
     let is_row = |line: &str| line.starts_with('|') && !line.starts_with("|---");
@@ -59,7 +59,8 @@ fn missing(folder: &str, cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<
     missing
 }
 
-/// An attribute between the two, which could be `ignore`, does not pass.
+/// Returns whether `source` has a test of this name. An attribute between the two lines, which could be `ignore`,
+/// does not pass.
 fn has_test(source: &str, name: &str) -> bool {
     ["", "    "].iter().any(|indent| source.contains(&format!("#[test]\n{indent}fn {name}() {{")))
 }

@@ -36,8 +36,8 @@ pub fn run(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// The public items of a crate with all its features. Of the traits that the compiler implements by itself only those
-/// about threads are listed.
+/// Returns the public items of a crate with all its features. Of the traits that the compiler implements by itself
+/// only those about threads are listed.
 fn items(name: &str) -> Result<String> {
     let target = target_folder().join("public-api");
     let mut cargo = Command::new("cargo");

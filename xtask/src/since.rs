@@ -51,7 +51,7 @@ pub const CUDA_RUNTIME: &[(&str, &[&str])] = &[("13.0", &["cudaMemcpyBatchAsync"
 
 pub const CUDA_DRIVER: &[(&str, &[&str])] = &[];
 
-/// The release that brought `function`, or `None` if every supported version has it.
+/// Returns the release that brought `function`, or `None` if every supported version has it.
 pub fn since(table: &'static [(&str, &[&str])], function: &str) -> Option<&'static str> {
     table.iter().find(|(_, functions)| functions.contains(&function)).map(|(release, _)| *release)
 }

@@ -68,7 +68,7 @@ impl Arguments {
         word.map(Path::new).ok_or_else(|| format!("arguments: {}", self.usage).into())
     }
 
-    /// The GPU named at `position`, or the first.
+    /// Returns the GPU named at `position`, or the first.
     pub fn device(&self, position: usize) -> Result<Device> {
         let ordinal = match self.words.get(position) {
             Some(word) => word.parse().map_err(|error| format!("GPU {word}: {error}"))?,
@@ -90,7 +90,7 @@ impl Arguments {
         }
     }
 
-    /// A size such as `65536`, `64KiB` or `64MiB` at `position`, or the usual one.
+    /// Returns a size such as `65536`, `64KiB` or `64MiB` at `position`, or the usual one.
     pub fn size(&self, position: usize, usual: usize) -> Result<usize> {
         let Some(word) = self.words.get(position) else { return Ok(usual) };
         let digits = word.trim_end_matches(|c: char| !c.is_ascii_digit());

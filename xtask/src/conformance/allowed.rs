@@ -245,7 +245,7 @@ impl Ledger {
         self.differences.iter().map(Cell::get).sum()
     }
 
-    /// The entries that no version needed.
+    /// Returns the entries that no version needed.
     pub fn stale(&self) -> Vec<String> {
         let differences = DIFFERENCES.iter().zip(&self.differences).filter(|(_, used)| used.get() == 0).map(
             |(entry, _)| {

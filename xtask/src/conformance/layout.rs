@@ -71,7 +71,8 @@ impl CHeader {
         command
     }
 
-    /// The macros that a binding has to answer for: all of the header's own, or those with one of the prefixes.
+    /// Returns the macros that a binding has to answer for: all of the header's own, or those with one of the
+    /// prefixes.
     pub fn bound_macros(&self, header: &Header) -> impl Iterator<Item = &str> {
         let bound = |name: &&str| match header.functions {
             [] => self.own.contains(*name),
@@ -80,7 +81,7 @@ impl CHeader {
         self.macros.keys().map(String::as_str).filter(bound)
     }
 
-    /// The definition of a macro, if there is one of this name.
+    /// Returns the definition of a macro, if there is one of this name.
     pub fn macro_definition(&self, name: &str) -> Option<&str> {
         self.macros.get(name).map(String::as_str)
     }
@@ -222,8 +223,8 @@ pub fn measure_ours(
     Ok(ours)
 }
 
-/// A committed file reduced to what is measured, with its paths leading into the measuring program: layout assertions
-/// would hide which field is wrong, and a text for a constant that is gone would hide that it is.
+/// Returns a committed file reduced to what is measured, with its paths leading into the measuring program. Layout
+/// assertions would hide which field is wrong, and a text for a constant that is gone would hide that it is.
 fn bare(file: &str) -> Result<String> {
     let text = fs::read_to_string(workspace().join(file))?;
     let mut parsed: File = syn::parse_str(&text).with_context(|| file.to_owned())?;
@@ -249,7 +250,7 @@ fn facts(command: &mut Command) -> Result<Facts> {
     text.lines().map(|line| pair(line).with_context(|| format!("unexpected line {line}"))).collect()
 }
 
-/// A failed command without its environment, which is long and nobody's business.
+/// Describes a failed command without its environment, which is long.
 fn failure(command: &Command, output: &Output) -> String {
     let program = Path::new(command.get_program()).display();
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();

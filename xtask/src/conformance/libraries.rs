@@ -33,7 +33,7 @@ pub fn build() -> Result<PathBuf> {
     program.map(|artifact| artifact.path).context("cargo named no executable for real_library")
 }
 
-/// Every check of one libcufile, or none without a program.
+/// Runs every check of one libcufile, or none without a program.
 pub fn cufile(program: Option<&Path>, library: &Path, release: Release, scratch: &Path) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let Some(program) = program else { return Ok(outcome) };
@@ -49,7 +49,7 @@ pub fn cufile(program: Option<&Path>, library: &Path, release: Release, scratch:
     Ok(outcome)
 }
 
-/// Every check of one libcudart, or none without a program.
+/// Runs every check of one libcudart, or none without a program.
 pub fn cudart(program: Option<&Path>, package: &Package, scratch: &Path) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let Some(program) = program else { return Ok(outcome) };

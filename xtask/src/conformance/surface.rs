@@ -93,7 +93,7 @@ impl Surface {
         Ok(())
     }
 
-    /// The structs and unions that have a name and known fields.
+    /// Returns the structs and unions that have a name and known fields.
     pub fn records(&self) -> impl Iterator<Item = &str> {
         self.records
             .iter()
@@ -101,7 +101,7 @@ impl Surface {
             .map(|(name, _)| &**name)
     }
 
-    /// Every field of a record, those of nested unnamed ones included.
+    /// Returns every field of a record, those of nested unnamed ones included.
     pub fn leaves(&self, record: &str) -> Vec<Leaf> {
         let mut leaves = Vec::new();
         self.collect(record, "", "", &mut leaves);
@@ -143,7 +143,7 @@ impl Surface {
     }
 }
 
-/// The functions of a committed `functions.rs`: pointer type, and whether it is an `Option`.
+/// Returns the functions of a committed `functions.rs`: pointer type, and whether it is an `Option`.
 pub fn table(file: &File) -> Result<BTreeMap<String, (String, bool)>> {
     let fields = file.items.iter().find_map(|item| match item {
         Item::Struct(item) if item.ident == "Functions" => Some(&item.fields),
@@ -166,7 +166,7 @@ pub fn table(file: &File) -> Result<BTreeMap<String, (String, bool)>> {
         .collect())
 }
 
-/// The alias `name` of a hand-written file.
+/// Returns the alias `name` of a hand-written file.
 pub fn alias(file: &File, name: &str) -> Result<String> {
     let found = file.items.iter().find_map(|item| match item {
         Item::Type(item) if item.ident == name => Some(text(&item.ty)),
@@ -202,7 +202,7 @@ fn c_name(field: &str) -> &str {
     }
 }
 
-/// The new and the old name in `pub use self::Old as New;`.
+/// Returns the new and the old name in `pub use self::Old as New;`.
 fn renamed(item: &ItemUse) -> Option<(String, String)> {
     let UseTree::Path(path) = &item.tree else { return None };
     match &*path.tree {

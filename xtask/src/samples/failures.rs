@@ -108,7 +108,7 @@ fn line(name: &str, what: &str, result: &str, said: &str) -> String {
     format!("{name:<18} {what:<56} {result:<8} {said}")
 }
 
-/// The failure cases of a sample, of each kind at least one row.
+/// Returns the failure cases of a sample, of each kind at least one row.
 fn rows(host: &Host, sample: &Sample, words: &[String], files: &Path) -> Result<Vec<Row>> {
     let row = |what: String, cause: String| Attempt {
         what,

@@ -105,7 +105,7 @@ impl Host {
         command
     }
 
-    /// The command line, with the files in `files`; those that are to be there are made.
+    /// Returns the command line, with the files in `files`; makes those that are to be there.
     pub fn words(&self, call: &[Argument], files: &Path) -> Result<Vec<String>> {
         call.iter()
             .enumerate()

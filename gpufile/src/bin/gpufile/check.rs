@@ -48,7 +48,7 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     })
 }
 
-/// The exit status that stands for a path.
+/// Returns the exit status that stands for a path.
 fn status(path: TransferPath) -> u8 {
     match path {
         TransferPath::Gds | TransferPath::P2pDma => 0,

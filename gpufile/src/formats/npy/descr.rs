@@ -45,7 +45,7 @@ pub struct Descr {
 }
 
 impl Descr {
-    /// The order of the bytes in an element, or in each half of a complex one, or in each character of a `U`.
+    /// Returns the order of the bytes in an element, or in each half of a complex one, or in each character of a `U`.
     pub fn byte_order(&self) -> ByteOrder {
         self.order
     }
@@ -62,7 +62,7 @@ impl Descr {
         if self.kind == b'U' { self.count * 4 } else { self.count }
     }
 
-    /// The type, if the elements are little-endian numbers or truth values of a type that [`Dtype`] has.
+    /// Returns the type, if the elements are little-endian numbers or truth values of a type that [`Dtype`] has.
     pub fn dtype(&self) -> Option<Dtype> {
         if self.order == ByteOrder::Big {
             return None;
@@ -86,7 +86,7 @@ impl Descr {
         })
     }
 
-    /// Without the error's context: why not, if not.
+    /// Parses a type, or returns why it cannot be used, without the error's context.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         const UNKNOWN: &str = "is not one of numpy's with a fixed size";
         let native = if cfg!(target_endian = "big") { ByteOrder::Big } else { ByteOrder::Little };
@@ -126,7 +126,7 @@ impl Descr {
     }
 }
 
-/// A decimal number. Python's own have no leading zeros, but those in a type may.
+/// Parses a decimal number. Python's own have no leading zeros, but those in a type may.
 fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -136,7 +136,7 @@ fn number(digits: &[u8]) -> Option<u64> {
         .try_fold(0_u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
 }
 
-/// `[ns]`, or with a count of them `[25ns]`.
+/// Returns whether this is a unit of time: `[ns]`, or with a count of them `[25ns]`, or `[generic]`.
 fn is_unit(unit: &[u8]) -> bool {
     let Some(unit) = unit.strip_prefix(b"[").and_then(|unit| unit.strip_suffix(b"]")) else { return false };
     let digits = unit.iter().take_while(|byte| byte.is_ascii_digit()).count();

@@ -69,7 +69,7 @@ impl NpyFile {
         &self.header
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &File {
         &self.file
     }

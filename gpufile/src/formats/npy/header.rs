@@ -105,7 +105,7 @@ impl NpyHeader {
         Ok(Self { descr, fortran_order, shape, data_start, data_len })
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     pub fn descr(&self) -> &Descr {
         &self.descr
     }

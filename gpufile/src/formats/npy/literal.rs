@@ -30,7 +30,7 @@ impl<'a> Literals<'a> {
         }
     }
 
-    /// The next byte that is not white space, which stays.
+    /// Returns the next byte that is not white space, without consuming it.
     pub(super) fn peek(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\t' | b'\n' | b'\r' | b'\x0c') = self.bytes.get(self.at) {
             self.at += 1;
@@ -61,7 +61,7 @@ impl<'a> Literals<'a> {
         }
     }
 
-    /// A string in either quotes, of printable ASCII without escapes.
+    /// Parses a string in either quotes, of printable ASCII without escapes.
     pub(super) fn string(&mut self) -> Result<&'a str, FormatError> {
         let Some(quote @ (b'\'' | b'"')) = self.peek() else {
             return Err(self.error("a string was expected"));
@@ -94,7 +94,7 @@ impl<'a> Literals<'a> {
         Err(self.error("True or False was expected"))
     }
 
-    /// A tuple of lengths: `()`, `(1,)`, `(1, 2)`.
+    /// Parses a tuple of lengths: `()`, `(1,)`, `(1, 2)`.
     pub(super) fn tuple(&mut self) -> Result<Vec<u64>, FormatError> {
         self.expect(b'(')?;
         let mut lengths = Vec::new();
@@ -108,7 +108,7 @@ impl<'a> Literals<'a> {
         Ok(lengths)
     }
 
-    /// A number from 0 to 2^64 - 1. Python 2 wrote an L behind some.
+    /// Parses a number from 0 to 2^64 - 1. Python 2 wrote an L behind some.
     fn length(&mut self) -> Result<u64, FormatError> {
         self.peek();
         let rest = &self.bytes[self.at..];

@@ -180,33 +180,33 @@ impl Checkpoint {
         self.catalog.headers.iter().map(Header::data_len).fold(0, u64::saturating_add)
     }
 
-    /// The names of the tensors, file by file, in the order of their places in the file.
+    /// Returns the names of the tensors, file by file, in the order of their places in the file.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors().map(|tensor| tensor.name)
     }
 
-    /// The tensors, file by file, in the order of their places in the file.
+    /// Returns the tensors, file by file, in the order of their places in the file.
     pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
         self.catalog.headers.iter().flat_map(Header::tensors)
     }
 
-    /// The tensor of that name. Its offsets are those in its [file](Self::file_of).
+    /// Returns the tensor of that name. Its offsets are those in its [file](Self::file_of).
     pub fn tensor(&self, name: &str) -> Option<TensorInfo<'_>> {
         self.catalog.find(name).map(|id| self.catalog.info(id))
     }
 
-    /// The file that a tensor is in, and its header.
+    /// Returns the file that a tensor is in, and its header.
     pub fn file_of(&self, name: &str) -> Option<(&File, &Header)> {
         let file = self.catalog.find(name)?.file as usize;
         Some((&self.files[file], &self.catalog.headers[file]))
     }
 
-    /// The files and their headers, in the order that they were given, or that the index names them.
+    /// Returns the files and their headers, in the order that they were given, or that the index names them.
     pub fn files(&self) -> impl ExactSizeIterator<Item = (&File, &Header)> {
         self.files.iter().zip(&self.catalog.headers)
     }
 
-    /// For loading all or some of the tensors.
+    /// Returns a [`Load`], which loads all or some of the tensors.
     pub fn load(&self) -> Load<'_> {
         Load::new(self, &self.files, &self.catalog)
     }
@@ -290,7 +290,7 @@ impl Checkpoint {
         Error::NoSuchTensor { tensor: clip(name), path: self.path.clone(), others }
     }
 
-    /// A tensor and the number of its file.
+    /// Returns a tensor and the number of its file.
     fn find(&self, name: &str) -> Result<(usize, TensorInfo<'_>)> {
         let id = self.catalog.find(name).ok_or_else(|| self.no_tensor(name))?;
         Ok((id.file as usize, self.catalog.info(id)))
@@ -381,7 +381,7 @@ impl Catalog {
         Some(self.by_name[found])
     }
 
-    /// All tensors, file by file.
+    /// Returns all tensors, file by file.
     pub fn ids(&self) -> impl Iterator<Item = Id> {
         (0..)
             .zip(&self.headers)

@@ -79,24 +79,24 @@ impl Header {
         self.table.entries.is_empty()
     }
 
-    /// The tensors, in the order of their places in the file.
+    /// Returns the tensors, in the order of their places in the file.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> + DoubleEndedIterator + Clone {
         self.table.entries.iter().map(|entry| self.table.info(entry))
     }
 
-    /// The tensor of that name.
+    /// Returns the tensor of that name.
     pub fn get(&self, name: &str) -> Option<TensorInfo<'_>> {
         let entry = |&index: &u32| &self.table.entries[index as usize];
         let found = self.by_name.binary_search_by(|index| self.table.name(entry(index)).cmp(name)).ok()?;
         Some(self.table.info(entry(&self.by_name[found])))
     }
 
-    /// The tensor with this number, counted in the order of the file.
+    /// Returns the tensor with this number, counted in the order of the file.
     pub(super) fn nth(&self, number: u32) -> TensorInfo<'_> {
         self.table.info(&self.table.entries[number as usize])
     }
 
-    /// The numbers of the tensors, by name.
+    /// Returns the numbers of the tensors, by name.
     pub(super) fn by_name(&self) -> &[u32] {
         &self.by_name
     }
@@ -209,7 +209,8 @@ impl Table {
         Ok(())
     }
 
-    /// For entries sorted by offsets, none of which is past the end.
+    /// Checks that the entries cover the data without gaps or overlaps. They must be sorted by offsets, and none past
+    /// the end.
     fn check_cover(&self, data_start: u64, data_len: u64) -> Result<(), FormatError> {
         let gap = |tensor, from: u64, to: u64| {
             Err(FormatError::Gap { tensor, offset: data_start + from, len_bytes: to - from })

@@ -66,18 +66,18 @@ impl ShardIndex {
         draft.finish()
     }
 
-    /// The file that the tensor is in.
+    /// Returns the file that the tensor is in.
     pub fn file_of(&self, tensor: &str) -> Option<&str> {
         let found = self.entries.binary_search_by(|(name, _)| text(&self.names, name).cmp(tensor)).ok()?;
         Some(&self.files[self.entries[found].1 as usize])
     }
 
-    /// The files, each once, in the order of their first appearance in the index.
+    /// Returns the files, each once, in the order of their first appearance in the index.
     pub fn files(&self) -> &[String] {
         &self.files
     }
 
-    /// The tensors and their files, by name.
+    /// Returns the tensors and their files, by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &str)> + DoubleEndedIterator + Clone {
         self.entries.iter().map(|(name, file)| (text(&self.names, name), self.files[*file as usize].as_str()))
     }

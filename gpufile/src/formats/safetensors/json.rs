@@ -72,7 +72,8 @@ impl Fault {
     }
 }
 
-/// The bytes as text, or where they are none. `start` is where they start in the file.
+/// Returns the bytes as text, or an error with the place where they are none. `start` is where they start in the
+/// file.
 pub(super) fn utf8<'a>(format: &'static str, bytes: &'a [u8], start: u64) -> Result<&'a str, FormatError> {
     std::str::from_utf8(bytes).map_err(|error| FormatError::Syntax {
         format,

@@ -76,7 +76,7 @@ impl Layout {
         in_buffer(in_file.start)..in_buffer(in_file.end)
     }
 
-    /// The stretches, and what a buffer has for each.
+    /// Returns the stretches, and what a buffer has for each.
     pub fn cut<'a>(&self, buffer: BufSliceMut<'a>) -> impl Iterator<Item = (&Stretch, BufSliceMut<'a>)> {
         let (mut at, mut rest) = (0, Some(buffer));
         self.stretches.iter().map(move |stretch| {

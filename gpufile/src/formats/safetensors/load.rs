@@ -309,17 +309,17 @@ impl<B: IoBuf> Loaded<B> {
         self.len() == 0
     }
 
-    /// The tensor of that name, if it was loaded.
+    /// Returns the tensor of that name, if it was loaded.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.find(name).map(|id| self.view(id))
     }
 
-    /// The tensors, file by file, in the order of their places in the file.
+    /// Returns the tensors, file by file, in the order of their places in the file.
     pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
         self.choice.ids(&self.catalog).map(|id| self.view(id))
     }
 
-    /// The buffer that all tensors lie in.
+    /// Returns the buffer that all tensors lie in.
     pub fn buffer(&self) -> &B {
         &self.buffer
     }
@@ -346,7 +346,7 @@ impl<B: IoBuf> Loaded<B> {
 }
 
 impl<B: IoBuf + Deref<Target = [u8]>> Loaded<B> {
-    /// The bytes of the tensor of that name, if it was loaded: in host memory, which this is for.
+    /// Returns the bytes of the tensor of that name, in host memory, if it was loaded.
     pub fn bytes(&self, name: &str) -> Option<&[u8]> {
         self.find(name).map(|id| &self.buffer[self.range(id)])
     }

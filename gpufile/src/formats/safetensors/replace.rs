@@ -98,14 +98,14 @@ impl<'a> Place<'a> {
         self.remove("remove", self.path)
     }
 
-    /// The files that the present index names.
+    /// Returns the files that the present index names.
     fn old_shards(&self) -> Vec<String> {
         let json = read_index(&self.index_path).ok().flatten();
         let index = json.and_then(|json| ShardIndex::parse(&json).ok());
         index.map_or_else(Vec::new, |index| index.files().to_vec())
     }
 
-    /// A name for all of the model as a shard; `None` if no index could name it.
+    /// Returns a name for all of the model as a shard; `None` if no index could name it.
     fn new_name(&self) -> crate::Result<Option<String>> {
         let Some(model) = self.path.file_name().and_then(|name| name.to_str()) else { return Ok(None) };
         let names =
@@ -194,7 +194,7 @@ pub(super) fn index_path(path: &Path) -> PathBuf {
     index_path.into()
 }
 
-/// An index of tensors and their files.
+/// Returns an index of tensors and their files.
 fn index_of<'n>(entries: impl Iterator<Item = (&'n str, &'n str)>) -> String {
     let weight_map: BTreeMap<_, _> = entries.collect();
     serde_json::json!({ "weight_map": weight_map }).to_string()

@@ -30,14 +30,14 @@ pub struct TensorData<'a> {
 }
 
 impl<'a> TensorData<'a> {
-    /// A tensor to be saved.
+    /// Returns a tensor to be saved.
     pub fn new(name: &'a str, dtype: Dtype, shape: &'a [u64], bytes: impl Into<BufSlice<'a>>) -> Self {
         Self { name, dtype, shape, bytes: bytes.into() }
     }
 }
 
 impl<'a> From<TensorView<'a>> for TensorData<'a> {
-    /// A tensor that was loaded, to be saved again.
+    /// Returns a tensor that was loaded, to be saved again.
     fn from(view: TensorView<'a>) -> Self {
         Self { name: view.info.name, dtype: view.info.dtype, shape: view.info.shape, bytes: view.bytes }
     }

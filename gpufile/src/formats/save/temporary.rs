@@ -138,7 +138,7 @@ pub(in crate::formats) fn is_random(digits: &[u8]) -> bool {
     digits.len() == 16 && digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// A number that no other process gets, and no copy of this one.
+/// Returns a number that no other process gets, and no copy of this one.
 pub(in crate::formats) fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     // SAFETY: the kernel writes as many bytes as the array has.

@@ -108,7 +108,7 @@ impl Array {
         }
     }
 
-    /// The array as zarrs has it: data type, chunks, codecs, attributes.
+    /// Returns the array as zarrs has it: data type, chunks, codecs, attributes.
     pub fn as_zarrs(&self) -> &zarrs::array::Array<FileStore> {
         &self.array
     }
@@ -234,7 +234,7 @@ impl Array {
         check_len(&self.folder(), what, elements * self.element_bytes as u64, buffer_bytes)
     }
 
-    /// The folder of the array, for errors.
+    /// Returns the folder of the array, for errors.
     pub(super) fn folder(&self) -> PathBuf {
         folder(&self.store(), self.array.path().as_str())
     }
@@ -263,7 +263,7 @@ impl Array {
     }
 }
 
-/// The folder of an array, for errors.
+/// Returns the folder of an array, for errors.
 fn folder(store: &FileStore, path: &str) -> PathBuf {
     match path.trim_matches('/') {
         "" => store.folder().to_owned(),

@@ -65,7 +65,7 @@ pub enum ZarrError {
 }
 
 impl ZarrError {
-    /// For a chunk whose key would lead out of the store.
+    /// Returns the error for a chunk whose key would lead out of the store.
     pub(super) fn no_chunk_key(key: &str) -> Self {
         Self::Chunk { key: clip(key), message: "the key is not one of a file in the store".to_owned() }
     }

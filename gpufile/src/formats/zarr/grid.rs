@@ -126,7 +126,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Of the chunk with these indices.
+    /// Returns the extent of the chunk with these indices.
     pub fn of(array: &ZarrsArray, indices: &[u64], element_bytes: usize) -> Result<Self, ZarrError> {
         let grid = array.chunk_grid();
         match (grid.chunk_origin(indices), grid.chunk_shape_u64(indices)) {
@@ -138,7 +138,7 @@ impl Extent {
         }
     }
 
-    /// The same, if it has an element in the region, and its end can be counted.
+    /// Returns the extent itself, if it has an element in the region, and its end can be counted.
     pub fn meeting(self, region: &[Range<u64>]) -> Result<Self, ZarrError> {
         let meets = |((&origin, &len), wanted): ((&u64, &u64), &Range<u64>)| {
             origin < wanted.end && origin.checked_add(len).is_some_and(|end| end > wanted.start)
@@ -146,7 +146,7 @@ impl Extent {
         if self.origin.iter().zip(&self.shape).zip(region).all(meets) { Ok(self) } else { Err(NO_GRID) }
     }
 
-    /// Of the chunk that has the element with these indices.
+    /// Returns the extent of the chunk that has the element with these indices.
     pub fn at(array: &ZarrsArray, element: &[u64], element_bytes: usize) -> Result<Self, ZarrError> {
         let Ok(Some(indices)) = array.chunk_grid().chunk_indices(element) else { return Err(NO_GRID) };
         Self::of(array, &indices, element_bytes)
@@ -177,7 +177,7 @@ pub(super) struct Chunks<'a> {
 }
 
 impl<'a> Chunks<'a> {
-    /// For a region of the array that is not empty.
+    /// Returns the chunks that have elements in a region of the array, which must not be empty.
     pub fn meeting(array: &'a ZarrsArray, region: &[Range<u64>]) -> Result<Self, ZarrError> {
         let start: Vec<_> = region.iter().map(|wanted| wanted.start).collect();
         let last: Vec<_> = region.iter().map(|wanted| wanted.end - 1).collect();
@@ -195,7 +195,7 @@ impl<'a> Chunks<'a> {
         self.counts.iter().product()
     }
 
-    /// The indices of one.
+    /// Returns the indices of the chunk with this number.
     pub fn indices(&self, mut number: u64) -> Vec<u64> {
         let mut indices = self.first.clone();
         for (index, count) in indices.iter_mut().zip(&self.counts).rev() {
@@ -205,7 +205,7 @@ impl<'a> Chunks<'a> {
         indices
     }
 
-    /// The key of the chunk with these indices.
+    /// Returns the key of the chunk with these indices.
     pub fn key(&self, indices: &[u64]) -> StoreKey {
         self.array.chunk_key(indices)
     }

@@ -42,7 +42,7 @@ pub(super) fn read(store: &FileStore, path: &str) -> Result<ArrayMetadata, ZarrE
     Ok(ArrayMetadata::V2(metadata))
 }
 
-/// A JSON document in the folder of an array, if it is there.
+/// Reads a JSON document in the folder of an array, if it is there.
 fn document<T: DeserializeOwned>(store: &FileStore, path: &str, name: &str) -> Result<Option<T>, ZarrError> {
     let key = format!("{path}/{name}");
     let key = StoreKey::new(key.trim_start_matches('/')).map_err(open_error)?;

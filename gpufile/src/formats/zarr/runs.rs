@@ -28,8 +28,8 @@ pub(super) struct Run {
 }
 
 impl Runs {
-    /// Of the chunk with this origin and shape, which must have an element in the region. Sizes must have been checked:
-    /// the chunk's bytes fit into a `u64`, the region's into a `usize`.
+    /// Returns the runs of the chunk with this origin and shape, which must have an element in the region. Sizes must
+    /// have been checked: the chunk's bytes fit into a `u64`, the region's into a `usize`.
     pub fn new(origin: &[u64], shape: &[u64], region: &[Range<u64>], element_bytes: usize) -> Self {
         let mut runs = Self { run_bytes: element_bytes, chunk_start: 0, region_start: 0, axes: Vec::new() };
         let (mut chunk_stride, mut region_stride) = (element_bytes as u64, element_bytes);
@@ -62,7 +62,7 @@ impl Runs {
         self.count() * self.run_bytes as u64
     }
 
-    /// All of them, by where they lie in the region.
+    /// Returns all runs, by where they lie in the region.
     pub fn iter(&self) -> impl Iterator<Item = Run> + '_ {
         let mut at = vec![0; self.axes.len()];
         let first = Run { in_chunk: self.chunk_start, in_region: self.region_start };

@@ -54,7 +54,7 @@ const MAX_METADATA_BYTES: u64 = 256 << 20;
 const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"];
 
 impl FileStore {
-    /// The store in this folder, which is made when something is first written.
+    /// Returns the store in this folder, which is made when something is first written.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let store = Self {
             folder: folder.into(),
@@ -100,17 +100,17 @@ impl FileStore {
         self
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// For opening files to read.
+    /// Returns the options for opening files to read.
     pub(super) fn reading(&self) -> &OpenOptions {
         &self.reading
     }
 
-    /// The file of a key, if the key cannot lead out of the folder.
+    /// Returns the file of a key, if the key cannot lead out of the folder.
     pub(super) fn path_of(&self, key: &str) -> Option<PathBuf> {
         is_plain(key).then(|| self.folder.join(&*self.rules.apply(key)))
     }
@@ -168,7 +168,7 @@ impl FileStore {
         self.path_of(key).ok_or_else(|| StoreKeyError::from(key.escape_default().to_string()).into())
     }
 
-    /// The folder that a prefix names.
+    /// Returns the folder that a prefix names.
     pub(super) fn prefix_path(&self, prefix: &StorePrefix) -> Result<PathBuf, StorageError> {
         match prefix.as_str().strip_suffix('/') {
             None => Ok(self.folder.clone()),
@@ -285,7 +285,7 @@ fn resolve(range: ByteRange, len_bytes: u64) -> Option<(u64, u64)> {
     (start <= end && end <= len_bytes).then_some((start, end))
 }
 
-/// A range as an error can show it: zarrs adds start and length for that.
+/// Returns a range as an error can show it: zarrs adds start and length for that.
 fn shown(range: ByteRange) -> ByteRange {
     match range {
         ByteRange::FromStart(start, Some(len)) if start.checked_add(len).is_none() => {

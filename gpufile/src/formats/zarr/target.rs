@@ -118,7 +118,7 @@ impl Target {
     }
 }
 
-/// An element over and over: at least once, and otherwise in no more than so many bytes.
+/// Repeats an element: at least once, and otherwise in no more than so many bytes.
 pub(super) fn repeated(element: &[u8], most_bytes: usize) -> Vec<u8> {
     element.repeat((most_bytes / element.len()).max(1))
 }

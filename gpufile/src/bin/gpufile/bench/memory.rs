@@ -56,23 +56,23 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// The first bytes, to be written to a file.
+    /// Returns the first bytes, to be written to a file.
     pub fn first(&self, len_bytes: usize) -> BufSlice<'_> {
         self.part(0..len_bytes)
     }
 
-    /// Some of the bytes, to be written to a file.
+    /// Returns some of the bytes, to be written to a file.
     pub fn part(&self, range: Range<usize>) -> BufSlice<'_> {
         self.buffer.slice(range)
     }
 
-    /// The first bytes, to be read into.
+    /// Returns the first bytes, to be read into.
     pub fn first_mut(&mut self, len_bytes: usize) -> BufSliceMut<'_> {
         self.holds_the_file = false;
         self.buffer.slice_mut(..len_bytes)
     }
 
-    /// The first bytes, poisoned.
+    /// Returns the first bytes, poisoned.
     pub fn poisoned(&mut self, len_bytes: usize) -> Result<BufSliceMut<'_>> {
         self.buffer.fill(POISON)?;
         Ok(self.first_mut(len_bytes))
@@ -99,7 +99,7 @@ impl HostMemory {
         Self(vec![0; len_bytes])
     }
 
-    /// All bytes, poisoned.
+    /// Returns all bytes, poisoned.
     pub fn poisoned(&mut self) -> &mut [u8] {
         self.0.fill(POISON);
         &mut self.0

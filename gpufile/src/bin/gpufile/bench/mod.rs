@@ -47,7 +47,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// An engine with so many threads; 0 leaves the number to the settings.
+    /// Returns an engine with so many threads; 0 leaves the number to the settings.
     fn engine(&self, threads: usize) -> Engine {
         let builder = Engine::builder().settings(self.settings.clone());
         if threads == 0 { builder.build() } else { builder.threads(threads).build() }
@@ -85,7 +85,7 @@ pub fn usage() -> String {
     )
 }
 
-/// The names of those cases that overwrite the file.
+/// Returns the names of those cases that overwrite the file.
 fn overwriting(cases: &[&Case]) -> String {
     let names: Vec<_> = cases.iter().filter(|case| case.overwrites).map(|case| case.name).collect();
     names.join(", ")

@@ -28,13 +28,13 @@ pub fn timed<E: Into<Box<dyn Error>>>(work: impl FnOnce() -> Result<(), E>) -> R
 }
 
 impl Bench {
-    /// The repetitions after one that warms up.
+    /// Runs the repetitions after one that warms up.
     pub fn warm_laps(&self, mut lap: impl FnMut() -> Result<Lap>) -> Result<Vec<Lap>> {
         lap()?;
         self.cold_laps(lap)
     }
 
-    /// The repetitions, of which the first is as cold as the others.
+    /// Runs the repetitions, of which the first is as cold as the others.
     pub fn cold_laps(&self, mut lap: impl FnMut() -> Result<Lap>) -> Result<Vec<Lap>> {
         (0..self.repeats).map(|_| lap()).collect()
     }
