@@ -12,10 +12,10 @@ use crate::path::PathPolicy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DirectIo {
-    /// Reads bypass the page cache if it has nothing of the range, and the file is longer than half of the available
-    /// memory. That memory is `MemAvailable`, and the limits of the process's control groups. A shorter file fills
-    /// the cache, so that its next reader, for example after a restart, has it from memory. Writes go through the
-    /// page cache.
+    /// Reads bypass the page cache if it holds less than half of the range, none of it dirty, and the file is longer
+    /// than half of the available memory. That memory is the lower of `MemAvailable` and the limits of the process's
+    /// control groups. A shorter file fills the cache, so that its next reader, for example after a restart, has it
+    /// from memory. Reads of less than 128 KiB, reads from tmpfs, and all writes go through the page cache.
     #[default]
     Auto,
     /// Never: everything goes through the page cache.
