@@ -1,7 +1,7 @@
 //! Finding a shared library and the symbols in it.
 //!
 //! Loading a library runs its code. The safe `load` of each table trusts the environment as the dynamic loader does, and
-//! as all of CUDA does: who sets `CUFILE_LIBRARY`, `CUDART_LIBRARY`, `CUDA_LIBRARY`, `CUDA_HOME`, `CUDA_PATH`,
+//! as all of CUDA does: a user that sets `CUFILE_LIBRARY`, `CUDART_LIBRARY`, `CUDA_LIBRARY`, `CUDA_HOME`, `CUDA_PATH`,
 //! `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` or `LD_LIBRARY_PATH`, or writes to the folders that these name, chooses the code
 //! that runs. In a program with more rights than the user who starts it, as by the set-user-ID bit, this module follows no
 //! variable, like the dynamic loader. `load_from` takes a file that the program chooses, which
@@ -13,12 +13,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Where a library is looked for, in this order: the file named by [`variable`](Search::variable), and nowhere else if
-/// it is set; the dynamic loader's own search for each of [`names`](Search::names); with
-/// [`toolkit`](Search::toolkit) the CUDA toolkits of `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*`, then the
-/// `nvidia` packages of the Python in `VIRTUAL_ENV`, `CONDA_PREFIX` or `PATH`. Of these folders only those count that
-/// have absolute paths, so that the current folder is none of them. A program with more rights than its caller, such as
-/// one with the set-user-ID bit, follows no variable.
+/// The places to look for a library. If [`variable`](Search::variable) is set and not empty, only the file
+/// that it names counts. Otherwise the dynamic loader's own search for each of [`names`](Search::names) comes
+/// first. With [`toolkit`](Search::toolkit), the CUDA toolkits of `CUDA_HOME`, `CUDA_PATH` and
+/// `/usr/local/cuda*` follow, then the `nvidia` packages of the Pythons in `VIRTUAL_ENV`, `CONDA_PREFIX` and
+/// `PATH`. Of these folders only those with absolute paths count, so the current folder is none of them. A
+/// program with more rights than its caller, such as one with the set-user-ID bit, follows no variable.
 #[derive(Debug, Clone, Copy)]
 pub struct Search {
     /// The library's name in messages.
@@ -27,11 +27,11 @@ pub struct Search {
     pub variable: &'static str,
     /// File names, the preferred one first.
     pub names: &'static [&'static str],
-    /// Whether the library comes with the CUDA toolkit rather than with the display driver.
+    /// True if the library comes with the CUDA toolkit rather than with the display driver.
     pub toolkit: bool,
 }
 
-/// Why a library is not usable.
+/// The reason that a library is not usable.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -87,7 +87,7 @@ impl LoadError {
         }
     }
 
-    /// What speaks against the file, as words that follow its path.
+    /// Returns the objection to the file, as words that follow its path.
     fn reason(&self) -> String {
         match self {
             LoadError::NotFound { .. } => "could not be loaded".to_owned(),
@@ -104,12 +104,13 @@ impl LoadError {
     }
 }
 
-/// A file that was tried, and what the dynamic loader said.
+/// A file that was tried, and the reason that it was not taken.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     /// The path, or the bare name that the dynamic loader searched for.
     pub path: PathBuf,
-    /// Why it was not taken: the dynamic loader's message without the path at its beginning, or what the file lacks.
+    /// The reason that it was not taken: the dynamic loader's message without the path at its beginning, or
+    /// what the file lacks.
     pub reason: String,
 }
 
@@ -287,7 +288,7 @@ fn toolkit_folders() -> Vec<PathBuf> {
         .collect()
 }
 
-/// `nvidia/*/lib` in the site-packages of the first Python with any, as PyPI's packages are laid out.
+/// Returns each `nvidia/*/lib` in the site-packages of these Pythons, as PyPI's packages are laid out.
 fn python_folders() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| variable(name)).map(PathBuf::from).collect();
@@ -316,7 +317,7 @@ fn python_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// What a folder contains, sorted; nothing if it cannot be read.
+/// Returns the paths in a folder, sorted; none if it cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> =
         fs::read_dir(folder).map(|dir| dir.flatten().map(|entry| entry.path()).collect()).unwrap_or_default();

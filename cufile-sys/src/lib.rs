@@ -43,7 +43,7 @@ pub use bindings::*;
 pub use functions::Functions;
 pub use macros::*;
 
-/// Where libcufile is looked for.
+/// The places to look for libcufile.
 pub const SEARCH: Search = Search {
     library: "libcufile",
     variable: "CUFILE_LIBRARY",

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use crate::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUfileP2PFlags_t, CUresult, text};
 
-/// Whether a return value is one of cuFile's own codes, of either sign, rather than a POSIX errno.
+/// Returns whether a return value is one of cuFile's own codes, of either sign, rather than a POSIX errno.
 #[allow(non_snake_case, reason = "C's name")]
 pub const fn IS_CUFILE_ERR(err: c_int) -> bool {
     err.unsigned_abs() > CUFILEOP_BASE_ERR
@@ -16,7 +16,7 @@ pub const fn CUFILE_ERRSTR(err: c_int) -> &'static str {
     text::sentence(CUfileOpError::from_raw(err.unsigned_abs()))
 }
 
-/// Whether a status carries a CUDA error, which [`CU_FILE_CUDA_ERR`] then gives.
+/// Returns whether a status carries a CUDA error, which [`CU_FILE_CUDA_ERR`] then returns.
 #[allow(non_snake_case, reason = "C's name")]
 pub const fn IS_CUDA_ERR(status: CUfileError_t) -> bool {
     status.err.as_raw() == CUfileOpError::CU_FILE_CUDA_DRIVER_ERROR.as_raw()

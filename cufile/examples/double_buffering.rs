@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What is copied by which streams.
+/// A copy: its files, its streams, and its sizes in bytes.
 struct Job<'a> {
     source: &'a Arc<FileHandle>,
     target: &'a Arc<FileHandle>,

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What the thread that writes a piece fills it with.
+/// Returns the byte that the thread that writes a piece fills it with.
 fn mark(piece: usize) -> u8 {
     (piece % THREADS) as u8 + 1
 }

@@ -124,7 +124,7 @@ impl<B> Entry<B> {
         self.buffer
     }
 
-    /// What became of the entry, which ended with this status and for which libcufile reported `count`.
+    /// Returns the entry's result, from the status that it ended with and the `count` that libcufile reported.
     fn result(&self, status: Status, count: isize) -> Result<usize> {
         match decode(GET_STATUS, Raw::Completion(count)) {
             Ok(count) if status == Status::COMPLETE => Ok(count),
@@ -170,7 +170,7 @@ impl<B> fmt::Debug for Entry<B> {
 pub struct Completion<B> {
     /// The number given to [`Entry::id`].
     pub id: u64,
-    /// What libcufile said has become of the entry; [`CANCELED`](Status::CANCELED) if [`Batch::cancel`] ended it.
+    /// The status that libcufile reported; [`CANCELED`](Status::CANCELED) if [`Batch::cancel`] ended it.
     pub status: Status,
     /// The number of bytes: fewer than asked for only at the end of the file. Any status but
     /// [`COMPLETE`](Status::COMPLETE) is an error, which names the entry, its range and its file.
@@ -191,7 +191,7 @@ impl<B> fmt::Debug for Completion<B> {
     }
 }
 
-/// What has become of an entry (`CUfileStatus_t`). Any number is valid: newer libraries may have more.
+/// The state of an entry (`CUfileStatus_t`). Any number is valid: newer libraries may have more.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status(CUfileStatus_t);
 
@@ -226,7 +226,7 @@ impl Status {
         self.0.name()
     }
 
-    /// Whether libcufile still works on the entry.
+    /// Returns whether libcufile still works on the entry.
     fn is_under_way(self) -> bool {
         self == Self::WAITING || self == Self::PENDING
     }
@@ -254,8 +254,9 @@ impl fmt::Debug for Status {
 /// The buffer of an entry that failed stays with the batch until it is destroyed: libcufile does not say that it is done
 /// with it. [`cancel`](Self::cancel) gives it back, dropping frees it.
 ///
-/// Dropping waits for the entries in flight. If that takes longer than 30 seconds, it leaks the batch with their buffers, except
-/// unregistered host memory, which can only be waited for. [`cancel`](Self::cancel) is for those who want them to stop.
+/// Dropping waits for the entries in flight. If that takes longer than 30 seconds, it leaks the batch with
+/// their buffers, except unregistered host memory, which can only be waited for. [`cancel`](Self::cancel)
+/// stops them instead.
 #[doc(alias = "CUfileBatchHandle_t")]
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
@@ -266,9 +267,9 @@ pub struct Batch<B> {
     capacity: usize,
     /// Entries that libcufile accepted and has not reported.
     in_flight: usize,
-    /// Whether a submission failed of which libcufile may have begun a part.
+    /// True if a submission failed of which libcufile may have begun a part.
     doubtful: bool,
-    /// Whether there is unregistered host memory among the entries in flight.
+    /// True if there is unregistered host memory among the entries in flight.
     whole: bool,
     traffic: Arc<Mutex<Traffic>>,
     max_entry_bytes: u64,
@@ -279,12 +280,12 @@ pub struct Batch<B> {
     driver: Driver,
 }
 
-/// What is in flight in one libcufile, of all batches.
+/// The entries of all batches that are in flight in one libcufile.
 #[derive(Default)]
 struct Traffic {
-    /// How many batches have entries in flight.
+    /// The number of batches with entries in flight.
     batches: usize,
-    /// Whether one of them has unregistered host memory, which must be alone.
+    /// True if one of them has unregistered host memory, which must be alone.
     whole: bool,
 }
 
@@ -306,7 +307,7 @@ struct Slot<B> {
     /// Tells entries that were in the slot one after the other apart.
     generation: u32,
     entry: Option<Entry<B>>,
-    /// What libcufile reported of the entry, if that does not say that it is done with the buffer.
+    /// libcufile's report of the entry, if that does not mean that it is done with the buffer.
     failed: Option<(Status, isize)>,
 }
 
@@ -325,8 +326,8 @@ impl<B: IoBuf + 'static> Batch<B> {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] with the limit if the driver allows no such capacity
-    /// ([`max_batch_entries`](crate::DriverProperties::max_batch_entries), the parameter `io_batchsize`), or what
-    /// cuFile said.
+    /// ([`max_batch_entries`](crate::DriverProperties::max_batch_entries), the parameter `io_batchsize`), or
+    /// cuFile's error.
     #[doc(alias = "cuFileBatchIOSetUp")]
     pub fn new(driver: &Driver, capacity: usize) -> Result<Self> {
         Self::set_up(driver, capacity)
@@ -530,16 +531,16 @@ impl<B: IoBuf> Batch<B> {
         }
     }
 
-    /// Waits until `min` entries are over, or `timeout` has passed, and gives at most `max` of them
+    /// Waits until `min` entries are over, or `timeout` has passed, and returns at most `max` of them
     /// (`cuFileBatchIOGetStatus`).
     ///
-    /// `min` counts for no more than the entries in flight; no `timeout` means to wait as long as it takes, or after a
-    /// failed submission, of which there may be nothing to wait for, not at all.
+    /// `min` counts for no more than the entries in flight. Without a `timeout`, this waits as long as it
+    /// takes. After a failed submission, it then does not wait, because there may be nothing to wait for.
     ///
     /// # Errors
-    /// What cuFile said; [`Error::Forked`]. [`Error::InvalidInput`] if there is unregistered host memory in flight, and
-    /// this would not wait for all of it: with a `timeout`, or with fewer than [`in_flight`](Self::in_flight) as `min`
-    /// or `max` (see [`Batch`]).
+    /// cuFile's error; [`Error::Forked`]. [`Error::InvalidInput`] if there is unregistered host memory in
+    /// flight, and this would not wait for all of it (see [`Batch`]): with a `timeout`, with fewer than
+    /// [`in_flight`](Self::in_flight) as `min` or `max`, or after a failed submission.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     pub fn poll(&mut self, min: usize, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion<B>>> {
         let mut completions = Vec::new();
@@ -565,7 +566,7 @@ impl<B: IoBuf> Batch<B> {
     /// Waits until every entry is over.
     ///
     /// # Errors
-    /// The completions so far come with what cuFile said; [`in_flight`](Self::in_flight) says how many are missing.
+    /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many are missing.
     /// [`Error::InvalidInput`] after a failed submission, of which there may be nothing to wait for.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
@@ -596,10 +597,10 @@ impl<B: IoBuf> Batch<B> {
 
     /// Cancels what is in flight (`cuFileBatchIOCancel`), destroys the batch, and gives every entry back.
     ///
-    /// A cancelled batch reports nothing any more and cannot be used again, which is why it is consumed. Entries that
-    /// were over before come with their results, others with [`Status::CANCELED`]: nobody knows how much of them was
-    /// done. Entries whose completions came without their buffers come again, with them. If libcufile cannot cancel, this
-    /// waits for the entries instead.
+    /// A cancelled batch reports nothing any more and cannot be used again, which is why it is consumed.
+    /// Entries that were over before come with their results, others with [`Status::CANCELED`]: libcufile
+    /// does not tell how much of them was done. Entries whose completions came without their buffers come
+    /// again, with them. If libcufile cannot cancel, this waits for the entries instead.
     ///
     /// ```compile_fail,E0382
     /// # use cufile::{Batch, Result};
@@ -611,8 +612,8 @@ impl<B: IoBuf> Batch<B> {
     /// ```
     ///
     /// # Errors
-    /// What cuFile said, if it can neither cancel nor report; or [`Error::Forked`]. The completions so far come with it;
-    /// the buffers of entries that may be in flight are leaked then.
+    /// cuFile's error, if it can neither cancel nor report; or [`Error::Forked`]. The completions so far come
+    /// with it. The buffers of entries that may be in flight are leaked then.
     #[doc(alias = "cuFileBatchIOCancel")]
     #[doc(alias = "cuFileBatchIODestroy")]
     pub fn cancel(mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
@@ -657,12 +658,12 @@ impl<B: IoBuf> Batch<B> {
         Ok(())
     }
 
-    /// How many entries were submitted and have not come back.
+    /// Returns the number of entries that were submitted and have not come back.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// How many entries there can be in flight.
+    /// Returns the largest number of entries that can be in flight.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -817,7 +818,7 @@ impl<B> Batch<B> {
     }
 }
 
-/// The time as C has it, of at most a century, so that nobody's arithmetic overflows.
+/// The time as C has it, of at most a century, so that no arithmetic overflows.
 fn time_of(timeout: Duration) -> timespec {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 86400);
     let timeout = timeout.min(CENTURY);

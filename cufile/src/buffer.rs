@@ -16,7 +16,7 @@ use crate::memory::{IoBuf, IoBufMut, filled};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
 bitflags::bitflags! {
-    /// How a buffer is registered.
+    /// Flags for the registration of a buffer.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
     pub struct RegisterFlags: i32 {
         /// For user-space RDMA transfers (`CU_FILE_RDMA_REGISTER`).
@@ -60,7 +60,8 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Borrowed memory is not taken, because whoever forgets the registration could free it while it is registered:
+/// Borrowed memory is not taken, because a program that forgets the registration could free it while it is
+/// registered:
 ///
 /// ```compile_fail,E0597
 /// # use cufile::{Driver, RegisterFlags, RegisteredBuffer};
@@ -174,7 +175,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     /// Copies bytes from `offset_bytes` to host memory.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
+    /// [`Error::InvalidInput`] if there are not as many; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         // SAFETY: an `IoBuf` is accessible as it says, and nothing writes it while it is borrowed.
@@ -184,7 +185,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     /// Deregisters the memory and gives the buffer back (`cuFileBufDeregister`).
     ///
     /// # Errors
-    /// What cuFile said. [`Failed`] returns the registration.
+    /// cuFile's error. [`Failed`] returns the registration.
     #[doc(alias = "cuFileBufDeregister")]
     pub fn deregister(self) -> Result<B, Failed<Self>> {
         match self.deregister_raw() {
@@ -236,7 +237,7 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
     /// Copies host bytes to `offset_bytes` and waits until they are there.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if they do not fit; what CUDA said.
+    /// [`Error::InvalidInput`] if they do not fit; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
         let part = Part::whole_mut(self);
@@ -247,7 +248,7 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
     /// Sets every byte and waits until it is done.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaMemset")]
     pub fn fill(&mut self, byte: u8) -> Result<()> {
         let part = Part::whole_mut(self);
@@ -277,9 +278,9 @@ impl Driver {
     /// `work` gets all of the buffer, as a part that uses the registration.
     ///
     /// # Errors
-    /// As [`RegisteredBuffer::register`]. What cuFile said if it refused to deregister the memory after `work`: the result
-    /// of `work` is dropped then, and freeing the memory can deadlock with nvidia-fs. If `work` panics, that goes
-    /// unnoticed.
+    /// As [`RegisteredBuffer::register`]. cuFile's error if it refused to deregister the memory after `work`:
+    /// the result of `work` is dropped then, and freeing the memory can deadlock with nvidia-fs. If `work`
+    /// panics, that goes unnoticed.
     #[doc(alias = "cuFileBufRegister")]
     #[doc(alias = "cuFileBufDeregister")]
     pub fn with_registered<R>(
@@ -379,7 +380,7 @@ impl RegisteredBuffer<MappedBuffer> {
 
 impl<B: IoBuf> Drop for RegisteredBuffer<B> {
     fn drop(&mut self) {
-        // `deregister` is for those who want the error.
+        // `deregister` returns the error.
         let gone = match self.deregister_raw() {
             // A fork has no part in the registration.
             Ok(()) | Err(Error::Forked) => true,
@@ -442,7 +443,7 @@ fn base(buffer: &impl IoBuf) -> *const c_void {
     buffer.as_ptr().cast()
 }
 
-/// What libcufile refused, and why if that can be found out. The buffer's context is current.
+/// Adds to an error what libcufile refused, and why if that is known. The buffer's context is current.
 fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> Error {
     let address = base(buffer);
     // Without a context the question would make one.
@@ -452,7 +453,7 @@ fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> 
     error.about(&format_args!("{len_bytes} bytes of {kind} at {address:p}")).advise(advice)
 }
 
-/// What may help after this refusal; `left` asks how many bytes there are to the end of the allocation.
+/// Returns what may help after this refusal; `left` returns the number of bytes to the end of the allocation.
 fn advice(
     error: Option<OpError>,
     kind: cudaMemoryType,
@@ -495,7 +496,7 @@ fn kind(cuda: &Cuda, address: *const c_void) -> cudaMemoryType {
     attributes.map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |attributes| attributes.type_)
 }
 
-/// How many bytes from `address` on belong to the same allocation of CUDA's.
+/// Returns the number of bytes from `address` to the end of its allocation by CUDA.
 fn allocated_after(cuda: &Cuda, address: *const c_void) -> Option<usize> {
     let (mut start, mut len_bytes) = (0, 0);
     let address = address.addr();

@@ -1,4 +1,4 @@
-//! How a driver is opened: by which libraries, and with what set before.
+//! The builder of a driver: the libraries to open it with, and the settings to make before.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use crate::error::Result;
 use crate::library::{Library, one_opening_at_a_time};
 use crate::params::{Param, Params, Slab, Value};
 
-/// How a driver is opened; see [`Driver::builder`].
+/// The libraries and settings to open a driver with; see [`Driver::builder`].
 ///
-/// What is set here is set for the process, in the order of the calls, right before the driver opens. It stays set if
-/// opening fails. No other builder sets or opens meanwhile; what others set by [`Library::params`], or C code does, can mix
-/// with it.
+/// The settings hold for the process. They are made in the order of the calls, right before the driver opens,
+/// and stay if opening fails. No other builder sets or opens at the same time. Settings that others make by
+/// [`Library::params`], or in C code, can mix with these.
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct DriverBuilder {

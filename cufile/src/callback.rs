@@ -3,8 +3,8 @@
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What the function says; `None` if it panics, which must not reach C. What a panic leaves half done is the function's own
-/// affair, as with a mutex.
+/// Returns the function's result, or `None` if it panics, because a panic must not reach C. The function
+/// answers for what a panic leaves half done, as with a mutex.
 pub(crate) fn contained<R>(function: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(function)) {
         Ok(said) => Some(said),

@@ -95,10 +95,11 @@ impl<S: Slice> Synced<S> {
     /// those that read too if `S` lets a file be read into the memory. As cudarc's own calls do, it leaves the slice's
     /// context current on the calling thread.
     ///
-    /// Who has turned cudarc's tracking off (`CudaContext::disable_event_tracking`) waits for other streams himself.
+    /// If the caller has turned cudarc's tracking off (`CudaContext::disable_event_tracking`), it must wait
+    /// for other streams itself.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the memory belongs to another context than a primary one; what CUDA said, which may be
+    /// [`Error::InvalidInput`] if the memory belongs to another context than a primary one; CUDA's error, which may be
     /// the failure of earlier work.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn new(slice: S) -> Result<Self> {
@@ -231,7 +232,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the stream's context is not the primary context of its GPU, as `cuda` knows it, or the
-    /// stream is cudarc's per-thread stream, which is another one on each thread; what CUDA said.
+    /// stream is cudarc's per-thread stream, which is another one on each thread; CUDA's error.
     pub fn from_cudarc(cuda: &Cuda, stream: Arc<CudaStream>) -> Result<Self> {
         const OPERATION: &str = "Stream::from_cudarc";
         const PER_THREAD: usize = 2;

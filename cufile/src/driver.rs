@@ -36,7 +36,7 @@ impl Driver {
     ///
     /// # Errors
     /// [`Error::Load`] naming libcuda, libcudart or libcufile if one is missing, [`Error::NoDevice`], [`Error::Forked`]
-    /// in the child of a process that has loaded [`Cuda`] or used parameters, or what `cuFileDriverOpen` said.
+    /// in the child of a process that has loaded [`Cuda`] or used parameters, or the error of `cuFileDriverOpen`.
     #[doc(alias = "cuFileDriverOpen")]
     pub fn open() -> Result<Self> {
         Self::builder().open()
@@ -47,7 +47,8 @@ impl Driver {
         DriverBuilder::default()
     }
 
-    /// Opens the driver, with libcuda there and initialised. The caller sees to it that no other opens meanwhile.
+    /// Opens the driver, with libcuda there and initialised. The caller makes sure that no other opens at the
+    /// same time.
     pub(crate) fn open_with(library: Library, cuda: Cuda) -> Result<Self> {
         let turn = one_at_a_time()?;
         let asked = opened::ask_first(&library);
@@ -69,8 +70,8 @@ impl Driver {
     /// Closes the driver if this is the last reference to it (`cuFileDriverClose`).
     ///
     /// # Errors
-    /// [`Failed`] returns the driver: [`Error::InUse`] while handles, buffers or clones refer to it, or what
-    /// libcufile said.
+    /// [`Failed`] returns the driver: [`Error::InUse`] while handles, buffers or clones refer to it, or
+    /// libcufile's error.
     #[doc(alias = "cuFileDriverClose")]
     pub fn close(self) -> Result<(), Failed<Self>> {
         let mut open = match Arc::try_unwrap(self.0) {
@@ -86,7 +87,8 @@ impl Driver {
         }
     }
 
-    /// How many openings libcufile counts in this process, those of others included (`cuFileUseCount`).
+    /// Returns the number of openings that libcufile counts in this process, including those by other code
+    /// (`cuFileUseCount`).
     ///
     /// # Errors
     /// [`Error::Forked`].
@@ -107,7 +109,7 @@ impl Driver {
     /// another thread transfers.
     ///
     /// # Errors
-    /// What libcufile said.
+    /// libcufile's error.
     #[doc(alias = "cuFileDriverGetProperties")]
     pub fn properties(&self) -> Result<DriverProperties> {
         self.check_alive()?;
@@ -136,7 +138,7 @@ impl Driver {
     }
 }
 
-/// Whether libcufile said that the driver is not open, which usually means that it was not opened first.
+/// Returns whether libcufile's code is that the driver is not initialised.
 fn not_open(error: &Error) -> bool {
     error.op_error() == Some(OpError::DRIVER_NOT_INITIALIZED)
 }
@@ -168,7 +170,7 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         if !self.closed {
-            // `Driver::close` is for those who want the error.
+            // `Driver::close` returns the error.
             let _ = self.close();
         }
     }

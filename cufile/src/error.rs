@@ -1,4 +1,4 @@
-//! What went wrong: the one place where results of C calls are decoded.
+//! Errors, and the one place where results of C calls are decoded.
 
 use std::borrow::Cow;
 use std::{fmt, io};
@@ -14,7 +14,7 @@ use crate::Version;
 /// The result of a call into cuFile or CUDA.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failed call: what was attempted, and what the library, CUDA or the operating system said.
+/// A failed call: what was attempted, and the error of the library, CUDA or the operating system.
 ///
 /// Its text is complete: it has the text of the cause, so [`source`](std::error::Error::source) names none. Paths are shown
 /// quoted, with control characters escaped.
@@ -32,7 +32,7 @@ pub enum Error {
         code: OpError,
         /// The CUDA error behind it, where the library gave one.
         cuda: Option<CUresult>,
-        /// What is known about the file or buffer that explains the code.
+        /// The known facts about the file or buffer that explain the code.
         advice: Option<Box<str>>,
     },
     /// The operating system failed a transfer or a call on a file.
@@ -93,16 +93,16 @@ pub enum Error {
     InvalidInput {
         /// The call that was not made.
         operation: &'static str,
-        /// What is wrong with the argument.
+        /// The problem with the argument.
         problem: Cow<'static, str>,
     },
     /// Something still uses what was to be closed.
     #[error("{what} is still used by {users} others")]
     #[non_exhaustive]
     InUse {
-        /// What was to be closed.
+        /// The object that was to be closed.
         what: &'static str,
-        /// How many other references there are.
+        /// The number of other references.
         users: usize,
     },
     /// The process is a fork of one that used CUDA or cuFile, where neither works.
@@ -315,7 +315,7 @@ pub(crate) fn clear_errno() {
     unsafe { *libc::__errno_location() = 0 };
 }
 
-/// What usually mends a failed call of the CUDA runtime.
+/// Returns the usual remedy for a failed call of the CUDA runtime.
 fn runtime_remedy(code: cudaError_t) -> Option<&'static str> {
     match code {
         cudaError_t::cudaErrorMemoryAllocation => Some("free memory, or allocate less"),
@@ -369,7 +369,7 @@ macro_rules! op_errors {
                 match self { $(Self::$name => ErrorKind::$kind,)* _ => ErrorKind::Other }
             }
 
-            /// What usually mends it.
+            /// Returns the usual remedy.
             pub fn remedy(self) -> Option<&'static str> {
                 match self { $(Self::$name => $remedy,)* _ => None }
             }
@@ -453,7 +453,7 @@ impl OpError {
         CUfileOpError::from_raw(self.0 as u32).name()
     }
 
-    /// What the code means, in one sentence.
+    /// Returns the meaning of the code, in one sentence.
     #[doc(alias = "CUFILE_ERRSTR")]
     #[doc(alias = "cufileop_status_error")]
     pub const fn sentence(self) -> &'static str {

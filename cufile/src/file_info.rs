@@ -1,4 +1,4 @@
-//! What a file is, as far as it decides how cuFile treats it.
+//! The properties of a file that decide how cuFile treats it.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::Version;
 use crate::error::{Error, OpError, Result};
 
-/// What a file is and how it was opened. Asked of the kernel once; see the fields for what may change.
+/// The properties of a file and the way it was opened. The kernel is asked once; the fields say what may change.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FileProperties {
@@ -18,13 +18,13 @@ pub struct FileProperties {
     pub file_type: FileType,
     /// The flags of `open` as `F_GETFL` gives them: `O_RDWR`, `O_DIRECT`, … `fcntl` may change some.
     pub open_flags: c_int,
-    /// What `O_DIRECT` transfers must be aligned to; `None` where the file system has none or does not say.
+    /// The alignment that `O_DIRECT` transfers need; `None` where the file system has none or does not say.
     pub direct_io: Option<DirectIoAlignment>,
     /// The file system's type as in `/proc/self/mountinfo`: `ext4`, `tmpfs`, `overlay`, …
     pub file_system: String,
     /// Major and minor number of the device; major 0 where the file system is on no block device.
     pub device: (u32, u32),
-    /// Whether udev describes the block device, as cuFile needs it; `None` without a block device.
+    /// True if udev describes the block device, as cuFile needs it; `None` without a block device.
     pub udev_record: Option<bool>,
 }
 
@@ -42,7 +42,7 @@ pub enum FileType {
     Other,
 }
 
-/// What addresses and offsets of `O_DIRECT` transfers must be multiples of.
+/// The alignment of addresses and offsets in `O_DIRECT` transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DirectIoAlignment {
     /// For the memory address, in bytes.
@@ -52,7 +52,7 @@ pub struct DirectIoAlignment {
 }
 
 impl DirectIoAlignment {
-    /// `None` if the kernel does not tell, or tells that there is no `O_DIRECT`.
+    /// Returns `None` if the kernel does not tell, or tells that there is no `O_DIRECT`.
     fn of(stat: &libc::statx) -> Option<Self> {
         let (memory_bytes, offset_bytes) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
         let is_told = stat.stx_mask & libc::STATX_DIOALIGN != 0 && offset_bytes != 0;
@@ -64,7 +64,7 @@ impl FileProperties {
     /// Asks the kernel about an open file.
     ///
     /// # Errors
-    /// [`Error::Io`] with what `statx` or `fcntl` said.
+    /// [`Error::Io`] with the error of `statx` or `fcntl`.
     pub fn of(file: impl AsFd) -> Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         let stat = statx(fd)?;
@@ -84,17 +84,19 @@ impl FileProperties {
         })
     }
 
-    /// Whether the file was opened with `O_DIRECT`.
+    /// Returns whether the file was opened with `O_DIRECT`.
     pub fn is_direct(&self) -> bool {
         self.open_flags & libc::O_DIRECT != 0
     }
 
-    /// Where udev's record of the block device lies, if it is on one.
+    /// Returns the path of udev's record of the block device, if the file is on one. The record need not
+    /// exist.
     pub fn udev_path(&self) -> Option<PathBuf> {
         self.udev_record.map(|_| udev_path(self.device))
     }
 
-    /// Why libcufile of this version refused to register the file; empty if nothing about the file explains it.
+    /// Explains why libcufile of this version refused to register the file. Returns an empty string if
+    /// nothing about the file explains it.
     pub(crate) fn explain(&self, code: OpError, version: Version) -> String {
         let (major, minor) = self.device;
         if self.file_type != FileType::Regular {
@@ -185,7 +187,7 @@ fn udev_path((major, minor): (u32, u32)) -> PathBuf {
     PathBuf::from(format!("/run/udev/data/b{major}:{minor}"))
 }
 
-/// Whether there is a record at this path, and of a file system.
+/// Returns whether there is a record of a file system at this path.
 fn has_udev_record(path: &Path) -> bool {
     fs::read_to_string(path).is_ok_and(|record| record.contains("E:ID_FS_TYPE="))
 }

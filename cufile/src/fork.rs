@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// How many forks lie between the first process that called this and the present one.
+/// Returns the number of forks between the first process that called this and the present one.
 pub(crate) fn generation() -> u32 {
     static HANDLER: Once = Once::new();
     HANDLER.call_once(|| {

@@ -41,7 +41,7 @@ pub struct FileHandle {
     driver: Driver,
 }
 
-/// What libcufile refers to as long as the file is registered.
+/// The object that libcufile refers to as long as the file is registered.
 pub(crate) enum File {
     /// A descriptor, which must stay open.
     Descriptor(OwnedFd),
@@ -121,7 +121,7 @@ impl FileHandle {
     }
 
     /// # Safety
-    /// What `descriptor` refers to must be `file`, or live as long.
+    /// The object that `descriptor` refers to must be `file`, or live as long.
     pub(crate) unsafe fn register_as(
         driver: &Driver,
         mut descriptor: CUfileDescr_t,
@@ -143,11 +143,11 @@ impl FileHandle {
 
     /// Reads into the whole buffer from `file_offset` in bytes (`cuFileRead`).
     ///
-    /// Returns how many bytes were read: fewer than asked for at the end of the file, 0 beyond it. What is in the
-    /// buffer behind them is undefined.
+    /// Returns the number of bytes read: fewer than asked for at the end of the file, 0 beyond it. The
+    /// contents of the buffer behind them are undefined.
     ///
     /// # Errors
-    /// What cuFile or the operating system said.
+    /// The error of cuFile or the operating system.
     #[doc(alias = "cuFileRead")]
     #[inline]
     pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, file_offset: u64) -> Result<usize> {
@@ -262,7 +262,7 @@ impl FileHandle {
     /// Waits until what was written, and the file's length, are on the device (`fsync`).
     ///
     /// # Errors
-    /// What the kernel said; [`Error::InvalidInput`] for a userspace file system, which has no descriptor.
+    /// The kernel's error; [`Error::InvalidInput`] for a userspace file system, which has no descriptor.
     #[doc(alias = "fsync")]
     pub fn sync_all(&self) -> Result<()> {
         const OPERATION: &str = "fsync";
@@ -282,13 +282,13 @@ impl FileHandle {
     /// Writes the whole buffer to `file_offset` in bytes (`cuFileWrite`). Returns how many bytes were written.
     ///
     /// # Other writers
-    /// On a direct path, libcufile writes whole blocks of 4 KiB. Where a range begins or ends within a block, it reads the
-    /// block, changes it, and writes it back. Until the write has ended, nobody may write to a block that it touches, not
-    /// even other bytes of it: by another call, a batch, a stream, a descriptor, a mapping, another process. What they write
-    /// may be lost, and no error says so.
+    /// On a direct path, libcufile writes whole blocks of 4 KiB. Where a range begins or ends within a block,
+    /// it reads the block, changes it, and writes it back. Until the write has ended, nothing else may write
+    /// to a block that it touches, not even other bytes of it: no other call, batch, stream, descriptor,
+    /// mapping or process. Bytes written so may be lost, without an error.
     ///
     /// # Errors
-    /// What cuFile or the operating system said.
+    /// The error of cuFile or the operating system.
     #[doc(alias = "cuFileWrite")]
     #[inline]
     pub fn write_at<B: IoBuf + ?Sized>(&self, buffer: &B, file_offset: u64) -> Result<usize> {
@@ -349,16 +349,17 @@ impl FileHandle {
         error.about(&format_args!("{len_bytes} bytes at {offset} of {}", self.file))
     }
 
-    /// How errors name the file: its path or, without one, its descriptor.
+    /// Returns the file's name in errors: its path, its descriptor if it has none, or that it is of a userspace
+    /// file system.
     pub(crate) fn name(&self) -> impl fmt::Display {
         &self.file
     }
 
-    /// What the file is and how it was opened.
+    /// Returns the file's properties and the way it was opened.
     ///
     /// # Errors
-    /// [`Error::Io`] with what the kernel said; [`Error::InvalidInput`] for a userspace file system, of whose files the
-    /// kernel knows nothing.
+    /// [`Error::Io`] with the kernel's error; [`Error::InvalidInput`] for a userspace file system, of whose
+    /// files the kernel knows nothing.
     pub fn properties(&self) -> Result<FileProperties> {
         match self.descriptor() {
             Some(descriptor) => FileProperties::of(descriptor),

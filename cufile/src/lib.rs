@@ -16,7 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Where things are:
+//! An overview:
 //! - [`Driver`]: opening, closing, and what holds for the whole process;
 //! - [`params`] and [`stats`]: what libcufile is set to, and what it counts;
 //! - [`FileHandle`]: a registered file, its reads and writes;
@@ -24,7 +24,7 @@
 //!   registered once, used often;
 //! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many with one call; [`OwnedPart`]: one buffer
 //!   for many of them; [`scope`]: both with borrowed buffers;
-//! - [`cuda`]: device memory and streams, for those who use no other CUDA crate; by the feature `cudarc`, memory and
+//! - [`cuda`]: device memory and streams, for programs that use no other CUDA crate; by the feature `cudarc`, memory and
 //!   streams of that crate;
 //! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code; [`Failed`]: an error that returns what a call took;
 //! - [`Library`]: which libcufile, and what it supports.

@@ -1,4 +1,4 @@
-//! Which libcufile is used, which version it is, and what it supports.
+//! The libcufile that is used, its version, and what it supports.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -32,7 +32,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// What a libcufile newer than 1.11 may have.
+/// A feature that a libcufile newer than 1.11 may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
@@ -120,7 +120,7 @@ impl Library {
         self.0.sys.path()
     }
 
-    /// Whether the loaded version has `feature`.
+    /// Returns whether the loaded version has `feature`.
     pub fn supports(&self, feature: Feature) -> bool {
         let functions = self.functions();
         match feature {
@@ -139,7 +139,7 @@ impl Library {
         self.0.sys.functions()
     }
 
-    /// Whether handles of the one mean something to the other: a file may have been loaded, and wrapped, twice.
+    /// Returns whether handles of one are valid in the other: a file may have been loaded, and wrapped, twice.
     pub(crate) fn is(&self, other: &Self) -> bool {
         ptr::fn_addr_eq(self.functions().cuFileHandleRegister, other.functions().cuFileHandleRegister)
     }

@@ -1,4 +1,4 @@
-//! Which memory can take part in I/O.
+//! The kinds of memory that can take part in I/O.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -332,7 +332,7 @@ mod tests {
     /// Tells by its address which method gave it.
     struct TwoFaced;
 
-    // SAFETY: nobody touches the memory.
+    // SAFETY: nothing touches the memory.
     unsafe impl IoBuf for TwoFaced {
         fn as_ptr(&self) -> *const u8 {
             std::ptr::without_provenance(4096)

@@ -1,9 +1,10 @@
-//! What is known of open drivers, for libraries that must not be asked once they are in use.
+//! The state of open drivers, for libraries that must not be asked once they are in use.
 //!
-//! Up to 1.16, reading the properties makes libcufile read its configuration again. Up to 1.15, a transfer of another thread
-//! divides by one of the settings meanwhile, and the process ends (`SIGFPE`). In 1.14 to 1.16 the parameters that the program
-//! set are lost by it, until the driver is opened the next time. So the properties are read once, before the first driver
-//! opens. After each opening, those that are parameters are corrected.
+//! Up to 1.16, reading the properties makes libcufile read its configuration again. Up to 1.15, a transfer of
+//! another thread then divides by one of the settings, and the process ends (`SIGFPE`). In 1.14 to 1.16,
+//! libcufile loses the parameters that the program set, until the driver is opened the next time. So the
+//! properties are read once, before the first driver opens. After each opening, those that are parameters are
+//! corrected.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -32,7 +33,7 @@ pub(crate) fn can_be_asked(library: &Library) -> bool {
 /// [its turn](crate::library::one_at_a_time), and opens the driver next.
 ///
 /// # Errors
-/// What libcufile said.
+/// libcufile's error.
 pub(crate) fn ask_first(library: &Library) -> Result<Option<DriverProperties>> {
     match find(&mut all(), library) {
         Some(Opened { properties: Some(_), .. }) => Ok(None),
@@ -41,11 +42,11 @@ pub(crate) fn ask_first(library: &Library) -> Result<Option<DriverProperties>> {
     }
 }
 
-/// Notes a driver that was opened, before it transfers anything, with the properties that [`ask_first`] has read. No other
-/// opens meanwhile.
+/// Notes a driver that was opened, before it transfers anything, with the properties that [`ask_first`] has
+/// read. The caller makes sure that no other opens at the same time.
 ///
 /// # Errors
-/// Why the parameters could not be read; nothing is noted then.
+/// The failure to read the parameters. Nothing is noted then.
 pub(crate) fn add(library: &Library, asked: Option<DriverProperties>) -> Result<()> {
     let mut properties = asked.or_else(|| properties(library));
     if let Some(properties) = &mut properties

@@ -33,8 +33,8 @@ pub struct OwnedPart<B> {
     whole: Arc<Whole<B>>,
 }
 
-/// What is kept for its end. Nothing looks at it until then, because even a reference could end the life of the
-/// pointers that the parts have.
+/// The buffer, kept until its end. Nothing refers to it until then, because even a reference could end the
+/// life of the pointers that the parts have.
 struct Whole<B>(B);
 
 // SAFETY: a shared reference gives no access to the buffer, which only the last owner takes out or drops.

@@ -52,7 +52,7 @@ pub struct Bytes(pub u64);
 pub struct Slab {
     /// The size of one buffer in bytes, a multiple of 1024.
     pub size_bytes: u64,
-    /// How many of them there are.
+    /// The number of buffers.
     pub count: u64,
 }
 
@@ -77,16 +77,16 @@ parameters! {
     /// Level of the statistics, 0 to 3; above 0 the driver counts from its opening on. It has no limits to ask for.
     #[doc(alias = "CUFILE_PARAM_PROFILE_STATS")]
     STATS_LEVEL: u64 = SizeT::CUFILE_PARAM_PROFILE_STATS, 1140;
-    /// How many parts of transfers may wait for libcufile's threads.
+    /// The number of parts of transfers that may wait for libcufile's threads.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH")]
     MAX_IO_QUEUE_DEPTH: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH, 1140;
-    /// How many threads libcufile has for each GPU to transfer with.
+    /// The number of threads that libcufile has for each GPU to transfer with.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_THREADS")]
     MAX_IO_THREADS: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_IO_THREADS, 1140;
     /// Transfers longer than this are split among the threads.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB")]
     MIN_IO_THRESHOLD: Bytes = SizeT::CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB, 1140;
-    /// Into how many parts a transfer is split at most.
+    /// The most parts that a transfer is split into.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM")]
     MAX_REQUEST_PARALLELISM: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM, 1140;
     /// The longest piece that one direct transfer moves, a multiple of 64 KiB; an entry of a batch moves no more.
@@ -107,13 +107,13 @@ parameters! {
     /// In polling mode, the longest transfer that is polled for; a multiple of 4 KiB.
     #[doc(alias = "CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB")]
     POLL_THRESHOLD: Bytes = SizeT::CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB, 1140;
-    /// How long a batch waits for its transfers, in whole milliseconds.
+    /// The time that a batch waits for its transfers, in whole milliseconds.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS")]
     BATCH_TIMEOUT: Duration = SizeT::CUFILE_PARAM_PROPERTIES_BATCH_IO_TIMEOUT_MS, 1140;
     /// Poll for short transfers instead of sleeping.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_USE_POLL_MODE")]
     USE_POLL_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_USE_POLL_MODE, 1140;
-    /// Where there is no direct path, read and write by POSIX calls instead of failing.
+    /// POSIX calls for reads and writes, instead of failure, where there is no direct path.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE")]
     ALLOW_COMPAT_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, 1140;
     /// Read and write by POSIX calls even where there is a direct path.
@@ -152,13 +152,13 @@ parameters! {
     /// Try a direct transfer that failed again by POSIX calls. Since cuFile 1.19.
     #[doc(alias = "CUFILE_PARAM_GDS_FALLBACK_IO")]
     GDS_FALLBACK_IO: bool = Bool::CUFILE_PARAM_GDS_FALLBACK_IO, 1190;
-    /// What goes into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.
+    /// The messages that go into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.
     #[doc(alias = "CUFILE_PARAM_LOGGING_LEVEL")]
     LOGGING_LEVEL: String = Text::CUFILE_PARAM_LOGGING_LEVEL, 1140;
     /// The folder for the log file. Reads as empty while it is not set, and cannot be set to that.
     #[doc(alias = "CUFILE_PARAM_LOG_DIR")]
     LOG_DIR: String = Text::CUFILE_PARAM_LOG_DIR, 1140;
-    /// Which transport user-space RDMA uses, such as `DC_V1`. Since cuFile 1.19.
+    /// The transport that user-space RDMA uses, such as `DC_V1`. Since cuFile 1.19.
     #[doc(alias = "CUFILE_PARAM_RDMA_TRANSPORT")]
     RDMA_TRANSPORT: String = Text::CUFILE_PARAM_RDMA_TRANSPORT, 1190;
 }
@@ -361,7 +361,7 @@ impl Library {
 }
 
 impl Params<'_> {
-    /// What a parameter is set to. Since cuFile 1.14.
+    /// Returns the value of a parameter. Since cuFile 1.14.
     ///
     /// Before the driver is opened many of libcufile's own defaults read as 0.
     ///
@@ -565,7 +565,7 @@ impl Params<'_> {
     }
 }
 
-/// The most slabs that are set: who reads them has to guess how many there are.
+/// The most slabs that are set: a reader of the slabs has to guess how many there are.
 const MAX_SLABS: usize = 256;
 
 fn get_slabs(

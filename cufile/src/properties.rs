@@ -1,4 +1,4 @@
-//! What the open driver supports and is set to.
+//! The abilities and settings of the open driver.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::library::{Library, one_at_a_time};
 use crate::memory::filled;
 use crate::opened;
 
-/// What the open driver supports and is set to (`CUfileDrvProps_t`). Sizes are in bytes.
+/// The abilities and settings of the open driver (`CUfileDrvProps_t`). Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "CUfileDrvProps_t")]
@@ -37,7 +37,7 @@ pub struct DriverProperties {
     pub max_device_pinned_bytes: u64,
     /// The most entries of a batch.
     pub max_batch_entries: u32,
-    /// How long a batch waits at most.
+    /// The longest time that a batch waits.
     pub max_batch_timeout: Duration,
 }
 
@@ -87,7 +87,7 @@ bitflags::bitflags! {
     pub struct Controls: u32 {
         /// Small transfers are polled for.
         const POLL_MODE = bit(Control::CU_FILE_USE_POLL_MODE.as_raw());
-        /// Where there is no direct path, cuFile reads and writes by POSIX calls.
+        /// cuFile reads and writes by POSIX calls where there is no direct path.
         const COMPAT_MODE = bit(Control::CU_FILE_ALLOW_COMPAT_MODE.as_raw());
         /// Nothing but POSIX calls.
         const POSIX_IO_MODE = bit(Control::CU_FILE_VANILLA_POSIX_IO_MODE.as_raw());

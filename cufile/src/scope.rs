@@ -74,10 +74,11 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 /// ```
 ///
 /// # Aborts
-/// What is borrowed cannot be leaked. So the process aborts where an owned buffer would be leaked because nobody knows
-/// whether its transfer is over. CUDA may fail to wait for a stream, or a stream may be captured while a transfer is
-/// submitted. libcufile may never say that a transfer has ended, or neither report nor cancel a batch. The process aborts
-/// also if dropping a buffer panics. While a stream of the scope is being captured, the scope does not end.
+/// Borrowed memory cannot be leaked. So the process aborts where an owned buffer would be leaked because its
+/// transfer may still be in flight. CUDA may fail to wait for a stream, or a stream may be captured while a
+/// transfer is submitted. libcufile may never say that a transfer has ended, or neither report nor cancel a
+/// batch. The process aborts also if dropping a buffer panics. While a stream of the scope is being captured,
+/// the scope does not end.
 pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
     let scope = Scope { in_use: Mutex::default(), scope: PhantomData, env: PhantomData };
     let result = catch_unwind(AssertUnwindSafe(|| work(&scope)));
@@ -85,7 +86,7 @@ pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>)
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// What [`scope`] lets its function use.
+/// The value that [`scope`] passes to its function, to make batches and use streams.
 ///
 /// A batch of the scope cannot be exchanged for one that lives longer:
 ///
@@ -100,7 +101,7 @@ pub struct Scope<'scope, 'env: 'scope> {
     env: PhantomData<&'env mut &'env ()>,
 }
 
-/// What may have transfers in flight.
+/// The streams, transfers and batches that may be in flight.
 #[derive(Default)]
 struct InUse<'scope> {
     streams: Vec<RegisteredStream>,

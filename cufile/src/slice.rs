@@ -24,7 +24,7 @@ pub struct BufSliceMut<'a> {
     buffer: PhantomData<&'a mut [u8]>,
 }
 
-/// Where a buffer or part of one lies.
+/// The place of a buffer or part of one.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub ptr: *mut u8,
@@ -112,8 +112,8 @@ impl<'a> BufSlice<'a> {
     /// Device memory that was allocated elsewhere, such as that of a PyTorch tensor: `len_bytes` bytes from `ptr`.
     ///
     /// # Safety
-    /// They must be memory of the device's primary context, and as long as the value or copies of it live, nobody may
-    /// free or write them.
+    /// They must be memory of the device's primary context. As long as the value or copies of it live,
+    /// nothing may free or write them.
     pub unsafe fn from_device(device: &'a Device, ptr: *const u8, len_bytes: usize) -> Self {
         Self { part: Part::foreign(device, ptr.cast_mut(), len_bytes), buffer: PhantomData }
     }
@@ -149,8 +149,8 @@ impl<'a> BufSliceMut<'a> {
     /// ```
     ///
     /// # Safety
-    /// They must be memory of the device's primary context, and as long as the value lives, nobody else may free or use
-    /// them.
+    /// They must be memory of the device's primary context. As long as the value lives, nothing else may free
+    /// or use them.
     pub unsafe fn from_device(device: &'a Device, ptr: *mut u8, len_bytes: usize) -> Self {
         Self { part: Part::foreign(device, ptr, len_bytes), buffer: PhantomData }
     }
@@ -202,7 +202,7 @@ macro_rules! part_of_a_buffer {
         unsafe impl$(<$buffer: Send>)? Sync for $part<$of> {}
 
         impl$(<$buffer>)? $part<$of> {
-            /// How many bytes there are.
+            /// Returns the number of bytes.
             pub fn len_bytes(&self) -> usize {
                 self.part.len_bytes
             }

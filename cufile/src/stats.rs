@@ -28,13 +28,13 @@ use crate::driver::Driver;
 use crate::error::{OpError, Result, check};
 use crate::library::{Version, newer};
 
-/// How much libcufile counts; each level includes those before it, and costs more time.
+/// The amount that libcufile counts. Each level includes those before it, and costs more time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
     /// Nothing.
     Off = 0,
-    /// What [`Stats`] has.
+    /// The counters of [`Stats`].
     Basic = 1,
     /// Also the sizes of transfers: [`DetailedStats`].
     Detailed = 2,
@@ -46,9 +46,9 @@ pub enum Level {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Operations {
-    /// How many succeeded.
+    /// The number that succeeded.
     pub ok: u64,
-    /// How many failed.
+    /// The number that failed.
     pub failed: u64,
 }
 
@@ -58,7 +58,7 @@ pub struct Operations {
 pub struct Transfers {
     /// The calls.
     pub operations: Operations,
-    /// How many bytes they moved.
+    /// The number of bytes that they moved.
     pub bytes: u64,
     /// Bytes per second.
     pub bytes_per_second: u64,
@@ -166,12 +166,12 @@ pub struct Stats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct DetailedStats {
-    /// What level 1 has.
+    /// The statistics of level 1.
     pub basic: Stats,
-    /// How many reads there were of each size: those below 4 KiB in the first element, then those from 4, 8, 16 KiB and
-    /// so on.
+    /// The number of reads of each size: those below 4 KiB in the first element, then those from 4, 8, 16 KiB
+    /// and so on.
     pub read_size_histogram: [u64; 32],
-    /// How many writes there were of each size.
+    /// The number of writes of each size.
     pub write_size_histogram: [u64; 32],
 }
 
@@ -179,7 +179,7 @@ pub struct DetailedStats {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct PerGpuStats {
-    /// What level 2 has.
+    /// The statistics of level 2.
     pub detailed: DetailedStats,
     /// The GPUs, 16 at most.
     pub gpus: Vec<GpuStats>,
@@ -189,11 +189,11 @@ pub struct PerGpuStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct GpuTransfers {
-    /// How many there were.
+    /// The number of transfers.
     pub operations: u64,
-    /// How many of them failed.
+    /// The number of transfers that failed.
     pub failed: u64,
-    /// How many bytes they moved.
+    /// The number of bytes that they moved.
     pub bytes: u64,
     /// Bytes per second.
     pub bytes_per_second: u64,
@@ -201,19 +201,19 @@ pub struct GpuTransfers {
     pub utilization_percent: u64,
     /// The time of all together.
     pub duration: Duration,
-    /// How many went by P2PDMA.
+    /// The number that used P2PDMA.
     pub p2p: u64,
-    /// How many went by nvidia-fs.
+    /// The number that used nvidia-fs.
     pub nvidia_fs: u64,
-    /// How many went by POSIX calls.
+    /// The number that used POSIX calls.
     pub posix: u64,
-    /// How many were not aligned.
+    /// The number that were not aligned.
     pub unaligned: u64,
-    /// How many were routed through another GPU.
+    /// The number that were routed through another GPU.
     pub dynamically_routed: u64,
 }
 
-/// What one GPU did (`CUfilePerGpuStats_t`). Newer versions count nothing here in compatibility mode.
+/// The activity of one GPU (`CUfilePerGpuStats_t`). Newer versions count nothing here in compatibility mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct GpuStats {
@@ -249,7 +249,8 @@ impl Driver {
 }
 
 impl Statistics<'_> {
-    /// How much is counted (`cuFileGetStatsLevel`). A level above those known here is [`Level::PerGpu`].
+    /// Returns the level of counting (`cuFileGetStatsLevel`). A level above those known here is
+    /// [`Level::PerGpu`].
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
@@ -370,7 +371,7 @@ impl Statistics<'_> {
     }
 }
 
-/// How long the loaded version's level-1 struct is, which begins those of the other levels.
+/// The length of the loaded version's level-1 struct, with which those of the other levels begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
     /// Up to 1.18: without the counters of vectored calls.
@@ -565,8 +566,9 @@ mod tests {
 
     use super::*;
 
-    /// What a library writes whose level-1 struct has `basic` words, and which knows `gpus` GPUs and has `tail` words
-    /// after what this crate knows. Each word says where the newest layout has it.
+    /// Returns the words of a library whose level-1 struct has `basic` words. It knows `gpus` GPUs and has
+    /// `tail` words after those that this crate knows. Each word except the GPU count and the tail holds its
+    /// index in the newest layout.
     fn written(basic: usize, gpus: u32, tail: usize) -> Vec<u64> {
         let known = size_of::<CUfileStatsLevel3_t>() / 8;
         let newest = size_of::<CUfileStatsLevel1_t>() / 8;

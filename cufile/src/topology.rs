@@ -30,7 +30,7 @@ impl Driver {
         Ok((size as u64).saturating_mul(1024))
     }
 
-    /// How many GPUs there are, if that is why there is no such one.
+    /// Says how many GPUs are visible if none has this index; returns an empty string otherwise.
     fn visible(&self, gpu_index: u32) -> String {
         match self.cuda().device_count() {
             Ok(count) if gpu_index >= count => format!("{count} are visible, counted from 0"),

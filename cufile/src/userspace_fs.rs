@@ -31,7 +31,8 @@ pub trait UserspaceFs: Send + Sync + 'static {
         &[]
     }
 
-    /// How well suited the network device at `address` is to transfer this range; `None` is no preference.
+    /// Returns how well suited the network device at `address` is to transfer this range; `None` is no
+    /// preference.
     ///
     /// `buffer` is for its address alone: it may be device memory. `len_bytes` and `file_offset` are in bytes.
     fn rdma_device_priority(
@@ -51,8 +52,8 @@ pub trait UserspaceFs: Send + Sync + 'static {
     /// An errno; an error without one becomes `EIO`.
     ///
     /// # Safety
-    /// `buffer` must be memory of `len_bytes` bytes that nothing else uses meanwhile. It may be device memory, which
-    /// `rdma` then describes to the network.
+    /// `buffer` must be memory of `len_bytes` bytes that nothing else uses during the call. It may be device
+    /// memory, which `rdma` then describes to the network.
     unsafe fn read(
         &self,
         buffer: *mut u8,
@@ -67,8 +68,8 @@ pub trait UserspaceFs: Send + Sync + 'static {
     /// As [`read`](Self::read).
     ///
     /// # Safety
-    /// `buffer` must be memory of `len_bytes` bytes that nothing writes meanwhile. It may be device memory, which
-    /// `rdma` then describes to the network.
+    /// `buffer` must be memory of `len_bytes` bytes that nothing writes during the call. It may be device
+    /// memory, which `rdma` then describes to the network.
     unsafe fn write(
         &self,
         buffer: *const u8,
@@ -78,7 +79,7 @@ pub trait UserspaceFs: Send + Sync + 'static {
     ) -> io::Result<usize>;
 }
 
-/// What a peer on the network needs to access the buffer of a transfer (`cufileRDMAInfo_t`).
+/// The data that a peer on the network needs to access the buffer of a transfer (`cufileRDMAInfo_t`).
 #[derive(Clone, Copy)]
 pub struct RdmaInfo<'a>(&'a cufileRDMAInfo_t);
 
@@ -156,7 +157,7 @@ fn operations_of<F: UserspaceFs>(_: &F) -> CUfileFSOps_t {
     }
 }
 
-/// What the method says, or `failed` if it panics.
+/// Returns the method's result, or `failed` if it panics.
 ///
 /// # Safety
 /// `handle` must be what [`FileHandle::register_userspace`] gave libcufile, and still registered.

@@ -1,4 +1,4 @@
-//! What values say for themselves, without any library.
+//! Tests of values that need no library.
 
 use std::io;
 

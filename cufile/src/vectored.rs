@@ -35,13 +35,13 @@ impl FileHandle {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Since cuFile 1.19, one call for 16 buffers; with an older library, and for buffers of several CUDA contexts,
-    /// `cuFileRead` is called for each buffer. `cuFileReadv` takes addresses without offsets, and so a part of a
-    /// registered buffer goes by its own address.
+    /// Since cuFile 1.19, one call for 16 buffers; with an older library, and for buffers of several CUDA
+    /// contexts, `cuFileRead` is called for each buffer. `cuFileReadv` takes addresses without offsets, and
+    /// so a part of a registered buffer is passed by its own address.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the range goes beyond what a file offset can say; else what cuFile or the operating
-    /// system said about the first buffer that has bytes.
+    /// [`Error::InvalidInput`] if the range goes beyond what a file offset can say; else the error of cuFile
+    /// or the operating system for the first buffer that has bytes.
     #[doc(alias = "cuFileReadv")]
     pub fn readv_at<B: IoBufMut>(&self, buffers: &mut [B], file_offset: u64) -> Result<usize> {
         const NAME: &str = "cuFileReadv";
@@ -77,7 +77,7 @@ impl FileHandle {
         const NAME: &str = "cuFileWritev";
         let parts = parts(buffers.iter(), |buffer| Span::new(NAME, *buffer, 0, buffer.len_bytes()))?;
         match self.plan(NAME, self.driver().library().functions().cuFileWritev, &parts, file_offset)? {
-            // SAFETY: `parts` are all of buffers that are borrowed meanwhile.
+            // SAFETY: `parts` are all of buffers that are borrowed during the call.
             Plan::Together(call) => unsafe { self.together(NAME, call, &parts, file_offset) },
             Plan::OneByOne => in_turn(
                 buffers.iter().filter(|buffer| buffer.len_bytes() > 0),

@@ -1,4 +1,4 @@
-//! What a test of cufile or gpufile runs on: the emulator, and the real library where there is one.
+//! The libraries that a test of cufile or gpufile runs on: the emulator, and the real one where there is one.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -76,7 +76,7 @@ impl Bed {
         Bed { device, driver, emulator, folder: folder.expect("a folder for test files"), _turn: turn }
     }
 
-    /// Whether this is the real library.
+    /// Returns whether this is the real library.
     pub fn is_real(&self) -> bool {
         self.emulator.is_none()
     }
@@ -136,7 +136,7 @@ pub unsafe fn open_with(emulator: &Emulator, replace: impl FnOnce(&mut Functions
     let (library, cuda) = libraries(emulator);
     let mut functions = *library.functions();
     replace(&mut functions);
-    // SAFETY: the emulator's functions, but for those that the caller answers for.
+    // SAFETY: the emulator's functions, except those that the caller answers for.
     let library = unsafe { cufile_sys::Library::from_functions(functions) };
     let library = Library::from_sys(library).expect("the emulator has a version");
     Driver::builder().library(library).cuda(cuda).open().expect("the emulated driver opens")

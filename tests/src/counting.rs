@@ -24,7 +24,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// How often any thread allocates while `work` is done five times.
+/// Counts the allocations of all threads while `work` is done five times.
 pub fn allocations_at_first(mut work: impl FnMut()) -> usize {
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     (0..5).for_each(|_| work());

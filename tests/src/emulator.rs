@@ -124,12 +124,12 @@ impl Emulator {
         self.control(&format!("fault {function} {settings}"));
     }
 
-    /// How often `function` was called.
+    /// Returns the number of calls of `function`.
     pub fn calls(&self, function: &str) -> i64 {
         self.control(&format!("calls {function}"))
     }
 
-    /// How many there are of `what`, such as `"handles"`.
+    /// Returns the number of live objects of the kind `what`, such as `"handles"`.
     pub fn live(&self, what: &str) -> i64 {
         self.control(&format!("live {what}"))
     }

@@ -1,4 +1,4 @@
-//! What tests of the workspace stand on.
+//! Code that the tests of the workspace share.
 
 pub mod bed;
 pub mod counting;
@@ -18,7 +18,8 @@ pub use emulator::Emulator;
 
 /// Runs each function on a thread of its own.
 ///
-/// Joins them one by one, which ThreadSanitizer sees; how a scope waits for threads that nobody joins it does not.
+/// Joins them one by one, which ThreadSanitizer sees. It does not see how a scope waits for threads that are
+/// not joined.
 ///
 /// # Panics
 /// If one of them does.
@@ -71,11 +72,11 @@ fn alone_with(name: &str, change: impl FnOnce(&mut Command), body: impl FnOnce()
     assert!(output.status.success() && out.contains("1 passed"), "{}:\n{out}{err}", output.status);
 }
 
-/// Runs `child` in a fork, and says whether it came to its end, within a time in which it must. No other test
-/// may run: a fork copies whatever it is doing.
+/// Runs `child` in a fork, and checks that it ends without a panic within 20 seconds. No other test may
+/// run, because a fork copies whatever that is doing.
 ///
 /// # Errors
-/// How it ended.
+/// A description of how it ended.
 ///
 /// # Panics
 /// If the kernel gives no process.
@@ -85,7 +86,7 @@ pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", io::Error::last_os_error()),
         0 => {
-            // SAFETY: takes an integer; who hangs is ended by the signal.
+            // SAFETY: takes an integer; the signal ends a child that hangs.
             unsafe { libc::alarm(SECONDS) };
             let ended = catch_unwind(AssertUnwindSafe(child));
             // SAFETY: ends the process without running anything of the parent's.

@@ -25,7 +25,7 @@ pub enum Save {
     ModelOverIndexed,
     /// A Zarr array of three chunks over another, uncompressed or not.
     Chunks {
-        /// Whether the chunks are compressed.
+        /// True if the chunks are compressed.
         gzip: bool,
     },
 }
@@ -46,12 +46,12 @@ pub const SAVES: [Save; 12] = [
     Save::Chunks { gzip: true },
 ];
 
-/// Which of both is there, or one of both for each chunk.
+/// The data that is there: the old, the new, or one of both for each chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// What was there before, or nothing if there was nothing.
+    /// The data that was there before, or nothing if there was nothing.
     Old,
-    /// What was saved.
+    /// The data that was saved.
     New,
     /// Old chunks and new ones.
     Both,
@@ -60,7 +60,7 @@ pub enum Found {
 const OLD: u8 = 1;
 const NEW: u8 = 2;
 
-/// How many bytes each part has: a tensor, a chunk, or the array.
+/// The number of bytes of each part: a tensor, a chunk, or the array.
 const LEN_BYTES: usize = 3000;
 
 fn options() -> OpenOptions {
@@ -167,8 +167,8 @@ impl Save {
         }
     }
 
-    /// How many files there are after the new one was saved, without shards that another library named: if the process
-    /// was killed, these stay.
+    /// Returns the number of files after the new one was saved. Shards that another library named do not
+    /// count: they stay if the process was killed.
     pub fn files_after(self) -> usize {
         match self {
             Save::Array | Save::Model(_, 1) => 1,

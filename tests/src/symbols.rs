@@ -23,7 +23,7 @@ pub(crate) fn hide<'a>(library: &mut [u8], names: impl Iterator<Item = &'a str>)
     }
 }
 
-/// Where the dynamic string table is in the file.
+/// Finds the dynamic string table in the file.
 fn strings(library: &[u8]) -> Option<Range<usize>> {
     let headers = long(library, 0x20)? as usize;
     let size = usize::from(u16::from_le_bytes(library.get(0x36..0x38)?.try_into().ok()?));

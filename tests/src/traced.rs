@@ -16,15 +16,15 @@ use libc::{c_int, c_long, c_void, pid_t};
 pub struct Call {
     /// The thread.
     pub thread: pid_t,
-    /// Which call.
+    /// The number of the call.
     pub number: c_long,
     /// Its arguments.
     pub arguments: [u64; 6],
-    /// What it returned; `None` if it has not begun.
+    /// The value that it returned; `None` if it has not begun.
     pub returned: Option<i64>,
 }
 
-/// What is to become of the process.
+/// The decision about the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It goes on.
@@ -34,7 +34,7 @@ pub enum Verdict {
 }
 
 impl Call {
-    /// Whether it can change a file or a folder, or wait for it to reach the storage.
+    /// Returns whether it can change a file or a folder, or wait for it to reach the storage.
     pub fn changes_files(&self) -> bool {
         const CHANGING: [c_long; 19] = [
             libc::SYS_write,
@@ -57,7 +57,7 @@ impl Call {
             libc::SYS_renameat2,
             libc::SYS_flock,
         ];
-        /// What newer machines do not have.
+        /// The calls that newer machines do not have.
         #[cfg(target_arch = "x86_64")]
         const OLDER: [c_long; 8] = [
             libc::SYS_open,

@@ -15,7 +15,7 @@ mod functions;
 
 pub use functions::Functions;
 
-/// Where libcuda is looked for. It comes with the display driver, not with a toolkit.
+/// The places to look for libcuda. It comes with the display driver, not with a toolkit.
 pub const SEARCH: Search = Search {
     library: "libcuda",
     variable: "CUDA_LIBRARY",

@@ -8,17 +8,17 @@ use super::{CUdeviceptr, CUstreamBatchMemOpType};
 #[derive(Debug, Clone, Copy)]
 #[allow(non_snake_case, reason = "C's names")]
 pub struct CUstreamBatchMemOpParams {
-    /// What the stream does. The fields are as said for waiting and writing, of 32 or 64 bits.
+    /// The type of the operation. The fields are as described for waiting and writing, of 32 or 64 bits.
     pub operation: CUstreamBatchMemOpType,
-    /// Where the word lies.
+    /// The address of the word.
     pub address: CUdeviceptr,
-    /// What it is compared with or set to. Of a word of 32 bits, the lower ones count.
+    /// The value that the word is compared with or set to. For a word of 32 bits, the lower ones count.
     pub value64: u64,
-    /// How it is waited for or written.
+    /// The flags of the wait or the write.
     pub flags: core::ffi::c_uint,
     /// For the driver.
     pub alias: CUdeviceptr,
-    /// What other operations have behind that.
+    /// Space for further fields of other operations.
     pub pad: u64,
 }
 

@@ -17,7 +17,7 @@ mod functions;
 pub use bindings::*;
 pub use functions::Functions;
 
-/// Where libcudart is looked for.
+/// The places to look for libcudart.
 pub const SEARCH: Search = Search {
     library: "libcudart",
     variable: "CUDART_LIBRARY",

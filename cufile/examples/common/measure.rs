@@ -1,4 +1,4 @@
-//! What the examples that time themselves share: optional arguments, repeated runs that are checked, and the line that
+//! Code that the timed examples share: optional arguments, repeated runs that are checked, and the line that
 //! says how fast one was.
 
 use std::fs;
@@ -9,7 +9,7 @@ use cufile::cuda::DeviceBuffer;
 
 use super::{Arguments, Result, contents, require_same};
 
-/// How many reads fill the buffer of a pattern.
+/// The number of reads into the buffer of a pattern.
 pub const READS: usize = 10;
 
 /// The sizes of NVIDIA's guide: a buffer of 1 GiB, filled by ten reads of 100 MiB; or the same parts of another size.
@@ -73,7 +73,7 @@ impl Pattern {
     }
 }
 
-/// How long `work` takes.
+/// Returns the time that `work` takes.
 pub fn timed(work: impl FnOnce() -> Result) -> Result<Duration> {
     let start = Instant::now();
     work()?;

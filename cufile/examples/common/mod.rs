@@ -1,4 +1,5 @@
-//! What the samples share and what is not cuFile: arguments, files, checksums, and what counts as success.
+//! Code that the samples share and that is not cuFile: arguments, files, checksums, and what counts as
+//! success.
 
 #![allow(dead_code, reason = "each sample uses a part of it")]
 
@@ -58,12 +59,12 @@ impl Arguments {
         self.words.get(position).map(String::as_str)
     }
 
-    /// Whether the word there is a number other than 0.
+    /// Returns whether the word there is a number other than 0.
     pub fn flag(&self, position: usize) -> Result<bool> {
         Ok(self.number::<u32>(position)? != 0)
     }
 
-    /// The same where the word may be missing, which counts as 0.
+    /// Does the same where the word may be missing, which counts as 0.
     pub fn optional_flag(&self, position: usize) -> Result<bool> {
         Ok(self.optional(position).is_some() && self.flag(position)?)
     }

@@ -40,7 +40,7 @@ impl Drop for Retained {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
     raw: CUcontext,
-    /// Which libcuda it is of, as far as that is known: a process may have loaded several.
+    /// The libcuda that it belongs to, as far as that is known: a process may have loaded several.
     libcuda: Option<Libcuda>,
 }
 
@@ -151,7 +151,7 @@ impl Device {
     /// the reverse order of their making.
     ///
     /// # Errors
-    /// What CUDA said; [`Error::Forked`].
+    /// CUDA's error; [`Error::Forked`].
     #[doc(alias = "cuCtxPushCurrent")]
     pub fn enter(&self) -> Result<Entered<'_>> {
         self.context().enter(&self.0.cuda)
@@ -160,7 +160,7 @@ impl Device {
     /// Makes this the calling thread's current device, for calls outside this crate (`cudaSetDevice`).
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaSetDevice")]
     pub fn set_current(&self) -> Result<()> {
         self.cuda().check_alive()?;
@@ -171,7 +171,7 @@ impl Device {
     /// The device's name, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cuDeviceGetName")]
     pub fn name(&self) -> Result<String> {
         self.cuda().check_alive()?;
@@ -188,7 +188,7 @@ impl Device {
     /// An integer attribute of the device.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cuDeviceGetAttribute")]
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32> {
         self.cuda().check_alive()?;
@@ -203,7 +203,8 @@ impl Device {
     /// Waits for everything submitted to the device (`cudaDeviceSynchronize`).
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work; that a stream is captured, whose capture this ends.
+    /// CUDA's error, which may be the failure of earlier work; that a stream is captured, whose capture this
+    /// ends.
     #[doc(alias = "cudaDeviceSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let _entered = self.enter()?;
@@ -214,7 +215,7 @@ impl Device {
     /// Allocates `len_bytes` of device memory (`cudaMalloc`). Its contents are undefined.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaMalloc")]
     pub fn alloc(&self, len_bytes: usize) -> Result<DeviceBuffer> {
         DeviceBuffer::new(self, len_bytes)
@@ -223,7 +224,7 @@ impl Device {
     /// Allocates `len_bytes` of page-locked host memory, zeroed (`cudaHostAlloc`, portable: pinned for every device).
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaHostAlloc")]
     #[doc(alias = "cudaMallocHost")]
     pub fn alloc_pinned(&self, len_bytes: usize) -> Result<PinnedBuffer> {
@@ -233,7 +234,7 @@ impl Device {
     /// Allocates `len_bytes` of managed memory, zeroed (`cudaMallocManaged`).
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaMallocManaged")]
     pub fn alloc_managed(&self, len_bytes: usize) -> Result<ManagedBuffer> {
         ManagedBuffer::new(self, len_bytes)
@@ -242,7 +243,7 @@ impl Device {
     /// Creates a stream that is not ordered with the default stream (`cudaStreamCreateWithFlags`, non-blocking).
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaStreamCreateWithFlags")]
     #[doc(alias = "cudaStreamCreate")]
     pub fn stream(&self) -> Result<Stream> {
@@ -252,7 +253,7 @@ impl Device {
     /// Creates an event that marks nothing yet and counts as done (`cudaEventCreateWithFlags`, without timing).
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaEventCreateWithFlags")]
     pub fn event(&self) -> Result<Event> {
         Event::new(self)
@@ -272,7 +273,7 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaEventCreateWithFlags")]
     pub fn timing_event(&self) -> Result<Event> {
         Event::with_flags(self, 0)

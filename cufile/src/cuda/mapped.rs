@@ -54,8 +54,8 @@ impl Device {
     /// it [grows](MappedBuffer::grow) (`cuMemAddressReserve`).
     ///
     /// # Errors
-    /// What CUDA said: `CUDA_ERROR_NOT_SUPPORTED` if the device cannot map memory, `CUDA_ERROR_INVALID_VALUE` for no
-    /// bytes.
+    /// CUDA's error: `CUDA_ERROR_NOT_SUPPORTED` if the device cannot map memory, `CUDA_ERROR_INVALID_VALUE`
+    /// for no bytes.
     #[doc(alias = "cuMemAddressReserve")]
     #[doc(alias = "cuMemGetAllocationGranularity")]
     pub fn reserve(&self, reserved_bytes: usize) -> Result<MappedBuffer> {
@@ -112,7 +112,7 @@ impl MappedBuffer {
     /// `cuMemMap`, `cuMemSetAccess`). Their contents are undefined; addresses and contents of the others stay.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if they go beyond the reserved range; what CUDA said, `CUDA_ERROR_OUT_OF_MEMORY` above
+    /// [`Error::InvalidInput`] if they go beyond the reserved range; CUDA's error, `CUDA_ERROR_OUT_OF_MEMORY` above
     /// all. The buffer stays as it was then.
     #[doc(alias = "cuMemCreate")]
     #[doc(alias = "cuMemMap")]
@@ -151,7 +151,7 @@ impl MappedBuffer {
         });
         match accessible {
             Ok(()) => self.len_bytes += size,
-            // SAFETY: the range was just mapped, and nobody has used it.
+            // SAFETY: the range was just mapped, and nothing has used it.
             Err(_) => _ = unsafe { (driver.cuMemUnmap)(address, size) },
         }
         accessible
@@ -167,17 +167,17 @@ impl MappedBuffer {
         ptr::with_exposed_provenance(self.address as usize)
     }
 
-    /// How many bytes are mapped.
+    /// Returns the number of bytes that are mapped.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// How many bytes the reserved range has.
+    /// Returns the number of bytes of the reserved range.
     pub fn reserved_bytes(&self) -> usize {
         self.reserved_bytes
     }
 
-    /// What sizes are rounded up to multiples of, in bytes.
+    /// Returns the granularity in bytes: sizes are rounded up to multiples of it.
     pub fn granularity_bytes(&self) -> usize {
         self.granularity_bytes
     }
@@ -201,7 +201,7 @@ impl MappedBuffer {
     /// Copies host bytes to `offset_bytes` and waits until they are there.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if they do not fit; what CUDA said.
+    /// [`Error::InvalidInput`] if they do not fit; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
         let part = Part::whole_mut(self);
@@ -212,7 +212,7 @@ impl MappedBuffer {
     /// Copies bytes from `offset_bytes` to the host.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
+    /// [`Error::InvalidInput`] if there are not as many; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         // SAFETY: mapped memory that nothing writes while it is borrowed.
@@ -222,7 +222,7 @@ impl MappedBuffer {
     /// A copy of all bytes on the host.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     pub fn to_vec(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.len_bytes];
         self.copy_to_host(0, &mut bytes)?;
@@ -232,7 +232,7 @@ impl MappedBuffer {
     /// Sets every byte and waits until it is done.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaMemset")]
     pub fn fill(&mut self, byte: u8) -> Result<()> {
         let part = Part::whole_mut(self);
@@ -244,8 +244,8 @@ impl MappedBuffer {
     /// dropping does.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work; or [`Error::Forked`]. [`Failed`] returns the buffer; dropping
-    /// that leaks the memory, because the device may use it.
+    /// CUDA's error, which may be the failure of earlier work; or [`Error::Forked`]. [`Failed`] returns the
+    /// buffer. Dropping that leaks the memory, because the device may use it.
     #[doc(alias = "cuMemUnmap")]
     #[doc(alias = "cuMemAddressFree")]
     #[allow(clippy::result_large_err, reason = "the error returns the buffer")]
@@ -288,7 +288,7 @@ impl MappedBuffer {
 
 impl Drop for MappedBuffer {
     fn drop(&mut self) {
-        // `unmap` is for those who want the error.
+        // `unmap` returns the error.
         let _ = self.release();
     }
 }

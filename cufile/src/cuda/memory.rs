@@ -57,7 +57,7 @@ impl DeviceBuffer {
         self.ptr
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -89,7 +89,7 @@ impl DeviceBuffer {
     /// Copies host bytes to `offset_bytes` and waits until they are there.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if they do not fit; what CUDA said.
+    /// [`Error::InvalidInput`] if they do not fit; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
         let part = Part::whole_mut(self);
@@ -100,7 +100,7 @@ impl DeviceBuffer {
     /// Copies bytes from `offset_bytes` to the host.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
+    /// [`Error::InvalidInput`] if there are not as many; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         // SAFETY: an allocation that nothing writes while it is borrowed.
@@ -110,7 +110,7 @@ impl DeviceBuffer {
     /// A copy of all bytes on the host.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     pub fn to_vec(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.len_bytes];
         self.copy_to_host(0, &mut bytes)?;
@@ -120,7 +120,7 @@ impl DeviceBuffer {
     /// Sets every byte and waits until it is done.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaMemset")]
     pub fn fill(&mut self, byte: u8) -> Result<()> {
         let part = Part::whole_mut(self);
@@ -131,7 +131,7 @@ impl DeviceBuffer {
     /// Waits for all work of the device and frees the memory (`cudaFree`), as dropping does.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work; [`Error::Forked`]. The memory is leaked then.
+    /// CUDA's error, which may be the failure of earlier work; [`Error::Forked`]. The memory is leaked then.
     #[doc(alias = "cudaFree")]
     pub fn free(mut self) -> Result<()> {
         self.release()
@@ -151,7 +151,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // `free` is for those who want the error.
+        // `free` returns the error.
         let _ = self.release();
     }
 }
@@ -375,7 +375,7 @@ impl ManagedBuffer {
     /// Copies host bytes to `offset_bytes` and waits until they are there.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if they do not fit; what CUDA said.
+    /// [`Error::InvalidInput`] if they do not fit; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
         let part = Part::whole_mut(self);
@@ -386,7 +386,7 @@ impl ManagedBuffer {
     /// Copies bytes from `offset_bytes` to the host.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; what CUDA said.
+    /// [`Error::InvalidInput`] if there are not as many; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         // SAFETY: an allocation that nothing writes while it is borrowed.
@@ -396,7 +396,7 @@ impl ManagedBuffer {
     /// Returns a copy of all bytes on the host.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     pub fn to_vec(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.len_bytes];
         self.copy_to_host(0, &mut bytes)?;
@@ -406,7 +406,7 @@ impl ManagedBuffer {
     /// Sets every byte and waits until it is done.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaMemset")]
     pub fn fill(&mut self, byte: u8) -> Result<()> {
         let part = Part::whole_mut(self);
@@ -440,7 +440,7 @@ fn allocate(
 /// Copies host bytes to `offset_bytes` of a part and waits until they are there.
 ///
 /// # Safety
-/// The part must be memory that is accessible as it says, and nothing else may use it meanwhile.
+/// The part must be memory that is accessible as it says, and nothing else may use it during the call.
 pub(crate) unsafe fn copy_from_host(
     cuda: &Cuda,
     part: Part,
@@ -473,7 +473,7 @@ pub(crate) unsafe fn copy_from_host(
 /// Copies bytes from `offset_bytes` of a part to the host.
 ///
 /// # Safety
-/// The part must be memory that is accessible as it says, and nothing may write it meanwhile.
+/// The part must be memory that is accessible as it says, and nothing may write it during the call.
 pub(crate) unsafe fn copy_to_host(
     cuda: &Cuda,
     part: Part,
@@ -529,7 +529,7 @@ fn wait(cuda: &Cuda) -> Result<()> {
     check_runtime("cudaStreamSynchronize", unsafe { (cuda.runtime().cudaStreamSynchronize)(ptr::null_mut()) })
 }
 
-/// Where `len_bytes` bytes at `offset_bytes` of a part start, if it has them.
+/// Returns the address of `len_bytes` bytes at `offset_bytes` of a part; fails if the part is too short.
 fn within(operation: &'static str, part: Part, offset_bytes: usize, len_bytes: usize) -> Result<*mut u8> {
     match offset_bytes.checked_add(len_bytes) {
         Some(end) if end <= part.len_bytes => Ok(part.ptr.wrapping_add(offset_bytes)),

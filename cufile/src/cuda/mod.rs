@@ -1,10 +1,10 @@
 //! The small safe CUDA layer that file I/O needs: devices, memory, streams and events.
 //!
 //! Programs that use another CUDA crate keep using it: any memory can take part in I/O through
-//! [`IoBuf`], and cudarc's does by the feature `cudarc`. No call here leaves the calling thread's current device or context
-//! changed, but for [`Device::set_current`]. Nor does what allocates, waits or asks here end the capture of a graph on a
-//! stream elsewhere, as such calls do by default, but for [`Device::synchronize`]. What copies or fills without a stream
-//! ends it if that stream waits for the null stream, as those of [`Device::stream`] and PyTorch do not.
+//! [`IoBuf`], and cudarc's does by the feature `cudarc`. No call here except [`Device::set_current`] leaves the calling
+//! thread's current device or context changed. Calls that allocate, wait or ask do not end the capture of a graph on a
+//! stream elsewhere, as such calls do by default. The exception is [`Device::synchronize`]. Copying or filling without
+//! a stream ends the capture of a stream that waits for the null stream. Those of [`Device::stream`] and PyTorch do not.
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;
@@ -52,7 +52,7 @@ pub struct Cuda(Arc<Loaded>);
 struct Loaded {
     driver: driver::Library,
     runtime: runtime::Library,
-    /// Where it was initialised: CUDA does not outlast a fork.
+    /// The generation of the process that initialised it: CUDA does not outlast a fork.
     generation: u32,
 }
 
@@ -61,7 +61,7 @@ impl Cuda {
     ///
     /// # Errors
     /// [`Error::Load`] naming libcuda or libcudart if either is missing, [`Error::NoDevice`], [`Error::Forked`] in the
-    /// child of a process that has loaded it, or what `cuInit` said.
+    /// child of a process that has loaded it, or the error of `cuInit`.
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self> {
         static DEFAULT: OnceLock<Cuda> = OnceLock::new();
@@ -79,7 +79,7 @@ impl Cuda {
     /// Initialises CUDA with already loaded libraries.
     ///
     /// # Errors
-    /// [`Error::NoDevice`], or what `cuInit` said.
+    /// [`Error::NoDevice`], or the error of `cuInit`.
     pub fn from_sys(driver: driver::Library, runtime: runtime::Library) -> Result<Self> {
         let generation = fork::generation();
         // SAFETY: cuInit may be called any number of times, from any thread.
@@ -93,10 +93,10 @@ impl Cuda {
         if cuda.device_count()? == 0 { Err(Error::NoDevice) } else { Ok(cuda) }
     }
 
-    /// How many devices are visible.
+    /// Returns the number of visible devices.
     ///
     /// # Errors
-    /// What `cuDeviceGetCount` said; [`Error::Forked`].
+    /// The error of `cuDeviceGetCount`; [`Error::Forked`].
     #[doc(alias = "cuDeviceGetCount")]
     #[doc(alias = "cudaGetDeviceCount")]
     pub fn device_count(&self) -> Result<u32> {
@@ -110,7 +110,7 @@ impl Cuda {
     /// The device with this ordinal, counted from 0.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; what CUDA said; [`Error::Forked`].
+    /// [`Error::InvalidInput`] if there are not as many; CUDA's error; [`Error::Forked`].
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         Device::open(self, ordinal)
     }
@@ -118,7 +118,7 @@ impl Cuda {
     /// The device that a buffer's CUDA context is on; device 0 for memory without one.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cuCtxGetDevice")]
     pub fn device_of(&self, buffer: &(impl IoBuf + ?Sized)) -> Result<Device> {
         let Some(context) = buffer.context() else { return self.device(0) };
@@ -149,7 +149,7 @@ impl Cuda {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if they do not fit; what CUDA said; [`Error::Forked`] for device memory.
+    /// [`Error::InvalidInput`] if they do not fit; CUDA's error; [`Error::Forked`] for device memory.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_from_host(
         &self,
@@ -165,7 +165,7 @@ impl Cuda {
     /// Copies bytes from `offset_bytes` of any buffer to the host and waits until they are there.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; what CUDA said; [`Error::Forked`] for device memory.
+    /// [`Error::InvalidInput`] if there are not as many; CUDA's error; [`Error::Forked`] for device memory.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(
         &self,

@@ -28,11 +28,11 @@ pub struct Stream {
     owner: Owner,
 }
 
-/// Who destroys a stream.
+/// The owner of a stream, which destroys it.
 enum Owner {
     /// The value, when it is dropped.
     Value,
-    /// Who made it.
+    /// The code that created it.
     Elsewhere,
     /// cudarc, but not before this is dropped.
     #[cfg(feature = "cudarc")]
@@ -90,7 +90,7 @@ impl Stream {
     /// Waits for all work submitted so far.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work.
+    /// CUDA's error, which may be the failure of earlier work.
     #[doc(alias = "cudaStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         // The null stream is that of the current context.
@@ -102,10 +102,10 @@ impl Stream {
         })
     }
 
-    /// Whether all work submitted so far is done. Stale as soon as more is submitted.
+    /// Returns whether all work submitted so far is done. The answer is stale as soon as more is submitted.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work.
+    /// CUDA's error, which may be the failure of earlier work.
     #[doc(alias = "cudaStreamQuery")]
     pub fn is_idle(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
@@ -114,10 +114,10 @@ impl Stream {
         ready("cudaStreamQuery", unsafe { (self.device.cuda().runtime().cudaStreamQuery)(self.raw) })
     }
 
-    /// Whether work that is submitted becomes part of a CUDA graph instead of being done.
+    /// Returns whether work that is submitted becomes part of a CUDA graph instead of being done.
     ///
     /// # Errors
-    /// What CUDA said: of the null stream also that another one is captured.
+    /// CUDA's error; for the null stream, also that another one is captured.
     #[doc(alias = "cudaStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
@@ -133,7 +133,7 @@ impl Stream {
     /// [recorded](Self::record) next tells when it is done. Copies from pinned memory run beside the host's work.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work: the copy may be under way then.
+    /// CUDA's error, which may be the failure of earlier work. The copy may be in flight then.
     ///
     /// # Safety
     /// `target` must be device memory, as long as `source`, that nothing else uses until the copy is done; until then
@@ -168,7 +168,7 @@ impl Stream {
     /// The threads of a process make that one call in turn, because CUDA crashes when they meet in it.
     ///
     /// # Errors
-    /// What CUDA said; some of the copies may be under way then.
+    /// CUDA's error; some of the copies may be in flight then.
     ///
     /// # Panics
     /// If the three are not equally long.
@@ -237,7 +237,7 @@ impl Stream {
     /// Marks the present end of the stream's work.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaEventRecord")]
     pub fn record(&self) -> Result<Event> {
         let event = Event::new(&self.device)?;
@@ -249,7 +249,7 @@ impl Stream {
     /// is forgotten, which saves a new event each time.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaEventRecord")]
     pub fn record_into(&self, event: &Event) -> Result<()> {
         let _entered = self.device.enter()?;
@@ -269,8 +269,9 @@ impl Stream {
     /// must not wait for what the thread does after such a call.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work; that the stream is captured. The function is not called
-    /// after an error was returned. If a capture begins meanwhile, the graph calls the function at its first launch only.
+    /// CUDA's error, which may be the failure of earlier work; that the stream is captured. The function is
+    /// not called after an error was returned. If a capture begins during the call, the graph calls the
+    /// function at its first launch only.
     #[doc(alias = "cudaLaunchHostFunc")]
     pub fn call_on_host<F: FnOnce() + Send + 'static>(&self, function: F) -> Result<()> {
         unsafe extern "C" fn call(data: *mut c_void) {
@@ -304,8 +305,8 @@ impl Stream {
     /// are taken, no stream goes on, copies included.
     ///
     /// # Errors
-    /// What CUDA said, also of more than 255 operations; nothing was submitted then, except if it is the failure of earlier
-    /// work.
+    /// CUDA's error, also for more than 255 operations. Nothing was submitted then, except if it is the
+    /// failure of earlier work.
     ///
     /// # Safety
     /// The words must be aligned and in memory that the GPU can use, such as a [`PinnedBuffer`](super::PinnedBuffer),
@@ -330,7 +331,7 @@ impl Stream {
     /// Makes work submitted from now on wait for `event`, which may be of another stream.
     ///
     /// # Errors
-    /// What CUDA said.
+    /// CUDA's error.
     #[doc(alias = "cudaStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         let _entered = self.device.enter()?;
@@ -366,13 +367,13 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// What a stream does with a word in memory; for [`Stream::on_words`].
+/// An operation of a stream on a word in memory; for [`Stream::on_words`].
 #[derive(Debug, Clone, Copy)]
 pub enum WordOperation {
     /// Waits until the word has reached the value: until their difference is not negative as a signed number, so that a
     /// counter may wrap around.
     Wait(*const u32, u32),
-    /// Sets the word to the value. Who reads it there sees what the stream's work before wrote.
+    /// Sets the word to the value. A reader of the value sees what the stream's work before wrote.
     Write(*mut u32, u32),
 }
 
@@ -421,7 +422,7 @@ impl Event {
     /// Returns the time from `start` to this event, both of [`Device::timing_event`] and recorded.
     ///
     /// # Errors
-    /// What CUDA said: `cudaErrorInvalidResourceHandle` for events without timing or that were never recorded,
+    /// CUDA's error: `cudaErrorInvalidResourceHandle` for events without timing or that were never recorded,
     /// `cudaErrorNotReady` while either is not done; [`Error::Forked`].
     #[doc(alias = "cudaEventElapsedTime")]
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
@@ -434,10 +435,10 @@ impl Event {
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }
 
-    /// Whether the work before the event is done.
+    /// Returns whether the work before the event is done.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of that work; [`Error::Forked`].
+    /// CUDA's error, which may be the failure of that work; [`Error::Forked`].
     #[doc(alias = "cudaEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
@@ -449,7 +450,7 @@ impl Event {
     /// Waits for the work before the event.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of that work; [`Error::Forked`].
+    /// CUDA's error, which may be the failure of that work; [`Error::Forked`].
     #[doc(alias = "cudaEventSynchronize")]
     pub fn wait(&self) -> Result<()> {
         let _entered = self.device.enter()?;

@@ -10,7 +10,7 @@ use super::StreamFlags;
 use crate::error::{Error, Result};
 use crate::memory::file_offset;
 
-/// What [`StreamFlags::PAGE_ALIGNED_INPUTS`] promises, in bytes.
+/// The alignment that [`StreamFlags::PAGE_ALIGNED_INPUTS`] promises, in bytes.
 const PAGE: u64 = 4096;
 
 /// The size and the offsets of a stream-ordered transfer, which can be set until it runs.
@@ -44,7 +44,8 @@ const PAGE: u64 = 4096;
 #[derive(Clone)]
 pub struct LateBound(pub(super) Arc<Arguments>);
 
-/// What C reads through pointers, as plain memory: aligned words, which it sees whole, in either state.
+/// The values that C reads through pointers, as plain memory. They are aligned words, so C sees each one whole,
+/// before or after a change.
 pub(super) struct Arguments {
     pub(super) len_bytes: AtomicUsize,
     pub(super) file_offset: AtomicI64,
@@ -60,17 +61,17 @@ pub(super) struct Arguments {
 }
 
 impl LateBound {
-    /// How many bytes will be transferred.
+    /// Returns the number of bytes that will be transferred.
     pub fn len_bytes(&self) -> usize {
         self.0.len_bytes.load(Ordering::Acquire)
     }
 
-    /// Where in the file, in bytes.
+    /// Returns the offset in the file, in bytes.
     pub fn file_offset(&self) -> u64 {
         self.0.file_offset.load(Ordering::Acquire) as u64
     }
 
-    /// Where in the buffer, in bytes.
+    /// Returns the offset in the buffer, in bytes.
     pub fn buffer_offset(&self) -> usize {
         match self.0.is_registered {
             true => self.0.buffer_offset.load(Ordering::Acquire) as usize - self.0.base_offset,

@@ -61,7 +61,7 @@ use operation::{Fate, Pending, READ, UNWRITTEN, WRITE, captured};
 use registration::Registered;
 
 bitflags::bitflags! {
-    /// What libcufile may rely on for all transfers of a stream.
+    /// The promises that libcufile may rely on for all transfers of a stream.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct StreamFlags: u32 {
         /// The buffer offset is what it is at submission (`CU_FILE_STREAM_FIXED_BUF_OFFSET`).
@@ -91,13 +91,15 @@ bitflags::bitflags! {
 /// such streams is deregistered, and reports bytes that it did not move. So a program that makes a stream for each
 /// transfer, while one stream stays, collects streams; better use a few for long.
 ///
-/// A stream that libcufile fails to deregister stays registered too, as does one that still has work 30 seconds after it
-/// was dropped. It is kept, not destroyed, and with it the driver stays open. [`deregister`](Self::deregister) gives the
-/// error; who registers the stream again shares what is left. Deregistering it is tried again when other streams go.
+/// A stream that libcufile fails to deregister stays registered too, as does one that still has work 30
+/// seconds after it was dropped. It is kept, not destroyed, and with it the driver stays open.
+/// [`deregister`](Self::deregister) returns the error. A new registration of the stream shares what is left.
+/// Deregistering it is tried again when other streams go.
 ///
-/// libcufile registers a stream once, and knows it by its handle alone. Who registers it again with the same flags, as
-/// is possible for the default stream and for streams made elsewhere, shares the first registration and its driver;
-/// with other flags it is [`Error::InUse`]. So is the default stream of a second device, whose handle is the same null.
+/// libcufile registers a stream once, and knows it by its handle alone. The default stream and streams made
+/// elsewhere can be registered again. With the same flags, that shares the first registration and its driver;
+/// with other flags it is [`Error::InUse`]. So is the default stream of a second device, whose handle is the
+/// same null.
 #[derive(Clone)]
 pub struct RegisteredStream(Arc<Registered>);
 
@@ -109,7 +111,7 @@ impl RegisteredStream {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's; [`Error::InUse`] if its
-    /// handle is registered with other flags or for another device, or, as [above](Self), still is; or what cuFile said.
+    /// handle is registered with other flags or for another device, or, as [above](Self), still is; or cuFile's error.
     /// [`Failed`] returns the stream.
     #[doc(alias = "cuFileStreamRegister")]
     pub fn register(
@@ -129,7 +131,7 @@ impl RegisteredStream {
         &self.0.registration.stream
     }
 
-    /// What it was registered with.
+    /// Returns the flags that the stream was registered with.
     pub fn flags(&self) -> StreamFlags {
         self.0.registration.flags
     }
@@ -143,7 +145,7 @@ impl RegisteredStream {
     /// was registered again elsewhere, with the last of the registrations.
     ///
     /// # Errors
-    /// [`Error::InUse`] while operations or clones refer to it, or what cuFile said. [`Failed`] returns the registration.
+    /// [`Error::InUse`] while operations or clones refer to it, or cuFile's error. [`Failed`] returns the registration.
     #[doc(alias = "cuFileStreamDeregister")]
     pub fn deregister(self) -> Result<(), Failed<Self>> {
         let mut this = self;
@@ -169,7 +171,7 @@ impl RegisteredStream {
     /// ```
     ///
     /// # Errors
-    /// What cuFile said; [`Failed::into_buffer`] gives the buffer back.
+    /// cuFile's error; [`Failed::into_buffer`] returns the buffer.
     #[doc(alias = "cuFileReadAsync")]
     pub fn read_at<B: IoBufMut + 'static>(
         &self,
@@ -226,7 +228,7 @@ impl RegisteredStream {
     /// ```
     ///
     /// # Errors
-    /// What cuFile said; [`Failed::into_buffer`] gives the buffer back.
+    /// cuFile's error; [`Failed::into_buffer`] returns the buffer.
     #[doc(alias = "cuFileWriteAsync")]
     pub fn write_at<B: IoBuf + 'static>(
         &self,

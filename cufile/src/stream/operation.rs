@@ -27,9 +27,9 @@ pub(super) const WRITE: &str = "cuFileWriteAsync";
 
 /// A stream-ordered read or write that was submitted.
 ///
-/// Owns the buffer until the transfer is over. [`wait`](Self::wait) gives it back. Dropping waits for at most 30 seconds
-/// and frees it, or else leaks it; forgetting leaks it. Neither waiting nor dropping may happen in a function that a stream
-/// calls, where CUDA lets nobody wait: the buffer is leaked then.
+/// Owns the buffer until the transfer is over. [`wait`](Self::wait) gives it back. Dropping waits for at most
+/// 30 seconds and frees it, or else leaks it; forgetting leaks it. Neither waiting nor dropping may happen in
+/// a function that a stream calls, where CUDA allows no waiting: the buffer is leaked then.
 ///
 /// File, stream and driver live at least as long as the operation, whatever happens to other references to them.
 ///
@@ -37,7 +37,7 @@ pub(super) const WRITE: &str = "cuFileWriteAsync";
 /// that can be noticed.
 #[must_use = "dropping an operation waits for it"]
 pub struct Operation<B> {
-    // A pointer rather than a box, which would claim that nobody else writes to what libcufile writes to.
+    // A pointer rather than a box, which would claim that nothing else writes to what libcufile writes to.
     pub(super) pending: NonNull<Pending<B>>,
     pub(super) owns: PhantomData<Pending<B>>,
 }
@@ -61,14 +61,15 @@ pub(super) struct Pending<B> {
     pub(super) stream: RegisteredStream,
 }
 
-/// What submitting a transfer came to.
+/// The outcome of submitting a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The stream carries it out, and libcufile then writes the byte count.
     Accepted,
     /// The call failed. libcufile queues a transfer in several steps, so that it may be in the stream nevertheless.
     Refused,
-    /// A capture began meanwhile. Each launch of its graph carries the transfer out, for as long as the graph lives.
+    /// A capture began during the call. Each launch of its graph carries the transfer out, for as long as the
+    /// graph lives.
     Captured,
 }
 
@@ -143,10 +144,10 @@ impl<B> Operation<B> {
         Ok(unsafe { Box::from_raw(this.pending.as_ptr()) })
     }
 
-    /// Whether the transfer is over, so that [`wait`](Self::wait) does not wait.
+    /// Returns whether the transfer is over, so that [`wait`](Self::wait) does not wait.
     ///
     /// # Errors
-    /// What CUDA said, which may be the failure of earlier work on the stream; [`Error::Forked`].
+    /// CUDA's error, which may be the failure of earlier work on the stream; [`Error::Forked`].
     #[doc(alias = "cudaEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
         let pending = self.pending();
@@ -171,9 +172,9 @@ impl<B> Operation<B> {
     /// A read has fewer bytes than asked for at the end of the file, 0 beyond it.
     ///
     /// # Errors
-    /// The buffer comes back with what cuFile said of the transfer. It does not come back, and is leaked, if nobody knows
-    /// whether the transfer is over: if CUDA fails to wait, libcufile never wrote a byte count, the stream was captured
-    /// while the transfer was submitted, or in a forked child ([`Error::Forked`]).
+    /// The buffer comes back with cuFile's error for the transfer. It does not come back, and is leaked, if
+    /// the transfer may still be in flight: if CUDA fails to wait, libcufile never wrote a byte count, the
+    /// stream was captured while the transfer was submitted, or in a forked child ([`Error::Forked`]).
     pub fn wait(self) -> Result<(usize, B), Failed<Kept<B>>> {
         match self.end() {
             Err(error) => Err(Failed::new(error, Kept(State::Leaked))),
@@ -192,7 +193,7 @@ impl<B> Operation<B> {
         Count(Arc::clone(&self.pending().bytes))
     }
 
-    /// What is transferred; can be set until the stream gets there.
+    /// Returns the size and the offsets, which can be set until the stream gets there.
     pub fn arguments(&self) -> &LateBound {
         &self.pending().arguments
     }
@@ -272,7 +273,7 @@ impl<B> Kept<B> {
 
     /// Gives the buffer back. If the transfer may be in the stream, this waits for the stream's work so far.
     ///
-    /// `None` if nobody knows whether the transfer is over; the buffer is leaked then.
+    /// Returns `None` if the transfer may still be in flight; the buffer is leaked then.
     pub fn into_buffer(self) -> Option<B> {
         match self.0 {
             State::Free(buffer) => Some(buffer),

@@ -1,4 +1,4 @@
-//! When a stream is registered and deregistered, so that libcufile does not mix streams up.
+//! The registration of streams, and its end at a time when libcufile does not mix streams up.
 
 use std::collections::HashMap;
 use std::mem::{self, ManuallyDrop};
@@ -17,18 +17,18 @@ use crate::patience::{PATIENCE, wait_until};
 /// A share of a registration.
 pub(super) struct Registered {
     pub(super) registration: Arc<Registration>,
-    /// Whether `release` has done its work.
+    /// True once `release` has done its work.
     released: bool,
 }
 
-/// What libcufile knows of a stream.
+/// The registration of a stream with libcufile.
 pub(super) struct Registration {
     // Not dropped in a forked child, where it would call CUDA.
     pub(super) stream: ManuallyDrop<Arc<Stream>>,
     pub(super) flags: StreamFlags,
-    /// How many shares there are. Changes only while the [`streams`] are locked.
+    /// The number of shares. Changes only while the [`streams`] are locked.
     shares: AtomicUsize,
-    /// Whether an operation was submitted.
+    /// True once an operation was submitted.
     used: AtomicBool,
     registered: AtomicBool,
     /// Taken to submit, because libcufile aborts if two threads submit to one stream at a time.
@@ -39,10 +39,10 @@ pub(super) struct Registration {
 /// The streams of one libcufile.
 #[derive(Default)]
 struct Streams {
-    /// Those that are registered, by handle. libcufile knows nothing else of a stream: neither its device nor who
-    /// registered it.
+    /// Those that are registered, by handle. libcufile knows nothing else of a stream: neither its device nor
+    /// the code that registered it.
     registered: HashMap<usize, Weak<Registration>>,
-    /// How many that have done I/O have a share.
+    /// The number of streams that have done I/O and have a share.
     live: usize,
     /// Those that have no share any more and are still registered: because others that have done I/O live, or because
     /// libcufile failed to deregister them. A stream must not be destroyed while it is registered.
@@ -55,7 +55,7 @@ fn streams() -> MutexGuard<'static, HashMap<usize, Streams>> {
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What [`streams`] knows a libcufile by.
+/// Returns the key of a libcufile in [`streams`].
 fn key(driver: &Driver) -> usize {
     driver.library().functions().cuFileStreamDeregister as usize
 }
@@ -192,7 +192,7 @@ impl Streams {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // `RegisteredStream::deregister` is for those who want the error. A stream that stays registered is parked.
+        // `RegisteredStream::deregister` returns the error. A stream that stays registered is parked.
         let alive = self.registration.driver.is_alive();
         if self.released || !alive {
             return;

@@ -1,4 +1,5 @@
-//! What a test tells the emulator: the version to pose as, faults, and questions about calls and live objects.
+//! The test's control of the emulator: the version to pose as, faults, and questions about calls and live
+//! objects.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_longlong};
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use crate::{c, device, exports, memory, stream, virtual_memory};
 
-/// What is to happen in one call. Fields that are `None` leave the call as it is.
+/// The changes to one call. Fields that are `None` leave the call as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Hit {
     /// The error code returned: cuFile's, `cudaError_t` or `CUresult`, whichever the function returns.
@@ -24,13 +25,13 @@ pub(crate) struct Hit {
     pub errno: Option<i64>,
     /// The most bytes that the transfer moves.
     pub short: Option<i64>,
-    /// What a stream-ordered operation or batch entry reports as its bytes, without having moved any.
+    /// The bytes that a stream-ordered operation or batch entry reports, without having moved any.
     pub bytes: Option<i64>,
     /// The state that a batch entry reports, or the one of a stream's capture.
     pub status: Option<i64>,
     /// Microseconds to wait before the call, or before the execution of what the call queues.
     pub delay: Option<i64>,
-    /// Whether it waits there until the test releases it.
+    /// True if it waits there until the test releases it.
     pub hold: bool,
 }
 
@@ -45,7 +46,7 @@ impl Hit {
         }
     }
 
-    /// Whether no fault is due.
+    /// Returns whether no fault is due.
     pub(crate) fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -56,7 +57,7 @@ impl Hit {
     }
 }
 
-/// What waits to be released.
+/// The numbers of calls that wait to be released, and of releases.
 struct Held {
     waiting: usize,
     releases: u64,
@@ -92,7 +93,7 @@ struct Fault {
     hit: Hit,
 }
 
-/// What the driver's properties say about the kernel module nvidia-fs; zeros where it is not loaded.
+/// The driver's properties of the kernel module nvidia-fs; zeros where it is not loaded.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NvidiaFs {
     pub major: u32,
@@ -116,7 +117,7 @@ struct Control {
     rmw: bool,
     faults: Vec<Fault>,
     calls: HashMap<&'static str, u64>,
-    /// Where to note which functions are called.
+    /// The file in which to note the functions that are called.
     notes: Option<File>,
 }
 
@@ -162,8 +163,8 @@ extern "C" fn note_fork() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Whether this process is the child of one that used the emulator. It has none of the parent's threads, and locks may
-/// be held for ever, so every call must fail before it takes one.
+/// Returns whether this process is the child of one that used the emulator. It has none of the parent's
+/// threads, and locks may be held for ever, so every call must fail before it takes one.
 pub(crate) fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
@@ -194,12 +195,12 @@ pub(crate) fn gpus() -> c_int {
     lock(&CONTROL).gpus
 }
 
-/// Whether the entries of a batch complete from the last to the first.
+/// Returns whether the entries of a batch complete from the last to the first.
 pub(crate) fn reverse_completions() -> bool {
     lock(&CONTROL).reverse_completions
 }
 
-/// Whether transfers insist on the context of the buffer's device.
+/// Returns whether transfers insist on the context of the buffer's device.
 pub(crate) fn require_context() -> bool {
     lock(&CONTROL).require_context
 }
@@ -209,22 +210,22 @@ pub(crate) fn nvidia_fs() -> NvidiaFs {
     lock(&CONTROL).nvidia_fs
 }
 
-/// Whether the driver says that it has PCI P2PDMA.
+/// Returns whether the driver says that it has PCI P2PDMA.
 pub(crate) fn p2pdma() -> bool {
     lock(&CONTROL).p2pdma
 }
 
-/// Whether the host may touch managed memory at any time.
+/// Returns whether the host may touch managed memory at any time.
 pub(crate) fn concurrent_managed() -> bool {
     lock(&CONTROL).concurrent_managed
 }
 
-/// Whether some stream is captured, so that what could disturb that is refused.
+/// Returns whether some stream is captured, so that the emulator refuses what could disturb that.
 pub(crate) fn capturing() -> bool {
     lock(&CONTROL).capturing
 }
 
-/// Whether an unaligned write to a descriptor with `O_DIRECT` reads and writes whole blocks.
+/// Returns whether an unaligned write to a descriptor with `O_DIRECT` reads and writes whole blocks.
 pub(crate) fn rmw() -> bool {
     lock(&CONTROL).rmw
 }

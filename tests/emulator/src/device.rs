@@ -34,7 +34,7 @@ thread_local! {
     static CHOSEN: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// Whether `device` is one of the GPUs.
+/// Returns whether `device` is one of the GPUs.
 pub(crate) fn exists(device: c_int) -> bool {
     (0..control::gpus()).contains(&device)
 }
@@ -150,7 +150,7 @@ pub(crate) fn release(device: c_int) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Whether a primary context exists.
+/// Returns whether a primary context exists.
 pub(crate) fn active(device: c_int) -> bool {
     let primary = control::lock(&PRIMARY)[device as usize];
     primary.retained > 0 || primary.runtime

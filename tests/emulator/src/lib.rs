@@ -4,25 +4,27 @@
 //! twin that the emulator copies through: a host access that should have been a copy is a segmentation fault. Streams
 //! are queues with a thread each, so what is asynchronous on a GPU is asynchronous here.
 //!
-//! The library poses as the cuFile version it is told to, and fails where it is told to: [`emulator_control`] says
-//! how, and README.md how to run a program on it. Symbols that an older version lacks are hidden by whoever loads the
+//! [`emulator_control`] sets the cuFile version that the library poses as, and where it fails. README.md says
+//! how to run a program on it. Symbols that an older version lacks are hidden by the code that loads the
 //! file, not here.
 //!
-//! Where the real libraries crash or corrupt memory, the emulator prints why and aborts:
+//! The emulator prints why and aborts where the real libraries crash or corrupt memory:
 //!
 //! - two `cudaMemcpyBatchAsync` at once, on whichever threads and streams;
 //! - two calls at once of those that open, close, set or read, for versions before 1.16;
 //! - vectors of which some are empty;
 //! - reading the properties or setting a limit while bytes are on their way, for versions before 1.16.
 //!
-//! Unless the command `rmw 0` was given, an unaligned write to a descriptor with `O_DIRECT` takes whole blocks, as on a direct path:
-//! what another thread writes to such a block meanwhile is lost. A race shows often, but not each time.
+//! Unless the command `rmw 0` was given, an unaligned write to a descriptor with `O_DIRECT` takes whole
+//! blocks, as on a direct path. Bytes that another thread writes to such a block during the write are lost. A
+//! race shows often, but not each time.
 //!
-//! What `hold` stops goes on only with `release`: cancelling or destroying a batch waits for an entry that is held.
+//! Work that `hold` stops goes on only with `release`: cancelling or destroying a batch waits for an entry
+//! that is held.
 //!
-//! What is simpler than CUDA: the null stream is one more queue, ordered with no other stream; a context is the
-//! primary context of its device; access rights of mapped memory hold for every device; there are no graphs, arrays
-//! or kernels.
+//! The emulator is simpler than CUDA: the null stream is one more queue, ordered with no other stream; a
+//! context is the primary context of its device; access rights of mapped memory hold for every device; there
+//! are no graphs, arrays or kernels.
 
 mod c;
 mod control;

@@ -10,7 +10,7 @@ use crate::device::CAPACITY;
 
 const PAGE: usize = 4096;
 
-/// What an allocation is to CUDA.
+/// The kind of memory that an allocation is to CUDA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Memory of a GPU, out of the host's reach.
@@ -65,9 +65,9 @@ impl Drop for Mapping {
 
 /// An allocation's addresses and the memory behind them.
 pub(crate) struct Pair {
-    /// What the program gets.
+    /// The addresses that the program gets.
     pub outside: Mapping,
-    /// What the emulator copies through; `None` if the program may touch its addresses itself.
+    /// The memory that the emulator copies through; `None` if the program may touch its addresses itself.
     pub _inside: Option<Mapping>,
 }
 
@@ -81,11 +81,11 @@ pub(crate) struct Allocation {
     pub flags: u32,
     /// Different for every allocation ever made.
     pub id: u64,
-    /// Where the bytes at `base` really are.
+    /// The address where the bytes at `base` really are.
     pub inside: usize,
     /// The handle mapped here, for a range of virtual memory.
     pub physical: Option<u64>,
-    /// Whether copies may use it: mapped memory needs rights first.
+    /// True if copies may use it: mapped memory needs rights first.
     pub accessible: bool,
     pub hold: Option<Arc<Pair>>,
 }
@@ -108,7 +108,7 @@ pub(crate) struct Place {
 // SAFETY: the pointer is into memory that `_hold` keeps mapped, or into host memory that the C caller lends.
 unsafe impl Send for Place {}
 
-/// Why a range is not usable.
+/// The error of a range that is not usable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Beyond;
 
@@ -140,14 +140,14 @@ impl Memory {
         (address < allocation.end()).then_some(allocation)
     }
 
-    /// Whether `address` is behind an allocation, in what fills up its mapping.
+    /// Returns whether `address` is behind an allocation, in the padding of its mapping.
     fn pads(&self, address: usize) -> bool {
         let before = self.allocations.range(..=address).next_back();
         let mapping = before.and_then(|(_, found)| found.hold.as_ref()).map(|pair| &pair.outside);
         mapping.is_some_and(|mapping| address < mapping.end())
     }
 
-    /// Whether `address` was device memory.
+    /// Returns whether `address` was device memory that is freed.
     fn was_freed(&self, address: usize) -> bool {
         let before = self.freed.range(..=address).next_back();
         before.is_some_and(|(_, end)| address < *end)
@@ -171,7 +171,7 @@ impl Memory {
         allocated + self.virtual_memory.used(device)
     }
 
-    /// Whether a device has room for `size` more bytes.
+    /// Returns whether a device has room for `size` more bytes.
     pub(crate) fn fits(&self, device: c_int, size: usize) -> bool {
         size <= CAPACITY - self.used(device)
     }
@@ -210,7 +210,8 @@ pub(crate) fn place(address: usize, length: usize) -> Result<Place, Beyond> {
     with(|memory| memory.place(address, length))
 }
 
-/// Whether cuFile would register the range: memory, or the start of a reserved range that is mapped in part.
+/// Checks that cuFile would register the range: memory, or a piece of a reserved range whose first byte is
+/// mapped.
 pub(crate) fn registrable(base: usize, length: usize) -> Result<(), Beyond> {
     with(|memory| {
         let mapped = memory.find(base).is_some_and(|found| found.physical.is_some());
@@ -222,7 +223,7 @@ pub(crate) fn registrable(base: usize, length: usize) -> Result<(), Beyond> {
     })
 }
 
-/// What the registry knows about `address`.
+/// Returns the allocation that contains `address`, if there is one.
 pub(crate) fn find(address: usize) -> Option<Allocation> {
     with(|memory| memory.find(address).cloned())
 }

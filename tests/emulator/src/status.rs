@@ -1,4 +1,4 @@
-//! How cuFile's functions answer: a status, or a byte count with `errno`.
+//! The answers of cuFile's functions: a status, or a byte count with `errno`.
 
 use std::ffi::c_int;
 use std::process::abort;

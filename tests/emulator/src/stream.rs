@@ -63,7 +63,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Whether every job is done.
+    /// Returns whether every job is done.
     pub(crate) fn is_idle(&self) -> bool {
         let jobs = lock(&self.jobs);
         jobs.finished == jobs.pushed
@@ -168,7 +168,7 @@ struct Record {
 pub(crate) struct Event {
     record: Mutex<Record>,
     changed: Condvar,
-    /// Whether it remembers when it was reached.
+    /// True if it can tell when it was reached.
     pub timed: bool,
 }
 
@@ -189,12 +189,12 @@ impl Event {
         });
     }
 
-    /// How often it was recorded.
+    /// Returns the number of times that it was recorded.
     pub(crate) fn asked(&self) -> u64 {
         lock(&self.record).asked
     }
 
-    /// Whether the last record was reached.
+    /// Returns whether the last record was reached; true if there was none.
     pub(crate) fn is_reached(&self) -> bool {
         let record = lock(&self.record);
         record.reached >= record.asked
@@ -208,7 +208,7 @@ impl Event {
         }
     }
 
-    /// When it was last reached.
+    /// Returns the time at which it was last reached.
     pub(crate) fn reached_at(&self) -> Option<Instant> {
         lock(&self.record).at
     }

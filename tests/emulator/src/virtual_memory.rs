@@ -10,7 +10,7 @@ use cuda_rt_sys::driver::CUresult;
 
 use crate::memory::{self, Allocation, Kind, Mapping, Memory, Pair};
 
-/// What sizes and addresses are multiples of.
+/// The number that sizes and addresses are multiples of, in bytes.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -43,12 +43,12 @@ impl Space {
         self.physical.values().filter(|found| found.device == device).map(|found| found.length).sum()
     }
 
-    /// Whether `address` is in a reserved range.
+    /// Returns whether `address` is in a reserved range.
     pub(crate) fn reserved(&self, address: usize) -> bool {
         self.reservation(address).is_some()
     }
 
-    /// Where the reserved range ends that `address` is in.
+    /// Returns the end of the reserved range that `address` is in.
     pub(crate) fn reserved_end(&self, address: usize) -> Option<usize> {
         self.reservation(address).map(|(base, found)| base + found.length)
     }
@@ -216,7 +216,7 @@ pub(crate) fn set_access(base: usize, size: usize, accessible: bool) -> Result<(
     })
 }
 
-/// Where the mappings start that make up exactly this range.
+/// Returns the starts of the mappings that make up exactly this range.
 fn pieces(memory: &Memory, base: usize, size: usize) -> Result<Vec<usize>, CUresult> {
     let end = base.checked_add(size).ok_or(INVALID)?;
     let mut found = Vec::new();

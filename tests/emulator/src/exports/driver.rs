@@ -18,7 +18,7 @@ use crate::{c, device};
 
 static OPENED: Mutex<usize> = Mutex::new(0);
 
-/// How often the driver was opened and not closed.
+/// Returns the number of openings of the driver that were not closed.
 pub(crate) fn use_count() -> usize {
     *lock(&OPENED)
 }

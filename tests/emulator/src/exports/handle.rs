@@ -31,12 +31,12 @@ impl Handle {
         self.buffered.as_ref().map_or(self.fd, AsRawFd::as_raw_fd)
     }
 
-    /// Whether the descriptor has `O_DIRECT`, with which libcufile writes whole blocks.
+    /// Returns whether the descriptor has `O_DIRECT`, with which libcufile writes whole blocks.
     pub(super) fn is_direct(&self) -> bool {
         self.buffered.is_some()
     }
 
-    /// Whether the file was opened for this direction.
+    /// Returns whether the file was opened for this direction.
     pub(super) fn allows(&self, write: bool) -> bool {
         self.access == libc::O_RDWR || self.access == if write { libc::O_WRONLY } else { libc::O_RDONLY }
     }

@@ -28,7 +28,7 @@ pub(super) struct Request {
 // SAFETY: `base` is an address that the C caller lends until the transfer is done.
 unsafe impl Send for Request {}
 
-/// What comes with −1 when the range goes beyond the allocation.
+/// The errno that comes with −1 when the range goes beyond the allocation.
 pub(super) const BEYOND: c_int = libc::EPERM;
 
 impl Request {
@@ -116,7 +116,7 @@ fn open() -> Result<(), c_int> {
     driver::open_for_use().map_err(|status| status.err.as_raw() as c_int)
 }
 
-/// Whether the calling thread may use device memory, for tests that ask for this check.
+/// Checks that the calling thread may use device memory, for tests that ask for this check.
 fn check_context(base: *mut c_void) -> Result<(), c_int> {
     let buffer = memory::find(base.addr()).filter(|found| found.kind == Kind::Device);
     let elsewhere = buffer.is_some_and(|found| device::current_context() != Some(found.device));

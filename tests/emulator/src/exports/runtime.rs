@@ -26,7 +26,7 @@ thread_local! {
         const { Cell::new(cudaStreamCaptureMode::cudaStreamCaptureModeGlobal) };
 }
 
-/// What could disturb a capture.
+/// The functions that could disturb a capture.
 const UNSAFE_BESIDE_CAPTURES: [&str; 9] = [
     "cudaMalloc",
     "cudaMallocManaged",

@@ -17,7 +17,7 @@ use crate::control::{self, Hit};
 use crate::device;
 use crate::memory::{self, Kind, Place};
 
-/// How far apart the rows and the layers of one side are.
+/// The distances between the rows and between the layers of one side.
 #[derive(Clone, Copy)]
 struct Strides {
     row: usize,

@@ -1,7 +1,7 @@
 //! Unaligned writes to a descriptor with `O_DIRECT`: whole blocks are read, changed and written back.
 //!
-//! Nothing makes that atomic. Bytes that another thread writes into one of these blocks meanwhile are overwritten with
-//! what was there before.
+//! Nothing makes that atomic. Bytes that another thread writes into one of these blocks during the write are
+//! overwritten with what was there before.
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -15,7 +15,7 @@ use super::io;
 /// The blocks that are written as a whole.
 pub(super) const BLOCK: usize = 4096;
 
-/// How long a block stays between its reading and its writing, so that a race is lost reliably.
+/// The pause between reading a block and writing it, so that a race is lost reliably.
 const PAUSE: Duration = Duration::from_micros(200);
 
 /// A block that is only partly to be written, as it is in the file.

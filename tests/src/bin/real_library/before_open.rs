@@ -1,4 +1,4 @@
-//! What each call answers while the driver is not open, on a host without libcuda.
+//! The answers of all calls while the driver is not open, on a host without libcuda.
 //!
 //! Left out are the calls that open the driver themselves where they never return: from 1.16 on HandleRegister,
 //! BufRegister, ReadAsync and WriteAsync, GetBARSizeInKB in 1.16, and ExportPCIeTopology in every version that has it.
@@ -16,11 +16,11 @@ use crate::{Checks, by_version, expect, libcuda_is_present, say};
 type Answer = (i64, i64);
 
 struct Call {
-    /// What must hold, in words.
+    /// The claim that must hold, in words.
     name: &'static str,
     /// `None` where the library lacks the function.
     make: fn(&Library) -> Option<Answer>,
-    /// From which version on which answer is right; no entry: the call must not be made.
+    /// The right answers, each with the first version that gives it. Without one, the call must not be made.
     expected: Expected,
 }
 

@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What a check found: nothing, or what is wrong.
+/// The result of a check: nothing, or what is wrong.
 type Held = Result<(), String>;
 
 /// Runs checks and keeps count of the failed ones.
@@ -47,11 +47,11 @@ impl Checks {
 /// One line of the report. The libraries print too, not always whole lines.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // A closed pipe means that nobody listens any more.
+    // A closed pipe means that no reader is left.
     let _ = write!(out, "\nreal_library: {line}\n").and_then(|()| out.flush());
 }
 
-/// Whether what the library gave is what this version is known to give.
+/// Checks that the library gave what this version is known to give.
 fn expect<T: PartialEq + Debug>(found: T, expected: T) -> Held {
     match found == expected {
         true => Ok(()),
@@ -59,12 +59,12 @@ fn expect<T: PartialEq + Debug>(found: T, expected: T) -> Held {
     }
 }
 
-/// What a table of (first version, value) says for `version`.
+/// Returns the value for `version` in a table of (first version, value).
 fn by_version<T: Copy>(table: &[(i32, T)], version: i32) -> Option<T> {
     table.iter().rev().find(|(first, _)| *first <= version).map(|(_, value)| *value)
 }
 
-/// Whether the loader finds a libcuda, by itself as the libraries look for it.
+/// Returns whether the loader finds a libcuda, by itself as the libraries look for it.
 fn libcuda_is_present() -> bool {
     // SAFETY: loading libcuda runs its initialisers, which are made for that.
     unsafe { !libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY).is_null() }

@@ -48,7 +48,7 @@ pub fn run(checks: &mut Checks, path: &Path, version: i32) {
 
 struct SizeParameter {
     parameter: Size,
-    /// What the getter answers before anything is set, by version.
+    /// The getter's answer before anything is set, by version.
     unset: &'static [(i32, usize)],
     /// Smallest and largest value by version; none: refused, or see [`limits_from_the_device`].
     limits: &'static [(i32, (usize, usize))],
