@@ -70,7 +70,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The name of the library that was wanted, such as `libcuda`.
+    /// Returns the name of the library that was wanted, such as `libcuda`.
     pub fn library(&self) -> &'static str {
         match self {
             LoadError::NotFound { library, .. }
@@ -79,7 +79,7 @@ impl LoadError {
         }
     }
 
-    /// The files that were tried, in order.
+    /// Returns the files that were tried, in order.
     pub fn paths(&self) -> Vec<&Path> {
         match self {
             LoadError::NotFound { attempts, .. } => attempts.iter().map(|attempt| &*attempt.path).collect(),
@@ -203,12 +203,12 @@ impl SharedLibrary {
         }
     }
 
-    /// The path or bare name that was loaded.
+    /// Returns the path or bare name that was loaded.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The function `name`.
+    /// Returns the function `name`.
     ///
     /// # Errors
     /// [`LoadError::MissingSymbol`] if the library does not export it.
@@ -224,7 +224,7 @@ impl SharedLibrary {
         })
     }
 
-    /// The function `name`, or `None` if the library does not export it.
+    /// Returns the function `name`, or `None` if the library does not export it.
     ///
     /// # Safety
     /// `F` must be a function pointer type with the C signature of `name`.
@@ -329,7 +329,7 @@ fn name_of(path: &Path) -> String {
     path.file_name().map(OsStr::to_string_lossy).unwrap_or_default().into_owned()
 }
 
-/// The numbers in a name such as `cuda-12.8`.
+/// Returns the numbers in a name such as `cuda-12.8`.
 fn version_of(name: &str) -> Vec<u32> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }

@@ -22,7 +22,7 @@ pub const fn IS_CUDA_ERR(status: CUfileError_t) -> bool {
     status.err.as_raw() == CUfileOpError::CU_FILE_CUDA_DRIVER_ERROR.as_raw()
 }
 
-/// The CUDA error of a status.
+/// Returns the CUDA error of a status.
 #[allow(non_snake_case, reason = "C's name")]
 pub const fn CU_FILE_CUDA_ERR(status: CUfileError_t) -> CUresult {
     status.cu_err
@@ -38,7 +38,7 @@ pub const CU_FILE_P2P_FLAG_DMABUF: CUfileP2PFlags_t = CUfileP2PFlags_t::CUFILE_D
 pub const CU_FILE_P2P_FLAG_C2C: CUfileP2PFlags_t = CUfileP2PFlags_t::CUFILE_C2C.mask();
 
 impl CUfileP2PFlags_t {
-    /// The bit mask that the calls take for this bit position.
+    /// Returns the bit mask that the calls take for this bit position.
     pub const fn mask(self) -> Self {
         Self(1 << self.0)
     }

@@ -49,7 +49,7 @@ impl Plan {
         Ok(Self { is_read, is_random, block_bytes, blocks, jobs })
     }
 
-    /// The blocks of a job, in the order in which it takes them.
+    /// Returns the blocks of a job, in the order in which it takes them.
     fn blocks_of(&self, job: usize) -> Vec<usize> {
         let mut blocks: Vec<_> =
             (self.blocks * job / self.jobs..self.blocks * (job + 1) / self.jobs).collect();
@@ -66,7 +66,7 @@ impl Plan {
         (block * self.block_bytes) as u64
     }
 
-    /// The bytes that belong into a block, which tell it from every other.
+    /// Returns the bytes that belong into a block, which tell it from every other.
     fn contents(&self, block: usize) -> Vec<u8> {
         let word = |index: usize| ((block << 24) ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
         (0..self.block_bytes.div_ceil(8)).flat_map(word).take(self.block_bytes).collect()

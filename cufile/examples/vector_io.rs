@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// A registered buffer for each block, without what another read left there.
+/// Returns a registered buffer for each block, without what another read left there.
 fn buffers(driver: &Driver, device: &Device, block: usize) -> Result<Vec<RegisteredBuffer<DeviceBuffer>>> {
     let buffer = |_| {
         let mut memory = device.alloc(block)?;

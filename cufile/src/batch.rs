@@ -65,7 +65,7 @@ pub struct Entry<B> {
 }
 
 impl<B: IoBuf> Entry<B> {
-    /// A read into the whole buffer from `file_offset` in bytes.
+    /// Makes a read into the whole buffer from `file_offset` in bytes.
     ///
     /// A buffer that is merely borrowed cannot be submitted, because a leaked batch would outlive the borrow:
     /// ```compile_fail,E0597
@@ -83,7 +83,7 @@ impl<B: IoBuf> Entry<B> {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_READ, B::as_mut_ptr)
     }
 
-    /// A write of the whole buffer to `file_offset` in bytes. Mind [other writers](FileHandle::write_at), of
+    /// Makes a write of the whole buffer to `file_offset` in bytes. Mind [other writers](FileHandle::write_at), of
     /// which other entries are some.
     pub fn write(file: &Arc<FileHandle>, buffer: B, file_offset: u64) -> Self {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_WRITE, |buffer| {
@@ -103,14 +103,15 @@ impl<B: IoBuf> Entry<B> {
         Self { id: 0, file, file_offset, buffer, buffer_offset: 0, len_bytes, opcode, address }
     }
 
-    /// Only `len_bytes` bytes at `buffer_offset` of the buffer, both in bytes. Checked when the entry is submitted.
+    /// Limits the entry to `len_bytes` bytes at `buffer_offset` of the buffer, both in bytes. The submission checks
+    /// the range.
     #[must_use]
     pub fn range(mut self, buffer_offset: usize, len_bytes: usize) -> Self {
         (self.buffer_offset, self.len_bytes) = (buffer_offset, len_bytes);
         self
     }
 
-    /// A number to know the entry's completion by; 0 unless told. The batch has no use for it.
+    /// Sets the number to know the entry's completion by; 0 by default. The batch has no use for it.
     #[must_use]
     pub fn id(mut self, id: u64) -> Self {
         self.id = id;
@@ -119,7 +120,7 @@ impl<B: IoBuf> Entry<B> {
 }
 
 impl<B> Entry<B> {
-    /// The buffer.
+    /// Returns the buffer.
     pub fn into_buffer(self) -> B {
         self.buffer
     }
@@ -211,17 +212,17 @@ impl Status {
     /// Tried without success.
     pub const FAILED: Self = Self(CUfileStatus_t::CUFILE_FAILED);
 
-    /// Any number is valid.
+    /// Makes a status of C's number. Any number is valid.
     pub const fn from_raw(raw: u32) -> Self {
         Self(CUfileStatus_t::from_raw(raw))
     }
 
-    /// The number that C has.
+    /// Returns the number that C has.
     pub const fn as_raw(self) -> u32 {
         self.0.as_raw()
     }
 
-    /// The C name, if this version of the crate knows it.
+    /// Returns the C name, if this version of the crate knows it.
     pub const fn name(self) -> Option<&'static str> {
         self.0.name()
     }
@@ -668,7 +669,7 @@ impl<B: IoBuf> Batch<B> {
         self.capacity
     }
 
-    /// The longest entry in bytes: the driver's `max_direct_io_bytes`.
+    /// Returns the longest entry in bytes: the driver's `max_direct_io_bytes`.
     pub fn max_entry_bytes(&self) -> u64 {
         self.max_entry_bytes
     }
@@ -729,7 +730,7 @@ impl<B> Batch<B> {
         Ok(count)
     }
 
-    /// Nothing of the batch is in flight any more.
+    /// Notes that nothing of the batch is in flight any more.
     fn leave_traffic(&mut self) {
         let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
         traffic.batches -= 1;
@@ -745,7 +746,7 @@ impl<B> Batch<B> {
         Ok(())
     }
 
-    /// The completion of the entry in flight that the cookie belongs to.
+    /// Returns the completion of the entry in flight that the cookie belongs to.
     ///
     /// Only [`Status::COMPLETE`] says that libcufile is done with the buffer: of an entry that failed or took too long, a
     /// part may be under way. Its slot keeps the buffer, and another one takes its place.
@@ -818,25 +819,25 @@ impl<B> Batch<B> {
     }
 }
 
-/// The time as C has it, of at most a century, so that no arithmetic overflows.
+/// Returns the time as C has it, of at most a century, so that no arithmetic overflows.
 fn time_of(timeout: Duration) -> timespec {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 86400);
     let timeout = timeout.min(CENTURY);
     timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }
 }
 
-/// Memory that libcufile moves on threads of its own that do not bear partial reports.
+/// Returns whether libcufile moves the memory on threads of its own that do not bear partial reports.
 fn is_unregistered_host(buffer: &impl IoBuf) -> bool {
     buffer.is_host_accessible() && !buffer.is_registered()
 }
 
-/// The number that C reports an entry by.
+/// Returns the number that C reports an entry by.
 fn cookie(index: u32, generation: u32) -> usize {
     // cuFile exists for 64-bit machines only.
     ((u64::from(generation) << 32) + u64::from(index)) as usize
 }
 
-/// The slot that a cookie is for, and its generation.
+/// Returns the slot that a cookie is for, and its generation.
 fn slot_of(cookie: usize) -> (usize, u32) {
     (cookie as u32 as usize, (cookie as u64 >> 32) as u32)
 }

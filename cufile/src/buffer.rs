@@ -154,17 +154,17 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         }
     }
 
-    /// The buffer. It cannot be had as `&mut B`, through which another one could be put in its place.
+    /// Returns the buffer. It cannot be had as `&mut B`, through which another one could be put in its place.
     pub fn get(&self) -> &B {
         &self.buffer
     }
 
-    /// The driver that the buffer is registered with.
+    /// Returns the driver that the buffer is registered with.
     pub fn driver(&self) -> &Driver {
         &self.driver
     }
 
-    /// The bytes in `range`. Any number of threads may write them to files at once.
+    /// Returns the bytes in `range`. Any number of threads may write them to files at once.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
@@ -210,7 +210,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
 }
 
 impl<B: IoBufMut> RegisteredBuffer<B> {
-    /// The bytes in `range`, for reading into.
+    /// Returns the bytes in `range`, for reading into.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
@@ -218,7 +218,7 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
         BufSliceMut::new(self, range)
     }
 
-    /// Two disjoint parts: the first `mid_bytes` bytes, and the rest.
+    /// Returns two disjoint parts: the first `mid_bytes` bytes, and the rest.
     ///
     /// # Panics
     /// If there are not as many.
@@ -226,7 +226,8 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
         self.slice_mut(..).split_at(mid_bytes)
     }
 
-    /// Disjoint parts of `len_bytes` each, the last one maybe shorter, which may be used from several threads.
+    /// Returns disjoint parts of `len_bytes` each, the last one maybe shorter, which may be used from several
+    /// threads.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
@@ -256,7 +257,7 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
         unsafe { fill(self.driver.cuda(), part, byte) }
     }
 
-    /// The bytes of registered host memory.
+    /// Returns the bytes of registered host memory.
     pub fn as_mut_slice(&mut self) -> &mut [u8]
     where
         B: DerefMut<Target = [u8]>,

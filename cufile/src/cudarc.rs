@@ -228,7 +228,7 @@ slices! {
 }
 
 impl Stream {
-    /// A stream of cudarc's, which is kept alive. Dropping the value neither waits nor destroys.
+    /// Returns a stream of cudarc's, which is kept alive. Dropping the value neither waits nor destroys.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the stream's context is not the primary context of its GPU, as `cuda` knows it, or the

@@ -42,7 +42,7 @@ impl Driver {
         Self::builder().open()
     }
 
-    /// For opening with other libraries, or with parameters set before.
+    /// Returns a builder for opening with other libraries, or with parameters set before.
     pub fn builder() -> DriverBuilder {
         DriverBuilder::default()
     }
@@ -116,12 +116,12 @@ impl Driver {
         DriverProperties::get(self.library())
     }
 
-    /// The libcufile that was opened.
+    /// Returns the libcufile that was opened.
     pub fn library(&self) -> &Library {
         &self.0.library
     }
 
-    /// The CUDA that was found before opening.
+    /// Returns the CUDA that was found before opening.
     pub fn cuda(&self) -> &Cuda {
         &self.0.cuda
     }

@@ -139,7 +139,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// The class of the error.
+    /// Returns the class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::CuFile { cuda: Some(code), .. } | Error::CudaDriver { code, .. } => match *code {
@@ -172,8 +172,8 @@ impl Error {
         }
     }
 
-    /// The number that C returned: a cuFile code above 5000, an errno, a `cudaError_t` or a `CUresult`, as the variant
-    /// says.
+    /// Returns the number that C returned: a cuFile code above 5000, an errno, a `cudaError_t` or a `CUresult`,
+    /// as the variant says.
     pub fn raw_code(&self) -> Option<i32> {
         match self {
             Error::CuFile { code, .. } => Some(code.as_raw()),
@@ -184,7 +184,7 @@ impl Error {
         }
     }
 
-    /// The kind of the [`io::Error`] that this one converts into.
+    /// Returns the kind of the [`io::Error`] that this one converts into.
     pub fn io_kind(&self) -> io::ErrorKind {
         match self.kind() {
             ErrorKind::NotAvailable | ErrorKind::NoDevice => io::ErrorKind::NotFound,
@@ -236,7 +236,7 @@ impl Error {
 }
 
 impl From<Error> for io::Error {
-    /// An errno stays what it was; anything else keeps its text under a fitting kind.
+    /// Keeps an errno as it was; anything else keeps its text under a fitting kind.
     fn from(error: Error) -> Self {
         let kind = error.io_kind();
         match error {
@@ -304,7 +304,7 @@ pub(crate) fn check_driver(operation: &'static str, code: CUresult) -> Result<()
     }
 }
 
-/// The calling thread's errno.
+/// Returns the calling thread's errno.
 pub(crate) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -443,12 +443,12 @@ impl OpError {
         Self(raw)
     }
 
-    /// The number, positive, as `CUfileOpError` has it.
+    /// Returns the number, positive, as `CUfileOpError` has it.
     pub const fn as_raw(self) -> i32 {
         self.0
     }
 
-    /// The C name, if this version of the crate knows it.
+    /// Returns the C name, if this version of the crate knows it.
     pub const fn name(self) -> Option<&'static str> {
         CUfileOpError::from_raw(self.0 as u32).name()
     }

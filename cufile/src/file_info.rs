@@ -175,7 +175,7 @@ fn last_error(operation: &'static str) -> Error {
     Error::Io { operation: operation.into(), source: io::Error::last_os_error() }
 }
 
-/// The type of the mounted file system with this mount ID.
+/// Returns the type of the mounted file system with this mount ID.
 fn file_system(mount: u64) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let line = mounts.lines().find(|line| line.split(' ').next() == Some(&mount.to_string()))?;

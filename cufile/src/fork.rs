@@ -15,7 +15,8 @@ pub(crate) fn generation() -> u32 {
     current()
 }
 
-/// The generation without making sure that forks are counted: for a process that called [`generation`] before.
+/// Returns the generation without making sure that forks are counted: for a process that called [`generation`]
+/// before.
 pub(crate) fn current() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }

@@ -369,7 +369,7 @@ impl FileHandle {
         }
     }
 
-    /// The descriptor that the file was registered with; `None` for a userspace file system.
+    /// Returns the descriptor that the file was registered with; `None` for a userspace file system.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.file {
             File::Descriptor(file) => Some(file.as_fd()),
@@ -379,12 +379,12 @@ impl FileHandle {
         }
     }
 
-    /// The driver that the file is registered with.
+    /// Returns the driver that the file is registered with.
     pub fn driver(&self) -> &Driver {
         &self.driver
     }
 
-    /// C's handle, for calls outside this crate. Do not deregister it.
+    /// Returns C's handle, for calls outside this crate. Do not deregister it.
     pub fn as_raw(&self) -> CUfileHandle_t {
         self.raw
     }

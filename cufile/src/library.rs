@@ -62,7 +62,7 @@ struct Loaded {
 }
 
 impl Library {
-    /// The process's libcufile: found on the first call, the same from then on. A failure is tried again.
+    /// Returns the process's libcufile: found on the first call, the same from then on. A failure is tried again.
     ///
     /// It trusts the environment, as [`cuda_rt_sys::loader`] says: `CUFILE_LIBRARY` names the file to load.
     ///
@@ -109,13 +109,13 @@ impl Library {
         Ok(Self(Arc::new(Loaded { sys, version: Version::from_raw(version) })))
     }
 
-    /// The loaded version (`cuFileGetVersion`).
+    /// Returns the loaded version (`cuFileGetVersion`).
     #[doc(alias = "cuFileGetVersion")]
     pub fn version(&self) -> Version {
         self.0.version
     }
 
-    /// The file or bare name that was loaded.
+    /// Returns the file or bare name that was loaded.
     pub fn path(&self) -> Option<&Path> {
         self.0.sys.path()
     }
@@ -134,7 +134,7 @@ impl Library {
         }
     }
 
-    /// The table of C functions, for calls that this crate does not wrap.
+    /// Returns the table of C functions, for calls that this crate does not wrap.
     pub fn functions(&self) -> &Functions {
         self.0.sys.functions()
     }
@@ -144,7 +144,7 @@ impl Library {
         ptr::fn_addr_eq(self.functions().cuFileHandleRegister, other.functions().cuFileHandleRegister)
     }
 
-    /// A function that not every version has.
+    /// Returns a function that not every version has.
     pub(crate) fn newer<F>(&self, symbol: &'static str, function: Option<F>) -> Result<F> {
         function.ok_or_else(|| {
             let since = Functions::SYMBOLS.iter().find(|s| s.name == symbol).map_or(0, |s| s.since);

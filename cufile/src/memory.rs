@@ -258,7 +258,7 @@ impl Span {
         Ok(Self { base: buffer.as_mut_ptr().wrapping_sub(base_offset).cast(), ..span })
     }
 
-    /// The part's own first byte, whatever base it is registered by.
+    /// Returns the part's own first byte, whatever base it is registered by.
     #[inline]
     pub fn start(&self) -> *mut c_void {
         // `new` made the offset from a usize.
@@ -302,7 +302,7 @@ pub(crate) unsafe fn filled<T>(fill: impl FnOnce(*mut T) -> Result<()>) -> Resul
     Ok(unsafe { roomy.value.assume_init() })
 }
 
-/// A file offset as C takes it.
+/// Returns a file offset as C takes it.
 #[inline]
 pub(crate) fn file_offset(operation: &'static str, offset: u64) -> Result<libc::off_t> {
     libc::off_t::try_from(offset)

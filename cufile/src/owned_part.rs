@@ -99,7 +99,7 @@ impl<B> OwnedPart<B> {
         (first, Self { part: part.part(mid_bytes..), whole })
     }
 
-    /// The whole buffer, if this is the last part that exists.
+    /// Returns the whole buffer, if this is the last part that exists.
     ///
     /// # Errors
     /// This part, if there are others. Two threads that ask at once for the last two parts may both get theirs back.

@@ -172,7 +172,7 @@ const LOG_FILE_PATH: Param<String> = Param {
 };
 
 impl<T> Param<T> {
-    /// The parameter's C name.
+    /// Returns the parameter's C name.
     pub const fn name(self) -> &'static str {
         self.name
     }
@@ -219,7 +219,7 @@ mod sealed {
     }
 
     pub trait Number: Sized {
-        /// The number in C's unit; `name` is what an error calls it.
+        /// Returns the number in C's unit; `name` is what an error calls it.
         fn to_c(&self, operation: &'static str, name: &str) -> Result<usize>;
         fn from_c(value: usize) -> Self;
     }
@@ -354,7 +354,7 @@ impl sealed::Number for Duration {
 pub struct Params<'a>(&'a Library);
 
 impl Library {
-    /// The process's parameters.
+    /// Returns the process's parameters.
     pub fn params(&self) -> Params<'_> {
         Params(self)
     }
@@ -415,7 +415,7 @@ impl Params<'_> {
         self.set(LOG_FILE_PATH, path.to_owned())
     }
 
-    /// The smallest and the largest value of a parameter. Since cuFile 1.15.
+    /// Returns the smallest and the largest value of a parameter. Since cuFile 1.15.
     ///
     /// The largest is the type's own where libcufile names none, as for memory of a GPU that is not there.
     ///
@@ -443,7 +443,7 @@ impl Params<'_> {
         Ok(T::from_c(smallest)..=T::from_c(largest))
     }
 
-    /// The pool of host memory that POSIX transfers go through. Since cuFile 1.15.
+    /// Returns the pool of host memory that POSIX transfers go through. Since cuFile 1.15.
     ///
     /// # Errors
     /// [`Error::Unsupported`], or libcufile's code, which is [`OpError::INVALID_VALUE`] where none are set: before the
@@ -466,7 +466,7 @@ impl Params<'_> {
         set_slabs("cuFileSetParameterPosixPoolSlabArray", call, slabs)
     }
 
-    /// The pool of bounce buffers in GPU memory. Since cuFile 1.17.
+    /// Returns the pool of bounce buffers in GPU memory. Since cuFile 1.17.
     ///
     /// # Errors
     /// As [`posix_pool_slabs`](Self::posix_pool_slabs); libcufile may have none of its own even once the driver is

@@ -41,7 +41,7 @@ pub struct DriverProperties {
     pub max_batch_timeout: Duration,
 }
 
-/// A flag at one of C's bit positions.
+/// Returns a flag at one of C's bit positions.
 const fn bit(position: u32) -> u32 {
     1 << position
 }
@@ -155,7 +155,7 @@ impl DriverProperties {
 mod tests {
     use super::*;
 
-    /// The properties for which `set` has set what C would.
+    /// Returns the properties for which `set` has set what C would.
     fn told(set: impl FnOnce(&mut CUfileDrvProps_t)) -> DriverProperties {
         // SAFETY: a struct of integers, of which zeros are valid.
         let mut raw = unsafe { std::mem::zeroed() };

@@ -36,7 +36,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// All of a buffer, for reading only.
+    /// Returns all of a buffer, for reading only.
     pub fn whole(buffer: &(impl IoBuf + ?Sized)) -> Self {
         Self {
             ptr: buffer.as_ptr().cast_mut(),
@@ -48,7 +48,7 @@ impl Part {
         }
     }
 
-    /// All of a buffer, for writing too.
+    /// Returns all of a buffer, for writing too.
     pub fn whole_mut(buffer: &mut (impl IoBufMut + ?Sized)) -> Self {
         let part = Self::whole(buffer);
         Self { ptr: buffer.as_mut_ptr(), ..part }
@@ -73,7 +73,7 @@ impl Part {
         Self { ptr: self.ptr.wrapping_add(start), len_bytes, base_offset: self.base_offset + start, ..self }
     }
 
-    /// Disjoint parts of `len_bytes` each, the last one maybe shorter.
+    /// Returns disjoint parts of `len_bytes` each, the last one maybe shorter.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
@@ -87,21 +87,21 @@ impl Part {
 }
 
 impl<'a, B: IoBuf + ?Sized> From<&'a B> for BufSlice<'a> {
-    /// All of a buffer.
+    /// Returns all of a buffer.
     fn from(buffer: &'a B) -> Self {
         Self::new(buffer, ..)
     }
 }
 
 impl<'a, B: IoBufMut + ?Sized> From<&'a mut B> for BufSliceMut<'a> {
-    /// All of a buffer.
+    /// Returns all of a buffer.
     fn from(buffer: &'a mut B) -> Self {
         Self::new(buffer, ..)
     }
 }
 
 impl<'a> BufSlice<'a> {
-    /// The bytes of `buffer` in `range`.
+    /// Returns the bytes of `buffer` in `range`.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
@@ -118,7 +118,7 @@ impl<'a> BufSlice<'a> {
         Self { part: Part::foreign(device, ptr.cast_mut(), len_bytes), buffer: PhantomData }
     }
 
-    /// The bytes of this part in `range`.
+    /// Returns the bytes of this part in `range`.
     ///
     /// # Panics
     /// If the range goes beyond the part, as for a slice.
@@ -128,7 +128,7 @@ impl<'a> BufSlice<'a> {
 }
 
 impl<'a> BufSliceMut<'a> {
-    /// The bytes of `buffer` in `range`.
+    /// Returns the bytes of `buffer` in `range`.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
@@ -155,7 +155,7 @@ impl<'a> BufSliceMut<'a> {
         Self { part: Part::foreign(device, ptr, len_bytes), buffer: PhantomData }
     }
 
-    /// The bytes of this part in `range`, for reading.
+    /// Returns the bytes of this part in `range`, for reading.
     ///
     /// # Panics
     /// If the range goes beyond the part, as for a slice.
@@ -163,7 +163,7 @@ impl<'a> BufSliceMut<'a> {
         BufSlice { part: self.part.part(range), buffer: PhantomData }
     }
 
-    /// The bytes of this part in `range`.
+    /// Returns the bytes of this part in `range`.
     ///
     /// # Panics
     /// If the range goes beyond the part, as for a slice.
@@ -171,7 +171,7 @@ impl<'a> BufSliceMut<'a> {
         BufSliceMut { part: self.part.part(range), buffer: PhantomData }
     }
 
-    /// Two parts: the first `mid_bytes` bytes, and the rest.
+    /// Returns two parts: the first `mid_bytes` bytes, and the rest.
     ///
     /// # Panics
     /// If there are not as many.
@@ -269,7 +269,7 @@ unsafe impl IoBufMut for BufSliceMut<'_> {
     }
 }
 
-/// A range within `len_bytes` as start and length.
+/// Returns a range within `len_bytes` as start and length.
 fn resolve(range: impl RangeBounds<usize>, len_bytes: usize) -> (usize, usize) {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,

@@ -242,7 +242,7 @@ pub struct GpuStats {
 pub struct Statistics<'a>(&'a Driver);
 
 impl Driver {
-    /// The statistics that libcufile keeps for the process. Since cuFile 1.15.
+    /// Returns the statistics that libcufile keeps for the process. Since cuFile 1.15.
     pub fn statistics(&self) -> Statistics<'_> {
         Statistics(self)
     }
@@ -327,7 +327,7 @@ impl Statistics<'_> {
         check("cuFileStatsReset", unsafe { call() })
     }
 
-    /// The statistics of level 1 (`cuFileGetStatsL1`).
+    /// Returns the statistics of level 1 (`cuFileGetStatsL1`).
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INVALID_VALUE`] if the level
@@ -342,7 +342,7 @@ impl Statistics<'_> {
         Ok(stats(&raw.detailed.basic, layout))
     }
 
-    /// The statistics of level 2 (`cuFileGetStatsL2`).
+    /// Returns the statistics of level 2 (`cuFileGetStatsL2`).
     ///
     /// # Errors
     /// As [`basic`](Self::basic).
@@ -356,7 +356,7 @@ impl Statistics<'_> {
         Ok(detailed(&raw.detailed, layout))
     }
 
-    /// The statistics of level 3 (`cuFileGetStatsL3`).
+    /// Returns the statistics of level 3 (`cuFileGetStatsL3`).
     ///
     /// # Errors
     /// As [`basic`](Self::basic).

@@ -9,8 +9,8 @@ use crate::error::{Error, Result, check};
 use crate::library::newer;
 
 impl Driver {
-    /// The size in bytes of a GPU's BAR1, the window through which peers reach its memory (`cuFileGetBARSizeInKB`).
-    /// Since cuFile 1.15.
+    /// Returns the size in bytes of a GPU's BAR1, the window through which peers reach its memory
+    /// (`cuFileGetBARSizeInKB`). Since cuFile 1.15.
     ///
     /// `gpu_index` counts the visible GPUs from 0.
     ///

@@ -23,7 +23,7 @@ use crate::handle::{File, FileHandle};
 /// libcufile calls the methods from any of its threads, several at once. It never sees a panic: a method that panics
 /// has failed with `EIO`, or has no preference.
 pub trait UserspaceFs: Send + Sync + 'static {
-    /// The name of the file system's type, as libcufile's configuration has it.
+    /// Returns the name of the file system's type, as libcufile's configuration has it.
     fn fs_type(&self) -> &CStr;
 
     /// Addresses of the network devices to use; none means any.
@@ -84,12 +84,12 @@ pub trait UserspaceFs: Send + Sync + 'static {
 pub struct RdmaInfo<'a>(&'a cufileRDMAInfo_t);
 
 impl RdmaInfo<'_> {
-    /// The version of the description's form.
+    /// Returns the version of the description's form.
     pub fn version(&self) -> i32 {
         self.0.version
     }
 
-    /// The description, as libcufile made it.
+    /// Returns the description, as libcufile made it.
     pub fn description(&self) -> &[u8] {
         match usize::try_from(self.0.desc_len) {
             // SAFETY: libcufile's structure says that so many bytes are there, as long as the transfer lasts.
@@ -140,7 +140,7 @@ struct Registered<F> {
     file: F,
 }
 
-/// The file that libcufile did not take.
+/// Returns the file that libcufile did not take.
 fn into_file<F: UserspaceFs>(file: File) -> F {
     let File::Userspace(file) = file else { unreachable!("no descriptor was registered") };
     let file = file.downcast::<Registered<F>>().expect("what was handed over");
@@ -247,7 +247,8 @@ fn offset(file_offset: loff_t) -> io::Result<u64> {
     u64::try_from(file_offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// The count, or the negative errno, which is left in `errno` too for a caller that expects a system call's −1.
+/// Returns the count, or the negative errno, which is left in `errno` too for a caller that expects a system
+/// call's −1.
 fn as_c(done: io::Result<usize>, len_bytes: usize) -> isize {
     let errno = match done {
         // More than was asked for would have libcufile believe in bytes that are not there.

@@ -135,8 +135,8 @@ enum Plan {
     OneByOne,
 }
 
-/// The parts that have bytes. libcufile ends the process over an entry of no bytes among others, and refuses an array
-/// of none.
+/// Returns the parts that have bytes. libcufile ends the process over an entry of no bytes among others, and
+/// refuses an array of none.
 fn parts<B: IoBuf>(
     buffers: impl Iterator<Item = B>,
     span: impl Fn(&mut B) -> Result<Span>,

@@ -38,24 +38,24 @@ impl Bed {
         }
     }
 
-    /// The emulator of the newest version.
+    /// Returns the emulator of the newest version.
     pub fn emulated() -> Bed {
         Bed::on(Emulator::start())
     }
 
-    /// The emulator posing as an older version, such as `1.14`.
+    /// Returns the emulator posing as an older version, such as `1.14`.
     pub fn emulated_as(version: &str) -> Bed {
         Bed::on(Emulator::posing_as(version))
     }
 
-    /// The driver opened on this emulator.
+    /// Opens the driver on this emulator.
     pub fn on(emulator: Emulator) -> Bed {
         let (library, cuda) = libraries(&emulator);
         let driver = Driver::builder().library(library).cuda(cuda).open().expect("the emulated driver opens");
         Bed::new(driver, Some(emulator), None)
     }
 
-    /// The real library, or `None` where it does not open. Only one test at a time gets it.
+    /// Returns the real library, or `None` where it does not open. Only one test at a time gets it.
     pub fn real() -> Option<Bed> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,12 +81,12 @@ impl Bed {
         self.emulator.is_none()
     }
 
-    /// The path of a file that does not exist yet.
+    /// Returns the path of a file that does not exist yet.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// A new file with these contents, open for reading and writing.
+    /// Creates a file with these contents, open for reading and writing.
     pub fn file(&self, name: &str, contents: &[u8]) -> File {
         let path = self.path(name);
         let mut file =
@@ -96,8 +96,8 @@ impl Bed {
     }
 }
 
-/// A new folder on each file system at hand: that of `CUFILE_TEST_DIR`, one in memory, and those of temporary files and
-/// of the test program, of which one is often on a disk.
+/// Creates a folder on each file system at hand: that of `CUFILE_TEST_DIR`, one in memory, and those of
+/// temporary files and of the test program, of which one is often on a disk.
 pub fn folders() -> Vec<TempDir> {
     let program = env::current_exe().expect("the path of this program");
     let roots = [
@@ -121,14 +121,14 @@ pub fn folders() -> Vec<TempDir> {
     folders
 }
 
-/// The emulator as the crate `cufile` wants its libraries.
+/// Returns the emulator as the crate `cufile` wants its libraries.
 pub fn libraries(emulator: &Emulator) -> (Library, Cuda) {
     let library = Library::from_sys(emulator.cufile()).expect("the emulator has a version");
     let cuda = Cuda::from_sys(emulator.driver(), emulator.runtime()).expect("the emulator has a GPU");
     (library, cuda)
 }
 
-/// The driver opened on the emulator, some of whose functions are others.
+/// Opens the driver on the emulator, some of whose functions are others.
 ///
 /// # Safety
 /// These must do no more than libcufile's may.

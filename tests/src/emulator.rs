@@ -37,12 +37,12 @@ impl Emulator {
         ("1.20", 1200),
     ];
 
-    /// The newest libcufile that the bindings know, two GPUs and CUDA 13.
+    /// Returns the newest libcufile that the bindings know, two GPUs and CUDA 13.
     pub fn start() -> Self {
         Self::load(i32::MAX)
     }
 
-    /// An older libcufile, such as `"1.14"`, without the functions that came later.
+    /// Returns an older libcufile, such as `"1.14"`, without the functions that came later.
     pub fn posing_as(version: &str) -> Self {
         let known = Self::VERSIONS.into_iter().find(|(name, _)| *name == version);
         let (_, version) = known.unwrap_or_else(|| panic!("{version} is none of {:?}", Self::VERSIONS));
@@ -65,7 +65,7 @@ impl Emulator {
         Self::of_file(path)
     }
 
-    /// The newest, loaded from a new file at `path`.
+    /// Returns the newest, loaded from a new file at `path`.
     pub fn at(path: &Path) -> Self {
         fs::write(path, built()).expect("a copy of the emulator");
         Self::of_file(TempPath::try_from_path(path).expect("an absolute path"))
@@ -82,7 +82,7 @@ impl Emulator {
         Self { path, control: control.unwrap_or_else(|error| panic!("{error}")) }
     }
 
-    /// The file, for `CUFILE_LIBRARY`, `CUDART_LIBRARY` and `CUDA_LIBRARY` of a child process.
+    /// Returns the file, for `CUFILE_LIBRARY`, `CUDART_LIBRARY` and `CUDA_LIBRARY` of a child process.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -135,8 +135,8 @@ impl Emulator {
     }
 }
 
-/// The library that `CUFILE_EMULATOR_LIBRARY` names, or else that cargo built: beside a test, or one folder up beside an
-/// example or in `deps` from a program.
+/// Returns the library that `CUFILE_EMULATOR_LIBRARY` names, or else that cargo built: beside a test, or one
+/// folder up beside an example or in `deps` from a program.
 fn built() -> Vec<u8> {
     let built = env::var_os("CUFILE_EMULATOR_LIBRARY").map_or_else(near_this_program, PathBuf::from);
     fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()))

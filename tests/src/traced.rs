@@ -75,7 +75,7 @@ impl Call {
         creates || CHANGING.contains(&self.number) || OLDER.contains(&self.number)
     }
 
-    /// The path that an argument points to.
+    /// Returns the path that an argument points to.
     ///
     /// # Panics
     /// If it does not.
@@ -93,7 +93,7 @@ impl Call {
         }
     }
 
-    /// A file that the process has open, under its number.
+    /// Returns a file that the process has open, under its number.
     pub fn open_file(&self, number: i64) -> PathBuf {
         format!("/proc/{}/fd/{number}", self.thread).into()
     }
@@ -193,7 +193,7 @@ fn ptrace(request: libc::c_uint, thread: pid_t, data: usize) -> c_long {
     unsafe { libc::ptrace(request, thread, 0, data) }
 }
 
-/// The system call that a thread is stopped at; `None` if it was killed.
+/// Returns the system call that a thread is stopped at; `None` if it was killed.
 fn system_call(thread: pid_t) -> Option<Call> {
     // SAFETY: zeros are valid.
     let mut info: libc::ptrace_syscall_info = unsafe { mem::zeroed() };

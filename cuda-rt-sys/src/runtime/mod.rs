@@ -73,7 +73,7 @@ impl Library {
         Self::resolve(unsafe { SharedLibrary::load_from(&SEARCH, path.as_ref()) }?)
     }
 
-    /// A library made of a table of functions, for tests.
+    /// Returns a library made of a table of functions, for tests.
     ///
     /// # Safety
     /// Each pointer must be to the function of its name, or to one that keeps to its contract as far as it is called:
@@ -107,7 +107,7 @@ impl Library {
         Ok(Self { functions, memcpy_batch_async_v12, path: Some(library.path().to_owned()) })
     }
 
-    /// The table of functions.
+    /// Returns the table of functions.
     pub fn functions(&self) -> &Functions {
         &self.functions
     }
@@ -117,7 +117,7 @@ impl Library {
         self.memcpy_batch_async_v12
     }
 
-    /// The file or bare name loaded; `None` for a table given to [`from_functions`](Self::from_functions).
+    /// Returns the file or bare name loaded; `None` for a table given to [`from_functions`](Self::from_functions).
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }

@@ -87,12 +87,12 @@ pub fn report(pattern: &str, what: &str, bytes: usize, elapsed: Duration) {
     println!("pattern={pattern} what={what} bytes={bytes} seconds={seconds:.6} gbps={gbps:.2}");
 }
 
-/// The GPU named at `position`, or the first.
+/// Returns the GPU named at `position`, or the first.
 pub fn gpu(arguments: &Arguments, position: usize) -> Result<u32> {
     arguments.optional(position).map_or(Ok(0), |_| arguments.number(position))
 }
 
-/// The size named at `position`, such as `65536`, `64KiB`, `100MiB` or `1GiB`, or the usual one.
+/// Returns the size named at `position`, such as `65536`, `64KiB`, `100MiB` or `1GiB`, or the usual one.
 pub fn size(arguments: &Arguments, position: usize, usual: usize) -> Result<usize> {
     let Some(word) = arguments.optional(position) else { return Ok(usual) };
     let digits = word.trim_end_matches(|c: char| !c.is_ascii_digit());

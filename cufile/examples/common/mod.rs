@@ -54,7 +54,7 @@ impl Arguments {
         word.parse().map_err(|error| format!("{word}: {error}; arguments: {}", self.usage).into())
     }
 
-    /// The word there, if there are as many.
+    /// Returns the word there, if there are as many.
     pub fn optional(&self, position: usize) -> Option<&str> {
         self.words.get(position).map(String::as_str)
     }
@@ -77,7 +77,7 @@ impl Arguments {
 /// A buffer for a batch of different kinds of memory.
 pub type Any = Box<dyn IoBufMut + Send>;
 
-/// The buffer for such a batch, registered or not.
+/// Returns the buffer for such a batch, registered or not.
 pub fn any<B: IoBufMut + Send + 'static>(driver: &Driver, buffer: B, register: bool) -> Result<Any> {
     match register {
         true => Ok(Box::new(RegisteredBuffer::register(driver, buffer, RegisterFlags::empty())?)),
@@ -170,7 +170,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result {
     std::fs::write(path, bytes).map_err(|error| about(path, error))
 }
 
-/// The first `len_bytes` of a file by plain reads. Fails if there are not as many.
+/// Reads the first `len_bytes` of a file by plain reads. Fails if there are not as many.
 pub fn contents(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
     require_len(path, len_bytes)?;
     let mut bytes = vec![0; len_bytes];
@@ -189,7 +189,7 @@ pub fn require_same(found: &[u8], expected: &[u8], what: &str) -> Result {
         .into())
 }
 
-/// The sums of two vectors of 64-bit numbers, as a kernel would make them.
+/// Returns the sums of two vectors of 64-bit numbers, as a kernel would make them.
 pub fn add(one: &[u8], other: &[u8]) -> Vec<u8> {
     let number = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
     let mut sums = one.to_vec();
@@ -222,8 +222,8 @@ pub fn all_of(moved: usize, expected: usize, what: &str) -> Result {
     Err(format!("{what}: {moved} of {expected} bytes").into())
 }
 
-/// The buffers of a batch in the order of their entries' numbers. Fails unless the entries 0 to `count` came back, each
-/// once and with all of its `len_bytes`.
+/// Returns the buffers of a batch in the order of their entries' numbers. Fails unless the entries 0 to `count`
+/// came back, each once and with all of its `len_bytes`.
 pub fn all_of_batch<B>(
     mut completions: Vec<Completion<B>>,
     count: usize,
@@ -249,7 +249,7 @@ pub fn compare_sha(one: &Path, other: &Path, len_bytes: usize) -> Result {
     Ok(())
 }
 
-/// The place of the first 64-bit number equal to `number`, in numbers.
+/// Returns the place of the first 64-bit number equal to `number`, in numbers.
 pub fn find(numbers: &[u8], number: &[u8]) -> Option<usize> {
     numbers.chunks_exact(8).position(|candidate| candidate == number)
 }
@@ -261,7 +261,7 @@ pub fn pass_if_same(found: &[u8], expected: &[u8]) -> Result {
     Ok(())
 }
 
-/// A copy of the first `len_bytes`; the buffer may be longer, because what is mapped comes in multiples.
+/// Returns a copy of the first `len_bytes`; the buffer may be longer, because what is mapped comes in multiples.
 pub fn to_host(buffer: &MappedBuffer, len_bytes: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len_bytes];
     buffer.copy_to_host(0, &mut bytes)?;

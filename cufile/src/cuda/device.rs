@@ -68,7 +68,7 @@ impl Context {
         Self { raw: context, libcuda: None }
     }
 
-    /// C's handle.
+    /// Returns C's handle.
     pub fn as_raw(self) -> CUcontext {
         self.raw
     }
@@ -130,17 +130,17 @@ impl Device {
         Ok(Self(Arc::new(Retained { cuda: cuda.clone(), ordinal: device, context })))
     }
 
-    /// The CUDA that the device belongs to.
+    /// Returns the CUDA that the device belongs to.
     pub fn cuda(&self) -> &Cuda {
         &self.0.cuda
     }
 
-    /// The number that CUDA knows the device by, from 0.
+    /// Returns the number that CUDA knows the device by, from 0.
     pub fn ordinal(&self) -> u32 {
         self.0.ordinal.unsigned_abs()
     }
 
-    /// The device's primary context.
+    /// Returns the device's primary context.
     pub fn context(&self) -> Context {
         Context { raw: self.0.context, libcuda: Some(Libcuda::of(&self.0.cuda)) }
     }
@@ -168,7 +168,7 @@ impl Device {
         check_runtime("cudaSetDevice", unsafe { (self.cuda().runtime().cudaSetDevice)(self.0.ordinal) })
     }
 
-    /// The device's name, such as `NVIDIA H200`.
+    /// Returns the device's name, such as `NVIDIA H200`.
     ///
     /// # Errors
     /// CUDA's error.
@@ -185,7 +185,7 @@ impl Device {
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// An integer attribute of the device.
+    /// Returns an integer attribute of the device.
     ///
     /// # Errors
     /// CUDA's error.
@@ -279,7 +279,7 @@ impl Device {
         Event::with_flags(self, 0)
     }
 
-    /// The stream that the device's work goes to where no other is named.
+    /// Returns the stream that the device's work goes to where no other is named.
     pub fn default_stream(&self) -> Stream {
         Stream::default_of(self)
     }

@@ -157,12 +157,12 @@ impl MappedBuffer {
         accessible
     }
 
-    /// The device that the memory is on.
+    /// Returns the device that the memory is on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The first byte's address on the device.
+    /// Returns the first byte's address on the device.
     pub fn as_ptr(&self) -> *const u8 {
         ptr::with_exposed_provenance(self.address as usize)
     }
@@ -182,7 +182,7 @@ impl MappedBuffer {
         self.granularity_bytes
     }
 
-    /// The bytes in `range`.
+    /// Returns the bytes in `range`.
     ///
     /// # Panics
     /// If the range goes beyond what is mapped, as for a slice.
@@ -190,7 +190,7 @@ impl MappedBuffer {
         BufSlice::new(self, range)
     }
 
-    /// The bytes in `range`, for writing.
+    /// Returns the bytes in `range`, for writing.
     ///
     /// # Panics
     /// If the range goes beyond what is mapped, as for a slice.
@@ -219,7 +219,7 @@ impl MappedBuffer {
         unsafe { copy_to_host(self.device.cuda(), Part::whole(self), offset_bytes, target) }
     }
 
-    /// A copy of all bytes on the host.
+    /// Returns a copy of all bytes on the host.
     ///
     /// # Errors
     /// CUDA's error.

@@ -42,17 +42,17 @@ impl DeviceBuffer {
         Ok(Self { device: device.clone(), ptr: ptr.cast(), len_bytes })
     }
 
-    /// The device that the memory is on.
+    /// Returns the device that the memory is on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The first byte's address on the device.
+    /// Returns the first byte's address on the device.
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
     }
 
-    /// The first byte's address on the device, for writing.
+    /// Returns the first byte's address on the device, for writing.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr
     }
@@ -62,7 +62,7 @@ impl DeviceBuffer {
         self.len_bytes
     }
 
-    /// The bytes in `range`.
+    /// Returns the bytes in `range`.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
@@ -70,7 +70,7 @@ impl DeviceBuffer {
         BufSlice::new(self, range)
     }
 
-    /// The bytes in `range`, for writing.
+    /// Returns the bytes in `range`, for writing.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
@@ -78,7 +78,8 @@ impl DeviceBuffer {
         BufSliceMut::new(self, range)
     }
 
-    /// Disjoint parts of `len_bytes` each, the last one maybe shorter, which may be used from several threads.
+    /// Returns disjoint parts of `len_bytes` each, the last one maybe shorter, which may be used from several
+    /// threads.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
@@ -107,7 +108,7 @@ impl DeviceBuffer {
         unsafe { copy_to_host(self.device.cuda(), Part::whole(self), offset_bytes, target) }
     }
 
-    /// A copy of all bytes on the host.
+    /// Returns a copy of all bytes on the host.
     ///
     /// # Errors
     /// CUDA's error.
@@ -229,7 +230,7 @@ macro_rules! host_memory {
         unsafe impl Sync for $buffer {}
 
         impl $buffer {
-            /// The device that it was allocated for.
+            /// Returns the device that it was allocated for.
             pub fn device(&self) -> &Device {
                 &self.device
             }

@@ -57,7 +57,8 @@ struct Loaded {
 }
 
 impl Cuda {
-    /// The process's CUDA: found and initialised on the first call, the same from then on. A failure is tried again.
+    /// Returns the process's CUDA: found and initialised on the first call, the same from then on. A failure is
+    /// tried again.
     ///
     /// # Errors
     /// [`Error::Load`] naming libcuda or libcudart if either is missing, [`Error::NoDevice`], [`Error::Forked`] in the
@@ -107,7 +108,7 @@ impl Cuda {
         Ok(count.unsigned_abs())
     }
 
-    /// The device with this ordinal, counted from 0.
+    /// Returns the device with this ordinal, counted from 0.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if there are not as many; CUDA's error; [`Error::Forked`].
@@ -115,7 +116,7 @@ impl Cuda {
         Device::open(self, ordinal)
     }
 
-    /// The device that a buffer's CUDA context is on; device 0 for memory without one.
+    /// Returns the device that a buffer's CUDA context is on; device 0 for memory without one.
     ///
     /// # Errors
     /// CUDA's error.
@@ -188,12 +189,12 @@ impl Cuda {
         fork::current() == self.0.generation
     }
 
-    /// The table of driver functions, for calls that this crate does not wrap.
+    /// Returns the table of driver functions, for calls that this crate does not wrap.
     pub fn driver(&self) -> &driver::Library {
         &self.0.driver
     }
 
-    /// The table of runtime functions, for calls that this crate does not wrap.
+    /// Returns the table of runtime functions, for calls that this crate does not wrap.
     pub fn runtime(&self) -> &runtime::Library {
         &self.0.runtime
     }

@@ -55,12 +55,12 @@ impl Stream {
         Ok(Self { device: device.clone(), raw, owner: Owner::Value })
     }
 
-    /// The null stream of the device's primary context. Dropping it neither waits nor destroys.
+    /// Returns the null stream of the device's primary context. Dropping it neither waits nor destroys.
     pub(super) fn default_of(device: &Device) -> Self {
         Self { device: device.clone(), raw: ptr::null_mut(), owner: Owner::Elsewhere }
     }
 
-    /// A stream that was made elsewhere. Dropping it neither waits nor destroys.
+    /// Returns a stream that was made elsewhere. Dropping it neither waits nor destroys.
     ///
     /// # Safety
     /// `raw` must be a stream of the device's primary context that stays alive as long as the value, or null. A
@@ -70,19 +70,19 @@ impl Stream {
         Self { device: device.clone(), raw, owner: Owner::Elsewhere }
     }
 
-    /// A stream of the device's primary context that cudarc made.
+    /// Returns a stream of the device's primary context that cudarc made.
     #[cfg(feature = "cudarc")]
     pub(crate) fn lent(device: &Device, stream: Arc<CudaStream>) -> Self {
         let raw = stream.cu_stream().cast();
         Self { device: device.clone(), raw, owner: Owner::Cudarc { _stream: stream } }
     }
 
-    /// The device that the stream is on.
+    /// Returns the device that the stream is on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// C's handle, for calls outside this crate.
+    /// Returns C's handle, for calls outside this crate.
     pub fn as_raw(&self) -> cudaStream_t {
         self.raw
     }
@@ -461,7 +461,7 @@ impl Event {
         })
     }
 
-    /// C's handle, for calls outside this crate.
+    /// Returns C's handle, for calls outside this crate.
     pub fn as_raw(&self) -> cudaEvent_t {
         self.raw
     }

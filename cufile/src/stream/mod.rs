@@ -126,7 +126,7 @@ impl RegisteredStream {
         }
     }
 
-    /// The stream, for other work on it.
+    /// Returns the stream, for other work on it.
     pub fn stream(&self) -> &Arc<Stream> {
         &self.0.registration.stream
     }
@@ -136,7 +136,7 @@ impl RegisteredStream {
         self.0.registration.flags
     }
 
-    /// The driver that it is registered with.
+    /// Returns the driver that it is registered with.
     pub fn driver(&self) -> &Driver {
         &self.0.registration.driver
     }

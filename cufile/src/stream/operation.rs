@@ -198,12 +198,12 @@ impl<B> Operation<B> {
         &self.pending().arguments
     }
 
-    /// The stream that the operation is on.
+    /// Returns the stream that the operation is on.
     pub fn stream(&self) -> &RegisteredStream {
         &self.pending().stream
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &Arc<FileHandle> {
         &self.pending().file
     }
@@ -256,12 +256,12 @@ enum State<B> {
 }
 
 impl<B> Kept<B> {
-    /// The buffer of a transfer that failed before libcufile knew of it, or is over.
+    /// Keeps the buffer of a transfer that failed before libcufile knew of it, or is over.
     pub(super) fn free(buffer: B) -> Self {
         Self(State::Free(buffer))
     }
 
-    /// The buffer of a transfer that may be in the stream.
+    /// Keeps the buffer of a transfer that may be in the stream.
     pub(super) fn in_doubt(operation: Operation<B>) -> Self {
         Self(State::InDoubt(operation))
     }

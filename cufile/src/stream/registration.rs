@@ -49,7 +49,7 @@ struct Streams {
     parked: Vec<Arc<Registration>>,
 }
 
-/// The streams, by libcufile.
+/// Returns the streams, by libcufile.
 fn streams() -> MutexGuard<'static, HashMap<usize, Streams>> {
     static STREAMS: LazyLock<Mutex<HashMap<usize, Streams>>> = LazyLock::new(Mutex::default);
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -145,7 +145,7 @@ impl Registered {
 }
 
 impl Streams {
-    /// A share of the stream's registration, if there is one; a parked stream lives again.
+    /// Returns a share of the stream's registration, if there is one; a parked stream lives again.
     fn share(&mut self, stream: &Stream, flags: StreamFlags) -> Result<Option<Arc<Registration>>> {
         let found = self.registered.get(&handle(stream)).and_then(Weak::upgrade);
         let Some(found) = found.filter(|found| found.registered.load(Ordering::Acquire)) else {
@@ -232,7 +232,7 @@ impl Drop for Registration {
     }
 }
 
-/// The stream as cuFile's header has it: the runtime's and the driver's streams are the same.
+/// Returns the stream as cuFile's header has it: the runtime's and the driver's streams are the same.
 pub(super) fn raw(stream: &Stream) -> CUstream {
     stream.as_raw().cast()
 }

@@ -65,7 +65,7 @@ pub(crate) fn put_text(pointer: *mut c_char, length: c_int, value: &str) -> Opti
     put_array(pointer, &bytes)
 }
 
-/// A C string that lasts as long as the process.
+/// Returns a C string that lasts as long as the process.
 pub(crate) fn lasting(text: &str) -> *const c_char {
     static TEXTS: Mutex<BTreeMap<String, CString>> = Mutex::new(BTreeMap::new());
     let mut texts = lock(&TEXTS);
@@ -74,7 +74,7 @@ pub(crate) fn lasting(text: &str) -> *const c_char {
     entry.or_insert_with(|| CString::new(text).unwrap_or_default()).as_ptr()
 }
 
-/// The calling thread's `errno`.
+/// Returns the calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
     // SAFETY: the location is valid for as long as the thread lives.
     unsafe { *libc::__errno_location() }
@@ -94,7 +94,8 @@ pub(crate) struct Carried<T>(pub T);
 unsafe impl<T> Send for Carried<T> {}
 
 impl<T: Copy> Carried<T> {
-    /// The pointer. A method, so that a closure captures the whole rather than the field, which is not `Send`.
+    /// Returns the pointer. A method, so that a closure captures the whole rather than the field, which is not
+    /// `Send`.
     pub(crate) fn get(&self) -> T {
         self.0
     }

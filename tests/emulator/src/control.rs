@@ -174,23 +174,23 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cuFile version posed as: 1000 × major + 10 × minor.
+/// Returns the cuFile version posed as: 1000 × major + 10 × minor.
 pub(crate) fn version() -> c_int {
     lock(&CONTROL).version
 }
 
-/// The version that libcudart and libcuda report.
+/// Returns the version that libcudart and libcuda report.
 pub(crate) fn runtime_version() -> c_int {
     lock(&CONTROL).runtime_version
 }
 
-/// The version of CUDA that the display driver reports.
+/// Returns the version of CUDA that the display driver reports.
 pub(crate) fn driver_version() -> c_int {
     let control = lock(&CONTROL);
     control.driver_version.unwrap_or(control.runtime_version)
 }
 
-/// The number of GPUs.
+/// Returns the number of GPUs.
 pub(crate) fn gpus() -> c_int {
     lock(&CONTROL).gpus
 }
@@ -205,7 +205,7 @@ pub(crate) fn require_context() -> bool {
     lock(&CONTROL).require_context
 }
 
-/// The kernel module nvidia-fs.
+/// Returns the driver's properties of the kernel module nvidia-fs.
 pub(crate) fn nvidia_fs() -> NvidiaFs {
     lock(&CONTROL).nvidia_fs
 }

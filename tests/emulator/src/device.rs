@@ -56,7 +56,7 @@ pub(crate) fn initialised() -> Result<(), CUresult> {
     }
 }
 
-/// The current device for a call of the runtime, which makes the primary context current if no context is.
+/// Returns the current device for a call of the runtime, which makes the primary context current if no context is.
 pub(crate) fn current() -> Result<c_int, cudaError_t> {
     initialise().map_err(|_| cudaError_t::cudaErrorNoDevice)?;
     let device = peek();
@@ -69,7 +69,7 @@ pub(crate) fn current() -> Result<c_int, cudaError_t> {
     Ok(device)
 }
 
-/// The current device, without making a context.
+/// Returns the current device, without making a context.
 pub(crate) fn peek() -> c_int {
     STACK.with_borrow(|stack| stack.last().copied()).unwrap_or_else(|| CHOSEN.get())
 }
@@ -89,18 +89,18 @@ pub(crate) fn choose(device: c_int) -> Result<(), cudaError_t> {
     Ok(())
 }
 
-/// The device of the context that a call of libcuda is for.
+/// Returns the device of the context that a call of libcuda is for.
 pub(crate) fn context() -> Result<c_int, CUresult> {
     initialised()?;
     current_context().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// The device of the current context.
+/// Returns the device of the current context.
 pub(crate) fn current_context() -> Option<c_int> {
     STACK.with_borrow(|stack| stack.last().copied())
 }
 
-/// The handle of a device's primary context.
+/// Returns the handle of a device's primary context.
 pub(crate) fn handle(device: c_int) -> CUcontext {
     std::ptr::without_provenance_mut(CONTEXTS + 0x1000 * device as usize)
 }
@@ -156,7 +156,7 @@ pub(crate) fn active(device: c_int) -> bool {
     primary.retained > 0 || primary.runtime
 }
 
-/// The flags of a primary context.
+/// Returns the flags of a primary context.
 pub(crate) fn flags(device: c_int) -> u32 {
     control::lock(&PRIMARY)[device as usize].flags
 }
@@ -185,12 +185,12 @@ pub(crate) fn live_contexts() -> usize {
     control::lock(&PRIMARY).iter().map(|primary| primary.retained as usize).sum()
 }
 
-/// The PCI address of a GPU.
+/// Returns the PCI address of a GPU.
 pub(crate) fn pci_bus_id(device: c_int) -> String {
     format!("0000:{:02X}:00.0", device + 1)
 }
 
-/// An attribute by its number, which is the same for both APIs; those without a value here are 0.
+/// Returns an attribute by its number, which is the same for both APIs; those without a value here are 0.
 pub(crate) fn attribute(number: u32, device: c_int) -> Option<c_int> {
     Some(match number {
         1..=3 => 1024,

@@ -134,7 +134,7 @@ impl Memory {
         self.last_id
     }
 
-    /// The allocation that contains `address`.
+    /// Returns the allocation that contains `address`.
     pub(crate) fn find(&self, address: usize) -> Option<&Allocation> {
         let (_, allocation) = self.allocations.range(..=address).next_back()?;
         (address < allocation.end()).then_some(allocation)
@@ -205,7 +205,7 @@ impl Memory {
     }
 }
 
-/// The memory behind `length` bytes at `address`.
+/// Returns the memory behind `length` bytes at `address`.
 pub(crate) fn place(address: usize, length: usize) -> Result<Place, Beyond> {
     with(|memory| memory.place(address, length))
 }

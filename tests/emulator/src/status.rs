@@ -13,12 +13,12 @@ use crate::control::{self, Hit};
 /// Success.
 pub(crate) const OK: CUfileError_t = failed(0);
 
-/// A status with one of cuFile's codes.
+/// Returns a status with one of cuFile's codes.
 pub(crate) const fn failed(code: u32) -> CUfileError_t {
     CUfileError_t { err: CUfileOpError::from_raw(code), cu_err: CUresult::CUDA_SUCCESS }
 }
 
-/// A status that passes on an error of the CUDA driver.
+/// Returns a status that passes on an error of the CUDA driver.
 pub(crate) const fn cuda_failed(error: CUresult) -> CUfileError_t {
     CUfileError_t { err: CUfileOpError::CU_FILE_CUDA_DRIVER_ERROR, cu_err: error }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// A queue and its thread, which ends after [`close`](Self::close).
+    /// Starts a queue and its thread, which ends after [`close`](Self::close).
     pub(crate) fn start(name: &str) -> Arc<Self> {
         let queue = Arc::new(Self::default());
         let worker = Arc::clone(&queue);
@@ -107,7 +107,7 @@ static DEFAULT: Mutex<Option<HashMap<c_int, Arc<Stream>>>> = Mutex::new(None);
 static EVENTS: Mutex<Option<HashMap<usize, Arc<Event>>>> = Mutex::new(None);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
-/// An address that nothing is mapped at and that is never used again.
+/// Returns an address that nothing is mapped at and that is never used again.
 pub(crate) fn fresh_handle() -> usize {
     0xE0_0000_0000 + 0x100 * NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -124,7 +124,7 @@ pub(crate) fn create(device: c_int, flags: u32) -> usize {
     handle
 }
 
-/// The stream of a handle; 0, 1 and 2 are the null stream of the current device.
+/// Returns the stream of a handle; 0, 1 and 2 are the null stream of the current device.
 pub(crate) fn find(handle: usize) -> Option<Arc<Stream>> {
     if handle > 2 {
         return lock(&STREAMS).get_or_insert_default().get(&handle).cloned();
@@ -222,7 +222,7 @@ pub(crate) fn create_event(timed: bool) -> usize {
     handle
 }
 
-/// The event of a handle.
+/// Returns the event of a handle.
 pub(crate) fn event(handle: usize) -> Option<Arc<Event>> {
     lock(&EVENTS).get_or_insert_default().get(&handle).cloned()
 }

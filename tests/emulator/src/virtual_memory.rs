@@ -138,7 +138,7 @@ pub(crate) fn release(handle: u64) -> Result<(), CUresult> {
     })
 }
 
-/// The handle mapped at `address`, with one more reference.
+/// Returns the handle mapped at `address`, with one more reference.
 pub(crate) fn retain(address: usize) -> Result<u64, CUresult> {
     memory::with(|memory| {
         let handle = memory.find(address).and_then(|found| found.physical).ok_or(INVALID)?;
@@ -147,7 +147,7 @@ pub(crate) fn retain(address: usize) -> Result<u64, CUresult> {
     })
 }
 
-/// The device whose memory a handle is, and whether it was made for GPUDirect RDMA.
+/// Returns the device whose memory a handle is, and whether it was made for GPUDirect RDMA.
 pub(crate) fn properties_of(handle: u64) -> Result<(c_int, bool), CUresult> {
     memory::with(|memory| {
         let found = memory.virtual_memory.physical.get(&handle).ok_or(INVALID)?;

@@ -317,7 +317,7 @@ pub unsafe extern "C" fn cuMemAddressFree(ptr: CUdeviceptr, size: usize) -> CUre
     call("cuMemAddressFree", || virtual_memory::free(ptr as usize, size))
 }
 
-/// The device that memory properties name.
+/// Returns the device that memory properties name.
 fn device_of(prop: *const CUmemAllocationProp) -> Result<CUdevice, CUresult> {
     let prop = c::get(prop).ok_or(INVALID)?;
     if prop.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
@@ -492,14 +492,14 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
     })
 }
 
-/// The word that a memory operation in a stream is for.
+/// Returns the word that a memory operation in a stream is for.
 fn word(address: CUdeviceptr, size: usize) -> Result<Place, CUresult> {
     let place = memory::place(address as usize, size).map_err(|_| INVALID)?;
     let usable = place.kind.is_some() && (address as usize).is_multiple_of(size);
     if usable { Ok(place) } else { Err(INVALID) }
 }
 
-/// The comparison that the flags of a wait ask for.
+/// Returns the comparison that the flags of a wait ask for.
 fn comparison(flags: c_uint) -> Result<fn(u64, u64, u64) -> bool, CUresult> {
     const FLUSH: c_uint = 1 << 30;
     match flags & !FLUSH {

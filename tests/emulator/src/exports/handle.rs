@@ -26,7 +26,7 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// The descriptor to move data with.
+    /// Returns the descriptor to move data with.
     pub(super) fn descriptor(&self) -> RawFd {
         self.buffered.as_ref().map_or(self.fd, AsRawFd::as_raw_fd)
     }
@@ -61,12 +61,12 @@ pub(crate) fn live_buffers() -> usize {
     lock(&BUFFERS).get_or_insert_default().len()
 }
 
-/// The length with which the buffer at `base` is registered.
+/// Returns the length with which the buffer at `base` is registered.
 pub(super) fn registered_length(base: usize) -> Option<usize> {
     lock(&BUFFERS).get_or_insert_default().get(&base).copied()
 }
 
-/// The file of a handle.
+/// Returns the file of a handle.
 pub(super) fn find(handle: CUfileHandle_t) -> Option<Arc<Handle>> {
     lock(&HANDLES).get_or_insert_default().get(&handle.addr()).cloned()
 }

@@ -120,12 +120,12 @@ impl Params {
     }
 }
 
-/// The value of a number.
+/// Returns the value of a number.
 pub(super) fn number(which: Number) -> usize {
     lock(&PARAMS).numbers[which as usize]
 }
 
-/// The value of a switch.
+/// Returns the value of a switch.
 pub(super) fn switch(which: Switch) -> bool {
     lock(&PARAMS).switches[which as usize]
 }

@@ -33,7 +33,7 @@ struct Extent {
 }
 
 impl Extent {
-    /// The bytes from the first to the last of the box.
+    /// Returns the number of bytes from the first to the last of the box.
     fn span(&self, strides: Strides) -> Option<usize> {
         let rows = (self.rows - 1).checked_mul(strides.row)?;
         let layers = (self.layers - 1).checked_mul(strides.layer)?;
@@ -91,7 +91,7 @@ impl Copy {
         }))
     }
 
-    /// A copy of `count` bytes; `None` if there are none.
+    /// Returns a copy of `count` bytes; `None` if there are none.
     pub(super) fn line(
         to: *mut c_void,
         from: *const c_void,
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn cudaMemcpyPeerAsync(
     })
 }
 
-/// The box of a 2-dimensional copy, whose rows must be at least as far apart as they are wide.
+/// Returns the box of a 2-dimensional copy, whose rows must be at least as far apart as they are wide.
 fn plane(
     (to, to_pitch): (*mut c_void, usize),
     (from, from_pitch): (*const c_void, usize),

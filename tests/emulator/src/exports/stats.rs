@@ -151,7 +151,7 @@ fn level_1_size() -> usize {
     }
 }
 
-/// The values, if the driver is open and statistics are collected at `level` or above.
+/// Returns the values, if the driver is open and statistics are collected at `level` or above.
 fn values(level: c_int) -> Result<Box<CUfileStatsLevel3_t>, CUfileError_t> {
     need_open()?;
     let stats = lock(&STATS);
@@ -166,7 +166,7 @@ fn values(level: c_int) -> Result<Box<CUfileStatsLevel3_t>, CUfileError_t> {
     Ok(values)
 }
 
-/// The identity of an emulated GPU.
+/// Returns the identity of an emulated GPU.
 pub(super) fn uuid(device: c_int) -> [c_char; 16] {
     let mut bytes = b"emulated-gpu-\0\0\0".map(|byte| byte as c_char);
     bytes[14] = b'0' as c_char + device as c_char;

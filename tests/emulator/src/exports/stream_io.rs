@@ -85,7 +85,7 @@ struct Operation {
     write: bool,
 }
 
-/// An `errno` as the operation's byte count tells it.
+/// Returns an `errno` as the operation's byte count tells it.
 fn failure(code: c_int) -> isize {
     match code {
         BEYOND => -5016,

@@ -15,7 +15,7 @@ use crate::{Checks, Held, by_version, expect, libcuda_is_present};
 const SUCCESS: u32 = 0;
 const INVALID: u32 = 5022;
 
-/// The code of a status that may not carry a CUDA error.
+/// Returns the code of a status that may not carry a CUDA error.
 fn code(status: CUfileError_t) -> u32 {
     assert_eq!(status.cu_err.as_raw(), 0, "a CUDA error from a parameter call");
     status.err.as_raw()

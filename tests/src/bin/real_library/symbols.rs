@@ -48,7 +48,7 @@ pub fn run(checks: &mut Checks, path: &Path, version: i32) {
     }
 }
 
-/// Every function of the table that a version may lack, and whether this one has it.
+/// Returns every function of the table that a version may lack, and whether this one has it.
 fn optional(library: &Library) -> Vec<(&'static str, bool)> {
     macro_rules! found {
         ($($name:ident)*) => { vec![$((stringify!($name), library.$name.is_some()),)*] };
