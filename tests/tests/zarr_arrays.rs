@@ -101,7 +101,7 @@ fn a_region_is_read_into_a_part_of_a_buffer() {
 }
 
 #[test]
-fn chunks_without_a_file_have_the_fill_value() {
+fn missing_chunks_have_the_fill_value_on_the_gpu() {
     Bed::each(|bed| {
         for (policy, codecs) in [(POLICIES[0], RAW), (POLICIES[1], RAW), (POLICIES[1], GZIP)] {
             for (shape, missing) in [(SHAPES[1], "1/1"), (SHAPES[3], "1")] {
