@@ -34,7 +34,7 @@ pub enum Verdict {
 }
 
 impl Call {
-    /// Returns whether it can change a file or a folder, or wait for it to reach the storage.
+    /// Returns whether it is one of the calls by which saves change files and folders, lock them, or wait for the storage.
     pub fn changes_files(&self) -> bool {
         const CHANGING: [c_long; 19] = [
             libc::SYS_write,

@@ -12,7 +12,7 @@ use super::{Arguments, Result, contents, require_same};
 /// The number of reads into the buffer of a pattern.
 pub const READS: usize = 10;
 
-/// The sizes of NVIDIA's guide: a buffer of 1 GiB, filled by ten reads of 100 MiB; or the same parts of another size.
+/// The sizes of NVIDIA's guide: a buffer of 1 GiB, and ten reads of 100 MiB into it; or the same parts of another size.
 pub struct Sizes {
     pub buffer: usize,
     pub read: usize,

@@ -160,7 +160,8 @@ impl EngineBuilder {
     }
 
     /// Sets the most memory in bytes that all bounce buffers take together. Two buffers are allowed even if
-    /// they need more. The engine starts no more workers than can have two buffers each.
+    /// they need more. The engine starts no more workers than can have two buffers each. Stream-ordered transfers with
+    /// `O_DIRECT` have buffers of their own, which do not count.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self
@@ -285,8 +286,8 @@ impl Engine {
         self.0.devices.cuda()
     }
 
-    /// Frees the bounce buffers and the plans that no transfer uses at the moment; returns how many bytes that were. Later
-    /// transfers allocate new ones.
+    /// Frees the bounce buffers and the plans that no transfer uses at the moment, and returns the number of bytes. Later
+    /// transfers allocate new ones. Buffers for stream-ordered transfers with `O_DIRECT` stay until the engine goes.
     pub fn release_buffers(&self) -> usize {
         let plans_bytes = self.0.idle_jobs.clear();
         let rings_bytes =
