@@ -27,8 +27,9 @@ struct State {
     /// The one that came back first is the first.
     free: VecDeque<Lane>,
     existing: usize,
-    /// Threads get lanes in the order in which they came: how many came, and whose turn it is.
+    /// The number of threads that have asked for a lane. Each gets its number as a ticket.
     tickets: u64,
+    /// The ticket that is served next: threads get lanes in the order of asking.
     turn: u64,
 }
 
@@ -51,7 +52,8 @@ impl Lanes {
         self.limit
     }
 
-    /// Lends a lane; waits for one if there are as many as may be. Who has one must not ask for another.
+    /// Lends a lane. Waits for its turn, and for a lane if there are as many as may be. A thread that has a lane must not
+    /// ask for another.
     ///
     /// # Errors
     /// The reason why no lane could be made.
@@ -105,7 +107,7 @@ impl Lanes {
         state
     }
 
-    /// True if a thread waits for a lane, so that those who have one and much to do should give it back.
+    /// Returns whether a thread waits for a lane. A worker with more to do then gives its own back.
     pub fn are_wanted(&self) -> bool {
         self.waiting() > 0
     }
@@ -134,8 +136,8 @@ impl Lanes {
         debug_assert!(!lane.is_busy());
         let mut state = self.state();
         state.free.push_back(lane);
-        // Waking is a system call, which a small read would pay for, and those who wait are counted under the lock.
-        let is_wanted = self.are_wanted();
+        // Waking is a system call, which each small read would pay for.
+        let is_wanted = state.turn != state.tickets;
         drop(state);
         if is_wanted {
             self.came_back.notify_all();
