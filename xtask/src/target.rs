@@ -18,16 +18,16 @@ pub enum Target {
 impl Target {
     pub const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
-    /// The one that this program runs on.
+    /// Returns the target that this program runs on.
     ///
     /// # Errors
-    /// If it is neither.
+    /// The processor is neither of the two.
     pub fn host() -> Result<Self> {
         let found = Self::ALL.into_iter().find(|target| target.arch() == env::consts::ARCH);
         found.with_context(|| format!("NVIDIA has no packages for {}", env::consts::ARCH))
     }
 
-    /// As uname, Rust and wheels call it.
+    /// Returns the name that uname, Rust and wheels have for the processor.
     pub fn arch(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -43,7 +43,7 @@ impl Target {
         self.arch() == env::consts::ARCH
     }
 
-    /// The C compiler that the `cc` crate would use.
+    /// Returns the C compiler that the `cc` crate would use.
     pub fn c_compiler(self) -> Command {
         let host = format!("{}-unknown-linux-gnu", env::consts::ARCH);
         let mut build = cc::Build::new();
@@ -51,13 +51,13 @@ impl Target {
         build.get_compiler().to_command()
     }
 
-    /// What runs its programs, if this host cannot: qemu, with the libraries of the C compiler.
+    /// Returns the command that runs its programs if this host cannot: qemu, with the libraries of the C compiler.
     fn emulator(self) -> Option<[String; 3]> {
         let arch = self.arch();
         (!self.is_host()).then(|| [format!("qemu-{arch}"), "-L".to_owned(), format!("/usr/{arch}-linux-gnu")])
     }
 
-    /// A program of this target.
+    /// Returns the command that runs a program of this target.
     pub fn program(self, path: &Path) -> Command {
         match self.emulator() {
             None => Command::new(path),
@@ -79,7 +79,7 @@ impl Target {
         command.env(variable("RUNNER"), emulator.join(" "));
     }
 
-    /// What is needed to compile and run for this target and cannot be found here.
+    /// Returns the first tool for compiling and running that is not found here.
     pub fn missing(self) -> Option<String> {
         let starts = |command: &mut Command| {
             command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
