@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use gpufile::cuda::DeviceBuffer;
-use gpufile::{Engine, File, IoBufMut, OpenOptions, PathPolicy};
+use gpufile::{Engine, File, IoBufMut, OpenOptions, RoutePolicy};
 use sha2::{Digest, Sha256};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
 
 struct Arguments {
     len_bytes: usize,
-    policy: PathPolicy,
+    policy: RoutePolicy,
     path: PathBuf,
 }
 
@@ -94,13 +94,13 @@ fn there_and_back<B: IoBufMut>(
 }
 
 fn arguments() -> Result<Arguments> {
-    let (mut len_bytes, mut policy, mut path) = (256 << 20, PathPolicy::Auto, None);
+    let (mut len_bytes, mut policy, mut path) = (256 << 20, RoutePolicy::Auto, None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--size" => len_bytes = size(&arguments.next().ok_or("--size needs a value, such as 256MiB")?)?,
-            "--cufile" => policy = PathPolicy::RequireCufile,
-            "--posix" => policy = PathPolicy::PosixOnly,
+            "--cufile" => policy = RoutePolicy::RequireCufile,
+            "--posix" => policy = RoutePolicy::PosixOnly,
             option if option.starts_with('-') => {
                 return Err(format!(
                     "{option}: no such option; usage: roundtrip [--size 256MiB] [--cufile | --posix] [PATH]"

@@ -35,7 +35,7 @@ use std::{env, fs};
 
 use actor::Actor;
 use gpufile::cuda::Device;
-use gpufile::{DirectIo, Engine, File, MappedFile, PathPolicy};
+use gpufile::{DirectIo, Engine, File, MappedFile, RoutePolicy};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -67,7 +67,7 @@ struct Scene {
     written: Vec<File>,
     written_path: PathBuf,
     engine: Engine,
-    policies: Vec<PathPolicy>,
+    policies: Vec<RoutePolicy>,
 }
 
 /// The number of calls that went each way, and of their bytes.
@@ -111,7 +111,7 @@ fn run(arguments: &Arguments) -> Result {
     // One as it comes, and one whose buffers and chunks have odd and small sizes, so that there are many of each.
     let engines = [
         Engine::builder().threads(threads).build(),
-        Engine::builder().threads(threads).bounce_buffer_bytes(300_000).task_bytes(100_003).build(),
+        Engine::builder().threads(threads).bounce_buffer_bytes(300_000).chunk_bytes(100_003).build(),
     ];
     let mut scenes = Vec::new();
     for (number, engine) in engines.into_iter().enumerate() {
@@ -172,7 +172,7 @@ fn play(stage: &Stage, actors: usize) -> (Counts, u64, Vec<String>) {
 }
 
 impl Scene {
-    fn new(engine: Engine, read: &Path, written_path: PathBuf, policies: &[PathPolicy]) -> Result<Self> {
+    fn new(engine: Engine, read: &Path, written_path: PathBuf, policies: &[RoutePolicy]) -> Result<Self> {
         let direct = [DirectIo::Auto, DirectIo::Always, DirectIo::Never];
         let ways = || policies.iter().flat_map(|policy| direct.map(|direct| (*policy, direct)));
         let options = |policy, direct| {
@@ -190,15 +190,15 @@ impl Scene {
 }
 
 /// The ways for device memory that work here.
-fn policies(posix: bool, path: &Path) -> Vec<PathPolicy> {
+fn policies(posix: bool, path: &Path) -> Vec<RoutePolicy> {
     if posix {
-        return vec![PathPolicy::PosixOnly];
+        return vec![RoutePolicy::PosixOnly];
     }
-    match File::options().read(true).policy(PathPolicy::RequireCufile).open(path) {
-        Ok(_) => vec![PathPolicy::Auto, PathPolicy::PosixOnly, PathPolicy::RequireCufile],
+    match File::options().read(true).policy(RoutePolicy::RequireCufile).open(path) {
+        Ok(_) => vec![RoutePolicy::Auto, RoutePolicy::PosixOnly, RoutePolicy::RequireCufile],
         Err(error) => {
             println!("without cuFile: {error}");
-            vec![PathPolicy::Auto, PathPolicy::PosixOnly]
+            vec![RoutePolicy::Auto, RoutePolicy::PosixOnly]
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::error::{Cause, Error, Result};
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::options::OpenOptions;
-use crate::path::Route;
+use crate::route::Route;
 use crate::write_plan::{Growth, WritePlan};
 
 /// An open file. Reads and writes are positional and take `&self`, so a file can be shared by threads. Clones refer to
@@ -28,7 +28,7 @@ use crate::write_plan::{Growth, WritePlan};
 #[derive(Clone)]
 pub struct File {
     open: Arc<OpenFile>,
-    task_bytes: Option<usize>,
+    chunk_bytes: Option<usize>,
 }
 
 /// The largest offset that the kernel has.
@@ -61,13 +61,13 @@ impl File {
     }
 
     pub(crate) fn new(open: OpenFile) -> Self {
-        Self { open: Arc::new(open), task_bytes: None }
+        Self { open: Arc::new(open), chunk_bytes: None }
     }
 
     /// The same open file, whose transfers are cut into parts of this many bytes, whatever the engine would choose; for
     /// device memory no larger than a bounce buffer.
-    pub fn with_task_bytes(&self, task_bytes: usize) -> Self {
-        Self { open: self.open.clone(), task_bytes: Some(task_bytes.max(1)) }
+    pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
+        Self { open: self.open.clone(), chunk_bytes: Some(chunk_bytes.max(1)) }
     }
 
     /// Reads into the whole buffer from `offset` in bytes. Returns how many bytes were read: fewer than the buffer has
@@ -139,7 +139,7 @@ impl File {
     /// # Other writers
     /// Several threads may write to one file at once. Where their ranges overlap, either may come last.
     ///
-    /// On a [direct path](crate::TransferPath), libcufile writes device memory in whole blocks of 4 KiB. Where a range begins
+    /// On a [direct path](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where a range begins
     /// or ends within a block, it reads the block, changes it, and writes it back. The transfers of all engines of a process
     /// take turns at such a block. Nothing makes others wait: while a write of device memory is in flight, nobody may write to the
     /// blocks that it touches by other means, not even other bytes of them. Other means are a descriptor, a mapping,
@@ -165,7 +165,7 @@ impl File {
     }
 
     /// Returns the way of device memory to and from this file, and why no better one;
-    /// [`TransferPath::Unavailable`](crate::TransferPath::Unavailable) without CUDA. Loads CUDA, and opens the cuFile
+    /// [`RouteKind::Unavailable`](crate::RouteKind::Unavailable) without CUDA. Loads CUDA, and opens the cuFile
     /// driver if the answer needs it.
     pub fn route(&self) -> &Route {
         self.open.route()
@@ -281,16 +281,16 @@ impl File {
     /// Returns how to cut a read whose first range is this one.
     pub(crate) fn read_cutting(&self, total_bytes: usize, place: Place, first: &IoRange) -> Cutting {
         let cutting = self.cutting(total_bytes, place);
-        self.open.cutting_for_read(cutting, self.task_bytes.is_none(), first.file_offset, first.len_bytes)
+        self.open.cutting_for_read(cutting, self.chunk_bytes.is_none(), first.file_offset, first.len_bytes)
     }
 
     pub(crate) fn cutting(&self, total_bytes: usize, place: Place) -> Cutting {
-        self.open.engine.cutting(total_bytes, place, self.task_bytes)
+        self.open.engine.cutting(total_bytes, place, self.chunk_bytes)
     }
 
     /// Returns the length in bytes that chunks should have, if it was set for this file.
-    pub(crate) fn task_bytes(&self) -> Option<usize> {
-        self.task_bytes
+    pub(crate) fn chunk_bytes(&self) -> Option<usize> {
+        self.chunk_bytes
     }
 
     /// A buffer's memory; the file's way to it is decided here, and not by a worker later.

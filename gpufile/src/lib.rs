@@ -43,8 +43,8 @@ mod open_file;
 mod options;
 mod owned;
 pub mod page_cache;
-mod path;
 mod registration;
+mod route;
 mod settings;
 mod stream_io;
 mod write_plan;
@@ -63,7 +63,7 @@ pub use future::IoFuture;
 pub use many::{ReadRequest, WriteRequest};
 pub use mapped::MappedFile;
 pub use options::OpenOptions;
-pub use path::{PathPolicy, Route, TransferPath};
+pub use route::{Route, RouteKind, RoutePolicy};
 pub use settings::{DirectIo, Settings, SettingsError};
 pub use stream_io::StreamIo;
 

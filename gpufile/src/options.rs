@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::open_file::OpenFile;
-use crate::path::PathPolicy;
+use crate::route::RoutePolicy;
 use crate::settings::DirectIo;
 
 /// The options for opening a file. The engine's settings decide those that are not set.
@@ -22,7 +22,7 @@ pub struct OpenOptions {
     truncate: bool,
     appends: bool,
     engine: Option<Engine>,
-    policy: Option<PathPolicy>,
+    policy: Option<RoutePolicy>,
     direct_read: Option<DirectIo>,
     direct_write: Option<DirectIo>,
 }
@@ -101,7 +101,7 @@ impl OpenOptions {
     }
 
     /// Sets whether device memory may or must go through cuFile.
-    pub fn policy(mut self, policy: PathPolicy) -> Self {
+    pub fn policy(mut self, policy: RoutePolicy) -> Self {
         self.policy = Some(policy);
         self
     }
@@ -122,7 +122,7 @@ impl OpenOptions {
     /// Opens the file.
     ///
     /// # Errors
-    /// [`Error::Open`] with what the operating system said, or, under [`PathPolicy::RequireCufile`], why cuFile does
+    /// [`Error::Open`] with what the operating system said, or, under [`RoutePolicy::RequireCufile`], why cuFile does
     /// not work for the file. A file that was created before that was known stays, empty.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
@@ -182,14 +182,14 @@ impl OpenOptions {
 
     fn open_file(&self, path: PathBuf, file: fs::File, engine: Engine) -> Result<File> {
         let settings = engine.settings();
-        let policy = self.policy.unwrap_or(settings.path_policy());
+        let policy = self.policy.unwrap_or(settings.policy());
         let direct = (
             self.direct_read.unwrap_or(settings.direct_read()),
             self.direct_write.unwrap_or(settings.direct_write()),
         );
         let file = OpenFile::new(path.clone(), file, engine, policy, direct)
             .map_err(|error| Error::Open { path: path.clone(), cause: error.into() })?;
-        if policy == PathPolicy::RequireCufile {
+        if policy == RoutePolicy::RequireCufile {
             file.require_cufile().map_err(|reason| Error::Open { path, cause: Cause::NoCufile(reason) })?;
         }
         Ok(File::new(file))

@@ -5,7 +5,7 @@ use std::{env, thread};
 
 use crate::bytes::parse_bytes;
 use crate::engine::Bounce;
-use crate::path::PathPolicy;
+use crate::route::RoutePolicy;
 
 /// The use of `O_DIRECT`, by which transfers through host memory bypass the page cache. It does not change what they
 /// read and write.
@@ -29,12 +29,12 @@ pub enum DirectIo {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub(crate) threads: usize,
-    pub(crate) task_bytes: Option<usize>,
+    pub(crate) chunk_bytes: Option<usize>,
     pub(crate) bounce_buffer_bytes: usize,
     // None follows the threads and the buffers, whichever way and in whichever order those are set.
     pub(crate) bounce_memory_bytes: Option<usize>,
     pub(crate) gds_threshold_bytes: usize,
-    pub(crate) path_policy: PathPolicy,
+    pub(crate) policy: RoutePolicy,
     pub(crate) direct_read: DirectIo,
     pub(crate) direct_write: DirectIo,
     pub(crate) overread: bool,
@@ -45,11 +45,11 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             threads: thread::available_parallelism().map_or(1, usize::from).min(16),
-            task_bytes: None,
+            chunk_bytes: None,
             bounce_buffer_bytes: 4 << 20,
             bounce_memory_bytes: None,
             gds_threshold_bytes: 16 << 10,
-            path_policy: PathPolicy::Auto,
+            policy: RoutePolicy::Auto,
             direct_read: DirectIo::Auto,
             direct_write: DirectIo::Auto,
             overread: true,
@@ -63,9 +63,9 @@ impl Settings {
     ///
     /// | variable | KvikIO's | value | sets |
     /// |---|---|---|---|
-    /// | `GPUFILE_COMPAT_MODE` | `KVIKIO_COMPAT_MODE` | `on`, `off` or `auto` | [`Self::path_policy`] |
+    /// | `GPUFILE_COMPAT_MODE` | `KVIKIO_COMPAT_MODE` | `on`, `off` or `auto` | [`Self::policy`] |
     /// | `GPUFILE_NUM_THREADS` | `KVIKIO_NTHREADS`, `KVIKIO_NUM_THREADS` | a number | [`Self::threads`] |
-    /// | `GPUFILE_TASK_SIZE` | `KVIKIO_TASK_SIZE` | a size | [`Self::task_bytes`] |
+    /// | `GPUFILE_CHUNK_SIZE` | `KVIKIO_TASK_SIZE` | a size | [`Self::chunk_bytes`] |
     /// | `GPUFILE_GDS_THRESHOLD` | `KVIKIO_GDS_THRESHOLD` | a size or 0 | [`Self::gds_threshold_bytes`] |
     /// | `GPUFILE_BOUNCE_BUFFER_SIZE` | `KVIKIO_BOUNCE_BUFFER_SIZE` | a size | [`Self::bounce_buffer_bytes`] |
     /// | `GPUFILE_BOUNCE_MEMORY` | | a size | [`Self::bounce_memory_bytes`] |
@@ -106,8 +106,8 @@ impl Settings {
 
     /// Returns the length in bytes of the pieces that one thread transfers at a time. With `None`, the default, each
     /// transfer chooses by its length.
-    pub fn task_bytes(&self) -> Option<usize> {
-        self.task_bytes
+    pub fn chunk_bytes(&self) -> Option<usize> {
+        self.chunk_bytes
     }
 
     /// Returns the number of bytes that each pinned bounce buffer is for, 1 GiB at most. The buffer has an eighth
@@ -134,8 +134,8 @@ impl Settings {
 
     /// Returns whether files may or must go through cuFile, where their [`OpenOptions`](crate::OpenOptions) do not
     /// say. By default they may.
-    pub fn path_policy(&self) -> PathPolicy {
-        self.path_policy
+    pub fn policy(&self) -> RoutePolicy {
+        self.policy
     }
 
     /// Returns when reads bypass the page cache. By default [`Auto`](DirectIo::Auto).
@@ -213,7 +213,7 @@ const VARIABLES: &[Variable] = &[
         name: "GPUFILE_COMPAT_MODE",
         kvikio: &["KVIKIO_COMPAT_MODE"],
         accepted: "on (or true, yes, 1), off (or false, no, 0), or auto",
-        set: |settings, text| put(&mut settings.path_policy, compat_mode(text)),
+        set: |settings, text| put(&mut settings.policy, compat_mode(text)),
     },
     Variable {
         name: "GPUFILE_NUM_THREADS",
@@ -227,10 +227,10 @@ const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
-        name: "GPUFILE_TASK_SIZE",
+        name: "GPUFILE_CHUNK_SIZE",
         kvikio: &["KVIKIO_TASK_SIZE"],
         accepted: SIZE,
-        set: |settings, text| put(&mut settings.task_bytes, size(text).map(Some)),
+        set: |settings, text| put(&mut settings.chunk_bytes, size(text).map(Some)),
     },
     Variable {
         name: "GPUFILE_GDS_THRESHOLD",
@@ -323,10 +323,10 @@ fn put<T>(field: &mut T, value: Option<T>) -> Option<()> {
     Some(())
 }
 
-fn compat_mode(text: &str) -> Option<PathPolicy> {
+fn compat_mode(text: &str) -> Option<RoutePolicy> {
     match text {
-        "auto" => Some(PathPolicy::Auto),
-        _ => Some(if switch(text)? { PathPolicy::PosixOnly } else { PathPolicy::RequireCufile }),
+        "auto" => Some(RoutePolicy::Auto),
+        _ => Some(if switch(text)? { RoutePolicy::PosixOnly } else { RoutePolicy::RequireCufile }),
     }
 }
 
@@ -379,9 +379,9 @@ mod tests {
     /// A good value of each setting other than the default, and what it does.
     type Sample = (&'static [&'static str], &'static str, fn(&mut Settings));
     const SAMPLES: &[Sample] = &[
-        (&["GPUFILE_COMPAT_MODE", "KVIKIO_COMPAT_MODE"], "ON", |s| s.path_policy = PathPolicy::PosixOnly),
+        (&["GPUFILE_COMPAT_MODE", "KVIKIO_COMPAT_MODE"], "ON", |s| s.policy = RoutePolicy::PosixOnly),
         (&["GPUFILE_NUM_THREADS", "KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"], "77", |s| s.threads = 77),
-        (&["GPUFILE_TASK_SIZE", "KVIKIO_TASK_SIZE"], "1MiB", |s| s.task_bytes = Some(1 << 20)),
+        (&["GPUFILE_CHUNK_SIZE", "KVIKIO_TASK_SIZE"], "1MiB", |s| s.chunk_bytes = Some(1 << 20)),
         (&["GPUFILE_GDS_THRESHOLD", "KVIKIO_GDS_THRESHOLD"], "0", |s| s.gds_threshold_bytes = 0),
         (&["GPUFILE_BOUNCE_BUFFER_SIZE", "KVIKIO_BOUNCE_BUFFER_SIZE"], "16777216", |s| {
             s.bounce_buffer_bytes = 16 << 20;
@@ -436,11 +436,11 @@ mod tests {
         let settings = from(&[]).unwrap();
         assert_eq!(settings, Settings::default());
         assert!((1..=12).contains(&settings.threads()));
-        assert_eq!(settings.task_bytes(), None);
+        assert_eq!(settings.chunk_bytes(), None);
         assert_eq!(settings.bounce_buffer_bytes(), 4 << 20);
         assert_eq!(settings.bounce_memory_bytes(), 2 * settings.threads() * 2 * ((9 << 19) + (16 << 10)));
         assert_eq!(settings.gds_threshold_bytes(), 16 << 10);
-        assert_eq!(settings.path_policy(), PathPolicy::Auto);
+        assert_eq!(settings.policy(), RoutePolicy::Auto);
         assert_eq!((settings.direct_read(), settings.direct_write()), (DirectIo::Auto, DirectIo::Auto));
         assert!(settings.overread() && !settings.pool_per_block_device());
     }
@@ -476,15 +476,15 @@ mod tests {
 
     #[test]
     fn words_are_taken_in_any_case_and_with_spaces_around() {
-        let policy = |value| from(&[("KVIKIO_COMPAT_MODE", value)]).map(|settings| settings.path_policy);
+        let policy = |value| from(&[("KVIKIO_COMPAT_MODE", value)]).map(|settings| settings.policy);
         for value in ["ON", "on", "On", "TRUE", "true", "YES", "yes", "1", " on "] {
-            assert_eq!(policy(value), Ok(PathPolicy::PosixOnly), "{value}");
+            assert_eq!(policy(value), Ok(RoutePolicy::PosixOnly), "{value}");
         }
         for value in ["OFF", "off", "FALSE", "False", "NO", "no", "0"] {
-            assert_eq!(policy(value), Ok(PathPolicy::RequireCufile), "{value}");
+            assert_eq!(policy(value), Ok(RoutePolicy::RequireCufile), "{value}");
         }
         for value in ["AUTO", "auto", "Auto"] {
-            assert_eq!(policy(value), Ok(PathPolicy::Auto), "{value}");
+            assert_eq!(policy(value), Ok(RoutePolicy::Auto), "{value}");
         }
         for name in ["GPUFILE_DIRECT_READ", "KVIKIO_AUTO_DIRECT_IO_READ"] {
             let direct = |value| from(&[(name, value)]).map(|settings| settings.direct_read);

@@ -10,7 +10,7 @@ use crate::engine::{Direction, Ring, Staged, ends_soon, wait_by_looking};
 use crate::error::{Cause, Result};
 use crate::file::{File, READ, WRITE};
 use crate::memory::{Memory, Place};
-use crate::path::PathPolicy;
+use crate::route::RoutePolicy;
 
 /// A transfer that is part of a stream's work. It owns its buffer; what comes later in the stream finds it done.
 ///
@@ -45,7 +45,7 @@ impl File {
     /// The bytes go through up to 114 MiB of pinned memory for each stream, 400 MiB for all. Past that, and where the
     /// driver cannot make streams wait for words in memory, the call waits for the stream and for the transfer.
     /// [`Engine::release_buffers`](crate::Engine::release_buffers) frees what is not in use. Files for which
-    /// [cuFile is required](PathPolicy::RequireCufile) are read while the call waits;
+    /// [cuFile is required](RoutePolicy::RequireCufile) are read while the call waits;
     /// [`cufile::RegisteredStream::read_at`] is cuFile's own way.
     ///
     /// If the file ends earlier, zeros fill the rest of a buffer on the GPU.
@@ -198,7 +198,7 @@ unsafe fn submit(
     offset: u64,
 ) -> Option<State> {
     let failed = |cause| Err(file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause));
-    let needs_cufile = file.open_file().policy == PathPolicy::RequireCufile && memory.place != Place::Host;
+    let needs_cufile = file.open_file().policy == RoutePolicy::RequireCufile && memory.place != Place::Host;
     // What a graph does later, and more than once, is no transfer. To wait for the stream would end the capture.
     match stream.is_capturing() {
         Ok(false) => {}

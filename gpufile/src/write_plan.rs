@@ -56,7 +56,7 @@ impl WritePlan {
     /// For one range.
     pub fn of_range(file: &File, memory: &Memory, offset: u64, growth: Growth) -> Self {
         let extent = Extent::of([(offset, memory.len_bytes)].into_iter());
-        Self::new((file.open_file(), file.engine()), file.task_bytes(), memory.place, extent, growth)
+        Self::new((file.open_file(), file.engine()), file.chunk_bytes(), memory.place, extent, growth)
     }
 
     /// For ranges of one buffer.
@@ -64,7 +64,7 @@ impl WritePlan {
         let extent = Extent::of(ranges.iter().map(|range| (range.file_offset, range.len_bytes)));
         Self::new(
             (file.open_file(), file.engine()),
-            file.task_bytes(),
+            file.chunk_bytes(),
             memory.place,
             extent,
             Growth::MayAllocate,
@@ -94,14 +94,14 @@ impl WritePlan {
 
     fn new(
         (open, engine): (&OpenFile, &Engine),
-        task_bytes: Option<usize>,
+        chunk_bytes: Option<usize>,
         place: Place,
         extent: Extent,
         growth: Growth,
     ) -> Self {
         let Extent { start, end, total_bytes, is_gapless } = extent;
-        let parallel = Cutting { is_graded: false, ..engine.cutting(total_bytes, place, task_bytes) };
-        let is_cut_freely = task_bytes.or(engine.settings().task_bytes()).is_none();
+        let parallel = Cutting { is_graded: false, ..engine.cutting(total_bytes, place, chunk_bytes) };
+        let is_cut_freely = chunk_bytes.or(engine.settings().chunk_bytes()).is_none();
         if let Some(direct) = open.direct_for_write(total_bytes) {
             return Self::plain(if is_cut_freely { direct.cutting(parallel) } else { parallel });
         }

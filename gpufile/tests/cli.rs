@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::{env, fs, io};
 
-use gpufile::{File, TransferPath};
+use gpufile::{File, RouteKind};
 
 const MIB: usize = 1 << 20;
 
@@ -91,7 +91,7 @@ fn a_route_without_cuda_is_unavailable() {
     }
     let folder = tempfile::tempdir().unwrap();
     let file = File::open(file(folder.path(), MIB)).unwrap();
-    assert_eq!(file.route().path(), TransferPath::Unavailable);
+    assert_eq!(file.route().kind(), RouteKind::Unavailable);
     assert!(file.route().why_not_gds().is_some_and(|reason| reason.contains("libcuda")));
     let mut buffer = vec![0; MIB];
     file.read_exact_at(&mut buffer, 0).unwrap();
@@ -201,11 +201,11 @@ fn the_environment_sets_the_engine_and_that_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), 16 * MIB);
     let arguments = ["bench", path.to_str().unwrap(), "--repeats", "1", "host-read"];
-    let (status, out, _) = run(&arguments, &[("GPUFILE_TASK_SIZE", "70001")]);
+    let (status, out, _) = run(&arguments, &[("GPUFILE_CHUNK_SIZE", "70001")]);
     assert_eq!((status, lines(&out).len()), (0, 6), "{out}");
     assert!(out.starts_with("# ") && out.contains("70001"), "{out}");
-    let (status, _, err) = run(&arguments, &[("GPUFILE_TASK_SIZE", "few")]);
-    assert!(status == 1 && err.contains("GPUFILE_TASK_SIZE is \"few\""), "{err}");
+    let (status, _, err) = run(&arguments, &[("GPUFILE_CHUNK_SIZE", "few")]);
+    assert!(status == 1 && err.contains("GPUFILE_CHUNK_SIZE is \"few\""), "{err}");
 }
 
 #[test]

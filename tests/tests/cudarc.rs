@@ -13,7 +13,7 @@ use cufile::cudarc::Synced;
 use cufile::{Error, ErrorKind, FileHandle, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
 use cufile_tests::bed::{Bed, pattern};
 use cufile_tests::each_with_libcuda;
-use gpufile::{Engine, File, IoBuf, PathPolicy};
+use gpufile::{Engine, File, IoBuf, RoutePolicy};
 use support::{Gate, register};
 
 /// More than one chunk, and no multiple of anything.
@@ -34,7 +34,7 @@ fn ours(bed: &Bed, stream: &Arc<CudaStream>) -> Stream {
 fn open(bed: &Bed, name: &str) -> File {
     let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
     let options = File::options().read(true).write(true).create(true).engine(&engine);
-    options.policy(PathPolicy::PosixOnly).open(bed.path(name)).unwrap()
+    options.policy(RoutePolicy::PosixOnly).open(bed.path(name)).unwrap()
 }
 
 /// Does something while the stream is held back until a moment has passed.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cufile::FileSystems;
 use cufile_tests::bed::{Bed, folders, libraries, pattern};
 use cufile_tests::{Emulator, alone, in_threads};
-use gpufile::{Cause, DirectIo, Engine, EngineBuilder, File, IoRange, OpenOptions, PathPolicy, TransferPath};
+use gpufile::{Cause, DirectIo, Engine, EngineBuilder, File, IoRange, OpenOptions, RouteKind, RoutePolicy};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 9 * MIB + 4321;
@@ -34,7 +34,7 @@ fn the_first_failure_is_reported_with_what_was_transferred_without_a_gap_before_
     let bytes = pattern(LONG);
     bed.file("read", &bytes);
     for threads in [1, 4] {
-        let engine = engine(&bed).threads(threads).bounce_buffer_bytes(MIB).task_bytes(MIB).build();
+        let engine = engine(&bed).threads(threads).bounce_buffer_bytes(MIB).chunk_bytes(MIB).build();
         let read = options(&engine).open(bed.path("read")).unwrap();
         let written = options(&engine).open(bed.path("written")).unwrap();
         for function in ["cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery"] {
@@ -72,7 +72,7 @@ fn the_first_failure_is_reported_with_what_was_transferred_without_a_gap_before_
 fn a_failure_is_reported_when_nothing_is_under_way_any_more() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(8 * MIB));
-    let engine = engine(&bed).threads(4).bounce_buffer_bytes(MIB).task_bytes(MIB).build();
+    let engine = engine(&bed).threads(4).bounce_buffer_bytes(MIB).chunk_bytes(MIB).build();
     let file = options(&engine).open(bed.path("data")).unwrap();
     let mut buffer = bed.device.alloc(8 * MIB).unwrap();
     emulator(&bed).fault("cudaMemcpyAsync", "err=700 after=4");
@@ -109,7 +109,7 @@ fn lanes_that_could_not_be_made_keep_no_one_waiting_later() {
 #[test]
 fn what_cannot_be_read_says_why_and_moves_nothing() {
     Bed::each(|bed| {
-        let engine = engine(bed).policy(PathPolicy::PosixOnly).build();
+        let engine = engine(bed).policy(RoutePolicy::PosixOnly).build();
         let read = OpenOptions::new().read(true).engine(&engine);
         let cases = [("/", libc::EISDIR), ("/proc/self/mem", libc::EIO)];
         for (path, errno) in cases {
@@ -131,7 +131,7 @@ fn a_file_that_is_cut_off_meanwhile_is_read_short_and_right_up_to_its_new_end() 
         let bed = Bed::emulated();
         let path = folder.path().join("data");
         for direct in [DirectIo::Auto, DirectIo::Always] {
-            let engine = engine(&bed).threads(4).task_bytes(128 << 10).build();
+            let engine = engine(&bed).threads(4).chunk_bytes(128 << 10).build();
             let file = options(&engine).direct_read(direct).open(&path).unwrap();
             let mut device = bed.device.alloc(LONG).unwrap();
             let mut host = vec![0; LONG];
@@ -339,7 +339,7 @@ fn gpus_used_in_turn_share_the_bounce_buffers_there_are() {
     let bytes = pattern(4 * MIB);
     bed.file("data", &bytes);
     // Enough for both workers on one GPU.
-    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(2).bounce_memory_bytes(20 * MIB).build();
+    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(2).bounce_memory_bytes(20 * MIB).build();
     let file = options(&engine).open(bed.path("data")).unwrap();
     let mut buffers: Vec<_> =
         (0..4).map(|number| bed.driver.cuda().device(number).unwrap().alloc(4 * MIB).unwrap()).collect();
@@ -367,7 +367,7 @@ fn a_lane_that_is_taken_apart_keeps_no_other_waiting() {
     let bed = Bed::on(emulator);
     let emulator = self::emulator(&bed);
     bed.file("data", &pattern(2 * MIB));
-    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(1).bounce_memory_bytes(20 * MIB).build();
+    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(1).bounce_memory_bytes(20 * MIB).build();
     let file = options(&engine).open(bed.path("data")).unwrap();
     let [mut first, mut second, mut third] =
         [0, 1, 2].map(|number| bed.driver.cuda().device(number).unwrap().alloc(4096).unwrap());
@@ -524,9 +524,9 @@ mod ends_engine {
 fn by_cufile(bed: &Bed, engine: &Engine, path: &Path) -> File {
     emulator(bed).control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
     let file = options(engine).open(path).unwrap();
-    match file.route().path() {
-        TransferPath::Gds => file,
-        _ => options(engine).policy(PathPolicy::RequireCufile).open(path).unwrap(),
+    match file.route().kind() {
+        RouteKind::Gds => file,
+        _ => options(engine).policy(RoutePolicy::RequireCufile).open(path).unwrap(),
     }
 }
 
@@ -536,7 +536,7 @@ fn a_large_transfer_by_cufile_is_shared_by_the_workers() {
     for folder in folders() {
         let bed = Bed::emulated();
         let emulator = emulator(&bed);
-        let engine = engine(&bed).threads(4).task_bytes(MIB).build();
+        let engine = engine(&bed).threads(4).chunk_bytes(MIB).build();
         let path = folder.path().join("data");
         fs::write(&path, &bytes).unwrap();
         let file = by_cufile(&bed, &engine, &path);
@@ -569,7 +569,7 @@ fn transfers_below_the_threshold_of_a_direct_path_go_by_host_memory() {
         let path = folder.path().join("data");
         fs::write(&path, pattern(MIB)).unwrap();
         let file = options(&engine).open(&path).unwrap();
-        let is_direct = file.route().path() == TransferPath::Gds;
+        let is_direct = file.route().kind() == RouteKind::Gds;
         for (len, calls) in [(1, 0), (99_999, 0), (100_000, 1), (MIB, 1)] {
             let mut buffer = bed.device.alloc(len).unwrap();
             let before = emulator.calls("cuFileRead");
@@ -590,7 +590,7 @@ fn a_failure_of_the_direct_path_keeps_the_bytes_before_it() {
     let bed = Bed::emulated();
     let bytes = pattern(8 * MIB);
     bed.file("data", &bytes);
-    let engine = engine(&bed).threads(3).task_bytes(MIB).build();
+    let engine = engine(&bed).threads(3).chunk_bytes(MIB).build();
     let file = by_cufile(&bed, &engine, &bed.path("data"));
     for after in [0, 2, 5] {
         let mut buffer = bed.device.alloc(8 * MIB).unwrap();
@@ -622,10 +622,11 @@ fn what_the_kernel_makes_up_is_read_in_order() {
         let in_order = processor_time() - start;
         let file =
             File::options().read(true).engine(&Engine::builder().threads(4).build()).open(path).unwrap();
-        for task_bytes in [None, Some(128 << 10)] {
+        for chunk_bytes in [None, Some(128 << 10)] {
             let mut buffer = vec![0; contents.len() + MIB];
             let start = processor_time();
-            let file = task_bytes.map_or_else(|| file.clone(), |task_bytes| file.with_task_bytes(task_bytes));
+            let file =
+                chunk_bytes.map_or_else(|| file.clone(), |chunk_bytes| file.with_chunk_bytes(chunk_bytes));
             assert_eq!(file.read_at(&mut buffer, 0).unwrap(), contents.len());
             let taken = processor_time() - start;
             assert!(buffer[..contents.len()] == contents);

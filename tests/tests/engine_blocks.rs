@@ -11,7 +11,7 @@ use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::{alone, in_a_fork, in_threads};
 use gpufile::formats::safetensors::{self, TensorData};
 use gpufile::formats::{Dtype, SaveOptions};
-use gpufile::{Engine, EngineBuilder, File, IoRange, OpenOptions, PathPolicy, TransferPath, WriteRequest};
+use gpufile::{Engine, EngineBuilder, File, IoRange, OpenOptions, RouteKind, RoutePolicy, WriteRequest};
 
 const BLOCK: usize = 4096;
 
@@ -33,14 +33,14 @@ fn open(engine: &Engine, path: &Path) -> File {
 
 /// One that cuts ranges within blocks, and writes short ones by cuFile too.
 fn own_engine(bed: &Bed, threads: usize) -> Engine {
-    builder(bed, threads).gds_threshold_bytes(0).task_bytes(10_007).build()
+    builder(bed, threads).gds_threshold_bytes(0).chunk_bytes(10_007).build()
 }
 
 /// Runs a test in each folder that has the direct path.
 fn each_direct(bed: &Bed, test: impl Fn(&Path)) {
     for folder in folders() {
         let path = folder.path().join("data");
-        if open(&builder(bed, 1).build(), &path).route().path() == TransferPath::Gds {
+        if open(&builder(bed, 1).build(), &path).route().kind() == RouteKind::Gds {
             test(&path);
         }
     }
@@ -126,7 +126,7 @@ fn many_ranges_of_one_buffer_that_share_blocks_are_whole() {
         for seed in 0..6 {
             let engine = builder(&bed, 4).gds_threshold_bytes([0, 16 << 10][seed as usize % 2]).build();
             let file = open(&engine, path);
-            let file = if seed < 2 { file.with_task_bytes(10_007) } else { file };
+            let file = if seed < 2 { file.with_chunk_bytes(10_007) } else { file };
             let mut at = 0;
             let ranges: Vec<_> = Random(seed)
                 .lengths(bytes.len())
@@ -154,7 +154,7 @@ fn host_and_device_memory_meet_in_blocks_unharmed() {
             let file = open(&engine, path);
             // The same file, opened once more, and for the page cache alone.
             let again = OpenOptions::new().write(true).engine(&engine).open(path).unwrap();
-            let posix = OpenOptions::new().write(true).engine(&engine).policy(PathPolicy::PosixOnly);
+            let posix = OpenOptions::new().write(true).engine(&engine).policy(RoutePolicy::PosixOnly);
             let files = [&file, &again, &posix.open(path).unwrap()];
             let (mut random, mut at) = (Random(seed), 0);
             let lengths = random.lengths(bytes.len());

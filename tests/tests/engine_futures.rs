@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use cufile::cuda::DeviceBuffer;
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, IoRange, OpenOptions, PathPolicy};
+use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, IoRange, OpenOptions, RoutePolicy};
 use support::Tracked;
 
 const MIB: usize = 1 << 20;
@@ -106,7 +106,7 @@ fn transfers_awaited_in_any_order_give_their_bytes_and_buffers() {
 fn a_transfer_that_fails_or_never_begins_gives_the_buffer_back_with_the_error() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(LONG));
-    let file = open(&engine(&bed).task_bytes(MIB).bounce_buffer_bytes(MIB).build(), &bed.path("data"));
+    let file = open(&engine(&bed).chunk_bytes(MIB).bounce_buffer_bytes(MIB).build(), &bed.path("data"));
     bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "err=700 times=all");
     let (result, buffer) = block_on(file.read_at_async(bed.device.alloc(LONG).unwrap(), 0));
     let error = result.unwrap_err();
@@ -137,7 +137,7 @@ fn dropping_a_read_returns_at_once_and_reads_no_more() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("long", &[]).set_len(64 * MIB as u64).unwrap();
-    let file = open(&engine(&bed).threads(2).task_bytes(MIB).build(), &bed.path("long"));
+    let file = open(&engine(&bed).threads(2).chunk_bytes(MIB).build(), &bed.path("long"));
     file.read_exact_at(&mut bed.device.alloc(4 * MIB).unwrap(), 0).unwrap();
     let before = emulator.calls("cudaMemcpyAsync");
     let copies = || emulator.calls("cudaMemcpyAsync") - before;
@@ -206,7 +206,7 @@ fn cancelling_waits_for_what_was_begun_and_returns_the_buffer() {
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(32 * MIB);
     bed.file("data", &bytes);
-    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(2).task_bytes(MIB).build();
+    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(2).chunk_bytes(MIB).build();
     let file = open(&engine, &bed.path("data"));
     file.read_exact_at(&mut bed.device.alloc(4 * MIB).unwrap(), 0).unwrap();
     let mut source = bed.device.alloc(32 * MIB).unwrap();
@@ -415,7 +415,7 @@ fn a_waker_need_not_wait_for_the_rest_of_another_transfer() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(MIB));
-    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(1).build();
+    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(1).build();
     let (read, written) = (open(&engine, &bed.path("data")), open(&engine, &bed.path("written")));
     read.read_at(&mut bed.device.alloc(MIB).unwrap(), 0).unwrap();
     let (target, mut source) = (bed.device.alloc(MIB / 2).unwrap(), bed.device.alloc(100 * MIB).unwrap());
@@ -450,7 +450,7 @@ fn long_writes_of_new_files_leave_others_their_turns() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(2 * MIB));
-    let engine = engine(&bed).policy(PathPolicy::PosixOnly).threads(2).build();
+    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(2).build();
     let read = open(&engine, &bed.path("data"));
     let mut target = bed.device.alloc(2 * MIB).unwrap();
     read.read_exact_at(&mut target, 0).unwrap();

@@ -161,7 +161,7 @@ fn the_bytes_said_to_be_read_before_a_failure_were_read_whatever_the_order_of_wo
     bed.file("empty", b"");
     // Ordered by memory, which is not the order of the list, parts of the first range are read last.
     let ranges = [range(0, 10_000, 8000), range(0, 0, 5000)];
-    let file = open(&engine(&bed).threads(4).task_bytes(4096).build(), &bed.path("empty"));
+    let file = open(&engine(&bed).threads(4).chunk_bytes(4096).build(), &bed.path("empty"));
     let mut buffer = vec![0; 20_000];
     for _ in 0..300 {
         let (number, error) = entry(file.read_many(&mut buffer, &ranges));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Engine, OpenOptions, PathPolicy};
+use gpufile::{Engine, OpenOptions, RoutePolicy};
 
 const LEN: usize = 8 << 20;
 
@@ -34,7 +34,7 @@ fn waiting_takes_little_of_a_shared_processor() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(LEN));
     let engine =
-        Engine::builder().driver(bed.driver.clone()).policy(PathPolicy::PosixOnly).threads(2).build();
+        Engine::builder().driver(bed.driver.clone()).policy(RoutePolicy::PosixOnly).threads(2).build();
     let file = OpenOptions::new().read(true).engine(&engine).open(bed.path("data")).unwrap();
     let mut buffer = bed.device.alloc(LEN).unwrap();
     file.read_exact_at(&mut buffer, 0).unwrap();

@@ -12,13 +12,13 @@ use std::time::{Duration, SystemTime};
 
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::{alone, in_threads};
-use gpufile::{Engine, File, IoRange, OpenOptions, PathPolicy, WriteRequest, page_cache};
+use gpufile::{Engine, File, IoRange, OpenOptions, RoutePolicy, WriteRequest, page_cache};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 6 * MIB + 4321;
 
 fn engine(bed: &Bed) -> Engine {
-    Engine::builder().driver(bed.driver.clone()).policy(PathPolicy::PosixOnly).threads(4).build()
+    Engine::builder().driver(bed.driver.clone()).policy(RoutePolicy::PosixOnly).threads(4).build()
 }
 
 fn open(engine: &Engine, path: &Path) -> File {
@@ -387,7 +387,7 @@ fn sync_by_attribute(file: &fs::File) -> bool {
 
 #[test]
 fn writes_to_a_file_with_the_attribute_sync_are_durable_when_they_return() {
-    let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();
+    let engine = Engine::builder().policy(RoutePolicy::PosixOnly).threads(2).build();
     let bytes = pattern(8 * MIB);
     for folder in folders() {
         let path = folder.path().join("data");
@@ -407,7 +407,7 @@ fn writes_to_a_file_with_the_attribute_sync_are_durable_when_they_return() {
 
 #[test]
 fn writes_by_a_descriptor_that_syncs_are_durable_when_they_return() {
-    let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();
+    let engine = Engine::builder().policy(RoutePolicy::PosixOnly).threads(2).build();
     let bytes = pattern(8 * MIB);
     for folder in folders() {
         let path = folder.path().join("data");
@@ -590,7 +590,7 @@ fn files_on_disks_are_never_written_through_a_mapping() {
 
 #[test]
 fn a_file_in_memory_can_be_sealed_after_writes() {
-    let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();
+    let engine = Engine::builder().policy(RoutePolicy::PosixOnly).threads(2).build();
     // SAFETY: the name ends with a NUL.
     let fd = unsafe { libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
     assert!(fd >= 0, "{}", io::Error::last_os_error());
@@ -612,7 +612,7 @@ fn a_file_in_memory_can_be_sealed_after_writes() {
 #[test]
 fn a_process_that_locks_its_memory_locks_no_files() {
     alone("a_process_that_locks_its_memory_locks_no_files", || {
-        let engine = Engine::builder().policy(PathPolicy::PosixOnly).threads(2).build();
+        let engine = Engine::builder().policy(RoutePolicy::PosixOnly).threads(2).build();
         let bytes = pattern(2 * MIB);
         let is_locked = |path: &Path| {
             let maps = fs::read_to_string("/proc/self/smaps").unwrap();

@@ -19,7 +19,7 @@ use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::random::Random;
 use gpufile::{
-    Cause, DirectIo, Engine, Error, File, IoRange, OpenOptions, PathPolicy, ReadRequest, TransferPath,
+    Cause, DirectIo, Engine, Error, File, IoRange, OpenOptions, ReadRequest, RouteKind, RoutePolicy,
     WriteRequest, page_cache,
 };
 
@@ -207,7 +207,7 @@ struct Open {
 /// Returns the least length in bytes of an engine's chunks, nearly.
 fn chunk_bytes(engine: &Engine) -> usize {
     let settings = engine.settings();
-    settings.bounce_buffer_bytes().min(settings.task_bytes().unwrap_or(usize::MAX)).min(512 * KIB)
+    settings.bounce_buffer_bytes().min(settings.chunk_bytes().unwrap_or(usize::MAX)).min(512 * KIB)
 }
 
 /// A range of a file and one of memory.
@@ -315,7 +315,7 @@ impl<'a> World<'a> {
             .gds_threshold_bytes(random.pick(&[0, 16 * KIB, MIB]));
         if random.one_in(2) {
             let tasks = [1, 3, 511, 4095, 4096, 5000, 64 * KIB, 100_003, MIB, 16 * MIB];
-            engine = engine.task_bytes(random.pick(&tasks));
+            engine = engine.chunk_bytes(random.pick(&tasks));
         }
         if random.one_in(3) {
             engine = engine.bounce_memory_bytes(random.pick(&[1, MIB]));
@@ -334,7 +334,8 @@ impl<'a> World<'a> {
             random.pick(&[(true, true), (true, true), (true, true), (true, false), (false, true)]);
         let direct = [DirectIo::Auto, DirectIo::Never, DirectIo::Always, DirectIo::Always];
         let (direct_read, direct_write) = (random.pick(&direct), random.pick(&direct));
-        let mut policy = random.pick(&[PathPolicy::Auto, PathPolicy::PosixOnly, PathPolicy::RequireCufile]);
+        let mut policy =
+            random.pick(&[RoutePolicy::Auto, RoutePolicy::PosixOnly, RoutePolicy::RequireCufile]);
         let engine = &self.engines[random.below(self.engines.len())];
         let options = OpenOptions::new()
             .read(reads)
@@ -345,7 +346,7 @@ impl<'a> World<'a> {
         let path = &self.contents[contents].path;
         let file = options.clone().policy(policy).open(path).or_else(|error| {
             assert!(matches!(error.cause(), Cause::NoCufile(_)), "{error}");
-            policy = PathPolicy::Auto;
+            policy = RoutePolicy::Auto;
             options.policy(policy).open(path)
         });
         let mut file = file.unwrap();
@@ -353,14 +354,14 @@ impl<'a> World<'a> {
         let mut task = None;
         if random.one_in(4) {
             task = Some(random.pick(&[1000, 4096, 10_000, 300_000, 16 * MIB]));
-            file = file.with_task_bytes(task.unwrap());
+            file = file.with_chunk_bytes(task.unwrap());
         }
         let chunk_bytes = chunk_bytes(engine).min(task.unwrap_or(usize::MAX));
         let text = format!(
             "{} ({policy:?}: {}, {direct_read:?} {direct_write:?}, chunks of {task:?} or {:?}, {} threads with {} bytes each)",
             path.display(),
-            file.route().path(),
-            settings.task_bytes(),
+            file.route().kind(),
+            settings.chunk_bytes(),
             settings.threads(),
             settings.bounce_buffer_bytes()
         );
@@ -563,7 +564,7 @@ impl<'a> World<'a> {
         }
         let found = buffer.get(rest.clone()).into_owned();
         if buffer.is_device() {
-            if self.opens[open].file.route().path() != TransferPath::Posix {
+            if self.opens[open].file.route().kind() != RouteKind::Posix {
                 buffer.model[rest].copy_from_slice(&found);
             }
         } else {
@@ -761,7 +762,7 @@ impl<'a> World<'a> {
             for piece in pieces() {
                 let Piece { open, offset, start, len, .. } = *piece;
                 let found = &found[start..start + len];
-                let by_cufile = opens[open].file.route().path() != TransferPath::Posix;
+                let by_cufile = opens[open].file.route().kind() != RouteKind::Posix;
                 let in_file = contents[opens[open].contents].model.get(offset..).unwrap_or_default();
                 if in_file.get(..len) == Some(found) {
                     buffer.model[start..start + len].copy_from_slice(found);

@@ -7,7 +7,7 @@ use std::path::Path;
 use cufile::{FileProperties, FileSystems};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, libraries, pattern};
-use gpufile::{Cause, DirectIo, Engine, Error, File, OpenOptions, PathPolicy, Route, TransferPath};
+use gpufile::{Cause, DirectIo, Engine, Error, File, OpenOptions, Route, RouteKind, RoutePolicy};
 
 /// Larger than the two bounce buffers of a lane together, and a multiple of nothing.
 const LONG: usize = (9 << 20) + 4321;
@@ -17,11 +17,11 @@ fn engine(bed: &Bed) -> Engine {
     Engine::builder().driver(bed.driver.clone()).build()
 }
 
-fn open(bed: &Bed, path: &Path, policy: PathPolicy) -> gpufile::Result<File> {
+fn open(bed: &Bed, path: &Path, policy: RoutePolicy) -> gpufile::Result<File> {
     OpenOptions::new().read(true).write(true).engine(&engine(bed)).policy(policy).open(path)
 }
 
-fn create(bed: &Bed, name: &str, policy: PathPolicy) -> File {
+fn create(bed: &Bed, name: &str, policy: RoutePolicy) -> File {
     bed.file(name, b"");
     open(bed, &bed.path(name), policy).unwrap()
 }
@@ -29,7 +29,7 @@ fn create(bed: &Bed, name: &str, policy: PathPolicy) -> File {
 #[test]
 fn device_memory_written_and_read_back_is_the_same_on_every_path_at_every_size() {
     Bed::each(|bed| {
-        for policy in [PathPolicy::RequireCufile, PathPolicy::PosixOnly] {
+        for policy in [RoutePolicy::RequireCufile, RoutePolicy::PosixOnly] {
             let file = create(bed, &format!("{policy:?}"), policy);
             for len in LENGTHS {
                 let bytes = pattern(len);
@@ -66,26 +66,26 @@ fn the_path_taken_is_the_one_reported_and_better_ones_are_explained() {
     let mut buffer = bed.device.alloc(100_000).unwrap();
     let cufile_calls = || (calls("cuFileHandleRegister"), calls("cuFileWrite"), calls("cuFileRead"));
 
-    for policy in [PathPolicy::PosixOnly, PathPolicy::Auto] {
+    for policy in [RoutePolicy::PosixOnly, RoutePolicy::Auto] {
         let posix = create(&bed, &format!("{policy:?}"), policy);
         posix.write_all_at(&buffer, 0).unwrap();
         posix.read_exact_at(&mut buffer, 0).unwrap();
-        assert_eq!(posix.route().path(), TransferPath::Posix);
+        assert_eq!(posix.route().kind(), RouteKind::Posix);
         assert_eq!(cufile_calls(), (0, 0, 0));
         let reasons: Vec<_> = posix.route().why_not().collect();
-        if policy == PathPolicy::Auto {
-            assert_eq!(reasons[0], (TransferPath::Gds, "the kernel module nvidia-fs is not loaded"));
-            assert_eq!(reasons[1].0, TransferPath::P2pDma);
-            assert!(reasons[2].0 == TransferPath::CufileCompat && reasons[2].1.contains("faster"));
+        if policy == RoutePolicy::Auto {
+            assert_eq!(reasons[0], (RouteKind::Gds, "the kernel module nvidia-fs is not loaded"));
+            assert_eq!(reasons[1].0, RouteKind::P2pDma);
+            assert!(reasons[2].0 == RouteKind::CufileCompat && reasons[2].1.contains("faster"));
         } else {
-            assert_eq!(reasons, [(TransferPath::CufileCompat, "the file was opened for POSIX only")]);
+            assert_eq!(reasons, [(RouteKind::CufileCompat, "the file was opened for POSIX only")]);
         }
     }
 
-    let required = create(&bed, "required", PathPolicy::RequireCufile);
+    let required = create(&bed, "required", RoutePolicy::RequireCufile);
     required.write_all_at(&buffer, 0).unwrap();
     required.read_exact_at(&mut buffer, 0).unwrap();
-    assert_eq!(required.route().path(), TransferPath::CufileCompat);
+    assert_eq!(required.route().kind(), RouteKind::CufileCompat);
     assert_eq!(cufile_calls(), (1, 1, 1));
     assert_eq!(required.route().why_not().count(), 2);
 }
@@ -97,25 +97,25 @@ fn the_best_route_says_what_the_process_can_do() {
         tell.iter().for_each(|command| assert!(bed.emulator.as_ref().unwrap().control(command) >= 0));
         let route = Route::best(&engine(&bed));
         let reasons: Vec<_> = route.why_not().map(|(path, reason)| (path, reason.to_owned())).collect();
-        (route.path(), reasons)
+        (route.kind(), reasons)
     };
     let (path, reasons) = best(&[]);
-    assert_eq!(path, TransferPath::Posix);
+    assert_eq!(path, RouteKind::Posix);
     let better: Vec<_> = reasons.iter().map(|(path, _)| *path).collect();
-    assert_eq!(better, [TransferPath::Gds, TransferPath::P2pDma, TransferPath::CufileCompat]);
+    assert_eq!(better, [RouteKind::Gds, RouteKind::P2pDma, RouteKind::CufileCompat]);
 
     let (path, reasons) = best(&["p2pdma 1"]);
-    assert_eq!((path, reasons.len()), (TransferPath::P2pDma, 1));
+    assert_eq!((path, reasons.len()), (RouteKind::P2pDma, 1));
     assert!(reasons[0].1.contains("nvidia-fs"), "{reasons:?}");
 
     let (path, reasons) = best(&["nvidia-fs 2 17 0"]);
-    assert_eq!(path, TransferPath::Posix);
+    assert_eq!(path, RouteKind::Posix);
     assert!(reasons[0].1.contains("no direct path to any file system"), "{reasons:?}");
 
     let bed = Bed::emulated();
     load_nvidia_fs(bed.emulator.as_ref().unwrap());
     let route = Route::best(&engine(&bed));
-    assert_eq!((route.path(), route.why_not().count()), (TransferPath::Gds, 0));
+    assert_eq!((route.kind(), route.why_not().count()), (RouteKind::Gds, 0));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn no_driver_is_opened_where_nothing_could_be_direct() {
 #[test]
 fn a_transfer_by_cufile_that_is_interrupted_goes_on() {
     let bed = Bed::emulated();
-    let file = create(&bed, "data", PathPolicy::RequireCufile);
+    let file = create(&bed, "data", RoutePolicy::RequireCufile);
     let mut buffer = bed.device.alloc(10_000).unwrap();
     for function in ["cuFileWrite", "cuFileRead"] {
         bed.emulator.as_ref().unwrap().fault(function, &format!("times=2 errno={}", libc::EINTR));
@@ -148,7 +148,7 @@ fn a_transfer_by_cufile_that_is_interrupted_goes_on() {
 #[test]
 fn a_write_by_cufile_that_moves_nothing_is_an_error() {
     let bed = Bed::emulated();
-    let file = create(&bed, "data", PathPolicy::RequireCufile);
+    let file = create(&bed, "data", RoutePolicy::RequireCufile);
     let buffer = bed.device.alloc(10_000).unwrap();
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.fault("cuFileWrite", "short=123");
@@ -161,7 +161,7 @@ fn a_write_by_cufile_that_moves_nothing_is_an_error() {
 #[test]
 fn a_direct_path_is_taken_where_the_driver_has_one_to_the_file_system_and_nowhere_else() {
     for folder in folders() {
-        for (gds, path) in [(true, TransferPath::Gds), (false, TransferPath::P2pDma)] {
+        for (gds, path) in [(true, RouteKind::Gds), (false, RouteKind::P2pDma)] {
             let bed = Bed::emulated();
             let emulator = bed.emulator.as_ref().unwrap();
             match gds {
@@ -170,7 +170,7 @@ fn a_direct_path_is_taken_where_the_driver_has_one_to_the_file_system_and_nowher
             }
             let name = folder.path().join(format!("{path:?}"));
             fs::write(&name, b"").unwrap();
-            let file = open(&bed, &name, PathPolicy::Auto).unwrap();
+            let file = open(&bed, &name, RoutePolicy::Auto).unwrap();
             let bytes = pattern(LONG);
             let mut buffer = bed.device.alloc(LONG).unwrap();
             buffer.copy_from_host(0, &bytes).unwrap();
@@ -184,13 +184,13 @@ fn a_direct_path_is_taken_where_the_driver_has_one_to_the_file_system_and_nowher
             let reasons: Vec<_> = file.route().why_not().collect();
             match on_nvme(folder.path()) {
                 Ok(()) => {
-                    assert_eq!(file.route().path(), path);
+                    assert_eq!(file.route().kind(), path);
                     assert!(by_cufile);
                     assert_eq!(handles, (1, 1), "the descriptor for a direct path has O_DIRECT");
                     assert!(reasons.iter().all(|(better, _)| *better < path), "{reasons:?}");
                 }
                 Err(file_system) => {
-                    assert_eq!(file.route().path(), TransferPath::Posix);
+                    assert_eq!(file.route().kind(), RouteKind::Posix);
                     assert!(!by_cufile);
                     assert_eq!(handles, (0, 0));
                     assert_eq!(reasons.len(), 3);
@@ -211,20 +211,20 @@ fn a_file_that_cufile_refuses_goes_by_posix_and_says_why() {
         emulator.control("fault cuFileHandleRegister err=5027 times=all");
         let path = folder.path().join("refused");
         fs::write(&path, b"").unwrap();
-        let file = open(&bed, &path, PathPolicy::Auto).unwrap();
+        let file = open(&bed, &path, RoutePolicy::Auto).unwrap();
         let bytes = pattern(LONG);
         let mut buffer = bed.device.alloc(LONG).unwrap();
         buffer.copy_from_host(0, &bytes).unwrap();
         file.write_all_at(&buffer, 0).unwrap();
         assert!(fs::read(&path).unwrap() == bytes);
-        assert_eq!(file.route().path(), TransferPath::Posix);
+        assert_eq!(file.route().kind(), RouteKind::Posix);
         let (_, reason) = file.route().why_not().next().unwrap();
         match on_nvme(folder.path()) {
             Ok(()) => assert!(reason.contains("CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{reason}"),
             Err(file_system) => assert!(reason.contains(&file_system), "{reason}"),
         }
 
-        let error = open(&bed, &path, PathPolicy::RequireCufile).unwrap_err();
+        let error = open(&bed, &path, RoutePolicy::RequireCufile).unwrap_err();
         assert!(matches!(error.cause(), Cause::NoCufile(reason) if reason.contains("5027")), "{error}");
     }
 }
@@ -250,7 +250,7 @@ fn without_a_gpu_host_memory_works_and_the_route_names_the_missing_gpu() {
 #[test]
 fn host_pinned_and_managed_memory_need_no_staging() {
     Bed::each(|bed| {
-        let file = create(bed, "host", PathPolicy::Auto);
+        let file = create(bed, "host", RoutePolicy::Auto);
         let bytes = pattern(10_000);
         let mut pinned = bed.device.alloc_pinned(10_000).unwrap();
         pinned.copy_from_slice(&bytes);
@@ -264,7 +264,7 @@ fn host_pinned_and_managed_memory_need_no_staging() {
 #[test]
 fn a_read_is_short_only_at_the_end_of_the_file() {
     Bed::each(|bed| {
-        for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {
+        for policy in [RoutePolicy::Auto, RoutePolicy::PosixOnly] {
             let name = format!("short {policy:?}");
             let bytes = pattern(LONG);
             bed.file(&name, &bytes);
@@ -309,7 +309,7 @@ fn a_transfer_that_cufile_cuts_short_goes_on() {
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(100_000);
     bed.file("cut", &bytes);
-    let file = open(&bed, &bed.path("cut"), PathPolicy::RequireCufile).unwrap();
+    let file = open(&bed, &bed.path("cut"), RoutePolicy::RequireCufile).unwrap();
     let mut buffer = bed.device.alloc(100_000).unwrap();
     emulator.control("fault cuFileRead short=30000");
     file.read_exact_at(&mut buffer, 0).unwrap();
@@ -325,7 +325,7 @@ fn a_failure_says_how_many_bytes_were_transferred_before_it() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("failing", &pattern(100_000));
-    let file = open(&bed, &bed.path("failing"), PathPolicy::RequireCufile).unwrap();
+    let file = open(&bed, &bed.path("failing"), RoutePolicy::RequireCufile).unwrap();
     let mut buffer = bed.device.alloc(100_000).unwrap();
     emulator.control("fault cuFileRead short=30000");
     emulator.control("fault cuFileRead after=1 ret=-1 errno=5");
@@ -341,7 +341,7 @@ fn a_failure_says_how_many_bytes_were_transferred_before_it() {
 fn a_failing_copy_to_the_gpu_is_an_error_not_silence() {
     let bed = Bed::emulated();
     bed.file("copy", &pattern(LONG));
-    let file = open(&bed, &bed.path("copy"), PathPolicy::PosixOnly).unwrap();
+    let file = open(&bed, &bed.path("copy"), RoutePolicy::PosixOnly).unwrap();
     let mut buffer = bed.device.alloc(LONG).unwrap();
     bed.emulator.as_ref().unwrap().control("fault cudaMemcpyAsync after=1 err=700");
     let error = file.read_at(&mut buffer, 0).unwrap_err();
@@ -360,7 +360,7 @@ fn a_full_disk_keeps_its_errno_on_every_path() {
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     });
     let bed = Bed::emulated();
-    let file = create(&bed, "full", PathPolicy::RequireCufile);
+    let file = create(&bed, "full", RoutePolicy::RequireCufile);
     bed.emulator.as_ref().unwrap().control("fault cuFileWrite ret=-1 errno=28");
     let error = file.write_all_at(&bed.device.alloc(4096).unwrap(), 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
@@ -370,12 +370,12 @@ fn a_full_disk_keeps_its_errno_on_every_path() {
 fn what_cannot_be_opened_or_written_says_so() {
     Bed::each(|bed| {
         let missing = bed.path("no folder").join("file");
-        let error = open(bed, &missing, PathPolicy::Auto).unwrap_err();
+        let error = open(bed, &missing, RoutePolicy::Auto).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
         assert!(error.to_string().contains("no folder/file"), "{error}");
         assert!(matches!(error, Error::Open { .. }));
 
-        for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {
+        for policy in [RoutePolicy::Auto, RoutePolicy::PosixOnly] {
             let name = format!("read-only {policy:?}");
             bed.file(&name, b"contents");
             let options = OpenOptions::new().read(true).engine(&engine(bed)).policy(policy);
@@ -395,7 +395,7 @@ fn what_cannot_be_opened_or_written_says_so() {
 #[test]
 fn a_file_offset_beyond_what_the_kernel_takes_is_an_error() {
     let bed = Bed::emulated();
-    for policy in [PathPolicy::RequireCufile, PathPolicy::PosixOnly] {
+    for policy in [RoutePolicy::RequireCufile, RoutePolicy::PosixOnly] {
         let file = create(&bed, &format!("far {policy:?}"), policy);
         let mut buffer = bed.device.alloc(16).unwrap();
         assert!(file.read_at(&mut buffer, u64::MAX).is_err());
@@ -412,7 +412,7 @@ fn nothing_of_cuda_is_left_when_file_and_engine_are_gone() {
         let device = driver.cuda().device(0).unwrap();
         let engine = Engine::builder().driver(driver).build();
         let folder = tempfile::tempdir().unwrap();
-        for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {
+        for policy in [RoutePolicy::Auto, RoutePolicy::PosixOnly] {
             let options = OpenOptions::new().write(true).create(true).engine(&engine).policy(policy);
             options
                 .open(folder.path().join("file"))

@@ -11,9 +11,9 @@ use gpufile::cuda::DeviceBuffer;
 use gpufile::formats::npy::{self, NpyFile};
 use gpufile::formats::safetensors::{self, Checkpoint, Loaded, TensorData};
 use gpufile::formats::{Dtype, Error, SaveOptions};
-use gpufile::{Cause, Engine, IoBuf, OpenOptions, PathPolicy};
+use gpufile::{Cause, Engine, IoBuf, OpenOptions, RoutePolicy};
 
-const POLICIES: [PathPolicy; 2] = [PathPolicy::RequireCufile, PathPolicy::PosixOnly];
+const POLICIES: [RoutePolicy; 2] = [RoutePolicy::RequireCufile, RoutePolicy::PosixOnly];
 
 /// Name, type, shape. The last is larger than bounce buffers.
 const MODEL: [(&str, Dtype, &[u64]); 6] = [
@@ -25,7 +25,7 @@ const MODEL: [(&str, Dtype, &[u64]); 6] = [
     ("embed", Dtype::BF16, &[2999, 2003]),
 ];
 
-fn options(bed: &Bed, policy: PathPolicy) -> OpenOptions {
+fn options(bed: &Bed, policy: RoutePolicy) -> OpenOptions {
     OpenOptions::new().engine(&Engine::builder().driver(bed.driver.clone()).build()).policy(policy)
 }
 
@@ -128,7 +128,7 @@ fn a_tensor_and_rows_of_it_are_read_into_a_buffer_of_the_gpu() {
 fn a_registered_buffer_is_loaded_into() {
     Bed::each(|bed| {
         let path = saved(bed, "model.safetensors");
-        let checkpoint = Checkpoint::open_with(&path, &options(bed, PathPolicy::RequireCufile)).unwrap();
+        let checkpoint = Checkpoint::open_with(&path, &options(bed, RoutePolicy::RequireCufile)).unwrap();
         let memory = bed.device.alloc(checkpoint.load().len_bytes().unwrap()).unwrap();
         let mut buffer = RegisteredBuffer::register(&bed.driver, memory, RegisterFlags::empty()).unwrap();
         let loaded = checkpoint.load().to_buffer(&mut buffer).unwrap();
@@ -234,7 +234,7 @@ fn an_array_goes_from_the_gpu_to_a_file_and_back() {
 fn a_gpu_without_room_is_an_error_that_says_how_much_was_needed() {
     let bed = Bed::emulated();
     let path = saved(&bed, "model.safetensors");
-    let checkpoint = Checkpoint::open_with(&path, &options(&bed, PathPolicy::PosixOnly)).unwrap();
+    let checkpoint = Checkpoint::open_with(&path, &options(&bed, RoutePolicy::PosixOnly)).unwrap();
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.control("fault cudaMalloc err=2");
     let error = checkpoint.load_to_device(&bed.device).unwrap_err();
@@ -250,9 +250,9 @@ fn a_gpu_without_room_is_an_error_that_says_how_much_was_needed() {
 #[test]
 fn a_save_that_fails_half_way_leaves_the_old_file() {
     for (policy, fault) in [
-        (PathPolicy::RequireCufile, "fault cuFileHandleRegister err=5027"),
-        (PathPolicy::RequireCufile, "fault cuFileWrite ret=-1 errno=28 times=all"),
-        (PathPolicy::PosixOnly, "fault cudaMemcpyAsync after=1 err=700"),
+        (RoutePolicy::RequireCufile, "fault cuFileHandleRegister err=5027"),
+        (RoutePolicy::RequireCufile, "fault cuFileWrite ret=-1 errno=28 times=all"),
+        (RoutePolicy::PosixOnly, "fault cudaMemcpyAsync after=1 err=700"),
     ] {
         let bed = Bed::emulated();
         let path = bed.path("model.safetensors");
@@ -270,8 +270,8 @@ fn a_save_that_fails_half_way_leaves_the_old_file() {
 #[test]
 fn nothing_stays_on_the_gpu_after_loading_fails() {
     for (policy, fault) in [
-        (PathPolicy::RequireCufile, "fault cuFileRead ret=-1 errno=5 times=all"),
-        (PathPolicy::PosixOnly, "fault cudaMemcpyAsync after=1 err=700"),
+        (RoutePolicy::RequireCufile, "fault cuFileRead ret=-1 errno=5 times=all"),
+        (RoutePolicy::PosixOnly, "fault cudaMemcpyAsync after=1 err=700"),
     ] {
         let emulator = Emulator::start();
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -288,7 +288,7 @@ fn nothing_stays_on_the_gpu_after_loading_fails() {
             let error = checkpoint.load_to_device(&device).unwrap_err();
             let Error::File(error) = error else { panic!("{error}") };
             assert!(error.to_string().contains("model.safetensors"), "{error}");
-            assert!(checkpoint.load().to_device_each(&device).is_ok() == (policy == PathPolicy::PosixOnly));
+            assert!(checkpoint.load().to_device_each(&device).is_ok() == (policy == RoutePolicy::PosixOnly));
         }
         for what in ["allocations", "handles", "streams", "events", "use-count"] {
             assert_eq!(emulator.live(what), 0, "{what}");

@@ -2,7 +2,7 @@
 
 use cufile_tests::bed::{Bed, folders};
 use cufile_tests::counting::{Counting, allocations, assert_counting};
-use gpufile::{Engine, IoRange, OpenOptions, PathPolicy};
+use gpufile::{Engine, IoRange, OpenOptions, RoutePolicy};
 
 // The emulator, a library of its own, has its own allocator too.
 #[global_allocator]
@@ -15,7 +15,7 @@ fn transfers_of_device_memory_that_were_made_before_allocate_nothing() {
     Bed::each(|bed| {
         for (folder, policy) in folders()
             .iter()
-            .flat_map(|folder| [(folder, PathPolicy::PosixOnly), (folder, PathPolicy::RequireCufile)])
+            .flat_map(|folder| [(folder, RoutePolicy::PosixOnly), (folder, RoutePolicy::RequireCufile)])
         {
             let engine = Engine::builder().driver(bed.driver.clone()).threads(4).build();
             let path = folder.path().join(format!("{policy:?} {}", bed.is_real()));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::{Emulator, alone, bed};
-use gpufile::{Cause, Engine, Error, File, FileProperties, PathPolicy};
+use gpufile::{Cause, Engine, Error, File, FileProperties, RoutePolicy};
 
 const LEN: usize = 100_001;
 
@@ -145,7 +145,7 @@ fn without_libcufile_cufile_only_files_say_what_was_tried_and_others_work() {
         assert!(matches!(register(), Err(Cause::NoCufile(_))));
 
         // What KVIKIO_COMPAT_MODE=auto and on are.
-        for policy in [PathPolicy::Auto, PathPolicy::PosixOnly] {
+        for policy in [RoutePolicy::Auto, RoutePolicy::PosixOnly] {
             let file = options.clone().policy(policy).open(&path).unwrap();
             let mut buffer = cuda.device(0).unwrap().alloc(LEN).unwrap();
             file.read_exact_at(&mut buffer, 0).unwrap();

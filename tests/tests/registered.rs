@@ -3,7 +3,7 @@
 use std::fs;
 
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Cause, Engine, File, IoRange, PathPolicy, ReadRequest, WriteRequest};
+use gpufile::{Cause, Engine, File, IoRange, ReadRequest, RoutePolicy, WriteRequest};
 
 /// More than one chunk.
 const LEN: usize = (5 << 20) + 321;
@@ -14,7 +14,7 @@ fn registered_memory_is_taken_by_every_call_on_every_path() {
         let engine = Engine::builder().driver(bed.driver.clone()).build();
         let bytes = pattern(LEN);
         let stream = bed.device.stream().unwrap();
-        for policy in [PathPolicy::RequireCufile, PathPolicy::PosixOnly] {
+        for policy in [RoutePolicy::RequireCufile, RoutePolicy::PosixOnly] {
             let path = bed.path(&format!("{policy:?}"));
             let options = File::options().read(true).write(true).create(true).engine(&engine);
             let file = options.policy(policy).open(&path).unwrap();

@@ -9,7 +9,7 @@ mod support;
 
 use cufile::cuda::WordOperation;
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Cause, Engine, File, PathPolicy};
+use gpufile::{Cause, Engine, File, RoutePolicy};
 use support::Gate;
 
 const MIB: usize = 1 << 20;
@@ -19,7 +19,7 @@ const LONG: usize = (35 << 20) + 4321;
 fn open(bed: &Bed, name: &str) -> File {
     let engine = Engine::builder().driver(bed.driver.clone()).threads(3).build();
     let options = File::options().read(true).write(true).create(true).engine(&engine);
-    options.policy(PathPolicy::PosixOnly).open(bed.path(name)).unwrap()
+    options.policy(RoutePolicy::PosixOnly).open(bed.path(name)).unwrap()
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn a_failure_is_reported_where_the_count_goes_and_the_stream_goes_on() {
         let [one, two, three] = [LONG, 16, 16].map(|len| bed.device.alloc(len).unwrap());
         let short = file.read_at_on_stream(&stream, one, 0);
         let beyond = file.read_at_on_stream(&stream, two, u64::MAX - 3);
-        let read_only = File::options().read(true).engine(file.engine()).policy(PathPolicy::PosixOnly);
+        let read_only = File::options().read(true).engine(file.engine()).policy(RoutePolicy::PosixOnly);
         let read_only = read_only.open(bed.path("short")).unwrap();
         let refused = read_only.write_all_at_on_stream(&stream, three, 0);
         let (short, beyond, refused) = (short.wait(), beyond.wait(), refused.wait());

@@ -9,9 +9,9 @@ use cufile_tests::bed::{Bed, pattern};
 use gpufile::cuda::DeviceBuffer;
 use gpufile::formats::Error;
 use gpufile::formats::zarr::{Array, FileStore, ZarrError};
-use gpufile::{Engine, OpenOptions, PathPolicy};
+use gpufile::{Engine, OpenOptions, RoutePolicy};
 
-const POLICIES: [PathPolicy; 2] = [PathPolicy::RequireCufile, PathPolicy::PosixOnly];
+const POLICIES: [RoutePolicy; 2] = [RoutePolicy::RequireCufile, RoutePolicy::PosixOnly];
 
 const RAW: &str = r#"{"name":"bytes","configuration":{"endian":"little"}}"#;
 const BIG: &str = r#"{"name":"bytes","configuration":{"endian":"big"}}"#;
@@ -27,13 +27,13 @@ const SHAPES: [(&[u64], &[u64]); 4] = [
     (&[6_000_000], &[5_000_000]),
 ];
 
-fn store(bed: &Bed, folder: &Path, policy: PathPolicy) -> Arc<FileStore> {
+fn store(bed: &Bed, folder: &Path, policy: RoutePolicy) -> Arc<FileStore> {
     let engine = Engine::builder().driver(bed.driver.clone()).build();
     Arc::new(FileStore::new(folder).files(&OpenOptions::new().engine(&engine).policy(policy)))
 }
 
 /// Makes an array without chunks, in a new folder.
-fn array(bed: &Bed, policy: PathPolicy, (shape, chunk): (&[u64], &[u64]), codecs: &str) -> Array {
+fn array(bed: &Bed, policy: RoutePolicy, (shape, chunk): (&[u64], &[u64]), codecs: &str) -> Array {
     let folder = bed.path(&format!("{policy:?}-{shape:?}-{}", codecs.len()));
     fs::create_dir_all(&folder).unwrap();
     let metadata = format!(
@@ -133,7 +133,7 @@ fn what_fails_is_named() {
         ("fault cudaStreamSynchronize err=700 times=all", GZIP),
     ] {
         let bed = Bed::emulated();
-        let array = array(&bed, PathPolicy::PosixOnly, SHAPES[0], codecs);
+        let array = array(&bed, RoutePolicy::PosixOnly, SHAPES[0], codecs);
         array.write_from(&pattern(array.len_bytes() as usize)).unwrap();
         let mut buffer = bed.device.alloc(array.len_bytes() as usize).unwrap();
         bed.emulator.as_ref().unwrap().control(fault);
@@ -146,7 +146,7 @@ fn what_fails_is_named() {
     }
 
     let bed = Bed::emulated();
-    let array = array(&bed, PathPolicy::PosixOnly, SHAPES[0], RAW);
+    let array = array(&bed, RoutePolicy::PosixOnly, SHAPES[0], RAW);
     array.write_from(&pattern(array.len_bytes() as usize)).unwrap();
     fs::write(chunk_path(&array, "3"), "short").unwrap();
     let error = array.read_to_device(&bed.device).unwrap_err();

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use gpufile::cuda::Device;
-use gpufile::{Engine, File, OpenOptions, PathPolicy};
+use gpufile::{Engine, File, OpenOptions, RoutePolicy};
 
 pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -36,18 +36,18 @@ pub fn run(usage: &'static str, example: impl FnOnce(Arguments) -> Result) -> Ex
 pub struct Arguments {
     words: Vec<String>,
     own: Vec<String>,
-    policy: PathPolicy,
+    policy: RoutePolicy,
     usage: &'static str,
 }
 
 impl Arguments {
     fn parse(all: impl Iterator<Item = String>, usage: &'static str) -> Result<Self> {
-        let (mut words, mut own, mut policy) = (Vec::new(), Vec::new(), PathPolicy::Auto);
+        let (mut words, mut own, mut policy) = (Vec::new(), Vec::new(), RoutePolicy::Auto);
         let is_own = |option: &str| usage.split(['[', '|', ']']).any(|known| known == option);
         for word in all {
             match word.as_str() {
-                "--cufile" => policy = PathPolicy::RequireCufile,
-                "--posix" => policy = PathPolicy::PosixOnly,
+                "--cufile" => policy = RoutePolicy::RequireCufile,
+                "--posix" => policy = RoutePolicy::PosixOnly,
                 option if option.starts_with("--") && is_own(option) => own.push(word),
                 option if option.starts_with("--") => {
                     return Err(format!("{option}: no such option; arguments: {usage}").into());

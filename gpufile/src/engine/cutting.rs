@@ -38,21 +38,21 @@ impl Engine {
     /// Chooses how to cut a transfer of so many bytes. Chunks are short enough that each worker has several,
     /// so that all end together, and long enough to be worth a copy. For a GPU, the first chunks are shorter,
     /// each of another length: the GPU soon has something to copy, and does not get it all at once.
-    pub(crate) fn cutting(&self, total_bytes: usize, place: Place, task_bytes: Option<usize>) -> Cutting {
+    pub(crate) fn cutting(&self, total_bytes: usize, place: Place, chunk_bytes: Option<usize>) -> Cutting {
         const SMALLEST: usize = 512 << 10;
         const TURNS: usize = 5;
         let settings = &self.0.settings;
         let buffer = settings.bounce_buffer_bytes;
-        let chunk_bytes = match (task_bytes.or(settings.task_bytes), place) {
-            (Some(task), Place::Host) => task,
-            (Some(task), Place::Device(_)) => task.min(buffer),
+        let asked = chunk_bytes.or(settings.chunk_bytes);
+        let chunk_bytes = match (asked, place) {
+            (Some(bytes), Place::Host) => bytes,
+            (Some(bytes), Place::Device(_)) => bytes.min(buffer),
             (None, _) => {
                 let share = (total_bytes / settings.threads.saturating_mul(TURNS)).next_multiple_of(64 << 10);
                 share.max(SMALLEST).min(buffer)
             }
         };
-        let is_cut_freely = task_bytes.or(settings.task_bytes).is_none();
-        let is_graded = is_cut_freely && chunk_bytes > SMALLEST && place != Place::Host;
+        let is_graded = asked.is_none() && chunk_bytes > SMALLEST && place != Place::Host;
         Cutting { chunk_bytes, is_graded, ..Cutting::default() }
     }
 }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_length_that_was_asked_for_is_kept_where_buffers_allow() {
-        let of_engine = Engine::builder().bounce_buffer_bytes(64 * KIB).task_bytes(5000 * KIB).build();
+        let of_engine = Engine::builder().bounce_buffer_bytes(64 * KIB).chunk_bytes(5000 * KIB).build();
         let of_call = Engine::builder().bounce_buffer_bytes(64 * KIB).build();
         for (engine, task) in [(&of_engine, None), (&of_call, Some(5000 * KIB))] {
             let lengths = [Place::Host, Place::Device(0)].map(|place| {

@@ -47,7 +47,7 @@ pub(crate) use under_way::UnderWay;
 
 use crate::memory::Memory;
 use crate::open_file::{OpenFile, Outcome};
-use crate::path::PathPolicy;
+use crate::route::RoutePolicy;
 use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings, SettingsError};
 use devices::Devices;
 use job::IdleJobs;
@@ -139,7 +139,7 @@ impl EngineBuilder {
     ///
     /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
     /// disk through the page cache. By `O_DIRECT`, a disk gets four requests at a time for each of its
-    /// hardware queues, unless [`task_bytes`](Self::task_bytes) sets their length.
+    /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length.
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = threads.clamp(1, MOST_THREADS);
         self
@@ -147,8 +147,8 @@ impl EngineBuilder {
 
     /// Sets the size in bytes of the parts that a transfer is cut into. For device memory, a part is no
     /// larger than a bounce buffer. Without this setting, the engine chooses by the size of the transfer.
-    pub fn task_bytes(mut self, task_bytes: usize) -> Self {
-        self.settings.task_bytes = Some(task_bytes.max(1));
+    pub fn chunk_bytes(mut self, chunk_bytes: usize) -> Self {
+        self.settings.chunk_bytes = Some(chunk_bytes.max(1));
         self
     }
 
@@ -168,15 +168,15 @@ impl EngineBuilder {
     }
 
     /// Sets the size in bytes below which transfers of device memory do not go by cuFile, unless the file
-    /// [requires cuFile](PathPolicy::RequireCufile).
+    /// [requires cuFile](RoutePolicy::RequireCufile).
     pub fn gds_threshold_bytes(mut self, gds_threshold_bytes: usize) -> Self {
         self.settings.gds_threshold_bytes = gds_threshold_bytes;
         self
     }
 
     /// Sets whether device memory may or must go through cuFile, for files that do not set it.
-    pub fn policy(mut self, policy: PathPolicy) -> Self {
-        self.settings.path_policy = policy;
+    pub fn policy(mut self, policy: RoutePolicy) -> Self {
+        self.settings.policy = policy;
         self
     }
 
@@ -377,11 +377,11 @@ mod tests {
         assert_eq!(built(|builder| builder.threads(0)).settings().threads(), 1);
         assert_eq!(built(|builder| builder.threads(7)).settings().threads(), 7);
         assert_eq!(built(|builder| builder.threads(usize::MAX)).settings().threads(), MOST_THREADS);
-        assert_eq!(built(|builder| builder.task_bytes(0)).settings().task_bytes(), Some(1));
-        assert_eq!(built(|builder| builder.task_bytes(9)).settings().task_bytes(), Some(9));
+        assert_eq!(built(|builder| builder.chunk_bytes(0)).settings().chunk_bytes(), Some(1));
+        assert_eq!(built(|builder| builder.chunk_bytes(9)).settings().chunk_bytes(), Some(9));
         assert_eq!(built(|builder| builder.gds_threshold_bytes(9)).settings().gds_threshold_bytes(), 9);
-        let policy = built(|builder| builder.policy(PathPolicy::PosixOnly)).settings().path_policy();
-        assert_eq!(policy, PathPolicy::PosixOnly);
+        let policy = built(|builder| builder.policy(RoutePolicy::PosixOnly)).settings().policy();
+        assert_eq!(policy, RoutePolicy::PosixOnly);
         for direct in [DirectIo::Always, DirectIo::Never, DirectIo::Auto] {
             let both = Engine::builder().direct_read(direct).direct_write(DirectIo::Never).build();
             assert_eq!(both.settings().direct_read(), direct);
@@ -395,11 +395,11 @@ mod tests {
         }
         // What was set before stays.
         let all =
-            built(|builder| builder.threads(3).task_bytes(5).overread(false).direct_read(DirectIo::Always));
-        assert_eq!((all.settings().threads(), all.settings().task_bytes()), (3, Some(5)));
+            built(|builder| builder.threads(3).chunk_bytes(5).overread(false).direct_read(DirectIo::Always));
+        assert_eq!((all.settings().threads(), all.settings().chunk_bytes()), (3, Some(5)));
         let changed = Settings::clone(all.settings());
         assert_eq!(Engine::builder().settings(changed).build().settings().threads(), 3);
-        assert_eq!(default.settings().task_bytes(), None);
+        assert_eq!(default.settings().chunk_bytes(), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::blocks::Sharing;
 use super::{OpenFile, Outcome, direct};
 use crate::engine::Engine;
 use crate::memory::Memory;
-use crate::path::{PathPolicy, Route, TransferPath};
+use crate::route::{Route, RouteKind, RoutePolicy};
 
 /// The way of device memory to and from a file.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl OpenFile {
     #[inline]
     pub fn cufile(&self, len_bytes: usize) -> Option<&FileHandle> {
         let large_enough = || {
-            self.policy == PathPolicy::RequireCufile
+            self.policy == RoutePolicy::RequireCufile
                 || len_bytes >= self.engine.settings().gds_threshold_bytes()
         };
         self.way().handle.as_ref().filter(|_| large_enough())
@@ -64,9 +64,7 @@ impl OpenFile {
             }
             match self.register() {
                 Ok((route, handle)) => Way { route, handle },
-                Err(reason) => {
-                    Way { route: Route::posix([(TransferPath::CufileCompat, reason)]), handle: None }
-                }
+                Err(reason) => Way { route: Route::posix([(RouteKind::CufileCompat, reason)]), handle: None },
             }
         })
     }
@@ -74,9 +72,9 @@ impl OpenFile {
     /// Registers the file with cuFile if it should be used; or says why that does not work.
     fn register(&self) -> Result<(Route, Option<FileHandle>), String> {
         let only_direct = match self.policy {
-            PathPolicy::PosixOnly => return Err("the file was opened for POSIX only".to_owned()),
-            PathPolicy::RequireCufile => false,
-            PathPolicy::Auto => true,
+            RoutePolicy::PosixOnly => return Err("the file was opened for POSIX only".to_owned()),
+            RoutePolicy::RequireCufile => false,
+            RoutePolicy::Auto => true,
         };
         if only_direct && nothing_is_direct(&self.engine) {
             return Ok((Route::without_direct_path(), None));
@@ -108,12 +106,12 @@ impl Route {
     /// The first call may load CUDA and open the cuFile driver, which takes a tenth of a second or more.
     ///
     /// ```
-    /// use gpufile::{Engine, Route, TransferPath};
+    /// use gpufile::{Engine, Route, RouteKind};
     ///
     /// let route = Route::best(Engine::global());
-    /// match route.path() {
-    ///     TransferPath::Gds | TransferPath::P2pDma => println!("past the host's memory, if the file system can"),
-    ///     TransferPath::Unavailable => println!("host memory only: {route}"),
+    /// match route.kind() {
+    ///     RouteKind::Gds | RouteKind::P2pDma => println!("past the host's memory, if the file system can"),
+    ///     RouteKind::Unavailable => println!("host memory only: {route}"),
     ///     _ => println!("through the host's memory: {route}"),
     /// }
     /// ```
@@ -130,7 +128,7 @@ impl Route {
             .and_then(|driver| driver.properties().map_err(|error| error.to_string()));
         match properties {
             Ok(driver) => Self::of_driver(&driver, None).or_posix(),
-            Err(reason) => Self::posix([(TransferPath::CufileCompat, reason)]),
+            Err(reason) => Self::posix([(RouteKind::CufileCompat, reason)]),
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::engine::{Bounce, Cutting, Engine, Side};
 use crate::error::{Cause, Error};
 use crate::file::WRITE;
 use crate::page_cache;
-use crate::path::PathPolicy;
+use crate::route::RoutePolicy;
 use crate::settings::DirectIo;
 use crate::write_plan::Keep;
 use blocks::{Blocks, Held, Sharing, WrittenFiles};
@@ -47,7 +47,7 @@ pub(crate) struct OpenFile {
     /// Buffered: without `O_DIRECT`.
     pub file: fs::File,
     pub engine: Engine,
-    pub policy: PathPolicy,
+    pub policy: RoutePolicy,
     pub direct_read: DirectIo,
     pub direct_write: DirectIo,
     pub storage: Storage,
@@ -84,7 +84,7 @@ impl OpenFile {
         path: PathBuf,
         file: fs::File,
         engine: Engine,
-        policy: PathPolicy,
+        policy: RoutePolicy,
         direct: (DirectIo, DirectIo),
     ) -> io::Result<Self> {
         let file = if direct::has_o_direct(&file)? { direct::reopen(&file, 0)? } else { file };
@@ -306,7 +306,7 @@ impl OpenFile {
         if len_bytes > cutting.chunk_bytes && self.is_generated() {
             return Cutting { serial: true, ..cutting };
         }
-        let is_cut_freely = is_cut_freely && self.engine.settings().task_bytes().is_none();
+        let is_cut_freely = is_cut_freely && self.engine.settings().chunk_bytes().is_none();
         let is_long = len_bytes > Direct::CHUNK_BYTES;
         if is_cut_freely
             && is_long

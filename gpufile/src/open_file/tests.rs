@@ -9,7 +9,7 @@ const LEN: usize = 300_000;
 fn open(direct_read: DirectIo, direct_write: DirectIo) -> OpenFile {
     let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let engine = Engine::builder().build();
-    OpenFile::new(PathBuf::new(), file, engine, PathPolicy::PosixOnly, (direct_read, direct_write)).unwrap()
+    OpenFile::new(PathBuf::new(), file, engine, RoutePolicy::PosixOnly, (direct_read, direct_write)).unwrap()
 }
 
 fn pattern(len: usize) -> Vec<u8> {

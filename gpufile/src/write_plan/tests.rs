@@ -3,7 +3,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use super::*;
-use crate::path::PathPolicy;
+use crate::route::RoutePolicy;
 use crate::settings::DirectIo;
 
 const MIB: usize = 1 << 20;
@@ -11,7 +11,7 @@ const MIB: usize = 1 << 20;
 fn open_with(storage: Storage, direct_write: DirectIo) -> OpenFile {
     let (file, engine) = (tempfile::tempfile().unwrap(), Engine::builder().threads(4).build());
     let direct = (DirectIo::Never, direct_write);
-    let mut open = OpenFile::new(PathBuf::new(), file, engine, PathPolicy::PosixOnly, direct).unwrap();
+    let mut open = OpenFile::new(PathBuf::new(), file, engine, RoutePolicy::PosixOnly, direct).unwrap();
     open.storage = storage;
     open
 }
@@ -135,10 +135,10 @@ fn lengths_of_chunks_that_were_asked_for_are_kept() {
     let extent = Extent::of([(0, 64 * MIB)].into_iter());
     for storage in [Storage::LocalDisk, Storage::Other, Storage::Tmpfs] {
         let open = open(storage, 64 * MIB);
-        for task_bytes in [1000, 3 * MIB] {
-            let asked = Some(task_bytes);
+        for chunk_bytes in [1000, 3 * MIB] {
+            let asked = Some(chunk_bytes);
             let plan = WritePlan::new((&open, &open.engine), asked, Place::Host, extent, Growth::MayAllocate);
-            assert_eq!(plan.cutting.chunk_bytes, task_bytes, "{storage:?}");
+            assert_eq!(plan.cutting.chunk_bytes, chunk_bytes, "{storage:?}");
         }
     }
 }

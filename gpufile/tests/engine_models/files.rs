@@ -1,8 +1,8 @@
 //! Stand-ins for files: their bytes are a pattern, and they note what was read and written.
 
-pub mod path {
+pub mod route {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum PathPolicy {
+    pub enum RoutePolicy {
         RequireCufile,
         PosixOnly,
     }
@@ -123,14 +123,14 @@ pub mod open_file {
     use crate::engine::{Bounce, Cutting, Engine, Segment, Side};
     use crate::error::Cause;
     use crate::memory::Memory;
-    use crate::path::PathPolicy;
+    use crate::route::RoutePolicy;
     use crate::world::{self, Access};
 
     pub type Outcome = (usize, Option<Cause>);
 
     pub struct OpenFile {
         pub engine: Engine,
-        pub policy: PathPolicy,
+        pub policy: RoutePolicy,
         pub device: u64,
         pub cutting: Cutting,
         /// The byte that cannot be read or written.
@@ -160,7 +160,7 @@ pub mod open_file {
         pub fn new(engine: &Engine, cutting: Cutting) -> Self {
             Self {
                 engine: engine.clone(),
-                policy: PathPolicy::PosixOnly,
+                policy: RoutePolicy::PosixOnly,
                 device: 0,
                 cutting,
                 bad: None,

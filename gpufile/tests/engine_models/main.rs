@@ -82,7 +82,7 @@ use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, MaxSteps, Runner, thread};
 
 use cuda::{Error, IoBuf, IoBufMut, Result};
-use files::{file, open_file, path, write_plan};
+use files::{file, open_file, route, write_plan};
 use job::{IdleJobs, Job, Stop};
 use lanes::Lanes;
 use memory::Place;

@@ -11,7 +11,7 @@ use std::{process, thread};
 use cufile::FileSystems;
 use cufile_tests::bed::Bed;
 use gpufile::formats::safetensors::Checkpoint;
-use gpufile::{Cause, Engine, OpenOptions, PathPolicy};
+use gpufile::{Cause, Engine, OpenOptions, RoutePolicy};
 
 use crate::faults::Counts;
 use crate::interpose;
@@ -168,8 +168,8 @@ impl Case<'_> {
         if let Some(bytes) = plan.bounce_memory_bytes {
             engine = engine.bounce_memory_bytes(bytes);
         }
-        if let Some(bytes) = plan.task_bytes {
-            engine = engine.task_bytes(bytes);
+        if let Some(bytes) = plan.chunk_bytes {
+            engine = engine.chunk_bytes(bytes);
         }
         engine.build()
     }
@@ -194,7 +194,7 @@ impl Case<'_> {
         let wanted = options.clone().policy(plan.policy);
         match wanted.open(&paths[file]) {
             // Where cuFile does not take the file.
-            Err(error) if matches!(error.cause(), Cause::NoCufile(_)) => options.policy(PathPolicy::Auto),
+            Err(error) if matches!(error.cause(), Cause::NoCufile(_)) => options.policy(RoutePolicy::Auto),
             _ => wanted,
         }
     }
@@ -349,7 +349,7 @@ impl Case<'_> {
 
     fn is_model(&self, path: &Path, tensors: &[(usize, usize)]) -> bool {
         let options =
-            OpenOptions::new().engine(&Engine::builder().threads(1).build()).policy(PathPolicy::PosixOnly);
+            OpenOptions::new().engine(&Engine::builder().threads(1).build()).policy(RoutePolicy::PosixOnly);
         let Ok(model) = Checkpoint::open_with(path, &options) else { return false };
         model.len() == tensors.len()
             && tensors.iter().enumerate().all(|(number, (start, len_bytes))| {

@@ -1,7 +1,7 @@
 //! A case: files, their owners, what the threads do, and the faults, all from one seed.
 
 use cufile_tests::random::Random;
-use gpufile::{DirectIo, PathPolicy};
+use gpufile::{DirectIo, RoutePolicy};
 
 use crate::faults::Fault;
 
@@ -40,7 +40,7 @@ pub struct EnginePlan {
     pub threads: usize,
     pub bounce_buffer_bytes: usize,
     pub bounce_memory_bytes: Option<usize>,
-    pub task_bytes: Option<usize>,
+    pub chunk_bytes: Option<usize>,
     pub gds_threshold_bytes: usize,
     pub pool_per_block_device: bool,
     pub overread: bool,
@@ -52,7 +52,7 @@ pub struct FilePlan {
     pub front_bytes: usize,
     /// The length of the file in bytes in the beginning; they are those of the noise from its start.
     pub len_bytes: usize,
-    pub policy: PathPolicy,
+    pub policy: RoutePolicy,
     pub direct_read: DirectIo,
     pub direct_write: DirectIo,
 }
@@ -284,7 +284,7 @@ impl FilePlan {
         Self {
             front_bytes: if small || random.one_in(2) { SPARE_BYTES } else { 0 },
             len_bytes: 0,
-            policy: random.pick(&[PathPolicy::Auto, PathPolicy::PosixOnly, PathPolicy::RequireCufile]),
+            policy: random.pick(&[RoutePolicy::Auto, RoutePolicy::PosixOnly, RoutePolicy::RequireCufile]),
             direct_read: random.pick(&direct),
             direct_write: random.pick(&direct),
         }
@@ -297,7 +297,7 @@ impl EnginePlan {
             threads: random.pick(&[1, 2, 3, 4]),
             bounce_buffer_bytes: random.pick(&[4 * KIB, 32 * KIB, 64 * KIB, 256 * KIB, MIB]),
             bounce_memory_bytes: random.one_in(4).then_some(1),
-            task_bytes: random.one_in(3).then(|| random.pick(&[5000, 64 * KIB, 100_003, MIB])),
+            chunk_bytes: random.one_in(3).then(|| random.pick(&[5000, 64 * KIB, 100_003, MIB])),
             gds_threshold_bytes: random.pick(&[0, 16 * KIB]),
             pool_per_block_device: random.one_in(4),
             overread: !random.one_in(4),

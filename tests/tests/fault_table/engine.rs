@@ -3,7 +3,7 @@
 use std::fs;
 
 use cufile_tests::bed::pattern;
-use gpufile::{Engine, File, IoRange, OpenOptions, PathPolicy};
+use gpufile::{Engine, File, IoRange, OpenOptions, RoutePolicy};
 
 use super::{Problem, Scenario, Stage, same};
 
@@ -19,25 +19,25 @@ pub const SCENARIOS: &[Scenario] = &[
 
 pub const LEN: usize = 100_001;
 
-pub fn open(stage: &Stage, contents: &[u8], policy: PathPolicy) -> Result<File, Problem> {
+pub fn open(stage: &Stage, contents: &[u8], policy: RoutePolicy) -> Result<File, Problem> {
     let path = stage.path("file");
     fs::write(&path, contents).expect("a file");
     let engine = Engine::builder()
         .driver(stage.bed().driver.clone())
         .threads(2)
-        .task_bytes(1 << 15)
+        .chunk_bytes(1 << 15)
         .bounce_buffer_bytes(1 << 14);
     Ok(OpenOptions::new().read(true).write(true).engine(&engine.build()).policy(policy).open(path)?)
 }
 
-fn read_as(stage: &Stage, policy: PathPolicy) -> Result<(), Problem> {
+fn read_as(stage: &Stage, policy: RoutePolicy) -> Result<(), Problem> {
     let file = open(stage, &pattern(LEN), policy)?;
     let mut buffer = stage.bed().device.alloc(LEN)?;
     file.read_exact_at(&mut buffer, 0)?;
     same(buffer.to_vec()? == pattern(LEN), "what was read")
 }
 
-fn write_as(stage: &Stage, policy: PathPolicy) -> Result<(), Problem> {
+fn write_as(stage: &Stage, policy: RoutePolicy) -> Result<(), Problem> {
     let file = open(stage, b"", policy)?;
     let mut buffer = stage.bed().device.alloc(LEN)?;
     buffer.copy_from_host(0, &pattern(LEN))?;
@@ -46,23 +46,23 @@ fn write_as(stage: &Stage, policy: PathPolicy) -> Result<(), Problem> {
 }
 
 fn read(stage: &Stage) -> Result<(), Problem> {
-    read_as(stage, PathPolicy::PosixOnly)
+    read_as(stage, RoutePolicy::PosixOnly)
 }
 
 fn write(stage: &Stage) -> Result<(), Problem> {
-    write_as(stage, PathPolicy::PosixOnly)
+    write_as(stage, RoutePolicy::PosixOnly)
 }
 
 fn read_by_cufile(stage: &Stage) -> Result<(), Problem> {
-    read_as(stage, PathPolicy::RequireCufile)
+    read_as(stage, RoutePolicy::RequireCufile)
 }
 
 fn write_by_cufile(stage: &Stage) -> Result<(), Problem> {
-    write_as(stage, PathPolicy::RequireCufile)
+    write_as(stage, RoutePolicy::RequireCufile)
 }
 
 fn many(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", PathPolicy::PosixOnly)?;
+    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
     let mut buffer = stage.bed().device.alloc(LEN)?;
     buffer.copy_from_host(0, &pattern(LEN))?;
     let ranges: Vec<IoRange> = (0..20)
@@ -84,7 +84,7 @@ fn many(stage: &Stage) -> Result<(), Problem> {
 }
 
 fn futures(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", PathPolicy::PosixOnly)?;
+    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
     let mut buffer = stage.bed().device.alloc(LEN)?;
     buffer.copy_from_host(0, &pattern(LEN))?;
     let (written, mut buffer) = file.write_all_at_async(buffer, 0).wait();
@@ -95,7 +95,7 @@ fn futures(stage: &Stage) -> Result<(), Problem> {
 }
 
 fn streams(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", PathPolicy::PosixOnly)?;
+    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
     let mut buffer = stage.bed().device.alloc(LEN)?;
     buffer.copy_from_host(0, &pattern(LEN))?;
     let stream = stage.bed().device.stream()?;

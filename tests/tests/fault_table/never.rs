@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cufile::{Batch, Entry};
 use cufile_tests::bed::pattern;
-use gpufile::PathPolicy;
+use gpufile::RoutePolicy;
 
 use super::Stage;
 use super::engine;
@@ -84,7 +84,7 @@ fn a_dropped_future_returns_although_its_transfer_never_ends() {
     let stage = Stage::new(true);
     let live = stage.live();
     for (function, policy) in
-        [("cuFileRead", PathPolicy::RequireCufile), ("cudaMemcpyAsync", PathPolicy::PosixOnly)]
+        [("cuFileRead", RoutePolicy::RequireCufile), ("cudaMemcpyAsync", RoutePolicy::PosixOnly)]
     {
         let file = engine::open(&stage, &pattern(engine::LEN), policy).unwrap();
         let buffer = stage.bed().device.alloc(engine::LEN).unwrap();
@@ -161,7 +161,7 @@ fn dropping_returns_although_a_transfer_never_ends() {
         });
         scope.spawn(|| {
             let stage = Stage::new(true);
-            let file = engine::open(&stage, &pattern(engine::LEN), PathPolicy::PosixOnly).unwrap();
+            let file = engine::open(&stage, &pattern(engine::LEN), RoutePolicy::PosixOnly).unwrap();
             let stream = stage.bed().device.stream().unwrap();
             let buffer = stage.bed().device.alloc(engine::LEN).unwrap();
             stage.emulator().fault("cudaMemcpyAsync", "hold=1");

@@ -10,7 +10,7 @@ use std::{fs, process};
 use cuda_rt_sys::{driver, runtime};
 use cufile::cuda::Cuda;
 use cufile::{Controls, Driver, Features, FileProperties, Library};
-use gpufile::{Engine, File, Settings, TransferPath, page_cache};
+use gpufile::{Engine, File, RouteKind, Settings, page_cache};
 
 use crate::Failure;
 
@@ -49,10 +49,10 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
 }
 
 /// Returns the exit status that stands for a path.
-fn status(path: TransferPath) -> u8 {
+fn status(path: RouteKind) -> u8 {
     match path {
-        TransferPath::Gds | TransferPath::P2pDma => 0,
-        TransferPath::Unavailable => 4,
+        RouteKind::Gds | RouteKind::P2pDma => 0,
+        RouteKind::Unavailable => 4,
         _ => 3,
     }
 }
@@ -199,13 +199,13 @@ fn settings(report: &mut Report) -> io::Result<bool> {
         Ok(settings) => settings,
         Err(error) => return report.line("wrong", error).map(|()| false),
     };
-    let task = settings.task_bytes().map_or("by the transfer".to_owned(), |bytes| bytes.to_string());
+    let chunk = settings.chunk_bytes().map_or("by the transfer".to_owned(), |bytes| bytes.to_string());
     let (each, most) = (settings.bounce_buffer_bytes(), settings.bounce_memory_bytes());
     report.line("threads", settings.threads())?;
-    report.line("task bytes", task)?;
+    report.line("chunk bytes", chunk)?;
     report.line("bounce buffers", format!("{each} bytes each, {most} bytes together"))?;
     report.line("cuFile from bytes", settings.gds_threshold_bytes())?;
-    report.line("path policy", format!("{:?}", settings.path_policy()))?;
+    report.line("policy", format!("{:?}", settings.policy()))?;
     report.line("O_DIRECT reads", format!("{:?}", settings.direct_read()))?;
     report.line("O_DIRECT writes", format!("{:?}", settings.direct_write()))?;
     report.line("over-reads", yes_or_no(settings.overread()))?;
@@ -214,7 +214,7 @@ fn settings(report: &mut Report) -> io::Result<bool> {
 }
 
 /// Returns the path that the file, or one in the folder, takes; `None` if it cannot be opened or made.
-fn file(report: &mut Report, target: &Path) -> io::Result<Option<TransferPath>> {
+fn file(report: &mut Report, target: &Path) -> io::Result<Option<RouteKind>> {
     report.title(format!("\n{target:?}"))?;
     // Where the environment cannot be followed, the route is still worth knowing.
     let engine = Engine::builder().settings(Settings::from_env().unwrap_or_default()).build();
@@ -241,7 +241,7 @@ fn file(report: &mut Report, target: &Path) -> io::Result<Option<TransferPath>> 
     outcome
 }
 
-fn describe(report: &mut Report, file: &File, may_drop: bool) -> io::Result<TransferPath> {
+fn describe(report: &mut Report, file: &File, may_drop: bool) -> io::Result<RouteKind> {
     match FileProperties::of(file) {
         Ok(found) => {
             let (major, minor) = found.device;
@@ -263,7 +263,7 @@ fn describe(report: &mut Report, file: &File, may_drop: bool) -> io::Result<Tran
     }
     report.line("page cache", page_cache_tools(file, may_drop).unwrap_or_else(|error| error.to_string()))?;
     report.line("route", file.route())?;
-    Ok(file.route().path())
+    Ok(file.route().kind())
 }
 
 /// By what the kernel tells what it has cached; and whether it lets go of it, where that may be tried.
@@ -286,11 +286,11 @@ mod tests {
     #[test]
     fn the_status_tells_fast_paths_from_fallbacks() {
         for (path, expected) in [
-            (TransferPath::Gds, 0),
-            (TransferPath::P2pDma, 0),
-            (TransferPath::CufileCompat, 3),
-            (TransferPath::Posix, 3),
-            (TransferPath::Unavailable, 4),
+            (RouteKind::Gds, 0),
+            (RouteKind::P2pDma, 0),
+            (RouteKind::CufileCompat, 3),
+            (RouteKind::Posix, 3),
+            (RouteKind::Unavailable, 4),
         ] {
             assert_eq!(status(path), expected, "{path}");
             assert!(USAGE.contains(&format!("\n      {expected}  ")), "{path}");

@@ -11,7 +11,7 @@ use super::{Cutting, Engine, Entries, IoRange, Side, Transfer};
 use crate::error::Cause;
 use crate::memory::Memory;
 use crate::open_file::OpenFile;
-use crate::path::PathPolicy;
+use crate::route::RoutePolicy;
 use crate::settings::DirectIo;
 
 const CHUNK: usize = 4096;
@@ -19,7 +19,7 @@ const CHUNK: usize = 4096;
 fn open() -> OpenFile {
     let (file, engine) = (tempfile::tempfile().unwrap(), Engine::builder().build());
     let direct = (DirectIo::Never, DirectIo::Never);
-    OpenFile::new(PathBuf::new(), file, engine, PathPolicy::PosixOnly, direct).unwrap()
+    OpenFile::new(PathBuf::new(), file, engine, RoutePolicy::PosixOnly, direct).unwrap()
 }
 
 /// Sets a job up for one range of so many bytes, and lets `test` work on it with the number of this use.

@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::super::{Engine, Entry, Side};
 use super::*;
-use crate::path::PathPolicy;
+use crate::route::RoutePolicy;
 use crate::settings::DirectIo;
 
 /// The address of the tests' buffers. Nothing is read from there.
@@ -14,7 +14,7 @@ const BASE: usize = 1 << 32;
 fn open() -> OpenFile {
     let (file, engine) = (tempfile::tempfile().unwrap(), Engine::builder().build());
     let direct = (DirectIo::Never, DirectIo::Never);
-    OpenFile::new(PathBuf::new(), file, engine, PathPolicy::PosixOnly, direct).unwrap()
+    OpenFile::new(PathBuf::new(), file, engine, RoutePolicy::PosixOnly, direct).unwrap()
 }
 
 fn memory(address: usize, len_bytes: usize, place: Place) -> Memory {

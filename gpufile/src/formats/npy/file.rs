@@ -52,7 +52,7 @@ impl NpyFile {
         Self::open_with(path, &OpenOptions::new())
     }
 
-    /// As [`open`](Self::open), opening the file in this way: with this engine, path policy and use of `O_DIRECT`.
+    /// As [`open`](Self::open), opening the file in this way: with this engine, policy and use of `O_DIRECT`.
     /// Ignores access and creation options.
     ///
     /// # Errors

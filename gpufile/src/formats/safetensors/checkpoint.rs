@@ -84,7 +84,7 @@ impl Checkpoint {
         Self::open_with(path, &OpenOptions::new())
     }
 
-    /// As [`open`](Self::open), opening files in this way: with this engine, path policy and use of `O_DIRECT`. Ignores
+    /// As [`open`](Self::open), opening files in this way: with this engine, policy and use of `O_DIRECT`. Ignores
     /// access and creation options.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Checkpoint {
         Self::open_many_with(paths, &OpenOptions::new())
     }
 
-    /// As [`open_many`](Self::open_many), opening files in this way: with this engine, path policy and use of
+    /// As [`open_many`](Self::open_many), opening files in this way: with this engine, policy and use of
     /// `O_DIRECT`. Ignores access and creation options.
     ///
     /// # Errors

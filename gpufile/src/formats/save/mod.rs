@@ -47,7 +47,7 @@ impl SaveOptions {
         Self { files: OpenOptions::new(), sync: true }
     }
 
-    /// Opens the file in this way: with this engine, path policy and use of `O_DIRECT`. Ignores access and creation
+    /// Opens the file in this way: with this engine, policy and use of `O_DIRECT`. Ignores access and creation
     /// options.
     pub fn files(mut self, files: &OpenOptions) -> Self {
         self.files = files.clone();

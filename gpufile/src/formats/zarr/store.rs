@@ -65,7 +65,7 @@ impl FileStore {
         store.files(&OpenOptions::new()).sync(false)
     }
 
-    /// Opens files in this way: with this engine, path policy and use of `O_DIRECT`. Ignores access
+    /// Opens files in this way: with this engine, policy and use of `O_DIRECT`. Ignores access
     /// and creation options.
     #[must_use]
     pub fn files(mut self, files: &OpenOptions) -> Self {

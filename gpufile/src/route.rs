@@ -10,7 +10,7 @@ use cufile::{Controls, Driver, DriverProperties, Features, FileProperties, FileS
 /// The ways between a file and device memory, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum TransferPath {
+pub enum RouteKind {
     /// GPUDirect Storage: cuFile and the nvidia-fs kernel module move the bytes without the host's memory.
     Gds,
     /// cuFile moves the bytes without the host's memory, by the kernel's PCI P2PDMA.
@@ -23,14 +23,14 @@ pub enum TransferPath {
     Unavailable,
 }
 
-impl fmt::Display for TransferPath {
+impl fmt::Display for RouteKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            TransferPath::Gds => "GPUDirect Storage",
-            TransferPath::P2pDma => "cuFile over P2PDMA",
-            TransferPath::CufileCompat => "cuFile in its compatibility mode",
-            TransferPath::Posix => "POSIX through pinned host memory",
-            TransferPath::Unavailable => "none: host memory can be used here, device memory cannot",
+            RouteKind::Gds => "GPUDirect Storage",
+            RouteKind::P2pDma => "cuFile over P2PDMA",
+            RouteKind::CufileCompat => "cuFile in its compatibility mode",
+            RouteKind::Posix => "POSIX through pinned host memory",
+            RouteKind::Unavailable => "none: host memory can be used here, device memory cannot",
         })
     }
 }
@@ -38,7 +38,7 @@ impl fmt::Display for TransferPath {
 /// The choice whether a file may or must go through cuFile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
-pub enum PathPolicy {
+pub enum RoutePolicy {
     /// cuFile where it moves bytes without the host's memory, POSIX elsewhere.
     #[default]
     Auto,
@@ -51,63 +51,63 @@ pub enum PathPolicy {
 /// The way that a file's bytes take, and why each better way is not taken.
 #[derive(Debug, Clone)]
 pub struct Route {
-    path: TransferPath,
-    why_not: Vec<(TransferPath, String)>,
+    kind: RouteKind,
+    why_not: Vec<(RouteKind, String)>,
 }
 
 /// The reason why cuFile is not used where it would stage bytes in host memory itself.
-const SLOWER: &str = "staging by this crate is faster; PathPolicy::RequireCufile selects cuFile nonetheless";
+const SLOWER: &str = "staging by this crate is faster; RoutePolicy::RequireCufile selects cuFile nonetheless";
 
 impl Route {
     /// The way taken for device memory. Host memory always goes by plain reads and writes.
-    pub fn path(&self) -> TransferPath {
-        self.path
+    pub fn kind(&self) -> RouteKind {
+        self.kind
     }
 
     /// Each better way, and why it is not taken.
-    pub fn why_not(&self) -> impl Iterator<Item = (TransferPath, &str)> {
-        self.why_not.iter().map(|(path, reason)| (*path, reason.as_str()))
+    pub fn why_not(&self) -> impl Iterator<Item = (RouteKind, &str)> {
+        self.why_not.iter().map(|(kind, reason)| (*kind, reason.as_str()))
     }
 
     /// Returns why GPUDirect Storage does not move the file's bytes; `None` if it does. The reason is that against all of
     /// cuFile, or against all device memory, where there is one.
     pub fn why_not_gds(&self) -> Option<&str> {
-        let reason = |wanted| self.why_not().find(|(path, _)| *path == wanted).map(|(_, reason)| reason);
-        [TransferPath::Gds, TransferPath::CufileCompat, TransferPath::Posix].into_iter().find_map(reason)
+        let reason = |wanted| self.why_not().find(|(kind, _)| *kind == wanted).map(|(_, reason)| reason);
+        [RouteKind::Gds, RouteKind::CufileCompat, RouteKind::Posix].into_iter().find_map(reason)
     }
 
     /// The POSIX way, and why no other is taken.
-    pub(crate) fn posix(why_not: impl Into<Vec<(TransferPath, String)>>) -> Self {
-        Self { path: TransferPath::Posix, why_not: why_not.into() }
+    pub(crate) fn posix(why_not: impl Into<Vec<(RouteKind, String)>>) -> Self {
+        Self { kind: RouteKind::Posix, why_not: why_not.into() }
     }
 
     /// No way, because CUDA does not work.
     pub(crate) fn unavailable(error: &cufile::Error) -> Self {
-        Self { path: TransferPath::Unavailable, why_not: vec![(TransferPath::Posix, no_cuda(error))] }
+        Self { kind: RouteKind::Unavailable, why_not: vec![(RouteKind::Posix, no_cuda(error))] }
     }
 
     /// The POSIX way on a machine that has nothing of what the direct paths need.
     pub(crate) fn without_direct_path() -> Self {
         Self::posix([
-            (TransferPath::Gds, no_module()),
+            (RouteKind::Gds, no_module()),
             (
-                TransferPath::P2pDma,
+                RouteKind::P2pDma,
                 "no GPU offers its memory to other PCI devices (no p2pmem in sysfs)".to_owned(),
             ),
-            (TransferPath::CufileCompat, SLOWER.to_owned()),
+            (RouteKind::CufileCompat, SLOWER.to_owned()),
         ])
     }
 
     /// True if the bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
-        matches!(self.path, TransferPath::Gds | TransferPath::P2pDma)
+        matches!(self.kind, RouteKind::Gds | RouteKind::P2pDma)
     }
 
     /// The POSIX way in the stead of cuFile's compatibility mode.
     pub(crate) fn or_posix(mut self) -> Self {
-        if self.path == TransferPath::CufileCompat {
-            self.path = TransferPath::Posix;
-            self.why_not.push((TransferPath::CufileCompat, SLOWER.to_owned()));
+        if self.kind == RouteKind::CufileCompat {
+            self.kind = RouteKind::Posix;
+            self.why_not.push((RouteKind::CufileCompat, SLOWER.to_owned()));
         }
         self
     }
@@ -121,31 +121,31 @@ impl Route {
     pub(crate) fn of_driver(driver: &DriverProperties, file: Option<&FileProperties>) -> Self {
         let mut why_not = Vec::new();
         let posix_only = driver.controls.contains(Controls::POSIX_IO_MODE);
-        let path = if posix_only {
-            why_not.push((TransferPath::Gds, "libcufile is configured for POSIX I/O only".to_owned()));
-            TransferPath::CufileCompat
+        let kind = if posix_only {
+            why_not.push((RouteKind::Gds, "libcufile is configured for POSIX I/O only".to_owned()));
+            RouteKind::CufileCompat
         } else {
             match (gds_obstacle(driver, file), p2p_obstacle(driver, file)) {
-                (None, _) => TransferPath::Gds,
+                (None, _) => RouteKind::Gds,
                 (Some(gds), None) => {
-                    why_not.push((TransferPath::Gds, gds));
-                    TransferPath::P2pDma
+                    why_not.push((RouteKind::Gds, gds));
+                    RouteKind::P2pDma
                 }
                 (Some(gds), Some(p2p)) => {
-                    why_not.push((TransferPath::Gds, gds));
-                    why_not.push((TransferPath::P2pDma, p2p));
-                    TransferPath::CufileCompat
+                    why_not.push((RouteKind::Gds, gds));
+                    why_not.push((RouteKind::P2pDma, p2p));
+                    RouteKind::CufileCompat
                 }
             }
         };
-        Self { path, why_not }
+        Self { kind, why_not }
     }
 }
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path)?;
-        self.why_not().try_for_each(|(path, reason)| write!(f, "\n  not {path}: {reason}"))
+        write!(f, "{}", self.kind)?;
+        self.why_not().try_for_each(|(kind, reason)| write!(f, "\n  not {kind}: {reason}"))
     }
 }
 
@@ -230,17 +230,17 @@ mod tests {
 
     #[test]
     fn the_reason_against_gds_is_its_own_or_that_against_all_of_cufile() {
-        let reason = |path: TransferPath| (path, format!("not {path:?}"));
+        let reason = |kind: RouteKind| (kind, format!("not {kind:?}"));
         let (gds, p2p, compat) =
-            (reason(TransferPath::Gds), reason(TransferPath::P2pDma), reason(TransferPath::CufileCompat));
-        for (path, why_not, expected) in [
-            (TransferPath::Gds, vec![], None),
-            (TransferPath::P2pDma, vec![gds.clone()], Some("not Gds")),
-            (TransferPath::Posix, vec![p2p, compat.clone(), gds], Some("not Gds")),
-            (TransferPath::Posix, vec![compat], Some("not CufileCompat")),
-            (TransferPath::Unavailable, vec![reason(TransferPath::Posix)], Some("not Posix")),
+            (reason(RouteKind::Gds), reason(RouteKind::P2pDma), reason(RouteKind::CufileCompat));
+        for (kind, why_not, expected) in [
+            (RouteKind::Gds, vec![], None),
+            (RouteKind::P2pDma, vec![gds.clone()], Some("not Gds")),
+            (RouteKind::Posix, vec![p2p, compat.clone(), gds], Some("not Gds")),
+            (RouteKind::Posix, vec![compat], Some("not CufileCompat")),
+            (RouteKind::Unavailable, vec![reason(RouteKind::Posix)], Some("not Posix")),
         ] {
-            assert_eq!(Route { path, why_not }.why_not_gds(), expected);
+            assert_eq!(Route { kind, why_not }.why_not_gds(), expected);
         }
     }
 }
