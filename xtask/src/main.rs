@@ -15,6 +15,7 @@ mod public_api;
 mod regen;
 mod samples;
 mod since;
+mod speed_chart;
 mod target;
 
 use std::env;
@@ -53,6 +54,9 @@ usage: cargo xtask COMMAND
       draw N (100) of all mutants that cargo-mutants makes, by the seed S (1), run the tests with each, and list those
       that no test noticed; --list only names the sample; needs cargo-mutants and cargo-nextest
 
+  speed-chart
+      draw docs/speed.svg, the bars of README.md, from a table of BENCHMARKS.md
+
   bundle DIR
       put the tests, the examples and this program into DIR, for a GPU host without a Rust toolchain
 ";
@@ -82,6 +86,7 @@ fn main() -> Result<()> {
         ["samples", options @ ..] => samples::run(&samples::Options::parse(options)?),
         ["coverage"] => coverage::run(),
         ["mutants", options @ ..] => mutants::run(&mutants::Options::parse(options)?),
+        ["speed-chart"] => speed_chart::run(),
         ["bundle", folder] => bundle::run(folder.as_ref()),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -4,7 +4,7 @@
 //! twin that the emulator copies through: a host access that should have been a copy is a segmentation fault. Streams
 //! are queues with a thread each, so what is asynchronous on a GPU is asynchronous here.
 //!
-//! [`emulator_control`] sets the cuFile version that the library poses as, and where it fails. README.md says
+//! [`emulator_control`] sets the cuFile version that the library poses as, and where it fails. docs/emulator.md explains
 //! how to run a program on it. Symbols that an older version lacks are hidden by the code that loads the
 //! file, not here.
 //!
