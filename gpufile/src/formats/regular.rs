@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::{Cause, File, OpenOptions};
@@ -45,6 +45,15 @@ fn open_unblocked(path: &Path) -> io::Result<fs::File> {
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
         0 => Ok(file),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Returns whether two paths lead to the same file.
+pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
+    match (identity(one), identity(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
     }
 }
 

@@ -7,6 +7,19 @@ use std::ops::Range;
 use crate::formats::error::clip;
 use crate::formats::{Dtype, FormatError, array_bits};
 
+/// The most bytes that the JSON object of a header may have. This is the format's own limit; it applies to an index
+/// too.
+pub const MAX_HEADER_LEN: u64 = 100_000_000;
+
+/// The key of a header that is not a tensor.
+pub(super) const METADATA: &str = "__metadata__";
+
+/// The format, in errors.
+pub(super) const FORMAT: &str = "safetensors";
+
+/// The bytes before the JSON object.
+pub(super) const LENGTH_BYTES: u64 = 8;
+
 /// The header of a safetensors file: checked when it was [parsed](Self::parse) or [built](Self::build).
 ///
 /// The ranges of the tensors cover the data of the file without gaps and without sharing bytes.
@@ -35,7 +48,7 @@ pub struct TensorInfo<'a> {
 }
 
 /// Tensors as they are read or laid out. Names and axes of all of them lie in one allocation each, as most models have
-/// many small ones. Indices are 32 bits because a header has at most [`MAX_HEADER_LEN`](super::MAX_HEADER_LEN) bytes.
+/// many small ones. Indices are 32 bits because a header has at most [`MAX_HEADER_LEN`] bytes.
 #[derive(Clone, Default)]
 pub(super) struct Table {
     pub(super) names: String,

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
-use super::MAX_HEADER_LEN;
+use super::header::MAX_HEADER_LEN;
 use super::json::{Fault, Text, With, explain, utf8};
 use crate::formats::FormatError;
 use crate::formats::error::clip;

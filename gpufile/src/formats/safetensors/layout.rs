@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use cufile::BufSliceMut;
 
-use super::checkpoint::{Catalog, Id};
+use super::catalog::{Catalog, Id};
 
 /// The places of tensors of files in a buffer, each aligned to its elements.
 #[derive(Debug)]

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use cufile::{BufSlice, BufSliceMut};
 
-use super::TensorInfo;
-use super::checkpoint::{Catalog, Checkpoint, Id};
+use super::catalog::{Catalog, Id};
+use super::files::ModelFiles;
+use super::header::TensorInfo;
 use super::layout::Layout;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
@@ -40,9 +41,7 @@ use crate::{File, IoBuf, IoBufMut, ReadRequest};
 /// [`Checkpoint::load`]: super::Checkpoint::load
 #[must_use]
 pub struct Load<'a> {
-    checkpoint: &'a Checkpoint,
-    files: &'a [File],
-    catalog: &'a Arc<Catalog>,
+    model: &'a ModelFiles,
     choice: Choice,
     progress: Option<Watcher<'a>>,
 }
@@ -116,8 +115,8 @@ impl Choice {
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn new(checkpoint: &'a Checkpoint, files: &'a [File], catalog: &'a Arc<Catalog>) -> Self {
-        Self { checkpoint, files, catalog, choice: Choice::All, progress: None }
+    pub(super) fn new(model: &'a ModelFiles) -> Self {
+        Self { model, choice: Choice::All, progress: None }
     }
 
     /// Loads these tensors and no others; one that is named twice is loaded once.
@@ -125,12 +124,8 @@ impl<'a> Load<'a> {
     /// # Errors
     /// [`Error::NoSuchTensor`].
     pub fn only(mut self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self> {
-        let mut chosen = Vec::new();
-        for name in names {
-            let name = name.as_ref();
-            let found = self.catalog.find(name);
-            chosen.push(found.ok_or_else(|| self.checkpoint.no_tensor(name))?);
-        }
+        let found = names.into_iter().map(|name| self.model.find(name.as_ref()));
+        let mut chosen = found.collect::<Result<Vec<_>>>()?;
         chosen.sort();
         chosen.dedup();
         self.choice = Choice::These(chosen);
@@ -162,7 +157,7 @@ impl<'a> Load<'a> {
     /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.
     pub fn to_device(self, device: &Device) -> Result<Loaded<DeviceBuffer>> {
         let layout = self.layout()?;
-        let buffer = allocate(self.checkpoint.path(), device, layout.len_bytes)?;
+        let buffer = allocate(&self.model.path, device, layout.len_bytes)?;
         self.load(layout, buffer, 0)
     }
 
@@ -175,7 +170,7 @@ impl<'a> Load<'a> {
         /// A line of the processor's cache.
         const ALIGNMENT: usize = 64;
         let layout = self.layout()?;
-        let buffer = zeroed(self.checkpoint.path(), layout.len_bytes.saturating_add(ALIGNMENT - 1))?;
+        let buffer = zeroed(&self.model.path, layout.len_bytes.saturating_add(ALIGNMENT - 1))?;
         // A vector of bytes may start anywhere.
         let start = buffer.as_ptr().addr().wrapping_neg() % ALIGNMENT;
         self.load(layout, buffer, start)
@@ -192,7 +187,7 @@ impl<'a> Load<'a> {
         let (needed_bytes, buffer_bytes) = (layout.len_bytes as u64, buffer.len_bytes());
         if buffer_bytes < layout.len_bytes {
             let array = "the tensors and what aligns them".to_owned();
-            let path = self.checkpoint.path().to_owned();
+            let path = self.model.path.clone();
             return Err(Error::BufferSize { path, array, needed_bytes, buffer_bytes });
         }
         self.load(layout, buffer, 0)
@@ -205,37 +200,38 @@ impl<'a> Load<'a> {
     /// As [`to_device`](Self::to_device).
     pub fn to_device_each(mut self, device: &Device) -> Result<Vec<(TensorInfo<'a>, DeviceBuffer)>> {
         let progress = self.progress.take();
-        let catalog = self.catalog;
-        let infos: Vec<_> = self.choice.ids(catalog).map(|id| (id.file, catalog.info(id))).collect();
-        let mut buffers = Vec::with_capacity(infos.len());
-        for (file, info) in &infos {
-            let path = self.files[*file as usize].path();
+        let (model, catalog) = (self.model, &*self.model.catalog);
+        let tensors: Vec<_> = self.choice.ids(catalog).map(|id| (id, catalog.info(id))).collect();
+        let mut buffers = Vec::with_capacity(tensors.len());
+        for (id, info) in &tensors {
+            let path = model.file(*id).path();
             buffers.push(allocate(path, device, addressable(path, info.len_bytes())?)?);
         }
-        let total_bytes = infos.iter().map(|(_, info)| info.len_bytes()).sum();
-        let reads = iter::zip(&infos, &mut buffers).map(|((file, info), buffer)| Read {
-            file: &self.files[*file as usize],
-            offset: catalog.header(*file).in_file(info.offsets.clone()).start,
+        let total_bytes = tensors.iter().map(|(_, info)| info.len_bytes()).sum();
+        let reads = iter::zip(&tensors, &mut buffers).map(|((id, info), buffer)| Read {
+            file: model.file(*id),
+            offset: catalog.header(id.file).in_file(info.offsets.clone()).start,
             memory: buffer.into(),
         });
         read_all(reads, total_bytes, progress)?;
-        Ok(iter::zip(infos, buffers).map(|((_, info), buffer)| (info, buffer)).collect())
+        Ok(iter::zip(tensors, buffers).map(|((_, info), buffer)| (info, buffer)).collect())
     }
 
     fn layout(&self) -> Result<Layout> {
-        let layout = Layout::of(self.catalog, self.choice.ids(self.catalog));
-        layout.ok_or_else(|| out_of_memory(self.checkpoint.path(), u64::MAX))
+        let catalog = &self.model.catalog;
+        let layout = Layout::of(catalog, self.choice.ids(catalog));
+        layout.ok_or_else(|| out_of_memory(&self.model.path, u64::MAX))
     }
 
     fn load<B: IoBufMut>(self, layout: Layout, mut buffer: B, start: usize) -> Result<Loaded<B>> {
         let memory = BufSliceMut::new(&mut buffer, start..);
         let reads = layout.cut(memory).map(|(stretch, memory)| Read {
-            file: &self.files[stretch.file as usize],
+            file: &self.model.files[stretch.file as usize],
             offset: stretch.file_offset,
             memory,
         });
         read_all(reads, layout.filled_bytes(), self.progress)?;
-        Ok(Loaded { catalog: self.catalog.clone(), choice: self.choice, layout, start, buffer })
+        Ok(Loaded { catalog: self.model.catalog.clone(), choice: self.choice, layout, start, buffer })
     }
 }
 
@@ -354,7 +350,7 @@ impl<B: IoBuf + Deref<Target = [u8]>> Loaded<B> {
 
 impl fmt::Debug for Load<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tensors = self.choice.len(self.catalog);
+        let tensors = self.choice.len(&self.model.catalog);
         f.debug_struct("Load").field("tensors", &tensors).finish_non_exhaustive()
     }
 }

@@ -27,9 +27,12 @@
 //! # }
 //! ```
 
+mod catalog;
 mod checkpoint;
+mod files;
 mod header;
 mod index;
+mod index_file;
 mod json;
 mod layout;
 mod load;
@@ -40,23 +43,10 @@ mod shards;
 mod write;
 
 pub use checkpoint::Checkpoint;
-pub use header::{Header, TensorInfo};
+pub use header::{Header, MAX_HEADER_LEN, TensorInfo};
 pub use index::ShardIndex;
 pub use load::{Load, Loaded, Progress, TensorView};
 pub use parse::head_len;
 pub use save::{TensorData, save, save_sharded, save_with};
 pub(super) use shards::remove_abandoned;
 pub use write::NewTensor;
-
-/// The most bytes that the JSON object of a header may have. This is the format's own limit; it applies to an index
-/// too.
-pub const MAX_HEADER_LEN: u64 = 100_000_000;
-
-/// The key of a header that is not a tensor.
-const METADATA: &str = "__metadata__";
-
-/// The format, in errors.
-const FORMAT: &str = "safetensors";
-
-/// The bytes before the JSON object.
-const LENGTH_BYTES: u64 = 8;

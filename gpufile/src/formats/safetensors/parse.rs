@@ -7,9 +7,8 @@ use std::ops::Range;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::header::{Entry, Table};
+use super::header::{Entry, FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA, Table};
 use super::json::{Fault, Text, With, explain, utf8};
-use super::{FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA};
 use crate::formats::error::clip;
 use crate::formats::{Dtype, FormatError};
 

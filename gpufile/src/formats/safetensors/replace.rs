@@ -21,10 +21,13 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::checkpoint::read_index;
-use super::shards::{INDEX_SUFFIX, Namer, ShardNames, is_same_file, remove_unnamed};
-use super::{Checkpoint, ShardIndex};
+use super::files::ModelFiles;
+use super::index::{ShardIndex, is_plain};
+use super::index_file::{index_path, read_index};
+use super::shards::{Namer, ShardNames, remove_unnamed};
+use crate::OpenOptions;
 use crate::formats::SaveOptions;
+use crate::formats::regular::is_same_file;
 use crate::formats::save::{Folder, Temporary};
 
 /// The place where a model is to be.
@@ -88,10 +91,10 @@ impl<'a> Place<'a> {
         }
         // A file that cannot be read as a model is no model to be kept.
         if let Some(old_file) = &old_file
-            && let Ok(model) = Checkpoint::open_many([self.path])
+            && let Ok(model) = ModelFiles::open([self.path], &OpenOptions::new())
             && self.link(self.path, old_file)?
         {
-            self.put_index(index_of(model.names().map(|name| (name, old_file.as_str()))))?;
+            self.put_index(index_of(model.catalog.tensors().map(|tensor| (tensor.name, old_file.as_str()))))?;
             self.remove("remove", self.path)?;
         }
         self.put_index(index)?;
@@ -110,7 +113,7 @@ impl<'a> Place<'a> {
         let Some(model) = self.path.file_name().and_then(|name| name.to_str()) else { return Ok(None) };
         let names =
             ShardNames::new(model).map_err(|error| self.failed("name shards of", self.path, error))?;
-        Ok(Some(names.name(1, 1)).filter(|name| super::index::is_plain(name)))
+        Ok(Some(names.name(1, 1)).filter(|name| is_plain(name)))
     }
 
     fn refuse_folders(&self) -> crate::Result<()> {
@@ -185,13 +188,6 @@ impl Drop for Journal<'_> {
             file.leave();
         }
     }
-}
-
-/// `model.safetensors.index.json` for `model.safetensors`.
-pub(super) fn index_path(path: &Path) -> PathBuf {
-    let mut index_path = path.as_os_str().to_owned();
-    index_path.push(INDEX_SUFFIX);
-    index_path.into()
 }
 
 /// Returns an index of tensors and their files.

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use cufile::BufSlice;
 
+use super::header::Header;
 use super::index::is_plain;
+use super::load::TensorView;
 use super::replace::Place;
 use super::shards::ShardNames;
-use super::{Header, NewTensor, TensorView};
+use super::write::NewTensor;
 use crate::WriteRequest;
 use crate::formats::error::clip;
 use crate::formats::memory::check_len;

@@ -2,17 +2,12 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::ShardIndex;
-use super::checkpoint::read_index;
-use super::index::is_plain;
+use super::index::{ShardIndex, is_plain};
+use super::index_file::{INDEX_SUFFIX, parse_index, read_index};
+use crate::formats::Result;
 use crate::formats::save::{is_random, random};
-use crate::formats::{Error, Result};
-
-/// The end of an index's name, behind the name of the file that would have the whole model.
-pub(in crate::formats) const INDEX_SUFFIX: &str = ".index.json";
 
 /// The names of the shards that one save writes: `model-RANDOM-00001-of-00003.safetensors`.
 ///
@@ -88,9 +83,7 @@ pub(super) fn remove_unnamed<'a>(
 ) -> Result<()> {
     let index = match read_index(index_path)? {
         None => None,
-        Some(json) => Some(
-            ShardIndex::parse(&json).map_err(|error| Error::Format { path: index_path.to_owned(), error })?,
-        ),
+        Some(json) => Some(parse_index(index_path, &json)?),
     };
     let is_named =
         |file: &str| index.as_ref().is_some_and(|index| index.files().iter().any(|named| named == file));
@@ -116,15 +109,6 @@ pub(in crate::formats) fn remove_abandoned(left: &Path, index_path: &Path) -> bo
     // A save names no shard before its index is complete.
     let Ok(index) = ShardIndex::parse(&json) else { return true };
     remove_unnamed(index_path, model, index.files().iter().map(String::as_str), &[Namer::Us]).is_ok()
-}
-
-/// Returns whether two paths lead to the same file.
-pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
-    let identity = |path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
-    match (identity(one), identity(other)) {
-        (Ok(one), Ok(other)) => one == other,
-        _ => false,
-    }
 }
 
 #[cfg(test)]

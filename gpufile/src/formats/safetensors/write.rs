@@ -4,8 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::header::{Entry, Table};
-use super::{FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA};
+use super::header::{Entry, FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA, Table};
 use crate::formats::error::clip;
 use crate::formats::{Dtype, FormatError};
 

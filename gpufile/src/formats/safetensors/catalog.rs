@@ -1,0 +1,111 @@
+//! The catalog of a model: which tensors it has, in which file, and where. No file is opened or read here.
+
+use super::header::{Header, TensorInfo};
+use crate::formats::error::clip;
+
+/// The tensors of several headers.
+pub(super) struct Catalog {
+    headers: Vec<Header>,
+    by_name: Vec<Id>,
+}
+
+/// A tensor: the number of its file, and its own in the order of that file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Id {
+    pub file: u32,
+    pub tensor: u32,
+}
+
+impl Catalog {
+    /// # Errors
+    /// A name that two of the headers have, and which two.
+    pub fn new(headers: Vec<Header>) -> Result<Self, (String, [usize; 2])> {
+        let mut by_name = Vec::with_capacity(headers.iter().map(Header::len).sum());
+        for (file, header) in (0..).zip(&headers) {
+            by_name.extend(header.by_name().iter().map(|&tensor| Id { file, tensor }));
+        }
+        let mut catalog = Self { headers, by_name: Vec::new() };
+        let name = |id: &Id| catalog.info(*id).name;
+        // The names of one file are in order already, which the stable sort makes use of.
+        by_name.sort_by(|a, b| name(a).cmp(name(b)));
+        if let Some(pair) = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
+            return Err((clip(name(&pair[0])), [pair[0].file as usize, pair[1].file as usize]));
+        }
+        catalog.by_name = by_name;
+        Ok(catalog)
+    }
+
+    pub fn header(&self, file: u32) -> &Header {
+        &self.headers[file as usize]
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Returns the number of bytes that all tensors have.
+    pub fn len_bytes(&self) -> u64 {
+        // Headers fit their files, which have fewer than 2^63 bytes each.
+        self.headers.iter().map(Header::data_len).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the headers, one for each file.
+    pub fn headers(&self) -> &[Header] {
+        &self.headers
+    }
+
+    /// Returns the tensors, file by file, in the order of their places in the file.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
+        self.headers.iter().flat_map(Header::tensors)
+    }
+
+    pub fn info(&self, id: Id) -> TensorInfo<'_> {
+        self.header(id.file).nth(id.tensor)
+    }
+
+    pub fn find(&self, name: &str) -> Option<Id> {
+        let found = self.by_name.binary_search_by(|&id| self.info(id).name.cmp(name)).ok()?;
+        Some(self.by_name[found])
+    }
+
+    /// Returns all tensors, file by file.
+    pub fn ids(&self) -> impl Iterator<Item = Id> {
+        (0..)
+            .zip(&self.headers)
+            .flat_map(|(file, header)| (0..header.len() as u32).map(move |tensor| Id { file, tensor }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::formats::Dtype;
+    use crate::formats::safetensors::NewTensor;
+
+    fn header(names: &[&str]) -> Header {
+        let tensor = |&name| NewTensor { name, dtype: Dtype::U8, shape: &[2] };
+        let tensors: Vec<_> = names.iter().map(tensor).collect();
+        Header::build(&tensors, BTreeMap::new()).unwrap().0
+    }
+
+    #[test]
+    fn tensors_are_found_in_their_files() {
+        let catalog = Catalog::new(vec![header(&["b", "d"]), header(&[]), header(&["a", "c"])]).unwrap();
+        for (name, file, tensor) in [("a", 2, 0), ("b", 0, 0), ("c", 2, 1), ("d", 0, 1)] {
+            let id = catalog.find(name).unwrap();
+            assert_eq!((id, catalog.info(id).name), (Id { file, tensor }, name));
+        }
+        assert_eq!((catalog.find("e"), catalog.len(), catalog.len_bytes()), (None, 4, 8));
+        let names: Vec<_> = catalog.tensors().map(|tensor| tensor.name).collect();
+        assert_eq!(names, ["b", "d", "a", "c"]);
+        assert!(catalog.ids().map(|id| catalog.info(id).name).eq(names));
+    }
+
+    #[test]
+    fn a_name_in_two_files_is_refused_with_both() {
+        let refused = Catalog::new(vec![header(&["a"]), header(&["b"]), header(&["a"])]);
+        assert_eq!(refused.err(), Some(("a".to_owned(), [0, 2])));
+    }
+}

@@ -1,0 +1,39 @@
+//! The file of an index: its name, and reading it. [`ShardIndex`] is what it holds.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::header::MAX_HEADER_LEN;
+use super::index::ShardIndex;
+use crate::formats::{Error, Result, regular};
+
+/// The end of an index's name, behind the name of the file that would have the whole model.
+pub(in crate::formats) const INDEX_SUFFIX: &str = ".index.json";
+
+/// `model.safetensors.index.json` for `model.safetensors`.
+pub(super) fn index_path(path: &Path) -> PathBuf {
+    let mut index_path = path.as_os_str().to_owned();
+    index_path.push(INDEX_SUFFIX);
+    index_path.into()
+}
+
+/// Reads an index, unless it is too long to be one; `None` if there is none.
+pub(super) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
+    let file = match regular::open_plain(path) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        file => file?,
+    };
+    let mut json = Vec::new();
+    // One byte more than is allowed makes the parser refuse it.
+    file.take(MAX_HEADER_LEN + 1).read_to_end(&mut json).map_err(|error| crate::Error::File {
+        operation: "read",
+        path: path.to_owned(),
+        cause: error.into(),
+    })?;
+    Ok(Some(json))
+}
+
+/// Parses the index that was read from a file.
+pub(super) fn parse_index(path: &Path, json: &[u8]) -> Result<ShardIndex> {
+    ShardIndex::parse(json).map_err(|error| Error::Format { path: path.to_owned(), error })
+}
