@@ -167,6 +167,17 @@ impl fmt::Display for Dtype {
     }
 }
 
+/// Returns the number of bits of an array: the product of `shape`, times `element_bits`. `None` if that is not a
+/// `u64` of bytes.
+///
+/// A zero does not hide the other axes: they must multiply to a `u64` of bytes without it too, as numpy wants it.
+pub(super) fn array_bits(shape: &[u64], element_bits: u128) -> Option<u128> {
+    let mut axes = shape.iter().filter(|&&axis| axis != 0);
+    let bits = axes.try_fold(element_bits, |bits, &axis| bits.checked_mul(axis.into()))?;
+    u64::try_from(bits.div_ceil(8)).ok()?;
+    Some(if shape.contains(&0) { 0 } else { bits })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

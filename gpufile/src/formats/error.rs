@@ -378,6 +378,15 @@ impl FormatError {
     }
 }
 
+/// Returns the failure of one of several transfers without its number. The number means nothing to the caller, which
+/// did not number the transfers; the file and the offset do.
+pub(super) fn of_entry(error: crate::Error) -> crate::Error {
+    match error {
+        crate::Error::Entry { error, .. } => *error,
+        other => other,
+    }
+}
+
 /// Returns `text`, cut if it is too long to be read in an error.
 pub(super) fn clip(text: &str) -> String {
     const MOST: usize = 256;

@@ -36,23 +36,3 @@ pub mod zarr;
 pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
 pub use save::SaveOptions;
-
-/// Returns the failure of one of several transfers without its number. The number means nothing to the caller, which
-/// did not number the transfers; the file and the offset do.
-fn of_entry(error: crate::Error) -> crate::Error {
-    match error {
-        crate::Error::Entry { error, .. } => *error,
-        other => other,
-    }
-}
-
-/// Returns the number of bits of an array: the product of `shape`, times `element_bits`. `None` if that is not a
-/// `u64` of bytes.
-///
-/// A zero does not hide the other axes: they must multiply to a `u64` of bytes without it too, as numpy wants it.
-fn array_bits(shape: &[u64], element_bits: u128) -> Option<u128> {
-    let mut axes = shape.iter().filter(|&&axis| axis != 0);
-    let bits = axes.try_fold(element_bits, |bits, &axis| bits.checked_mul(axis.into()))?;
-    u64::try_from(bits.div_ceil(8)).ok()?;
-    Some(if shape.contains(&0) { 0 } else { bits })
-}

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cufile::{IoBuf, IoBufMut};
 
-use super::{NpyHeader, PREFIX_LEN, head_len};
+use super::header::{NpyHeader, PREFIX_LEN, head_len};
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::head::{self, malformed};
 use crate::formats::memory::{addressable, allocate, check_len, zeroed};

@@ -3,10 +3,17 @@
 use std::fmt::Write;
 use std::ops::Range;
 
-use super::literal::Literals;
-use super::{Descr, FORMAT, MAX_HEADER_LEN, PREFIX_LEN};
+use super::descr::Descr;
+use super::literal::{FORMAT, Literals};
+use crate::formats::FormatError;
+use crate::formats::dtype::array_bits;
 use crate::formats::error::clip;
-use crate::formats::{FormatError, array_bits};
+
+/// The number of bytes at the start of a file that say how long its header is, in every version.
+pub const PREFIX_LEN: usize = 12;
+
+/// The most bytes that the dictionary of a header may have: room for tens of thousands of axes, where numpy has 64.
+pub const MAX_HEADER_LEN: u64 = 1 << 20;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const WHAT: &str = "an npy header";

@@ -1,7 +1,9 @@
 //! The Python literals that a header is made of: strings, truth values, numbers and tuples of numbers.
 
-use super::FORMAT;
 use crate::formats::FormatError;
+
+/// The format, in errors.
+pub(super) const FORMAT: &str = "npy";
 
 /// Reads literals one after the other. Anything that Python allows and headers do not need is an error.
 pub(super) struct Literals<'a> {

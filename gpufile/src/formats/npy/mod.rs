@@ -33,13 +33,4 @@ mod literal;
 
 pub use descr::{ByteOrder, Descr};
 pub use file::{NpyFile, write, write_with};
-pub use header::{NpyHeader, head_len};
-
-/// The number of bytes at the start of a file that say how long its header is, in every version.
-pub const PREFIX_LEN: usize = 12;
-
-/// The most bytes that the dictionary of a header may have: room for tens of thousands of axes, where numpy has 64.
-pub const MAX_HEADER_LEN: u64 = 1 << 20;
-
-/// The format, in errors.
-const FORMAT: &str = "npy";
+pub use header::{MAX_HEADER_LEN, NpyHeader, PREFIX_LEN, head_len};

@@ -13,8 +13,9 @@ use super::files::ModelFiles;
 use super::header::TensorInfo;
 use super::layout::Layout;
 use crate::cuda::{Device, DeviceBuffer};
+use crate::formats::error::of_entry;
 use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
-use crate::formats::{Error, Result, of_entry};
+use crate::formats::{Error, Result};
 use crate::{File, IoBuf, IoBufMut, ReadRequest};
 
 /// The tensors that are to be loaded, and the callback for progress; made by [`Checkpoint::load`].

@@ -13,10 +13,10 @@ use super::replace::Place;
 use super::shards::ShardNames;
 use super::write::NewTensor;
 use crate::WriteRequest;
-use crate::formats::error::clip;
+use crate::formats::error::{clip, of_entry};
 use crate::formats::memory::check_len;
-use crate::formats::save::{Folder, Temporary, no_file_name};
-use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions, of_entry};
+use crate::formats::save::{Folder, Temporary, no_file_name, open_clean};
+use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
 
 /// A tensor to be saved, in the memory of the host or a GPU.
 #[derive(Debug, Clone)]
@@ -133,7 +133,7 @@ impl<'a> Plan<'a> {
     fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
         let header = self.header.clone();
         let save = || {
-            let folder = Folder::of(path, options.sync)?;
+            let folder = open_clean(path, options.sync)?;
             let file = self.write(&folder, path, options)?;
             Place::new(&folder, path, options).put_file(file, header.tensors().map(|tensor| tensor.name))
         };
@@ -210,7 +210,7 @@ pub fn save_sharded(
     let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
 
     let save = || {
-        let folder = Folder::of(path, options.sync)?;
+        let folder = open_clean(path, options.sync)?;
         let place = Place::new(&folder, path, options);
         let mut written = Vec::with_capacity(plans.len());
         for (plan, file) in plans {

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::temporary::try_lock;
-use super::{failed, leftovers};
+use super::lock::try_lock;
 use crate::Cause;
 
 /// A folder that is open for as long as a file is saved in it.
@@ -26,11 +25,11 @@ pub(in crate::formats) struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder that `path` names a file in, and removes what killed processes left there.
+    /// Opens the folder that `path` names a file in.
     ///
     /// # Errors
     /// [`crate::Error::Open`] if `path` does not name a file; [`crate::Error::File`] if the folder cannot be opened.
-    pub fn of(path: &Path, sync: bool) -> crate::Result<Self> {
+    pub fn open(path: &Path, sync: bool) -> crate::Result<Self> {
         if path.file_name().is_none() {
             return Err(no_file_name(path));
         }
@@ -41,9 +40,7 @@ impl Folder {
             Err(error) => return Err(failed("open the folder", folder_path, error)),
         };
         let has_locks = handle.as_ref().is_some_and(is_local);
-        let folder = Self { path: folder_path.to_owned(), handle, sync, has_locks };
-        leftovers::remove(&folder);
-        Ok(folder)
+        Ok(Self { path: folder_path.to_owned(), handle, sync, has_locks })
     }
 
     pub fn path(&self) -> &Path {
@@ -93,6 +90,10 @@ impl Drop for FolderLock<'_> {
         // SAFETY: takes integers.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
+}
+
+pub(super) fn failed(operation: &'static str, path: &Path, error: io::Error) -> crate::Error {
+    crate::Error::File { operation, path: path.to_owned(), cause: error.into() }
 }
 
 pub(in crate::formats) fn no_file_name(path: &Path) -> crate::Error {
@@ -152,7 +153,7 @@ mod tests {
     fn a_locked_folder_is_waited_for() {
         // On other file systems there may be no locks.
         let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
-        let folder = || Folder::of(&place.path().join("a"), false).unwrap();
+        let folder = || Folder::open(&place.path().join("a"), false).unwrap();
         let (one, other) = (folder(), folder());
         let lock = one.lock().unwrap();
         assert!(lock.is_some());

@@ -9,16 +9,27 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::Folder;
-use super::temporary::{target_of, try_lock};
-use crate::formats::safetensors;
+use super::folder::Folder;
+use super::lock::try_lock;
+use super::names::target_of;
+use crate::formats::safetensors::remove_abandoned;
 
 /// The age beyond which an unmodified file counts as left behind, where locks do not tell.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// Opens the folder that `path` names a file in, and removes what killed processes left there.
+///
+/// # Errors
+/// As [`Folder::open`].
+pub(in crate::formats) fn open_clean(path: &Path, sync: bool) -> crate::Result<Folder> {
+    let folder = Folder::open(path, sync)?;
+    remove(&folder);
+    Ok(folder)
+}
+
 /// Removes what killed processes left in a folder, the first time that this process saves there: later saves into a
 /// folder of many files need not list them all.
-pub(super) fn remove(folder: &Folder) {
+fn remove(folder: &Folder) {
     /// More folders are forgotten and listed again.
     const FOLDERS: usize = 1 << 16;
     static SEEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
@@ -51,7 +62,7 @@ fn remove_if_left(folder: &Folder, path: &Path, target: &Path) {
         true => try_lock(&file).is_ok(),
         false => metadata.modified().is_ok_and(|time| time.elapsed().is_ok_and(|age| age > AGE)),
     };
-    if metadata.is_file() && is_left && safetensors::remove_abandoned(path, target) {
+    if metadata.is_file() && is_left && remove_abandoned(path, target) {
         let _ = fs::remove_file(path);
     }
 }
@@ -66,7 +77,7 @@ mod tests {
     fn without_locks_only_old_files_are_left_behind() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("temporary");
-        let mut folder = Folder::of(&path, false).unwrap();
+        let mut folder = Folder::open(&path, false).unwrap();
         folder.has_locks = false;
         let file = fs::File::create(&path).unwrap();
         remove_if_left(&folder, &path, &place.path().join("target"));

@@ -2,6 +2,9 @@
 
 mod folder;
 mod leftovers;
+mod lock;
+mod names;
+mod options;
 mod temporary;
 
 use std::path::Path;
@@ -9,58 +12,16 @@ use std::path::Path;
 #[cfg(feature = "zarr")]
 pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
+pub(super) use leftovers::open_clean;
 #[cfg(feature = "zarr")]
-pub(super) use temporary::target_of;
-pub(super) use temporary::{Temporary, is_random, random};
+pub(super) use names::target_of;
+pub(super) use names::{is_random, random};
+pub use options::SaveOptions;
+pub(super) use temporary::Temporary;
 
-use super::{Error, Result, of_entry};
-use crate::{File, OpenOptions};
-
-/// The way in which files are saved.
-///
-/// A save writes a temporary file beside the one that it replaces, and renames it when it is complete. A program that
-/// opens the path during the save finds the old contents or the new ones. If a save fails, the old file is untouched
-/// and the temporary file is removed. A new file has the permissions that any new file gets. If the path is a symbolic
-/// link, the file replaces the link.
-///
-/// # Killed processes
-/// A process that is killed during a save leaves the old file or the new one, and perhaps temporary files, called
-/// `.NAME.RANDOM.gpufile-tmp`. The first save of another process into that folder removes them. On local file systems
-/// a saving process locks its temporary files (`flock`), and a file is removed if nobody holds its lock. On other file
-/// systems a file is removed a day after it was last written to.
-#[derive(Debug, Clone)]
-#[must_use]
-pub struct SaveOptions {
-    files: OpenOptions,
-    pub(super) sync: bool,
-}
-
-impl Default for SaveOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl SaveOptions {
-    /// Saves by the process's default engine, and waits for the storage.
-    pub fn new() -> Self {
-        Self { files: OpenOptions::new(), sync: true }
-    }
-
-    /// Opens the file in this way: with this engine, policy and use of `O_DIRECT`. Ignores access and creation
-    /// options.
-    pub fn files(mut self, files: &OpenOptions) -> Self {
-        self.files = files.clone();
-        self
-    }
-
-    /// Sets whether a save waits until the file has reached the storage before it is renamed, and then for the folder
-    /// (`fsync`). Without, a crash of the machine may leave an incomplete file in the place of the old one.
-    pub fn sync(mut self, sync: bool) -> Self {
-        self.sync = sync;
-        self
-    }
-}
+use super::{Error, Result};
+use crate::File;
+use crate::formats::error::of_entry;
 
 /// Writes a file, and puts it in its place when all of it is there.
 pub(super) fn save(
@@ -69,13 +30,9 @@ pub(super) fn save(
     write: impl FnOnce(&File) -> crate::Result<()>,
 ) -> Result<()> {
     let save = || {
-        let folder = Folder::of(path, options.sync)?;
+        let folder = open_clean(path, options.sync)?;
         Temporary::written(&folder, path, options, write)?.replace(path)?;
         folder.sync()
     };
     save().map_err(|error| Error::Save { path: path.to_owned(), error: of_entry(error) })
-}
-
-fn failed(operation: &'static str, path: &Path, error: std::io::Error) -> crate::Error {
-    crate::Error::File { operation, path: path.to_owned(), cause: error.into() }
 }

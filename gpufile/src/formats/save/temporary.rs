@@ -1,18 +1,16 @@
 //! Files under temporary names.
 
-use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::{AsFd, IntoRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{Folder, SaveOptions, failed, no_file_name};
+use super::folder::{Folder, failed, no_file_name};
+use super::lock::try_lock;
+use super::names::{random, temporary_name};
+use super::options::SaveOptions;
 use crate::File;
-
-/// The end of the names of files that are being written.
-pub(in crate::formats) const SUFFIX: &str = ".gpufile-tmp";
 
 /// A file under a name that nobody else uses. It is removed when it is dropped, except if it was renamed.
 #[derive(Debug)]
@@ -114,53 +112,6 @@ impl Drop for Temporary {
     }
 }
 
-/// `.NAME.RANDOM.gpufile-tmp`.
-fn temporary_name(name: &OsStr, number: u64) -> OsString {
-    /// File systems allow 255 bytes, and the rest of the name has less than the difference.
-    const MOST_BYTES: usize = 200;
-    let name = name.as_bytes();
-    let mut temporary = b".".to_vec();
-    temporary.extend_from_slice(&name[..name.len().min(MOST_BYTES)]);
-    temporary.extend_from_slice(format!(".{number:016x}{SUFFIX}").as_bytes());
-    OsString::from_vec(temporary)
-}
-
-/// Returns the name of the file that a temporary one is for, cut if it is long; `None` if the name is not one that
-/// [`Temporary`] gives.
-pub(in crate::formats) fn target_of(temporary: &[u8]) -> Option<&[u8]> {
-    let name = temporary.strip_suffix(SUFFIX.as_bytes())?.strip_prefix(b".")?;
-    let dot = name.iter().rposition(|byte| *byte == b'.')?;
-    (dot > 0 && is_random(&name[dot + 1..])).then_some(&name[..dot])
-}
-
-/// Returns whether these are the digits of a number that [`random`] gave.
-pub(in crate::formats) fn is_random(digits: &[u8]) -> bool {
-    digits.len() == 16 && digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Returns a number that no other process gets, and no copy of this one.
-pub(in crate::formats) fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    // SAFETY: the kernel writes as many bytes as the array has.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    match got {
-        8 => Ok(u64::from_ne_bytes(bytes)),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Takes the lock of a file, if nobody has it.
-///
-/// # Errors
-/// [`ErrorKind::WouldBlock`] if somebody has it; another kind if the file system has no locks.
-pub(super) fn try_lock(file: &fs::File) -> io::Result<()> {
-    // SAFETY: takes integers.
-    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Closes a copy of the descriptor. That is when file systems on the network write what they have put off, and say if it
 /// failed.
 fn close_copy(file: &File) -> io::Result<()> {
@@ -196,34 +147,10 @@ mod tests {
         // On other file systems there may be no locks.
         let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
         let target = place.path().join("a");
-        let folder = Folder::of(&target, false).unwrap();
+        let folder = Folder::open(&target, false).unwrap();
         let temporary = Temporary::create(&folder, &target).unwrap();
         let other = fs::File::open(temporary.path()).unwrap();
         assert_eq!(try_lock(&other).unwrap_err().kind(), ErrorKind::WouldBlock);
-    }
-
-    #[test]
-    fn only_names_that_are_given_count_as_temporary() {
-        let long = "x".repeat(255);
-        for name in ["a", "a.b", ".hidden", "é", &long] {
-            let temporary = temporary_name(OsStr::new(name), random().unwrap());
-            assert!(temporary.len() <= 255, "{temporary:?}");
-            assert_eq!(target_of(temporary.as_bytes()), Some(&name.as_bytes()[..name.len().min(200)]));
-        }
-        for name in [
-            "a.0123456789abcdef.gpufile-tmp",
-            ".a.0123456789abcde.gpufile-tmp",
-            ".a.0123456789abcdeF.gpufile-tmp",
-            ".a.00123456789abcdef.gpufile-tmp",
-            ".0123456789abcdef.gpufile-tmp",
-            "..0123456789abcdef.gpufile-tmp",
-            ".a.0123456789abcdef.gpufile-tmp2",
-            ".a.0123456789abcdef",
-            ".gpufile-tmp",
-            "",
-        ] {
-            assert_eq!(target_of(name.as_bytes()), None, "{name}");
-        }
     }
 
     #[test]

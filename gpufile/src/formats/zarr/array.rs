@@ -1,20 +1,17 @@
-//! Arrays: what they are, and reading and writing them.
+//! The facts of an array, checked when it is opened: sizes, coding, and its folder for errors. `transfer` reads and
+//! writes arrays.
 
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cufile::{IoBuf, IoBufMut};
-
 use super::error::{ZarrError, guarded};
 use super::grid::{self, ZarrsArray};
+use super::metadata;
 use super::store::FileStore;
-use super::{coded, metadata, raw};
-use crate::cuda::{Device, DeviceBuffer};
-use crate::formats::memory::{addressable, allocate, check_len, zeroed};
+use crate::formats::memory::check_len;
 use crate::formats::{Error, Result};
-use crate::memory::Memory;
 use crate::{Cause, Engine};
 
 /// An array on a [`FileStore`], of version 3 or 2.
@@ -141,83 +138,8 @@ impl Array {
         self.has_raw_chunks
     }
 
-    /// Reads the array into new memory of the GPU.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] if the GPU has no room; else as [`read_into`](Self::read_into).
-    pub fn read_to_device(&self, device: &Device) -> Result<DeviceBuffer> {
-        let path = self.folder();
-        let mut buffer = allocate(&path, device, addressable(&path, self.len_bytes)?)?;
-        self.read_into(&mut buffer)?;
-        Ok(buffer)
-    }
-
-    /// Reads the array into new memory of the host.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] if the host has no room; else as [`read_into`](Self::read_into).
-    pub fn read_to_host(&self) -> Result<Vec<u8>> {
-        let path = self.folder();
-        let mut bytes = zeroed(&path, addressable(&path, self.len_bytes)?)?;
-        self.read_into(&mut bytes)?;
-        Ok(bytes)
-    }
-
-    /// Reads the array into a buffer of the host or a GPU, which must have as many bytes as the array.
-    ///
-    /// # Errors
-    /// [`Error::BufferSize`]; [`Error::Zarr`], naming the chunk, if a file is not as long as its chunk or cannot be
-    /// decoded; [`Error::File`] if a file cannot be opened, read or copied; [`Error::Memory`]. Other chunks may have been
-    /// read then.
-    pub fn read_into<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
-        self.read_region_into(&self.whole(), buffer)
-    }
-
-    /// Reads a region of the array, a range of indices for each axis, into a buffer of the host or a GPU, which must
-    /// have as many bytes as the region.
-    ///
-    /// # Errors
-    /// As [`read_into`](Self::read_into); [`Error::Zarr`] also if the array does not have the region.
-    pub fn read_region_into<B: IoBufMut + ?Sized>(
-        &self,
-        region: &[Range<u64>],
-        buffer: &mut B,
-    ) -> Result<()> {
-        self.check_buffer(region, buffer.len_bytes())?;
-        if buffer.len_bytes() == 0 {
-            return Ok(());
-        }
-        let engine = self.engine()?;
-        let memory = Memory::of_mut(buffer, &engine).map_err(|error| self.copy_error(error))?;
-        let read = if raw::suits(self, region)? { raw::read } else { coded::read };
-        // SAFETY: the buffer is as long as the region, and is borrowed for as long as the call lasts.
-        unsafe { read(self, region, &memory, &engine) }
-    }
-
-    /// Writes the whole array from a buffer of the host or a GPU, which must have as many bytes as the array. A chunk's
-    /// file takes the place of the one before when it is complete; the array's metadata is not written.
-    ///
-    /// # Errors
-    /// [`Error::BufferSize`]; [`Error::Save`] if a file cannot be written; [`Error::Zarr`] if encoding fails;
-    /// [`Error::File`], [`Error::Memory`]. Other chunks may have been written then.
-    pub fn write_from<B: IoBuf + ?Sized>(&self, buffer: &B) -> Result<()> {
-        let region = self.whole();
-        self.check_buffer(&region, buffer.len_bytes())?;
-        if buffer.len_bytes() == 0 {
-            return Ok(());
-        }
-        let engine = self.engine()?;
-        let memory = Memory::of(buffer, &engine).map_err(|error| self.copy_error(error))?;
-        let write = if raw::suits(self, &region)? { raw::write } else { coded::write };
-        // SAFETY: the buffer is as long as the array, and is borrowed for as long as the call lasts.
-        unsafe { write(self, &region, &memory, &engine) }
-    }
-
-    fn whole(&self) -> Vec<Range<u64>> {
-        self.shape().iter().map(|&axis| 0..axis).collect()
-    }
-
-    fn check_buffer(&self, region: &[Range<u64>], buffer_bytes: usize) -> Result<()> {
+    /// Checks that the array has the region, and that a buffer is as long.
+    pub(super) fn check_buffer(&self, region: &[Range<u64>], buffer_bytes: usize) -> Result<()> {
         let shape = self.shape();
         let lies_within =
             |(wanted, &axis): (&Range<u64>, &u64)| wanted.start <= wanted.end && wanted.end <= axis;
@@ -243,7 +165,8 @@ impl Array {
         self.array.storage()
     }
 
-    fn engine(&self) -> Result<Engine> {
+    /// Returns the engine that transfers use.
+    pub(super) fn engine(&self) -> Result<Engine> {
         let found = self.store().reading().engine_or_global();
         found.map_err(|cause| crate::Error::Open { path: self.folder(), cause }.into())
     }

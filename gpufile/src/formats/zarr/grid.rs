@@ -8,7 +8,7 @@ use zarrs::storage::StoreKey;
 
 use super::error::ZarrError;
 use super::store::FileStore;
-use crate::formats::array_bits;
+use crate::formats::dtype::array_bits;
 
 pub(super) type ZarrsArray = zarrs::array::Array<FileStore>;
 

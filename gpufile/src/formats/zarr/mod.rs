@@ -45,6 +45,7 @@ mod raw;
 mod runs;
 mod store;
 mod target;
+mod transfer;
 
 pub use array::Array;
 pub use error::ZarrError;

@@ -9,7 +9,8 @@ use super::grid::{Chunks, Extent};
 use super::parallel::share;
 use super::runs::Runs;
 use super::target::{Target, repeated};
-use crate::formats::{Result, of_entry};
+use crate::formats::Result;
+use crate::formats::error::of_entry;
 use crate::memory::Memory;
 use crate::{Engine, File, IoRange, ReadRequest};
 
