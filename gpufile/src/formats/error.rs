@@ -387,15 +387,6 @@ pub(super) fn of_entry(error: crate::Error) -> crate::Error {
     }
 }
 
-/// Returns `text`, cut if it is too long to be read in an error.
-pub(super) fn clip(text: &str) -> String {
-    const MOST: usize = 256;
-    match text.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 struct Others<'a>(&'a usize);
 
 impl fmt::Display for Others<'_> {
@@ -435,6 +426,7 @@ impl fmt::Display for At<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::clip::clip;
 
     #[test]
     fn a_hostile_name_is_escaped_and_cut() {

@@ -22,11 +22,13 @@
 //! assert_eq!(error.to_string(), r#"tensor "w": shape and type say 16 bytes, but its offsets are 0 to 999"#);
 //! ```
 
+mod clip;
 mod dtype;
 mod error;
 mod head;
 mod memory;
 pub mod npy;
+mod random;
 mod regular;
 pub mod safetensors;
 mod save;

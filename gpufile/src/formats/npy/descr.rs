@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 use crate::formats::{Dtype, FormatError};
 
 /// The order of the bytes in an element.

@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::descr::Descr;
 use super::literal::{FORMAT, Literals};
 use crate::formats::FormatError;
+use crate::formats::clip::clip;
 use crate::formats::dtype::array_bits;
-use crate::formats::error::clip;
 
 /// The number of bytes at the start of a file that say how long its header is, in every version.
 pub const PREFIX_LEN: usize = 12;

@@ -1,7 +1,7 @@
 //! The catalog of a model: which tensors it has, in which file, and where. No file is opened or read here.
 
 use super::header::{Header, TensorInfo};
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 
 /// The tensors of several headers.
 pub(super) struct Catalog {

@@ -11,7 +11,7 @@ use super::header::{Header, TensorInfo};
 use super::index_file::{index_path, parse_index, read_index};
 use super::load::{Load, Loaded};
 use crate::cuda::{Device, DeviceBuffer};
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 use crate::formats::head::malformed;
 use crate::formats::memory::{addressable, check_len, zeroed};
 use crate::formats::regular::is_same_file;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::catalog::{Catalog, Id};
 use super::header::{Header, LENGTH_BYTES};
 use super::parse::head_len;
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 use crate::formats::head::{self, malformed};
 use crate::formats::{Error, Result, regular};
 use crate::{File, OpenOptions};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
+use crate::formats::clip::clip;
 use crate::formats::dtype::array_bits;
-use crate::formats::error::clip;
 use crate::formats::{Dtype, FormatError};
 
 /// The most bytes that the JSON object of a header may have. This is the format's own limit; it applies to an index

@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Vis
 use super::header::MAX_HEADER_LEN;
 use super::json::{Fault, Text, With, explain, utf8};
 use crate::formats::FormatError;
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 
 const FORMAT: &str = "safetensors index";
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
 
 use crate::formats::FormatError;
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 
 /// Deserializes a string to the end of the arena, and returns where it lies there. No string has its own allocation.
 pub(super) struct Text<'a>(pub(super) &'a mut String);

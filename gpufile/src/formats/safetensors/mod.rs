@@ -39,7 +39,7 @@ mod load;
 mod parse;
 mod replace;
 mod save;
-mod shards;
+pub(super) mod shards;
 mod write;
 
 pub use checkpoint::Checkpoint;
@@ -48,5 +48,4 @@ pub use index::ShardIndex;
 pub use load::{Load, Loaded, Progress, TensorView};
 pub use parse::head_len;
 pub use save::{TensorData, save, save_sharded, save_with};
-pub(super) use shards::remove_abandoned;
 pub use write::NewTensor;

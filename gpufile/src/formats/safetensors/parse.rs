@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use super::header::{Entry, FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA, Table};
 use super::json::{Fault, Text, With, explain, utf8};
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 use crate::formats::{Dtype, FormatError};
 
 /// Returns the length of the header, in bytes from the start of the file. Takes at least the first eight bytes of the

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::index::{ShardIndex, is_plain};
 use super::index_file::{INDEX_SUFFIX, parse_index, read_index};
 use crate::formats::Result;
-use crate::formats::save::{is_random, random};
+use crate::formats::random::{is_random, random};
 
 /// The names of the shards that one save writes: `model-RANDOM-00001-of-00003.safetensors`.
 ///

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::header::{Entry, FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA, Table};
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 use crate::formats::{Dtype, FormatError};
 
 /// A tensor of a file that is to be written.

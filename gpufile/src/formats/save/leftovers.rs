@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::folder::Folder;
 use super::lock::try_lock;
 use super::names::target_of;
-use crate::formats::safetensors::remove_abandoned;
+use crate::formats::safetensors::shards::remove_abandoned;
 
 /// The age beyond which an unmodified file counts as left behind, where locks do not tell.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);

@@ -15,7 +15,6 @@ pub(super) use folder::{Folder, no_file_name};
 pub(super) use leftovers::open_clean;
 #[cfg(feature = "zarr")]
 pub(super) use names::target_of;
-pub(super) use names::{is_random, random};
 pub use options::SaveOptions;
 pub(super) use temporary::Temporary;
 

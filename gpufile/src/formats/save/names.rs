@@ -1,8 +1,9 @@
-//! The names of temporary files, and the random numbers in them.
+//! The names of temporary files.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use crate::formats::random::is_random;
 
 /// The end of the names of files that are being written.
 const SUFFIX: &str = ".gpufile-tmp";
@@ -26,25 +27,10 @@ pub(in crate::formats) fn target_of(temporary: &[u8]) -> Option<&[u8]> {
     (dot > 0 && is_random(&name[dot + 1..])).then_some(&name[..dot])
 }
 
-/// Returns whether these are the digits of a number that [`random`] gave.
-pub(in crate::formats) fn is_random(digits: &[u8]) -> bool {
-    digits.len() == 16 && digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Returns a number that no other process gets, and no copy of this one.
-pub(in crate::formats) fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    // SAFETY: the kernel writes as many bytes as the array has.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    match got {
-        8 => Ok(u64::from_ne_bytes(bytes)),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::random::random;
 
     #[test]
     fn only_names_that_are_given_count_as_temporary() {

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{Folder, failed, no_file_name};
 use super::lock::try_lock;
-use super::names::{random, temporary_name};
+use super::names::temporary_name;
 use super::options::SaveOptions;
 use crate::File;
+use crate::formats::random::random;
 
 /// A file under a name that nobody else uses. It is removed when it is dropped, except if it was renamed.
 #[derive(Debug)]

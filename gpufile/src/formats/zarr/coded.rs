@@ -15,7 +15,7 @@ use super::runs::Runs;
 use super::target::Target;
 use crate::Engine;
 use crate::formats::Result;
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 use crate::formats::memory::{addressable, out_of_memory, zeroed};
 use crate::memory::Memory;
 

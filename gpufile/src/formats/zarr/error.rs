@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::formats::error::clip;
+use crate::formats::clip::clip;
 
 /// An array that cannot be opened, read or written as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,0 +1,19 @@
+//! Random numbers, and their digits in file names.
+
+use std::io;
+
+/// Returns whether these are the digits of a number that [`random`] gave.
+pub(super) fn is_random(digits: &[u8]) -> bool {
+    digits.len() == 16 && digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Returns a number that no other process gets, and no copy of this one.
+pub(super) fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    // SAFETY: the kernel writes as many bytes as the array has.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    match got {
+        8 => Ok(u64::from_ne_bytes(bytes)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
