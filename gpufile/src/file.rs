@@ -20,21 +20,40 @@ use crate::options::OpenOptions;
 use crate::route::Route;
 use crate::write_plan::{Growth, WritePlan};
 
-/// An open file. Reads and writes are positional and take `&self`, so a file can be shared by threads. Clones refer to
-/// the same open file.
+/// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer to the
+/// same open file.
 ///
-/// Reads fill the page cache, from which the next one takes what it finds there. A file longer than half of the available
-/// memory bypasses it where less than half of the range is cached. [`OpenOptions::direct_read`] chooses.
+/// Reads fill the page cache, from which later reads take what is there. Reads of a file longer than half of the
+/// available memory bypass the page cache where it holds less than half of the range. [`OpenOptions::direct_read`]
+/// changes this.
+///
+/// ```
+/// use gpufile::File;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("data.bin");
+/// let file = File::create(&path)?;
+/// let bytes = vec![7; 5000]; // or device memory, as everywhere
+/// file.write_all_at(&bytes, 100)?;
+/// assert_eq!(file.len_bytes()?, 5100);
+///
+/// let mut tail = vec![0; 4096];
+/// let read = file.read_at(&mut tail, 5000)?; // the file ends after 100 bytes
+/// assert_eq!((read, tail[99]), (100, 7));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct File {
     open: Arc<OpenFile>,
     chunk_bytes: Option<usize>,
 }
 
-/// The largest offset that the kernel has.
+/// The largest offset that the kernel takes, in bytes.
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
 
-/// `read` or `write`, as errors say it.
+/// The names of the operations in errors.
 pub(crate) const READ: &str = "read";
 pub(crate) const WRITE: &str = "write";
 
@@ -55,7 +74,7 @@ impl File {
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)
     }
 
-    /// Returns options for opening a file in other ways.
+    /// Returns options for opening a file with other access, another engine, or another policy.
     pub fn options() -> OpenOptions {
         OpenOptions::new()
     }
@@ -64,14 +83,15 @@ impl File {
         Self { open: Arc::new(open), chunk_bytes: None }
     }
 
-    /// The same open file, whose transfers are cut into parts of this many bytes, whatever the engine would choose; for
-    /// device memory no larger than a bounce buffer.
+    /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer chooses the
+    /// length. For device memory, chunks are no longer than a bounce buffer.
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
         Self { open: self.open.clone(), chunk_bytes: Some(chunk_bytes.max(1)) }
     }
 
-    /// Reads into the whole buffer from `offset` in bytes. Returns how many bytes were read: fewer than the buffer has
-    /// only if the file ends there. What the buffer holds behind them is not specified: cuFile overwrites it.
+    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than the
+    /// length of the buffer only if the file ends there. The rest of the buffer is then unspecified, because cuFile
+    /// overwrites it.
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes behind the failure may have been read too.
@@ -96,8 +116,8 @@ impl File {
         }
     }
 
-    /// Reads from `offset` in bytes into host memory that need not be initialised. Returns the part that was read: shorter
-    /// than the buffer only if the file ends there.
+    /// Reads from `offset` in bytes into host memory that need not be initialised. Returns the bytes that were read. They
+    /// are fewer than the buffer has only if the file ends there.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -118,7 +138,7 @@ impl File {
         Ok(unsafe { slice::from_raw_parts_mut(ptr, done) })
     }
 
-    /// As [`read_at`](Self::read_at), but all by the calling thread, without the engine's workers.
+    /// Reads as [`read_at`](Self::read_at), by the calling thread alone, without the engine's workers.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -131,19 +151,19 @@ impl File {
     /// Writes the whole buffer to `offset` in bytes.
     ///
     /// # Length
-    /// A write that fails leaves the file as long as it was, as long as the whole write would have made it, or anything
-    /// between. What was not written reads as it did before, behind the old end as zeros. A write never makes a file
-    /// shorter. On tmpfs a long write makes the file longer before it writes the first byte. On disks, blocks that a failed
-    /// write did not use may stay allocated behind the end until the file is cut or removed.
+    /// A failed write leaves the file with its old length, with the length of a successful write, or with any length
+    /// between. Bytes that were not written keep their values, or are zeros behind the old end. A write never makes a
+    /// file shorter. On tmpfs, a long write makes the file longer before it writes the first byte. On disks, blocks that a
+    /// failed write did not use may stay allocated behind the end until the file is truncated or removed.
     ///
     /// # Other writers
     /// Several threads may write to one file at once. Where their ranges overlap, either may come last.
     ///
-    /// On a [direct path](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where a range begins
-    /// or ends within a block, it reads the block, changes it, and writes it back. The transfers of all engines of a process
-    /// take turns at such a block. Nothing makes others wait: while a write of device memory is in flight, nobody may write to the
-    /// blocks that it touches by other means, not even other bytes of them. Other means are a descriptor, a mapping,
-    /// another process. What they write may be lost, and no error says so.
+    /// On a [direct route](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where a range begins
+    /// or ends within a block, libcufile reads the block, changes it, and writes it back. The transfers of all engines of
+    /// a process take turns at such a block. Other writers do not wait: a descriptor, a mapping, another process. While
+    /// a write of device memory is in flight, they must not write to the blocks that it touches, not even to other bytes
+    /// of them. Their bytes may be lost without an error.
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes behind the failure may have been written too; see [Length](#length).
@@ -153,8 +173,8 @@ impl File {
         unsafe { self.write_memory(memory, offset, false) }
     }
 
-    /// As [`write_all_at`](Self::write_all_at), but all by the calling thread, without the engine's workers. The same holds
-    /// for [other writers](Self::write_all_at).
+    /// Writes as [`write_all_at`](Self::write_all_at), by the calling thread alone, without the engine's workers. The same
+    /// holds for [other writers](Self::write_all_at).
     ///
     /// # Errors
     /// As [`write_all_at`](Self::write_all_at).
@@ -164,14 +184,14 @@ impl File {
         unsafe { self.write_memory(memory, offset, true) }
     }
 
-    /// Returns the way of device memory to and from this file, and why no better one;
-    /// [`RouteKind::Unavailable`](crate::RouteKind::Unavailable) without CUDA. Loads CUDA, and opens the cuFile
-    /// driver if the answer needs it.
+    /// Returns the route of device memory to and from this file, and why no better one is taken. Without CUDA, the route is
+    /// [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads CUDA, and opens the cuFile driver if
+    /// the answer needs it.
     pub fn route(&self) -> &Route {
         self.open.route()
     }
 
-    /// Returns the length of the file in bytes. It is stale as soon as anyone writes.
+    /// Returns the length of the file in bytes. Any write may change it.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -179,7 +199,7 @@ impl File {
         self.open.len_bytes().map_err(|error| self.failed("stat", error))
     }
 
-    /// Cuts the file off or extends it with zeros (`ftruncate`).
+    /// Truncates the file to this length in bytes, or extends it with zeros (`ftruncate`).
     ///
     /// # Errors
     /// [`Error::File`].
@@ -195,12 +215,12 @@ impl File {
         self.open.file.sync_all().map_err(|error| self.failed("sync", error))
     }
 
-    /// The path that the file was opened by, or that its descriptor had when it was taken over.
+    /// Returns the path that the file was opened by. For a descriptor that was taken over, it is the path at that time.
     pub fn path(&self) -> &Path {
         &self.open.path
     }
 
-    /// The engine that carries out the file's transfers.
+    /// Returns the engine that carries out the file's transfers.
     pub fn engine(&self) -> &Engine {
         &self.open.engine
     }
@@ -209,14 +229,14 @@ impl File {
         &self.open
     }
 
-    /// Reads to memory; short only at the end of the file.
+    /// Reads into memory. The read is short only at the end of the file.
     ///
     /// # Safety
-    /// The memory must be of an [`IoBufMut`] that stays and is used by nothing else until the function returns.
+    /// The memory must belong to an [`IoBufMut`] that stays, and that nothing else uses until the function returns.
     pub(crate) unsafe fn read_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<usize> {
-        /// Below this, a thread that reads from the page cache is done before another has woken up.
+        /// The longest read, in bytes, that ends before another thread has woken up.
         const ALONE_BYTES: usize = 256 << 10;
-        /// Up to here, one copy is all there is to do.
+        /// The longest read, in bytes, that needs only one copy.
         const SMALL_BYTES: usize = 64 << 10;
         let len = memory.len_bytes;
         let is_small = |limit: usize| {
@@ -247,7 +267,7 @@ impl File {
     /// Writes memory.
     ///
     /// # Safety
-    /// The memory must be of an [`IoBuf`] that stays until the function returns.
+    /// The memory must belong to an [`IoBuf`] that stays until the function returns.
     pub(crate) unsafe fn write_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<()> {
         let len = memory.len_bytes;
         let range = [self.range(WRITE, offset, len)?];
@@ -273,12 +293,12 @@ impl File {
         unsafe { self.open.engine.run(&transfer, cutting) }.expect("a checked range, which overlaps no other")
     }
 
-    /// Ranges of this file and one buffer.
+    /// Returns entries of this file and one buffer.
     pub(crate) fn entries<'a>(&'a self, memory: Memory, ranges: &'a [IoRange]) -> Entries<'a> {
         Entries::Ranges { file: &self.open, memory, ranges, file_limit: FILE_LIMIT }
     }
 
-    /// Returns how to cut a read whose first range is this one.
+    /// Returns the cutting of a read whose first range is this one.
     pub(crate) fn read_cutting(&self, total_bytes: usize, place: Place, first: &IoRange) -> Cutting {
         let cutting = self.cutting(total_bytes, place);
         self.open.cutting_for_read(cutting, self.chunk_bytes.is_none(), first.file_offset, first.len_bytes)
@@ -288,12 +308,12 @@ impl File {
         self.open.engine.cutting(total_bytes, place, self.chunk_bytes)
     }
 
-    /// Returns the length in bytes that chunks should have, if it was set for this file.
+    /// Returns the chunk length in bytes, if it was set for this file.
     pub(crate) fn chunk_bytes(&self) -> Option<usize> {
         self.chunk_bytes
     }
 
-    /// A buffer's memory; the file's way to it is decided here, and not by a worker later.
+    /// Returns a buffer's memory. The caller's thread chooses the file's route here, so that no worker has to.
     pub(crate) fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<Memory> {
         let memory = Memory::of(buffer, &self.open.engine)
             .map_err(|error| self.transfer_error(WRITE, offset, buffer.len_bytes(), 0, error.into()))?;
@@ -301,7 +321,7 @@ impl File {
         Ok(memory)
     }
 
-    /// As [`memory`](Self::memory), to be read into.
+    /// Returns the memory of a buffer to be read into, as [`memory`](Self::memory) does.
     pub(crate) fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
         let memory = Memory::of_mut(buffer, &self.open.engine)
             .map_err(|error| self.transfer_error(READ, offset, buffer.len_bytes(), 0, error.into()))?;
@@ -315,7 +335,7 @@ impl File {
         }
     }
 
-    /// The whole of a buffer from `offset` on, if the kernel can address it.
+    /// Returns the range of a whole buffer at `offset`, if the kernel can address it.
     pub(crate) fn range(&self, operation: &'static str, offset: u64, len_bytes: usize) -> Result<IoRange> {
         self.check_offset(operation, offset, len_bytes)?;
         Ok(IoRange { file_offset: offset, buffer_offset: 0, len_bytes })
@@ -348,7 +368,7 @@ impl File {
     }
 }
 
-/// The path of an open file, as far as the kernel tells.
+/// Returns the path of an open file, as far as the kernel knows it.
 pub(crate) fn path_of(file: &fs::File) -> PathBuf {
     let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     fs::read_link(&link).unwrap_or(link)

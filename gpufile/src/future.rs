@@ -1,4 +1,4 @@
-//! Reads and writes that go on while the caller does something else.
+//! Reads and writes in flight while the caller does other work.
 
 use std::fmt;
 use std::future::Future;
@@ -12,43 +12,60 @@ use crate::file::File;
 use crate::owned::Owned;
 use crate::write_plan::Growth;
 
-/// A transfer under way, which owns its buffer. It needs no runtime: [`wait`](Self::wait) for it, or `.await` it.
+/// A transfer in flight, which owns its buffer. It needs no runtime: call [`wait`](Self::wait), or `.await` it.
 ///
-/// It ends by itself whether it is polled or not. The output is the count of bytes, as [`File::read_at`] returns it, or all
-/// for a write, and the buffer.
+/// The transfer ends whether the future is polled or not. The output has the number of bytes and the buffer. For a read,
+/// the number is that of [`File::read_at`]; for a write, it is the length of the buffer.
 ///
 /// # Dropping
-/// Dropping it does not wait. A write goes on to its end, if the process lasts that long, and its failure is lost. A read
-/// ends with the pieces that were begun, a few MiB for each thread. A worker drops the buffer then, and with it the file
-/// and the last reference to the engine, if nothing else refers to them. [`cancel`](Self::cancel) gives the buffer back.
-/// `mem::forget` leaks it.
+/// Dropping the future does not wait. A write continues to its end, if the process lives that long, and its failure is
+/// lost. A read ends with the chunks that workers have claimed, a few MiB for each thread. A worker then drops the buffer.
+/// It also drops the file and the last reference to the engine, if nothing else refers to them.
+/// [`cancel`](Self::cancel) returns the buffer. `mem::forget` leaks it.
+///
+/// ```
+/// use gpufile::File;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("data.bin");
+/// # std::fs::write(&path, [7; 100])?;
+/// let file = File::open(&path)?;
+/// let future = file.read_at_async(vec![0; 100], 0); // or device memory
+/// // Other work, while workers read.
+/// let (outcome, buffer) = future.wait(); // or future.await
+/// assert_eq!(outcome?, 100);
+/// assert_eq!(buffer, [7; 100]);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping it ends a read, and loses the outcome of a write"]
 pub struct IoFuture<B> {
     /// `None` when the output was taken.
     owned: Option<Owned<B>>,
 }
 
-// Nothing in it is pinned: what workers refer to is on the heap.
+// Nothing in it is pinned: workers refer to the heap only.
 impl<B> Unpin for IoFuture<B> {}
 
 impl File {
-    /// Begins to read into the whole buffer from `offset` in bytes, as [`read_at`](Self::read_at), and returns at once.
+    /// Starts to read into the whole buffer from `offset` in bytes, as [`read_at`](Self::read_at), and returns at once.
     ///
     /// # Errors
-    /// The output carries them, as [`read_at`](Self::read_at) says.
+    /// The output has the errors of [`read_at`](Self::read_at).
     pub fn read_at_async<B: IoBufMut + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
         IoFuture::start(Owned::read(self, buffer, offset))
     }
 
-    /// Begins to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at), and
-    /// returns at once, except for a file that becomes longer. For such a file the call allocates the new
-    /// part, which takes 70 to 90 ms for each GiB on tmpfs, and about 3 on ext4.
+    /// Starts to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at). The call returns at
+    /// once, except for a file that becomes longer. For such a file, the call allocates the new blocks. This takes 70 to
+    /// 90 ms for each GiB on tmpfs, and about 3 ms on ext4.
     ///
     /// The restrictions on [other writers](Self::write_all_at) hold until the transfer has ended.
     ///
     /// # Errors
-    /// The output carries them, as [`write_all_at`](Self::write_all_at) says, which also tells the length of the file
-    /// [after a failure](Self::write_all_at).
+    /// The output has the errors of [`write_all_at`](Self::write_all_at), whose docs also state the length of the file
+    /// after a failure.
     pub fn write_all_at_async<B: IoBuf + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
         IoFuture::start(Owned::write(self, buffer, offset, Growth::MayAllocate))
     }
@@ -67,7 +84,7 @@ impl<B> IoFuture<B> {
         self.owned.as_ref().and_then(Owned::job).is_none_or(|(job, _)| job.is_done())
     }
 
-    /// Waits for the end of the transfer. Returns how many bytes were transferred, and the buffer.
+    /// Waits for the end of the transfer. Returns the number of bytes that were transferred, and the buffer.
     ///
     /// # Panics
     /// If the output was taken by polling.
@@ -75,10 +92,10 @@ impl<B> IoFuture<B> {
         self.owned.take().expect("the output was not taken").finish()
     }
 
-    /// Ends the transfer early: begins no more pieces of it, and waits for those that were begun, a few MiB for each
-    /// thread. Returns how many bytes were transferred from the beginning without a gap, and the buffer.
+    /// Ends the transfer early. Workers claim no more of its chunks. The call waits for the claimed ones, a few MiB for each
+    /// thread. Returns the number of bytes that were transferred from the start without a gap, and the buffer.
     ///
-    /// It blocks the calling thread; a task of an executor that must not be blocked drops the future instead.
+    /// The call blocks its thread. An executor's task that must not block drops the future instead.
     ///
     /// # Panics
     /// If the output was taken by polling.
@@ -91,7 +108,7 @@ impl<B> Future for IoFuture<B> {
     type Output = (Result<usize>, B);
 
     /// # Panics
-    /// If it is polled after it gave its output.
+    /// If the future is polled after it returned its output.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let owned = self.owned.take().expect("not polled after the output was taken");
         if let Some((job, _)) = owned.job()

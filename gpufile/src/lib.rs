@@ -1,32 +1,188 @@
-//! Bytes between files and GPU or host memory, by the fastest path this machine has.
+//! Bytes between files and GPU or host memory, by the fastest route that this machine has.
 //!
-//! A [`File`] reads into and writes from device and host memory alike. Device memory goes through cuFile where that
-//! works, and through pinned host memory where it does not: without GPUDirect Storage, without libcufile, on a file
-//! system that cuFile refuses. Host memory needs neither CUDA nor a GPU. [`File::route`] tells which way device memory
-//! takes and why no better one, or why it takes none.
+//! A [`File`] reads into and writes from device and host memory alike. Device memory goes through cuFile where cuFile
+//! moves the bytes without the host's memory. Elsewhere it goes through pinned host memory: without GPUDirect Storage,
+//! without libcufile, on a file system that cuFile refuses. Host memory needs neither CUDA nor a GPU.
 //!
 //! ```
 //! use gpufile::File;
 //!
-//! # fn main() -> gpufile::Result<()> {
-//! # let path = std::env::temp_dir().join(format!("gpufile-doc-{}", std::process::id()));
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("weights.bin");
 //! let file = File::create(&path)?;
 //! file.write_all_at(b"weights".as_slice(), 0)?;
-//! let mut bytes = vec![0; 7];
+//! let mut bytes = vec![0; 7]; // or device memory
 //! file.read_exact_at(&mut bytes, 0)?;
 //! assert_eq!(bytes, b"weights");
-//! println!("the way to device memory: {}", file.route());
-//! # std::fs::remove_file(path).ok();
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! One contract holds on every path: a read is short only at the end of the file, interrupted and partial transfers go
-//! on, and an error says what failed and how many bytes had been transferred before.
+//! One contract holds on every route. A read is short only at the end of the file. The engine continues interrupted and
+//! partial transfers. An error names the file, the range, the cause, and the number of bytes that had been transferred.
 //!
-//! [`formats`] loads and saves models and arrays: safetensors, `.npy` and, with the feature `zarr`, Zarr.
+//! # Load a model
 //!
-//! The feature `cudarc` adds the module of that name: slices, views and streams of the crate cudarc, which candle uses too.
+//! A [`Checkpoint`](formats::safetensors::Checkpoint) loads the tensors of a safetensors model into one allocation, as
+//! fast as one large read. [`formats`] also has `.npy` and, with the feature `zarr`, Zarr.
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//! use gpufile::formats::Dtype;
+//! use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("model.safetensors");
+//! # let weight = vec![0; 64];
+//! # safetensors::save(&path, &[TensorData::new("weight", Dtype::F16, &[4, 8], &weight)], BTreeMap::new())?;
+//! let checkpoint = Checkpoint::open(&path)?;
+//! let loaded = checkpoint.load_to_host()?; // or load_to_device(&device)
+//! for tensor in loaded.iter() {
+//!     println!("{} {} {:?}", tensor.info.name, tensor.info.dtype, tensor.info.shape);
+//! }
+//! # assert_eq!(loaded.bytes("weight"), Some(&weight[..]));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A file of another format goes to the GPU by one [`File::read_exact_at`]:
+//!
+//! ```no_run
+//! use gpufile::{Engine, File};
+//!
+//! let device = Engine::global().cuda()?.device(0)?;
+//! let file = File::open("model.bin")?;
+//! let mut weights = device.alloc(file.len_bytes()? as usize)?;
+//! file.read_exact_at(&mut weights, 0)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Read many ranges
+//!
+//! One [`File::read_many`] is much faster than many reads: the engine packs small ranges, merges neighbours, and shares
+//! the work among all workers. [`Engine::read_many`] takes several files and buffers. Many small ranges of a cached
+//! file are fastest from a [`MappedFile`], but mapping is `unsafe`, because nobody may shorten the file.
+//! [`File::read_at_async`] fits when the program has other work until the bytes are there.
+//!
+//! ```
+//! use gpufile::{File, IoRange};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("table.bin");
+//! # std::fs::write(&path, (0..=255).collect::<Vec<u8>>())?;
+//! let file = File::open(&path)?;
+//! let rows = [7, 2, 12];
+//! let mut buffer = vec![0; rows.len() * 16]; // or device memory
+//! let ranges: Vec<_> = rows
+//!     .iter()
+//!     .enumerate()
+//!     .map(|(place, row)| IoRange { file_offset: row * 16, buffer_offset: place * 16, len_bytes: 16 })
+//!     .collect();
+//! file.read_many(&mut buffer, &ranges)?;
+//! assert_eq!((buffer[0], buffer[16], buffer[32]), (7 * 16, 2 * 16, 12 * 16));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Write back
+//!
+//! [`File::write_all_at`] changes a file in place. A failure or a killed process leaves part of the new bytes, and
+//! [`File::sync_all`] makes them durable. [`safetensors::save`](formats::safetensors::save) replaces a model as a
+//! whole: a killed process leaves the old model or the new one. The file system needs room for both.
+//!
+//! ```
+//! use gpufile::File;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("state.bin");
+//! # std::fs::write(&path, [0; 4096])?;
+//! let file = File::options().read(true).write(true).open(&path)?;
+//! let state = vec![7; 1024]; // or device memory
+//! file.write_all_at(&state, 2048)?;
+//! file.sync_all()?;
+//! # assert_eq!(std::fs::read(&path)?[2047..2049], [0, 7]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Use streams
+//!
+//! A stream-ordered transfer starts when the stream's work so far is done, and later work of the stream waits for it.
+//! The call itself does not wait, except in the cases that [`File::read_at_on_stream`] lists. A transfer takes pinned
+//! memory and one of the GPU's hardware queues until it ends, so a few long transfers are better than many short ones.
+//!
+//! ```no_run
+//! use gpufile::{Engine, File};
+//!
+//! let device = Engine::global().cuda()?.device(0)?;
+//! let stream = device.stream()?;
+//! let file = File::open("batch.bin")?;
+//! let read = file.read_at_on_stream(&stream, device.alloc(256 << 20)?, 0);
+//! // Kernels that are launched on the stream here find the bytes in the buffer.
+//! let (outcome, batch) = read.wait();
+//! println!("{} bytes in a buffer of {}", outcome?, batch.len_bytes());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The feature `cudarc` adds the module of that name: slices, views and streams of the crate cudarc, which candle uses
+//! too.
+//!
+//! # Choose settings
+//!
+//! The defaults suit most machines. Every file uses the process's default engine, which follows [environment
+//! variables](Settings::from_env). A program sets an engine by [`Engine::builder`], and a file by [`OpenOptions`]. More
+//! workers are faster up to the speed of the GPU's link, and take more processors and pinned memory.
+//! [`DirectIo::Always`] spares the page cache, but then the next load comes from the disk.
+//!
+//! ```
+//! use gpufile::{DirectIo, Engine, File, RoutePolicy};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("data.bin");
+//! # std::fs::write(&path, "data")?;
+//! let engine = Engine::builder().threads(4).bounce_memory_bytes(64 << 20).build();
+//! let file = File::options()
+//!     .read(true)
+//!     .engine(&engine)
+//!     .policy(RoutePolicy::PosixOnly)
+//!     .direct_read(DirectIo::Never)
+//!     .open(&path)?;
+//! assert_eq!(file.engine().settings().threads(), 4);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Find out why it is slow
+//!
+//! 1. [`File::route`] returns the route of device memory, and why no better one is taken.
+//! 2. [`page_cache::residency`] returns how much of the file is cached. The rest comes at the disk's speed.
+//! 3. The program `gpufile check FILE` prints both, and `gpufile bench FILE` measures the file, the disk and the GPU's
+//!    link.
+//!
+//! ```
+//! use gpufile::{File, RouteKind, page_cache};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("data.bin");
+//! # std::fs::write(&path, "data")?;
+//! let file = File::open(&path)?;
+//! if file.route().kind() != RouteKind::Gds {
+//!     println!("{}", file.route());
+//! }
+//! let cached = page_cache::residency(&file, 0..file.len_bytes()?)?;
+//! println!("{:.0} % cached", 100.0 * cached.fraction());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Many small calls are slower than one call with many ranges. A new file is bound by the file system, which allocates
+//! its blocks.
 
 #![warn(missing_debug_implementations)]
 

@@ -1,4 +1,4 @@
-//! Many ranges in one call.
+//! Reads and writes of many ranges in one call.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,15 +13,15 @@ use crate::memory::Memory;
 use crate::write_plan::{WritePlan, pieces};
 
 impl File {
-    /// Reads many ranges of the file into parts of one buffer. Small ranges are packed, neighbours merged, and all
-    /// workers share the work, so that one call is much faster than many [`read_at`](Self::read_at).
+    /// Reads many ranges of the file into one buffer. The engine packs small ranges, merges neighbours, and shares the work
+    /// among all workers. One call is much faster than many calls of [`read_at`](Self::read_at).
     ///
     /// It is fastest if the ranges are ordered by `buffer_offset`.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first range that was seen to fail, also if the file ends before it does
-    /// ([`Cause::EndOfFile`]); others may have been read or not. Ranges beyond the buffer, and ranges that overlap in
-    /// it, are refused ([`Cause::Invalid`]).
+    /// [`Error::Entry`] with the number of the first range that the engine saw fail. A range fails with
+    /// [`Cause::EndOfFile`] if the file ends within it. Other ranges may have been read or not. Ranges beyond the buffer,
+    /// and ranges that overlap in it, fail with [`Cause::Invalid`].
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
         let Some(first) = ranges.first() else { return Ok(()) };
@@ -32,14 +32,14 @@ impl File {
         self.ranges_outcome(READ, &memory, ranges, FILE_LIMIT, outcome)
     }
 
-    /// Writes parts of one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where
-    /// ranges overlap in the file, either may come last. What [other writers](Self::write_all_at) must not do
-    /// holds here, too; ranges of one call may share blocks.
+    /// Writes one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where ranges overlap in
+    /// the file, either may come last. The restrictions on [other writers](Self::write_all_at) hold here too. Ranges
+    /// of one call may share blocks.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first range that was seen to fail; others may have been written or not. The
-    /// file's length is then as after a failed [`write_all_at`](Self::write_all_at) of all ranges.
-    /// Ranges beyond the buffer are refused before anything is written ([`Cause::Invalid`]).
+    /// [`Error::Entry`] with the number of the first range that the engine saw fail. Other ranges may have been written or
+    /// not. The file's length is then as after a failed [`write_all_at`](Self::write_all_at) of all ranges. Ranges beyond
+    /// the buffer fail with [`Cause::Invalid`] before anything is written.
     pub fn write_many<B: IoBuf + ?Sized>(&self, buffer: &B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
         if ranges.is_empty() {
@@ -102,8 +102,8 @@ impl File {
     }
 }
 
-/// Returns the outcome of many entries as users see it. `error` makes an error of an entry that stopped after so many
-/// bytes, for a cause if there was one.
+/// Returns the outcome of many entries for the caller. `error` makes the error of an entry from its number, the bytes
+/// before the stop, and the cause, if there is one.
 fn entry_outcome(
     outcome: Result<Option<Stop>, Refused>,
     error: impl Fn(usize, usize, Option<Cause>) -> Error,
@@ -119,14 +119,46 @@ fn entry_outcome(
     Err(Error::Entry { entry, error: Box::new(error(entry, done_bytes, cause)) })
 }
 
-/// A range of a file to be read, and the memory for it; for [`Engine::read_many`].
+/// A range of a file to be read and the memory for it, for [`Engine::read_many`].
+///
+/// ```
+/// use gpufile::{Engine, File, ReadRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = |name| folder.path().join(name);
+/// # std::fs::write(path("a.bin"), "aaaa")?;
+/// # std::fs::write(path("b.bin"), "bbbb")?;
+/// let (a, b) = (File::open(path("a.bin"))?, File::open(path("b.bin"))?);
+/// let (mut head, mut tail) = (vec![0; 4], vec![0; 2]); // or device memory
+/// let mut requests = [ReadRequest::new(&a, 0, &mut head)?, ReadRequest::new(&b, 2, &mut tail)?];
+/// Engine::global().read_many(&mut requests)?;
+/// assert_eq!((head, tail), (b"aaaa".to_vec(), b"bb".to_vec()));
+/// # Ok(())
+/// # }
+/// ```
 #[repr(transparent)]
 pub struct ReadRequest<'a> {
     entry: Entry<'a>,
     buffer: PhantomData<BufSliceMut<'a>>,
 }
 
-/// A range of a file to be written, and the memory to write; for [`Engine::write_many`].
+/// A range of a file to be written and the memory to write, for [`Engine::write_many`].
+///
+/// ```
+/// use gpufile::{Engine, File, WriteRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = |name| folder.path().join(name);
+/// let (a, b) = (File::create(path("a.bin"))?, File::create(path("b.bin"))?);
+/// let bytes = b"abcd".to_vec(); // or device memory
+/// let requests = [WriteRequest::new(&a, 0, &bytes)?, WriteRequest::new(&b, 2, &bytes[2..])?];
+/// Engine::global().write_many(&requests)?;
+/// assert_eq!(std::fs::read(path("b.bin"))?, b"\0\0cd");
+/// # Ok(())
+/// # }
+/// ```
 #[repr(transparent)]
 pub struct WriteRequest<'a> {
     entry: Entry<'a>,
@@ -134,10 +166,10 @@ pub struct WriteRequest<'a> {
 }
 
 impl<'a> ReadRequest<'a> {
-    /// Asks for all bytes of the buffer, from `offset` in bytes of the file.
+    /// Asks for as many bytes of the file as the buffer has, from `offset` in bytes.
     ///
     /// # Errors
-    /// [`Error::Transfer`] if the GPU that the buffer is on is not known, or the offset is too large.
+    /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer, or if the offset is too large.
     pub fn new(file: &'a File, offset: u64, buffer: impl Into<BufSliceMut<'a>>) -> Result<Self> {
         let memory = file.memory_mut(&mut buffer.into(), offset)?;
         file.check_offset(READ, offset, memory.len_bytes)?;
@@ -146,10 +178,10 @@ impl<'a> ReadRequest<'a> {
 }
 
 impl<'a> WriteRequest<'a> {
-    /// Asks for all bytes of the buffer to be written to `offset` in bytes of the file.
+    /// Asks to write all bytes of the buffer to `offset` in bytes of the file.
     ///
     /// # Errors
-    /// [`Error::Transfer`] if the GPU that the buffer is on is not known, or the offset is too large.
+    /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer, or if the offset is too large.
     pub fn new(file: &'a File, offset: u64, buffer: impl Into<BufSlice<'a>>) -> Result<Self> {
         let memory = file.memory(&buffer.into(), offset)?;
         file.check_offset(WRITE, offset, memory.len_bytes)?;
@@ -173,8 +205,8 @@ impl Engine {
     /// Reads many ranges of any files into any memory, in one call as [`File::read_many`].
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first request that was seen to fail, also if the file ends before it
-    /// does ([`Cause::EndOfFile`]); others may have been read or not.
+    /// [`Error::Entry`] with the number of the first request that the engine saw fail. A request fails with
+    /// [`Cause::EndOfFile`] if the file ends within its range. Other requests may have been read or not.
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
@@ -190,13 +222,14 @@ impl Engine {
     /// Writes memory to many ranges of any files, in one call as [`File::write_many`]. Where ranges overlap in a file,
     /// either may come last.
     ///
-    /// Several files are written at once, which is faster than one after the other, above all new ones. Requests for one
-    /// file should follow each other. What [other writers](File::write_all_at) must not do holds here, too;
-    /// requests of one call may share blocks.
+    /// The engine writes several files at once, which is faster than one after the other, above all for new files.
+    /// Requests for one file should follow each other. The restrictions on [other writers](File::write_all_at) hold here
+    /// too. Requests of one call may share blocks.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first request that was seen to fail; others may have been written or
-    /// not. Each file's length is then as after a failed [`write_all_at`](File::write_all_at) of all its requests.
+    /// [`Error::Entry`] with the number of the first request that the engine saw fail. Other requests may have been
+    /// written or not. Each file's length is then as after a failed [`write_all_at`](File::write_all_at) of all its
+    /// requests.
     pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
@@ -205,7 +238,7 @@ impl Engine {
         each_outcome(WRITE, entries, Ok(outcome))
     }
 
-    /// Writes entries, each file as is fastest for it, and several files at once.
+    /// Writes entries: each file by its fastest method, and several files at once.
     ///
     /// # Safety
     /// As for [`Engine::run`].
@@ -231,7 +264,7 @@ impl Engine {
     }
 }
 
-/// Returns the outcome of requests as users see it.
+/// Returns the outcome of requests for the caller.
 fn each_outcome(
     operation: &'static str,
     entries: &[Entry<'_>],

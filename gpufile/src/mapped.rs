@@ -12,10 +12,27 @@ use crate::file::{File, READ};
 use crate::memory::Memory;
 use crate::open_file::Mapping;
 
-/// A file that is mapped into memory for reading. Ranges are copied from the mapping, without a system call for each:
-/// the fastest way for many small ranges of a file in the page cache, once the mapping's pages have been touched.
+/// A file that is mapped into memory for reading, made by [`File::map`].
 ///
-/// Made by [`File::map`].
+/// Workers copy ranges from the mapping, without a system call for each. Once the mapping's pages have been touched,
+/// this is the fastest method for many small ranges of a file in the page cache.
+///
+/// ```
+/// use gpufile::{File, IoRange};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("table.bin");
+/// # std::fs::write(&path, (0..=255).collect::<Vec<u8>>())?;
+/// // SAFETY: nothing shortens the file, or writes to it, while it is mapped.
+/// let mapped = unsafe { File::open(&path)?.map() }?;
+/// let mut buffer = vec![0; 2]; // or device memory
+/// let byte = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: 1 };
+/// mapped.read_many(&mut buffer, &[byte(200, 0), byte(3, 1)])?;
+/// assert_eq!(buffer, [200, 3]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct MappedFile {
     file: File,
     mapping: Arc<Mapping>,
@@ -25,11 +42,11 @@ impl File {
     /// Maps all of the file for reading.
     ///
     /// # Errors
-    /// [`Error::File`], also if it is not a regular file. Those of `/proc` say that they are, and have no bytes.
+    /// [`Error::File`], also if the file is not regular. Files of `/proc` count as regular, with a length of 0.
     ///
     /// # Safety
     /// While the value lives, nobody may shorten the file: reading a page that is gone ends the process with `SIGBUS`.
-    /// Nor may anybody write to what is being read meanwhile.
+    /// Nobody may write to a range while it is read.
     pub unsafe fn map(&self) -> Result<MappedFile> {
         let map = || {
             let status = self.open_file().file.metadata()?;
@@ -45,7 +62,7 @@ impl File {
 }
 
 impl MappedFile {
-    /// Returns the number of bytes that are mapped: as many as the file had.
+    /// Returns the number of mapped bytes, which is the length of the file when it was mapped.
     pub fn len_bytes(&self) -> usize {
         self.mapping.len_bytes()
     }
@@ -55,8 +72,8 @@ impl MappedFile {
         &self.file
     }
 
-    /// Touches all pages, so that later reads need not wait for the disk nor for page faults
-    /// (`madvise`, `MADV_POPULATE_READ`, since Linux 5.14).
+    /// Touches all pages (`madvise`, `MADV_POPULATE_READ`, since Linux 5.14). Later reads then wait neither for the disk
+    /// nor for page faults.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -72,8 +89,8 @@ impl MappedFile {
         }
     }
 
-    /// Reads into the whole buffer from `offset` in bytes. Returns how many bytes were read: fewer than the buffer has
-    /// only if the mapping ends there.
+    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than the
+    /// length of the buffer only if the mapping ends there.
     ///
     /// # Errors
     /// [`Error::Transfer`].
@@ -107,10 +124,10 @@ impl MappedFile {
         }
     }
 
-    /// Reads many ranges into parts of one buffer, as [`File::read_many`].
+    /// Reads many ranges into one buffer, as [`File::read_many`].
     ///
     /// # Errors
-    /// As [`File::read_many`]; ranges beyond the mapping are refused too ([`Cause::EndOfFile`]).
+    /// As [`File::read_many`]. Ranges beyond the mapping fail with [`Cause::EndOfFile`].
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
         if ranges.is_empty() {
