@@ -10,14 +10,14 @@ use gpufile::{File, RouteKind};
 
 const MIB: usize = 1 << 20;
 
-/// The program where cargo built it, or, on a host that has only the test programs, above their folder.
+/// Returns the program where cargo built it. On a host with only the test programs, it is above their folder.
 fn program() -> PathBuf {
     let built = PathBuf::from(env!("CARGO_BIN_EXE_gpufile"));
     let above = || env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("gpufile");
     if built.exists() { built } else { above() }
 }
 
-/// The program with these arguments, on a machine that has none of the libraries.
+/// Returns the program with these arguments, without any of the libraries.
 fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(program());
     for library in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {
@@ -27,14 +27,14 @@ fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     command
 }
 
-/// The exit status, and what went to either output.
+/// Returns the exit status, the standard output and the standard error output.
 fn run<S: AsRef<OsStr>>(arguments: &[S], variables: &[(&str, &str)]) -> (i32, String, String) {
     let output = command(arguments).envs(variables.iter().copied()).output().unwrap();
     let Output { status, stdout, stderr } = output;
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
-/// A file whose bytes differ from place to place.
+/// Makes a file whose bytes differ from place to place.
 fn file(folder: &Path, len_bytes: usize) -> PathBuf {
     let path = folder.join("file");
     let bytes: Vec<u8> =
@@ -43,7 +43,7 @@ fn file(folder: &Path, len_bytes: usize) -> PathBuf {
     path
 }
 
-/// The fields of each line of a measurement.
+/// Returns the fields of each line of a measurement.
 fn lines(out: &str) -> Vec<HashMap<&str, &str>> {
     let measurements = out.lines().filter(|line| line.starts_with("peer="));
     measurements.map(|line| line.split(' ').map(|field| field.split_once('=').unwrap()).collect()).collect()
@@ -85,7 +85,7 @@ fn check_leaves_a_file_as_it_is() {
 
 #[test]
 fn a_route_without_cuda_is_unavailable() {
-    // Only a host without CUDA shows it in this process; `check` shows it everywhere.
+    // In this process, only a host without CUDA shows the route. `check` shows it everywhere.
     if gpufile::cuda::Cuda::load().is_ok() {
         return eprintln!("skipped: there is CUDA");
     }
@@ -97,7 +97,7 @@ fn a_route_without_cuda_is_unavailable() {
     file.read_exact_at(&mut buffer, 0).unwrap();
 }
 
-/// An output that nobody reads.
+/// Returns an output that nobody reads.
 fn nobody() -> Stdio {
     io::pipe().unwrap().1.into()
 }
@@ -149,13 +149,13 @@ fn check_names_a_wrong_variable_and_a_missing_file_and_goes_on() {
 #[test]
 fn without_a_gpu_the_host_cases_run_and_the_reason_is_said() {
     let folder = tempfile::tempdir().unwrap();
-    // Not all of it counts.
+    // The last four bytes do not count.
     let path = file(folder.path(), 32 * MIB + 4);
     let before = fs::read(&path).unwrap();
     let (status, out, err) =
         run(&[OsStr::new("bench"), path.as_os_str(), OsStr::new("--repeats"), OsStr::new("2")], &[]);
     assert_eq!((status, &*err), (0, ""), "{out}");
-    assert!(out.contains("# no GPU: libcuda could not be loaded"), "{out}");
+    assert!(out.contains("# no GPU, so only host cases run: libcuda could not be loaded"), "{out}");
 
     let lines = lines(&out);
     let found: Vec<_> = lines.iter().map(|line| (line["peer"], line["case"], line["threads"])).collect();
@@ -186,12 +186,12 @@ fn cases_and_threads_can_be_chosen() {
 
     let (status, out, _) = run(&["bench", path, "scatter", "write-over", "--overwrite"], &[]);
     assert_eq!((status, lines(&out).len()), (0, 0), "{out}");
-    assert!(!out.contains("not measured"), "{out}");
-    // A group has cases that leave the file alone.
+    assert!(!out.contains("# left out"), "{out}");
+    // Some cases of the group leave the file alone.
     let (status, out, _) = run(&["bench", path, "write"], &[]);
     assert_eq!((status, lines(&out).len()), (0, 0), "{out}");
     assert!(
-        out.contains("not measured without --overwrite, because they overwrite the file: write-over"),
+        out.contains("# left out, because they overwrite FILE (add --overwrite to allow that): write-over"),
         "{out}"
     );
 }
@@ -214,21 +214,21 @@ fn wrong_arguments_are_explained() {
     let path = file(folder.path(), MIB);
     let small = path.to_str().unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
-        (&[], 2, "which command?"),
-        (&["frobnicate"], 2, "\"frobnicate\": no such command"),
-        (&["bench"], 2, "which FILE?"),
-        (&["bench", small, "--repeats"], 2, "--repeats is 1 to 100"),
-        (&["bench", small, "--repeats", "0"], 2, "--repeats is 1 to 100"),
-        (&["bench", small, "--threads", "some"], 2, "--threads is 0 to 1024"),
-        (&["bench", small, "--fast"], 2, "\"--fast\": no such option"),
-        (&["bench", small, "scat"], 2, "there is no case or group of cases \"scat\""),
-        (&["bench", small, "write-over"], 2, "write-over overwrites FILE, which takes --overwrite"),
+        (&[], 2, "no command is given: choose `check`, `bench`"),
+        (&["frobnicate"], 2, "there is no command \"frobnicate\": choose"),
+        (&["bench"], 2, "no FILE is given: name the file to measure"),
+        (&["bench", small, "--repeats"], 2, "--repeats takes a number from 1 to 100"),
+        (&["bench", small, "--repeats", "0"], 2, "--repeats takes a number from 1 to 100"),
+        (&["bench", small, "--threads", "some"], 2, "--threads takes a number from 0 to 1024"),
+        (&["bench", small, "--fast"], 2, "`bench` has no option \"--fast\""),
+        (&["bench", small, "scat"], 2, "there is no case or group of cases \"scat\": choose"),
+        (&["bench", small, "write-over"], 2, "write-over overwrites FILE: add --overwrite"),
         (&["bench", small, "direct-write"], 2, "--overwrite"),
-        (&["bench", small], 1, "1048576 bytes are too few; the cases need 16 MiB"),
+        (&["bench", small], 1, "1048576 bytes are too few; name a file of 16 MiB or more"),
         (&["bench", "/nonexistent/file"], 1, "\"/nonexistent/file\": No such file or directory"),
-        (&["bench", "/"], 1, "\"/\": not a regular file"),
-        (&["check", "one", "two"], 2, "\"two\": one FILE or DIR"),
-        (&["check", "--all"], 2, "\"--all\": no such option"),
+        (&["bench", "/"], 1, "\"/\": not a regular file; name one"),
+        (&["check", "one", "two"], 2, "`check` takes one FILE or DIR: leave \"two\" out"),
+        (&["check", "--all"], 2, "`check` has no option \"--all\""),
     ];
     for (arguments, expected_status, expected) in cases {
         let (status, out, err) = run(arguments, &[]);

@@ -1,4 +1,4 @@
-//! `gpufile check`: what this machine has of GPUDirect Storage, and the way that a file takes.
+//! `gpufile check`: the parts of GPUDirect Storage that this machine has, and the route of a file.
 
 use std::ffi::OsString;
 use std::fmt::{self, Display};
@@ -15,25 +15,27 @@ use gpufile::{Engine, File, RouteKind, Settings, page_cache};
 use crate::Failure;
 
 pub const USAGE: &str = "gpufile check [FILE|DIR]
-    Says which libraries, GPUs and kernel modules are there, and which way FILE, or a file in DIR (the current
-    folder), takes to a GPU. The file in DIR is made for the purpose and removed.
+    Reports the libraries, GPUs and kernel modules of this machine, and the route between FILE and a GPU. In DIR
+    (the current folder by default), it makes a file for the report and removes it.
 
     The exit status is
       0  if the bytes go past the host's memory: by GPUDirect Storage or P2PDMA;
       1  if an environment variable is wrong, or FILE or DIR cannot be used;
       2  if the command line is wrong;
       3  if the bytes go through the host's memory;
-      4  if they cannot go to a GPU at all: there is no CUDA, or no GPU.";
+      4  if the bytes cannot go to a GPU at all, because there is no CUDA or no GPU.";
 
 /// Prints the report.
 pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     let target = match arguments {
         [] => PathBuf::from("."),
         [option] if option.to_string_lossy().starts_with('-') => {
-            return Err(Failure::Usage(format!("{option:?}: no such option")));
+            return Err(Failure::Usage(format!("`check` has no option {option:?}")));
         }
         [path] => PathBuf::from(path),
-        [_, more, ..] => return Err(Failure::Usage(format!("{more:?}: one FILE or DIR"))),
+        [_, more, ..] => {
+            return Err(Failure::Usage(format!("`check` takes one FILE or DIR: leave {more:?} out")));
+        }
     };
     let mut report = Report { out: io::stdout(), is_read: true };
     report.title(concat!("gpufile ", env!("CARGO_PKG_VERSION")))?;
@@ -41,26 +43,26 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     gpus(&mut report)?;
     kernel(&mut report)?;
     let settings_are_good = settings(&mut report)?;
-    let path = file(&mut report, &target)?;
-    Ok(match path {
-        Some(path) if settings_are_good => ExitCode::from(status(path)),
+    let route = file(&mut report, &target)?;
+    Ok(match route {
+        Some(route) if settings_are_good => ExitCode::from(status(route)),
         _ => ExitCode::FAILURE,
     })
 }
 
-/// Returns the exit status that stands for a path.
-fn status(path: RouteKind) -> u8 {
-    match path {
+/// Returns the exit status that stands for a route.
+fn status(route: RouteKind) -> u8 {
+    match route {
         RouteKind::Gds | RouteKind::P2pDma => 0,
         RouteKind::Unavailable => 4,
         _ => 3,
     }
 }
 
-/// Titles, and under each of them what is found for which name.
+/// The text on the standard output: titles, and under each title lines of a name and a finding.
 struct Report {
     out: io::Stdout,
-    /// False once the reader has gone. The exit status still has to be right.
+    /// False after the reader has gone. The exit status still has to be right.
     is_read: bool,
 }
 
@@ -70,7 +72,7 @@ impl Report {
     }
 
     fn line(&mut self, name: &str, found: impl Display) -> io::Result<()> {
-        // What has several lines stays in its column.
+        // A finding of several lines stays in its column.
         let found = found.to_string().replace('\n', &format!("\n{:22}", ""));
         self.print(format_args!("  {name:<20}{found}\n"))
     }
@@ -93,7 +95,7 @@ fn libraries(report: &mut Report) -> io::Result<()> {
     report.title("\nlibraries")?;
     let libcuda = driver::Library::load().map(|library| {
         let mut version = 0;
-        // SAFETY: `version` outlives the call, which needs no cuInit; it keeps its 0 if that fails.
+        // SAFETY: `version` outlives the call, which needs no cuInit. It keeps its 0 if the call fails.
         unsafe { (library.cuDriverGetVersion)(&mut version) };
         found(format!("for CUDA {}", cuda_version(version)), library.path())
     });
@@ -115,14 +117,14 @@ fn attempts(error: impl Display) -> String {
     error.to_string().replace("; ", "\n  ")
 }
 
-/// 13000 is 13.0, and 0 is what a library answers that does not know.
+/// Returns the version that a number stands for: 13.0 for 13000. A library without an answer returns 0.
 fn cuda_version(raw: i32) -> String {
     if raw == 0 { "?".to_owned() } else { format!("{}.{}", raw / 1000, raw % 1000 / 10) }
 }
 
 /// Returns the full path of a library that the dynamic loader found by its bare name.
 fn whole(path: &Path) -> PathBuf {
-    // `libcuda.so.1` is mapped by what it links to, such as `libcuda.so.580.65`.
+    // The kernel lists the target of the link `libcuda.so.1`, such as `libcuda.so.580.65`.
     let stem = |path: &Path| path.file_name()?.to_str()?.split_once(".so").map(|(stem, _)| stem.to_owned());
     let mapped = || {
         let maps = fs::read_to_string("/proc/self/maps").ok()?;
@@ -138,7 +140,7 @@ fn gpus(report: &mut Report) -> io::Result<()> {
     let cuda = match Cuda::load() {
         Ok(cuda) => cuda,
         Err(cufile::Error::Load(error)) => {
-            return report.line("none", format!("{} does not load", error.library()));
+            return report.line("none", format!("{} does not load (see above)", error.library()));
         }
         Err(error) => return report.line("none", error),
     };
@@ -157,7 +159,7 @@ fn gpus(report: &mut Report) -> io::Result<()> {
     }
 }
 
-/// Reports what the kernel has for the direct paths, as far as it can be seen without libcufile.
+/// Reports the kernel's parts for the direct routes, as far as they can be seen without libcufile.
 fn kernel(report: &mut Report) -> io::Result<()> {
     report.title("\nkernel")?;
     let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).ok();
@@ -170,7 +172,7 @@ fn kernel(report: &mut Report) -> io::Result<()> {
     report.line("nvidia-fs", nvidia_fs)?;
     let p2p = match &*gpus_with_p2p_memory().unwrap_or_default() {
         [] => "no GPU offers its memory to other PCI devices (no p2pmem in sysfs)".to_owned(),
-        some => format!("memory is offered by {}", some.join(", ")),
+        some => format!("these GPUs offer their memory: {}", some.join(", ")),
     };
     report.line("P2PDMA", p2p)
 }
@@ -199,7 +201,7 @@ fn settings(report: &mut Report) -> io::Result<bool> {
         Ok(settings) => settings,
         Err(error) => return report.line("wrong", error).map(|()| false),
     };
-    let chunk = settings.chunk_bytes().map_or("by the transfer".to_owned(), |bytes| bytes.to_string());
+    let chunk = settings.chunk_bytes().map_or("depend on the transfer".to_owned(), |bytes| bytes.to_string());
     let (each, most) = (settings.bounce_buffer_bytes(), settings.bounce_memory_bytes());
     report.line("threads", settings.threads())?;
     report.line("chunk bytes", chunk)?;
@@ -213,10 +215,10 @@ fn settings(report: &mut Report) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Returns the path that the file, or one in the folder, takes; `None` if it cannot be opened or made.
+/// Returns the route of the file, or of one in the folder. Returns `None` if it cannot be opened or made.
 fn file(report: &mut Report, target: &Path) -> io::Result<Option<RouteKind>> {
     report.title(format!("\n{target:?}"))?;
-    // Where the environment cannot be followed, the route is still worth knowing.
+    // The route is worth knowing even where the environment is wrong.
     let engine = Engine::builder().settings(Settings::from_env().unwrap_or_default()).build();
     let options = File::options().read(true).engine(&engine);
     if !target.is_dir() {
@@ -228,7 +230,7 @@ fn file(report: &mut Report, target: &Path) -> io::Result<Option<RouteKind>> {
     let path = target.join(format!(".gpufile-check-{}", process::id()));
     let file = match options.write(true).create_new(true).open(&path) {
         Ok(file) => file,
-        // A file of that name is somebody else's, and stays.
+        // A file of that name belongs to somebody else, and stays.
         Err(error) => return report.line("error", error).map(|()| None),
     };
     let outcome = match file.write_all_at(&[7; 1 << 20][..], 0) {
@@ -252,7 +254,7 @@ fn describe(report: &mut Report, file: &File, may_drop: bool) -> io::Result<Rout
                 (Some(_), _) => format!("{major}:{minor}, with a udev record"),
                 (None, _) => "none".to_owned(),
             };
-            let direct_io = found.direct_io.map_or("none, or the kernel does not say".to_owned(), |needs| {
+            let direct_io = found.direct_io.map_or("none, or unknown to the kernel".to_owned(), |needs| {
                 format!("memory at {}, offset and length at {} bytes", needs.memory_bytes, needs.offset_bytes)
             });
             report.line("file system", found.file_system)?;
@@ -266,7 +268,7 @@ fn describe(report: &mut Report, file: &File, may_drop: bool) -> io::Result<Rout
     Ok(file.route().kind())
 }
 
-/// By what the kernel tells what it has cached; and whether it lets go of it, where that may be tried.
+/// Returns how much of the file the kernel caches, and the call that tells it. If `may_drop`, also tries to drop the pages.
 fn page_cache_tools(file: &File, may_drop: bool) -> io::Result<String> {
     let percent = |found: page_cache::Residency| format!("{:.0} %", 100.0 * found.fraction());
     let before = page_cache::residency(file, 0..u64::MAX)?;
@@ -285,15 +287,15 @@ mod tests {
 
     #[test]
     fn the_status_tells_fast_paths_from_fallbacks() {
-        for (path, expected) in [
+        for (route, expected) in [
             (RouteKind::Gds, 0),
             (RouteKind::P2pDma, 0),
             (RouteKind::CufileCompat, 3),
             (RouteKind::Posix, 3),
             (RouteKind::Unavailable, 4),
         ] {
-            assert_eq!(status(path), expected, "{path}");
-            assert!(USAGE.contains(&format!("\n      {expected}  ")), "{path}");
+            assert_eq!(status(route), expected, "{route}");
+            assert!(USAGE.contains(&format!("\n      {expected}  ")), "{route}");
         }
     }
 }

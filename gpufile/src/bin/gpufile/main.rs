@@ -1,4 +1,4 @@
-//! The program `gpufile`: the means of this machine to move bytes between files and GPUs, and how fast they are.
+//! The program `gpufile`. It reports this machine's routes between files and GPUs, and measures them.
 
 mod bench;
 mod check;
@@ -11,10 +11,10 @@ use std::process::ExitCode;
 /// The reason why a command ended early.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// The command line makes no sense.
+    /// The command line is wrong.
     #[error("{0}")]
     Usage(String),
-    /// There is nothing to work on.
+    /// A file, a variable or a GPU cannot be used.
     #[error("{0}")]
     Other(String),
     /// The output cannot be written.
@@ -22,10 +22,13 @@ enum Failure {
     Output(#[from] io::Error),
 }
 
+/// The end of a message about the command.
+const COMMANDS: &str = "choose `check`, `bench`, `help` or `--version`";
+
 fn main() -> ExitCode {
     match run(&env::args_os().skip(1).collect::<Vec<_>>()) {
         Ok(status) => status,
-        // Whoever reads the output has seen enough.
+        // The reader of the output has seen enough.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error @ Failure::Usage(_)) => {
             complain(&format!("gpufile: {error}\n\n{}", usage()));
@@ -38,14 +41,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to the standard error output. The exit status is left to say it if nobody reads there.
+/// Writes to the standard error output. Where nobody reads it, the exit status still tells of the failure.
 fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
 fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     let (command, rest) = match arguments {
-        [] => return Err(Failure::Usage("which command?".to_owned())),
+        [] => return Err(Failure::Usage(format!("no command is given: {COMMANDS}"))),
         [command, rest @ ..] => (command.to_string_lossy(), rest),
     };
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
@@ -56,7 +59,7 @@ fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
         "check" => check::run(rest),
         "help" => say(&usage()),
         "--version" | "-V" => say(concat!("gpufile ", env!("CARGO_PKG_VERSION"))),
-        other => Err(Failure::Usage(format!("{other:?}: no such command"))),
+        other => Err(Failure::Usage(format!("there is no command {other:?}: {COMMANDS}"))),
     }
 }
 

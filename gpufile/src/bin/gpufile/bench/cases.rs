@@ -1,8 +1,12 @@
-//! The cases: a row in the table, and what it does.
+//! The cases: a table, and a function for each row.
 //!
-//! All of them move the bytes between FILE and the memory of GPU 0, or, on the host's side, a vector. What makes an
-//! engine, opens a file, builds the list of ranges, poisons the memory or drops the page cache is outside the time,
-//! unless a case says otherwise; so is the comparison afterwards of what was read or written.
+//! Each case moves bytes between FILE and the memory of GPU 0. The host cases move them between FILE and a vector. The
+//! time leaves these steps out, unless the doc of a case includes them:
+//!
+//! - making an engine, and opening a file
+//! - building the list of ranges
+//! - poisoning the memory, and dropping the page cache
+//! - comparing the bytes afterwards
 
 use std::cell::Cell;
 use std::os::unix::fs::FileExt;
@@ -88,8 +92,8 @@ const fn host(peer: &'static str, name: &'static str, run: OnHost) -> Case {
     Case { peer, name, threads: &[0, 1, 2], run: Run::Host(run), overwrites: false }
 }
 
-/// An engine, the file and its first bytes, from nothing but a CUDA context. Once, because the second time would not be
-/// from nothing; and the first of all cases, for the same reason.
+/// Measures the start of an engine, the opening of the file and a read of its first bytes. Only a CUDA context exists
+/// before. This case therefore runs first and once.
 fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = 4 * KIB;
     let mut target = memory.first_mut(size);
@@ -100,7 +104,7 @@ fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resul
     Ok(Measured { size, ops: 1, laps: vec![lap] })
 }
 
-/// All of the file in one call.
+/// Reads all of the file in one call.
 fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     let file = bench.options(threads).open(&bench.path)?;
@@ -137,6 +141,7 @@ impl Scatter {
     }
 }
 
+/// Reads many ranges in one call.
 fn scatter(bench: &Bench, memory: &mut DeviceMemory, threads: usize, scatter: &Scatter) -> Result<Measured> {
     let ranges = scatter.ranges(bench, memory);
     let file = bench.options(threads).open(&bench.path)?;
@@ -148,7 +153,7 @@ fn scatter(bench: &Bench, memory: &mut DeviceMemory, threads: usize, scatter: &S
     Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
 }
 
-/// The same from a mapping, which the warm-up touches wherever it is read.
+/// Reads the same ranges from a mapping. The warm-up touches every page that is read.
 fn mapped_scatter(
     bench: &Bench,
     memory: &mut DeviceMemory,
@@ -157,7 +162,8 @@ fn mapped_scatter(
 ) -> Result<Measured> {
     let ranges = scatter.ranges(bench, memory);
     let file = bench.options(threads).open(&bench.path)?;
-    // SAFETY: this program does not write the file while it is mapped; the usage text says that nobody else may.
+    // SAFETY: this program does not write the file while it is mapped; the usage text
+    // forbids that to others.
     let mapped = unsafe { file.map() }?;
     let laps = bench.warm_laps(|| {
         let mut target = memory.poisoned(memory.len_bytes())?;
@@ -167,7 +173,7 @@ fn mapped_scatter(
     Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
 }
 
-/// 64 large reads in one call, with the making of the requests.
+/// Makes 64 large reads in one call. The time includes the making of the requests.
 fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = 16 * MIB;
     let ops = (bench.file_bytes / size).min(64);
@@ -184,14 +190,14 @@ fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result
     Ok(Measured { size, ops, laps })
 }
 
-/// The end of the time that is measured of a stream-ordered read.
+/// The end of the time of a stream-ordered read.
 #[derive(PartialEq)]
 enum Until {
     CallReturns,
     StreamIsDone,
 }
 
-/// One read that is part of a stream's work, without cuFile.
+/// Makes one read that is part of a stream's work, without cuFile.
 fn stream_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize, until: Until) -> Result<Measured> {
     let size = GIB.min(bench.file_bytes);
     let file = bench.options(threads).open(&bench.path)?;
@@ -216,7 +222,7 @@ fn stream_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize, until: 
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// One small read after the other.
+/// Makes one small read after the other.
 fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let (size, ops, places) = (4 * KIB, 20_000, 1024);
     let offset = |i| (i % places * size) as u64;
@@ -230,12 +236,12 @@ fn latency(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<M
     Ok(Measured { size, ops, laps })
 }
 
-/// All of the file with what it holds; so the comparison finds what was written wrongly, not what was not written.
+/// Overwrites all of the file with its own bytes. The comparison finds wrong bytes, but not bytes that were not written.
 fn write_over(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     overwrite(bench, memory, threads, |_| Ok(()))
 }
 
-/// The same when the disk has all that the page cache has.
+/// Overwrites the file after the page cache has been written to the disk.
 fn write_over_clean(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     overwrite(bench, memory, threads, File::sync_all)
 }
@@ -258,7 +264,7 @@ fn overwrite(
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// A new file each time, opened and closed within the time.
+/// Writes a new file each time. The time includes opening and closing.
 fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
     memory.load(bench)?;
@@ -276,7 +282,7 @@ fn write_fresh(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resu
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// The same into four files, a quarter of the memory each, in one call.
+/// Writes four new files in one call, each from a quarter of the memory.
 fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     const FILES: usize = 4;
     let part = bench.file_bytes / FILES / MIB * MIB;
@@ -301,7 +307,7 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
     Ok(Measured { size: part, ops: FILES, laps })
 }
 
-/// A place for a file that a case makes and removes. A file that was there before is left alone.
+/// A place for a file that a case makes and removes. A file that was there before stays.
 struct Fresh {
     path: PathBuf,
     is_made: Cell<bool>,
@@ -327,12 +333,12 @@ impl Fresh {
 
 impl Drop for Fresh {
     fn drop(&mut self) {
-        // What was measured stands, whether or not the file can be removed.
+        // The measurement stands, whether or not the file can be removed.
         let _ = self.remove();
     }
 }
 
-/// The disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
+/// Reads from the disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
 fn direct_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes.min(2 * GIB);
     let disk = OnDisk::open(&bench.path)?;
@@ -346,7 +352,7 @@ fn direct_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Resu
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// The same in the other direction.
+/// Writes to the disk, not the page cache. There is no warm-up.
 fn direct_write(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes.min(2 * GIB);
     let disk = OnDisk::open(&bench.path)?;
@@ -361,14 +367,17 @@ fn direct_write(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Res
     Ok(Measured { size, ops: 1, laps })
 }
 
-/// A file whose bytes are not all the page cache's.
+/// A file on a disk, not only in the page cache.
 struct OnDisk(fs::File);
 
 impl OnDisk {
     fn open(path: &Path) -> Result<Self> {
         let file = fs::File::open(path)?;
         match FileProperties::of(&file)?.file_system.as_str() {
-            "tmpfs" => Err(format!("{path:?} is on tmpfs: there is no disk to measure").into()),
+            "tmpfs" => {
+                Err(format!("{path:?} is on tmpfs, which has no disk to measure; name a file on a disk")
+                    .into())
+            }
             _ => Ok(Self(file)),
         }
     }
@@ -378,13 +387,13 @@ impl OnDisk {
     }
 }
 
-/// All of the file into host memory in one call.
+/// Reads all of the file into host memory in one call.
 fn host_read(bench: &Bench, threads: usize) -> Result<Measured> {
     let file = bench.options(threads).open(&bench.path)?;
     host_laps(bench, |target| Ok(file.read_exact_at(target, 0)?))
 }
 
-/// The same by as many threads, of the standard library's, with a part of the file each.
+/// Reads the same with as many threads of the standard library, each a part of the file.
 fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
     let threads = if threads == 0 { bench.settings.threads() } else { threads };
     let file = &fs::File::open(&bench.path)?;

@@ -1,4 +1,4 @@
-//! The memory that files are read into and written from, and whether it holds what a file holds.
+//! The memory that files are read into and written from, and its comparison with a file.
 
 use std::fs;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use gpufile::cuda::{Device, DeviceBuffer};
 use super::{Bench, MIB, Result};
 use crate::Failure;
 
-/// The byte that fills a buffer, so that bytes from an earlier read are not taken for those of a later one.
+/// The byte that fills a buffer before a read. Bytes of an earlier read cannot pass for those of a later one.
 pub const POISON: u8 = 0x5a;
 
 /// Memory that can be compared with a file.
@@ -41,15 +41,15 @@ impl DeviceMemory {
         self.buffer.device()
     }
 
-    /// Sees to it that the memory holds all of the file. It comes by plain reads, so that the file keeps what it holds
-    /// when the memory is written to it, whatever the engine reads.
+    /// Fills the memory with all of the file, unless it holds that already. The reads are plain ones. A write of the
+    /// memory to the file then changes no byte, even if the engine reads wrong bytes.
     pub fn load(&mut self, bench: &Bench) -> Result {
         if !self.holds_the_file {
             let file = fs::File::open(&bench.path)?;
-            let mut piece = vec![0; 16 * MIB];
-            for offset in (0..bench.file_bytes).step_by(piece.len()) {
-                file.read_exact_at(&mut piece, offset as u64)?;
-                self.buffer.copy_from_host(offset, &piece)?;
+            let mut bytes = vec![0; 16 * MIB];
+            for offset in (0..bench.file_bytes).step_by(bytes.len()) {
+                file.read_exact_at(&mut bytes, offset as u64)?;
+                self.buffer.copy_from_host(offset, &bytes)?;
             }
             self.holds_the_file = true;
         }
@@ -91,7 +91,7 @@ impl Contents for DeviceMemory {
     }
 }
 
-/// Host memory for a case of its own.
+/// Host memory for one case.
 pub struct HostMemory(Vec<u8>);
 
 impl HostMemory {
@@ -113,7 +113,7 @@ impl Contents for HostMemory {
     }
 }
 
-/// Fails unless the memory holds what a file holds, in 64 of the ranges: the first, the last, and others by chance.
+/// Fails unless the memory and a file hold the same bytes, in 64 of the ranges: the first, the last, and random others.
 pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Result {
     const MOST: usize = 64;
     let mut chance = Lcg::default();
@@ -134,8 +134,8 @@ pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Resul
         if expected != found {
             let at = expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
             return Err(format!(
-                "wrong bytes: of {len_bytes} bytes at {file_offset} of {path:?} and at {buffer_offset} of the memory, those \
-                 from {at} on differ: {:#04x} in the file, {:#04x} in the memory",
+                "wrong bytes: in the {len_bytes} bytes at {file_offset} of {path:?} and at {buffer_offset} of the memory, \
+                 byte {at} is the first that differs: {:#04x} in the file, {:#04x} in the memory",
                 expected[at],
                 found[at]
             )
@@ -145,13 +145,13 @@ pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Resul
     Ok(())
 }
 
-/// Ranges one after the other, in the file as in the memory.
+/// Returns ranges one after the other, at the same places in the file and in the memory.
 pub fn in_order(total_bytes: usize, len_bytes: usize) -> Vec<IoRange> {
     let range = |at| IoRange { file_offset: at as u64, buffer_offset: at, len_bytes };
     (0..total_bytes).step_by(len_bytes).map(range).collect()
 }
 
-/// The pseudo-random numbers that all peers draw.
+/// The pseudo-random numbers that all peers use.
 pub struct Lcg(u64);
 
 impl Default for Lcg {
@@ -185,7 +185,7 @@ mod tests {
             compare(file.path(), &memory, &ranges).unwrap();
             memory.0[at] ^= 1;
             let error = compare(file.path(), &memory, &ranges).unwrap_err().to_string();
-            assert!(error.contains(&format!("from {} on", at % part)), "{part} {at}: {error}");
+            assert!(error.contains(&format!("byte {} is the first", at % part)), "{part} {at}: {error}");
         }
     }
 

@@ -1,14 +1,15 @@
-//! `gpufile bench`: one line for each case and number of threads, as the programs in `benches/peers` print them.
+//! `gpufile bench`: a line for each case and number of threads, in the format of the programs in `benches/peers`.
 //!
 //!     peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
 //!     peer=NAME case=CASE threads=T error=TEXT TO THE END OF THE LINE
 //!
-//! `seconds` is the median of the repetitions, and `gbps` and `us_per_op` follow from it; `best` is the fastest
-//! repetition, and `cpu` the CPU seconds, user and system, that the process spent during that one. `threads=0` leaves
-//! the number of threads to the engine.
+//! - `seconds` is the median of the repetitions. `gbps` and `us_per_op` follow from it.
+//! - `best` is the fastest repetition.
+//! - `cpu` is the CPU seconds, user and system, that the process spent during the fastest repetition.
+//! - `threads=0` leaves the number of threads to the engine.
 //!
-//! Here are the command line and the order of events; [`cases`] has what is measured, [`memory`] the buffers and
-//! whether they hold what the file holds, [`timing`] the clock and the line.
+//! This module has the command line and the order of events. [`cases`] has the measurements. [`memory`] has the buffers,
+//! and compares them with the file. [`timing`] has the clock and the line.
 
 mod cases;
 mod memory;
@@ -40,26 +41,26 @@ const GIB: usize = 1 << 30;
 /// The parameters that every case gets.
 struct Bench {
     path: PathBuf,
-    /// Whole 16 MiB pieces; the rest of the file stays untouched.
+    /// A multiple of 16 MiB. The rest of the file stays untouched.
     file_bytes: usize,
     repeats: usize,
     settings: Settings,
 }
 
 impl Bench {
-    /// Returns an engine with so many threads; 0 leaves the number to the settings.
+    /// Returns an engine with this number of threads. 0 leaves the number to the settings.
     fn engine(&self, threads: usize) -> Engine {
         let builder = Engine::builder().settings(self.settings.clone());
         if threads == 0 { builder.build() } else { builder.threads(threads).build() }
     }
 
-    /// For opening files, for reading at least, with an engine of their own.
+    /// Returns options that open files for reading, with a new engine.
     fn options(&self, threads: usize) -> OpenOptions {
         File::options().read(true).engine(&self.engine(threads))
     }
 
-    /// Returns the number of bytes of device memory that the cases share. It is enough for all of each, or, if the
-    /// file is small, for a part of some.
+    /// Returns the number of bytes of device memory that the cases share. They are enough for all of each case. For a
+    /// small file they are enough for a part of some cases.
     fn device_bytes(&self) -> usize {
         if self.file_bytes < GIB { self.file_bytes } else { self.file_bytes.max(2 * GIB) }
     }
@@ -70,13 +71,13 @@ pub fn usage() -> String {
     names.dedup();
     format!(
         "gpufile bench FILE [--overwrite] [--repeats N] [--threads T] [CASE...]
-    Measures transfers of FILE, which has 16 MiB or more and which nobody may change meanwhile. FILE is only read;
-    new files whose names begin with FILE.fresh come and go beside it.
+    Measures transfers of FILE, which needs 16 MiB or more. Nobody may change FILE at the same time. The program only
+    reads FILE. It makes and removes new files beside FILE, whose names begin with FILE.fresh.
 
-    --overwrite  measures these cases too, which overwrite FILE with what it holds: {}
-    --repeats N  how often each case is repeated after it has warmed up (3)
-    --threads T  the engine's threads instead of each case's own choices; 0 is the default
-    CASE         one of these, or a group of them by what they begin with, such as `scatter`:
+    --overwrite  also measures the cases that overwrite FILE with its own bytes: {}
+    --repeats N  repeats each case N times after a warm-up (3)
+    --threads T  gives the engine T threads instead of each case's own choices; 0 is the default
+    CASE         one of these, or the beginning that several have in common, such as `scatter`:
                    {}
 
     The exit status is 1 if a case failed or bytes were wrong.",
@@ -85,7 +86,7 @@ pub fn usage() -> String {
     )
 }
 
-/// Returns the names of those cases that overwrite the file.
+/// Returns the names of the cases that overwrite the file.
 fn overwriting(cases: &[&Case]) -> String {
     let names: Vec<_> = cases.iter().filter(|case| case.overwrites).map(|case| case.name).collect();
     names.join(", ")
@@ -108,7 +109,8 @@ impl Options {
             let text = argument.to_string_lossy();
             let mut number = |allowed: RangeInclusive<usize>| {
                 let value = arguments.next().and_then(|value| value.to_str()?.parse().ok());
-                let problem = || format!("{text} is {} to {}", allowed.start(), allowed.end());
+                let problem =
+                    || format!("{text} takes a number from {} to {}", allowed.start(), allowed.end());
                 value.filter(|value| allowed.contains(value)).ok_or_else(|| Failure::Usage(problem()))
             };
             match &*text {
@@ -116,18 +118,23 @@ impl Options {
                 "--repeats" => repeats = number(1..=100)?,
                 "--threads" => threads = Some(number(0..=1024)?),
                 option if option.starts_with('-') => {
-                    return Err(Failure::Usage(format!("{option:?}: no such option")));
+                    return Err(Failure::Usage(format!("`bench` has no option {option:?}")));
                 }
                 _ if file.is_none() => file = Some(PathBuf::from(argument)),
                 name if CASES.iter().any(|case| names(name, case.name)) => wanted.push(name.to_owned()),
-                name => return Err(Failure::Usage(format!("there is no case or group of cases {name:?}"))),
+                name => {
+                    let problem =
+                        format!("there is no case or group of cases {name:?}: choose from the list below");
+                    return Err(Failure::Usage(problem));
+                }
             }
         }
         let is_wanted = |case: &&Case| wanted.is_empty() || wanted.iter().any(|name| names(name, case.name));
-        let file = file.ok_or_else(|| Failure::Usage("which FILE?".to_owned()))?;
+        let file =
+            file.ok_or_else(|| Failure::Usage("no FILE is given: name the file to measure".to_owned()))?;
         let cases: Vec<_> = CASES.iter().filter(is_wanted).collect();
         if !overwrite && let Some(name) = wanted.iter().find(|name| is_overwriting(name)) {
-            return Err(Failure::Usage(format!("{name} overwrites FILE, which takes --overwrite")));
+            return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to allow that")));
         }
         Ok(Self { file, overwrite, repeats, threads, cases })
     }
@@ -137,7 +144,7 @@ fn is_overwriting(name: &str) -> bool {
     CASES.iter().any(|case| case.name == name && case.overwrites)
 }
 
-/// Says whether `wanted` is the name of the case, or of a group that it is in: `scatter` for `scatter-4k`.
+/// Returns true if `wanted` names the case, or a group with the case: `scatter` for `scatter-4k`.
 fn names(wanted: &str, name: &str) -> bool {
     let is_case = CASES.iter().any(|case| case.name == wanted);
     name == wanted || !is_case && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-'))
@@ -158,15 +165,15 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     }
     let left_out = overwriting(&options.cases);
     if !options.overwrite && !left_out.is_empty() {
-        writeln!(out, "# not measured without --overwrite, because they overwrite the file: {left_out}")?;
+        writeln!(out, "# left out, because they overwrite FILE (add --overwrite to allow that): {left_out}")?;
         options.cases.retain(|case| !case.overwrites);
     }
-    // No engine exists before the first case: it measures what one takes to start.
+    // No engine exists before the first case, which measures how long one takes to start.
     let mut memory = None;
     if options.cases.iter().any(|case| matches!(case.run, Run::Device(_))) {
         match Cuda::load().and_then(|cuda| cuda.device(0)) {
             Ok(device) => memory = Some(DeviceMemory::new(&device, bench.device_bytes())?),
-            Err(reason) => writeln!(out, "# no GPU: {}", one_line(&reason))?,
+            Err(reason) => writeln!(out, "# no GPU, so only host cases run: {}", one_line(&reason))?,
         }
     }
     let mut status = ExitCode::SUCCESS;
@@ -191,12 +198,14 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
 }
 
 fn file_bytes(path: &Path) -> Result<usize, Failure> {
-    const PIECE: u64 = 16 << 20;
+    const UNIT: u64 = 16 << 20;
     let failed = |problem: &dyn Display| Failure::Other(format!("{path:?}: {problem}"));
     let metadata = fs::metadata(path).map_err(|error| failed(&error))?;
-    match metadata.len() / PIECE * PIECE {
-        _ if !metadata.is_file() => Err(failed(&"not a regular file")),
-        0 => Err(failed(&format_args!("{} bytes are too few; the cases need 16 MiB", metadata.len()))),
+    match metadata.len() / UNIT * UNIT {
+        _ if !metadata.is_file() => Err(failed(&"not a regular file; name one of 16 MiB or more")),
+        0 => {
+            Err(failed(&format_args!("{} bytes are too few; name a file of 16 MiB or more", metadata.len())))
+        }
         bytes => usize::try_from(bytes).map_err(|error| failed(&error)),
     }
 }

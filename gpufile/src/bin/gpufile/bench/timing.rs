@@ -1,4 +1,4 @@
-//! Time, and the line that reports it.
+//! The clock, and the line that reports its times.
 
 use std::error::Error;
 use std::time::Instant;
@@ -41,7 +41,7 @@ impl Bench {
 }
 
 impl Measured {
-    /// Returns the text of the line behind peer and case.
+    /// Returns the text of the line that follows peer and case.
     pub fn line(mut self, threads: usize) -> String {
         let (size, ops) = (self.size, self.ops);
         self.laps.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
@@ -57,7 +57,7 @@ impl Measured {
     }
 }
 
-/// Returns the processor time that the process has spent so far, in user and in system mode, in seconds.
+/// Returns the seconds of processor time that the process has spent so far, in user and in system mode.
 fn cpu_seconds() -> f64 {
     // SAFETY: all-zero is a valid value of this struct of integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
