@@ -3,7 +3,7 @@
 
 Every contender is a command that takes `FILE [--repeats N] [CASE...]` and prints one line for each measurement, as
 peers/cases.h describes. The figures are medians over the rounds. Below the table stand the ratios that gpufile is to
-keep; the exit status is 1 if it misses one or a contender failed.
+keep. The exit status is 1 if gpufile misses one or a contender failed.
 
 The contenders overwrite the file, so it must be one that this program made, now or earlier.
 """
@@ -47,8 +47,8 @@ CASES = [
     "direct-write",
 ]
 OURS, PEERS = "gpufile", ["cufile", "kvikio"]
-# Which contender prints which cases: the link is measured by cufile_c, and only gpufile has mapped handles and a call
-# that writes several files, and cares whether what it overwrites is clean.
+# The cases of each contender. cufile_c measures the link. Only gpufile has mapped handles, a call that writes several
+# files, and an overwrite that depends on clean pages.
 OURS_ALONE, LINK = ("mapped-", "write-fresh-", "write-over-"), ("link-",)
 OFFERED = {
     OURS: [case for case in CASES if not case.startswith(LINK)],
@@ -70,7 +70,7 @@ FIELDS = {
 ERROR_FIELDS = ["peer", "case", "threads"]
 MEBIBYTE = 1 << 20
 
-# How a figure is printed, where it is not GB/s: the field, the factor and the unit.
+# The figures that are not printed in GB/s: the field, the factor and the unit.
 TIMED = {
     "first-byte": ("seconds", 1e3, "ms"),
     "stream-1g-call": ("us_per_op", 1, "us"),
@@ -190,7 +190,7 @@ class Results:
         self.failures: list[str] = []
 
     def add(self, line: str, round_number: int) -> None:
-        """Takes one line of a contender's output; what is no measurement is passed over."""
+        """Takes one line of a contender's output. Ignores a line that is no measurement."""
         if not line.startswith("peer="):
             return
         head, _, error = line.strip().partition(" error=")
@@ -207,7 +207,7 @@ class Results:
         self.lines.append(fields | {"round": round_number})
 
     def medians(self, peer: str, case: str) -> dict[int, dict[str, float]]:
-        """For each number of threads, the medians over the rounds."""
+        """Returns the medians over the rounds, for each number of threads."""
         measured = [
             line
             for line in self.lines
@@ -222,7 +222,7 @@ class Results:
         }
 
     def find(self, figure: Figure) -> tuple[int, dict[str, float]] | None:
-        """The threads and the medians of a figure, if it was measured."""
+        """Returns the threads and the medians of a figure, if it was measured."""
         medians = self.medians(figure.peer, figure.case)
         threads = figure.threads
         if threads == DEFAULT:
@@ -244,7 +244,7 @@ def print_columns(rows: list[list[str]], gap: str = "  ") -> None:
 
 def print_table(results: Results) -> None:
     print(
-        "Medians in GB/s, or in the unit given, @ the threads that were best (CPU seconds of one repetition)\n"
+        "Medians in GB/s, or in the unit given, @ the best number of threads (CPU seconds of one repetition)\n"
     )
     columns = [OURS, *PEERS, "cuda"]
     rows = [["case", *columns]]
@@ -266,7 +266,7 @@ def print_table(results: Results) -> None:
 
 
 def judge(results: Results, requirement: Requirement) -> list[str]:
-    """A row of the second table: what, against what, the value, the limit, the verdict."""
+    """Returns a row of the second table: the requirement, its reference, the value, the limit, the verdict."""
     case = requirement.subject.case
     field = TIMED.get(case, ("gbps",))[0]
     subject = results.find(requirement.subject)
@@ -310,7 +310,7 @@ def print_requirements(results: Results, on_tmpfs: bool, wanted: set[str]) -> bo
 
 
 def selected_cases(names: list[str]) -> set[str]:
-    """The cases with these names, or in these groups: `scatter` is every case whose name begins with `scatter-`."""
+    """Returns the cases with these names, or in these groups: `scatter` is every case that begins with `scatter-`."""
     chosen: set[str] = set()
     for name in names:
         matching = [case for case in CASES if case == name]
@@ -322,7 +322,7 @@ def selected_cases(names: list[str]) -> set[str]:
 
 
 def cases_of(contender: str, wanted: set[str], on_tmpfs: bool) -> list[str]:
-    """What a contender is to run: the wanted cases, and those that they are compared with."""
+    """Returns the cases that a contender is to run: the wanted ones, and those that they are compared with."""
     needed = set(wanted)
     for requirement in requirements(on_tmpfs):
         if requirement.subject.case in wanted:
@@ -333,7 +333,7 @@ def cases_of(contender: str, wanted: set[str], on_tmpfs: bool) -> list[str]:
 
 
 def pattern() -> bytes:
-    """One pseudo-random mebibyte: the one that the peers write back (peers/cases.h)."""
+    """Returns one pseudo-random mebibyte, the same that the peers write back (peers/cases.h)."""
     mask = (1 << 64) - 1
     state, block = 0, bytearray()
     while len(block) < MEBIBYTE:  # splitmix64
@@ -345,7 +345,7 @@ def pattern() -> bytes:
 
 
 def make_file(path: Path, size: int) -> None:
-    """By one writer, the pattern over and over."""
+    """Writes the pattern over and over, by one writer."""
     block = pattern()
     unfinished = path.with_name(path.name + ".part")
     with open(unfinished, "xb") as file:
@@ -356,22 +356,22 @@ def make_file(path: Path, size: int) -> None:
 
 
 def was_made_here(path: Path) -> bool:
-    """Whether overwriting the file loses nothing, because it is nothing but the pattern."""
+    """Returns true if the file holds nothing except the pattern, so that overwriting it loses nothing."""
     block = pattern()
     if not path.is_file() or path.stat().st_size == 0:
         return False
     with open(path, "rb") as file:
-        return all(piece == block for piece in iter(lambda: file.read(MEBIBYTE), b""))
+        return all(part == block for part in iter(lambda: file.read(MEBIBYTE), b""))
 
 
 def file_system_of(path: Path) -> str:
-    """The name of the file system that the path is on."""
+    """Returns the name of the file system that the path is on."""
     stat = subprocess.run(["stat", "-f", "-c", "%T", path], check=True, capture_output=True, text=True)
     return stat.stdout.strip()
 
 
 def fill_page_cache(path: Path) -> None:
-    """Every contender starts with all of the file in the page cache, whatever the one before it left there."""
+    """Reads all of the file into the page cache, so that every contender starts with it there."""
     buffer = bytearray(16 * MEBIBYTE)
     with open(path, "rb", buffering=0) as file:
         while file.readinto(buffer):
@@ -381,9 +381,9 @@ def fill_page_cache(path: Path) -> None:
 def run(contender: str, command: str, arguments: list[str], results: Results, round_number: int) -> None:
     environment = dict(os.environ)
     if contender == OURS:
-        # Settings for kvikio are settings for gpufile too, unless they are kept from it.
+        # gpufile follows kvikio's settings too. These are for kvikio alone.
         environment = {name: value for name, value in environment.items() if not name.startswith("KVIKIO_")}
-    # libcufile writes its log into the working directory unless told otherwise.
+    # By default, libcufile writes its log into the working directory.
     environment.setdefault("CUFILE_LOGFILE_PATH", os.path.join(tempfile.gettempdir(), "cufile.log"))
     start, before = time.monotonic(), len(results.lines)
     try:
@@ -413,7 +413,7 @@ def main() -> int:
         metavar="FILE",
         required=True,
         type=Path,
-        help="made if missing, and overwritten; one that was not made so is refused",
+        help="the file to overwrite; made if missing, refused if this program did not make it",
     )
     parser.add_argument("--size", metavar="GIB", type=int, default=4, help="of a file that is made (4)")
     parser.add_argument(

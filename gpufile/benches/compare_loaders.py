@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Loads models by gpufile and by other loaders in turn, and puts their figures side by side.
 
-For each case of peers/loaders.py the files are made, each contender loads them in a process of its own, and they are
-removed before the next case. Below the table stand the ratios that gpufile is to keep; the exit status is 1 if it
-misses one or a contender failed.
+For each case of peers/loaders.py, this program makes the files. Each contender loads them in a separate process. The
+program removes them before the next case. Below the table stand the ratios that gpufile is to keep. The exit status is
+1 if gpufile misses one or a contender failed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Results:
         self.failures: list[str] = []
 
     def add(self, line: str, case: str) -> None:
-        """Takes one line of a contender's output; what is about something else is passed over."""
+        """Takes one line of a contender's output. Ignores a line of another case."""
         head, _, error = line.strip().partition(" error=")
         fields = dict(word.partition("=")[::2] for word in head.split())
         if fields.get("case") != case or "peer" not in fields:
@@ -79,9 +79,9 @@ class Results:
 
 
 def run(contender: str, command: list[str], case: str, timeout: float, results: Results) -> None:
-    """Runs one contender, whose end, whatever it is, does not matter to the others."""
+    """Runs one contender. A failure of it does not affect the others."""
     environment = dict(os.environ)
-    # libcufile writes its log into the working directory unless told otherwise.
+    # By default, libcufile writes its log into the working directory.
     environment.setdefault("CUFILE_LOGFILE_PATH", os.path.join(tempfile.gettempdir(), "cufile.log"))
     start, error = time.monotonic(), None
     try:
@@ -134,7 +134,7 @@ def print_table(results: Results, cases: list[Case]) -> None:
 
 
 def judged(case: str, against: str, ours: float | None, theirs: float | None, limit: float) -> list[str]:
-    """A row of the second table."""
+    """Returns a row of the second table."""
     if ours is None or theirs is None:
         return [case, against, "", f">= {limit:g}", "no data"]
     ratio = ours / theirs
@@ -161,12 +161,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", metavar="DIR", required=True, type=Path, help="of the files; 4 GiB must fit")
+    parser.add_argument("--dir", metavar="DIR", required=True, type=Path, help="where the files go; needs 4 GiB")
     parser.add_argument("--ours", metavar="CMD", help="the example load_bench")
     parser.add_argument("--python", metavar="CMD", default=sys.executable, help="has PyTorch and the loaders")
     parser.add_argument("--peers", metavar="A,B", default=",".join(PEERS), help="only these; '' for none (all)")
     parser.add_argument("--cases", metavar="A,B", help="only these (all)")
-    parser.add_argument("--link", metavar="GBPS", type=float, help="what the link to the GPU does")
+    parser.add_argument("--link", metavar="GBPS", type=float, help="the speed of the link to the GPU")
     parser.add_argument("--cufile", metavar="CMD", help="cufile_c, as built by peers/build.sh, to measure the link")
     parser.add_argument("--timeout", metavar="S", type=float, default=60, help="for one contender and case (60)")
     parser.add_argument("--json", metavar="OUT", type=Path, help="write every line there, after each case")

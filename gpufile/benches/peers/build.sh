@@ -1,9 +1,9 @@
 #!/bin/bash
 # build.sh DIR: fetches libcufile, libcudart and kvikio from PyPI and builds the contenders in DIR.
 #
-# DIR/cufile_c, DIR/kvikio_cpp and DIR/lib are all that a GPU host needs: copy those three. The programs look for their
-# libraries in the lib beside them. DIR/packages is what they were built from, and may be deleted.
-# That host's glibc must be at least as new as this one's, since the programs are linked here.
+# A GPU host needs only DIR/cufile_c, DIR/kvikio_cpp and DIR/lib: copy those three. The programs look for their
+# libraries in the lib beside them. The build needs DIR/packages, which may be deleted afterwards.
+# That host's glibc must be at least as new as this one's, because the programs are linked here.
 # Needs x86-64 Linux, gcc and g++ with C++20, and Python 3 with pip. CC, CXX and PYTHON name others.
 set -euo pipefail
 
@@ -31,17 +31,17 @@ cuda=$packages/nvidia/cu13
 kvikio=$packages/libkvikio
 logger=$packages/rapids_logger
 flags=(-O2 -s -Wall -Wextra -isystem "$cuda/include")
-# The old kind of run path, which also counts for what the libraries load later, as kvikio does with libcufile.
+# The old kind of run path also applies to libraries that a library loads later, as kvikio loads libcufile.
 link=("$cuda/lib/libcudart_static.a" -pthread -ldl -lrt "-Wl,--disable-new-dtags,-rpath,\$ORIGIN/lib")
 
 "$cc" -std=gnu17 "${flags[@]}" "$here/cufile_c.c" -o "$dir/cufile_c" \
     -L"$cuda/lib" -l:libcufile.so.0 "${link[@]}"
-# The symbols that libkvikio itself needs are found when it is loaded, in $dir/lib.
+# The loader finds the symbols that libkvikio itself needs in $dir/lib.
 "$cxx" -std=gnu++20 "${flags[@]}" -isystem "$kvikio/include" -isystem "$logger/include" \
     -DKVIKIO_CUFILE_FOUND -DKVIKIO_CUFILE_VERSION_API_FOUND "$here/kvikio_cpp.cc" -o "$dir/kvikio_cpp" \
     -L"$kvikio/lib64" -lkvikio -L"$logger/lib64" -lrapids_logger -Wl,--allow-shlib-undefined "${link[@]}"
 
-# zlib is the one library of this host that a bare one may lack. Its libstdc++ stays here: it may want a newer libc.
+# A bare host may lack zlib, and no other library. The libstdc++ of this host stays here: it may want a newer libc.
 lib=${dir:?}/lib
 rm -rf "$lib"
 mkdir "$lib"

@@ -1,12 +1,12 @@
-// What every contender shares: the names of the cases, where their small reads go, and the line that reports
-// one.
+// The parts that all contenders share: the names of the cases, the places of their small reads, and the line
+// of a result.
 //
 //     peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
 //     peer=NAME case=CASE threads=T error=TEXT TO THE END OF THE LINE
 //
-// `seconds` is the median of the repetitions, and `gbps` and `us_per_op` follow from it; `best` is the
-// fastest repetition, and `cpu` the CPU seconds, user and system, that the process spent during that one.
-// `threads=0` means that the number of threads was left to the library.
+// `seconds` is the median of the repetitions. `gbps` and `us_per_op` follow from it. `best` is the fastest
+// repetition. `cpu` is the CPU seconds, user and system, that the process spent during the fastest one.
+// `threads=0` leaves the number of threads to the library.
 #pragma once
 
 #include <fcntl.h>
@@ -51,16 +51,16 @@ static const struct scatter SCATTERS[] = {
 };
 enum { SCATTER_COUNT = sizeof SCATTERS / sizeof *SCATTERS };
 
-static const size_t MANY_SIZE = 16 * MIB; // Each of the reads that go out at once.
+static const size_t MANY_SIZE = 16 * MIB; // The length of each of the reads in flight together.
 static const size_t STREAM_SIZE = GIB;
 static const size_t LATENCY_SIZE = 4 * KIB;
-static const size_t DIRECT_MOST = 2 * GIB; // Of FILE, from its beginning.
+static const size_t DIRECT_MOST = 2 * GIB; // The part of FILE, from its beginning.
 enum { MANY_OPS = 64, LATENCY_OPS = 20000, LATENCY_PLACES = 1024 };
 
 static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// The file offsets of a scatter case; the caller frees them.
+// Returns the file offsets of a scatter case. The caller frees them.
 static inline size_t *scatter_offsets(size_t file_bytes, const struct scatter *scatter) {
   size_t *offsets = (size_t *)malloc(scatter->ops * sizeof *offsets);
   uint64_t x = 42;
@@ -80,7 +80,7 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void fail(const ch
   exit(1);
 }
 
-// For calls of CUDA without which nothing can be measured.
+// Ends the program if a call of CUDA fails without which nothing can be measured.
 static inline void need(cudaError_t status, const char *what) {
   if (status != cudaSuccess) fail("%s: %s", what, cudaGetErrorString(status));
 }
@@ -90,14 +90,14 @@ static inline void need(cudaError_t status, const char *what) {
 enum { MOST_REPEATS = 100 };
 struct options {
   const char *file;
-  size_t file_bytes; // Whole 16 MiB pieces; the rest of the file stays untouched.
+  size_t file_bytes; // A multiple of 16 MiB. The rest stays untouched.
   int repeats;
   char **wanted;
   int wanted_count;
 };
 static struct options OPTIONS;
 
-// Is `wanted` the name of the case, or of a group that it is in: `scatter` for `scatter-4k`?
+// Returns true if `wanted` names the case, or a group with the case: `scatter` for `scatter-4k`.
 static inline bool names(const char *wanted, const char *name) {
   if (!strcmp(wanted, name)) return true;
   for (int i = 0; i < CASE_COUNT; i++)
@@ -116,7 +116,7 @@ __attribute__((noreturn)) static inline void usage(const char *program) {
   fprintf(stderr,
           "usage: %s FILE [--repeats N] [CASE...]\n\n"
           "FILE has at least 1 GiB and is overwritten; FILE.fresh comes and goes beside it.\n"
-          "A CASE is one of these, or a group of them by what they begin with, such as `scatter`:\n",
+          "A CASE is one of these, or the beginning that several have in common, such as `scatter`:\n",
           program);
   for (int i = 0; i < CASE_COUNT; i++) fprintf(stderr, "  %s\n", CASES[i]);
   exit(2);
@@ -136,17 +136,19 @@ static inline void parse_options(int argc, char **argv) {
       OPTIONS.wanted[OPTIONS.wanted_count++] = argv[i];
   }
   if (!OPTIONS.file) usage(argv[0]);
-  if (OPTIONS.repeats < 1 || OPTIONS.repeats > MOST_REPEATS) fail("--repeats is 1 to %d", MOST_REPEATS);
+  if (OPTIONS.repeats < 1 || OPTIONS.repeats > MOST_REPEATS)
+    fail("--repeats takes a number from 1 to %d", MOST_REPEATS);
   for (int i = 0; i < OPTIONS.wanted_count; i++) {
     bool known = false;
     for (int j = 0; j < CASE_COUNT; j++) known = known || names(OPTIONS.wanted[i], CASES[j]);
-    if (!known) fail("there is no case or group of cases `%s`", OPTIONS.wanted[i]);
+    if (!known)
+      fail("there is no case or group of cases `%s`; run without arguments for a list", OPTIONS.wanted[i]);
   }
   struct stat status;
   if (stat(OPTIONS.file, &status)) fail("%s: %m", OPTIONS.file);
   OPTIONS.file_bytes = (size_t)status.st_size / (16 * MIB) * (16 * MIB);
   if (OPTIONS.file_bytes < GIB)
-    fail("%s has %zu bytes; the cases need 1 GiB or more", OPTIONS.file, OPTIONS.file_bytes);
+    fail("%s has %zu bytes; name a file of 1 GiB or more", OPTIONS.file, OPTIONS.file_bytes);
 }
 
 // Time, and the report of it.
@@ -207,7 +209,7 @@ static inline void report_error(const char *peer, const char *name, int threads,
 
 // The file and the device buffer.
 
-// Writes dirty pages to the disk and then forgets every page, so that what follows meets the disk.
+// Writes dirty pages to the disk, then drops every page. Later transfers reach the disk.
 static inline bool drop_cache(const char *path) {
   int fd = open(path, O_RDONLY);
   bool done = fd >= 0 && !fsync(fd) && !posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -227,8 +229,7 @@ static inline char *device_buffer(size_t bytes) {
   return device;
 }
 
-// Fills the buffer with the megabyte that compare.py makes FILE of, so that overwriting FILE with it changes
-// no byte.
+// Fills the buffer with the mebibyte that compare.py repeats in FILE. Overwriting FILE with it changes no byte.
 static inline void fill_device_buffer(char *device, size_t bytes) {
   uint64_t *block = (uint64_t *)malloc(MIB), state = 0;
   for (size_t i = 0; i < MIB / sizeof *block; i++) { // splitmix64

@@ -1,6 +1,6 @@
-// libcufile called from C, as NVIDIA's samples do it: threads that read and write pieces of 16 MiB, the batch
-// calls, the stream-ordered calls, on device memory that is not registered. Also the link's own speed, as
-// `peer=cuda`.
+// libcufile called from C, as NVIDIA's samples do it. Threads read and write 16 MiB at a time. Other cases use
+// the batch calls and the stream-ordered calls. The device memory is not registered. The link's own speed is
+// here too, as `peer=cuda`.
 #define _GNU_SOURCE
 #include "cases.h"
 
@@ -13,7 +13,7 @@ static const size_t PIECE = 16 * MIB;
 static char *device;
 static size_t device_bytes;
 
-// What went wrong in the case at hand; the first problem of all threads stays.
+// The first problem of all threads in the current case.
 static bool failed;
 static char problem[256];
 
@@ -45,7 +45,7 @@ static bool cuda_ok(cudaError_t status, const char *call) {
   return status == cudaSuccess || case_failed("%s: %s", call, cudaGetErrorString(status));
 }
 
-// A read or write answers with a count of bytes, or -1 and errno, or a negative CUfileOpError.
+// A read or write returns a count of bytes, or -1 and errno, or a negative CUfileOpError.
 static bool moved(ssize_t answer, size_t expected, const char *call) {
   if (answer == (ssize_t)expected) return true;
   if (answer >= 0) return case_failed("%s: %zd of %zu bytes", call, answer, expected);
@@ -80,13 +80,13 @@ static void close_file(struct opened *opened) {
 }
 
 // A crew of threads that shares the transfers of one repetition after another. Its threads live as long as
-// their case, so that what a thread pays for its first transfer falls into the warm-up.
+// their case, so that the cost of a thread's first transfer falls into the warm-up.
 
 struct transfers {
   bool write;
   CUfileHandle_t handle;
   size_t size, ops, stride;
-  const size_t *offsets; // In the file; without them, one piece follows the other.
+  const size_t *offsets; // In the file. Without them, one transfer follows the other.
 };
 static struct {
   _Alignas(64) size_t next; // Alone in its cache line, since all threads count it up.
@@ -154,7 +154,7 @@ static void measure(const char *name, int threads, const struct transfers *work)
   finish("cufile", name, work->size, work->ops, threads, &samples);
 }
 
-// The driver and FILE are opened in any case, and here is what that takes.
+// Opens the driver and FILE, which every case needs. This case measures that.
 static void first_byte(void) {
   struct samples samples = {.count = 0};
   struct stamp start = stamp_now();
@@ -195,7 +195,7 @@ static void read_default(void) {
   finish("cufile", "read-default", OPTIONS.file_bytes, 1, 0, &samples);
 }
 
-// One batch. Setting it up and destroying it is not counted.
+// One batch. The time leaves setting it up and destroying it out.
 static bool read_batch(struct samples *samples, bool counted) {
   CUfileIOParams_t entries[MANY_OPS];
   CUfileIOEvents_t events[MANY_OPS];
@@ -236,7 +236,7 @@ static void read_many(void) {
   finish("cufile", "read-many-16m", MANY_SIZE, MANY_OPS, 1, &samples);
 }
 
-// The stream is registered, with all arguments fixed and aligned, which is what cuFile recommends.
+// The stream is registered, with all arguments fixed and aligned, as cuFile recommends.
 static void stream_read(void) {
   const unsigned fixed_and_aligned = CU_FILE_STREAM_FIXED_BUF_OFFSET | CU_FILE_STREAM_FIXED_FILE_OFFSET |
                                      CU_FILE_STREAM_FIXED_FILE_SIZE | CU_FILE_STREAM_PAGE_ALIGNED_INPUTS;
@@ -274,7 +274,7 @@ static void latency(void) {
   finish("cufile", "latency-4k", LATENCY_SIZE, LATENCY_OPS, 1, &samples);
 }
 
-// A new file each time, opened and closed within the time.
+// A new file each time. The time includes opening and closing.
 static void write_fresh(int threads) {
   struct transfers work = {.write = true, .size = PIECE, .ops = OPTIONS.file_bytes / PIECE, .stride = 1};
   struct samples samples = {.count = 0};
@@ -321,7 +321,7 @@ static void direct(const char *name, bool write, int threads) {
   finish("cufile", name, work.size, work.ops, threads, &samples);
 }
 
-// Is this case to run? Says why not if the driver or FILE did not open.
+// Returns true if this case is to run. Reports an error if the driver or FILE did not open.
 static const char *unusable;
 static bool wanted(const char *name) {
   if (!selected(name)) return false;

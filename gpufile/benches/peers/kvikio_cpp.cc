@@ -1,6 +1,6 @@
-// kvikio's C++ API. `first-byte` and `read-default` run before any setting is changed; the other cases with
-// tasks and bounce buffers of 4 MiB, with which it reads fastest from the page cache. KVIKIO_COMPAT_MODE=ON
-// or OFF in the environment chooses POSIX calls or cuFile; without it, kvikio decides.
+// kvikio's C++ API. `first-byte` and `read-default` run before any setting is changed. The other cases have
+// kvikio's task size and bounce buffers at 4 MiB, with which it reads fastest from the page cache.
+// KVIKIO_COMPAT_MODE=ON or OFF in the environment chooses POSIX calls or cuFile. Without it, kvikio decides.
 #include "cases.h"
 
 #include <exception>
@@ -25,7 +25,7 @@ void expect(std::size_t moved, std::size_t expected) {
     throw std::runtime_error(std::to_string(moved) + " of " + std::to_string(expected) + " bytes");
 }
 
-// A case that throws is reported with what it said, on one line, and does not end the others.
+// Reports a case that throws with its message, on one line. The other cases still run.
 void guarded(char const *name, int threads, std::function<void()> const &work) {
   try {
     work();
@@ -137,7 +137,7 @@ void run_cases(char *device) {
 
   kvikio::defaults::set_task_size(4 * MIB);
   kvikio::defaults::set_bounce_buffer_size(4 * MIB);
-  // What follows is about the page cache, which kvikio passes by on disks unless told otherwise.
+  // The next cases use the page cache, which kvikio by default avoids on disks.
   kvikio::defaults::set_auto_direct_io_read(false);
   kvikio::defaults::set_auto_direct_io_write(false);
   auto with_threads = [](char const *name, std::vector<int> const &counts, auto const &run) {

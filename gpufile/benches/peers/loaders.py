@@ -6,9 +6,9 @@ The cases and their files are those of ../../examples/load_bench.rs, which print
     peer=NAME case=CASE size=BYTES ops=TENSORS threads=0 seconds=S gbps=G us_per_op=U
     peer=NAME case=CASE threads=0 error=TEXT
 
-`seconds` is the best of three loads after one to warm up, from opening the files until every tensor is a tensor of
-PyTorch in GPU memory. A loader that takes longer than SLOW for the first is not asked to do it three times more, but
-once. Files that are missing are made, by Python alone, and were then just written, so they are in the page cache.
+`seconds` is the best of three loads after one to warm up. A load begins with opening the files, and ends when every
+tensor is a tensor of PyTorch in GPU memory. A loader that takes longer than SLOW for the first load gets one more load,
+not three. The program makes missing files by Python alone. They are then in the page cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
 DEVICE = "cuda:0"
 REPEATS = 3
 SLOW = 5.0  # seconds
-# Seconds before each load: the GPU goes on clearing memory that was freed, and keeps whoever gets it next waiting.
+# Seconds before each load. The GPU clears memory after it was freed, and the next user of that memory waits for it.
 PAUSE = 0.1
 
 
@@ -43,7 +43,7 @@ class Case:
         return [folder / f"{self.name}-{i}.safetensors" for i in range(self.files)]
 
     def make(self, folder: Path) -> list[Path]:
-        """The files, which are made if they are missing."""
+        """Returns the files. Makes them if they are missing."""
         paths = self.paths(folder)
         for i, path in enumerate(paths):
             if not path.exists():
@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-# Each takes paths and returns the tensors by name, and whatever else is to be freed only with them.
+# Each takes paths. It returns the tensors by name, and the objects that must live as long as the tensors.
 
 
 def by_safetensors(paths: list[str]) -> tuple[dict, object]:
@@ -98,7 +98,7 @@ def by_safetensors(paths: list[str]) -> tuple[dict, object]:
 def by_fastsafetensors(paths: list[str]) -> tuple[dict, object]:
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
-    # Without GPUDirect, and leaving the files in the page cache, from where the next repetition is to have them.
+    # Without GPUDirect. The files stay in the page cache for the next repetition.
     loader = SafeTensorsFileLoader(SingleGroup(), device=DEVICE, nogds=True, disable_cache=False)
     loader.add_filenames({0: paths})
     buffers = loader.copy_files_to_device()
@@ -109,7 +109,7 @@ def by_runai(paths: list[str]) -> tuple[dict, object]:
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
-        # It streams to host memory, which it may use again at once: each tensor is copied before the next one comes.
+        # It streams to host memory, and may use that again at once. Each tensor is copied before the next one comes.
         streamer.stream_files(paths, owned=False)
         return {name: tensor.to(DEVICE) for name, tensor in streamer.get_tensors()}, None
 
@@ -130,7 +130,7 @@ PEERS: dict[str, Callable[[list[str]], tuple[dict, object]]] = {
 
 
 def check(case: Case, tensors: dict) -> None:
-    """Compares the last tensor of each file and 16 others with what the files were made of."""
+    """Compares the last tensor of each file, and 16 others, with their source."""
     import torch
 
     if len(tensors) != case.files * case.tensors:
@@ -178,7 +178,7 @@ def measure(case: Case, peer: str, paths: list[Path]) -> str:
 
 
 def chosen_cases(names: str | None) -> list[Case]:
-    """The cases that are named, with commas between, or else all."""
+    """Returns the named cases, which commas separate, or all without names."""
     if names is None:
         return CASES
     known = {case.name: case for case in CASES}
@@ -192,10 +192,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="of the files; made if missing")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of the files; made if missing")
     parser.add_argument("peers", metavar="PEER", nargs="*", help=f"of {', '.join(PEERS)} (all)")
     parser.add_argument("--cases", metavar="A,B", help=f"of {', '.join(case.name for case in CASES)} (all)")
-    parser.add_argument("--keep", action="store_true", help="leave the files; else each case's go before the next")
+    parser.add_argument("--keep", action="store_true", help="leave the files of all cases")
     parser.add_argument("--make", action="store_true", help="make the files, and load nothing")
     options = parser.parse_args()
     for peer in options.peers:

@@ -1,8 +1,8 @@
 #!/bin/bash
-# loaders.sh DIR [PYTHON-VERSION]: fetches the loaders that loaders.py runs, into DIR, which goes on PYTHONPATH.
+# loaders.sh DIR [PYTHON-VERSION]: fetches the loaders that loaders.py runs, into DIR. Add DIR to PYTHONPATH.
 #
-# They are for x86-64 Linux with glibc 2.30 or newer and CPython 3.12, or 3.11 if that is said; the host needs PyTorch
-# and NumPy besides, which are not fetched. Needs Python 3 with pip. PYTHON names another.
+# They are for x86-64 Linux with glibc 2.30 or newer and CPython 3.12, or 3.11 as PYTHON-VERSION. The host also needs
+# PyTorch and NumPy, which this script does not fetch. Needs Python 3 with pip. PYTHON names another.
 set -euo pipefail
 
 [ $# -eq 1 ] || [ $# -eq 2 ] || { echo "usage: $0 DIR [PYTHON-VERSION]" >&2; exit 2; }

@@ -3,9 +3,9 @@
 usage: zarr_gds.py DIR
 
 The cases are those of gpufile's example zarr_bench: arrays of float32 that count up, in chunks of 64 MiB, 4 MiB and
-256 KiB. Each is written once to DIR/z, which must not exist, read three times with each number of kvikio's threads,
-compared once with what was written, and removed. Needs zarr 3, kvikio, which makes its file I/O by POSIX calls here, and
-cupy; all from PyPI.
+256 KiB. The program writes each array once to DIR/z, which must not exist. It reads it three times with each number of
+kvikio's threads, compares it once with the source, and removes it. It needs zarr 3, kvikio and cupy, all from PyPI.
+kvikio uses POSIX calls here.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ READS = 3
 
 
 def seconds(work):
-    """How long work takes until the GPU is done, and what it returns."""
+    """Returns the seconds that work takes until the GPU is done, and its result."""
     start = time.perf_counter()
     result = work()
     cupy.cuda.Device().synchronize()
@@ -56,7 +56,7 @@ def measure(name, size, chunk_size, path):
             best = min(best, read)
             assert isinstance(found, cupy.ndarray), "the array is not in GPU memory"
             assert number > 0 or bool((found == source).all()), "the array differs from what was written"
-            # Before the next is allocated.
+            # The next array is allocated afterwards.
             del found
         print(
             f"peer=kvikio-zarr case={name} bytes={size} threads={threads}"
@@ -70,7 +70,7 @@ def main():
         sys.exit(__doc__)
     path = pathlib.Path(sys.argv[1], "z")
     if path.exists():
-        sys.exit(f"{path} is there already")
+        sys.exit(f"{path} exists: remove it, or name another DIR")
     kvikio.defaults.set("compat_mode", kvikio.CompatMode.ON)
     zarr.config.enable_gpu()
     print("zarr", zarr.__version__, "kvikio", kvikio.__version__, file=sys.stderr)
