@@ -1,30 +1,39 @@
-//! Sizes as people write them.
+//! Sizes in bytes, as text.
 
 /// The reason why [`parse_bytes`] did not accept a text.
+///
+/// ```
+/// use gpufile::{ParseBytesError, parse_bytes};
+///
+/// let syntax = parse_bytes("4MB").unwrap_err(); // MB is 10^6 bytes to some, 2^20 to others
+/// assert_eq!(syntax, ParseBytesError::Syntax { text: "4MB".to_owned() });
+/// let overflow = parse_bytes("16777216 TiB").unwrap_err(); // 2^64 bytes
+/// assert!(matches!(overflow, ParseBytesError::Overflow { .. }));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseBytesError {
-    /// Not a whole number with a unit, or without one.
+    /// The text is not a whole number with or without a unit.
     #[error(
-        "{text:?} is not a size: expected a whole number of bytes, or of k, M, G, T (KiB, MiB, GiB, TiB)"
+        "cannot parse {text:?} as a size: write a whole number of bytes, or of k, M, G, T (KiB, MiB, GiB, TiB)"
     )]
     Syntax {
-        /// The text to be parsed.
+        /// The text that was parsed.
         text: String,
     },
-    /// More than 64 bits hold.
-    #[error("{text:?} is too large a size: at most 2^64 - 1 bytes can be named")]
+    /// The size does not fit 64 bits.
+    #[error("cannot parse {text:?} as a size: the largest is 2^64 - 1 bytes")]
     Overflow {
-        /// The text to be parsed.
+        /// The text that was parsed.
         text: String,
     },
 }
 
-/// Returns the number of bytes that a text names: a whole number, then a unit or none, with or without a
+/// Returns the number of bytes that a text names. The text is a whole number and an optional unit, with or without a
 /// space between.
 ///
-/// Units are binary, and their case does not matter: `k`, `KiB` (1024 bytes), `M`, `MiB`, `G`, `GiB`, `T`, `TiB`, and
-/// `B` for bytes. `kB`, `MB` and the like are refused, because to some they mean powers of 1000; so are fractions.
+/// Units are binary, in upper or lower case: `k`, `KiB` (1024 bytes), `M`, `MiB`, `G`, `GiB`, `T`, `TiB`, and `B` for
+/// bytes. `kB`, `MB` and the like are refused, because some readers take them as powers of 1000. Fractions are refused.
 ///
 /// # Errors
 /// [`ParseBytesError`], which repeats the text.

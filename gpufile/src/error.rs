@@ -1,4 +1,4 @@
-//! The errors of this crate: what failed, on which file, and after how many bytes.
+//! The errors of this crate, each with the operation, the file, the cause, and the bytes transferred before it.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,10 +6,26 @@ use std::path::PathBuf;
 /// The result of an operation on files.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failed operation.
+/// The error of a failed operation.
 ///
-/// Its text is complete: it has the text of the cause, so [`source`](std::error::Error::source) names none. Paths are shown
+/// Its text includes the text of the cause, so [`source`](std::error::Error::source) returns none. It shows paths
 /// quoted, with control characters escaped.
+///
+/// ```
+/// use gpufile::{Error, File};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("data.bin");
+/// # std::fs::write(&path, "data")?;
+/// let file = File::open(&path)?;
+/// let error = file.read_exact_at(&mut vec![0; 10], 0).unwrap_err();
+/// assert!(matches!(error, Error::Transfer { len_bytes: 10, .. }));
+/// assert_eq!((error.bytes_done(), error.kind()), (4, std::io::ErrorKind::UnexpectedEof));
+/// println!("{error}");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,7 +37,7 @@ pub enum Error {
         /// The error that the operating system or cuFile returned.
         cause: Cause,
     },
-    /// A transfer failed. The bytes before the failure, `bytes_done` from the start of the range, were transferred.
+    /// A transfer failed. The first `bytes_done` bytes of the range were transferred.
     #[error("cannot {operation} {len_bytes} bytes at {offset} of {path:?}: {cause}{}; {bytes_done} bytes were transferred",
         advice(.operation, .cause))]
     Transfer {
@@ -33,20 +49,20 @@ pub enum Error {
         offset: u64,
         /// The length of the range, in bytes.
         len_bytes: usize,
-        /// The number of bytes of it that were transferred.
+        /// The number of bytes that were transferred, from the start of the range.
         bytes_done: usize,
         /// The error that the operating system, CUDA or cuFile returned.
         cause: Cause,
     },
-    /// One entry of several failed; others may have been transferred.
+    /// One entry of several failed. Others may have been transferred.
     #[error("entry {entry}: {error}")]
     Entry {
-        /// Its number, from 0.
+        /// The number of the entry, from 0.
         entry: usize,
         /// The error of this entry.
         error: Box<Error>,
     },
-    /// A call that is not about a transfer failed.
+    /// An operation on a file that is not a transfer failed.
     #[error("cannot {operation} {path:?}: {cause}")]
     File {
         /// The operation that was attempted.
@@ -56,7 +72,7 @@ pub enum Error {
         /// The error that the operating system returned.
         cause: Cause,
     },
-    /// A call that is not about a file failed, such as [`Engine::cuda`](crate::Engine::cuda).
+    /// A call without a file failed, for example [`Engine::cuda`](crate::Engine::cuda).
     #[error("{cause}")]
     Cufile {
         /// The error that CUDA or cuFile returned.
@@ -65,6 +81,16 @@ pub enum Error {
 }
 
 /// The reason why an operation failed.
+///
+/// ```
+/// use gpufile::{Cause, File};
+///
+/// let error = File::open("/no/such/file").unwrap_err();
+/// match error.cause() {
+///     Cause::Io(cause) => assert_eq!(cause.kind(), std::io::ErrorKind::NotFound),
+///     cause => panic!("{cause}"),
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
@@ -74,26 +100,28 @@ pub enum Cause {
     /// cuFile or CUDA returned an error.
     #[error(transparent)]
     Cufile(Box<cufile::Error>),
-    /// The call made no sense.
+    /// An argument of the call was not valid.
     #[error("{0}")]
     Invalid(String),
-    /// The file ended before the range did.
+    /// The file ended within the range.
     #[error("the file ends at byte {at}")]
     EndOfFile {
         /// The end of the file, or of the mapping of it, in bytes.
         at: u64,
     },
     /// cuFile was required and does not work for the file.
-    #[error("cuFile is required, but: {0}")]
+    #[error("cuFile is required, but does not work here: {0}")]
     NoCufile(String),
 }
 
-/// Returns advice on an errno that says little by itself.
+/// Returns the usual remedy for an errno whose own text does not suggest it.
 fn advice(operation: &str, cause: &Cause) -> String {
     let Cause::Io(error) = cause else { return String::new() };
     match error.raw_os_error() {
-        Some(libc::EBADF) => format!(": it was not opened to {operation}"),
-        Some(libc::ESPIPE) => ": it has no offsets".to_owned(),
+        Some(libc::EBADF) => format!(", because the file was opened without {operation} access"),
+        Some(libc::ESPIPE) => {
+            ", because only files have offsets, and this is a pipe or a terminal".to_owned()
+        }
         _ => String::new(),
     }
 }
@@ -108,7 +136,7 @@ impl Error {
         }
     }
 
-    /// Returns why it failed.
+    /// Returns the reason why the operation failed.
     pub fn cause(&self) -> &Cause {
         match self {
             Error::Open { cause, .. }
@@ -119,7 +147,7 @@ impl Error {
         }
     }
 
-    /// Returns the errno, if the operating system refused.
+    /// Returns the errno, if the operating system returned one.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self.cause() {
             Cause::Io(error) => error.raw_os_error(),
@@ -131,7 +159,7 @@ impl Error {
         }
     }
 
-    /// Returns the kind that an [`io::Error`] of the same cause has.
+    /// Returns the kind of an [`io::Error`] with the same cause.
     pub fn kind(&self) -> io::ErrorKind {
         match self.cause() {
             Cause::Io(error) => error.kind(),
@@ -156,7 +184,7 @@ impl From<cufile::Error> for Error {
 }
 
 impl From<Error> for io::Error {
-    /// Keeps the whole text; the errno is in [`Error::raw_os_error`].
+    /// Keeps the whole text. The errno is in [`Error::raw_os_error`].
     fn from(error: Error) -> Self {
         io::Error::new(error.kind(), error)
     }

@@ -83,14 +83,14 @@ impl File {
         Self { open: Arc::new(open), chunk_bytes: None }
     }
 
-    /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer chooses the
-    /// length. For device memory, chunks are no longer than a bounce buffer.
+    /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer chooses
+    /// the length. For device memory, chunks are no longer than a bounce buffer.
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
         Self { open: self.open.clone(), chunk_bytes: Some(chunk_bytes.max(1)) }
     }
 
-    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than the
-    /// length of the buffer only if the file ends there. The rest of the buffer is then unspecified, because cuFile
+    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than
+    /// the length of the buffer only if the file ends there. The rest of the buffer is then unspecified, because cuFile
     /// overwrites it.
     ///
     /// # Errors
@@ -116,8 +116,8 @@ impl File {
         }
     }
 
-    /// Reads from `offset` in bytes into host memory that need not be initialised. Returns the bytes that were read. They
-    /// are fewer than the buffer has only if the file ends there.
+    /// Reads from `offset` in bytes into host memory that need not be initialised. Returns the bytes that were read.
+    /// They are fewer than the buffer has only if the file ends there.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -153,17 +153,17 @@ impl File {
     /// # Length
     /// A failed write leaves the file with its old length, with the length of a successful write, or with any length
     /// between. Bytes that were not written keep their values, or are zeros behind the old end. A write never makes a
-    /// file shorter. On tmpfs, a long write makes the file longer before it writes the first byte. On disks, blocks that a
-    /// failed write did not use may stay allocated behind the end until the file is truncated or removed.
+    /// file shorter. On tmpfs, a long write makes the file longer before it writes the first byte. On disks, blocks
+    /// that a failed write did not use may stay allocated behind the end until the file is truncated or removed.
     ///
     /// # Other writers
     /// Several threads may write to one file at once. Where their ranges overlap, either may come last.
     ///
-    /// On a [direct route](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where a range begins
-    /// or ends within a block, libcufile reads the block, changes it, and writes it back. The transfers of all engines of
-    /// a process take turns at such a block. Other writers do not wait: a descriptor, a mapping, another process. While
-    /// a write of device memory is in flight, they must not write to the blocks that it touches, not even to other bytes
-    /// of them. Their bytes may be lost without an error.
+    /// On a [direct route](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where a range
+    /// begins or ends within a block, libcufile reads the block, changes it, and writes it back. The transfers of all
+    /// engines of a process take turns at such a block. Other writers do not wait: a descriptor, a mapping, another
+    /// process. While a write of device memory is in flight, they must not write to the blocks that it touches, not
+    /// even to other bytes of them. Their bytes may be lost without an error.
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes behind the failure may have been written too; see [Length](#length).
@@ -173,8 +173,8 @@ impl File {
         unsafe { self.write_memory(memory, offset, false) }
     }
 
-    /// Writes as [`write_all_at`](Self::write_all_at), by the calling thread alone, without the engine's workers. The same
-    /// holds for [other writers](Self::write_all_at).
+    /// Writes as [`write_all_at`](Self::write_all_at), by the calling thread alone, without the engine's workers. The
+    /// same holds for [other writers](Self::write_all_at).
     ///
     /// # Errors
     /// As [`write_all_at`](Self::write_all_at).
@@ -184,9 +184,9 @@ impl File {
         unsafe { self.write_memory(memory, offset, true) }
     }
 
-    /// Returns the route of device memory to and from this file, and why no better one is taken. Without CUDA, the route is
-    /// [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads CUDA, and opens the cuFile driver if
-    /// the answer needs it.
+    /// Returns the route of device memory to and from this file, and why no better one is taken. Without CUDA, the
+    /// route is [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads CUDA, and opens the
+    /// cuFile driver if the answer needs it.
     pub fn route(&self) -> &Route {
         self.open.route()
     }

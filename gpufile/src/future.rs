@@ -14,13 +14,13 @@ use crate::write_plan::Growth;
 
 /// A transfer in flight, which owns its buffer. It needs no runtime: call [`wait`](Self::wait), or `.await` it.
 ///
-/// The transfer ends whether the future is polled or not. The output has the number of bytes and the buffer. For a read,
-/// the number is that of [`File::read_at`]; for a write, it is the length of the buffer.
+/// The transfer ends whether the future is polled or not. The output has the number of bytes and the buffer. For a
+/// read, the number is that of [`File::read_at`]; for a write, it is the length of the buffer.
 ///
 /// # Dropping
 /// Dropping the future does not wait. A write continues to its end, if the process lives that long, and its failure is
-/// lost. A read ends with the chunks that workers have claimed, a few MiB for each thread. A worker then drops the buffer.
-/// It also drops the file and the last reference to the engine, if nothing else refers to them.
+/// lost. A read ends with the chunks that workers have claimed, a few MiB for each thread. A worker then drops the
+/// buffer. It also drops the file and the last reference to the engine, if nothing else refers to them.
 /// [`cancel`](Self::cancel) returns the buffer. `mem::forget` leaks it.
 ///
 /// ```
@@ -57,9 +57,9 @@ impl File {
         IoFuture::start(Owned::read(self, buffer, offset))
     }
 
-    /// Starts to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at). The call returns at
-    /// once, except for a file that becomes longer. For such a file, the call allocates the new blocks. This takes 70 to
-    /// 90 ms for each GiB on tmpfs, and about 3 ms on ext4.
+    /// Starts to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at). The call returns
+    /// at once, except for a file that becomes longer. For such a file, the call allocates the new blocks. This takes
+    /// 70 to 90 ms for each GiB on tmpfs, and about 3 ms on ext4.
     ///
     /// The restrictions on [other writers](Self::write_all_at) hold until the transfer has ended.
     ///
@@ -92,8 +92,8 @@ impl<B> IoFuture<B> {
         self.owned.take().expect("the output was not taken").finish()
     }
 
-    /// Ends the transfer early. Workers claim no more of its chunks. The call waits for the claimed ones, a few MiB for each
-    /// thread. Returns the number of bytes that were transferred from the start without a gap, and the buffer.
+    /// Ends the transfer early. Workers claim no more of its chunks. The call waits for the claimed ones, a few MiB for
+    /// each thread. Returns the number of bytes that were transferred from the start without a gap, and the buffer.
     ///
     /// The call blocks its thread. An executor's task that must not block drops the future instead.
     ///

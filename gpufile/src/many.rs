@@ -13,15 +13,15 @@ use crate::memory::Memory;
 use crate::write_plan::{WritePlan, pieces};
 
 impl File {
-    /// Reads many ranges of the file into one buffer. The engine packs small ranges, merges neighbours, and shares the work
-    /// among all workers. One call is much faster than many calls of [`read_at`](Self::read_at).
+    /// Reads many ranges of the file into one buffer. The engine packs small ranges, merges neighbours, and shares the
+    /// work among all workers. One call is much faster than many calls of [`read_at`](Self::read_at).
     ///
     /// It is fastest if the ranges are ordered by `buffer_offset`.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that the engine saw fail. A range fails with
-    /// [`Cause::EndOfFile`] if the file ends within it. Other ranges may have been read or not. Ranges beyond the buffer,
-    /// and ranges that overlap in it, fail with [`Cause::Invalid`].
+    /// [`Cause::EndOfFile`] if the file ends within it. Other ranges may have been read or not. Ranges beyond the
+    /// buffer, and ranges that overlap in it, fail with [`Cause::Invalid`].
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
         let Some(first) = ranges.first() else { return Ok(()) };
@@ -32,14 +32,14 @@ impl File {
         self.ranges_outcome(READ, &memory, ranges, FILE_LIMIT, outcome)
     }
 
-    /// Writes one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where ranges overlap in
-    /// the file, either may come last. The restrictions on [other writers](Self::write_all_at) hold here too. Ranges
-    /// of one call may share blocks.
+    /// Writes one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where ranges
+    /// overlap in the file, either may come last. The restrictions on [other writers](Self::write_all_at) hold here
+    /// too. Ranges of one call may share blocks.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first range that the engine saw fail. Other ranges may have been written or
-    /// not. The file's length is then as after a failed [`write_all_at`](Self::write_all_at) of all ranges. Ranges beyond
-    /// the buffer fail with [`Cause::Invalid`] before anything is written.
+    /// [`Error::Entry`] with the number of the first range that the engine saw fail. Other ranges may have been written
+    /// or not. The file's length is then as after a failed [`write_all_at`](Self::write_all_at) of all ranges. Ranges
+    /// beyond the buffer fail with [`Cause::Invalid`] before anything is written.
     pub fn write_many<B: IoBuf + ?Sized>(&self, buffer: &B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
         if ranges.is_empty() {
@@ -76,7 +76,9 @@ impl File {
                 self.transfer_error(operation, file_offset, len_bytes, 0, Cause::EndOfFile { at: file_limit })
             }
             Ok(()) => {
-                let text = format!("it lies at {buffer_offset} of a buffer of {buffer_bytes} bytes");
+                let text = format!(
+                    "its memory starts at byte {buffer_offset} and ends behind the buffer of {buffer_bytes} bytes"
+                );
                 self.transfer_error(operation, file_offset, len_bytes, 0, Cause::Invalid(text))
             }
         };
@@ -112,9 +114,11 @@ fn entry_outcome(
         Ok(None) => return Ok(()),
         Ok(Some(Stop { entry, done_bytes, cause })) => (entry, done_bytes, cause),
         Err(Refused::Overlap(one, other)) => {
-            (other, 0, Some(Cause::Invalid(format!("it overlaps in memory with entry {one}"))))
+            (other, 0, Some(Cause::Invalid(format!("its memory overlaps the memory of entry {one}"))))
         }
-        Err(Refused::OutOfRange(entry)) => (entry, 0, Some(Cause::Invalid("it is out of range".to_owned()))),
+        Err(Refused::OutOfRange(entry)) => {
+            (entry, 0, Some(Cause::Invalid("its range is not valid".to_owned())))
+        }
     };
     Err(Error::Entry { entry, error: Box::new(error(entry, done_bytes, cause)) })
 }
@@ -223,8 +227,8 @@ impl Engine {
     /// either may come last.
     ///
     /// The engine writes several files at once, which is faster than one after the other, above all for new files.
-    /// Requests for one file should follow each other. The restrictions on [other writers](File::write_all_at) hold here
-    /// too. Requests of one call may share blocks.
+    /// Requests for one file should follow each other. The restrictions on [other writers](File::write_all_at) hold
+    /// here too. Requests of one call may share blocks.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that the engine saw fail. Other requests may have been

@@ -72,8 +72,8 @@ impl MappedFile {
         &self.file
     }
 
-    /// Touches all pages (`madvise`, `MADV_POPULATE_READ`, since Linux 5.14). Later reads then wait neither for the disk
-    /// nor for page faults.
+    /// Touches all pages (`madvise`, `MADV_POPULATE_READ`, since Linux 5.14). Later reads then wait neither for the
+    /// disk nor for page faults.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -89,8 +89,8 @@ impl MappedFile {
         }
     }
 
-    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than the
-    /// length of the buffer only if the mapping ends there.
+    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than
+    /// the length of the buffer only if the mapping ends there.
     ///
     /// # Errors
     /// [`Error::Transfer`].

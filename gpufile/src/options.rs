@@ -13,7 +13,21 @@ use crate::open_file::OpenFile;
 use crate::route::RoutePolicy;
 use crate::settings::DirectIo;
 
-/// The options for opening a file. The engine's settings decide those that are not set.
+/// The options for opening a file. Options that are not set follow the engine's settings.
+///
+/// ```
+/// use gpufile::{DirectIo, OpenOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("log.bin");
+/// let options = OpenOptions::new().read(true).write(true).create_new(true).direct_write(DirectIo::Never);
+/// let file = options.open(&path)?;
+/// file.write_all_at(b"entry".as_slice(), 0)?;
+/// assert!(options.open(&path).is_err()); // `create_new` fails, because the file exists.
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct OpenOptions {
@@ -34,7 +48,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Returns options for neither reading nor writing, as [`std::fs::OpenOptions`].
+    /// Returns options with neither read nor write access, as [`std::fs::OpenOptions`].
     pub fn new() -> Self {
         Self {
             options: fs::OpenOptions::new(),
@@ -48,46 +62,46 @@ impl OpenOptions {
         }
     }
 
-    /// Sets whether the file is opened for reading.
+    /// Opens the file for reading, or not.
     pub fn read(mut self, read: bool) -> Self {
         self.options.read(read);
         self
     }
 
-    /// Sets whether the file is opened for writing.
+    /// Opens the file for writing, or not.
     pub fn write(mut self, write: bool) -> Self {
         self.options.write(write);
         self.write = write;
         self
     }
 
-    /// Creates the file if there is none.
+    /// Creates the file if it does not exist.
     pub fn create(mut self, create: bool) -> Self {
         self.options.create(create);
         self
     }
 
-    /// Creates the file, and fails if there is one.
+    /// Creates the file, and fails if it exists.
     pub fn create_new(mut self, create_new: bool) -> Self {
         self.options.create_new(create_new);
         self
     }
 
-    /// Empties the file if there is one, and if nothing else refuses to open it.
+    /// Empties the file if it exists. If opening fails, the file keeps its contents.
     pub fn truncate(mut self, truncate: bool) -> Self {
         self.options.truncate(truncate);
         self.truncate = truncate;
         self
     }
 
-    /// Sets the permissions that a created file gets, less the process's umask; 0o666 by default.
+    /// Sets the permissions of a created file, from which the kernel takes the process's umask. The default is 0o666.
     pub fn mode(mut self, mode: u32) -> Self {
         self.options.mode(mode);
         self
     }
 
-    /// Passes flags of `open(2)`, such as `O_NOFOLLOW`, in place of those passed before. `O_DIRECT` has no effect: the
-    /// engine decides for each transfer. `O_APPEND` is refused when the file is opened.
+    /// Passes flags of `open(2)`, for example `O_NOFOLLOW`. They replace flags that were passed before. `O_DIRECT` has
+    /// no effect, because the engine decides for each transfer. With `O_APPEND`, [`open`](Self::open) fails.
     pub fn custom_flags(mut self, flags: i32) -> Self {
         self.options.custom_flags(flags & !libc::O_APPEND);
         self.appends = flags & libc::O_APPEND != 0;
@@ -100,20 +114,20 @@ impl OpenOptions {
         self
     }
 
-    /// Sets whether device memory may or must go through cuFile.
+    /// Chooses between cuFile and POSIX for device memory.
     pub fn policy(mut self, policy: RoutePolicy) -> Self {
         self.policy = Some(policy);
         self
     }
 
-    /// Sets whether reads use `O_DIRECT`. Nothing need be aligned. By default only reads of what is not cached do,
-    /// from files too long to be kept in memory: see [`DirectIo::Auto`].
+    /// Chooses when reads use `O_DIRECT`. Nothing need be aligned. By default, only reads of uncached ranges of files
+    /// too long for memory use it: see [`DirectIo::Auto`].
     pub fn direct_read(mut self, direct: DirectIo) -> Self {
         self.direct_read = Some(direct);
         self
     }
 
-    /// Sets whether writes use `O_DIRECT`. Nothing need be aligned: the ends that are not go through the page cache.
+    /// Chooses when writes use `O_DIRECT`. Nothing need be aligned: unaligned ends go through the page cache.
     pub fn direct_write(mut self, direct: DirectIo) -> Self {
         self.direct_write = Some(direct);
         self
@@ -122,8 +136,8 @@ impl OpenOptions {
     /// Opens the file.
     ///
     /// # Errors
-    /// [`Error::Open`] with what the operating system said, or, under [`RoutePolicy::RequireCufile`], why cuFile does
-    /// not work for the file. A file that was created before that was known stays, empty.
+    /// [`Error::Open`] with the error of the operating system. Under [`RoutePolicy::RequireCufile`], also with the
+    /// reason why cuFile does not work for the file. A file that this call created then stays, empty.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         let failed = |cause| Error::Open { path: path.to_owned(), cause };
@@ -145,12 +159,12 @@ impl OpenOptions {
         Ok(file)
     }
 
-    /// Takes over a file that is already open, with the access that it was opened for; of these options, only those
-    /// count that are not about how to open. If it has `O_DIRECT`, it is opened again without, and each transfer
-    /// decides.
+    /// Takes over a file that is already open, with its access. Ignores access and creation options. A file with
+    /// `O_DIRECT` is opened again without it, because the engine decides for each transfer.
     ///
     /// # Errors
-    /// [`Error::Open`]; a file with `O_APPEND` is refused, because its writes would go elsewhere.
+    /// [`Error::Open`]. A file with `O_APPEND` is refused, because the kernel appends its writes, whatever their
+    /// offset.
     pub fn open_fd(&self, fd: impl Into<OwnedFd>) -> Result<File> {
         let file = fs::File::from(fd.into());
         let path = crate::file::path_of(&file);
@@ -161,7 +175,8 @@ impl OpenOptions {
         }
     }
 
-    /// Takes over a file that was just opened under this path, for reading at least. Ignores access and creation options.
+    /// Takes over a file that was just opened under this path, for reading at least. Ignores access and creation
+    /// options.
     ///
     /// # Errors
     /// [`Error::Open`].
@@ -196,12 +211,12 @@ impl OpenOptions {
     }
 }
 
-/// Returns the reason why files with `O_APPEND` are refused.
+/// Returns the reason against files with `O_APPEND`.
 fn appending() -> Cause {
-    Cause::Invalid("it has O_APPEND, and all writes here say where they go".to_owned())
+    Cause::Invalid("O_APPEND ignores the offsets of writes; open the file without it".to_owned())
 }
 
-/// Does what `O_TRUNC` does, which other kinds of files do not mind. A file that is empty is left alone: ext4 takes a
+/// Empties a regular file, and ignores other kinds, as `O_TRUNC` does. An empty file stays as it is: ext4 takes a
 /// truncation for the first half of a replacement, and writes the file out when it is closed.
 fn empty(file: &fs::File) -> io::Result<()> {
     let metadata = file.metadata()?;

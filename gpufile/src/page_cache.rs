@@ -1,8 +1,8 @@
-//! The kernel's page cache: what it holds of a file, and how to empty and fill it.
+//! The kernel's page cache: which pages of a file it holds, and calls that empty and fill it.
 //!
-//! A read of cached pages is a copy in memory. Any other read waits for the storage, and may as well bypass the
-//! cache. [`residency`] helps to choose between the two. [`drop`] makes the next read a cold one, for a measurement
-//! or because the pages will not be wanted again. [`prefetch`] does the opposite.
+//! A read of cached pages is a copy in memory. Any other read waits for the storage, and loses nothing if it bypasses
+//! the cache. [`residency`] helps to choose between the two. [`drop`] makes the next read a cold one, for a
+//! measurement, or because nothing will read the pages again. [`prefetch`] does the opposite.
 //!
 //! All three take any open regular file, and a range in bytes. The part of the range behind the end of the file does
 //! not count. They allocate nothing.
@@ -27,26 +27,44 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// The same number on every architecture that CUDA runs on; libc does not name it on all of them.
+/// The number of the system call on every architecture of CUDA. libc does not name it on all of them.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 /// The part of a range that the page cache holds, in pages of the system's page size. A page counts as a whole,
 /// however little of it the range covers.
 ///
 /// # Staleness
-/// The kernel evicts, reads and writes back pages at any moment, so this is a past state. Use it to choose a way,
-/// never to rely on one.
+/// The kernel evicts, reads and writes back pages at any moment, so this is a past state. Use it to choose a method,
+/// never for correctness.
+///
+/// ```
+/// use gpufile::{File, page_cache};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("data.bin");
+/// # std::fs::write(&path, [7; 10_000])?;
+/// let file = File::open(&path)?;
+/// let residency = page_cache::residency(&file, 0..10_000)?;
+/// println!("{} of {} pages are cached", residency.cached, residency.pages);
+/// if !residency.is_fully_cached() {
+///     page_cache::prefetch(&file, 0..10_000)?;
+/// }
+/// # assert!(residency.fraction() <= 1.0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Residency {
-    /// The pages of the range.
+    /// The number of pages of the range.
     pub pages: u64,
-    /// The number of cached pages. By `cachestat` these include pages that are only being read.
+    /// The number of cached pages. With `cachestat`, they include pages that the kernel is still reading.
     pub cached: u64,
-    /// The number of cached pages of which the storage has an older version; `None` where the kernel does not tell.
-    /// Always 0 on tmpfs, whose pages have no storage.
+    /// The number of cached pages that are newer than the storage; `None` where the kernel does not report it. Always 0
+    /// on tmpfs, whose pages have no storage.
     pub dirty: Option<u64>,
-    /// The number of pages that are being written to the storage; `None` where the kernel does not tell.
+    /// The number of pages that the kernel is writing to the storage; `None` where the kernel does not report it.
     pub writeback: Option<u64>,
 }
 
@@ -62,17 +80,17 @@ impl Residency {
     }
 }
 
-/// Returns how much of a range of the file is cached.
+/// Returns the cached part of a range of the file.
 ///
-/// Asks `cachestat(2)`, in about a microsecond and two more for each MiB that is cached. That may be missing (Linux
-/// before 6.5), filtered out, or blind (on overlayfs it sees no pages). In that case it maps the range piece by piece
-/// and asks `mincore(2)`. This takes some times as long, needs a descriptor open for reading, and does not count
-/// dirty pages.
+/// The function calls `cachestat(2)`, which takes about a microsecond and two more for each cached MiB. That call may
+/// be missing (Linux before 6.5), filtered out, or blind (on overlayfs it sees no pages). The function then maps the
+/// range in steps and calls `mincore(2)`. This takes several times as long, needs a descriptor open for reading, and
+/// does not count dirty pages.
 ///
 /// # Errors
-/// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file.
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular.
 /// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel keeps the answer from this process. The kernel
-/// may tell only processes that own the file or may write it.
+/// may answer only processes that own the file or may write it.
 pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
@@ -86,17 +104,17 @@ pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
     }
 }
 
-/// Drops a range of the file from the page cache, as far as possible: pages that only partly lie in the range stay (at
-/// the end of the file they count as whole), and so do those that someone has mapped or that are being read or written.
-/// [`residency`] tells what is left. On tmpfs everything stays, because there the cache is the storage.
+/// Drops a range of the file from the page cache, as far as possible. Pages that only partly lie in the range stay; at
+/// the end of the file they count as whole. Pages that a process has mapped, or that the kernel is reading or writing,
+/// stay too. [`residency`] returns the rest. On tmpfs all pages stay, because there the cache is the storage.
 ///
-/// Only clean pages can be dropped, so everything written to the file is made durable first, by `fdatasync`.
-/// `sync_file_range`, which could spare the rest of the file, does nothing on overlayfs, and leaves NFS with pages that
-/// it holds until a commit.
+/// The kernel drops only clean pages, so `fdatasync` first makes all writes to the file durable. `sync_file_range`
+/// could spare the rest of the file. But it does nothing on overlayfs, and leaves NFS with pages that it holds until a
+/// commit.
 ///
 /// # Errors
-/// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file, and those of `fdatasync`: what was
-/// written did not reach the storage, and a later `sync` of the same descriptor need not say so again.
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular, and the errors of `fdatasync`. After one
+/// of those, written bytes did not reach the storage, and a later `sync` of the same descriptor need not fail again.
 pub fn drop(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
@@ -113,19 +131,19 @@ pub fn drop(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     advise(fd, &range, libc::POSIX_FADV_DONTNEED)
 }
 
-/// Starts to read a range of the file into the page cache, and does not wait for the data; where the queue of the
-/// storage is full it waits for a place there. A hint: the kernel may leave pages out, or soon evict them.
+/// Starts to read a range of the file into the page cache. The call does not wait for the data, but it waits for a
+/// place in the storage's queue if that is full. This is a hint: the kernel may leave pages out, or soon evict them.
 ///
 /// # Errors
-/// [`InvalidInput`](io::ErrorKind::InvalidInput) if it is not a regular file.
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular.
 pub fn prefetch(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
     steps(range).try_for_each(|step| advise(fd, &step, libc::POSIX_FADV_WILLNEED))
 }
 
-/// Parts of a range that are read ahead by one call each. For each call the kernel reads no more than the storage's
-/// readahead, and forgets the rest. This is the usual setting, and smaller ones are rare.
+/// Returns the steps of a range, each for one call. For each call, the kernel reads no more than the storage's
+/// readahead, and forgets the rest. The length of a step is the usual readahead, and smaller ones are rare.
 fn steps(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     const STEP: u64 = 128 << 10;
     let end = range.end;
@@ -142,11 +160,11 @@ fn advise(fd: BorrowedFd<'_>, range: &Range<u64>, advice: libc::c_int) -> io::Re
     }
 }
 
-/// Returns the part of the range that the file has; its bounds fit an `off_t`.
+/// Returns the part of the range before the end of the file. Its bounds fit an `off_t`.
 fn clip(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Range<u64>> {
     let status = status(fd)?;
     if status.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "only regular files have a page cache"));
     }
     let end = range.end.min(status.st_size as u64);
     Ok(range.start.min(end)..end)
@@ -160,8 +178,8 @@ fn status(fd: BorrowedFd<'_>) -> io::Result<libc::stat> {
     Ok(unsafe { status.assume_init() })
 }
 
-/// Returns whether cachestat left the question open. Some sandboxes refuse system calls that they do not know with
-/// EPERM. If the kernel means it, mincore gives no other answer.
+/// Returns whether cachestat gave no answer. Some sandboxes refuse unknown system calls with EPERM. If the kernel
+/// itself returned EPERM, mincore fails too.
 fn is_no_answer(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EPERM))
 }
@@ -189,7 +207,7 @@ fn pages(range: &Range<u64>) -> u64 {
     range.end.div_ceil(page_bytes()) - range.start / page_bytes()
 }
 
-/// For a range that is not empty.
+/// Calls `cachestat`. The range must not be empty.
 fn by_cachestat(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
     // `struct cachestat_range`: offset and length, of which 0 would mean all to the end of the file; and
     // `struct cachestat`: cached, dirty, in writeback, evicted, recently evicted.
@@ -203,7 +221,7 @@ fn by_cachestat(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency>
     Ok(Residency { pages: pages(range), cached, dirty: Some(dirty), writeback: Some(writeback) })
 }
 
-/// For a range that is not empty.
+/// Calls `mincore`. The range must not be empty.
 fn by_mincore(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
     // A byte for each page that is asked for at once: 16 MiB of the file where pages have 4 KiB.
     let mut vector = [0_u8; 4096];
@@ -222,7 +240,7 @@ fn by_mincore(fd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<Residency> {
     Ok(found)
 }
 
-/// Tells for each page from the page boundary `at` whether it is cached.
+/// Sets a byte for each page from the page boundary `at`, whose lowest bit is 1 if the page is cached.
 fn in_core(fd: BorrowedFd<'_>, at: u64, vector: &mut [u8]) -> io::Result<()> {
     let len = vector.len() * page_bytes() as usize;
     // Without access, so that even a process that locks all that it maps does not read the file by this.
@@ -233,16 +251,16 @@ fn in_core(fd: BorrowedFd<'_>, at: u64, vector: &mut [u8]) -> io::Result<()> {
     if mapping == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the range is mapped, and the vector has a byte for each of its pages. That the file may have become
-    // shorter is no matter, because nothing touches the pages.
+    // SAFETY: the range is mapped, and the vector has a byte for each of its pages. The file may have become shorter,
+    // but nothing touches the pages.
     let result = check(unsafe { libc::mincore(mapping, len, vector.as_mut_ptr()) });
     // SAFETY: the mapping from above, which nothing refers to.
     unsafe { libc::munmap(mapping, len) };
     result
 }
 
-/// Returns whether mincore tells this process the truth. To processes that neither own the file nor may write it, the
-/// kernel says that every page is cached.
+/// Returns whether mincore's answers to this process are true. For processes that neither own the file nor may write
+/// it, the kernel reports every page as cached.
 fn may_observe(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: takes nothing.
     if status(fd)?.st_uid == unsafe { libc::geteuid() } {
@@ -271,36 +289,34 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const PIECE: u64 = 64 << 10;
+    const STEP: u64 = 64 << 10;
     const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-    /// As for all tests: `CUFILE_TEST_DIR` chooses the file system.
+    /// Returns the folder of all tests: `CUFILE_TEST_DIR` chooses the file system.
     fn folder() -> PathBuf {
         env::var_os("CUFILE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from)
     }
 
-    /// Creates an unnamed file of `len` bytes, all written, piece by piece, so that the kernel keeps no larger
-    /// folios.
-    /// folios.
+    /// Creates an unnamed file of `len` bytes by short writes, so that the kernel keeps no larger folios.
     fn written(folder: &Path, len: u64) -> File {
         let file = tempfile::tempfile_in(folder).unwrap();
-        for at in (0..len).step_by(PIECE as usize) {
-            let piece = vec![(at / PIECE) as u8; PIECE.min(len - at) as usize];
-            file.write_all_at(&piece, at).unwrap();
+        for at in (0..len).step_by(STEP as usize) {
+            let step = vec![(at / STEP) as u8; STEP.min(len - at) as usize];
+            file.write_all_at(&step, at).unwrap();
         }
         file
     }
 
     fn assert_content(file: &File) {
         let len = file.metadata().unwrap().len();
-        for at in (0..len).step_by(PIECE as usize) {
-            let mut piece = vec![0; PIECE.min(len - at) as usize];
-            file.read_exact_at(&mut piece, at).unwrap();
-            assert!(piece.iter().all(|&byte| byte == (at / PIECE) as u8), "at {at}");
+        for at in (0..len).step_by(STEP as usize) {
+            let mut step = vec![0; STEP.min(len - at) as usize];
+            file.read_exact_at(&mut step, at).unwrap();
+            assert!(step.iter().all(|&byte| byte == (at / STEP) as u8), "at {at}");
         }
     }
 
-    /// Returns whether the file system is one that lets clean pages go: ext2 to 4, XFS, Btrfs, overlayfs on such.
+    /// Returns whether the file system drops clean pages: ext2 to 4, XFS, Btrfs, and overlayfs on them.
     fn can_drop(file: &File) -> bool {
         [0xef53, 0x5846_5342, 0x9123_683e, 0x794c_7630].contains(&file_system_type(file.as_fd()).unwrap())
     }
@@ -371,7 +387,7 @@ mod tests {
         assert_eq!(cached(3 * MIB - 1..3 * MIB), 1);
         if can_drop(&file) {
             // With them, all that the kernel keeps in one folio with them.
-            let inner = cached(MIB + PIECE..3 * MIB - PIECE);
+            let inner = cached(MIB + STEP..3 * MIB - STEP);
             assert_eq!(inner, 0);
         }
     }
@@ -436,7 +452,7 @@ mod tests {
         let file = tempfile::tempfile_in(folder()).unwrap();
         let len = 40 * MIB + 123;
         file.set_len(len).unwrap();
-        // The second page is in another piece of mincore's, the third is the last one before a piece ends.
+        // The second page is in another step of mincore's, the third is the last one before a step ends.
         let written = [0, 20 * MIB, 32 * MIB - page_bytes(), 40 * MIB];
         for at in written {
             file.write_all_at(&[1; 64], at).unwrap();
@@ -507,8 +523,8 @@ mod tests {
         assert_eq!(found(7..end), [(7, second), (second, third), (third, end)]);
     }
 
-    /// Makes a system call fail in this thread, as cachestat does on older kernels and in some sandboxes; or says that it
-    /// cannot.
+    /// Makes a system call fail in this thread, as cachestat does on older kernels and in some sandboxes; or says that
+    /// it cannot.
     fn without(call: libc::c_long, errno: libc::c_int) -> io::Result<()> {
         let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
         let mut filter = [

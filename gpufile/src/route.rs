@@ -1,4 +1,4 @@
-//! The way that the bytes of a file take to device memory, and why no better one.
+//! The route of a file's bytes to device memory, and the reasons against better routes.
 
 use std::fmt;
 use std::fs;
@@ -7,7 +7,20 @@ use std::os::fd::AsFd;
 use cuda_rt_sys::{driver, runtime};
 use cufile::{Controls, Driver, DriverProperties, Features, FileProperties, FileSystems};
 
-/// The ways between a file and device memory, best first.
+/// The routes between a file and device memory, best first. Host memory always goes by plain reads and writes.
+///
+/// ```
+/// use gpufile::{File, RouteKind};
+///
+/// let file = File::open("Cargo.toml")?;
+/// match file.route().kind() {
+///     RouteKind::Gds | RouteKind::P2pDma => println!("device memory goes past the host's memory"),
+///     RouteKind::Unavailable => println!("only host memory can be used"),
+///     _ => println!("device memory goes through the host's memory"),
+/// }
+/// assert!(RouteKind::Gds < RouteKind::Posix);
+/// # Ok::<(), gpufile::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum RouteKind {
@@ -19,7 +32,7 @@ pub enum RouteKind {
     CufileCompat,
     /// This crate stages the bytes in pinned host memory.
     Posix,
-    /// There is no way to device memory, because there is no CUDA. Host memory is read and written nonetheless.
+    /// No route, because there is no CUDA. Host memory can be read and written.
     Unavailable,
 }
 
@@ -30,25 +43,49 @@ impl fmt::Display for RouteKind {
             RouteKind::P2pDma => "cuFile over P2PDMA",
             RouteKind::CufileCompat => "cuFile in its compatibility mode",
             RouteKind::Posix => "POSIX through pinned host memory",
-            RouteKind::Unavailable => "none: host memory can be used here, device memory cannot",
+            RouteKind::Unavailable => "none, only host memory can be used here",
         })
     }
 }
 
-/// The choice whether a file may or must go through cuFile.
+/// The choice between cuFile and POSIX for the device memory of a file's transfers.
+///
+/// ```
+/// use gpufile::{File, RouteKind, RoutePolicy};
+///
+/// let file = File::options().read(true).policy(RoutePolicy::PosixOnly).open("Cargo.toml")?;
+/// assert!(file.route().kind() >= RouteKind::Posix);
+///
+/// // Fails where cuFile does not work, and then names the reason.
+/// if let Err(error) = File::options().read(true).policy(RoutePolicy::RequireCufile).open("Cargo.toml") {
+///     println!("{error}");
+/// }
+/// # Ok::<(), gpufile::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum RoutePolicy {
-    /// cuFile where it moves bytes without the host's memory, POSIX elsewhere.
+    /// Uses cuFile where it moves bytes without the host's memory, and POSIX elsewhere.
     #[default]
     Auto,
-    /// cuFile, also in its compatibility mode. Opening fails where cuFile does not work.
+    /// Uses cuFile, also in its compatibility mode. Opening fails where cuFile does not work.
     RequireCufile,
-    /// Never cuFile.
+    /// Never uses cuFile.
     PosixOnly,
 }
 
-/// The way that a file's bytes take, and why each better way is not taken.
+/// The route of a file's bytes, and the reason against each better route.
+///
+/// ```
+/// use gpufile::File;
+///
+/// let route = File::open("Cargo.toml")?.route().clone();
+/// println!("{}", route.kind());
+/// for (better, reason) in route.why_not() {
+///     println!("not {better}: {reason}");
+/// }
+/// # Ok::<(), gpufile::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Route {
     kind: RouteKind,
@@ -56,37 +93,37 @@ pub struct Route {
 }
 
 /// The reason why cuFile is not used where it would stage bytes in host memory itself.
-const SLOWER: &str = "staging by this crate is faster; RoutePolicy::RequireCufile selects cuFile nonetheless";
+const SLOWER: &str = "staging by gpufile is faster; RoutePolicy::RequireCufile selects cuFile anyway";
 
 impl Route {
-    /// The way taken for device memory. Host memory always goes by plain reads and writes.
+    /// Returns the route of device memory.
     pub fn kind(&self) -> RouteKind {
         self.kind
     }
 
-    /// Each better way, and why it is not taken.
+    /// Returns each better route, and the reason against it.
     pub fn why_not(&self) -> impl Iterator<Item = (RouteKind, &str)> {
         self.why_not.iter().map(|(kind, reason)| (*kind, reason.as_str()))
     }
 
-    /// Returns why GPUDirect Storage does not move the file's bytes; `None` if it does. The reason is that against all of
-    /// cuFile, or against all device memory, where there is one.
+    /// Returns the reason why GPUDirect Storage does not move the file's bytes; `None` if it does. A reason against all
+    /// of cuFile, or against all device memory, stands for it.
     pub fn why_not_gds(&self) -> Option<&str> {
         let reason = |wanted| self.why_not().find(|(kind, _)| *kind == wanted).map(|(_, reason)| reason);
         [RouteKind::Gds, RouteKind::CufileCompat, RouteKind::Posix].into_iter().find_map(reason)
     }
 
-    /// The POSIX way, and why no other is taken.
+    /// Returns the POSIX route, with the reasons against others.
     pub(crate) fn posix(why_not: impl Into<Vec<(RouteKind, String)>>) -> Self {
         Self { kind: RouteKind::Posix, why_not: why_not.into() }
     }
 
-    /// No way, because CUDA does not work.
+    /// Returns the absence of a route, because CUDA does not work.
     pub(crate) fn unavailable(error: &cufile::Error) -> Self {
         Self { kind: RouteKind::Unavailable, why_not: vec![(RouteKind::Posix, no_cuda(error))] }
     }
 
-    /// The POSIX way on a machine that has nothing of what the direct paths need.
+    /// Returns the POSIX route of a machine without anything that the direct routes need.
     pub(crate) fn without_direct_path() -> Self {
         Self::posix([
             (RouteKind::Gds, no_module()),
@@ -98,12 +135,12 @@ impl Route {
         ])
     }
 
-    /// True if the bytes go past the host's memory.
+    /// Returns whether the bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.kind, RouteKind::Gds | RouteKind::P2pDma)
     }
 
-    /// The POSIX way in the stead of cuFile's compatibility mode.
+    /// Replaces cuFile's compatibility mode by the POSIX route.
     pub(crate) fn or_posix(mut self) -> Self {
         if self.kind == RouteKind::CufileCompat {
             self.kind = RouteKind::Posix;
@@ -112,12 +149,12 @@ impl Route {
         self
     }
 
-    /// The way that cuFile takes for a file that it has accepted or is about to.
+    /// Returns cuFile's route for a file that cuFile has accepted or is about to accept.
     pub(crate) fn cufile(driver: &Driver, file: impl AsFd) -> cufile::Result<Self> {
         Ok(Self::of_driver(&driver.properties()?, Some(&FileProperties::of(file)?)))
     }
 
-    /// The way that cuFile takes for a file, or the best that it takes for any.
+    /// Returns cuFile's route for a file, or its best route for any file.
     pub(crate) fn of_driver(driver: &DriverProperties, file: Option<&FileProperties>) -> Self {
         let mut why_not = Vec::new();
         let posix_only = driver.controls.contains(Controls::POSIX_IO_MODE);
@@ -149,7 +186,7 @@ impl fmt::Display for Route {
     }
 }
 
-/// Says why CUDA does not work, and which of its libraries are missing.
+/// Describes why CUDA does not work, and which of its libraries are missing.
 fn no_cuda(error: &cufile::Error) -> String {
     let cufile::Error::Load(first) = error else { return error.to_string() };
     let missing = [driver::Library::load().err(), runtime::Library::load().err()];
@@ -157,27 +194,30 @@ fn no_cuda(error: &cufile::Error) -> String {
     if names.is_empty() {
         names.push(first.library());
     }
-    format!("{} could not be loaded (Engine::cuda says which files were tried)", names.join(" and "))
+    format!(
+        "{} could not be loaded; the error of Engine::cuda lists the files that were tried",
+        names.join(" and ")
+    )
 }
 
 fn no_module() -> String {
     no_module_on(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())
 }
 
-/// That nvidia-fs is not loaded, and whether there is one for this kernel.
+/// Describes that nvidia-fs is not loaded, and the remedy, if this kernel has one.
 fn no_module_on(kernel_release: &str) -> String {
     let is_wsl = kernel_release.to_ascii_lowercase().contains("microsoft");
-    let there_is_none = if is_wsl { "; there is none for WSL" } else { "" };
-    format!("the kernel module nvidia-fs is not loaded{there_is_none}")
+    let remedy = if is_wsl { "NVIDIA has none for WSL" } else { "the package nvidia-gds installs it" };
+    format!("the kernel module nvidia-fs is not loaded; {remedy}")
 }
 
-/// Names what nvidia-fs would need and lacks, for a file or for all of them.
+/// Returns the first thing that nvidia-fs needs and lacks, for one file or for all.
 fn gds_obstacle(driver: &DriverProperties, file: Option<&FileProperties>) -> Option<String> {
     if driver.nvidia_fs.is_none() {
         return Some(no_module());
     }
     let Some(file) = file else {
-        let none = "libcufile has no direct path to any file system here";
+        let none = "libcufile has no direct route to any file system here";
         return driver.file_systems.is_empty().then(|| none.to_owned());
     };
     let name = file.file_system.as_str();
@@ -194,25 +234,31 @@ fn gds_obstacle(driver: &DriverProperties, file: Option<&FileProperties>) -> Opt
         _ => FileSystems::empty(),
     };
     if !driver.file_systems.intersects(supported) {
-        return Some(format!("libcufile has no direct path to {name} here"));
+        return Some(format!("libcufile has no direct route to {name} here"));
     }
     no_direct_io(file)
 }
 
-/// Names what P2PDMA would need and lacks, for a file or for all of them.
+/// Returns the first thing that P2PDMA needs and lacks, for one file or for all.
 fn p2p_obstacle(driver: &DriverProperties, file: Option<&FileProperties>) -> Option<String> {
     if !driver.features.contains(Features::P2P) {
-        return Some("libcufile finds no PCI P2PDMA here (driver, kernel or hardware)".to_owned());
+        return Some(
+            "libcufile finds no PCI P2PDMA here; the driver, the kernel and the hardware must support it"
+                .to_owned(),
+        );
     }
     let file = file?;
     if !["ext4", "xfs"].contains(&file.file_system.as_str()) {
-        return Some(format!("{} is not on a local NVMe device", file.file_system));
+        return Some(format!(
+            "it needs ext4 or xfs on a local NVMe device, and the file is on {}",
+            file.file_system
+        ));
     }
     no_direct_io(file)
 }
 
 fn no_direct_io(file: &FileProperties) -> Option<String> {
-    file.direct_io.is_none().then(|| format!("{} offers no O_DIRECT for the file", file.file_system))
+    file.direct_io.is_none().then(|| format!("{} does not support O_DIRECT for the file", file.file_system))
 }
 
 #[cfg(test)]
@@ -222,9 +268,12 @@ mod tests {
     #[test]
     fn where_there_can_be_no_module_the_reason_says_so() {
         let usual = "the kernel module nvidia-fs is not loaded";
-        assert_eq!(no_module_on("6.8.0-57-generic\n"), usual);
+        assert_eq!(
+            no_module_on("6.8.0-57-generic\n"),
+            format!("{usual}; the package nvidia-gds installs it")
+        );
         for wsl in ["5.15.167.4-microsoft-standard-WSL2\n", "4.4.0-19041-Microsoft\n"] {
-            assert_eq!(no_module_on(wsl), format!("{usual}; there is none for WSL"));
+            assert_eq!(no_module_on(wsl), format!("{usual}; NVIDIA has none for WSL"));
         }
     }
 

@@ -12,12 +12,29 @@ use crate::file::{File, READ, WRITE};
 use crate::memory::{Memory, Place};
 use crate::route::RoutePolicy;
 
-/// A transfer that is part of a stream's work. It owns its buffer; what comes later in the stream finds it done.
+/// A transfer that is part of a stream's work. It owns its buffer. Later work of the stream starts after the transfer.
 ///
-/// Dropping it waits for its end, but leaks the buffer if that takes longer than 30 seconds; `mem::forget` leaks it.
+/// Dropping it waits for its end. If that takes longer than 30 seconds, dropping leaks the buffer. `mem::forget` leaks
+/// it too.
+///
+/// ```no_run
+/// use gpufile::{Engine, File};
+///
+/// let device = Engine::global().cuda()?.device(0)?;
+/// let stream = device.stream()?;
+/// let file = File::open("batch.bin")?;
+/// let read = file.read_at_on_stream(&stream, device.alloc(256 << 20)?, 0);
+/// // Kernels that are launched on the stream here find the bytes at `read.buffer_ptr()`.
+/// let (outcome, batch) = read.wait();
+/// outcome?;
+/// // The write starts when those kernels have ended.
+/// let write = File::create("result.bin")?.write_all_at_on_stream(&stream, batch, 0);
+/// write.wait().0?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "dropping it waits for the transfer"]
 pub struct StreamIo<B> {
-    /// At one place, where workers find it.
+    /// The file, at an address that stays while workers use it.
     file: Arc<File>,
     direction: Direction,
     offset: u64,
@@ -27,7 +44,7 @@ pub struct StreamIo<B> {
 }
 
 enum State {
-    /// The stream will come to it, and then to the event.
+    /// The stream reaches the transfer, and then the event.
     Submitted {
         staged: Arc<Staged>,
         passed: Event,
@@ -38,25 +55,25 @@ enum State {
 }
 
 impl File {
-    /// Reads into the whole buffer from `offset` in bytes, when the stream's work so far is done; work that is submitted
-    /// to the stream later waits for it. The call itself does not wait: it takes some microseconds, and 3 for each 48 MiB,
-    /// but 5 to 30 ms when pinned memory is first allocated.
+    /// Reads into the whole buffer from `offset` in bytes, when the stream's work so far is done. Work that is
+    /// submitted to the stream later waits for the read. The call itself does not wait. It takes some microseconds, and
+    /// 3 more for each 48 MiB. The first allocation of pinned memory takes 5 to 30 ms.
     ///
-    /// The bytes go through up to 114 MiB of pinned memory for each stream, 400 MiB for all. Past that, and where the
-    /// driver cannot make streams wait for words in memory, the call waits for the stream and for the transfer.
-    /// [`Engine::release_buffers`](crate::Engine::release_buffers) frees what is not in use. Files for which
-    /// [cuFile is required](RoutePolicy::RequireCufile) are read while the call waits;
-    /// [`cufile::RegisteredStream::read_at`] is cuFile's own way.
+    /// The bytes go through up to 114 MiB of pinned memory for each stream, and 400 MiB for all streams. Beyond that,
+    /// the call waits for the stream and for the transfer. It does the same where the driver cannot make streams wait
+    /// for words in memory, and for files that [require cuFile](RoutePolicy::RequireCufile).
+    /// [`Engine::release_buffers`](crate::Engine::release_buffers) frees the pinned memory that is not in use. cuFile's
+    /// own stream-ordered read is [`cufile::RegisteredStream::read_at`].
     ///
     /// If the file ends earlier, zeros fill the rest of a buffer on the GPU.
     ///
-    /// A stream that waits takes one of the GPU's hardware queues, of which there are 8 by default
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): while 8 streams have such transfers under way, other streams may have to wait for
-    /// these.
+    /// A waiting stream takes one of the GPU's hardware queues, of which there are 8 by default
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`). While 8 streams have such transfers in flight, other streams may have to wait
+    /// for them.
     ///
     /// # Errors
-    /// [`StreamIo::wait`] carries them, as [`read_at`](Self::read_at) says. The stream goes on after a failure. A stream
-    /// that is captured for a CUDA graph is refused.
+    /// [`StreamIo::wait`] returns the errors of [`read_at`](Self::read_at). The stream continues after a failure. A
+    /// stream that is captured for a CUDA graph is refused.
     pub fn read_at_on_stream<B: IoBufMut + Send + 'static>(
         &self,
         stream: &Stream,
@@ -68,13 +85,14 @@ impl File {
         unsafe { StreamIo::start(self, Direction::Read, stream, (memory, buffer), offset) }
     }
 
-    /// Writes the whole buffer to `offset` in bytes, when the stream's work so far is done; work that is submitted to
-    /// the stream later waits for it. Otherwise as [`read_at_on_stream`](Self::read_at_on_stream). What
-    /// [other writers](Self::write_all_at) must not do holds until the transfer has ended.
+    /// Writes the whole buffer to `offset` in bytes, when the stream's work so far is done. Work that is submitted to
+    /// the stream later waits for the write. Otherwise this is as [`read_at_on_stream`](Self::read_at_on_stream). The
+    /// restrictions on [other writers](Self::write_all_at) hold until the transfer has ended.
     ///
     /// # Errors
-    /// [`StreamIo::wait`] carries them, as [`write_all_at`](Self::write_all_at) says, which also tells the length of the
-    /// file [after a failure](Self::write_all_at). The stream goes on after a failure.
+    /// [`StreamIo::wait`] returns the errors of [`write_all_at`](Self::write_all_at), whose docs also state the length
+    /// of the file after a failure. The stream continues after a failure. A stream that is captured for a CUDA graph is
+    /// refused.
     pub fn write_all_at_on_stream<B: IoBuf + Send + 'static>(
         &self,
         stream: &Stream,
@@ -89,7 +107,7 @@ impl File {
 
 impl<B> StreamIo<B> {
     /// # Safety
-    /// The memory must be the buffer's, of an [`IoBufMut`] for reads.
+    /// The memory must be the buffer's. For reads, the buffer must be an [`IoBufMut`].
     unsafe fn start(
         file: &File,
         direction: Direction,
@@ -112,8 +130,7 @@ impl<B> StreamIo<B> {
         Self { file, direction, offset, state, buffer: Some(buffer) }
     }
 
-    /// Returns whether the transfer has ended, or its stream failed, so that [`wait`](Self::wait) does not
-    /// wait.
+    /// Returns whether the transfer has ended or its stream has failed, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&self) -> bool {
         match &self.state {
             State::Submitted { staged, passed, .. } => staged.has_ended() || passed.is_done().is_err(),
@@ -121,8 +138,8 @@ impl<B> StreamIo<B> {
         }
     }
 
-    /// Returns the buffer's address, which later work of the stream may use. A thread that reads the buffer
-    /// before the transfer has ended races with the workers.
+    /// Returns the buffer's address, which later work of the stream may use. A thread that reads the buffer before the
+    /// transfer has ended races with the workers.
     pub fn buffer_ptr(&self) -> *const u8
     where
         B: IoBuf,
@@ -133,7 +150,7 @@ impl<B> StreamIo<B> {
         }
     }
 
-    /// Waits for the end of the transfer, and for what was in the stream before it. Returns how many bytes were
+    /// Waits for the end of the transfer and of the stream's work before it. Returns the number of bytes that were
     /// transferred, and the buffer.
     pub fn wait(mut self) -> (Result<usize>, B) {
         self.settle();
@@ -142,7 +159,7 @@ impl<B> StreamIo<B> {
         (result, self.buffer.take().expect("taken here only"))
     }
 
-    /// Waits until the stream has gone on behind the transfer, or for ever will not come to it.
+    /// Waits until the stream has passed the transfer, or can never reach it.
     fn settle(&mut self) {
         let State::Submitted { staged, passed, .. } = &self.state else { return };
         // That waiting failed need not be the stream's failure, which then goes on with the buffer.
@@ -186,7 +203,7 @@ impl<B> fmt::Debug for StreamIo<B> {
     }
 }
 
-/// Makes the transfer a part of the stream's work; `None` if that is not possible, and nothing is under way.
+/// Makes the transfer a part of the stream's work. Returns `None` if that is not possible; nothing is in flight then.
 ///
 /// # Safety
 /// As for [`Staged::new`].
@@ -202,7 +219,11 @@ unsafe fn submit(
     // What a graph does later, and more than once, is no transfer. To wait for the stream would end the capture.
     match stream.is_capturing() {
         Ok(false) => {}
-        Ok(true) => return Some(State::Done(failed(Cause::Invalid("the stream is captured".to_owned())))),
+        Ok(true) => {
+            return Some(State::Done(failed(Cause::Invalid(
+                "the stream is captured for a CUDA graph; wait for the end of the capture".to_owned(),
+            ))));
+        }
         Err(error) => return Some(State::Done(failed(error.into()))),
     }
     if memory.len_bytes == 0 || needs_cufile {
@@ -230,7 +251,7 @@ unsafe fn submit(
     }
 }
 
-/// Carries the transfer out when the stream has come that far.
+/// Waits for the stream's work so far, and carries the transfer out.
 ///
 /// # Safety
 /// The memory must be as an [`IoBuf`] (for reads, [`IoBufMut`]) promises.

@@ -65,7 +65,7 @@ fn check_promises_no_path_to_device_memory_without_cuda() {
         "file system",
         "O_DIRECT",
         "% cached",
-        "none: host memory can be used here, device memory cannot",
+        "none, only host memory can be used here",
         "not POSIX through pinned host memory: libcuda and libcudart could not be loaded",
     ] {
         assert!(out.contains(part), "{part}: {out}");

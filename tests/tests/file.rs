@@ -74,7 +74,13 @@ fn the_path_taken_is_the_one_reported_and_better_ones_are_explained() {
         assert_eq!(cufile_calls(), (0, 0, 0));
         let reasons: Vec<_> = posix.route().why_not().collect();
         if policy == RoutePolicy::Auto {
-            assert_eq!(reasons[0], (RouteKind::Gds, "the kernel module nvidia-fs is not loaded"));
+            assert_eq!(
+                reasons[0],
+                (
+                    RouteKind::Gds,
+                    "the kernel module nvidia-fs is not loaded; the package nvidia-gds installs it"
+                )
+            );
             assert_eq!(reasons[1].0, RouteKind::P2pDma);
             assert!(reasons[2].0 == RouteKind::CufileCompat && reasons[2].1.contains("faster"));
         } else {
@@ -110,7 +116,7 @@ fn the_best_route_says_what_the_process_can_do() {
 
     let (path, reasons) = best(&["nvidia-fs 2 17 0"]);
     assert_eq!(path, RouteKind::Posix);
-    assert!(reasons[0].1.contains("no direct path to any file system"), "{reasons:?}");
+    assert!(reasons[0].1.contains("no direct route to any file system"), "{reasons:?}");
 
     let bed = Bed::emulated();
     load_nvidia_fs(bed.emulator.as_ref().unwrap());

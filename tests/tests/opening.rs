@@ -46,7 +46,7 @@ fn a_descriptor_is_taken_over_with_the_access_that_it_has() {
         let only_read = options.open_fd(fs::File::open(bed.path("data")).unwrap()).unwrap();
         let error = only_read.write_all_at(&bytes, 0).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBADF));
-        assert!(error.to_string().contains("not opened to write"), "{error}");
+        assert!(error.to_string().contains("without write access"), "{error}");
         let flags = FileProperties::of(&only_read).unwrap().open_flags;
         assert_eq!(flags & libc::O_ACCMODE, libc::O_RDONLY);
     });
