@@ -7,14 +7,14 @@ use std::os::unix::ffi::OsStrExt;
 
 use gpufile::{Cause, Error, File, IoRange, ReadRequest};
 
-/// A file of 5,000 bytes whose name has what must not reach a terminal.
+/// Makes a file of 5,000 bytes. Its name has characters that must not reach a terminal.
 fn hostile_file(folder: &tempfile::TempDir) -> File {
     let path = folder.path().join(OsStr::from_bytes(b"a\x1b[31m \"b\"\n\xff"));
     fs::write(&path, [7; 5000]).unwrap();
     File::open(path).unwrap()
 }
 
-/// Each kind of error that a file gives on a machine without CUDA.
+/// Returns an error of each kind that a file gives on a machine without CUDA.
 fn errors() -> Vec<Error> {
     let folder = tempfile::tempdir().unwrap();
     let file = hostile_file(&folder);
@@ -61,7 +61,7 @@ fn no_error_repeats_its_source() {
             texts.push(next.to_string());
             source = next.source();
         }
-        // Another error in between changes nothing.
+        // An `io::Error` around the error changes nothing.
         let wrapped = std::io::Error::from(error);
         assert!(wrapped.source().is_none_or(|source| source.to_string() != wrapped.to_string()), "{wrapped}");
     }

@@ -1,4 +1,4 @@
-//! Models in safetensors files, loaded to the host: whole, in part, from one file and from several.
+//! Tests of models in safetensors files: they are loaded to the host, whole and in part, from one file and several.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
@@ -18,12 +18,12 @@ use tempfile::{TempDir, tempdir};
 
 type Model = Vec<(&'static str, Dtype, Vec<u64>, Vec<u8>)>;
 
-/// Bytes that differ from tensor to tensor and from place to place.
+/// Returns bytes that differ from tensor to tensor and from place to place.
 fn pattern(seed: usize, len_bytes: usize) -> Vec<u8> {
     (0..len_bytes).map(|index| (index * 7 + index / 251 + seed * 31) as u8).collect()
 }
 
-/// Tensors of these names, types and shapes.
+/// Returns tensors of these names, types and shapes.
 fn model(tensors: &[(&'static str, Dtype, &[u64])]) -> Model {
     let one = |(seed, &(name, dtype, shape)): (usize, &(&'static str, Dtype, &[u64]))| {
         let bits = shape.iter().product::<u64>() * u64::from(dtype.size_bits());
@@ -49,7 +49,8 @@ fn mixed() -> Model {
     ])
 }
 
-/// A file as no library writes it: tensors in the order given, wherever that puts them, behind a header of odd length.
+/// Writes a file as no library does. The header has an odd length, and the tensors follow in the given order,
+/// unaligned.
 fn misaligned(path: &Path, model: &Model) {
     let (mut entries, mut data) = (Vec::new(), Vec::new());
     for (name, dtype, shape, bytes) in model {
@@ -68,7 +69,7 @@ fn misaligned(path: &Path, model: &Model) {
     fs::write(path, file).unwrap();
 }
 
-/// Everything that a load into host memory must have right.
+/// Checks each promise of a load into host memory.
 fn assert_loaded(checkpoint: &Checkpoint, model: &Model) {
     let loaded = checkpoint.load_to_host().unwrap();
     assert_eq!((loaded.len(), checkpoint.len()), (model.len(), model.len()));
@@ -220,7 +221,7 @@ fn rows_are_read_alone() {
     }
 }
 
-/// Two files and an index of them.
+/// Makes two files and their index.
 fn sharded(folder: &TempDir) -> (Vec<PathBuf>, PathBuf, Model) {
     let all = mixed();
     let (one, two) = all.split_at(2);
@@ -238,7 +239,7 @@ fn sharded(folder: &TempDir) -> (Vec<PathBuf>, PathBuf, Model) {
 fn a_model_in_several_files_is_one_model() {
     let folder = tempdir().unwrap();
     let (paths, index, all) = sharded(&folder);
-    // The index does not name "mask", which is no error.
+    // The index lacks "mask", which is no error.
     for checkpoint in [Checkpoint::open(&index).unwrap(), Checkpoint::open_many(&paths).unwrap()] {
         assert_loaded(&checkpoint, &all);
         let (file, _) = checkpoint.file_of("mask").unwrap();
@@ -246,7 +247,7 @@ fn a_model_in_several_files_is_one_model() {
         assert_eq!(checkpoint.files().len(), 2);
         let loaded = checkpoint.load().only(["mask", "norm"]).unwrap().to_host().unwrap();
         let found: Vec<_> = loaded.iter().map(|tensor| (tensor.info.name, tensor.range.start % 64)).collect();
-        // A vector is aligned by leaving out its first bytes.
+        // The part of the vector behind its first bytes is aligned.
         let start = found[0].1;
         assert_eq!(found, [("norm", start), ("mask", start)]);
         assert_eq!(loaded.bytes("mask"), Some(&all[5].3[..]));
@@ -394,7 +395,7 @@ fn a_pipe_is_refused_and_not_waited_for() {
             send.send(Checkpoint::open(path).map(drop)).unwrap();
         }
         send.send(npy::NpyFile::open(&path).map(drop)).unwrap();
-        // What is replaced is not waited for either.
+        // A save does not wait for the file that it replaces either.
         pipe(&index);
         let saved = safetensors::save(&path, &[], BTreeMap::new());
         assert!(!index.exists() && path.metadata().unwrap().is_file());
@@ -416,11 +417,12 @@ fn a_lease_on_a_file_is_waited_for() {
     // SAFETY: takes integers.
     let lease =
         |command, argument: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, argument) };
-    /// `F_SETSIG`, which `libc` does not have. That a lease is wanted back is said by a signal that ends nobody.
+    /// `F_SETSIG`, which `libc` lacks. It chooses the signal that asks for a lease back, here one that ends no
+    /// process.
     const F_SETSIG: libc::c_int = 10;
     assert_eq!(lease(F_SETSIG, libc::SIGURG), 0);
     if lease(libc::F_SETLEASE, libc::F_WRLCK) != 0 {
-        // Not every file system and not every user has them.
+        // Some file systems have no leases, and some users may not take them.
         return;
     }
     let opening = thread::spawn(move || Checkpoint::open(path).unwrap().len());
@@ -455,7 +457,7 @@ fn a_file_that_is_cut_after_it_was_opened_is_an_error() {
 
 #[test]
 fn a_file_that_is_larger_than_memory_is_an_error() {
-    // Other file systems do not have files of that length.
+    // Other file systems have no files of that length.
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
     let path = folder.path().join("huge.safetensors");
     let tensors = [NewTensor { name: "huge", dtype: Dtype::U8, shape: &[1 << 61] }];
@@ -484,7 +486,7 @@ fn progress_is_told_in_a_few_large_steps_that_change_nothing() {
     let file = fs::File::create(&path).unwrap();
     file.write_all_at(&head, 0).unwrap();
     file.set_len(header.file_len()).unwrap();
-    // Around the cut, which lies in b, and at the ends of the tensors.
+    // The lengths lie around the cut in b, and at the ends of the tensors.
     for at in [0, (100 << 20) - 1, 100 << 20, STEP - 1, STEP, (300 << 20) - 1, 300 << 20, (301 << 20) - 1] {
         file.write_all_at(&[(at % 253 + 1) as u8], header.data_start() + at).unwrap();
     }

@@ -1,5 +1,4 @@
-//! Tests of errors that file systems report late, and of what is synced. They take the place of the C
-//! library's calls.
+//! Tests of errors that file systems report late, and of syncs. Functions of this file replace the C library's.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -26,7 +25,7 @@ extern "C" fn fsync(fd: c_int) -> c_int {
     unsafe { libc::syscall(libc::SYS_fsync, fd) as c_int }
 }
 
-/// The folder whose files cannot be closed without an error, and which.
+/// The folder whose files cannot be closed without an error, and that error.
 static FAILING: Mutex<Option<(PathBuf, c_int)>> = Mutex::new(None);
 
 /// Closes the descriptor, and reports an error, as a file system on the network does.
@@ -37,7 +36,7 @@ extern "C" fn close(fd: c_int) -> c_int {
     let closed = unsafe { libc::syscall(libc::SYS_close, fd) };
     match (&*FAILING.lock().unwrap(), path) {
         (Some((folder, errno)), Ok(path)) if path.starts_with(folder) => {
-            // SAFETY: this thread's.
+            // SAFETY: the location is this thread's.
             unsafe { *libc::__errno_location() = *errno };
             -1
         }
@@ -45,7 +44,7 @@ extern "C" fn close(fd: c_int) -> c_int {
     }
 }
 
-/// The folder in which no file can be created, or the folder that cannot be opened, and why.
+/// The folder in which no file can be created, or the folder that cannot be opened, and the errno.
 static REFUSED: Mutex<Option<(PathBuf, bool, c_int)>> = Mutex::new(None);
 
 #[unsafe(no_mangle)]
@@ -57,7 +56,7 @@ extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c
         && *is_creation == creates
         && folder == if creates { name.parent().unwrap() } else { name }
     {
-        // SAFETY: this thread's.
+        // SAFETY: the location is this thread's.
         unsafe { *libc::__errno_location() = *errno };
         return -1;
     }
@@ -77,7 +76,7 @@ extern "C" fn linkat(
     flags: c_int,
 ) -> c_int {
     if !HAS_LINKS.load(Ordering::Relaxed) {
-        // SAFETY: this thread's.
+        // SAFETY: the location is this thread's.
         unsafe { *libc::__errno_location() = libc::EPERM };
         return -1;
     }
@@ -85,7 +84,7 @@ extern "C" fn linkat(
     unsafe { libc::syscall(libc::SYS_linkat, old_folder, old, new_folder, new, flags) as c_int }
 }
 
-/// Saves a model of so many files.
+/// Saves a model of `count` files.
 fn save_files(path: &Path, count: usize) {
     let names: Vec<_> = (0..count).map(|number| format!("{count}.{number}")).collect();
     let tensors: Vec<_> =
@@ -118,13 +117,13 @@ fn an_index_that_cannot_be_read_costs_no_shards() {
     save_files(&path, 3);
     *REFUSED.lock().unwrap() = None;
     assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 3);
-    // The old shards, and what says that they were replaced.
+    // The old shards, and the record of their replacement.
     let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let left = names.filter(|name| name.as_bytes().ends_with(b".gpufile-tmp")).count();
     assert_eq!((left, fs::read_dir(folder.path()).unwrap().count()), (1, 1 + 2 + 4));
 }
 
-/// Saves where opening fails like that; returns the errno of the save.
+/// Saves where opening fails with this errno. Returns the errno of the save.
 fn save_refused(folder: &Path, creates: bool, errno: c_int, sync: bool) -> Option<i32> {
     let path = folder.join("a");
     *REFUSED.lock().unwrap() = Some((folder.to_owned(), creates, errno));
@@ -140,7 +139,7 @@ fn save_refused(folder: &Path, creates: bool, errno: c_int, sync: bool) -> Optio
 fn a_save_that_creates_no_file_removes_none() {
     let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
-    // What another process in another container may call its files.
+    // A process in another container may give its files these names.
     for number in 0..1000 {
         fs::write(folder.path().join(format!(".a.{}.{number}.tmp", std::process::id())), "").unwrap();
     }
@@ -155,7 +154,7 @@ fn a_folder_that_cannot_be_synced_keeps_the_old_file() {
     fs::write(folder.path().join("a"), "old").unwrap();
     assert_eq!(save_refused(folder.path(), false, libc::EACCES, true), Some(libc::EACCES));
     assert_eq!(fs::read(folder.path().join("a")).unwrap(), b"old");
-    // Nothing else opens the folder.
+    // Only this save opens the folder.
     assert_eq!(save_refused(folder.path(), false, libc::EACCES, false), None);
     assert_ne!(fs::read(folder.path().join("a")).unwrap(), b"old");
     assert_eq!(save_refused(folder.path(), false, libc::EMFILE, false), Some(libc::EMFILE));
@@ -181,7 +180,7 @@ fn a_file_that_a_file_system_could_not_write_until_it_was_closed_does_not_replac
         assert_eq!(save(errno), Some(errno));
         assert_eq!(fs::read(&path).unwrap(), b"old");
     }
-    // A signal came, and that says nothing about the file.
+    // A signal interrupted the call, and the file is sound.
     assert_eq!(save(libc::EINTR), None);
     assert_ne!(fs::read(&path).unwrap(), b"old");
 }

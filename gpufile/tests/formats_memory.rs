@@ -1,5 +1,5 @@
-//! Parsing a header allocates in proportion to the bytes handed in, whatever numbers they hold, and loading does not
-//! allocate for each tensor.
+//! Tests of allocations. Parsing a header allocates in proportion to its bytes, for any numbers in it. Loading does
+//! not allocate for each tensor.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-// SAFETY: every call goes to `System` with the arguments it came with.
+// SAFETY: every call goes to `System` with unchanged arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(now, Ordering::Relaxed);
         CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps what `alloc` asks for.
+        // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 

@@ -1,4 +1,5 @@
-//! Headers and files that were damaged at random: nothing panics, and whatever is taken keeps what it promises.
+//! Tests of headers and files with random damage. Nothing panics, and each accepted file keeps the promises of its
+//! header.
 
 mod damage;
 
@@ -11,7 +12,7 @@ use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, ShardIn
 use gpufile::formats::{Dtype, Error, FormatError};
 
 const ROUNDS: usize = 40_000;
-/// Of files, which take longer.
+/// The number of rounds for files, which take longer.
 const FILES: usize = 4000;
 
 fn assert_explained(error: &FormatError, file_len: u64) {
@@ -26,11 +27,11 @@ fn bits(shape: &[u64], element_bits: u64) -> Option<u128> {
     shape.iter().try_fold(u128::from(element_bits), |bits, &axis| bits.checked_mul(axis.into()))
 }
 
-/// The words that safetensors headers are made of.
+/// The words of safetensors headers.
 const SAFETENSORS: [&str; 14] =
     ["{", "}", "[", "]", ",", ":", "\"", "\"shape\":", "null", "\"F32\"", "U8", "\\u0000", "\\ud800", " "];
 
-/// The header of a file with 304 bytes of data.
+/// Returns the header of a file with 304 bytes of data.
 fn safetensors_head() -> Vec<u8> {
     let tensors = [
         NewTensor { name: "model.embed", dtype: Dtype::BF16, shape: &[16, 8] },
@@ -66,7 +67,7 @@ fn damaged_safetensors_headers_are_refused_or_consistent() {
             }
             Err(error) => assert_explained(&error, file_len),
         }
-        // Whatever `head_len` says can be read.
+        // `head_len` bytes can be read.
         assert!(
             safetensors::head_len(&file, file_len).is_ok_and(|len| len <= file_len)
                 || length != json.len() as u64
@@ -221,7 +222,7 @@ fn damaged_safetensors_files_are_refused_or_loaded() {
             let range = tensor.offsets.start as usize..tensor.offsets.end as usize;
             assert_eq!(loaded.bytes(tensor.name), Some(&data[range.clone()]));
             let (rows, mut bytes) = (0..random.next() % 20, vec![0; random.below(40)]);
-            // Most often refused, for the one reason or the other.
+            // The read fails most often, for one of two reasons.
             if checkpoint.read_rows_into(tensor.name, rows, &mut bytes).is_ok() {
                 assert_eq!(bytes, data[range][..bytes.len()]);
             }
@@ -240,7 +241,7 @@ fn damaged_npy_files_are_refused_or_loaded() {
     for _ in 0..FILES {
         let data: Vec<u8> = (0..48 + random.below(3)).map(|index| (index * 3) as u8).collect();
         let mut file = [&head[..], &data].concat();
-        // Damage to the blanks would most often do nothing.
+        // Damage to the blanks has no effect most often.
         let mut start = file.drain(..60).collect::<Vec<u8>>();
         random.damage(&mut start, &["(", ")", ",", "'", "True", "<i8", "\n"]);
         file.splice(..0, start);

@@ -1,4 +1,4 @@
-//! A file that cannot be written to its end does not replace the old one.
+//! Tests that a file that cannot be written to its end does not replace the old one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,11 +6,11 @@ use std::fs;
 use gpufile::formats::safetensors::{self, TensorData};
 use gpufile::formats::{Dtype, Error, npy};
 
-/// A file system without space, as far as this process is concerned. The limit holds for all of it, which is why there
-/// is one test here.
+/// Limits the length of files that this process writes, which stands in for a full file system. The limit holds for
+/// the whole process, so this program has one test.
 fn limit_files(len_bytes: u64) {
     let limit = libc::rlimit { rlim_cur: len_bytes, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: no handler is installed: a write beyond the limit becomes an error.
+    // SAFETY: this installs no handler. A write beyond the limit becomes an error.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     // SAFETY: `limit` outlives the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);

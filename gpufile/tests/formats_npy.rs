@@ -1,4 +1,4 @@
-//! npy files: what is read, what is written, and what every refusal says.
+//! Tests of npy files: reads, writes, and the text of each refusal.
 
 use gpufile::formats::npy::{self, ByteOrder, NpyFile, NpyHeader};
 use gpufile::formats::{Dtype, Error, FormatError, SaveOptions};
@@ -59,7 +59,7 @@ fn headers_of_numpy_are_read_and_written_byte_for_byte() {
 
 #[test]
 fn room_for_growth_is_that_of_numpy() {
-    // Each as numpy has it. 36 axes fill 192 bytes to the last, and numpy then adds 64.
+    // numpy writes each of these. 36 axes fill 192 bytes to the last, and numpy then adds 64.
     for (axes, data_start) in [(14, 128), (15, 192), (35, 192), (36, 256), (56, 256), (58, 320)] {
         let (header, _) = NpyHeader::build("<f4", false, &vec![1; axes]).unwrap();
         assert_eq!(header.data_start(), data_start, "{axes} axes");
@@ -69,7 +69,7 @@ fn room_for_growth_is_that_of_numpy() {
 #[test]
 fn a_header_that_does_not_fit_version_1_is_of_version_2() {
     let (built, head) = NpyHeader::build("<f4", false, &[1; 30_000]).unwrap();
-    // As numpy has it.
+    // numpy writes this.
     assert_eq!((&head[..12], head.len()), (&b"\x93NUMPY\x02\0\xf4_\x01\0"[..], 90_112));
     assert_eq!(NpyHeader::parse(&head, built.file_len()).unwrap(), built);
     assert!(matches!(NpyHeader::build("<f4", false, &[1; 400_000]), Err(FormatError::HeaderTooLarge { .. })));

@@ -1,4 +1,4 @@
-//! Python reads what is written here, and the reverse.
+//! Tests that Python reads files of `gpufile`, and the reverse.
 //!
 //! Runs where `GPUFILE_TEST_PYTHON` names a Python with numpy and safetensors.
 
@@ -13,7 +13,7 @@ use gpufile::formats::safetensors::{Checkpoint, Header, NewTensor, TensorData};
 use gpufile::formats::{Dtype, SaveOptions, npy, safetensors};
 use python::Python;
 
-/// The bytes at the start of a new file, followed by its data: 0, 1, 2 and so on.
+/// Returns the bytes of a new file: the head, then data of 0, 1, 2 and so on.
 fn file_of(head: &[u8], data_len: u64) -> Vec<u8> {
     let mut file = head.to_vec();
     file.extend((0..data_len).map(|index| index as u8));
@@ -123,7 +123,7 @@ fn safetensors_headers_are_those_of_python_byte_for_byte() {
     let ours = file_of(&head, header.data_len());
     fs::write(folder.path().join("ours"), &ours).unwrap();
 
-    // Types that numpy lacks: Python has to take the header, and to put the tensors where they are.
+    // numpy lacks these types. Python must accept the header, and find the tensors at their places.
     let others = [
         Dtype::BF16,
         Dtype::F4,
@@ -171,7 +171,7 @@ fn safetensors_headers_are_those_of_python_byte_for_byte() {
     assert!(header.tensors().map(|tensor| tensor.name).eq(keys.split(' ')), "{keys}");
 }
 
-/// A type of numpy's, the same here, a shape, and how Python makes the values.
+/// A type of numpy, the same type here, a shape, and the Python expression of the values.
 const VALUES: [(&str, Dtype, &[u64], &str); 8] = [
     ("?", Dtype::Bool, &[5], "np.array([1, 0, 1, 1, 0], '?')"),
     ("u1", Dtype::U8, &[2, 3], "np.arange(6, dtype='u1').reshape(2, 3)"),
@@ -183,7 +183,7 @@ const VALUES: [(&str, Dtype, &[u64], &str); 8] = [
     ("<c8", Dtype::C64, &[3], "np.array([1, 2j, 3 - 4j], '<c8')"),
 ];
 
-/// The values as Python saw them, in files named by number.
+/// Returns the values that Python read, in files named by number.
 fn raw_values(python: &Python, folder: &Path) -> Vec<Vec<u8>> {
     let mut program = String::from("import numpy as np\n");
     for (number, (.., value)) in VALUES.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Headers of safetensors files: what is read, what is written, and what every refusal says.
+//! Tests of headers of safetensors files: reads, writes, and the text of each refusal.
 
 use std::collections::BTreeMap;
 
 use gpufile::formats::safetensors::{self, Header, NewTensor, ShardIndex};
 use gpufile::formats::{Dtype, FormatError};
 
-/// Written by `safetensors.numpy.save` of safetensors 0.8.0, with numpy 2.4 and ml_dtypes.
+/// A file that `safetensors.numpy.save` of safetensors 0.8.0 wrote, with numpy 2.4 and ml_dtypes.
 const PYTHON: &[u8] = b"x\x01\0\0\0\0\0\0{\"__metadata__\":{\"format\":\"np\"},\
     \"scale\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[0,8]},\
     \"w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},\

@@ -1,4 +1,4 @@
-//! Saved files are complete or not there.
+//! Tests that saved files are complete or not there.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ fn quick() -> SaveOptions {
     SaveOptions::new().sync(false)
 }
 
-/// The names in a folder.
+/// Returns the names in a folder.
 fn listed(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -113,7 +113,7 @@ fn a_path_where_no_file_can_be_is_an_error_that_names_it() {
         let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[1], &both[..1]));
         assert!(safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &quick()).is_err());
     }
-    // Found out only when everything has been written.
+    // The save notices this only after it has written everything.
     let taken = folder.path().join("taken");
     fs::create_dir(&taken).unwrap();
     let error = safetensors::save(&taken, &[], BTreeMap::new()).unwrap_err();
@@ -143,7 +143,7 @@ fn locked(path: &Path) -> fs::File {
 
 #[test]
 fn files_of_killed_saves_are_removed_and_no_others() {
-    // On other file systems locks may not tell.
+    // On other file systems the locks may not show a living process.
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
     let path = |name: &str| folder.path().join(name);
     let (index, shard) = (r#"{"weight_map": {"#, "-0123456789abcdef-00001-of-00002.safetensors");
@@ -159,11 +159,11 @@ fn files_of_killed_saves_are_removed_and_no_others() {
         fs::write(path(name), "").unwrap();
     }
     fs::write(path("model.safetensors.index.json"), index_of(&[&named])).unwrap();
-    // Left behind by a process that was killed.
+    // A process that was killed left this file.
     fs::write(path(".a.0123456789abcdef.gpufile-tmp"), "").unwrap();
     let left = index_of(&[&named, &unnamed, &others, foreign]);
     fs::write(path(".model.safetensors.index.json.0123456789abcdef.gpufile-tmp"), left).unwrap();
-    // Of a process that lives.
+    // A process that lives has this file.
     let _lock = locked(&path(".b.0123456789abcdef.gpufile-tmp"));
     let abroad = tempdir().unwrap();
     fs::write(abroad.path().join("precious"), "").unwrap();
@@ -274,7 +274,7 @@ fn a_model_is_saved_in_shards_with_an_index() {
         assert_eq!(loaded.bytes(name), Some(&bytes[..]));
     }
 
-    // A tensor that is too long for a shard, the first one too, has one to itself, and no shard is empty.
+    // A tensor that is too long for a shard has one to itself, even the first tensor. No shard is empty.
     let index = safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 30, &quick()).unwrap();
     let checkpoint = Checkpoint::open(&index).unwrap();
     let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len()).collect();
@@ -299,7 +299,7 @@ fn a_folder_has_the_last_model_saved_and_nothing_else() {
     let path = folder.path().join("model.safetensors");
     fs::write(folder.path().join("config.json"), "{}").unwrap();
     let mut old = 0;
-    // Every number of files after every other.
+    // Every number of files follows every other.
     for count in [1, 2, 1, 3, 2, 3, 1, 1, 2, 2] {
         let name = format!("saved{old}_then{count}");
         let opened = save_bytes(&path, &name, count, 1);
@@ -319,7 +319,7 @@ fn a_folder_has_the_last_model_saved_and_nothing_else() {
 fn a_file_that_is_saved_beside_an_index_replaces_its_model() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
-    // As other libraries name shards, one of which the index names by chance.
+    // Other libraries name shards like this. The index names one of them by chance.
     for name in ["model-00001-of-00002.safetensors", "config.json", "other-00001-of-00002.safetensors"] {
         safetensors::save_with(folder.path().join(name), &[], BTreeMap::new(), &quick()).unwrap();
     }
@@ -333,7 +333,7 @@ fn a_file_that_is_saved_beside_an_index_replaces_its_model() {
         ["config.json", "model.safetensors", "other-00001-of-00002.safetensors"]
     );
 
-    // Whatever lies there as an index.
+    // The old index may be any of these.
     for json in ["", "[]", r#"{"weight_map": {"a": "../up"}}"#, r#"{"weight_map": {"a": "gone"}}"#] {
         fs::write(&index, json).unwrap();
         save_bytes(&path, "newer", 1, 1);
@@ -368,7 +368,7 @@ fn shards_replace_a_file_that_is_no_model() {
     assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
     assert!(!path.exists());
 
-    // As some write it: an index beside a single file, of that file.
+    // Some libraries write an index beside a single file, of that file.
     let index = save_bytes(&path, "newer", 1, 1).with_extension("safetensors.index.json");
     fs::write(&index, r#"{"weight_map": {"newer.0": "model.safetensors"}}"#).unwrap();
     assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 1);
@@ -445,7 +445,7 @@ fn files_are_opened_as_the_options_say() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("array.npy");
     fs::write(&path, "old").unwrap();
-    // Options that say no access, or to open what is there: what they say about that does not count.
+    // Saving ignores the access and the creation that options ask for.
     for options in [OpenOptions::new(), OpenOptions::new().write(true).create(true).truncate(true)] {
         let save = quick().files(&options);
         npy::write_with(&path, "<u2", true, &[2, 3], &vec![7; 12], &save).unwrap();

@@ -1,4 +1,4 @@
-//! Zarr arrays: what is read and written, by which way, and what every refusal says.
+//! Tests of Zarr arrays: reads and writes, their method, and the text of each refusal.
 
 #![allow(clippy::single_range_in_vec_init, reason = "regions of one axis")]
 
@@ -23,7 +23,7 @@ const ZSTD: &str = r#"{"name":"zstd","configuration":{"level":1,"checksum":true}
 const CRC32C: &str = r#"{"name":"crc32c"}"#;
 const SLASH: &str = r#"{"name":"default"}"#;
 
-/// A `zarr.json` of 16-bit numbers.
+/// Returns a `zarr.json` of 16-bit numbers.
 fn v3(shape: &[u64], chunk: &[u64], fill: u16, keys: &str, codecs: &[&str]) -> String {
     format!(
         r#"{{"zarr_format":3,"node_type":"array","shape":{shape:?},"data_type":"uint16",
@@ -33,7 +33,7 @@ fn v3(shape: &[u64], chunk: &[u64], fill: u16, keys: &str, codecs: &[&str]) -> S
     )
 }
 
-/// A `.zarray`. `more` is what it says beyond the rest, from a comma on.
+/// Returns a `.zarray`. `more` is the end of its text, from a comma on.
 fn v2(shape: &[u64], chunk: &[u64], dtype: &str, order: &str, compressor: &str, more: &str) -> String {
     format!(
         r#"{{"zarr_format":2,"shape":{shape:?},"chunks":{chunk:?},"dtype":"{dtype}","order":"{order}",
@@ -41,7 +41,7 @@ fn v2(shape: &[u64], chunk: &[u64], dtype: &str, order: &str, compressor: &str, 
     )
 }
 
-/// A store in a new folder with one array in it.
+/// Makes a store in a new folder, with one array in it.
 fn store_with(name: &str, metadata: &str) -> (TempDir, Arc<FileStore>) {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("a")).unwrap();
@@ -50,12 +50,12 @@ fn store_with(name: &str, metadata: &str) -> (TempDir, Arc<FileStore>) {
     (folder, store)
 }
 
-/// 16-bit numbers that count up.
+/// Returns 16-bit numbers that count up.
 fn count(len: u64) -> Vec<u8> {
     (0..len).flat_map(|number| (number as u16).to_ne_bytes()).collect()
 }
 
-/// A region of an array that counts up.
+/// Returns a region of an array that counts up.
 fn part(shape: &[u64], region: &[Range<u64>]) -> Vec<u8> {
     let mut numbers = vec![0];
     for (axis, wanted) in shape.iter().zip(region) {
@@ -250,7 +250,7 @@ fn chunks_of_version_2_are_found_by_either_separator() {
         (&dots, ["0.0", "1.0"], Some(ChunkKeySeparator::Dot)),
         (&slashes, ["0/0", "1/0"], None),
         (&slashes, ["0/0", "1/0"], Some(ChunkKeySeparator::Slash)),
-        // Written when metadata did not say it yet.
+        // Old metadata does not name the separator.
         (&dots, ["0/0", "1/0"], Some(ChunkKeySeparator::Slash)),
     ] {
         let (folder, _) = store_with(".zarray", metadata);
@@ -262,7 +262,7 @@ fn chunks_of_version_2_are_found_by_either_separator() {
         let array = Array::open(&Arc::new(store), "/a").unwrap();
         assert!(array.has_raw_chunks());
         assert!(array.read_to_host().unwrap() == count(600), "{names:?} {separator:?}");
-        // What is written goes where it was read from.
+        // A write goes to the place of the read.
         for name in names {
             fs::remove_file(folder.path().join("a").join(name)).unwrap();
         }
@@ -425,7 +425,7 @@ fn a_shard_whose_index_leads_anywhere_is_refused() {
             let error = array.read_region_into(&[region], &mut vec![0; len]).unwrap_err();
             assert!(is_zarr(&error, names_chunk), "{entry:?}: {error}");
         }
-        // Of a part, zarrs reads no more than it needs, which may be there.
+        // For a part, zarrs reads only the bytes that it needs. These may be there.
         if let Err(error) = array.read_region_into(&[3..4], &mut vec![0; 2]) {
             assert!(is_zarr(&error, names_chunk), "{entry:?}: {error}");
         }
@@ -617,14 +617,14 @@ fn values_are_replaced_at_once() {
     assert_eq!(old.metadata().unwrap().len(), 1000, "whoever has the old file open keeps it");
     assert_eq!(store.get(&key).unwrap().unwrap(), [2; 10].as_slice());
     assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 1);
-    // A folder is in the way.
+    // A folder has the name.
     assert!(store.set(&StoreKey::new("a").unwrap(), vec![].into()).is_err());
     assert!(store.set(&StoreKey::new("a/b/c").unwrap(), vec![].into()).is_err());
     assert!(store.get(&StoreKey::new("a").unwrap()).unwrap().is_none());
     assert!(store.get(&StoreKey::new("a/b/c").unwrap()).unwrap().is_none());
 }
 
-/// The elements of an array without files whose chunks have these lengths.
+/// Returns the elements of an array without files, whose chunks have these lengths.
 fn read_listed_chunks(len: u64, chunks: &[u64]) -> Option<Vec<u8>> {
     let metadata = format!(
         r#"{{"zarr_format":3,"node_type":"array","shape":[{len}],"data_type":"uint8","chunk_grid":{{"name":
@@ -639,7 +639,8 @@ fn read_listed_chunks(len: u64, chunks: &[u64]) -> Option<Vec<u8>> {
 fn listed_chunks_that_lie_anywhere_are_refused() {
     assert_eq!(read_listed_chunks(1024, &[512, 100, 412]).unwrap(), [65; 1024]);
     for far in [64, 1 << 16, 1 << 40] {
-        // The third chunk begins `far` bytes behind the array; with the fourth, the sum wraps around to where it is right.
+        // The third chunk begins `far` bytes behind the array. With the fourth, the sum wraps around to the right
+        // place.
         let len = 1024 + 20 * 512;
         let second = len - 512 + far;
         let fourth = 1024_u64.wrapping_sub(512 + second + 512);

@@ -1,4 +1,4 @@
-//! Metadata of Zarr arrays that was damaged at random: nothing panics, and whatever is taken keeps what it promises.
+//! Tests of metadata of Zarr arrays with random damage. Nothing panics, and each accepted array keeps its promises.
 
 mod damage;
 
@@ -11,10 +11,10 @@ use gpufile::formats::zarr::{Array, FileStore};
 use tempfile::TempDir;
 
 const DOCUMENTS: usize = 10_000;
-/// For each coding.
+/// The number of rounds for each coding.
 const CHUNKS: usize = 2000;
 
-/// The words that metadata is made of.
+/// The words of metadata.
 const WORDS: [&str; 20] = [
     "{",
     "}",
@@ -48,12 +48,12 @@ fn v3(codecs: &str) -> String {
     )
 }
 
-/// In memory, where that is possible: thousands of files are written.
+/// Makes a folder, in memory where that is possible. The tests write thousands of files.
 fn folder() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Opens and reads arrays whose metadata, `document`, was damaged, with the chunks of the array that it describes.
+/// Opens and reads arrays with damaged metadata. `document` is the sound metadata, and its chunks are there.
 fn damaged(name: &str, document: &str, seed: u64) {
     let folder = folder();
     let path = folder.path().join(name);
@@ -81,7 +81,7 @@ fn damaged(name: &str, document: &str, seed: u64) {
     assert_both(taken, DOCUMENTS);
 }
 
-/// Reads all of an array if it is small, and what is at its ends.
+/// Reads all of an array if it is small, and both of its ends.
 fn read(array: &Array) {
     const SMALL_BYTES: u64 = 1 << 16;
     if array.len_bytes() <= SMALL_BYTES {
@@ -102,7 +102,7 @@ fn read(array: &Array) {
 }
 
 fn assert_explained(error: &Error) {
-    // Of memory if a chunk with a checksum, all of which is read, is said to be longer than there is.
+    // Memory runs out if metadata claims a longer chunk than there is memory. A chunk with a checksum is read whole.
     assert!(matches!(error, Error::Zarr { .. } | Error::Memory { .. }), "{error:?}");
     let shown = error.to_string();
     assert!(!shown.contains(char::is_control) && shown.len() < 4096, "{shown:?}");

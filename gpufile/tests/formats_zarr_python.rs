@@ -1,4 +1,4 @@
-//! zarr-python reads the arrays that are written here, and the reverse.
+//! Tests that zarr-python reads arrays of `gpufile`, and the reverse.
 //!
 //! Runs where `GPUFILE_TEST_PYTHON` names a Python with numpy and zarr.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use gpufile::formats::zarr::{Array, FileStore};
 use python::Python;
 
-/// Name, whether chunks are raw, and how Python makes the array and its storage.
+/// A name, true for raw chunks, and the Python expressions of the array and its storage.
 const THEIRS: [(&str, bool, &str); 16] = [
     ("v3", true, "np.arange(3500, dtype='<f4').reshape(5, 700), chunks=(2, 300), compressors=None"),
     ("v3-default", false, "np.arange(3500, dtype='<i8').reshape(5, 700), chunks=(2, 300)"),
@@ -88,7 +88,7 @@ fn arrays_of_zarr_python_are_read() {
     for (name, _, array) in THEIRS {
         program += &format!("case('{name}', {array})\n");
     }
-    // One whose chunks are there only in part.
+    // An array that lacks some of its chunks.
     program += "z = zarr.create_array('theirs.zarr/partial', shape=(4, 6), chunks=(2, 3), dtype='<u2', fill_value=5)\n\
         z[1:2, 2:5] = 9\n\
         z[:].tofile('partial.raw')\n";

@@ -1,4 +1,4 @@
-//! The process's default engine, which this program sets.
+//! Tests of the default engine of a process, which this program sets.
 
 use gpufile::Engine;
 

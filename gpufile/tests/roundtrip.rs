@@ -1,4 +1,4 @@
-//! The example `roundtrip` as a user runs it.
+//! Tests of the example `roundtrip` as a user runs it.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -77,10 +77,10 @@ fn a_missing_folder_an_existing_file_and_wrong_arguments_are_errors() {
 
 #[test]
 fn a_file_system_that_is_full_is_an_error_with_its_name() {
-    // A limit on the file's size stands in for a full disk, which takes a mount to make.
+    // A limit on the file's size stands in for a full disk, which would need a mount.
     let folder = tempfile::tempdir().unwrap();
     let example = roundtrip().get_program().to_owned();
-    // By POSIX, because cuFile turns every errno of a write into EPERM.
+    // This uses POSIX, because cuFile turns every errno of a write into EPERM.
     let script = "trap '' XFSZ; ulimit -f 1000; exec \"$0\" --posix --size 8MiB \"$1\"";
     let (success, _, err) = run(Command::new("sh").args(["-c", script]).arg(example).arg(folder.path()));
     assert!(!success && err.contains("File too large") && err.contains("bytes were transferred"), "{err}");

@@ -1,4 +1,4 @@
-//! Damage at random, for tests of what parsers take.
+//! Random damage, for tests of parsers.
 
 /// Xorshift: the same numbers in every run.
 pub struct Random(pub u64);
@@ -19,7 +19,7 @@ impl Random {
         from[self.below(from.len())]
     }
 
-    /// Some digits of the text, or nothing if the place has none.
+    /// Returns the range of some digits of the text, which is empty if the place has none.
     fn digits(&mut self, bytes: &[u8]) -> std::ops::Range<usize> {
         let from = self.below(bytes.len());
         let start = bytes[from..].iter().position(u8::is_ascii_digit).map_or(from, |at| from + at);
@@ -27,7 +27,7 @@ impl Random {
         start..start + len
     }
 
-    /// Damages a text in one to three ways. `words` are what the format is made of.
+    /// Damages a text one to three times. `words` are those of the format.
     pub fn damage(&mut self, bytes: &mut Vec<u8>, words: &[&str]) {
         const NUMBERS: [&str; 12] = [
             "0",
@@ -75,7 +75,7 @@ impl Random {
     }
 }
 
-/// That many rounds are of use only if some headers are still taken and most are not.
+/// Fails unless the parser took some of the damaged headers and refused most. Otherwise the rounds show nothing.
 pub fn assert_both(taken: usize, rounds: usize) {
     assert!(taken > rounds / 100 && taken < rounds * 9 / 10, "{taken} of {rounds} were taken");
 }

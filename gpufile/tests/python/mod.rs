@@ -1,5 +1,5 @@
-//! The Python that tests compare with, where there is one: `GPUFILE_TEST_PYTHON` names it. Elsewhere the tests say that
-//! they did nothing, or fail if `GPUFILE_REQUIRE_PYTHON=1`.
+//! The Python that tests compare with. `GPUFILE_TEST_PYTHON` names it. Without one, the tests report that they did
+//! nothing, or fail if `GPUFILE_REQUIRE_PYTHON=1`.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use std::process::Command;
 pub struct Python(OsString);
 
 impl Python {
-    /// The one to test with, if there is one.
+    /// Returns the Python to test with, if there is one.
     pub fn find() -> Option<Self> {
         let found = env::var_os("GPUFILE_TEST_PYTHON").map(Python);
         if found.is_none() {

@@ -1,4 +1,4 @@
-//! One case: the world is made, threads do as planned, and all is compared.
+//! One case: it makes files and engines, runs the planned threads, and compares everything.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +30,7 @@ pub struct Case<'a> {
     pub seed: u64,
     /// True if writes may fail without a fault that was planned.
     pub is_full: bool,
-    /// The time that transfers in flight may take to end.
+    /// The time in which transfers in flight must end.
     pub patience: Duration,
 }
 
@@ -49,12 +49,12 @@ pub struct Outcome {
 /// The case that runs, and the time when it began.
 static RUNNING: Mutex<Option<(Instant, String)>> = Mutex::new(None);
 
-/// Takes note of what runs from now on.
+/// Notes the case that runs from now on.
 pub fn running(case: Option<String>) {
     *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) = case.map(|text| (Instant::now(), text));
 }
 
-/// Ends the process if a case does not end, and says which.
+/// Ends the process if a case does not end, and names the case.
 pub fn watch() {
     static BEGUN: Once = Once::new();
     let look = || {
@@ -95,7 +95,7 @@ impl Case<'_> {
         let engines = [self.engine(), self.engine()];
         let paths = self.create(folder);
         let options: Vec<_> = (0..paths.len()).map(|file| self.options(&engines[0], &paths, file)).collect();
-        // Threads that open the files themselves may use an engine of their own.
+        // Threads that open the files themselves may use a separate engine.
         let other = &engines[usize::from(plan.other_engine)];
         let other: Vec<_> = options.iter().map(|options| options.clone().engine(other)).collect();
         let files: Vec<_> =
@@ -148,7 +148,7 @@ impl Case<'_> {
         interpose::disarm();
         emulator.control("clear");
         counts.add(&Counts::now(emulator).since(&before_end, &plan.late_faults));
-        // Only now nothing can be under way any more.
+        // From here on, nothing can be in flight.
         problems.extend(before.leftovers(emulator, folder, &counts, self.patience));
         self.check_contents(&paths, slots, &mut problems);
         self.check_saved(saved, &mut problems);
@@ -193,7 +193,7 @@ impl Case<'_> {
             .direct_write(plan.direct_write);
         let wanted = options.clone().policy(plan.policy);
         match wanted.open(&paths[file]) {
-            // Where cuFile does not take the file.
+            // cuFile does not accept the file.
             Err(error) if matches!(error.cause(), Cause::NoCufile(_)) => options.policy(RoutePolicy::Auto),
             _ => wanted,
         }
@@ -210,7 +210,7 @@ impl Case<'_> {
                 let ready = &ready;
                 scope.spawn(move || {
                     ready.wait();
-                    // Until faults are armed.
+                    // The threads wait until the faults are armed.
                     ready.wait();
                     worker.run(plan);
                     worker.report
@@ -240,7 +240,7 @@ impl Case<'_> {
         })
     }
 
-    /// The slots of a thread, or of nobody, with what they have in the beginning.
+    /// Returns the slots of a thread, or of nobody, with their first contents.
     fn slots(&self, owner: Option<usize>) -> Vec<OwnSlot> {
         let slots = self.plan.slots.iter().enumerate().filter(|(_, slot)| slot.owner == owner);
         let own = |(number, slot): (usize, &crate::plan::Slot)| {
@@ -322,7 +322,7 @@ impl Case<'_> {
         }
     }
 
-    /// Each saved file has all of one contents: the acknowledged ones or such as came later.
+    /// Checks that each saved file has all of one contents, the acknowledged ones or later ones.
     fn check_saved(&self, saved: Vec<[Saved; 2]>, problems: &mut Vec<String>) {
         for saved in saved.into_iter().flatten() {
             let possible = saved.possible();

@@ -1,4 +1,4 @@
-//! Faults: which function fails, in which of its calls, and how.
+//! Faults: the function that fails, the calls that fail, and the effect.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::interpose::{self, Effect, Function};
 #[derive(Clone)]
 pub struct Fault {
     target: Target,
-    /// So many calls go well before.
+    /// The number of calls that succeed before.
     skip: u64,
     times: u64,
 }
@@ -22,10 +22,10 @@ enum Target {
     Emulator { function: &'static str, setting: String },
 }
 
-/// So many of either table, which come first, move bytes, and fail more often than the others.
+/// The number of functions that move bytes. They come first in either table, and fail more often than the others.
 const MOVING: usize = 4;
 
-/// The functions of the C library, and how they fail.
+/// The functions of the C library, and their effects.
 const C: &[(Function, &[i32])] = &[
     (interpose::PREAD, &[libc::EIO, libc::EINTR, libc::EINVAL]),
     (interpose::PWRITE, &[libc::EIO, libc::ENOSPC, libc::EDQUOT, libc::EINTR, libc::EINVAL]),
@@ -50,7 +50,7 @@ const C: &[(Function, &[i32])] = &[
     (interpose::FADVISE, &[libc::EINVAL]),
 ];
 
-/// Those of cuFile and CUDA, with settings of `cufile_emulator::emulator_control`.
+/// The functions of cuFile and CUDA, with settings of `cufile_emulator::emulator_control`.
 const EMULATED: &[(&str, &[&str])] = &[
     ("cuFileRead", &["errno=5", "errno=4", "err=5011", "err=5030", "short=1", "short=4096", "short=70000"]),
     ("cuFileWrite", &["errno=5", "errno=28", "errno=4", "err=5011", "short=1", "short=4096", "short=70000"]),
@@ -82,7 +82,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuStreamBatchMemOp_v2", &["err=801", "err=1"]),
 ];
 
-/// Functions whose failure is the caller's.
+/// Functions whose failure reaches the caller.
 const TOLD_OF_C: &[Function] = &[interpose::PWRITE, interpose::FSYNC, interpose::RENAME];
 const TOLD: &[&str] = &["cuFileRead", "cuFileWrite"];
 
@@ -104,7 +104,7 @@ pub const SPARED: &[&str] = &[
     "cudaRuntimeGetVersion",
 ];
 
-/// Functions that were called and are in no list.
+/// Returns the functions that were called and are in no list.
 pub fn forgotten(emulator: &Emulator) -> Vec<&'static str> {
     let symbols = [
         cufile_sys::Functions::SYMBOLS,
@@ -116,12 +116,12 @@ pub fn forgotten(emulator: &Emulator) -> Vec<&'static str> {
     names.filter(|name| !is_known(name) && emulator.calls(name) > 0).collect()
 }
 
-/// The resources that may be left after a call failed whose task is to free something.
+/// The resources that may be left after a call that frees something failed.
 pub const MAY_LEAVE: &[(&str, &[&str])] = &[
     ("cudaFree", &["allocations", "device-bytes"]),
     ("cudaFreeHost", &["allocations", "pinned-bytes"]),
     ("cudaEventDestroy", &["events"]),
-    // What libcufile may still use stays.
+    // Resources that libcufile may still use stay.
     ("cuFileBufDeregister", &["buffers", "allocations", "device-bytes"]),
     // An emulated stream is a thread.
     ("cudaStreamDestroy", &["streams", "threads"]),
@@ -155,7 +155,7 @@ impl Fault {
             let (function, settings) = random.pick(if moving { &EMULATED[..MOVING] } else { EMULATED });
             Target::Emulator { function, setting: random.pick(settings).to_owned() }
         };
-        // What goes on byte by byte or a moment later, or is to be called again, would take long or for ever.
+        // Effects that slow each byte or each call down, or ask for another call, would take long or for ever.
         let is_slow = match &target {
             Target::C { effect, .. } => {
                 matches!(effect, Effect::Short(_) | Effect::Delay(_) | Effect::Errno(libc::EINTR))
@@ -167,7 +167,7 @@ impl Fault {
         Self { target, skip, times: if is_slow { times.min(5) } else { times } }
     }
 
-    /// Faults that strike together: what a device that fails does, or one without space.
+    /// Returns faults that strike together, as those of a device that fails or has no space.
     pub fn of_storage(random: &mut Random) -> Vec<Self> {
         let code = random.pick(&[libc::EIO, libc::ENOSPC]);
         let most = random.pick(&[1, 4, 16]);
@@ -179,7 +179,7 @@ impl Fault {
         ]
     }
 
-    /// Without which another can never strike.
+    /// Returns the fault without which another can never strike.
     pub fn needed_beside(faults: &[Self]) -> Option<Self> {
         let is_mincore =
             |fault: &Self| matches!(fault.target, Target::C { function: interpose::MINCORE, .. });
@@ -187,16 +187,16 @@ impl Fault {
         faults.iter().any(is_mincore).then(no_cachestat)
     }
 
-    /// A fault of the C library that is none of [`random`](Self::random).
+    /// Returns a fault of the C library that [`random`](Self::random) does not make.
     pub fn of_c(function: Function, effect: Effect, skip: u64, times: u64) -> Self {
         Self { target: Target::C { function, effect }, skip, times }
     }
 
-    /// Counts the strikes of the fault that must have been reported: those where the engine has no other way,
-    /// and need not call again.
+    /// Counts the strikes of the fault that must have been reported. The engine can neither work around these nor
+    /// call again.
     pub fn to_be_told(&self, calls: u64, is_direct: bool) -> u64 {
-        // On a direct path cuFile writes in several steps. Where a later one fails, it says how many bytes it wrote, and the
-        // engine writes the rest by another call.
+        // On a direct route cuFile writes in several steps. If a later one fails, it returns the bytes that it wrote,
+        // and the engine writes the rest by another call.
         let is_made_up_for = |function| is_direct && function == interpose::PWRITE;
         let is_told = match &self.target {
             Target::C { effect: Effect::Errno(libc::EINTR | libc::EINVAL | libc::EOPNOTSUPP), .. } => false,
@@ -244,8 +244,8 @@ impl fmt::Debug for Fault {
 pub struct Counts(pub Vec<(&'static str, u64, u64)>);
 
 impl Counts {
-    /// Takes the counts since the program, or the emulator, began; strikes of the emulator are derived from the faults
-    /// that were planned.
+    /// Takes the counts since the program, or the emulator, began. The strikes of the emulator follow from the
+    /// planned faults.
     pub fn now(emulator: &Emulator) -> Self {
         let of_c = interpose::NAMES.iter().zip(interpose::counts());
         let emulated = EMULATED.iter().map(|(name, _)| (*name, emulator.calls(name) as u64, 0));
@@ -277,8 +277,8 @@ impl Counts {
         }
     }
 
-    /// Counts the strikes of these faults that must have been reported, leaving out functions that several
-    /// faults strike.
+    /// Counts the strikes of these faults that must have been reported. Leaves out functions that several faults
+    /// strike.
     pub fn to_be_told(&self, faults: &[Fault], is_direct: bool) -> u64 {
         let calls =
             |fault: &Fault| self.0.iter().find(|one| one.0 == fault.function()).map_or(0, |one| one.1);

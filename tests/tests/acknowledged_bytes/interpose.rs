@@ -1,7 +1,7 @@
 //! The C library's functions that the engine calls, defined here so that the n-th call can fail.
 //!
-//! The functions that this program defines are what its crates are linked to, and what the emulator's calls
-//! find as well. Each function calls the C library's own, which comes next in the dynamic loader's order.
+//! The crates of this program are linked to these functions, and the emulator's calls find them as well. Each
+//! function calls the C library's, which comes next in the dynamic loader's order.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
@@ -15,14 +15,14 @@ use std::{ptr, thread};
 pub enum Effect {
     /// It fails with this errno.
     Errno(c_int),
-    /// It moves at most so many bytes.
+    /// It moves at most this number of bytes.
     Short(usize),
-    /// It waits for so many microseconds first.
+    /// It waits for this number of microseconds first.
     Delay(u64),
-    /// It says that all bytes were moved, and leaves out the last one. No kernel does so: an engine that overlooks a
-    /// short count would look like this.
+    /// It returns the full count, and leaves out the last byte. No kernel does so. An engine that overlooks a short
+    /// count would show the same.
     LeavesOutTheLast,
-    /// It says that it did what it did not do, such as to close a descriptor.
+    /// It reports success without doing anything, for example without closing a descriptor.
     DoesNothing,
 }
 
@@ -67,42 +67,42 @@ fn planned() -> MutexGuard<'static, Vec<Planned>> {
     PLANNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Spares the calls of this thread, for good.
+/// Spares the calls of this thread from now on.
 pub fn spare_this_thread() {
     SPARED.set(true);
 }
 
-/// Lets `effect` happen in `times` calls of a function, after `skip` others.
+/// Plans `effect` for `times` calls of a function, after `skip` others.
 pub fn plan(function: Function, skip: u64, times: u64, effect: Effect) {
     planned().push(Planned { function, skip, left: times, effect });
 }
 
-/// Begins to count calls and to let happen what was planned.
+/// Begins to count calls, and arms the planned effects.
 pub fn arm() {
     ARMED.store(true, Ordering::SeqCst);
 }
 
-/// Ends it, and forgets the plan.
+/// Stops counting, and forgets the plan.
 pub fn disarm() {
     ARMED.store(false, Ordering::SeqCst);
     planned().clear();
 }
 
-/// Returns how often each function was called while armed, and in how many calls something happened, since
-/// the program began.
+/// Returns the number of calls of each function while armed, and the number of calls with an effect. Both count from
+/// the start of the program.
 pub fn counts() -> Vec<(u64, u64)> {
     let load = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
     CALLS.iter().zip(&STRUCK).map(|(calls, struck)| (load(calls), load(struck))).collect()
 }
 
-/// Counts a call, and says what is to happen in it. Waits, if it is that.
+/// Counts a call, and returns its effect. Waits if that is the effect.
 fn strike(function: Function) -> Option<Effect> {
     if !ARMED.load(Ordering::Relaxed) || SPARED.get() {
         return None;
     }
     CALLS[function].fetch_add(1, Ordering::Relaxed);
     let mut chosen = None;
-    // Every fault sees every call; of several that are due, the oldest has its turn.
+    // Every fault sees every call. Of several due faults, the oldest strikes.
     for fault in planned().iter_mut().filter(|fault| fault.function == function && fault.left > 0) {
         if fault.skip > 0 {
             fault.skip -= 1;
@@ -121,11 +121,11 @@ fn strike(function: Function) -> Option<Effect> {
 }
 
 fn set_errno(code: c_int) {
-    // SAFETY: this thread's own.
+    // SAFETY: the location is this thread's.
     unsafe { *libc::__errno_location() = code };
 }
 
-/// The C library's function of this name, or what a sanitizer has put before it.
+/// Returns the C library's function of this name, or the sanitizer's function before it.
 fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     let find = |handle, name: &CStr| {
         // SAFETY: a name, and where to look.
@@ -133,7 +133,7 @@ fn next(cache: &AtomicUsize, name: &CStr) -> usize {
     };
     let mut address = cache.load(Ordering::Relaxed);
     if address == 0 {
-        // On the stack, because who allocates may need one of these functions.
+        // The text is on the stack, because an allocator may need one of these functions.
         let mut wrapper = *b"__interceptor_\0                  ";
         let (start, len) = (b"__interceptor_".len(), name.count_bytes() + 1);
         wrapper[start..start + len].copy_from_slice(name.to_bytes_with_nul());
@@ -203,7 +203,7 @@ interpose! {
     unlink as UNLINK => (path: *const c_char) -> c_int;
     posix_fadvise as FADVISE => (fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int,
         fails with |code| code;
-    // The emulator's threads are CUDA's, which begin elsewhere than in this program.
+    // The emulator's threads stand for CUDA's, which do not begin in this program.
     pthread_create as PTHREAD_CREATE =>
         (thread: *mut c_ulong, attributes: *const c_void, start: *const c_void, argument: *mut c_void) -> c_int,
         when is_of_this_program(start), fails with |code| code;

@@ -1,4 +1,4 @@
-//! Checks of what a case leaves behind.
+//! Checks that a case leaves nothing behind.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,8 @@ impl Alive {
         Self(counts)
     }
 
-    /// Waits until nothing is left of what came since, if it takes no longer than `patience`; says what stays, unless to free it was made to fail.
+    /// Waits until nothing newer than `self` is left, for `patience` at most. Returns the resources that stay, except
+    /// those whose freeing was made to fail.
     pub fn leftovers(
         &self,
         emulator: &Emulator,
@@ -59,7 +60,7 @@ impl Alive {
                 let may_stay = MAY_LEAVE
                     .iter()
                     .any(|(function, left)| left.contains(what) && counts.is_struck(function));
-                // A thread that was joined is there a moment longer.
+                // A joined thread still exists for a moment.
                 now < before && *what != "threads" || now > before && !may_stay
             });
             let differ: Vec<_> = differ

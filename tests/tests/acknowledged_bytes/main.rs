@@ -1,9 +1,9 @@
-//! Whatever fails, bytes that were acknowledged stay, failures are reported, and nothing is left behind.
+//! Tests that acknowledged bytes stay under any failure, that failures are reported, and that nothing is left behind.
 //!
-//! Each case is planned from a seed: threads write and read files in every way, each its own ranges, while faults strike
-//! the n-th calls of functions of the C library, CUDA and cuFile. Then every file is compared with what the calls
-//! returned. `CUFILE_TEST_CASES` is how many cases there are; `CUFILE_TEST_SEED` with one case repeats the one
-//! that failed, as far as threads allow.
+//! A seed gives the plan of each case. Threads write and read files by every call, each its own ranges. Faults strike
+//! the n-th calls of functions of the C library, CUDA and cuFile. Then the test compares every file with the results
+//! of the calls. `CUFILE_TEST_CASES` is the number of cases. `CUFILE_TEST_SEED` with one case repeats the one that
+//! failed, as far as threads allow.
 
 mod case;
 mod faults;
@@ -32,10 +32,10 @@ use memory::Noise;
 use mounts::Mounted;
 use plan::Plan;
 
-/// They take about a minute on two processors.
+/// The number of cases, which take about a minute on two processors.
 const DEFAULT_CASES: u64 = 2000;
 
-/// Calls of the whole process are counted and fail: one test at a time.
+/// Takes the turn of one test. Counts and faults hold for the whole process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +53,7 @@ fn seed() -> u64 {
     from_env("CUFILE_TEST_SEED").unwrap_or_else(now)
 }
 
-/// Says something past the test harness, which keeps what a test prints to itself.
+/// Prints a text past the test harness, which captures the output of a test.
 fn say(text: &str) {
     io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
@@ -89,7 +89,7 @@ impl Sum {
             self.failed,
             self.dropped
         );
-        // Many lines, for those who ask for so many cases.
+        // A long campaign prints many lines.
         let counts = if from_env("CUFILE_TEST_CASES").is_some() { &self.counts.0[..] } else { &[] };
         for (name, calls, struck) in counts {
             text.push_str(&format!("{name}: {struck} of {calls} calls\n"));
@@ -143,7 +143,7 @@ fn acknowledged_bytes_stay_whatever_fails() {
     for folder in &folders {
         for (bed, quarters) in &beds {
             let share = (cases * quarters).div_ceil(4 * folders.len() as u64);
-            // One case is repeated everywhere; of many, each is another.
+            // A single case repeats on every file system. Of many cases, each has another seed.
             let seed = if cases == 1 { seed } else { seed.wrapping_add(sum.cases) };
             run_cases(bed, folder.path(), share, seed, false, &mut sum);
         }
@@ -154,7 +154,7 @@ fn acknowledged_bytes_stay_whatever_fails() {
         assert!(forgotten.is_empty(), "functions that are called and never fail here: {forgotten:?}");
     }
     if cases >= DEFAULT_CASES {
-        // What is seldom called may be missed.
+        // The cases may miss a function that is seldom called.
         let missed = sum.counts.0.iter().filter(|(_, calls, struck)| *struck == 0 && *calls > cases);
         let missed: Vec<_> = missed.map(|(name, ..)| *name).collect();
         assert!(missed.is_empty(), "no fault struck {missed:?}");
@@ -211,7 +211,7 @@ fn a_save_fails_where_its_file_cannot_be_looked_at() {
     let path = folder.path().join("array.npy");
     case::running(Some("a save whose file cannot be looked at".to_owned()));
     let save = || {
-        // After the folder was looked at.
+        // The first call looks at the folder. The fault strikes the calls after it.
         interpose::plan(interpose::STATX, 1, u64::MAX, Effect::Errno(libc::EIO));
         interpose::arm();
         let saved = gpufile::formats::npy::write(&path, "|u1", &[3], b"abc".as_slice());
@@ -223,7 +223,7 @@ fn a_save_fails_where_its_file_cannot_be_looked_at() {
     assert!(has_failed && fs::read_dir(folder.path()).unwrap().count() == 0);
 }
 
-/// Says which of these seeds show a fault that is planted.
+/// Returns the number of these seeds that show a planted fault.
 fn found_in(seeds: u64, fault: impl Fn(u64) -> Fault) -> u64 {
     let bed = Bed::emulated();
     let noise = Noise::new(&bed);

@@ -17,7 +17,7 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    /// Memory with these bytes.
+    /// Makes memory with these bytes.
     pub fn new(driver: &Driver, devices: &[Device], place: Place, bytes: &[u8]) -> Self {
         match place {
             Place::Registered => {
@@ -44,7 +44,7 @@ impl Buffer {
         }
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         match self {
             Self::Host(buffer) => buffer.clone(),
@@ -106,7 +106,7 @@ unsafe impl IoBufMut for Buffer {
     }
 }
 
-/// The bytes to be written, in memory of every kind.
+/// The source of writes, in memory of every kind.
 pub struct Noise {
     pub bytes: Vec<u8>,
     buffers: Vec<Buffer>,
@@ -123,7 +123,7 @@ impl Noise {
         Self { bytes, buffers: buffers.into(), devices, driver: bed.driver.clone() }
     }
 
-    /// Other memory of a kind, with these bytes.
+    /// Makes other memory of a kind, with these bytes.
     pub fn copy(&self, place: Place, bytes: &[u8]) -> Buffer {
         Buffer::new(&self.driver, &self.devices, place, bytes)
     }

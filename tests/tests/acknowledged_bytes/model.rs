@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Bytes as they were last acknowledged, and writes since then of which nobody knows how far they went.
+/// Bytes as they were last acknowledged, and later writes whose extent is unknown.
 #[derive(Debug, Clone)]
 pub struct Expected {
     bytes: Vec<u8>,
@@ -31,7 +31,7 @@ impl Expected {
         Self { bytes, doubts: Vec::new() }
     }
 
-    /// Takes note of a write that was acknowledged.
+    /// Notes a write that was acknowledged.
     pub fn acknowledge(&mut self, start: usize, written: &[u8]) {
         let end = start + written.len();
         self.bytes[start..end].copy_from_slice(written);
@@ -40,7 +40,7 @@ impl Expected {
             doubts.flat_map(|doubt| [doubt.part(0..start), doubt.part(end..usize::MAX)]).flatten().collect();
     }
 
-    /// Takes note of a write that may have happened or not, byte by byte.
+    /// Notes a write that may have happened or not, byte by byte.
     pub fn doubt(&mut self, start: usize, len_bytes: usize, noise: usize) {
         if len_bytes > 0 {
             self.doubts.push(Doubt { range: start..start + len_bytes, noise });
@@ -57,7 +57,7 @@ impl Expected {
         Self { doubts: doubts.collect(), bytes: self.bytes[range.clone()].to_vec() }
     }
 
-    /// The first byte that is wrong, and the last; there may be fewer bytes than expected.
+    /// Returns the first wrong byte and the last. `found` may have fewer bytes than expected.
     pub fn wrong(&self, found: &[u8], noise: &[u8]) -> Option<(usize, usize)> {
         let expected = &self.bytes[..found.len()];
         if found == expected {

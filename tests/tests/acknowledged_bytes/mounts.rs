@@ -1,5 +1,5 @@
-//! File systems that are mounted for a test, where the operating system lets it: in a process whose mounts nobody else
-//! sees, and which end with it.
+//! File systems that are mounted for a test, where the operating system allows it. The process of the test has its
+//! own mounts, which nobody else sees, and which end with it.
 
 use std::ffi::CString;
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// The namespace of the process that began the test.
 const OUTSIDE: &str = "CUFILE_TEST_OUTSIDE";
 
-/// A file system, and how it is mounted.
+/// A file system, and the method of mounting it.
 pub struct Kind {
     pub name: &'static str,
     /// True if the file system is so small that writes fail.
@@ -41,12 +41,12 @@ fn namespace() -> PathBuf {
     fs::read_link("/proc/self/ns/mnt").unwrap_or_default()
 }
 
-/// Returns whether this process has mounts of its own; `None` in the process that began the test.
+/// Returns true if this process has its own mounts. Returns `None` in the process that began the test.
 pub fn is_inside() -> Option<bool> {
     env::var_os(OUTSIDE).map(|outside| namespace() != Path::new(&outside))
 }
 
-/// Runs the test `name` in a process with mounts of its own, if the operating system allows it. Returns what it said.
+/// Runs the test `name` in a process with its own mounts, if the operating system allows it. Returns its output.
 ///
 /// # Panics
 /// If it fails there.
@@ -67,7 +67,7 @@ pub fn inside(name: &str) -> String {
         if unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0 {
             return Ok(());
         }
-        // SAFETY: as above. Who may not mount may be allowed to as the root of a namespace of users.
+        // SAFETY: as above. A user without the right to mount may have it as the root of a namespace of users.
         if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) } == 0 {
             for (path, text) in &files {
                 // SAFETY: a path and bytes that stay, and a descriptor that this process opened.
@@ -78,7 +78,7 @@ pub fn inside(name: &str) -> String {
                 }
             }
         }
-        // The process looks itself whether it is apart.
+        // The process itself checks that its mounts are separate.
         Ok(())
     };
     // SAFETY: between fork and exec it calls the kernel, and allocates nothing.
@@ -90,7 +90,7 @@ pub fn inside(name: &str) -> String {
     err
 }
 
-/// A file system of a kind, in a new folder.
+/// A file system of one kind, in a new folder.
 pub struct Mounted {
     target: PathBuf,
     _scratch: TempDir,
@@ -101,9 +101,9 @@ impl Mounted {
     /// The reason why it cannot be mounted.
     pub fn new(kind: &Kind) -> Result<Self, String> {
         let text = |error: io::Error| error.to_string();
-        // Nothing of this is for other namespaces.
+        // Other namespaces see none of these mounts.
         let flags = libc::MS_REC | libc::MS_PRIVATE;
-        // SAFETY: strings that stay, and null where there is nothing to say.
+        // SAFETY: the strings outlive the call, and null stands for no data.
         let private = unsafe {
             libc::mount(c"none".as_ptr(), c"/".as_ptr(), std::ptr::null(), flags, std::ptr::null())
         };
@@ -125,7 +125,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let target = c_path(&self.target);
-        // SAFETY: a path that stays.
+        // SAFETY: the path outlives the call.
         unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
     }
 }
@@ -137,7 +137,7 @@ fn c_path(path: &Path) -> CString {
 fn mount(kind: &str, target: &Path, options: &str) -> Result<(), String> {
     let [kind, options] = [kind, options].map(|text| CString::new(text).unwrap());
     let target = c_path(target);
-    // SAFETY: strings that stay.
+    // SAFETY: the strings outlive the call.
     let mounted =
         unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) };
     if mounted == 0 { Ok(()) } else { Err(format!("mount: {}", io::Error::last_os_error())) }
@@ -155,13 +155,13 @@ fn overlay(scratch: &Path, target: &Path) -> Result<(), String> {
     mount("overlay", target, &format!("lowerdir={lower},upperdir={upper},workdir={work}"))
 }
 
-/// A file system in a file, by a loop device.
+/// Mounts a file system in a file, by a loop device.
 fn image(scratch: &Path, target: &Path, kind: &str, mebibytes: u64) -> Result<(), String> {
     let image = make_image(scratch, kind, mebibytes)?;
     run(Command::new("mount").args(["-t", kind, "-o", "loop"]).args([&image, target]))
 }
 
-/// ext4 again, but by a program.
+/// Mounts ext4 by a program, through FUSE.
 fn fuse(scratch: &Path, target: &Path) -> Result<(), String> {
     let image = make_image(scratch, "ext4", 192)?;
     run(Command::new("fuse2fs").args([&image, target]).args(["-o", "fakeroot"]))

@@ -1,4 +1,4 @@
-//! A case: files, their owners, what the threads do, and the faults, all from one seed.
+//! The plan of a case: files, their owners, the threads' operations, and the faults, all from one seed.
 
 use cufile_tests::random::Random;
 use gpufile::{DirectIo, RoutePolicy};
@@ -8,19 +8,19 @@ use crate::faults::Fault;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// No transfer is longer.
+/// The length in bytes of the longest transfer.
 pub const LONGEST: usize = 18 * MIB;
-/// The length in bytes of the noise that written bytes are taken from.
+/// The length in bytes of the noise, which is the source of all written bytes.
 pub const NOISE_BYTES: usize = LONGEST + 2 * MIB;
-/// The number of bytes that are written and read when all is over.
+/// The number of bytes that the final write and read move.
 pub const SPARE_BYTES: usize = 36 * 4096;
 
-/// All that happens in a case.
+/// The plan of a case.
 #[derive(Debug)]
 pub struct Plan {
     pub engine: EnginePlan,
-    /// True if cuFile has a direct path to file systems on disks. libcufile then writes whole blocks of 4
-    /// KiB, so that no two threads may write to one.
+    /// True if cuFile has a direct route to file systems on disks. libcufile then writes whole blocks of 4 KiB. No
+    /// two threads may then write to one block.
     pub gds: bool,
     pub files: Vec<FilePlan>,
     pub slots: Vec<Slot>,
@@ -29,9 +29,9 @@ pub struct Plan {
     pub require_context: bool,
     /// True if threads that open files use another engine than the others.
     pub other_engine: bool,
-    /// While the threads work.
+    /// The faults while the threads work.
     pub faults: Vec<Fault>,
-    /// While the engine ends.
+    /// The faults while the engine ends.
     pub late_faults: Vec<Fault>,
 }
 
@@ -48,9 +48,9 @@ pub struct EnginePlan {
 
 #[derive(Debug)]
 pub struct FilePlan {
-    /// So many bytes in the beginning are for nobody, until all is over.
+    /// The number of bytes at the beginning that no thread uses before the end.
     pub front_bytes: usize,
-    /// The length of the file in bytes in the beginning; they are those of the noise from its start.
+    /// The first length of the file in bytes. They are those of the noise from its start.
     pub len_bytes: usize,
     pub policy: RoutePolicy,
     pub direct_read: DirectIo,
@@ -79,7 +79,7 @@ pub enum Place {
     Pinned,
     Managed,
     Device(u32),
-    /// Writes only; memory of the first GPU for reads.
+    /// The memory of writes. Reads use memory of the first GPU.
     Registered,
 }
 
@@ -112,12 +112,12 @@ pub struct Piece {
     pub noise: usize,
 }
 
-/// The end of a transfer that goes on by itself.
+/// The end of a transfer in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Waited,
     Awaited,
-    /// Futures only; others are waited for.
+    /// For futures only. The thread waits for other transfers.
     Cancelled,
     Dropped,
 }
@@ -128,7 +128,7 @@ pub enum How {
     Inline,
     Future(Fate),
     Stream(Fate),
-    /// Reads only.
+    /// For reads only.
     Mapped,
 }
 
@@ -136,7 +136,7 @@ pub enum How {
 pub enum ManyHow {
     File,
     Engine,
-    /// Reads only.
+    /// For reads only.
     Mapped,
 }
 
@@ -162,19 +162,19 @@ pub enum Op {
         place: Place,
         how: ManyHow,
     },
-    /// Replaces a file of the thread's own.
+    /// Replaces a file that only this thread uses.
     Save {
         array: bool,
         place: Place,
         sync: bool,
         tensors: Vec<(usize, usize)>,
     },
-    /// Loads what was last saved as safetensors.
+    /// Loads the file that was last saved as safetensors.
     Load,
     Open {
         file: usize,
     },
-    /// Makes the file as long as it can become.
+    /// Makes the file as long as its greatest length.
     Extend {
         file: usize,
     },
@@ -189,7 +189,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// For the statistics.
+    /// Returns the name for the statistics.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Write { how: How::Future(_), .. } => "write, future",
@@ -213,7 +213,7 @@ impl Op {
 }
 
 impl Plan {
-    /// The plan of a seed. Files grow less on `small` file systems.
+    /// Returns the plan of a seed. Files grow less on `small` file systems.
     pub fn new(seed: u64, small: bool) -> Self {
         let random = &mut Random::new(seed);
         let thread_count = random.pick(&[1, 2, 2, 3, 4]);
@@ -311,7 +311,7 @@ enum Lengths {
     Any,
     /// For small file systems.
     Small,
-    /// From where on a file's blocks are allocated in advance.
+    /// Often so long that the engine allocates a file's blocks in advance.
     OftenLong,
 }
 
@@ -391,7 +391,7 @@ impl Op {
         }
     }
 
-    /// Writes of all that a thread has, from the end or from the beginning.
+    /// Returns writes of all slots of a thread, from the end or from the beginning.
     fn whole_slots(random: &mut Random, plan: &Plan, thread: usize) -> Vec<Self> {
         let own = plan.slots.iter().enumerate().filter(|(_, slot)| slot.owner == Some(thread));
         let mut ops: Vec<_> = own
@@ -433,7 +433,8 @@ impl Piece {
         Self { slot, start, len_bytes, noise: random.below(NOISE_BYTES - len_bytes) }
     }
 
-    /// Pieces of a slot with or without gaps between, and of one buffer as well, where the next begins at `noise`.
+    /// Returns parts of a slot and of one buffer, with or without gaps. The next part of the buffer begins at
+    /// `noise`.
     fn several(
         random: &mut Random,
         pieces: &mut Vec<Self>,

@@ -1,4 +1,4 @@
-//! A thread of a case: carries out what is planned, and takes note of what it was told.
+//! A thread of a case. It carries out its plan, and notes the results.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -27,9 +27,9 @@ pub struct OwnSlot {
     pub file: usize,
     pub start: u64,
     pub expected: Expected,
-    /// Up to where bytes of it were acknowledged.
+    /// The end of its acknowledged bytes.
     pub acknowledged_end: usize,
-    /// A write to it that was dropped may still be under way.
+    /// True if a dropped write to it may still be in flight.
     is_retired: bool,
 }
 
@@ -39,7 +39,7 @@ impl OwnSlot {
     }
 }
 
-/// Bytes that were read, and what they should be.
+/// Bytes that were read, and the expected ones.
 pub struct ReadBack {
     pub buffer: Buffer,
     pub parts: Vec<(usize, usize, Expected)>,
@@ -51,19 +51,19 @@ pub struct ReadBack {
 pub struct Saved {
     pub path: PathBuf,
     pub array: bool,
-    /// The last contents that were acknowledged, and what may have come since.
+    /// The last contents that were acknowledged, and the possible later ones.
     pub acknowledged: Option<Vec<(usize, usize)>>,
     pub doubts: Vec<Vec<(usize, usize)>>,
 }
 
 impl Saved {
-    /// The contents that it may have.
+    /// Returns the contents that it may have.
     pub fn possible(&self) -> Vec<Vec<(usize, usize)>> {
         self.acknowledged.iter().chain(&self.doubts).cloned().collect()
     }
 }
 
-/// Tensors that were loaded: where each lies, and what they may be.
+/// Tensors that were loaded: the place of each, and the possible contents.
 pub struct LoadedBack {
     pub buffer: DeviceBuffer,
     pub ranges: Vec<Range<usize>>,
@@ -93,7 +93,7 @@ pub struct Worker<'a> {
     /// The lengths in bytes that files can reach.
     ends: &'a [u64],
     pub stream: Stream,
-    /// For transfers that own theirs, in the order of the operations.
+    /// The buffers of transfers that own theirs, in the order of the operations.
     pub buffers: Vec<Option<Buffer>>,
     pub report: Report,
     pending: Vec<Pending>,
@@ -215,7 +215,7 @@ impl<'a> Worker<'a> {
     }
 
     fn open(&mut self, file: usize) {
-        // The old one goes first, as it would where a file is opened anew after a failure.
+        // The old file goes first, as in a program that opens a file anew after a failure.
         self.files[file] = None;
         let result = self.options[file].open(&self.paths[file]);
         self.files[file] = self.note("open", result.map_err(|error| error.to_string()));
@@ -225,7 +225,8 @@ impl<'a> Worker<'a> {
         self.report.slots.iter_mut().find(|slot| slot.number == piece.slot).expect("a slot of the thread")
     }
 
-    /// The file of a piece, when nothing else is under way there; none if the slot or the file is of no use any more.
+    /// Returns the file of a part, when nothing else is in flight there. Returns `None` if the slot or the file is of
+    /// no use any more.
     fn ready(&mut self, piece: &Piece) -> Option<File> {
         let blocks = |piece: &Piece, start: u64| {
             let start = start + piece.start as u64;
@@ -249,7 +250,7 @@ impl<'a> Worker<'a> {
         self.slot(piece).start + piece.start as u64
     }
 
-    /// Takes note of a write of which so many bytes were acknowledged.
+    /// Notes a write of which this number of bytes was acknowledged.
     fn wrote(&mut self, piece: &Piece, done: usize) {
         let noise = self.noise;
         let slot = self.slot(piece);
@@ -260,7 +261,7 @@ impl<'a> Worker<'a> {
         slot.expected.doubt(piece.start + done, piece.len_bytes - done, piece.noise + done);
     }
 
-    /// Takes note of a write's end. The bytes before a failure are acknowledged too.
+    /// Notes a write's end. The bytes before a failure are acknowledged too.
     fn write_ended(&mut self, piece: &Piece, result: Result<()>) {
         self.wrote(piece, result.as_ref().map_or_else(gpufile::Error::bytes_done, |()| piece.len_bytes));
         self.note("write", result.map_err(|error| error.to_string()));
@@ -289,7 +290,7 @@ impl<'a> Worker<'a> {
     fn read(&mut self, piece: &Piece, how: How, mut buffer: Buffer) {
         let Some(file) = self.ready(piece) else { return };
         let offset = self.offset(piece);
-        // Beyond that the file may end.
+        // The file may end beyond that.
         if piece.start + piece.len_bytes > self.slot(piece).acknowledged_end {
             return;
         }
@@ -315,7 +316,7 @@ impl<'a> Worker<'a> {
         self.was_read(vec![(0, piece.clone())], buffer, result);
     }
 
-    /// Keeps what was read, also what lies before a failure, to be compared when nothing fails any more.
+    /// Keeps the bytes that were read, also those before a failure. The comparison comes when nothing fails any more.
     fn was_read(&mut self, mut parts: Vec<(usize, Piece)>, buffer: Buffer, result: Result<()>) {
         if let Err(error) = &result {
             let (entry, done) = match error {
@@ -348,7 +349,7 @@ impl<'a> Worker<'a> {
         self.pending.push(Pending { transfer, piece: piece.clone(), is_write, fate });
     }
 
-    /// Waits for a transfer, and takes note of its end.
+    /// Waits for a transfer, and notes its end.
     fn settle(&mut self, number: usize) {
         let Pending { transfer, piece, is_write, fate } = self.pending.remove(number);
         let (result, buffer) = match transfer {
@@ -373,7 +374,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Takes note of a transfer that was ended early.
+    /// Notes a transfer that was ended early.
     fn cancelled(&mut self, piece: &Piece, is_write: bool, count: usize, buffer: Buffer) {
         self.report.dropped += 1;
         if is_write {
@@ -534,7 +535,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Writes and reads once more, in every way that has parts of its own.
+/// Writes and reads once more, by every call that has its own code.
 pub fn still_works(noise: &Noise, file: &File, offset: u64) -> std::result::Result<(), String> {
     const LEN: usize = 70_000;
     let expected = &noise.bytes[..LEN];
