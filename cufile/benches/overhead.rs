@@ -1,4 +1,4 @@
-//! What a call costs beyond the C function, measured with a libcufile that does nothing.
+//! Measures the cost of each safe call beyond the C function, with a libcufile whose functions are empty.
 //!
 //! `cargo bench -p cufile`
 

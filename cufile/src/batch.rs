@@ -1,12 +1,12 @@
 //! Batches: many reads and writes submitted with one call.
 //!
-//! A [`Batch`] owns its entries, which own their buffers and references to their files. Each is reported by a
-//! [`Completion`], in any order, with the entry's own number and its buffer. The buffer of an entry that failed stays with
-//! the batch until that is [cancelled](Batch::cancel) or dropped. So nothing can be freed too early: dropping a batch waits
+//! A [`Batch`] owns its entries, which own their buffers and references to their files. A [`Completion`] reports each
+//! entry, in any order, with the entry's number and buffer. The buffer of a failed entry stays with the batch until
+//! the caller [cancels](Batch::cancel) or drops the batch. So nothing can be freed too early: dropping a batch waits
 //! for its entries, leaking it leaks their buffers, and `cancel` consumes it.
 //!
-//! One batch takes buffers of one type; `Box<dyn IoBufMut + Send>` is one that can be anything,
-//! [`OwnedPart`](crate::OwnedPart) one that shares a buffer, registered once, with other entries.
+//! One batch takes buffers of one type. `Box<dyn IoBufMut + Send>` is a type for any buffer.
+//! [`OwnedPart`](crate::OwnedPart) shares a buffer, registered once, with other entries.
 //!
 //! ```no_run
 //! use std::fs::File;
@@ -67,7 +67,7 @@ pub struct Entry<B> {
 impl<B: IoBuf> Entry<B> {
     /// Makes a read into the whole buffer from `file_offset` in bytes.
     ///
-    /// A buffer that is merely borrowed cannot be submitted, because a leaked batch would outlive the borrow:
+    /// Borrowed buffers cannot be submitted, because a leaked batch would outlive the borrow:
     /// ```compile_fail,E0597
     /// # use {cufile::{Batch, Entry, FileHandle}, std::sync::Arc};
     /// fn too_short(mut batch: Batch<&'static mut [u8]>, file: &Arc<FileHandle>) {
@@ -83,8 +83,8 @@ impl<B: IoBuf> Entry<B> {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_READ, B::as_mut_ptr)
     }
 
-    /// Makes a write of the whole buffer to `file_offset` in bytes. Mind [other writers](FileHandle::write_at), of
-    /// which other entries are some.
+    /// Makes a write of the whole buffer to `file_offset` in bytes. Mind [other writers](FileHandle::write_at);
+    /// other entries count as writers.
     pub fn write(file: &Arc<FileHandle>, buffer: B, file_offset: u64) -> Self {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_WRITE, |buffer| {
             buffer.as_ptr().cast_mut()
@@ -111,7 +111,7 @@ impl<B: IoBuf> Entry<B> {
         self
     }
 
-    /// Sets the number to know the entry's completion by; 0 by default. The batch has no use for it.
+    /// Sets the number that the entry's completion carries; 0 by default. The batch itself ignores it.
     #[must_use]
     pub fn id(mut self, id: u64) -> Self {
         self.id = id;
@@ -125,7 +125,7 @@ impl<B> Entry<B> {
         self.buffer
     }
 
-    /// Returns the entry's result, from the status that it ended with and the `count` that libcufile reported.
+    /// Returns the entry's result, from its final status and the `count` that libcufile reported.
     fn result(&self, status: Status, count: isize) -> Result<usize> {
         match decode(GET_STATUS, Raw::Completion(count)) {
             Ok(count) if status == Status::COMPLETE => Ok(count),
@@ -144,7 +144,7 @@ impl<B> Entry<B> {
     }
 }
 
-/// As errors name it.
+/// Names the entry in errors.
 impl<B> fmt::Display for Entry<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.opcode == CUfileOpcode_t::CUFILE_WRITE { "write" } else { "read" };
@@ -166,7 +166,7 @@ impl<B> fmt::Debug for Entry<B> {
     }
 }
 
-/// An entry of a [`Batch`] that is over.
+/// A finished entry of a [`Batch`].
 #[doc(alias = "CUfileIOEvents_t")]
 pub struct Completion<B> {
     /// The number given to [`Entry::id`].
@@ -176,9 +176,9 @@ pub struct Completion<B> {
     /// The number of bytes: fewer than asked for only at the end of the file. Any status but
     /// [`COMPLETE`](Status::COMPLETE) is an error, which names the entry, its range and its file.
     pub result: Result<usize>,
-    /// The entry's buffer. `None` if libcufile reported another status than [`COMPLETE`](Status::COMPLETE): it does not
-    /// say that it is done with the memory then. The batch keeps the buffer until it is destroyed; [`Batch::cancel`]
-    /// gives it back.
+    /// The entry's buffer. `None` if libcufile reported another status than [`COMPLETE`](Status::COMPLETE):
+    /// libcufile may still use the memory then. The batch keeps the buffer until the batch is destroyed;
+    /// [`Batch::cancel`] gives the buffer back.
     pub buffer: Option<B>,
 }
 
@@ -212,12 +212,12 @@ impl Status {
     /// Tried without success.
     pub const FAILED: Self = Self(CUfileStatus_t::CUFILE_FAILED);
 
-    /// Makes a status of C's number. Any number is valid.
+    /// Makes a status from C's number. Any number is valid.
     pub const fn from_raw(raw: u32) -> Self {
         Self(CUfileStatus_t::from_raw(raw))
     }
 
-    /// Returns the number that C has.
+    /// Returns C's number.
     pub const fn as_raw(self) -> u32 {
         self.0.as_raw()
     }
@@ -228,7 +228,7 @@ impl Status {
     }
 
     /// Returns whether libcufile still works on the entry.
-    fn is_under_way(self) -> bool {
+    fn is_in_flight(self) -> bool {
         self == Self::WAITING || self == Self::PENDING
     }
 }
@@ -242,22 +242,23 @@ impl fmt::Debug for Status {
     }
 }
 
-/// Reads and writes that are submitted together (`cuFileBatchIOSetUp`).
+/// Reads and writes that one call submits (`cuFileBatchIOSetUp`).
 ///
-/// Takes part in nothing but cuFile: entries are not ordered with each other or with any CUDA stream. A batch can be
-/// submitted to again as completions make room.
+/// Entries are not ordered with each other or with any CUDA stream. As completions make room, the batch takes new
+/// entries.
 ///
 /// Host memory that is not registered is different: libcufile (measured with 1.16 and 1.20, in compatibility mode)
-/// corrupts memory if a part of such a batch is reported while another part is being moved, or while another submission is
-/// in flight. So entries with it can only be submitted while no entry of any batch of the process is in flight, and only
-/// be waited for together. [`RegisteredBuffer`](crate::RegisteredBuffer) has no such limits.
+/// corrupts memory in two cases. One is a report of a part of such a batch while libcufile moves another part; the
+/// other is a second submission in flight. So the caller can submit entries with such memory only while no entry of
+/// any batch of the process is in flight. It must wait for them together.
+/// [`RegisteredBuffer`](crate::RegisteredBuffer) has no such limits.
 ///
-/// The buffer of an entry that failed stays with the batch until it is destroyed: libcufile does not say that it is done
-/// with it. [`cancel`](Self::cancel) gives it back, dropping frees it.
+/// The buffer of a failed entry stays with the batch until the batch is destroyed, because libcufile may still use
+/// the buffer. [`cancel`](Self::cancel) gives it back, dropping frees it.
 ///
-/// Dropping waits for the entries in flight. If that takes longer than 30 seconds, it leaks the batch with
-/// their buffers, except unregistered host memory, which can only be waited for. [`cancel`](Self::cancel)
-/// stops them instead.
+/// Dropping waits for the entries in flight. If that takes longer than 30 seconds, it leaks the batch with their
+/// buffers, except unregistered host memory, for which it waits without limit. [`cancel`](Self::cancel) stops the
+/// entries instead.
 #[doc(alias = "CUfileBatchHandle_t")]
 pub struct Batch<B> {
     raw: CUfileBatchHandle_t,
@@ -268,7 +269,7 @@ pub struct Batch<B> {
     capacity: usize,
     /// Entries that libcufile accepted and has not reported.
     in_flight: usize,
-    /// True if a submission failed of which libcufile may have begun a part.
+    /// True if a submission failed and libcufile may have begun a part of it.
     doubtful: bool,
     /// True if there is unregistered host memory among the entries in flight.
     whole: bool,
@@ -290,7 +291,7 @@ struct Traffic {
     whole: bool,
 }
 
-/// The traffic of a library. All that have the same functions share it.
+/// Returns the traffic of a library. Libraries with the same functions share it.
 fn traffic(library: &Library) -> Arc<Mutex<Traffic>> {
     static LIBRARIES: Mutex<Vec<(usize, Arc<Mutex<Traffic>>)>> = Mutex::new(Vec::new());
     let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -308,7 +309,7 @@ struct Slot<B> {
     /// Tells entries that were in the slot one after the other apart.
     generation: u32,
     entry: Option<Entry<B>>,
-    /// libcufile's report of the entry, if that does not mean that it is done with the buffer.
+    /// libcufile's report of the entry, if libcufile may still use the buffer.
     failed: Option<(Status, isize)>,
 }
 
@@ -316,8 +317,8 @@ impl<B> Slot<B> {
     const EMPTY: Self = Self { generation: 0, entry: None, failed: None };
 }
 
-// SAFETY: a batch is used by one thread at a time, which needs not be the same (NVIDIA's guides bind it to none); the
-// pointers in `parameters` and `events` are leftovers.
+// SAFETY: one thread at a time uses a batch. NVIDIA's guides bind a batch to no thread. The pointers in `parameters`
+// and `events` are leftovers.
 unsafe impl<B: Send> Send for Batch<B> {}
 // SAFETY: a shared reference gives no access to C or to a buffer.
 unsafe impl<B> Sync for Batch<B> {}
@@ -379,16 +380,15 @@ impl<B: IoBuf> Batch<B> {
     /// # Errors
     /// [`Failed`] returns the entries if nothing was submitted: [`Error::InvalidInput`] if
     /// - the batch has no room for them, or a range is not in its buffer;
-    /// - an entry is longer than one entry can move
-    ///   ([`max_direct_io_bytes`](crate::DriverProperties::max_direct_io_bytes)): libcufile would cut it short and call
-    ///   it complete;
+    /// - an entry is longer than [`max_direct_io_bytes`](crate::DriverProperties::max_direct_io_bytes):
+    ///   libcufile would cut it short and call it complete;
     /// - these or the batch's entries in flight have unregistered host memory (see [`Batch`]).
     ///
     /// [`Error::InUse`] if entries of other batches are in flight, and they or these have unregistered host memory.
     ///
-    /// If libcufile fails the call, it does not say which entries it has begun. All of them stay with the batch then,
-    /// [`Failed`] returns none, and the batch takes no more: [`poll`](Self::poll) gives back what is reported,
-    /// [`cancel`](Self::cancel) the rest.
+    /// A call that libcufile itself fails does not tell which entries libcufile has begun. All of them stay
+    /// with the batch then: [`Failed`] returns none, and the batch takes no more. [`poll`](Self::poll) gives
+    /// back reported entries, [`cancel`](Self::cancel) the rest.
     #[doc(alias = "cuFileBatchIOSubmit")]
     pub fn submit(
         &mut self,
@@ -412,13 +412,12 @@ impl<B: IoBuf> Batch<B> {
             return Ok(());
         }
         let whole = entries.iter().any(|entry| is_unregistered_host(&entry.buffer));
-        // Each buffer may have a context of its own, but the thread has one.
+        // Each buffer may have another context, but the thread has one.
         let context = entries.iter().find_map(|entry| entry.buffer.context());
         let driver = self.driver.clone();
         let _entered = context.map(|context| context.enter(driver.cuda())).transpose()?;
         self.enter_traffic(whole)?;
-        // From here on, so that nothing, nor a panic of a buffer's method, can make an entry that C may know seem to be
-        // over.
+        // Counted from here on: not even a panic of a buffer's method can then hide an entry that C may know.
         self.in_flight += entries.len();
         self.doubtful = true;
         self.parameters.clear();
@@ -426,9 +425,9 @@ impl<B: IoBuf> Batch<B> {
             let parameters = self.place(entry);
             self.parameters.push(parameters);
         }
-        // SAFETY: the batch is set up; files and buffers live until an event or the end of the batch says that
-        // libcufile is done with them, because the slots hold them and are leaked if that cannot be told; ranges were
-        // checked. libcufile copies the parameters: measured, overwriting them right after the call changes nothing.
+        // SAFETY: the batch is set up, and ranges were checked. The slots hold files and buffers until an event
+        // or the end of the batch proves that libcufile is done with them; without proof, they leak. libcufile
+        // copies the parameters: measured, overwriting them right after the call changes nothing.
         let status = unsafe {
             (driver.library().functions().cuFileBatchIOSubmit)(
                 self.raw,
@@ -464,7 +463,7 @@ impl<B: IoBuf> Batch<B> {
         if self.in_flight > 0 && !entries.is_empty() && (self.whole || whole()) {
             return Err(Error::invalid(
                 SUBMIT,
-                "with unregistered host memory, a batch is submitted and waited for as a whole; register the buffers",
+                "entries with unregistered host memory must be submitted and waited for together; register the buffers",
             ));
         }
         let limit = self.max_entry_bytes;
@@ -500,7 +499,8 @@ impl<B: IoBuf> Batch<B> {
         let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
         let others = traffic.batches - usize::from(self.in_flight > 0);
         if others > 0 && (whole || traffic.whole) {
-            let what = "unregistered host memory is in flight alone (registered, it need not be); libcufile";
+            let what =
+                "unregistered host memory must be in flight alone; register it to lift that limit. libcufile";
             return Err(Error::InUse { what, users: others });
         }
         traffic.batches = others + 1;
@@ -514,7 +514,7 @@ impl<B: IoBuf> Batch<B> {
         let index = self.free.pop().expect("as many free slots as entries");
         let slot = &mut self.slots[index as usize];
         let entry = slot.entry.insert(entry);
-        // Only now that the buffer stays where it is: moving a boxed one ends the life of earlier pointers into it.
+        // Only now does the buffer stay in its place: moving a boxed one invalidates earlier pointers into it.
         let start = (entry.address)(&mut entry.buffer);
         let (base, offset) = name(&entry.buffer, start, entry.buffer_offset);
         let batch = CUfileIOParams_anon_batch {
@@ -535,13 +535,13 @@ impl<B: IoBuf> Batch<B> {
     /// Waits until `min` entries are over, or `timeout` has passed, and returns at most `max` of them
     /// (`cuFileBatchIOGetStatus`).
     ///
-    /// `min` counts for no more than the entries in flight. Without a `timeout`, this waits as long as it
-    /// takes. After a failed submission, it then does not wait, because there may be nothing to wait for.
+    /// `min` is capped at the number of entries in flight. Without a `timeout`, this waits without limit. After
+    /// a failed submission, it then does not wait, because no entry may be left to wait for.
     ///
     /// # Errors
-    /// cuFile's error; [`Error::Forked`]. [`Error::InvalidInput`] if there is unregistered host memory in
-    /// flight, and this would not wait for all of it (see [`Batch`]): with a `timeout`, with fewer than
-    /// [`in_flight`](Self::in_flight) as `min` or `max`, or after a failed submission.
+    /// cuFile's error; [`Error::Forked`]. [`Error::InvalidInput`] if unregistered host memory is in flight and
+    /// this call would not wait for all of it (see [`Batch`]). That is the case with a `timeout`, with fewer
+    /// than [`in_flight`](Self::in_flight) as `min` or `max`, or after a failed submission.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     pub fn poll(&mut self, min: usize, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion<B>>> {
         let mut completions = Vec::new();
@@ -549,7 +549,8 @@ impl<B: IoBuf> Batch<B> {
         Ok(completions)
     }
 
-    /// As [`poll`](Self::poll), for a vector that is used again: appends, and returns how many.
+    /// Does what [`poll`](Self::poll) does, appends to a vector that the caller can reuse, and returns how many
+    /// it appended.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -567,8 +568,8 @@ impl<B: IoBuf> Batch<B> {
     /// Waits until every entry is over.
     ///
     /// # Errors
-    /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many are missing.
-    /// [`Error::InvalidInput`] after a failed submission, of which there may be nothing to wait for.
+    /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many are
+    /// missing. [`Error::InvalidInput`] after a failed submission, because no entry may be left to wait for.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);
@@ -582,8 +583,8 @@ impl<B: IoBuf> Batch<B> {
     /// [`in_flight`](Self::in_flight) says how many are not. Their buffers stay with the batch.
     ///
     /// # Errors
-    /// As [`wait_all`](Self::wait_all), and [`Error::InvalidInput`] if unregistered host memory is in flight, which can
-    /// only be waited for as a whole (see [`Batch`]).
+    /// As [`wait_all`](Self::wait_all), and [`Error::InvalidInput`] if unregistered host memory is in flight,
+    /// which can only be waited for together (see [`Batch`]).
     #[doc(alias = "cuFileBatchIOGetStatus")]
     pub fn wait_all_timeout(
         &mut self,
@@ -598,10 +599,10 @@ impl<B: IoBuf> Batch<B> {
 
     /// Cancels what is in flight (`cuFileBatchIOCancel`), destroys the batch, and gives every entry back.
     ///
-    /// A cancelled batch reports nothing any more and cannot be used again, which is why it is consumed.
-    /// Entries that were over before come with their results, others with [`Status::CANCELED`]: libcufile
-    /// does not tell how much of them was done. Entries whose completions came without their buffers come
-    /// again, with them. If libcufile cannot cancel, this waits for the entries instead.
+    /// Consumes the batch, because a cancelled batch reports no more entries and cannot be used again. Entries
+    /// that were over before come with their results, others with [`Status::CANCELED`]: libcufile does not tell
+    /// how many of their bytes it moved. Entries whose completions came without their buffers come again, with
+    /// them. If libcufile cannot cancel, this waits for the entries instead.
     ///
     /// ```compile_fail,E0382
     /// # use cufile::{Batch, Result};
@@ -621,7 +622,7 @@ impl<B: IoBuf> Batch<B> {
         self.cancel_in_place()
     }
 
-    /// As [`cancel`](Self::cancel). The batch can only be dropped then.
+    /// Does what [`cancel`](Self::cancel) does. Afterwards the batch can only be dropped.
     pub(crate) fn cancel_in_place(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);
         match self.end(|completion| completions.push(completion)) {
@@ -639,7 +640,7 @@ impl<B: IoBuf> Batch<B> {
                 completed(completion);
             }
         };
-        // An error here, also that of not being able to ask, shows again below.
+        // An error here, even of a call that libcufile refuses, shows again below.
         let _ = self.reap(0, self.in_flight, Some(Duration::ZERO), &mut with_buffer);
         if self.in_flight > 0
             && let Err(error) = self.cancel_raw()
@@ -693,7 +694,7 @@ impl<B> Batch<B> {
         if self.whole && (self.doubtful || min.min(max) < self.in_flight || timeout.is_some()) {
             return Err(Error::invalid(
                 GET_STATUS,
-                "with unregistered host memory, a batch can only be waited for as a whole; register the buffers",
+                "entries with unregistered host memory must be waited for together; register the buffers",
             ));
         }
         let min = if self.doubtful && timeout.is_none() { 0 } else { min.min(max) };
@@ -713,10 +714,10 @@ impl<B> Batch<B> {
         for index in 0..max.min(nr as usize) {
             let event = self.events[index];
             let status = Status(event.status);
-            if status.is_under_way() {
+            if status.is_in_flight() {
                 continue;
             }
-            // An event that belongs to no entry in flight says nothing about any.
+            // Ignores an event that belongs to no entry in flight.
             let Some(completion) = self.complete(event.cookie.addr(), status, event.ret as isize) else {
                 continue;
             };
@@ -730,7 +731,7 @@ impl<B> Batch<B> {
         Ok(count)
     }
 
-    /// Notes that nothing of the batch is in flight any more.
+    /// Notes that no entry of the batch is in flight any more.
     fn leave_traffic(&mut self) {
         let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
         traffic.batches -= 1;
@@ -738,7 +739,7 @@ impl<B> Batch<B> {
         self.whole = false;
     }
 
-    /// Fails after a submission of which libcufile may have begun a part, or nothing.
+    /// Fails after a failed submission, because libcufile may have begun a part of it.
     fn check_certain(&self, operation: &'static str) -> Result<()> {
         if self.doubtful {
             return Err(Error::invalid(operation, "an earlier submission to this batch failed; cancel it"));
@@ -748,8 +749,8 @@ impl<B> Batch<B> {
 
     /// Returns the completion of the entry in flight that the cookie belongs to.
     ///
-    /// Only [`Status::COMPLETE`] says that libcufile is done with the buffer: of an entry that failed or took too long, a
-    /// part may be under way. Its slot keeps the buffer, and another one takes its place.
+    /// Only [`Status::COMPLETE`] says that libcufile is done with the buffer: a part of an entry that failed or
+    /// took too long may be in flight. Its slot keeps the buffer, and another one takes its place.
     fn complete(&mut self, cookie: usize, status: Status, count: isize) -> Option<Completion<B>> {
         let (index, generation) = slot_of(cookie);
         let is_it = |slot: &&mut Slot<B>| slot.generation == generation && slot.failed.is_none();
@@ -763,7 +764,7 @@ impl<B> Batch<B> {
             return Some(Completion { id, status, result, buffer });
         }
         slot.failed = Some((status, count));
-        // There are no more than entries were submitted, each with memory of its own.
+        // At most one slot exists for each submitted entry, and each entry holds memory: a u32 counts them.
         self.free.push(self.slots.len() as u32);
         self.slots.push(Slot::EMPTY);
         Some(Completion { id, status, result, buffer: None })
@@ -819,14 +820,14 @@ impl<B> Batch<B> {
     }
 }
 
-/// Returns the time as C has it, of at most a century, so that no arithmetic overflows.
+/// Returns the time as a C struct, at most a century, so that no arithmetic overflows.
 fn time_of(timeout: Duration) -> timespec {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 86400);
     let timeout = timeout.min(CENTURY);
     timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }
 }
 
-/// Returns whether libcufile moves the memory on threads of its own that do not bear partial reports.
+/// Returns whether libcufile's own threads move the memory. Partial reports corrupt memory then.
 fn is_unregistered_host(buffer: &impl IoBuf) -> bool {
     buffer.is_host_accessible() && !buffer.is_registered()
 }
@@ -846,18 +847,19 @@ impl<B> Batch<B> {
     /// Waits until libcufile is done with the buffers of all entries, for at most `patience`, and destroys the batch. Returns
     /// whether that was done.
     pub(crate) fn settle(&mut self, patience: Option<Duration>) -> bool {
-        // A fork has no part in what its parent submitted.
+        // A forked child does not own what its parent submitted.
         if self.raw.is_null() || !self.driver.is_alive() {
             return true;
         }
         let waited = match patience {
-            // libcufile bears no wait that ends before unregistered host memory has been moved.
+            // libcufile corrupts memory if a wait ends before unregistered host memory has been moved.
             Some(patience) if !self.whole && !self.doubtful => self.drain_for(patience, drop),
             _ => self.drain(drop),
         };
-        // Waiting rather than cancelling: an entry's own event is the best proof that libcufile is done with its
-        // buffer, and half-done writes help nobody. Where events will not come, because libcufile cannot report or
-        // because of a failed submission, a successful cancel must do. It waits for what has begun, as destroying does.
+        // Waiting rather than cancelling: an entry's own event is the best proof that libcufile is done with
+        // its buffer, and half-done writes help no caller. Where no events come, because libcufile cannot
+        // report or a submission failed, a successful cancel is the proof. It waits for what has begun, as
+        // destroying does.
         let is_over = match waited {
             Ok(()) => self.in_flight == 0,
             Err(_) => self.cancel_raw().is_ok(),
@@ -917,8 +919,8 @@ mod tests {
 
     #[test]
     fn only_entries_that_wait_or_were_begun_are_under_way() {
-        assert!(Status::WAITING.is_under_way() && Status::PENDING.is_under_way());
+        assert!(Status::WAITING.is_in_flight() && Status::PENDING.is_in_flight());
         let over = [Status::INVALID, Status::CANCELED, Status::COMPLETE, Status::TIMEOUT, Status::FAILED];
-        assert!(!over.iter().any(|status| status.is_under_way()));
+        assert!(!over.iter().any(|status| status.is_in_flight()));
     }
 }

@@ -28,17 +28,16 @@ bitflags::bitflags! {
     }
 }
 
-/// Memory registered with cuFile, which saves the direct paths from pinning it for each transfer.
+/// Memory registered with cuFile, which the direct paths need not pin again for each transfer.
 ///
-/// Owns the buffer and a reference to the driver, and deregisters before either ends, because freeing registered memory can
-/// deadlock with nvidia-fs. Device, mapped, pinned and other host memory can be registered; managed memory cannot. One
-/// registration may lie within another that starts elsewhere.
+/// Owns the buffer and a reference to the driver. Deregisters before either ends, because freeing registered memory
+/// can deadlock with nvidia-fs. Device, mapped, pinned and other host memory can be registered; managed memory
+/// cannot. One registration may lie within another that starts elsewhere.
 ///
-/// A borrow is registered for the length of a closure, by [`Driver::with_registered`] and
-/// [`Driver::with_registered_mut`].
+/// [`Driver::with_registered`] and [`Driver::with_registered_mut`] register a borrow while a closure runs.
 ///
-/// It is itself an [`IoBuf`], and so are its [parts](Self::slice_mut), which use the registration too and may be used
-/// by many threads at once:
+/// It is itself an [`IoBuf`], and so are its [parts](Self::slice_mut). Parts use the registration too, and many
+/// threads may use them at once:
 ///
 /// ```no_run
 /// use std::thread;
@@ -60,8 +59,8 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Borrowed memory is not taken, because a program that forgets the registration could free it while it is
-/// registered:
+/// Borrowed memory cannot be registered so, because a program that forgets the registration could free registered
+/// memory:
 ///
 /// ```compile_fail,E0597
 /// # use cufile::{Driver, RegisterFlags, RegisteredBuffer};
@@ -86,7 +85,7 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Nor can a part be read into while another use of the same bytes is possible:
+/// A file cannot be read into a part while the same bytes can be used otherwise:
 ///
 /// ```compile_fail,E0502
 /// # use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
@@ -112,7 +111,7 @@ impl<B: IoBuf + 'static> RegisteredBuffer<B> {
     /// Registers all of `buffer` (`cuFileBufRegister`).
     ///
     /// # Errors
-    /// cuFile's code, with what the memory is: `MEMORY_ALREADY_REGISTERED` if a registration starts at the same
+    /// cuFile's code, with the kind of memory: `MEMORY_ALREADY_REGISTERED` if a registration starts at the same
     /// address, `CUDA_MEMORY_TYPE_INVALID` for managed memory, `CUDA_POINTER_RANGE_ERROR` for more than the
     /// allocation, `INVALID_VALUE` for no bytes. [`Failed`] returns the buffer.
     #[doc(alias = "cuFileBufRegister")]
@@ -125,8 +124,8 @@ impl<B: IoBuf + 'static> RegisteredBuffer<B> {
 
 impl<B: IoBuf> RegisteredBuffer<B> {
     /// # Safety
-    /// So many bytes from the buffer's start must be its own, though they need not be memory yet. A registration of memory
-    /// that is not owned must be dropped or deregistered before the borrow ends.
+    /// So many bytes from the buffer's start must belong to it, though they need not be mapped yet. A
+    /// registration of memory that is not owned must be dropped or deregistered before the borrow ends.
     unsafe fn register_bytes(
         driver: &Driver,
         buffer: B,
@@ -154,7 +153,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         }
     }
 
-    /// Returns the buffer. It cannot be had as `&mut B`, through which another one could be put in its place.
+    /// Returns the buffer. There is no `&mut B`, because a caller could swap another buffer in.
     pub fn get(&self) -> &B {
         &self.buffer
     }
@@ -164,7 +163,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         &self.driver
     }
 
-    /// Returns the bytes in `range`. Any number of threads may write them to files at once.
+    /// Returns the bytes in `range`, from which any number of threads may write to files at once.
     ///
     /// # Panics
     /// If the range goes beyond the buffer, as for a slice.
@@ -175,7 +174,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     /// Copies bytes from `offset_bytes` to host memory.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; CUDA's error.
+    /// [`Error::InvalidInput`] if the range goes beyond the buffer; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         // SAFETY: an `IoBuf` is accessible as it says, and nothing writes it while it is borrowed.
@@ -202,7 +201,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     fn deregister_raw(&self) -> Result<()> {
         self.driver.check_alive()?;
         let _entered = self.buffer.context().map(|context| context.enter(self.driver.cuda())).transpose()?;
-        // SAFETY: registered in `register_bytes`; ownership or `&mut` says that no transfer is under way.
+        // SAFETY: registered in `register_bytes`; ownership or `&mut` proves that no transfer is in flight.
         check("cuFileBufDeregister", unsafe {
             (self.driver.library().functions().cuFileBufDeregister)(base(&*self.buffer))
         })
@@ -221,13 +220,12 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
     /// Returns two disjoint parts: the first `mid_bytes` bytes, and the rest.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the buffer has fewer bytes.
     pub fn split_at_mut(&mut self, mid_bytes: usize) -> (BufSliceMut<'_>, BufSliceMut<'_>) {
         self.slice_mut(..).split_at(mid_bytes)
     }
 
-    /// Returns disjoint parts of `len_bytes` each, the last one maybe shorter, which may be used from several
-    /// threads.
+    /// Returns disjoint parts of `len_bytes` each, for use on several threads. The last one may be shorter.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
@@ -246,7 +244,7 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
         unsafe { copy_from_host(self.driver.cuda(), part, offset_bytes, source) }
     }
 
-    /// Sets every byte and waits until it is done.
+    /// Sets every byte and waits for CUDA to finish.
     ///
     /// # Errors
     /// CUDA's error.
@@ -280,8 +278,8 @@ impl Driver {
     ///
     /// # Errors
     /// As [`RegisteredBuffer::register`]. cuFile's error if it refused to deregister the memory after `work`:
-    /// the result of `work` is dropped then, and freeing the memory can deadlock with nvidia-fs. If `work`
-    /// panics, that goes unnoticed.
+    /// this drops the result of `work` then, and freeing the memory can deadlock with nvidia-fs. If `work`
+    /// panics, this ignores the refusal.
     #[doc(alias = "cuFileBufRegister")]
     #[doc(alias = "cuFileBufDeregister")]
     pub fn with_registered<R>(
@@ -343,8 +341,8 @@ impl Driver {
 }
 
 impl RegisteredBuffer<MappedBuffer> {
-    /// Registers the whole reserved range, of which only a part need be mapped (`cuFileBufRegister`): what is
-    /// [mapped later](Self::grow) is registered already.
+    /// Registers the whole reserved range, even where it is not mapped yet (`cuFileBufRegister`). Memory
+    /// [mapped later](Self::grow) is then registered already.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -372,7 +370,9 @@ impl RegisteredBuffer<MappedBuffer> {
             let registered = self.registered_bytes;
             return Err(Error::invalid(
                 "grow",
-                format!("{additional_bytes} more bytes, where {room} are left of {registered} registered"),
+                format!(
+                    "{additional_bytes} more bytes, but only {room} of the {registered} registered bytes are left"
+                ),
             ));
         }
         self.buffer.grow(additional_bytes)
@@ -381,9 +381,9 @@ impl RegisteredBuffer<MappedBuffer> {
 
 impl<B: IoBuf> Drop for RegisteredBuffer<B> {
     fn drop(&mut self) {
-        // `deregister` returns the error.
+        // Ignored here; `deregister` returns the error.
         let gone = match self.deregister_raw() {
-            // A fork has no part in the registration.
+            // A forked child does not own the registration.
             Ok(()) | Err(Error::Forked) => true,
             Err(error) => matches!(
                 error.op_error(),
@@ -391,8 +391,8 @@ impl<B: IoBuf> Drop for RegisteredBuffer<B> {
             ),
         };
         if gone {
-            // What is still registered is leaked instead.
-            // SAFETY: dropped here alone, and not used afterwards.
+            // Memory that is still registered leaks instead. SAFETY: dropped here alone, and not used
+            // afterwards.
             unsafe { ManuallyDrop::drop(&mut self.buffer) };
         }
     }
@@ -444,17 +444,17 @@ fn base(buffer: &impl IoBuf) -> *const c_void {
     buffer.as_ptr().cast()
 }
 
-/// Adds to an error what libcufile refused, and why if that is known. The buffer's context is current.
+/// Adds to an error the memory that libcufile refused, and the reason if known. The buffer's context must be current.
 fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> Error {
     let address = base(buffer);
-    // Without a context the question would make one.
+    // Without a context, the query would make one.
     let kind = buffer.context().map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |_| kind(cuda, address));
     let advice = advice(error.op_error(), kind, len_bytes, || allocated_after(cuda, address));
     let kind = kind_name(kind, buffer.is_host_accessible());
     error.about(&format_args!("{len_bytes} bytes of {kind} at {address:p}")).advise(advice)
 }
 
-/// Returns what may help after this refusal; `left` returns the number of bytes to the end of the allocation.
+/// Returns advice on this refusal; `left` returns the number of bytes to the end of the allocation.
 fn advice(
     error: Option<OpError>,
     kind: cudaMemoryType,
@@ -462,7 +462,9 @@ fn advice(
     left: impl FnOnce() -> Option<usize>,
 ) -> String {
     match error {
-        Some(OpError::INVALID_VALUE) if len_bytes == 0 => "there is nothing to register".to_owned(),
+        Some(OpError::INVALID_VALUE) if len_bytes == 0 => {
+            "the buffer is empty; register at least one byte".to_owned()
+        }
         Some(OpError::CUDA_MEMORY_TYPE_INVALID) if kind == cudaMemoryType::cudaMemoryTypeManaged => {
             "cuFile registers no managed memory; transfer it unregistered, or use device or pinned memory"
                 .to_owned()
@@ -491,7 +493,7 @@ fn kind_name(kind: cudaMemoryType, is_host_accessible: bool) -> &'static str {
 
 fn kind(cuda: &Cuda, address: *const c_void) -> cudaMemoryType {
     let get = cuda.runtime().cudaPointerGetAttributes;
-    // SAFETY: a struct of numbers and pointers; the pointer outlives the call, and any address may be asked about.
+    // SAFETY: a struct of numbers and pointers; the pointer outlives the call, and CUDA accepts any address.
     let attributes: Result<cudaPointerAttributes> =
         unsafe { filled(|attributes| check_runtime("cudaPointerGetAttributes", get(attributes, address))) };
     attributes.map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |attributes| attributes.type_)
@@ -501,7 +503,7 @@ fn kind(cuda: &Cuda, address: *const c_void) -> cudaMemoryType {
 fn allocated_after(cuda: &Cuda, address: *const c_void) -> Option<usize> {
     let (mut start, mut len_bytes) = (0, 0);
     let address = address.addr();
-    // SAFETY: both outlive the call; any address may be asked about.
+    // SAFETY: both outlive the call; CUDA accepts any address.
     check_driver("cuMemGetAddressRange", unsafe {
         (cuda.driver().cuMemGetAddressRange_v2)(&mut start, &mut len_bytes, address as u64)
     })
@@ -519,7 +521,7 @@ mod tests {
     fn advice_fits_the_refusal_and_the_memory() {
         let (device, managed) = (Kind::cudaMemoryTypeDevice, Kind::cudaMemoryTypeManaged);
         for (error, kind, len_bytes, left, expected) in [
-            (Some(OpError::INVALID_VALUE), device, 0, None, "nothing to register"),
+            (Some(OpError::INVALID_VALUE), device, 0, None, "the buffer is empty"),
             (Some(OpError::INVALID_VALUE), device, 1, None, ""),
             (Some(OpError::CUDA_MEMORY_TYPE_INVALID), managed, 9, None, "no managed memory"),
             (Some(OpError::CUDA_MEMORY_TYPE_INVALID), device, 9, None, ""),

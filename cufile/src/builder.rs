@@ -1,4 +1,4 @@
-//! The builder of a driver: the libraries to open it with, and the settings to make before.
+//! The builder of a driver: its libraries, and the settings before it opens.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::params::{Param, Params, Slab, Value};
 
 /// The libraries and settings to open a driver with; see [`Driver::builder`].
 ///
-/// The settings hold for the process. They are made in the order of the calls, right before the driver opens,
-/// and stay if opening fails. No other builder sets or opens at the same time. Settings that others make by
-/// [`Library::params`], or in C code, can mix with these.
+/// The settings hold for the process. [`open`](Self::open) makes them in the order of the calls, right before the
+/// driver opens. They stay if opening fails. No other builder sets or opens at the same time. Settings by
+/// [`Library::params`] or by C code can mix with these.
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct DriverBuilder {
@@ -61,8 +61,8 @@ impl DriverBuilder {
     ///
     /// # Safety
     /// While the driver opens, no other thread of the process may read or change the environment, as for
-    /// [`std::env::set_var`]: threads of C libraries read it, too. The same holds for the next opening by others if this one
-    /// fails.
+    /// [`std::env::set_var`]. Threads of C libraries read it, too. If this opening fails, the same holds for
+    /// the next one by any code.
     #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
     pub unsafe fn log_file_path(self, path: impl Into<String>) -> Self {
         let path = path.into();
@@ -90,7 +90,7 @@ impl DriverBuilder {
         self.then("poll_mode", move |params| params.set_poll_mode(enabled, threshold_bytes))
     }
 
-    /// Sets the longest piece of a direct transfer in bytes, as [`Params::set_max_direct_io_size`].
+    /// Sets the longest part of a direct transfer in bytes, as [`Params::set_max_direct_io_size`].
     #[doc(alias = "cuFileDriverSetMaxDirectIOSize")]
     pub fn max_direct_io_size(self, size_bytes: u64) -> Self {
         self.then("max_direct_io_size", move |params| params.set_max_direct_io_size(size_bytes))
@@ -117,10 +117,11 @@ impl DriverBuilder {
         self
     }
 
-    /// Applies what is to be set and opens the driver.
+    /// Applies the settings and opens the driver.
     ///
     /// # Errors
-    /// The first setting that failed, by the name of its parameter or C function; else as [`Driver::open`].
+    /// The error of the first setting that failed, with the name of its parameter or C function; else as
+    /// [`Driver::open`].
     #[doc(alias = "cuFileDriverOpen")]
     pub fn open(self) -> Result<Driver> {
         // Before the settings, because some of them make libcufile initialise CUDA too.

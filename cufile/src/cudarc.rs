@@ -1,9 +1,9 @@
-//! Memory and streams of [cudarc's driver API](::cudarc::driver), by the feature `cudarc`.
+//! Memory and streams of [cudarc's driver API](::cudarc::driver), with the feature `cudarc`.
 //!
-//! cudarc orders what it does with a slice by streams and events that it keeps beside the memory. Transfers of files know
-//! nothing of those, so memory must be at rest when one begins: [`Synced`] waits for what cudarc has submitted, and holds
-//! the slice or the borrow, so that cudarc can submit nothing more until the transfer is over. Both crates must have loaded
-//! the same libcuda, as they do unless `CUDA_LIBRARY` names another than the dynamic loader finds.
+//! cudarc orders its work on a slice by streams and events that it keeps with the memory. File transfers do not know
+//! these, so no work may use the memory when a transfer begins. [`Synced`] waits for cudarc's submitted work. It
+//! holds the slice or the borrow, so that cudarc submits no more work until the transfer is over. Both crates must
+//! have loaded the same libcuda. They do unless `CUDA_LIBRARY` names another than the dynamic loader finds.
 //!
 //! ```no_run
 //! use cudarc::driver::CudaContext;
@@ -20,9 +20,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A part of a slice is a view, `Synced::new(weights.slice_mut(..1024))`. A [`Stream`] for stream-ordered transfers is
-//! made of cudarc's by [`Stream::from_cudarc`]; with [`Synced::in_its_stream`] this thread does not wait for it. Pinned
-//! memory of cudarc's is a slice of bytes that needs none of this: `PinnedHostSlice::as_mut_slice` waits itself.
+//! A part of a slice is a view, `Synced::new(weights.slice_mut(..1024))`. [`Stream::from_cudarc`] makes a [`Stream`]
+//! for stream-ordered transfers from cudarc's; with [`Synced::in_its_stream`] this thread does not wait for it.
+//! cudarc's pinned memory needs none of this: `PinnedHostSlice::as_mut_slice` waits itself and returns bytes.
 
 use std::sync::Arc;
 use std::{fmt, mem, ptr};
@@ -39,7 +39,7 @@ use crate::cuda::{Context, Cuda, Stream};
 use crate::error::{Error, Result};
 use crate::memory::{IoBuf, IoBufMut};
 
-/// A slice or view of cudarc's that no work of cudarc's uses any more.
+/// A cudarc slice or view that no submitted work of cudarc uses any more.
 ///
 /// `S` is a [`CudaSlice`], a [`CudaView`] or [`CudaViewMut`], or a borrow of one. Transfers that own their buffer take an
 /// owned `CudaSlice`, which [`into_inner`](Self::into_inner) gives back.
@@ -58,7 +58,7 @@ use crate::memory::{IoBuf, IoBufMut};
 /// # }
 /// ```
 ///
-/// nor use what is to be written:
+/// cudarc cannot use bytes that a read will write:
 ///
 /// ```compile_fail,E0502
 /// # use cufile::cudarc::Synced;
@@ -72,7 +72,7 @@ use crate::memory::{IoBuf, IoBufMut};
 /// # }
 /// ```
 ///
-/// and a file is not read into elements that not every byte is good for:
+/// A file cannot be read into elements for which not every bit pattern is valid:
 ///
 /// ```compile_fail,E0277
 /// # use cufile::cudarc::Synced;
@@ -91,12 +91,12 @@ pub struct Synced<S> {
 }
 
 impl<S: Slice> Synced<S> {
-    /// Waits for the slice's stream, and for the uses on other streams that cudarc keeps track of: those that write, and
-    /// those that read too if `S` lets a file be read into the memory. As cudarc's own calls do, it leaves the slice's
-    /// context current on the calling thread.
+    /// Waits for the slice's stream, and for uses on other streams that cudarc tracks. These are the writing
+    /// uses, and the reading ones too if a file can be read into `S`. Like cudarc's own calls, this leaves the
+    /// slice's context current on the calling thread.
     ///
-    /// If the caller has turned cudarc's tracking off (`CudaContext::disable_event_tracking`), it must wait
-    /// for other streams itself.
+    /// A caller that has turned cudarc's tracking off (`CudaContext::disable_event_tracking`) must wait for
+    /// other streams itself.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the memory belongs to another context than a primary one; CUDA's error, which may be
@@ -108,14 +108,14 @@ impl<S: Slice> Synced<S> {
         Ok(synced)
     }
 
-    /// As [`new`](Self::new), but only the slice's stream waits, for what other streams do with the slice: for transfers
-    /// in that very stream, which are then ordered without keeping this thread waiting.
+    /// Makes only the slice's stream wait for uses on other streams, unlike [`new`](Self::new), where this
+    /// thread waits. Use it for transfers in that very stream.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     ///
     /// # Safety
-    /// The first transfer must be ordered behind what is in the slice's stream now, for example by a
+    /// The first transfer must be ordered behind the present work of the slice's stream, for example by a
     /// [`Stream::from_cudarc`] of it.
     pub unsafe fn in_its_stream(slice: S) -> Result<Self> {
         Ok(Self::behind_its_stream(slice)?.0)
@@ -124,12 +124,12 @@ impl<S: Slice> Synced<S> {
     fn behind_its_stream(mut slice: S) -> Result<(Self, Arc<CudaStream>)> {
         let (stream, address, len_bytes) = slice.order_in_its_stream();
         let context = stream.context();
-        // What failed is kept there.
+        // cudarc keeps failures there.
         context.check_err().map_err(|error| failed("cuStreamWaitEvent", error))?;
         if !context.is_primary() {
             return Err(Error::invalid(
                 "Synced::new",
-                "the memory belongs to a context of its own, where transfers need the GPU's primary one",
+                "the memory is in another context than the GPU's primary one, which transfers need; use CudaContext::new",
             ));
         }
         // SAFETY: the slice keeps its stream, which keeps the context.
@@ -145,8 +145,8 @@ impl<S> Synced<S> {
     }
 }
 
-// SAFETY: the allocation stays where it is as long as the slice or its borrow, which is out of reach in here, and whose
-// work so far is done, or will be before the transfer by the promise to `in_its_stream`.
+// SAFETY: the allocation stays in place as long as the slice or its borrow, which this value keeps from other code.
+// Its work so far is done, or ends before the transfer by the promise to `in_its_stream`.
 unsafe impl<S: Slice> IoBuf for Synced<S> {
     fn as_ptr(&self) -> *const u8 {
         ptr::with_exposed_provenance(self.address as usize)
@@ -178,13 +178,14 @@ impl<S> fmt::Debug for Synced<S> {
     }
 }
 
-/// cudarc's slices and views, owned or borrowed. Nothing else can be one.
+/// A slice or view of cudarc, owned or borrowed. This trait is sealed.
 pub trait Slice: sealed::Slice {}
 
 impl<S: sealed::Slice> Slice for S {}
 
-/// Those that a file can be read into: they may be written, and every bit pattern is an element, which bytemuck's
-/// [`AnyBitPattern`] says of numbers, of `half`'s types by its feature `bytemuck`, and of what derives it.
+/// A slice or view that a file can be read into: it may be written, and every bit pattern is a valid element.
+/// bytemuck's [`AnyBitPattern`] marks such elements: numbers, `half`'s types with its feature `bytemuck`, and types
+/// that derive it.
 pub trait SliceMut: Slice {}
 
 impl<T: AnyBitPattern> SliceMut for CudaSlice<T> {}
@@ -208,8 +209,8 @@ macro_rules! slices {
                 let len_bytes = self.num_bytes();
                 let stream = self.stream().clone();
                 let (address, recorder) = self.$pointer(&stream);
-                // It would record a use that cudarc need not wait for: a transfer is over before cudarc has the slice
-                // back. And the record of a read takes the place of that of another stream's.
+                // It would record a use that cudarc need not wait for: a transfer is over before cudarc has the
+                // slice back. A read's record would also replace that of another stream.
                 mem::forget(recorder);
                 (stream, address, len_bytes)
             }
@@ -228,11 +229,11 @@ slices! {
 }
 
 impl Stream {
-    /// Returns a stream of cudarc's, which is kept alive. Dropping the value neither waits nor destroys.
+    /// Returns a stream that shares cudarc's and keeps it alive. Dropping the value neither waits nor destroys.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the stream's context is not the primary context of its GPU, as `cuda` knows it, or the
-    /// stream is cudarc's per-thread stream, which is another one on each thread; CUDA's error.
+    /// [`Error::InvalidInput`] if the stream's context is not its GPU's primary context in `cuda`, or if it is
+    /// cudarc's per-thread stream, which is another one on each thread. Also CUDA's error.
     pub fn from_cudarc(cuda: &Cuda, stream: Arc<CudaStream>) -> Result<Self> {
         const OPERATION: &str = "Stream::from_cudarc";
         const PER_THREAD: usize = 2;
@@ -240,10 +241,16 @@ impl Stream {
         let ordinal = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
         let device = cuda.device(ordinal)?;
         if device.context().as_raw().addr() != context.cu_ctx().addr() {
-            return Err(Error::invalid(OPERATION, "the stream is not of the GPU's primary context"));
+            return Err(Error::invalid(
+                OPERATION,
+                "the stream is not in the GPU's primary context; make its context by CudaContext::new",
+            ));
         }
         if stream.cu_stream().addr() == PER_THREAD {
-            return Err(Error::invalid(OPERATION, "the per-thread stream is another one on each thread"));
+            return Err(Error::invalid(
+                OPERATION,
+                "the per-thread stream is another one on each thread; use CudaContext::new_stream",
+            ));
         }
         Ok(Stream::lent(&device, stream))
     }

@@ -1,4 +1,4 @@
-//! The cuFile driver: opening, closing, and what holds for the whole process.
+//! The cuFile driver: opening, closing, and its properties.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::properties::DriverProperties;
 
 /// An open cuFile driver.
 ///
-/// A clone is another reference to the same opening; the last reference closes it. libcufile itself counts openings, so
-/// independent [`open`](Driver::open)s, also by C code in the same process, do not disturb each other.
+/// A clone is another reference to the same opening; the last reference closes it. libcufile itself counts openings.
+/// So independent [`open`](Driver::open)s, also by C code in the same process, do not disturb each other.
 ///
-/// After `fork` neither CUDA nor cuFile works in the child: every call is [`Error::Forked`] there, opening anew too, and
-/// dropping closes nothing. A child that needs them must be made before its parent loads [`Cuda`] and reads or sets
-/// [parameters](Library::params), or call `exec`.
+/// After `fork` neither CUDA nor cuFile works in the child: every call fails with [`Error::Forked`] there, even
+/// another opening, and dropping closes nothing. To use them in a child, fork before the parent loads [`Cuda`] and
+/// reads or sets [parameters](Library::params), or call `exec` in the child.
 #[derive(Clone)]
 pub struct Driver(Arc<Open>);
 
@@ -35,8 +35,9 @@ impl Driver {
     /// never return from opening.
     ///
     /// # Errors
-    /// [`Error::Load`] naming libcuda, libcudart or libcufile if one is missing, [`Error::NoDevice`], [`Error::Forked`]
-    /// in the child of a process that has loaded [`Cuda`] or used parameters, or the error of `cuFileDriverOpen`.
+    /// [`Error::Load`] naming libcuda, libcudart or libcufile if one is missing; [`Error::NoDevice`]; or the
+    /// error of `cuFileDriverOpen`. [`Error::Forked`] in the child of a process that has loaded [`Cuda`] or
+    /// used parameters.
     #[doc(alias = "cuFileDriverOpen")]
     pub fn open() -> Result<Self> {
         Self::builder().open()
@@ -47,12 +48,12 @@ impl Driver {
         DriverBuilder::default()
     }
 
-    /// Opens the driver, with libcuda there and initialised. The caller makes sure that no other opens at the
-    /// same time.
+    /// Opens the driver. libcuda must be loaded and initialised. The caller makes sure that no other thread
+    /// opens at the same time.
     pub(crate) fn open_with(library: Library, cuda: Cuda) -> Result<Self> {
         let turn = one_at_a_time()?;
         let asked = opened::ask_first(&library);
-        // SAFETY: `cuda` says that libcuda is there and initialised, without which the call might not return.
+        // SAFETY: `cuda` proves that libcuda is loaded and initialised; otherwise the call might not return.
         check("cuFileDriverOpen", unsafe { (library.functions().cuFileDriverOpen)() }).map_err(|error| {
             let advice = "without the nvidia-fs module, allow the compatibility mode in cufile.json";
             if not_open(&error) { error.advise(advice.into()) } else { error }
@@ -60,7 +61,7 @@ impl Driver {
         drop(turn);
         if let Err(error) = asked.and_then(|asked| opened::add(&library, asked)) {
             let _turn = one_at_a_time()?;
-            // SAFETY: balances the opening. That closing failed, too, would tell nothing more.
+            // SAFETY: balances the opening. A failure to close would add no information.
             let _ = unsafe { (library.functions().cuFileDriverClose_v2)() };
             return Err(error);
         }
@@ -100,13 +101,13 @@ impl Driver {
         Ok(u64::try_from(count).unwrap_or(0))
     }
 
-    /// Returns what the driver supports and is set to (`cuFileDriverGetProperties`).
+    /// Returns the driver's features and settings (`cuFileDriverGetProperties`).
     ///
     /// An open driver has no setters, because libcufile ignores them. [`DriverBuilder`] sets before opening.
     ///
-    /// Up to cuFile 1.16 these are the properties that libcufile had when the first driver of the process opened, with the
-    /// parameters of that opening: there, to read them again makes libcufile forget parameters, or ends the process while
-    /// another thread transfers.
+    /// Up to cuFile 1.16 these are the properties that libcufile had when the first driver of the process
+    /// opened, with the parameters of that opening. Reading them again there makes libcufile forget parameters,
+    /// or ends the process while another thread transfers.
     ///
     /// # Errors
     /// libcufile's error.
@@ -121,12 +122,12 @@ impl Driver {
         &self.0.library
     }
 
-    /// Returns the CUDA that was found before opening.
+    /// Returns the CUDA that the driver uses.
     pub fn cuda(&self) -> &Cuda {
         &self.0.cuda
     }
 
-    /// Fails in a fork of the process that opened the driver.
+    /// Fails in a forked child of the process that opened the driver.
     #[inline]
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.is_alive() { Ok(()) } else { Err(Error::Forked) }
@@ -138,7 +139,7 @@ impl Driver {
     }
 }
 
-/// Returns whether libcufile's code is that the driver is not initialised.
+/// Returns whether libcufile's code means that the driver is not initialised.
 fn not_open(error: &Error) -> bool {
     error.op_error() == Some(OpError::DRIVER_NOT_INITIALIZED)
 }
@@ -157,7 +158,7 @@ impl Open {
         // SAFETY: balances the opening in `Driver::open_with`; what needs an open driver holds a reference.
         check("cuFileDriverClose", unsafe { (self.library.functions().cuFileDriverClose_v2)() }).map_err(
             |error| {
-                let advice = "somebody else has closed it";
+                let advice = "other code in this process has closed it";
                 if not_open(&error) { error.advise(advice.into()) } else { error }
             },
         )?;
@@ -170,7 +171,7 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         if !self.closed {
-            // `Driver::close` returns the error.
+            // Ignored here; `Driver::close` returns the error.
             let _ = self.close();
         }
     }

@@ -14,23 +14,23 @@ use crate::Version;
 /// The result of a call into cuFile or CUDA.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failed call: what was attempted, and the error of the library, CUDA or the operating system.
+/// A failed call, with the error of libcufile, CUDA or the operating system.
 ///
-/// Its text is complete: it has the text of the cause, so [`source`](std::error::Error::source) names none. Paths are shown
-/// quoted, with control characters escaped.
+/// Its text includes that of the cause, so [`source`](std::error::Error::source) returns none. It quotes paths and
+/// escapes their control characters.
 #[derive(Debug, thiserror::Error)]
 #[doc(alias = "CUfileError_t")]
 #[non_exhaustive]
 pub enum Error {
-    /// cuFile refused or failed an operation with a code of its own.
+    /// libcufile refused or failed an operation with one of cuFile's codes.
     #[error("{operation}: {code}{}{}", Cuda(*.cuda), Remedy(.code.remedy(), .advice.as_deref()))]
     #[non_exhaustive]
     CuFile {
-        /// The C function, and where it helps the file or buffer.
+        /// The C function and, where it helps, the file or buffer.
         operation: Cow<'static, str>,
         /// cuFile's code.
         code: OpError,
-        /// The CUDA error behind it, where the library gave one.
+        /// The CUDA error behind it, if libcufile returned one.
         cuda: Option<CUresult>,
         /// The known facts about the file or buffer that explain the code.
         advice: Option<Box<str>>,
@@ -39,17 +39,18 @@ pub enum Error {
     #[error("{operation}: {source}")]
     #[non_exhaustive]
     Io {
-        /// The call that failed, and where it helps the file.
+        /// The failed call and, where it helps, the file.
         operation: Cow<'static, str>,
         /// The errno.
-        // Raw, because thiserror would have `source` give it, whose text this one's has.
+        // Raw, because thiserror would return a field named `source` as the source, and its text would show
+        // twice.
         r#source: io::Error,
     },
     /// A call of the CUDA runtime failed.
     #[error("{operation}: {code:?} ({}){}", .code.as_raw(), Remedy(runtime_remedy(*.code), None))]
     #[non_exhaustive]
     CudaRuntime {
-        /// The C function, and where it helps what it was to do.
+        /// The C function and, where it helps, its arguments.
         operation: Cow<'static, str>,
         /// CUDA's code.
         code: cudaError_t,
@@ -58,7 +59,7 @@ pub enum Error {
     #[error("{operation}: {code:?} ({})", .code.as_raw())]
     #[non_exhaustive]
     CudaDriver {
-        /// The C function, and where it helps what it was to do.
+        /// The C function and, where it helps, its arguments.
         operation: Cow<'static, str>,
         /// CUDA's code.
         code: CUresult,
@@ -67,7 +68,7 @@ pub enum Error {
     #[error("{operation}: the transfer failed; libcufile gave no code (see its log file)")]
     #[non_exhaustive]
     Unspecified {
-        /// The C function, and where it helps the file.
+        /// The C function and, where it helps, the file.
         operation: Cow<'static, str>,
     },
     /// A shared library could not be loaded.
@@ -87,7 +88,7 @@ pub enum Error {
         /// The loaded version.
         loaded: Version,
     },
-    /// An argument that would make the call unsound or that the library would misread.
+    /// An argument that would make the call unsound or that libcufile would misread.
     #[error("{operation}: {problem}")]
     #[non_exhaustive]
     InvalidInput {
@@ -96,7 +97,7 @@ pub enum Error {
         /// The problem with the argument.
         problem: Cow<'static, str>,
     },
-    /// Something still uses what was to be closed.
+    /// An object that was to be closed is still in use.
     #[error("{what} is still used by {users} others")]
     #[non_exhaustive]
     InUse {
@@ -200,7 +201,7 @@ impl Error {
         }
     }
 
-    /// cuFile's code, if it is one.
+    /// Returns cuFile's code, if the error has one.
     #[doc(alias = "IS_CUFILE_ERR")]
     pub fn op_error(&self) -> Option<OpError> {
         match self {
@@ -222,7 +223,7 @@ impl Error {
         self
     }
 
-    /// Adds what explains a cuFile code.
+    /// Adds an explanation of a cuFile code.
     pub(crate) fn advise(mut self, text: String) -> Self {
         if let Error::CuFile { advice, .. } = &mut self {
             *advice = (!text.is_empty()).then(|| text.into());
@@ -236,7 +237,7 @@ impl Error {
 }
 
 impl From<Error> for io::Error {
-    /// Keeps an errno as it was; anything else keeps its text under a fitting kind.
+    /// Keeps an errno; any other error keeps its text under a fitting kind.
     fn from(error: Error) -> Self {
         let kind = error.io_kind();
         match error {
@@ -246,11 +247,12 @@ impl From<Error> for io::Error {
     }
 }
 
-/// A result as one of C's three forms has it.
+/// A result in one of C's three forms.
 pub(crate) enum Raw {
-    /// A call's status.
+    /// The status of a call.
     Status(CUfileError_t),
-    /// The return value of a transfer, and errno right after it, 0 before it, which only counts if the value is −1.
+    /// The return value of a transfer, and errno right after it. errno counts only if the value is −1 (it was 0
+    /// before the call).
     Transfer(isize, i32),
     /// The byte count of a stream-ordered or batch operation, for which there is no errno.
     Completion(isize),
@@ -309,7 +311,7 @@ pub(crate) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Makes an errno that a call leaves behind its own.
+/// Clears errno, so that a value after the next call is that call's.
 pub(crate) fn clear_errno() {
     // SAFETY: the location is the calling thread's, and valid for as long as it lives.
     unsafe { *libc::__errno_location() = 0 };
@@ -341,7 +343,7 @@ struct Remedy<'a>(Option<&'static str>, Option<&'a str>);
 
 impl fmt::Display for Remedy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What is known of this file beats what usually helps.
+        // Advice about this very file beats the usual remedy.
         match self.1.or(self.0) {
             Some(text) => write!(f, "; {text}"),
             None => Ok(()),
@@ -608,7 +610,7 @@ mod tests {
     fn every_code_of_the_library_has_a_constant_here() {
         let named = (1..7000).map(OpError::from_raw).filter(|code| code.name().is_some());
         let missing: Vec<_> = named.filter(|code| !OpError::ALL.contains(code)).collect();
-        // The end marker is no error of its own.
+        // The end marker is not an error.
         assert_eq!(missing, [OpError(CUfileOpError::CU_FILE_IO_MAX_ERROR.as_raw() as i32)]);
     }
 }

@@ -5,7 +5,7 @@ use std::{error, fmt, io};
 
 use crate::error::Error;
 
-/// A call that failed, and the value that it was given.
+/// The error of a failed call, and the value that the call took.
 ///
 /// It converts into [`Error`] and [`io::Error`], dropping the value, so that `?` works. [`into_parts`](Self::into_parts)
 /// returns both:
@@ -35,7 +35,7 @@ pub struct Failed<T, E = Error> {
 unsafe impl<T: Send, E: Sync> Sync for Failed<T, E> {}
 
 impl<T, E> Failed<T, E> {
-    /// Puts an error and the value that is given back together.
+    /// Makes the error of a call that gives `value` back.
     pub fn new(error: E, value: T) -> Self {
         Self { error, value }
     }
@@ -50,7 +50,7 @@ impl<T, E> Failed<T, E> {
         self.value
     }
 
-    /// Changes the value.
+    /// Returns the same error with the value changed.
     pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Failed<U, E> {
         Failed { error: self.error, value: change(self.value) }
     }

@@ -1,4 +1,4 @@
-//! The properties of a file that decide how cuFile treats it.
+//! The properties of a file on which cuFile's treatment depends.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -10,19 +10,21 @@ use std::path::{Path, PathBuf};
 use crate::Version;
 use crate::error::{Error, OpError, Result};
 
-/// The properties of a file and the way it was opened. The kernel is asked once; the fields say what may change.
+/// The properties of a file and its open flags, as the kernel reported them at one time. The fields name what may
+/// change.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FileProperties {
     /// Regular file, directory, …
     pub file_type: FileType,
-    /// The flags of `open` as `F_GETFL` gives them: `O_RDWR`, `O_DIRECT`, … `fcntl` may change some.
+    /// The flags of `open` from `F_GETFL`: `O_RDWR`, `O_DIRECT`, … `fcntl` may change some.
     pub open_flags: c_int,
-    /// The alignment that `O_DIRECT` transfers need; `None` where the file system has none or does not say.
+    /// The alignment that `O_DIRECT` transfers need; `None` where the file system has no `O_DIRECT` or does not
+    /// report it.
     pub direct_io: Option<DirectIoAlignment>,
     /// The file system's type as in `/proc/self/mountinfo`: `ext4`, `tmpfs`, `overlay`, …
     pub file_system: String,
-    /// Major and minor number of the device; major 0 where the file system is on no block device.
+    /// Major and minor number of the device; major 0 if the file system is on no block device.
     pub device: (u32, u32),
     /// True if udev describes the block device, as cuFile needs it; `None` without a block device.
     pub udev_record: Option<bool>,
@@ -52,7 +54,7 @@ pub struct DirectIoAlignment {
 }
 
 impl DirectIoAlignment {
-    /// Returns `None` if the kernel does not tell, or tells that there is no `O_DIRECT`.
+    /// Returns `None` if the kernel reports no alignment, or no `O_DIRECT`.
     fn of(stat: &libc::statx) -> Option<Self> {
         let (memory_bytes, offset_bytes) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
         let is_told = stat.stx_mask & libc::STATX_DIOALIGN != 0 && offset_bytes != 0;
@@ -95,12 +97,12 @@ impl FileProperties {
         self.udev_record.map(|_| udev_path(self.device))
     }
 
-    /// Explains why libcufile of this version refused to register the file. Returns an empty string if
-    /// nothing about the file explains it.
+    /// Explains why libcufile of this version refused to register the file. Returns an empty string if no
+    /// property of the file explains it.
     pub(crate) fn explain(&self, code: OpError, version: Version) -> String {
         let (major, minor) = self.device;
         if self.file_type != FileType::Regular {
-            return format!("it is a {}, and cuFile takes regular files", self.file_type);
+            return format!("it is a {}; cuFile registers regular files", self.file_type);
         }
         let refused: Vec<&str> = [
             (libc::O_APPEND, "O_APPEND"),
@@ -114,7 +116,7 @@ impl FileProperties {
         if code == OpError::INVALID_FILE_OPEN_FLAG && !refused.is_empty() {
             return format!("open it without {}", refused.join(" and "));
         }
-        // The codes that 1.15 and newer, and older versions, give for a file system they do not accept.
+        // The codes of 1.15 and newer, and of older versions, for a file system that they do not accept.
         if ![OpError::HANDLE_NOT_REGISTERED, OpError::INTERNAL_ERROR].contains(&code) {
             return String::new();
         }
@@ -187,7 +189,7 @@ fn udev_path((major, minor): (u32, u32)) -> PathBuf {
     PathBuf::from(format!("/run/udev/data/b{major}:{minor}"))
 }
 
-/// Returns whether there is a record of a file system at this path.
+/// Returns whether udev's record at this path describes a file system.
 fn has_udev_record(path: &Path) -> bool {
     fs::read_to_string(path).is_ok_and(|record| record.contains("E:ID_FS_TYPE="))
 }
@@ -211,7 +213,7 @@ mod tests {
         assert!(!found.is_direct());
         assert_ne!(found.file_system, "unknown");
         assert_eq!(properties(&fs::File::open("/proc/self/stat").unwrap()).file_system, "proc");
-        // No flags at all are no failure.
+        // Empty flags are not a failure.
         let (reader, _writer) = io::pipe().unwrap();
         let pipe = FileProperties::of(&reader).unwrap();
         assert_eq!((pipe.file_type, pipe.open_flags), (FileType::Fifo, libc::O_RDONLY));

@@ -1,4 +1,4 @@
-//! Noticing that this process is a fork of the one that initialised CUDA.
+//! Detection of a fork after CUDA was initialised.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ pub(crate) fn generation() -> u32 {
     current()
 }
 
-/// Returns the generation without making sure that forks are counted: for a process that called [`generation`]
+/// Returns the generation without making sure that forks are counted: the process must have called [`generation`]
 /// before.
 pub(crate) fn current() -> u32 {
     GENERATION.load(Ordering::Relaxed)

@@ -19,11 +19,11 @@ use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 
 /// A file registered with cuFile (`CUfileHandle_t`).
 ///
-/// Owns its descriptor and a reference to the driver: the file is deregistered, then the descriptor closed, then the
-/// driver given up. Reads and writes are positional and take `&self`, so a handle can be shared by threads.
+/// Owns its descriptor and a reference to the driver. Dropping deregisters the file, then closes the descriptor, then
+/// releases the driver. Reads and writes are positional and take `&self`, so threads can share a handle.
 ///
-/// They are not ordered with any CUDA stream: synchronise before writing what a kernel made, and before a kernel of
-/// another stream uses what was read.
+/// They are not ordered with any CUDA stream. Synchronise before writing a kernel's output, and before a kernel of
+/// another stream uses bytes that were read.
 ///
 /// ```no_run
 /// # use cufile::{Driver, FileHandle};
@@ -47,12 +47,12 @@ pub(crate) enum File {
     Descriptor(OwnedFd),
     /// A descriptor that is borrowed for as long as the handle can be used.
     Borrowed(RawFd),
-    /// A userspace file system and its table of functions. Not a box, because moving a box claims sole access to what
-    /// it points to, and libcufile holds a pointer there.
+    /// A userspace file system and its table of functions. Not a box, because moving a box claims sole access
+    /// to its content, and libcufile holds a pointer there.
     Userspace(#[allow(dead_code, reason = "only to be kept alive")] Arc<dyn Any + Send + Sync>),
 }
 
-// SAFETY: cuFile's calls on a handle may be made from any thread (NVIDIA's guides share one between threads).
+// SAFETY: any thread may call cuFile on a handle (NVIDIA's guides share one between threads).
 unsafe impl Send for FileHandle {}
 // SAFETY: as above.
 unsafe impl Sync for FileHandle {}
@@ -60,18 +60,18 @@ unsafe impl Sync for FileHandle {}
 impl FileHandle {
     /// Registers an open file (`cuFileHandleRegister`).
     ///
-    /// `O_DIRECT` is what the direct paths need; without it, or where they do not exist, cuFile uses its compatibility
-    /// mode if that is allowed.
+    /// The direct paths need `O_DIRECT`. Without it, or without such a path, cuFile uses its compatibility mode
+    /// if that is allowed.
     ///
     /// # Errors
-    /// cuFile's code, with what explains it: the type of the file, its flags, its file system, a missing udev record.
-    /// [`Failed`] returns the descriptor.
+    /// cuFile's code, and the property of the file that explains it: its type, its flags, its file system, a
+    /// missing udev record. [`Failed`] returns the descriptor.
     #[doc(alias = "cuFileHandleRegister")]
     #[doc(alias = "CUfileDescr_t")]
     pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self, Failed<OwnedFd>> {
         let file = file.into();
         let descriptor = descriptor_of(file.as_raw_fd());
-        // SAFETY: the descriptor names the file that is handed over with it.
+        // SAFETY: the descriptor names the file, and `register_as` takes both.
         let registered = unsafe { Self::register_as(driver, descriptor, File::Descriptor(file)) };
         registered.map_err(|failed| {
             failed.map(|file| match file {
@@ -83,7 +83,7 @@ impl FileHandle {
 
     /// Registers an open file for as long as its descriptor is borrowed (`cuFileHandleRegister`).
     ///
-    /// A handle that is forgotten ([`mem::forget`]) stays registered, but nothing can use it.
+    /// A forgotten handle ([`mem::forget`]) stays registered, but no code can use it.
     ///
     /// ```no_run
     /// use std::os::fd::AsFd;
@@ -115,7 +115,7 @@ impl FileHandle {
     #[doc(alias = "cuFileHandleRegister")]
     pub fn register_borrowed<'fd>(driver: &Driver, file: BorrowedFd<'fd>) -> Result<BorrowedHandle<'fd>> {
         let (file, descriptor) = (File::Borrowed(file.as_raw_fd()), descriptor_of(file.as_raw_fd()));
-        // SAFETY: whoever uses the handle borrows the `BorrowedHandle`, which does not outlive the descriptor.
+        // SAFETY: each user of the handle borrows the `BorrowedHandle`, which does not outlive the descriptor.
         let handle = unsafe { Self::register_as(driver, descriptor, file) }?;
         Ok(BorrowedHandle { handle, descriptor: PhantomData })
     }
@@ -131,8 +131,8 @@ impl FileHandle {
             return Err(Failed::new(error, file));
         }
         let mut raw = ptr::null_mut();
-        // SAFETY: both outlive the call; what the descriptor refers to lives until the handle is deregistered, because
-        // `FileHandle` owns both.
+        // SAFETY: both outlive the call. `FileHandle` owns the file that the descriptor refers to until it has
+        // deregistered the handle.
         let status =
             unsafe { (driver.library().functions().cuFileHandleRegister)(&mut raw, &mut descriptor) };
         match check("cuFileHandleRegister", status) {
@@ -143,8 +143,8 @@ impl FileHandle {
 
     /// Reads into the whole buffer from `file_offset` in bytes (`cuFileRead`).
     ///
-    /// Returns the number of bytes read: fewer than asked for at the end of the file, 0 beyond it. The
-    /// contents of the buffer behind them are undefined.
+    /// Returns the number of bytes read: fewer than asked for at the end of the file, 0 beyond it. The rest of
+    /// the buffer is undefined.
     ///
     /// # Errors
     /// The error of cuFile or the operating system.
@@ -183,11 +183,11 @@ impl FileHandle {
         })
     }
 
-    /// Reads the whole buffer from `file_offset` in bytes, by as many calls of `cuFileRead` as it takes.
+    /// Reads the whole buffer from `file_offset` in bytes, with as many calls of `cuFileRead` as needed.
     ///
     /// # Errors
-    /// [`Error::Io`] of the kind [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before; else as
-    /// [`read_at`](Self::read_at). What is in the buffer then is undefined.
+    /// [`Error::Io`] of the kind [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before; else
+    /// as [`read_at`](Self::read_at). The contents of the buffer are undefined then.
     #[doc(alias = "cuFileRead")]
     pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, file_offset: u64) -> Result<()> {
         let len_bytes = buffer.len_bytes();
@@ -204,8 +204,8 @@ impl FileHandle {
         Ok(())
     }
 
-    /// Reads from `file_offset` in bytes into host memory that need not be initialised (`cuFileRead`). Returns the part that
-    /// was read: shorter than the buffer at the end of the file.
+    /// Reads from `file_offset` in bytes into host memory that need not be initialised (`cuFileRead`). Returns
+    /// the bytes read: fewer than the buffer has at the end of the file.
     ///
     /// ```no_run
     /// # use cufile::{Driver, FileHandle};
@@ -233,12 +233,12 @@ impl FileHandle {
         Ok(unsafe { slice::from_raw_parts_mut(ptr.cast(), done.min(len_bytes)) })
     }
 
-    /// Writes the whole buffer to `file_offset` in bytes, by as many calls of `cuFileWrite` as it takes. Mind
+    /// Writes the whole buffer to `file_offset` in bytes, with as many calls of `cuFileWrite` as needed. Mind
     /// [other writers](Self::write_at).
     ///
     /// # Errors
     /// [`Error::Io`] of the kind [`WriteZero`](io::ErrorKind::WriteZero) if libcufile writes no more; else as
-    /// [`write_at`](Self::write_at). How much was written then is unknown.
+    /// [`write_at`](Self::write_at). The number of bytes written is unknown then.
     #[doc(alias = "cuFileWrite")]
     pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, file_offset: u64) -> Result<()> {
         let len_bytes = buffer.len_bytes();
@@ -259,7 +259,7 @@ impl FileHandle {
             .about(&format_args!("{len_bytes} bytes at {at} of {}", self.file))
     }
 
-    /// Waits until what was written, and the file's length, are on the device (`fsync`).
+    /// Waits until the written bytes and the file's length are on the device (`fsync`).
     ///
     /// # Errors
     /// The kernel's error; [`Error::InvalidInput`] for a userspace file system, which has no descriptor.
@@ -283,9 +283,9 @@ impl FileHandle {
     ///
     /// # Other writers
     /// On a direct path, libcufile writes whole blocks of 4 KiB. Where a range begins or ends within a block,
-    /// it reads the block, changes it, and writes it back. Until the write has ended, nothing else may write
-    /// to a block that it touches, not even other bytes of it: no other call, batch, stream, descriptor,
-    /// mapping or process. Bytes written so may be lost, without an error.
+    /// it reads the block, changes it, and writes it back. Until the write has ended, nothing else may write to
+    /// these blocks, not even to other bytes of them: no other call, batch, stream, descriptor, mapping or
+    /// process. Such bytes may be lost without an error.
     ///
     /// # Errors
     /// The error of cuFile or the operating system.
@@ -311,7 +311,7 @@ impl FileHandle {
     ) -> Result<usize> {
         let span = Span::new("cuFileWrite", buffer, buffer_offset, len_bytes)?;
         self.transfer("cuFileWrite", span.context, file_offset, len_bytes, |at| {
-            // SAFETY: the handle is registered; the span lies in the buffer, which is borrowed meanwhile.
+            // SAFETY: the handle is registered; the span lies in the buffer, which is borrowed during the call.
             unsafe {
                 (self.driver.library().functions().cuFileWrite)(
                     self.raw,
@@ -324,7 +324,7 @@ impl FileHandle {
         })
     }
 
-    /// Checks what is the same for all transfers, makes the buffer's context current, and decodes the result.
+    /// Makes the checks common to all transfers, makes the buffer's context current, and decodes the result.
     #[inline]
     pub(crate) fn transfer(
         &self,
@@ -349,17 +349,17 @@ impl FileHandle {
         error.about(&format_args!("{len_bytes} bytes at {offset} of {}", self.file))
     }
 
-    /// Returns the file's name in errors: its path, its descriptor if it has none, or that it is of a userspace
-    /// file system.
+    /// Returns the file's name for errors: its path, or its descriptor without a path, or a note about a
+    /// userspace file system.
     pub(crate) fn name(&self) -> impl fmt::Display {
         &self.file
     }
 
-    /// Returns the file's properties and the way it was opened.
+    /// Returns the file's properties and open flags.
     ///
     /// # Errors
-    /// [`Error::Io`] with the kernel's error; [`Error::InvalidInput`] for a userspace file system, of whose
-    /// files the kernel knows nothing.
+    /// [`Error::Io`] with the kernel's error; [`Error::InvalidInput`] for a userspace file system, whose files
+    /// the kernel does not know.
     pub fn properties(&self) -> Result<FileProperties> {
         match self.descriptor() {
             Some(descriptor) => FileProperties::of(descriptor),
@@ -389,8 +389,8 @@ impl FileHandle {
         self.raw
     }
 
-    /// Deregisters the file and gives its descriptor back (`cuFileHandleDeregister`); a userspace file system, which
-    /// has none, is dropped.
+    /// Deregisters the file and gives its descriptor back (`cuFileHandleDeregister`). A userspace file system
+    /// has none; this drops its file.
     #[doc(alias = "cuFileHandleDeregister")]
     pub fn deregister(self) -> Option<OwnedFd> {
         self.deregister_raw();
@@ -405,8 +405,8 @@ impl FileHandle {
 
     fn deregister_raw(&self) {
         if self.driver.is_alive() {
-            // SAFETY: registered in `register_as` and deregistered once; what it refers to is still alive, and `&mut`
-            // or ownership says that no read or write is under way.
+            // SAFETY: registered in `register_as` and deregistered once. Its file is still alive, and `&mut` or
+            // ownership proves that no read or write is in flight.
             unsafe { (self.driver.library().functions().cuFileHandleDeregister)(self.raw) };
         }
     }
@@ -448,7 +448,7 @@ fn show(file: RawFd, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// A [`FileHandle`] whose descriptor is borrowed, from [`FileHandle::register_borrowed`].
 ///
-/// Only a reference to the handle can be had, so that it does not outlive the descriptor.
+/// Gives only references to the handle, so that it does not outlive the descriptor.
 #[derive(Debug)]
 pub struct BorrowedHandle<'fd> {
     handle: FileHandle,
@@ -463,7 +463,7 @@ impl Deref for BorrowedHandle<'_> {
     }
 }
 
-/// Returns what C is to register.
+/// Returns C's description of the file to register.
 fn descriptor_of(file: RawFd) -> CUfileDescr_t {
     // SAFETY: all-zero is a valid descriptor: null pointers and integers.
     let mut descriptor: CUfileDescr_t = unsafe { mem::zeroed() };

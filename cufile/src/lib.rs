@@ -1,8 +1,8 @@
 //! NVIDIA cuFile (GPUDirect Storage) in safe Rust: one item for each C entry point.
 //!
-//! Files are read into and written from GPU memory by libcufile, which is loaded at run time: a program builds and
-//! starts anywhere, and [`Driver::open`] says what is missing. Every libcufile from 1.11 on works; what the loaded one
-//! lacks is [`Error::Unsupported`].
+//! libcufile moves bytes between files and GPU memory. This crate loads it at run time: a program builds and starts
+//! anywhere, and [`Driver::open`] names what is missing. Every libcufile from 1.11 on works. Functions missing from
+//! the loaded version return [`Error::Unsupported`].
 //!
 //! ```no_run
 //! use cufile::{Driver, FileHandle};
@@ -17,19 +17,20 @@
 //! ```
 //!
 //! An overview:
-//! - [`Driver`]: opening, closing, and what holds for the whole process;
-//! - [`params`] and [`stats`]: what libcufile is set to, and what it counts;
+//! - [`Driver`]: opens and closes the driver, and reports its properties;
+//! - [`params`] and [`stats`]: libcufile's settings and counters;
 //! - [`FileHandle`]: a registered file, its reads and writes;
-//! - [`IoBuf`] and [`IoBufMut`]: what can be read into and written from, and parts of it; [`RegisteredBuffer`]:
-//!   registered once, used often;
+//! - [`IoBuf`] and [`IoBufMut`]: memory for transfers, and parts of it; [`RegisteredBuffer`]: memory registered once
+//!   and used often;
 //! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many with one call; [`OwnedPart`]: one buffer
 //!   for many of them; [`scope`]: both with borrowed buffers;
-//! - [`cuda`]: device memory and streams, for programs that use no other CUDA crate; by the feature `cudarc`, memory and
-//!   streams of that crate;
-//! - [`Error`]: what went wrong, with cuFile's code, errno or CUDA's code; [`Failed`]: an error that returns what a call took;
-//! - [`Library`]: which libcufile, and what it supports.
+//! - [`cuda`]: device memory and streams, for programs that use no other CUDA crate; with the feature `cudarc`, that
+//!   crate's memory and streams;
+//! - [`Error`]: a failed call, with cuFile's code, errno or CUDA's code; [`Failed`]: an error that returns the call's
+//!   arguments;
+//! - [`Library`]: a loaded libcufile, its version and its features.
 //!
-//! This crate adds no threads and no policy. The crate `gpufile` above it falls back, stages and splits.
+//! This crate adds no threads and no policy. The crate `gpufile`, built on this one, falls back, stages and splits.
 
 #![warn(missing_debug_implementations)]
 

@@ -1,4 +1,4 @@
-//! The libcufile that is used, its version, and what it supports.
+//! A loaded libcufile, its version, and its features.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,7 +19,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// From `cuFileGetVersion`'s 1000 × major + 10 × minor.
+    /// Makes the version from `cuFileGetVersion`'s 1000 × major + 10 × minor.
     pub(crate) const fn from_raw(raw: i32) -> Self {
         let raw = raw.unsigned_abs();
         Self { major: raw / 1000, minor: raw % 1000 / 10 }
@@ -36,7 +36,7 @@ impl fmt::Display for Version {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
-    /// Parameters can be read and set by program. Since cuFile 1.14.
+    /// Reading and setting parameters by program. Since cuFile 1.14.
     Parameters,
     /// Limits of parameters, and the POSIX pool's slabs. Since cuFile 1.15.
     ParameterLimits,
@@ -62,9 +62,9 @@ struct Loaded {
 }
 
 impl Library {
-    /// Returns the process's libcufile: found on the first call, the same from then on. A failure is tried again.
+    /// Returns the process's libcufile. The first call that succeeds loads it; later calls return the same one.
     ///
-    /// It trusts the environment, as [`cuda_rt_sys::loader`] says: `CUFILE_LIBRARY` names the file to load.
+    /// It trusts the environment, as [`cuda_rt_sys::loader`] explains: `CUFILE_LIBRARY` names the file to load.
     ///
     /// # Errors
     /// [`Error::Load`] with every file tried.
@@ -90,8 +90,8 @@ impl Library {
     /// [`Error::Load`] if it cannot be loaded or is no libcufile.
     ///
     /// # Safety
-    /// The file must be libcufile, or a library that keeps to its contract: loading it runs its initialisers, and safe code
-    /// calls its functions.
+    /// The file must be libcufile, or a library with the same contract: loading it runs its initialisers, and
+    /// safe code calls its functions.
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self> {
         // SAFETY: the caller's promise.
         Self::from_sys(unsafe { cufile_sys::Library::load_from(path) }?)
@@ -139,7 +139,7 @@ impl Library {
         self.0.sys.functions()
     }
 
-    /// Returns whether handles of one are valid in the other: a file may have been loaded, and wrapped, twice.
+    /// Returns whether handles of one are valid in the other: a program may load, and wrap, one file twice.
     pub(crate) fn is(&self, other: &Self) -> bool {
         ptr::fn_addr_eq(self.functions().cuFileHandleRegister, other.functions().cuFileHandleRegister)
     }
@@ -153,19 +153,19 @@ impl Library {
     }
 }
 
-/// Held around each call of libcufile that sets or reads parameters, reads properties, opens or closes: 1.11 to 1.15
-/// corrupt their heap if two threads make such calls at a time.
+/// Takes a lock for each call of libcufile that sets or reads parameters, reads properties, opens or closes. 1.11 to
+/// 1.15 corrupt their heap if two threads make such calls at a time.
 ///
 /// # Errors
-/// [`Error::Forked`] in the child of a process that made such a call, where this lock, and those of libcufile, may be held
-/// for ever.
+/// [`Error::Forked`] in the child of a process that made such a call. There, this lock and those of libcufile may
+/// stay locked for ever.
 pub(crate) fn one_at_a_time() -> Result<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     lock_unless_forked(&TURN)
 }
 
-/// Held while a [`DriverBuilder`](crate::DriverBuilder) sets and opens: settings belong to the process, so that those of
-/// two openings would mix. It is taken before [`one_at_a_time`], never after it.
+/// Takes a lock for a [`DriverBuilder`](crate::DriverBuilder) that sets and opens. Settings belong to the process, so
+/// those of two openings would mix. The caller takes it before [`one_at_a_time`], never after it.
 ///
 /// # Errors
 /// As [`one_at_a_time`].

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use crate::cuda::Context;
 use crate::error::{Error, Result};
 
-/// Memory that bytes can be written to a file from: host or device memory of any origin.
+/// Memory whose bytes can be written to a file: host or device memory of any origin.
 ///
 /// Implemented for slices and vectors of bytes, for the buffers of [`cuda`](crate::cuda), for
 /// [`RegisteredBuffer`](crate::RegisteredBuffer), for parts of them, and behind a reference, [`Box`] or [`Arc`].
 ///
-/// A type that does not say which memory it is does not compile:
+/// A type without [`is_host_accessible`](Self::is_host_accessible) does not compile:
 ///
 /// ```compile_fail,E0046
 /// struct Bytes(Box<[u8]>);
@@ -31,17 +31,17 @@ use crate::error::{Error, Result};
 ///
 /// # Safety
 /// Safe code here relies on every method of this trait. An implementation must keep each of these promises from the
-/// first use of the value as a buffer until it is dropped; they hold for ever if it is forgotten:
+/// first use of the value as a buffer until it is dropped. If it is forgotten, they hold for ever:
 ///
-/// - Every method gives the same answer each time. Neither moving the value, nor what can be done with a shared reference
-///   to it, changes an answer. What else can be done with a mutable reference may change answers.
+/// - Every method gives the same answer each time. Moving the value, or using a shared reference to it, changes no
+///   answer. Other uses of a mutable reference may change answers.
 /// - The [`len_bytes`](Self::len_bytes) bytes from [`as_ptr`](Self::as_ptr) on lie in one allocation, which is not freed.
 ///   If there are any, the host or CUDA can read them, from any thread.
 /// - While the value is borrowed, nothing writes these bytes, except libcufile and CUDA for the borrower.
 /// - If [`is_host_accessible`](Self::is_host_accessible) is true, all bytes are initialised, and the host can read them
 ///   like any memory. If it is false, CUDA allocated them, and the CUDA runtime can copy them.
-/// - [`base_offset`](Self::base_offset) bytes before the first one lies the address that cuFile knows the memory by, in the
-///   same allocation.
+/// - [`base_offset`](Self::base_offset) bytes before the first one lies the address under which cuFile knows the
+///   memory, in the same allocation.
 /// - If [`is_registered`](Self::is_registered) is true, that address is registered with cuFile, and the registration covers
 ///   all of the bytes.
 /// - [`context`](Self::context) is a valid context of the memory. Memory that the host cannot access has one.
@@ -53,47 +53,49 @@ pub unsafe trait IoBuf {
     /// Returns the first byte's address.
     fn as_ptr(&self) -> *const u8;
 
-    /// Returns how many bytes there are.
+    /// Returns the number of bytes.
     fn len_bytes(&self) -> usize;
 
-    /// Returns whether the host can access the memory like any other. It cannot access device memory, nor managed memory on
-    /// some systems.
+    /// Returns whether the host can access the memory like any other. It cannot access device memory and, on
+    /// some systems, managed memory.
     ///
-    /// There is no default: neither answer is harmless where it is wrong.
+    /// There is no default, because either answer does harm where it is wrong.
     fn is_host_accessible(&self) -> bool;
 
-    /// Returns how many bytes before the first one the address lies that cuFile knows the memory by.
+    /// Returns the distance in bytes from the address under which cuFile knows the memory to the first byte.
     #[inline]
     fn base_offset(&self) -> usize {
         0
     }
 
-    /// Returns the CUDA context that a thread needs current to transfer this memory. `None` leaves the thread's as it is.
+    /// Returns the CUDA context that must be current on a thread that transfers this memory. `None` leaves the
+    /// thread's context as it is.
     #[inline]
     fn context(&self) -> Option<Context> {
         None
     }
 
-    /// Returns whether the memory is registered with cuFile, as that of a [`RegisteredBuffer`](crate::RegisteredBuffer) is.
+    /// Returns whether the memory is registered with cuFile, like that of a
+    /// [`RegisteredBuffer`](crate::RegisteredBuffer).
     ///
-    /// Stream-ordered and batch transfers differ for registered and other memory. Of registered memory that says no, they
-    /// are slower and more restricted.
+    /// Stream-ordered and batch transfers differ for registered and other memory. If registered memory returns
+    /// false here, they are slower and more restricted.
     #[inline]
     fn is_registered(&self) -> bool {
         false
     }
 }
 
-/// Memory that bytes can be read into from a file.
+/// Memory that a file can be read into.
 ///
 /// # Safety
 /// In addition to the promises of [`IoBuf`]:
 ///
-/// - [`as_mut_ptr`](Self::as_mut_ptr) is the address that [`as_ptr`](IoBuf::as_ptr) gives, and the bytes may be written
-///   through it until the value is used again other than by this trait. A pointer that was made from a shared reference
-///   must not be written through, whatever it is cast to.
+/// - [`as_mut_ptr`](Self::as_mut_ptr) is the address that [`as_ptr`](IoBuf::as_ptr) returns. The bytes may be written
+///   through it until the value is used again, except by this trait. A pointer from a shared reference does not allow
+///   writing, even after a cast.
 /// - While the value is borrowed mutably, or owned by a transfer, nothing else reads or writes the bytes.
-/// - Any bytes may be written there: no value of a type that they are part of becomes invalid by it.
+/// - Any bytes may be written there: every value that contains them stays valid.
 #[diagnostic::on_unimplemented(
     note = "of an array, pass `.as_slice()` or `.as_mut_slice()`",
     note = "of numbers, pass the bytes, as `bytemuck::cast_slice` gives them"
@@ -157,7 +159,7 @@ unsafe impl IoBufMut for Vec<u8> {
 
 macro_rules! through_a_pointer {
     ($pointer:ty) => {
-        // SAFETY: what is pointed to keeps the promise, and moving the pointer does not move it.
+        // SAFETY: the target keeps the promise, and moving the pointer does not move it.
         unsafe impl<B: IoBuf + ?Sized> IoBuf for $pointer {
             #[inline]
             fn as_ptr(&self) -> *const u8 {
@@ -195,7 +197,7 @@ macro_rules! through_a_pointer {
 through_a_pointer!(&B);
 through_a_pointer!(&mut B);
 through_a_pointer!(Box<B>);
-// Of what is shared, only a sole owner gets a mutable reference.
+// Only the sole owner of a shared value gets a mutable reference.
 through_a_pointer!(Arc<B>);
 
 // SAFETY: a mutable borrow is sole access.
@@ -205,7 +207,7 @@ unsafe impl<B: IoBufMut + ?Sized> IoBufMut for &mut B {
         (**self).as_mut_ptr()
     }
 }
-// SAFETY: a box owns what it points to.
+// SAFETY: a box owns its content.
 unsafe impl<B: IoBufMut + ?Sized> IoBufMut for Box<B> {
     #[inline]
     fn as_mut_ptr(&mut self) -> *mut u8 {
@@ -213,7 +215,7 @@ unsafe impl<B: IoBufMut + ?Sized> IoBufMut for Box<B> {
     }
 }
 
-/// A checked part of a buffer, as cuFile's calls take it. What [`new`](Self::new) makes is for reading only.
+/// A checked part of a buffer, in the form of cuFile's calls. Those of [`new`](Self::new) are for reading only.
 pub(crate) struct Span {
     pub base: *mut c_void,
     pub offset: libc::off_t,
@@ -222,7 +224,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// `len_bytes` bytes at `offset` of `buffer`, if it has them.
+    /// Returns `len_bytes` bytes at `offset` of `buffer`, if it has them.
     #[inline]
     pub fn new(
         operation: &'static str,
@@ -245,7 +247,7 @@ impl Span {
         }
     }
 
-    /// The same for a part that will be written.
+    /// Returns the same for a part that will be written.
     #[inline]
     pub fn new_mut(
         operation: &'static str,
@@ -258,7 +260,7 @@ impl Span {
         Ok(Self { base: buffer.as_mut_ptr().wrapping_sub(base_offset).cast(), ..span })
     }
 
-    /// Returns the part's own first byte, whatever base it is registered by.
+    /// Returns the address of the part's first byte, regardless of the registered base.
     #[inline]
     pub fn start(&self) -> *mut c_void {
         // `new` made the offset from a usize.
@@ -271,10 +273,10 @@ fn out_of_range(operation: &'static str, offset: usize, len_bytes: usize, total:
     Error::invalid(operation, format!("{len_bytes} bytes at offset {offset} of a buffer of {total} bytes"))
 }
 
-/// Base and offset of the place `offset` bytes after the buffer's `start`, for transfers that run later.
+/// Returns base and offset of the place `offset` bytes after the buffer's `start`, for transfers that run later.
 ///
-/// cuFile looks a base up among the registered ones. It takes other memory to begin there, and for stream-ordered
-/// transfers to be as long as the transfer, so that no offset is left.
+/// cuFile looks a base up among the registered ones. It assumes that unregistered memory begins there. For
+/// stream-ordered transfers, it also assumes that such memory is as long as the transfer, which leaves no offset.
 pub(crate) fn name(buffer: &(impl IoBuf + ?Sized), start: *mut u8, offset: usize) -> (*mut u8, usize) {
     if buffer.is_registered() {
         let base_offset = buffer.base_offset();
@@ -284,8 +286,8 @@ pub(crate) fn name(buffer: &(impl IoBuf + ?Sized), start: *mut u8, offset: usize
     }
 }
 
-/// Has C fill in a structure that is zeroed, and has room behind it: a library writes the structure of its own version,
-/// which may be longer than the one that this crate knows.
+/// Lets C fill in a zeroed structure with room behind it. A library writes the structure of its version, which may be
+/// longer than this crate's.
 ///
 /// # Safety
 /// Zeros, and what `fill` writes, must be a valid `T`.
@@ -296,13 +298,13 @@ pub(crate) unsafe fn filled<T>(fill: impl FnOnce(*mut T) -> Result<()>) -> Resul
         room: [u64; 128],
     }
     let mut roomy = Roomy { value: MaybeUninit::zeroed(), room: [0; 128] };
-    // The pointer is one to the whole, so that the room may be written through it.
+    // The pointer is to the whole, so that C may write the room through it.
     fill((&raw mut roomy).cast())?;
     // SAFETY: the caller's promise.
     Ok(unsafe { roomy.value.assume_init() })
 }
 
-/// Returns a file offset as C takes it.
+/// Returns a file offset as C's `off_t`.
 #[inline]
 pub(crate) fn file_offset(operation: &'static str, offset: u64) -> Result<libc::off_t> {
     libc::off_t::try_from(offset)
@@ -329,7 +331,7 @@ mod tests {
         assert!(Span::new("cuFileRead", &buffer, 100, 0).is_ok());
     }
 
-    /// Tells by its address which method gave it.
+    /// A buffer whose address tells which method returned it.
     struct TwoFaced;
 
     // SAFETY: nothing touches the memory.

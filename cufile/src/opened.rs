@@ -1,10 +1,9 @@
-//! The state of open drivers, for libraries that must not be asked once they are in use.
+//! The state of open drivers, for libraries whose properties must not be read once they are in use.
 //!
-//! Up to 1.16, reading the properties makes libcufile read its configuration again. Up to 1.15, a transfer of
-//! another thread then divides by one of the settings, and the process ends (`SIGFPE`). In 1.14 to 1.16,
-//! libcufile loses the parameters that the program set, until the driver is opened the next time. So the
-//! properties are read once, before the first driver opens. After each opening, those that are parameters are
-//! corrected.
+//! Up to 1.16, reading the properties makes libcufile read its configuration again. Up to 1.15, a transfer of another
+//! thread then divides by one of the settings, and the process ends (`SIGFPE`). In 1.14 to 1.16, libcufile loses the
+//! parameters that the program set, until the next opening. So this module reads the properties once, before the
+//! first driver opens. After each opening, it corrects those that are parameters.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,24 +12,24 @@ use crate::library::{Feature, Library, Version};
 use crate::params::{Bytes, Param};
 use crate::properties::{Controls, DriverProperties};
 
-/// The first version that can be asked at any time.
+/// The first version whose properties can be read at any time.
 const CAN_BE_ASKED: Version = Version { major: 1, minor: 17 };
 
 struct Opened {
     library: Library,
     drivers: usize,
-    /// Of a library that must not be asked.
+    /// For a library that must not be asked.
     properties: Option<DriverProperties>,
 }
 
-/// Returns whether the version keeps its parameters, and its transfers, when the properties are read; there the setters
+/// Returns whether reading the properties harms neither the parameters nor transfers. In such versions the setters
 /// older than the parameters have an effect, too.
 pub(crate) fn can_be_asked(library: &Library) -> bool {
     library.version() >= CAN_BE_ASKED
 }
 
-/// Reads the properties of a library that must not be asked later, if they are not known. The caller has
-/// [its turn](crate::library::one_at_a_time), and opens the driver next.
+/// Reads the properties of a library that must not be asked later, if they are not known. The caller holds [the
+/// lock](crate::library::one_at_a_time), and opens the driver next.
 ///
 /// # Errors
 /// libcufile's error.
@@ -42,11 +41,11 @@ pub(crate) fn ask_first(library: &Library) -> Result<Option<DriverProperties>> {
     }
 }
 
-/// Notes a driver that was opened, before it transfers anything, with the properties that [`ask_first`] has
-/// read. The caller makes sure that no other opens at the same time.
+/// Notes a newly opened driver, before it transfers anything, with the properties that [`ask_first`] has read. The
+/// caller makes sure that no other thread opens at the same time.
 ///
 /// # Errors
-/// The failure to read the parameters. Nothing is noted then.
+/// The failure to read the parameters. This notes no driver then.
 pub(crate) fn add(library: &Library, asked: Option<DriverProperties>) -> Result<()> {
     let mut properties = asked.or_else(|| properties(library));
     if let Some(properties) = &mut properties
@@ -63,7 +62,7 @@ pub(crate) fn add(library: &Library, asked: Option<DriverProperties>) -> Result<
     Ok(())
 }
 
-/// Notes that a driver was closed.
+/// Notes that a driver has closed.
 pub(crate) fn remove(library: &Library) {
     if let Some(opened) = find(&mut all(), library) {
         opened.drivers -= 1;
@@ -76,7 +75,7 @@ pub(crate) fn properties(library: &Library) -> Option<DriverProperties> {
 }
 
 /// # Errors
-/// [`Error::InUse`] while drivers are open, which have taken over what they are set to.
+/// [`Error::InUse`] while drivers are open, because they took over their settings when they opened.
 pub(crate) fn check_none(library: &Library) -> Result<()> {
     match find(&mut all(), library) {
         Some(opened) if opened.drivers > 0 => {
@@ -86,7 +85,7 @@ pub(crate) fn check_none(library: &Library) -> Result<()> {
     }
 }
 
-/// Corrects what was read from the configuration by what the driver was opened with.
+/// Replaces values from the configuration by the parameters that the driver opened with.
 fn take_over_parameters(properties: &mut DriverProperties, library: &Library) -> Result<()> {
     let params = library.params();
     let Bytes(poll_threshold) = params.get(Param::POLL_THRESHOLD)?;

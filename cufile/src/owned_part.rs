@@ -8,14 +8,14 @@ use crate::cuda::Context;
 use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::{Part, part_of_a_buffer};
 
-/// A part of a buffer that all its parts own together: one buffer for many entries of a [`Batch`](crate::Batch) or many
-/// transfers of a [`RegisteredStream`](crate::RegisteredStream), which take buffers by value.
+/// A part of a buffer that all its parts own together. One buffer serves many entries of a [`Batch`](crate::Batch) or
+/// many transfers of a [`RegisteredStream`](crate::RegisteredStream), which take buffers by value.
 ///
 /// The parts are disjoint, so that each may be read into while the others are in use. Parts of a
 /// [`RegisteredBuffer`](crate::RegisteredBuffer) use its registration.
 ///
-/// The buffer ends with the last part, on the thread that drops that: only then is its memory deregistered and freed,
-/// unless [`into_whole`](Self::into_whole) gives the buffer back.
+/// The last part drops the buffer, on the thread that drops this part. Only then is the memory deregistered and
+/// freed, unless [`into_whole`](Self::into_whole) gives the buffer back.
 ///
 /// ```
 /// use cufile::OwnedPart;
@@ -33,8 +33,8 @@ pub struct OwnedPart<B> {
     whole: Arc<Whole<B>>,
 }
 
-/// The buffer, kept until its end. Nothing refers to it until then, because even a reference could end the
-/// life of the pointers that the parts have.
+/// The buffer, kept until its end. No reference to it exists until then, because even a reference could invalidate
+/// the pointers of the parts.
 struct Whole<B>(B);
 
 // SAFETY: a shared reference gives no access to the buffer, which only the last owner takes out or drops.
@@ -47,7 +47,8 @@ impl<B: IoBufMut> OwnedPart<B> {
         Self { part, whole }
     }
 
-    /// Takes the parts of a buffer in these ranges, in bytes, in any order. No part has the bytes between them.
+    /// Returns the parts of a buffer in these ranges, in bytes, in any order. No part covers the bytes between
+    /// them.
     ///
     /// ```
     /// use cufile::OwnedPart;
@@ -80,11 +81,11 @@ impl<B: IoBufMut> OwnedPart<B> {
     }
 }
 
-/// Puts a buffer where it stays.
+/// Puts a buffer into its final place.
 fn shared<B: IoBufMut>(buffer: B) -> (Part, Arc<Whole<B>>) {
     let mut whole = Arc::new(Whole(buffer));
-    // Only now that the buffer stays where it is: moving a boxed one ends the life of earlier pointers into it.
-    let Whole(buffer) = Arc::get_mut(&mut whole).expect("nobody else has it yet");
+    // Only now does the buffer stay in its place: moving a boxed one invalidates earlier pointers into it.
+    let Whole(buffer) = Arc::get_mut(&mut whole).expect("no other reference yet");
     (Part::whole_mut(buffer), whole)
 }
 
@@ -92,7 +93,7 @@ impl<B> OwnedPart<B> {
     /// Splits the part in two: its first `mid_bytes` bytes, and the rest.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the part has fewer bytes.
     pub fn split_at(self, mid_bytes: usize) -> (Self, Self) {
         let Self { part, whole } = self;
         let first = Self { part: part.part(..mid_bytes), whole: Arc::clone(&whole) };
@@ -129,12 +130,12 @@ mod tests {
 
     use super::*;
 
-    /// Writes to each part from a thread of its own, and gives the buffer back.
+    /// Writes to each part on its own thread, and gives the buffer back.
     fn written<B: IoBufMut + Send + fmt::Debug + 'static>(buffer: B) -> B {
         let parts = OwnedPart::split(buffer, 4).into_iter().zip(1..);
         let threads = parts.map(|(mut part, number)| {
             thread::spawn(move || {
-                // SAFETY: host memory, of which this is the part's own.
+                // SAFETY: the part's own bytes, in host memory.
                 unsafe { part.as_mut_ptr().write_bytes(number, part.len_bytes()) };
                 part
             })

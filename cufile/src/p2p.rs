@@ -1,4 +1,4 @@
-//! Peer-to-peer flags: by which routes a file system's data reaches the GPU.
+//! Peer-to-peer flags: the routes of a file system's data to the GPU.
 
 use cufile_sys::{CUfileDriverStatusFlags as Status, CUfileP2PFlags_t as Position};
 
@@ -85,7 +85,8 @@ bitflags::bitflags! {
 }
 
 impl Driver {
-    /// By which routes a file system's data may reach the GPU (`cuFileDriverGetP2PFlags`). Since cuFile 1.16.
+    /// Returns the routes by which a file system's data may reach the GPU (`cuFileDriverGetP2PFlags`). Since
+    /// cuFile 1.16.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.

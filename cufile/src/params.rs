@@ -1,9 +1,9 @@
-//! Parameters: what libcufile is set to before its driver is opened.
+//! Parameters: libcufile's settings, made before its driver opens.
 //!
-//! They belong to the process. What a program sets counts more than the environment, and that more than `cufile.json`;
-//! of several values the last one counts. The driver takes them over when it opens, so
-//! [`DriverBuilder::set`](crate::DriverBuilder::set) is the usual way; [`Library::params`] is there for reading,
-//! and for setting what somebody else's opening will take over.
+//! They belong to the process. A program's setting overrides the environment, and the environment overrides
+//! `cufile.json`. Of several settings by the program, the last one counts. The driver takes them over when it opens,
+//! so use [`DriverBuilder::set`](crate::DriverBuilder::set) to set them. [`Library::params`] reads them, and sets
+//! them for an opening by other code.
 //!
 //! ```no_run
 //! use cufile::params::{Bytes, Param};
@@ -47,7 +47,7 @@ pub struct Param<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Bytes(pub u64);
 
-/// Some buffers of one size, of a pool.
+/// The buffers of one size in a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slab {
     /// The size of one buffer in bytes, a multiple of 1024.
@@ -74,22 +74,24 @@ macro_rules! parameters {
 }
 
 parameters! {
-    /// Level of the statistics, 0 to 3; above 0 the driver counts from its opening on. It has no limits to ask for.
+    /// Level of the statistics, 0 to 3; above 0 the driver counts from its opening on. libcufile has no limits
+    /// for it.
     #[doc(alias = "CUFILE_PARAM_PROFILE_STATS")]
     STATS_LEVEL: u64 = SizeT::CUFILE_PARAM_PROFILE_STATS, 1140;
     /// The number of parts of transfers that may wait for libcufile's threads.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH")]
     MAX_IO_QUEUE_DEPTH: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH, 1140;
-    /// The number of threads that libcufile has for each GPU to transfer with.
+    /// The number of libcufile's threads for transfers of each GPU.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_IO_THREADS")]
     MAX_IO_THREADS: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_IO_THREADS, 1140;
-    /// Transfers longer than this are split among the threads.
+    /// The length above which libcufile splits a transfer among its threads.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB")]
     MIN_IO_THRESHOLD: Bytes = SizeT::CUFILE_PARAM_EXECUTION_MIN_IO_THRESHOLD_SIZE_KB, 1140;
-    /// The most parts that a transfer is split into.
+    /// The most parts of a split transfer.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM")]
     MAX_REQUEST_PARALLELISM: u64 = SizeT::CUFILE_PARAM_EXECUTION_MAX_REQUEST_PARALLELISM, 1140;
-    /// The longest piece that one direct transfer moves, a multiple of 64 KiB; an entry of a batch moves no more.
+    /// The longest part of a direct transfer, a multiple of 64 KiB; libcufile splits longer ones. A batch entry
+    /// moves no more.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB")]
     MAX_DIRECT_IO_SIZE: Bytes = SizeT::CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB, 1140;
     /// GPU memory for libcufile's bounce buffers, for each GPU.
@@ -104,7 +106,7 @@ parameters! {
     /// The most entries that a batch may have.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE")]
     MAX_BATCH_ENTRIES: u64 = SizeT::CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE, 1140;
-    /// In polling mode, the longest transfer that is polled for; a multiple of 4 KiB.
+    /// In polling mode, the longest transfer that libcufile polls for; a multiple of 4 KiB.
     #[doc(alias = "CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB")]
     POLL_THRESHOLD: Bytes = SizeT::CUFILE_PARAM_POLLTHRESHOLD_SIZE_KB, 1140;
     /// The time that a batch waits for its transfers, in whole milliseconds.
@@ -113,7 +115,7 @@ parameters! {
     /// Poll for short transfers instead of sleeping.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_USE_POLL_MODE")]
     USE_POLL_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_USE_POLL_MODE, 1140;
-    /// POSIX calls for reads and writes, instead of failure, where there is no direct path.
+    /// Read and write by POSIX calls, instead of failing, where there is no direct path.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE")]
     ALLOW_COMPAT_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, 1140;
     /// Read and write by POSIX calls even where there is a direct path.
@@ -125,7 +127,8 @@ parameters! {
     /// Split long transfers among threads.
     #[doc(alias = "CUFILE_PARAM_EXECUTION_PARALLEL_IO")]
     PARALLEL_IO: bool = Bool::CUFILE_PARAM_EXECUTION_PARALLEL_IO, 1140;
-    /// Annotate calls for NVIDIA's profilers. Deprecated: newer libraries ignore it, and refuse to be asked for it.
+    /// Annotate calls for NVIDIA's profilers. Deprecated: newer libraries ignore its value and refuse to return
+    /// it.
     #[doc(alias = "CUFILE_PARAM_PROFILE_NVTX")]
     PROFILE_NVTX: bool = Bool::CUFILE_PARAM_PROFILE_NVTX, 1140;
     /// Accept host memory in transfers.
@@ -140,22 +143,22 @@ parameters! {
     /// Transfer past the page cache even if the file was opened without `O_DIRECT`.
     #[doc(alias = "CUFILE_PARAM_FORCE_ODIRECT_MODE")]
     FORCE_O_DIRECT: bool = Bool::CUFILE_PARAM_FORCE_ODIRECT_MODE, 1140;
-    /// Do not look at how GPUs and disks are connected when opening.
+    /// Skip the detection of links between GPUs and disks when opening.
     #[doc(alias = "CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION")]
     SKIP_TOPOLOGY_DETECTION: bool = Bool::CUFILE_PARAM_SKIP_TOPOLOGY_DETECTION, 1140;
     /// Do without CUDA's stream memory operations in stream-ordered transfers.
     #[doc(alias = "CUFILE_PARAM_STREAM_MEMOPS_BYPASS")]
     STREAM_MEMOPS_BYPASS: bool = Bool::CUFILE_PARAM_STREAM_MEMOPS_BYPASS, 1140;
-    /// Nothing but plain POSIX calls. Since cuFile 1.19.
+    /// Use only plain POSIX calls. Since cuFile 1.19.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE")]
     POSIX_IO_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE, 1190;
-    /// Try a direct transfer that failed again by POSIX calls. Since cuFile 1.19.
+    /// Repeat a failed direct transfer by POSIX calls. Since cuFile 1.19.
     #[doc(alias = "CUFILE_PARAM_GDS_FALLBACK_IO")]
     GDS_FALLBACK_IO: bool = Bool::CUFILE_PARAM_GDS_FALLBACK_IO, 1190;
     /// The messages that go into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.
     #[doc(alias = "CUFILE_PARAM_LOGGING_LEVEL")]
     LOGGING_LEVEL: String = Text::CUFILE_PARAM_LOGGING_LEVEL, 1140;
-    /// The folder for the log file. Reads as empty while it is not set, and cannot be set to that.
+    /// The folder of the log file. Reads as empty while it is not set; the empty string cannot be set.
     #[doc(alias = "CUFILE_PARAM_LOG_DIR")]
     LOG_DIR: String = Text::CUFILE_PARAM_LOG_DIR, 1140;
     /// The transport that user-space RDMA uses, such as `DC_V1`. Since cuFile 1.19.
@@ -219,7 +222,7 @@ mod sealed {
     }
 
     pub trait Number: Sized {
-        /// Returns the number in C's unit; `name` is what an error calls it.
+        /// Returns the number in C's unit; `name` is its name in errors.
         fn to_c(&self, operation: &'static str, name: &str) -> Result<usize>;
         fn from_c(value: usize) -> Self;
     }
@@ -250,7 +253,7 @@ impl<N: sealed::Number> sealed::Value for N {
 impl sealed::Value for bool {
     fn get(library: &Library, param: Param<bool>) -> Result<bool> {
         let call = newer!(library, cuFileGetParameterBool)?;
-        // A byte of C's need not be a valid `bool`.
+        // C's byte need not be a valid `bool`.
         let mut value = 0u8;
         let _turn = one_at_a_time()?;
         // SAFETY: `value` outlives the call, and a C `bool` is a byte.
@@ -276,7 +279,7 @@ impl sealed::Value for String {
         let mut buffer = Vec::new();
         let mut result = Ok(String::new());
         let _turn = one_at_a_time()?;
-        // The code for a buffer that is too short is that for a string that is not set, so there is an end to growing.
+        // One code stands for a buffer that is too short and for a string that is not set, so growing must end.
         for len in [256, 4096, 65536] {
             buffer.resize(len, 0u8);
             // SAFETY: the buffer has `len` bytes and outlives the call.
@@ -302,7 +305,13 @@ impl sealed::Value for String {
         let call = newer!(library, cuFileSetParameterString)?;
         let text = CString::new(self.as_str()).map_err(|error| {
             let at = error.nul_position();
-            Error::invalid(OPERATION, format!("{} has a NUL at byte {at}, where C would end it", param.name))
+            Error::invalid(
+                OPERATION,
+                format!(
+                    "the value of {} has a NUL at byte {at}, where C would end it; remove the NUL",
+                    param.name
+                ),
+            )
         })?;
         let _turn = one_at_a_time()?;
         // SAFETY: the string is terminated and outlives the call; libcufile copies it.
@@ -326,7 +335,7 @@ impl sealed::Number for Bytes {
         if self.0.is_multiple_of(1024) {
             Ok((self.0 / 1024) as usize)
         } else {
-            let problem = format!("{name} is counted in KiB: {} bytes are no multiple of 1024", self.0);
+            let problem = format!("{name} is in KiB: {} bytes are not a multiple of 1024", self.0);
             Err(Error::invalid(operation, problem))
         }
     }
@@ -363,7 +372,7 @@ impl Library {
 impl Params<'_> {
     /// Returns the value of a parameter. Since cuFile 1.14.
     ///
-    /// Before the driver is opened many of libcufile's own defaults read as 0.
+    /// Before the driver opens, many of libcufile's defaults read as 0.
     ///
     /// # Errors
     /// [`Error::Unsupported`], or libcufile's code.
@@ -380,8 +389,8 @@ impl Params<'_> {
     /// libcufile may accept a value outside the [`limits`](Self::limits) here and refuse to open with it.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the value cannot be said in C's unit or holds a NUL, [`Error::Unsupported`], or
-    /// libcufile's code: [`OpError::DRIVER_ALREADY_OPEN`] once the driver is open.
+    /// [`Error::InvalidInput`] if C's unit cannot express the value or it holds a NUL, [`Error::Unsupported`],
+    /// or libcufile's code: [`OpError::DRIVER_ALREADY_OPEN`] once the driver is open.
     #[doc(alias = "cuFileSetParameterSizeT")]
     #[doc(alias = "cuFileSetParameterBool")]
     #[doc(alias = "cuFileSetParameterString")]
@@ -390,7 +399,8 @@ impl Params<'_> {
         value.set(self.0, param)
     }
 
-    /// Returns the log file's path, as the environment variable `CUFILE_LOGFILE_PATH` has it. Since cuFile 1.14.
+    /// Returns the log file's path, the value of the environment variable `CUFILE_LOGFILE_PATH`. Since cuFile
+    /// 1.14.
     ///
     /// # Errors
     /// As [`get`](Self::get); libcufile's code [`OpError::INVALID_VALUE`] while it is not set.
@@ -408,8 +418,8 @@ impl Params<'_> {
     /// As [`set`](Self::set).
     ///
     /// # Safety
-    /// While the driver opens the next time, no other thread of the process may read or change the environment, as for
-    /// [`std::env::set_var`]: threads of C libraries read it, too.
+    /// During the next opening of the driver, no other thread of the process may read or change the
+    /// environment, as for [`std::env::set_var`]. Threads of C libraries read it, too.
     #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
     pub unsafe fn set_log_file_path(&self, path: &str) -> Result<()> {
         self.set(LOG_FILE_PATH, path.to_owned())
@@ -417,11 +427,11 @@ impl Params<'_> {
 
     /// Returns the smallest and the largest value of a parameter. Since cuFile 1.15.
     ///
-    /// The largest is the type's own where libcufile names none, as for memory of a GPU that is not there.
+    /// The largest is that of the type if libcufile names none, as for memory of a missing GPU.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], or libcufile's code. With cuFile 1.16 also what [`Cuda::load`] says if the limit is one
-    /// of the GPU's memory, because without CUDA that version never returns.
+    /// [`Error::Unsupported`], or libcufile's code. With cuFile 1.16 also the error of [`Cuda::load`] for
+    /// limits of the GPU's memory, because without CUDA that version never returns.
     #[doc(alias = "cuFileGetParameterMinMaxValue")]
     pub fn limits<T: Number>(&self, param: Param<T>) -> Result<RangeInclusive<T>> {
         param.check(self.0)?;
@@ -434,7 +444,7 @@ impl Params<'_> {
         if of_device_memory.contains(&raw) && self.0.version() == Version::from_raw(1160) {
             Cuda::load()?;
         }
-        // libcufile leaves a limit that it does not know as it was.
+        // libcufile does not write a limit that it does not know.
         let (mut smallest, mut largest) = (0, usize::MAX);
         let _turn = one_at_a_time()?;
         // SAFETY: both outlive the call.
@@ -443,19 +453,18 @@ impl Params<'_> {
         Ok(T::from_c(smallest)..=T::from_c(largest))
     }
 
-    /// Returns the pool of host memory that POSIX transfers go through. Since cuFile 1.15.
+    /// Returns the pool of host memory for POSIX transfers. Since cuFile 1.15.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], or libcufile's code, which is [`OpError::INVALID_VALUE`] where none are set: before the
-    /// driver is opened, libcufile's own are not there yet.
+    /// [`Error::Unsupported`], or libcufile's code, which is [`OpError::INVALID_VALUE`] where none are set.
+    /// libcufile makes its default slabs only when the driver opens.
     #[doc(alias = "cuFileGetParameterPosixPoolSlabArray")]
     pub fn posix_pool_slabs(&self) -> Result<Vec<Slab>> {
         let call = newer!(self.0, cuFileGetParameterPosixPoolSlabArray)?;
         get_slabs("cuFileGetParameterPosixPoolSlabArray", call)
     }
 
-    /// Sets the pool of host memory that POSIX transfers go through, for the next opening of the driver. Since cuFile
-    /// 1.15.
+    /// Sets the pool of host memory for POSIX transfers, for the next opening of the driver. Since cuFile 1.15.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] for a size that is no multiple of 1024, no slabs and more than 256, [`Error::Unsupported`],
@@ -469,8 +478,8 @@ impl Params<'_> {
     /// Returns the pool of bounce buffers in GPU memory. Since cuFile 1.17.
     ///
     /// # Errors
-    /// As [`posix_pool_slabs`](Self::posix_pool_slabs); libcufile may have none of its own even once the driver is
-    /// open.
+    /// As [`posix_pool_slabs`](Self::posix_pool_slabs); libcufile may have no default slabs even once the
+    /// driver is open.
     #[doc(alias = "cuFileGetParameterGpuBounceBufferSlabArray")]
     pub fn gpu_bounce_buffer_slabs(&self) -> Result<Vec<Slab>> {
         let call = newer!(self.0, cuFileGetParameterGpuBounceBufferSlabArray)?;
@@ -488,16 +497,16 @@ impl Params<'_> {
         set_slabs("cuFileSetParameterGpuBounceBufferSlabArray", call, slabs)
     }
 
-    /// Turns polling for short transfers on or off, and sets what is short: up to `threshold_bytes`.
+    /// Turns polling for short transfers, up to `threshold_bytes`, on or off.
     ///
-    /// The driver takes this and the three limits below over when it opens. Their C functions are in every version, but
-    /// have no effect up to cuFile 1.16. In 1.14 to 1.16 the parameters are set instead. libcufile may accept a value there,
-    /// and refuse to open with it.
+    /// The driver takes this and the three limits below over when it opens. Their C functions are in every
+    /// version, but have no effect up to cuFile 1.16. In 1.14 to 1.16 this sets the parameters instead.
+    /// libcufile may accept a value there, and refuse to open with it.
     ///
     /// # Errors
-    /// [`Error::InUse`] while a driver is open, which would ignore it; [`Error::Unsupported`] before cuFile 1.14;
-    /// [`Error::InvalidInput`] for a threshold that is no multiple of 1024; or libcufile's code: it wants multiples of
-    /// 4 KiB.
+    /// [`Error::InUse`] while a driver is open, which would ignore it; [`Error::Unsupported`] before cuFile
+    /// 1.14; [`Error::InvalidInput`] for a threshold that is no multiple of 1024; or libcufile's code: it
+    /// requires multiples of 4 KiB.
     #[doc(alias = "cuFileDriverSetPollMode")]
     pub fn set_poll_mode(&self, enabled: bool, threshold_bytes: u64) -> Result<()> {
         const OPERATION: &str = "cuFileDriverSetPollMode";
@@ -514,7 +523,7 @@ impl Params<'_> {
         check(OPERATION, status).map_err(|error| error.about(&format_args!("{enabled}, {threshold} KiB")))
     }
 
-    /// Sets the longest piece that one direct transfer moves, in bytes: a multiple of 64 KiB.
+    /// Sets the longest part of a direct transfer, in bytes: a multiple of 64 KiB.
     ///
     /// # Errors
     /// [`Error::InUse`] and [`Error::Unsupported`] as for [`set_poll_mode`](Self::set_poll_mode), [`Error::InvalidInput`] for
@@ -525,7 +534,7 @@ impl Params<'_> {
         self.set_limit("cuFileDriverSetMaxDirectIOSize", call, Param::MAX_DIRECT_IO_SIZE, size_bytes)
     }
 
-    /// Sets how much GPU memory libcufile reserves for its bounce buffers, for each GPU, in bytes.
+    /// Sets the GPU memory in bytes that libcufile reserves for its bounce buffers, for each GPU.
     ///
     /// # Errors
     /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).
@@ -535,7 +544,7 @@ impl Params<'_> {
         self.set_limit("cuFileDriverSetMaxCacheSize", call, Param::MAX_DEVICE_CACHE_SIZE, size_bytes)
     }
 
-    /// Sets how much GPU memory registered buffers may pin, in bytes.
+    /// Sets the GPU memory in bytes that registered buffers may pin.
     ///
     /// # Errors
     /// As [`set_max_direct_io_size`](Self::set_max_direct_io_size).
@@ -565,7 +574,7 @@ impl Params<'_> {
     }
 }
 
-/// The most slabs that are set: a reader of the slabs has to guess how many there are.
+/// The most slabs that can be set, because a reader must guess their number.
 const MAX_SLABS: usize = 256;
 
 fn get_slabs(
@@ -575,7 +584,7 @@ fn get_slabs(
     let (mut sizes, mut counts) = (vec![0; MAX_SLABS], vec![0; MAX_SLABS]);
     let mut result = Ok(Vec::new());
     let _turn = one_at_a_time()?;
-    // libcufile wants to be told how many slabs there are, and has no call that tells; 3 is its default.
+    // libcufile's call needs the exact number of slabs, and no call returns it; 3 is the default.
     for len in iter::once(3).chain(1..=MAX_SLABS) {
         // SAFETY: both arrays have at least `len` elements and outlive the call.
         let status = unsafe { call(sizes.as_mut_ptr(), counts.as_mut_ptr(), len as c_int) };
@@ -607,7 +616,7 @@ fn set_slabs(
 ) -> Result<()> {
     let len = slabs.len();
     if !(1..=MAX_SLABS).contains(&len) {
-        return Err(Error::invalid(operation, format!("{len} slabs; 1 to {MAX_SLABS} can be set")));
+        return Err(Error::invalid(operation, format!("{len} slabs; set 1 to {MAX_SLABS}")));
     }
     let size = |slab: &Slab| sealed::Number::to_c(&Bytes(slab.size_bytes), operation, "a slab's size");
     let sizes = slabs.iter().map(size).collect::<Result<Vec<usize>>>()?;

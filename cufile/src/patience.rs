@@ -1,14 +1,15 @@
-//! Waits that end.
+//! Waits with a time limit.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
 
-/// The longest that dropping waits for transfers in flight. Those that take longer are leaked or kept.
+/// The longest time that dropping waits for transfers in flight. Slower ones are leaked or kept.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Asks again and again, as CUDA has no wait that ends. Returns whether it was done before `timeout` had passed.
+/// Polls `is_done`, because CUDA has no wait with a time limit. Returns whether it became true before `timeout`
+/// passed.
 pub(crate) fn wait_until(timeout: Duration, is_done: impl Fn() -> Result<bool>) -> Result<bool> {
     let start = Instant::now();
     let mut pause = Duration::from_micros(10);

@@ -17,11 +17,11 @@ use crate::opened;
 #[non_exhaustive]
 #[doc(alias = "CUfileDrvProps_t")]
 pub struct DriverProperties {
-    /// Major and minor version of the nvidia-fs kernel module; `None` where it is not loaded.
+    /// Major and minor version of the nvidia-fs kernel module; `None` if it is not loaded.
     pub nvidia_fs: Option<(u32, u32)>,
     /// Largest transfer that polling mode polls for.
     pub poll_threshold_bytes: u64,
-    /// Largest piece that one direct transfer moves; longer ones are split.
+    /// Longest part of a direct transfer; libcufile splits longer ones.
     pub max_direct_io_bytes: u64,
     /// File systems and block devices with a direct path here.
     pub file_systems: FileSystems,
@@ -85,13 +85,13 @@ bitflags::bitflags! {
     /// Modes of the driver (`CUfileDriverControlFlags`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Controls: u32 {
-        /// Small transfers are polled for.
+        /// libcufile polls for small transfers.
         const POLL_MODE = bit(Control::CU_FILE_USE_POLL_MODE.as_raw());
         /// cuFile reads and writes by POSIX calls where there is no direct path.
         const COMPAT_MODE = bit(Control::CU_FILE_ALLOW_COMPAT_MODE.as_raw());
-        /// Nothing but POSIX calls.
+        /// cuFile uses only POSIX calls.
         const POSIX_IO_MODE = bit(Control::CU_FILE_VANILLA_POSIX_IO_MODE.as_raw());
-        /// A direct transfer that fails is tried again by POSIX calls.
+        /// cuFile repeats a failed direct transfer by POSIX calls.
         const FALLBACK_IO_MODE = bit(Control::CU_FILE_FALLBACK_IO_MODE.as_raw());
         /// Newer libraries may set bits without a name here.
         const _ = !0;
@@ -100,13 +100,13 @@ bitflags::bitflags! {
     /// Abilities of the library on this machine (`CUfileFeatureFlags`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
-        /// Transfers may be routed through another GPU.
+        /// libcufile may route transfers through another GPU.
         const DYNAMIC_ROUTING = bit(Feature::CU_FILE_DYN_ROUTING_SUPPORTED.as_raw());
         /// Batches.
         const BATCH_IO = bit(Feature::CU_FILE_BATCH_IO_SUPPORTED.as_raw());
         /// Stream-ordered transfers.
         const STREAMS = bit(Feature::CU_FILE_STREAMS_SUPPORTED.as_raw());
-        /// Large transfers are split among threads.
+        /// libcufile splits large transfers among threads.
         const PARALLEL_IO = bit(Feature::CU_FILE_PARALLEL_IO_SUPPORTED.as_raw());
         /// PCI P2PDMA. Since cuFile 1.16.
         const P2P = bit(Feature::CU_FILE_P2P_SUPPORTED.as_raw());
@@ -124,7 +124,7 @@ impl DriverProperties {
         Self::ask(library)
     }
 
-    /// Asks libcufile. The caller has [its turn](one_at_a_time).
+    /// Asks libcufile. The caller holds [the lock](one_at_a_time).
     pub(crate) fn ask(library: &Library) -> Result<Self> {
         let get = library.functions().cuFileDriverGetProperties;
         // SAFETY: a struct of integers; the pointer outlives the call.
@@ -155,7 +155,7 @@ impl DriverProperties {
 mod tests {
     use super::*;
 
-    /// Returns the properties for which `set` has set what C would.
+    /// Returns the properties decoded from a C struct that `set` fills in.
     fn told(set: impl FnOnce(&mut CUfileDrvProps_t)) -> DriverProperties {
         // SAFETY: a struct of integers, of which zeros are valid.
         let mut raw = unsafe { std::mem::zeroed() };

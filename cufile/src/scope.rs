@@ -16,10 +16,10 @@ use crate::handle::FileHandle;
 use crate::memory::{IoBuf, IoBufMut};
 use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 
-/// Runs `work` with a scope, in which batches and stream-ordered transfers take buffers that are merely borrowed.
+/// Runs `work` with a scope, in which batches and stream-ordered transfers take borrowed buffers.
 ///
-/// As [`std::thread::scope`] does for threads, this returns, or goes on panicking, only when every transfer of the scope is
-/// over. Forgotten operations and batches make no difference.
+/// Returns, or goes on panicking, only when every transfer of the scope is over, as [`std::thread::scope`] does for
+/// threads. That includes transfers of forgotten operations and batches.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -57,7 +57,7 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 /// # }
 /// ```
 ///
-/// While a transfer may be under way, its buffer is borrowed:
+/// While a transfer may be in flight, its buffer is borrowed:
 ///
 /// ```compile_fail,E0499
 /// # use cufile::{Driver, Entry, FileHandle};
@@ -74,11 +74,11 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 /// ```
 ///
 /// # Aborts
-/// Borrowed memory cannot be leaked. So the process aborts where an owned buffer would be leaked because its
-/// transfer may still be in flight. CUDA may fail to wait for a stream, or a stream may be captured while a
-/// transfer is submitted. libcufile may never say that a transfer has ended, or neither report nor cancel a
-/// batch. The process aborts also if dropping a buffer panics. While a stream of the scope is being captured,
-/// the scope does not end.
+/// Borrowed memory cannot be leaked. So the process aborts where an owned buffer would be leaked because its transfer
+/// may still be in flight. Causes are: CUDA fails to wait for a stream; a stream is captured while a transfer is
+/// submitted; libcufile never reports the end of a transfer; libcufile can neither report nor cancel a batch. The
+/// process also aborts if dropping a buffer panics. While a stream of the scope is being captured, the scope does not
+/// end.
 pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
     let scope = Scope { in_use: Mutex::default(), scope: PhantomData, env: PhantomData };
     let result = catch_unwind(AssertUnwindSafe(|| work(&scope)));
@@ -88,7 +88,7 @@ pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>)
 
 /// The value that [`scope`] passes to its function, to make batches and use streams.
 ///
-/// A batch of the scope cannot be exchanged for one that lives longer:
+/// A batch of the scope cannot be swapped for one that lives longer:
 ///
 /// ```compile_fail
 /// fn shortened<'a>(batch: cufile::Batch<&'static [u8]>) -> cufile::Batch<&'a [u8]> {
@@ -105,9 +105,9 @@ pub struct Scope<'scope, 'env: 'scope> {
 #[derive(Default)]
 struct InUse<'scope> {
     streams: Vec<RegisteredStream>,
-    /// Of the transfers of streams, except some that are over.
+    /// The counts of transfers of streams, except some that are over.
     counts: Vec<Count>,
-    /// From boxes, which are boxes again when the scope ends. Until then their users have references.
+    /// Made from boxes, and boxes again when the scope ends. Until then their users have references.
     batches: Vec<NonNull<dyn InFlight + 'scope>>,
 }
 
@@ -115,8 +115,8 @@ struct InUse<'scope> {
 unsafe impl Send for InUse<'_> {}
 
 impl InUse<'_> {
-    /// Adds a transfer. Forgets others that are over now and then, so that a long scope needs no more memory than those
-    /// under way.
+    /// Adds a transfer. Now and then forgets finished ones, so that a long scope needs memory only for
+    /// transfers in flight.
     fn watch(&mut self, count: Count) {
         if self.counts.len() == self.counts.capacity() {
             self.counts.retain(|count| !count.is_written());
@@ -127,7 +127,7 @@ impl InUse<'_> {
 
 /// A batch of any type.
 trait InFlight {
-    /// Waits until libcufile is done with all buffers; returns whether that can be known.
+    /// Waits until libcufile is done with all buffers; returns false if libcufile cannot confirm it.
     fn settle(&mut self) -> bool;
 }
 
@@ -160,7 +160,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`Batch::cancel`].
     #[doc(alias = "cuFileBatchIOCancel")]
-    #[allow(clippy::type_complexity, reason = "what came of it, and the error")]
+    #[allow(clippy::type_complexity, reason = "the completions, and the error")]
     pub fn cancel<B: IoBuf>(
         &'scope self,
         batch: &'scope mut Batch<B>,
@@ -182,20 +182,20 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     fn end(&self) {
         let InUse { streams, counts, batches } = std::mem::take(&mut *self.in_use());
         streams.iter().for_each(passed);
-        // In a fork nothing is in flight.
+        // In a forked child nothing is in flight.
         let is_alive = streams.iter().all(|stream| stream.driver().check_alive().is_ok());
         if is_alive && !counts.iter().all(Count::is_written) {
-            // It may be part of a graph, after a capture that has ended since.
-            give_up("libcufile never said that a transfer had ended");
+            // After a capture that has ended since, it may be part of a graph.
+            give_up("libcufile did not report the end of a transfer");
         }
         for batch in batches {
-            // SAFETY: a box once, and nobody has a reference any more: the scope is over, and buffers have references to
-            // what is outside alone.
+            // SAFETY: made from a box, and no reference is left: the scope is over, and buffers refer only to
+            // values outside it.
             let mut batch = unsafe { Box::from_raw(batch.as_ptr()) };
-            // With its end, at which it drops buffers too: a panic must not keep the others from being waited for.
+            // Its end drops buffers too. A panic there must not stop the waits for the others.
             let end = move || match batch.settle() {
                 true => drop(batch),
-                false => give_up("libcufile can neither report nor cancel a batch"),
+                false => give_up("libcufile could neither report nor cancel a batch"),
             };
             if catch_unwind(AssertUnwindSafe(end)).is_err() {
                 give_up("dropping a buffer panicked");
@@ -206,7 +206,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 
 /// Waits until the stream has passed all transfers.
 fn passed(stream: &RegisteredStream) {
-    // In a fork nothing is in flight.
+    // In a forked child nothing is in flight.
     while stream.driver().check_alive().is_ok() {
         match stream.stream().synchronize() {
             Ok(()) => return,
@@ -218,10 +218,10 @@ fn passed(stream: &RegisteredStream) {
     }
 }
 
-/// Ends the process, because memory that others own may be in use.
+/// Ends the process, because libcufile may still use borrowed memory.
 #[cold]
 fn give_up(why: &str) -> ! {
-    eprintln!("cufile::scope: borrowed buffers may be in use for ever: {why}");
+    eprintln!("cufile::scope: aborting, because libcufile may still use borrowed buffers: {why}");
     abort();
 }
 
@@ -249,7 +249,7 @@ impl fmt::Debug for Scope<'_, '_> {
 /// # }
 /// ```
 ///
-/// The buffer is borrowed until the scope has ended, also if the operation is forgotten:
+/// The buffer is borrowed until the scope has ended, even if the operation is forgotten:
 ///
 /// ```compile_fail,E0505
 /// # use std::sync::Arc;
@@ -305,7 +305,8 @@ impl<'env> ScopedStream<'_, 'env> {
         self.checked(self.stream.read_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
     }
 
-    /// Reads what `arguments` say when the stream gets there, as [`RegisteredStream::read_late`] does (`cuFileReadAsync`).
+    /// Reads the range that `arguments` hold when the stream runs the read, as [`RegisteredStream::read_late`]
+    /// does (`cuFileReadAsync`).
     ///
     /// # Errors
     /// As [`RegisteredStream::read_late`].
@@ -351,8 +352,8 @@ impl<'env> ScopedStream<'_, 'env> {
         self.checked(self.stream.write_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
     }
 
-    /// Writes what `arguments` say when the stream gets there, as [`RegisteredStream::write_late`] does
-    /// (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
+    /// Writes the range that `arguments` hold when the stream runs the write, as
+    /// [`RegisteredStream::write_late`] does (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
     ///
     /// # Errors
     /// As [`RegisteredStream::write_late`].

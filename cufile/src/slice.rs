@@ -7,7 +7,7 @@ use std::ops::{Bound, RangeBounds};
 use crate::cuda::{Context, Device};
 use crate::memory::{IoBuf, IoBufMut};
 
-/// A part of a buffer, which takes part in I/O like the whole.
+/// A part of a buffer, for transfers like those of the whole.
 ///
 /// cuFile sees the whole buffer's address and an offset, so that a part of a
 /// [`RegisteredBuffer`](crate::RegisteredBuffer) uses the registration.
@@ -17,8 +17,8 @@ pub struct BufSlice<'a> {
     buffer: PhantomData<&'a [u8]>,
 }
 
-/// A part of a buffer that may be written. Parts that exist side by side are disjoint, and may be used by as many
-/// threads.
+/// A part of a buffer that may be written. Parts that exist at the same time are disjoint, so each may be used on its
+/// own thread.
 pub struct BufSliceMut<'a> {
     part: Part,
     buffer: PhantomData<&'a mut [u8]>,
@@ -54,7 +54,7 @@ impl Part {
         Self { ptr: buffer.as_mut_ptr(), ..part }
     }
 
-    /// Memory of a device that was allocated elsewhere.
+    /// Returns device memory that other code allocated.
     fn foreign(device: &Device, ptr: *mut u8, len_bytes: usize) -> Self {
         Self {
             ptr,
@@ -73,12 +73,12 @@ impl Part {
         Self { ptr: self.ptr.wrapping_add(start), len_bytes, base_offset: self.base_offset + start, ..self }
     }
 
-    /// Returns disjoint parts of `len_bytes` each, the last one maybe shorter.
+    /// Returns disjoint parts of `len_bytes` each; the last one may be shorter.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
     pub fn chunks(self, len_bytes: usize) -> impl Iterator<Item = Self> {
-        assert!(len_bytes > 0, "chunks of no bytes");
+        assert!(len_bytes > 0, "chunks of 0 bytes");
         (0..self.len_bytes).step_by(len_bytes).map(move |start| {
             let end = self.len_bytes.min(start.saturating_add(len_bytes));
             self.part(start..end)
@@ -109,10 +109,11 @@ impl<'a> BufSlice<'a> {
         Self { part: Part::whole(buffer).part(range), buffer: PhantomData }
     }
 
-    /// Device memory that was allocated elsewhere, such as that of a PyTorch tensor: `len_bytes` bytes from `ptr`.
+    /// Returns device memory that other code allocated, such as that of a PyTorch tensor: `len_bytes` bytes
+    /// from `ptr`.
     ///
     /// # Safety
-    /// They must be memory of the device's primary context. As long as the value or copies of it live,
+    /// The bytes must be memory of the device's primary context. As long as the value or copies of it live,
     /// nothing may free or write them.
     pub unsafe fn from_device(device: &'a Device, ptr: *const u8, len_bytes: usize) -> Self {
         Self { part: Part::foreign(device, ptr.cast_mut(), len_bytes), buffer: PhantomData }
@@ -136,7 +137,8 @@ impl<'a> BufSliceMut<'a> {
         Self { part: Part::whole_mut(buffer).part(range), buffer: PhantomData }
     }
 
-    /// Device memory that was allocated elsewhere, such as that of a PyTorch tensor: `len_bytes` bytes from `ptr`.
+    /// Returns device memory that other code allocated, such as that of a PyTorch tensor: `len_bytes` bytes
+    /// from `ptr`.
     ///
     /// ```no_run
     /// # use cufile::{BufSliceMut, Driver, FileHandle, Result};
@@ -149,8 +151,8 @@ impl<'a> BufSliceMut<'a> {
     /// ```
     ///
     /// # Safety
-    /// They must be memory of the device's primary context. As long as the value lives, nothing else may free
-    /// or use them.
+    /// The bytes must be memory of the device's primary context. As long as the value lives, nothing else may
+    /// free or use them.
     pub unsafe fn from_device(device: &'a Device, ptr: *mut u8, len_bytes: usize) -> Self {
         Self { part: Part::foreign(device, ptr, len_bytes), buffer: PhantomData }
     }
@@ -174,7 +176,7 @@ impl<'a> BufSliceMut<'a> {
     /// Returns two parts: the first `mid_bytes` bytes, and the rest.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the part has fewer bytes.
     pub fn split_at(self, mid_bytes: usize) -> (Self, Self) {
         let part = |range: (Bound<usize>, Bound<usize>)| Self { part: self.part.part(range), ..self };
         (
@@ -183,7 +185,7 @@ impl<'a> BufSliceMut<'a> {
         )
     }
 
-    /// Parts of `len_bytes` each, the last one maybe shorter.
+    /// Returns parts of `len_bytes` each; the last one may be shorter.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
@@ -195,8 +197,8 @@ impl<'a> BufSliceMut<'a> {
 
 macro_rules! part_of_a_buffer {
     ($part:ident<$of:tt> $(, owns $buffer:ident)?) => {
-        // SAFETY: the bytes are those of an `IoBuf`, which promises that CUDA or the host can access them and that
-        // nothing else changes them; no thread is part of the promise. A buffer that is owned ends on any thread.
+        // SAFETY: the bytes are those of an `IoBuf`. It promises that CUDA or the host can access them from any
+        // thread, and that nothing else changes them. An owned buffer may end on any thread.
         unsafe impl$(<$buffer: Send>)? Send for $part<$of> {}
         // SAFETY: as above.
         unsafe impl$(<$buffer: Send>)? Sync for $part<$of> {}
@@ -219,8 +221,8 @@ macro_rules! part_of_a_buffer {
             }
         }
 
-        // SAFETY: part of a buffer that is borrowed or owned, and so keeps the promise meanwhile; `base_offset` bytes
-        // before it the buffer starts, or what that is a part of.
+        // SAFETY: part of a borrowed or owned buffer, which keeps the promise as long. The buffer, or the whole
+        // that it is a part of, starts `base_offset` bytes before.
         unsafe impl$(<$buffer>)? IoBuf for $part<$of> {
             #[inline]
             fn as_ptr(&self) -> *const u8 {

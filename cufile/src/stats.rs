@@ -28,11 +28,11 @@ use crate::driver::Driver;
 use crate::error::{OpError, Result, check};
 use crate::library::{Version, newer};
 
-/// The amount that libcufile counts. Each level includes those before it, and costs more time.
+/// The level of libcufile's counting. Each level includes those before it, and costs more time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Level {
-    /// Nothing.
+    /// No counting.
     Off = 0,
     /// The counters of [`Stats`].
     Basic = 1,
@@ -58,7 +58,7 @@ pub struct Operations {
 pub struct Transfers {
     /// The calls.
     pub operations: Operations,
-    /// The number of bytes that they moved.
+    /// The number of bytes moved.
     pub bytes: u64,
     /// Bytes per second.
     pub bytes_per_second: u64,
@@ -132,7 +132,7 @@ pub struct BatchStats {
     pub completions_per_second: u64,
     /// The time of all submissions together.
     pub total_submission_latency: Duration,
-    /// The time to completion of all together.
+    /// The time to completion of all submissions together.
     pub total_completion_latency: Duration,
     /// Bytes read by the last batch.
     pub last_read_bytes: u64,
@@ -193,13 +193,13 @@ pub struct GpuTransfers {
     pub operations: u64,
     /// The number of transfers that failed.
     pub failed: u64,
-    /// The number of bytes that they moved.
+    /// The number of bytes moved.
     pub bytes: u64,
     /// Bytes per second.
     pub bytes_per_second: u64,
-    /// The share of time spent in them, in percent.
+    /// The share of time spent in transfers, in percent.
     pub utilization_percent: u64,
-    /// The time of all together.
+    /// The time of all transfers together.
     pub duration: Duration,
     /// The number that used P2PDMA.
     pub p2p: u64,
@@ -217,17 +217,17 @@ pub struct GpuTransfers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct GpuStats {
-    /// The GPU's UUID, as CUDA has it.
+    /// The GPU's UUID, as CUDA reports it.
     pub uuid: [u8; 16],
     /// Reads.
     pub read: GpuTransfers,
     /// Writes.
     pub write: GpuTransfers,
-    /// Holes that reads met.
+    /// Holes in files that reads found.
     pub sparse_regions: u64,
-    /// Extents that reads met whose data lies in the file's metadata.
+    /// Extents that reads found with their data in the file's metadata.
     pub inline_regions: u64,
-    /// Registrations of buffers. Those that are neither counted as succeeded nor failed are under way.
+    /// Registrations of buffers. Attempts that count neither as succeeded nor as failed are in progress.
     pub buffer_registrations: Operations,
     /// Attempts to register a buffer.
     pub buffer_registration_attempts: u64,
@@ -249,8 +249,8 @@ impl Driver {
 }
 
 impl Statistics<'_> {
-    /// Returns the level of counting (`cuFileGetStatsLevel`). A level above those known here is
-    /// [`Level::PerGpu`].
+    /// Returns the level of counting (`cuFileGetStatsLevel`). Returns [`Level::PerGpu`] for levels unknown to
+    /// this crate.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
@@ -269,10 +269,10 @@ impl Statistics<'_> {
         })
     }
 
-    /// Sets how much is counted and can be asked for from now on (`cuFileSetStatsLevel`). Above [`Level::Off`] counting
-    /// begins at once, without [`start`](Self::start); the counters stay as they are.
+    /// Sets the level of counting, and of the statistics that can be read (`cuFileSetStatsLevel`). Above
+    /// [`Level::Off`] libcufile counts at once, without [`start`](Self::start); the counters stay as they are.
     ///
-    /// [`Param::STATS_LEVEL`](crate::params::Param::STATS_LEVEL) sets it before the driver is opened.
+    /// [`Param::STATS_LEVEL`](crate::params::Param::STATS_LEVEL) sets it before the driver opens.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
@@ -285,7 +285,7 @@ impl Statistics<'_> {
             .map_err(|error| error.about(&format_args!("{level:?}")))
     }
 
-    /// Starts counting anew, with all counters at 0 (`cuFileStatsStart`). Set a level before.
+    /// Restarts counting with all counters at 0 (`cuFileStatsStart`). Set a level before.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code: [`OpError::INTERNAL_ERROR`] at
@@ -296,14 +296,15 @@ impl Statistics<'_> {
         let call = newer!(self.0.library(), cuFileStatsStart)?;
         // SAFETY: takes nothing.
         check("cuFileStatsStart", unsafe { call() }).map_err(|error| match error.op_error() {
-            Some(OpError::INTERNAL_ERROR) => error.advise("set the statistics' level before".into()),
+            Some(OpError::INTERNAL_ERROR) => error.advise("set the statistics' level first".into()),
             _ => error,
         })
     }
 
     /// Stops counting (`cuFileStatsStop`).
     ///
-    /// The level is [`Level::Off`] then, at which nothing can be asked for, and the counters are 0: read them before.
+    /// Afterwards the level is [`Level::Off`], at which no statistics can be read, and the counters are 0. Read
+    /// them before.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
@@ -337,7 +338,7 @@ impl Statistics<'_> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileGetStatsL1)?;
         let layout = Layout::of(self.0.library().version());
-        // SAFETY: the buffer that `call` is given has room for the struct of any version.
+        // SAFETY: the buffer for `call` has room for the struct of any version.
         let raw = read("cuFileGetStatsL1", layout, |buffer| unsafe { call(buffer.cast()) })?;
         Ok(stats(&raw.detailed.basic, layout))
     }
@@ -351,7 +352,7 @@ impl Statistics<'_> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileGetStatsL2)?;
         let layout = Layout::of(self.0.library().version());
-        // SAFETY: the buffer that `call` is given has room for the struct of any version.
+        // SAFETY: the buffer for `call` has room for the struct of any version.
         let raw = read("cuFileGetStatsL2", layout, |buffer| unsafe { call(buffer.cast()) })?;
         Ok(detailed(&raw.detailed, layout))
     }
@@ -365,7 +366,7 @@ impl Statistics<'_> {
         self.0.check_alive()?;
         let call = newer!(self.0.library(), cuFileGetStatsL3)?;
         let layout = Layout::of(self.0.library().version());
-        // SAFETY: the buffer that `call` is given has room for the struct of any version.
+        // SAFETY: the buffer for `call` has room for the struct of any version.
         let raw = read("cuFileGetStatsL3", layout, |buffer| unsafe { call(buffer.cast()) })?;
         Ok(per_gpu(&raw, layout))
     }
@@ -376,7 +377,7 @@ impl Statistics<'_> {
 enum Layout {
     /// Up to 1.18: without the counters of vectored calls.
     Short,
-    /// From 1.19 on; also that of versions newer than this crate, as good a guess as any.
+    /// From 1.19 on; also assumed for versions newer than this crate.
     Long,
 }
 
@@ -393,11 +394,11 @@ impl Layout {
     }
 }
 
-/// Room for the largest struct known, and as much again several times: libcufile writes the struct of its own version,
-/// whatever size the caller's has, and that of a later version will be larger.
+/// Room for the largest known struct eight times over. libcufile writes the struct of its version, regardless of the
+/// caller's size, and a later version's struct will be larger.
 const BUFFER_BYTES: usize = 8 * size_of::<CUfileStatsLevel3_t>();
 
-/// Calls C with a zeroed buffer, since parts of it may stay unwritten, and brings what came into the newest layout.
+/// Calls C with a zeroed buffer, because C may leave parts unwritten, and converts the result to the newest layout.
 fn read(
     operation: &'static str,
     layout: Layout,
@@ -517,7 +518,7 @@ fn detailed(raw: &CUfileStatsLevel2_t, layout: Layout) -> DetailedStats {
 }
 
 fn per_gpu(raw: &CUfileStatsLevel3_t, layout: Layout) -> PerGpuStats {
-    // The number is data from C: there need not be as many.
+    // The number is data from C: the array may have fewer elements.
     let gpus = raw.per_gpu_stats.iter().take(raw.num_gpus as usize).map(gpu).collect();
     PerGpuStats { detailed: detailed(&raw.detailed, layout), gpus }
 }
@@ -581,7 +582,7 @@ mod tests {
 
     fn read_from(words: &[u64], layout: Layout) -> Box<CUfileStatsLevel3_t> {
         let result = read("cuFileGetStatsL3", layout, |buffer| {
-            // SAFETY: as a libcufile would do, which relies on the buffer's size.
+            // SAFETY: as libcufile would, this relies on the buffer's size.
             unsafe { buffer.cast::<u64>().copy_from_nonoverlapping(words.as_ptr(), words.len()) };
             CUfileError_t { err: CUfileOpError::CU_FILE_SUCCESS, cu_err: cufile_sys::CUresult::from_raw(0) }
         });
@@ -631,7 +632,7 @@ mod tests {
     fn vectored_counters_are_none_where_the_library_has_none() {
         let raw = read_from(&written(64, 0, 0), Layout::Short);
         assert_eq!(stats(&raw.detailed.basic, Layout::Short).vectored, None);
-        assert_eq!(raw.detailed.basic.readv_ops.ok, 0, "what follows must not be taken for them");
+        assert_eq!(raw.detailed.basic.readv_ops.ok, 0, "the words behind must not be read as these counters");
         let raw = read_from(&written(78, 0, 0), Layout::Long);
         let vectored = stats(&raw.detailed.basic, Layout::Long).vectored.expect("counted");
         assert_eq!(vectored.read.operations, Operations { ok: 64, failed: 65 });

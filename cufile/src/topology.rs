@@ -1,4 +1,4 @@
-//! The machine as libcufile sees it: BAR1 sizes and the PCIe topology.
+//! libcufile's view of the machine: BAR1 sizes and the PCIe topology.
 
 use std::ffi::{CString, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -15,14 +15,14 @@ impl Driver {
     /// `gpu_index` counts the visible GPUs from 0.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], or libcufile's code if there are not as many GPUs.
+    /// [`Error::Unsupported`], or libcufile's code if fewer GPUs are visible.
     #[doc(alias = "cuFileGetBARSizeInKB")]
     pub fn bar_size_bytes(&self, gpu_index: u32) -> Result<u64> {
         const OPERATION: &str = "cuFileGetBARSizeInKB";
         self.check_alive()?;
         let call = newer!(self.library(), cuFileGetBARSizeInKB)?;
         let index = c_int::try_from(gpu_index)
-            .map_err(|_| Error::invalid(OPERATION, format!("GPU {gpu_index} is beyond C's int")))?;
+            .map_err(|_| Error::invalid(OPERATION, format!("GPU {gpu_index} does not fit into C's int")))?;
         let mut size = 0;
         // SAFETY: `size` outlives the call.
         check(OPERATION, unsafe { call(index, &mut size) })
@@ -30,7 +30,7 @@ impl Driver {
         Ok((size as u64).saturating_mul(1024))
     }
 
-    /// Says how many GPUs are visible if none has this index; returns an empty string otherwise.
+    /// Returns the number of visible GPUs, as advice, if none has this index; otherwise an empty string.
     fn visible(&self, gpu_index: u32) -> String {
         match self.cuda().device_count() {
             Ok(count) if gpu_index >= count => format!("{count} are visible, counted from 0"),
@@ -50,8 +50,12 @@ impl Driver {
         self.check_alive()?;
         let call = newer!(self.library(), cuFileExportPCIeTopology)?;
         let path = path.as_ref();
-        let text = CString::new(path.as_os_str().as_bytes())
-            .map_err(|_| Error::invalid(OPERATION, format!("{path:?} has a NUL, where C would end it")))?;
+        let text = CString::new(path.as_os_str().as_bytes()).map_err(|_| {
+            Error::invalid(
+                OPERATION,
+                format!("the path {path:?} has a NUL, where C would end it; remove the NUL"),
+            )
+        })?;
         // SAFETY: the path is terminated and outlives the call.
         check(OPERATION, unsafe { call(text.as_ptr()) })
             .map_err(|error| error.about(&format_args!("{path:?}")))

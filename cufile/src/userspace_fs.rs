@@ -1,4 +1,4 @@
-//! File systems that live in this process, as RDMA file systems without a kernel module do.
+//! File systems in this process, such as RDMA file systems without a kernel module.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
@@ -14,27 +14,27 @@ use crate::error::Result;
 use crate::failed::Failed;
 use crate::handle::{File, FileHandle};
 
-/// An open file of a file system that lives in this process (`CUfileFSOps`).
+/// An open file of a file system in this process (`CUfileFSOps`).
 ///
-/// **Experimental.** NVIDIA documents the table of functions only by its declaration; what libcufile expects of them
-/// is read from there, and was never tried with an RDMA device. Without one, cuFile 1.16 to 1.20 register such files,
-/// and then fail every transfer (`IO_NOT_SUPPORTED`) without calling a method.
+/// **Experimental.** NVIDIA documents the table of functions only by its declaration. This module follows that
+/// declaration, and was never tested with an RDMA device. Without such a device, cuFile 1.16 to 1.20 register such
+/// files, and then fail every transfer (`IO_NOT_SUPPORTED`) without calling a method.
 ///
 /// libcufile calls the methods from any of its threads, several at once. It never sees a panic: a method that panics
-/// has failed with `EIO`, or has no preference.
+/// fails with `EIO`, or states no preference.
 pub trait UserspaceFs: Send + Sync + 'static {
-    /// Returns the name of the file system's type, as libcufile's configuration has it.
+    /// Returns the name of the file system's type, as in libcufile's configuration.
     fn fs_type(&self) -> &CStr;
 
-    /// Addresses of the network devices to use; none means any.
+    /// Returns the addresses of the network devices to use; an empty list means any.
     fn rdma_device_list(&self) -> &[sockaddr] {
         &[]
     }
 
-    /// Returns how well suited the network device at `address` is to transfer this range; `None` is no
+    /// Returns the priority of the network device at `address` for a transfer of this range; `None` is no
     /// preference.
     ///
-    /// `buffer` is for its address alone: it may be device memory. `len_bytes` and `file_offset` are in bytes.
+    /// Use only the address of `buffer`: it may be device memory. `len_bytes` and `file_offset` are in bytes.
     fn rdma_device_priority(
         &self,
         buffer: *const u8,
@@ -46,7 +46,7 @@ pub trait UserspaceFs: Send + Sync + 'static {
         None
     }
 
-    /// Reads up to `len_bytes` bytes from `file_offset` in bytes into `buffer`, and returns how many.
+    /// Reads up to `len_bytes` bytes from `file_offset` in bytes into `buffer`, and returns their number.
     ///
     /// # Errors
     /// An errno; an error without one becomes `EIO`.
@@ -62,7 +62,7 @@ pub trait UserspaceFs: Send + Sync + 'static {
         rdma: Option<RdmaInfo<'_>>,
     ) -> io::Result<usize>;
 
-    /// Writes up to `len_bytes` bytes from `buffer` to `file_offset` in bytes, and returns how many.
+    /// Writes up to `len_bytes` bytes from `buffer` to `file_offset` in bytes, and returns their number.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -89,10 +89,10 @@ impl RdmaInfo<'_> {
         self.0.version
     }
 
-    /// Returns the description, as libcufile made it.
+    /// Returns libcufile's description.
     pub fn description(&self) -> &[u8] {
         match usize::try_from(self.0.desc_len) {
-            // SAFETY: libcufile's structure says that so many bytes are there, as long as the transfer lasts.
+            // SAFETY: libcufile's structure holds this many bytes, as long as the transfer lasts.
             Ok(len) if !self.0.desc_str.is_null() => unsafe {
                 slice::from_raw_parts(self.0.desc_str.cast(), len)
             },
@@ -109,17 +109,17 @@ impl fmt::Debug for RdmaInfo<'_> {
 
 impl FileHandle {
     /// Registers an open file of a userspace file system (`cuFileHandleRegister` with
-    /// `CU_FILE_HANDLE_TYPE_USERSPACE_FS`). **Experimental**, as [`UserspaceFs`] says.
+    /// `CU_FILE_HANDLE_TYPE_USERSPACE_FS`). **Experimental**; see [`UserspaceFs`].
     ///
     /// The handle owns `file`, and drops it once it is deregistered.
     ///
     /// # Errors
-    /// cuFile's code: versions and machines differ in whether they take such files at all. [`Failed`] returns the file.
+    /// cuFile's code: not every version and machine accepts such files. [`Failed`] returns the file.
     ///
     /// # Safety
-    /// The loaded libcufile must use the table of functions as this module assumes: it calls them only while the file
-    /// is registered, with the handle it was given and valid pointers, and leaves the strings and addresses that they
-    /// return to their owner. NVIDIA promises none of it.
+    /// The loaded libcufile must use the table of functions as this module assumes. It calls them only while
+    /// the file is registered, with its own handle and valid pointers. It neither changes nor frees the strings
+    /// and addresses that they return. NVIDIA promises none of this.
     #[doc(alias = "cuFileHandleRegister")]
     #[doc(alias = "CUfileFSOps")]
     pub unsafe fn register_userspace<F: UserspaceFs>(driver: &Driver, file: F) -> Result<Self, Failed<F>> {
@@ -129,7 +129,8 @@ impl FileHandle {
         descriptor.type_ = CUfileFileHandleType::CU_FILE_HANDLE_TYPE_USERSPACE_FS;
         descriptor.handle.handle = ptr::from_ref(&file.file).cast_mut().cast();
         descriptor.fs_ops = &raw const file.operations;
-        // SAFETY: both pointers are into the allocation that is handed over with them, which never moves.
+        // SAFETY: both pointers are into the allocation of `file`, which `register_as` takes too and which
+        // never moves.
         let registered = unsafe { Self::register_as(driver, descriptor, File::Userspace(file)) };
         registered.map_err(|failed| failed.map(into_file))
     }
@@ -140,11 +141,11 @@ struct Registered<F> {
     file: F,
 }
 
-/// Returns the file that libcufile did not take.
+/// Returns the file that libcufile refused.
 fn into_file<F: UserspaceFs>(file: File) -> F {
     let File::Userspace(file) = file else { unreachable!("no descriptor was registered") };
-    let file = file.downcast::<Registered<F>>().expect("what was handed over");
-    Arc::into_inner(file).expect("nobody else has it").file
+    let file = file.downcast::<Registered<F>>().expect("the type that was registered");
+    Arc::into_inner(file).expect("no other reference").file
 }
 
 fn operations_of<F: UserspaceFs>(_: &F) -> CUfileFSOps_t {
@@ -160,13 +161,13 @@ fn operations_of<F: UserspaceFs>(_: &F) -> CUfileFSOps_t {
 /// Returns the method's result, or `failed` if it panics.
 ///
 /// # Safety
-/// `handle` must be what [`FileHandle::register_userspace`] gave libcufile, and still registered.
+/// `handle` must be the one that [`FileHandle::register_userspace`] passed to libcufile, and still registered.
 unsafe fn call<'a, F: UserspaceFs, R>(
     handle: *const c_void,
     failed: R,
     method: impl FnOnce(&'a F) -> R,
 ) -> R {
-    // SAFETY: the caller's promise; shared references are all that there are.
+    // SAFETY: the caller's promise; only shared references exist.
     let file = unsafe { &*handle.cast::<F>() };
     contained(|| method(file)).unwrap_or(failed)
 }
@@ -184,7 +185,7 @@ unsafe extern "C" fn rdma_device_list<F: UserspaceFs>(
     let list = unsafe { call(handle, [].as_slice(), |file: &F| file.rdma_device_list()) };
     if !addresses.is_null() {
         let first = if list.is_empty() { ptr::null_mut() } else { list.as_ptr().cast_mut() };
-        // SAFETY: libcufile's place for the answer.
+        // SAFETY: libcufile passes a place for the answer.
         unsafe { addresses.write(first) };
     }
     c_int::try_from(list.len()).unwrap_or(c_int::MAX)
@@ -215,8 +216,8 @@ unsafe extern "C" fn read<F: UserspaceFs>(
     file_offset: loff_t,
     rdma: *const cufileRDMAInfo_t,
 ) -> isize {
-    // SAFETY: called by libcufile while the file is registered, with a buffer that it was given for this transfer, and
-    // null or a description that outlives the call.
+    // SAFETY: called by libcufile while the file is registered, with the buffer of a transfer. `rdma` is null
+    // or a description that outlives the call.
     let done = unsafe {
         let rdma = rdma.as_ref().map(RdmaInfo);
         call(handle, panicked(), |file: &F| file.read(buffer.cast(), len_bytes, offset(file_offset)?, rdma))
@@ -247,11 +248,10 @@ fn offset(file_offset: loff_t) -> io::Result<u64> {
     u64::try_from(file_offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Returns the count, or the negative errno, which is left in `errno` too for a caller that expects a system
-/// call's −1.
+/// Returns the count, or the negative errno. Also leaves it in `errno`, for a caller that expects a system call's −1.
 fn as_c(done: io::Result<usize>, len_bytes: usize) -> isize {
     let errno = match done {
-        // More than was asked for would have libcufile believe in bytes that are not there.
+        // A larger count would make libcufile assume bytes that do not exist.
         Ok(bytes) if bytes <= len_bytes => return bytes as isize,
         Ok(_) => libc::EIO,
         Err(error) => error.raw_os_error().filter(|errno| *errno > 0).unwrap_or(libc::EIO),
@@ -330,14 +330,14 @@ mod tests {
             (4, libc::EIO),
             (-1, libc::EINVAL),
         ] {
-            // SAFETY: the handle is a live `Broken`, which looks at no buffer.
+            // SAFETY: the handle is a live `Broken`, which accesses no buffer.
             let done = unsafe { write(handle, ptr::null(), 10, offset, ptr::null()) };
             assert_eq!(done, -(errno as isize), "{offset}");
             assert_eq!(io::Error::last_os_error().raw_os_error(), Some(errno));
         }
     }
 
-    /// Says nothing of the network.
+    /// A file system with the default methods for the network.
     struct Plain;
 
     impl UserspaceFs for Plain {

@@ -11,17 +11,17 @@ use crate::memory::{IoBuf, IoBufMut, Span, file_offset};
 /// `cuFileReadv` or `cuFileWritev`.
 type Together = unsafe extern "C" fn(CUfileHandle_t, *const CUfileIOVec_t, usize, off_t, c_uint) -> isize;
 
-/// The most entries of one call. libcufile refuses more than 128, but 1.19 and 1.20 hang with 40 and more, after some
-/// calls or when the driver is closed; with 32 they never did.
+/// The most entries of one call. libcufile refuses more than 128. But 1.19 and 1.20 hang with 40 and more, after some
+/// calls or when the driver closes; with 32 they never did.
 const MOST_PARTS: usize = 16;
 
 impl FileHandle {
-    /// Reads consecutive bytes of the file from `file_offset` in bytes into one buffer after the other
+    /// Reads consecutive bytes of the file from `file_offset` in bytes into the buffers, in their order
     /// (`cuFileReadv`).
     ///
-    /// Returns how many bytes were read in all: fewer than fit at the end of the file, 0 beyond it or if the buffers
-    /// have no bytes. If a buffer fails after others were filled, the bytes of those are returned, and the next read
-    /// meets the failure.
+    /// Returns the number of bytes read in all: fewer than fit at the end of the file, 0 beyond it or for empty
+    /// buffers. If libcufile fails for a buffer after it filled others, this returns the bytes of those. The
+    /// next read then fails.
     ///
     /// Buffers of different kinds mix as `&mut dyn IoBufMut`:
     ///
@@ -35,13 +35,13 @@ impl FileHandle {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Since cuFile 1.19, one call for 16 buffers; with an older library, and for buffers of several CUDA
-    /// contexts, `cuFileRead` is called for each buffer. `cuFileReadv` takes addresses without offsets, and
-    /// so a part of a registered buffer is passed by its own address.
+    /// Since cuFile 1.19, this makes one call for 16 buffers. With an older library, and for buffers of several
+    /// CUDA contexts, it calls `cuFileRead` for each buffer. `cuFileReadv` takes addresses without offsets, so
+    /// this passes the address of a part of a registered buffer.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the range goes beyond what a file offset can say; else the error of cuFile
-    /// or the operating system for the first buffer that has bytes.
+    /// [`Error::InvalidInput`] if the end of the range does not fit into a file offset. Otherwise the error of
+    /// cuFile or the operating system for the first buffer that has bytes.
     #[doc(alias = "cuFileReadv")]
     pub fn readv_at<B: IoBufMut>(&self, buffers: &mut [B], file_offset: u64) -> Result<usize> {
         const NAME: &str = "cuFileReadv";
@@ -50,7 +50,7 @@ impl FileHandle {
             Span::new_mut(NAME, *buffer, 0, len_bytes)
         })?;
         match self.plan(NAME, self.driver().library().functions().cuFileReadv, &parts, file_offset)? {
-            // SAFETY: `parts` are all of buffers to which there is no other access.
+            // SAFETY: `parts` belong to buffers to which there is no other access.
             Plan::Together(call) => unsafe { self.together(NAME, call, &parts, file_offset) },
             Plan::OneByOne => in_turn(
                 buffers.iter_mut().filter(|buffer| buffer.len_bytes() > 0),
@@ -61,14 +61,14 @@ impl FileHandle {
         }
     }
 
-    /// Writes one buffer after the other to consecutive bytes of the file from `file_offset` in bytes
+    /// Writes the buffers, in their order, to consecutive bytes of the file from `file_offset` in bytes
     /// (`cuFileWritev`).
     ///
-    /// Returns how many bytes were written in all. If a buffer fails after others were written, the bytes of those are
-    /// returned, and the next write meets the failure. Buffers of different kinds mix as `&dyn IoBuf`.
+    /// Returns the number of bytes written in all. If libcufile fails for a buffer after it wrote others, this
+    /// returns the bytes of those. The next write then fails. Buffers of different kinds mix as `&dyn IoBuf`.
     ///
-    /// Since cuFile 1.19, one call for 16 buffers; with an older library, and for buffers of several CUDA contexts,
-    /// `cuFileWrite` is called for each buffer. Mind [other writers](Self::write_at).
+    /// Since cuFile 1.19, this makes one call for 16 buffers. With an older library, and for buffers of several
+    /// CUDA contexts, it calls `cuFileWrite` for each buffer. Mind [other writers](Self::write_at).
     ///
     /// # Errors
     /// As [`readv_at`](Self::readv_at).
@@ -77,7 +77,7 @@ impl FileHandle {
         const NAME: &str = "cuFileWritev";
         let parts = parts(buffers.iter(), |buffer| Span::new(NAME, *buffer, 0, buffer.len_bytes()))?;
         match self.plan(NAME, self.driver().library().functions().cuFileWritev, &parts, file_offset)? {
-            // SAFETY: `parts` are all of buffers that are borrowed during the call.
+            // SAFETY: `parts` belong to buffers that are borrowed during the call.
             Plan::Together(call) => unsafe { self.together(NAME, call, &parts, file_offset) },
             Plan::OneByOne => in_turn(
                 buffers.iter().filter(|buffer| buffer.len_bytes() > 0),
@@ -88,7 +88,7 @@ impl FileHandle {
         }
     }
 
-    /// Checks a transfer as a whole, and chooses how it is made.
+    /// Checks a transfer as a whole, and chooses its calls.
     fn plan(
         &self,
         name: &'static str,
@@ -99,7 +99,12 @@ impl FileHandle {
         self.driver().check_alive()?;
         let bytes = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.len_bytes as u64));
         let end = bytes.and_then(|bytes| offset.checked_add(bytes));
-        file_offset(name, end.ok_or_else(|| Error::invalid(name, "the buffers are longer than any file"))?)?;
+        file_offset(
+            name,
+            end.ok_or_else(|| {
+                Error::invalid(name, "the end of the buffers is beyond the largest file offset")
+            })?,
+        )?;
         let mut contexts = parts.iter().filter_map(|part| part.context);
         let first = contexts.next();
         // Only one context can be current during the call.
@@ -108,7 +113,7 @@ impl FileHandle {
     }
 
     /// # Safety
-    /// `call` must be free to use the parts.
+    /// `call` must be allowed to use the parts.
     unsafe fn together(
         &self,
         name: &'static str,
@@ -122,8 +127,8 @@ impl FileHandle {
         let len_bytes = |vectors: &&[CUfileIOVec_t]| vectors.iter().map(|vector| vector.len).sum();
         in_turn(vectors.chunks(MOST_PARTS), len_bytes, file_offset, |vectors, at| {
             self.transfer(name, context, at, len_bytes(&vectors), |at| {
-                // SAFETY: the handle is registered; the array has this many entries, which the caller vouches for. No
-                // flag is defined.
+                // SAFETY: the handle is registered; the array has this many entries, which the caller may use.
+                // C defines no flag.
                 unsafe { call(self.as_raw(), vectors.as_ptr(), vectors.len(), at, 0) }
             })
         })
@@ -135,8 +140,8 @@ enum Plan {
     OneByOne,
 }
 
-/// Returns the parts that have bytes. libcufile ends the process over an entry of no bytes among others, and
-/// refuses an array of none.
+/// Returns the parts that have bytes. libcufile ends the process for an empty entry among others, and refuses an
+/// empty array.
 fn parts<B: IoBuf>(
     buffers: impl Iterator<Item = B>,
     span: impl Fn(&mut B) -> Result<Span>,
@@ -144,7 +149,7 @@ fn parts<B: IoBuf>(
     buffers.filter(|buffer| buffer.len_bytes() > 0).map(|mut buffer| span(&mut buffer)).collect()
 }
 
-/// Transfers one piece after the other until one is short or fails. The bytes before a failure count, as in one call.
+/// Transfers one part after the other until one is short or fails. The bytes before a failure count, as in one call.
 fn in_turn<P>(
     pieces: impl Iterator<Item = P>,
     len_bytes: impl Fn(&P) -> usize,

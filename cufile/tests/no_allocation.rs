@@ -1,4 +1,4 @@
-//! Reading, writing and submitting a batch allocate nothing.
+//! Tests that reading, writing and submitting a batch do not allocate.
 
 mod no_op;
 
@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How often the calling thread allocates in `work`.
+/// Returns the number of allocations by the calling thread in `work`.
 fn allocations(work: impl FnOnce()) -> usize {
     let before = ALLOCATIONS.get();
     work();

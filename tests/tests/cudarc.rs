@@ -189,7 +189,7 @@ fn what_transfers_could_not_be_ordered_with_is_refused() {
         let other =
             unsafe { CudaContext::from_raw_context(0, primary.cu_device(), primary.cu_ctx()) }.unwrap();
         let slice = other.default_stream().alloc_zeros::<u8>(512).unwrap();
-        refused(Synced::new(&slice).map(drop), "a context of its own");
+        refused(Synced::new(&slice).map(drop), "another context than the GPU's primary one");
         std::mem::forget(slice);
         // The second GPU's context under the name of the first.
         let second = CudaContext::new(1).unwrap();

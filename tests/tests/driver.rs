@@ -218,7 +218,7 @@ fn what_a_closed_driver_needs_depends_on_the_call() {
     let driver = open(&emulator);
     emulator.fault("cuFileDriverClose_v2", "err=5001");
     let (error, _) = driver.close().unwrap_err().into_parts();
-    assert!(error.to_string().ends_with("somebody else has closed it"), "{error}");
+    assert!(error.to_string().ends_with("other code in this process has closed it"), "{error}");
 }
 
 #[test]

@@ -285,7 +285,7 @@ unsafe extern "C" fn silent(
 
 #[test]
 fn a_transfer_that_never_ends_aborts_the_process() {
-    aborts("a_transfer_that_never_ends_aborts_the_process", "never said that a transfer had ended", || {
+    aborts("a_transfer_that_never_ends_aborts_the_process", "did not report the end of a transfer", || {
         let bed = Bed::emulated();
         // SAFETY: it does no more than libcufile may.
         let driver =

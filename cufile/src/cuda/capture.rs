@@ -1,14 +1,14 @@
-//! CUDA calls beside captures.
+//! CUDA calls during captures of other streams.
 
 use cuda_rt_sys::runtime::cudaStreamCaptureMode;
 
 use super::Cuda;
 
-/// Lets the calling thread allocate, wait and ask while a stream elsewhere is captured for a CUDA graph; from
-/// [`Cuda::beside_captures`].
+/// A guard from [`Cuda::beside_captures`], which lets the calling thread allocate, wait and query while another
+/// stream is captured for a CUDA graph.
 ///
-/// By default CUDA refuses such calls then, on any thread, and gives the capture up, because they could be meant to be part
-/// of it. Those of this crate never are.
+/// By default CUDA then refuses such calls on any thread and ends the capture, because they might belong to it. This
+/// crate's calls never do.
 pub(super) struct BesideCaptures<'a> {
     cuda: &'a Cuda,
     before: cudaStreamCaptureMode,
@@ -22,7 +22,7 @@ impl Cuda {
 
     /// Sets the mode of the calling thread; returns the one before.
     fn exchange(&self, mut mode: cudaStreamCaptureMode) -> cudaStreamCaptureMode {
-        // SAFETY: `mode` outlives the call. A failure leaves it as it is, which is what the call that follows fails of.
+        // SAFETY: `mode` outlives the call. A failure leaves it as it is, and then the call that follows fails.
         unsafe { (self.runtime().cudaThreadExchangeStreamCaptureMode)(&mut mode) };
         mode
     }

@@ -10,7 +10,7 @@ use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute};
 use super::{Cuda, DeviceBuffer, Event, ManagedBuffer, PinnedBuffer, Stream};
 use crate::error::{Error, Result, check_driver, check_runtime};
 
-/// A GPU, and its primary context, which lives as long as anything that was made on the device.
+/// A GPU and its primary context, which lives as long as any object made on the device.
 #[derive(Clone)]
 pub struct Device(Arc<Retained>);
 
@@ -36,15 +36,15 @@ impl Drop for Retained {
     }
 }
 
-/// A CUDA context that memory belongs to, and that a thread needs current while it transfers that memory.
+/// The CUDA context of memory, which must be current on a thread that transfers this memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
     raw: CUcontext,
-    /// The libcuda that it belongs to, as far as that is known: a process may have loaded several.
+    /// The libcuda that it belongs to, if known: a process may have loaded several.
     libcuda: Option<Libcuda>,
 }
 
-/// A loaded libcuda, told from others by the address of a function.
+/// A loaded libcuda, identified by the address of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Libcuda(usize);
 
@@ -62,8 +62,8 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// # Safety
-    /// `context` must be a context that stays valid as long as memory that names it, of the libcuda of each [`Cuda`] and
-    /// [`Driver`](crate::Driver) that the memory is used with.
+    /// `context` must stay valid as long as memory that names it. It must belong to the libcuda of each
+    /// [`Cuda`] and [`Driver`](crate::Driver) that the memory is used with.
     pub unsafe fn from_raw(context: CUcontext) -> Self {
         Self { raw: context, libcuda: None }
     }
@@ -73,14 +73,14 @@ impl Context {
         self.raw
     }
 
-    /// Makes this context current on the calling thread until the guard goes.
+    /// Makes this context current on the calling thread until the guard is dropped.
     #[inline]
     pub(crate) fn enter(self, cuda: &Cuda) -> Result<Entered<'_>> {
         cuda.check_alive()?;
         if self.libcuda.is_some_and(|libcuda| libcuda != Libcuda::of(cuda)) {
             return Err(Error::invalid(
                 "cuCtxPushCurrent",
-                "the memory or stream belongs to another libcuda",
+                "the memory or stream belongs to another libcuda than the one in use",
             ));
         }
         let mut current = ptr::null_mut();
@@ -97,7 +97,7 @@ impl Context {
 
 /// Keeps a device's context current on its thread; from [`Device::enter`].
 #[derive(Debug)]
-#[must_use = "dropping it makes the context current that was before"]
+#[must_use = "dropping it makes the previous context current again"]
 pub struct Entered<'a>(Option<&'a Cuda>, PhantomData<*const ()>);
 
 impl Drop for Entered<'_> {
@@ -135,7 +135,7 @@ impl Device {
         &self.0.cuda
     }
 
-    /// Returns the number that CUDA knows the device by, from 0.
+    /// Returns CUDA's number of the device, counted from 0.
     pub fn ordinal(&self) -> u32 {
         self.0.ordinal.unsigned_abs()
     }
@@ -145,10 +145,11 @@ impl Device {
         Context { raw: self.0.context, libcuda: Some(Libcuda::of(&self.0.cuda)) }
     }
 
-    /// Makes the device's primary context current on the calling thread until the guard goes (`cuCtxPushCurrent`).
+    /// Makes the device's primary context current on the calling thread until the guard is dropped
+    /// (`cuCtxPushCurrent`).
     ///
-    /// All calls of this crate do that for themselves; many calls in a row take less time within it. Guards must go in
-    /// the reverse order of their making.
+    /// All calls of this crate do that for themselves. Many calls in a row take less time within one guard.
+    /// Drop guards in the reverse order of their creation.
     ///
     /// # Errors
     /// CUDA's error; [`Error::Forked`].
@@ -203,8 +204,8 @@ impl Device {
     /// Waits for everything submitted to the device (`cudaDeviceSynchronize`).
     ///
     /// # Errors
-    /// CUDA's error, which may be the failure of earlier work; that a stream is captured, whose capture this
-    /// ends.
+    /// CUDA's error, which may be the failure of earlier work. Also an error if a stream is being captured;
+    /// this ends the capture.
     #[doc(alias = "cudaDeviceSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let _entered = self.enter()?;
@@ -250,7 +251,7 @@ impl Device {
         Stream::new(self)
     }
 
-    /// Creates an event that marks nothing yet and counts as done (`cudaEventCreateWithFlags`, without timing).
+    /// Creates an event that marks no work yet and counts as done (`cudaEventCreateWithFlags`, without timing).
     ///
     /// # Errors
     /// CUDA's error.
@@ -259,7 +260,7 @@ impl Device {
         Event::new(self)
     }
 
-    /// Creates an event that tells times apart, for [`Event::elapsed_since`] (`cudaEventCreateWithFlags`).
+    /// Creates an event that records its time, for [`Event::elapsed_since`] (`cudaEventCreateWithFlags`).
     ///
     /// ```no_run
     /// # let device = cufile::cuda::Cuda::load()?.device(0)?;
@@ -279,7 +280,7 @@ impl Device {
         Event::with_flags(self, 0)
     }
 
-    /// Returns the stream that the device's work goes to where no other is named.
+    /// Returns the device's default stream, for work without another stream.
     pub fn default_stream(&self) -> Stream {
         Stream::default_of(self)
     }

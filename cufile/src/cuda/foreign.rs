@@ -5,10 +5,10 @@ use std::fmt;
 use super::{Context, Device};
 use crate::memory::{IoBuf, IoBufMut};
 
-/// Device memory that another library allocated, together with the value that keeps it allocated.
+/// Device memory of another library, with the value that keeps it allocated.
 ///
-/// It is `'static` where its owner is, so that batches and stream-ordered transfers take it.
-/// [`BufSliceMut::from_device`](crate::BufSliceMut::from_device) is for memory that is merely borrowed.
+/// It is `'static` if its owner is; batches and stream-ordered transfers take it then. For borrowed memory, use
+/// [`BufSliceMut::from_device`](crate::BufSliceMut::from_device).
 ///
 /// ```no_run
 /// use cufile::cuda::{Device, DeviceMemory};
@@ -22,7 +22,7 @@ use crate::memory::{IoBuf, IoBufMut};
 ///
 /// fn read(file: &FileHandle, device: &Device, tensor: Tensor) -> Result<Tensor> {
 ///     let (address, len_bytes) = (tensor.address, tensor.len_bytes);
-///     // SAFETY: the tensor keeps its memory until it is dropped, and nobody else has the tensor.
+///     // SAFETY: the tensor keeps its memory until it is dropped, and no other code has the tensor.
 ///     let mut memory = unsafe { DeviceMemory::from_raw(device, address, len_bytes, tensor) };
 ///     file.read_exact_at(&mut memory, 0)?;
 ///     Ok(memory.into_owner())
@@ -41,11 +41,12 @@ unsafe impl<O: Send> Send for DeviceMemory<O> {}
 unsafe impl<O: Sync> Sync for DeviceMemory<O> {}
 
 impl<O> DeviceMemory<O> {
-    /// Takes `len_bytes` bytes of device memory from `ptr` on, and what owns them.
+    /// Makes a buffer of `len_bytes` bytes of device memory from `ptr` on, and their owner.
     ///
     /// # Safety
-    /// The bytes must be memory of the device's primary context. They must stay allocated until `owner` is dropped. While
-    /// the value lives, nothing else may read or write them, except through [`owner`](Self::owner) what only reads them.
+    /// The bytes must be memory of the device's primary context. They must stay allocated until `owner` is
+    /// dropped. While the value lives, no other code may read or write them; reading through
+    /// [`owner`](Self::owner) is allowed.
     pub unsafe fn from_raw(device: &Device, ptr: *mut u8, len_bytes: usize, owner: O) -> Self {
         Self { device: device.clone(), ptr, len_bytes, owner }
     }

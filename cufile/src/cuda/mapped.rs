@@ -1,4 +1,4 @@
-//! Device memory that grows at its place.
+//! Device memory that grows in place.
 
 use std::ops::RangeBounds;
 use std::{fmt, ptr};
@@ -18,8 +18,9 @@ use crate::slice::{BufSlice, BufSliceMut, Part};
 
 /// Memory of one GPU mapped into a reserved range of addresses (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
 ///
-/// The memory grows within the range and never moves. Its length is what is mapped, in multiples of the device's
-/// granularity, 2 MiB as a rule. Where the device can, other devices may access it directly (GPUDirect RDMA).
+/// The memory grows within the range and never moves. Its length is the mapped part, a multiple of the device's
+/// granularity, usually 2 MiB. If the device supports it, other devices may access the memory directly (GPUDirect
+/// RDMA).
 ///
 /// Dropping waits for all work of the device, as freeing a [`DeviceBuffer`](super::DeviceBuffer) does. If CUDA fails to
 /// wait, the memory stays mapped; [`unmap`](Self::unmap) gives the error.
@@ -43,8 +44,8 @@ pub struct MappedBuffer {
     properties: CUmemAllocationProp,
 }
 
-// SAFETY: owns memory that no thread of the host accesses except through CUDA, which may be called from any thread;
-// the pointer in the properties is null.
+// SAFETY: owns memory that host threads access only through CUDA, and any thread may call CUDA; the pointer in the
+// properties is null.
 unsafe impl Send for MappedBuffer {}
 // SAFETY: as above; methods that write or map take `&mut self`.
 unsafe impl Sync for MappedBuffer {}
@@ -54,13 +55,13 @@ impl Device {
     /// it [grows](MappedBuffer::grow) (`cuMemAddressReserve`).
     ///
     /// # Errors
-    /// CUDA's error: `CUDA_ERROR_NOT_SUPPORTED` if the device cannot map memory, `CUDA_ERROR_INVALID_VALUE`
-    /// for no bytes.
+    /// CUDA's error: `CUDA_ERROR_NOT_SUPPORTED` if the device cannot map memory, `CUDA_ERROR_INVALID_VALUE` for
+    /// 0 bytes.
     #[doc(alias = "cuMemAddressReserve")]
     #[doc(alias = "cuMemGetAllocationGranularity")]
     pub fn reserve(&self, reserved_bytes: usize) -> Result<MappedBuffer> {
         let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
-        // Drivers older than the attribute say that it is invalid. To ask for RDMA where there is none is an error.
+        // Drivers older than the attribute refuse it as invalid. Asking for RDMA without support is an error.
         let rdma = self.attribute(rdma).is_ok_and(|supported| supported != 0);
         let properties = CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -108,12 +109,13 @@ impl Device {
 }
 
 impl MappedBuffer {
-    /// Maps at least `additional_bytes` more, rounded up to the granularity, behind what there is (`cuMemCreate`,
-    /// `cuMemMap`, `cuMemSetAccess`). Their contents are undefined; addresses and contents of the others stay.
+    /// Maps at least `additional_bytes` more, rounded up to the granularity, behind the mapped bytes
+    /// (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess`). The contents of the new bytes are undefined; the others
+    /// keep addresses and contents.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if they go beyond the reserved range; CUDA's error, `CUDA_ERROR_OUT_OF_MEMORY` above
-    /// all. The buffer stays as it was then.
+    /// [`Error::InvalidInput`] if they go beyond the reserved range; CUDA's error, most often
+    /// `CUDA_ERROR_OUT_OF_MEMORY`. The buffer stays as it was then.
     #[doc(alias = "cuMemCreate")]
     #[doc(alias = "cuMemMap")]
     #[doc(alias = "cuMemSetAccess")]
@@ -127,7 +129,9 @@ impl MappedBuffer {
             let reserved = self.reserved_bytes;
             return Err(Error::invalid(
                 "grow",
-                format!("{size} more bytes, where {room} are left of {reserved} reserved"),
+                format!(
+                    "{size} more bytes, but only {room} of the {reserved} reserved bytes are left; reserve more"
+                ),
             ));
         }
         let _entered = self.device.enter()?;
@@ -136,9 +140,9 @@ impl MappedBuffer {
         // SAFETY: both outlive the call; the size is a multiple of the granularity.
         check_driver("cuMemCreate", unsafe { (driver.cuMemCreate)(&mut memory, size, &self.properties, 0) })?;
         let address = self.address + self.len_bytes as CUdeviceptr;
-        // SAFETY: the range lies in the reserved one, behind what is mapped.
+        // SAFETY: the range lies in the reserved one, behind the mapped bytes.
         let mapped = unsafe { (driver.cuMemMap)(address, size, 0, memory, 0) };
-        // SAFETY: created above, released once. What is mapped stays until it is unmapped.
+        // SAFETY: created above, released once. Mapped memory stays until it is unmapped.
         let released = unsafe { (driver.cuMemRelease)(memory) };
         check_driver("cuMemMap", mapped)?;
         let access = CUmemAccessDesc {
@@ -185,7 +189,7 @@ impl MappedBuffer {
     /// Returns the bytes in `range`.
     ///
     /// # Panics
-    /// If the range goes beyond what is mapped, as for a slice.
+    /// If the range goes beyond the mapped bytes, as for a slice.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> BufSlice<'_> {
         BufSlice::new(self, range)
     }
@@ -193,7 +197,7 @@ impl MappedBuffer {
     /// Returns the bytes in `range`, for writing.
     ///
     /// # Panics
-    /// If the range goes beyond what is mapped, as for a slice.
+    /// If the range goes beyond the mapped bytes, as for a slice.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> BufSliceMut<'_> {
         BufSliceMut::new(self, range)
     }
@@ -212,7 +216,7 @@ impl MappedBuffer {
     /// Copies bytes from `offset_bytes` to the host.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; CUDA's error.
+    /// [`Error::InvalidInput`] if the range goes beyond the buffer; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         // SAFETY: mapped memory that nothing writes while it is borrowed.
@@ -229,7 +233,7 @@ impl MappedBuffer {
         Ok(bytes)
     }
 
-    /// Sets every byte and waits until it is done.
+    /// Sets every byte and waits for CUDA to finish.
     ///
     /// # Errors
     /// CUDA's error.
@@ -245,7 +249,7 @@ impl MappedBuffer {
     ///
     /// # Errors
     /// CUDA's error, which may be the failure of earlier work; or [`Error::Forked`]. [`Failed`] returns the
-    /// buffer. Dropping that leaks the memory, because the device may use it.
+    /// buffer. Dropping this buffer leaks the memory, because the device may use it.
     #[doc(alias = "cuMemUnmap")]
     #[doc(alias = "cuMemAddressFree")]
     #[allow(clippy::result_large_err, reason = "the error returns the buffer")]
@@ -266,8 +270,8 @@ impl MappedBuffer {
             check_driver("cuMemUnmap", unsafe { (driver.cuMemUnmap)(self.address, self.len_bytes) })?;
             self.len_bytes = 0;
         }
-        // SAFETY: reserved in `reserve`, given back once, because no bytes are reserved from then on. CUDA refuses if
-        // something is still mapped.
+        // SAFETY: reserved in `reserve`, given back once, because no bytes are reserved from then on. CUDA
+        // refuses while memory is still mapped there.
         check_driver("cuMemAddressFree", unsafe {
             (driver.cuMemAddressFree)(self.address, self.reserved_bytes)
         })?;
@@ -280,7 +284,7 @@ impl MappedBuffer {
         match self.device.alloc(1) {
             // As cudaFree does, without ending the capture of a graph, which cudaDeviceSynchronize would.
             Ok(fence) => fence.free(),
-            // There is no memory left.
+            // No memory is left for the byte.
             Err(_) => self.device.synchronize(),
         }
     }
@@ -288,7 +292,7 @@ impl MappedBuffer {
 
 impl Drop for MappedBuffer {
     fn drop(&mut self) {
-        // `unmap` returns the error.
+        // Ignored here; `unmap` returns the error.
         let _ = self.release();
     }
 }
@@ -335,5 +339,6 @@ fn location(device: &Device) -> CUmemLocation {
 
 fn round_up(operation: &'static str, bytes: usize, granularity: usize) -> Result<usize> {
     let rounded = bytes.checked_next_multiple_of(granularity).filter(|bytes| isize::try_from(*bytes).is_ok());
-    rounded.ok_or_else(|| Error::invalid(operation, format!("{bytes} bytes are more than memory can have")))
+    rounded
+        .ok_or_else(|| Error::invalid(operation, format!("{bytes} bytes do not fit into the address space")))
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result, check_runtime};
 use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
-/// Memory of one GPU (`cudaMalloc`), freed when dropped. The host cannot look into it.
+/// Memory of one GPU (`cudaMalloc`), freed when dropped. The host cannot access it.
 #[doc(alias = "cudaFree")]
 pub struct DeviceBuffer {
     device: Device,
@@ -21,8 +21,7 @@ pub struct DeviceBuffer {
     len_bytes: usize,
 }
 
-// SAFETY: an owning pointer to memory that no thread of the host accesses except through CUDA, which may be called from
-// any thread.
+// SAFETY: an owning pointer to memory that host threads access only through CUDA, and any thread may call CUDA.
 unsafe impl Send for DeviceBuffer {}
 // SAFETY: as above; methods that write take `&mut self`.
 unsafe impl Sync for DeviceBuffer {}
@@ -78,8 +77,7 @@ impl DeviceBuffer {
         BufSliceMut::new(self, range)
     }
 
-    /// Returns disjoint parts of `len_bytes` each, the last one maybe shorter, which may be used from several
-    /// threads.
+    /// Returns disjoint parts of `len_bytes` each, for use on several threads. The last one may be shorter.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
@@ -101,7 +99,7 @@ impl DeviceBuffer {
     /// Copies bytes from `offset_bytes` to the host.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; CUDA's error.
+    /// [`Error::InvalidInput`] if the range goes beyond the buffer; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         // SAFETY: an allocation that nothing writes while it is borrowed.
@@ -118,7 +116,7 @@ impl DeviceBuffer {
         Ok(bytes)
     }
 
-    /// Sets every byte and waits until it is done.
+    /// Sets every byte and waits for CUDA to finish.
     ///
     /// # Errors
     /// CUDA's error.
@@ -152,7 +150,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // `free` returns the error.
+        // Ignored here; `free` returns the error.
         let _ = self.release();
     }
 }
@@ -189,7 +187,7 @@ unsafe impl IoBufMut for DeviceBuffer {
     }
 }
 
-/// Page-locked host memory (`cudaHostAlloc`), which reads and writes like a slice.
+/// Page-locked host memory (`cudaHostAlloc`), used like a slice.
 #[doc(alias = "cudaFreeHost")]
 pub struct PinnedBuffer {
     device: Device,
@@ -202,8 +200,8 @@ pub struct PinnedBuffer {
 /// cuFile can transfer it but not register it. Do not touch it from the host while a kernel uses it.
 ///
 /// On devices without concurrent managed access (`CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`), a host access is a
-/// segmentation fault while any kernel runs. So the bytes have to be asked for, by [`as_slice`](Self::as_slice). Copying
-/// and filling work everywhere:
+/// segmentation fault while any kernel runs. So [`as_slice`](Self::as_slice) returns the bytes only where the host
+/// may access them. Copying and filling work everywhere:
 ///
 /// ```no_run
 /// # use cufile::cuda::Cuda;
@@ -230,7 +228,7 @@ macro_rules! host_memory {
         unsafe impl Sync for $buffer {}
 
         impl $buffer {
-            /// Returns the device that it was allocated for.
+            /// Returns the device for which the memory was allocated.
             pub fn device(&self) -> &Device {
                 &self.device
             }
@@ -334,7 +332,7 @@ impl ManagedBuffer {
         self.ptr
     }
 
-    /// Returns how many bytes there are.
+    /// Returns the number of bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -387,7 +385,7 @@ impl ManagedBuffer {
     /// Copies bytes from `offset_bytes` to the host.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; CUDA's error.
+    /// [`Error::InvalidInput`] if the range goes beyond the buffer; CUDA's error.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         // SAFETY: an allocation that nothing writes while it is borrowed.
@@ -404,7 +402,7 @@ impl ManagedBuffer {
         Ok(bytes)
     }
 
-    /// Sets every byte and waits until it is done.
+    /// Sets every byte and waits for CUDA to finish.
     ///
     /// # Errors
     /// CUDA's error.
@@ -416,7 +414,7 @@ impl ManagedBuffer {
     }
 }
 
-/// Names what could not be allocated.
+/// Adds the bytes and the GPU to an allocation's error.
 fn about(error: Error, device: &Device, len_bytes: usize) -> Error {
     error.about(&format_args!("{len_bytes} bytes for GPU {}", device.ordinal()))
 }
@@ -441,7 +439,8 @@ fn allocate(
 /// Copies host bytes to `offset_bytes` of a part and waits until they are there.
 ///
 /// # Safety
-/// The part must be memory that is accessible as it says, and nothing else may use it during the call.
+/// The part must be memory that is accessible as `is_host_accessible` tells, and nothing else may use it during the
+/// call.
 pub(crate) unsafe fn copy_from_host(
     cuda: &Cuda,
     part: Part,
@@ -474,7 +473,8 @@ pub(crate) unsafe fn copy_from_host(
 /// Copies bytes from `offset_bytes` of a part to the host.
 ///
 /// # Safety
-/// The part must be memory that is accessible as it says, and nothing may write it during the call.
+/// The part must be memory that is accessible as `is_host_accessible` tells, and nothing may write it during the
+/// call.
 pub(crate) unsafe fn copy_to_host(
     cuda: &Cuda,
     part: Part,
@@ -502,7 +502,7 @@ pub(crate) unsafe fn copy_to_host(
     })
 }
 
-/// Sets every byte of a part and waits until it is done.
+/// Sets every byte of a part and waits for CUDA to finish.
 ///
 /// # Safety
 /// As for [`copy_from_host`].

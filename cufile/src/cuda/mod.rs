@@ -1,10 +1,10 @@
-//! The small safe CUDA layer that file I/O needs: devices, memory, streams and events.
+//! A small safe CUDA layer for file I/O: devices, memory, streams and events.
 //!
-//! Programs that use another CUDA crate keep using it: any memory can take part in I/O through
-//! [`IoBuf`], and cudarc's does by the feature `cudarc`. No call here except [`Device::set_current`] leaves the calling
-//! thread's current device or context changed. Calls that allocate, wait or ask do not end the capture of a graph on a
-//! stream elsewhere, as such calls do by default. The exception is [`Device::synchronize`]. Copying or filling without
-//! a stream ends the capture of a stream that waits for the null stream. Those of [`Device::stream`] and PyTorch do not.
+//! Programs that use another CUDA crate keep using it: [`IoBuf`] takes memory of any origin, and the feature `cudarc`
+//! that crate's. No call here except [`Device::set_current`] changes the calling thread's current device or context.
+//! By default, CUDA calls that allocate, wait or query end the capture of a graph on another stream. Those here do
+//! not, except [`Device::synchronize`]. Copying or filling without a stream ends the capture of a stream that waits
+//! for the null stream. Streams of [`Device::stream`] and of PyTorch do not wait for it.
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;
@@ -44,25 +44,25 @@ use crate::slice::Part;
 
 /// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
 ///
-/// It does not outlast a `fork`: devices and their memory are [`Error::Forked`] in the child, and dropping them frees
-/// nothing.
+/// It does not outlast a `fork`: calls on devices and their memory fail with [`Error::Forked`] in the child, and
+/// dropping them frees nothing.
 #[derive(Clone)]
 pub struct Cuda(Arc<Loaded>);
 
 struct Loaded {
     driver: driver::Library,
     runtime: runtime::Library,
-    /// The generation of the process that initialised it: CUDA does not outlast a fork.
+    /// The fork generation of the process that initialised it: CUDA does not outlast a fork.
     generation: u32,
 }
 
 impl Cuda {
-    /// Returns the process's CUDA: found and initialised on the first call, the same from then on. A failure is
-    /// tried again.
+    /// Returns the process's CUDA. The first call that succeeds loads and initialises it; later calls return
+    /// the same one.
     ///
     /// # Errors
-    /// [`Error::Load`] naming libcuda or libcudart if either is missing, [`Error::NoDevice`], [`Error::Forked`] in the
-    /// child of a process that has loaded it, or the error of `cuInit`.
+    /// [`Error::Load`] naming libcuda or libcudart if either is missing; [`Error::NoDevice`]; [`Error::Forked`]
+    /// in the child of a process that has loaded CUDA; or the error of `cuInit`.
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self> {
         static DEFAULT: OnceLock<Cuda> = OnceLock::new();
@@ -111,7 +111,7 @@ impl Cuda {
     /// Returns the device with this ordinal, counted from 0.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; CUDA's error; [`Error::Forked`].
+    /// [`Error::InvalidInput`] if fewer devices are visible; CUDA's error; [`Error::Forked`].
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         Device::open(self, ordinal)
     }
@@ -132,7 +132,7 @@ impl Cuda {
 
     /// Copies host bytes to `offset_bytes` of any buffer and waits until they are there.
     ///
-    /// Buffers of known type have methods for this; parts and boxed buffers need it:
+    /// CUDA's buffer types have methods for this. Parts and boxed buffers need this call:
     ///
     /// ```no_run
     /// use cufile::cuda::Cuda;
@@ -166,7 +166,8 @@ impl Cuda {
     /// Copies bytes from `offset_bytes` of any buffer to the host and waits until they are there.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there are not as many; CUDA's error; [`Error::Forked`] for device memory.
+    /// [`Error::InvalidInput`] if the range goes beyond the buffer; CUDA's error; [`Error::Forked`] for device
+    /// memory.
     #[doc(alias = "cudaMemcpy")]
     pub fn copy_to_host(
         &self,
@@ -178,7 +179,7 @@ impl Cuda {
         unsafe { copy_to_host(self, Part::whole(source), offset_bytes, target) }
     }
 
-    /// Fails in a fork of the process that initialised CUDA.
+    /// Fails in a forked child of the process that initialised CUDA.
     #[inline]
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.is_alive() { Ok(()) } else { Err(Error::Forked) }

@@ -19,8 +19,8 @@ use super::Device;
 use crate::callback::contained;
 use crate::error::{Error, Result, check_driver, check_runtime};
 
-/// A queue of work on a device. Dropping one that was created here waits for the work, however long it takes, as CUDA does
-/// when it frees memory. One that is captured is leaked.
+/// A queue of work on a device. Dropping a stream that was created here waits for its work without limit, as CUDA
+/// does when it frees memory. A stream that is being captured is leaked.
 #[doc(alias = "cudaStreamDestroy")]
 pub struct Stream {
     device: Device,
@@ -30,7 +30,7 @@ pub struct Stream {
 
 /// The owner of a stream, which destroys it.
 enum Owner {
-    /// The value, when it is dropped.
+    /// This value, when it is dropped.
     Value,
     /// The code that created it.
     Elsewhere,
@@ -60,12 +60,12 @@ impl Stream {
         Self { device: device.clone(), raw: ptr::null_mut(), owner: Owner::Elsewhere }
     }
 
-    /// Returns a stream that was made elsewhere. Dropping it neither waits nor destroys.
+    /// Returns a stream of other code. Dropping the value neither waits nor destroys.
     ///
     /// # Safety
-    /// `raw` must be a stream of the device's primary context that stays alive as long as the value, or null. A
-    /// [`RegisteredStream`](crate::RegisteredStream) may hold the value after it was dropped itself. `raw` must not be
-    /// `cudaStreamPerThread`, which is another stream on each thread.
+    /// `raw` must be null or a stream of the device's primary context that stays alive as long as the value. A
+    /// [`RegisteredStream`](crate::RegisteredStream) may hold the value even after the registered stream was
+    /// dropped. `raw` must not be `cudaStreamPerThread`, which is another stream on each thread.
     pub unsafe fn from_raw(device: &Device, raw: cudaStream_t) -> Self {
         Self { device: device.clone(), raw, owner: Owner::Elsewhere }
     }
@@ -114,10 +114,10 @@ impl Stream {
         ready("cudaStreamQuery", unsafe { (self.device.cuda().runtime().cudaStreamQuery)(self.raw) })
     }
 
-    /// Returns whether work that is submitted becomes part of a CUDA graph instead of being done.
+    /// Returns whether submitted work becomes part of a CUDA graph instead of running.
     ///
     /// # Errors
-    /// CUDA's error; for the null stream, also that another one is captured.
+    /// CUDA's error; for the null stream, also an error if another stream is being captured.
     #[doc(alias = "cudaStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool> {
         let _entered = self.device.enter()?;
@@ -130,14 +130,15 @@ impl Stream {
     }
 
     /// Copies host bytes to device memory after the stream's work so far (`cudaMemcpyAsync`). An event
-    /// [recorded](Self::record) next tells when it is done. Copies from pinned memory run beside the host's work.
+    /// [recorded](Self::record) next tells when the copy is done. Copies from pinned memory run in parallel
+    /// with the host's work.
     ///
     /// # Errors
     /// CUDA's error, which may be the failure of earlier work. The copy may be in flight then.
     ///
     /// # Safety
-    /// `target` must be device memory, as long as `source`, that nothing else uses until the copy is done; until then
-    /// `source` must stay as it is.
+    /// `target` must be device memory as long as `source`. Until the copy is done, nothing else may use
+    /// `target`, and `source` must not change.
     #[doc(alias = "cudaMemcpyAsync")]
     pub unsafe fn copy_to_device(&self, target: *mut u8, source: &[u8]) -> Result<()> {
         let kind = cudaMemcpyKind::cudaMemcpyHostToDevice;
@@ -146,14 +147,15 @@ impl Stream {
     }
 
     /// Copies device memory to host bytes after the stream's work so far (`cudaMemcpyAsync`). An event
-    /// [recorded](Self::record) next tells when it is done. Copies into pinned memory run beside the host's work.
+    /// [recorded](Self::record) next tells when the copy is done. Copies into pinned memory run in parallel
+    /// with the host's work.
     ///
     /// # Errors
     /// As [`copy_to_device`](Self::copy_to_device).
     ///
     /// # Safety
-    /// `source` must be device memory, as long as `target`, that nothing writes until the copy is done; until then
-    /// nothing else may use `target`.
+    /// `source` must be device memory as long as `target`. Until the copy is done, nothing may write `source`,
+    /// and nothing else may use `target`.
     #[doc(alias = "cudaMemcpyAsync")]
     pub unsafe fn copy_from_device(&self, target: &mut [u8], source: *const u8) -> Result<()> {
         let kind = cudaMemcpyKind::cudaMemcpyDeviceToHost;
@@ -161,21 +163,21 @@ impl Stream {
         unsafe { self.copy(target.as_mut_ptr().cast(), source.cast(), target.len(), kind) }
     }
 
-    /// Copies `lens_bytes[i]` bytes from `sources[i]` to `targets[i]`, in any order, after the stream's work so far: by
-    /// one call where CUDA has `cudaMemcpyBatchAsync` (13.0) and the stream is not the null stream, by a call each
-    /// elsewhere. It serves many small copies, which cost a call's time each otherwise.
+    /// Copies `lens_bytes[i]` bytes from `sources[i]` to `targets[i]`, in any order, after the stream's work so
+    /// far. Makes one call where CUDA has `cudaMemcpyBatchAsync` (13.0) and the stream is not the null stream,
+    /// otherwise one call for each copy. One call saves time where copies are many and small.
     ///
-    /// The threads of a process make that one call in turn, because CUDA crashes when they meet in it.
+    /// The threads of a process make that call in turn, because CUDA crashes if two make it at once.
     ///
     /// # Errors
     /// CUDA's error; some of the copies may be in flight then.
     ///
     /// # Panics
-    /// If the three are not equally long.
+    /// If the three slices differ in length.
     ///
     /// # Safety
-    /// Each pair must be ranges of host or device memory as long as said, that nothing else uses until the copies are
-    /// done. No two targets may overlap.
+    /// Each pair must be ranges of host or device memory of the given length. Nothing else may use them until
+    /// the copies are done. No two targets may overlap.
     #[doc(alias = "cudaMemcpyBatchAsync")]
     pub unsafe fn copy_batch(
         &self,
@@ -184,7 +186,10 @@ impl Stream {
         lens_bytes: &[usize],
     ) -> Result<()> {
         let count = lens_bytes.len();
-        assert!(targets.len() == count && sources.len() == count, "as many targets, sources and lengths");
+        assert!(
+            targets.len() == count && sources.len() == count,
+            "targets, sources and lengths differ in number"
+        );
         let batch = self.device.cuda().runtime().cudaMemcpyBatchAsync;
         let (Some(batch), false) = (batch, self.raw.is_null() || count < 2) else {
             for i in 0..count {
@@ -194,12 +199,13 @@ impl Stream {
             }
             return Ok(());
         };
-        /// Two of these calls at once, of any streams, crash libcuda (580.159, libcudart 13.0 and 13.5) or corrupt the
-        /// GPU's push buffer, within seconds if their copies are small. Nothing can be half done under it.
+        /// Taken for each of these calls. Two at once, of any streams, crash libcuda (580.159, libcudart 13.0
+        /// and 13.5) or corrupt the GPU's push buffer. With small copies, that takes seconds. The lock guards
+        /// no data, so a panic under it does no harm.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _entered = self.device.enter()?;
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: zeros are valid, and say that the locations are not given.
+        // SAFETY: zeros are valid, and mean that the locations are unspecified.
         let mut attributes: cudaMemcpyAttributes = unsafe { std::mem::zeroed() };
         attributes.srcAccessOrder = cudaMemcpySrcAccessOrder::cudaMemcpySrcAccessOrderStream;
         let mut all_from_the_first = 0;
@@ -219,7 +225,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// Both ranges must be `len_bytes` long and of the kinds named, and stay untouched until the copy is done.
+    /// Both ranges must be `len_bytes` long and of the named kinds, and stay untouched until the copy is done.
     unsafe fn copy(
         &self,
         target: *mut c_void,
@@ -245,8 +251,8 @@ impl Stream {
         Ok(event)
     }
 
-    /// Lets `event`, which must be of the same device, mark the present end of the stream's work. What it marked before
-    /// is forgotten, which saves a new event each time.
+    /// Lets `event`, which must be of the same device, mark the present end of the stream's work. This replaces
+    /// its earlier mark, so a program can reuse one event.
     ///
     /// # Errors
     /// CUDA's error.
@@ -259,19 +265,20 @@ impl Stream {
         })
     }
 
-    /// Calls `function` on a thread of CUDA's after the stream's work so far; later work waits for it.
+    /// Calls `function` on a CUDA thread after the stream's work so far; later work waits for it.
     ///
-    /// The function must not call CUDA, nor wait for something that needs the stream to go on. Dropping buffers of the GPU,
-    /// streams, events and transfers calls CUDA: what it owns of these it must give away, not drop. If CUDA gives the
-    /// stream up after an error, it is never called. A panic in it goes no further.
+    /// The function must not call CUDA, and must not wait for anything that needs the stream to go on. Dropping
+    /// GPU buffers, streams, events and transfers calls CUDA: the function must give such values away, not drop
+    /// them. If CUDA gives the stream up after an error, it never calls the function. A panic in the function
+    /// goes no further.
     ///
-    /// libcufile's first call on a stream returns only when host functions that were submitted before have: the function
-    /// must not wait for what the thread does after such a call.
+    /// libcufile's first call on a stream returns only when earlier submitted host functions have returned. So
+    /// the function must not wait for anything that the thread does after such a call.
     ///
     /// # Errors
-    /// CUDA's error, which may be the failure of earlier work; that the stream is captured. The function is
-    /// not called after an error was returned. If a capture begins during the call, the graph calls the
-    /// function at its first launch only.
+    /// CUDA's error, which may be the failure of earlier work. [`Error::InvalidInput`] if the stream is being
+    /// captured. After an error, CUDA does not call the function. If a capture begins during the call, the
+    /// graph calls the function at its first launch only.
     #[doc(alias = "cudaLaunchHostFunc")]
     pub fn call_on_host<F: FnOnce() + Send + 'static>(&self, function: F) -> Result<()> {
         unsafe extern "C" fn call(data: *mut c_void) {
@@ -281,10 +288,14 @@ impl Stream {
         }
         let _entered = self.device.enter()?;
         if self.is_capturing()? {
-            return Err(Error::invalid("cudaLaunchHostFunc", "the stream is captured".to_owned()));
+            return Err(Error::invalid(
+                "cudaLaunchHostFunc",
+                "the stream is being captured; end the capture first".to_owned(),
+            ));
         }
         let number = host_functions::keep(Box::new(function));
-        // SAFETY: the stream is alive; `call` takes any data for a number, however often and whenever it is called.
+        // SAFETY: the stream is alive; `call` treats any data as a number, so CUDA may call it at any time and
+        // any number of times.
         let code = unsafe {
             (self.device.cuda().runtime().cudaLaunchHostFunc)(
                 self.raw,
@@ -293,31 +304,34 @@ impl Stream {
             )
         };
         check_runtime("cudaLaunchHostFunc", code).inspect_err(|_| {
-            // The error may be that of earlier work, and the call be queued nevertheless. It finds nothing then.
+            // The error may be that of earlier work, with the call queued nevertheless. The call then finds no
+            // function.
             drop(host_functions::take(number));
         })
     }
 
-    /// Lets the stream do something with words in memory, in this order, after its work so far
+    /// Lets the stream wait for words in memory or write them, in this order, after its work so far
     /// (`cuStreamBatchMemOp`). Work submitted later waits for that.
     ///
-    /// A stream that waits takes one of the GPU's hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default). When all
-    /// are taken, no stream goes on, copies included.
+    /// A stream that waits takes one of the GPU's hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by
+    /// default). When all are taken, no stream goes on, not even for copies.
     ///
     /// # Errors
-    /// CUDA's error, also for more than 255 operations. Nothing was submitted then, except if it is the
-    /// failure of earlier work.
+    /// CUDA's error, also for more than 255 operations. CUDA has submitted nothing then, unless the error is
+    /// the failure of earlier work.
     ///
     /// # Safety
-    /// The words must be aligned and in memory that the GPU can use, such as a [`PinnedBuffer`](super::PinnedBuffer),
-    /// and stay there until the stream has gone on. The host may use them only as atomics.
+    /// The words must be aligned and in memory that the GPU can use, such as a
+    /// [`PinnedBuffer`](super::PinnedBuffer). They must stay there until the stream has gone on. The host may
+    /// use them only as atomics.
     #[doc(alias = "cuStreamBatchMemOp")]
     #[doc(alias = "cuStreamWaitValue32")]
     #[doc(alias = "cuStreamWriteValue32")]
     pub unsafe fn on_words(&self, operations: &[WordOperation]) -> Result<()> {
         let mut operations: Vec<_> = operations.iter().map(WordOperation::as_raw).collect();
         let _entered = self.device.enter()?;
-        // SAFETY: the stream is alive, and the operations are as many as said; the rest is the caller's promise.
+        // SAFETY: the stream is alive, and the count is that of the operations; the rest is the caller's
+        // promise.
         check_driver("cuStreamBatchMemOp", unsafe {
             (self.device.cuda().driver().cuStreamBatchMemOp_v2)(
                 self.raw.cast(),
@@ -348,12 +362,13 @@ impl Drop for Stream {
             return;
         }
         let Ok(_entered) = self.device.enter() else { return };
-        // To wait for a stream that is captured ends the capture, and its graph may refer to the stream: it is leaked.
+        // Waiting for a stream that is being captured ends the capture, and its graph may refer to the stream.
+        // So the stream is leaked.
         if self.is_capturing().is_ok_and(|is_capturing| is_capturing) {
             return;
         }
         let _beside = self.device.cuda().beside_captures();
-        // SAFETY: created in `new`, destroyed once, after its work: what the work uses may be freed next.
+        // SAFETY: created in `new`, destroyed once, after its work: the memory of that work may be freed next.
         unsafe {
             (self.device.cuda().runtime().cudaStreamSynchronize)(self.raw);
             (self.device.cuda().runtime().cudaStreamDestroy)(self.raw);
@@ -370,10 +385,10 @@ impl fmt::Debug for Stream {
 /// An operation of a stream on a word in memory; for [`Stream::on_words`].
 #[derive(Debug, Clone, Copy)]
 pub enum WordOperation {
-    /// Waits until the word has reached the value: until their difference is not negative as a signed number, so that a
-    /// counter may wrap around.
+    /// Waits until the word has reached the value. The comparison is the sign of their difference, so a counter
+    /// may wrap around.
     Wait(*const u32, u32),
-    /// Sets the word to the value. A reader of the value sees what the stream's work before wrote.
+    /// Sets the word to the value. A reader of the value sees the writes of the stream's earlier work.
     Write(*mut u32, u32),
 }
 
@@ -387,7 +402,7 @@ impl WordOperation {
                 (CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32, word.cast_const(), value)
             }
         };
-        // No flags: a wait is for what is greater or equal, a write comes after all that was written before.
+        // No flags: a wait is for a greater or equal value, and a write comes after all earlier writes.
         let address = word.expose_provenance() as u64;
         CUstreamBatchMemOpParams { operation, address, value64: value.into(), flags: 0, alias: 0, pad: 0 }
     }
@@ -428,7 +443,7 @@ impl Event {
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
         let _entered = self.device.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: both events are alive; the place for the answer outlives the call.
+        // SAFETY: both events are alive; the result outlives the call.
         check_runtime("cudaEventElapsedTime", unsafe {
             (self.device.cuda().runtime().cudaEventElapsedTime)(&mut milliseconds, start.raw, self.raw)
         })?;
@@ -481,10 +496,10 @@ impl fmt::Debug for Event {
     }
 }
 
-/// Functions that streams are to call, by number.
+/// Functions for streams to call, by number.
 ///
-/// CUDA gets a number rather than an address, because it may call once, never, after it reported an error, or, if a capture
-/// began, as often as a graph is launched.
+/// CUDA gets a number rather than an address. It may call once, never, or after it reported an error; if a capture
+/// began, at every launch of a graph.
 mod host_functions {
     use std::collections::BTreeMap;
     use std::sync::{Mutex, MutexGuard, PoisonError};

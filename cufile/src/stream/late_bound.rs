@@ -15,17 +15,17 @@ const PAGE: u64 = 4096;
 
 /// The size and the offsets of a stream-ordered transfer, which can be set until it runs.
 ///
-/// Clones refer to the same values. They can be set from any thread, and by a function that the stream calls before the
-/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)); the order of a
-/// stream makes sure that the transfer sees what was set. Setting them when it has run changes nothing. They may serve
-/// several transfers.
+/// Clones refer to the same values. Any thread can set them, and so can a function that the stream calls before the
+/// transfer (`cudaLaunchHostFunc`, here [`Stream::call_on_host`](crate::cuda::Stream::call_on_host)). The order of
+/// the stream makes sure that the transfer sees the new values. Setting them after the transfer has run has no effect
+/// on it. They may serve several transfers.
 ///
-/// libcufile's first call on a stream does not return while a function that the stream calls is pending. Such a function
-/// must not wait for what the thread does after that call.
+/// libcufile's first call on a stream does not return while a function that the stream calls is pending. Such a
+/// function must not wait for anything that the thread does after that call.
 ///
-/// Whatever is set from wherever, the transfer stays in the buffer: the length can only be lowered, because libcufile
-/// prepares for the one that it finds at submission, and the buffer offset leaves room for the longest transfer. The
-/// buffer offset can be set only for registered memory: libcufile takes other memory to be as long as the transfer.
+/// The transfer always stays in the buffer. The length can only be lowered, because libcufile prepares for the length
+/// at submission. The buffer offset must leave room for the longest transfer. It can be set only for registered
+/// memory: libcufile assumes that other memory is as long as the transfer.
 ///
 /// ```no_run
 /// # use {std::sync::Arc, cufile::*};
@@ -33,7 +33,7 @@ const PAGE: u64 = 4096;
 /// # fn late(stream: RegisteredStream, file: Arc<FileHandle>, buffer: cuda::DeviceBuffer) -> Result<()> {
 /// let arguments = stream.late_bound(&buffer, 0, 1 << 20, 0)?;
 /// let setter = arguments.clone();
-/// // The stream calls this when its work so far is done, which finds out what to read.
+/// // The stream calls this when its work so far is done, which finds out the range to read.
 /// stream.stream().call_on_host(move || {
 ///     setter.set_file_offset(index() << 20).expect("a late-bound file offset");
 /// })?;
@@ -44,14 +44,14 @@ const PAGE: u64 = 4096;
 #[derive(Clone)]
 pub struct LateBound(pub(super) Arc<Arguments>);
 
-/// The values that C reads through pointers, as plain memory. They are aligned words, so C sees each one whole,
+/// The values, as plain memory, which C reads through pointers. They are aligned words, so C sees each one whole,
 /// before or after a change.
 pub(super) struct Arguments {
     pub(super) len_bytes: AtomicUsize,
     pub(super) file_offset: AtomicI64,
-    // From the base that C gets: that of the registration, or where the transfer begins.
+    // Counted from C's base: that of the registration, or the start of the transfer.
     pub(super) buffer_offset: AtomicI64,
-    // These two from the buffer's first byte.
+    // Both counted from the buffer's first byte.
     pub(super) first_buffer_offset: usize,
     pub(super) max_buffer_offset: usize,
     pub(super) base_offset: usize,
@@ -61,7 +61,7 @@ pub(super) struct Arguments {
 }
 
 impl LateBound {
-    /// Returns the number of bytes that will be transferred.
+    /// Returns the length of the transfer in bytes.
     pub fn len_bytes(&self) -> usize {
         self.0.len_bytes.load(Ordering::Acquire)
     }
@@ -82,7 +82,8 @@ impl LateBound {
     /// Lowers the number of bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if it is more than now, not aligned as the stream's flags promise, or fixed by them.
+    /// [`Error::InvalidInput`] if it is more than now, not aligned as the stream's flags promise, or fixed by
+    /// those flags.
     pub fn set_len_bytes(&self, len_bytes: usize) -> Result<()> {
         const OPERATION: &str = "set_len_bytes";
         self.0.check_late(OPERATION, StreamFlags::FIXED_FILE_SIZE)?;
@@ -90,11 +91,14 @@ impl LateBound {
         let lower = |now| (len_bytes <= now).then_some(len_bytes);
         match self.0.len_bytes.fetch_update(Ordering::Release, Ordering::Relaxed, lower) {
             Ok(_) => Ok(()),
-            Err(now) => Err(Error::invalid(OPERATION, format!("{len_bytes} is more than {now} bytes"))),
+            Err(now) => Err(Error::invalid(
+                OPERATION,
+                format!("{len_bytes} bytes are more than the present {now}; the length can only be lowered"),
+            )),
         }
     }
 
-    /// Sets the place in the file, in bytes.
+    /// Sets the offset in the file, in bytes.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if it does not fit into `off_t`, is not aligned as the stream's flags promise, or is
@@ -108,11 +112,11 @@ impl LateBound {
         Ok(())
     }
 
-    /// Sets the place in the buffer, in bytes.
+    /// Sets the offset in the buffer, in bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the longest transfer, as it was made for, does not fit there, the memory is not
-    /// registered, or the offset is not aligned as the stream's flags promise, or fixed by them.
+    /// [`Error::InvalidInput`] if the longest transfer does not fit there, or the memory is not registered.
+    /// Also if the offset is not aligned as the stream's flags promise, or fixed by those flags.
     pub fn set_buffer_offset(&self, offset: usize) -> Result<()> {
         const OPERATION: &str = "set_buffer_offset";
         let arguments = &*self.0;
@@ -120,7 +124,7 @@ impl LateBound {
         if !arguments.is_registered {
             return Err(Error::invalid(
                 OPERATION,
-                "libcufile takes no late offset into memory not registered",
+                "libcufile takes a late offset only for registered memory; register the buffer",
             ));
         }
         if offset > arguments.max_buffer_offset {
@@ -144,7 +148,10 @@ impl LateBound {
 impl Arguments {
     pub(super) fn check_late(&self, operation: &'static str, flag: StreamFlags) -> Result<()> {
         if self.flags.contains(flag) {
-            return Err(Error::invalid(operation, "the stream's flags fix it at submission"));
+            return Err(Error::invalid(
+                operation,
+                "the stream's flags fix this value at submission; register the stream without that flag",
+            ));
         }
         Ok(())
     }
@@ -153,7 +160,9 @@ impl Arguments {
         if self.flags.contains(StreamFlags::PAGE_ALIGNED_INPUTS) && !value.is_multiple_of(PAGE) {
             return Err(Error::invalid(
                 operation,
-                format!("{value} is no multiple of {PAGE}, as the stream's flags promise"),
+                format!(
+                    "{value} is not a multiple of {PAGE}, which the stream's PAGE_ALIGNED_INPUTS promises"
+                ),
             ));
         }
         Ok(())

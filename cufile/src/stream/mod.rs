@@ -1,17 +1,17 @@
-//! Stream-ordered transfers: reads and writes that a CUDA stream carries out in turn with its other work.
+//! Stream-ordered transfers: reads and writes that a CUDA stream runs in order with its other work.
 //!
-//! A [`RegisteredStream`] submits; what it returns is an [`Operation`], which owns everything that libcufile uses until
-//! the transfer is over: the size and the offsets, the buffer, and references to the file and the stream. So nothing can
-//! be freed too early, whatever becomes of the operation:
+//! A [`RegisteredStream`] submits transfers and returns an [`Operation`] for each. Until the transfer is over, the
+//! operation owns everything that libcufile uses: size and offsets, the buffer, and references to file and stream. So
+//! nothing can be freed too early:
 //! - [`wait`](Operation::wait) waits and gives the buffer back with the number of bytes;
 //! - dropping waits, also in a panic or an early return, for at most 30 seconds, and then leaks;
 //! - leaking ([`std::mem::forget`]) leaks the buffer too.
 //!
-//! A call that fails may have queued the transfer nevertheless. Its error is [`Failed`], whose [`Kept`] holds the buffer until
-//! the stream has passed the call.
+//! A failed call may have queued the transfer nevertheless. Its error is [`Failed`], whose [`Kept`] holds the buffer
+//! until the stream has passed the call.
 //!
-//! Unless the stream's [`StreamFlags`] fix them at submission, the size and the offsets are read when the transfer
-//! runs. Until then a [`LateBound`] can set them, from any thread or from a function that the stream calls.
+//! libcufile reads the size and the offsets when the transfer runs, unless the stream's [`StreamFlags`] fix them at
+//! submission. Until then a [`LateBound`] can set them, from any thread or from a function that the stream calls.
 //!
 //! ```no_run
 //! use std::fs::File;
@@ -61,58 +61,58 @@ use operation::{Fate, Pending, READ, UNWRITTEN, WRITE, captured};
 use registration::Registered;
 
 bitflags::bitflags! {
-    /// The promises that libcufile may rely on for all transfers of a stream.
+    /// The promises about all transfers of a stream, on which libcufile may rely.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct StreamFlags: u32 {
-        /// The buffer offset is what it is at submission (`CU_FILE_STREAM_FIXED_BUF_OFFSET`).
+        /// The buffer offset does not change after submission (`CU_FILE_STREAM_FIXED_BUF_OFFSET`).
         #[doc(alias = "CU_FILE_STREAM_FIXED_BUF_OFFSET")]
         const FIXED_BUF_OFFSET = CU_FILE_STREAM_FIXED_BUF_OFFSET;
-        /// The file offset is what it is at submission (`CU_FILE_STREAM_FIXED_FILE_OFFSET`).
+        /// The file offset does not change after submission (`CU_FILE_STREAM_FIXED_FILE_OFFSET`).
         #[doc(alias = "CU_FILE_STREAM_FIXED_FILE_OFFSET")]
         const FIXED_FILE_OFFSET = CU_FILE_STREAM_FIXED_FILE_OFFSET;
-        /// The size is what it is at submission (`CU_FILE_STREAM_FIXED_FILE_SIZE`).
+        /// The size does not change after submission (`CU_FILE_STREAM_FIXED_FILE_SIZE`).
         #[doc(alias = "CU_FILE_STREAM_FIXED_FILE_SIZE")]
         const FIXED_FILE_SIZE = CU_FILE_STREAM_FIXED_FILE_SIZE;
         /// Size, offsets and the buffer's address are multiples of 4096 bytes
-        /// (`CU_FILE_STREAM_PAGE_ALIGNED_INPUTS`); others are refused before libcufile sees them.
+        /// (`CU_FILE_STREAM_PAGE_ALIGNED_INPUTS`). This crate refuses others before libcufile sees them.
         #[doc(alias = "CU_FILE_STREAM_PAGE_ALIGNED_INPUTS")]
         const PAGE_ALIGNED_INPUTS = CU_FILE_STREAM_PAGE_ALIGNED_INPUTS;
     }
 }
 
-/// A CUDA stream registered with cuFile, which carries out reads and writes in turn with its other work.
+/// A CUDA stream registered with cuFile, which runs reads and writes in order with its other work.
 ///
-/// Clones refer to the same registration; each [`Operation`] holds one. When the last one goes, the stream is
-/// deregistered, and only then its reference to the [`Stream`] given up. Registering and deregistering wait for the
-/// stream's work.
+/// Clones refer to the same registration; each [`Operation`] holds one. Dropping the last one deregisters the stream,
+/// and then releases the [`Stream`]. Registering and deregistering wait for the stream's work.
 ///
-/// While other registered streams have done I/O and live, a stream that has done I/O stays registered, and with it the
-/// [`Stream`], until they go too: libcufile (measured with 1.16 and 1.20) mixes up later operations if one of several
-/// such streams is deregistered, and reports bytes that it did not move. So a program that makes a stream for each
-/// transfer, while one stream stays, collects streams; better use a few for long.
+/// A stream that has done I/O stays registered, and keeps its [`Stream`], while other such streams live. Otherwise
+/// libcufile (measured with 1.16 and 1.20) mixes up later operations and reports bytes that it did not move. So a
+/// program that makes a stream for each transfer, while one stream stays, collects streams. Prefer a few long-lived
+/// streams.
 ///
-/// A stream that libcufile fails to deregister stays registered too, as does one that still has work 30
-/// seconds after it was dropped. It is kept, not destroyed, and with it the driver stays open.
-/// [`deregister`](Self::deregister) returns the error. A new registration of the stream shares what is left.
-/// Deregistering it is tried again when other streams go.
+/// A stream that libcufile fails to deregister stays registered too, as does one that still has work 30 seconds after
+/// it was dropped. Such a stream is not destroyed, and it keeps the driver open. [`deregister`](Self::deregister)
+/// returns the error. A new registration of the stream shares the old one. Dropping other streams tries to deregister
+/// it again.
 ///
-/// libcufile registers a stream once, and knows it by its handle alone. The default stream and streams made
-/// elsewhere can be registered again. With the same flags, that shares the first registration and its driver;
-/// with other flags it is [`Error::InUse`]. So is the default stream of a second device, whose handle is the
-/// same null.
+/// libcufile registers a stream once, and identifies it by its handle alone. The default stream and streams of other
+/// code can be registered again. With the same flags, this shares the first registration and its driver; with other
+/// flags it fails with [`Error::InUse`]. The default stream of a second device fails so too, because its handle is
+/// the same null.
 #[derive(Clone)]
 pub struct RegisteredStream(Arc<Registered>);
 
 impl RegisteredStream {
-    /// Registers a stream (`cuFileStreamRegister`): one of its own or, as an [`Arc`], one that others submit work to.
+    /// Registers a stream (`cuFileStreamRegister`): an owned one or, as an [`Arc`], one to which other code
+    /// submits work.
     ///
-    /// [`Device::default_stream`](crate::cuda::Device::default_stream) and [`Stream::from_raw`] give streams that
-    /// were not made here.
+    /// [`Device::default_stream`](crate::cuda::Device::default_stream) and [`Stream::from_raw`] give streams of
+    /// other code.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's; [`Error::InUse`] if its
-    /// handle is registered with other flags or for another device, or, as [above](Self), still is; or cuFile's error.
-    /// [`Failed`] returns the stream.
+    /// [`Error::InvalidInput`] if the stream belongs to another CUDA library than the driver's;
+    /// [`Error::InUse`] if its handle is registered with other flags or for another device, or, as
+    /// [above](Self), was and still stays so; or cuFile's error. [`Failed`] returns the stream.
     #[doc(alias = "cuFileStreamRegister")]
     pub fn register(
         driver: &Driver,
@@ -136,13 +136,13 @@ impl RegisteredStream {
         self.0.registration.flags
     }
 
-    /// Returns the driver that it is registered with.
+    /// Returns the driver that the stream is registered with.
     pub fn driver(&self) -> &Driver {
         &self.0.registration.driver
     }
 
-    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`), now or, as [above](Self), later; if it
-    /// was registered again elsewhere, with the last of the registrations.
+    /// Waits for the stream's work and deregisters it (`cuFileStreamDeregister`), now or, as [above](Self),
+    /// later. If other code registered the stream again, only the last of these registrations deregisters it.
     ///
     /// # Errors
     /// [`Error::InUse`] while operations or clones refer to it, or cuFile's error. [`Failed`] returns the registration.
@@ -161,7 +161,7 @@ impl RegisteredStream {
 
     /// Reads into the whole buffer from `file_offset` in bytes, after the stream's work so far (`cuFileReadAsync`).
     ///
-    /// The operation owns the buffer until the read is over, so it cannot be one that is merely borrowed:
+    /// The operation owns the buffer until the read is over, so a borrowed buffer is refused:
     /// ```compile_fail,E0597
     /// # use {cufile::{FileHandle, RegisteredStream}, std::sync::Arc};
     /// fn too_short(stream: &RegisteredStream, file: &Arc<FileHandle>) {
@@ -200,7 +200,7 @@ impl RegisteredStream {
         self.read_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset)
     }
 
-    /// Reads what `arguments` say when the stream gets there (`cuFileReadAsync`).
+    /// Reads the range that `arguments` hold when the stream runs the read (`cuFileReadAsync`).
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the arguments were made for a longer buffer or for a
@@ -218,7 +218,7 @@ impl RegisteredStream {
     /// Writes the whole buffer to `file_offset` in bytes, after the stream's work so far (`cuFileWriteAsync`). Mind
     /// [other writers](FileHandle::write_at) until the operation has ended.
     ///
-    /// As in [`read_at`](Self::read_at), the buffer cannot be one that is merely borrowed:
+    /// A borrowed buffer is refused, as in [`read_at`](Self::read_at):
     /// ```compile_fail,E0597
     /// # use {cufile::{FileHandle, RegisteredStream}, std::sync::Arc};
     /// fn too_short(stream: &RegisteredStream, file: &Arc<FileHandle>) {
@@ -257,8 +257,8 @@ impl RegisteredStream {
         self.write_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset)
     }
 
-    /// Writes what `arguments` say when the stream gets there (`cuFileWriteAsync`). Mind
-    /// [other writers](FileHandle::write_at).
+    /// Writes the range that `arguments` hold when the stream runs the write (`cuFileWriteAsync`). Mind [other
+    /// writers](FileHandle::write_at).
     ///
     /// # Errors
     /// As [`read_late`](Self::read_late).
@@ -272,10 +272,11 @@ impl RegisteredStream {
         self.write_borrowed_late(file, buffer, arguments)
     }
 
-    /// Arguments for a transfer of `buffer` on this stream that can be set until it runs: at first, and at most,
-    /// `max_len_bytes` bytes, at `buffer_offset` of the buffer and `file_offset` of the file, all in bytes.
+    /// Returns arguments for a transfer of `buffer` on this stream, which can be set until it runs. They start
+    /// with `max_len_bytes` bytes, which is also the maximum, at `buffer_offset` of the buffer and
+    /// `file_offset` of the file, all in bytes.
     ///
-    /// Made before the transfer is submitted, they can be moved into a function that the stream calls first.
+    /// A clone can move into a function that the stream calls before the transfer.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the buffer has no such range, or if the stream has
@@ -306,7 +307,7 @@ impl RegisteredStream {
         }
     }
 
-    /// As [`read_late`](Self::read_late), in the same way.
+    /// Does what [`read_late`](Self::read_late) does, in the same way.
     pub(crate) fn read_borrowed_late<B: IoBufMut>(
         &self,
         file: &Arc<FileHandle>,
@@ -332,7 +333,7 @@ impl RegisteredStream {
         }
     }
 
-    /// As [`write_late`](Self::write_late), in the same way.
+    /// Does what [`write_late`](Self::write_late) does, in the same way.
     pub(crate) fn write_borrowed_late<B: IoBuf>(
         &self,
         file: &Arc<FileHandle>,
@@ -399,22 +400,22 @@ impl RegisteredStream {
             event: None,
             stream: self.clone(),
         });
-        // Only now, because moving some buffers, boxed ones, ends the life of earlier pointers into them.
+        // Only now, because moving a boxed buffer invalidates earlier pointers into it.
         let start = address(&mut pending.buffer);
         let (base, _) = name(&pending.buffer, start, arguments.0.first_buffer_offset);
         let pending = NonNull::from(Box::leak(pending));
         self.0.mark_used();
-        // SAFETY: a box's content, to which there are only shared references until it is a box again.
+        // SAFETY: a box's content, with only shared references until it is a box again.
         let called = unsafe { pending.as_ref() }.call(base);
-        // It was not before, but another thread may have begun a capture since.
+        // It was not captured before, but another thread may have begun a capture since.
         let (fate, called) = match self.stream().is_capturing() {
             Ok(true) => (Fate::Captured, Err(captured(operation))),
             _ if called.is_err() => (Fate::Refused, called),
             _ => (Fate::Accepted, called),
         };
-        // Also for a call that failed, which may have queued the transfer.
+        // Recorded for a failed call too, because it may have queued the transfer.
         let event = self.stream().record_into(&event).is_ok().then_some(event);
-        // SAFETY: no reference is left; libcufile knows only addresses inside of atomics.
+        // SAFETY: no reference is left; libcufile knows only the addresses of atomics.
         unsafe {
             (*pending.as_ptr()).fate = fate;
             (*pending.as_ptr()).event = event;
@@ -426,7 +427,7 @@ impl RegisteredStream {
         }
     }
 
-    /// Does what can fail before anything is submitted, and makes the stream's context current.
+    /// Makes the checks before anything is submitted, and makes the stream's context current.
     fn prepare<B: IoBuf>(
         &self,
         operation: &'static str,
@@ -439,7 +440,10 @@ impl RegisteredStream {
             return Err(Error::invalid(operation, "the file is registered with another libcufile"));
         }
         if arguments.flags != self.flags() {
-            return Err(Error::invalid(operation, "the arguments were made for a stream with other flags"));
+            return Err(Error::invalid(
+                operation,
+                "the arguments were made for a stream with other flags; make them by this stream's late_bound",
+            ));
         }
         let like = |buffer: &B| {
             buffer.len_bytes() >= arguments.buffer_len_bytes
@@ -459,7 +463,7 @@ impl RegisteredStream {
         let (base, _) = name(buffer, buffer.as_ptr().cast_mut(), arguments.first_buffer_offset);
         arguments.check_aligned(operation, base.addr() as u64)?;
         if self.stream().is_capturing()? {
-            // Each launch of the graph would use the buffer again, also when it is freed.
+            // Each launch of the graph would use the buffer again, even after it was freed.
             return Err(captured(operation));
         }
         let device = self.stream().device();

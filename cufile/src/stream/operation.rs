@@ -1,4 +1,4 @@
-//! A submitted transfer, and all that libcufile uses until it is over.
+//! A submitted transfer, and everything that libcufile uses until it is over.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,36 +18,36 @@ use crate::failed::Failed;
 use crate::handle::FileHandle;
 use crate::patience::{PATIENCE, wait_until};
 
-/// The byte count before libcufile writes one. Not 0, so that a transfer that libcufile gives up without a word, which
-/// 1.20 does, is not taken for the end of the file.
+/// The byte count before libcufile writes one. Not 0, so that a transfer that libcufile silently gives up, as 1.20
+/// does, does not read as the end of the file.
 pub(super) const UNWRITTEN: isize = isize::MIN;
 
 pub(super) const READ: &str = "cuFileReadAsync";
 pub(super) const WRITE: &str = "cuFileWriteAsync";
 
-/// A stream-ordered read or write that was submitted.
+/// A submitted stream-ordered read or write.
 ///
-/// Owns the buffer until the transfer is over. [`wait`](Self::wait) gives it back. Dropping waits for at most
-/// 30 seconds and frees it, or else leaks it; forgetting leaks it. Neither waiting nor dropping may happen in
-/// a function that a stream calls, where CUDA allows no waiting: the buffer is leaked then.
+/// Owns the buffer until the transfer is over. [`wait`](Self::wait) gives it back. Dropping waits for at most 30
+/// seconds and then frees the buffer, or leaks it if the transfer is not over; forgetting leaks it. Do not wait or
+/// drop in a function that a stream calls: CUDA allows no waiting there, and the buffer leaks.
 ///
-/// File, stream and driver live at least as long as the operation, whatever happens to other references to them.
+/// File, stream and driver live at least as long as the operation, even if all other references to them are dropped.
 ///
-/// The stream must not be captured by another thread while a transfer is submitted. If it is, the buffer is leaked where
-/// that can be noticed.
+/// No other thread may begin a capture of the stream while a transfer is submitted. If this crate notices one, it
+/// leaks the buffer.
 #[must_use = "dropping an operation waits for it"]
 pub struct Operation<B> {
-    // A pointer rather than a box, which would claim that nothing else writes to what libcufile writes to.
+    // A pointer rather than a box, because a box claims sole access, and libcufile writes there.
     pub(super) pending: NonNull<Pending<B>>,
     pub(super) owns: PhantomData<Pending<B>>,
 }
 
-// SAFETY: owns what it points to; whose parts other than the buffer may be used and dropped on any thread.
+// SAFETY: owns its `Pending`, whose parts other than the buffer may be used and dropped on any thread.
 unsafe impl<B: Send> Send for Operation<B> {}
 // SAFETY: as above; a shared reference gives no access to the buffer.
 unsafe impl<B> Sync for Operation<B> {}
 
-/// All that libcufile uses until a transfer is over.
+/// Everything that libcufile uses until a transfer is over.
 pub(super) struct Pending<B> {
     /// Written by C.
     pub(super) bytes: Arc<AtomicIsize>,
@@ -64,12 +64,11 @@ pub(super) struct Pending<B> {
 /// The outcome of submitting a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// The stream carries it out, and libcufile then writes the byte count.
+    /// The stream runs the transfer, and libcufile then writes the byte count.
     Accepted,
-    /// The call failed. libcufile queues a transfer in several steps, so that it may be in the stream nevertheless.
+    /// The call failed. libcufile queues a transfer in several steps, so it may be in the stream nevertheless.
     Refused,
-    /// A capture began during the call. Each launch of its graph carries the transfer out, for as long as the
-    /// graph lives.
+    /// A capture began during the call. Each launch of its graph runs the transfer, as long as the graph lives.
     Captured,
 }
 
@@ -91,9 +90,9 @@ impl<B> Pending<B> {
             if self.operation == READ { functions.cuFileReadAsync } else { functions.cuFileWriteAsync };
         let arguments = &*self.arguments.0;
         let _turn = self.stream.0.registration.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: file, buffer, arguments, the place for the result and the stream live until the transfer is over,
-        // because `Pending` holds them, and is leaked if that cannot be told. Whatever the arguments become, the
-        // range is in the buffer: length and buffer offset never exceed what `LateBound` keeps them below.
+        // SAFETY: `Pending` holds file, buffer, arguments, the place for the result and the stream until the
+        // transfer is over, and leaks if its end is unknown. The range is always in the buffer, because
+        // `LateBound` limits length and buffer offset.
         check(self.operation, unsafe {
             submit(
                 self.file.as_raw(),
@@ -107,7 +106,7 @@ impl<B> Pending<B> {
         })
     }
 
-    /// Waits until libcufile is done with everything here; an error says that it may not be.
+    /// Waits until libcufile is done with everything here; after an error it may not be.
     fn settle(&self) -> Result<()> {
         self.stream.driver().check_alive()?;
         if self.fate == Fate::Captured {
@@ -117,7 +116,7 @@ impl<B> Pending<B> {
             Some(event) => event.wait()?,
             None => self.stream.stream().synchronize()?,
         }
-        // The stream has passed the transfer, but it was not carried out: libcufile gave it up without a word, or it went
+        // The stream has passed the transfer, but did not run it: libcufile silently gave it up, or it went
         // into the graph of a capture that has ended.
         if self.fate == Fate::Accepted && self.bytes.load(Ordering::Acquire) == UNWRITTEN {
             return Err(Error::Unspecified { operation: self.operation.into() });
@@ -127,7 +126,7 @@ impl<B> Pending<B> {
 }
 
 pub(super) fn captured(operation: &'static str) -> Error {
-    Error::invalid(operation, "the stream is captured")
+    Error::invalid(operation, "the stream is being captured; end the capture first")
 }
 
 impl<B> Operation<B> {
@@ -136,7 +135,7 @@ impl<B> Operation<B> {
         unsafe { self.pending.as_ref() }
     }
 
-    /// Waits until libcufile is done with the buffer. If that cannot be known, everything is leaked.
+    /// Waits until libcufile is done with the buffer. Leaks everything if libcufile does not confirm that.
     fn end(self) -> Result<Box<Pending<B>>> {
         let this = ManuallyDrop::new(self);
         this.pending().settle()?;
@@ -167,14 +166,14 @@ impl<B> Operation<B> {
         wait_until(timeout, || self.is_done())
     }
 
-    /// Waits for the transfer and gives its number of bytes, and the buffer.
+    /// Waits for the transfer and returns its number of bytes, and the buffer.
     ///
     /// A read has fewer bytes than asked for at the end of the file, 0 beyond it.
     ///
     /// # Errors
-    /// The buffer comes back with cuFile's error for the transfer. It does not come back, and is leaked, if
-    /// the transfer may still be in flight: if CUDA fails to wait, libcufile never wrote a byte count, the
-    /// stream was captured while the transfer was submitted, or in a forked child ([`Error::Forked`]).
+    /// The buffer comes back with cuFile's error for the transfer. The buffer is leaked instead if the transfer
+    /// may still be in flight. Causes are: CUDA fails to wait; libcufile never wrote a byte count; the stream
+    /// was captured while the transfer was submitted; the process is a forked child ([`Error::Forked`]).
     pub fn wait(self) -> Result<(usize, B), Failed<Kept<B>>> {
         match self.end() {
             Err(error) => Err(Failed::new(error, Kept(State::Leaked))),
@@ -188,12 +187,12 @@ impl<B> Operation<B> {
         }
     }
 
-    /// Tells whether libcufile has written the byte count, also when the operation is gone.
+    /// Returns the place of the byte count, which outlives the operation.
     pub(crate) fn count(&self) -> Count {
         Count(Arc::clone(&self.pending().bytes))
     }
 
-    /// Returns the size and the offsets, which can be set until the stream gets there.
+    /// Returns the size and the offsets, which can be set until the stream runs the transfer.
     pub fn arguments(&self) -> &LateBound {
         &self.pending().arguments
     }
@@ -213,7 +212,7 @@ impl<B> Operation<B> {
 pub(crate) struct Count(Arc<AtomicIsize>);
 
 impl Count {
-    /// Returns whether libcufile has written it, and so is done with the buffer.
+    /// Returns whether libcufile has written the count, and so is done with the buffer.
     pub(crate) fn is_written(&self) -> bool {
         self.0.load(Ordering::Acquire) != UNWRITTEN
     }
@@ -239,11 +238,11 @@ impl<B> fmt::Debug for Operation<B> {
     }
 }
 
-/// The buffer of a stream-ordered transfer that failed.
+/// The buffer of a failed stream-ordered transfer.
 ///
-/// If the call that submits the transfer fails, the transfer may be in the stream nevertheless, because libcufile queues it
-/// in several steps. The buffer is kept then until the stream has passed that point: [`into_buffer`](Self::into_buffer) and
-/// dropping wait for it, dropping for at most 30 seconds.
+/// The transfer of a failed submission may be in the stream nevertheless, because libcufile queues it in several
+/// steps. This type then keeps the buffer until the stream has passed that point: [`into_buffer`](Self::into_buffer)
+/// and dropping wait for it, dropping for at most 30 seconds.
 pub struct Kept<B>(State<B>);
 
 enum State<B> {
@@ -251,12 +250,12 @@ enum State<B> {
     Free(B),
     /// libcufile may use it until the stream has passed the call.
     InDoubt(Operation<B>),
-    /// Nobody knows whether libcufile still uses it.
+    /// libcufile may still use the buffer, for an unknown time.
     Leaked,
 }
 
 impl<B> Kept<B> {
-    /// Keeps the buffer of a transfer that failed before libcufile knew of it, or is over.
+    /// Keeps the buffer of a transfer that is over, or failed before the call of libcufile.
     pub(super) fn free(buffer: B) -> Self {
         Self(State::Free(buffer))
     }
@@ -266,7 +265,7 @@ impl<B> Kept<B> {
         Self(State::InDoubt(operation))
     }
 
-    /// Returns whether the transfer may be part of a graph, which can carry it out at any time.
+    /// Returns whether the transfer may be part of a graph, which can run it at any time.
     pub(crate) fn is_captured(&self) -> bool {
         matches!(&self.0, State::InDoubt(operation) if operation.pending().fate == Fate::Captured)
     }

@@ -1,4 +1,4 @@
-//! The registration of streams, and its end at a time when libcufile does not mix streams up.
+//! The registration of streams, which ends only when libcufile does not mix streams up.
 
 use std::collections::HashMap;
 use std::mem::{self, ManuallyDrop};
@@ -31,7 +31,7 @@ pub(super) struct Registration {
     /// True once an operation was submitted.
     used: AtomicBool,
     registered: AtomicBool,
-    /// Taken to submit, because libcufile aborts if two threads submit to one stream at a time.
+    /// Locked for a submission, because libcufile aborts if two threads submit to one stream at once.
     pub(super) turn: Mutex<()>,
     pub(super) driver: Driver,
 }
@@ -39,13 +39,13 @@ pub(super) struct Registration {
 /// The streams of one libcufile.
 #[derive(Default)]
 struct Streams {
-    /// Those that are registered, by handle. libcufile knows nothing else of a stream: neither its device nor
-    /// the code that registered it.
+    /// The registered streams, by handle. libcufile identifies a stream by its handle alone, not by its device
+    /// or the code that registered it.
     registered: HashMap<usize, Weak<Registration>>,
     /// The number of streams that have done I/O and have a share.
     live: usize,
-    /// Those that have no share any more and are still registered: because others that have done I/O live, or because
-    /// libcufile failed to deregister them. A stream must not be destroyed while it is registered.
+    /// Streams without a share that are still registered, because others that have done I/O live, or because
+    /// libcufile failed to deregister them. A registered stream must not be destroyed.
     parked: Vec<Arc<Registration>>,
 }
 
@@ -78,11 +78,11 @@ impl Registered {
         if !ptr::fn_addr_eq(ours.cudaEventRecord, theirs.cudaEventRecord) {
             return Err(Error::invalid(
                 OPERATION,
-                "the stream belongs to another libcudart than the driver's",
+                "the stream belongs to another libcudart than the driver's; make it by Driver::cuda",
             ));
         }
         let entered = device.enter()?;
-        // Registering waits, but others should not have to. A failure comes again.
+        // Registering waits; other threads should not wait for the lock. A failure shows again below.
         let _ = stream.synchronize();
         let mut all = streams();
         let streams = all.entry(key(driver)).or_default();
@@ -120,13 +120,13 @@ impl Registered {
         }
     }
 
-    /// Gives the share back. With the last, the stream is deregistered, or parked until that is safe. Nothing is left to
-    /// do then when it is dropped.
+    /// Gives the share back. The last one deregisters the stream, or parks it until that is safe. Dropping the
+    /// share then has no effect.
     pub(super) fn release(&mut self) -> Result<()> {
         let Registration { stream, shares, used, driver, .. } = &*self.registration;
-        // Before the lock, which may be held for ever in a forked child.
+        // Before the lock, which may stay locked for ever in a forked child.
         driver.check_alive()?;
-        // Deregistering waits, but others should not have to. A failure comes again.
+        // Deregistering waits; other threads should not wait for the lock. A failure shows again below.
         let _ = stream.synchronize();
         let mut all = streams();
         let streams = all.entry(key(driver)).or_default();
@@ -154,7 +154,7 @@ impl Streams {
         let shares = found.shares.load(Ordering::Relaxed);
         if found.flags != flags || found.stream.device().ordinal() != stream.device().ordinal() {
             let what = "an earlier registration of the stream, with other flags or for another device,";
-            // A parked one is kept by others that live, or by libcufile.
+            // Other live streams, or libcufile, keep a parked one.
             let users = if shares > 0 { shares } else { self.live.max(1) };
             return Err(Error::InUse { what, users });
         }
@@ -166,8 +166,8 @@ impl Streams {
         Ok(Some(found))
     }
 
-    /// One share less. With the last of all streams that have done I/O, those that were parked are deregistered, and can
-    /// be freed. Those that libcufile fails to deregister stay.
+    /// Takes one share off. The last of all streams that have done I/O deregisters the parked ones, which the
+    /// caller can free. Those that libcufile fails to deregister stay parked.
     fn give_back(&mut self, registration: &Arc<Registration>) -> Vec<Arc<Registration>> {
         let others = registration.shares.fetch_sub(1, Ordering::Relaxed) - 1;
         if others > 0 {
@@ -192,7 +192,8 @@ impl Streams {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // `RegisteredStream::deregister` returns the error. A stream that stays registered is parked.
+        // Ignored here; `RegisteredStream::deregister` returns the error. A stream that stays registered is
+        // parked.
         let alive = self.registration.driver.is_alive();
         if self.released || !alive {
             return;
@@ -224,7 +225,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // Parked registrations are kept for ever, so that one that is dropped was deregistered.
+        // Parked registrations are never dropped, so a dropped one was deregistered.
         if self.driver.is_alive() {
             // SAFETY: dropped here and nowhere else.
             unsafe { ManuallyDrop::drop(&mut self.stream) };
@@ -232,7 +233,7 @@ impl Drop for Registration {
     }
 }
 
-/// Returns the stream as cuFile's header has it: the runtime's and the driver's streams are the same.
+/// Returns the stream in the type of cuFile's header: the runtime's and the driver's streams are the same.
 pub(super) fn raw(stream: &Stream) -> CUstream {
     stream.as_raw().cast()
 }

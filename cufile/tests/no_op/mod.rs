@@ -1,4 +1,4 @@
-//! A libcufile, libcudart and libcuda that do nothing, to see what the Rust around them costs.
+//! A libcufile, libcudart and libcuda with empty functions, which leave only the cost of the Rust around them.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs::File;
@@ -27,8 +27,8 @@ extern "C" fn unexpected() -> ! {
 /// `T` must be made of function pointers, or options of them, only.
 unsafe fn aborting<T: Copy>() -> T {
     let pointers = vec![unexpected as extern "C" fn() -> !; mem::size_of::<T>() / mem::size_of::<usize>()];
-    // SAFETY: function pointers fill the whole of `T` and have one size. Calling them with other signatures is what
-    // nobody does.
+    // SAFETY: function pointers fill the whole of `T` and have one size. No code calls them with other
+    // signatures.
     unsafe { pointers.as_ptr().cast::<T>().read() }
 }
 
@@ -152,12 +152,12 @@ pub fn file() -> Arc<FileHandle> {
         // SAFETY: the table is made of function pointers and options of them.
         ..unsafe { aborting() }
     };
-    // SAFETY: what is not made here ends the process.
+    // SAFETY: functions that are not set here end the process.
     let driver = unsafe { cuda_rt_sys::driver::Library::from_functions(driver) };
     // SAFETY: the table is made of function pointers and options of them, which end the process.
     let runtime = unsafe { cuda_rt_sys::runtime::Library::from_functions(aborting()) };
     let cuda = Cuda::from_sys(driver, runtime).expect("CUDA");
-    // SAFETY: functions that do nothing, as far as a caller can see, or end the process.
+    // SAFETY: functions without an effect on their caller, or that end the process.
     let library = unsafe { cufile_sys::Library::from_functions(functions()) };
     let library = Library::from_sys(library).expect("libcufile");
     let driver = Driver::builder().library(library).cuda(cuda).open().expect("the driver opens");
@@ -165,7 +165,7 @@ pub fn file() -> Arc<FileHandle> {
     Arc::new(FileHandle::register(&driver, file).expect("the file is registered"))
 }
 
-/// Memory with a CUDA context, as device memory is, whose address means nothing.
+/// Memory with a CUDA context, like device memory, at an address that no code uses.
 pub struct OnTheDevice(pub usize);
 
 // SAFETY: nothing here reads or writes the memory.
