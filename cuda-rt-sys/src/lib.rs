@@ -1,15 +1,15 @@
 //! The CUDA calls that file I/O needs, found in `libcudart` and `libcuda` at run time.
 //!
-//! Nothing is linked: a program that uses this crate builds and starts on a machine without CUDA, and
-//! [`runtime::Library::load`] says which files it tried. Loaded libraries are never unloaded.
+//! Programs do not link to CUDA: a program that uses this crate builds and starts on a machine without it. There,
+//! [`runtime::Library::load`] returns an error with the files that it tried. Loaded libraries are never unloaded.
 //!
 //! - [`runtime`]: the runtime API of CUDA 11.8, 12 and 13 (`libcudart.so.11.0`, `.12`, `.13`);
-//! - [`driver`]: types of the driver API, and with the feature `driver` its calls for devices, primary contexts,
-//!   virtual memory, stream memory operations and error names (`libcuda.so.1`);
-//! - [`loader`]: how either is found.
+//! - [`driver`]: types of the driver API (`libcuda.so.1`). The feature `driver` adds its calls for devices, primary
+//!   contexts, virtual memory, stream memory operations and error names;
+//! - [`loader`]: the search for both libraries.
 //!
-//! Names are C's. Enumerations are integer newtypes, because a newer library may return numbers that this crate has
-//! no name for.
+//! Names are C's. Enumerations are integer newtypes, because a newer library may return numbers without a name in
+//! this crate.
 //!
 //! ```
 //! use cuda_rt_sys::runtime::Library;
@@ -39,6 +39,7 @@ pub use loader::LoadError;
 pub struct Symbol {
     /// The name that the library exports.
     pub name: &'static str,
-    /// 1000 × major + 10 × minor, as the library's version call gives it; 0 for every supported version.
+    /// 1000 × major + 10 × minor, as the library's version call returns it; 0 if every supported version has
+    /// the function.
     pub since: i32,
 }

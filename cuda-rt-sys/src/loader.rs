@@ -1,11 +1,11 @@
-//! Finding a shared library and the symbols in it.
+//! The search for a shared library and its symbols.
 //!
-//! Loading a library runs its code. The safe `load` of each table trusts the environment as the dynamic loader does, and
-//! as all of CUDA does: a user that sets `CUFILE_LIBRARY`, `CUDART_LIBRARY`, `CUDA_LIBRARY`, `CUDA_HOME`, `CUDA_PATH`,
-//! `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` or `LD_LIBRARY_PATH`, or writes to the folders that these name, chooses the code
-//! that runs. In a program with more rights than the user who starts it, as by the set-user-ID bit, this module follows no
-//! variable, like the dynamic loader. `load_from` takes a file that the program chooses, which
-//! only its author can vouch for, and is `unsafe`.
+//! Loading a library runs its code. The safe `load` of each table trusts the environment, like the dynamic loader and
+//! all of CUDA. A user chooses the code that runs by these variables: `CUFILE_LIBRARY`, `CUDART_LIBRARY`,
+//! `CUDA_LIBRARY`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` and `LD_LIBRARY_PATH`. The same
+//! holds for writing to the folders that these name. In a program with more rights than its user, for example by the
+//! set-user-ID bit, this module ignores these variables, like the dynamic loader. `load_from` is `unsafe`, because it
+//! takes a file that the program chooses, and only the program's author can vouch for it.
 
 use std::error::Error;
 use std::ffi::{CStr, OsStr, OsString, c_ulong};
@@ -13,12 +13,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// The places to look for a library. If [`variable`](Search::variable) is set and not empty, only the file
-/// that it names counts. Otherwise the dynamic loader's own search for each of [`names`](Search::names) comes
-/// first. With [`toolkit`](Search::toolkit), the CUDA toolkits of `CUDA_HOME`, `CUDA_PATH` and
-/// `/usr/local/cuda*` follow, then the `nvidia` packages of the Pythons in `VIRTUAL_ENV`, `CONDA_PREFIX` and
-/// `PATH`. Of these folders only those with absolute paths count, so the current folder is none of them. A
-/// program with more rights than its caller, such as one with the set-user-ID bit, follows no variable.
+/// The places to look for a library. If [`variable`](Search::variable) is set and not empty, only the file that it
+/// names counts. Otherwise the dynamic loader's own search for each of [`names`](Search::names) comes first. With
+/// [`toolkit`](Search::toolkit), the CUDA toolkits of `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*` follow, then
+/// the `nvidia` packages of the Pythons in `VIRTUAL_ENV`, `CONDA_PREFIX` and `PATH`. Only folders with absolute paths
+/// count, so the search never uses the current folder. A program with more rights than its caller, for example by the
+/// set-user-ID bit, ignores all variables.
 #[derive(Debug, Clone, Copy)]
 pub struct Search {
     /// The library's name in messages.
@@ -45,24 +45,24 @@ pub enum LoadError {
         /// Each file tried, in order.
         attempts: Vec<Attempt>,
     },
-    /// The file loaded is some other library, or too old: a function that every supported version has is missing.
+    /// The loaded file is another library, or too old: it lacks a function that every supported version has.
     #[error("{path:?} {}", self.reason())]
     MissingSymbol {
         /// The library's name.
         library: &'static str,
-        /// The file loaded.
+        /// The loaded file.
         path: PathBuf,
         /// The missing function.
         symbol: String,
     },
-    /// The file loaded needs a newer display driver than this host has.
+    /// The loaded file needs a newer display driver than this host has.
     #[error("{path:?} {}", self.reason())]
     DriverTooOld {
         /// The library's name.
         library: &'static str,
-        /// The file loaded.
+        /// The loaded file.
         path: PathBuf,
-        /// The CUDA version of the library, as `cudaRuntimeGetVersion` gives it.
+        /// The CUDA version of the library, from `cudaRuntimeGetVersion`.
         version: i32,
         /// The newest CUDA version that the display driver supports.
         supported: i32,
@@ -70,7 +70,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Returns the name of the library that was wanted, such as `libcuda`.
+    /// Returns the name of the library to load, such as `libcuda`.
     pub fn library(&self) -> &'static str {
         match self {
             LoadError::NotFound { library, .. }
@@ -104,17 +104,17 @@ impl LoadError {
     }
 }
 
-/// A file that was tried, and the reason that it was not taken.
+/// A file that was tried, and the reason for its refusal.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     /// The path, or the bare name that the dynamic loader searched for.
     pub path: PathBuf,
-    /// The reason that it was not taken: the dynamic loader's message without the path at its beginning, or
-    /// what the file lacks.
+    /// The reason for its refusal: the dynamic loader's message without the path at its beginning, or the fault
+    /// of the file.
     pub reason: String,
 }
 
-/// A version of CUDA, of which C makes 1000 × major + 10 × minor.
+/// A version of CUDA, in C's form 1000 × major + 10 × minor.
 struct Version(i32);
 
 impl fmt::Display for Version {
@@ -129,7 +129,7 @@ impl fmt::Display for List<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|Attempt { path, reason }| {
             write!(f, "; {path:?}: ")?;
-            // The dynamic loader repeats names out of files.
+            // The dynamic loader repeats names from files.
             reason.chars().try_for_each(|c| match c.is_control() {
                 true => write!(f, "{}", c.escape_default()),
                 false => write!(f, "{c}"),
@@ -147,7 +147,7 @@ pub struct SharedLibrary {
 }
 
 impl SharedLibrary {
-    /// Loads the first file that [`Search`] leads to and `accept` takes, and returns what `accept` makes of it.
+    /// Loads the first file of [`Search`] that `accept` takes, and returns the result of `accept`.
     ///
     /// ```compile_fail,E0133
     /// use cuda_rt_sys::loader::{Search, SharedLibrary};
@@ -157,7 +157,7 @@ impl SharedLibrary {
     /// ```
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] with every file tried. If the environment names the file, what `accept` says of that.
+    /// [`LoadError::NotFound`] with every file tried. If the environment names the file, the error of `accept`.
     ///
     /// # Safety
     /// Each file that the search may lead to must be safe to load: its initialisers run.
@@ -184,7 +184,7 @@ impl SharedLibrary {
         Err(LoadError::NotFound { library: search.library, variable: search.variable, attempts })
     }
 
-    /// Loads the file at `path`, or what the dynamic loader finds for a bare file name.
+    /// Loads the file at `path`, or the dynamic loader's file for a bare name.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] with that one file.
@@ -241,7 +241,7 @@ unsafe fn open(path: &Path) -> Result<&'static libloading::Library, String> {
     match unsafe { libloading::Library::new(path) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => {
-            // The dynamic loader's own words are the source. They begin with the name that it was given.
+            // The dynamic loader's message is the source. It begins with the name from this call.
             let words = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             let name = format!("{}: ", path.display());
             Err(words.strip_prefix(&name).map_or(words.clone(), ToOwned::to_owned))
@@ -249,8 +249,8 @@ unsafe fn open(path: &Path) -> Result<&'static libloading::Library, String> {
     }
 }
 
-/// Returns an environment variable, unless the caller of the program could load code into it that way and has fewer
-/// rights than it.
+/// Returns an environment variable. Returns none in a program with more rights than its caller, because the caller
+/// could load code into it.
 fn variable(name: &str) -> Option<OsString> {
     unsafe extern "C" {
         safe fn getauxval(kind: c_ulong) -> c_ulong;
@@ -259,7 +259,7 @@ fn variable(name: &str) -> Option<OsString> {
     if getauxval(AT_SECURE) != 0 { None } else { env::var_os(name) }
 }
 
-/// Bare names first, then existing files of the toolkits and of Python's packages.
+/// Returns bare names first, then existing files of the toolkits and of Python's packages.
 fn candidates(search: &Search) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = search.names.iter().map(PathBuf::from).collect();
     if search.toolkit {
@@ -403,9 +403,9 @@ mod tests {
     #[test]
     fn a_library_without_the_function_is_named_with_its_path() {
         let search = Search { names: &["libc.so.6"], ..ABSENT };
-        // SAFETY: this program runs on it.
+        // SAFETY: this program already uses it.
         let libc = unsafe { SharedLibrary::load(&search, Ok) }.unwrap();
-        // SAFETY: the symbol does not exist, so no pointer of the wrong type comes of it.
+        // SAFETY: the symbol does not exist, so this returns no pointer of the wrong type.
         let error = unsafe { libc.required::<unsafe extern "C" fn()>(c"cuFileNoSuchCall") }.unwrap_err();
         assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == "cuFileNoSuchCall"));
         assert!(

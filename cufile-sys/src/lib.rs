@@ -1,13 +1,14 @@
 //! Raw bindings to NVIDIA cuFile (GPUDirect Storage), found in `libcufile.so.0` at run time.
 //!
-//! Everything that `cufile.h` of cuFile 1.20 declares, under C's names, for every libcufile from 1.11 on: a function
-//! that not all of them have is an `Option` in the table [`Functions`]. Nothing is linked and nothing panics: on a
-//! machine without the library [`Library::load`] says which files it tried. A loaded library is never unloaded.
+//! Binds everything that `cufile.h` of cuFile 1.20 declares, under C's names, for every libcufile from 1.11 on. In
+//! the table [`Functions`], a function that some of these versions lack is an `Option`. Programs do not link to
+//! libcufile. On a machine without it, [`Library::load`] returns an error with the files that it tried, and does not
+//! panic. A loaded library is never unloaded.
 //!
-//! Enumerations are integer newtypes, because a newer library may return codes that this crate has no name for.
+//! Enumerations are integer newtypes, because a newer library may return codes without a name in this crate.
 //!
-//! Use the crate `cufile` unless you want C's rules: here every call is `unsafe`, `-1` means `errno`, and on a host
-//! without libcuda `cuFileDriverOpen` of 1.16 and newer never returns.
+//! Use the crate `cufile` unless you want C's rules. Here every call is `unsafe`, and `-1` means `errno`. On a host
+//! without libcuda, `cuFileDriverOpen` of 1.16 and newer never returns.
 //!
 //! ```
 //! use cufile_sys::{CUFILE_ERRSTR, Library};
@@ -59,14 +60,14 @@ pub struct Library {
 }
 
 impl Library {
-    /// Loads libcufile from where [`SEARCH`] leads.
+    /// Loads libcufile from the places of [`SEARCH`].
     ///
-    /// This trusts the environment, as [`loader`](cuda_rt_sys::loader) says.
+    /// This trusts the environment, as [`loader`](cuda_rt_sys::loader) explains.
     ///
     /// # Errors
-    /// [`LoadError`] if no file loads, or what loads lacks a function that cuFile 1.11 has.
+    /// [`LoadError`] if no file loads, or the loaded file lacks a function of cuFile 1.11.
     pub fn load() -> Result<Self, LoadError> {
-        // SAFETY: these names are NVIDIA's, and a file that the environment names is the user's word.
+        // SAFETY: these names are NVIDIA's, and the user answers for a file that the environment names.
         unsafe { SharedLibrary::load(&SEARCH, Self::resolve) }
     }
 
@@ -76,8 +77,8 @@ impl Library {
     /// As [`load`](Self::load).
     ///
     /// # Safety
-    /// The file must be libcufile, or a library that keeps to its contract. Its initialisers run, and what is built on it
-    /// calls its functions.
+    /// The file must be libcufile, or a library with the same contract. Its initialisers run, and code built on
+    /// this crate calls its functions.
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         // SAFETY: the caller's promise.
         Self::resolve(unsafe { SharedLibrary::load_from(&SEARCH, path.as_ref()) }?)
@@ -86,8 +87,8 @@ impl Library {
     /// Returns a library made of a table of functions, for tests.
     ///
     /// # Safety
-    /// Each pointer must be to the function of its name, or to one that keeps to its contract as far as it is called:
-    /// what is built on a libcufile relies on that.
+    /// Each pointer must be to the function of its name, or to one that keeps its contract in every call that
+    /// is made. Code built on a libcufile relies on that.
     pub unsafe fn from_functions(functions: Functions) -> Self {
         Self { functions, path: None }
     }

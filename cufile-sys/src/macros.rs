@@ -10,7 +10,7 @@ pub const fn IS_CUFILE_ERR(err: c_int) -> bool {
     err.unsigned_abs() > CUFILEOP_BASE_ERR
 }
 
-/// One sentence on a cuFile code of either sign, in this crate's words.
+/// Returns one sentence on a cuFile code of either sign, in this crate's words.
 #[allow(non_snake_case, reason = "C's name")]
 pub const fn CUFILE_ERRSTR(err: c_int) -> &'static str {
     text::sentence(CUfileOpError::from_raw(err.unsigned_abs()))
@@ -45,7 +45,7 @@ impl CUfileP2PFlags_t {
 }
 
 impl CUfileOpError {
-    /// One sentence on this code, as [`CUFILE_ERRSTR`].
+    /// Returns one sentence on this code, as [`CUFILE_ERRSTR`] does.
     pub const fn sentence(self) -> &'static str {
         text::sentence(self)
     }

@@ -18,7 +18,7 @@ pub(crate) const fn sentence(code: Code) -> &'static str {
         Code::CU_FILE_DEVICE_NOT_SUPPORTED => "cuFile does not support this GPU",
         Code::CU_FILE_NVFS_DRIVER_ERROR => "a call to the nvidia-fs kernel module failed",
         Code::CU_FILE_CUDA_DRIVER_ERROR => "a call to the CUDA driver failed",
-        Code::CU_FILE_CUDA_POINTER_INVALID => "the pointer is not one that CUDA knows",
+        Code::CU_FILE_CUDA_POINTER_INVALID => "CUDA does not know the pointer",
         Code::CU_FILE_CUDA_MEMORY_TYPE_INVALID => "this kind of memory cannot be used for the call",
         Code::CU_FILE_CUDA_POINTER_RANGE_ERROR => "the range goes beyond the allocation",
         Code::CU_FILE_CUDA_CONTEXT_MISMATCH => "the memory belongs to another CUDA context",
@@ -56,8 +56,8 @@ pub(crate) const fn sentence(code: Code) -> &'static str {
         Code::CU_FILE_INVALID_CONTEXT_ERROR => "the CUDA context is invalid",
         Code::CU_FILE_NVFS_INTERNAL_DRIVER_ERROR => "the nvidia-fs kernel module failed internally",
         Code::CU_FILE_BATCH_NOCOMPAT_ERROR => "the batch needs the compatibility mode, which is off",
-        Code::CU_FILE_IO_MAX_ERROR => "the end of cuFile's codes, which is no error of its own",
-        _ => "a code that this version of the bindings has no name for",
+        Code::CU_FILE_IO_MAX_ERROR => "the end of cuFile's codes, which is not an error",
+        _ => "a code without a name in this version of the bindings",
     }
 }
 

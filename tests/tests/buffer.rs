@@ -149,7 +149,7 @@ fn a_refused_registration_says_what_was_to_be_registered() {
         let error = nothing.unwrap_err();
         assert_eq!(error.op_error(), Some(OpError::INVALID_VALUE), "{error}");
         let text = error.to_string();
-        assert!(text.contains("0 bytes of device memory") && text.contains("nothing to register"), "{text}");
+        assert!(text.contains("0 bytes of device memory") && text.contains("the buffer is empty"), "{text}");
         let error = register(bed, Vec::new()).unwrap_err();
         assert!(error.to_string().contains("(0 bytes of host memory at 0x"), "{error}");
     });

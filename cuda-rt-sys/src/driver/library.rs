@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-// What the table names, most of it generated.
+// The types and functions in the table, most of them generated.
 use crate::driver as bindings;
 use crate::loader::{Search, SharedLibrary};
 use crate::{LoadError, Symbol};
@@ -31,14 +31,14 @@ pub struct Library {
 }
 
 impl Library {
-    /// Loads libcuda from where [`SEARCH`] leads.
+    /// Loads libcuda from the places of [`SEARCH`].
     ///
-    /// This trusts the environment, as [`loader`](crate::loader) says.
+    /// This trusts the environment, as [`loader`](crate::loader) explains.
     ///
     /// # Errors
-    /// [`LoadError`] if no file loads, or what loads lacks a function that the driver of CUDA 11.8 has.
+    /// [`LoadError`] if no file loads, or the loaded file lacks a function of the driver of CUDA 11.8.
     pub fn load() -> Result<Self, LoadError> {
-        // SAFETY: these names are NVIDIA's, and a file that the environment names is the user's word.
+        // SAFETY: these names are NVIDIA's, and the user answers for a file that the environment names.
         unsafe { SharedLibrary::load(&SEARCH, Self::resolve) }
     }
 
@@ -48,8 +48,8 @@ impl Library {
     /// As [`load`](Self::load).
     ///
     /// # Safety
-    /// The file must be libcuda, or a library that keeps to its contract. Its initialisers run, and what is built on it
-    /// calls its functions.
+    /// The file must be libcuda, or a library with the same contract. Its initialisers run, and code built on
+    /// this crate calls its functions.
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         // SAFETY: the caller's promise.
         Self::resolve(unsafe { SharedLibrary::load_from(&SEARCH, path.as_ref()) }?)
@@ -58,8 +58,8 @@ impl Library {
     /// Returns a library made of a table of functions, for tests.
     ///
     /// # Safety
-    /// Each pointer must be to the function of its name, or to one that keeps to its contract as far as it is called:
-    /// what is built on a libcuda relies on that.
+    /// Each pointer must be to the function of its name, or to one that keeps its contract in every call that
+    /// is made. Code built on a libcuda relies on that.
     pub unsafe fn from_functions(functions: Functions) -> Self {
         Self { functions, path: None }
     }

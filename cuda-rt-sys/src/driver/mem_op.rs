@@ -2,17 +2,17 @@
 
 use super::{CUdeviceptr, CUstreamBatchMemOpType};
 
-/// One operation of `cuStreamBatchMemOp`. C has a union of structs for the types of operations, to which releases add; this
-/// is the member for waiting and for writing, which are laid out alike in every version.
+/// One operation of `cuStreamBatchMemOp`. C has a union of structs for the types of operations, and releases add
+/// members. This is the member for waiting and for writing, which have one layout in every version.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(non_snake_case, reason = "C's names")]
 pub struct CUstreamBatchMemOpParams {
-    /// The type of the operation. The fields are as described for waiting and writing, of 32 or 64 bits.
+    /// The type of the operation. The fields below hold for waiting and writing, of 32 or 64 bits.
     pub operation: CUstreamBatchMemOpType,
     /// The address of the word.
     pub address: CUdeviceptr,
-    /// The value that the word is compared with or set to. For a word of 32 bits, the lower ones count.
+    /// The value that the word is compared with or set to. For a word of 32 bits, the lower bits count.
     pub value64: u64,
     /// The flags of the wait or the write.
     pub flags: core::ffi::c_uint,

@@ -25,7 +25,7 @@ pub const SEARCH: Search = Search {
     toolkit: true,
 };
 
-/// `cudaMemcpyBatchAsync` as CUDA 12.8 and 12.9 declare it: with the index of the copy that failed.
+/// `cudaMemcpyBatchAsync` as CUDA 12.8 and 12.9 declare it: with the index of the failed copy.
 #[allow(non_camel_case_types, non_snake_case, reason = "C's names")]
 pub type cudaMemcpyBatchAsync_v12080 = unsafe extern "C" fn(
     dsts: *mut *mut core::ffi::c_void,
@@ -48,15 +48,16 @@ pub struct Library {
 }
 
 impl Library {
-    /// Loads libcudart from where [`SEARCH`] leads.
+    /// Loads libcudart from the places of [`SEARCH`].
     ///
-    /// This trusts the environment, as [`loader`](crate::loader) says.
+    /// This trusts the environment, as [`loader`](crate::loader) explains.
     ///
     /// # Errors
-    /// [`LoadError`] if no file loads, what loads lacks a function that CUDA 11.8 has, or is of a newer major version of
-    /// CUDA than the display driver supports. Of several files the first without such a fault is taken.
+    /// [`LoadError`] if no file loads, or each loaded file has a fault: it lacks a function of CUDA 11.8, or
+    /// its major version is newer than the display driver supports. This takes the first file without such a
+    /// fault.
     pub fn load() -> Result<Self, LoadError> {
-        // SAFETY: these names are NVIDIA's, and a file that the environment names is the user's word.
+        // SAFETY: these names are NVIDIA's, and the user answers for a file that the environment names.
         unsafe { SharedLibrary::load(&SEARCH, |library| Self::resolve(library)?.suiting_the_driver()) }
     }
 
@@ -66,8 +67,8 @@ impl Library {
     /// As [`load`](Self::load).
     ///
     /// # Safety
-    /// The file must be libcudart, or a library that keeps to its contract. Its initialisers run, and what is built on it
-    /// calls its functions.
+    /// The file must be libcudart, or a library with the same contract. Its initialisers run, and code built on
+    /// this crate calls its functions.
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         // SAFETY: the caller's promise.
         Self::resolve(unsafe { SharedLibrary::load_from(&SEARCH, path.as_ref()) }?)
@@ -76,13 +77,14 @@ impl Library {
     /// Returns a library made of a table of functions, for tests.
     ///
     /// # Safety
-    /// Each pointer must be to the function of its name, or to one that keeps to its contract as far as it is called:
-    /// what is built on a libcudart relies on that.
+    /// Each pointer must be to the function of its name, or to one that keeps its contract in every call that
+    /// is made. Code built on a libcudart relies on that.
     pub unsafe fn from_functions(functions: Functions) -> Self {
         Self { functions, memcpy_batch_async_v12: None, path: None }
     }
 
-    /// This library, if the host's display driver is new enough for its major version, or is not there.
+    /// Returns this library, if the host has no display driver, or one that is new enough for its major
+    /// version.
     fn suiting_the_driver(self) -> Result<Self, LoadError> {
         let (version, supported) = (self.version(), self.driver_version());
         if supported == 0 || version / 1000 <= supported / 1000 {
@@ -95,7 +97,7 @@ impl Library {
     fn resolve(library: SharedLibrary) -> Result<Self, LoadError> {
         let mut functions = Functions::resolve(&library)?;
         let mut memcpy_batch_async_v12 = None;
-        // One symbol, two signatures: which of them it has only the version tells.
+        // One symbol has two signatures; only the version tells them apart.
         let version = version(&functions);
         if version < 13000 {
             functions.cudaMemcpyBatchAsync = None;
@@ -112,7 +114,8 @@ impl Library {
         &self.functions
     }
 
-    /// `cudaMemcpyBatchAsync` of CUDA 12.8 and 12.9. That of 13.0 is [`Functions::cudaMemcpyBatchAsync`].
+    /// Returns `cudaMemcpyBatchAsync` of CUDA 12.8 and 12.9. That of 13.0 is
+    /// [`Functions::cudaMemcpyBatchAsync`].
     pub fn memcpy_batch_async_v12(&self) -> Option<cudaMemcpyBatchAsync_v12080> {
         self.memcpy_batch_async_v12
     }
@@ -122,7 +125,8 @@ impl Library {
         self.path.as_deref()
     }
 
-    /// `cudaRuntimeGetVersion`: 1000 × major + 10 × minor; 0 where that fails, as in 11.8 on a host without a driver.
+    /// Returns the version from `cudaRuntimeGetVersion`, as 1000 × major + 10 × minor; 0 where that fails, as
+    /// in 11.8 on a host without a driver.
     pub fn version(&self) -> i32 {
         version(&self.functions)
     }
@@ -131,7 +135,7 @@ impl Library {
     /// where that fails or there is no driver.
     pub fn driver_version(&self) -> i32 {
         let mut version = 0;
-        // SAFETY: `version` outlives the call, and keeps its 0 if that fails.
+        // SAFETY: `version` outlives the call, and stays 0 if the call fails.
         unsafe { (self.functions.cudaDriverGetVersion)(&mut version) };
         version
     }
@@ -139,7 +143,7 @@ impl Library {
 
 fn version(functions: &Functions) -> i32 {
     let mut version = 0;
-    // SAFETY: `version` outlives the call, and keeps its 0 if that fails.
+    // SAFETY: `version` outlives the call, and stays 0 if the call fails.
     unsafe { (functions.cudaRuntimeGetVersion)(&mut version) };
     version
 }

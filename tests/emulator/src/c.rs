@@ -1,7 +1,7 @@
-//! Pointers that C callers hand over.
+//! Pointers from C callers.
 //!
-//! Each exported function is `unsafe` for the sake of these: that a pointer is null or valid for what its C
-//! declaration says is the promise of the function's caller, and it is relied on here only.
+//! These are why each exported function is `unsafe`. The C caller promises that a pointer is null or valid for its C
+//! declaration. Only this module relies on that.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -86,11 +86,11 @@ pub(crate) fn set_errno(code: c_int) {
     unsafe { *libc::__errno_location() = code };
 }
 
-/// A raw pointer that a queued job takes to its thread.
+/// A raw pointer that a queued job carries to its thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Carried<T>(pub T);
 
-// SAFETY: queued work uses the pointer only while the C caller must keep it valid, whichever thread that is on.
+// SAFETY: queued work, on any thread, uses the pointer only while the C caller must keep it valid.
 unsafe impl<T> Send for Carried<T> {}
 
 impl<T: Copy> Carried<T> {

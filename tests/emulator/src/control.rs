@@ -1,5 +1,4 @@
-//! The test's control of the emulator: the version to pose as, faults, and questions about calls and live
-//! objects.
+//! The test's control of the emulator: the emulated version, faults, and queries about calls and live objects.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_longlong};
@@ -15,7 +14,7 @@ use crate::{c, device, exports, memory, stream, virtual_memory};
 /// The changes to one call. Fields that are `None` leave the call as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Hit {
-    /// The error code returned: cuFile's, `cudaError_t` or `CUresult`, whichever the function returns.
+    /// The error code that the function returns, in its own type: cuFile's, `cudaError_t` or `CUresult`.
     pub err: Option<i64>,
     /// `cu_err` of a cuFile status.
     pub cu: Option<i64>,
@@ -25,18 +24,18 @@ pub(crate) struct Hit {
     pub errno: Option<i64>,
     /// The most bytes that the transfer moves.
     pub short: Option<i64>,
-    /// The bytes that a stream-ordered operation or batch entry reports, without having moved any.
+    /// The byte count that a stream-ordered operation or batch entry reports without moving any.
     pub bytes: Option<i64>,
     /// The state that a batch entry reports, or the one of a stream's capture.
     pub status: Option<i64>,
-    /// Microseconds to wait before the call, or before the execution of what the call queues.
+    /// Microseconds to wait before the call, or before the queued work of the call.
     pub delay: Option<i64>,
-    /// True if it waits there until the test releases it.
+    /// True if the call or its work waits there until the test releases it.
     pub hold: bool,
 }
 
 impl Hit {
-    /// Waits as long as the fault says.
+    /// Waits for the fault's delay, or until its release.
     pub(crate) fn sleep(&self) {
         if let Some(delay) = self.delay {
             thread::sleep(Duration::from_micros(delay.unsigned_abs()));
@@ -51,7 +50,7 @@ impl Hit {
         *self == Self::default()
     }
 
-    /// `size`, or less if the fault makes the transfer short.
+    /// Returns `size`, or less if the fault makes the transfer short.
     pub(crate) fn limit(&self, size: usize) -> usize {
         self.short.map_or(size, |short| size.min(short.unsigned_abs() as usize))
     }
@@ -77,7 +76,7 @@ impl Held {
         held.waiting -= 1;
     }
 
-    /// Lets everything go on that waits now; answers how much that is.
+    /// Releases all waiting calls; returns their number.
     fn release() -> usize {
         let mut held = lock(&HELD);
         held.releases += 1;
@@ -93,7 +92,7 @@ struct Fault {
     hit: Hit,
 }
 
-/// The driver's properties of the kernel module nvidia-fs; zeros where it is not loaded.
+/// The driver's properties of the kernel module nvidia-fs; zeros if it is not loaded.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct NvidiaFs {
     pub major: u32,
@@ -117,11 +116,12 @@ struct Control {
     rmw: bool,
     faults: Vec<Fault>,
     calls: HashMap<&'static str, u64>,
-    /// The file in which to note the functions that are called.
+    /// The file for the names of the called functions.
     notes: Option<File>,
 }
 
-/// Not a C function but the execution of one batch entry, which can be counted and made to fail like one.
+/// The name for the execution of one batch entry. It is not a C function, but can be counted and made to fail like
+/// one.
 pub(crate) const BATCH_ENTRY: &str = "batch-entry";
 
 static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
@@ -150,7 +150,9 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
     };
     for line in std::env::var("CUFILE_EMULATOR").unwrap_or_default().split(';') {
         if !line.trim().is_empty() && control.apply(line).is_none() {
-            eprintln!("CUFILE_EMULATOR: cannot apply {line:?}");
+            eprintln!(
+                "CUFILE_EMULATOR: unknown command {line:?}; the docs of emulator_control list all commands"
+            );
             std::process::abort();
         }
     }
@@ -163,18 +165,18 @@ extern "C" fn note_fork() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether this process is the child of one that used the emulator. It has none of the parent's
-/// threads, and locks may be held for ever, so every call must fail before it takes one.
+/// Returns whether this process is the child of one that used the emulator. It lacks the parent's threads, and locks
+/// may stay locked for ever. So every call must fail before it takes a lock.
 pub(crate) fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Locks, also after a panic elsewhere.
+/// Locks, even after a panic of another thread.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the cuFile version posed as: 1000 × major + 10 × minor.
+/// Returns the emulated cuFile version: 1000 × major + 10 × minor.
 pub(crate) fn version() -> c_int {
     lock(&CONTROL).version
 }
@@ -200,7 +202,7 @@ pub(crate) fn reverse_completions() -> bool {
     lock(&CONTROL).reverse_completions
 }
 
-/// Returns whether transfers insist on the context of the buffer's device.
+/// Returns whether transfers require the context of the buffer's device.
 pub(crate) fn require_context() -> bool {
     lock(&CONTROL).require_context
 }
@@ -210,7 +212,7 @@ pub(crate) fn nvidia_fs() -> NvidiaFs {
     lock(&CONTROL).nvidia_fs
 }
 
-/// Returns whether the driver says that it has PCI P2PDMA.
+/// Returns whether the driver reports PCI P2PDMA.
 pub(crate) fn p2pdma() -> bool {
     lock(&CONTROL).p2pdma
 }
@@ -220,7 +222,7 @@ pub(crate) fn concurrent_managed() -> bool {
     lock(&CONTROL).concurrent_managed
 }
 
-/// Returns whether some stream is captured, so that the emulator refuses what could disturb that.
+/// Returns whether some stream is captured, so that the emulator refuses calls that could disturb the capture.
 pub(crate) fn capturing() -> bool {
     lock(&CONTROL).capturing
 }
@@ -230,7 +232,7 @@ pub(crate) fn rmw() -> bool {
     lock(&CONTROL).rmw
 }
 
-/// Counts a call of `name` and says what is to happen in it.
+/// Counts a call of `name` and returns the faults due in it.
 pub(crate) fn enter(name: &'static str) -> Hit {
     if forked() {
         return Hit::default();
@@ -242,7 +244,7 @@ pub(crate) fn enter(name: &'static str) -> Hit {
         control.note(name);
     }
     let mut chosen = None;
-    // Every fault sees every call; of several that are due, the oldest has its turn.
+    // Every fault counts every call; of several due faults, the oldest applies.
     for fault in control.faults.iter_mut().filter(|fault| fault.function == name && fault.left > 0) {
         if fault.skip > 0 {
             fault.skip -= 1;
@@ -256,7 +258,7 @@ pub(crate) fn enter(name: &'static str) -> Hit {
 }
 
 impl Control {
-    /// Notes the first call of `name`, with one write, because other emulators append to the file too.
+    /// Notes the first call of `name` with one write, because other emulators append to the file too.
     fn note(&mut self, name: &str) {
         if let Some(notes) = &mut self.notes
             && let Err(error) = notes.write_all(format!("{name}\n").as_bytes())
@@ -266,7 +268,7 @@ impl Control {
         }
     }
 
-    /// Carries out one line; `None` if it makes no sense.
+    /// Runs one command line; `None` if it is not a command.
     fn apply(&mut self, line: &str) -> Option<i64> {
         let mut words = line.split_whitespace();
         let command = words.next()?;
@@ -366,38 +368,47 @@ fn live(what: &str) -> Option<i64> {
     } as i64)
 }
 
-/// Carries out one command and answers −1 if it is not one. `CUFILE_EMULATOR` holds commands separated by `;` that
-/// are carried out at first use. `CUFILE_EMULATOR_CALLS` names a file to which the name of each function is appended
-/// when it is first called.
+/// Runs one command, and returns −1 for anything else. The emulator runs the commands in `CUFILE_EMULATOR`, separated
+/// by `;`, at its first use. At the first call of each function, it appends the function's name to the file that
+/// `CUFILE_EMULATOR_CALLS` names.
 ///
 /// | command | |
 /// |---|---|
-/// | `version 1140` | the cuFile version to pose as; 1200 unless told |
-/// | `runtime-version 12080` | what libcudart and libcuda report; 13000 unless told |
-/// | `driver-version 12080` | the CUDA version that the display driver supports; the runtime's unless told |
-/// | `gpus N` | how many GPUs there are, 0 to 16; 2 unless told |
-/// | `reverse-completions 0\|1` | whether a batch carries out its entries from the last to the first |
+/// | `version 1140` | the emulated cuFile version; 1200 by default |
+/// | `runtime-version 12080` | the version that libcudart and libcuda report; 13000 by default |
+/// | `driver-version 12080` | the CUDA version that the display driver supports; the runtime's by default |
+/// | `gpus N` | the number of GPUs, 0 to 16; 2 by default |
+/// | `reverse-completions 0\|1` | whether a batch runs its entries from the last to the first |
 /// | `require-context 0\|1` | whether cuFile refuses device memory (5047) unless its device's context is current |
-/// | `nvidia-fs MAJOR MINOR STATUS` | which version of the kernel module is loaded, and for which file systems and devices it has a direct path (`dstatusflags`); the bytes take the same way as without. 0 0 0, which is none, unless told |
-/// | `p2pdma 0\|1` | whether the driver says that it has PCI P2PDMA; the bytes take the same way as without |
-/// | `concurrent-managed 0\|1` | whether the host may touch managed memory while the GPU works; where it may not, touching what is allocated from then on faults, as if the GPU always worked |
-/// | `capturing 0\|1` | whether another stream is captured for a graph, in the mode that is the default (global), so that allocating, waiting and asking fail (900) on threads that have not changed theirs |
-/// | `rmw 0\|1` | whether an unaligned write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB, as libcufile does on a direct path, so that concurrent writes to one block lose bytes; 1 unless told |
-/// | `fault FUNCTION SETTING…` | what happens in the next call of a function, or of `batch-entry` |
+/// | `nvidia-fs MAJOR MINOR STATUS` | the version of the kernel module, and the file systems and devices for which it has a direct path (`dstatusflags`). The bytes move in the same way. 0 0 0, which means no module, by default |
+/// | `p2pdma 0\|1` | whether the driver reports PCI P2PDMA; the bytes move in the same way |
+/// | `concurrent-managed 0\|1` | whether the host may touch managed memory while the GPU works. With 0, touching memory allocated from then on faults, as if the GPU always worked |
+/// | `capturing 0\|1` | whether another stream is captured for a graph in the default (global) mode. Allocating, waiting and querying then fail (900) on threads that have not changed their mode |
+/// | `rmw 0\|1` | whether a write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB if its file offset or length is not a multiple of 4096 bytes. libcufile does so on a direct path, and concurrent writes to one block lose bytes; 1 by default |
+/// | `fault FUNCTION SETTING…` | changes the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
-/// | `held` | answers how many calls and queued operations wait because of `hold` |
-/// | `release` | lets them go on; answers how many |
-/// | `calls FUNCTION` | answers how often the function was called |
-/// | `live WHAT` | answers how many there are of `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count` |
+/// | `held` | returns the number of calls and queued operations that wait because of `hold` |
+/// | `release` | lets them go on; returns their number |
+/// | `calls FUNCTION` | returns the number of calls of the function |
+/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count` |
 ///
-/// Settings of a fault: `after=N` passes over the next N calls, whatever happens in them; `times=M` or `times=all`
-/// rather than once; `err=CODE` is what the function returns, and for a reading or writing call what −1 comes with;
-/// `cu=CODE` the CUDA error in a cuFile status, alone with 5011; `ret=N` the return value of a reading or writing
-/// call; `errno=E` makes it −1 with that errno; `short=BYTES` lets it move at most so many; `bytes=N` is what a
-/// stream-ordered operation or a batch entry reports instead of being carried out, `status=S` the state of a batch
-/// entry, or of a stream's capture for `cudaStreamIsCapturing`; `delay_us=T` waits before the call, or before the
-/// execution of what the call puts in a queue; `hold=1` waits there until `release`. A fault on `cuFileBatchIOSubmit` without `err` is for each entry
-/// submitted.
+/// Settings of a fault:
+///
+/// | setting | |
+/// |---|---|
+/// | `after=N` | skips the next N calls, even those changed by other faults |
+/// | `times=M`, `times=all` | applies to M calls, or to all, rather than to one |
+/// | `err=CODE` | the code that the function returns; a reading or writing call returns −1 with it |
+/// | `cu=CODE` | the CUDA error in a cuFile status; without `err`, the status is 5011 |
+/// | `ret=N` | the return value of a reading or writing call |
+/// | `errno=E` | a reading or writing call returns −1 with this errno |
+/// | `short=BYTES` | a reading or writing call moves at most so many bytes |
+/// | `bytes=N` | a stream-ordered operation or a batch entry reports this count and moves no bytes |
+/// | `status=S` | the state of a batch entry, or of a stream's capture for `cudaStreamIsCapturing` |
+/// | `delay_us=T` | waits T microseconds before the call, or before its queued work |
+/// | `hold=1` | waits there until `release` |
+///
+/// A fault on `cuFileBatchIOSubmit` without `err` applies to each submitted entry.
 ///
 /// # Safety
 /// `command` must be null or end with a NUL.
@@ -406,7 +417,7 @@ pub unsafe extern "C" fn emulator_control(command: *const c_char) -> c_longlong 
     let Some(line) = c::text(command) else { return -1 };
     let mut words = line.split_whitespace();
     let answer = match (words.next(), words.next(), words.next()) {
-        // The objects have locks of their own, and some take that of `CONTROL` while they hold it.
+        // The objects have their own locks, and some take that of `CONTROL` while they hold theirs.
         (Some("live"), Some(what), None) => live(what),
         (Some("held"), None, None) => Some(lock(&HELD).waiting as i64),
         (Some("release"), None, None) => Some(Held::release() as i64),

@@ -1,4 +1,4 @@
-//! GPUs, their primary contexts, and which of them is current on a thread.
+//! GPUs, their primary contexts, and each thread's current context.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
@@ -10,7 +10,7 @@ use cuda_rt_sys::runtime::cudaError_t;
 
 use crate::control;
 
-/// The memory of one GPU.
+/// The memory of one GPU in bytes.
 pub(crate) const CAPACITY: usize = 16 << 30;
 
 const CONTEXTS: usize = 0xC0_0000_0000;
@@ -39,7 +39,7 @@ pub(crate) fn exists(device: c_int) -> bool {
     (0..control::gpus()).contains(&device)
 }
 
-/// `cuInit`: nothing else of libcuda works before it, or before a call of the runtime that needs a device.
+/// `cuInit`: the rest of libcuda fails before it, or before a runtime call that needs a device.
 pub(crate) fn initialise() -> Result<(), CUresult> {
     if control::gpus() == 0 {
         return Err(CUresult::CUDA_ERROR_NO_DEVICE);
@@ -166,7 +166,7 @@ pub(crate) fn set_flags(device: c_int, flags: u32) {
     control::lock(&PRIMARY)[device as usize].flags = flags;
 }
 
-/// Forgets what the runtime keeps of a device.
+/// Forgets the runtime's state of a device.
 pub(crate) fn reset(device: c_int) {
     let primary = &mut control::lock(&PRIMARY)[device as usize];
     *primary = Primary { retained: primary.retained, ..Primary::default() };
@@ -180,7 +180,7 @@ pub(crate) fn enable_peer(device: c_int, peer: c_int) -> bool {
     fresh
 }
 
-/// References to primary contexts that `cuDevicePrimaryCtxRetain` took.
+/// Returns the number of references to primary contexts that `cuDevicePrimaryCtxRetain` took.
 pub(crate) fn live_contexts() -> usize {
     control::lock(&PRIMARY).iter().map(|primary| primary.retained as usize).sum()
 }

@@ -1,30 +1,32 @@
 //! libcufile, libcudart and libcuda in one shared object, without a GPU.
 //!
-//! Files are moved with `pread` and `pwrite`. "Device" memory is an address range that no one may touch, with a hidden
-//! twin that the emulator copies through: a host access that should have been a copy is a segmentation fault. Streams
-//! are queues with a thread each, so what is asynchronous on a GPU is asynchronous here.
+//! The emulator moves bytes with `pread` and `pwrite`. "Device" memory is an address range that faults, with a hidden
+//! twin for the emulator's copies. So a host access that should have been a copy is a segmentation fault. Each stream
+//! is a queue with a thread, so work that is asynchronous on a GPU is asynchronous here.
 //!
-//! [`emulator_control`] sets the cuFile version that the library poses as, and where it fails. docs/emulator.md explains
-//! how to run a program on it. Symbols that an older version lacks are hidden by the code that loads the
-//! file, not here.
+//! [`emulator_control`] sets the emulated cuFile version and the faults. docs/emulator.md explains how to run a program
+//! on the emulator. The code that loads the file hides the symbols that an older version lacks.
 //!
-//! The emulator prints why and aborts where the real libraries crash or corrupt memory:
+//! Where the real libraries crash or corrupt memory, the emulator prints the reason and aborts:
 //!
-//! - two `cudaMemcpyBatchAsync` at once, on whichever threads and streams;
-//! - two calls at once of those that open, close, set or read, for versions before 1.16;
-//! - vectors of which some are empty;
-//! - reading the properties or setting a limit while bytes are on their way, for versions before 1.16.
+//! - two `cudaMemcpyBatchAsync` at once, on any threads and streams;
+//! - two calls at once that open, close, set or read, for versions before 1.16;
+//! - an array of vectors with empty and other entries;
+//! - reading the properties or setting a limit while a transfer is in flight, for versions before 1.16.
 //!
-//! Unless the command `rmw 0` was given, an unaligned write to a descriptor with `O_DIRECT` takes whole
-//! blocks, as on a direct path. Bytes that another thread writes to such a block during the write are lost. A
-//! race shows often, but not each time.
+//! A write to a descriptor with `O_DIRECT` is unaligned if its file offset or length is not a multiple of 4096 bytes.
+//! The emulator then reads, changes and writes back the first and last block where the write covers them only partly,
+//! as libcufile does on a direct path. Bytes that another thread writes to these blocks in between are lost. A race
+//! loses bytes often, but not each time. The command `rmw 0` turns this off.
 //!
-//! Work that `hold` stops goes on only with `release`: cancelling or destroying a batch waits for an entry
-//! that is held.
+//! Held work goes on only with `release`. So cancelling or destroying a batch waits for its held entries.
 //!
-//! The emulator is simpler than CUDA: the null stream is one more queue, ordered with no other stream; a
-//! context is the primary context of its device; access rights of mapped memory hold for every device; there
-//! are no graphs, arrays or kernels.
+//! The emulator is simpler than CUDA:
+//!
+//! - the null stream is one more queue, not ordered with other streams;
+//! - every context is the primary context of its device;
+//! - access rights of mapped memory hold for every device;
+//! - there are no graphs, arrays or kernels.
 
 mod c;
 mod control;

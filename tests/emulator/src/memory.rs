@@ -10,7 +10,7 @@ use crate::device::CAPACITY;
 
 const PAGE: usize = 4096;
 
-/// The kind of memory that an allocation is to CUDA.
+/// CUDA's kind of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Memory of a GPU, out of the host's reach.
@@ -31,10 +31,10 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Fresh memory, or with `PROT_NONE` an address range that faults.
+    /// Maps fresh memory, or with `PROT_NONE` an address range that faults.
     pub(crate) fn new(length: usize, protection: c_int) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping where the kernel likes replaces nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other.
         let address = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, -1, 0) };
         (address != libc::MAP_FAILED).then(|| Self {
             address: address.expose_provenance(),
@@ -54,7 +54,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Addresses that fault go on faulting, so that no later mapping makes a stale device pointer look good.
+        // Faulting addresses stay mapped, so that no later mapping makes a stale device pointer valid.
         if self.protection == libc::PROT_NONE {
             return;
         }
@@ -81,7 +81,7 @@ pub(crate) struct Allocation {
     pub flags: u32,
     /// Different for every allocation ever made.
     pub id: u64,
-    /// The address where the bytes at `base` really are.
+    /// The real address of the bytes at `base`.
     pub inside: usize,
     /// The handle mapped here, for a range of virtual memory.
     pub physical: Option<u64>,
@@ -185,7 +185,7 @@ impl Memory {
                 self.virtual_memory.reserved(address) || self.pads(address) || self.was_freed(address);
             return if known { Err(Beyond) } else { Ok(outside) };
         };
-        // Neighbours in a reserved range are one range to a copy.
+        // A copy treats neighbours in a reserved range as one range.
         let mut covered = first;
         while covered.accessible && covered.end() < end {
             match self.allocations.get(&covered.end()) {
@@ -210,8 +210,7 @@ pub(crate) fn place(address: usize, length: usize) -> Result<Place, Beyond> {
     with(|memory| memory.place(address, length))
 }
 
-/// Checks that cuFile would register the range: memory, or a piece of a reserved range whose first byte is
-/// mapped.
+/// Checks that cuFile would register the range: memory, or a part of a reserved range whose first byte is mapped.
 pub(crate) fn registrable(base: usize, length: usize) -> Result<(), Beyond> {
     with(|memory| {
         let mapped = memory.find(base).is_some_and(|found| found.physical.is_some());
@@ -228,7 +227,7 @@ pub(crate) fn find(address: usize) -> Option<Allocation> {
     with(|memory| memory.find(address).cloned())
 }
 
-/// New memory; `None` if there is not enough.
+/// Allocates memory; `None` if there is not enough.
 pub(crate) fn allocate(kind: Kind, size: usize, device: c_int, flags: u32) -> Option<usize> {
     // A page that belongs to no allocation keeps neighbours apart.
     let length = size.checked_next_multiple_of(PAGE)?.checked_add(PAGE)?;
@@ -288,7 +287,7 @@ pub(crate) fn release_all(device: c_int) {
     });
 }
 
-/// Registers the program's own memory; false if part of it is known already.
+/// Registers the program's own memory; false if CUDA knows a part of it already.
 pub(crate) fn register(base: usize, length: usize, device: c_int, flags: u32) -> bool {
     with(|memory| {
         let before = memory.allocations.range(..base + length).next_back();
@@ -313,24 +312,24 @@ pub(crate) fn register(base: usize, length: usize, device: c_int, flags: u32) ->
     })
 }
 
-/// Bytes of a device in use.
+/// Returns the number of bytes of a device in use.
 pub(crate) fn used(device: c_int) -> usize {
     with(|memory| memory.used(device))
 }
 
-/// Bytes of host memory that CUDA allocated.
+/// Returns the number of bytes of host memory that CUDA allocated.
 pub(crate) fn pinned_bytes() -> usize {
     let pinned = |found: &&Allocation| found.kind == Kind::Pinned;
     with(|memory| memory.allocations.values().filter(pinned).map(|found| found.length).sum())
 }
 
-/// Allocations that are neither registrations nor mapped ranges.
+/// Returns the number of allocations, without registrations and mapped ranges.
 pub(crate) fn live_allocations() -> usize {
     let owned = |found: &&Allocation| found.kind != Kind::Registered && found.physical.is_none();
     with(|memory| memory.allocations.values().filter(owned).count())
 }
 
-/// Ranges of host memory that are registered.
+/// Returns the number of registered ranges of host memory.
 pub(crate) fn live_registrations() -> usize {
     with(|memory| memory.allocations.values().filter(|found| found.kind == Kind::Registered).count())
 }

@@ -34,7 +34,8 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result<(), CUfileE
     })
 }
 
-/// As [`call`], for one that only one thread may be in at a time: libcufile 1.11 to 1.15 corrupt their heap then.
+/// Does what [`call`] does, and aborts if another thread is in such a call, which makes libcufile 1.11 to 1.15
+/// corrupt their heap.
 pub(crate) fn one_at_a_time(
     name: &'static str,
     body: impl FnOnce() -> Result<(), CUfileError_t>,
@@ -44,7 +45,9 @@ pub(crate) fn one_at_a_time(
         return cuda_failed(CUresult::CUDA_ERROR_NOT_INITIALIZED);
     }
     if INSIDE.swap(true, Ordering::SeqCst) && control::version() < 1160 {
-        eprintln!("{name} while another thread sets, reads, opens or closes");
+        eprintln!(
+            "cufile-emulator: aborting in {name}: another thread is in a call that sets, reads, opens or closes, and libcufile before 1.16 corrupts its heap; make one such call at a time"
+        );
         abort();
     }
     let status = call(name, body);
@@ -54,7 +57,7 @@ pub(crate) fn one_at_a_time(
 
 static TRANSFERS: AtomicUsize = AtomicUsize::new(0);
 
-/// A transfer, from its call or its turn on until it is dropped.
+/// A transfer, from its call or its turn in a queue until it is dropped.
 pub(crate) struct Transfer(());
 
 impl Transfer {
@@ -70,20 +73,22 @@ impl Drop for Transfer {
     }
 }
 
-/// As [`one_at_a_time`], for one that makes libcufile 1.11 to 1.15 forget its settings for a moment, so that they divide
-/// by zero in whatever another thread transfers.
+/// Does what [`one_at_a_time`] does, and aborts if a transfer is in flight. These calls make libcufile 1.11 to 1.15
+/// forget settings for a moment, and a transfer of another thread then divides by zero.
 pub(crate) fn without_transfers(
     name: &'static str,
     body: impl FnOnce() -> Result<(), CUfileError_t>,
 ) -> CUfileError_t {
     if TRANSFERS.load(Ordering::SeqCst) > 0 && control::version() < 1160 {
-        eprintln!("{name} while another thread transfers");
+        eprintln!(
+            "cufile-emulator: aborting in {name}: a transfer is in flight, and libcufile before 1.16 divides by zero in it; wait for all transfers first"
+        );
         abort();
     }
     one_at_a_time(name, body)
 }
 
-/// As [`call`], for one that puts work in a queue: a delay is for the work.
+/// Does what [`call`] does for a function that queues work, and delays the work rather than the call.
 pub(crate) fn queued(
     name: &'static str,
     body: impl FnOnce(Hit) -> Result<(), CUfileError_t>,
@@ -120,7 +125,7 @@ pub(crate) fn transfer(name: &'static str, body: impl FnOnce(&Hit) -> Result<usi
     }
     match body(&hit) {
         Ok(bytes) => {
-            // libcufile leaves what a probe of its own set, so that a caller who looks at errno first goes wrong.
+            // libcufile leaves the errno of its own probe, which misleads a caller that reads errno first.
             c::set_errno(libc::ENOTTY);
             bytes as isize
         }

@@ -20,7 +20,7 @@ struct Jobs {
     closed: bool,
 }
 
-/// Jobs that a thread of their own carries out one after the other.
+/// Jobs that one thread runs in their order.
 #[derive(Default)]
 pub(crate) struct Queue {
     jobs: Mutex<Jobs>,
@@ -69,7 +69,7 @@ impl Queue {
         jobs.finished == jobs.pushed
     }
 
-    /// Waits for the jobs that are in the queue now.
+    /// Waits for the present jobs of the queue.
     pub(crate) fn wait(&self) {
         let mut jobs = lock(&self.jobs);
         let target = jobs.pushed;
@@ -78,7 +78,7 @@ impl Queue {
         }
     }
 
-    /// Drops the jobs that have not begun and waits for the one that has.
+    /// Drops the jobs that have not begun and waits for the running one.
     pub(crate) fn drain(&self) {
         let mut jobs = lock(&self.jobs);
         jobs.pushed -= jobs.waiting.len() as u64;
@@ -107,7 +107,7 @@ static DEFAULT: Mutex<Option<HashMap<c_int, Arc<Stream>>>> = Mutex::new(None);
 static EVENTS: Mutex<Option<HashMap<usize, Arc<Event>>>> = Mutex::new(None);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
-/// Returns an address that nothing is mapped at and that is never used again.
+/// Returns an address without a mapping, which is never reused.
 pub(crate) fn fresh_handle() -> usize {
     0xE0_0000_0000 + 0x100 * NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -152,7 +152,7 @@ pub(crate) fn synchronise(device: c_int) {
     }
 }
 
-/// Streams that were created and not destroyed.
+/// Returns the number of streams that were created and not destroyed.
 pub(crate) fn live_streams() -> usize {
     lock(&STREAMS).get_or_insert_default().len()
 }
@@ -168,7 +168,7 @@ struct Record {
 pub(crate) struct Event {
     record: Mutex<Record>,
     changed: Condvar,
-    /// True if it can tell when it was reached.
+    /// True if it records the time at which it was reached.
     pub timed: bool,
 }
 
@@ -189,7 +189,7 @@ impl Event {
         });
     }
 
-    /// Returns the number of times that it was recorded.
+    /// Returns the number of records of the event.
     pub(crate) fn asked(&self) -> u64 {
         lock(&self.record).asked
     }
@@ -232,7 +232,7 @@ pub(crate) fn destroy_event(handle: usize) -> bool {
     lock(&EVENTS).get_or_insert_default().remove(&handle).is_some()
 }
 
-/// Events that were created and not destroyed.
+/// Returns the number of events that were created and not destroyed.
 pub(crate) fn live_events() -> usize {
     lock(&EVENTS).get_or_insert_default().len()
 }

@@ -10,7 +10,7 @@ use cuda_rt_sys::driver::CUresult;
 
 use crate::memory::{self, Allocation, Kind, Mapping, Memory, Pair};
 
-/// The number that sizes and addresses are multiples of, in bytes.
+/// The unit of sizes and addresses, in bytes.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -38,7 +38,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// Bytes of a device that handles keep.
+    /// Returns the number of bytes of a device that handles keep.
     pub(crate) fn used(&self, device: c_int) -> usize {
         self.physical.values().filter(|found| found.device == device).map(|found| found.length).sum()
     }
@@ -128,7 +128,7 @@ pub(crate) fn create(size: usize, device: c_int, is_for_rdma: bool) -> Result<u6
     })
 }
 
-/// Gives up one reference to physical memory, which lasts as long as it is mapped.
+/// Drops one reference to physical memory, which lasts as long as it is mapped.
 pub(crate) fn release(handle: u64) -> Result<(), CUresult> {
     memory::with(|memory| {
         let found = memory.virtual_memory.physical.get_mut(&handle).ok_or(INVALID)?;
@@ -229,24 +229,24 @@ fn pieces(memory: &Memory, base: usize, size: usize) -> Result<Vec<usize>, CUres
     if next == end && size > 0 { Ok(found) } else { Err(INVALID) }
 }
 
-/// Puts a file, or nothing that may be touched, at an address inside a reservation.
+/// Maps a file, or an inaccessible range, at an address inside a reservation.
 fn replace(address: usize, length: usize, file: Option<&OwnedFd>) -> Result<(), CUresult> {
     let (protection, flags, descriptor) = match file {
         Some(file) => (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd()),
         None => (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1),
     };
     let pointer = ptr::with_exposed_provenance_mut(address);
-    // SAFETY: the range is inside a mapping of the reservation, where nothing but the emulator has pointers.
+    // SAFETY: the range is inside a mapping of the reservation, where only the emulator has pointers.
     let mapped = unsafe { libc::mmap(pointer, length, protection, flags | libc::MAP_FIXED, descriptor, 0) };
     if mapped == libc::MAP_FAILED { Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) } else { Ok(()) }
 }
 
-/// Reserved ranges.
+/// Returns the number of reserved ranges.
 pub(crate) fn live_reservations() -> usize {
     memory::with(|memory| memory.virtual_memory.reservations.len())
 }
 
-/// Pieces of physical memory.
+/// Returns the number of allocations of physical memory.
 pub(crate) fn live_physical() -> usize {
     memory::with(|memory| memory.virtual_memory.physical.len())
 }

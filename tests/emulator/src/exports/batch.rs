@@ -37,7 +37,7 @@ struct Batch {
 
 static BATCHES: Mutex<Option<HashMap<usize, Arc<Batch>>>> = Mutex::new(None);
 
-/// Batches that were set up and not destroyed.
+/// Returns the number of batches that were set up and not destroyed.
 pub(crate) fn live_batches() -> usize {
     lock(&BATCHES).get_or_insert_default().len()
 }
@@ -95,7 +95,7 @@ fn request(entry: &CUfileIOParams_t) -> Option<Request> {
     })
 }
 
-/// Carries one entry out and says what its event reports.
+/// Runs one entry and returns the result for its event.
 fn perform(request: Request, submitted: Hit) -> (CUfileStatus_t, usize) {
     let mut hit = control::enter(BATCH_ENTRY);
     if hit.is_none() {
@@ -103,7 +103,7 @@ fn perform(request: Request, submitted: Hit) -> (CUfileStatus_t, usize) {
     }
     let _transfer = status::Transfer::begin();
     hit.sleep();
-    // An entry longer than this comes back short, and as if that were all.
+    // libcufile reports a longer entry short, but complete.
     let limit = hit.limit(params::number(Number::MaxDirectIo) << 10);
     let moved = match (hit.errno.or(hit.err), hit.bytes) {
         (Some(code), _) => Err(code as i32),
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn cuFileBatchIOSubmit(
     })
 }
 
-/// Waits for `least` events or all that will come, at most until `deadline`, and takes up to `most`.
+/// Waits for `least` events, or all outstanding ones, at most until `deadline`, and takes up to `most`.
 fn reap(batch: &Batch, least: usize, most: usize, deadline: Option<Instant>) -> Vec<CUfileIOEvents_t> {
     let mut progress = lock(&batch.progress);
     while progress.done.len() < least.min(progress.outstanding) {
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
     })
 }
 
-/// Drops what has not begun, waits for what has, and forgets what is done.
+/// Drops entries that have not begun, waits for running ones, and forgets finished ones.
 fn cancel(batch: &Batch) {
     batch.queue.drain();
     let mut progress = lock(&batch.progress);

@@ -1,4 +1,4 @@
-//! cuFile's driver: opening, closing, properties, and what is asked about the machine.
+//! cuFile's driver: opening, closing, properties, and queries about the machine.
 
 use std::ffi::{c_char, c_int, c_long};
 use std::sync::Mutex;
@@ -57,12 +57,12 @@ fn before_open() -> Result<(), CUfileError_t> {
     if use_count() == 0 && !is_begun { Ok(()) } else { Err(failed(5026)) }
 }
 
-/// True for versions that read their configuration again when the properties are asked for.
+/// Returns true for versions that read their configuration again when a program reads the properties.
 fn forgets() -> bool {
     control::version() < 1170
 }
 
-/// Runs a setter that is too late once the driver is open.
+/// Runs a setter that fails once the driver is open.
 pub(super) fn set(name: &'static str, body: impl FnOnce() -> Option<()>) -> CUfileError_t {
     status::one_at_a_time(name, || {
         before_open()?;
@@ -157,8 +157,8 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps_t)
     })
 }
 
-/// Says whether a setter that is older than the parameters has an effect: not up to 1.16, and on no open driver. Version
-/// 1.11 wants one.
+/// Returns whether a setter older than the parameters has an effect. It has none up to 1.16, and none on an open
+/// driver. Version 1.11 requires an open driver.
 fn limits_can_change() -> Result<bool, CUfileError_t> {
     if control::version() < 1130 {
         need_open()?;
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn cuFileDriverSetP2PFlags(
     p2p_flags: CUfileP2PFlags_t,
 ) -> CUfileError_t {
     status::call("cuFileDriverSetP2PFlags", || {
-        // What the platform has can be added, and never taken away; the rest is libcufile's own business.
+        // A program can add the flags of the platform, and clear none; libcufile manages the others.
         let settable = CUfileP2PFlags_t::CUFILE_P2PDMA.mask().as_raw();
         if p2p_flags.as_raw() & !settable != 0 {
             return Err(INVALID);

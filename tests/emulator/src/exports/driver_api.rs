@@ -49,7 +49,7 @@ fn put<T>(pointer: *mut T, value: T) -> Result<(), CUresult> {
     c::put(pointer, value).ok_or(INVALID)
 }
 
-/// The same numbers mean the same in both APIs, as far as copies can fail.
+/// Returns the same number, which means the same in both APIs for all failures of copies.
 fn translated(error: cudaError_t) -> CUresult {
     CUresult::from_raw(error.as_raw())
 }
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(pctx: *mut CUcontext) -> CUresult {
     call("cuCtxPopCurrent_v2", || {
         device::initialised()?;
         let context = device::pop()?;
-        // The caller may not want to know.
+        // The caller may pass null.
         c::put(pctx, context);
         Ok(())
     })

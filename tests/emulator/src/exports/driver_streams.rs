@@ -1,5 +1,5 @@
-//! libcuda: streams, events and the memory ordered by them, which nothing here calls but cudarc. Each is the function of
-//! libcudart that does the same, and is counted and made to fail by that one's name.
+//! libcuda: streams, events and the memory ordered by them, which only cudarc calls here. Each calls the equivalent
+//! function of libcudart, and counts and fails under that name.
 
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::ptr;
@@ -27,7 +27,7 @@ macro_rules! forwarded {
     ($($name:ident($($argument:ident: $kind:ty),*) => $call:expr;)*) => {
         $(#[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> CUresult {
-            // SAFETY: what C promises for the one function it promises for the other.
+            // SAFETY: the C caller makes the same promises for both functions.
             with_context(|| unsafe { $call })
         })*
     };

@@ -21,7 +21,8 @@ use crate::{c, stream};
 pub(super) struct Handle {
     fd: RawFd,
     access: c_int,
-    /// The file without `O_DIRECT`: libcufile bounces what is not aligned, and here everything may be.
+    /// The file without `O_DIRECT`, because libcufile bounces unaligned transfers and any transfer here may be
+    /// unaligned.
     buffered: Option<File>,
 }
 
@@ -46,17 +47,17 @@ static HANDLES: Mutex<Option<HashMap<usize, Arc<Handle>>>> = Mutex::new(None);
 /// The lengths of the buffers that are registered, by their addresses.
 static BUFFERS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
 
-/// Files that are registered.
+/// Returns the number of registered files.
 pub(crate) fn live_handles() -> usize {
     lock(&HANDLES).get_or_insert_default().len()
 }
 
-/// Files that are registered with a descriptor that has `O_DIRECT`.
+/// Returns the number of files registered with a descriptor that has `O_DIRECT`.
 pub(crate) fn live_direct_handles() -> usize {
     lock(&HANDLES).get_or_insert_default().values().filter(|handle| handle.is_direct()).count()
 }
 
-/// Buffers that are registered.
+/// Returns the number of registered buffers.
 pub(crate) fn live_buffers() -> usize {
     lock(&BUFFERS).get_or_insert_default().len()
 }
@@ -109,7 +110,7 @@ fn register(descr: CUfileDescr_t) -> Result<usize, CUfileError_t> {
     Ok(handle)
 }
 
-/// Opens the file of `fd` again, for reading in any case: what surrounds an unaligned write is read.
+/// Opens the file of `fd` again, always for reading too: an unaligned write reads its first and last block.
 fn reopen(fd: RawFd, access: c_int) -> std::io::Result<File> {
     OpenOptions::new()
         .read(true)

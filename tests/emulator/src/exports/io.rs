@@ -32,7 +32,7 @@ unsafe impl Send for Request {}
 pub(super) const BEYOND: c_int = libc::EPERM;
 
 impl Request {
-    /// Finds the file, and what is wrong with the request apart from its memory.
+    /// Returns the file, or the fault of the request apart from its memory.
     pub(super) fn file(&self) -> Result<Arc<Handle>, c_int> {
         if self.handle.is_null() || self.base.is_null() {
             return Err(libc::EINVAL);
@@ -50,7 +50,7 @@ impl Request {
         Ok(file)
     }
 
-    /// Carries the transfer out on this thread: the bytes moved, fewer at the end of the file, or the `errno`.
+    /// Runs the transfer on this thread. Returns the bytes moved, fewer at the end of the file, or the `errno`.
     pub(super) fn perform(&self, limit: usize) -> Result<usize, c_int> {
         let file = self.file()?;
         if self.size == 0 {
@@ -65,7 +65,7 @@ impl Request {
     }
 }
 
-/// Moves the bytes, and with them the rest of the blocks that an unaligned write touches.
+/// Moves the bytes; an unaligned write rewrites the rest of its blocks too.
 fn move_bytes(
     file: &Handle,
     pointer: *mut u8,
@@ -81,7 +81,7 @@ fn move_bytes(
     transfer(fd, pointer, size, file_offset, write)
 }
 
-/// `pread` or `pwrite` until everything is moved, the file ends or the kernel refuses.
+/// Calls `pread` or `pwrite` until all bytes are moved, the file ends or the kernel refuses.
 pub(super) fn transfer(
     fd: RawFd,
     pointer: *mut u8,
@@ -93,8 +93,8 @@ pub(super) fn transfer(
     while done < size {
         let at = pointer.wrapping_add(done);
         let offset = file_offset.checked_add(done as off_t).ok_or(libc::EINVAL)?;
-        // SAFETY: the range was checked against its allocation; host memory that CUDA does not know is valid by the C
-        // caller's promise, and if not then the kernel says so.
+        // SAFETY: the range was checked against its allocation; host memory that CUDA does not know is valid by
+        // the C caller's promise; the kernel refuses invalid addresses.
         let moved = unsafe {
             match write {
                 true => libc::pwrite(fd, at.cast_const().cast(), size - done, offset),
@@ -192,7 +192,9 @@ fn vectored(
     let vectors = vectors.filter(|vectors| fits(vectors.len())).ok_or(libc::EINVAL)?;
     if vectors.iter().any(|vector| vector.len == 0) && vectors.iter().any(|vector| vector.len > 0) {
         // libcufile fails an assertion.
-        eprintln!("an entry of no bytes among others");
+        eprintln!(
+            "cufile-emulator: aborting: cuFileReadv and cuFileWritev fail an assertion for an empty entry among others; leave empty entries out"
+        );
         std::process::abort();
     }
     let mut left = hit.limit(usize::MAX);

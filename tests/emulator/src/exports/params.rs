@@ -12,7 +12,7 @@ use crate::c;
 use crate::control::lock;
 use crate::status::{self, INVALID};
 
-/// The numbers that the rest of the emulator asks for, in C's order.
+/// The numbers that the rest of the emulator reads, in C's order.
 #[derive(Clone, Copy)]
 pub(super) enum Number {
     ProfileStats = 0,
@@ -25,7 +25,7 @@ pub(super) enum Number {
     BatchTimeout = 11,
 }
 
-/// The switches that the rest of the emulator asks for, in C's order.
+/// The switches that the rest of the emulator reads, in C's order.
 #[derive(Clone, Copy)]
 pub(super) enum Switch {
     PollMode = 0,
@@ -76,7 +76,7 @@ struct Params {
 
 static PARAMS: LazyLock<Mutex<Params>> = LazyLock::new(|| Mutex::new(Params::configured()));
 
-/// The parameters as the program left them, which those of [`PARAMS`] become when the driver opens.
+/// The parameters that the program set; the driver copies them to [`PARAMS`] when it opens.
 static CHOSEN: Mutex<Option<Params>> = Mutex::new(None);
 
 /// Remembers the parameters when the program has set one.
@@ -85,12 +85,12 @@ pub(super) fn remember() {
     *lock(&CHOSEN) = Some(now);
 }
 
-/// Reads the configuration again, as if the program had set nothing.
+/// Reads the configuration again, which discards the program's settings.
 pub(super) fn forget() {
     *lock(&PARAMS) = Params::configured();
 }
 
-/// Takes over what the program has set.
+/// Takes over the program's settings.
 pub(super) fn take_over() {
     let chosen = lock(&CHOSEN).clone();
     if let Some(chosen) = chosen {
@@ -130,14 +130,14 @@ pub(super) fn switch(which: Switch) -> bool {
     lock(&PARAMS).switches[which as usize]
 }
 
-/// `None` for a value outside a number's limits.
+/// Returns `None` for a value outside a number's limits.
 pub(super) fn within_limits(which: Number, value: usize) -> Option<()> {
     let limits = &NUMBERS[which as usize];
     let within = (limits.smallest..=limits.largest).contains(&value) && value.is_multiple_of(limits.multiple);
     within.then_some(())
 }
 
-/// Sets a number, whatever its limits.
+/// Sets a number without checking its limits.
 pub(super) fn set_number(which: Number, value: usize) {
     lock(&PARAMS).numbers[which as usize] = value;
 }

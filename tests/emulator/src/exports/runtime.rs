@@ -47,7 +47,7 @@ pub(super) fn call(name: &'static str, body: impl FnOnce() -> Result<(), cudaErr
     })
 }
 
-/// As [`call`], for one that puts work in a queue: a delay is for the work.
+/// Does what [`call`] does for a function that queues work, and delays the work rather than the call.
 pub(super) fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), cudaError_t>) -> cudaError_t {
     if control::forked() {
         return cudaError_t::cudaErrorInitializationError;
@@ -438,7 +438,7 @@ pub unsafe extern "C" fn cudaLaunchHostFunc(
         let data = Carried(userData);
         stream.queue.push(move || {
             hit.sleep();
-            // SAFETY: function and data are good until the function ran, by the C caller's promise.
+            // SAFETY: function and data are valid until the function has run, by the C caller's promise.
             unsafe { function(data.get()) };
         });
         Ok(())
@@ -594,7 +594,7 @@ pub unsafe extern "C" fn cudaPointerGetAttributes(
         }
         // Before 13.0 the struct ends after the two pointers.
         let old = offset_of!(cudaPointerAttributes, anon_1);
-        // SAFETY: any value may be looked at as bytes up to its first union.
+        // SAFETY: any value may be read as bytes up to its first union.
         let bytes = unsafe { std::slice::from_raw_parts(ptr::from_ref(&value).cast::<u8>(), old) };
         c::put_array(attributes.cast(), bytes).ok_or(INVALID)
     })

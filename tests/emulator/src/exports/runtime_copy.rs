@@ -116,12 +116,13 @@ impl Copy {
         }
     }
 
-    /// With host memory that CUDA does not know, even an asynchronous copy returns when it is done.
+    /// Returns whether even an asynchronous copy returns only when it is done: that of host memory unknown to
+    /// CUDA.
     fn blocks(&self) -> bool {
         self.to.kind.is_none() || self.from.kind.is_none()
     }
 
-    /// Puts the copy in a stream, and waits for it if `wait` says so.
+    /// Puts the copy in a stream, and waits for it if `wait` is true.
     pub(super) fn submit(
         copy: Option<Self>,
         stream: cudaStream_t,
@@ -254,7 +255,7 @@ pub unsafe extern "C" fn cudaMemcpy2DAsync(
     })
 }
 
-/// One side of a 3-dimensional copy. Positions count bytes along a row, as without arrays they do.
+/// Returns one side of a 3-dimensional copy. Without arrays, positions count bytes along a row.
 fn solid(pitched: cudaPitchedPtr, position: cudaPos) -> Option<Side> {
     let strides = Strides { row: pitched.pitch, layer: pitched.pitch.checked_mul(pitched.ysize)? };
     let offset = position
@@ -290,16 +291,18 @@ pub unsafe extern "C" fn cudaMemcpy3DAsync(p: *const cudaMemcpy3DParms, stream: 
     queued("cudaMemcpy3DAsync", |hit| Copy::submit(boxed(p)?, stream, false, hit))
 }
 
-/// The turn of a batch copy. libcuda crashes, or corrupts what it hands to the GPU, when a process makes two at once.
+/// The turn of a batch copy. libcuda crashes, or corrupts the GPU's push buffer, when a process makes two at once.
 struct Alone;
 
 impl Alone {
     fn enter() -> Self {
         if BATCHING.swap(true, Ordering::SeqCst) {
-            eprintln!("two cudaMemcpyBatchAsync of one process at once");
+            eprintln!(
+                "cufile-emulator: aborting: two cudaMemcpyBatchAsync at once in one process crash libcuda; make one at a time"
+            );
             std::process::abort();
         }
-        // Long enough that another thread gets to try.
+        // Long enough for another thread to make such a call.
         thread::sleep(Duration::from_micros(20));
         Self
     }
@@ -313,9 +316,9 @@ impl Drop for Alone {
 
 static BATCHING: AtomicBool = AtomicBool::new(false);
 
-/// Takes the arguments of both declarations: from 13.0 the eighth is the stream, before that it is the index of the
-/// copy that failed and a ninth is the stream. A caller who passes eight leaves the ninth undefined, so it is looked
-/// at only for the older version.
+/// Takes the arguments of both declarations. From 13.0 the eighth is the stream. Before, the eighth is the index of
+/// the failed copy, and the ninth is the stream. A caller that passes eight leaves the ninth undefined, so this reads
+/// it only for the older version.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMemcpyBatchAsync(
     dsts: *const *mut c_void,

@@ -1,4 +1,4 @@
-//! Statistics of three levels, in structs of the size that the posed version has.
+//! Statistics of three levels, in structs of the emulated version's size.
 
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
@@ -33,14 +33,14 @@ fn record(body: impl FnOnce(&mut CUfileStatsLevel3_t)) {
     }
 }
 
-/// Takes over the level that is set as a parameter, when the driver is opened.
+/// Takes over the level of the parameter when the driver opens.
 pub(super) fn open(level: usize) {
     if level > 0 {
         lock(&STATS).level = level as c_int;
     }
 }
 
-/// Forgets what was counted, when the driver is closed, and from 1.17 on at which level.
+/// Forgets the counters when the driver closes, and from 1.17 on the level too.
 pub(super) fn close() {
     let mut stats = lock(&STATS);
     let level = if control::version() < 1170 { stats.level } else { 0 };
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn cuFileStatsReset() -> CUfileError_t {
     })
 }
 
-/// Up to 1.18 the first level ends before the counters of vectored calls.
+/// Returns the size of the first level, which up to 1.18 ends before the counters of vectored calls.
 fn level_1_size() -> usize {
     match control::version() {
         ..1190 => offset_of!(CUfileStatsLevel1_t, readv_ops),
@@ -173,7 +173,7 @@ pub(super) fn uuid(device: c_int) -> [c_char; 16] {
     bytes
 }
 
-/// Copies the part of a value that the posed version writes to where that version has it.
+/// Copies the part of a value that the emulated version writes, to that version's offset.
 fn write<T>(target: *mut u8, offset: usize, value: &T, size: usize) {
     let source = ptr::from_ref(value).cast::<u8>();
     // SAFETY: `size` is at most that of `value`, and by the C caller's promise the target is a struct that has this
@@ -181,7 +181,7 @@ fn write<T>(target: *mut u8, offset: usize, value: &T, size: usize) {
     unsafe { target.add(offset).copy_from_nonoverlapping(source, size.min(size_of::<T>())) };
 }
 
-/// The histograms' last entries stay unwritten, as libcufile leaves parts of this struct.
+/// Writes level 2, except the last entries of the histograms: libcufile leaves parts of this struct unwritten, too.
 fn write_level_2(target: *mut u8, detailed: &CUfileStatsLevel2_t) {
     let first = level_1_size();
     let histogram = size_of_val(&detailed.read_size_kb_hist);

@@ -18,11 +18,11 @@ use crate::control::{Hit, lock};
 use crate::status::{self, INVALID, cuda_failed};
 use crate::stream::{self, Stream};
 
-/// The flags of the streams that are registered with cuFile, which tells them apart by their handles alone: the null
-/// streams of all devices are one to it.
+/// The flags of the streams registered with cuFile, by handle. cuFile distinguishes streams by handle alone, so the
+/// null streams of all devices are one.
 static REGISTERED: Mutex<BTreeMap<usize, c_uint>> = Mutex::new(BTreeMap::new());
 
-/// Streams that are registered with cuFile.
+/// Returns the number of streams registered with cuFile.
 pub(crate) fn live_stream_registrations() -> usize {
     lock(&REGISTERED).len()
 }
@@ -54,7 +54,8 @@ pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError
     })
 }
 
-/// An argument given by pointer: its value at once if the stream is registered for that, else when it is needed.
+/// An argument by pointer. Its value is read at submission if the stream's flags fix it, otherwise when the transfer
+/// runs.
 #[derive(Clone, Copy)]
 enum Argument<T> {
     Fixed(T),
@@ -85,7 +86,7 @@ struct Operation {
     write: bool,
 }
 
-/// Returns an `errno` as the operation's byte count tells it.
+/// Returns an `errno` as a byte count of the operation.
 fn failure(code: c_int) -> isize {
     match code {
         BEYOND => -5016,

@@ -1,4 +1,4 @@
-//! The compiler's word that every function of the bindings is here, with the very type that the bindings declare.
+//! Tables for the compiler to check that every function of the bindings exists here, with the declared type.
 
 use cuda_rt_sys::{driver, runtime};
 

@@ -1,7 +1,7 @@
-//! Unaligned writes to a descriptor with `O_DIRECT`: whole blocks are read, changed and written back.
+//! Unaligned writes to a descriptor with `O_DIRECT`, which read, change and write back whole blocks.
 //!
-//! Nothing makes that atomic. Bytes that another thread writes into one of these blocks during the write are
-//! overwritten with what was there before.
+//! This is not atomic. If another thread writes into one of these blocks during the write, this write puts the old
+//! bytes back.
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -12,17 +12,17 @@ use cufile_sys::off_t;
 
 use super::io;
 
-/// The blocks that are written as a whole.
+/// The length in bytes of the blocks that are written as a whole.
 pub(super) const BLOCK: usize = 4096;
 
-/// The pause between reading a block and writing it, so that a race is lost reliably.
+/// The pause between reading a block and writing it, so that races lose bytes often.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// A block that is only partly to be written, as it is in the file.
+/// A block of which the write covers only a part, with the file's present bytes.
 struct Edge {
     offset: usize,
     bytes: Vec<u8>,
-    /// The bytes of it that the file has.
+    /// The number of its bytes that the file has.
     present: usize,
 }
 
@@ -33,11 +33,12 @@ impl Edge {
         Ok(Self { offset, bytes, present })
     }
 
-    /// Writes the block with the bytes of `[start, end)`, which lie at `pointer`: how many of these were written.
+    /// Writes the block with the bytes of `[start, end)`, which lie at `pointer`. Returns the number of these
+    /// that were written.
     fn write(&mut self, fd: RawFd, pointer: *const u8, start: usize, end: usize) -> Result<usize, c_int> {
         let (from, to) = (start - self.offset, end - self.offset);
-        // SAFETY: the range is within the block; the memory was checked by the caller, or is of the host and valid by the
-        // C caller's promise.
+        // SAFETY: the range is within the block. The caller checked the memory, or it is host memory that is
+        // valid by the C caller's promise.
         unsafe { pointer.copy_to_nonoverlapping(self.bytes.as_mut_ptr().add(from), to - from) };
         let whole = self.present.max(to);
         let written = io::transfer(fd, self.bytes.as_mut_ptr(), whole, self.offset as off_t, true)?;
@@ -45,7 +46,7 @@ impl Edge {
     }
 }
 
-/// Writes `size` bytes at `pointer` as [`io::transfer`] would, and the rest of their first and last block as it was.
+/// Writes `size` bytes at `pointer` as [`io::transfer`] does, and the old rest of their first and last block.
 pub(super) fn write(fd: RawFd, pointer: *mut u8, size: usize, file_offset: off_t) -> Result<usize, c_int> {
     let start = usize::try_from(file_offset).map_err(|_| libc::EINVAL)?;
     let end = start.checked_add(size).ok_or(libc::EINVAL)?;
