@@ -1,11 +1,11 @@
-//! Copies a file through GPU memory with stream-ordered transfers: one buffer is written while the next is being read.
+//! Copies a file through GPU memory with stream-ordered transfers: it writes one buffer while it reads the next.
 //!
 //! usage: double_buffering INPUT OUTPUT [GPU [CHUNK]]
 //!
-//! INPUT must be longer than CHUNK (32MiB unless told). Two buffers of CHUNK bytes change places after each chunk, and
-//! reads and writes have a stream each. An operation owns its buffer until it has been waited for, so a buffer cannot be
-//! read into while it is still being written. The same copy with one buffer, each transfer waited for before the next,
-//! is timed beside it; after each copy OUTPUT is compared with INPUT.
+//! INPUT must be longer than CHUNK (32MiB by default). Two buffers of CHUNK bytes change places after each chunk, and
+//! reads and writes have a stream each. An operation owns its buffer until the program has waited for it. So the
+//! program cannot read into a buffer that is still being written. For comparison, the example times the same copy
+//! with one buffer, where each transfer waits for the one before. After each copy it compares OUTPUT with INPUT.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
             RegisteredBuffer::register(&driver, memory, RegisterFlags::empty()).map_err(cufile::Error::from)
         };
         let mut buffers = (buffer()?, buffer()?);
-        // Size and offsets are known at submission, which spares libcufile looking again when a transfer runs.
+        // Size and offsets are known at submission, so libcufile need not read them again when a transfer runs.
         let fixed =
             StreamFlags::FIXED_BUF_OFFSET | StreamFlags::FIXED_FILE_OFFSET | StreamFlags::FIXED_FILE_SIZE;
         let reader = RegisteredStream::register(&driver, device.stream()?, fixed)?;

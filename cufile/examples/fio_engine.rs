@@ -1,12 +1,11 @@
-//! A small engine of the kind that fio has for libcufile: jobs that read or write blocks of one file, in order or at
-//! random, between GPU memory and the file, and verify them.
+//! A small engine like fio's for libcufile. Its jobs move blocks between GPU memory and one file, in order or at
+//! random, and verify them.
 //!
 //! usage: fio_engine FILE GPU cufile|posix read|write|randread|randwrite BLOCK SIZE JOBS
 //!
-//! Each job is a thread with a block of GPU memory and a part of the file, SIZE bytes in all. `cufile` registers that memory
-//! and calls cuFile; `posix` goes through pinned host memory, which is what cuFile is to beat. What is to be read is
-//! written before. Every block that was read, and after writing every block of the file, must have the bytes that belong
-//! there.
+//! Each job is a thread with a block of GPU memory and a part of the file, SIZE bytes in all. `cufile` registers that
+//! memory and calls cuFile; `posix` goes through pinned host memory, for comparison. The example writes the blocks
+//! before it reads them. It verifies every block that it has read and, after writing, every block of the file.
 
 mod common;
 
@@ -23,7 +22,7 @@ use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer};
 
 const USAGE: &str = "FILE GPU cufile|posix read|write|randread|randwrite BLOCK SIZE JOBS";
 
-/// The command line, understood.
+/// The parsed command line.
 struct Plan {
     is_read: bool,
     is_random: bool,
@@ -49,7 +48,7 @@ impl Plan {
         Ok(Self { is_read, is_random, block_bytes, blocks, jobs })
     }
 
-    /// Returns the blocks of a job, in the order in which it takes them.
+    /// Returns the blocks of a job, in the order in which the job moves them.
     fn blocks_of(&self, job: usize) -> Vec<usize> {
         let mut blocks: Vec<_> =
             (self.blocks * job / self.jobs..self.blocks * (job + 1) / self.jobs).collect();
@@ -66,14 +65,14 @@ impl Plan {
         (block * self.block_bytes) as u64
     }
 
-    /// Returns the bytes that belong into a block, which tell it from every other.
+    /// Returns the bytes of a block, which differ from those of every other.
     fn contents(&self, block: usize) -> Vec<u8> {
         let word = |index: usize| ((block << 24) ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
         (0..self.block_bytes.div_ceil(8)).flat_map(word).take(self.block_bytes).collect()
     }
 }
 
-/// A job's memory, and its way to the file.
+/// A job's memory, and its means of transfer.
 enum Way<'a> {
     Cufile { handle: &'a FileHandle, buffer: RegisteredBuffer<DeviceBuffer> },
     Posix { file: &'a File, host: PinnedBuffer, device: DeviceBuffer },
@@ -164,8 +163,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs the jobs, each with what `open` makes for it. Returns the time of the slowest, without the time that it took to fill
-/// and verify its blocks.
+/// Runs the jobs, each with the result of `open`. Returns the time of the slowest job, without filling and verifying
+/// its blocks.
 fn run<'a>(
     plan: &Plan,
     device: &Device,

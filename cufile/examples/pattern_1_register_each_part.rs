@@ -1,10 +1,10 @@
-//! I/O pattern 1 of NVIDIA's best practices: each part of a buffer registered just for the one read that fills it.
+//! I/O pattern 1 of NVIDIA's best practices: registers each part of a buffer only for the read that fills it.
 //!
 //! usage: pattern_1_register_each_part FILE [GPU [SIZE]]
 //!
-//! FILE must have SIZE bytes (1GiB unless told). Ten reads of 100/1024 of it fill a buffer of GPU memory; what was read
-//! is compared with the file. Registering costs time each time, so this is the pattern to avoid: the second line says
-//! what registering once gives, with the time for it counted in.
+//! FILE must have SIZE bytes (1GiB by default). Ten reads of 100/1024 of it fill a buffer of GPU memory, which is
+//! then compared with the file. Avoid this pattern, because each registration costs time. The second line shows the
+//! speed with one registration, whose time counts too.
 
 mod common;
 

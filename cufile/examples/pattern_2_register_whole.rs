@@ -1,10 +1,12 @@
-//! I/O pattern 2 of NVIDIA's best practices: the whole buffer registered once, and filled by reads at buffer offsets.
+//! I/O pattern 2 of NVIDIA's best practices: registers the whole buffer once, and fills it by reads at buffer
+//! offsets.
 //!
 //! usage: pattern_2_register_whole FILE [GPU [SIZE]]
 //!
-//! FILE must have SIZE bytes (1GiB unless told). Ten reads of 100/1024 of it fill a buffer of GPU memory; what was read
-//! is compared with the file. This is the pattern for a buffer that is filled again and again: the first line counts
-//! the registration in, the second shows later fills, the third a registration for each read (pattern 1).
+//! FILE must have SIZE bytes (1GiB by default). Ten reads of 100/1024 of it fill a buffer of GPU memory, which is
+//! then compared with the file. Use this pattern for a buffer that is filled again and again. The first line includes
+//! the time of the registration. The second line shows later fills, the third a registration for each read (pattern
+//! 1).
 
 mod common;
 
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// cuFile is given the registered address and an offset, never an address inside of the registration.
+/// Passes the registered address and an offset to cuFile, never an address inside of the registration.
 fn fill(file: &FileHandle, buffer: &mut impl IoBufMut, read: usize) -> Result {
     for offset in (0..READS).map(|index| index * read) {
         all_of(file.read_range_at(buffer, offset, read, offset as u64)?, read, "cuFileRead")?;

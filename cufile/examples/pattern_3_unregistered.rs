@@ -1,11 +1,11 @@
-//! I/O pattern 3 of NVIDIA's best practices: reads into a buffer that is not registered at all.
+//! I/O pattern 3 of NVIDIA's best practices: reads into an unregistered buffer.
 //!
 //! usage: pattern_3_unregistered FILE [GPU [SIZE]]
 //!
-//! FILE must have SIZE bytes (1GiB unless told). Ten reads of 100/1024 of it fill a buffer of GPU memory; what was
-//! read is compared with the file. cuFile goes through bounce buffers of its own, and nothing of the GPU's BAR is
-//! taken. That suits a large buffer that is filled once: registering it for that (second line) must first earn its
-//! own time. The third line is what a registration gives that was there already.
+//! FILE must have SIZE bytes (1GiB by default). Ten reads of 100/1024 of it fill a buffer of GPU memory, which is
+//! then compared with the file. cuFile uses its bounce buffers, and takes no space in the GPU's BAR. That suits a
+//! large buffer that is filled once, because registering it (second line) costs time. The third line shows reads with
+//! an earlier registration.
 
 mod common;
 

@@ -2,11 +2,11 @@
 //!
 //! usage: pattern_4_unaligned_file_offset FILE [GPU [SIZE]]
 //!
-//! FILE must have SIZE bytes (1GiB unless told). Ten reads of 100/1024 of it, from byte 3 of the file on, fill a
-//! buffer of GPU memory; what was read is compared with the file. The registration (first line) is of no use to such
-//! reads, because cuFile passes them through bounce buffers of its own; the second line does without. Aligned reads
-//! (third line) go straight into the buffer where the machine has a direct path: keep to multiples of 4 KiB. In the
-//! compatibility mode all bytes are copied by the host, and the lines differ little.
+//! FILE must have SIZE bytes (1GiB by default). Ten reads of 100/1024 of it, from byte 3 of the file on, fill a
+//! buffer of GPU memory, which is then compared with the file. The registration (first line) does not help such
+//! reads, because cuFile passes them through its bounce buffers. The second line has no registration. Aligned reads
+//! (third line) go straight into the buffer where the machine has a direct path. So use multiples of 4 KiB. In the
+//! compatibility mode the host copies all bytes, and the lines differ little.
 
 mod common;
 
@@ -16,7 +16,7 @@ use common::measure::{Pattern, READS, Sizes, gpu, timed};
 use common::{Result, all_of, open_to_read};
 use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags};
 
-/// No multiple of 4096, as after a short header of some file format.
+/// Not a multiple of 4096 bytes, as after a short header of some file format.
 const SHIFT: usize = 3;
 
 fn main() -> ExitCode {

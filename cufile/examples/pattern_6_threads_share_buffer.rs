@@ -2,10 +2,10 @@
 //!
 //! usage: pattern_6_threads_share_buffer FILE [GPU [SIZE]]
 //!
-//! FILE must have SIZE bytes (1GiB unless told). Ten threads read 100/1024 of it each into their parts of a buffer of
-//! GPU memory; what was read is compared with the file. The main thread registers the buffer once, and no thread
-//! needs to set a device or context: each call brings that of its buffer. The other lines: each thread registers its
-//! own part, as pattern 1 does; and one thread does all the reads, as in pattern 2.
+//! FILE must have SIZE bytes (1GiB by default). Ten threads read 100/1024 of it each into their parts of a buffer of
+//! GPU memory, which is then compared with the file. The main thread registers the buffer once. No thread sets a
+//! device or context, because each call makes its buffer's context current. In the second line each thread registers
+//! its part, as in pattern 1. In the third line one thread makes all the reads, as in pattern 2.
 
 mod common;
 

@@ -1,12 +1,12 @@
-//! Measures reads of three sizes, and sets libcufile's own statistics beside what was measured.
+//! Measures reads of three sizes, and prints libcufile's statistics next to the measurements.
 //!
 //! usage: profiling FILE [GPU [SIZE]]
 //!
-//! Reads of SIZE (64MiB unless told), a quarter and a 64th of it, five of each, into a registered buffer; FILE must have
-//! five times SIZE bytes. What each read brought is compared with the file.
+//! The example reads SIZE bytes (64MiB by default), a quarter and a 64th of it, five times each, into a registered
+//! buffer. FILE must have five times SIZE bytes. The example compares the bytes of each read with the file.
 //!
-//! The host's clock is the one to use: `cuFileRead` returns when the bytes are there, and is ordered with no stream, so
-//! that events recorded in one around it measure something else.
+//! Use the host's clock, because `cuFileRead` returns when the bytes are there. It is not ordered with any stream, so
+//! events recorded in a stream around it measure something else.
 
 mod common;
 
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// The sum of what was measured.
+/// The sum of the measurements.
 #[derive(Default)]
 struct Profile {
     reads: u32,

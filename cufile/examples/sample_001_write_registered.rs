@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         let written = file.write_at(&buffer, 0)?;
         all_of(written, LEN, "cuFileWrite")?;
 
-        // In the order of the C calls; dropping would do the same, without saying what failed.
+        // In the order of the C calls; dropping would do the same, without an error.
         let buffer = buffer.deregister()?;
         drop(buffer);
         drop(file.deregister());

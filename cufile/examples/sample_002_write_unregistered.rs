@@ -1,6 +1,6 @@
 //! Writes 1 MiB from a GPU buffer that is not registered.
 //!
-//! In C nobody opens the driver: the first call that needs it does. Here a handle refers to an open driver.
+//! In C the first call that needs the driver opens it. Here a handle refers to an open driver.
 //!
 //! usage: sample_002_write_unregistered FILE GPU
 

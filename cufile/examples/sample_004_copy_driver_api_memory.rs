@@ -1,7 +1,7 @@
 //! Copies a file through memory that the CUDA driver API allocated, and compares SHA-256 sums.
 //!
-//! Memory of any origin takes part once two traits say where it is. CUDA 13 has changed how a context is created, so
-//! this uses the GPU's primary context, which the runtime API shares.
+//! Memory of any origin can be used if its type implements two traits. CUDA 13 has changed the creation of contexts,
+//! so this example uses the GPU's primary context, which the runtime API shares.
 //!
 //! usage: sample_004_copy_driver_api_memory READ_FILE WRITE_FILE GPU
 

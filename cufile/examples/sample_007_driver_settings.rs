@@ -1,4 +1,4 @@
-//! Sets what C's four setters set, opens the driver, and prints its properties.
+//! Makes the settings of C's four setters, opens the driver, and prints its properties.
 //!
 //! The settings come first, because an open driver ignores them.
 //!

@@ -1,4 +1,4 @@
-//! Prints the name and the text of every code of cuFile, and the name that CUDA has for one of its own.
+//! Prints the name and the text of every code of cuFile, and CUDA's name of one CUDA code.
 //!
 //! usage: sample_008_error_names
 

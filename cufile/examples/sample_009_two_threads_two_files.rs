@@ -1,4 +1,4 @@
-//! Two threads, each with a file, a handle and a registered buffer of its own, read 1024 times each.
+//! Reads 1024 times in each of two threads. Each thread has a file, a handle and a registered buffer.
 //!
 //! usage: sample_009_two_threads_two_files FILE1 FILE2
 

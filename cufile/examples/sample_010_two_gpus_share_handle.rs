@@ -1,4 +1,4 @@
-//! Two threads, each with a registered buffer on a GPU of its own, share a handle.
+//! Reads in two threads that share a handle, each into a registered buffer on another GPU.
 //!
 //! usage: sample_010_two_gpus_share_handle FILE GPU1 GPU2
 

@@ -1,4 +1,4 @@
-//! Two threads, each with 1 GiB on a GPU of its own that is not registered, share a handle.
+//! Reads in two threads that share a handle, each into 1 GiB of unregistered memory on another GPU.
 //!
 //! usage: sample_011_two_gpus_unregistered FILE GPU1 GPU2
 

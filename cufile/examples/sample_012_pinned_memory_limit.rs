@@ -1,5 +1,5 @@
-//! Sets how much memory may be pinned; then two threads, each with its own file, register 64 buffers each and read into
-//! all of them.
+//! Sets the limit of pinned memory. Then two threads, each with a file, register 64 buffers each and read into all of
+//! them.
 //!
 //! usage: sample_012_pinned_memory_limit FILE1 FILE2
 

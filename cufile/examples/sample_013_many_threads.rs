@@ -1,5 +1,5 @@
-//! Sets how much memory may be pinned and how much the bounce buffers take; then 64 threads read from two files, only
-//! the first one into registered memory, the others through the bounce buffers.
+//! Sets the limits of pinned memory and of bounce buffers. Then 64 threads read from two files; only the first thread
+//! reads into registered memory, the others read through bounce buffers.
 //!
 //! usage: sample_013_many_threads FILE1 FILE2
 

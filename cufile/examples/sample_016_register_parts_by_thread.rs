@@ -1,4 +1,4 @@
-//! Ten threads share an allocation: each registers its part of it, and reads into that with a handle of its own.
+//! Reads in ten threads into one allocation. Each thread registers its part, and reads into it through a separate handle.
 //!
 //! usage: sample_016_register_parts_by_thread FILE
 

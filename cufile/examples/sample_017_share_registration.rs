@@ -1,4 +1,4 @@
-//! Ten threads share a registration and a handle: each reads at its own offsets of buffer and file.
+//! Reads in ten threads that share a registration and a handle, each at other offsets of buffer and file.
 //!
 //! usage: sample_017_share_registration FILE
 

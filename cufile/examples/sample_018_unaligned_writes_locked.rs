@@ -1,8 +1,8 @@
-//! Three threads write unaligned pieces of one file, which share 4 KiB blocks, and exclude each other by locks.
+//! Writes unaligned pieces of one file, which share 4 KiB blocks, in three threads that exclude each other by locks.
 //!
-//! cuFile writes an unaligned range by reading whole blocks, changing them and writing them back, so what is locked is
-//! whole blocks. A lock belongs to an open file description (`F_OFD_SETLKW`), and each thread opens the file for
-//! itself: a process's own locks (`F_SETLKW`) never exclude its threads.
+//! cuFile writes an unaligned range by reading whole blocks, changing them and writing them back. So each thread
+//! locks whole blocks. A lock belongs to an open file description (`F_OFD_SETLKW`), and each thread opens the file
+//! again. Locks of a process (`F_SETLKW`) never exclude its threads.
 //!
 //! usage: sample_018_unaligned_writes_locked FILE
 
@@ -50,12 +50,12 @@ fn main() -> ExitCode {
     })
 }
 
-/// Returns the byte that the thread that writes a piece fills it with.
+/// Returns the byte with which a thread fills a piece.
 fn mark(piece: usize) -> u8 {
     (piece % THREADS) as u8 + 1
 }
 
-/// Locks or unlocks every block that a piece at `offset` touches; waits for other threads' locks to go.
+/// Locks or unlocks every block that a piece at `offset` touches. Waits until other threads have unlocked them.
 fn lock(file: &FileHandle, kind: libc::c_int, offset: usize) -> Result {
     let (start, end) = (offset / BLOCK * BLOCK, (offset + PIECE).next_multiple_of(BLOCK));
     // SAFETY: all-zero is a valid lock.

@@ -31,7 +31,8 @@ fn main() -> ExitCode {
         let mut batch = Batch::new(&driver, count)?;
         batch.submit(entries)?;
         let mut entries = Vec::new();
-        // Destroys the batch, too: libcufile reports nothing for a cancelled one, so there is no way to use it again.
+        // Destroys the batch, too: libcufile makes no reports for a cancelled batch, so it cannot be used
+        // again.
         let mut cancelled = 0;
         for Completion { id, status, result, buffer } in batch.cancel()? {
             match status {

@@ -1,5 +1,5 @@
-//! Registers a reserved range of which the first part is mapped, reads there, maps the second part and reads there
-//! without another registration. Two such vectors are added.
+//! Registers a reserved range with a mapped first part and reads there. Then it maps the second part and reads there
+//! without another registration. Adds two such vectors.
 //!
 //! usage: sample_025_mapped_memory_reserved FILE_A FILE_B
 

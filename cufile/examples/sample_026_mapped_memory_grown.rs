@@ -1,5 +1,5 @@
-//! Grows two buffers in steps of 32 MiB at their place, registers what is mapped anew for each step, and reads the step
-//! into the new part. The two vectors are added.
+//! Grows two buffers in place, in steps of 32 MiB. For each step, it registers the mapped memory again and reads into
+//! the new part. Adds the two vectors.
 //!
 //! usage: sample_026_mapped_memory_grown FILE_A FILE_B
 

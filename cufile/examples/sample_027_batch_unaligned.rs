@@ -1,5 +1,5 @@
-//! Writes by one batch whose N entries are aligned in nothing: not in the file, not in the buffer, not in length. Every
-//! other buffer is registered.
+//! Writes by one batch of N entries that are unaligned in the file, in the buffer and in length. Every other buffer
+//! is registered.
 //!
 //! usage: sample_027_batch_unaligned FILE GPU N NONDIRECT
 
@@ -13,8 +13,8 @@ use cufile::{Batch, Driver, Entry, FileHandle};
 
 const LEN: usize = 100_001;
 const SHIFT: usize = 1003;
-// More than LEN + SHIFT, so that no two entries share a page: an unaligned write reads the page, changes it and writes
-// it back, and entries of a batch run in any order or at once.
+// More than LEN + SHIFT, so that no two entries share a page. An unaligned write reads the page, changes it and
+// writes it back. Entries of a batch run in any order or at once.
 const STRIDE: usize = 128 * KIB;
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
-//! Reads by one batch into four kinds of memory (`cudaMalloc`, `cudaMallocHost`, `malloc`, `mmap`), N entries of 128 KiB
-//! in all, writes them behind the original by the same batch, and compares.
+//! Reads N entries of 128 KiB by one batch into four kinds of memory (`cudaMalloc`, `cudaMallocHost`, `malloc`,
+//! `mmap`). Then it writes them behind the original by the same batch, and compares.
 //!
 //! usage: sample_030_batch_kinds_of_memory FILE GPU N REGISTER NONDIRECT
 
@@ -53,10 +53,10 @@ fn main() -> ExitCode {
     })
 }
 
-/// `LEN` bytes of anonymous memory.
+/// Anonymous memory of `LEN` bytes.
 struct Pages(*mut u8);
 
-// SAFETY: owns memory that is bound to no thread.
+// SAFETY: owns memory that any thread may use.
 unsafe impl Send for Pages {}
 
 impl Pages {

@@ -1,5 +1,5 @@
-//! Copies a file through GPU memory in four streams, each reading and writing a quarter. The streams are registered with
-//! all four promises (flags 15): size and offsets are fixed at submission, and aligned to 4 KiB.
+//! Copies a file through GPU memory in four streams, each reading and writing a quarter. It registers the streams
+//! with all four promises (flags 15): size and offsets are fixed at submission, and aligned to 4 KiB.
 //!
 //! usage: sample_034_four_streams_fixed_arguments READ_FILE WRITE_FILE GPU
 

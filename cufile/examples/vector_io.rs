@@ -2,12 +2,12 @@
 //!
 //! usage: vector_io INPUT OUTPUT [GPU [BLOCK]]
 //!
-//! INPUT must have 101 blocks of BLOCK bytes (1MiB unless told). The blocks 0, 10, 50 and 100 are read into a buffer
-//! each; then `cuFileWritev` writes the four one after the other to OUTPUT, and `cuFileReadv` reads them back into
-//! others. Both files are compared with the buffers.
+//! INPUT must have 101 blocks of BLOCK bytes (1MiB by default). The example reads the blocks 0, 10, 50 and 100 into a
+//! buffer each. Then `cuFileWritev` writes the four, in this order, to OUTPUT, and `cuFileReadv` reads them back into
+//! other buffers. The example compares both files with the buffers.
 //!
-//! cuFile's vectors name buffers, not places in the file: the bytes in the file are consecutive. Entries with a file
-//! offset each are what a batch has.
+//! cuFile's vectors name buffers, not places in the file: the bytes in the file are consecutive. For entries with
+//! different file offsets, use a batch.
 
 mod common;
 
@@ -21,7 +21,7 @@ use common::{
 use cufile::cuda::{Device, DeviceBuffer};
 use cufile::{Batch, Driver, Entry, Feature, FileHandle, RegisterFlags, RegisteredBuffer};
 
-/// The blocks that are read, by number.
+/// The numbers of the blocks to read.
 const BLOCKS: [usize; 4] = [0, 10, 50, 100];
 
 fn main() -> ExitCode {
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Returns a registered buffer for each block, without what another read left there.
+/// Returns a new registered buffer for each block, without bytes of earlier reads.
 fn buffers(driver: &Driver, device: &Device, block: usize) -> Result<Vec<RegisteredBuffer<DeviceBuffer>>> {
     let buffer = |_| {
         let mut memory = device.alloc(block)?;

@@ -1,5 +1,5 @@
-//! Code that the timed examples share: optional arguments, repeated runs that are checked, and the line that
-//! says how fast one was.
+//! Code that the timed examples share: optional arguments, repeated and checked runs, and the line with the speed of
+//! a run.
 
 use std::fs;
 use std::path::Path;
@@ -19,10 +19,10 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// From the argument at `position`, if there is one.
+    /// Returns the sizes from the argument at `position`, or the usual ones without it.
     pub fn from(arguments: &Arguments, position: usize) -> Result<Self> {
         let buffer = size(arguments, position, 1 << 30)?;
-        // Whole pages, because the alignment of reads is for the patterns to choose.
+        // Whole pages, because the patterns choose the alignment of reads.
         let read = (buffer as u128 * 100 / 1024) as usize & !4095;
         if read == 0 {
             return Err(format!("SIZE: {buffer} bytes are too few; 64KiB are enough").into());
@@ -31,7 +31,7 @@ impl Sizes {
     }
 }
 
-/// A pattern that is measured beside what it is compared with.
+/// A measured pattern, and the contents to compare with.
 pub struct Pattern {
     number: u32,
     sizes: Sizes,
@@ -40,14 +40,14 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Reads the file by plain calls, to compare with, and takes the buffer that it is to be read into.
+    /// Reads the file by plain calls, for comparison, and takes the buffer for the pattern's reads.
     pub fn new(number: u32, arguments: &Arguments, sizes: Sizes, buffer: DeviceBuffer) -> Result<Self> {
         let contents = contents(arguments.path(0)?, sizes.buffer)?;
         Ok(Self { number, sizes, buffer, contents })
     }
 
-    /// Runs what reads `READS` times from `file_offset` to `buffer_offset` on, and says how fast the best of three runs
-    /// was. A run before them warms up. After each the buffer must have the file's contents.
+    /// Runs the reads, `READS` from `file_offset` to `buffer_offset` on, and prints the speed of the best of
+    /// three runs. A run before them warms up. After each run the buffer must have the file's contents.
     pub fn measure(
         &mut self,
         what: &str,
@@ -58,7 +58,7 @@ impl Pattern {
         let len_bytes = READS * self.sizes.read;
         let mut best = Duration::MAX;
         for round in 0..4 {
-            // So that what an earlier run left is not taken for this one's.
+            // So that bytes of an earlier run do not pass for those of this one.
             self.buffer.fill(0x5a)?;
             let elapsed = run(&mut self.buffer)?;
             let mut found = vec![0; len_bytes];
@@ -80,19 +80,20 @@ pub fn timed(work: impl FnOnce() -> Result) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// One result, in words without spaces, for people and programs.
+/// Prints one result, in words without spaces, for people and programs.
 pub fn report(pattern: &str, what: &str, bytes: usize, elapsed: Duration) {
     let seconds = elapsed.as_secs_f64();
     let gbps = bytes as f64 / seconds / 1e9;
     println!("pattern={pattern} what={what} bytes={bytes} seconds={seconds:.6} gbps={gbps:.2}");
 }
 
-/// Returns the GPU named at `position`, or the first.
+/// Returns the GPU at `position` of the arguments, or the first.
 pub fn gpu(arguments: &Arguments, position: usize) -> Result<u32> {
     arguments.optional(position).map_or(Ok(0), |_| arguments.number(position))
 }
 
-/// Returns the size named at `position`, such as `65536`, `64KiB`, `100MiB` or `1GiB`, or the usual one.
+/// Returns the size in bytes at `position` of the arguments, such as `65536`, `64KiB`, `100MiB` or `1GiB`, or the
+/// usual one.
 pub fn size(arguments: &Arguments, position: usize, usual: usize) -> Result<usize> {
     let Some(word) = arguments.optional(position) else { return Ok(usual) };
     let digits = word.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -109,7 +110,7 @@ pub fn size(arguments: &Arguments, position: usize, usual: usize) -> Result<usiz
     })
 }
 
-/// Fails if the file to be written is the one to be read, which creating it would empty.
+/// Fails if output and input are the same file, because creating the output would empty it.
 pub fn require_different(input: &Path, output: &Path) -> Result {
     match (fs::canonicalize(input), fs::canonicalize(output)) {
         (Ok(one), Ok(other)) if one == other => {

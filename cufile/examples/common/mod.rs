@@ -1,5 +1,4 @@
-//! Code that the samples share and that is not cuFile: arguments, files, checksums, and what counts as
-//! success.
+//! Code that the samples share apart from cuFile: arguments, files, checksums, and the conditions of success.
 
 #![allow(dead_code, reason = "each sample uses a part of it")]
 
@@ -23,7 +22,7 @@ pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
 
-/// Runs a sample: exit status 0 only if it returns success, else its error on the standard error output.
+/// Runs a sample. Returns exit status 0 only on success; otherwise prints the error to the standard error output.
 pub fn run(usage: &'static str, sample: impl FnOnce(Arguments) -> Result) -> ExitCode {
     let mut words = std::env::args();
     let program = words.next().unwrap_or_default();
@@ -38,7 +37,7 @@ pub fn run(usage: &'static str, sample: impl FnOnce(Arguments) -> Result) -> Exi
     }
 }
 
-/// The command line, by position as the C samples have it.
+/// The command line, with the positions of the C samples.
 pub struct Arguments {
     words: Vec<String>,
     usage: &'static str,
@@ -54,17 +53,17 @@ impl Arguments {
         word.parse().map_err(|error| format!("{word}: {error}; arguments: {}", self.usage).into())
     }
 
-    /// Returns the word there, if there are as many.
+    /// Returns the word at `position`, if there are as many.
     pub fn optional(&self, position: usize) -> Option<&str> {
         self.words.get(position).map(String::as_str)
     }
 
-    /// Returns whether the word there is a number other than 0.
+    /// Returns whether the word at `position` is a number other than 0.
     pub fn flag(&self, position: usize) -> Result<bool> {
         Ok(self.number::<u32>(position)? != 0)
     }
 
-    /// Does the same where the word may be missing, which counts as 0.
+    /// Does the same for an optional word; a missing word counts as 0.
     pub fn optional_flag(&self, position: usize) -> Result<bool> {
         Ok(self.optional(position).is_some() && self.flag(position)?)
     }
@@ -105,7 +104,7 @@ pub fn create(path: &Path) -> Result<File> {
     open(path, OpenOptions::new().read(true).write(true).create(true).truncate(true))
 }
 
-/// Opens a file that there is for writing and reading, with `O_DIRECT` where the file system has it.
+/// Opens an existing file for writing and reading, with `O_DIRECT` where the file system has it.
 pub fn open_to_write(path: &Path) -> Result<File> {
     open(path, OpenOptions::new().read(true).write(true))
 }
@@ -119,7 +118,7 @@ fn open(path: &Path, options: &mut OpenOptions) -> Result<File> {
     file.map_err(|error| about(path, error))
 }
 
-/// The page cache instead of the disk, for the samples that show cuFile without `O_DIRECT`.
+/// Creates a file in the page cache, for the samples that show cuFile without `O_DIRECT`.
 pub fn create_buffered(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true).open(path).map_err(|error| about(path, error))
@@ -148,7 +147,7 @@ pub fn require_contents(path: &Path, offset: u64, expected: &[u8]) -> Result {
     Ok(())
 }
 
-/// Runs `work` on each item in a thread of its own. All of them end; then the first failure is returned.
+/// Runs `work` on each item in another thread. Waits for all of them, then returns the first failure.
 pub fn in_threads<T: Send>(items: impl IntoIterator<Item = T>, work: impl Fn(T) -> Result + Sync) -> Result {
     thread::scope(|threads| {
         let work = &work;
@@ -170,7 +169,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result {
     std::fs::write(path, bytes).map_err(|error| about(path, error))
 }
 
-/// Reads the first `len_bytes` of a file by plain reads. Fails if there are not as many.
+/// Reads the first `len_bytes` of a file by plain reads. Fails if the file is shorter.
 pub fn contents(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
     require_len(path, len_bytes)?;
     let mut bytes = vec![0; len_bytes];
@@ -179,7 +178,7 @@ pub fn contents(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Fails if two ranges of bytes differ, saying where.
+/// Fails if two ranges of bytes differ, with the place in the error.
 pub fn require_same(found: &[u8], expected: &[u8], what: &str) -> Result {
     if found == expected {
         return Ok(());
@@ -189,7 +188,7 @@ pub fn require_same(found: &[u8], expected: &[u8], what: &str) -> Result {
         .into())
 }
 
-/// Returns the sums of two vectors of 64-bit numbers, as a kernel would make them.
+/// Returns the sums of two vectors of 64-bit numbers, in place of a kernel.
 pub fn add(one: &[u8], other: &[u8]) -> Vec<u8> {
     let number = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
     let mut sums = one.to_vec();
@@ -200,7 +199,7 @@ pub fn add(one: &[u8], other: &[u8]) -> Vec<u8> {
     sums
 }
 
-/// Bytes that differ from place to place, so that a shifted or repeated range is noticed.
+/// Returns bytes that differ from place to place, so that a test notices a shifted or repeated range.
 pub fn pattern(len_bytes: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut bytes = Vec::with_capacity(len_bytes + 8);
@@ -214,7 +213,7 @@ pub fn pattern(len_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// Fails unless a transfer moved all that it was to move.
+/// Fails unless a transfer moved all of its bytes.
 pub fn all_of(moved: usize, expected: usize, what: &str) -> Result {
     if moved == expected {
         return Ok(());
@@ -254,14 +253,14 @@ pub fn find(numbers: &[u8], number: &[u8]) -> Option<usize> {
     numbers.chunks_exact(8).position(|candidate| candidate == number)
 }
 
-/// Prints the success line of the samples that calculate, if what was found is what it should be.
+/// Prints the success line of the samples that calculate, if the result is as expected.
 pub fn pass_if_same(found: &[u8], expected: &[u8]) -> Result {
     require_same(found, expected, "the result")?;
     println!("Result = PASS");
     Ok(())
 }
 
-/// Returns a copy of the first `len_bytes`; the buffer may be longer, because what is mapped comes in multiples.
+/// Returns a copy of the first `len_bytes`; the buffer may be longer, because mapped memory has a granularity.
 pub fn to_host(buffer: &MappedBuffer, len_bytes: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len_bytes];
     buffer.copy_to_host(0, &mut bytes)?;
