@@ -351,7 +351,7 @@ mod tests {
     };
 
     #[test]
-    fn a_missing_library_lists_every_name_tried_and_the_variable() {
+    fn missing_library_error_lists_names_and_variable() {
         // SAFETY: there is no such library.
         let error = unsafe { SharedLibrary::load(&ABSENT, Ok) }.unwrap_err();
         assert_eq!(error.library(), "libabsent");
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_shown_once_quoted_and_escaped() {
+    fn errors_show_the_path_once_quoted_and_escaped() {
         let path = Path::new("/nowhere/\u{1b}[31mlib\n.so");
         // SAFETY: there is no such library.
         let error = unsafe { SharedLibrary::load_from(&ABSENT, path) }.unwrap_err();
@@ -377,13 +377,13 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_of_the_dynamic_loader_are_escaped() {
+    fn errors_escape_control_characters_of_the_dynamic_loader() {
         let attempts = [Attempt { path: "a".into(), reason: "bad \u{1b}[0m in /b".into() }];
         assert_eq!(List(&attempts).to_string(), r#"; "a": bad \u{1b}[0m in /b"#);
     }
 
     #[test]
-    fn a_file_that_is_refused_gives_way_to_the_next() {
+    fn search_continues_after_a_refused_library() {
         let search = Search { names: &["libc.so.6", "libm.so.6", "libabsent.so"], toolkit: false, ..ABSENT };
         let with = |symbol: &'static CStr| {
             move |library: SharedLibrary| {
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_the_function_is_named_with_its_path() {
+    fn errors_name_the_library_that_lacks_a_function() {
         let search = Search { names: &["libc.so.6"], ..ABSENT };
         // SAFETY: this program already uses it.
         let libc = unsafe { SharedLibrary::load(&search, Ok) }.unwrap();
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_toolkits_come_first() {
+    fn newer_toolkits_are_searched_first() {
         assert!(version_of("cuda-12.8") > version_of("cuda-12.4"));
         assert!(version_of("cuda-13.0") > version_of("cuda-12.10"));
         assert_eq!(version_of("cuda"), Vec::<u32>::new());
@@ -466,8 +466,8 @@ mod tests {
     }
 
     #[test]
-    fn a_program_with_more_rights_follows_no_variable() {
-        const NAME: &str = "a_program_with_more_rights_follows_no_variable";
+    fn setuid_programs_ignore_the_variables() {
+        const NAME: &str = "setuid_programs_ignore_the_variables";
         if env::var_os(CHILD).is_some() {
             let status = fs::read_to_string("/proc/self/status").unwrap();
             let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_named_code_has_a_sentence_of_its_own() {
+    fn every_named_code_has_a_different_sentence() {
         let named: Vec<Code> = (0..7000).map(Code::from_raw).filter(|code| code.name().is_some()).collect();
         assert_eq!(named.len(), 49);
         let sentences: HashSet<_> = named.iter().map(|code| sentence(*code)).collect();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_prints_as_its_name_or_else_as_its_number() {
+    fn codes_print_as_name_or_number() {
         assert_eq!(format!("{:?}", Code::from_raw(5022)), "CU_FILE_INVALID_VALUE");
         assert_eq!(format!("{:?}", Code::from_raw(5999)), "CUfileOpError(5999)");
     }

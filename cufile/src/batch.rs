@@ -918,7 +918,7 @@ mod tests {
     }
 
     #[test]
-    fn only_entries_that_wait_or_were_begun_are_under_way() {
+    fn only_waiting_and_pending_entries_are_under_way() {
         assert!(Status::WAITING.is_in_flight() && Status::PENDING.is_in_flight());
         let over = [Status::INVALID, Status::CANCELED, Status::COMPLETE, Status::TIMEOUT, Status::FAILED];
         assert!(!over.iter().any(|status| status.is_in_flight()));

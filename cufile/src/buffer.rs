@@ -518,7 +518,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_fits_the_refusal_and_the_memory() {
+    fn advice_depends_on_the_error_and_the_memory() {
         let (device, managed) = (Kind::cudaMemoryTypeDevice, Kind::cudaMemoryTypeManaged);
         for (error, kind, len_bytes, left, expected) in [
             (Some(OpError::INVALID_VALUE), device, 0, None, "the buffer is empty"),

@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_and_success_pass_whatever_errno_says() {
+    fn counts_and_success_ignore_errno() {
         assert_eq!(decode("cuFileRead", Raw::Transfer(4096, 25)).unwrap(), 4096);
         assert_eq!(decode("cuFileRead", Raw::Transfer(0, 25)).unwrap(), 0);
         assert_eq!(decode("cuFileReadAsync", Raw::Completion(7)).unwrap(), 7);
@@ -507,14 +507,14 @@ mod tests {
     }
 
     #[test]
-    fn minus_one_means_errno_which_may_be_a_cufile_code() {
+    fn minus_one_takes_the_code_from_errno() {
         assert_eq!(code(Raw::Transfer(-1, 5019)), (Some(OpError::INVALID_FILE_OPEN_FLAG), Some(5019)));
         assert_eq!(code(Raw::Transfer(-1, 22)), (None, Some(22)));
         assert_eq!(code(Raw::Transfer(-1, 5)), (None, Some(5)));
     }
 
     #[test]
-    fn other_negative_values_are_codes_of_their_own() {
+    fn other_negative_values_are_negated_codes() {
         assert_eq!(code(Raw::Transfer(-5016, 9)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
         assert_eq!(code(Raw::Completion(-5016)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
         assert_eq!(code(Raw::Completion(-22)), (None, Some(22)));
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cuda_error_within_a_status_has_the_kind_that_it_has_alone() {
+    fn cuda_errors_in_a_status_keep_their_kind() {
         use io::ErrorKind as Io;
         let kinds = [
             (2, ErrorKind::OutOfMemory, Io::OutOfMemory),
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn errno_survives_the_way_to_io_error() {
+    fn conversion_to_io_error_keeps_errno() {
         let error = decode("cuFileWrite", Raw::Transfer(-1, libc::ENOSPC)).unwrap_err();
         assert_eq!(io::Error::from(error).raw_os_error(), Some(libc::ENOSPC));
         let error = decode("cuFileWrite", Raw::Transfer(-1, 5019)).unwrap_err();
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_too_old_for_libcudart_is_said_to_be() {
+    fn error_advises_to_update_a_too_old_driver() {
         let text = |code| check_runtime("cudaMalloc", code).unwrap_err().to_string();
         let old = text(cudaError_t::cudaErrorInsufficientDriver);
         assert!(
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_of_the_library_has_a_constant_here() {
+    fn every_code_has_a_constant() {
         let named = (1..7000).map(OpError::from_raw).filter(|code| code.name().is_some());
         let missing: Vec<_> = named.filter(|code| !OpError::ALL.contains(code)).collect();
         // The end marker is not an error.

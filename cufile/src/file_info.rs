@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_regular_file_says_how_it_was_opened_and_where_it_lies() {
+    fn properties_have_type_flags_and_file_system() {
         let file = tempfile::tempfile().unwrap();
         let found = properties(&file);
         assert_eq!(found.file_type, FileType::Regular);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_for_all_that_is_used() {
+    fn statx_requests_every_field_that_is_used() {
         // In the folder of the build, which is often on a disk.
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         // SAFETY: all-zero is a valid value of this struct of integers.
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_file_is_explained_by_what_it_is() {
+    fn explanations_depend_on_type_and_flags() {
         let latest = Version { major: 1, minor: 20 };
         let directory = properties(&fs::File::open("/").unwrap());
         assert!(directory.explain(OpError::INVALID_FILE_TYPE, latest).starts_with("it is a directory"));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_device_without_udev_record_and_an_old_tmpfs_are_named() {
+    fn explanations_name_missing_udev_records_and_old_tmpfs() {
         let mut file = properties(&tempfile::tempfile().unwrap());
         (file.file_system, file.device, file.udev_record) = ("ext4".to_owned(), (254, 0), Some(false));
         let text = file.explain(OpError::HANDLE_NOT_REGISTERED, Version { major: 1, minor: 20 });
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_io_needs_to_be_told_of_and_aligned() {
+    fn direct_io_needs_a_reported_nonzero_alignment() {
         let stat = |mask, offset_bytes| {
             // SAFETY: all-zero is a valid value of this struct of integers.
             let mut stat: libc::statx = unsafe { std::mem::zeroed() };
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_udev_record_has_to_be_of_a_file_system() {
+    fn udev_records_need_a_file_system_type() {
         let record = tempfile::NamedTempFile::new().unwrap();
         assert!(!has_udev_record(record.path()));
         fs::write(record.path(), "S:disk/by-id/1\nE:ID_FS_TYPE=ext4\n").unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn each_type_of_file_is_known_by_its_mode() {
+    fn file_types_follow_from_the_mode() {
         for (mode, file_type, text) in [
             (libc::S_IFREG, FileType::Regular, "regular file"),
             (libc::S_IFDIR, FileType::Directory, "directory"),
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_code_is_about_is_explained() {
+    fn explanations_fit_the_error_code() {
         let mut file = properties(&tempfile::tempfile().unwrap());
         let latest = Version { major: 1, minor: 20 };
         (file.file_system, file.device, file.udev_record) = ("tmpfs".to_owned(), (0, 25), None);

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_read_as_the_library_prints_them() {
+    fn versions_print_like_the_library() {
         assert_eq!(Version::from_raw(1200), Version { major: 1, minor: 20 });
         assert_eq!(Version::from_raw(1110).to_string(), "1.11");
         assert!(Version::from_raw(1200) > Version::from_raw(1190));

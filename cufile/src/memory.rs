@@ -317,7 +317,7 @@ mod tests {
     use crate::ErrorKind;
 
     #[test]
-    fn a_span_must_lie_in_its_buffer_without_overflow() {
+    fn spans_outside_the_buffer_are_refused() {
         let buffer = vec![0u8; 100];
         for (offset, len) in [(0, 101), (100, 1), (101, 0), (usize::MAX, 1), (1, usize::MAX), (60, 41)] {
             let error = Span::new("cuFileRead", &buffer, offset, len).err().expect("out of range");
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_goes_by_the_address_for_writing() {
+    fn reads_into_memory_use_the_mutable_address() {
         let read = Span::new("cuFileWrite", &TwoFaced, 3, 5).unwrap();
         let written = Span::new_mut("cuFileRead", &mut TwoFaced, 3, 5).unwrap();
         assert_eq!([read.base, written.base].map(<*mut _>::addr), [4096, 8192]);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_offset_beyond_off_t_is_refused() {
+    fn file_offsets_beyond_off_t_are_refused() {
         assert!(file_offset("cuFileRead", i64::MAX as u64).is_ok());
         assert!(file_offset("cuFileRead", i64::MAX as u64 + 1).is_err());
     }

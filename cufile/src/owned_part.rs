@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_the_parts_is_in_the_whole() {
+    fn writes_to_parts_reach_the_whole() {
         let expected = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3];
         assert_eq!(written(vec![0; 10]), expected);
         assert_eq!(*written(vec![0; 10].into_boxed_slice()), expected);

@@ -650,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_no_whole_kib_are_refused_by_name_and_unit() {
+    fn sizes_must_be_whole_kib() {
         assert_eq!(Bytes(3 * 1024).to_c("set", "X_KB").unwrap(), 3);
         assert_eq!(Bytes(0).to_c("set", "X_KB").unwrap(), 0);
         let error = Bytes(1000).to_c("set", "X_KB").unwrap_err().to_string();
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_are_no_whole_milliseconds_are_refused() {
+    fn times_must_be_whole_milliseconds() {
         assert_eq!(Duration::from_secs(1).to_c("set", "X_MS").unwrap(), 1000);
         for time in [Duration::from_micros(1500), Duration::from_nanos(1), Duration::MAX] {
             let error = time.to_c("set", "X_MS").unwrap_err().to_string();
@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_without_bounds_does_not_wrap() {
+    fn unbounded_limits_do_not_wrap() {
         assert_eq!(Bytes::from_c(usize::MAX), Bytes(u64::MAX));
         assert_eq!(Bytes::from_c(4), Bytes(4096));
     }

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bit_of_c_sets_one_flag_by_its_name() {
+    fn each_c_bit_sets_one_named_flag() {
         let file_systems = [
             (0, "LUSTRE"),
             (1, "WEKAFS"),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_without_a_name_is_kept() {
+    fn unnamed_bits_are_kept() {
         let properties = told(|raw| (raw.nvfs.dstatusflags, raw.fflags) = (1 << 31 | 1 << 4, 1 << 30));
         assert!(properties.file_systems.contains(FileSystems::NVME));
         assert_eq!((properties.file_systems.bits(), properties.features.bits()), (1 << 31 | 1 << 4, 1 << 30));

@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn vectored_counters_are_none_where_the_library_has_none() {
+    fn short_layouts_have_no_vectored_counters() {
         let raw = read_from(&written(64, 0, 0), Layout::Short);
         assert_eq!(stats(&raw.detailed.basic, Layout::Short).vectored, None);
         assert_eq!(raw.detailed.basic.readv_ops.ok, 0, "the words behind must not be read as these counters");
@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_gpus_are_read_than_the_struct_has() {
+    fn gpu_count_is_limited_to_the_struct() {
         for (count, expected) in [(0, 0), (2, 2), (16, 16), (17, 16), (u32::MAX, 16)] {
             for (layout, basic) in [(Layout::Short, 64), (Layout::Long, 78)] {
                 let raw = read_from(&written(basic, count, 0), layout);
@@ -650,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn the_struct_of_a_later_version_fits_into_the_buffer() {
+    fn buffer_has_room_for_a_later_struct() {
         let more = 2 * size_of::<CUfileStatsLevel3_t>() / 8;
         let words = written(78, 1, more);
         assert!(words.len() * 8 < BUFFER_BYTES);
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_that_is_not_collected_says_what_to_do() {
+    fn error_for_an_uncollected_level_gives_advice() {
         let refuse = |_| CUfileError_t {
             err: CUfileOpError::CU_FILE_INVALID_VALUE,
             cu_err: cufile_sys::CUresult::from_raw(0),

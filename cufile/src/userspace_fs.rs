@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_error_to_c_and_no_preference_at_most() {
+    fn panics_become_errors_or_no_preference_in_c() {
         let handle = ptr::from_ref(&Broken).cast();
         let operations = operations_of(&Broken);
         let mut addresses = ptr::dangling_mut();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_its_negative_errno_and_a_count_is_never_more_than_asked_for() {
+    fn errors_become_negative_errno_and_excess_counts_become_errors() {
         let handle = ptr::from_ref(&Broken).cast();
         let write = operations_of(&Broken).write.unwrap();
         for (offset, errno) in [
@@ -355,13 +355,13 @@ mod tests {
     }
 
     #[test]
-    fn any_network_device_does_and_none_is_preferred() {
+    fn default_implementation_prefers_no_network_device() {
         assert!(Plain.rdma_device_list().is_empty());
         assert_eq!(Plain.rdma_device_priority(ptr::null(), 1, 0, None), None);
     }
 
     #[test]
-    fn descriptions_have_the_length_that_c_says() {
+    fn descriptions_have_their_c_length() {
         let text = c"peer";
         for (desc_str, desc_len, expected) in [
             (text.as_ptr(), 4, &b"peer"[..]),

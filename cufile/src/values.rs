@@ -27,7 +27,7 @@ fn of_system(errno: i32) -> Error {
 }
 
 #[test]
-fn errors_have_their_kind_and_that_of_io() {
+fn each_error_has_its_kind_and_io_kind() {
     use io::ErrorKind as Io;
     let unsupported = Error::Unsupported { symbol: "cuFileReadv", since: version(18), loaded: version(11) };
     let invalid = Error::InvalidInput { operation: "cuFileRead", problem: "it is too long".into() };
@@ -72,7 +72,7 @@ fn errors_have_their_kind_and_that_of_io() {
 }
 
 #[test]
-fn statuses_have_the_names_of_c() {
+fn statuses_have_their_c_names() {
     for (status, name) in [
         (Status::WAITING, "CUFILE_WAITING"),
         (Status::COMPLETE, "CUFILE_COMPLETE"),

@@ -39,7 +39,7 @@ fn allocations(work: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn counting_counts() {
+fn the_allocator_counts_allocations() {
     assert_eq!(allocations(|| drop(std::hint::black_box(vec![0u8; 100]))), 1);
 }
 

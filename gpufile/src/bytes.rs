@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_a_syntax_error_that_repeats_the_text() {
+    fn syntax_errors_repeat_the_text() {
         for text in [
             "", " ", "MiB", "1.5GiB", "-1", "+1", "1e6", "0x10", "4MB", "4kB", "4MiB4", "4 M iB", "four",
             "４",
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_64_bits_do_not_hold_is_an_overflow() {
+    fn sizes_beyond_64_bits_overflow() {
         for text in ["18446744073709551616", "16777216T", "99999999999999999999999k"] {
             assert_eq!(
                 parse_bytes(text),

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_cached_until_dropped() {
+    fn written_pages_stay_cached_until_dropped() {
         let len = 3 * MIB + 100;
         let file = written(&folder(), len);
         let fresh = residency(&file, 0..len).unwrap();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_a_part_leaves_the_rest() {
+    fn dropping_a_part_keeps_the_rest_cached() {
         let file = written(&folder(), 8 * MIB);
         let dropped = 2 * MIB..4 * MIB;
         drop(&file, dropped.clone()).unwrap();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_lie_partly_in_the_range_stay() {
+    fn drop_keeps_pages_partly_in_the_range() {
         let file = written(&folder(), 4 * MIB);
         drop(&file, MIB + 1..3 * MIB - 1).unwrap();
         let cached = |range| residency(&file, range).unwrap().cached;
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn on_tmpfs_everything_stays() {
+    fn pages_on_tmpfs_stay_cached() {
         let shm = Path::new("/dev/shm");
         if !shm.is_dir() {
             eprintln!("skipped: no /dev/shm");
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_end_where_the_file_ends() {
+    fn ranges_end_at_the_end_of_file() {
         let file = written(&folder(), 5000);
         for (range, expected) in [
             (0..5000, 0..5000),
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_count_as_wholes() {
+    fn partial_pages_count_as_whole_pages() {
         let page = page_bytes();
         assert_eq!(pages(&(0..1)), 1);
         assert_eq!(pages(&(page - 1..page + 1)), 2);
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn both_methods_agree_on_holes_and_across_pieces() {
+    fn cachestat_and_mincore_agree_on_sparse_files() {
         let file = tempfile::tempfile_in(folder()).unwrap();
         let len = 40 * MIB + 123;
         file.set_len(len).unwrap();
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn prefetch_brings_in_more_than_one_readahead() {
+    fn prefetch_reads_more_than_one_readahead() {
         let len = 24 * MIB + 5;
         let file = written(&folder(), len);
         drop(&file, 0..len).unwrap();
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_have_a_residency() {
+    fn residency_needs_a_regular_file() {
         let (pipe, _end) = io::pipe().unwrap();
         let folder = File::open("/").unwrap();
         for fd in [pipe.as_fd(), folder.as_fd()] {
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn where_cachestat_is_missing_mincore_answers() {
+    fn mincore_replaces_a_missing_cachestat() {
         let file = written(&folder(), MIB);
         for errno in [libc::ENOSYS, libc::EOPNOTSUPP, libc::EPERM] {
             thread::scope(|scope| {
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn other_failures_are_told_and_not_asked_around() {
+    fn other_failures_are_returned_without_fallback() {
         let file = written(&folder(), MIB);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn on_an_overlay_pages_are_found_where_they_are() {
+    fn residency_finds_cached_pages_on_overlayfs() {
         let lies_in = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_may_not_know_get_an_error_and_no_guess() {
+    fn unprivileged_users_get_an_error_without_cachestat() {
         // A sparse file of root's: none of its pages are cached, and mincore would say that all are.
         let file = tempfile::tempfile_in(folder()).unwrap();
         file.set_len(MIB).unwrap();

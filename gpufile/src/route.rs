@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_there_can_be_no_module_the_reason_says_so() {
+    fn reason_names_wsl_without_kernel_modules() {
         let usual = "the kernel module nvidia-fs is not loaded";
         assert_eq!(
             no_module_on("6.8.0-57-generic\n"),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_against_gds_is_its_own_or_that_against_all_of_cufile() {
+    fn why_not_gds_prefers_the_reason_for_gds() {
         let reason = |kind: RouteKind| (kind, format!("not {kind:?}"));
         let (gds, p2p, compat) =
             (reason(RouteKind::Gds), reason(RouteKind::P2pDma), reason(RouteKind::CufileCompat));

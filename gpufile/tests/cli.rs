@@ -50,7 +50,7 @@ fn lines(out: &str) -> Vec<HashMap<&str, &str>> {
 }
 
 #[test]
-fn check_promises_no_path_to_device_memory_without_cuda() {
+fn check_reports_no_device_route_without_cuda() {
     let folder = tempfile::tempdir().unwrap();
     let (status, out, err) = run(&[OsStr::new("check"), folder.path().as_os_str()], &[]);
     assert_eq!((status, &*err), (4, ""), "{out}");
@@ -74,7 +74,7 @@ fn check_promises_no_path_to_device_memory_without_cuda() {
 }
 
 #[test]
-fn check_leaves_a_file_as_it_is() {
+fn check_does_not_change_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("precious");
     fs::write(&path, "precious").unwrap();
@@ -84,7 +84,7 @@ fn check_leaves_a_file_as_it_is() {
 }
 
 #[test]
-fn a_route_without_cuda_is_unavailable() {
+fn the_route_without_cuda_is_unavailable() {
     // In this process, only a host without CUDA shows the route. `check` shows it everywhere.
     if gpufile::cuda::Cuda::load().is_ok() {
         return eprintln!("skipped: there is CUDA");
@@ -103,7 +103,7 @@ fn nobody() -> Stdio {
 }
 
 #[test]
-fn an_output_that_nobody_reads_changes_no_exit_status() {
+fn closed_output_does_not_change_the_exit_status() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), 16 * MIB);
     let (folder, path) = (folder.path().to_str().unwrap(), path.to_str().unwrap());
@@ -124,7 +124,7 @@ fn an_output_that_nobody_reads_changes_no_exit_status() {
 }
 
 #[test]
-fn an_output_that_is_full_is_a_failure() {
+fn full_output_is_a_failure() {
     for arguments in [&["check"][..], &["help"]] {
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let output = command(arguments).stdout(full).output().unwrap();
@@ -134,7 +134,7 @@ fn an_output_that_is_full_is_a_failure() {
 }
 
 #[test]
-fn check_names_a_wrong_variable_and_a_missing_file_and_goes_on() {
+fn check_continues_after_a_wrong_variable_or_missing_file() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = [OsStr::new("check"), folder.path().as_os_str()];
     let (status, out, _) = run(&arguments, &[("GPUFILE_NUM_THREADS", "many")]);
@@ -147,7 +147,7 @@ fn check_names_a_wrong_variable_and_a_missing_file_and_goes_on() {
 }
 
 #[test]
-fn without_a_gpu_the_host_cases_run_and_the_reason_is_said() {
+fn bench_without_gpu_runs_host_cases_and_says_why() {
     let folder = tempfile::tempdir().unwrap();
     // The last four bytes do not count.
     let path = file(folder.path(), 32 * MIB + 4);
@@ -197,7 +197,7 @@ fn cases_and_threads_can_be_chosen() {
 }
 
 #[test]
-fn the_environment_sets_the_engine_and_that_is_said() {
+fn bench_reports_settings_from_the_environment() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), 16 * MIB);
     let arguments = ["bench", path.to_str().unwrap(), "--repeats", "1", "host-read"];

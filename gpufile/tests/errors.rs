@@ -68,7 +68,7 @@ fn no_error_repeats_its_source() {
 }
 
 #[test]
-fn a_read_beyond_the_end_says_where_that_is() {
+fn reads_beyond_the_end_name_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let file = hostile_file(&folder);
     let mut buffer = vec![0; 100];

@@ -87,7 +87,7 @@ fn assert_loaded(checkpoint: &Checkpoint, model: &Model) {
 }
 
 #[test]
-fn every_tensor_of_a_file_is_loaded_and_aligned_to_its_elements() {
+fn every_tensor_is_loaded_aligned_to_its_elements() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     save(&path, &mixed());
@@ -110,7 +110,7 @@ fn every_tensor_of_a_file_is_loaded_and_aligned_to_its_elements() {
 }
 
 #[test]
-fn tensors_that_the_file_misaligns_are_aligned_in_memory() {
+fn tensors_misaligned_in_the_file_are_aligned_in_memory() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("odd.safetensors");
     let odd = model(&[
@@ -171,7 +171,7 @@ fn only_the_chosen_tensors_are_loaded() {
 }
 
 #[test]
-fn a_buffer_of_the_callers_is_filled_from_its_start() {
+fn loading_into_a_caller_buffer_starts_at_zero() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     save(&path, &mixed());
@@ -192,7 +192,7 @@ fn a_buffer_of_the_callers_is_filled_from_its_start() {
 }
 
 #[test]
-fn rows_are_read_alone() {
+fn rows_of_a_tensor_are_read() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     save(&path, &mixed());
@@ -236,7 +236,7 @@ fn sharded(folder: &TempDir) -> (Vec<PathBuf>, PathBuf, Model) {
 }
 
 #[test]
-fn a_model_in_several_files_is_one_model() {
+fn several_files_open_as_one_model() {
     let folder = tempdir().unwrap();
     let (paths, index, all) = sharded(&folder);
     // The index lacks "mask", which is no error.
@@ -263,7 +263,7 @@ fn a_model_in_several_files_is_one_model() {
 }
 
 #[test]
-fn a_tensor_in_two_files_is_an_error_that_names_both() {
+fn duplicate_tensor_error_names_both_files() {
     let folder = tempdir().unwrap();
     let (paths, ..) = sharded(&folder);
     let third = folder.path().join("3.safetensors");
@@ -276,7 +276,7 @@ fn a_tensor_in_two_files_is_an_error_that_names_both() {
 }
 
 #[test]
-fn an_index_that_is_wrong_names_the_tensor() {
+fn wrong_index_error_names_the_tensor() {
     let folder = tempdir().unwrap();
     let (_, index, _) = sharded(&folder);
     for (map, tensor) in [
@@ -299,7 +299,7 @@ fn an_index_that_is_wrong_names_the_tensor() {
 }
 
 #[test]
-fn what_cannot_be_opened_names_the_file() {
+fn open_errors_name_the_file() {
     let folder = tempdir().unwrap();
     for name in ["gone.safetensors", "gone.json"] {
         let error = Checkpoint::open(folder.path().join(name)).unwrap_err();
@@ -319,7 +319,7 @@ fn what_cannot_be_opened_names_the_file() {
 }
 
 #[test]
-fn every_error_names_the_file_quoted_and_escaped() {
+fn errors_quote_and_escape_the_file_name() {
     let folder = tempdir().unwrap();
     // An escape sequence of terminals, a line break, and a byte that is no character.
     let name = OsStr::from_bytes(b"\x1b[31m\n\xff");
@@ -357,7 +357,7 @@ fn every_error_names_the_file_quoted_and_escaped() {
 }
 
 #[test]
-fn a_folder_stands_for_the_model_in_it() {
+fn opening_a_folder_opens_its_model() {
     let folder = tempdir().unwrap();
     let tensor = |name| [TensorData::new(name, Dtype::U8, &[1], [7_u8].as_slice())];
     safetensors::save(folder.path().join("model.safetensors"), &tensor("one"), BTreeMap::new()).unwrap();
@@ -381,7 +381,7 @@ fn pipe(path: &Path) {
 }
 
 #[test]
-fn a_pipe_is_refused_and_not_waited_for() {
+fn pipes_are_refused_without_waiting() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let index = folder.path().join("model.safetensors.index.json");
@@ -409,7 +409,7 @@ fn a_pipe_is_refused_and_not_waited_for() {
 }
 
 #[test]
-fn a_lease_on_a_file_is_waited_for() {
+fn open_waits_for_a_file_lease() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     save(&path, &mixed());
@@ -435,7 +435,7 @@ fn a_lease_on_a_file_is_waited_for() {
 }
 
 #[test]
-fn a_file_that_is_cut_after_it_was_opened_is_an_error() {
+fn truncation_after_open_is_an_error() {
     let folder = tempdir().unwrap();
     let (paths, index, _) = sharded(&folder);
     let checkpoint = Checkpoint::open(&index).unwrap();
@@ -456,7 +456,7 @@ fn a_file_that_is_cut_after_it_was_opened_is_an_error() {
 }
 
 #[test]
-fn a_file_that_is_larger_than_memory_is_an_error() {
+fn files_larger_than_memory_are_an_error() {
     // Other file systems have no files of that length.
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
     let path = folder.path().join("huge.safetensors");
@@ -472,7 +472,7 @@ fn a_file_that_is_larger_than_memory_is_an_error() {
 }
 
 #[test]
-fn progress_is_told_in_a_few_large_steps_that_change_nothing() {
+fn progress_comes_in_large_steps_and_changes_no_bytes() {
     const STEP: u64 = 256 << 20;
     let folder = tempdir().unwrap();
     let path = folder.path().join("large.safetensors");
@@ -510,7 +510,7 @@ fn progress_is_told_in_a_few_large_steps_that_change_nothing() {
 }
 
 #[test]
-fn sixty_five_thousand_tensors_are_each_found() {
+fn all_of_many_tensors_are_found() {
     let names: Vec<String> = (0..65_536).map(|index| format!("layers.{index}")).collect();
     let numbers: Vec<[u8; 4]> = (0..65_536_u32).map(u32::to_le_bytes).collect();
     let tensors: Vec<_> = names

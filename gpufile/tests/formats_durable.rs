@@ -93,7 +93,7 @@ fn save_files(path: &Path, count: usize) {
 }
 
 #[test]
-fn models_replace_each_other_where_files_have_one_name() {
+fn models_replace_each_other_without_hard_links() {
     let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
@@ -108,7 +108,7 @@ fn models_replace_each_other_where_files_have_one_name() {
 }
 
 #[test]
-fn an_index_that_cannot_be_read_costs_no_shards() {
+fn saves_keep_shards_of_an_unreadable_index() {
     let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
@@ -136,7 +136,7 @@ fn save_refused(folder: &Path, creates: bool, errno: c_int, sync: bool) -> Optio
 }
 
 #[test]
-fn a_save_that_creates_no_file_removes_none() {
+fn saves_that_create_no_file_remove_none() {
     let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     // A process in another container may give its files these names.
@@ -148,7 +148,7 @@ fn a_save_that_creates_no_file_removes_none() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_synced_keeps_the_old_file() {
+fn failed_folder_sync_keeps_the_old_file() {
     let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a"), "old").unwrap();
@@ -161,7 +161,7 @@ fn a_folder_that_cannot_be_synced_keeps_the_old_file() {
 }
 
 #[test]
-fn a_file_that_a_file_system_could_not_write_until_it_was_closed_does_not_replace_the_old_one() {
+fn failed_close_keeps_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let save = |errno| {
@@ -187,7 +187,7 @@ fn a_file_that_a_file_system_could_not_write_until_it_was_closed_does_not_replac
 
 #[cfg(feature = "zarr")]
 #[test]
-fn folders_that_a_store_makes_are_synced_where_they_are_named_if_it_syncs() {
+fn syncing_stores_sync_parents_of_new_folders() {
     use gpufile::formats::zarr::FileStore;
     use gpufile::formats::zarr::zarrs::storage::{StoreKey, WritableStorageTraits};
 

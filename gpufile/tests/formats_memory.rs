@@ -58,7 +58,7 @@ fn npy(text: &str) -> Vec<u8> {
 
 // One test, because the counters are of the whole process.
 #[test]
-fn memory_is_in_proportion_to_the_header_and_not_allocated_by_the_tensor() {
+fn memory_grows_with_the_header_without_allocations_per_tensor() {
     loading_allocates_a_few_times();
     headers_take_memory_in_proportion();
 }

@@ -17,7 +17,7 @@ fn limit_files(len_bytes: u64) {
 }
 
 #[test]
-fn without_space_the_old_file_stays_and_nothing_else() {
+fn saves_without_space_keep_only_the_old_file() {
     let folders = [tempfile::tempdir().ok(), tempfile::tempdir_in("/dev/shm").ok()];
     for folder in folders.iter().flatten() {
         fs::write(folder.path().join("model.safetensors"), "old").unwrap();

@@ -41,7 +41,7 @@ fn parse(version: u8, dictionary: &str, data_len: usize) -> Result<NpyHeader, Fo
 }
 
 #[test]
-fn headers_of_numpy_are_read_and_written_byte_for_byte() {
+fn numpy_headers_round_trip_byte_for_byte() {
     for (descr, fortran_order, shape, numpy) in NUMPY {
         let mut head = numpy.to_vec();
         head.resize(127, b' ');
@@ -58,7 +58,7 @@ fn headers_of_numpy_are_read_and_written_byte_for_byte() {
 }
 
 #[test]
-fn room_for_growth_is_that_of_numpy() {
+fn headers_pad_for_growth_like_numpy() {
     // numpy writes each of these. 36 axes fill 192 bytes to the last, and numpy then adds 64.
     for (axes, data_start) in [(14, 128), (15, 192), (35, 192), (36, 256), (56, 256), (58, 320)] {
         let (header, _) = NpyHeader::build("<f4", false, &vec![1; axes]).unwrap();
@@ -67,7 +67,7 @@ fn room_for_growth_is_that_of_numpy() {
 }
 
 #[test]
-fn a_header_that_does_not_fit_version_1_is_of_version_2() {
+fn headers_too_long_for_version_1_use_version_2() {
     let (built, head) = NpyHeader::build("<f4", false, &[1; 30_000]).unwrap();
     // numpy writes this.
     assert_eq!((&head[..12], head.len()), (&b"\x93NUMPY\x02\0\xf4_\x01\0"[..], 90_112));
@@ -76,7 +76,7 @@ fn a_header_that_does_not_fit_version_1_is_of_version_2() {
 }
 
 #[test]
-fn orders_are_reported() {
+fn headers_report_fortran_order() {
     let header = parse(1, "{'descr': '>f4', 'fortran_order': True, 'shape': (2, 3)}", 24).unwrap();
     assert_eq!((header.descr().byte_order(), header.fortran_order()), (ByteOrder::Big, true));
     assert_eq!(header.descr().dtype(), None);
@@ -86,7 +86,7 @@ fn orders_are_reported() {
 }
 
 #[test]
-fn what_python_takes_for_the_same_dictionary_is_taken() {
+fn header_parser_accepts_python_dictionary_spellings() {
     for text in [
         "{'descr':'<f4','fortran_order':False,'shape':(2,)}",
         "{\"descr\":\"<f4\",\"fortran_order\":False,\"shape\":(2,),}\n\n  ",
@@ -101,7 +101,7 @@ fn what_python_takes_for_the_same_dictionary_is_taken() {
 }
 
 #[test]
-fn every_refusal_says_what_and_where() {
+fn parse_errors_name_the_reason_and_position() {
     for (text, reason) in [
         ("", "a '{' was expected"),
         ("[]", "a '{' was expected"),
@@ -156,7 +156,7 @@ fn sizes_are_checked_against_the_file() {
 }
 
 #[test]
-fn prefixes_that_cannot_be_true_are_refused_before_anything_is_read() {
+fn impossible_prefixes_are_refused_before_reading_on() {
     let head_len = |bytes: &[u8], file_len| npy::head_len(bytes, file_len);
     assert_eq!(head_len(b"\x93NUMPY\x01\0\x10\0{}", 26), Ok(26));
     assert!(matches!(
@@ -179,7 +179,7 @@ fn prefixes_that_cannot_be_true_are_refused_before_anything_is_read() {
 }
 
 #[test]
-fn an_array_is_written_and_read_whole_and_by_rows() {
+fn arrays_are_written_and_read_whole_or_by_rows() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("array.npy");
     let bytes: Vec<u8> = (0..120).collect();
@@ -213,7 +213,7 @@ fn an_array_is_written_and_read_whole_and_by_rows() {
 }
 
 #[test]
-fn an_array_in_fortran_order_is_read_as_it_is_and_has_no_rows() {
+fn fortran_arrays_are_read_unchanged_and_have_no_rows() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("array.npy");
     let bytes: Vec<u8> = (0..12).collect();
@@ -234,7 +234,7 @@ fn an_array_in_fortran_order_is_read_as_it_is_and_has_no_rows() {
 }
 
 #[test]
-fn arrays_without_bytes_and_scalars_are_read_and_written() {
+fn empty_arrays_and_scalars_are_read_and_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("array.npy");
     for (descr, shape, bytes) in
@@ -249,7 +249,7 @@ fn arrays_without_bytes_and_scalars_are_read_and_written() {
 }
 
 #[test]
-fn bytes_behind_the_array_are_left_alone() {
+fn bytes_after_the_array_are_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("two.npy");
     let (_, mut file) = NpyHeader::build("|u1", false, &[4]).unwrap();
@@ -259,7 +259,7 @@ fn bytes_behind_the_array_are_left_alone() {
 }
 
 #[test]
-fn a_file_that_is_no_array_is_named() {
+fn errors_name_files_that_are_no_arrays() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("array.npy");
     let error = NpyFile::open(&path).unwrap_err();

@@ -48,7 +48,7 @@ const NPY: [(&str, &str, bool, &[u64]); 24] = [
 ];
 
 #[test]
-fn npy_headers_are_those_of_numpy_byte_for_byte() {
+fn npy_headers_equal_numpy_byte_for_byte() {
     let Some(python) = Python::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut program = String::from(
@@ -92,7 +92,7 @@ fn npy_headers_are_those_of_numpy_byte_for_byte() {
 }
 
 #[test]
-fn safetensors_headers_are_those_of_python_byte_for_byte() {
+fn safetensors_headers_equal_python_byte_for_byte() {
     let Some(python) = Python::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let shapes: [&[u64]; 4] = [&[], &[3], &[0, 4], &[2, 3, 1]];
@@ -194,7 +194,7 @@ fn raw_values(python: &Python, folder: &Path) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn models_of_python_are_loaded_and_those_saved_here_are_pythons() {
+fn models_are_exchanged_with_python() {
     let Some(python) = Python::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let values = raw_values(&python, folder.path());
@@ -237,7 +237,7 @@ fn models_of_python_are_loaded_and_those_saved_here_are_pythons() {
 }
 
 #[test]
-fn arrays_of_numpy_are_read_and_those_written_here_are_numpys() {
+fn arrays_are_exchanged_with_numpy() {
     let Some(python) = Python::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let values = raw_values(&python, folder.path());

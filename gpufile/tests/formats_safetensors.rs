@@ -36,7 +36,7 @@ fn metadata() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn a_file_of_python_is_read() {
+fn a_file_written_by_python_is_read() {
     let len = PYTHON.len() as u64;
     assert_eq!(safetensors::head_len(&PYTHON[..8], len), Ok(384));
     let header = Header::parse(&PYTHON[..384], len).unwrap();
@@ -61,7 +61,7 @@ fn a_file_of_python_is_read() {
 }
 
 #[test]
-fn what_is_written_is_what_python_writes() {
+fn built_headers_equal_python_byte_for_byte() {
     let tensors = [
         NewTensor { name: "b", dtype: Dtype::I16, shape: &[2] },
         NewTensor { name: "h", dtype: Dtype::BF16, shape: &[3] },
@@ -77,7 +77,7 @@ fn what_is_written_is_what_python_writes() {
 }
 
 #[test]
-fn a_built_header_is_the_one_that_is_parsed() {
+fn headers_round_trip_through_build_and_parse() {
     let (built, head) = Header::build(&[], BTreeMap::new()).unwrap();
     assert_eq!(head, b"\x08\0\0\0\0\0\0\0{}      ");
     assert!(built.is_empty() && Header::parse(&head, 16).unwrap().is_empty());
@@ -96,7 +96,7 @@ fn a_built_header_is_the_one_that_is_parsed() {
 }
 
 #[test]
-fn tensors_in_any_order_come_out_in_that_of_the_file() {
+fn tensors_come_out_in_file_order() {
     let json = format!(
         "{{{},{},{}}}  \n",
         tensor("b", "U8", "4", "4,8"),
@@ -108,7 +108,7 @@ fn tensors_in_any_order_come_out_in_that_of_the_file() {
 }
 
 #[test]
-fn rows_are_sliced_in_whole_bytes() {
+fn row_slices_need_whole_bytes() {
     let json = format!(
         "{{{},{},{},{}}}",
         tensor("a", "F32", "3,2", "0,24"),
@@ -131,7 +131,7 @@ fn rows_are_sliced_in_whole_bytes() {
 }
 
 #[test]
-fn every_refusal_names_the_tensor_and_the_reason() {
+fn refusals_name_the_tensor_and_the_reason() {
     let ok = tensor("ok", "U8", "4", "0,4");
     for (bad, reason) in [
         (tensor("bad", "F33", "1", "4,8"), "\"F33\" is not known"),
@@ -169,13 +169,13 @@ fn every_refusal_names_the_tensor_and_the_reason() {
 }
 
 #[test]
-fn a_tensor_is_not_blamed_for_what_follows_it() {
+fn errors_after_a_tensor_do_not_name_it() {
     let error = parse(&format!("{{{},1}}", tensor("ok", "U8", "4", "0,4")), 4).unwrap_err();
     assert!(error.tensor().is_none() && error.offset().is_some(), "{error}");
 }
 
 #[test]
-fn names_occur_once() {
+fn duplicate_names_are_refused() {
     let twice =
         |second| format!("{{{},{}}}", tensor("a", "U8", "4", "0,4"), tensor(r"\u0061", "U8", "4", second));
     for second in ["4,8", "0,4"] {
@@ -190,7 +190,7 @@ fn names_occur_once() {
 }
 
 #[test]
-fn errors_of_the_json_say_where() {
+fn json_errors_have_an_offset() {
     let error = parse("{\n \"a\":\n  [1]}", 0).unwrap_err();
     // The array starts at byte 18 of the file: 8 of length, 2 + 5 + 2 of text, then the bracket.
     assert!(matches!(error.offset(), Some(17..=19)), "{error:?}");
@@ -202,7 +202,7 @@ fn errors_of_the_json_say_where() {
 }
 
 #[test]
-fn lengths_that_cannot_be_true_are_refused_before_anything_is_read() {
+fn impossible_header_lengths_are_refused_before_reading_on() {
     let head_len = |length: u64, file_len| safetensors::head_len(&length.to_le_bytes(), file_len);
     assert_eq!(head_len(100, 108), Ok(108));
     assert!(matches!(
@@ -229,7 +229,7 @@ fn lengths_that_cannot_be_true_are_refused_before_anything_is_read() {
 }
 
 #[test]
-fn other_bytes_than_a_header_are_refused() {
+fn bytes_that_are_no_header_are_refused() {
     for json in [
         "",
         " {}",
@@ -250,7 +250,7 @@ fn other_bytes_than_a_header_are_refused() {
 }
 
 #[test]
-fn files_that_no_reader_would_take_are_not_built() {
+fn headers_that_readers_refuse_are_not_built() {
     let build = |tensors: &[_]| Header::build(tensors, BTreeMap::new()).map(drop).unwrap_err();
     let new = |name, dtype, shape| NewTensor { name, dtype, shape };
     assert!(matches!(build(&[new("__metadata__", Dtype::U8, &[])]), FormatError::ReservedName { .. }));
@@ -264,7 +264,7 @@ fn files_that_no_reader_would_take_are_not_built() {
 }
 
 #[test]
-fn an_index_says_which_file_a_tensor_is_in() {
+fn an_index_maps_tensors_to_files() {
     let json = br#"{"metadata":{"total_size":1.5e9,"x":[{}]},"weight_map":{"b":"2.safetensors","a":"d/1.safetensors","c":"2.safetensors"}}"#;
     let index = ShardIndex::parse(json).unwrap();
     assert_eq!(index.files(), ["2.safetensors", "d/1.safetensors"]);
@@ -273,7 +273,7 @@ fn an_index_says_which_file_a_tensor_is_in() {
 }
 
 #[test]
-fn an_index_does_not_lead_out_of_its_folder() {
+fn indexes_must_not_name_files_outside_their_folder() {
     for file in [
         "",
         "/etc/passwd",
@@ -302,7 +302,7 @@ fn an_index_does_not_lead_out_of_its_folder() {
 }
 
 #[test]
-fn an_index_has_one_map_with_each_tensor_once() {
+fn indexes_need_one_map_without_duplicates() {
     assert!(matches!(ShardIndex::parse(b"{}"), Err(FormatError::Missing { key: "weight_map", .. })));
     let parse = |json: &str| ShardIndex::parse(json.as_bytes()).map(drop).unwrap_err();
     let error = parse(r#"{"weight_map":{"a":"x","a":"y"}}"#);

@@ -26,7 +26,7 @@ fn listed(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_saved_file_is_its_header_and_the_tensors_where_it_says() {
+fn saved_files_have_tensors_at_their_offsets() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -50,7 +50,7 @@ fn a_saved_file_is_its_header_and_the_tensors_where_it_says() {
 }
 
 #[test]
-fn a_new_file_has_the_permissions_of_any_new_file() {
+fn saved_files_have_default_permissions() {
     let folder = tempdir().unwrap();
     let (path, other) = (folder.path().join("model.safetensors"), folder.path().join("other"));
     fs::write(&path, "old").unwrap();
@@ -64,7 +64,7 @@ fn a_new_file_has_the_permissions_of_any_new_file() {
 }
 
 #[test]
-fn a_symbolic_link_is_replaced_and_not_what_it_leads_to() {
+fn saves_replace_a_symlink_and_not_its_target() {
     let folder = tempdir().unwrap();
     let (link, target) = (folder.path().join("link.npy"), folder.path().join("target"));
     fs::write(&target, "untouched").unwrap();
@@ -75,7 +75,7 @@ fn a_symbolic_link_is_replaced_and_not_what_it_leads_to() {
 }
 
 #[test]
-fn a_save_that_is_refused_leaves_the_old_file_and_nothing_else() {
+fn refused_saves_keep_only_the_old_file() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     fs::write(&path, "old").unwrap();
@@ -101,7 +101,7 @@ fn a_save_that_is_refused_leaves_the_old_file_and_nothing_else() {
 }
 
 #[test]
-fn a_path_where_no_file_can_be_is_an_error_that_names_it() {
+fn save_errors_name_an_impossible_path() {
     let folder = tempdir().unwrap();
     let missing = folder.path().join("no folder").join("model.safetensors");
     let error = safetensors::save(&missing, &[], BTreeMap::new()).unwrap_err();
@@ -122,7 +122,7 @@ fn a_path_where_no_file_can_be_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_file_is_named_in_the_current_folder_too_and_however_long_its_name() {
+fn saves_accept_bare_and_very_long_names() {
     let folder = tempdir().unwrap();
     let long = folder.path().join("é".repeat(127));
     safetensors::save_with(&long, &[], BTreeMap::new(), &quick()).unwrap();
@@ -142,7 +142,7 @@ fn locked(path: &Path) -> fs::File {
 }
 
 #[test]
-fn files_of_killed_saves_are_removed_and_no_others() {
+fn saves_remove_only_files_of_killed_saves() {
     // On other file systems the locks may not show a living process.
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
     let path = |name: &str| folder.path().join(name);
@@ -189,7 +189,7 @@ fn files_of_killed_saves_are_removed_and_no_others() {
 }
 
 #[test]
-fn shards_of_a_killed_save_stay_while_the_index_is_unreadable() {
+fn unreadable_index_keeps_shards_of_killed_saves() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
     let shard = "model-0123456789abcdef-00001-of-00001.safetensors";
     let left = ".model.safetensors.index.json.0123456789abcdef.gpufile-tmp";
@@ -201,7 +201,7 @@ fn shards_of_a_killed_save_stay_while_the_index_is_unreadable() {
 }
 
 #[test]
-fn who_opens_a_path_while_it_is_saved_finds_one_of_both_files() {
+fn opening_during_a_save_finds_the_old_or_new_file() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let models: [(&str, Vec<u8>); 2] = [("zeros", vec![0; 100_000]), ("ones", vec![1; 300_000])];
@@ -230,7 +230,7 @@ fn who_opens_a_path_while_it_is_saved_finds_one_of_both_files() {
 }
 
 #[test]
-fn what_was_loaded_can_be_saved_again() {
+fn loaded_models_can_be_saved_again() {
     let folder = tempdir().unwrap();
     let (one, two) = (folder.path().join("one"), folder.path().join("two"));
     let bytes: Vec<u8> = (0..=255).collect();
@@ -294,7 +294,7 @@ fn save_bytes(path: &Path, name: &str, count: usize, shard_bytes: u64) -> PathBu
 }
 
 #[test]
-fn a_folder_has_the_last_model_saved_and_nothing_else() {
+fn folders_keep_only_the_last_saved_model() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     fs::write(folder.path().join("config.json"), "{}").unwrap();
@@ -316,7 +316,7 @@ fn a_folder_has_the_last_model_saved_and_nothing_else() {
 }
 
 #[test]
-fn a_file_that_is_saved_beside_an_index_replaces_its_model() {
+fn saving_one_file_replaces_a_sharded_model() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     // Other libraries name shards like this. The index names one of them by chance.
@@ -360,7 +360,7 @@ fn a_file_that_is_saved_beside_an_index_replaces_its_model() {
 }
 
 #[test]
-fn shards_replace_a_file_that_is_no_model() {
+fn saving_shards_replaces_the_file_at_the_path() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     fs::write(&path, "damaged").unwrap();
@@ -378,7 +378,7 @@ fn shards_replace_a_file_that_is_no_model() {
 }
 
 #[test]
-fn one_of_both_models_is_opened_while_shards_are_replaced() {
+fn opening_during_replacement_finds_one_whole_model() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     save_bytes(&path, "m", 1, 1);
@@ -404,7 +404,7 @@ fn one_of_both_models_is_opened_while_shards_are_replaced() {
 }
 
 #[test]
-fn savers_at_once_leave_the_model_of_one() {
+fn concurrent_saves_leave_one_whole_model() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     thread::scope(|threads| {
@@ -423,7 +423,7 @@ fn savers_at_once_leave_the_model_of_one() {
 }
 
 #[test]
-fn shards_that_no_index_could_name_are_refused_before_any_is_written() {
+fn invalid_shards_are_refused_before_writing() {
     let folder = tempdir().unwrap();
     let bytes = vec![0; 8];
     let tensor = |name| TensorData::new(name, Dtype::U64, &[], &bytes);
@@ -441,7 +441,7 @@ fn shards_that_no_index_could_name_are_refused_before_any_is_written() {
 }
 
 #[test]
-fn files_are_opened_as_the_options_say() {
+fn saves_ignore_access_and_creation_options() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("array.npy");
     fs::write(&path, "old").unwrap();

@@ -93,7 +93,7 @@ fn assert_regions(array: &Array) {
 }
 
 #[test]
-fn arrays_of_every_coding_are_written_and_read_whole_and_by_regions() {
+fn arrays_of_every_codec_round_trip_whole_and_by_region() {
     let sharding = |inner: &str, codec: &str| {
         format!(
             r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":{inner},"codecs":[{codec}],
@@ -161,7 +161,7 @@ fn arrays_with_any_number_of_axes_are_written_and_read() {
 }
 
 #[test]
-fn a_raw_chunk_is_its_elements_and_the_fill_value_beyond_the_array() {
+fn raw_chunks_are_padded_with_the_fill_value() {
     for fill in [0, 0x0102] {
         let (folder, store) = store_with("zarr.json", &v3(&[3, 500], &[2, 300], fill, SLASH, &[LITTLE]));
         let array = Array::open(&store, "/a").unwrap();
@@ -189,7 +189,7 @@ fn a_raw_chunk_is_its_elements_and_the_fill_value_beyond_the_array() {
 }
 
 #[test]
-fn chunks_without_a_file_have_the_fill_value() {
+fn missing_chunks_read_as_the_fill_value() {
     for codecs in [&[LITTLE][..], &[LITTLE, GZIP]] {
         let (folder, store) = store_with("zarr.json", &v3(&[5, 700], &[2, 300], 0x0703, SLASH, codecs));
         let array = Array::open(&store, "/a").unwrap();
@@ -214,7 +214,7 @@ fn chunks_without_a_file_have_the_fill_value() {
 }
 
 #[test]
-fn more_chunks_than_files_may_be_open_are_read_and_written() {
+fn arrays_may_have_more_chunks_than_open_files() {
     let (folder, store) = store_with("zarr.json", &v3(&[3000], &[1], 5, SLASH, &[LITTLE]));
     let array = Array::open(&store, "/a").unwrap();
     let mut numbers = count(3000);
@@ -234,7 +234,7 @@ fn more_chunks_than_files_may_be_open_are_read_and_written() {
 }
 
 #[test]
-fn chunks_of_version_2_are_found_by_either_separator() {
+fn version_2_chunks_are_found_with_either_separator() {
     let bytes = |numbers: Range<u16>| -> Vec<u8> { numbers.flat_map(u16::to_le_bytes).collect() };
     let write = |folder: &Path, names: [&str; 2]| {
         for (name, numbers) in names.into_iter().zip([0..300, 300..600]) {
@@ -272,7 +272,7 @@ fn chunks_of_version_2_are_found_by_either_separator() {
 }
 
 #[test]
-fn arrays_of_version_3_are_found_by_either_separator_and_either_encoding() {
+fn version_3_chunks_are_found_with_any_separator_and_encoding() {
     for (keys, file) in [
         (r#"{"name":"default","configuration":{"separator":"."}}"#, "c.1.0"),
         (r#"{"name":"default","configuration":{"separator":"/"}}"#, "c/1/0"),
@@ -288,7 +288,7 @@ fn arrays_of_version_3_are_found_by_either_separator_and_either_encoding() {
 }
 
 #[test]
-fn orders_and_compression_of_version_2_are_undone() {
+fn version_2_byte_order_and_compression_are_undone() {
     let gzip = r#"{"id":"gzip","level":1}"#;
     let zstd = r#"{"id":"zstd","level":1}"#;
     let blosc = r#"{"id":"blosc","cname":"lz4","clevel":1,"shuffle":1,"blocksize":0}"#;
@@ -321,7 +321,7 @@ fn orders_and_compression_of_version_2_are_undone() {
 }
 
 #[test]
-fn elements_of_one_byte_have_no_order() {
+fn one_byte_elements_are_raw_in_either_byte_order() {
     for (data_type, codec) in
         [("uint8", BIG), ("bool", r#"{"name":"bytes"}"#), ("r16", r#"{"name":"bytes"}"#)]
     {
@@ -340,7 +340,7 @@ fn elements_of_one_byte_have_no_order() {
 }
 
 #[test]
-fn a_chunk_of_the_wrong_length_or_that_cannot_be_decoded_is_named() {
+fn errors_name_chunks_of_wrong_length_or_content() {
     let (folder, store) = store_with("zarr.json", &v3(&[2, 300], &[1, 300], 0, SLASH, &[LITTLE]));
     let array = Array::open(&store, "/a").unwrap();
     array.write_from(&count(600)).unwrap();
@@ -371,7 +371,7 @@ fn a_chunk_of_the_wrong_length_or_that_cannot_be_decoded_is_named() {
 }
 
 #[test]
-fn a_wrong_byte_of_a_chunk_with_a_checksum_is_noticed_whatever_part_is_read() {
+fn checksums_detect_wrong_bytes_in_any_region() {
     let shards = |codec: &str| {
         format!(
             r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[1,2],"codecs":[{codec}],
@@ -408,7 +408,7 @@ fn a_wrong_byte_of_a_chunk_with_a_checksum_is_noticed_whatever_part_is_read() {
 }
 
 #[test]
-fn a_shard_whose_index_leads_anywhere_is_refused() {
+fn shard_indexes_with_wild_offsets_are_refused() {
     let shards = format!(
         r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[1],"codecs":[{LITTLE}],
         "index_codecs":[{LITTLE}]}}}}"#
@@ -434,7 +434,7 @@ fn a_shard_whose_index_leads_anywhere_is_refused() {
 }
 
 #[test]
-fn a_chunk_that_is_a_folder_is_missing() {
+fn folders_in_place_of_chunks_count_as_missing() {
     let (folder, store) = store_with("zarr.json", &v3(&[600], &[300], 3, SLASH, &[LITTLE]));
     fs::create_dir_all(folder.path().join("a/c/1")).unwrap();
     let found = Array::open(&store, "/a").unwrap().read_to_host().unwrap();
@@ -470,7 +470,7 @@ fn arrays_without_elements_are_read_and_written() {
 }
 
 #[test]
-fn what_is_no_array_of_bytes_is_refused() {
+fn invalid_or_oversized_metadata_is_refused() {
     let good = v3(&[4, 6], &[2, 3], 0, SLASH, &[LITTLE]);
     let is_open = |error: &ZarrError| matches!(error, ZarrError::Open { .. });
     let is_size = |error: &ZarrError| matches!(error, ZarrError::SizeOverflow { .. });
@@ -515,7 +515,7 @@ fn what_is_no_array_of_bytes_is_refused() {
 }
 
 #[test]
-fn metadata_that_is_too_long_is_not_read() {
+fn overlong_metadata_is_not_read() {
     let (folder, store) = store_with("zarr.json", "");
     fs::File::create(folder.path().join("a/zarr.json")).unwrap().set_len(1 << 40).unwrap();
     let error = Array::open(&store, "/a").unwrap_err();
@@ -523,7 +523,7 @@ fn metadata_that_is_too_long_is_not_read() {
 }
 
 #[test]
-fn the_store_keeps_what_zarrs_asks_of_stores() {
+fn file_store_passes_the_store_tests_of_zarrs() {
     use zarrs_storage::store_test::{store_list, store_list_size, store_read, store_write};
 
     let folder = tempfile::tempdir().unwrap();
@@ -545,7 +545,7 @@ fn the_store_keeps_what_zarrs_asks_of_stores() {
 }
 
 #[test]
-fn keys_that_lead_out_of_the_folder_are_refused() {
+fn keys_that_leave_the_folder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let inside = folder.path().join("store");
     fs::create_dir(&inside).unwrap();
@@ -572,7 +572,7 @@ fn keys_that_lead_out_of_the_folder_are_refused() {
 }
 
 #[test]
-fn letters_are_made_small_where_that_is_asked_for() {
+fn normalized_stores_use_lower_case_keys() {
     let folder = tempfile::tempdir().unwrap();
     let (plain, small) = (FileStore::new(folder.path()), FileStore::new(folder.path()).normalize_keys(true));
     let key = StoreKey::new("Group/Array/C").unwrap();
@@ -584,7 +584,7 @@ fn letters_are_made_small_where_that_is_asked_for() {
 }
 
 #[test]
-fn links_are_followed_and_circles_are_not() {
+fn listing_follows_links_without_looping() {
     use std::os::unix::fs::symlink;
 
     let folder = tempfile::tempdir().unwrap();
@@ -607,7 +607,7 @@ fn links_are_followed_and_circles_are_not() {
 }
 
 #[test]
-fn values_are_replaced_at_once() {
+fn values_are_replaced_atomically() {
     let folder = tempfile::tempdir().unwrap();
     let store = FileStore::new(folder.path());
     let key = StoreKey::new("a/b").unwrap();
@@ -636,7 +636,7 @@ fn read_listed_chunks(len: u64, chunks: &[u64]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn listed_chunks_that_lie_anywhere_are_refused() {
+fn chunk_lengths_that_wrap_around_are_refused() {
     assert_eq!(read_listed_chunks(1024, &[512, 100, 412]).unwrap(), [65; 1024]);
     for far in [64, 1 << 16, 1 << 40] {
         // The third chunk begins `far` bytes behind the array. With the fourth, the sum wraps around to the right
@@ -651,7 +651,7 @@ fn listed_chunks_that_lie_anywhere_are_refused() {
 }
 
 #[test]
-fn a_chunk_too_long_for_memory_is_no_reason_to_end_the_process() {
+fn writing_a_chunk_beyond_memory_is_an_error() {
     const GZIP: &str = r#"{"name":"bytes"},{"name":"gzip","configuration":{"level":1}}"#;
     const SHARDS: &str = r#"{"name":"sharding_indexed","configuration":{"chunk_shape":[1],"codecs":[{"name":"bytes"}],
         "index_codecs":[{"name":"bytes","configuration":{"endian":"little"}}],"index_location":"end"}}"#;
@@ -671,7 +671,7 @@ fn a_chunk_too_long_for_memory_is_no_reason_to_end_the_process() {
 }
 
 #[test]
-fn a_chunk_with_a_checksum_that_is_too_long_for_memory_is_no_reason_to_end_the_process() {
+fn reading_a_checksummed_chunk_beyond_memory_is_an_error() {
     const LEN: u64 = 1 << 47;
     let shards = format!(
         r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[{LEN}],"codecs":[{LITTLE},{CRC32C}],
@@ -688,7 +688,7 @@ fn a_chunk_with_a_checksum_that_is_too_long_for_memory_is_no_reason_to_end_the_p
 }
 
 #[test]
-fn a_folder_with_a_dot_is_not_taken_for_a_chunk() {
+fn folders_with_a_dot_are_not_taken_for_chunks() {
     let folder = tempfile::tempdir().unwrap();
     let store = FileStore::new(folder.path()).dimension_separator(ChunkKeySeparator::Slash);
     let keys = ["2024.01/.zarray", "2024/01/.zarray"].map(|key| StoreKey::new(key).unwrap());

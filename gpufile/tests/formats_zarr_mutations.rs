@@ -128,24 +128,24 @@ fn sharded() -> String {
 }
 
 #[test]
-fn damaged_metadata_of_raw_arrays() {
+fn damaged_metadata_of_raw_arrays_is_refused_or_read() {
     damaged("zarr.json", &v3(BYTES), 0x9e37_79b9_7f4a_7c15);
 }
 
 #[test]
-fn damaged_metadata_of_compressed_arrays() {
+fn damaged_metadata_of_compressed_arrays_is_refused_or_read() {
     for (codecs, seed) in compressed().iter().zip([0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb]) {
         damaged("zarr.json", &v3(codecs), seed);
     }
 }
 
 #[test]
-fn damaged_metadata_of_sharded_arrays() {
+fn damaged_metadata_of_sharded_arrays_is_refused_or_read() {
     damaged("zarr.json", &v3(&sharded()), 0x2545_f491_4f6c_dd1d);
 }
 
 #[test]
-fn damaged_metadata_of_version_2() {
+fn damaged_metadata_of_version_2_is_refused_or_read() {
     let document = r#"{"zarr_format":2,"shape":[5,7],"chunks":[2,4],"dtype":">u2","order":"F","compressor":
         {"id":"gzip","level":1},"filters":null,"fill_value":3,"dimension_separator":"/"}"#;
     damaged(".zarray", document, 0x3c6e_f372_fe94_f82b);

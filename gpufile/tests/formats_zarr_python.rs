@@ -71,7 +71,7 @@ const THEIRS: [(&str, bool, &str); 16] = [
 ];
 
 #[test]
-fn arrays_of_zarr_python_are_read() {
+fn arrays_written_by_zarr_python_are_read() {
     let Some(python) = Python::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut program = String::from(
@@ -126,7 +126,7 @@ const V2: [(&str, &str, &str); 4] = [
 ];
 
 #[test]
-fn arrays_that_are_written_here_are_zarr_pythons() {
+fn arrays_written_here_are_read_by_zarr_python() {
     let Some(python) = Python::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let v3 = V3.map(|codecs| {

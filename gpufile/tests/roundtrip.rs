@@ -33,7 +33,7 @@ fn each(test: impl Fn(&mut dyn FnMut() -> Command)) {
 }
 
 #[test]
-fn sizes_that_are_no_multiple_of_anything_come_back_unchanged() {
+fn odd_sizes_round_trip_unchanged() {
     each(|command| {
         for size in ["0", "1", "4095", "1000001", "9MiB"] {
             let folder = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ fn sizes_that_are_no_multiple_of_anything_come_back_unchanged() {
 }
 
 #[test]
-fn without_libcuda_it_says_that_host_memory_was_used_and_why() {
+fn roundtrip_without_libcuda_uses_host_memory_and_says_why() {
     let (success, out, _) =
         run(roundtrip().env("CUDA_LIBRARY", "/nonexistent/libcuda.so.1").args(["--size", "64KiB"]));
     assert!(success);
@@ -55,7 +55,7 @@ fn without_libcuda_it_says_that_host_memory_was_used_and_why() {
 }
 
 #[test]
-fn a_missing_folder_an_existing_file_and_wrong_arguments_are_errors() {
+fn roundtrip_refuses_bad_paths_and_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let existing = folder.path().join("existing");
     fs::write(&existing, "precious").unwrap();
@@ -76,7 +76,7 @@ fn a_missing_folder_an_existing_file_and_wrong_arguments_are_errors() {
 }
 
 #[test]
-fn a_file_system_that_is_full_is_an_error_with_its_name() {
+fn full_file_system_error_is_printed() {
     // A limit on the file's size stands in for a full disk, which would need a mount.
     let folder = tempfile::tempdir().unwrap();
     let example = roundtrip().get_program().to_owned();

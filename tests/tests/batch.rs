@@ -32,7 +32,7 @@ fn bytes_of(bed: &Bed, buffer: &Any) -> Vec<u8> {
 }
 
 #[test]
-fn reads_and_writes_of_several_files_and_kinds_of_memory_mix() {
+fn one_batch_mixes_directions_files_and_kinds_of_memory() {
     Bed::each(|bed| {
         let bytes = pattern(4 * PAGE);
         let (source, target) = (register(bed, "source", &bytes), register(bed, "target", &[]));
@@ -90,7 +90,7 @@ fn pages(file: &Arc<FileHandle>, count: usize) -> Vec<Entry<Host>> {
 }
 
 #[test]
-fn unregistered_host_memory_is_submitted_and_waited_for_as_a_whole() {
+fn batches_with_unregistered_host_memory_complete_as_a_whole() {
     Bed::each(|bed| {
         let bytes = pattern(16 * PAGE);
         let file = register(bed, "data", &bytes);
@@ -134,7 +134,7 @@ fn unregistered_host_memory_is_submitted_and_waited_for_as_a_whole() {
 }
 
 #[test]
-fn unregistered_host_memory_is_in_flight_alone_in_a_process() {
+fn unregistered_host_memory_excludes_other_batches() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let mut batches = [(); 2].map(|()| Batch::<Any>::new(&bed.driver, 2).unwrap());
@@ -197,7 +197,7 @@ unsafe impl IoBufMut for Panicking {
 }
 
 #[test]
-fn a_buffer_that_panics_blocks_nothing_for_ever() {
+fn other_batches_continue_after_a_buffer_panics() {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(PAGE));
     let mut batch = Batch::<Any>::new(&bed.driver, 2).unwrap();
@@ -251,7 +251,7 @@ fn completions_belong_to_their_entries_in_any_order() {
 }
 
 #[test]
-fn a_capacity_that_the_driver_does_not_allow_is_refused_with_the_limit() {
+fn refused_capacity_names_the_limit() {
     Bed::each(|bed| {
         let limit = bed.driver.properties().unwrap().max_batch_entries as usize;
         for capacity in [0, limit + 1, usize::MAX] {
@@ -267,7 +267,7 @@ fn a_capacity_that_the_driver_does_not_allow_is_refused_with_the_limit() {
 }
 
 #[test]
-fn an_entry_longer_than_libcufile_moves_is_refused_rather_than_short() {
+fn overlong_entries_are_refused() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let mut batch = Batch::new(&bed.driver, 2).unwrap();
@@ -285,7 +285,7 @@ fn an_entry_longer_than_libcufile_moves_is_refused_rather_than_short() {
 }
 
 #[test]
-fn submitting_does_not_wait_for_an_opening() {
+fn submitting_does_not_wait_for_the_driver_lock() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(PAGE));
@@ -312,7 +312,7 @@ fn the_longest_entry_is_moved_whole() {
 }
 
 #[test]
-fn what_cannot_be_submitted_is_refused_before_anything_is() {
+fn invalid_entries_are_refused_before_any_is_submitted() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let mut batch = Batch::new(&bed.driver, 2).unwrap();
@@ -350,7 +350,7 @@ fn with_fault(count: usize, fault: &str) -> (Bed, Batch<Host>) {
 }
 
 #[test]
-fn an_entry_that_fails_leaves_the_others_alone() {
+fn failed_entries_do_not_affect_the_others() {
     let failing = |fault: &str| {
         let (_bed, mut batch) = with_fault(3, fault);
         let mut completions = batch.wait_all().unwrap();
@@ -379,7 +379,7 @@ fn an_entry_that_fails_leaves_the_others_alone() {
 }
 
 #[test]
-fn the_buffer_of_a_failed_entry_stays_until_the_batch_is_destroyed() {
+fn failed_entries_keep_their_buffers_until_destruction() {
     // Only `COMPLETE` says that libcufile is done with the memory; 4096 is no status that is known.
     for status in [Status::FAILED, Status::TIMEOUT, Status::CANCELED, Status::INVALID, Status::from_raw(4096)]
     {
@@ -424,7 +424,7 @@ fn the_buffer_of_a_failed_entry_stays_until_the_batch_is_destroyed() {
 }
 
 #[test]
-fn a_failed_entry_that_cancelling_reports_comes_once_with_its_buffer() {
+fn cancelling_returns_a_failed_entry_once_with_its_buffer() {
     let (_bed, batch) = with_fault(3, "bytes=-5016");
     std::thread::sleep(Duration::from_millis(30));
     let mut completions = batch.cancel().unwrap();
@@ -468,13 +468,13 @@ fn errors_name_entry_range_and_file() {
 }
 
 #[test]
-fn statuses_have_their_names_of_c() {
+fn statuses_print_their_c_names() {
     assert_eq!(Status::TIMEOUT.name(), Some("CUFILE_TIMEOUT"));
     assert_eq!(format!("{:?} {:?}", Status::COMPLETE, Status::from_raw(7)), "CUFILE_COMPLETE Status(7)");
 }
 
 #[test]
-fn a_batch_that_was_not_set_up_is_not_destroyed() {
+fn failed_setup_destroys_nothing() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.fault("cuFileBatchIOSetUp", "err=5039");
@@ -484,7 +484,7 @@ fn a_batch_that_was_not_set_up_is_not_destroyed() {
 }
 
 #[test]
-fn an_unknown_status_is_kept_and_is_no_success() {
+fn unknown_statuses_are_kept_as_errors() {
     let (_bed, mut batch) = with_fault(2, "status=4096");
     let mut completions = batch.wait_all().unwrap();
     completions.sort_by_key(|completion| completion.id);
@@ -498,7 +498,7 @@ fn an_unknown_status_is_kept_and_is_no_success() {
 }
 
 #[test]
-fn an_event_of_an_entry_under_way_does_not_give_its_buffer_back() {
+fn events_of_unfinished_entries_do_not_return_the_buffer() {
     for status in [Status::WAITING, Status::PENDING] {
         let (_bed, mut batch) = with_fault(2, &format!("status={}", status.as_raw()));
         let completions = batch.poll(2, 2, None).unwrap();
@@ -509,7 +509,7 @@ fn an_event_of_an_entry_under_way_does_not_give_its_buffer_back() {
 }
 
 #[test]
-fn polling_waits_for_the_least_and_gives_no_more_than_the_most() {
+fn polling_respects_the_least_and_the_most_completions() {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(8 * PAGE));
     let mut batch = Batch::new(&bed.driver, 8).unwrap();
@@ -529,7 +529,7 @@ fn polling_waits_for_the_least_and_gives_no_more_than_the_most() {
 }
 
 #[test]
-fn cancelling_gives_every_buffer_back_after_the_batch_is_destroyed() {
+fn cancelling_returns_every_buffer_after_destruction() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(8 * PAGE));
         let mut batch = Batch::new(&bed.driver, 8).unwrap();
@@ -585,7 +585,7 @@ fn slow(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
 }
 
 #[test]
-fn where_libcufile_cannot_cancel_cancelling_waits() {
+fn cancelling_waits_if_libcufile_cannot_cancel() {
     let bed = Bed::emulated();
     let (batch, life) = slow(&bed);
     bed.emulator.as_ref().unwrap().fault("cuFileBatchIOCancel", "err=5042");
@@ -616,7 +616,7 @@ fn dropping_a_batch_waits_before_the_buffers_are_freed() {
 }
 
 #[test]
-fn a_forgotten_batch_leaks_what_libcufile_uses() {
+fn forgotten_batches_leak_memory_in_use() {
     Bed::each(|bed| {
         let bytes = pattern(PAGE);
         let file = register(bed, "data", &bytes);
@@ -648,7 +648,7 @@ fn a_forgotten_batch_leaks_what_libcufile_uses() {
 }
 
 #[test]
-fn after_a_failed_submission_the_entries_stay_until_the_batch_is_cancelled() {
+fn entries_stay_after_a_failed_submission_until_cancelled() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(4 * PAGE));
@@ -669,7 +669,7 @@ fn after_a_failed_submission_the_entries_stay_until_the_batch_is_cancelled() {
 }
 
 #[test]
-fn dropping_after_a_failed_submission_frees_the_buffers_only_if_libcufile_cancels() {
+fn drop_after_failed_submission_frees_only_after_cancelling() {
     for can_cancel in [true, false] {
         let bed = Bed::emulated();
         let emulator = bed.emulator.as_ref().unwrap();
@@ -811,7 +811,7 @@ fn events_that_belong_to_no_entry_in_flight_are_ignored() {
 }
 
 #[test]
-fn one_registered_buffer_in_parts_serves_many_entries() {
+fn many_entries_use_parts_of_one_registered_buffer() {
     Bed::each(|bed| {
         let bytes = pattern(8 * PAGE - 96);
         let file = register(bed, "data", &bytes);
@@ -901,7 +901,7 @@ fn entries_with_parts_name_the_registered_address_and_their_offset() {
 }
 
 #[test]
-fn a_batch_may_move_to_another_thread() {
+fn batches_can_move_to_another_thread() {
     Bed::each(|bed| {
         let bytes = pattern(4 * PAGE);
         let file = register(bed, "data", &bytes);
@@ -918,7 +918,7 @@ fn a_batch_may_move_to_another_thread() {
 }
 
 #[test]
-fn a_batch_that_was_cancelled_after_a_failed_submission_is_left_alone() {
+fn drop_does_not_cancel_a_batch_twice() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(4 * PAGE));

@@ -37,7 +37,7 @@ fn file(bed: &Bed, name: &str, bytes: &[u8]) -> FileHandle {
 }
 
 #[test]
-fn every_kind_of_memory_but_managed_registers_owned_and_borrowed() {
+fn every_memory_kind_except_managed_registers() {
     Bed::each(|bed| {
         let bytes = pattern(LEN);
         let file = file(bed, "data", &bytes);
@@ -81,7 +81,7 @@ fn every_kind_of_memory_but_managed_registers_owned_and_borrowed() {
 }
 
 #[test]
-fn managed_memory_is_refused_with_the_reason_and_works_unregistered() {
+fn managed_memory_works_only_unregistered() {
     Bed::each(|bed| {
         let mut managed = bed.device.alloc_managed(LEN).unwrap();
         let refused = bed.driver.with_registered(&managed, RegisterFlags::empty(), |_| ());
@@ -139,7 +139,7 @@ unsafe impl<B: IoBuf> IoBuf for Longer<B> {
 }
 
 #[test]
-fn a_refused_registration_says_what_was_to_be_registered() {
+fn refused_registrations_describe_the_memory() {
     Bed::each(|bed| {
         let error = register(bed, Longer(bed.device.alloc(LEN).unwrap(), 1 << 40)).unwrap_err();
         assert_eq!(error.op_error(), Some(OpError::CUDA_POINTER_RANGE_ERROR), "{error}");
@@ -161,7 +161,7 @@ fn a_refused_registration_says_what_was_to_be_registered() {
 }
 
 #[test]
-fn many_threads_read_into_parts_of_one_registration() {
+fn threads_read_into_parts_of_one_registration() {
     Bed::each(|bed| {
         let bytes = pattern(LEN);
         let file = file(bed, "data", &bytes);
@@ -188,7 +188,7 @@ fn many_threads_read_into_parts_of_one_registration() {
 }
 
 #[test]
-fn many_threads_write_from_one_shared_registration() {
+fn threads_write_from_one_shared_registration() {
     Bed::each(|bed| {
         let bytes = pattern(LEN);
         let target = file(bed, "target", b"");
@@ -250,7 +250,7 @@ fn bytes_are_copied_between_the_host_and_any_buffer() {
 }
 
 #[test]
-fn memory_of_the_device_from_elsewhere_is_transferred_by_its_address() {
+fn foreign_device_memory_is_transferred_by_address() {
     Bed::each(|bed| {
         let bytes = pattern(LEN);
         let file = FileHandle::register(&bed.driver, bed.file("data", &bytes)).unwrap();
@@ -309,7 +309,7 @@ unsafe extern "C" fn read(_: CUfileHandle_t, base: *mut c_void, len: usize, _: o
 }
 
 #[test]
-fn a_part_passes_the_registered_address_and_its_offset() {
+fn parts_pass_the_registered_address_and_their_offset() {
     let emulator = Emulator::start();
     // SAFETY: that does no more than it may.
     let driver = unsafe { open_with(&emulator, |functions| functions.cuFileRead = read) };
@@ -342,7 +342,7 @@ fn a_part_passes_the_registered_address_and_its_offset() {
 }
 
 #[test]
-fn memory_is_freed_after_it_is_deregistered() {
+fn memory_is_freed_after_deregistration() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let live = || (emulator.live("buffers"), emulator.live("allocations"));
@@ -357,7 +357,7 @@ fn memory_is_freed_after_it_is_deregistered() {
 }
 
 #[test]
-fn memory_that_parts_own_goes_once_with_the_last_of_them() {
+fn the_last_owned_part_deregisters_the_memory_once() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let live = || (emulator.live("buffers"), emulator.live("allocations"));
@@ -389,7 +389,7 @@ fn memory_that_cannot_be_deregistered_is_never_freed() {
 }
 
 #[test]
-fn borrowed_memory_is_deregistered_however_work_ends() {
+fn borrowed_memory_is_deregistered_after_return_or_panic() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let mut memory = bed.device.alloc(LEN).unwrap();
@@ -450,7 +450,7 @@ fn memory_of_another_libcuda_is_refused() {
 }
 
 #[test]
-fn the_driver_lives_as_long_as_a_registration() {
+fn a_registration_keeps_the_driver_open() {
     let emulator = Emulator::start();
     let (library, cuda) = libraries(&emulator);
     let driver = Driver::builder().library(library).cuda(cuda).open().unwrap();
@@ -475,7 +475,7 @@ fn a_thread_without_a_context_registers_and_deregisters() {
 }
 
 #[test]
-fn a_buffer_that_does_not_register_comes_back() {
+fn refused_buffers_are_returned() {
     Bed::each(|bed| {
         let managed = bed.device.alloc_managed(4096).unwrap();
         let address = managed.as_ptr();
@@ -487,7 +487,7 @@ fn a_buffer_that_does_not_register_comes_back() {
 }
 
 #[test]
-fn shared_memory_is_a_source_for_many_writes() {
+fn one_shared_buffer_serves_many_writes() {
     Bed::each(|bed| {
         let bytes: Arc<[u8]> = pattern(5000).into();
         let file = Arc::new(FileHandle::register(&bed.driver, bed.file("data", b"")).unwrap());

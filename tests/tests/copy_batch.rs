@@ -45,7 +45,7 @@ fn load(emulator: &Emulator) -> Cuda {
 }
 
 #[test]
-fn no_two_batches_of_a_process_are_submitted_at_once() {
+fn copy_batches_of_a_process_are_serialised() {
     const THREADS: usize = 4;
     const LEN: usize = 1000;
     let emulator = Emulator::start();

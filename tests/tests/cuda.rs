@@ -25,7 +25,7 @@ fn last_device(bed: &Bed) -> Device {
 }
 
 #[test]
-fn events_and_streams_leave_a_thread_without_context_as_it_was() {
+fn events_and_streams_leave_no_context_current() {
     Bed::each(|bed| {
         let stream = last_device(bed).stream().unwrap();
         let event = stream.record().unwrap();
@@ -59,7 +59,7 @@ fn a_captured_stream_is_neither_waited_for_nor_destroyed() {
 }
 
 #[test]
-fn managed_memory_is_copied_where_the_host_may_not_touch_it() {
+fn managed_memory_copies_without_host_access() {
     for is_concurrent in [true, false] {
         let bed = Bed::emulated();
         let emulator = bed.emulator.as_ref().unwrap();
@@ -97,7 +97,7 @@ fn managed_memory_is_copied_where_the_host_may_not_touch_it() {
 }
 
 #[test]
-fn copying_and_filling_wait_until_the_bytes_are_there() {
+fn copy_and_fill_wait_for_their_bytes() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let mut buffer = bed.device.alloc(8).unwrap();
@@ -110,7 +110,7 @@ fn copying_and_filling_wait_until_the_bytes_are_there() {
 }
 
 #[test]
-fn events_with_timing_say_how_long_work_took() {
+fn timing_events_measure_elapsed_time() {
     Bed::each(|bed| {
         let stream = bed.device.stream().unwrap();
         let (start, end) = (bed.device.timing_event().unwrap(), bed.device.timing_event().unwrap());
@@ -126,7 +126,7 @@ fn events_with_timing_say_how_long_work_took() {
 }
 
 #[test]
-fn memory_of_another_library_is_transferred_and_given_back() {
+fn foreign_memory_is_transferred_and_returned_to_its_owner() {
     Bed::each(|bed| {
         let bytes = pattern(10_000);
         let file = FileHandle::register(&bed.driver, bed.file("data", &bytes)).unwrap();

@@ -50,8 +50,8 @@ fn while_held_back<T>(stream: &Stream, action: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn slices_and_views_are_read_into_and_written_from() {
-    each_with_libcuda("slices_and_views_are_read_into_and_written_from", |bed| {
+fn files_transfer_to_and_from_slices_and_views() {
+    each_with_libcuda("files_transfer_to_and_from_slices_and_views", |bed| {
         let bytes = pattern(LONG);
         let stream = stream_of(bed);
         let handle = register(bed, "handle", &bytes);
@@ -92,8 +92,8 @@ fn slices_and_views_are_read_into_and_written_from() {
 }
 
 #[test]
-fn a_transfer_waits_for_what_cudarc_has_submitted_to_any_stream() {
-    each_with_libcuda("a_transfer_waits_for_what_cudarc_has_submitted_to_any_stream", |bed| {
+fn transfers_wait_for_cudarc_work_on_any_stream() {
+    each_with_libcuda("transfers_wait_for_cudarc_work_on_any_stream", |bed| {
         let (stream, other) = (stream_of(bed), stream_of(bed));
         let mut slice = stream.alloc_zeros::<u8>(LONG).unwrap();
         let handle = register(bed, "handle", &[]);
@@ -120,8 +120,8 @@ fn a_transfer_waits_for_what_cudarc_has_submitted_to_any_stream() {
 }
 
 #[test]
-fn transfers_in_a_stream_of_cudarcs_keep_their_place_in_it() {
-    each_with_libcuda("transfers_in_a_stream_of_cudarcs_keep_their_place_in_it", |bed| {
+fn transfers_keep_their_order_in_a_cudarc_stream() {
+    each_with_libcuda("transfers_keep_their_order_in_a_cudarc_stream", |bed| {
         let file = open(bed, "placed");
         let handle = register(bed, "registered", &[]);
         let stream = stream_of(bed);
@@ -155,8 +155,8 @@ fn transfers_in_a_stream_of_cudarcs_keep_their_place_in_it() {
 }
 
 #[test]
-fn a_stream_lives_as_long_as_what_was_made_of_it() {
-    each_with_libcuda("a_stream_lives_as_long_as_what_was_made_of_it", |bed| {
+fn lent_streams_keep_the_cudarc_stream_alive() {
+    each_with_libcuda("lent_streams_keep_the_cudarc_stream_alive", |bed| {
         let stream = stream_of(bed);
         let lent = ours(bed, &stream);
         let weak = Arc::downgrade(&stream);
@@ -171,8 +171,8 @@ fn a_stream_lives_as_long_as_what_was_made_of_it() {
 }
 
 #[test]
-fn what_transfers_could_not_be_ordered_with_is_refused() {
-    each_with_libcuda("what_transfers_could_not_be_ordered_with_is_refused", |bed| {
+fn streams_that_cannot_be_ordered_are_refused() {
+    each_with_libcuda("streams_that_cannot_be_ordered_are_refused", |bed| {
         let primary = CudaContext::new(0).unwrap();
         let refused = |result: Result<(), Error>, why: &str| {
             let error = result.unwrap_err();
@@ -202,8 +202,8 @@ fn what_transfers_could_not_be_ordered_with_is_refused() {
 }
 
 #[test]
-fn any_thread_transfers_memory_of_any_gpu() {
-    each_with_libcuda("any_thread_transfers_memory_of_any_gpu", |bed| {
+fn any_thread_can_transfer_memory_of_any_gpu() {
+    each_with_libcuda("any_thread_can_transfer_memory_of_any_gpu", |bed| {
         let last = bed.driver.cuda().device_count().unwrap() - 1;
         if let Some(emulator) = &bed.emulator {
             assert!(last > 0);
@@ -228,8 +228,8 @@ fn any_thread_transfers_memory_of_any_gpu() {
 }
 
 #[test]
-fn a_failure_of_cudarcs_work_is_an_error() {
-    each_with_libcuda("a_failure_of_cudarcs_work_is_an_error", |bed| {
+fn failed_cudarc_work_is_an_error() {
+    each_with_libcuda("failed_cudarc_work_is_an_error", |bed| {
         let Some(emulator) = &bed.emulator else { return };
         let stream = stream_of(bed);
         let slice = stream.alloc_zeros::<u8>(512).unwrap();
@@ -245,8 +245,8 @@ fn a_failure_of_cudarcs_work_is_an_error() {
 }
 
 #[test]
-fn a_slice_can_be_registered_and_is_freed_after_that() {
-    each_with_libcuda("a_slice_can_be_registered_and_is_freed_after_that", |bed| {
+fn registered_slices_are_freed_after_deregistration() {
+    each_with_libcuda("registered_slices_are_freed_after_deregistration", |bed| {
         // Whether a real libcufile registers memory of CUDA's pools is its own affair.
         let Some(emulator) = &bed.emulator else { return };
         let bytes = pattern(8192);

@@ -61,7 +61,7 @@ fn fail(call: libc::c_long, fd: libc::c_int, errno: libc::c_int) -> io::Result<(
 }
 
 #[test]
-fn what_o_direct_refuses_goes_through_the_page_cache_and_later_reads_do_too() {
+fn refused_direct_reads_use_the_page_cache_from_then_on() {
     let bytes = pattern(LEN);
     for folder in folders() {
         let path = folder.path().join("file");
@@ -125,7 +125,7 @@ fn write_that_fails(folder: &Path, errno: libc::c_int) -> Option<(gpufile::Resul
 }
 
 #[test]
-fn errors_of_direct_writes_are_the_errors_of_the_write() {
+fn failed_direct_writes_fail_the_write() {
     for folder in folders() {
         for errno in [libc::ENOSPC, libc::EIO, libc::EDQUOT] {
             let Some((outcome, found, _)) = write_that_fails(folder.path(), errno) else { continue };
@@ -137,7 +137,7 @@ fn errors_of_direct_writes_are_the_errors_of_the_write() {
 }
 
 #[test]
-fn the_bytes_before_an_unaligned_end_that_fails_are_told() {
+fn errors_count_the_bytes_before_an_unaligned_end() {
     for folder in folders() {
         // One chunk, which ends in the middle of a block.
         const LEN: usize = 600_777;
@@ -166,7 +166,7 @@ fn the_bytes_before_an_unaligned_end_that_fails_are_told() {
 }
 
 #[test]
-fn direct_writes_that_are_refused_go_through_the_page_cache() {
+fn refused_direct_writes_go_through_the_page_cache() {
     for folder in folders() {
         for errno in [libc::EINVAL, libc::EOPNOTSUPP] {
             let Some((outcome, found, is_cached)) = write_that_fails(folder.path(), errno) else { continue };

@@ -18,7 +18,7 @@ fn open(emulator: &Emulator) -> Driver {
 }
 
 #[test]
-fn each_opening_counts_and_each_close_ends_one() {
+fn use_count_follows_open_and_close() {
     Bed::each(|bed| {
         let again = || match &bed.emulator {
             Some(emulator) => open(emulator),
@@ -38,7 +38,7 @@ fn each_opening_counts_and_each_close_ends_one() {
 }
 
 #[test]
-fn a_clone_is_the_same_opening_and_the_last_one_closes() {
+fn the_last_clone_closes_the_driver() {
     let emulator = Emulator::start();
     let driver = open(&emulator);
     let clones: Vec<_> = (0..4).map(|_| driver.clone()).collect();
@@ -50,7 +50,7 @@ fn a_clone_is_the_same_opening_and_the_last_one_closes() {
 }
 
 #[test]
-fn a_driver_in_use_comes_back_from_close() {
+fn closing_a_driver_in_use_returns_it() {
     let emulator = Emulator::start();
     let driver = open(&emulator);
     let file = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
@@ -65,7 +65,7 @@ fn a_driver_in_use_comes_back_from_close() {
 }
 
 #[test]
-fn a_close_that_fails_gives_the_driver_back_to_try_again() {
+fn failed_close_returns_the_driver() {
     let emulator = Emulator::start();
     let driver = open(&emulator);
     emulator.fault("cuFileDriverClose_v2", "err=5030");
@@ -84,7 +84,7 @@ fn a_close_that_fails_gives_the_driver_back_to_try_again() {
 }
 
 #[test]
-fn a_driver_that_does_not_open_leaves_nothing_open() {
+fn failed_open_leaves_nothing_open() {
     let emulator = Emulator::start();
     let (library, cuda) = libraries(&emulator);
     emulator.fault("cuFileDriverOpen", "cu=100");
@@ -95,7 +95,7 @@ fn a_driver_that_does_not_open_leaves_nothing_open() {
 }
 
 #[test]
-fn the_library_opens_a_closed_driver_implicitly_and_ours_counts_from_there() {
+fn use_count_includes_an_implicit_opening() {
     let emulator = Emulator::start();
     let (library, _) = libraries(&emulator);
     // SAFETY: an unknown buffer is an error; the call takes no pointer that it looks into.
@@ -108,7 +108,7 @@ fn the_library_opens_a_closed_driver_implicitly_and_ours_counts_from_there() {
 }
 
 #[test]
-fn without_a_device_nothing_is_opened() {
+fn the_driver_is_not_opened_without_a_device() {
     for version in ["1.15", "1.20"] {
         let emulator = Emulator::posing_as(version);
         emulator.control("gpus 0");
@@ -134,7 +134,7 @@ fn child(test: &str, role: &str, libraries: [(&str, &str); 3]) {
 const VARIABLES: [&str; 3] = ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"];
 
 #[test]
-fn what_is_missing_is_named_at_once() {
+fn errors_name_a_missing_library_at_once() {
     if let Ok(missing) = env::var(ROLE) {
         // A failure is not remembered: the second try says the same.
         for _ in 0..2 {
@@ -152,7 +152,7 @@ fn what_is_missing_is_named_at_once() {
     let path = emulator.path().to_str().unwrap();
     for missing in VARIABLES {
         let libraries = VARIABLES.map(|name| (name, if name == missing { "/nowhere/lib.so" } else { path }));
-        child("what_is_missing_is_named_at_once", missing, libraries);
+        child("errors_name_a_missing_library_at_once", missing, libraries);
     }
 }
 
@@ -172,8 +172,8 @@ fn the_default_libraries_are_found_by_their_variables() {
 }
 
 #[test]
-fn a_libcudart_newer_than_the_driver_is_passed_over() {
-    alone_with_libraries("a_libcudart_newer_than_the_driver_is_passed_over", |folder| {
+fn loading_skips_a_libcudart_newer_than_the_driver() {
+    alone_with_libraries("loading_skips_a_libcudart_newer_than_the_driver", |folder| {
         let newer = Emulator::at(&folder.join("libcudart.so.13"));
         newer.control("driver-version 12080");
         let older = Emulator::at(&folder.join("libcudart.so.12"));
@@ -204,7 +204,7 @@ fn a_libcudart_newer_than_the_driver_is_passed_over() {
 }
 
 #[test]
-fn what_a_closed_driver_needs_depends_on_the_call() {
+fn advice_for_a_closed_driver_depends_on_the_call() {
     let emulator = Emulator::start();
     let (library, cuda) = libraries(&emulator);
     emulator.fault("cuFileDriverOpen", "err=5001");
@@ -222,7 +222,7 @@ fn what_a_closed_driver_needs_depends_on_the_call() {
 }
 
 #[test]
-fn a_failed_allocation_names_its_bytes_and_gpu() {
+fn failed_allocations_name_their_bytes_and_gpu() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let second = bed.driver.cuda().device(1).unwrap();
@@ -251,7 +251,7 @@ unsafe extern "C" fn longer_properties(properties: *mut CUfileDrvProps_t) -> CUf
 }
 
 #[test]
-fn properties_of_a_newer_library_have_room() {
+fn the_properties_struct_has_room_for_newer_libraries() {
     let emulator = Emulator::start();
     // SAFETY: that writes no more than a newer libcufile might.
     let driver = unsafe { open_with(&emulator, |table| table.cuFileDriverGetProperties = longer_properties) };

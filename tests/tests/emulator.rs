@@ -235,7 +235,7 @@ mod exports {
     }
 
     #[test]
-    fn every_function_of_the_three_tables_is_there() {
+    fn the_emulator_exports_every_function() {
         let emulator = Emulator::start();
         // SAFETY: the emulator may be loaded by anyone.
         let library = unsafe { SharedLibrary::load_from(&search(), emulator.path()) }.unwrap();
@@ -269,7 +269,7 @@ mod exports {
     }
 
     #[test]
-    fn the_newest_version_is_the_one_it_is_unless_told_and_has_every_function() {
+    fn the_default_version_is_the_newest_with_every_function() {
         let (_, newest) = Emulator::VERSIONS[Emulator::VERSIONS.len() - 1];
         let mut reported = 0;
         assert_eq!(code(unsafe { (Emulator::start().cufile().cuFileGetVersion)(&mut reported) }), Ok(()));
@@ -288,7 +288,7 @@ mod exports {
     }
 
     #[test]
-    fn a_dropped_emulator_leaves_no_file_and_stays_callable() {
+    fn dropped_emulators_leave_no_file_and_stay_callable() {
         let emulator = Emulator::start();
         let path = emulator.path().to_owned();
         let cufile = emulator.cufile();
@@ -319,7 +319,7 @@ mod exports {
 
     #[test]
     #[should_panic(expected = "does not understand")]
-    fn an_unknown_command_is_the_tests_mistake() {
+    fn unknown_commands_panic() {
         Emulator::start().control("fault cuFileReed err=1");
     }
 }
@@ -328,7 +328,7 @@ mod faults {
     use super::*;
 
     #[test]
-    fn a_fault_skips_and_repeats_as_told() {
+    fn faults_skip_and_repeat_as_configured() {
         let rig = rig();
         rig.emulator.fault("cuFileDriverOpen", "after=1 times=2 err=5011 cu=46");
         assert_eq!(rig.open(), Ok(()));
@@ -339,7 +339,7 @@ mod faults {
     }
 
     #[test]
-    fn faults_of_one_function_count_the_same_calls() {
+    fn faults_of_one_function_share_one_count() {
         let rig = rig();
         rig.emulator.fault("cuFileDriverOpen", "err=5001");
         rig.emulator.fault("cuFileDriverOpen", "after=2 err=5003");
@@ -349,7 +349,7 @@ mod faults {
     }
 
     #[test]
-    fn cleared_faults_do_nothing() {
+    fn cleared_faults_have_no_effect() {
         let rig = rig();
         rig.emulator.fault("cudaMalloc", "err=2 times=all");
         rig.emulator.control("clear");
@@ -371,7 +371,7 @@ mod faults {
     }
 
     #[test]
-    fn a_transfer_fails_in_each_of_its_forms() {
+    fn transfers_can_fail_in_every_form() {
         let rig = rig();
         let file = file(&[7; 4096]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(4096));
@@ -387,7 +387,7 @@ mod faults {
     }
 
     #[test]
-    fn what_is_held_waits_until_it_is_released() {
+    fn held_operations_wait_until_released() {
         let rig = rig();
         let (stream, buffer) = (rig.stream(), rig.device(1));
         rig.emulator.fault("cudaMemsetAsync", "hold=1");
@@ -402,7 +402,7 @@ mod faults {
     }
 
     #[test]
-    fn a_delay_delays() {
+    fn delayed_operations_take_longer() {
         let rig = rig();
         rig.emulator.fault("cuFileDriverOpen", "delay_us=20000");
         let started = Instant::now();
@@ -427,7 +427,7 @@ mod memory {
     }
 
     #[test]
-    fn a_forked_child_is_refused() {
+    fn forked_children_are_refused() {
         let rig = rig();
         rig.device(1);
         let status = status_of_child(|| unsafe {
@@ -440,7 +440,7 @@ mod memory {
     }
 
     #[test]
-    fn copies_go_every_way_and_stay_inside_allocations() {
+    fn copies_in_every_direction_stay_inside_allocations() {
         let rig = rig();
         let (one, other) = (rig.device(1000), rig.device(1000));
         rig.fill(one, &[9; 1000]);
@@ -459,7 +459,7 @@ mod memory {
     }
 
     #[test]
-    fn freeing_takes_only_what_was_allocated() {
+    fn free_accepts_only_allocated_pointers() {
         let rig = rig();
         let free = |pointer| unsafe { (rig.cuda.cudaFree)(pointer) };
         let pointer = rig.device(100);
@@ -471,7 +471,7 @@ mod memory {
     }
 
     #[test]
-    fn freed_memory_is_refused_for_ever() {
+    fn freed_addresses_are_never_valid_again() {
         let rig = rig();
         let (file, stale) = (file(&[1; 10]), rig.device(10));
         let handle = rig.register(&file).unwrap();
@@ -499,7 +499,7 @@ mod memory {
     }
 
     #[test]
-    fn pointers_tell_what_they_are() {
+    fn pointer_attributes_name_type_and_device() {
         let rig = rig();
         let attributes = |pointer: *const c_void| unsafe {
             let mut attributes = std::mem::zeroed();
@@ -546,7 +546,7 @@ mod memory {
     }
 
     #[test]
-    fn two_and_three_dimensional_copies_move_their_box_only() {
+    fn multidimensional_copies_move_only_their_box() {
         let rig = rig();
         let pointer = rig.device(64);
         rig.fill(pointer, &[0; 64]);
@@ -580,8 +580,8 @@ mod memory {
     }
 
     #[test]
-    fn two_batched_copies_at_once_abort() {
-        aborts("memory::two_batched_copies_at_once_abort", "two cudaMemcpyBatchAsync", || {
+    fn concurrent_batched_copies_abort() {
+        aborts("memory::concurrent_batched_copies_abort", "two cudaMemcpyBatchAsync", || {
             let rig = rig();
             let batched = rig.cuda.cudaMemcpyBatchAsync.unwrap();
             cufile_tests::in_threads((0..4).map(|_| {
@@ -651,7 +651,7 @@ mod memory {
     }
 
     #[test]
-    fn mapped_memory_needs_rights_and_keeps_its_bytes_when_it_moves() {
+    fn mapped_memory_needs_access_and_keeps_bytes_when_remapped() {
         let rig = rig();
         let driver = &rig.driver;
         let size = 2 * MIB;
@@ -709,7 +709,7 @@ mod devices {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_gpu_says_so() {
+    fn calls_without_a_gpu_fail_with_no_device() {
         let rig = rig();
         rig.emulator.control("gpus 0");
         let mut count = 7;
@@ -731,7 +731,7 @@ mod devices {
     }
 
     #[test]
-    fn the_driver_needs_initialisation_and_a_context_for_each_thread() {
+    fn driver_calls_need_initialisation_and_a_current_context() {
         let rig = rig();
         let driver = &rig.driver;
         let (mut address, mut device) = (0, 7);
@@ -763,7 +763,7 @@ mod devices {
     }
 
     #[test]
-    fn errors_have_their_names_in_both_apis() {
+    fn errors_have_names_in_both_apis() {
         let rig = rig();
         unsafe {
             let name = CStr::from_ptr((rig.cuda.cudaGetErrorName)(INVALID));
@@ -829,7 +829,7 @@ mod streams {
     }
 
     #[test]
-    fn host_functions_and_memory_operations_take_their_turn() {
+    fn host_functions_and_memory_operations_run_in_stream_order() {
         unsafe extern "C" fn note(data: *mut c_void) {
             unsafe { &*data.cast::<AtomicBool>() }.store(true, Ordering::SeqCst);
         }
@@ -858,7 +858,7 @@ mod streams {
     }
 
     #[test]
-    fn memory_freed_in_a_stream_lasts_until_its_turn() {
+    fn stream_ordered_free_waits_for_earlier_work() {
         let rig = rig();
         let stream = rig.stream();
         let mut pointer = null_mut();
@@ -875,7 +875,7 @@ mod streams {
     }
 
     #[test]
-    fn a_copy_from_unregistered_memory_is_done_when_the_call_returns() {
+    fn copies_from_unregistered_memory_finish_before_returning() {
         let rig = rig();
         let (stream, pointer) = (rig.stream(), rig.device(4));
         rig.emulator.fault("cudaMemcpyAsync", "delay_us=10000");
@@ -896,7 +896,7 @@ mod driver_and_parameters {
     use CUFileStringConfigParameter_t as Text;
 
     #[test]
-    fn opening_counts_and_closing_too_often_is_5001() {
+    fn closing_more_often_than_opening_returns_5001() {
         let rig = rig();
         assert_eq!(rig.close(), Err(5001));
         assert_eq!((rig.open(), rig.open(), rig.use_count()), (Ok(()), Ok(()), 2));
@@ -916,7 +916,7 @@ mod driver_and_parameters {
     }
 
     #[test]
-    fn parameters_have_limits_that_nobody_checks_and_end_with_opening() {
+    fn parameter_limits_are_unchecked_and_opening_locks_parameters() {
         let rig = rig();
         let get = |param| {
             let mut value = 0;
@@ -983,7 +983,7 @@ mod driver_and_parameters {
     }
 
     #[test]
-    fn properties_follow_what_was_set_and_old_versions_have_old_codes() {
+    fn properties_follow_settings_as_in_each_version() {
         let rig = rig();
         let properties = |rig: &Rig| unsafe {
             let mut properties: CUfileDrvProps_t = std::mem::zeroed();
@@ -1015,7 +1015,7 @@ mod driver_and_parameters {
     }
 
     #[test]
-    fn old_versions_forget_parameters_when_asked_until_they_open() {
+    fn old_versions_reset_parameters_when_properties_are_read() {
         const SIZE: CUFileSizeTConfigParameter_t =
             CUFileSizeTConfigParameter_t::CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB;
         for (version, forgets) in [("1.14", true), ("1.16", true), ("1.17", false), ("1.20", false)] {
@@ -1042,7 +1042,7 @@ mod driver_and_parameters {
     }
 
     #[test]
-    fn machine_questions_have_answers() {
+    fn topology_and_p2p_calls_return_fixed_values() {
         let rig = rig();
         let mut size = 0;
         let bar = rig.cufile.cuFileGetBARSizeInKB.unwrap();
@@ -1115,7 +1115,7 @@ mod files {
     }
 
     #[test]
-    fn buffers_are_registered_by_the_rules() {
+    fn buffer_registration_follows_libcufile() {
         let rig = rig();
         let deregister = |base| code(unsafe { (rig.cufile.cuFileBufDeregister)(base) });
         let buffer = rig.device(8192);
@@ -1154,7 +1154,7 @@ mod transfers {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back_at_any_offset() {
+    fn written_bytes_are_read_back_at_any_offset() {
         let rig = rig();
         let file = file(b"");
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(10_000));
@@ -1171,7 +1171,7 @@ mod transfers {
     }
 
     #[test]
-    fn the_end_of_the_file_makes_a_read_short() {
+    fn reads_are_short_at_the_end_of_the_file() {
         let rig = rig();
         let file = file(&[1; 100]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(200));
@@ -1180,7 +1180,7 @@ mod transfers {
     }
 
     #[test]
-    fn errno_is_left_over_after_success() {
+    fn successful_calls_leave_a_stale_errno() {
         let rig = rig();
         let file = file(&[1; 10]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(10));
@@ -1188,7 +1188,7 @@ mod transfers {
     }
 
     #[test]
-    fn each_mistake_has_its_errno() {
+    fn each_wrong_argument_has_its_errno() {
         let rig = rig();
         let path = tempfile::NamedTempFile::new().unwrap();
         let read_only = File::open(path.path()).unwrap();
@@ -1222,7 +1222,7 @@ mod transfers {
     }
 
     #[test]
-    fn a_required_context_is_missed() {
+    fn transfers_without_a_required_context_fail() {
         let rig = rig();
         rig.emulator.control("require-context 1");
         let file = file(&[1; 10]);
@@ -1261,7 +1261,7 @@ mod unaligned_writes {
     }
 
     #[test]
-    fn an_unaligned_write_changes_its_own_bytes_alone() {
+    fn unaligned_writes_change_only_their_bytes() {
         let contents: Vec<u8> = (0..20_000).map(|index| (index % 7) as u8).collect();
         for at in [0, 1, 4095, 4096, 8000, 16_384, 19_000, 25_000] {
             for length in [1, 4095, 4096, 4097, 8192, 12_289] {
@@ -1278,7 +1278,7 @@ mod unaligned_writes {
     }
 
     #[test]
-    fn short_and_failed_unaligned_writes_tell_their_bytes() {
+    fn unaligned_writes_report_short_counts_and_failures() {
         let rig = rig();
         let Some(target) = target(&rig, &[1; 9000]) else { return };
         rig.emulator.fault("cuFileWrite", "short=5000");
@@ -1309,7 +1309,7 @@ mod unaligned_writes {
     }
 
     #[test]
-    fn unaligned_writes_of_one_block_at_once_lose_bytes() {
+    fn concurrent_unaligned_writes_to_one_block_lose_bytes() {
         let rig = rig();
         let lost = loses_a_neighbour(&rig, |target, at| {
             assert_eq!(rig.write(target.handle, target.buffer, 2048, (at, 0)).0, 2048);
@@ -1318,7 +1318,7 @@ mod unaligned_writes {
     }
 
     #[test]
-    fn unaligned_batch_entries_of_one_block_at_once_lose_bytes() {
+    fn concurrent_unaligned_batch_entries_in_one_block_lose_bytes() {
         let rig = rig();
         let lost = loses_a_neighbour(&rig, |target, at| {
             let batch = rig.set_up(1).unwrap();
@@ -1334,7 +1334,7 @@ mod unaligned_writes {
     }
 
     #[test]
-    fn unaligned_stream_writes_of_one_block_at_once_lose_bytes() {
+    fn concurrent_unaligned_stream_writes_to_one_block_lose_bytes() {
         let rig = rig();
         let lost = loses_a_neighbour(&rig, |target, at| {
             let stream = rig.stream();
@@ -1433,7 +1433,7 @@ mod stream_ordered {
     }
 
     #[test]
-    fn failures_come_with_the_bytes() {
+    fn stream_failures_arrive_in_the_byte_count() {
         let rig = rig();
         let file = file(&[1; 100]);
         let (handle, buffer, stream) = (rig.register(&file).unwrap(), rig.device(50), rig.stream());
@@ -1474,7 +1474,7 @@ mod batches {
     const COMPLETE: CUfileStatus_t = CUfileStatus_t::CUFILE_COMPLETE;
 
     #[test]
-    fn a_batch_has_the_size_that_its_version_allows() {
+    fn batch_size_is_limited_by_the_version() {
         let rig = rig();
         let sizes = [0, 1, 128, 129, 4096].map(|entries| rig.set_up(entries).err());
         assert_eq!(sizes, [Some(5022), None, None, Some(5022), Some(5022)]);
@@ -1483,7 +1483,7 @@ mod batches {
     }
 
     #[test]
-    fn an_entry_above_16_mib_comes_back_short_and_complete() {
+    fn entries_above_16_mib_complete_short() {
         let rig = rig();
         let file = file(b"");
         file.set_len(20 * MIB as u64).unwrap();
@@ -1495,7 +1495,7 @@ mod batches {
     }
 
     #[test]
-    fn entries_complete_once_each_and_backwards_if_told() {
+    fn entries_complete_once_in_either_order() {
         let rig = rig();
         let file = file(&[1; 64]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(64));
@@ -1512,7 +1512,7 @@ mod batches {
     }
 
     #[test]
-    fn polling_times_out_with_what_there_is() {
+    fn polling_times_out_with_partial_results() {
         let rig = rig();
         let file = file(&[1; 64]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(64));
@@ -1527,7 +1527,7 @@ mod batches {
     }
 
     #[test]
-    fn entries_fail_by_themselves_or_as_told() {
+    fn entries_fail_on_their_own_or_by_fault() {
         let rig = rig();
         let file = file(&[1; 64]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(64));
@@ -1546,7 +1546,7 @@ mod batches {
     }
 
     #[test]
-    fn a_cancelled_batch_reports_nothing_more() {
+    fn cancelled_batches_report_no_events() {
         let rig = rig();
         let file = file(&[1; 64]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(64));
@@ -1605,7 +1605,7 @@ mod statistics {
     }
 
     #[test]
-    fn the_higher_levels_shift_with_the_first_and_leave_parts_unwritten() {
+    fn higher_levels_follow_the_first_and_stay_partly_unwritten() {
         let rig = older("1.18");
         collecting(&rig, 3);
         let get = rig.cufile.cuFileGetStatsL3.unwrap();
@@ -1626,7 +1626,7 @@ mod statistics {
     }
 
     #[test]
-    fn a_level_counts_and_a_stop_ends_that_and_clears_the_counters() {
+    fn stop_ends_counting_and_clears_the_counters() {
         let rig = rig();
         let level_1 = || unsafe {
             let mut found: CUfileStatsLevel1_t = std::mem::zeroed();

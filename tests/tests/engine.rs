@@ -28,7 +28,7 @@ fn emulator(bed: &Bed) -> &Emulator {
 }
 
 #[test]
-fn the_first_failure_is_reported_with_what_was_transferred_without_a_gap_before_it() {
+fn errors_count_the_bytes_before_the_first_failure() {
     let bed = Bed::emulated();
     let emulator = emulator(&bed);
     let bytes = pattern(LONG);
@@ -69,7 +69,7 @@ fn the_first_failure_is_reported_with_what_was_transferred_without_a_gap_before_
 }
 
 #[test]
-fn a_failure_is_reported_when_nothing_is_under_way_any_more() {
+fn failures_are_returned_after_all_copies_have_ended() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(8 * MIB));
     let engine = engine(&bed).threads(4).bounce_buffer_bytes(MIB).chunk_bytes(MIB).build();
@@ -86,7 +86,7 @@ fn a_failure_is_reported_when_nothing_is_under_way_any_more() {
 }
 
 #[test]
-fn lanes_that_could_not_be_made_keep_no_one_waiting_later() {
+fn later_transfers_succeed_after_failed_lane_creation() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(LONG));
     // Room for one lane, which must be given back when it cannot be made.
@@ -107,7 +107,7 @@ fn lanes_that_could_not_be_made_keep_no_one_waiting_later() {
 }
 
 #[test]
-fn what_cannot_be_read_says_why_and_moves_nothing() {
+fn unreadable_files_return_errno_and_move_no_bytes() {
     Bed::each(|bed| {
         let engine = engine(bed).policy(RoutePolicy::PosixOnly).build();
         let read = OpenOptions::new().read(true).engine(&engine);
@@ -125,7 +125,7 @@ fn what_cannot_be_read_says_why_and_moves_nothing() {
 }
 
 #[test]
-fn a_file_that_is_cut_off_meanwhile_is_read_short_and_right_up_to_its_new_end() {
+fn reads_of_a_shrinking_file_end_at_the_new_end() {
     let bytes = pattern(LONG);
     for folder in folders() {
         let bed = Bed::emulated();
@@ -192,7 +192,7 @@ fn several_engines_read_and_write_the_same_files_at_once() {
 }
 
 #[test]
-fn many_threads_that_read_and_write_parts_of_one_file_all_come_to_an_end() {
+fn threads_that_share_one_file_all_finish() {
     const PART: usize = 3 * MIB / 2 + 77;
     Bed::each(|bed| {
         for folder in folders() {
@@ -226,7 +226,7 @@ fn many_threads_that_read_and_write_parts_of_one_file_all_come_to_an_end() {
 }
 
 #[test]
-fn bounce_buffers_take_no_more_memory_than_they_may_however_many_threads_want_some() {
+fn bounce_buffers_respect_the_memory_limit_with_many_threads() {
     const KIB: usize = 1 << 10;
     for (bounce, most) in [(4 * KIB, 1), (64 * KIB, 1), (MIB, 1), (MIB, 8 * MIB), (64 * KIB, MIB)] {
         let bed = Bed::emulated();
@@ -303,7 +303,7 @@ fn released_buffers_are_freed_and_later_transfers_get_new_ones() {
 }
 
 #[test]
-fn plans_of_very_many_ranges_are_not_kept_for_ever() {
+fn plans_of_many_ranges_are_not_kept() {
     const COUNT: usize = 100_000;
     const MOST: usize = 4 * MIB;
     let bed = Bed::emulated();
@@ -331,7 +331,7 @@ fn plans_of_very_many_ranges_are_not_kept_for_ever() {
 }
 
 #[test]
-fn gpus_used_in_turn_share_the_bounce_buffers_there_are() {
+fn gpus_used_in_turn_share_existing_bounce_buffers() {
     let emulator = Emulator::start();
     emulator.control("gpus 4");
     let bed = Bed::on(emulator);
@@ -361,7 +361,7 @@ fn gpus_used_in_turn_share_the_bounce_buffers_there_are() {
 }
 
 #[test]
-fn a_lane_that_is_taken_apart_keeps_no_other_waiting() {
+fn transfers_do_not_wait_while_a_lane_is_destroyed() {
     let emulator = Emulator::start();
     emulator.control("gpus 3");
     let bed = Bed::on(emulator);
@@ -389,7 +389,7 @@ fn a_lane_that_is_taken_apart_keeps_no_other_waiting() {
 }
 
 #[test]
-fn small_reads_pass_workers_that_never_rest() {
+fn small_reads_progress_beside_long_reads() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(LONG));
     // Room for one lane, which the worker always has a next chunk for.
@@ -439,8 +439,8 @@ fn soon(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn threads_are_started_when_needed_and_nothing_is_left_when_the_engine_is_gone() {
-    alone("threads_are_started_when_needed_and_nothing_is_left_when_the_engine_is_gone", || {
+fn engine_starts_threads_on_demand_and_leaves_nothing() {
+    alone("engine_starts_threads_on_demand_and_leaves_nothing", || {
         let emulator = Emulator::start();
         let folder = tempfile::tempdir().unwrap();
         for leaves_by_waker in [false, true] {
@@ -531,7 +531,7 @@ fn by_cufile(bed: &Bed, engine: &Engine, path: &Path) -> File {
 }
 
 #[test]
-fn a_large_transfer_by_cufile_is_shared_by_the_workers() {
+fn workers_share_a_large_cufile_transfer() {
     let bytes = pattern(8 * MIB);
     for folder in folders() {
         let bed = Bed::emulated();
@@ -560,7 +560,7 @@ fn a_large_transfer_by_cufile_is_shared_by_the_workers() {
 }
 
 #[test]
-fn transfers_below_the_threshold_of_a_direct_path_go_by_host_memory() {
+fn small_transfers_go_through_host_memory() {
     for folder in folders() {
         let bed = Bed::emulated();
         let emulator = emulator(&bed);
@@ -586,7 +586,7 @@ fn transfers_below_the_threshold_of_a_direct_path_go_by_host_memory() {
 }
 
 #[test]
-fn a_failure_of_the_direct_path_keeps_the_bytes_before_it() {
+fn direct_route_failures_keep_the_bytes_before() {
     let bed = Bed::emulated();
     let bytes = pattern(8 * MIB);
     bed.file("data", &bytes);
@@ -612,8 +612,8 @@ fn processor_time() -> Duration {
 }
 
 #[test]
-fn what_the_kernel_makes_up_is_read_in_order() {
-    alone("what_the_kernel_makes_up_is_read_in_order", || {
+fn files_generated_by_the_kernel_are_read_in_order() {
+    alone("files_generated_by_the_kernel_are_read_in_order", || {
         // To begin in its middle costs as much as to read what comes before.
         let path = "/proc/kallsyms";
         let start = processor_time();
@@ -636,7 +636,7 @@ fn what_the_kernel_makes_up_is_read_in_order() {
 }
 
 #[test]
-fn transfers_go_on_while_a_stream_is_captured_elsewhere() {
+fn transfers_continue_during_a_stream_capture_elsewhere() {
     let bed = Bed::emulated();
     let bytes = pattern(LONG);
     bed.file("data", &bytes);

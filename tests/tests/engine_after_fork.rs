@@ -35,7 +35,7 @@ fn read_two(file: &File) {
 
 // One test, because a fork copies whatever other tests are doing.
 #[test]
-fn a_child_reads_and_writes_by_an_engine_of_its_own_and_the_parent_goes_on() {
+fn engines_work_in_a_forked_child_and_its_parent() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = pattern(LONG);
     let engine = Engine::builder().threads(3).build();

@@ -81,7 +81,7 @@ fn differs(found: &[u8], expected: &[u8]) -> Option<usize> {
 }
 
 #[test]
-fn saved_tensors_that_share_blocks_are_whole() {
+fn saved_tensors_that_share_blocks_keep_their_bytes() {
     let bed = bed();
     let lengths: Vec<u64> = (0..16).map(|number| [512 << 10, 2002][number % 2]).collect();
     let bytes: Vec<_> = lengths.iter().map(|length| pattern(*length as usize)).collect();
@@ -118,7 +118,7 @@ fn saved_tensors_that_share_blocks_are_whole() {
 }
 
 #[test]
-fn many_ranges_of_one_buffer_that_share_blocks_are_whole() {
+fn ranges_that_share_blocks_keep_their_bytes() {
     let bed = bed();
     let bytes = pattern(3 << 20);
     let buffer = on_device(&bed, &bytes);
@@ -144,7 +144,7 @@ fn many_ranges_of_one_buffer_that_share_blocks_are_whole() {
 }
 
 #[test]
-fn host_and_device_memory_meet_in_blocks_unharmed() {
+fn host_and_device_writes_to_one_block_keep_bytes() {
     let bed = bed();
     let bytes = pattern(3 << 20);
     let buffer = on_device(&bed, &bytes);
@@ -177,7 +177,7 @@ fn host_and_device_memory_meet_in_blocks_unharmed() {
 }
 
 #[test]
-fn calls_that_meet_in_a_block_keep_their_neighbours() {
+fn concurrent_calls_in_one_block_keep_neighbouring_bytes() {
     const PARTS: usize = 24;
     let bed = bed();
     let engine = builder(&bed, 4).gds_threshold_bytes(0).build();
@@ -207,7 +207,7 @@ fn calls_that_meet_in_a_block_keep_their_neighbours() {
 }
 
 #[test]
-fn overlapping_writes_leave_bytes_of_one_of_them() {
+fn overlapping_writes_leave_one_writers_bytes() {
     const LEN: usize = 5 * BLOCK;
     let bed = bed();
     let engine = builder(&bed, 4).gds_threshold_bytes(0).build();
@@ -256,14 +256,14 @@ fn neighbours_of_two_engines_are_whole(bed: &Bed, engines: impl Fn() -> [Engine;
 }
 
 #[test]
-fn files_of_two_engines_meet_in_blocks_unharmed() {
+fn two_engines_writing_to_one_block_keep_bytes() {
     let bed = bed();
     neighbours_of_two_engines_are_whole(&bed, || [4, 2].map(|threads| own_engine(&bed, threads)));
 }
 
 #[test]
-fn engines_of_a_forked_child_share_blocks_too() {
-    alone("engines_of_a_forked_child_share_blocks_too", || {
+fn engines_of_a_forked_child_serialise_shared_blocks() {
+    alone("engines_of_a_forked_child_serialise_shared_blocks", || {
         // The parent writes, but has no CUDA.
         let inherited = Engine::builder().gds_threshold_bytes(0).build();
         open(&inherited, tempfile::NamedTempFile::new().unwrap().path()).write_all_at(&[1][..], 0).unwrap();

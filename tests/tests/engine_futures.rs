@@ -81,7 +81,7 @@ fn poll_once<B>(future: &mut IoFuture<B>, function: impl FnOnce() + Send + 'stat
 }
 
 #[test]
-fn transfers_awaited_in_any_order_give_their_bytes_and_buffers() {
+fn futures_can_be_awaited_in_any_order() {
     Bed::each(|bed| {
         let bytes = pattern(LONG);
         let file = open(&engine(bed).threads(3).build(), &bed.path("data"));
@@ -103,7 +103,7 @@ fn transfers_awaited_in_any_order_give_their_bytes_and_buffers() {
 }
 
 #[test]
-fn a_transfer_that_fails_or_never_begins_gives_the_buffer_back_with_the_error() {
+fn failed_futures_return_the_buffer_with_the_error() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(LONG));
     let file = open(&engine(&bed).chunk_bytes(MIB).bounce_buffer_bytes(MIB).build(), &bed.path("data"));
@@ -133,7 +133,7 @@ fn soon(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn dropping_a_read_returns_at_once_and_reads_no_more() {
+fn dropped_reads_return_at_once_and_stop() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("long", &[]).set_len(64 * MIB as u64).unwrap();
@@ -157,7 +157,7 @@ fn dropping_a_read_returns_at_once_and_reads_no_more() {
 }
 
 #[test]
-fn a_dropped_transfer_keeps_its_engine_until_it_ends() {
+fn dropped_transfers_keep_the_engine_until_they_end() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(2 * MIB));
@@ -181,7 +181,7 @@ fn a_dropped_transfer_keeps_its_engine_until_it_ends() {
 }
 
 #[test]
-fn a_buffer_that_panics_when_dropped_harms_no_worker() {
+fn workers_survive_a_buffer_that_panics_when_dropped() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(2 * MIB));
@@ -201,7 +201,7 @@ fn a_buffer_that_panics_when_dropped_harms_no_worker() {
 }
 
 #[test]
-fn cancelling_waits_for_what_was_begun_and_returns_the_buffer() {
+fn cancelling_waits_for_chunks_in_flight_and_returns_the_buffer() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(32 * MIB);
@@ -243,7 +243,7 @@ fn cancelling_waits_for_what_was_begun_and_returns_the_buffer() {
 }
 
 #[test]
-fn a_dropped_write_is_completed_and_forgetting_leaves_a_transfer_its_buffer() {
+fn dropped_writes_complete_and_forgotten_transfers_keep_their_buffer() {
     let bed = Bed::emulated();
     let bytes = pattern(2 * MIB);
     bed.file("data", &bytes);
@@ -275,7 +275,7 @@ fn a_dropped_write_is_completed_and_forgetting_leaves_a_transfer_its_buffer() {
 }
 
 #[test]
-fn a_transfer_may_be_waited_for_by_another_thread_and_polled_with_another_waker() {
+fn futures_accept_another_thread_and_another_waker() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(2 * MIB));
     let file = open(&engine(&bed).build(), &bed.path("data"));
@@ -298,7 +298,7 @@ fn a_transfer_may_be_waited_for_by_another_thread_and_polled_with_another_waker(
 }
 
 #[test]
-fn a_waker_may_use_the_engine_on_whose_worker_it_is_called() {
+fn wakers_can_use_the_engine_that_calls_them() {
     Bed::each(|bed| {
         let bytes = pattern(4 * MIB);
         bed.file("data", &bytes);
@@ -356,7 +356,7 @@ impl Drop for Payload {
 }
 
 #[test]
-fn a_waker_that_panics_harms_no_other_transfer() {
+fn panicking_wakers_do_not_affect_other_transfers() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(2 * MIB));
     let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
@@ -373,7 +373,7 @@ fn a_waker_that_panics_harms_no_other_transfer() {
 }
 
 #[test]
-fn thousands_of_small_transfers_may_be_under_way_at_once() {
+fn thousands_of_small_transfers_can_be_in_flight() {
     const COUNT: usize = 4000;
     Bed::each(|bed| {
         let bytes = pattern(COUNT * 4096);
@@ -411,7 +411,7 @@ fn thousands_of_small_transfers_may_be_under_way_at_once() {
 }
 
 #[test]
-fn a_waker_need_not_wait_for_the_rest_of_another_transfer() {
+fn wakers_do_not_wait_for_another_transfer() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(MIB));
@@ -446,7 +446,7 @@ fn a_waker_need_not_wait_for_the_rest_of_another_transfer() {
 }
 
 #[test]
-fn long_writes_of_new_files_leave_others_their_turns() {
+fn long_writes_do_not_block_other_transfers() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(2 * MIB));
@@ -490,7 +490,7 @@ fn long_writes_of_new_files_leave_others_their_turns() {
 }
 
 #[test]
-fn workers_may_drop_the_last_references_to_each_others_engines() {
+fn workers_can_drop_the_last_reference_to_another_engine() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(MIB));
     let [one, two] = [0; 2].map(|_| open(&engine(&bed).threads(1).build(), &bed.path("data")));
@@ -519,7 +519,7 @@ fn workers_may_drop_the_last_references_to_each_others_engines() {
 }
 
 #[test]
-fn a_transfer_is_not_kept_waiting_when_there_are_fewer_buffers_than_workers() {
+fn no_transfer_starves_with_fewer_buffers_than_workers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data");
     fs::write(&path, pattern(MIB)).unwrap();

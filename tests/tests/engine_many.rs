@@ -31,7 +31,7 @@ fn entry(result: gpufile::Result<()>) -> (usize, Error) {
 }
 
 #[test]
-fn ranges_that_overlap_in_memory_are_refused_and_nothing_is_read() {
+fn reads_into_overlapping_memory_are_refused() {
     Bed::each(|bed| {
         let bytes = pattern(100_000);
         bed.file("data", &bytes);
@@ -65,7 +65,7 @@ fn ranges_that_overlap_in_memory_are_refused_and_nothing_is_read() {
 }
 
 #[test]
-fn overlaps_among_very_many_ranges_are_refused_too() {
+fn overlaps_among_very_many_ranges_are_refused() {
     let bed = Bed::emulated();
     let count = 40_000;
     bed.file("data", &pattern(count));
@@ -96,7 +96,7 @@ fn overlaps_among_very_many_ranges_are_refused_too() {
 }
 
 #[test]
-fn a_range_beyond_the_buffer_or_beyond_all_files_is_refused_and_nothing_moves() {
+fn ranges_out_of_bounds_are_refused_before_any_transfer() {
     Bed::each(|bed| {
         let contents = pattern(1000);
         bed.file("data", &contents);
@@ -129,7 +129,7 @@ fn a_range_beyond_the_buffer_or_beyond_all_files_is_refused_and_nothing_moves() 
 }
 
 #[test]
-fn the_end_of_a_file_inside_of_an_entry_names_the_entry_and_its_bytes_before() {
+fn end_of_file_error_names_the_entry_and_its_bytes() {
     Bed::each(|bed| {
         let (long, short) = (pattern(100_000), pattern(5000));
         bed.file("long", &long);
@@ -156,7 +156,7 @@ fn the_end_of_a_file_inside_of_an_entry_names_the_entry_and_its_bytes_before() {
 }
 
 #[test]
-fn the_bytes_said_to_be_read_before_a_failure_were_read_whatever_the_order_of_work() {
+fn errors_count_only_bytes_that_were_read() {
     let bed = Bed::emulated();
     bed.file("empty", b"");
     // Ordered by memory, which is not the order of the list, parts of the first range are read last.
@@ -170,7 +170,7 @@ fn the_bytes_said_to_be_read_before_a_failure_were_read_whatever_the_order_of_wo
 }
 
 #[test]
-fn requests_may_mix_files_engines_memories_and_empty_buffers() {
+fn requests_can_mix_files_engines_and_memory() {
     Bed::each(|bed| {
         let bytes = pattern(3 << 20);
         bed.file("data", &bytes);
@@ -207,7 +207,7 @@ fn requests_may_mix_files_engines_memories_and_empty_buffers() {
 }
 
 #[test]
-fn ranges_of_no_bytes_are_no_reason_to_panic_even_if_cuda_fails() {
+fn empty_ranges_do_not_panic_when_cuda_fails() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(1000));
     for function in ["cudaStreamCreateWithFlags", "cudaHostAlloc"] {
@@ -242,7 +242,7 @@ fn copies(bed: &Bed, work: impl FnOnce()) -> (i64, i64) {
 }
 
 #[test]
-fn memory_that_is_contiguous_in_another_order_takes_one_copy_and_scattered_memory_one_call() {
+fn contiguous_memory_takes_one_copy_and_scattered_one_call() {
     let bytes = pattern(1 << 20);
     for cuda in [13000, 12080] {
         let emulator = Emulator::start();
@@ -270,7 +270,7 @@ fn memory_that_is_contiguous_in_another_order_takes_one_copy_and_scattered_memor
 }
 
 #[test]
-fn small_ranges_by_o_direct_have_room_however_many_there_are() {
+fn many_small_direct_ranges_fit_into_bounce_buffers() {
     for folder in folders() {
         Bed::each(|bed| {
             let path = folder.path().join(if bed.is_real() { "real" } else { "emulated" });
@@ -300,7 +300,7 @@ fn small_ranges_by_o_direct_have_room_however_many_there_are() {
 }
 
 #[test]
-fn ranges_of_no_bytes_leave_a_file_as_long_as_it_is() {
+fn empty_ranges_do_not_change_the_file_length() {
     Bed::each(|bed| {
         let engine = engine(bed).build();
         let bytes = pattern(3 << 20);

@@ -29,7 +29,7 @@ fn processor_time(clock: libc::clockid_t) -> Duration {
 }
 
 #[test]
-fn waiting_takes_little_of_a_shared_processor() {
+fn waiting_uses_little_processor_time() {
     stay_on_one_processor();
     let bed = Bed::emulated();
     bed.file("data", &pattern(LEN));

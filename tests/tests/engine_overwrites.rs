@@ -49,7 +49,7 @@ fn each(test: impl Fn(&Path, &dyn Fn(&File, &[u8], u64) -> gpufile::Result<()>, 
 }
 
 #[test]
-fn a_file_cut_off_while_it_is_overwritten_ends_as_after_plain_writes() {
+fn overwrites_of_a_shrinking_file_match_plain_writes() {
     let (old, new) = (pattern(LONG), other(&pattern(LONG)));
     each(|path, write, engine| {
         fs::write(path, &old).unwrap();
@@ -81,7 +81,7 @@ fn a_file_cut_off_while_it_is_overwritten_ends_as_after_plain_writes() {
 }
 
 #[test]
-fn a_file_that_grows_while_it_is_overwritten_keeps_both() {
+fn overwriting_keeps_bytes_appended_by_others() {
     let (old, new) = (pattern(LONG), other(&pattern(LONG)));
     each(|path, write, engine| {
         fs::write(path, &old).unwrap();
@@ -112,7 +112,7 @@ fn a_file_that_grows_while_it_is_overwritten_keeps_both() {
 }
 
 #[test]
-fn overlapping_writes_of_many_threads_leave_bytes_of_one_or_the_other() {
+fn overlapping_writes_of_threads_leave_one_writers_bytes() {
     let (old, new) = (pattern(LONG), other(&pattern(LONG)));
     each(|path, _, engine| {
         fs::write(path, &old).unwrap();
@@ -129,7 +129,7 @@ fn overlapping_writes_of_many_threads_leave_bytes_of_one_or_the_other() {
 }
 
 #[test]
-fn a_hole_that_is_written_into_keeps_zeros_around() {
+fn writes_into_a_hole_keep_zeros_around() {
     let bytes = pattern(2 * MIB);
     each(|path, write, engine| {
         let file = open(engine, path);
@@ -184,7 +184,7 @@ fn next_event(events: &mut fs::File) -> bool {
 }
 
 #[test]
-fn who_watches_a_file_finds_all_bytes_of_an_overwrite_at_the_last_event() {
+fn the_last_inotify_event_follows_all_overwritten_bytes() {
     let (old, new) = (pattern(LONG), other(&pattern(LONG)));
     each(|path, write, engine| {
         fs::write(path, &old).unwrap();
@@ -211,7 +211,7 @@ fn who_watches_a_file_finds_all_bytes_of_an_overwrite_at_the_last_event() {
 }
 
 #[test]
-fn a_long_write_to_what_is_open_for_reading_only_fails_and_changes_nothing() {
+fn long_writes_to_read_only_files_change_nothing() {
     let bytes = pattern(LONG);
     each(|path, write, engine| {
         fs::write(path, &bytes).unwrap();
@@ -241,8 +241,8 @@ fn check_failed_write(path: &Path, error: &gpufile::Error, before: &[u8], bytes:
 }
 
 #[test]
-fn a_write_beyond_the_largest_file_allowed_leaves_the_bytes_that_fit() {
-    alone("a_write_beyond_the_largest_file_allowed_leaves_the_bytes_that_fit", || {
+fn writes_beyond_the_file_size_limit_keep_bytes_that_fit() {
+    alone("writes_beyond_the_file_size_limit_keep_bytes_that_fit", || {
         const LIMIT: usize = 3 * MIB + 123;
         let limit = libc::rlimit { rlim_cur: LIMIT as libc::rlim_t, rlim_max: libc::RLIM_INFINITY };
         let bytes = pattern(LONG);
@@ -291,7 +291,7 @@ fn mount_small_tmpfs(folder: &Path) -> bool {
 }
 
 #[test]
-fn a_full_file_system_ends_writes_with_the_bytes_that_fit_and_without_a_signal() {
+fn writes_to_a_full_file_system_keep_bytes_that_fit() {
     let folder = tempfile::tempdir().unwrap();
     let test = || {
         if !mount_small_tmpfs(folder.path()) {
@@ -332,7 +332,7 @@ fn a_full_file_system_ends_writes_with_the_bytes_that_fit_and_without_a_signal()
 }
 
 #[test]
-fn what_the_disk_has_already_is_overwritten_like_anything_else() {
+fn synced_files_are_overwritten_correctly() {
     let (old, new) = (pattern(LONG), other(&pattern(LONG)));
     each(|path, write, engine| {
         fs::write(path, &old).unwrap();
@@ -354,7 +354,7 @@ fn what_the_disk_has_already_is_overwritten_like_anything_else() {
 }
 
 #[test]
-fn refused_ranges_leave_the_file_as_it_is() {
+fn refused_ranges_do_not_change_the_file() {
     Bed::each(|bed| {
         let file = open(&engine(bed), &bed.path("data"));
         let good = IoRange { file_offset: MIB as u64, buffer_offset: 0, len_bytes: MIB };
@@ -386,7 +386,7 @@ fn sync_by_attribute(file: &fs::File) -> bool {
 }
 
 #[test]
-fn writes_to_a_file_with_the_attribute_sync_are_durable_when_they_return() {
+fn writes_to_files_with_sync_attribute_are_durable() {
     let engine = Engine::builder().policy(RoutePolicy::PosixOnly).threads(2).build();
     let bytes = pattern(8 * MIB);
     for folder in folders() {
@@ -406,7 +406,7 @@ fn writes_to_a_file_with_the_attribute_sync_are_durable_when_they_return() {
 }
 
 #[test]
-fn writes_by_a_descriptor_that_syncs_are_durable_when_they_return() {
+fn writes_by_synchronous_descriptors_are_durable() {
     let engine = Engine::builder().policy(RoutePolicy::PosixOnly).threads(2).build();
     let bytes = pattern(8 * MIB);
     for folder in folders() {
@@ -436,7 +436,7 @@ fn writes_by_a_descriptor_that_syncs_are_durable_when_they_return() {
 }
 
 #[test]
-fn a_write_that_fails_cuts_nothing_off_that_others_write_behind_it() {
+fn failed_writes_keep_bytes_written_behind_them() {
     const BEHIND: usize = 64 * MIB;
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
@@ -472,7 +472,7 @@ fn a_write_that_fails_cuts_nothing_off_that_others_write_behind_it() {
 }
 
 #[test]
-fn a_failed_write_keeps_what_others_wrote_before_it() {
+fn failed_writes_keep_bytes_written_before_them() {
     const OFFSET: u64 = 64 * MIB as u64;
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
@@ -522,7 +522,7 @@ fn a_failed_write_keeps_what_others_wrote_before_it() {
 }
 
 #[test]
-fn a_failed_write_never_shortens_the_file() {
+fn failed_writes_never_shorten_the_file() {
     let bed = Bed::emulated();
     let source = bed.device.alloc(4 * MIB).unwrap();
     for folder in folders() {
@@ -549,7 +549,7 @@ fn a_failed_write_never_shortens_the_file() {
 }
 
 #[test]
-fn a_write_that_one_worker_does_ends_at_its_failure() {
+fn serial_writes_end_at_their_first_failure() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let source = bed.device.alloc(64 * MIB).unwrap();
@@ -589,7 +589,7 @@ fn files_on_disks_are_never_written_through_a_mapping() {
 }
 
 #[test]
-fn a_file_in_memory_can_be_sealed_after_writes() {
+fn memory_files_can_be_sealed_after_writes() {
     let engine = Engine::builder().policy(RoutePolicy::PosixOnly).threads(2).build();
     // SAFETY: the name ends with a NUL.
     let fd = unsafe { libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
@@ -610,8 +610,8 @@ fn a_file_in_memory_can_be_sealed_after_writes() {
 }
 
 #[test]
-fn a_process_that_locks_its_memory_locks_no_files() {
-    alone("a_process_that_locks_its_memory_locks_no_files", || {
+fn mlockall_does_not_lock_written_files() {
+    alone("mlockall_does_not_lock_written_files", || {
         let engine = Engine::builder().policy(RoutePolicy::PosixOnly).threads(2).build();
         let bytes = pattern(2 * MIB);
         let is_locked = |path: &Path| {

@@ -36,7 +36,7 @@ const BUFFER_BYTES: usize = LONGEST + 2 * MARGIN;
 const MOST_CHUNKS: usize = 300;
 
 #[test]
-fn whatever_is_read_and_written_in_whichever_way_the_bytes_are_those_of_the_model() {
+fn random_transfers_match_the_model() {
     let from_env = |name| env::var(name).ok().map(|value| value.parse().expect("a number"));
     let cases: u64 = from_env("CUFILE_TEST_CASES").unwrap_or(2000);
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);

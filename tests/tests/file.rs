@@ -27,7 +27,7 @@ fn create(bed: &Bed, name: &str, policy: RoutePolicy) -> File {
 }
 
 #[test]
-fn device_memory_written_and_read_back_is_the_same_on_every_path_at_every_size() {
+fn device_memory_round_trips_on_every_route_and_size() {
     Bed::each(|bed| {
         for policy in [RoutePolicy::RequireCufile, RoutePolicy::PosixOnly] {
             let file = create(bed, &format!("{policy:?}"), policy);
@@ -60,7 +60,7 @@ fn on_nvme(folder: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn the_path_taken_is_the_one_reported_and_better_ones_are_explained() {
+fn the_reported_route_is_used_and_better_ones_explained() {
     let bed = Bed::emulated();
     let calls = |name| bed.emulator.as_ref().unwrap().calls(name);
     let mut buffer = bed.device.alloc(100_000).unwrap();
@@ -97,7 +97,7 @@ fn the_path_taken_is_the_one_reported_and_better_ones_are_explained() {
 }
 
 #[test]
-fn the_best_route_says_what_the_process_can_do() {
+fn the_best_route_depends_on_driver_and_modules() {
     let best = |tell: &[&str]| {
         let bed = Bed::emulated();
         tell.iter().for_each(|command| assert!(bed.emulator.as_ref().unwrap().control(command) >= 0));
@@ -125,7 +125,7 @@ fn the_best_route_says_what_the_process_can_do() {
 }
 
 #[test]
-fn no_driver_is_opened_where_nothing_could_be_direct() {
+fn the_driver_stays_closed_without_a_direct_route() {
     if Path::new("/proc/driver/nvidia-fs").exists() {
         return;
     }
@@ -140,7 +140,7 @@ fn no_driver_is_opened_where_nothing_could_be_direct() {
 }
 
 #[test]
-fn a_transfer_by_cufile_that_is_interrupted_goes_on() {
+fn interrupted_cufile_transfers_continue() {
     let bed = Bed::emulated();
     let file = create(&bed, "data", RoutePolicy::RequireCufile);
     let mut buffer = bed.device.alloc(10_000).unwrap();
@@ -152,7 +152,7 @@ fn a_transfer_by_cufile_that_is_interrupted_goes_on() {
 }
 
 #[test]
-fn a_write_by_cufile_that_moves_nothing_is_an_error() {
+fn empty_cufile_writes_are_an_error() {
     let bed = Bed::emulated();
     let file = create(&bed, "data", RoutePolicy::RequireCufile);
     let buffer = bed.device.alloc(10_000).unwrap();
@@ -165,7 +165,7 @@ fn a_write_by_cufile_that_moves_nothing_is_an_error() {
 }
 
 #[test]
-fn a_direct_path_is_taken_where_the_driver_has_one_to_the_file_system_and_nowhere_else() {
+fn direct_routes_need_driver_support_for_the_file_system() {
     for folder in folders() {
         for (gds, path) in [(true, RouteKind::Gds), (false, RouteKind::P2pDma)] {
             let bed = Bed::emulated();
@@ -209,7 +209,7 @@ fn a_direct_path_is_taken_where_the_driver_has_one_to_the_file_system_and_nowher
 }
 
 #[test]
-fn a_file_that_cufile_refuses_goes_by_posix_and_says_why() {
+fn files_refused_by_cufile_use_posix_and_explain() {
     for folder in folders() {
         let bed = Bed::emulated();
         let emulator = bed.emulator.as_ref().unwrap();
@@ -236,7 +236,7 @@ fn a_file_that_cufile_refuses_goes_by_posix_and_says_why() {
 }
 
 #[test]
-fn without_a_gpu_host_memory_works_and_the_route_names_the_missing_gpu() {
+fn host_memory_works_without_a_gpu() {
     let emulator = Emulator::start();
     emulator.control("gpus 0");
     let error = cufile::cuda::Cuda::from_sys(emulator.driver(), emulator.runtime()).unwrap_err();
@@ -268,7 +268,7 @@ fn host_pinned_and_managed_memory_need_no_staging() {
 }
 
 #[test]
-fn a_read_is_short_only_at_the_end_of_the_file() {
+fn reads_are_short_only_at_the_end() {
     Bed::each(|bed| {
         for policy in [RoutePolicy::Auto, RoutePolicy::PosixOnly] {
             let name = format!("short {policy:?}");
@@ -290,7 +290,7 @@ fn a_read_is_short_only_at_the_end_of_the_file() {
 }
 
 #[test]
-fn memory_that_was_never_written_is_read_into() {
+fn reads_fill_uninitialised_memory() {
     Bed::each(|bed| {
         let bytes = pattern(LONG);
         bed.file("data", &bytes);
@@ -310,7 +310,7 @@ fn memory_that_was_never_written_is_read_into() {
 }
 
 #[test]
-fn a_transfer_that_cufile_cuts_short_goes_on() {
+fn short_cufile_transfers_continue() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(100_000);
@@ -327,7 +327,7 @@ fn a_transfer_that_cufile_cuts_short_goes_on() {
 }
 
 #[test]
-fn a_failure_says_how_many_bytes_were_transferred_before_it() {
+fn errors_count_the_bytes_transferred_before() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("failing", &pattern(100_000));
@@ -344,7 +344,7 @@ fn a_failure_says_how_many_bytes_were_transferred_before_it() {
 }
 
 #[test]
-fn a_failing_copy_to_the_gpu_is_an_error_not_silence() {
+fn failed_copies_to_the_gpu_are_errors() {
     let bed = Bed::emulated();
     bed.file("copy", &pattern(LONG));
     let file = open(&bed, &bed.path("copy"), RoutePolicy::PosixOnly).unwrap();
@@ -356,7 +356,7 @@ fn a_failing_copy_to_the_gpu_is_an_error_not_silence() {
 }
 
 #[test]
-fn a_full_disk_keeps_its_errno_on_every_path() {
+fn a_full_disk_keeps_its_errno_on_every_route() {
     Bed::each(|bed| {
         let full = OpenOptions::new().write(true).engine(&engine(bed)).open("/dev/full").unwrap();
         let buffer = bed.device.alloc(LONG).unwrap();
@@ -373,7 +373,7 @@ fn a_full_disk_keeps_its_errno_on_every_path() {
 }
 
 #[test]
-fn what_cannot_be_opened_or_written_says_so() {
+fn errors_explain_failed_opens_and_refused_writes() {
     Bed::each(|bed| {
         let missing = bed.path("no folder").join("file");
         let error = open(bed, &missing, RoutePolicy::Auto).unwrap_err();
@@ -399,7 +399,7 @@ fn what_cannot_be_opened_or_written_says_so() {
 }
 
 #[test]
-fn a_file_offset_beyond_what_the_kernel_takes_is_an_error() {
+fn file_offsets_beyond_the_kernel_limit_are_errors() {
     let bed = Bed::emulated();
     for policy in [RoutePolicy::RequireCufile, RoutePolicy::PosixOnly] {
         let file = create(&bed, &format!("far {policy:?}"), policy);
@@ -410,7 +410,7 @@ fn a_file_offset_beyond_what_the_kernel_takes_is_an_error() {
 }
 
 #[test]
-fn nothing_of_cuda_is_left_when_file_and_engine_are_gone() {
+fn dropping_file_and_engine_frees_all_cuda_objects() {
     let emulator = Emulator::start();
     {
         let (library, cuda) = libraries(&emulator);

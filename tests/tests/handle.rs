@@ -42,7 +42,7 @@ fn errno(result: Result<usize>) -> Option<i32> {
 }
 
 #[test]
-fn every_kind_of_memory_reads_and_writes_what_the_file_has() {
+fn every_memory_kind_reads_and_writes() {
     Bed::each(|bed| {
         let (file, bytes) = registered(bed, "data");
         let copy = FileHandle::register(&bed.driver, bed.file("copy", b"")).unwrap();
@@ -73,7 +73,7 @@ fn every_kind_of_memory_reads_and_writes_what_the_file_has() {
 }
 
 #[test]
-fn memory_that_was_never_written_is_read_into() {
+fn reads_fill_uninitialised_memory() {
     Bed::each(|bed| {
         let (file, bytes) = registered(bed, "data");
         let mut memory = Vec::with_capacity(1001);
@@ -91,7 +91,7 @@ fn memory_that_was_never_written_is_read_into() {
 }
 
 #[test]
-fn more_bytes_than_there_is_room_for_are_not_believed() {
+fn excess_byte_counts_are_limited_to_the_buffer() {
     let bed = Bed::emulated();
     let (file, bytes) = registered(&bed, "data");
     bed.emulator.as_ref().unwrap().fault("cuFileRead", "after=1 ret=5000");
@@ -102,7 +102,7 @@ fn more_bytes_than_there_is_room_for_are_not_believed() {
 }
 
 #[test]
-fn a_read_is_short_only_at_the_end_of_the_file() {
+fn reads_are_short_only_at_the_end() {
     Bed::each(|bed| {
         let (file, bytes) = registered(bed, "data");
         let mut device = bed.device.alloc(1000).unwrap();
@@ -125,7 +125,7 @@ fn a_read_is_short_only_at_the_end_of_the_file() {
 }
 
 #[test]
-fn no_bytes_are_read_into_and_written_from_empty_buffers() {
+fn empty_buffers_transfer_no_bytes() {
     Bed::each(|bed| {
         let (file, _) = registered(bed, "data");
         assert_eq!(file.read_at(&mut bed.device.alloc(0).unwrap(), 0).unwrap(), 0);
@@ -137,7 +137,7 @@ fn no_bytes_are_read_into_and_written_from_empty_buffers() {
 }
 
 #[test]
-fn unaligned_ranges_land_exactly_where_they_were_meant() {
+fn unaligned_ranges_change_only_their_bytes() {
     Bed::each(|bed| {
         let (file, bytes) = registered(bed, "data");
         let mut buffer = device_copy(bed, &[0xee; 5000]);
@@ -158,7 +158,7 @@ fn unaligned_ranges_land_exactly_where_they_were_meant() {
 }
 
 #[test]
-fn a_range_beyond_the_buffer_or_overflowing_never_reaches_the_library() {
+fn ranges_out_of_bounds_never_reach_the_library() {
     let bed = Bed::emulated();
     let (file, _) = registered(&bed, "data");
     let mut device = bed.device.alloc(4096).unwrap();
@@ -187,7 +187,7 @@ fn a_range_beyond_the_buffer_or_overflowing_never_reaches_the_library() {
 }
 
 #[test]
-fn writing_a_file_opened_for_reading_says_so() {
+fn writing_a_read_only_file_is_permission_denied() {
     let check = |bed: &Bed| {
         let file = read_only(bed, "data");
         let error = file.write_at(&vec![1u8; 10], 0).unwrap_err();
@@ -213,7 +213,7 @@ fn assert_not_writable(bed: &Bed, error: &Error) {
 }
 
 #[test]
-fn a_failed_transfer_is_decoded_from_every_form_that_c_has() {
+fn failed_transfers_decode_from_every_c_form() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let (file, _) = registered(&bed, "data");
@@ -256,7 +256,7 @@ fn a_failed_transfer_is_decoded_from_every_form_that_c_has() {
 }
 
 #[test]
-fn a_file_that_is_refused_says_why() {
+fn refused_files_explain_the_reason() {
     Bed::each(|bed| {
         let register = |file: File| FileHandle::register(&bed.driver, file).unwrap_err();
         let directory = bed.path("folder");
@@ -284,7 +284,7 @@ fn a_file_that_is_refused_says_why() {
 }
 
 #[test]
-fn an_older_library_on_tmpfs_or_without_udev_is_explained() {
+fn errors_explain_old_libraries_and_missing_udev() {
     let bed = Bed::emulated_as("1.14");
     let file = bed.file("data", b"bytes");
     let file_system = cufile::FileProperties::of(&file).unwrap().file_system;
@@ -294,7 +294,7 @@ fn an_older_library_on_tmpfs_or_without_udev_is_explained() {
 }
 
 #[test]
-fn a_handle_says_what_its_file_is_and_gives_the_descriptor_back() {
+fn handles_show_properties_and_return_the_descriptor() {
     Bed::each(|bed| {
         let (file, bytes) = registered(bed, "data");
         let properties = file.properties().unwrap();
@@ -312,7 +312,7 @@ fn a_handle_says_what_its_file_is_and_gives_the_descriptor_back() {
 }
 
 #[test]
-fn one_file_may_be_registered_by_two_descriptors() {
+fn one_file_can_be_registered_by_two_descriptors() {
     Bed::each(|bed| {
         let (first, _) = registered(bed, "data");
         let second = FileHandle::register(&bed.driver, File::open(bed.path("data")).unwrap()).unwrap();
@@ -324,7 +324,7 @@ fn one_file_may_be_registered_by_two_descriptors() {
 }
 
 #[test]
-fn the_driver_lives_as_long_as_a_handle() {
+fn a_handle_keeps_the_driver_open() {
     let bed = Bed::emulated();
     let (file, bytes) = registered(&bed, "data");
     let Bed { driver, emulator, .. } = &bed;
@@ -348,7 +348,7 @@ fn the_driver_lives_as_long_as_a_handle() {
 }
 
 #[test]
-fn the_descriptor_is_open_when_the_handle_is_deregistered_and_closed_after() {
+fn the_descriptor_closes_after_deregistration() {
     static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
     static SEEN: AtomicI32 = AtomicI32::new(0);
     fn is_open(descriptor: RawFd) -> bool {
@@ -414,7 +414,7 @@ fn in_a_fork(work: impl FnOnce() -> i32) {
 }
 
 #[test]
-fn a_fork_gets_an_error_from_every_call_and_leaves_the_parent_alone() {
+fn every_call_fails_in_a_forked_child() {
     use cufile::{RegisterFlags, RegisteredBuffer};
 
     Bed::each(|bed| {
@@ -490,7 +490,7 @@ fn each_route(test: impl Fn(&Bed)) {
 }
 
 #[test]
-fn consecutive_bytes_go_into_one_buffer_after_the_other() {
+fn vectored_transfers_fill_buffers_in_order() {
     each_route(|bed| {
         let (file, bytes) = registered(bed, "data");
         let mut host = vec![0u8; 1000];
@@ -515,7 +515,7 @@ fn consecutive_bytes_go_into_one_buffer_after_the_other() {
 }
 
 #[test]
-fn a_vectored_read_is_short_only_at_the_end_of_the_file() {
+fn vectored_reads_are_short_only_at_the_end() {
     each_route(|bed| {
         let (file, bytes) = registered(bed, "data");
         let mut buffers = [vec![0u8; 100], vec![0; 100], vec![0; 100]];
@@ -527,7 +527,7 @@ fn a_vectored_read_is_short_only_at_the_end_of_the_file() {
 }
 
 #[test]
-fn no_buffers_and_empty_buffers_are_no_bytes() {
+fn vectored_transfers_of_empty_buffers_move_no_bytes() {
     each_route(|bed| {
         let (file, _) = registered(bed, "data");
         assert_eq!(file.readv_at::<Vec<u8>>(&mut [], 0).unwrap(), 0);
@@ -538,7 +538,7 @@ fn no_buffers_and_empty_buffers_are_no_bytes() {
 }
 
 #[test]
-fn more_buffers_than_one_call_takes_and_empty_ones_between_them_go_in_turn() {
+fn vectored_transfers_split_beyond_one_call() {
     each_route(|bed| {
         let (file, bytes) = registered(bed, "data");
         let lengths: Vec<usize> =
@@ -569,7 +569,7 @@ fn more_buffers_than_one_call_takes_and_empty_ones_between_them_go_in_turn() {
 }
 
 #[test]
-fn vectored_transfers_that_no_file_offset_can_hold_are_refused() {
+fn vectored_transfers_beyond_the_largest_offset_are_refused() {
     each_route(|bed| {
         let (file, _) = registered(bed, "data");
         let mut buffers = [vec![0u8; 100], vec![0; 100]];
@@ -583,7 +583,7 @@ fn vectored_transfers_that_no_file_offset_can_hold_are_refused() {
 }
 
 #[test]
-fn a_vectored_write_to_a_file_opened_for_reading_fails() {
+fn vectored_writes_to_read_only_files_fail() {
     each_route(|bed| {
         let file = read_only(bed, "data");
         assert_not_writable(bed, &file.writev_at(&[vec![1u8; 10]], 0).unwrap_err());
@@ -594,7 +594,7 @@ fn a_vectored_write_to_a_file_opened_for_reading_fails() {
 }
 
 #[test]
-fn vectored_transfers_are_one_call_where_the_library_has_it() {
+fn vectored_transfers_use_one_call_if_available() {
     let run = |bed: &Bed| {
         let (file, _) = registered(bed, "data");
         // What has no bytes is in no call.
@@ -609,7 +609,7 @@ fn vectored_transfers_are_one_call_where_the_library_has_it() {
 }
 
 #[test]
-fn a_failure_after_some_bytes_gives_those_and_a_short_buffer_is_the_last() {
+fn vectored_transfers_return_bytes_before_a_failure() {
     let bed = Bed::emulated_as("1.18");
     let emulator = bed.emulator.as_ref().unwrap();
     let (file, bytes) = registered(&bed, "data");
@@ -635,7 +635,7 @@ fn a_failure_after_some_bytes_gives_those_and_a_short_buffer_is_the_last() {
 }
 
 #[test]
-fn buffers_of_several_contexts_each_get_theirs() {
+fn vectored_transfers_use_each_buffers_context() {
     let run = |bed: Bed| {
         let emulator = bed.emulator.as_ref().unwrap();
         emulator.control("require-context 1");
@@ -657,7 +657,7 @@ fn buffers_of_several_contexts_each_get_theirs() {
 }
 
 #[test]
-fn exact_reads_and_whole_writes_go_on_after_short_calls() {
+fn exact_reads_and_whole_writes_continue_after_short_calls() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let (file, bytes) = registered(&bed, "data");
@@ -679,7 +679,7 @@ fn exact_reads_and_whole_writes_go_on_after_short_calls() {
 }
 
 #[test]
-fn what_cannot_be_synced_is_an_error() {
+fn failed_sync_is_an_error() {
     let bed = Bed::emulated();
     let (file, _) = registered(&bed, "data");
     file.sync_all().unwrap();
@@ -693,7 +693,7 @@ fn what_cannot_be_synced_is_an_error() {
 }
 
 #[test]
-fn an_exact_read_beyond_the_end_says_where_it_ended() {
+fn exact_reads_beyond_the_end_name_the_end() {
     Bed::each(|bed| {
         let (file, _) = registered(bed, "data");
         let mut device = bed.device.alloc(1000).unwrap();
@@ -706,7 +706,7 @@ fn an_exact_read_beyond_the_end_says_where_it_ended() {
 }
 
 #[test]
-fn a_borrowed_descriptor_is_registered_while_it_is_borrowed() {
+fn borrowed_descriptors_stay_open_after_deregistration() {
     Bed::each(|bed| {
         let bytes = pattern(LEN);
         let file = bed.file("data", &bytes);
@@ -727,7 +727,7 @@ fn a_borrowed_descriptor_is_registered_while_it_is_borrowed() {
 }
 
 #[test]
-fn a_file_that_does_not_register_comes_back() {
+fn refused_descriptors_are_returned() {
     Bed::each(|bed| {
         let folder = File::open(bed.path("")).unwrap();
         let number = folder.as_raw_fd();

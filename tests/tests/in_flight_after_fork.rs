@@ -123,7 +123,7 @@ fn is_forked<T>(result: Result<T, impl Into<Error>>) {
 
 // One test, because a fork copies whatever other tests are doing.
 #[test]
-fn a_forked_child_gets_errors_and_its_drops_call_nothing_of_c() {
+fn forked_children_get_errors_and_drops_call_no_c_function() {
     PARENT.set(std::process::id()).unwrap();
     let emulator = Emulator::start();
     for variable in ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"] {

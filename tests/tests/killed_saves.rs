@@ -36,7 +36,7 @@ const FOLDER: &str = "CUFILE_TEST_SAVE_FOLDER";
 /// This program as a process that does nothing but save.
 fn saving(number: usize, folder: &Path) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", "a_killed_save_leaves_the_old_or_the_new", "--nocapture"]);
+    command.args(["--exact", "a_killed_save_leaves_the_old_or_new_file", "--nocapture"]);
     command.env(SAVE, number.to_string()).env(FOLDER, folder).stdout(Stdio::null());
     command
 }
@@ -90,7 +90,7 @@ fn kill_everywhere(number: usize) -> usize {
 }
 
 #[test]
-fn a_killed_save_leaves_the_old_or_the_new() {
+fn a_killed_save_leaves_the_old_or_new_file() {
     save_if_asked();
     let points: Vec<_> = (0..SAVES.len()).map(|number| (SAVES[number], kill_everywhere(number))).collect();
     let sum: usize = points.iter().map(|(_, points)| points).sum();
@@ -235,7 +235,7 @@ fn restored(held: &[(OsString, u64, Vec<u8>)]) -> TempDir {
 }
 
 #[test]
-fn a_power_failure_leaves_the_old_or_the_new() {
+fn a_power_failure_leaves_the_old_or_new_file() {
     let of_one_folder = (0..SAVES.len()).filter(|number| !matches!(SAVES[*number], Save::Chunks { .. }));
     let folders: Vec<_> = of_one_folder.map(|number| (SAVES[number], fail_everywhere(number))).collect();
     println!("found the old or the new in {folders:?}");

@@ -24,7 +24,7 @@ fn file(bed: &Bed, name: &str, bytes: &[u8]) -> FileHandle {
 }
 
 #[test]
-fn a_buffer_grows_where_it_is_and_keeps_its_bytes() {
+fn growing_keeps_address_and_bytes() {
     Bed::each(|bed| {
         let mut buffer = bed.device.reserve(64 * MIB).unwrap();
         let unit = buffer.granularity_bytes();
@@ -68,7 +68,7 @@ fn growing_beyond_the_reserved_range_is_refused() {
 }
 
 #[test]
-fn files_are_read_into_and_written_from_all_pieces() {
+fn transfers_cross_all_mapped_allocations() {
     Bed::each(|bed| {
         let mut buffer = bed.device.reserve(32 * MIB).unwrap();
         for _ in 0..3 {
@@ -93,7 +93,7 @@ fn files_are_read_into_and_written_from_all_pieces() {
 }
 
 #[test]
-fn a_registered_range_grows_and_transfers_all_of_it() {
+fn registered_reservations_grow_and_transfer_all_bytes() {
     Bed::each(|bed| {
         let bytes = pattern(96 * MIB);
         let source = file(bed, "source", &bytes);
@@ -125,7 +125,7 @@ fn a_registered_range_grows_and_transfers_all_of_it() {
 }
 
 #[test]
-fn a_buffer_registered_as_mapped_does_not_grow_beyond_its_registration() {
+fn buffers_cannot_grow_beyond_their_registration() {
     Bed::each(|bed| {
         let bytes = pattern(6 * MIB);
         let source = file(bed, "source", &bytes);
@@ -152,7 +152,7 @@ fn a_buffer_registered_as_mapped_does_not_grow_beyond_its_registration() {
 }
 
 #[test]
-fn nothing_is_left_of_a_buffer_that_is_dropped() {
+fn dropped_buffers_free_addresses_and_memory() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let mut buffer = bed.device.reserve(32 * MIB).unwrap();
@@ -167,7 +167,7 @@ fn nothing_is_left_of_a_buffer_that_is_dropped() {
 }
 
 #[test]
-fn dropping_waits_for_the_work_that_uses_the_memory() {
+fn drop_waits_for_work_that_uses_the_memory() {
     Bed::each(|bed| {
         let stream = bed.device.stream().unwrap();
         let buffer = bed.device.alloc_mapped(2 * MIB).unwrap();
@@ -191,7 +191,7 @@ fn dropping_waits_for_the_work_that_uses_the_memory() {
 }
 
 #[test]
-fn memory_is_made_for_rdma_where_the_gpu_can() {
+fn mapped_memory_supports_rdma_if_the_gpu_does() {
     let bed = Bed::emulated();
     let buffer = bed.device.alloc_mapped(MIB).unwrap();
     let (driver, mut handle) = (bed.driver.cuda().driver(), 0);
@@ -210,7 +210,7 @@ fn memory_is_made_for_rdma_where_the_gpu_can() {
 }
 
 #[test]
-fn dropping_ends_no_capture() {
+fn drop_does_not_end_a_capture() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let buffer = bed.device.alloc_mapped(MIB).unwrap();
@@ -223,7 +223,7 @@ fn dropping_ends_no_capture() {
 }
 
 #[test]
-fn memory_that_may_be_in_use_stays_mapped() {
+fn failed_unmap_keeps_memory_mapped() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     for function in ["cudaFree", "cuMemUnmap"] {
@@ -254,7 +254,7 @@ fn memory_that_may_be_in_use_stays_mapped() {
 }
 
 #[test]
-fn addresses_that_cannot_be_freed_come_back_without_memory() {
+fn failed_address_free_returns_an_empty_buffer() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let buffer = bed.device.alloc_mapped(MIB).unwrap();
@@ -267,7 +267,7 @@ fn addresses_that_cannot_be_freed_come_back_without_memory() {
 }
 
 #[test]
-fn a_growth_that_fails_halfway_leaves_the_buffer_as_it_was_and_nothing_behind() {
+fn failed_growth_changes_and_leaks_nothing() {
     // An invalid value, or out of memory.
     for settings in ["err=1", "err=2"] {
         for function in ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
@@ -301,7 +301,7 @@ fn a_growth_that_fails_halfway_leaves_the_buffer_as_it_was_and_nothing_behind() 
 }
 
 #[test]
-fn a_registered_mapped_buffer_is_deregistered_before_it_is_unmapped() {
+fn mapped_buffers_are_deregistered_before_unmapping() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let buffer = bed.device.alloc_mapped(MIB).unwrap();

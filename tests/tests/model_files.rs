@@ -76,7 +76,7 @@ fn assert_loaded(loaded: &Loaded<DeviceBuffer>) {
 }
 
 #[test]
-fn a_model_is_loaded_to_the_gpu_whole_in_part_and_tensor_by_tensor() {
+fn models_load_to_the_gpu_whole_or_by_tensor() {
     Bed::each(|bed| {
         let path = saved(bed, "model.safetensors");
         let contents = contents();
@@ -107,7 +107,7 @@ fn a_model_is_loaded_to_the_gpu_whole_in_part_and_tensor_by_tensor() {
 }
 
 #[test]
-fn a_tensor_and_rows_of_it_are_read_into_a_buffer_of_the_gpu() {
+fn tensors_and_rows_are_read_into_gpu_buffers() {
     Bed::each(|bed| {
         let path = saved(bed, "model.safetensors");
         for policy in POLICIES {
@@ -125,7 +125,7 @@ fn a_tensor_and_rows_of_it_are_read_into_a_buffer_of_the_gpu() {
 }
 
 #[test]
-fn a_registered_buffer_is_loaded_into() {
+fn models_load_into_a_registered_buffer() {
     Bed::each(|bed| {
         let path = saved(bed, "model.safetensors");
         let checkpoint = Checkpoint::open_with(&path, &options(bed, RoutePolicy::RequireCufile)).unwrap();
@@ -150,7 +150,7 @@ fn misaligned(path: &Path) {
 }
 
 #[test]
-fn tensors_that_the_file_misaligns_are_aligned_on_the_gpu() {
+fn tensors_misaligned_in_the_file_are_aligned_on_gpus() {
     Bed::each(|bed| {
         let path = bed.path("odd.safetensors");
         misaligned(&path);
@@ -168,7 +168,7 @@ fn tensors_that_the_file_misaligns_are_aligned_on_the_gpu() {
 }
 
 #[test]
-fn a_model_in_several_files_is_saved_from_the_gpu_and_loaded_again() {
+fn sharded_models_round_trip_from_the_gpu() {
     Bed::each(|bed| {
         let buffers: Vec<_> = contents().iter().map(|bytes| on_device(bed, bytes)).collect();
         for policy in POLICIES {
@@ -190,7 +190,7 @@ fn a_model_in_several_files_is_saved_from_the_gpu_and_loaded_again() {
 }
 
 #[test]
-fn what_is_saved_from_the_gpu_is_what_is_saved_from_the_host() {
+fn saves_from_gpu_and_host_are_equal() {
     Bed::each(|bed| {
         let host = saved(bed, "host.safetensors");
         let buffers: Vec<_> = contents().iter().map(|bytes| on_device(bed, bytes)).collect();
@@ -212,7 +212,7 @@ fn what_is_saved_from_the_gpu_is_what_is_saved_from_the_host() {
 }
 
 #[test]
-fn an_array_goes_from_the_gpu_to_a_file_and_back() {
+fn arrays_round_trip_from_the_gpu() {
     Bed::each(|bed| {
         let expected = pattern(3001 * 1000 * 4);
         let buffer = on_device(bed, &expected);
@@ -231,7 +231,7 @@ fn an_array_goes_from_the_gpu_to_a_file_and_back() {
 }
 
 #[test]
-fn a_gpu_without_room_is_an_error_that_says_how_much_was_needed() {
+fn gpu_out_of_memory_error_names_the_needed_bytes() {
     let bed = Bed::emulated();
     let path = saved(&bed, "model.safetensors");
     let checkpoint = Checkpoint::open_with(&path, &options(&bed, RoutePolicy::PosixOnly)).unwrap();
@@ -248,7 +248,7 @@ fn a_gpu_without_room_is_an_error_that_says_how_much_was_needed() {
 }
 
 #[test]
-fn a_save_that_fails_half_way_leaves_the_old_file() {
+fn failed_saves_from_the_gpu_keep_the_old_file() {
     for (policy, fault) in [
         (RoutePolicy::RequireCufile, "fault cuFileHandleRegister err=5027"),
         (RoutePolicy::RequireCufile, "fault cuFileWrite ret=-1 errno=28 times=all"),
@@ -268,7 +268,7 @@ fn a_save_that_fails_half_way_leaves_the_old_file() {
 }
 
 #[test]
-fn nothing_stays_on_the_gpu_after_loading_fails() {
+fn failed_loads_leave_nothing_on_the_gpu() {
     for (policy, fault) in [
         (RoutePolicy::RequireCufile, "fault cuFileRead ret=-1 errno=5 times=all"),
         (RoutePolicy::PosixOnly, "fault cudaMemcpyAsync after=1 err=700"),

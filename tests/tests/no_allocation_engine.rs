@@ -10,7 +10,7 @@ static ALLOCATOR: Counting = Counting;
 
 // One test, because others would allocate meanwhile.
 #[test]
-fn transfers_of_device_memory_that_were_made_before_allocate_nothing() {
+fn repeated_device_transfers_allocate_nothing() {
     assert_counting();
     Bed::each(|bed| {
         for (folder, policy) in folders()

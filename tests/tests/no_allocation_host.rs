@@ -13,7 +13,7 @@ fn file(engine: &Engine, folder: &tempfile::TempDir) -> File {
 
 // One test, because others would allocate meanwhile.
 #[test]
-fn transfers_of_host_memory_that_were_made_before_allocate_nothing() {
+fn repeated_host_transfers_allocate_nothing() {
     assert_counting();
 
     let engine = Engine::builder().threads(4).build();

@@ -21,7 +21,7 @@ fn set(variables: &[(&str, &str)]) {
 }
 
 #[test]
-fn what_is_no_regular_file_is_not_mapped() {
+fn only_regular_files_are_mapped() {
     let file = File::open("/dev/null").unwrap();
     // SAFETY: nothing is mapped.
     let error = unsafe { file.map() }.map(drop).unwrap_err();
@@ -29,7 +29,7 @@ fn what_is_no_regular_file_is_not_mapped() {
 }
 
 #[test]
-fn a_descriptor_is_taken_over_with_the_access_that_it_has() {
+fn descriptors_keep_their_access() {
     Bed::each(|bed| {
         let bytes = pattern(LEN);
         let engine = Engine::builder().driver(bed.driver.clone()).build();
@@ -53,7 +53,7 @@ fn a_descriptor_is_taken_over_with_the_access_that_it_has() {
 }
 
 #[test]
-fn a_descriptor_with_o_direct_is_read_and_written_at_any_alignment() {
+fn o_direct_descriptors_transfer_at_any_alignment() {
     for folder in folders() {
         let path = folder.path().join("direct");
         let bytes = pattern(LEN);
@@ -74,7 +74,7 @@ fn a_descriptor_with_o_direct_is_read_and_written_at_any_alignment() {
 }
 
 #[test]
-fn a_descriptor_that_appends_is_refused() {
+fn descriptors_with_o_append_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
     let appending = fs::File::options().append(true).create(true).open(&path).unwrap();
@@ -83,7 +83,7 @@ fn a_descriptor_that_appends_is_refused() {
 }
 
 #[test]
-fn a_file_is_made_anew_or_emptied_only_if_asked() {
+fn files_are_created_or_truncated_only_if_asked() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let new = || File::options().write(true).create_new(true).open(&path);
@@ -101,8 +101,8 @@ fn a_file_is_made_anew_or_emptied_only_if_asked() {
 }
 
 #[test]
-fn a_wrong_variable_keeps_files_from_opening_and_is_named() {
-    alone("a_wrong_variable_keeps_files_from_opening_and_is_named", || {
+fn open_fails_and_names_a_wrong_variable() {
+    alone("open_fails_and_names_a_wrong_variable", || {
         set(&[("KVIKIO_TASK_SIZE", "4MB")]);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
@@ -120,8 +120,8 @@ fn a_wrong_variable_keeps_files_from_opening_and_is_named() {
 }
 
 #[test]
-fn without_libcufile_cufile_only_files_say_what_was_tried_and_others_work() {
-    alone("without_libcufile_cufile_only_files_say_what_was_tried_and_others_work", || {
+fn only_cufile_only_files_fail_without_libcufile() {
+    alone("only_cufile_only_files_fail_without_libcufile", || {
         set(&[("CUFILE_LIBRARY", "/nonexistent/libcufile.so"), ("KVIKIO_COMPAT_MODE", "off")]);
         let emulator = Emulator::start();
         let (_, cuda) = bed::libraries(&emulator);
@@ -163,8 +163,8 @@ fn workers() -> usize {
 }
 
 #[test]
-fn each_block_device_has_workers_of_its_own_if_asked() {
-    alone("each_block_device_has_workers_of_its_own_if_asked", || {
+fn each_block_device_gets_separate_workers_if_asked() {
+    alone("each_block_device_gets_separate_workers_if_asked", || {
         let folders = folders();
         if folders.len() < 2 {
             eprintln!("skipped: all folders are on one device");
@@ -196,7 +196,7 @@ fn each_block_device_has_workers_of_its_own_if_asked() {
 }
 
 #[test]
-fn files_are_created_with_their_mode_and_opened_with_flags() {
+fn options_set_mode_and_flags() {
     let folder = tempfile::tempdir().unwrap();
     let (path, link) = (folder.path().join("data"), folder.path().join("link"));
     let writing = || File::options().write(true).create(true);

@@ -68,7 +68,7 @@ where
 }
 
 #[test]
-fn every_parameter_reads_back_as_it_was_set() {
+fn every_parameter_reads_back_its_value() {
     const KIB: u64 = 1024;
     each_version(|library| {
         if !library.supports(Feature::Parameters) {
@@ -117,7 +117,7 @@ fn every_parameter_reads_back_as_it_was_set() {
 }
 
 #[test]
-fn what_the_loaded_version_lacks_is_named_with_the_version_that_brought_it() {
+fn missing_parameters_name_the_version_that_has_them() {
     const SLABS: [Slab; 1] = [Slab { size_bytes: 4096, count: 1 }];
     each_version(|library| {
         let params = library.params();
@@ -155,7 +155,7 @@ fn what_the_loaded_version_lacks_is_named_with_the_version_that_brought_it() {
 }
 
 #[test]
-fn features_come_with_the_version_that_brought_them() {
+fn features_follow_the_version() {
     for (version, number) in Emulator::VERSIONS {
         let (_emulator, library) = emulated(version);
         for (feature, since) in [
@@ -173,7 +173,7 @@ fn features_come_with_the_version_that_brought_them() {
 }
 
 #[test]
-fn sizes_and_times_reach_c_in_its_units() {
+fn sizes_and_times_reach_c_in_kib_and_milliseconds() {
     let (_emulator, library) = emulated("1.20");
     library.params().set(Param::MAX_DIRECT_IO_SIZE, Bytes(1 << 20)).unwrap();
     library.params().set(Param::BATCH_TIMEOUT, Duration::from_millis(9)).unwrap();
@@ -191,7 +191,7 @@ fn sizes_and_times_reach_c_in_its_units() {
 }
 
 #[test]
-fn values_that_c_cannot_say_are_refused_by_name_before_c_sees_them() {
+fn inexpressible_values_are_refused_before_the_c_call() {
     let (emulator, library) = emulated("1.20");
     let params = library.params();
     let name = "CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB";
@@ -222,7 +222,7 @@ fn values_that_c_cannot_say_are_refused_by_name_before_c_sees_them() {
 }
 
 #[test]
-fn strings_of_any_length_come_back_whole() {
+fn strings_of_any_length_read_back_whole() {
     each_version(|library| {
         if library.supports(Feature::Parameters) {
             for len in [1, 255, 256, 300, 4000] {
@@ -236,7 +236,7 @@ fn strings_of_any_length_come_back_whole() {
 }
 
 #[test]
-fn slabs_are_found_without_knowing_how_many_there_are() {
+fn slabs_are_read_without_knowing_their_number() {
     each_version(|library| {
         let params = library.params();
         for len in [1, 2, 3, 5, 64] {
@@ -255,7 +255,7 @@ fn slabs_are_found_without_knowing_how_many_there_are() {
 }
 
 #[test]
-fn a_refused_slab_array_is_an_error_after_few_calls() {
+fn reading_refused_slab_arrays_fails_after_few_calls() {
     let (emulator, library) = emulated("1.20");
     let get = "cuFileGetParameterPosixPoolSlabArray";
     emulator.fault(get, "err=5030 times=all");
@@ -270,7 +270,7 @@ fn a_refused_slab_array_is_an_error_after_few_calls() {
 }
 
 #[test]
-fn limits_are_in_the_unit_of_the_value() {
+fn limits_have_the_unit_of_the_value() {
     each_version(|library| {
         if !library.supports(Feature::ParameterLimits) {
             return;
@@ -288,7 +288,7 @@ fn limits_are_in_the_unit_of_the_value() {
 }
 
 #[test]
-fn limits_of_device_memory_are_known_or_unbounded_but_never_waited_for() {
+fn device_memory_limits_are_read_without_blocking() {
     each_version(|library| {
         if !library.supports(Feature::ParameterLimits) {
             return;
@@ -304,7 +304,7 @@ fn limits_of_device_memory_are_known_or_unbounded_but_never_waited_for() {
 }
 
 #[test]
-fn a_maximum_that_c_leaves_unwritten_is_no_bound() {
+fn an_unwritten_maximum_means_unbounded() {
     let (emulator, library) = emulated("1.20");
     emulator.fault("cuFileGetParameterMinMaxValue", "err=0");
     let limits = library.params().limits(Param::MAX_DEVICE_CACHE_SIZE).unwrap();
@@ -312,7 +312,7 @@ fn a_maximum_that_c_leaves_unwritten_is_no_bound() {
 }
 
 #[test]
-fn a_refused_value_is_named_with_its_parameter() {
+fn errors_name_a_refused_value_and_its_parameter() {
     let (emulator, library) = emulated("1.20");
     let params = library.params();
     emulator.fault("cuFileSetParameterSizeT", "err=5022");
@@ -369,10 +369,10 @@ fn the_builder_sets_in_order_and_before_opening() {
 }
 
 #[test]
-fn no_two_threads_set_read_open_or_close_at_a_time() {
+fn parameter_and_driver_calls_never_run_concurrently() {
     const SLABS: [Slab; 1] = [Slab { size_bytes: 4096, count: 1 }];
     // The emulator ends the process where two threads meet.
-    alone("no_two_threads_set_read_open_or_close_at_a_time", || {
+    alone("parameter_and_driver_calls_never_run_concurrently", || {
         for version in ["1.11", "1.13", "1.14", "1.15"] {
             let bed = Bed::emulated_as(version);
             for function in [
@@ -407,7 +407,7 @@ fn no_two_threads_set_read_open_or_close_at_a_time() {
 }
 
 #[test]
-fn a_setting_that_fails_is_named_and_the_driver_stays_closed() {
+fn a_failed_setting_keeps_the_driver_closed() {
     for version in ["1.20", "1.13"] {
         let emulator = Emulator::posing_as(version);
         let (library, cuda) = libraries(&emulator);
@@ -454,7 +454,7 @@ fn more_slabs_than_can_be_read_back_are_refused() {
 }
 
 #[test]
-fn once_the_driver_is_open_parameters_can_be_read_but_not_set() {
+fn open_drivers_allow_reading_parameters_but_not_setting() {
     let bed = Bed::emulated();
     let params = bed.driver.library().params();
     let slabs = [Slab { size_bytes: 4096, count: 1 }];
@@ -516,7 +516,7 @@ fn limits_set_before_opening_pass_kib_to_c() {
 }
 
 #[test]
-fn what_was_set_holds_also_after_the_properties_were_read() {
+fn reading_properties_keeps_the_settings() {
     for (version, _) in Emulator::VERSIONS {
         let emulator = Emulator::posing_as(version);
         let (library, cuda) = libraries(&emulator);
@@ -543,7 +543,7 @@ fn what_was_set_holds_also_after_the_properties_were_read() {
 }
 
 #[test]
-fn parameters_that_cannot_be_read_close_an_old_driver() {
+fn failed_parameter_reads_close_an_old_driver() {
     let emulator = Emulator::posing_as("1.16");
     let (library, cuda) = libraries(&emulator);
     for function in ["cuFileGetParameterSizeT", "cuFileGetParameterBool"] {
@@ -556,7 +556,7 @@ fn parameters_that_cannot_be_read_close_an_old_driver() {
 }
 
 #[test]
-fn old_versions_are_not_asked_beside_transfers() {
+fn old_versions_are_not_queried_during_transfers() {
     for version in ["1.11", "1.13", "1.15", "1.16", "1.20"] {
         let bed = Bed::emulated_as(version);
         let (driver, emulator) = (&bed.driver, bed.emulator.as_ref().unwrap());
@@ -590,7 +590,7 @@ fn old_versions_are_not_asked_beside_transfers() {
 }
 
 #[test]
-fn closing_the_last_driver_lets_old_versions_be_set_again() {
+fn old_versions_accept_parameters_after_the_last_close() {
     let emulator = Emulator::posing_as("1.15");
     let (library, cuda) = libraries(&emulator);
     let open = || Driver::builder().library(library.clone()).cuda(cuda.clone()).open();

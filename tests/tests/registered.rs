@@ -9,7 +9,7 @@ use gpufile::{Cause, Engine, File, IoRange, ReadRequest, RoutePolicy, WriteReque
 const LEN: usize = (5 << 20) + 321;
 
 #[test]
-fn registered_memory_is_taken_by_every_call_on_every_path() {
+fn every_call_accepts_registered_memory_on_every_route() {
     Bed::each(|bed| {
         let engine = Engine::builder().driver(bed.driver.clone()).build();
         let bytes = pattern(LEN);
@@ -86,7 +86,7 @@ fn registered_memory_is_taken_by_every_call_on_every_path() {
 }
 
 #[test]
-fn a_registration_belongs_to_the_engines_driver_and_ends_with_the_buffer() {
+fn dropping_a_registered_buffer_deregisters_it() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let engine = Engine::builder().driver(bed.driver.clone()).build();

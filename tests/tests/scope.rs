@@ -51,7 +51,7 @@ fn batches_read_into_parts_of_borrowed_memory() {
 }
 
 #[test]
-fn one_shared_source_is_written_many_times() {
+fn one_borrowed_source_serves_many_writes() {
     Bed::each(|bed| {
         let source = pattern(5000);
         let file = register(bed, "data", b"");
@@ -73,7 +73,7 @@ fn one_shared_source_is_written_many_times() {
 }
 
 #[test]
-fn forgotten_transfers_are_over_when_the_scope_is() {
+fn scopes_wait_for_forgotten_transfers() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(4 * LEN);
@@ -103,7 +103,7 @@ fn forgotten_transfers_are_over_when_the_scope_is() {
 }
 
 #[test]
-fn a_panic_waits_for_the_transfers_too() {
+fn scopes_wait_for_transfers_after_a_panic() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(LEN);
@@ -122,7 +122,7 @@ fn a_panic_waits_for_the_transfers_too() {
 }
 
 #[test]
-fn a_scoped_batch_is_cancelled_and_gives_its_borrows_back() {
+fn cancelling_a_scoped_batch_returns_its_borrows() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(LEN));
@@ -162,7 +162,7 @@ fn threads_share_a_scope() {
 }
 
 #[test]
-fn what_a_scope_refuses_gives_the_borrow_back() {
+fn refused_transfers_return_the_borrow() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(LEN));
         let stream = stream(bed);
@@ -202,8 +202,8 @@ fn aborts(name: &str, why: &str, body: impl FnOnce()) {
 }
 
 #[test]
-fn a_batch_that_may_never_end_aborts_the_process() {
-    aborts("a_batch_that_may_never_end_aborts_the_process", "neither report nor cancel", || {
+fn scopes_abort_if_a_batch_may_never_end() {
+    aborts("scopes_abort_if_a_batch_may_never_end", "neither report nor cancel", || {
         let bed = Bed::emulated();
         let emulator = bed.emulator.as_ref().unwrap();
         let file = register(&bed, "data", &pattern(LEN));
@@ -223,8 +223,8 @@ fn a_batch_that_may_never_end_aborts_the_process() {
 }
 
 #[test]
-fn a_stream_that_cannot_be_waited_for_aborts_the_process() {
-    aborts("a_stream_that_cannot_be_waited_for_aborts_the_process", "cudaErrorIllegalAddress", || {
+fn scopes_abort_if_waiting_for_a_stream_fails() {
+    aborts("scopes_abort_if_waiting_for_a_stream_fails", "cudaErrorIllegalAddress", || {
         let bed = Bed::emulated();
         let emulator = bed.emulator.as_ref().unwrap();
         let file = register(&bed, "data", &pattern(LEN));
@@ -237,7 +237,7 @@ fn a_stream_that_cannot_be_waited_for_aborts_the_process() {
 }
 
 #[test]
-fn a_scope_waits_until_a_capture_has_ended() {
+fn scopes_wait_until_a_capture_ends() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let (file, stream) = (register(&bed, "data", &pattern(LEN)), stream(&bed));
@@ -251,8 +251,8 @@ fn a_scope_waits_until_a_capture_has_ended() {
 }
 
 #[test]
-fn a_captured_transfer_aborts_the_process() {
-    aborts("a_captured_transfer_aborts_the_process", "stream was captured while", || {
+fn scopes_abort_after_a_captured_transfer() {
+    aborts("scopes_abort_after_a_captured_transfer", "stream was captured while", || {
         let bed = Bed::emulated();
         let (file, stream) = (register(&bed, "data", &pattern(LEN)), stream(&bed));
         let mut memory = vec![0; LEN];
@@ -284,8 +284,8 @@ unsafe extern "C" fn silent(
 }
 
 #[test]
-fn a_transfer_that_never_ends_aborts_the_process() {
-    aborts("a_transfer_that_never_ends_aborts_the_process", "did not report the end of a transfer", || {
+fn scopes_abort_if_a_transfer_never_ends() {
+    aborts("scopes_abort_if_a_transfer_never_ends", "did not report the end of a transfer", || {
         let bed = Bed::emulated();
         // SAFETY: it does no more than libcufile may.
         let driver =
@@ -307,8 +307,8 @@ fn a_transfer_that_never_ends_aborts_the_process() {
 }
 
 #[test]
-fn a_buffer_that_panics_when_dropped_aborts_the_process() {
-    aborts("a_buffer_that_panics_when_dropped_aborts_the_process", "dropping a buffer panicked", || {
+fn scopes_abort_if_dropping_a_buffer_panics() {
+    aborts("scopes_abort_if_dropping_a_buffer_panics", "dropping a buffer panicked", || {
         let bed = Bed::emulated();
         let emulator = bed.emulator.as_ref().unwrap();
         let file = register(&bed, "data", &pattern(LEN));

@@ -54,7 +54,7 @@ fn assert_since<T: std::fmt::Debug>(result: Result<T>, name: &str, minor: u32) {
 }
 
 #[test]
-fn the_level_reads_back_as_it_was_set() {
+fn the_level_reads_back_its_value() {
     each_with_statistics(|bed| {
         let statistics = bed.driver.statistics();
         for level in [Level::PerGpu, Level::Detailed, Level::Basic, Level::Off] {
@@ -94,7 +94,7 @@ fn every_level_counts_transfers_and_bytes_in_every_version() {
 }
 
 #[test]
-fn vectored_transfers_are_none_before_1_19() {
+fn vectored_statistics_are_none_before_1_19() {
     each_with_statistics(|bed| {
         count(bed, Level::Basic, "vectored");
         let vectored = bed.driver.statistics().basic().unwrap().vectored;
@@ -106,7 +106,7 @@ fn vectored_transfers_are_none_before_1_19() {
 }
 
 #[test]
-fn a_level_that_is_not_collected_is_an_error_that_says_so() {
+fn reading_an_uncollected_level_is_an_error() {
     each_with_statistics(|bed| {
         let statistics = bed.driver.statistics();
         count(bed, Level::Basic, "basic");
@@ -119,7 +119,7 @@ fn a_level_that_is_not_collected_is_an_error_that_says_so() {
 }
 
 #[test]
-fn reset_clears_what_was_counted() {
+fn reset_clears_the_counters() {
     each_with_statistics(|bed| {
         count(bed, Level::Basic, "first");
         let statistics = bed.driver.statistics();
@@ -132,7 +132,7 @@ fn reset_clears_what_was_counted() {
 }
 
 #[test]
-fn a_level_counts_without_a_start_and_a_start_counts_anew() {
+fn setting_a_level_counts_and_start_resets() {
     each_with_statistics(|bed| {
         let statistics = bed.driver.statistics();
         let bytes = || statistics.basic().unwrap().read.bytes;
@@ -156,7 +156,7 @@ fn a_level_counts_without_a_start_and_a_start_counts_anew() {
 }
 
 #[test]
-fn the_level_may_be_a_parameter_that_is_set_before_opening() {
+fn the_level_can_be_set_before_opening() {
     let emulator = Emulator::start();
     let (library, cuda) = libraries(&emulator);
     let builder = Driver::builder().library(library).cuda(cuda).set(Param::STATS_LEVEL, 2);
@@ -166,7 +166,7 @@ fn the_level_may_be_a_parameter_that_is_set_before_opening() {
 }
 
 #[test]
-fn after_a_stop_statistics_need_a_level() {
+fn statistics_need_a_level_after_stop() {
     each_with_statistics(|bed| {
         count(bed, Level::Basic, "first");
         let statistics = bed.driver.statistics();
@@ -183,7 +183,7 @@ fn after_a_stop_statistics_need_a_level() {
 }
 
 #[test]
-fn older_versions_name_what_they_lack() {
+fn errors_name_the_function_that_old_versions_lack() {
     let bed = Bed::emulated_as("1.14");
     let statistics = bed.driver.statistics();
     assert_since(statistics.level(), "cuFileGetStatsLevel", 15);
@@ -202,7 +202,7 @@ fn older_versions_name_what_they_lack() {
 }
 
 #[test]
-fn a_bar_size_is_in_bytes_and_a_missing_gpu_an_error() {
+fn bar_size_is_in_bytes_and_needs_an_existing_gpu() {
     Bed::each(|bed| {
         if !at_least(bed, 15) {
             return;
@@ -226,7 +226,7 @@ fn a_bar_size_is_in_bytes_and_a_missing_gpu_an_error() {
 }
 
 #[test]
-fn p2p_flags_are_masks_of_one_file_system() {
+fn p2p_flags_belong_to_one_file_system() {
     for version in ["1.16", "1.20"] {
         let bed = Bed::emulated_as(version);
         let driver = &bed.driver;
@@ -238,7 +238,7 @@ fn p2p_flags_are_masks_of_one_file_system() {
 }
 
 #[test]
-fn p2p_flags_that_the_library_refuses_are_named() {
+fn errors_name_refused_p2p_flags() {
     let bed = Bed::emulated();
     let refused = bed.driver.set_p2p_flags(FileSystem::Nvme, P2pFlags::from_bits_retain(1 << 20));
     let text = refused.unwrap_err().to_string();
@@ -263,7 +263,7 @@ fn p2p_flags_can_be_read_for_every_file_system() {
 }
 
 #[test]
-fn a_topology_goes_to_the_path_or_says_that_there_is_none() {
+fn topology_export_writes_the_path_or_names_it() {
     Bed::each(|bed| {
         if !at_least(bed, 17) {
             return;

@@ -23,7 +23,7 @@ fn open(bed: &Bed, name: &str) -> File {
 }
 
 #[test]
-fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
+fn reads_keep_their_place_in_stream_order() {
     Bed::each(|bed| {
         let bytes = pattern(LONG);
         bed.file("ordered", &bytes);
@@ -55,7 +55,7 @@ fn a_read_happens_after_the_streams_work_so_far_and_before_what_comes_later() {
 }
 
 #[test]
-fn a_read_finds_what_the_streams_work_before_it_wrote_to_the_file() {
+fn reads_see_file_changes_by_earlier_stream_work() {
     Bed::each(|bed| {
         bed.file("changed", &[1; 10_000]);
         let file = open(bed, "changed");
@@ -73,7 +73,7 @@ fn a_read_finds_what_the_streams_work_before_it_wrote_to_the_file() {
 }
 
 #[test]
-fn a_write_takes_what_the_streams_work_before_it_left() {
+fn writes_see_memory_changes_by_earlier_stream_work() {
     Bed::each(|bed| {
         let bytes = pattern(LONG);
         let file = open(bed, "written");
@@ -90,7 +90,7 @@ fn a_write_takes_what_the_streams_work_before_it_left() {
 }
 
 #[test]
-fn operations_of_one_stream_follow_each_other() {
+fn operations_of_one_stream_run_in_order() {
     Bed::each(|bed| {
         let file = open(bed, "follow");
         let stream = bed.device.stream().unwrap();
@@ -112,7 +112,7 @@ fn operations_of_one_stream_follow_each_other() {
 }
 
 #[test]
-fn more_streams_than_the_gpu_has_queues_go_on_beside_other_work() {
+fn more_streams_than_hardware_queues_do_not_deadlock() {
     Bed::each(|bed| {
         let bytes = pattern(LONG);
         bed.file("many", &bytes);
@@ -137,7 +137,7 @@ fn more_streams_than_the_gpu_has_queues_go_on_beside_other_work() {
 }
 
 #[test]
-fn reads_and_writes_of_one_stream_share_its_memory() {
+fn reads_and_writes_of_one_stream_interleave() {
     Bed::each(|bed| {
         let file = open(bed, "copies");
         let stream = bed.device.stream().unwrap();
@@ -164,7 +164,7 @@ fn reads_and_writes_of_one_stream_share_its_memory() {
 }
 
 #[test]
-fn zeros_lie_behind_the_end_of_the_file() {
+fn reads_fill_zeros_behind_the_end_of_file() {
     Bed::each(|bed| {
         let bytes = pattern(20_000_000);
         bed.file("zeros", &bytes);
@@ -182,7 +182,7 @@ fn zeros_lie_behind_the_end_of_the_file() {
 }
 
 #[test]
-fn its_memory_is_freed_on_request() {
+fn release_buffers_frees_the_memory_of_streams() {
     Bed::each(|bed| {
         bed.file("freed", &pattern(LONG));
         let file = open(bed, "freed");
@@ -206,7 +206,7 @@ fn its_memory_is_freed_on_request() {
 }
 
 #[test]
-fn the_memory_of_all_streams_is_limited_and_can_be_had_again() {
+fn stream_memory_is_limited_and_reused() {
     const STREAMS: usize = 26;
     const LIMIT: i64 = 400 << 20;
     let bed = Bed::emulated();
@@ -249,7 +249,7 @@ fn the_memory_of_all_streams_is_limited_and_can_be_had_again() {
 }
 
 #[test]
-fn a_failure_is_reported_where_the_count_goes_and_the_stream_goes_on() {
+fn the_stream_continues_after_a_failed_transfer() {
     Bed::each(|bed| {
         bed.file("short", &pattern(1000));
         let file = open(bed, "short");
@@ -269,7 +269,7 @@ fn a_failure_is_reported_where_the_count_goes_and_the_stream_goes_on() {
 }
 
 #[test]
-fn dropping_it_waits_and_forgetting_it_is_no_harm() {
+fn drop_waits_and_forget_is_safe() {
     Bed::each(|bed| {
         let bytes = pattern(LONG);
         bed.file("dropped", &bytes);
@@ -283,7 +283,7 @@ fn dropping_it_waits_and_forgetting_it_is_no_harm() {
 }
 
 #[test]
-fn where_the_driver_cannot_hold_a_stream_back_the_call_waits() {
+fn calls_block_if_the_stream_cannot_wait() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(LONG);
@@ -312,7 +312,7 @@ fn where_the_driver_cannot_hold_a_stream_back_the_call_waits() {
 }
 
 #[test]
-fn a_stream_that_fails_ends_its_transfers() {
+fn a_failed_stream_ends_its_transfers() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("failed", &pattern(LONG));
@@ -378,7 +378,7 @@ enum Direction {
 }
 
 #[test]
-fn one_that_cannot_be_submitted_leaves_those_before_it_alone() {
+fn failed_submissions_do_not_affect_earlier_transfers() {
     for direction in [Direction::Read, Direction::Write] {
         for fault in [
             "cudaLaunchHostFunc err=2",
@@ -391,7 +391,7 @@ fn one_that_cannot_be_submitted_leaves_those_before_it_alone() {
 }
 
 #[test]
-fn a_wait_that_fails_is_not_the_end_of_a_stream_that_goes_on() {
+fn transfers_finish_although_waiting_for_the_event_fails() {
     let bed = Bed::emulated();
     let bytes = pattern(3 << 20);
     bed.file("data", &bytes);
@@ -414,7 +414,7 @@ fn a_wait_that_fails_is_not_the_end_of_a_stream_that_goes_on() {
 }
 
 #[test]
-fn one_whose_stream_has_failed_says_that_it_is_done() {
+fn transfers_of_a_failed_stream_are_done() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(4096));
@@ -432,7 +432,7 @@ fn one_whose_stream_has_failed_says_that_it_is_done() {
 }
 
 #[test]
-fn a_stream_that_is_captured_is_refused() {
+fn captured_streams_are_refused() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(4096));
@@ -454,7 +454,7 @@ fn a_stream_that_is_captured_is_refused() {
 }
 
 #[test]
-fn a_stream_takes_no_more_words_at_a_time_than_cuda_allows() {
+fn word_operations_are_limited_to_the_cuda_maximum() {
     Bed::each(|bed| {
         let stream = bed.device.stream().unwrap();
         let mut words = bed.device.alloc_pinned(4096).unwrap();

@@ -50,7 +50,7 @@ fn filled(bed: &Bed, len_bytes: usize) -> DeviceBuffer {
 }
 
 #[test]
-fn a_read_follows_the_write_before_it_in_the_stream() {
+fn reads_follow_earlier_writes_in_the_stream() {
     Bed::each(|bed| {
         let bytes = pattern(3 * PAGE);
         let file = register(bed, "data", &[]);
@@ -80,7 +80,7 @@ fn a_read_follows_the_write_before_it_in_the_stream() {
 }
 
 #[test]
-fn a_read_is_short_at_the_end_of_the_file_and_empty_beyond_it() {
+fn reads_end_at_the_end_of_the_file() {
     Bed::each(|bed| {
         let bytes = pattern(PAGE + 100);
         let file = register(bed, "data", &bytes);
@@ -94,7 +94,7 @@ fn a_read_is_short_at_the_end_of_the_file_and_empty_beyond_it() {
 }
 
 #[test]
-fn ranges_reach_the_right_bytes_of_host_pinned_device_and_registered_memory() {
+fn ranges_reach_the_right_bytes_of_every_memory_kind() {
     Bed::each(|bed| {
         let bytes = pattern(4 * PAGE);
         let file = register(bed, "data", &bytes);
@@ -125,7 +125,7 @@ fn ranges_reach_the_right_bytes_of_host_pinned_device_and_registered_memory() {
 }
 
 #[test]
-fn a_range_outside_the_buffer_is_refused_and_the_buffer_comes_back() {
+fn ranges_out_of_bounds_return_the_buffer() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let stream = stream(bed, StreamFlags::empty());
@@ -147,7 +147,7 @@ fn a_range_outside_the_buffer_is_refused_and_the_buffer_comes_back() {
 }
 
 #[test]
-fn values_set_from_the_host_count_until_the_transfer_runs() {
+fn host_can_set_late_values_until_the_transfer_runs() {
     Bed::each(|bed| {
         let bytes = pattern(4 * PAGE);
         let file = register(bed, "data", &bytes);
@@ -173,7 +173,7 @@ fn values_set_from_the_host_count_until_the_transfer_runs() {
 }
 
 #[test]
-fn values_set_by_a_function_of_the_stream_count() {
+fn stream_functions_can_set_late_values() {
     Bed::each(|bed| {
         let bytes = pattern(4 * PAGE);
         let file = register(bed, "data", &bytes);
@@ -202,7 +202,7 @@ fn values_set_by_a_function_of_the_stream_count() {
 }
 
 #[test]
-fn no_late_value_reaches_beyond_the_buffer() {
+fn late_values_cannot_reach_beyond_the_buffer() {
     let bed = Bed::emulated();
     let stream = stream(&bed, StreamFlags::empty());
     let late = stream.late_bound(&registered(&bed, vec![0; 100]), 10, 60, 0).unwrap();
@@ -226,7 +226,7 @@ fn no_late_value_reaches_beyond_the_buffer() {
 }
 
 #[test]
-fn late_values_count_from_the_address_that_was_registered() {
+fn late_offsets_count_from_the_registered_address() {
     Bed::each(|bed| {
         let bytes = pattern(2 * PAGE);
         let file = register(bed, "data", &bytes);
@@ -252,7 +252,7 @@ fn late_values_count_from_the_address_that_was_registered() {
 }
 
 #[test]
-fn the_buffer_offset_is_late_only_in_registered_memory() {
+fn only_registered_memory_allows_a_late_buffer_offset() {
     Bed::each(|bed| {
         let bytes = pattern(PAGE);
         let file = register(bed, "data", &bytes);
@@ -272,7 +272,7 @@ fn the_buffer_offset_is_late_only_in_registered_memory() {
 }
 
 #[test]
-fn what_the_flags_fix_cannot_be_set_late() {
+fn values_fixed_by_flags_cannot_be_set_late() {
     let bed = Bed::emulated();
     let buffer = registered(&bed, vec![0; 100]);
     let fixed = |flags| stream(&bed, flags).late_bound(&buffer, 0, 60, 0).unwrap();
@@ -297,7 +297,7 @@ fn what_the_flags_fix_cannot_be_set_late() {
 }
 
 #[test]
-fn what_the_flags_promise_to_be_aligned_is_checked() {
+fn page_aligned_flag_refuses_unaligned_arguments() {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(PAGE));
     let stream = stream(&bed, StreamFlags::PAGE_ALIGNED_INPUTS);
@@ -319,7 +319,7 @@ fn what_the_flags_promise_to_be_aligned_is_checked() {
 }
 
 #[test]
-fn arguments_serve_only_the_buffer_and_the_flags_that_they_were_made_for() {
+fn late_arguments_fit_only_their_buffer_and_flags() {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(PAGE));
     let (late_stream, fixed) = (stream(&bed, StreamFlags::empty()), stream(&bed, StreamFlags::all()));
@@ -335,7 +335,7 @@ fn arguments_serve_only_the_buffer_and_the_flags_that_they_were_made_for() {
 }
 
 #[test]
-fn the_default_stream_and_a_stream_made_elsewhere_work() {
+fn default_and_foreign_streams_work() {
     Bed::each(|bed| {
         let bytes = pattern(PAGE);
         let file = register(bed, "data", &bytes);
@@ -353,7 +353,7 @@ fn the_default_stream_and_a_stream_made_elsewhere_work() {
 }
 
 #[test]
-fn file_and_stream_live_until_the_transfer_is_over() {
+fn transfers_keep_file_and_stream_alive() {
     Bed::each(|bed| {
         let bytes = pattern(PAGE);
         let file = register(bed, "data", &bytes);
@@ -382,7 +382,7 @@ fn file_and_stream_live_until_the_transfer_is_over() {
 }
 
 #[test]
-fn a_stream_that_did_io_is_deregistered_only_when_no_other_such_stream_lives() {
+fn used_streams_are_deregistered_when_the_last_one_drops() {
     Bed::each(|bed| {
         let bytes = pattern(PAGE);
         let file = register(bed, "data", &bytes);
@@ -420,7 +420,7 @@ fn a_stream_that_did_io_is_deregistered_only_when_no_other_such_stream_lives() {
 }
 
 #[test]
-fn a_stream_kept_registered_is_registered_again_without_asking_libcufile() {
+fn kept_streams_register_again_without_a_libcufile_call() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let read = |stream: &RegisteredStream| {
@@ -448,7 +448,7 @@ fn a_stream_kept_registered_is_registered_again_without_asking_libcufile() {
 }
 
 #[test]
-fn who_registers_a_stream_again_shares_the_registration_until_the_last_one_goes() {
+fn repeated_registrations_of_a_stream_share_one() {
     Bed::each(|bed| {
         let bytes = pattern(PAGE);
         let file = register(bed, "data", &bytes);
@@ -481,7 +481,7 @@ fn who_registers_a_stream_again_shares_the_registration_until_the_last_one_goes(
 }
 
 #[test]
-fn the_default_streams_of_two_devices_are_one_to_libcufile() {
+fn default_streams_of_two_devices_share_one_registration() {
     let bed = Bed::emulated();
     let default = |gpu| {
         let stream = bed.driver.cuda().device(gpu).unwrap().default_stream();
@@ -494,7 +494,7 @@ fn the_default_streams_of_two_devices_are_one_to_libcufile() {
 }
 
 #[test]
-fn streams_are_known_by_handle_and_library() {
+fn registrations_are_keyed_by_handle_and_library() {
     let (bed, other) = (Bed::emulated(), Bed::emulated());
     let register = |bed: &Bed, raw: usize, flags| {
         // SAFETY: the null stream, by either of its handles.
@@ -513,7 +513,7 @@ fn streams_are_known_by_handle_and_library() {
 }
 
 #[test]
-fn one_of_several_kept_streams_is_registered_again() {
+fn any_kept_stream_can_be_registered_again() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(PAGE));
@@ -534,7 +534,7 @@ fn one_of_several_kept_streams_is_registered_again() {
 }
 
 #[test]
-fn a_failed_transfer_is_one_error_with_its_errno() {
+fn failed_transfers_are_one_error_with_errno() {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(PAGE));
     let stream = stream(&bed, StreamFlags::empty());
@@ -546,7 +546,7 @@ fn a_failed_transfer_is_one_error_with_its_errno() {
 }
 
 #[test]
-fn threads_may_register_one_stream_and_let_it_go_at_the_same_time() {
+fn threads_can_register_and_drop_one_stream_concurrently() {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(PAGE));
     in_threads((0..4).map(|thread| {
@@ -565,7 +565,7 @@ fn threads_may_register_one_stream_and_let_it_go_at_the_same_time() {
 }
 
 #[test]
-fn a_stream_in_use_is_not_deregistered() {
+fn streams_in_use_are_not_deregistered() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let stream = stream(bed, StreamFlags::empty());
@@ -578,7 +578,7 @@ fn a_stream_in_use_is_not_deregistered() {
 }
 
 #[test]
-fn a_stream_that_cannot_be_deregistered_is_not_destroyed() {
+fn failed_deregistration_keeps_the_stream() {
     for uses in [false, true] {
         let bed = Bed::emulated();
         let emulator = bed.emulator.as_ref().unwrap();
@@ -624,7 +624,7 @@ fn open_soon(gate: Gate, life: &Arc<support::Life>) -> thread::JoinHandle<()> {
 }
 
 #[test]
-fn dropping_an_operation_waits_before_the_buffer_is_freed() {
+fn drop_waits_before_freeing_the_buffer() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let stream = stream(bed, StreamFlags::empty());
@@ -639,7 +639,7 @@ fn dropping_an_operation_waits_before_the_buffer_is_freed() {
 }
 
 #[test]
-fn a_panic_with_an_operation_in_flight_waits_before_the_buffer_is_freed() {
+fn unwinding_waits_before_freeing_the_buffer() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let stream = stream(bed, StreamFlags::empty());
@@ -656,7 +656,7 @@ fn a_panic_with_an_operation_in_flight_waits_before_the_buffer_is_freed() {
 }
 
 #[test]
-fn a_forgotten_operation_leaks_what_libcufile_uses() {
+fn forgotten_operations_leak_memory_in_use() {
     Bed::each(|bed| {
         let bytes = pattern(PAGE);
         let file = register(bed, "data", &bytes);
@@ -689,7 +689,7 @@ fn a_forgotten_operation_leaks_what_libcufile_uses() {
 }
 
 #[test]
-fn a_failing_call_gives_the_buffer_back() {
+fn failed_calls_return_the_buffer() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(PAGE));
@@ -733,7 +733,7 @@ unsafe extern "C" fn queue_and_fail(
 }
 
 #[test]
-fn a_refused_call_keeps_the_buffer_until_the_stream_has_passed() {
+fn refused_calls_keep_the_buffer_until_the_stream_passes() {
     let bed = Bed::emulated();
     let queue_and_fail = |functions: &mut Functions| {
         REAL_READ.set(functions.cuFileReadAsync).unwrap();
@@ -770,7 +770,7 @@ fn a_refused_call_keeps_the_buffer_until_the_stream_has_passed() {
 }
 
 #[test]
-fn a_capture_begun_while_a_transfer_is_submitted_leaks_the_buffer() {
+fn a_capture_begun_during_submission_leaks_the_buffer() {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(PAGE));
     let stream = stream(&bed, StreamFlags::empty());
@@ -784,7 +784,7 @@ fn a_capture_begun_while_a_transfer_is_submitted_leaks_the_buffer() {
 }
 
 #[test]
-fn a_failed_transfer_is_told_in_every_form_and_gives_the_buffer_back() {
+fn failed_transfers_of_every_form_return_the_buffer() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(PAGE));
@@ -806,7 +806,7 @@ fn a_failed_transfer_is_told_in_every_form_and_gives_the_buffer_back() {
 }
 
 #[test]
-fn a_buffer_is_leaked_if_cuda_cannot_tell_whether_the_transfer_is_over() {
+fn buffers_leak_if_waiting_for_the_transfer_fails() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(PAGE));
@@ -826,7 +826,7 @@ fn a_buffer_is_leaked_if_cuda_cannot_tell_whether_the_transfer_is_over() {
 }
 
 #[test]
-fn an_operation_whose_event_could_not_be_recorded_waits_for_the_stream() {
+fn operations_without_an_event_wait_for_the_stream() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(PAGE);
@@ -859,7 +859,7 @@ fn files_and_streams_of_another_library_are_refused() {
 }
 
 #[test]
-fn one_stream_serves_many_threads() {
+fn many_threads_can_share_one_stream() {
     Bed::each(|bed| {
         let bytes = pattern(64 * PAGE);
         let file = register(bed, "data", &bytes);
@@ -880,7 +880,7 @@ fn one_stream_serves_many_threads() {
 }
 
 #[test]
-fn a_function_called_by_the_stream_may_panic() {
+fn streams_survive_panicking_host_functions() {
     /// A payload that panics once more when it is dropped.
     struct Bomb;
 
@@ -933,7 +933,7 @@ unsafe extern "C" fn launch_twice(
 }
 
 #[test]
-fn a_host_function_is_called_once_at_most_and_not_after_an_error() {
+fn host_functions_run_at_most_once() {
     let emulator = Emulator::start();
     let (_, plain) = libraries(&emulator);
     let mut functions = *emulator.runtime();
@@ -959,7 +959,7 @@ fn a_host_function_is_called_once_at_most_and_not_after_an_error() {
 }
 
 #[test]
-fn a_stream_that_is_captured_is_refused() {
+fn captured_streams_are_refused() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = Arc::new(FileHandle::register(&bed.driver, bed.file("data", &[1; PAGE])).unwrap());
@@ -993,7 +993,7 @@ const SUCCESS: CUfileError_t =
     CUfileError_t { err: CUfileOpError::CU_FILE_SUCCESS, cu_err: CUresult::CUDA_SUCCESS };
 
 #[test]
-fn a_transfer_given_up_without_a_word_is_an_error_and_leaks() {
+fn transfers_without_a_byte_count_are_errors_and_leak() {
     unsafe extern "C" fn silent(
         _: CUfileHandle_t,
         _: *mut c_void,
@@ -1025,7 +1025,7 @@ fn a_transfer_given_up_without_a_word_is_an_error_and_leaks() {
 }
 
 #[test]
-fn submissions_to_one_stream_never_meet_in_libcufile() {
+fn submissions_to_one_stream_are_serialised() {
     static INSIDE: AtomicUsize = AtomicUsize::new(0);
     static MET: AtomicBool = AtomicBool::new(false);
     unsafe extern "C" fn slow(
@@ -1067,7 +1067,7 @@ fn submissions_to_one_stream_never_meet_in_libcufile() {
 }
 
 #[test]
-fn page_aligned_inputs_are_checked_for_the_buffer_that_is_read_into() {
+fn page_alignment_is_checked_for_the_target_buffer() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(4 * PAGE));

@@ -188,7 +188,7 @@ fn reads_and_writes_go_to_the_implementation() {
 }
 
 #[test]
-fn errors_and_panics_of_the_implementation_reach_the_caller_as_errno() {
+fn implementation_errors_and_panics_reach_callers_as_errno() {
     let (_emulator, driver) = open();
     let (file, _) = memory(b"0123456789");
     let file = registered(&driver, file).unwrap();
@@ -202,7 +202,7 @@ fn errors_and_panics_of_the_implementation_reach_the_caller_as_errno() {
 }
 
 #[test]
-fn network_devices_and_their_priorities_are_passed_on() {
+fn libcufile_receives_network_devices_and_priorities() {
     let (_emulator, driver) = open();
     let (file, _) = memory(b"");
     let file = registered(&driver, file).unwrap();
@@ -220,7 +220,7 @@ fn network_devices_and_their_priorities_are_passed_on() {
 }
 
 #[test]
-fn the_implementation_lives_until_it_is_deregistered_and_no_longer() {
+fn the_implementation_is_dropped_at_deregistration() {
     let (_emulator, driver) = open();
     let (file, alive) = memory(b"0123456789");
     let file = registered(&driver, file).unwrap();
@@ -244,7 +244,7 @@ fn the_implementation_lives_until_it_is_deregistered_and_no_longer() {
 }
 
 #[test]
-fn a_userspace_file_has_no_descriptor_to_ask_about() {
+fn userspace_files_have_no_descriptor() {
     let (_emulator, driver) = open();
     let file = registered(&driver, memory(b"").0).unwrap();
     assert!(file.descriptor().is_none());

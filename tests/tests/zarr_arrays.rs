@@ -59,7 +59,7 @@ fn on_device(bed: &Bed, bytes: &[u8]) -> DeviceBuffer {
 }
 
 #[test]
-fn arrays_go_from_the_gpu_to_files_and_back() {
+fn zarr_arrays_round_trip_from_the_gpu() {
     Bed::each(|bed| {
         for shape in SHAPES {
             for (policy, codecs) in
@@ -79,7 +79,7 @@ fn arrays_go_from_the_gpu_to_files_and_back() {
 }
 
 #[test]
-fn a_region_is_read_into_a_part_of_a_buffer() {
+fn regions_are_read_into_parts_of_a_buffer() {
     Bed::each(|bed| {
         for (policy, codecs) in [(POLICIES[0], RAW), (POLICIES[1], RAW), (POLICIES[1], GZIP)] {
             let array = array(bed, policy, SHAPES[1], codecs);
@@ -101,7 +101,7 @@ fn a_region_is_read_into_a_part_of_a_buffer() {
 }
 
 #[test]
-fn missing_chunks_have_the_fill_value_on_the_gpu() {
+fn missing_chunks_read_as_fill_value_on_the_gpu() {
     Bed::each(|bed| {
         for (policy, codecs) in [(POLICIES[0], RAW), (POLICIES[1], RAW), (POLICIES[1], GZIP)] {
             for (shape, missing) in [(SHAPES[1], "1/1"), (SHAPES[3], "1")] {
@@ -126,7 +126,7 @@ fn missing_chunks_have_the_fill_value_on_the_gpu() {
 }
 
 #[test]
-fn what_fails_is_named() {
+fn errors_name_the_array() {
     for (fault, codecs) in [
         ("fault cudaMemcpyAsync err=700 times=all", RAW),
         ("fault cudaMemcpyAsync err=700 times=all", GZIP),

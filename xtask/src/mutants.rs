@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_follows_from_its_seed() {
+    fn the_seed_determines_the_sample() {
         let names: Vec<_> = (0..1000).map(|number| format!("{number:04}")).collect();
         let reversed: Vec<_> = names.iter().rev().cloned().collect();
         let one = sample(names.clone(), 100, 1);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn options_have_numbers() {
+    fn count_and_seed_options_need_numbers() {
         assert_eq!(Options::parse(&[]).unwrap(), Options { count: 100, seed: 1, list: false });
         let all = ["--count", "20", "--seed", "7", "--list"];
         assert_eq!(Options::parse(&all).unwrap(), Options { count: 20, seed: 7, list: true });

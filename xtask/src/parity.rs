@@ -70,7 +70,7 @@ fn tables() -> String {
 }
 
 #[test]
-fn every_file_linked_to_is_there() {
+fn every_linked_file_exists() {
     let text = tables();
     let links = parts(&text).into_iter().filter_map(|part| match part {
         Part::Link(target) => Some(workspace().join(FOLDER).join(target)),
@@ -83,7 +83,7 @@ fn every_file_linked_to_is_there() {
 }
 
 #[test]
-fn every_item_and_test_named_is_in_its_file_and_every_row_has_both() {
+fn rows_name_existing_items_and_tests() {
     let text = tables();
     let rows = rows(&text);
     assert!(rows.len() > 40, "the rows were found: {}", rows.len());
@@ -120,13 +120,13 @@ fn every_claim_about_security_names_a_test() {
 }
 
 #[test]
-fn a_name_belongs_to_the_link_before_it() {
+fn names_belong_to_the_link_before_them() {
     let cell = "`open`, [`a.rs`](../a.rs) `File::open`, `close`; see [docs](https://x.y)";
     assert_eq!(
         parts(cell),
         [Part::Code("open"), Part::Link("../a.rs"), Part::Code("File::open"), Part::Code("close")]
     );
-    let here = "[`parity.rs`](../xtask/src/parity.rs) `a_name_belongs_to_the_link_before_it`, `nonsense`";
+    let here = "[`parity.rs`](../xtask/src/parity.rs) `names_belong_to_the_link_before_them`, `nonsense`";
     // Put together, so that it is not in this file.
     let nonsense = here.replace("nonsense", &["no", "such", "thing"].join("_"));
     assert_eq!(missing(FOLDER, &nonsense, |source, name| source.contains(name)).len(), 1);

@@ -135,14 +135,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chart_shows_the_figures_of_benchmarks() {
+    fn the_chart_shows_the_figures_of_benchmarks() {
         let read = |name: &str| fs::read_to_string(workspace().join(name)).unwrap();
         let drawn = draw(&read(BENCHMARKS)).unwrap();
         assert!(drawn == read(CHART), "run `cargo xtask speed-chart`");
     }
 
     #[test]
-    fn figures_are_the_first_numbers_of_cells() {
+    fn figures_are_the_first_number_in_each_cell() {
         let table = "| case | a | b | c |\n|---|---|---|---|\n| read | **53.1** @16 | 1.84 | |\n";
         assert_eq!(figures(table, "read").unwrap(), [53.1, 1.84]);
         assert!(figures(table, "write").unwrap_err().to_string().contains("\"write\""));

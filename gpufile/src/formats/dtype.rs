@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_back_to_their_types() {
+    fn dtypes_parse_from_their_names() {
         for dtype in SAFETENSORS {
             assert_eq!(Dtype::from_safetensors(dtype.name()), Some(dtype));
         }
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn safetensors_ranks_do_not_fall_as_whole_bytes_grow() {
+    fn safetensors_ranks_order_dtypes_by_size() {
         let bytes: Vec<u32> = SAFETENSORS.iter().map(|dtype| dtype.size_bits().max(8)).collect();
         assert!(bytes.is_sorted());
     }

@@ -429,14 +429,14 @@ mod tests {
     use crate::formats::clip::clip;
 
     #[test]
-    fn a_hostile_name_is_escaped_and_cut() {
+    fn errors_escape_and_truncate_hostile_names() {
         let tensor = Some(clip(&"\n\u{1b}[31m".repeat(1000)));
         let text = FormatError::SizeOverflow { tensor }.to_string();
         assert!(!text.contains(char::is_control) && text.len() < 4096, "{text}");
     }
 
     #[test]
-    fn the_tensor_and_the_place_are_in_the_text() {
+    fn errors_name_the_tensor_and_the_position() {
         let error = FormatError::Missing { key: "dtype", tensor: Some("w".into()), offset: Some(40) };
         assert_eq!(error.to_string(), r#"tensor "w": "dtype" is missing, at byte 40 of the file"#);
         assert_eq!((error.tensor(), error.offset()), (Some("w"), Some(40)));

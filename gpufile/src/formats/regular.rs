@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_not_left_without_blocking() {
+    fn opened_files_block_again() {
         let file = open_plain(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
         // SAFETY: takes integers.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };

@@ -60,7 +60,7 @@ fn blocks_are_stored_and_loaded_in_any_order() {
 }
 
 #[test]
-fn a_block_in_flight_is_nobody_elses() {
+fn blocks_in_flight_cannot_be_used() {
     let (mut agent, _, file) = agent();
     let list = [0, 1].map(|block| Descriptor { block, file, offset: (block * BLOCK) as u64 });
     let storing = agent.start(Direction::Store, &list).expect("started");
@@ -72,7 +72,7 @@ fn a_block_in_flight_is_nobody_elses() {
 }
 
 #[test]
-fn a_transfer_that_is_refused_leaves_all_blocks_in_place() {
+fn refused_transfers_leave_all_blocks_in_place() {
     let (mut agent, _, file) = agent();
     let at = |block, file| Descriptor { block, file, offset: 0 };
     for (list, word) in [
@@ -90,7 +90,7 @@ fn a_transfer_that_is_refused_leaves_all_blocks_in_place() {
 }
 
 #[test]
-fn fewer_bytes_tell_the_end_of_a_file() {
+fn short_counts_show_the_end_of_the_file() {
     let (mut agent, contents, file) = agent();
     contents.write_all_at(&pattern(0, BLOCK + 100), 0).expect("written");
     let list = [0, 1, 2].map(|block| Descriptor { block, file, offset: (block * BLOCK) as u64 });
@@ -103,7 +103,7 @@ fn fewer_bytes_tell_the_end_of_a_file() {
 }
 
 #[test]
-fn a_transfer_that_fails_gives_its_blocks_back() {
+fn failed_transfers_give_their_blocks_back() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("read-only");
     std::fs::write(&path, pattern(0, BLOCK)).expect("a file");

@@ -128,7 +128,7 @@ fn run_cases(bed: &Bed, folder: &Path, cases: u64, seed: u64, small: bool, sum: 
 }
 
 #[test]
-fn acknowledged_bytes_stay_whatever_fails() {
+fn acknowledged_bytes_survive_every_fault() {
     let _turn = turn();
     let cases = from_env("CUFILE_TEST_CASES").unwrap_or(DEFAULT_CASES);
     let seed = seed();
@@ -170,8 +170,8 @@ fn acknowledged_bytes_stay_whatever_fails() {
 }
 
 #[test]
-fn acknowledged_bytes_stay_on_mounted_file_systems() {
-    const NAME: &str = "acknowledged_bytes_stay_on_mounted_file_systems";
+fn acknowledged_bytes_survive_faults_on_mounted_file_systems() {
+    const NAME: &str = "acknowledged_bytes_survive_faults_on_mounted_file_systems";
     let _turn = turn();
     let require = env::var_os("CUFILE_REQUIRE_MOUNTS").is_some_and(|value| value == "1");
     match mounts::is_inside() {
@@ -205,7 +205,7 @@ fn acknowledged_bytes_stay_on_mounted_file_systems() {
 }
 
 #[test]
-fn a_save_fails_where_its_file_cannot_be_looked_at() {
+fn saves_fail_when_statx_fails() {
     let _turn = turn();
     let folder = &folders()[0];
     let path = folder.path().join("array.npy");
@@ -246,7 +246,7 @@ fn found_in(seeds: u64, fault: impl Fn(u64) -> Fault) -> u64 {
 }
 
 #[test]
-fn lost_bytes_and_leaks_are_found() {
+fn the_check_finds_lost_bytes_and_leaks() {
     let _turn = turn();
     let found = found_in(20, |seed| Fault::of_c(interpose::PWRITE, Effect::LeavesOutTheLast, seed % 4, 1));
     assert!(found >= 5, "bytes that were not written: found in {found} cases");

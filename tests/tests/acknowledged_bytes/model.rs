@@ -75,7 +75,7 @@ impl Expected {
 }
 
 #[test]
-fn the_model_tells_lost_bytes_from_doubtful_ones() {
+fn model_distinguishes_lost_bytes_from_uncertain_bytes() {
     let noise: Vec<u8> = (1..=100).collect();
     let mut expected = Expected::new(vec![0; 10]);
     expected.acknowledge(2, &noise[..4]);

@@ -303,12 +303,12 @@ fn strike(scenarios: &[Scenario], most: usize, is_exact: bool) -> usize {
 }
 
 #[test]
-fn cufile_reports_every_failure_and_keeps_nothing() {
+fn cufile_reports_every_failure_and_leaks_nothing() {
     println!("{} cases", strike(scenarios::SCENARIOS, usize::MAX, true));
 }
 
 #[test]
-fn the_engine_reports_or_mends_every_failure() {
+fn the_engine_reports_or_handles_every_failure() {
     println!("{} cases", strike(engine::SCENARIOS, 16, false));
 }
 

@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_tells_fast_paths_from_fallbacks() {
+    fn exit_status_tells_direct_routes_from_fallbacks() {
         for (route, expected) in [
             (RouteKind::Gds, 0),
             (RouteKind::P2pDma, 0),

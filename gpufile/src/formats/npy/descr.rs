@@ -190,7 +190,7 @@ mod tests {
     // Each pair as numpy 2.4 has it: `numpy.dtype(left).str == right`.
     #[test]
     #[cfg(target_endian = "little")]
-    fn spellings_become_those_of_numpy() {
+    fn descrs_print_like_numpy() {
         for (given, canonical, bytes) in [
             ("?", "|b1", 1),
             ("|?", "|b1", 1),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_numpy_cannot_read_without_objects_is_refused() {
+    fn descrs_outside_plain_numpy_are_refused() {
         for text in [
             "", "<", "<f", "f1", "i3", "b2", "c4", "B1", "M4[s]", "M8[]", "M8[2 s]", "M8[ns", "<f4[ns]", "O8",
         ] {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn dtypes_come_back_from_their_descr() {
+    fn dtypes_round_trip_through_descr() {
         for descr in [
             "|b1", "|u1", "<u2", "<u4", "<u8", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16",
         ] {

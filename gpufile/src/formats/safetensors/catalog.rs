@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_in_two_files_is_refused_with_both() {
+    fn duplicate_names_are_refused_with_both_files() {
         let refused = Catalog::new(vec![header(&["a"]), header(&["b"]), header(&["a"])]);
         assert_eq!(refused.err(), Some(("a".to_owned(), [0, 2])));
     }

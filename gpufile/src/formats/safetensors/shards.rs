@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shards_are_known_by_their_names() {
+    fn shards_are_recognised_by_their_names() {
         for model in ["model.safetensors", "a.b.c", "model", ".hidden", "é-1.x"] {
             let names = ShardNames::new(model).unwrap();
             for name in [names.name(1, 1), names.name(100_000, 100_001)] {

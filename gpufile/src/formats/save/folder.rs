@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_locked_folder_is_waited_for() {
+    fn locking_waits_for_a_locked_folder() {
         // On other file systems there may be no locks.
         let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
         let folder = || Folder::open(&place.path().join("a"), false).unwrap();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_own_file_systems_are_not_local() {
+    fn kernel_file_systems_are_not_local() {
         assert!(!is_local(&fs::File::open("/proc").unwrap()));
         if let Ok(memory) = fs::File::open("/dev/shm") {
             assert!(is_local(&memory));

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_locks_only_old_files_are_left_behind() {
+    fn without_locks_only_old_files_are_removed() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("temporary");
         let mut folder = Folder::open(&path, false).unwrap();

@@ -33,7 +33,7 @@ mod tests {
     use crate::formats::random::random;
 
     #[test]
-    fn only_names_that_are_given_count_as_temporary() {
+    fn only_generated_names_count_as_temporary() {
         let long = "x".repeat(255);
         for name in ["a", "a.b", ".hidden", "é", &long] {
             let temporary = temporary_name(OsStr::new(name), random().unwrap());

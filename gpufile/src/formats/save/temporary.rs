@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_renamed_file_is_not_removed_under_its_old_name() {
+    fn drop_removes_only_files_that_were_not_renamed() {
         for is_renamed in [false, true] {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("a");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_locked_for_as_long_as_it_is_written() {
+    fn temporary_files_are_locked_while_written() {
         // On other file systems there may be no locks.
         let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
         let target = place.path().join("a");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_removed_before_its_lock_is_not_used() {
+    fn files_removed_before_locking_are_not_used() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let create =

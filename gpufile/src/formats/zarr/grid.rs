@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_without_an_element_in_the_region_is_refused() {
+    fn chunks_outside_the_region_are_refused() {
         let meets = |origin, len| {
             let extent = Extent { origin: vec![origin], shape: vec![len], len_bytes: len };
             extent.meeting(&[100..200]).is_ok()

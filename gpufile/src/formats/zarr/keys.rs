@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_could_leave_the_folder_are_not_plain() {
+    fn keys_that_leave_the_folder_are_not_plain() {
         for key in ["a", "a/b", "a/.b", "..a", "a../b", "...", "a b/ä"] {
             assert!(is_plain(key), "{key:?}");
         }
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_change_letters_and_chunks_and_nothing_else() {
+    fn key_rules_change_only_case_and_chunk_separators() {
         let lower = KeyRules { lower_case: true, nested: false };
         assert_eq!(lower.apply("Ab/C.0"), "ab/c.0");
         let nested = KeyRules { lower_case: false, nested: true };

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_its_turn_once() {
+    fn every_number_is_handed_out_once() {
         for (count, step, threads) in [(0, 3, 4), (1, 3, 4), (100, 3, 4), (100, 200, 2), (7, 0, 1)] {
             let seen = Mutex::new(Vec::new());
             share(count, step, threads, |turn| {
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_the_work() {
+    fn a_failure_ends_the_loop() {
         let calls = AtomicU64::new(0);
         let outcome = share(u64::MAX, 1, 3, |turn| {
             calls.fetch_add(1, Ordering::Relaxed);

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_whole_in_chunk_and_region_is_one_run() {
+    fn contiguous_elements_form_one_run() {
         assert_eq!(runs(&[], &[], &[]), (2, vec![(0, 0)]));
         assert_eq!(runs(&[4], &[4], &[0..20]), (8, vec![(0, 8)]));
         assert_eq!(runs(&[4, 0], &[2, 3], &[0..10, 0..3]), (12, vec![(0, 24)]));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_chunk_are_runs_of_a_wider_region() {
+    fn chunk_rows_form_runs_in_wider_regions() {
         assert_eq!(runs(&[0, 3], &[2, 3], &[0..2, 0..9]), (6, vec![(0, 6), (6, 24)]));
         assert_eq!(runs(&[0, 3], &[2, 3], &[1..2, 4..5]), (2, vec![(8, 0)]));
         // An edge chunk, of which one column is in the array.

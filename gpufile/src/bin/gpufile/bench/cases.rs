@@ -425,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_was_there_is_not_removed() {
+    fn existing_files_are_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let (options, taken) = (File::options().write(true), Fresh::beside(&path, 0));

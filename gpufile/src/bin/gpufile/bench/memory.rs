@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_byte_in_the_first_the_last_or_the_only_range_is_found() {
+    fn compare_finds_one_wrong_byte_in_any_range() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let bytes: Vec<u8> = (0..100_000).map(|i| (i / 251) as u8).collect();
         fs::write(file.path(), &bytes).unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_read_is_found() {
+    fn compare_finds_bytes_that_were_not_read() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), [7; 4096]).unwrap();
         let mut memory = HostMemory::new(4096);

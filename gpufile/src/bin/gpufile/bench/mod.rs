@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_is_named_by_its_name_and_by_groups_that_are_no_case() {
+    fn cases_are_selected_by_name_or_group() {
         let selected = |wanted: &str| -> Vec<&str> {
             CASES.iter().map(|case| case.name).filter(|name| names(wanted, name)).collect()
         };
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_case_starts_from_nothing() {
+    fn first_byte_is_the_first_case() {
         assert_eq!(CASES[0].name, "first-byte");
     }
 }
