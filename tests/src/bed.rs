@@ -1,4 +1,4 @@
-//! The libraries that a test of cufile or gpufile runs on: the emulator, and the real one where there is one.
+//! The libraries for a test of cufile or gpufile: the emulator, and the real ones if the host has them.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +16,7 @@ use crate::Emulator;
 
 /// An open driver, a device and a folder for files.
 pub struct Bed {
-    // Dropped in this order: what refers to the driver, the driver, the turn with the real library.
+    // Dropped in this order: users of the driver, the driver, the turn with the real library.
     /// GPU 0.
     pub device: Device,
     /// The open driver.
@@ -96,8 +96,8 @@ impl Bed {
     }
 }
 
-/// Creates a folder on each file system at hand: that of `CUFILE_TEST_DIR`, one in memory, and those of
-/// temporary files and of the test program, of which one is often on a disk.
+/// Creates a folder on each file system at hand: that of `CUFILE_TEST_DIR`, one in memory, that of temporary files,
+/// and that of the test program. One of the last two is often on a disk.
 pub fn folders() -> Vec<TempDir> {
     let program = env::current_exe().expect("the path of this program");
     let roots = [
@@ -121,17 +121,17 @@ pub fn folders() -> Vec<TempDir> {
     folders
 }
 
-/// Returns the emulator as the crate `cufile` wants its libraries.
+/// Returns the emulator as libraries of the crate `cufile`.
 pub fn libraries(emulator: &Emulator) -> (Library, Cuda) {
     let library = Library::from_sys(emulator.cufile()).expect("the emulator has a version");
     let cuda = Cuda::from_sys(emulator.driver(), emulator.runtime()).expect("the emulator has a GPU");
     (library, cuda)
 }
 
-/// Opens the driver on the emulator, some of whose functions are others.
+/// Opens the driver on the emulator, with some functions replaced.
 ///
 /// # Safety
-/// These must do no more than libcufile's may.
+/// The replacements must keep the contract of libcufile's functions.
 pub unsafe fn open_with(emulator: &Emulator, replace: impl FnOnce(&mut Functions)) -> Driver {
     let (library, cuda) = libraries(emulator);
     let mut functions = *library.functions();
@@ -142,7 +142,7 @@ pub unsafe fn open_with(emulator: &Emulator, replace: impl FnOnce(&mut Functions
     Driver::builder().library(library).cuda(cuda).open().expect("the emulated driver opens")
 }
 
-/// Bytes that differ from place to place, so that a shifted or repeated range is noticed.
+/// Returns bytes that differ from place to place, so that a test notices a shifted or repeated range.
 pub fn pattern(len_bytes: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut bytes = Vec::with_capacity(len_bytes + 8);

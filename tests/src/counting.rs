@@ -1,5 +1,5 @@
-//! An allocator that counts, for tests of what allocates nothing. Such a test has a program to itself, and makes
-//! [`Counting`] its global allocator.
+//! An allocator that counts, for tests of code without allocations. Such a test is the only one of its program, and
+//! makes [`Counting`] the global allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -24,16 +24,16 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Counts the allocations of all threads while `work` is done five times.
+/// Counts the allocations of all threads while `work` runs five times.
 pub fn allocations_at_first(mut work: impl FnMut()) -> usize {
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     (0..5).for_each(|_| work());
     ALLOCATIONS.load(Ordering::Relaxed) - before
 }
 
-/// The same, when each worker has met such work before.
+/// Does the same after each worker has done such work once.
 pub fn allocations(mut work: impl FnMut()) -> usize {
-    // It is chance which worker does what; one that does a part for the first time allocates once and for all.
+    // Workers share the work by chance. A worker allocates only when it does a part for the first time.
     (0..40).map(|_| allocations_at_first(&mut work)).find(|count| *count == 0).unwrap_or(usize::MAX)
 }
 

@@ -1,4 +1,4 @@
-//! The emulator for one test: a copy of its own, loaded under the version that it poses as.
+//! The emulator for one test: a separate copy, loaded as the version that the test asks for.
 
 use std::env;
 use std::ffi::{CString, c_char, c_longlong};
@@ -14,17 +14,17 @@ const FILE_NAME: &str = "libcufile_emulator.so";
 
 type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
 
-/// A running emulator, with memory, faults and counters that no other has.
+/// A running emulator, with separate memory, faults and counters.
 ///
-/// The dynamic loader knows a library by its file, so each emulator is loaded from a copy. The copy is removed on
-/// drop, the library itself is never unloaded.
+/// The dynamic loader knows a library by its file, so each emulator is loaded from a copy. Dropping removes the copy;
+/// the library itself is never unloaded.
 pub struct Emulator {
     path: TempPath,
     control: Control,
 }
 
 impl Emulator {
-    /// Every libcufile that the project answers for, oldest first, with the number that it reports.
+    /// Every supported libcufile, oldest first, with the number that it reports.
     pub const VERSIONS: [(&str, i32); 9] = [
         ("1.11", 1110),
         ("1.13", 1130),
@@ -37,12 +37,12 @@ impl Emulator {
         ("1.20", 1200),
     ];
 
-    /// Returns the newest libcufile that the bindings know, two GPUs and CUDA 13.
+    /// Starts the newest libcufile that the bindings know, with two GPUs and CUDA 13.
     pub fn start() -> Self {
         Self::load(i32::MAX)
     }
 
-    /// Returns an older libcufile, such as `"1.14"`, without the functions that came later.
+    /// Starts an older libcufile, such as `"1.14"`, without later functions.
     pub fn posing_as(version: &str) -> Self {
         let known = Self::VERSIONS.into_iter().find(|(name, _)| *name == version);
         let (_, version) = known.unwrap_or_else(|| panic!("{version} is none of {:?}", Self::VERSIONS));
@@ -65,7 +65,7 @@ impl Emulator {
         Self::of_file(path)
     }
 
-    /// Returns the newest, loaded from a new file at `path`.
+    /// Starts the newest libcufile, loaded from a new file at `path`.
     pub fn at(path: &Path) -> Self {
         fs::write(path, built()).expect("a copy of the emulator");
         Self::of_file(TempPath::try_from_path(path).expect("an absolute path"))
@@ -74,7 +74,7 @@ impl Emulator {
     fn of_file(path: TempPath) -> Self {
         let search =
             Search { library: "cufile-emulator", variable: "CUFILE_LIBRARY", names: &[], toolkit: false };
-        // SAFETY: the emulator may be loaded by anyone.
+        // SAFETY: loading the emulator is always safe.
         let loaded =
             unsafe { SharedLibrary::load_from(&search, &path) }.unwrap_or_else(|error| panic!("{error}"));
         // SAFETY: the declaration is that of the emulator.
@@ -87,27 +87,27 @@ impl Emulator {
         &self.path
     }
 
-    /// Its libcufile.
+    /// Returns its libcufile.
     pub fn cufile(&self) -> cufile_sys::Library {
-        // SAFETY: the emulator keeps to the contract of libcufile.
+        // SAFETY: the emulator keeps the contract of libcufile.
         unsafe { cufile_sys::Library::load_from(&self.path) }.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Its libcudart, with the functions of the version that it reports at this moment.
+    /// Returns its libcudart, with the functions of the version that it reports at this moment.
     pub fn runtime(&self) -> cuda_rt_sys::runtime::Library {
-        // SAFETY: the emulator keeps to the contract of libcudart.
+        // SAFETY: the emulator keeps the contract of libcudart.
         unsafe { cuda_rt_sys::runtime::Library::load_from(&self.path) }
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Its libcuda.
+    /// Returns its libcuda.
     pub fn driver(&self) -> cuda_rt_sys::driver::Library {
-        // SAFETY: the emulator keeps to the contract of libcuda.
+        // SAFETY: the emulator keeps the contract of libcuda.
         unsafe { cuda_rt_sys::driver::Library::load_from(&self.path) }
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Carries out a command of `cufile_emulator::emulator_control`.
+    /// Runs a command of `cufile_emulator::emulator_control`, and returns the answer.
     ///
     /// # Panics
     /// If there is no such command.
@@ -115,11 +115,11 @@ impl Emulator {
         let line = CString::new(command).expect("a command without NUL");
         // SAFETY: the line outlives the call.
         let answer = unsafe { (self.control)(line.as_ptr()) };
-        assert!(answer != -1, "the emulator does not understand {command:?}");
+        assert!(answer != -1, "the emulator has no command {command:?}");
         answer
     }
 
-    /// Makes calls of `function` fail, or otherwise go as `settings` say: `"err=2 after=1"`.
+    /// Makes calls of `function` fail or change as in `settings`, such as `"err=2 after=1"`.
     pub fn fault(&self, function: &str, settings: &str) {
         self.control(&format!("fault {function} {settings}"));
     }
@@ -135,8 +135,8 @@ impl Emulator {
     }
 }
 
-/// Returns the library that `CUFILE_EMULATOR_LIBRARY` names, or else that cargo built: beside a test, or one
-/// folder up beside an example or in `deps` from a program.
+/// Returns the library that `CUFILE_EMULATOR_LIBRARY` names, or else the one that cargo built. That one is in this
+/// program's folder, in the folder above, or in `deps` of either.
 fn built() -> Vec<u8> {
     let built = env::var_os("CUFILE_EMULATOR_LIBRARY").map_or_else(near_this_program, PathBuf::from);
     fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()))
@@ -148,5 +148,7 @@ fn near_this_program() -> PathBuf {
     let above = folder.parent().unwrap_or(folder);
     let candidates = [folder.to_owned(), folder.join("deps"), above.to_owned(), above.join("deps")];
     let found = candidates.iter().map(|folder| folder.join(FILE_NAME)).find(|file| file.exists());
-    found.unwrap_or_else(|| panic!("{FILE_NAME} is not near {}", program.display()))
+    found.unwrap_or_else(|| {
+        panic!("{FILE_NAME} is not near {}; run `cargo build -p cufile-emulator`", program.display())
+    })
 }

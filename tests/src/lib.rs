@@ -16,10 +16,9 @@ use std::{env, io};
 use bed::Bed;
 pub use emulator::Emulator;
 
-/// Runs each function on a thread of its own.
+/// Runs each function on another thread.
 ///
-/// Joins them one by one, which ThreadSanitizer sees. It does not see how a scope waits for threads that are
-/// not joined.
+/// Joins them one by one, because ThreadSanitizer does not see a scope's wait for unjoined threads.
 ///
 /// # Panics
 /// If one of them does.
@@ -32,7 +31,7 @@ pub fn in_threads<F: FnOnce() + Send>(functions: impl IntoIterator<Item = F>) {
     });
 }
 
-/// Runs the body of the test `name` in a process of its own, where no other test runs: for what concerns the process.
+/// Runs the body of the test `name` in a separate process, for tests of state of the whole process.
 ///
 /// # Panics
 /// If it fails there.
@@ -40,7 +39,8 @@ pub fn alone(name: &str, body: impl FnOnce()) {
     alone_with(name, |_| (), body);
 }
 
-/// As [`alone`], but where the dynamic loader looks into a folder before all others, which the body may put libraries into.
+/// Does what [`alone`] does, in a process whose dynamic loader searches one folder first. The body may put libraries
+/// into that folder.
 ///
 /// # Panics
 /// If it fails there.
@@ -56,7 +56,7 @@ pub fn alone_with_libraries(name: &str, body: impl FnOnce(&Path)) {
     alone_with(name, change, || body(Path::new(&env::var_os(FOLDER).expect("set for this process"))));
 }
 
-/// As [`alone`], after the command for the process was changed.
+/// Does what [`alone`] does, after `change` has changed the command of the process.
 fn alone_with(name: &str, change: impl FnOnce(&mut Command), body: impl FnOnce()) {
     const VARIABLE: &str = "CUFILE_TEST_ALONE";
     if env::var_os(VARIABLE).is_some_and(|value| value == name) {
@@ -72,14 +72,14 @@ fn alone_with(name: &str, change: impl FnOnce(&mut Command), body: impl FnOnce()
     assert!(output.status.success() && out.contains("1 passed"), "{}:\n{out}{err}", output.status);
 }
 
-/// Runs `child` in a fork, and checks that it ends without a panic within 20 seconds. No other test may
-/// run, because a fork copies whatever that is doing.
+/// Runs `child` in a fork, and checks that it ends without a panic within 20 seconds. No other test may run, because
+/// a fork copies that test's state.
 ///
 /// # Errors
 /// A description of how it ended.
 ///
 /// # Panics
-/// If the kernel gives no process.
+/// If the kernel refuses to fork.
 pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
     const SECONDS: u32 = 20;
     // SAFETY: the child uses no thread or lock of the parent's, and ends without returning.
@@ -89,7 +89,7 @@ pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
             // SAFETY: takes an integer; the signal ends a child that hangs.
             unsafe { libc::alarm(SECONDS) };
             let ended = catch_unwind(AssertUnwindSafe(child));
-            // SAFETY: ends the process without running anything of the parent's.
+            // SAFETY: ends the process without running the parent's code.
             unsafe { libc::_exit(if ended.is_ok() { 0 } else { 1 }) }
         }
         pid => {
@@ -105,9 +105,9 @@ pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
     }
 }
 
-/// Runs the body of the test `name` as [`Bed::each`] does, but where others find the bed's libcuda too: those that ask the
-/// dynamic loader for `libcuda.so`. The loader reads where to look when a process starts, so the emulator gets one of its
-/// own.
+/// Runs the body of the test `name` as [`Bed::each`] does. Code that asks the dynamic loader for `libcuda.so` finds
+/// the bed's libcuda there too. The loader reads its search path when a process starts, so the emulator gets a
+/// separate process.
 ///
 /// # Panics
 /// If it fails there.

@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Begins with a seed; neighbouring seeds do not begin alike.
+    /// Makes a generator from a seed; the first numbers of neighbouring seeds differ.
     pub fn new(seed: u64) -> Self {
         let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63);
         for _ in 0..8 {
@@ -37,7 +37,7 @@ impl Random {
         among[self.below(among.len())]
     }
 
-    /// Brings these into another order.
+    /// Shuffles these.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));

@@ -1,4 +1,4 @@
-//! Saves that a process may be killed in: of what, over what, and which of both is there afterwards.
+//! Saves for tests that kill the process: the old data, the new data, and the data that a folder has afterwards.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,16 +12,16 @@ use gpufile::formats::zarr::{Array, FileStore};
 use gpufile::formats::{Dtype, Error, SaveOptions};
 use gpufile::{Cause, OpenOptions};
 
-/// One thing that a folder has, saved a first time and a second.
+/// A kind of data in a folder, which a test saves a first and a second time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Save {
     /// An npy file over another.
     Array,
-    /// Models of so many files, the old and the new; no old one if that is 0.
+    /// The numbers of files of the old and the new model; 0 means no old model.
     Model(usize, usize),
     /// A model of two files over one that another library saved in two files.
     ModelOverOthers,
-    /// A model of two files over one in a single file that an index names, as some write it.
+    /// A model of two files over one in a single file with an index, as some libraries write it.
     ModelOverIndexed,
     /// A Zarr array of three chunks over another, uncompressed or not.
     Chunks {
@@ -46,12 +46,12 @@ pub const SAVES: [Save; 12] = [
     Save::Chunks { gzip: true },
 ];
 
-/// The data that is there: the old, the new, or one of both for each chunk.
+/// The data in the folder: the old, the new, or a mixture of whole chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// The data that was there before, or nothing if there was nothing.
+    /// The old data, or no data if there was none.
     Old,
-    /// The data that was saved.
+    /// The new data.
     New,
     /// Old chunks and new ones.
     Both,
@@ -64,7 +64,7 @@ const NEW: u8 = 2;
 const LEN_BYTES: usize = 3000;
 
 fn options() -> OpenOptions {
-    // Two are as many as it takes to have some.
+    // Two are the fewest threads that share work.
     OpenOptions::new().engine(&Engine::builder().threads(2).build())
 }
 
@@ -73,7 +73,7 @@ fn save_options() -> SaveOptions {
 }
 
 impl Save {
-    /// Saves what is there before, from a process that is not killed.
+    /// Saves the old data, from a process that is not killed.
     ///
     /// # Panics
     /// If that fails.
@@ -108,7 +108,7 @@ impl Save {
         }
     }
 
-    /// Saves the new one.
+    /// Saves the new data.
     ///
     /// # Panics
     /// If that fails.
@@ -138,7 +138,7 @@ impl Save {
         }
     }
 
-    /// Says which of both is in the folder.
+    /// Returns which data is in the folder.
     ///
     /// # Panics
     /// If it is neither.
@@ -167,8 +167,8 @@ impl Save {
         }
     }
 
-    /// Returns the number of files after the new one was saved. Shards that another library named do not
-    /// count: they stay if the process was killed.
+    /// Returns the number of files after the new data was saved. Shards named by another library do not count,
+    /// because they stay if the process was killed.
     pub fn files_after(self) -> usize {
         match self {
             Save::Array | Save::Model(_, 1) => 1,
@@ -180,7 +180,7 @@ impl Save {
     }
 }
 
-/// A model of tensors whose names begin with the byte that they have, each in a file of its own if they are several.
+/// Saves a model of tensors whose names begin with their byte. If there are several, each is in a separate file.
 fn save_model(path: &Path, byte: u8, numbers: std::ops::Range<usize>) {
     let names: Vec<_> = numbers.map(|number| format!("{byte}.{number}")).collect();
     let bytes = vec![byte; LEN_BYTES];
@@ -209,7 +209,7 @@ fn of_bytes(bytes: &[u8]) -> Found {
     match bytes[0] {
         OLD => Found::Old,
         NEW => Found::New,
-        byte => panic!("bytes of nobody: {byte}"),
+        byte => panic!("bytes of neither save: {byte}"),
     }
 }
 

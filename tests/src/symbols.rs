@@ -1,4 +1,4 @@
-//! Taking functions out of a shared object, so that it is like an older one.
+//! Removal of functions from a shared object, to make it like an older one.
 
 use std::ops::Range;
 
@@ -7,11 +7,11 @@ const PT_DYNAMIC: u32 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_STRSZ: u64 = 10;
 
-/// Overwrites the first byte of each name in the table that the dynamic loader compares names with. A look-up then
-/// finds the name's hash, but not the name.
+/// Overwrites the first byte of each name in the dynamic loader's table of names. A look-up then finds the name's
+/// hash, but not the name.
 ///
 /// # Panics
-/// If a name is not there.
+/// If the library does not export a name.
 pub(crate) fn hide<'a>(library: &mut [u8], names: impl Iterator<Item = &'a str>) {
     let table = strings(library).expect("a 64-bit shared object with a dynamic string table");
     let table = &mut library[table];
@@ -39,7 +39,7 @@ fn strings(library: &[u8]) -> Option<Range<usize>> {
     };
     let (address, length) = (entry(DT_STRTAB)?, entry(DT_STRSZ)? as usize);
 
-    // The entry is an address; the segment that contains it says where that is in the file.
+    // The entry is an address; the segment that contains it gives its place in the file.
     for segment in of_kind(PT_LOAD) {
         let (offset, base) = (long(library, segment + 0x8)?, long(library, segment + 0x10)?);
         if (base..base + long(library, segment + 0x20)?).contains(&address) {

@@ -1,4 +1,4 @@
-//! Processes that are stopped at each system call.
+//! Processes that the kernel stops at each system call.
 
 use std::fs;
 use std::io;
@@ -27,14 +27,14 @@ pub struct Call {
 /// The decision about the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on.
+    /// The process goes on.
     Continue,
-    /// It is killed.
+    /// The process is killed.
     Kill,
 }
 
 impl Call {
-    /// Returns whether it is one of the calls by which saves change files and folders, lock them, or wait for the storage.
+    /// Returns whether saves use the call to change files and folders, lock them, or wait for the storage.
     pub fn changes_files(&self) -> bool {
         const CHANGING: [c_long; 19] = [
             libc::SYS_write,
@@ -78,7 +78,7 @@ impl Call {
     /// Returns the path that an argument points to.
     ///
     /// # Panics
-    /// If it does not.
+    /// If the argument points to no path.
     pub fn path(&self, argument: usize) -> PathBuf {
         let memory = fs::File::open(format!("/proc/{}/mem", self.thread)).expect("a thread that is stopped");
         let mut text = Vec::new();
@@ -93,17 +93,17 @@ impl Call {
         }
     }
 
-    /// Returns a file that the process has open, under its number.
+    /// Returns the path of the process's open file with this number.
     pub fn open_file(&self, number: i64) -> PathBuf {
         format!("/proc/{}/fd/{number}", self.thread).into()
     }
 }
 
-/// Runs a program, and asks before each system call of its threads and after it. Says whether it ended by itself, with
-/// status 0; that is what it has to do unless it is killed.
+/// Runs a program, and calls `ask` before and after each system call of its threads. Returns true if the program
+/// ended with status 0, and false if `ask` killed it.
 ///
 /// # Panics
-/// If it does not, or if processes cannot be traced here.
+/// If the program ends otherwise, or if processes cannot be traced here.
 pub fn run(mut command: Command, mut ask: impl FnMut(&Call) -> Verdict) -> bool {
     // SAFETY: makes one system call between fork and exec.
     unsafe {
@@ -130,7 +130,7 @@ pub fn run(mut command: Command, mut ask: impl FnMut(&Call) -> Verdict) -> bool 
         }
         let signal = libc::WSTOPSIG(status);
         if signal != libc::SIGTRAP | 0x80 {
-            // Threads begin with a stop, and what made them is another.
+            // A new thread begins with a stop, and its creation is another stop.
             let is_event = status >> 16 != 0 || signal == libc::SIGSTOP;
             go_on(thread, if is_event { 0 } else { signal });
             continue;
@@ -199,17 +199,17 @@ fn system_call(thread: pid_t) -> Option<Call> {
     let mut info: libc::ptrace_syscall_info = unsafe { mem::zeroed() };
     let len_bytes = size_of_val(&info);
     let info_ptr: *mut c_void = (&raw mut info).cast();
-    // SAFETY: the kernel writes as many bytes as `info` has at most.
+    // SAFETY: the kernel writes at most the size of `info`.
     let got = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, thread, len_bytes, info_ptr) };
     match info.op {
         _ if got <= 0 => None,
         libc::PTRACE_SYSCALL_INFO_ENTRY => {
-            // SAFETY: what the kernel says that it has filled in.
+            // SAFETY: the kernel reports that it has filled this in.
             let entry = unsafe { info.u.entry };
             Some(Call { thread, number: entry.nr as c_long, arguments: entry.args, returned: None })
         }
         _ => {
-            // SAFETY: what the kernel says that it has filled in.
+            // SAFETY: the kernel reports that it has filled this in.
             let returned = Some(unsafe { info.u.exit.sval });
             Some(Call { thread, number: -1, arguments: [0; 6], returned })
         }

@@ -9,7 +9,7 @@ use crate::packages::workspace;
 
 /// An executable or shared library.
 pub struct Artifact {
-    /// That of its target: `handle` for `tests/handle.rs`.
+    /// The name of its target: `handle` for `tests/handle.rs`.
     pub name: String,
     /// `test`, `example`, `bin`, `cdylib`, or `lib` for the unit tests of a library.
     pub kind: String,

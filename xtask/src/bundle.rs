@@ -10,7 +10,7 @@ use crate::artifacts;
 /// Optimised, but with the checks that tests want, and small enough to copy.
 const PROFILE: &str = "bundle";
 
-/// Builds everything and lays it out so that tests find the emulator and the examples where cargo's layout has them.
+/// Builds everything and copies it into cargo's layout, where tests find the emulator and the examples.
 pub fn run(folder: &Path) -> Result<()> {
     let (tests, examples) = (folder.join("tests"), folder.join("examples"));
     for folder in [&tests, &examples] {

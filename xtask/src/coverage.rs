@@ -1,5 +1,5 @@
-//! `cargo xtask coverage`: the table in cufile/COVERAGE.md has every function, each test in it calls its function, and
-//! the documentation finds each function by its C name.
+//! `cargo xtask coverage` checks the table in cufile/COVERAGE.md. The table must have every function, and each test
+//! in it must call its function. The documentation must find each function by its C name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,14 +15,14 @@ use crate::packages::{self, target_folder, workspace};
 use crate::since;
 
 const TABLE: &str = "cufile/COVERAGE.md";
-/// Has the functions in a table too, with every item for each.
+/// The guide with a second table of the functions, with every item of each.
 const GUIDE: &str = "cufile/PORTING.md";
-/// Its items have the functions as aliases.
+/// The folder whose items have the functions as aliases.
 const SAFE: &str = "cufile/src";
 const BOUND: &str = "cufile-sys/src/functions.rs";
 const REAL: &str = "tests/src/bin/real_library";
 
-/// Ample for one test; one that runs into it hangs.
+/// The time limit of one test. A test that reaches it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn run() -> Result<()> {
@@ -49,7 +49,7 @@ pub fn run() -> Result<()> {
                 if since != is_since {
                     wrong.push(format!("is since {is_since} by xtask/src/since.rs, not {since}"));
                 }
-                // The guide leaves out the oldest release, and goes on after the others.
+                // The guide omits the oldest release, and adds text after the others.
                 if newer.split(';').next() != Some(is_newer.unwrap_or_default()) {
                     wrong.push(format!("is since {is_since}, which {GUIDE} does not say"));
                 }
@@ -112,7 +112,7 @@ fn code(cell: &str) -> String {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// Returns the text of all files of a folder and the folders in it, one after the other.
+/// Returns the joined text of all files of a folder and its folders.
 fn sources(folder: &Path) -> Result<String> {
     let mut text = String::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -129,7 +129,7 @@ fn is_called(source: &str, function: &str) -> bool {
     source.match_indices(&field).any(whole)
 }
 
-/// The tests, and which functions of the emulator those that were run have called.
+/// The tests, and the functions of the emulator that each test called.
 struct Tests {
     programs: BTreeMap<String, PathBuf>,
     scratch: PathBuf,
@@ -149,8 +149,8 @@ impl Tests {
         })
     }
 
-    /// Returns the functions that `test`, a `file::name`, calls when it runs alone. It runs once, for all functions
-    /// that it is the test of.
+    /// Returns the functions that `test`, a `file::name`, calls when it runs alone. Runs each test once, for
+    /// all of its functions.
     fn calls(&mut self, test: &str) -> &Result<BTreeSet<String>, String> {
         if !self.calls.contains_key(test) {
             let calls = self.run(test).map_err(|error| format!("{error:#}"));
@@ -167,7 +167,7 @@ impl Tests {
         fs::write(&notes, "")?;
         let mut command = Command::new(program);
         command.args(["--exact", name]).env("CUFILE_EMULATOR_CALLS", &notes).env_remove("CUFILE_EMULATOR");
-        // A real libcufile logs into the working directory unless told otherwise.
+        // By default, a real libcufile logs into the working directory.
         command.current_dir(&self.scratch);
         let run = limited::run(&mut command, LIMIT)?;
         match run.status {

@@ -1,4 +1,4 @@
-//! Turns what bindgen printed into the two files of a sys module: types and constants, and the function table.
+//! Turns bindgen's output into the two files of a sys module: types and constants, and the function table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,7 +106,7 @@ impl Bound {
         }
     }
 
-    /// Returns the text of `functions.rs`: the table, and how it is filled from a library.
+    /// Returns the text of `functions.rs`: the table, and the code that fills it from a library.
     pub fn table(&self, source: &str, product: &str, newer: &'static [(&str, &[&str])]) -> Result<String> {
         for (_, names) in newer {
             for name in *names {
@@ -161,7 +161,7 @@ impl Bound {
     }
 }
 
-/// `1.14` as the library's own version call would give it.
+/// Returns the number of a release such as `1.14`, as the library's version call returns it.
 fn version_number(release: &str) -> Result<i32> {
     let (major, minor) = release.split_once('.').context("a release is MAJOR.MINOR")?;
     let (major, minor): (i32, i32) = (major.parse()?, minor.parse()?);

@@ -1,4 +1,4 @@
-//! The headers, and the parts that are read out of each: one bindgen run each.
+//! The headers and their bound parts, with one bindgen run for each header.
 
 use std::path::PathBuf;
 use std::sync::Once;
@@ -16,9 +16,9 @@ pub struct Header {
     pub file: &'static str,
     /// Regular expressions of the functions bound; empty: everything that the header itself declares.
     pub functions: &'static [&'static str],
-    /// Prefixes of the constants bound beside what the functions need.
+    /// Prefixes of constants that are bound in addition to those that the functions need.
     pub constants: &'static [&'static str],
-    /// Regular expressions of types bound beside those.
+    /// Regular expressions of types that are bound in addition.
     types: &'static [&'static str],
     /// Left out: functions that must not be called, and types that other modules define.
     blocked: &'static [&'static str],
@@ -137,7 +137,7 @@ impl Header {
     }
 }
 
-/// Names where C has none or hides them behind an alias.
+/// Names for types that C leaves unnamed or hides behind an alias.
 #[derive(Debug)]
 struct Names;
 
@@ -161,12 +161,13 @@ impl ParseCallbacks for Names {
     }
 }
 
-/// Structs and unions that C nests without a name have `_anon_` in theirs; conformance relies on it.
+/// Returns the name of a struct or union that C nests without a name. It contains `_anon_`, on which conformance
+/// relies.
 fn anonymous(name: &str) -> Option<String> {
     name.contains("__bindgen_ty_").then(|| name.replace("__bindgen_ty_", "_anon_"))
 }
 
-/// The folder with `crt/host_defines.h`, for headers of any CUDA version.
+/// Returns the folder with `crt/host_defines.h`, for headers of any CUDA version.
 pub fn crt_headers(target: Target) -> Result<PathBuf> {
     let crt = CUDA_CRT.folder_of("host_defines.h", target)?;
     Ok(crt.parent().context("crt lies in an include folder")?.to_owned())
@@ -183,7 +184,7 @@ fn provide_libclang() -> Result<()> {
     Ok(())
 }
 
-/// The C compiler's own headers (`stddef.h`), which a bare libclang lacks.
+/// Returns the folder of the C compiler's headers (`stddef.h`), which a bare libclang lacks.
 fn compiler_headers(target: Target) -> Result<PathBuf> {
     let mut compiler = target.c_compiler();
     let output = compiler.arg("-print-file-name=include").output().context("cannot run the C compiler")?;

@@ -19,7 +19,7 @@ pub struct Run {
 
 /// Runs the program to its end, or until the limit.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Run> {
-    // Files, not pipes: a program that it started in turn may keep a pipe open after its end.
+    // Files, not pipes: a child of the program may keep a pipe open after the program's end.
     let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
     command.stdin(Stdio::null()).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
     let start = Instant::now();

@@ -1,8 +1,8 @@
-//! Runs a random sample of mutants: small changes to the code, each of which some test should notice.
+//! Runs a random sample of mutants: small changes to the code, which some test should notice.
 //!
-//! cargo-mutants makes and judges them; `.cargo/mutants.toml` says in which files. They are made in a copy of the
-//! workspace that stays from run to run, so that little is built anew for each. First the tests inside of the mutant's
-//! crate run; then, for the mutants that are left, the tests across crates that are about it; and at last all others.
+//! cargo-mutants makes and judges them, in the files that `.cargo/mutants.toml` lists. It works in a copy of the
+//! workspace, which stays from run to run and saves builds. The tests inside of the mutant's crate run first. For the
+//! mutants that are left, the tests across crates about this crate follow, and then all others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,10 +23,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Understands `--count N`, `--seed S` and `--list`.
+    /// Parses `--count N`, `--seed S` and `--list`.
     ///
     /// # Errors
-    /// An option that is none, or lacks its number.
+    /// An unknown option, or one without its number.
     pub fn parse(options: &[&str]) -> Result<Self> {
         let mut parsed = Self { count: 100, seed: 1, list: false };
         let mut words = options.iter();
@@ -123,7 +123,7 @@ fn sample(mut names: Vec<String>, count: usize, seed: u64) -> Vec<String> {
 struct Tree(PathBuf);
 
 impl Tree {
-    /// Brings the copy up to date. Files that are the same keep their times, for cargo's sake.
+    /// Updates the copy. Unchanged files keep their times, so that cargo does not build them again.
     fn copy() -> Result<Self> {
         let tree = workspace().join("target/mutants/tree");
         let listed = Command::new("git")
@@ -136,7 +136,7 @@ impl Tree {
         let mut wanted = BTreeSet::new();
         for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
             let (from, to) = (workspace().join(name), tree.join(name));
-            // One that was removed and not yet committed.
+            // The file was removed, but the removal is not committed yet.
             let Ok(bytes) = fs::read(&from) else { continue };
             if fs::read(&to).ok().as_ref() != Some(&bytes) {
                 fs::create_dir_all(to.parent().context("a path in the tree")?)?;
@@ -159,7 +159,8 @@ impl Tree {
         Ok(listed.iter().filter_map(|mutant| mutant["name"].as_str().map(str::to_owned)).collect())
     }
 
-    /// Returns the tests in `tests/tests` that are about this crate, and all other tests but those inside of it.
+    /// Returns the tests in `tests/tests` that are about this crate, and all other tests except those inside of
+    /// it.
     fn tests_about(&self, package: &str) -> Result<(Vec<String>, Vec<String>)> {
         let (mut about, mut others) = (Vec::new(), vec!["--lib".to_owned(), "--bins".to_owned()]);
         for folder in ["cufile/tests", "gpufile/tests", "tests/tests"] {
@@ -193,7 +194,7 @@ impl Tree {
         let out = self.0.with_file_name("out");
         let _ = fs::remove_dir_all(&out);
         fs::create_dir_all(out.join("mutants.out"))?;
-        // Its filters let some mutants pass that they should not. What was caught before is left out for certain.
+        // Its filters let some unwanted mutants pass. So mutants that were caught before are excluded by name.
         let others = all.iter().filter(|name| !names.contains(name));
         let others: String = others.map(|name| format!("{name}\n")).collect();
         fs::write(out.join("mutants.out/caught.txt"), others)?;
@@ -229,7 +230,7 @@ impl Tree {
         command.env("CARGO_TARGET_DIR", self.0.with_file_name("target")).env("CARGO_INCREMENTAL", "1");
         // nextest ends with the first failure, and runs each test in a process with a time limit.
         command.env("NEXTEST_PROFILE", "mutants");
-        // A tenth of the random cases finds nearly what all do.
+        // A tenth of the random cases finds nearly as much as all.
         command.env("CUFILE_TEST_CASES", "300");
         command
     }
@@ -260,7 +261,7 @@ mod tests {
         assert_eq!(one, sample(reversed, 100, 1));
         assert_ne!(one, sample(names.clone(), 100, 2));
         assert_eq!(one.iter().collect::<BTreeSet<_>>().len(), 100);
-        // From everywhere, and no more than there are.
+        // From all parts, and not more than exist.
         assert_eq!(one.iter().map(|name| &name[..2]).collect::<BTreeSet<_>>().len(), 10);
         assert_eq!(sample(names.clone(), 5000, 1), names);
     }

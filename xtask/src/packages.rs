@@ -1,6 +1,6 @@
-//! The pinned packages that headers, real libraries and libclang come from, fetched by pip into `target/packages`.
+//! The pinned packages with headers, real libraries and libclang. pip fetches them into `target/packages`.
 //!
-//! pip checks each wheel against the SHA-256 given here; nothing fetched is ever committed.
+//! pip checks each wheel against the SHA-256 given here. The repository never contains fetched files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +27,7 @@ const fn package(
     Package { name, version, x86_64, aarch64 }
 }
 
-/// The C libraries that the wheels are for, as their names have them.
+/// The C libraries of the wheels, as in the wheels' names.
 const WHEELS: [&str; 4] = ["manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010"];
 
 /// The headers that the bindings are generated from: the newest of [`CUFILE`] and of [`CUDA_RUNTIME`].
@@ -49,7 +49,7 @@ pub const LIBCLANG: &Package = &package(
     "54dda940a4a0491a9d1532bf071ea3ef26e6dbaf03b5000ed94dd7174e8f9592",
 );
 
-/// Every libcufile that the project answers for, oldest first.
+/// Every supported libcufile, oldest first.
 pub const CUFILE: &[Package] = &[
     package(
         "nvidia-cufile-cu12",
@@ -172,7 +172,7 @@ impl Package {
         Ok(folder)
     }
 
-    /// The folder inside the fetched package that holds the file `name`.
+    /// Returns the folder inside the fetched package that holds the file `name`.
     pub fn folder_of(&self, name: &str, target: Target) -> Result<PathBuf> {
         let root = self.fetch(target)?;
         let file = find(&root, name)

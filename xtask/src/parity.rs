@@ -1,4 +1,4 @@
-//! Keeps `docs/parity.md` and `SECURITY.md` true: what they name is there.
+//! Checks that the items, tests and files in `docs/parity.md` and `SECURITY.md` exist.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use crate::packages::workspace;
 const FOLDER: &str = "docs";
 const TABLES: &str = "docs/parity.md";
 
-/// A part of a cell: what stands in backquotes, or the target of a link, which is a file of the workspace.
+/// A part of a cell: text in backquotes, or the target of a link, which is a file of the workspace.
 #[derive(Debug, PartialEq)]
 enum Part<'a> {
     Code(&'a str),
@@ -59,8 +59,8 @@ fn missing(folder: &str, cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<
     missing
 }
 
-/// Returns whether `source` has a test of this name. An attribute between the two lines, which could be `ignore`,
-/// does not pass.
+/// Returns whether `source` has a test of this name. Refuses an attribute between the two lines, because it could be
+/// `ignore`.
 fn has_test(source: &str, name: &str) -> bool {
     ["", "    "].iter().any(|indent| source.contains(&format!("#[test]\n{indent}fn {name}() {{")))
 }
@@ -79,7 +79,7 @@ fn every_linked_file_exists() {
     let links: Vec<PathBuf> = links.collect();
     assert!(links.len() > 50, "the links were found: {}", links.len());
     let gone: Vec<_> = links.iter().filter(|path| !path.is_file()).collect();
-    assert!(gone.is_empty(), "{TABLES} links to what is not there: {gone:?}");
+    assert!(gone.is_empty(), "{TABLES} links to missing files: {gone:?}");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn rows_name_existing_items_and_tests() {
             wrong.push(format!("an item or a test for {there}"));
         }
     }
-    assert!(wrong.is_empty(), "{TABLES} lacks or names what is not there: {wrong:#?}");
+    assert!(wrong.is_empty(), "{TABLES} has empty cells or names missing items or tests: {wrong:#?}");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn every_claim_about_security_names_a_test() {
     let claims: Vec<_> = rows(&text).into_iter().filter(|row| row[1].contains("](")).collect();
     assert!(claims.len() > 5, "the claims were found: {}", claims.len());
     let wrong: Vec<_> = claims.iter().flat_map(|row| missing("", row[1], has_test)).collect();
-    assert!(wrong.is_empty(), "SECURITY.md names what is not there: {wrong:#?}");
+    assert!(wrong.is_empty(), "SECURITY.md names missing items or tests: {wrong:#?}");
     let has_test = |row: &&Vec<&str>| parts(row[1]).iter().any(|part| matches!(part, Part::Code(_)));
     assert_eq!(claims.iter().filter(has_test).count(), claims.len());
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask public-api`: writes the public API of the crates that users name, one item a line, or checks it.
+//! `cargo xtask public-api` writes or checks the public API of the crates for users, one item a line.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use crate::packages::{target_folder, workspace};
 
 const CRATES: [&str; 2] = ["cufile", "gpufile"];
 
-/// Writes `public-api.txt` of each crate, or compares it with what the sources say.
+/// Writes `public-api.txt` of each crate, or compares it with the sources.
 pub fn run(check: bool) -> Result<()> {
     let mut drifted = Vec::new();
     for name in CRATES {
@@ -36,8 +36,7 @@ pub fn run(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the public items of a crate with all its features. Of the traits that the compiler implements by itself
-/// only those about threads are listed.
+/// Returns the public items of a crate with all its features. Of the auto traits, it lists only those about threads.
 fn items(name: &str) -> Result<String> {
     let target = target_folder().join("public-api");
     let mut cargo = Command::new("cargo");
@@ -45,7 +44,7 @@ fn items(name: &str) -> Result<String> {
         .args(["rustdoc", "--quiet", "--lib", "--all-features", "--package", name, "--target-dir"])
         .arg(&target);
     cargo.args(["--", "-Zunstable-options", "--output-format", "json"]);
-    // The format is not stable; that this toolchain writes the one that is read below is checked there.
+    // The format is not stable; the code below checks that this toolchain writes a known one.
     let status = cargo.env("RUSTC_BOOTSTRAP", "1").current_dir(workspace()).status()?;
     ensure!(status.success(), "rustdoc failed for {name}");
     let json = target.join("doc").join(format!("{name}.json"));

@@ -1,4 +1,4 @@
-//! `cargo xtask regen-bindings`: writes the generated files of both sys crates, or checks them.
+//! `cargo xtask regen-bindings` writes or checks the generated files of both sys crates.
 
 use std::fs;
 use std::path::PathBuf;

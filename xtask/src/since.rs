@@ -1,4 +1,4 @@
-//! The library version that brought each function: the one table that a new function adds a line to.
+//! The library version that brought each function. A new function needs a line in this table.
 //!
 //! A function not listed is in every supported version, so its symbol is required; a listed one is an `Option`.
 //! `cargo xtask conformance` compares these versions with the headers and the real libraries.
@@ -45,8 +45,8 @@ pub const CUFILE: &[(&str, &[&str])] = &[
     ("1.19", &["cuFileReadv", "cuFileWritev"]),
 ];
 
-/// Functions newer than CUDA 11.8. cudaMemcpyBatchAsync came with 12.8 under another signature, which
-/// `cuda-rt-sys` declares by hand; the one in the table is that of 13.0.
+/// Functions newer than CUDA 11.8. cudaMemcpyBatchAsync came with 12.8 under another signature, which `cuda-rt-sys`
+/// declares by hand. The table has the signature of 13.0.
 pub const CUDA_RUNTIME: &[(&str, &[&str])] = &[("13.0", &["cudaMemcpyBatchAsync"])];
 
 pub const CUDA_DRIVER: &[(&str, &[&str])] = &[];

@@ -1,4 +1,4 @@
-//! The processors that the crates are for, each with a C compiler and a way to run what is compiled.
+//! The supported processors, each with a C compiler and a command that runs its programs.
 
 use std::env;
 use std::path::Path;
@@ -27,7 +27,7 @@ impl Target {
         found.with_context(|| format!("NVIDIA has no packages for {}", env::consts::ARCH))
     }
 
-    /// Returns the name that uname, Rust and wheels have for the processor.
+    /// Returns the processor's name in uname, Rust and wheels.
     pub fn arch(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",
@@ -51,7 +51,8 @@ impl Target {
         build.get_compiler().to_command()
     }
 
-    /// Returns the command that runs its programs if this host cannot: qemu, with the libraries of the C compiler.
+    /// Returns qemu's command, with the libraries of the C compiler, if this host cannot run programs of this
+    /// target.
     fn emulator(self) -> Option<[String; 3]> {
         let arch = self.arch();
         (!self.is_host()).then(|| [format!("qemu-{arch}"), "-L".to_owned(), format!("/usr/{arch}-linux-gnu")])
@@ -69,7 +70,7 @@ impl Target {
         }
     }
 
-    /// Has cargo build for this target, and run what it has built.
+    /// Makes cargo build for this target, and run its programs.
     pub fn tell_cargo(self, command: &mut Command) {
         let Some(emulator) = self.emulator() else { return };
         let variable =

@@ -1,8 +1,8 @@
-//! A block-transfer plugin on cuFile, as inference servers have them for their caches: GPU memory is cut into blocks and
-//! registered once, and a transfer loads or stores a list of blocks while the server goes on.
+//! A block-transfer plugin on cuFile, for the cache of an inference server. It cuts GPU memory into blocks and
+//! registers it once. A transfer loads or stores a list of blocks while the server goes on.
 //!
-//! In C, the user promises not to touch memory before a transfer is over. Here a block in flight belongs to its transfer:
-//! asking for it is an error, and dropping everything early frees nothing that cuFile still uses.
+//! In C, the user promises not to touch memory before a transfer is over. Here a block in flight belongs to its
+//! transfer. Asking for it is an error, and dropping a value early frees no memory that cuFile still uses.
 
 #![forbid(unsafe_code)]
 
@@ -17,16 +17,16 @@ use cufile::{
     Result,
 };
 
-/// The most blocks of a batch that cuFile takes unless it is configured otherwise.
+/// The most blocks of a batch in cuFile's default configuration.
 const BATCH_LEN: usize = 128;
 
 /// A block of GPU memory, part of one registered allocation.
 type Block = OwnedPart<RegisteredBuffer<DeviceBuffer>>;
 
-/// Entries that are over, also if there was an error before all of them were.
+/// Finished entries, even if an error came before all of them had finished.
 type Ended = Result<Vec<Completion<Block>>, Failed<Vec<Completion<Block>>>>;
 
-/// The way of the bytes: from the file to the GPU, or back.
+/// The direction of the bytes: from the file to the GPU, or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Load,
@@ -41,23 +41,23 @@ pub struct Descriptor {
     pub offset: u64,
 }
 
-/// The reasons for not starting a transfer.
+/// The reasons to refuse a transfer.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    #[error("there is no block {0}, or it is part of another transfer")]
+    #[error("block {0} does not exist, or is part of another transfer; finish that first")]
     Block(usize),
-    #[error("there is no file {0}")]
+    #[error("file {0} does not exist; Agent::add_file returns the numbers of files")]
     File(usize),
     #[error(transparent)]
     Cufile(#[from] Error),
 }
 
-/// The bytes that were moved, by the number of the block. At the end of a file they are fewer than the block's.
+/// The number of bytes moved, by the number of the block. At the end of a file it is smaller than the block.
 pub type Outcomes = BTreeMap<usize, Result<usize>>;
 
-/// A transfer under way. Dropping it waits for its blocks and takes them along; [`Agent::finish`] gives them back.
+/// A transfer in flight. Dropping it waits for its blocks and drops them; [`Agent::finish`] gives them back.
 #[derive(Debug)]
-#[must_use = "dropping it takes its blocks along"]
+#[must_use = "dropping it drops its blocks"]
 pub struct Transfer {
     batches: Vec<Batch<Block>>,
     outcomes: Outcomes,
@@ -67,9 +67,9 @@ pub struct Transfer {
 pub struct Agent {
     driver: Driver,
     files: Vec<Arc<FileHandle>>,
-    /// Those that are not in flight.
+    /// The blocks by number; `None` while a block is in flight.
     blocks: Vec<Option<Block>>,
-    /// Batches that are set up and not in use.
+    /// Batches that are set up and idle.
     idle: Vec<Batch<Block>>,
 }
 
@@ -103,7 +103,7 @@ impl Agent {
         Ok(bytes)
     }
 
-    /// Starts a transfer. If this fails, what has begun is cancelled, and all blocks are back.
+    /// Starts a transfer. On failure it cancels entries that have begun, and takes all blocks back.
     pub fn start(&mut self, direction: Direction, list: &[Descriptor]) -> Result<Transfer, Refused> {
         let mut transfer = Transfer { batches: Vec::new(), outcomes: Outcomes::new() };
         for part in list.chunks(BATCH_LEN) {
@@ -153,8 +153,8 @@ impl Agent {
         result
     }
 
-    /// Takes the blocks back that are done, after waiting for all of a batch, but no longer than `timeout`. Returns whether
-    /// all blocks are done.
+    /// Waits for all blocks of a batch, but no longer than `timeout`, and takes finished blocks back. Returns
+    /// whether all blocks are done.
     pub fn poll(&mut self, transfer: &mut Transfer, timeout: Duration) -> Result<bool> {
         for batch in &mut transfer.batches {
             take_back(&mut self.blocks, &mut transfer.outcomes, batch.wait_all_timeout(timeout))?;
@@ -162,11 +162,12 @@ impl Agent {
         Ok(transfer.batches.iter().all(|batch| batch.in_flight() == 0))
     }
 
-    /// Ends a transfer, cancelling what is not done. All blocks are back, unless cuFile can neither cancel nor report.
+    /// Ends a transfer and cancels its unfinished entries. Takes all blocks back, unless cuFile can neither
+    /// cancel nor report.
     pub fn finish(&mut self, transfer: Transfer) -> Result<Outcomes> {
         let Transfer { batches, mut outcomes } = transfer;
         let mut result = Ok(());
-        // A batch keeps the blocks of entries that failed until it is destroyed.
+        // A batch keeps the blocks of failed entries until it is destroyed.
         let is_clean = outcomes.values().all(Result::is_ok);
         for batch in batches {
             if is_clean && batch.in_flight() == 0 {
@@ -179,7 +180,7 @@ impl Agent {
     }
 }
 
-/// Puts blocks back in their places. Of an entry that failed, the block comes later, with the same number.
+/// Puts blocks back in their places. The block of a failed entry comes later, with the same number.
 fn take_back(blocks: &mut [Option<Block>], outcomes: &mut Outcomes, ended: Ended) -> Result<()> {
     let (result, completions) = match ended {
         Ok(completions) => (Ok(()), completions),

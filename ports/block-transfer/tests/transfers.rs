@@ -1,4 +1,4 @@
-//! The plugin on the libcufile that `CUFILE_LIBRARY` names, or that of the system.
+//! Tests of the plugin on the libcufile that `CUFILE_LIBRARY` names, or on the system's.
 
 #![forbid(unsafe_code)]
 
@@ -12,12 +12,12 @@ const BLOCK: usize = 16 << 10;
 const BLOCKS: usize = 700;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Bytes that tell where they are.
+/// Returns bytes that tell their place.
 fn pattern(start: usize, len_bytes: usize) -> Vec<u8> {
     (start..start + len_bytes).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
 }
 
-/// An agent with an empty file.
+/// Returns an agent with an empty file.
 fn agent() -> (Agent, File, usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("blocks");
@@ -46,7 +46,7 @@ fn blocks_are_stored_and_loaded_in_any_order() {
         file.read_exact_at(&mut found, (place * BLOCK) as u64).expect("what was stored");
         assert!(found == pattern(at.block * BLOCK, BLOCK), "block {}", at.block);
     }
-    // Back into other blocks, by polling, with batches that are used again.
+    // Back into other blocks, by polling, with the same batches.
     let list: Vec<_> = (0..BLOCKS).map(|place| at(BLOCKS - 1 - place, place)).collect();
     let mut loading = agent.start(Direction::Load, &list).expect("started");
     while !agent.poll(&mut loading, Duration::ZERO).expect("polled") {

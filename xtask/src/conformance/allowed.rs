@@ -1,13 +1,13 @@
-//! The places where a supported version differs from our bindings, and why each is safe. Everything else is a
-//! failure, and so is an entry that no version needs.
+//! The differences between a supported version and our bindings, each with the reason why it is safe. Every other
+//! difference is a failure, and so is an entry that no version needs.
 
 use std::cell::Cell;
 
 use super::Release;
 
-/// The way in which the header differs from ours.
+/// The difference between the header and our bindings.
 pub enum Theirs {
-    /// The header says exactly this.
+    /// The header has exactly this text.
     Is(&'static str),
     /// The same type, except for pointers that are not `const` yet.
     NotConst,
@@ -17,7 +17,7 @@ pub enum Theirs {
     Unbound,
 }
 
-/// A difference that we know of.
+/// A known difference.
 pub struct Allowed {
     /// `cufile`, `runtime` or `driver`.
     pub module: &'static str,
@@ -184,7 +184,7 @@ pub const DIFFERENCES: &[Allowed] = &[
     ),
 ];
 
-/// Macros that are no constants, and what stands for them on our side.
+/// Macros that are not constants, and their equivalents on our side.
 pub const MACROS: &[(&str, &str, &str)] = &[
     ("cufile", "__CUFILE_H_", "the include guard"),
     (
@@ -203,7 +203,7 @@ pub const MACROS: &[(&str, &str, &str)] = &[
     ("runtime", "cudaStreamAttr*", "other names of launch attributes; not bound"),
 ];
 
-/// Counts which entries were needed.
+/// The count of needed entries.
 pub struct Ledger {
     differences: Vec<Cell<usize>>,
     macros: Vec<Cell<usize>>,
@@ -234,7 +234,8 @@ impl Ledger {
         entry.inspect(|at| count(&self.differences[*at])).is_some()
     }
 
-    /// Returns whether the table says why this macro is not compared as a number, and notes that it was needed.
+    /// Returns whether the table has a reason not to compare this macro as a number, and notes that the entry
+    /// was needed.
     pub fn explains(&self, module: &str, name: &str) -> bool {
         let entry = MACROS.iter().position(|(of, pattern, _)| *of == module && matches(pattern, name));
         entry.inspect(|at| count(&self.macros[*at])).is_some()

@@ -1,7 +1,7 @@
 //! Sizes, alignments, offsets and numbers: from a C program for each header, and from one Rust program for our side.
 //!
-//! bindgen only lists the names to ask for. The header's numbers come from the C compiler, ours from rustc, so that a
-//! mistake of bindgen's would show as well as one made by hand.
+//! bindgen lists only the names to measure. The C compiler computes the header's numbers, and rustc computes ours. So
+//! a mistake of bindgen shows as well as one made by hand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -71,8 +71,7 @@ impl CHeader {
         command
     }
 
-    /// Returns the macros that a binding has to answer for: all of the header's own, or those with one of the
-    /// prefixes.
+    /// Returns the macros that bindings must cover: all of the header's own, or those with one of the prefixes.
     pub fn bound_macros(&self, header: &Header) -> impl Iterator<Item = &str> {
         let bound = |name: &&str| match header.functions {
             [] => self.own.contains(*name),
@@ -100,7 +99,8 @@ impl CHeader {
         name.to_owned()
     }
 
-    /// Compiles and runs a program that prints what `surface` names, and the numbers of `macros`.
+    /// Compiles and runs a program that prints the facts of all names in `surface`, and the numbers of
+    /// `macros`.
     pub fn measure(&self, surface: &Surface, macros: &[&str], scratch: &Path) -> Result<Facts> {
         let mut lines = String::new();
         for record in surface.records() {
@@ -148,8 +148,8 @@ pub struct Module {
     pub surface: Surface,
 }
 
-/// Compiles our committed files, without the layout assertions that would hide which field is wrong, into a program
-/// that prints the same lines as the C programs.
+/// Compiles our committed files into a program that prints the same lines as the C programs. Leaves out the layout
+/// assertions, which would hide the wrong field.
 pub fn measure_ours(
     modules: &[Module],
     scratch: &Path,
@@ -163,7 +163,7 @@ pub fn measure_ours(
     );
     let mut body = String::new();
     for Module { name, files, surface } in modules {
-        // What `bare` leaves of the imports may still name the module of texts.
+        // The imports that `bare` leaves may still name the module of texts.
         writeln!(main, "mod {name} {{\n    mod text {{}}")?;
         for file in *files {
             let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str()).context("a file name")?;
@@ -204,7 +204,7 @@ pub fn measure_ours(
         &scratch.join("Cargo.toml"),
         "[package]\nname = \"measure\"\nedition = \"2024\"\n\n[dependencies]\nlibc = \"0.2\"\n\n[workspace]\n",
     )?;
-    // The same libc as the workspace's, and nothing to look up in a registry.
+    // The same libc as the workspace's, without a look-up in a registry.
     fs::copy(workspace().join("Cargo.lock"), scratch.join("Cargo.lock"))?;
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -223,8 +223,8 @@ pub fn measure_ours(
     Ok(ours)
 }
 
-/// Returns a committed file reduced to what is measured, with its paths leading into the measuring program. Layout
-/// assertions would hide which field is wrong, and a text for a constant that is gone would hide that it is.
+/// Returns a committed file reduced to the measured items, with paths for the measuring program. Layout assertions
+/// would hide the wrong field. A text for a removed constant would hide the removal.
 fn bare(file: &str) -> Result<String> {
     let text = fs::read_to_string(workspace().join(file))?;
     let mut parsed: File = syn::parse_str(&text).with_context(|| file.to_owned())?;

@@ -1,4 +1,4 @@
-//! Runs the checks of real libraries, each in a process of its own and with a time limit.
+//! Runs the checks of real libraries, each in a separate process with a time limit.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::limited::{self, Run};
 use crate::packages::Package;
 use crate::target::Target;
 
-/// Ample for checks that take milliseconds; one that runs into it hangs.
+/// The time limit of a group of checks, which takes milliseconds. Checks that reach it hang.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The outcome of the checks of one library.
@@ -22,11 +22,11 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub struct Outcome {
     pub checks: usize,
     pub failures: Vec<String>,
-    /// The time that opening the driver took to fail, if that was tried.
+    /// The time until opening the driver failed, if it was tried.
     pub open: Option<Duration>,
 }
 
-/// Builds the program that the checks are in.
+/// Builds the program with the checks.
 pub fn build() -> Result<PathBuf> {
     let made = artifacts::build(&["build", "--quiet", "--package", "cufile-tests", "--bin", "real_library"])?;
     let program = made.into_iter().find(|artifact| artifact.kind == "bin");
@@ -43,7 +43,7 @@ pub fn cufile(program: Option<&Path>, library: &Path, release: Release, scratch:
         outcome.run(group, Command::new(program).args(arguments), scratch)?;
     }
     let mut open = Command::new(program);
-    // A libcuda that there is not, so that the check says the same on a host with a GPU.
+    // A missing libcuda, so that the check has the same result on a host with a GPU.
     open.arg("open").env("CUFILE_LIBRARY", library).env("CUDA_LIBRARY", "/nonexistent/libcuda.so.1");
     outcome.run("open", &mut open, scratch)?;
     Ok(outcome)
@@ -72,7 +72,8 @@ impl Outcome {
         fs::create_dir_all(scratch)?;
         let settings = scratch.join("cufile.json");
         fs::write(&settings, "{}\n")?;
-        // The user's configuration must not decide what a check finds, nor a log land in the working directory.
+        // The user's configuration must not change the results, and logs must not land in the working
+        // directory.
         command
             .current_dir(scratch)
             .env("CUFILE_LOGFILE_PATH", scratch.join("cufile.log"))
@@ -98,7 +99,7 @@ impl Outcome {
         }
         match status {
             None => self.failures.push(format!("{group}: hung in: {running}")),
-            // Exit status 1 only says that a check failed, which is reported already.
+            // Exit status 1 only means that a check failed, which the report has already.
             Some(status) if ended && (status.success() || failed && status.code() == Some(1)) => {}
             Some(status) => self.failures.push(format!("{group}: {status} in: {running}")),
         }

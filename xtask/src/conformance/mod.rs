@@ -27,7 +27,7 @@ pub struct Release(u32, u32);
 
 impl Release {
     /// # Panics
-    /// If the text is not MAJOR.MINOR; all of them stand in this program.
+    /// If the text is not MAJOR.MINOR; all such texts are in this program.
     pub fn parse(text: &str) -> Self {
         let (major, minor) = text.split_once('.').expect("a release is MAJOR.MINOR");
         Self(major.parse().expect("a number"), minor.parse().expect("a number"))
@@ -37,7 +37,7 @@ impl Release {
         self.0
     }
 
-    /// As the libraries' own version calls give it.
+    /// Returns the number in the form of the libraries' version calls.
     pub fn number(self) -> u32 {
         self.0 * 1000 + self.1 * 10
     }
@@ -49,17 +49,17 @@ impl Display for Release {
     }
 }
 
-/// One of our modules with all that is compared of it.
+/// One of our modules, with all of its compared facts.
 struct Ours {
     name: &'static str,
     header: &'static Header,
     since: &'static [(&'static str, &'static [&'static str])],
     facts: Facts,
-    /// Beside the committed types of functions: the signature of a function up to a version.
+    /// Signatures of functions up to a version, in addition to the committed types.
     older: Vec<(&'static str, Release, String)>,
 }
 
-/// The numbers of items that were compared.
+/// The numbers of compared items.
 #[derive(Default, Clone, Copy)]
 struct Tally {
     layouts: usize,
@@ -120,7 +120,7 @@ impl Conformance {
         let program = if target.is_host() { libraries::build().map(Some) } else { Ok(None) };
         let has_program = program.is_ok();
         let program = program.unwrap_or_else(|error| {
-            // Bindings that do not compile are what the comparison explains best.
+            // The comparison best explains bindings that do not compile.
             self.failures.push(format!("no real library was checked: {error:#}"));
             None
         });
@@ -173,7 +173,7 @@ impl Conformance {
         self.failures.extend(failures.into_iter().map(|failure| format!("{what}: {failure}")));
     }
 
-    /// Our side of all three modules.
+    /// Returns our side of all three modules.
     fn ours(&mut self, scratch: &Path, target: Target) -> Result<[Ours; 3]> {
         let mut modules = [
             Module {
@@ -222,7 +222,7 @@ impl Conformance {
         ])
     }
 
-    /// One module's measurements, types and functions together.
+    /// Returns the measurements, types and functions of one module.
     fn side(
         &mut self,
         module: &Module,
@@ -237,7 +237,7 @@ impl Conformance {
         let table = format!("{folder}/functions.rs");
         for (name, (ty, optional)) in surface::table(&parse(&table)?)? {
             if optional != since::since(since, &name).is_some() {
-                self.failures.push(format!("{table}: whether {name} is an Option does not follow since.rs"));
+                self.failures.push(format!("{table}: {name} is an Option, or not one, against since.rs"));
             }
             facts.insert(format!("function {name}"), ty);
         }
@@ -306,7 +306,7 @@ impl Conformance {
                 Some(name) => {
                     since::since(ours.since, name).is_some_and(|first| Release::parse(first) > release)
                 }
-                // What a newer header added; only the newest one has to have all of it.
+                // Items of newer headers; only the newest header must have all of them.
                 None => !newest,
             };
             if !expected && !self.ledger.allows(ours.name, release, item, Some(value), None) {

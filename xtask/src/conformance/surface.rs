@@ -27,11 +27,11 @@ struct Field {
     ty: String,
 }
 
-/// One field as C and Rust reach it; the paths differ where C has no name or Rust has a keyword.
+/// One field with its paths in C and Rust, which differ where C has no name or Rust has a keyword.
 pub struct Leaf {
     pub c_path: String,
     pub rust_path: String,
-    /// Empty for a struct or union that C nests without a name of its own: its fields follow.
+    /// Empty for a struct or union that C nests without a name: its fields follow.
     pub ty: String,
 }
 
@@ -128,7 +128,7 @@ impl Surface {
         }
     }
 
-    /// Returns what can be compared as text: the types of fields, enumerations, aliases and functions.
+    /// Returns the facts that are compared as text: the types of fields, enumerations, aliases and functions.
     pub fn types(&self) -> BTreeMap<String, String> {
         let mut types = BTreeMap::new();
         for record in self.records() {
@@ -175,7 +175,7 @@ pub fn alias(file: &File, name: &str) -> Result<String> {
     found.with_context(|| format!("no type {name}"))
 }
 
-/// One spelling for each type: without the commas that only formatting brings, and one path to `core`.
+/// Returns one spelling for each type: without commas from formatting, and with one path to `core`.
 fn text(tokens: &impl ToTokens) -> String {
     quote!(#tokens).to_string().replace(" ,)", ")").replace(" , >", " >").replace(":: core ::", "core ::")
 }
@@ -194,7 +194,7 @@ fn declared_only(fields: &[Field]) -> bool {
     fields.iter().all(|field| field.name == "_unused")
 }
 
-/// bindgen appends an underscore to names that are keywords of Rust.
+/// Returns C's name of a field. bindgen appends an underscore to names that are keywords of Rust.
 fn c_name(field: &str) -> &str {
     match field.strip_suffix('_') {
         Some(name) if syn::parse_str::<syn::Ident>(name).is_err() => name,

@@ -1,4 +1,4 @@
-//! The failure cases: a sample must fail with a message that names the cause, or make up for the fault.
+//! The failure cases: a sample must fail with a message that names the cause, or succeed despite the fault.
 
 use std::fmt;
 use std::fs::File;
@@ -19,7 +19,7 @@ pub struct Failures {
     pub wrong: usize,
 }
 
-/// A failure case, or why there is none of that kind.
+/// A failure case, or the reason for its absence.
 enum Row {
     Try(Attempt),
     Not { what: &'static str, reason: &'static str },
@@ -30,9 +30,9 @@ struct Attempt {
     words: Vec<String>,
     /// The position of the file that is a byte too short.
     short: Option<usize>,
-    /// For the emulator.
+    /// The command for the emulator.
     fault: &'static str,
-    /// The text that the message must contain; `None` if the sample is to succeed all the same.
+    /// The text that the message must contain; `None` if the sample must succeed nevertheless.
     cause: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl Failures {
         self.run += 1;
         self.wrong += usize::from(!right);
         let result = if right { result.to_owned() } else { format!("WRONG, {result}") };
-        // The name stands at the start of the line already, and the folder says nothing.
+        // The line begins with the name already, and the folder adds no information.
         let folder = format!("{}/", host.folder().display());
         let said = run.stderr.trim_end().replace('\n', " | ").replace(&folder, "");
         let said = said.trim_start_matches(sample.name).trim_start_matches(": ");
@@ -108,7 +108,7 @@ fn line(name: &str, what: &str, result: &str, said: &str) -> String {
     format!("{name:<18} {what:<56} {result:<8} {said}")
 }
 
-/// Returns the failure cases of a sample, of each kind at least one row.
+/// Returns the failure cases of a sample, with at least one row of each kind.
 fn rows(host: &Host, sample: &Sample, words: &[String], files: &Path) -> Result<Vec<Row>> {
     let row = |what: String, cause: String| Attempt {
         what,
@@ -177,7 +177,7 @@ fn rows(host: &Host, sample: &Sample, words: &[String], files: &Path) -> Result<
     Ok(rows)
 }
 
-/// Returns the text that a message about a fault must contain: how many bytes moved, or the function that failed.
+/// Returns the text that a message about a fault must contain: the number of moved bytes, or the failed function.
 fn cause(fault: &str) -> String {
     let setting = |key: &str| fault.split_whitespace().find_map(|word| word.strip_prefix(key));
     match setting("short=").or(setting("bytes=")) {

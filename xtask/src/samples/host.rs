@@ -57,13 +57,13 @@ impl Host {
             let library = fs::canonicalize(library).with_context(|| library.display().to_string())?;
             variables.push(("CUFILE_LIBRARY", library));
         }
-        // libcufile logs into the working directory unless told otherwise.
+        // By default, libcufile logs into the working directory.
         variables.push(("CUFILE_LOGFILE_PATH", folder.0.join("cufile.log")));
         let gpus = if options.emulator { 2 } else { visible_gpus() };
         Ok(Self { executables, variables, folder, emulated: options.emulator, gpus })
     }
 
-    /// Runs a sample as it should succeed, and says how that went.
+    /// Runs a sample without faults, prints the result, and returns whether it succeeded.
     pub fn run(&self, sample: &Sample, call: &[Argument], files: &Path) -> Result<bool> {
         let words = self.words(call, files)?;
         let Run { status, stdout, stderr, took } =
@@ -100,12 +100,12 @@ impl Host {
             .args(words)
             .current_dir(&self.folder.0)
             .envs(self.variables.iter().map(|(name, path)| (name, path)));
-        // Faults are for the failure cases to inject.
+        // Only the failure cases inject faults.
         command.env_remove("CUFILE_EMULATOR");
         command
     }
 
-    /// Returns the command line, with the files in `files`; makes those that are to be there.
+    /// Returns the command line, with the files in `files`; makes the input files.
     pub fn words(&self, call: &[Argument], files: &Path) -> Result<Vec<String>> {
         call.iter()
             .enumerate()
@@ -126,7 +126,7 @@ impl Host {
             .collect()
     }
 
-    /// Returns the length in bytes of the file that an argument names and that must be there.
+    /// Returns the length in bytes of an argument's input file.
     pub fn input(&self, argument: Argument) -> Option<u64> {
         match argument {
             Argument::Input(len_bytes) => Some(len_bytes),
@@ -151,7 +151,7 @@ fn build(arguments: &[&str]) -> Result<()> {
     packages::run(command.current_dir(workspace()).args(["build", "--quiet", "--release"]).args(arguments))
 }
 
-/// A folder that goes with everything in it.
+/// A folder that is removed with everything in it.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -171,7 +171,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Counts the GPUs that there are for CUDA, without asking CUDA.
+/// Counts the GPUs that are visible to CUDA, without calling CUDA.
 fn visible_gpus() -> u32 {
     let chosen = env::var("CUDA_VISIBLE_DEVICES").ok();
     let chosen = chosen.map(|list| list.split(',').filter(|word| !word.trim().is_empty()).count());
@@ -181,7 +181,8 @@ fn visible_gpus() -> u32 {
     chosen.map_or(present, |chosen| chosen.min(present)) as u32
 }
 
-/// Makes a file that repeats only at a distance that no power of two divides, so that a shifted range is noticed.
+/// Makes a file whose contents repeat at a distance that no power of two divides, so that samples notice a shifted
+/// range.
 fn make_file(path: &Path, len_bytes: u64) -> Result<()> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let block: Vec<u8> = (0..1_000_003)

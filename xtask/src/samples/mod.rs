@@ -1,4 +1,5 @@
-//! `cargo xtask samples`: runs the ported samples, and on the emulator what must make each of them fail.
+//! `cargo xtask samples` runs the ported samples. On the emulator it also runs each with the faults that must make it
+//! fail.
 
 mod failures;
 mod host;
@@ -14,7 +15,7 @@ use failures::Failures;
 use host::Host;
 use table::{SAMPLES, Sample};
 
-/// Ample: the slowest sample takes seconds.
+/// The time limit of a sample. The slowest takes seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The options of the command line.
@@ -79,7 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
         for call in sample.calls {
             all &= host.run(sample, call, &files)?;
         }
-        // Where success is not to be had, failure means little.
+        // If samples cannot succeed, their failures prove little.
         if options.emulator && all {
             failures.run(&host, sample, &files)?;
         }

@@ -1,4 +1,4 @@
-//! The samples: how each is called, and what must make it fail.
+//! The samples: their command lines, and the faults that must make them fail.
 
 use Argument::{Gpu, Input, Large, LargeSize, Output, Word};
 use Case::{Faults, Not, Survives};
@@ -6,13 +6,13 @@ use Case::{Faults, Not, Survives};
 /// An argument on a sample's command line.
 #[derive(Clone, Copy)]
 pub enum Argument {
-    /// A file that is there before, of as many bytes as the sample needs.
+    /// An existing file, of as many bytes as the sample needs.
     Input(u64),
     /// A file that the sample makes.
     Output,
     /// The index of a GPU.
     Gpu(u32),
-    /// A file of [`LARGE`] bytes; of fewer on the emulator, where speed means nothing.
+    /// A file of [`LARGE`] bytes; of fewer on the emulator, which measures no speed.
     Large,
     /// The number of bytes of that file.
     LargeSize,
@@ -23,26 +23,26 @@ pub enum Argument {
 pub const LARGE: u64 = 1 << 30;
 pub const LARGE_EMULATED: u64 = 16 << 20;
 
-/// The faults that a sample is tried with, and whether they must make it fail.
+/// The faults for a sample, and whether they must make it fail.
 #[derive(Clone, Copy)]
 pub enum Case {
-    /// Each of these commands to the emulator, one in each run.
+    /// Each of these commands to the emulator, one in each run, must make the sample fail.
     Faults(&'static [&'static str]),
-    /// None of these: the sample makes up for it, and succeeds.
+    /// Each of these commands: the sample succeeds despite it.
     Survives(&'static [&'static str]),
-    /// Nothing, because.
+    /// No fault, for this reason.
     Not(&'static str),
 }
 
 pub struct Sample {
     pub name: &'static str,
-    /// Ways to call it; the failure cases take the first.
+    /// The command lines of the sample; the failure cases use the first.
     pub calls: &'static [&'static [Argument]],
-    /// No GPU at all, for samples that are not given a GPU's index.
+    /// The case without a GPU, for samples without a GPU's index.
     pub no_gpu: Case,
     pub registration: Case,
     pub transfer: Case,
-    /// Beyond what holds for all samples.
+    /// Faults beyond those of all samples.
     pub other: &'static [&'static str],
 }
 
@@ -123,12 +123,12 @@ const PROGRAM: &[&[Argument]] = &[&[CUFILE, Output, Gpu(0)], &[Output, Gpu(0)], 
 const KVIKIO_COPIES: &[&[Argument]] =
     &[&[CUFILE, Output, Output, Gpu(0)], &[Output, Output, Gpu(0)], &[POSIX, Output, Output, Gpu(0)]];
 
-/// gpufile goes on where a transfer stopped.
+/// gpufile continues a short transfer.
 const READ_ON: Case = Survives(&["fault cuFileRead short=100"]);
 const COPY_ON: Case = Survives(&["fault cuFileRead short=100", "fault cuFileWrite short=100"]);
 const COPY_FAILS: &[&str] = &["fault cuFileRead errno=5", "fault cuFileWrite errno=28"];
 
-/// Sizes that are no powers of two; the last job has more blocks than the others.
+/// Sizes that are not powers of two; the last job has more blocks than the others.
 const FIO: &[&[Argument]] = &[
     &[Output, Gpu(0), Word("cufile"), Word("randread"), Word("100000"), Word("10MiB"), Word("3")],
     &[Output, Gpu(0), Word("cufile"), Word("randwrite"), Word("128KiB"), Word("5000000"), Word("4")],
@@ -230,7 +230,7 @@ pub const SAMPLES: &[Sample] = &[
         "sample_021_batch_cancel",
         &[&[Input(32 * 128 * KIB), Gpu(0), Word("32")]],
         ONE_FILE_AND_BUFFERS,
-        // However the cancelled batch ends, the second one must complete.
+        // The second batch must complete, regardless of the end of the cancelled one.
         Faults(&["fault batch-entry bytes=100 times=all"]),
     )
     .other(BATCH),
@@ -299,7 +299,7 @@ pub const SAMPLES: &[Sample] = &[
     sample(
         "double_buffering",
         &[
-            // The second chunk is what makes the file long enough.
+            // The second chunk makes the file long enough.
             &[Input(8 * MIB + 1), Output, Gpu(0), Word("8MiB")],
             &[Input(100 * MIB), Output, Gpu(0)],
         ],

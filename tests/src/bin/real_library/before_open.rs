@@ -1,7 +1,7 @@
 //! The answers of all calls while the driver is not open, on a host without libcuda.
 //!
-//! Left out are the calls that open the driver themselves where they never return: from 1.16 on HandleRegister,
-//! BufRegister, ReadAsync and WriteAsync, GetBARSizeInKB in 1.16, and ExportPCIeTopology in every version that has it.
+//! The checks leave out calls that open the driver and never return. These are HandleRegister, BufRegister, ReadAsync
+//! and WriteAsync from 1.16 on, GetBARSizeInKB in 1.16, and ExportPCIeTopology in every version that has it.
 
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -12,7 +12,7 @@ use cufile_sys::{
 
 use crate::{Checks, by_version, expect, libcuda_is_present, say};
 
-/// Code and CUDA code of a status, or result and errno of a transfer.
+/// The code and CUDA code of a status, or the result and errno of a transfer.
 type Answer = (i64, i64);
 
 struct Call {
@@ -20,7 +20,7 @@ struct Call {
     name: &'static str,
     /// `None` where the library lacks the function.
     make: fn(&Library) -> Option<Answer>,
-    /// The right answers, each with the first version that gives it. Without one, the call must not be made.
+    /// The right answers, each with the first version that gives it. `None` forbids the call.
     expected: Expected,
 }
 
@@ -57,7 +57,7 @@ const NO_CUDA: Expected = &[(0, Some((5011, 3)))];
 const INVALID: Expected = &[(0, Some((5022, 0)))];
 const EINVAL: Expected = &[(0, Some((-1, 22)))];
 
-/// Up to 1.15 a call that opens the driver fails for want of libcuda; from 1.16 on it never returns.
+/// Up to 1.15 a call that opens the driver fails without libcuda; from 1.16 on it never returns.
 const OPENS: Expected = &[(0, Some((5033, 0))), (1160, None)];
 
 const PROPERTIES: Expected = &[(0, Some((0, 0))), (1130, Some((5011, 3))), (1170, Some((0, 0)))];
@@ -309,7 +309,7 @@ const CALLS: &[Call] = &[
     },
 ];
 
-/// Zeroed memory that is large enough for whatever a call may write, and never freed.
+/// Returns zeroed memory that is large enough for every call, and never freed.
 fn zeroed() -> &'static mut [u64] {
     Vec::leak(vec![0; 8192])
 }

@@ -1,4 +1,4 @@
-//! A real libcudart: its version, its functions, the names of its errors, and what it says without a driver.
+//! Checks of a real libcudart: its version, its functions, the names of its errors, and its answers without a driver.
 
 use std::ffi::CStr;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! Checks of one real library, run by `cargo xtask conformance` in a process of its own, because a check that goes
-//! wrong may crash or hang.
+//! Checks of one real library. `cargo xtask conformance` runs them in a separate process, because a failing check may
+//! crash or hang.
 //!
-//! usage: `real_library GROUP LIBRARY VERSION`, or `real_library open`; each line says which check begins, held or
-//! failed, so that the last one names the culprit of a hang.
+//! usage: `real_library GROUP LIBRARY VERSION`, or `real_library open`; each line names a check that begins, held or
+//! failed. So the last line names the check that hangs.
 
 mod before_open;
 mod cudart;
@@ -15,7 +15,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The result of a check: nothing, or what is wrong.
+/// The result of a check: success, or a description of the fault.
 type Held = Result<(), String>;
 
 /// Runs checks and keeps count of the failed ones.
@@ -29,7 +29,8 @@ impl Checks {
         self.check_if(name, || Some(check()));
     }
 
-    /// A check that does not apply, `None`, where the library lacks a function; `symbols` says whether it may.
+    /// Runs a check that returns `None`, and does not apply, if the library lacks a function; `symbols` checks
+    /// whether it may.
     fn check_if(&mut self, name: impl AsRef<str>, check: impl FnOnce() -> Option<Held>) {
         let name = name.as_ref();
         say(&format!("begins {name}"));
@@ -44,14 +45,14 @@ impl Checks {
     }
 }
 
-/// One line of the report. The libraries print too, not always whole lines.
+/// Prints one line of the report. The libraries print too, not always whole lines.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // A closed pipe means that no reader is left.
     let _ = write!(out, "\nreal_library: {line}\n").and_then(|()| out.flush());
 }
 
-/// Checks that the library gave what this version is known to give.
+/// Checks that the library gave the known answer of this version.
 fn expect<T: PartialEq + Debug>(found: T, expected: T) -> Held {
     match found == expected {
         true => Ok(()),
@@ -64,7 +65,7 @@ fn by_version<T: Copy>(table: &[(i32, T)], version: i32) -> Option<T> {
     table.iter().rev().find(|(first, _)| *first <= version).map(|(_, value)| *value)
 }
 
-/// Returns whether the loader finds a libcuda, by itself as the libraries look for it.
+/// Returns whether the dynamic loader finds a libcuda by its own search, as the libraries use it.
 fn libcuda_is_present() -> bool {
     // SAFETY: loading libcuda runs its initialisers, which are made for that.
     unsafe { !libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY).is_null() }

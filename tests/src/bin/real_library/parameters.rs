@@ -1,4 +1,4 @@
-//! Parameters before the driver is open: what is set is read back, and nothing is checked against the limits yet.
+//! Checks of parameters before the driver is open: libcufile returns the set values, and does not check limits yet.
 //!
 //! Only opening the driver reads cufile.json and puts defaults in; until then most getters answer 0.
 
@@ -100,7 +100,7 @@ fn limits(library: &Library, parameter: Size) -> Option<(u32, usize, usize)> {
     Some((code, least, most))
 }
 
-/// Tells what a call wrote from what it left alone.
+/// A value that marks memory which a call did not write.
 const UNTOUCHED: usize = 0x0123_4567;
 
 fn sizes(checks: &mut Checks, library: &Library, version: i32) {
@@ -152,8 +152,9 @@ fn sizes(checks: &mut Checks, library: &Library, version: i32) {
     });
 }
 
-/// The largest device cache and the largest pinned memory are the device's to say. In 1.15 and 1.16 the question opens
-/// the driver, which in 1.16 never returns without libcuda. Without a device the largest value is left unwritten.
+/// Checks the largest device cache and the largest pinned memory, which depend on the device. In 1.15 and 1.16 the
+/// query opens the driver, which in 1.16 never returns without libcuda. Without a device, libcufile does not write
+/// the largest value.
 fn limits_from_the_device(checks: &mut Checks, library: &Library, version: i32) {
     if libcuda_is_present() || (1160..1170).contains(&version) {
         return;
@@ -239,7 +240,7 @@ fn refused_flag(checks: &mut Checks, library: &Library, parameter: Bool) {
     });
 }
 
-/// Code and text that a getter gives into a buffer of `room` bytes; no text if nothing was written.
+/// Returns the code and text of a getter for a buffer of `room` bytes; no text if the getter wrote none.
 fn get_text(library: &Library, parameter: Text, room: usize) -> Option<(u32, Option<String>)> {
     let mut buffer = vec![1_u8; room.max(1)];
     let code = call!(library.cuFileGetParameterString(parameter, buffer.as_mut_ptr().cast(), room as i32))?;

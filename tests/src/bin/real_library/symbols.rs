@@ -1,4 +1,4 @@
-//! Loading libcufile: its version, and which functions it exports.
+//! Checks of a loaded libcufile: its version, and its exported functions.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -82,7 +82,7 @@ fn optional(library: &Library) -> Vec<(&'static str, bool)> {
     ]
 }
 
-/// Asks the dynamic loader itself rather than our table.
+/// Returns whether the dynamic loader, rather than our table, finds the function.
 pub fn exports(library: &Path, symbol: &str) -> Result<bool, String> {
     let path = CString::new(library.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
     let symbol = CString::new(symbol).map_err(|error| error.to_string())?;
