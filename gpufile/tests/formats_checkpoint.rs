@@ -414,7 +414,7 @@ fn open_waits_for_a_file_lease() {
     let path = folder.path().join("model.safetensors");
     save(&path, &mixed());
     let holder = fs::File::options().read(true).write(true).open(&path).unwrap();
-    // SAFETY: takes integers.
+    // SAFETY: the call takes integers.
     let lease =
         |command, argument: libc::c_int| unsafe { libc::fcntl(holder.as_raw_fd(), command, argument) };
     /// `F_SETSIG`, which `libc` lacks. It chooses the signal that asks for a lease back, here one that ends no

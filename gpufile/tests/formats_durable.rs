@@ -21,7 +21,7 @@ static SYNCED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 extern "C" fn fsync(fd: c_int) -> c_int {
     let path = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
     SYNCED.lock().unwrap().push(path);
-    // SAFETY: as for the C library's function, which does the same.
+    // SAFETY: the C library's function does the same, with the same contract.
     unsafe { libc::syscall(libc::SYS_fsync, fd) as c_int }
 }
 
@@ -32,7 +32,7 @@ static FAILING: Mutex<Option<(PathBuf, c_int)>> = Mutex::new(None);
 #[unsafe(no_mangle)]
 extern "C" fn close(fd: c_int) -> c_int {
     let path = fs::read_link(format!("/proc/self/fd/{fd}"));
-    // SAFETY: as for the C library's function, which does the same.
+    // SAFETY: the C library's function does the same, with the same contract.
     let closed = unsafe { libc::syscall(libc::SYS_close, fd) };
     match (&*FAILING.lock().unwrap(), path) {
         (Some((folder, errno)), Ok(path)) if path.starts_with(folder) => {
@@ -60,7 +60,7 @@ extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c
         unsafe { *libc::__errno_location() = *errno };
         return -1;
     }
-    // SAFETY: as for the C library's function, which does the same.
+    // SAFETY: the C library's function does the same, with the same contract.
     unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode) as c_int }
 }
 
@@ -80,7 +80,7 @@ extern "C" fn linkat(
         unsafe { *libc::__errno_location() = libc::EPERM };
         return -1;
     }
-    // SAFETY: as for the C library's function, which does the same.
+    // SAFETY: the C library's function does the same, with the same contract.
     unsafe { libc::syscall(libc::SYS_linkat, old_folder, old, new_folder, new, flags) as c_int }
 }
 

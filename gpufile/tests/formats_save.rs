@@ -136,7 +136,7 @@ fn saves_accept_bare_and_very_long_names() {
 /// Takes the lock of a file, as a process that saves does.
 fn locked(path: &Path) -> fs::File {
     let file = fs::File::create(path).unwrap();
-    // SAFETY: takes integers.
+    // SAFETY: the call takes integers.
     assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }, 0);
     file
 }

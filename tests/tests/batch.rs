@@ -1,4 +1,5 @@
-//! Batches: what they move, how entries and completions belong together, and that nothing is freed while in flight.
+//! Tests of batches: the bytes that they move, the match of entries and completions, and memory that stays while in
+//! flight.
 
 mod support;
 
@@ -84,7 +85,7 @@ fn host(file: &FileHandle) -> Host {
     RegisteredBuffer::register(file.driver(), vec![0; PAGE], RegisterFlags::empty()).unwrap()
 }
 
-/// One entry for each page of a file.
+/// Returns one entry for each page of a file.
 fn pages(file: &Arc<FileHandle>, count: usize) -> Vec<Entry<Host>> {
     (0..count).map(|page| Entry::read(file, host(file), (page * PAGE) as u64).id(page as u64)).collect()
 }
@@ -158,11 +159,11 @@ fn unregistered_host_memory_excludes_other_batches() {
         one.submit(registered()).unwrap();
         other.submit(registered()).unwrap();
         one.wait_all().unwrap();
-        // Registered memory of the batch itself does not count twice.
+        // Registered memory of the batch counts once.
         refused(one, unregistered());
         other.wait_all().unwrap();
         one.submit(unregistered()).unwrap();
-        // It is over with the batch, too.
+        // The use ends with the batch, too.
         let [one, mut other] = batches;
         drop(one);
         other.submit(unregistered()).unwrap();
@@ -171,7 +172,7 @@ fn unregistered_host_memory_excludes_other_batches() {
     });
 }
 
-/// Host memory whose address for writing cannot be had.
+/// Host memory that has no address for writing.
 struct Panicking(Vec<u8>);
 
 // SAFETY: the vector inside keeps the promise.
@@ -228,7 +229,7 @@ fn completions_belong_to_their_entries_in_any_order() {
         if let Some(emulator) = &bed.emulator {
             emulator.control("reverse-completions 1");
         }
-        // More than fit at a time, so that places in the batch are used again.
+        // These entries are more than fit at a time, so that places in the batch are used again.
         let mut waiting = pages(&file, 32);
         let mut seen = [false; 32];
         let mut first = None;
@@ -290,7 +291,7 @@ fn submitting_does_not_wait_for_the_driver_lock() {
     let emulator = bed.emulator.as_ref().unwrap();
     let file = register(&bed, "data", &pattern(PAGE));
     let mut batch = Batch::new(&bed.driver, 1).unwrap();
-    // That is asked for under a lock, which whoever opens the driver holds for as long as it takes.
+    // The batch asks for that under a lock. A thread that opens the driver holds the lock until the driver is open.
     let asked = emulator.calls("cuFileDriverGetProperties");
     batch.submit(pages(&file, 1)).unwrap();
     batch.wait_all().unwrap();
@@ -339,7 +340,7 @@ fn invalid_entries_are_refused_before_any_is_submitted() {
     });
 }
 
-/// A batch of `count` entries of which `fault` hits the second.
+/// Makes a batch of `count` entries of which `fault` hits the second.
 fn with_fault(count: usize, fault: &str) -> (Bed, Batch<Host>) {
     let bed = Bed::emulated();
     let file = register(&bed, "data", &pattern(count * PAGE));
@@ -380,7 +381,7 @@ fn failed_entries_do_not_affect_the_others() {
 
 #[test]
 fn failed_entries_keep_their_buffers_until_destruction() {
-    // Only `COMPLETE` says that libcufile is done with the memory; 4096 is no status that is known.
+    // Only `COMPLETE` means that libcufile is done with the memory. 4096 is an unknown status.
     for status in [Status::FAILED, Status::TIMEOUT, Status::CANCELED, Status::INVALID, Status::from_raw(4096)]
     {
         for is_cancelled in [true, false] {
@@ -409,7 +410,7 @@ fn failed_entries_keep_their_buffers_until_destruction() {
             assert!(!life.is_freed() && next_life.is_freed());
             life.over.store(true, Ordering::SeqCst);
             if is_cancelled {
-                // Nothing is in flight that could be cancelled.
+                // Nothing is in flight, so nothing can be cancelled.
                 bed.emulator.as_ref().unwrap().fault("cuFileBatchIOCancel", "times=all err=5042");
                 let [again] = <[_; 1]>::try_from(batch.cancel().unwrap()).unwrap();
                 assert_eq!((again.id, again.status), (7, status));
@@ -571,7 +572,7 @@ fn an_idle_batch_is_destroyed_without_cancelling() {
     assert_eq!((emulator.live("batches"), emulator.calls("cuFileBatchIOCancel")), (0, 0));
 }
 
-/// A batch with one entry, that takes a while.
+/// Makes a batch with one entry, which takes a while.
 fn slow(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
     let file = register(bed, "data", &pattern(PAGE));
     let mut batch = Batch::new(&bed.driver, 1).unwrap();
@@ -629,7 +630,7 @@ fn forgotten_batches_leak_memory_in_use() {
         batch.submit([Entry::read(&file, buffer, 0)]).unwrap();
         drop(file);
         let mut forgotten = ManuallyDrop::new(batch);
-        // What was freed would be given out again.
+        // Freed memory would be given out again.
         let others: Vec<_> = (0..64).map(|_| vec![0xee_u8; PAGE]).collect();
         std::thread::sleep(Duration::from_millis(200));
         assert!(!life.is_freed());
@@ -641,7 +642,7 @@ fn forgotten_batches_leak_memory_in_use() {
         }
         // libcufile may crash if the process ends with the driver open.
         life.over.store(true, Ordering::SeqCst);
-        // SAFETY: dropped once.
+        // SAFETY: the value is dropped once.
         unsafe { ManuallyDrop::drop(&mut forgotten) };
         assert!(life.is_freed());
     });
@@ -759,7 +760,7 @@ static REAL_GET_STATUS: OnceLock<GetStatus> = OnceLock::new();
 /// The cookie of the event before.
 static BEFORE: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Reports one event twice, and then the one before it again, or one of an entry that never was.
+/// Reports one event twice. Then it reports the event before it again, or an event of an entry that never existed.
 unsafe extern "C" fn confused_get_status(
     batch: CUfileBatchHandle_t,
     least: c_uint,
@@ -790,7 +791,7 @@ fn events_that_belong_to_no_entry_in_flight_are_ignored() {
         REAL_GET_STATUS.set(functions.cuFileBatchIOGetStatus).unwrap();
         functions.cuFileBatchIOGetStatus = confused_get_status;
     };
-    // SAFETY: that does no more than it may.
+    // SAFETY: the function keeps the contract of the one that it replaces.
     let driver = unsafe { open_with(&emulator, confused) };
     let bed = Bed::on(emulator);
     let file = FileHandle::register(&driver, bed.file("data", &pattern(6 * PAGE))).unwrap();
@@ -803,7 +804,7 @@ fn events_that_belong_to_no_entry_in_flight_are_ignored() {
         ids.extend(batch.poll(1, 8, None).unwrap().iter().map(|completion| completion.id));
     }
     assert_eq!(ids, [0, 1, 2, 3]);
-    // Takes the place of the entry before, whose old event says nothing about it.
+    // This entry takes the place of the one before. The old event says nothing about it.
     batch.submit([Entry::read(&file, host(&file), 0).id(6)]).unwrap();
     let ids: Vec<_> = batch.poll(1, 8, None).unwrap().iter().map(|completion| completion.id).collect();
     assert_eq!((&ids[..], batch.in_flight()), (&[4][..], 2));
@@ -879,7 +880,7 @@ fn entries_with_parts_name_the_registered_address_and_their_offset() {
         REAL_SUBMIT.set(functions.cuFileBatchIOSubmit).unwrap();
         functions.cuFileBatchIOSubmit = noting_submit;
     };
-    // SAFETY: that does no more than it may.
+    // SAFETY: the function keeps the contract of the one that it replaces.
     let driver = unsafe { open_with(&emulator, noting) };
     let file = Arc::new(FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap());
     let submitted = |buffer: Any| {
@@ -894,7 +895,7 @@ fn entries_with_parts_name_the_registered_address_and_their_offset() {
     let base = memory.as_ptr().addr();
     let registered = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty()).unwrap();
     assert_eq!(submitted(Box::new(registered)), [0, 1, 2].map(|page| (base, (page * PAGE + 8) as off_t, 16)));
-    // What is not registered begins where the entry does.
+    // Unregistered memory begins where the entry does.
     let memory = device.alloc(2 * PAGE).unwrap();
     let base = memory.as_ptr().addr();
     assert_eq!(submitted(Box::new(memory)), [8, PAGE + 8].map(|at| (base + at, 0, 16)));

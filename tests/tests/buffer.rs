@@ -1,4 +1,4 @@
-//! cufile's registered buffers: every kind of memory, parts of them, and what keeps them sound.
+//! Tests of cufile's registered buffers: every kind of memory, parts of buffers, and soundness.
 
 use std::ffi::c_void;
 use std::fs;
@@ -60,7 +60,7 @@ fn every_memory_kind_except_managed_registers() {
             buffer.copy_from_host(100, &bytes[..50]).unwrap();
             buffer.copy_to_host(99, &mut read[..52]).unwrap();
             assert!(read[0] == 7 && read[1..51] == bytes[..50] && read[51] == 7);
-            // Again, and each time back as it was.
+            // The buffer registers again, and comes back unchanged each time.
             drop(registered(bed, buffer.deregister().unwrap()));
         }
         check(bed, &file, &bytes, bed.device.alloc(LEN).unwrap());
@@ -70,7 +70,7 @@ fn every_memory_kind_except_managed_registers() {
         check(bed, &file, &bytes, vec![0u8; LEN]);
         check(bed, &file, &bytes, vec![0u8; LEN].into_boxed_slice());
         check(bed, &file, &bytes, vec![0u8; LEN].leak());
-        // For writing files a shared borrow will do.
+        // A shared borrow is enough for writing files.
         let write = |part: BufSlice<'_>| assert_eq!(file.write_at(&part, 0).unwrap(), LEN);
         bed.driver.with_registered(&bed.device.alloc(LEN).unwrap(), RegisterFlags::empty(), write).unwrap();
         bed.driver.with_registered(&bytes[..], RegisterFlags::empty(), write).unwrap();
@@ -109,7 +109,7 @@ fn registrations_may_overlap_but_not_start_at_the_same_address() {
         assert!(text.contains("starts at the same address"), "{text}");
         let part = 64 << 10..128 << 10;
         bed.driver.with_registered(&whole.get().slice(part.clone()), none, |_| ()).unwrap();
-        // The other registration is not the one that went.
+        // The other registration is still there.
         let device = whole.deregister().unwrap();
         let inner = || bed.driver.with_registered(&device, none, |_| ());
         bed.driver.with_registered(&device.slice(part), none, |_| inner()).unwrap().unwrap();
@@ -119,7 +119,7 @@ fn registrations_may_overlap_but_not_start_at_the_same_address() {
 /// Memory that claims to be longer than it is.
 struct Longer<B>(B, usize);
 
-// SAFETY: only registered, which the library must refuse.
+// SAFETY: the test only registers it, which the library must refuse.
 unsafe impl<B: IoBuf> IoBuf for Longer<B> {
     fn as_ptr(&self) -> *const u8 {
         self.0.as_ptr()
@@ -256,7 +256,7 @@ fn foreign_device_memory_is_transferred_by_address() {
         let file = FileHandle::register(&bed.driver, bed.file("data", &bytes)).unwrap();
         let mut memory = bed.device.alloc(LEN).unwrap();
         let ptr = memory.as_mut_ptr();
-        // SAFETY: memory of this device, which nobody uses meanwhile.
+        // SAFETY: memory of this device, which nobody uses at the same time.
         let mut foreign = unsafe { BufSliceMut::from_device(&bed.device, ptr, LEN) };
         assert_eq!(file.read_at(&mut foreign.slice_mut(4096..), 4096).unwrap(), LEN - 4096);
         // SAFETY: as above.
@@ -300,7 +300,7 @@ fn a_range_beyond_a_part_never_reaches_the_library() {
     }
 }
 
-/// Calls that libcufile got: base address, offset and length of a read, or only the address of a deregistration.
+/// The calls that libcufile got. A read has base address, offset and length. A deregistration has only the address.
 static SEEN: Mutex<Vec<(usize, off_t, usize)>> = Mutex::new(Vec::new());
 
 unsafe extern "C" fn read(_: CUfileHandle_t, base: *mut c_void, len: usize, _: off_t, at: off_t) -> isize {
@@ -311,7 +311,7 @@ unsafe extern "C" fn read(_: CUfileHandle_t, base: *mut c_void, len: usize, _: o
 #[test]
 fn parts_pass_the_registered_address_and_their_offset() {
     let emulator = Emulator::start();
-    // SAFETY: that does no more than it may.
+    // SAFETY: the function keeps the contract of the one that it replaces.
     let driver = unsafe { open_with(&emulator, |functions| functions.cuFileRead = read) };
     let file = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
     let memory = driver.cuda().device(0).unwrap().alloc(LEN).unwrap();
@@ -331,7 +331,7 @@ fn parts_pass_the_registered_address_and_their_offset() {
     assert_eq!(seen(&mut BufSliceMut::new(&mut owned[3], 7..), 0..5), (base, 3007, 5));
     owned.truncate(1);
     let buffer = owned.remove(0).into_whole().unwrap();
-    // A registration of a part is known by the part's own address.
+    // The part's own address identifies its registration.
     let mut memory = buffer.deregister().unwrap();
     let registered =
         driver.with_registered_mut(&mut memory.slice_mut(4096..), RegisterFlags::empty(), |mut part| {
@@ -382,7 +382,7 @@ fn memory_that_cannot_be_deregistered_is_never_freed() {
     drop(buffer);
     assert_eq!((emulator.live("buffers"), emulator.live("allocations")), (1, 1));
 
-    // What the library does not know as registered is no risk.
+    // Memory that the library does not know as registered is no risk.
     emulator.fault("cuFileBufDeregister", "err=5024");
     drop(registered(&bed, bed.device.alloc(LEN).unwrap()));
     assert_eq!(emulator.live("allocations"), 1);
@@ -402,7 +402,7 @@ fn borrowed_memory_is_deregistered_after_return_or_panic() {
     let panics = || borrowed_mut(&bed, &mut memory, |_| panic!("work"));
     catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
     assert_eq!(counts(), (0, 3));
-    // What cannot be deregistered is an error, tried once more.
+    // A failed deregistration is an error, and is tried once more.
     emulator.fault("cuFileBufDeregister", "err=5030 times=2");
     let error = bed.driver.with_registered_mut(&mut memory, none, |_| ()).unwrap_err();
     assert_eq!((error.op_error(), counts()), (Some(OpError::INTERNAL_ERROR), (1, 5)));
@@ -443,7 +443,7 @@ fn memory_of_another_libcuda_is_refused() {
         }
     }
     refused(register(&bed, other.device.alloc(LEN).unwrap()));
-    // What the first buffer got stays.
+    // The bytes in the first buffer stay.
     let mut memory = other.device.alloc(LEN).unwrap();
     let read = file.readv_at::<&mut dyn IoBufMut>(&mut [&mut own, &mut memory], 0).unwrap();
     assert_eq!(read, LEN);

@@ -1,4 +1,4 @@
-//! Batches of copies: no two of a process reach CUDA at once.
+//! Tests that no two batches of copies of a process reach CUDA at once.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -12,11 +12,11 @@ use cufile_tests::Emulator;
 use cufile_tests::bed::pattern;
 
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
-/// The number of calls in CUDA now, and the most that there were at a time.
+/// The number of calls in CUDA now, and the greatest number at any time.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts how many calls are in it, and stays long enough for another to come.
+/// Counts the calls inside of it, and stays long enough for another call to come.
 unsafe extern "C" fn counted(
     targets: *const *mut c_void,
     sources: *const *const c_void,
@@ -30,7 +30,7 @@ unsafe extern "C" fn counted(
     MOST.fetch_max(INSIDE.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
     thread::sleep(Duration::from_millis(20));
     let batch = FUNCTIONS.get().unwrap().cudaMemcpyBatchAsync.unwrap();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the promise.
     let code = unsafe { batch(targets, sources, sizes, count, attributes, indices, attribute_count, stream) };
     INSIDE.fetch_sub(1, Ordering::SeqCst);
     code
@@ -39,7 +39,7 @@ unsafe extern "C" fn counted(
 fn load(emulator: &Emulator) -> Cuda {
     let functions = *FUNCTIONS.get_or_init(|| *emulator.runtime().functions());
     let functions = Functions { cudaMemcpyBatchAsync: Some(counted), ..functions };
-    // SAFETY: the emulator's functions, of which one does the same and sleeps.
+    // SAFETY: these are the emulator's functions. The replaced one does the same and sleeps.
     let runtime = unsafe { runtime::Library::from_functions(functions) };
     Cuda::from_sys(emulator.driver(), runtime).unwrap()
 }
@@ -49,7 +49,7 @@ fn copy_batches_of_a_process_are_serialised() {
     const THREADS: usize = 4;
     const LEN: usize = 1000;
     let emulator = Emulator::start();
-    // Whichever device, stream or `Cuda` they are of.
+    // The batches belong to different devices, streams and `Cuda` values.
     let cudas = [load(&emulator), load(&emulator)];
     let bytes = pattern(3 * LEN);
     thread::scope(|scope| {
@@ -66,7 +66,7 @@ fn copy_batches_of_a_process_are_serialised() {
                 let start = target.as_mut_ptr();
                 let targets = [start, start.wrapping_add(2 * LEN)];
                 for _ in 0..3 {
-                    // SAFETY: ranges of both, which nothing else uses.
+                    // SAFETY: the ranges lie in both buffers, and nothing else uses them.
                     unsafe { stream.copy_batch(&targets, &sources, &[LEN; 2]) }.unwrap();
                     stream.synchronize().unwrap();
                 }

@@ -1,4 +1,4 @@
-//! cufile's CUDA layer: what its calls leave as it was, and memory that the host may not touch.
+//! Tests of cufile's CUDA layer: state that its calls leave alone, and memory that the host may not touch.
 
 use std::ptr;
 use std::thread;
@@ -10,7 +10,7 @@ use cufile::{FileHandle, IoBuf, RegisterFlags, RegisteredBuffer};
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Engine, File};
 
-/// The calling thread's context, as a number.
+/// Returns the calling thread's context, as a number.
 fn current_context(cuda: &Cuda) -> usize {
     let mut context = ptr::null_mut();
     // SAFETY: `context` outlives the call.
@@ -18,7 +18,7 @@ fn current_context(cuda: &Cuda) -> usize {
     context.addr()
 }
 
-/// The last GPU, which CUDA takes for none unless it is told.
+/// Returns the last GPU, which CUDA uses only on request.
 fn last_device(bed: &Bed) -> Device {
     let cuda = bed.driver.cuda();
     cuda.device(cuda.device_count().unwrap() - 1).unwrap()
@@ -73,7 +73,7 @@ fn managed_memory_copies_without_host_access() {
             Err(error) => assert!(!is_concurrent && error.to_string().contains("GPU 0"), "{error}"),
         }
         let bytes = pattern(4096);
-        // By cuFile, by the engine and through the page cache, and on foot.
+        // These go by cuFile, by the engine, through the page cache, and by plain copies.
         let file = FileHandle::register(&bed.driver, bed.file("cufile", &bytes)).unwrap();
         assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 4096);
         assert_eq!(buffer.to_vec().unwrap(), bytes);
@@ -101,7 +101,7 @@ fn copy_and_fill_wait_for_their_bytes() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let mut buffer = bed.device.alloc(8).unwrap();
-    // cudaMemcpy from pageable memory returns before they have arrived.
+    // cudaMemcpy from pageable memory returns before the bytes have arrived.
     emulator.fault("cudaStreamSynchronize", "times=2 err=719");
     for result in [buffer.copy_from_host(0, b"hello"), buffer.fill(1)] {
         assert_eq!(result.unwrap_err().raw_code(), Some(719));

@@ -1,4 +1,4 @@
-//! Memory and streams of cudarc's in transfers of files.
+//! Tests of cudarc's memory and streams in transfers of files.
 
 use std::fs;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use cufile_tests::each_with_libcuda;
 use gpufile::{Engine, File, IoBuf, RoutePolicy};
 use support::{Gate, register};
 
-/// More than one chunk, and no multiple of anything.
+/// A length of more than one chunk, and no multiple of anything.
 const LONG: usize = (9 << 20) + 4321;
 
-/// Long enough for whoever does not wait.
+/// A delay that shows a missing wait.
 const MOMENT: Duration = Duration::from_millis(60);
 
 fn stream_of(bed: &Bed) -> Arc<CudaStream> {
@@ -37,7 +37,7 @@ fn open(bed: &Bed, name: &str) -> File {
     options.policy(RoutePolicy::PosixOnly).open(bed.path(name)).unwrap()
 }
 
-/// Does something while the stream is held back until a moment has passed.
+/// Calls `action` while the stream is held back for a moment.
 fn while_held_back<T>(stream: &Stream, action: impl FnOnce() -> T) -> T {
     let gate = Gate::close(stream);
     thread::scope(|scope| {
@@ -82,7 +82,7 @@ fn files_transfer_to_and_from_slices_and_views() {
         assert_eq!(handle.write_at(&Synced::new(&slice).unwrap(), 1).unwrap(), LONG);
         assert!(fs::read(bed.path("handle")).unwrap()[1..] == bytes);
 
-        // What owns its buffer gives it back.
+        // A transfer that owns its buffer gives it back.
         let read = file.read_at_async(Synced::new(slice).unwrap(), 5);
         let (count, buffer) = read.wait();
         assert_eq!(count.unwrap(), LONG - 5);
@@ -106,7 +106,7 @@ fn transfers_wait_for_cudarc_work_on_any_stream() {
             });
             assert!(fs::read(bed.path("handle")).unwrap() == filled, "stream {turn}");
         }
-        // A read of a file waits for those who read the memory, too.
+        // A read of a file also waits for readers of the memory.
         let mut copy = other.alloc_zeros::<u8>(LONG).unwrap();
         let bytes = pattern(LONG);
         let handle = register(bed, "bytes", &bytes);
@@ -131,14 +131,14 @@ fn transfers_keep_their_order_in_a_cudarc_stream() {
         let source = stream.clone_htod(&[7u8; 100_000]).unwrap();
         let mut slices = [0; 2].map(|zero: u8| stream.clone_htod(&vec![zero; 100_000]).unwrap());
         stream.synchronize().unwrap();
-        // libcufile's first transfer of a stream allocates, which waits for what the gate holds back.
+        // libcufile's first transfer of a stream allocates. The allocation waits for the work behind the gate.
         registered.write_at(&handle, bed.device.alloc(4096).unwrap(), 0).unwrap().wait().unwrap();
 
         let gate = Gate::close(&lent);
         for slice in &mut slices {
             stream.memcpy_dtod(&source, slice).unwrap();
         }
-        // SAFETY: what each does first is done in the slice's stream.
+        // SAFETY: the first action of each is done in the slice's stream.
         let [ours, cufiles] = slices.map(|slice| unsafe { Synced::in_its_stream(slice) }.unwrap());
         let operation = registered.write_at(&handle, cufiles, 0).unwrap();
         let io = file.write_all_at_on_stream(&lent, ours, 0);
@@ -184,7 +184,7 @@ fn streams_that_cannot_be_ordered_are_refused() {
         if bed.is_real() {
             return;
         }
-        // One that passes for a context of its own; cudarc would destroy it, which the emulator cannot.
+        // This passes for a context that cudarc made. cudarc would destroy it, which the emulator cannot.
         // SAFETY: the primary context stays.
         let other =
             unsafe { CudaContext::from_raw_context(0, primary.cu_device(), primary.cu_ctx()) }.unwrap();
@@ -216,7 +216,7 @@ fn any_thread_can_transfer_memory_of_any_gpu() {
         let mut slices = [0; 2].map(|_| stream.alloc_zeros::<u8>(LONG).unwrap());
         let [one, other] = &mut slices;
         let (mut one, mut other) = (Synced::new(one).unwrap(), Synced::new(other).unwrap());
-        // Neither thread has a context of its own.
+        // Neither thread has a current context.
         thread::scope(|scope| {
             scope.spawn(|| assert_eq!(handle.read_at(&mut one, 0).unwrap(), LONG));
             scope.spawn(|| file.read_exact_at(&mut other, 0).unwrap());
@@ -233,7 +233,7 @@ fn failed_cudarc_work_is_an_error() {
         let Some(emulator) = &bed.emulator else { return };
         let stream = stream_of(bed);
         let slice = stream.alloc_zeros::<u8>(512).unwrap();
-        // The codes of a failed launch, and of a handle that is not one.
+        // The codes of a failed launch, and of an invalid handle.
         for (function, code) in [("cudaStreamSynchronize", 719), ("cudaStreamWaitEvent", 400)] {
             emulator.fault(function, &format!("err={code}"));
             let error = Synced::new(&slice).unwrap_err();
@@ -247,7 +247,7 @@ fn failed_cudarc_work_is_an_error() {
 #[test]
 fn registered_slices_are_freed_after_deregistration() {
     each_with_libcuda("registered_slices_are_freed_after_deregistration", |bed| {
-        // Whether a real libcufile registers memory of CUDA's pools is its own affair.
+        // A real libcufile may or may not register memory of CUDA's pools.
         let Some(emulator) = &bed.emulator else { return };
         let bytes = pattern(8192);
         let file = Arc::new(FileHandle::register(&bed.driver, bed.file("data", &bytes)).unwrap());

@@ -1,4 +1,4 @@
-//! Tests of when reads take `O_DIRECT`, and of a file system that offers it and then refuses it, or fails.
+//! Tests of the choice of `O_DIRECT`, and of a file system that offers it and then refuses it, or fails.
 
 use std::fs;
 use std::io;
@@ -11,17 +11,17 @@ use gpufile::{DirectIo, Engine, File, page_cache};
 
 const LEN: usize = (1 << 20) + 777;
 
-/// The descriptor of a file that this process has with `O_DIRECT`.
+/// Returns this process's descriptor of a file with `O_DIRECT`.
 fn direct_descriptor(path: &Path) -> Option<libc::c_int> {
     descriptor(path, true)
 }
 
-/// The descriptor of a file that this process has with or without `O_DIRECT`.
+/// Returns this process's descriptor of a file with or without `O_DIRECT`.
 fn descriptor(path: &Path, is_direct: bool) -> Option<libc::c_int> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap());
     let of_file = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link == path));
     let mut numbers = of_file.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap());
-    // SAFETY: takes integers.
+    // SAFETY: the call takes integers.
     let flags = |fd| unsafe { libc::fcntl(fd, libc::F_GETFL) };
     numbers.find(|fd| flags(*fd) >= 0 && (flags(*fd) & libc::O_DIRECT != 0) == is_direct)
 }
@@ -42,7 +42,7 @@ fn fail(call: libc::c_long, fd: libc::c_int, errno: libc::c_int) -> io::Result<(
         ..statement((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, k)
     };
     let answer = |k| statement((libc::BPF_RET | libc::BPF_K) as u16, k);
-    // The number of the call is what the filter's data begins with; its first argument comes 16 bytes later.
+    // The filter's data begins with the number of the call. Its first argument comes 16 bytes later.
     let first_argument = 16 + if cfg!(target_endian = "big") { 4 } else { 0 };
     let mut filter = [
         load(0),
@@ -54,9 +54,9 @@ fn fail(call: libc::c_long, fd: libc::c_int, errno: libc::c_int) -> io::Result<(
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     let check = |result| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-    // SAFETY: takes integers.
+    // SAFETY: the call takes integers.
     check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // SAFETY: the program and its filter are whole, and the kernel copies them.
+    // SAFETY: the program and its filter outlive the call, and the kernel copies them.
     check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
 }
 
@@ -87,7 +87,7 @@ fn refused_direct_reads_use_the_page_cache_from_then_on() {
         let in_thread = || {
             fail(libc::SYS_pread64, direct, libc::EINVAL).inspect(|()| {
                 read();
-                // SAFETY: reads nothing.
+                // SAFETY: the call reads nothing.
                 assert_eq!(unsafe { libc::pread(direct, std::ptr::null_mut(), 0, 0) }, -1);
                 assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
                 page_cache::drop(&file, 0..LEN as u64).unwrap();
@@ -102,13 +102,13 @@ fn refused_direct_reads_use_the_page_cache_from_then_on() {
     }
 }
 
-/// Writes by `O_DIRECT` fail with `errno`; what a write of the whole file says then, and the bytes that the file has. `None`
-/// where there is no `O_DIRECT`, or no filter.
+/// Writes a whole file while writes by `O_DIRECT` fail with `errno`. Returns the result and the bytes of the file.
+/// Returns `None` without `O_DIRECT` or the filter.
 fn write_that_fails(folder: &Path, errno: libc::c_int) -> Option<(gpufile::Result<()>, Vec<u8>, bool)> {
     let path = folder.join(format!("file-{errno}"));
     let options = File::options().read(true).write(true).create(true).direct_write(DirectIo::Always);
     let file = options.engine(&Engine::builder().build()).open(&path).unwrap();
-    // The descriptor with O_DIRECT is opened when it is first needed.
+    // The engine opens the descriptor with O_DIRECT when it first needs it.
     file.write_all_at_inline(&vec![1; LEN], 0).unwrap();
     let Some(direct) = direct_descriptor(&path) else {
         has_no_o_direct(&path);
@@ -118,7 +118,7 @@ fn write_that_fails(folder: &Path, errno: libc::c_int) -> Option<(gpufile::Resul
         || fail(libc::SYS_pwrite64, direct, errno).map(|()| file.write_all_at_inline(&pattern(LEN), 0));
     let outcome = thread::scope(|scope| scope.spawn(write).join().unwrap());
     let outcome = outcome.inspect_err(|error| eprintln!("skipped: no filter: {error}")).ok()?;
-    // Beside the filter, which only the other thread has.
+    // This thread has no filter. Only the other thread has one.
     file.write_all_at_inline(&vec![7; 4096], 0).unwrap();
     let is_cached = page_cache::residency(&file, 0..4096).unwrap().cached > 0;
     Some((outcome, fs::read(&path).unwrap(), is_cached))
@@ -139,12 +139,12 @@ fn failed_direct_writes_fail_the_write() {
 #[test]
 fn errors_count_the_bytes_before_an_unaligned_end() {
     for folder in folders() {
-        // One chunk, which ends in the middle of a block.
+        // The write has one chunk, which ends in the middle of a block.
         const LEN: usize = 600_777;
         let path = folder.path().join("end");
         let options = File::options().read(true).write(true).create(true).direct_write(DirectIo::Always);
         let file = options.engine(&Engine::builder().build()).open(&path).unwrap();
-        // The descriptor with O_DIRECT is opened when it is first needed.
+        // The engine opens the descriptor with O_DIRECT when it first needs it.
         file.write_all_at_inline(&vec![1; LEN], 0).unwrap();
         if direct_descriptor(&path).is_none() {
             has_no_o_direct(&path);
@@ -185,7 +185,7 @@ fn only_files_too_long_for_memory_bypass_the_page_cache() {
         fs::write(&path, &bytes).unwrap();
         let engine = Engine::builder().build();
         let residency = |file: &File| page_cache::residency(file, 0..LEN as u64).unwrap();
-        // Opened anew each time, as by another process.
+        // The test opens the file anew each time, as another process would.
         let read = |direct| {
             let file = File::options().read(true).direct_read(direct).engine(&engine).open(&path).unwrap();
             page_cache::drop(&file, 0..LEN as u64).unwrap();
@@ -199,7 +199,7 @@ fn only_files_too_long_for_memory_bypass_the_page_cache() {
         assert!(residency(&file).is_fully_cached(), "{}: {:?}", path.display(), residency(&file));
         assert_eq!(direct_descriptor(&path), None);
         drop(file);
-        // A hole of more than any memory.
+        // The hole is longer than any memory.
         if fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 43).is_err() {
             eprintln!("skipped: {} has no long files", folder.path().display());
             continue;

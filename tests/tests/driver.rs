@@ -1,4 +1,4 @@
-//! cufile's driver: opening, counting, closing, and machines that lack what it needs.
+//! Tests of cufile's driver: opening, counting, closing, and machines that lack its needs.
 
 use std::env;
 use std::mem;
@@ -75,9 +75,9 @@ fn failed_close_returns_the_driver() {
     driver.close().unwrap();
     assert_eq!(emulator.live("use-count"), 0);
 
-    // Somebody else closed it once too often.
+    // Other code closed it once too often.
     let driver = open(&emulator);
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     unsafe { (driver.library().functions().cuFileDriverClose_v2)() };
     let (error, _) = driver.close().unwrap_err().into_parts();
     assert_eq!(error.op_error(), Some(OpError::DRIVER_NOT_INITIALIZED), "{error}");
@@ -98,7 +98,7 @@ fn failed_open_leaves_nothing_open() {
 fn use_count_includes_an_implicit_opening() {
     let emulator = Emulator::start();
     let (library, _) = libraries(&emulator);
-    // SAFETY: an unknown buffer is an error; the call takes no pointer that it looks into.
+    // SAFETY: an unknown buffer is an error, and the call dereferences no pointer.
     unsafe { (library.functions().cuFileBufRegister)(std::ptr::null(), 0, 0) };
     assert_eq!(emulator.live("use-count"), 1);
     let driver = open(&emulator);
@@ -118,7 +118,7 @@ fn the_driver_is_not_opened_without_a_device() {
     }
 }
 
-/// Tells a test that it runs in a child process with variables of its own, and what for.
+/// The variable that gives a child process its role. The child has its own variables.
 const ROLE: &str = "CUFILE_TESTS_ROLE";
 
 /// Runs this test program again, one test with this role and these libraries.
@@ -136,7 +136,7 @@ const VARIABLES: [&str; 3] = ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"
 #[test]
 fn errors_name_a_missing_library_at_once() {
     if let Ok(missing) = env::var(ROLE) {
-        // A failure is not remembered: the second try says the same.
+        // Nothing remembers a failure. The second try fails with the same text.
         for _ in 0..2 {
             let started = Instant::now();
             let error = Driver::open().unwrap_err();
@@ -184,11 +184,11 @@ fn loading_skips_a_libcudart_newer_than_the_driver() {
         assert_eq!((loaded().version(), loaded().path()), (12090, Some(Path::new("libcudart.so.12"))));
         newer.control("driver-version 13000");
         assert_eq!((loaded().version(), loaded().path()), (13000, Some(Path::new("libcudart.so.13"))));
-        // A driver runs what is older.
+        // A driver runs older libraries.
         newer.control("driver-version 12080");
         older.control("driver-version 13000");
         assert_eq!(loaded().version(), 12090);
-        // Where there is no driver, the newest.
+        // Without a driver, the newest library is chosen.
         newer.control("driver-version 0");
         assert_eq!(loaded().version(), 13000);
 
@@ -241,9 +241,9 @@ fn failed_allocations_name_their_bytes_and_gpu() {
     }
 }
 
-/// The properties of a newer libcufile, whose structure is longer.
+/// Writes the properties of a newer libcufile, whose structure is longer.
 unsafe extern "C" fn longer_properties(properties: *mut CUfileDrvProps_t) -> CUfileError_t {
-    // SAFETY: a caller that knows only this version's structure has room behind it, which the test is about.
+    // SAFETY: the test checks that the caller has room behind this version's structure.
     unsafe {
         properties.cast::<u8>().write_bytes(1, size_of::<CUfileDrvProps_t>() + 512);
         mem::zeroed()
@@ -253,7 +253,7 @@ unsafe extern "C" fn longer_properties(properties: *mut CUfileDrvProps_t) -> CUf
 #[test]
 fn the_properties_struct_has_room_for_newer_libraries() {
     let emulator = Emulator::start();
-    // SAFETY: that writes no more than a newer libcufile might.
+    // SAFETY: the function writes no more than a newer libcufile might.
     let driver = unsafe { open_with(&emulator, |table| table.cuFileDriverGetProperties = longer_properties) };
     let properties = driver.properties().unwrap();
     assert_eq!(properties.max_batch_entries, 0x0101_0101);

@@ -1,4 +1,4 @@
-//! The emulator's behaviour that other tests rely on.
+//! Tests of the emulator's behaviour that other tests rely on.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls whose arguments outlive them, in every line")]
 
@@ -146,7 +146,7 @@ impl Rig {
         code(unsafe { (self.cufile.cuFileBatchIOSubmit)(batch, count, entries.as_mut_ptr(), 0) })
     }
 
-    /// Cookie, state and bytes of the events that came within `timeout`, or until `least` had come.
+    /// Returns cookie, state and bytes of the events that came within `timeout`, or until `least` had come.
     fn events(
         &self,
         batch: *mut c_void,
@@ -212,7 +212,7 @@ fn status_of_child(body: impl FnOnce() -> i32) -> i32 {
     status
 }
 
-/// Runs `body` in a process of its own, the test `name` again, which must abort and say `why`.
+/// Runs `body` in a child process, as the test `name` again. The child must abort and print `why`.
 fn aborts(name: &str, why: &str, body: impl FnOnce()) {
     const VARIABLE: &str = "CUFILE_TEST_ABORTS";
     if std::env::var(VARIABLE).is_ok_and(|value| value == name) {
@@ -307,7 +307,7 @@ mod exports {
             assert_eq!((version, rig.open(), rig.open()), (1150, Err(5033), Ok(())));
             return;
         }
-        // The environment is set for a process of its own: this test again.
+        // A child process gets the environment and runs this test again.
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "exports::commands_in_the_environment_apply_at_first_use"])
             .env("CUFILE_EMULATOR", COMMANDS)
@@ -420,7 +420,7 @@ mod memory {
         let pointer = rig.device(4096).cast::<u8>();
         let status = status_of_child(|| i32::from(unsafe { pointer.read_volatile() }));
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
-        // Nor can the kernel on the host's behalf.
+        // The kernel cannot either, on the host's behalf.
         let file = file(&[1; 16]);
         assert_eq!(unsafe { libc::pread(file.as_raw_fd(), pointer.cast(), 16, 0) }, -1);
         assert_eq!(errno(), libc::EFAULT);
@@ -1140,7 +1140,7 @@ mod files {
     }
 }
 
-/// A file and a descriptor of it with `O_DIRECT`, if the file system knows that.
+/// Makes a file, and a descriptor of it with `O_DIRECT` if the file system has that.
 fn direct_file(contents: &[u8], access: c_int) -> Option<(tempfile::TempPath, File)> {
     let folder = std::env::current_exe().unwrap();
     let mut file = tempfile::NamedTempFile::new_in(folder.parent().unwrap()).unwrap();
@@ -1288,7 +1288,7 @@ mod unaligned_writes {
         assert!(std::fs::read(&target.path).unwrap() == with(&[1; 9000], 100, 5000));
     }
 
-    /// Writes the halves of one block at once, until one of the writes is lost; false if none ever is.
+    /// Writes the halves of one block at once, until one of the writes is lost. Returns false if none is ever lost.
     fn loses_a_neighbour(rig: &Rig, write: impl Fn(&Target, i64) + Sync) -> Option<bool> {
         #[derive(Clone, Copy)]
         struct Shared<'a>(&'a Target);
@@ -1578,8 +1578,8 @@ mod statistics {
         unsafe { (rig.cufile.cuFileHandleDeregister)(handle) };
     }
 
-    /// Returns a struct of type `T` that the library wrote, and the end in bytes of what it wrote. Before the
-    /// call the struct is filled with `0xA5`.
+    /// Returns a struct of type `T` that the library wrote, and the end in bytes of the written part. Before the call
+    /// the struct is filled with `0xA5`.
     fn written<T>(get: impl FnOnce(*mut T) -> CUfileError_t) -> (Box<T>, usize) {
         unsafe {
             let mut target = Box::<T>::new_uninit();

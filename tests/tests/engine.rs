@@ -1,4 +1,4 @@
-//! The engine's promises about transfers: failures, concurrency, memory, threads, and the direct path.
+//! Tests of the engine's promises about transfers: failures, concurrency, memory, threads, and the direct route.
 
 use std::fs;
 use std::io;
@@ -79,7 +79,7 @@ fn failures_are_returned_after_all_copies_have_ended() {
     emulator(&bed).fault("cudaMemcpyAsync", "delay_us=150000 times=7");
     let error = file.read_at(&mut buffer, 0).unwrap_err();
     assert!(error.bytes_done() < 8 * MIB);
-    // A copy that was not waited for would write over this.
+    // A copy still in flight would write over this.
     buffer.fill(0x55).unwrap();
     thread::sleep(Duration::from_millis(300));
     assert!(buffer.to_vec().unwrap().iter().all(|byte| *byte == 0x55));
@@ -89,7 +89,7 @@ fn failures_are_returned_after_all_copies_have_ended() {
 fn later_transfers_succeed_after_failed_lane_creation() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(LONG));
-    // Room for one lane, which must be given back when it cannot be made.
+    // There is room for one lane. A lane that cannot be made must give the room back.
     let engine = engine(&bed).threads(4).bounce_memory_bytes(1).build();
     let file = options(&engine).open(bed.path("data")).unwrap();
     for function in ["cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaHostAlloc"] {
@@ -178,7 +178,7 @@ fn several_engines_read_and_write_the_same_files_at_once() {
                     for _ in 0..3 {
                         shared.read_exact_at(&mut buffer, 0).unwrap();
                         own.write_all_at(&buffer, 1).unwrap();
-                        // All write what is there already.
+                        // All write the bytes that are there already.
                         shared.write_all_at(&buffer, 0).unwrap();
                         buffer.fill(0).unwrap();
                         own.read_exact_at(&mut buffer, 1).unwrap();
@@ -235,7 +235,7 @@ fn bounce_buffers_respect_the_memory_limit_with_many_threads() {
         let bytes = pattern(2 * MIB);
         bed.file("data", &bytes);
         let of = |engine: EngineBuilder| engine.threads(8).bounce_buffer_bytes(bounce).build();
-        // What two buffers take.
+        // The memory of two buffers.
         let least = {
             let engine = of(engine(&bed).bounce_memory_bytes(1));
             let file = options(&engine).open(bed.path("data")).unwrap();
@@ -311,7 +311,7 @@ fn plans_of_many_ranges_are_not_kept() {
     bed.file("data", &bytes);
     let engine = engine(&bed).threads(2).build();
     let file = options(&engine).open(bed.path("data")).unwrap();
-    // From the last to the first, which takes a plan of all of them.
+    // The order is from the last to the first, which needs a plan of all of them.
     let ranges: Vec<_> = (0..COUNT)
         .rev()
         .map(|at| IoRange { file_offset: at as u64, buffer_offset: at, len_bytes: 1 })
@@ -338,7 +338,7 @@ fn gpus_used_in_turn_share_existing_bounce_buffers() {
     let emulator = self::emulator(&bed);
     let bytes = pattern(4 * MIB);
     bed.file("data", &bytes);
-    // Enough for both workers on one GPU.
+    // The memory is enough for both workers on one GPU.
     let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(2).bounce_memory_bytes(20 * MIB).build();
     let file = options(&engine).open(bed.path("data")).unwrap();
     let mut buffers: Vec<_> =
@@ -351,7 +351,7 @@ fn gpus_used_in_turn_share_existing_bounce_buffers() {
         let [made, freed] = ["cudaHostAlloc", "cudaFreeHost"].map(|function| emulator.calls(function));
         assert!(made <= 4 && freed == 0, "round {round}: {made} made, {freed} freed");
     }
-    // Host memory, where a bounce buffer is needed, takes them too, and gives them back.
+    // Transfers of host memory that need a bounce buffer take these too, and give them back.
     for _ in 0..3 {
         file.read_exact_at(&mut vec![0; 4 * MIB], 0).unwrap();
         file.read_exact_at(&mut buffers[0], 0).unwrap();
@@ -371,7 +371,7 @@ fn transfers_do_not_wait_while_a_lane_is_destroyed() {
     let file = options(&engine).open(bed.path("data")).unwrap();
     let [mut first, mut second, mut third] =
         [0, 1, 2].map(|number| bed.driver.cuda().device(number).unwrap().alloc(4096).unwrap());
-    // By the calling thread; a lane for each of two GPUs, and no third.
+    // The calling thread moves the bytes. Each of two GPUs has a lane, and there is no third lane.
     file.read_exact_at(&mut first, 0).unwrap();
     file.read_exact_at(&mut second, 0).unwrap();
     let destroyed = emulator.calls("cudaStreamDestroy");
@@ -392,7 +392,7 @@ fn transfers_do_not_wait_while_a_lane_is_destroyed() {
 fn small_reads_progress_beside_long_reads() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(LONG));
-    // Room for one lane, which the worker always has a next chunk for.
+    // There is room for one lane, and the worker always has a next chunk for it.
     let engine = engine(&bed).threads(4).bounce_memory_bytes(1).build();
     let file = &options(&engine).open(bed.path("data")).unwrap();
     let device = &bed.device;
@@ -403,7 +403,7 @@ fn small_reads_progress_beside_long_reads() {
                 let mut buffer = device.alloc(LONG).unwrap();
                 while !all_read.load(Ordering::SeqCst) {
                     file.read_exact_at(&mut buffer, 0).unwrap();
-                    // With 18 chunks each, of which a few pass between two small reads.
+                    // Each has 18 chunks. A few of them pass between two small reads.
                     let long_reads = long_reads.fetch_add(1, Ordering::SeqCst);
                     assert!(long_reads < 1000, "the worker kept its lane while another waited for it");
                 }
@@ -429,7 +429,7 @@ fn workers() -> usize {
     names.count()
 }
 
-/// Waits until something holds, which other threads see to.
+/// Waits until other threads have made a condition true.
 fn soon(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -474,7 +474,7 @@ fn engine_starts_threads_on_demand_and_leaves_nothing() {
     });
 }
 
-/// A task that holds the last reference to an engine, and ends on one of the engine's workers.
+/// A future that holds the last reference to an engine, and ends on one of the engine's workers.
 mod ends_engine {
     use std::future::Future;
     use std::pin::Pin;
@@ -511,7 +511,7 @@ mod ends_engine {
             let waker = Waker::from(self.clone());
             if let Poll::Ready((count, _)) = Pin::new(future).poll(&mut Context::from_waker(&waker)) {
                 count.unwrap();
-                // With the file goes the engine.
+                // The file takes the engine along.
                 *work = None;
                 self.ended.store(true, Ordering::Release);
             }
@@ -519,8 +519,8 @@ mod ends_engine {
     }
 }
 
-/// A file whose device memory goes by cuFile: because the path is direct where the file system has one, or else because
-/// that is required.
+/// Opens a file whose device memory goes by cuFile. Either the file system has a direct route, or the policy requires
+/// cuFile.
 fn by_cufile(bed: &Bed, engine: &Engine, path: &Path) -> File {
     emulator(bed).control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
     let file = options(engine).open(path).unwrap();
@@ -549,7 +549,7 @@ fn workers_share_a_large_cufile_transfer() {
                 "cuFileRead" => file.read_exact_at(&mut buffer, 0).unwrap(),
                 _ => file.write_all_at(&buffer, 0).unwrap(),
             }
-            // One after the other, they take 800 ms.
+            // One after the other, the transfers take 800 ms.
             assert!(start.elapsed() < Duration::from_millis(600), "{:?}", start.elapsed());
             assert_eq!(emulator.calls(function) - before, 8);
             emulator.control("clear");
@@ -603,7 +603,7 @@ fn direct_route_failures_keep_the_bytes_before() {
     }
 }
 
-/// Processor time of the calling process.
+/// Returns the processor time of the calling process.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` outlives the call.
@@ -614,10 +614,10 @@ fn processor_time() -> Duration {
 #[test]
 fn files_generated_by_the_kernel_are_read_in_order() {
     alone("files_generated_by_the_kernel_are_read_in_order", || {
-        // To begin in its middle costs as much as to read what comes before.
+        // A read that begins in the middle costs as much as a read of everything before.
         let path = "/proc/kallsyms";
         let start = processor_time();
-        // Sandboxes may not have it.
+        // Sandboxes may lack it.
         let Ok(contents) = fs::read(path) else { return };
         let in_order = processor_time() - start;
         let file =
@@ -655,7 +655,7 @@ fn transfers_continue_during_a_stream_capture_elsewhere() {
         assert!(buffer.to_vec().unwrap() == bytes[..len]);
     }
     assert!(bed.device.synchronize().is_err(), "it would wait for the captured stream, too");
-    // What others do on this thread is as before.
+    // Other work on this thread is as before.
     let runtime = bed.driver.cuda().runtime();
     let mut pointer = std::ptr::null_mut();
     // SAFETY: `pointer` outlives the call.

@@ -1,5 +1,5 @@
-//! In the child of a fork, an engine that the child makes works, whatever the parent's is doing; and the parent's does
-//! what it can.
+//! Tests of engines in the child of a fork. The child's new engine works at any time. The parent's engine works there
+//! as far as it can.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use cufile_tests::bed::pattern;
 use cufile_tests::in_a_fork;
 use gpufile::{Engine, File, IoRange};
 
-/// Enough for all workers.
+/// A length with work for all workers.
 const LONG: usize = (9 << 20) + 4321;
 
 fn write_and_read(engine: &Engine, path: &Path, bytes: &[u8]) {
@@ -33,7 +33,7 @@ fn read_two(file: &File) {
     assert!(read == pattern(8)[..]);
 }
 
-// One test, because a fork copies whatever other tests are doing.
+// There is one test, because a fork copies the state of other tests.
 #[test]
 fn engines_work_in_a_forked_child_and_its_parent() {
     let folder = tempfile::tempdir().unwrap();
@@ -45,13 +45,13 @@ fn engines_work_in_a_forked_child_and_its_parent() {
     let inherited = in_a_fork(|| {
         write_and_read(&engine, &folder.path().join("child"), &bytes);
         write_and_read(Engine::global(), &folder.path().join("child"), &bytes);
-        // As the last reference to an engine would be.
+        // The last reference to an engine would be dropped like this.
         // SAFETY: the child ends without using or dropping the parent's value again.
         drop(unsafe { std::ptr::read(&engine) });
     });
     assert_eq!(inherited, Ok(()));
 
-    // The parent's workers have something to do meanwhile.
+    // The parent's workers are busy at the same time.
     let file =
         File::options().write(true).create(true).engine(&engine).open(folder.path().join("busy")).unwrap();
     let busy: Vec<_> =
@@ -66,7 +66,7 @@ fn engines_work_in_a_forked_child_and_its_parent() {
     assert_eq!(child, Ok(()));
     assert!(fs::read(folder.path().join("child")).unwrap()[3..] == bytes, "as the parent sees it");
 
-    // The parent's threads take and put back what the engine keeps for later, in any moment of which a fork may come.
+    // The parent's threads take and put back the engine's spare parts. A fork may come at any moment of that.
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..2 {

@@ -1,4 +1,5 @@
-//! Writes that meet in one block of a file, on the direct path, where libcufile reads, changes and writes whole blocks.
+//! Tests of writes that meet in one block of a file, on the direct route. There libcufile reads, changes and writes
+//! whole blocks.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -15,7 +16,7 @@ use gpufile::{Engine, EngineBuilder, File, IoRange, OpenOptions, RouteKind, Rout
 
 const BLOCK: usize = 4096;
 
-/// An emulated machine whose unaligned writes take whole blocks, and whose files go by GPUDirect Storage.
+/// Makes an emulated machine. Its unaligned writes take whole blocks, and its files use GPUDirect Storage.
 fn bed() -> Bed {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
@@ -31,12 +32,12 @@ fn open(engine: &Engine, path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(true).engine(engine).open(path).unwrap()
 }
 
-/// One that cuts ranges within blocks, and writes short ones by cuFile too.
+/// Makes an engine that cuts ranges within blocks, and writes short ones by cuFile too.
 fn own_engine(bed: &Bed, threads: usize) -> Engine {
     builder(bed, threads).gds_threshold_bytes(0).chunk_bytes(10_007).build()
 }
 
-/// Runs a test in each folder that has the direct path.
+/// Runs a test in each folder that has the direct route.
 fn each_direct(bed: &Bed, test: impl Fn(&Path)) {
     for folder in folders() {
         let path = folder.path().join("data");
@@ -52,7 +53,7 @@ fn on_device(bed: &Bed, bytes: &[u8]) -> DeviceBuffer {
     buffer
 }
 
-/// Numbers that look random, and are the same each time.
+/// Pseudo-random numbers, the same each time.
 struct Random(u64);
 
 impl Random {
@@ -61,7 +62,7 @@ impl Random {
         (self.0 >> 33) as usize % most
     }
 
-    /// Lengths that add up to `total`, short ones and long ones.
+    /// Returns short and long lengths that add up to `total`.
     fn lengths(&mut self, total: usize) -> Vec<usize> {
         let (mut lengths, mut left) = (Vec::new(), total);
         while left > 0 {
@@ -74,7 +75,7 @@ impl Random {
     }
 }
 
-/// The first place that differs.
+/// Returns the first place that differs.
 fn differs(found: &[u8], expected: &[u8]) -> Option<usize> {
     assert_eq!(found.len(), expected.len());
     (0..expected.len()).find(|&at| found[at] != expected[at])
@@ -152,7 +153,7 @@ fn host_and_device_writes_to_one_block_keep_bytes() {
         for seed in 0..6 {
             let engine = builder(&bed, 4).gds_threshold_bytes([0, 16 << 10][seed as usize % 2]).build();
             let file = open(&engine, path);
-            // The same file, opened once more, and for the page cache alone.
+            // The same file is open once more, and once for the page cache alone.
             let again = OpenOptions::new().write(true).engine(&engine).open(path).unwrap();
             let posix = OpenOptions::new().write(true).engine(&engine).policy(RoutePolicy::PosixOnly);
             let files = [&file, &again, &posix.open(path).unwrap()];
@@ -229,7 +230,7 @@ fn overlapping_writes_leave_one_writers_bytes() {
     });
 }
 
-/// Neighbours in one file, some of which one engine writes, and some the other.
+/// Writes neighbours in one file, some by one engine, and some by the other.
 fn neighbours_of_two_engines_are_whole(bed: &Bed, engines: impl Fn() -> [Engine; 2]) {
     let bytes = pattern(2 << 20);
     let buffer = on_device(bed, &bytes);
@@ -271,7 +272,7 @@ fn engines_of_a_forked_child_serialise_shared_blocks() {
             let bed = bed();
             neighbours_of_two_engines_are_whole(&bed, || [4, 2].map(|threads| own_engine(&bed, threads)));
             for variable in ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"] {
-                // SAFETY: the workers that are left do not look at the environment.
+                // SAFETY: the remaining workers do not read the environment.
                 unsafe { env::set_var(variable, bed.emulator.as_ref().unwrap().path()) };
             }
             neighbours_of_two_engines_are_whole(&bed, || [own_engine(&bed, 4), inherited.clone()]);

@@ -1,4 +1,5 @@
-//! Transfers that go on while the caller does something else: waiting, awaiting, dropping, forgetting, waking.
+//! Tests of transfers in flight while the caller does something else: waiting, awaiting, dropping, forgetting,
+//! waking.
 
 mod support;
 
@@ -39,7 +40,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The smallest executor.
+/// Polls a future to its end, as the smallest executor.
 fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);
@@ -69,13 +70,13 @@ impl Wake for Call {
     }
 }
 
-/// Polls once with a waker that calls `function`, which is called now if the transfer is over.
+/// Polls once with a waker that calls `function`. Calls it now if the transfer is over.
 fn poll_once<B>(future: &mut IoFuture<B>, function: impl FnOnce() + Send + 'static) {
     let waker = Call::waker(function);
     if future.is_done() {
         return waker.wake();
     }
-    // A transfer that ends just now is as good as one that is done: `wait` is called on it later.
+    // A transfer that ends just now counts as done. The test calls `wait` on it later.
     let polled = Pin::new(future).poll(&mut Context::from_waker(&waker));
     assert!(polled.is_pending(), "it ended between two lines: the caller keeps transfers busy long enough");
 }
@@ -123,7 +124,7 @@ fn failed_futures_return_the_buffer_with_the_error() {
     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EBADF));
 }
 
-/// Waits until something holds, which other threads see to.
+/// Waits until other threads have made a condition true.
 fn soon(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -172,7 +173,7 @@ fn dropped_transfers_keep_the_engine_until_they_end() {
         let future =
             if is_write { file.write_all_at_async(buffer, 0) } else { file.read_at_async(buffer, 0) };
         soon("the first copy begins", || emulator.calls("cudaMemcpyAsync") > copies);
-        // The engine goes with them, on a worker.
+        // They take the engine along, on a worker.
         drop((file, future));
         assert!(emulator.live("streams") > before[2], "the engine is still there");
         soon("nothing is left", || kinds.map(|kind| emulator.live(kind)) == before);
@@ -233,7 +234,7 @@ fn cancelling_waits_for_chunks_in_flight_and_returns_the_buffer() {
     assert!(found.iter().skip(MIB + written).all(|byte| *byte == 0), "{written} bytes were written");
     copy.set_len(0).unwrap();
 
-    // What is over, or never began, has nothing to be cancelled.
+    // A transfer that is over, or never began, has nothing to cancel.
     let future = copy.write_all_at_async(source, 0);
     soon("the write ends", || future.is_done());
     let (written, source) = future.cancel();
@@ -264,7 +265,7 @@ fn dropped_writes_complete_and_forgotten_transfers_keep_their_buffer() {
         mem::forget(file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0));
     }
     emulator.control("clear");
-    // Others go on beside and after them.
+    // Other transfers run beside and after them.
     let mut buffer = bed.device.alloc(2 * MIB).unwrap();
     for _ in 0..3 {
         file.read_exact_at(&mut buffer, 0).unwrap();
@@ -302,7 +303,7 @@ fn wakers_can_use_the_engine_that_calls_them() {
     Bed::each(|bed| {
         let bytes = pattern(4 * MIB);
         bed.file("data", &bytes);
-        // One worker and one lane: if the waker kept either, nothing would go on.
+        // There is one worker and one lane. If the waker kept either, nothing would go on.
         for (threads, memory) in [(1, 1), (2, 1), (4, usize::MAX)] {
             let engine =
                 engine(bed).threads(threads).bounce_memory_bytes(memory).bounce_buffer_bytes(MIB).build();
@@ -386,7 +387,7 @@ fn thousands_of_small_transfers_can_be_in_flight() {
         let reads: Vec<_> =
             (0..COUNT).map(|at| file.read_at_async(vec![0; 4096], 4096 * at as u64)).collect();
         let copy = open(&engine, &bed.path("copy"));
-        // From the last to the first, and awaited from the first to the last.
+        // The test submits from the last to the first, and awaits from the first to the last.
         let writes: Vec<_> = (0..COUNT)
             .rev()
             .map(|at| copy.write_all_at_async(bytes[4096 * at..][..4096].to_vec(), 4096 * at as u64))
@@ -420,7 +421,7 @@ fn wakers_do_not_wait_for_another_transfer() {
     read.read_at(&mut bed.device.alloc(MIB).unwrap(), 0).unwrap();
     let (target, mut source) = (bed.device.alloc(MIB / 2).unwrap(), bed.device.alloc(100 * MIB).unwrap());
     source.copy_from_host(0, &pattern(100 * MIB)).unwrap();
-    // The worker is busy until both are submitted; each copy of the write takes a while.
+    // The worker is busy until both are submitted. Each copy of the write takes a while.
     emulator.control("fault cudaMemcpyAsync delay_us=200000");
     emulator.control("fault cudaMemcpyAsync delay_us=10000 after=1 times=all");
     let busy = read.read_at_async(bed.device.alloc(MIB / 2).unwrap(), 0);
@@ -455,7 +456,7 @@ fn long_writes_do_not_block_other_transfers() {
     let mut target = bed.device.alloc(2 * MIB).unwrap();
     read.read_exact_at(&mut target, 0).unwrap();
     let bytes = pattern(48 * MIB);
-    // With a hole before them, so that each is written piece by piece, one after the other.
+    // A hole lies before them, so that the chunks of each are written one after the other.
     let sources = [0; 2].map(|_| {
         let mut source = bed.device.alloc(48 * MIB).unwrap();
         source.copy_from_host(0, &bytes).unwrap();
@@ -504,7 +505,7 @@ fn workers_can_drop_the_last_reference_to_another_engine() {
         let (both, sender) = (both.clone(), sender.clone());
         poll_once(future, move || {
             both.wait();
-            // The futures, which refer to the engines too, go in the meantime.
+            // The futures, which refer to the engines too, are dropped before.
             thread::sleep(Duration::from_millis(100));
             drop(last);
             sender.send(()).unwrap();
@@ -537,6 +538,6 @@ fn no_transfer_starves_with_fewer_buffers_than_workers() {
         }
     }
     let longest = under_way.iter().map(|(begun, _)| begun.elapsed()).max().unwrap();
-    // One that is never taken waits from the start.
+    // A transfer that is never taken waits from the start.
     assert!(longest < start.elapsed() * 4 / 5, "{longest:?}");
 }

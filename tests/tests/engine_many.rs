@@ -1,4 +1,4 @@
-//! Many ranges in one call: what is refused, what a failure says, and how few copies there are.
+//! Tests of many ranges in one call: refusals, the texts of failures, and the number of copies.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn range(file_offset: u64, buffer_offset: usize, len_bytes: usize) -> IoRange {
     IoRange { file_offset, buffer_offset, len_bytes }
 }
 
-/// The number of the entry that failed, and how.
+/// Returns the number of the entry that failed, and its error.
 fn entry(result: gpufile::Result<()>) -> (usize, Error) {
     match result {
         Err(Error::Entry { entry, error }) => (entry, *error),
@@ -42,7 +42,7 @@ fn reads_into_overlapping_memory_are_refused() {
             vec![range(500, 99, 100), range(0, 0, 100)],
             vec![range(0, 50, 10), range(500, 0, 100)],
             vec![range(0, 0, 100), range(700, 100, 100), range(500, 0, 1)],
-            // What has no bytes overlaps nothing, and hides nothing.
+            // An empty range overlaps nothing, and hides nothing.
             vec![range(0, 0, 100), empty, range(500, 99, 100)],
             vec![range(0, 0, 100), range(0, 150, 0), range(500, 99, 100)],
             vec![range(0, 0, 100), range(0, 50, 0), range(500, 60, 100)],
@@ -74,8 +74,8 @@ fn overlaps_among_very_many_ranges_are_refused() {
     let mut ranges: Vec<_> = (0..count).map(|at| range(at as u64, at, 1)).collect();
     file.read_many(&mut buffer, &ranges).unwrap();
     assert!(buffer == pattern(count));
-    // At the beginnings and ends of what is planned at once (1024 ranges, then twice as many each time), and among empty
-    // ranges.
+    // The ranges lie at the beginnings and ends of planning windows, and among empty ranges. A window has 1024
+    // ranges, then twice as many each time.
     let begins = [1, 3, 7, 15, 31].map(|windows| windows << 10);
     for at in begins.into_iter().flat_map(|begin| [begin - 1, begin, begin + 1]).chain([1, count - 1]) {
         let good = ranges[at];
@@ -150,7 +150,7 @@ fn end_of_file_error_names_the_entry_and_its_bytes() {
 
         let (number, error) = entry(a.read_many(&mut host, &[range(0, 0, 10), range(99_990, 10, 11)]));
         assert_eq!((number, error.bytes_done()), (1, 10));
-        // What has no bytes has no end.
+        // An empty range has no end.
         a.read_many(&mut host, &[range(1 << 40, 0, 0), range(0, 0, 10)]).unwrap();
     });
 }
@@ -159,7 +159,7 @@ fn end_of_file_error_names_the_entry_and_its_bytes() {
 fn errors_count_only_bytes_that_were_read() {
     let bed = Bed::emulated();
     bed.file("empty", b"");
-    // Ordered by memory, which is not the order of the list, parts of the first range are read last.
+    // The order is that of memory, not of the list. Parts of the first range are therefore read last.
     let ranges = [range(0, 10_000, 8000), range(0, 0, 5000)];
     let file = open(&engine(&bed).threads(4).chunk_bytes(4096).build(), &bed.path("empty"));
     let mut buffer = vec![0; 20_000];
@@ -215,7 +215,7 @@ fn empty_ranges_do_not_panic_when_cuda_fails() {
         let file = open(&engine, &bed.path("data"));
         let (mut empty, mut device) = (bed.device.alloc(0).unwrap(), bed.device.alloc(100).unwrap());
         bed.emulator.as_ref().unwrap().fault(function, "err=2 times=all");
-        // Whether they succeed is not promised.
+        // Success is not promised here.
         let _ = file.read_at(&mut empty, 0);
         let _ = file.write_all_at(&empty, 0);
         let _ = file.read_many(&mut device, &[range(0, 0, 0), range(10, 5, 0)]);
@@ -251,7 +251,7 @@ fn contiguous_memory_takes_one_copy_and_scattered_one_call() {
         bed.file("data", &bytes);
         let file = open(&engine(&bed).build(), &bed.path("data"));
         let mut buffer = bed.device.alloc(100_000).unwrap();
-        // Each from another place of the file; in memory one after the other, from the last to the first.
+        // Each comes from another place of the file. In memory they follow each other, from the last to the first.
         let ranges: Vec<_> = (0..100).rev().map(|at| range(9000 * at as u64, 1000 * at, 1000)).collect();
         assert_eq!(copies(&bed, || file.read_many(&mut buffer, &ranges).unwrap()), (1, 0));
         let read = buffer.to_vec().unwrap();
@@ -263,7 +263,7 @@ fn contiguous_memory_takes_one_copy_and_scattered_one_call() {
         assert_eq!(copies(&bed, || file.read_many(&mut buffer, &scattered).unwrap()), expected);
         assert_eq!(copies(&bed, || file.write_many(&buffer, &scattered).unwrap()), expected);
         assert!(fs::read(bed.path("data")).unwrap() == bytes);
-        // Neighbours in the file and in memory are one.
+        // Neighbours in the file and in memory become one range.
         let neighbours: Vec<_> = (0..50).map(|at| range(1000 * at as u64, 1000 * at, 1000)).collect();
         assert_eq!(copies(&bed, || file.read_many(&mut buffer, &neighbours).unwrap()), (1, 0));
     }
@@ -282,7 +282,7 @@ fn many_small_direct_ranges_fit_into_bounce_buffers() {
                 let options = options.direct_read(DirectIo::Always).direct_write(DirectIo::Always);
                 let file = options.open(&path).unwrap();
                 let mut buffer = bed.device.alloc(2 << 20).unwrap();
-                // One of few bytes in every kilobyte, and one of a page in every second.
+                // The first list takes 50 bytes of every 1000, the second takes 4097 of every 16,001.
                 for (len, step, count) in [(50, 1000, 8000), (4097, 16_001, 500)] {
                     let ranges: Vec<_> =
                         (0..count).map(|at| range((at * step + 3) as u64, at * len, len)).collect();
@@ -334,7 +334,7 @@ fn several_new_files_are_written_in_one_call() {
         let bytes = pattern(20 << 20);
         let mut device = bed.device.alloc(bytes.len()).unwrap();
         device.copy_from_host(0, &bytes).unwrap();
-        // Much for one file, then little for each of some, then much for one again, in two parts.
+        // One file gets much, then several files get little, then one gets much again, in two parts.
         let parts = [
             ("one", 0..9 << 20),
             ("two", 1..5000),
@@ -370,7 +370,7 @@ fn several_new_files_are_written_in_one_call() {
                 assert!(fs::read(path(name)).unwrap() == expected, "{name} in {}", folder.path().display());
             }
 
-            // Nobody may write to the last; what comes before it is written all the same.
+            // Nobody may write to the last file. The entries before it are written all the same.
             let unwritable = File::options().read(true).engine(&engine).open(path("five")).unwrap();
             let again = open(&engine, &path("one"));
             again.set_len(0).unwrap();

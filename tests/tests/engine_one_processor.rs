@@ -1,4 +1,4 @@
-//! A caller that waits for its workers leaves them the processor that it shares with them.
+//! Tests that a caller that waits for its workers leaves them the processor that it shares with them.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Writes over and behind what a file has: what is left when someone else changes the file meanwhile or there is no room,
-//! and what others are told.
+//! Tests of writes over and behind the bytes of a file. Others change the file at the same time, there is no room, or
+//! others watch the file.
 
 use std::fs;
 use std::io::{self, Read};
@@ -25,12 +25,12 @@ fn open(engine: &Engine, path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).engine(engine).open(path).unwrap()
 }
 
-/// The same length of other bytes.
+/// Returns other bytes of the same length.
 fn other(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
 }
 
-/// Writes from device memory and from host memory, each on every file system.
+/// Runs a test with writes from device memory and from host memory, each on every file system.
 fn each(test: impl Fn(&Path, &dyn Fn(&File, &[u8], u64) -> gpufile::Result<()>, &Engine)) {
     for folder in folders() {
         Bed::each(|bed| {
@@ -68,8 +68,8 @@ fn overwrites_of_a_shrinking_file_match_plain_writes() {
                 write();
                 cut.join().unwrap();
             });
-            // Before the cut everything is written. Behind it, what was written later; what was written before it was
-            // cut off, and is a hole if something was written behind it.
+            // Before the cut everything is written. Behind it lie the bytes that were written after the cut. Earlier
+            // ones are gone, and are a hole if later ones lie behind them.
             let found = fs::read(path).unwrap();
             assert!(found.len() == end || found.len() == LONG, "{} bytes, cut off at {end}", found.len());
             assert!(found[..end] == new[..end], "up to {end}");
@@ -151,7 +151,7 @@ fn each_overwrite_moves_the_modification_time() {
     each(|path, write, engine| {
         fs::write(path, other(&bytes)).unwrap();
         let file = open(engine, path);
-        // The second time, the pages are mapped and written already.
+        // The second time, the engine has mapped and written the pages already.
         for len in [LONG, LONG, 2 * MIB, MIB] {
             let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
             fs::File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
@@ -164,21 +164,21 @@ fn each_overwrite_moves_the_modification_time() {
 
 /// Reports changes of a file (`inotify`).
 fn watch(path: &Path) -> fs::File {
-    // SAFETY: takes an integer.
+    // SAFETY: the call takes an integer.
     let fd = unsafe { libc::inotify_init1(libc::IN_CLOEXEC) };
     assert!(fd >= 0, "{}", io::Error::last_os_error());
     let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
     // SAFETY: the path ends with a NUL.
     let watched = unsafe { libc::inotify_add_watch(fd, path.as_ptr(), libc::IN_MODIFY) };
     assert!(watched >= 0, "{}", io::Error::last_os_error());
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: the descriptor was just opened, and nobody else owns it.
     unsafe { fs::File::from_raw_fd(fd) }
 }
 
-/// Waits for an event, a while at most.
+/// Waits for an event, for a while at most.
 fn next_event(events: &mut fs::File) -> bool {
     let mut poll = libc::pollfd { fd: events.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry.
+    // SAFETY: the array has one entry.
     let ready = unsafe { libc::poll(&mut poll, 1, 5000) };
     ready == 1 && events.read(&mut [0; 4096]).is_ok_and(|count| count > 0)
 }
@@ -193,7 +193,7 @@ fn the_last_inotify_event_follows_all_overwritten_bytes() {
             let bytes = if round % 2 == 0 { &new } else { &old };
             let mut events = watch(path);
             let watcher = || {
-                // One who looks at each event only must not miss the end.
+                // A watcher that reads the file at each event must not miss the end.
                 while next_event(&mut events) {
                     if fs::read(path).unwrap() == *bytes {
                         return true;
@@ -224,8 +224,8 @@ fn long_writes_to_read_only_files_change_nothing() {
     });
 }
 
-/// Checks a file after a failed write. The bytes that the error counts as written are there; behind those are
-/// the new bytes, the old ones, or zeros.
+/// Checks a file after a failed write. The bytes that the error counts as written are there. Behind those are the new
+/// bytes, the old ones, or zeros.
 fn check_failed_write(path: &Path, error: &gpufile::Error, before: &[u8], bytes: &[u8], offset: usize) {
     let (done, end) = (error.bytes_done(), offset + bytes.len());
     assert!(done < bytes.len(), "{error}");
@@ -248,7 +248,7 @@ fn writes_beyond_the_file_size_limit_keep_bytes_that_fit() {
         let bytes = pattern(LONG);
         each(|path, write, engine| {
             let file = open(engine, path);
-            // SAFETY: ignoring a signal runs nothing; the limit outlives the call, and no other test runs here.
+            // SAFETY: ignoring a signal runs nothing. The limit outlives the call, and no other test runs here.
             unsafe {
                 libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
                 assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
@@ -269,15 +269,16 @@ fn writes_beyond_the_file_size_limit_keep_bytes_that_fit() {
     });
 }
 
-/// Mounts a small tmpfs at `folder` for this thread and those that it starts; false where that is not allowed.
+/// Mounts a small tmpfs at `folder` for this thread and those that it starts. Returns false where that is not
+/// allowed.
 fn mount_small_tmpfs(folder: &Path) -> bool {
     let folder = std::ffi::CString::new(folder.as_os_str().as_encoded_bytes()).unwrap();
-    // SAFETY: takes integers, and changes this thread only.
+    // SAFETY: the call takes integers, and changes this thread only.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
         return false;
     }
     let private = libc::MS_REC | libc::MS_PRIVATE;
-    // SAFETY: all strings end with a NUL. Nothing that is mounted from now on is seen elsewhere.
+    // SAFETY: all strings end with a NUL. Later mounts stay private to this thread.
     unsafe {
         libc::mount(c"none".as_ptr(), c"/".as_ptr(), std::ptr::null(), private, std::ptr::null()) == 0
             && libc::mount(
@@ -312,7 +313,7 @@ fn writes_to_a_full_file_system_keep_bytes_that_fit() {
                     let path = folder.path().join("full");
                     let file = open(&engine, &path);
                     if is_sparse {
-                        // Its holes take room when they are overwritten.
+                        // An overwrite of its holes takes room.
                         file.set_len(LONG as u64).unwrap();
                     }
                     let before = vec![0; if is_sparse { LONG } else { 0 }];
@@ -338,7 +339,8 @@ fn synced_files_are_overwritten_correctly() {
         fs::write(path, &old).unwrap();
         let file = open(engine, path);
         let mut expected = old.clone();
-        // The whole, whose mapping is kept, and then parts of it, with the neighbours of both ends as they were.
+        // The test writes the whole, whose mapping stays, and then parts. The neighbours of both ends stay as they
+        // were.
         for (round, part) in [0..LONG, 5..LONG - 7, 4096..3 * MIB, 777..2 * MIB + 778].into_iter().enumerate()
         {
             file.sync_all().unwrap();
@@ -372,7 +374,7 @@ fn refused_ranges_do_not_change_the_file() {
     });
 }
 
-/// Makes each write to a file wait for the storage, as `chattr +S` does; says whether the file system can.
+/// Makes each write to a file wait for the storage, as `chattr +S` does. Returns true if the file system can.
 fn sync_by_attribute(file: &fs::File) -> bool {
     const FS_SYNC_FL: libc::c_int = 8;
     let mut attributes: libc::c_int = 0;
@@ -413,7 +415,7 @@ fn writes_by_synchronous_descriptors_are_durable() {
         let path = folder.path().join("data");
         fs::write(&path, &bytes).unwrap();
         fs::File::open(&path).unwrap().sync_all().unwrap();
-        // What the file system counts as unwritten when all was written, in memory everything.
+        // The bytes that the file system counts as unwritten at the end. In memory, these are all bytes.
         let unwritten = |file: &dyn AsFd| {
             let found = page_cache::residency(file.as_fd(), 0..bytes.len() as u64).unwrap();
             (found.dirty, found.writeback)
@@ -421,11 +423,11 @@ fn writes_by_synchronous_descriptors_are_durable() {
         for flags in [libc::O_DSYNC, libc::O_SYNC, libc::O_DSYNC | libc::O_DIRECT] {
             let mut options = fs::File::options();
             let opened = options.read(true).write(true).custom_flags(flags).open(&path);
-            // Some file systems know no O_DIRECT.
+            // Some file systems lack O_DIRECT.
             let Ok(descriptor) = opened else { continue };
             let before = unwritten(&descriptor);
             let file = File::options().engine(&engine).open_fd(descriptor).unwrap();
-            // SAFETY: takes integers.
+            // SAFETY: the call takes integers.
             let kept = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GETFL) };
             assert_eq!(kept & libc::O_SYNC, flags & libc::O_SYNC, "{flags:o}");
             file.write_all_at(&other(&bytes)[..], 0).unwrap();
@@ -441,7 +443,7 @@ fn failed_writes_keep_bytes_written_behind_them() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let engine = engine(&bed);
-    // More than is worth allocating in advance.
+    // This is more than is worth allocating in advance.
     let source = bed.device.alloc(32 * MIB).unwrap();
     let bytes = pattern(32 * MIB);
     for folder in folders() {
@@ -451,10 +453,10 @@ fn failed_writes_keep_bytes_written_behind_them() {
             failing.set_len(0).unwrap();
             thread::scope(|scope| {
                 let writer = scope.spawn(|| behind.write_all_at(&bytes, BEHIND as u64).unwrap());
-                // Until the file has become longer.
+                // The thread waits until the file has become longer.
                 while failing.len_bytes().unwrap() == 0 {}
                 emulator.fault("cudaMemcpyAsync", "err=2 times=all");
-                // A file that is cut off never becomes as long.
+                // A file that is cut off never becomes that long.
                 while !writer.is_finished()
                     && failing.len_bytes().unwrap() < (BEHIND + bytes.len() / 2) as u64
                 {
@@ -502,7 +504,7 @@ fn failed_writes_keep_bytes_written_before_them() {
             thread::scope(|scope| {
                 let begun = emulator.calls("cudaMemcpyAsync");
                 let failing = scope.spawn(|| write(&file));
-                // From now on the file may be longer than anyone has written.
+                // From now on the file may be longer than the written bytes.
                 while emulator.calls("cudaMemcpyAsync") == begun {
                     thread::yield_now();
                 }
@@ -560,13 +562,13 @@ fn serial_writes_end_at_their_first_failure() {
         let error = file.write_all_at(&source, 0).unwrap_err();
         emulator.control("clear");
         let copies = emulator.calls("cudaMemcpyAsync") - before;
-        // On file systems that many workers write to, each may have begun one.
+        // On file systems with many writers, each worker may have begun a chunk.
         assert!(copies < 12, "{copies} copies: {error}");
         assert!(file.len_bytes().unwrap() >= error.bytes_done() as u64, "{error}");
     }
 }
 
-/// The mappings of a file that this process has.
+/// Returns this process's mappings of a file.
 fn mappings_of(path: &Path) -> Vec<String> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.ends_with(path.to_str().unwrap())).map(str::to_owned).collect()
@@ -594,12 +596,12 @@ fn memory_files_can_be_sealed_after_writes() {
     // SAFETY: the name ends with a NUL.
     let fd = unsafe { libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
     assert!(fd >= 0, "{}", io::Error::last_os_error());
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: the descriptor was just opened, and nobody else owns it.
     let file = File::options().engine(&engine).open_fd(unsafe { OwnedFd::from_raw_fd(fd) }).unwrap();
     let bytes = pattern(LONG);
     file.write_all_at(&other(&bytes)[..], 0).unwrap();
     file.write_all_at(&bytes[5..], 5).unwrap();
-    // SAFETY: takes integers.
+    // SAFETY: the call takes integers.
     let sealed = unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
     assert_eq!(sealed, 0, "{}", io::Error::last_os_error());
     let error = file.write_all_at(&bytes[..], 0).unwrap_err();
@@ -622,18 +624,18 @@ fn mlockall_does_not_lock_written_files() {
         for folder in folders() {
             let path = folder.path().join("data");
             let file = open(&engine, &path);
-            // The workers take memory of their own.
+            // The workers take memory too.
             file.write_all_at(&bytes, 0).unwrap();
             file.set_len(0).unwrap();
             file.set_len(256 * MIB as u64).unwrap();
-            // SAFETY: takes an integer.
+            // SAFETY: the call takes an integer.
             if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
                 return eprintln!("skipped: memory must not be locked");
             }
             file.write_all_at(&bytes, 100 * MIB as u64).unwrap();
             file.write_all_at(&bytes, 256 * MIB as u64).unwrap();
             let is_locked = is_locked(&path);
-            // SAFETY: takes nothing.
+            // SAFETY: the call takes no argument.
             assert_eq!(unsafe { libc::munlockall() }, 0);
             let stored = fs::metadata(&path).unwrap().blocks() as usize * 512;
             assert!(stored < 16 * MIB, "{stored} bytes are stored");

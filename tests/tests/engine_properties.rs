@@ -1,7 +1,7 @@
-//! Random reads and writes of every kind, compared byte for byte with a model of files and memory.
+//! Tests of random reads and writes of every kind, compared byte for byte with a model of files and memory.
 //!
-//! Engines, open files, mappings and bounce buffers are used again from case to case, so that what one leaves behind
-//! meets the next. `CUFILE_TEST_CASES` is how many cases there are; `CUFILE_TEST_SEED` repeats those that failed.
+//! The cases share engines, open files, mappings and bounce buffers, so that leftovers of one case meet the next.
+//! `CUFILE_TEST_CASES` is the number of cases. `CUFILE_TEST_SEED` repeats those that failed.
 
 use std::borrow::Cow;
 use std::fs;
@@ -27,12 +27,12 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// The longest transfer.
 const LONGEST: usize = 12 * MIB;
-/// No file becomes longer.
+/// The greatest length of a file.
 const FILE_BYTES: usize = LONGEST + MIB;
-/// This much around a range is looked at after each case.
+/// The number of bytes around a range that are compared after each case.
 const MARGIN: usize = 64 * KIB;
 const BUFFER_BYTES: usize = LONGEST + 2 * MARGIN;
-/// More chunks take long and show nothing new.
+/// The greatest number of chunks. More take long and show nothing new.
 const MOST_CHUNKS: usize = 300;
 
 #[test]
@@ -41,7 +41,7 @@ fn random_transfers_match_the_model() {
     let cases: u64 = from_env("CUFILE_TEST_CASES").unwrap_or(2000);
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
     let seed: u64 = from_env("CUFILE_TEST_SEED").unwrap_or_else(now);
-    // Past the test harness, which keeps its own to itself if a worker aborts the process.
+    // This goes past the test harness, which prints nothing if a worker aborts the process.
     writeln!(io::stderr(), "CUFILE_TEST_SEED={seed} CUFILE_TEST_CASES={cases}").unwrap();
     let noise = pattern(2 * LONGEST);
     let run = |bed: &Bed, cases: u64, seed: u64| {
@@ -69,7 +69,7 @@ enum Memory {
     Host(Vec<u8>),
 }
 
-/// Memory, and what should be in it.
+/// Memory, and its expected bytes.
 struct Buffer {
     memory: Memory,
     model: Vec<u8>,
@@ -113,7 +113,7 @@ impl Buffer {
         }
     }
 
-    /// Returns the bytes that are really there.
+    /// Returns the actual bytes.
     fn get(&self, range: Range<usize>) -> Cow<'_, [u8]> {
         match &self.memory {
             Memory::Device(memory) => {
@@ -138,7 +138,7 @@ impl Buffer {
         self.model[range].copy_from_slice(bytes);
     }
 
-    /// Compares the range and what is around it with the model.
+    /// Compares the range and the bytes around it with the model.
     fn check(&self, range: Range<usize>) {
         let range = range.start.saturating_sub(MARGIN)..(range.end + MARGIN).min(BUFFER_BYTES);
         assert_same(&self.get(range.clone()), &self.model[range.clone()], "memory", range.start);
@@ -156,7 +156,7 @@ fn assert_same(found: &[u8], expected: &[u8], what: &str, base: usize) {
     }
 }
 
-/// A file and what should be in it.
+/// A file and its expected bytes.
 struct Contents {
     path: PathBuf,
     file: fs::File,
@@ -182,7 +182,7 @@ impl Contents {
 
     fn set_len(&mut self, len: usize) {
         self.model.truncate(len);
-        // Not `resize`, which takes long without optimisation.
+        // `resize` would take long without optimisation.
         self.model.extend_from_slice(&vec![0; len - self.model.len()]);
     }
 
@@ -229,7 +229,7 @@ struct World<'a> {
     case: u64,
     doing: String,
     engines: Vec<Engine>,
-    /// The one that transfers over several files are asked of.
+    /// The engine that transfers over several files use.
     engine: usize,
     contents: Vec<Contents>,
     opens: Vec<Open>,
@@ -261,7 +261,7 @@ impl<'a> World<'a> {
             Buffer::new(Memory::Pinned(bed.device.alloc_pinned(BUFFER_BYTES).unwrap())),
             Buffer::new(Memory::Managed(bed.device.alloc_managed(BUFFER_BYTES).unwrap())),
         ];
-        // Twice on the first GPU, which most cases are to be about.
+        // The first GPU is here twice, because most cases are to use it.
         for device in devices.iter().chain(&devices[..1]) {
             buffers.push(Buffer::new(Memory::Device(device.alloc(BUFFER_BYTES).unwrap())));
         }
@@ -398,7 +398,7 @@ impl<'a> World<'a> {
         self.contents.iter().for_each(|contents| contents.check(&mut self.scratch));
     }
 
-    /// Does something else to a file or an engine.
+    /// Makes another call on a file or an engine.
     fn disturb(&mut self) {
         let contents = self.random.below(self.contents.len());
         let size = self.contents[contents].model.len();
@@ -424,7 +424,7 @@ impl<'a> World<'a> {
                 self.contents[contents].set_len(len);
             }
             7 | 8 => {
-                // Only what begins in the file, because a hole cannot lie behind its end.
+                // The range begins in the file, because a hole cannot lie behind its end.
                 let start = self.random.below(size.max(1));
                 let hole = start..(start + len).min(size);
                 if !hole.is_empty() && self.punch_hole(contents, &hole) {
@@ -438,11 +438,11 @@ impl<'a> World<'a> {
     fn punch_hole(&self, contents: usize, hole: &Range<usize>) -> bool {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let file = self.contents[contents].file.as_raw_fd();
-        // SAFETY: takes integers.
+        // SAFETY: the call takes integers.
         unsafe { libc::fallocate(file, mode, hole.start as libc::off_t, hole.len() as libc::off_t) == 0 }
     }
 
-    /// A length, more often than not where something changes.
+    /// Chooses a length, often one where the engine's choice changes.
     fn length(&mut self, chunk_bytes: usize, most_chunks: usize) -> usize {
         let random = &mut self.random;
         let len = match random.below(16) {
@@ -489,7 +489,7 @@ impl<'a> World<'a> {
             if wanted(&self.opens[open]) {
                 return open;
             }
-            // There may be none.
+            // There may be no bytes.
             let new = self.new_open();
             self.opens[open] = new;
         }
@@ -532,7 +532,7 @@ impl<'a> World<'a> {
             "read_at" => file.read_at(&mut memory, offset as u64),
             "read_at_inline" => file.read_at_inline(&mut memory, offset as u64),
             "read_exact_at" => file.read_exact_at(&mut memory, offset as u64).map(|()| len),
-            // SAFETY: nobody shortens or writes the file meanwhile.
+            // SAFETY: nobody shortens or writes the file at the same time.
             _ => unsafe { file.map() }.unwrap().read_at(&mut memory, offset as u64),
         };
         let count = match result {
@@ -549,8 +549,8 @@ impl<'a> World<'a> {
         self.check_files();
     }
 
-    /// Puts what was read into the model. What was wanted beyond the end of the file may have become zeros if it is host
-    /// memory that the kernel wrote itself, and anything if cuFile wrote it.
+    /// Puts the bytes that were read into the model. Beyond the end of the file, host memory that the kernel wrote
+    /// itself may have become zeros. Memory that cuFile wrote may have any bytes there.
     fn take_over(&mut self, piece: &Piece, count: usize) {
         let Piece { open, offset, buffer, start, len } = *piece;
         let buffer = &mut self.buffers[buffer];
@@ -574,7 +574,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// New bytes in memory, if there are to be any.
+    /// Puts new bytes into memory, if the case wants some.
     fn refresh(&mut self, buffer: usize, start: usize, len: usize) {
         if self.random.one_in(2) {
             let bytes = self.some_noise(len);
@@ -602,11 +602,11 @@ impl<'a> World<'a> {
         self.buffers[buffer].check(start..start + len);
     }
 
-    /// Ranges for one call: disjoint in memory for a read, and in the files for a write.
+    /// Returns ranges for one call. They are disjoint in memory for a read, and in the files for a write.
     fn pieces(&mut self, write: bool, several: bool) -> Vec<Piece> {
         let wanted = |open: &Open| if write { open.writes } else { open.reads };
         let (count, longest) = match self.random.below(10) {
-            // So many are planned part by part.
+            // The engine plans this number of ranges window by window.
             0 if !several && self.random.one_in(4) => (33_000 + self.random.below(30_000), 40),
             0 => (self.random.below(3), 2 * MIB),
             1..=3 => (300 + self.random.below(1000), 300),
@@ -651,7 +651,7 @@ impl<'a> World<'a> {
                 start = self.start(buffer, len);
             } else if !neighbours {
                 let size = self.size(open);
-                // Not all calls are to fail.
+                // Some calls are to succeed.
                 offset = if self.random.one_in(2 * count) {
                     self.offset(size, len)
                 } else {
@@ -689,14 +689,14 @@ impl<'a> World<'a> {
     fn mapped_read_many(&mut self, pieces: &[Piece]) -> gpufile::Result<()> {
         let Some(first) = pieces.first() else { return Ok(()) };
         let mut memory = self.buffers[first.buffer].slice_mut(0..BUFFER_BYTES);
-        // SAFETY: nobody shortens or writes the file meanwhile.
+        // SAFETY: nobody shortens or writes the file at the same time.
         let mapped = unsafe { self.opens[first.open].file.map() }.unwrap();
         mapped.read_many(&mut memory, &Self::ranges(pieces))
     }
 
     fn engine_read_many(&mut self, pieces: &[Piece]) -> gpufile::Result<()> {
         let Self { opens, buffers, engines, .. } = self;
-        // Parts of each buffer, cut off from its beginning to its end, in the order of the pieces.
+        // The parts of each buffer, cut off from its beginning to its end, in the order of the ranges.
         let mut requests: Vec<(usize, ReadRequest<'_>)> = Vec::new();
         for (number, buffer) in buffers.iter_mut().enumerate() {
             let of_buffer = |at: &usize| pieces[*at].buffer == number;
@@ -726,7 +726,7 @@ impl<'a> World<'a> {
         let pieces = self.pieces(false, how == "Engine::read_many");
         self.describe(how, &pieces);
         let count = |world: &Self, piece: &Piece| world.size(piece.open).saturating_sub(piece.offset);
-        // Of a mapping, not even an empty range lies behind the end.
+        // In a mapping, not even an empty range lies behind the end.
         let is_short = |world: &Self, piece: &Piece| {
             count(world, piece) < piece.len
                 || how == "MappedFile::read_many" && world.size(piece.open) < piece.offset
@@ -751,8 +751,8 @@ impl<'a> World<'a> {
         self.check_pieces(&pieces);
     }
 
-    /// After a failure, each byte is that of the file or what it was; beyond the end of the file as after
-    /// [`take_over`](Self::take_over).
+    /// Updates the model after a failed read. Each byte is that of the file or the old one. Beyond the end of the
+    /// file it is as after [`take_over`](Self::take_over).
     fn take_over_what_was_read(&mut self, pieces: &[Piece]) {
         let Self { buffers, contents, opens, .. } = self;
         for (number, buffer) in buffers.iter_mut().enumerate() {
@@ -820,7 +820,7 @@ impl<'a> World<'a> {
         self.check_pieces(&pieces);
     }
 
-    /// Several transfers at once, each with a buffer of its own.
+    /// Makes several transfers at once, each with a separate buffer.
     fn futures(&mut self) {
         let write = self.random.one_in(2);
         let several = self.random.one_in(2);
@@ -854,7 +854,7 @@ impl<'a> World<'a> {
         self.random.shuffle(&mut writes);
         for (len, future) in writes {
             if self.random.one_in(4) {
-                // Dropped when it has ended: one that was dropped before goes on.
+                // The test drops it at its end, because a transfer that is dropped before goes on.
                 while !future.is_done() {
                     std::thread::yield_now();
                 }

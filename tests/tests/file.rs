@@ -1,4 +1,4 @@
-//! gpufile's files: one contract for device and host memory, through cuFile and without it.
+//! Tests of gpufile's files: one contract for device and host memory, with and without cuFile.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, libraries, pattern};
 use gpufile::{Cause, DirectIo, Engine, Error, File, OpenOptions, Route, RouteKind, RoutePolicy};
 
-/// Larger than the two bounce buffers of a lane together, and a multiple of nothing.
+/// A length above the two bounce buffers of a lane together, and a multiple of nothing.
 const LONG: usize = (9 << 20) + 4321;
 const LENGTHS: [usize; 7] = [0, 1, 511, 4096, 4097, 4 << 20, LONG];
 
@@ -45,13 +45,13 @@ fn device_memory_round_trips_on_every_route_and_size() {
     });
 }
 
-/// Makes nvidia-fs look loaded, with a direct path to NVMe.
+/// Makes nvidia-fs look loaded, with a direct route to NVMe.
 fn load_nvidia_fs(emulator: &Emulator) {
     emulator.control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
 }
 
-/// Returns whether the direct paths to NVMe serve files in this folder. If they do not, the error is the name
-/// of its file system.
+/// Succeeds if the direct routes to NVMe serve files in this folder. Otherwise the error is the name of its file
+/// system.
 fn on_nvme(folder: &Path) -> Result<(), String> {
     let file = fs::File::create(folder.join("which")).unwrap();
     let properties = FileProperties::of(&file).unwrap();
@@ -389,7 +389,7 @@ fn errors_explain_failed_opens_and_refused_writes() {
             let buffer = bed.device.alloc(8).unwrap();
             let error = file.write_all_at(&buffer, 0).unwrap_err();
             assert_eq!(error.bytes_done(), 0);
-            // EBADF by POSIX, cuFile's own code, or before 1.16 EIO.
+            // POSIX gives EBADF. cuFile gives its own code, or EIO before 1.16.
             let is_refusal = error.kind() == io::ErrorKind::PermissionDenied
                 || [Some(libc::EBADF), Some(libc::EIO)].contains(&error.raw_os_error());
             assert!(is_refusal, "{error}");

@@ -1,4 +1,4 @@
-//! cufile's file handles: registration, reads and writes, and what keeps them sound.
+//! Tests of cufile's file handles: registration, reads and writes, and soundness.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,7 +16,7 @@ use cufile_tests::{Emulator, in_threads};
 
 const LEN: usize = 100_000;
 
-/// A file of [`LEN`] bytes, registered, and its contents.
+/// Registers a file of [`LEN`] bytes, and returns its contents too.
 fn registered(bed: &Bed, name: &str) -> (FileHandle, Vec<u8>) {
     let bytes = pattern(LEN);
     let handle = FileHandle::register(&bed.driver, bed.file(name, &bytes)).expect("the file registers");
@@ -51,7 +51,7 @@ fn every_memory_kind_reads_and_writes() {
             assert!(look(bed, &buffer) == bytes, "{kind}");
             assert_eq!(copy.write_at(&buffer, 17).unwrap(), LEN, "{kind}");
             assert!(fs::read(bed.path("copy")).unwrap()[17..] == bytes, "{kind}");
-            // Nothing may be left for the next kind to find.
+            // The next kind must find none of these bytes.
             copy.write_at(&vec![0u8; LEN], 17).unwrap();
         };
         fn through_a_file(bed: &Bed, buffer: &dyn IoBuf) -> Vec<u8> {
@@ -109,9 +109,9 @@ fn reads_are_short_only_at_the_end() {
         let mut host = vec![0u8; 1000];
         assert_eq!(file.read_at(&mut device, LEN as u64 - 300).unwrap(), 300);
         assert_eq!(file.read_at(&mut host, LEN as u64 - 300).unwrap(), 300);
-        // What is behind the bytes read is undefined: libcufile copies whole bounce buffers to the device.
+        // The bytes behind those read are undefined: libcufile copies whole bounce buffers to the device.
         assert!(device.to_vec().unwrap()[..300] == bytes[LEN - 300..] && host[..300] == bytes[LEN - 300..]);
-        // But only as far as the range that was asked for.
+        // But it copies no further than the range that was asked for.
         let mut wide = device_copy(bed, &[0xee; 3 << 20]);
         let (start, len) = (1 << 20, (1 << 20) + 77);
         assert_eq!(file.read_range_at(&mut wide, start, len, LEN as u64 - 300).unwrap(), 300);
@@ -225,11 +225,11 @@ fn failed_transfers_decode_from_every_c_form() {
     assert_eq!(errno(fail("errno=5")), Some(libc::EIO));
     assert_eq!(errno(fail("errno=28")), Some(libc::ENOSPC));
     assert_eq!(fail("errno=5022").unwrap_err().op_error(), Some(OpError::INVALID_VALUE));
-    // What matters below −1 is the value, not the errno beside it.
+    // Below −1, the value counts, not the errno beside it.
     assert_eq!(fail("ret=-5016 errno=5").unwrap_err().op_error(), Some(OpError::INVALID_MAPPING_SIZE));
     assert_eq!(errno(fail("ret=-22")), Some(libc::EINVAL));
     assert_eq!(fail("ret=-5777").unwrap_err().raw_code(), Some(5777));
-    // A count is a count, whatever errno says.
+    // A count stays a count beside any errno.
     assert_eq!(fail("ret=0 errno=25").unwrap(), 0);
     assert_eq!(fail("short=100").unwrap(), 100);
     let error = fail("errno=5").unwrap_err();
@@ -237,7 +237,7 @@ fn failed_transfers_decode_from_every_c_form() {
     let text = error.to_string();
     assert!(text.starts_with(&format!("cuFileRead(1000 bytes at 0 of {path:?}): ")), "{text}");
 
-    // An errno of an earlier call is none of this one's.
+    // An errno of an earlier call does not count for this one.
     emulator.fault("cuFileRead", "ret=-1");
     // SAFETY: the location is the calling thread's.
     unsafe { *libc::__errno_location() = libc::ENOSPC };
@@ -352,22 +352,22 @@ fn the_descriptor_closes_after_deregistration() {
     static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
     static SEEN: AtomicI32 = AtomicI32::new(0);
     fn is_open(descriptor: RawFd) -> bool {
-        // SAFETY: takes integers.
+        // SAFETY: the call takes integers.
         unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
     }
     unsafe extern "C" fn deregister(_: CUfileHandle_t) {
         SEEN.store(if is_open(DESCRIPTOR.load(Ordering::SeqCst)) { 1 } else { 2 }, Ordering::SeqCst);
     }
     let emulator = Emulator::start();
-    // SAFETY: that does no more than it may.
+    // SAFETY: the function keeps the contract of the one that it replaces.
     let driver = unsafe { open_with(&emulator, |functions| functions.cuFileHandleDeregister = deregister) };
     let handle = FileHandle::register(&driver, tempfile::tempfile().unwrap()).unwrap();
-    // A number that no other thread's file can get when it is free again.
+    // No other thread's file can get this number when it is free again.
     let number = handle.descriptor().unwrap().as_raw_fd();
-    // SAFETY: takes integers.
+    // SAFETY: the call takes integers.
     let high = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 900) };
     drop(handle);
-    // SAFETY: just made, and owned by nothing else.
+    // SAFETY: the descriptor was just made, and nothing else owns it.
     let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(high) };
     DESCRIPTOR.store(high, Ordering::SeqCst);
     drop(FileHandle::register(&driver, file).unwrap());
@@ -394,13 +394,13 @@ fn threads_without_a_context_share_a_handle() {
     });
 }
 
-/// Runs `work` in a forked child, which says by its exit code which check failed first.
+/// Runs `work` in a forked child. Its exit code is the number of the first failed check.
 fn in_a_fork(work: impl FnOnce() -> i32) {
     // SAFETY: the child only runs `work` and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // SAFETY: a child that hangs is ended, and no destructor of the parent's runs in it.
+        // SAFETY: the alarm ends a child that hangs, and the child runs no destructor of the parent.
         unsafe {
             libc::alarm(20);
             libc::_exit(work());
@@ -430,7 +430,7 @@ fn every_call_fails_in_a_forked_child() {
             }
             None => cufile::Driver::open().unwrap(),
         };
-        // The child has its own copy of each; what it does to them does not reach the parent's.
+        // The child has its own copy of each. Its changes do not reach the parent's.
         let mut taken = Some((spare, driver));
         let forked = |result: Result<usize>| matches!(result, Err(Error::Forked));
         let handle = &file;
@@ -482,7 +482,7 @@ fn every_call_fails_in_a_forked_child() {
     });
 }
 
-// Vectored transfers. `cuFileReadv` came with 1.19; below, each scene runs with it and without.
+// Vectored transfers. `cuFileReadv` came with 1.19. Each test below runs with it and without.
 
 fn each_route(test: impl Fn(&Bed)) {
     Bed::each(&test);
@@ -587,7 +587,7 @@ fn vectored_writes_to_read_only_files_fail() {
     each_route(|bed| {
         let file = read_only(bed, "data");
         assert_not_writable(bed, &file.writev_at(&[vec![1u8; 10]], 0).unwrap_err());
-        // For several buffers cuFileWritev has only EINVAL, or in 1.19 EIO.
+        // For several buffers, cuFileWritev returns only EINVAL, or EIO in 1.19.
         file.writev_at(&[vec![1u8; 10], vec![2; 10]], 0).unwrap_err();
         assert!(fs::read(bed.path("data")).unwrap() == pattern(LEN));
     });
@@ -597,7 +597,7 @@ fn vectored_writes_to_read_only_files_fail() {
 fn vectored_transfers_use_one_call_if_available() {
     let run = |bed: &Bed| {
         let (file, _) = registered(bed, "data");
-        // What has no bytes is in no call.
+        // An empty buffer is in no call.
         let mut buffers = [vec![0u8; 100], vec![0; 100], vec![], vec![0; 100]];
         assert_eq!(file.readv_at(&mut buffers, 0).unwrap(), 300);
         assert_eq!(file.writev_at(&buffers, 0).unwrap(), 300);
@@ -683,9 +683,9 @@ fn failed_sync_is_an_error() {
     let bed = Bed::emulated();
     let (file, _) = registered(&bed, "data");
     file.sync_all().unwrap();
-    // A device that cannot be synced, in the place of the file.
+    // A device that cannot be synced takes the place of the file.
     let device = fs::File::open("/dev/null").unwrap();
-    // SAFETY: the descriptor stays open; it is another file's from now on.
+    // SAFETY: the descriptor stays open. It belongs to another file from now on.
     assert!(unsafe { libc::dup2(device.as_raw_fd(), file.descriptor().unwrap().as_raw_fd()) } >= 0);
     let error = file.sync_all().unwrap_err();
     assert_eq!(error.io_kind(), io::ErrorKind::InvalidInput);

@@ -1,4 +1,4 @@
-//! In the child of a fork, what the parent has made, has in flight or has initialised calls nothing of C.
+//! Tests that the parent's objects and transfers call no C function in the child of a fork.
 
 mod support;
 
@@ -21,12 +21,12 @@ static PARENT: OnceLock<u32> = OnceLock::new();
 /// Ends the child that calls C.
 fn only_in_the_parent() {
     if PARENT.get() != Some(&std::process::id()) {
-        // SAFETY: ends the process without running anything of it.
+        // SAFETY: the call ends the process without running its destructors.
         unsafe { libc::_exit(77) };
     }
 }
 
-/// Replaces functions of a table by ones that pass on what the parent calls, and end a child.
+/// Replaces functions of a table. The new ones pass the parent's calls on, and end a child.
 macro_rules! guard {
     ($table:ident, $($function:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         $({
@@ -34,7 +34,7 @@ macro_rules! guard {
             static ORIGINAL: OnceLock<Function> = OnceLock::new();
             unsafe extern "C" fn guarded($($argument: $kind),*) -> $result {
                 only_in_the_parent();
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller keeps the promise.
                 unsafe { ORIGINAL.get().unwrap()($($argument),*) }
             }
             ORIGINAL.set($table.$function).unwrap();
@@ -87,7 +87,8 @@ fn guarded(emulator: &Emulator) -> (Library, Cuda) {
         cuCtxGetCurrent(context: *mut CUcontext) -> CUresult;
         cuCtxPushCurrent_v2(context: CUcontext) -> CUresult;
     }
-    // SAFETY: the emulator's functions, but for those above, which end the process or do what the emulator's do.
+    // SAFETY: these are the emulator's functions, and those above. They end the process or do the same as the
+    // emulator's.
     let library = unsafe { cufile_sys::Library::from_functions(cufile) };
     let library = cufile::Library::from_sys(library).unwrap();
     // SAFETY: as above.
@@ -97,14 +98,14 @@ fn guarded(emulator: &Emulator) -> (Library, Cuda) {
     (library, Cuda::from_sys(driver, runtime).unwrap())
 }
 
-/// Runs `child` in a fork, and says how it ended: 0 if it came to its end, 77 if it called C.
+/// Runs `child` in a fork, and returns its exit code: 0 if it reached its end, 77 if it called C.
 fn in_a_fork(child: impl FnOnce()) -> i32 {
     // SAFETY: the child calls nothing that needs a thread of the parent, and ends without returning.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", std::io::Error::last_os_error()),
         0 => {
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
-            // SAFETY: ends the process without running anything of it.
+            // SAFETY: the call ends the process without running its destructors.
             unsafe { libc::_exit(if ended.is_ok() { 0 } else { 1 }) }
         }
         pid => {
@@ -121,7 +122,7 @@ fn is_forked<T>(result: Result<T, impl Into<Error>>) {
     assert!(matches!(result.map(drop).map_err(Into::into), Err(Error::Forked)));
 }
 
-// One test, because a fork copies whatever other tests are doing.
+// There is one test, because a fork copies the state of other tests.
 #[test]
 fn forked_children_get_errors_and_drops_call_no_c_function() {
     PARENT.set(std::process::id()).unwrap();
@@ -193,7 +194,7 @@ fn forked_children_get_errors_and_drops_call_no_c_function() {
         is_forked(plain.as_ref().unwrap().1.is_done());
         is_forked(plain.as_ref().unwrap().1.wait());
         drop((memory.take(), plain.take()));
-        // The last references to everything.
+        // These are the last references to everything.
         operations.clear();
         drop((batch.take(), file.take(), stream.take(), driver.take()));
     });

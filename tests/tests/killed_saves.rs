@@ -1,4 +1,4 @@
-//! Saves that are cut short, by killing the process or by a power failure, leave the old contents or the new.
+//! Tests that saves leave the old contents or the new, even if the process is killed or the power fails.
 //!
 //! The long campaign kills before every system call, not only before those that change files:
 //!
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 /// The variable that asks for the long campaign.
 const EVERY_CALL: &str = "CUFILE_TEST_EVERY_CALL";
 
-/// A folder where locks tell who lives, except if `CUFILE_TEST_DIR` asks for another.
+/// Makes a folder where locks show living processes, except if `CUFILE_TEST_DIR` asks for another.
 fn folder() -> TempDir {
     match env::var_os("CUFILE_TEST_DIR") {
         Some(folder) => tempfile::tempdir_in(folder).unwrap(),
@@ -29,11 +29,11 @@ fn folder() -> TempDir {
     }
 }
 
-/// The variables that make a process one that saves: what, by its number, and where.
+/// The variables that make a process save: the number of the save, and the folder.
 const SAVE: &str = "CUFILE_TEST_SAVE";
 const FOLDER: &str = "CUFILE_TEST_SAVE_FOLDER";
 
-/// This program as a process that does nothing but save.
+/// Returns this program as a process that only saves.
 fn saving(number: usize, folder: &Path) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "a_killed_save_leaves_the_old_or_new_file", "--nocapture"]);
@@ -41,22 +41,22 @@ fn saving(number: usize, folder: &Path) -> Command {
     command
 }
 
-/// Saves and ends, in a process that is to do that.
+/// Saves and ends, in a process that has these variables.
 fn save_if_asked() {
     let Ok(number) = env::var(SAVE) else { return };
     SAVES[number.parse::<usize>().unwrap()].save(Path::new(&env::var_os(FOLDER).unwrap()));
     // Sanitizers look for leaks at the usual end, and cannot in a process that is traced.
-    // SAFETY: nothing has to be put in order.
+    // SAFETY: the process leaves nothing to clean up.
     unsafe { libc::_exit(0) };
 }
 
-/// The paths of the files in a folder and below it.
+/// Returns the paths of the files in a folder and below it.
 fn files_in(folder: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     paths.flat_map(|path| if path.is_dir() { files_in(&path) } else { vec![path] }).collect()
 }
 
-/// Kills a process before each of its calls in turn; returns how often.
+/// Kills a process before each of its calls in turn, and returns the number of kills.
 fn kill_everywhere(number: usize) -> usize {
     let save = SAVES[number];
     let every = env::var_os(EVERY_CALL).is_some();
@@ -73,7 +73,7 @@ fn kill_everywhere(number: usize) -> usize {
         let found = save.found(folder.path());
         if ended {
             assert_eq!((found, files_in(folder.path()).len()), (Found::New, save.files_after()));
-            // Which of several threads comes first differs from process to process.
+            // The order of several threads differs from process to process.
             assert!(last != Found::Old, "the new one is there before the process ends");
             return point;
         }
@@ -106,11 +106,11 @@ enum Step {
     Link(OsString, OsString),
     Remove(OsString),
     SyncFolder,
-    /// The file has these contents on the storage.
+    /// The storage has these contents of the file.
     SyncFile(u64, Vec<u8>),
 }
 
-/// The names in a folder, and the inodes that they are of.
+/// The names in a folder, and their inodes.
 type Names = BTreeMap<OsString, u64>;
 
 impl Step {
@@ -171,8 +171,8 @@ impl Step {
     }
 }
 
-/// Cuts the power after each step, when any of the changes of the folder since it was last synced may be there or not, and
-/// files have what they had when they were last synced. Returns how many different folders that gave.
+/// Cuts the power after each step. Each change of the folder since its last sync may then be there or not. Files have
+/// their contents of their last sync. Returns the number of different folders that result.
 fn fail_everywhere(number: usize) -> usize {
     let save = SAVES[number];
     let folder = folder();
@@ -219,7 +219,7 @@ fn fail_everywhere(number: usize) -> usize {
     seen.len()
 }
 
-/// A folder with these names, of which those of one inode are links to one file.
+/// Makes a folder with these names. Names of one inode are links to one file.
 fn restored(held: &[(OsString, u64, Vec<u8>)]) -> TempDir {
     let folder = folder();
     let mut first = BTreeMap::new();

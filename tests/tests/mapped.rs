@@ -1,4 +1,4 @@
-//! cufile's mapped buffers: growth at one place, I/O and registration, and nothing left behind.
+//! Tests of cufile's mapped buffers: growth at one place, I/O and registration, and no leftovers.
 
 mod support;
 
@@ -36,7 +36,7 @@ fn growing_keeps_address_and_bytes() {
         let address = buffer.as_ptr();
         buffer.grow(unit + 1).unwrap();
         assert_eq!((buffer.len_bytes(), buffer.as_ptr()), (3 * unit, address));
-        // One copy across the pieces.
+        // One copy goes across the steps of growth.
         buffer.copy_from_host(unit - 10, &[7; 20]).unwrap();
         let read = buffer.to_vec().unwrap();
         assert!(read[..unit - 10] == bytes[..unit - 10] && read[unit - 10..unit + 10] == [7; 20]);
@@ -102,7 +102,7 @@ fn registered_reservations_grow_and_transfer_all_bytes() {
         memory.copy_from_host(0, &bytes[..32 * MIB]).unwrap();
         let none = RegisterFlags::empty();
         let mut buffer = RegisteredBuffer::register_reserved(&bed.driver, memory, none).unwrap();
-        // In steps of 32 MiB, each filled as soon as it is there.
+        // The buffer grows in steps of 32 MiB, and each is filled at once.
         while buffer.get().len_bytes() < 96 * MIB {
             let len = buffer.get().len_bytes();
             buffer.grow(32 * MIB).unwrap();
@@ -133,7 +133,7 @@ fn buffers_cannot_grow_beyond_their_registration() {
         for _ in 0..3 {
             memory.grow(2 * MIB).unwrap();
         }
-        // Several pieces are one registration.
+        // Several steps are one registration.
         let none = RegisterFlags::empty();
         let mut buffer = RegisteredBuffer::register(&bed.driver, memory, none).unwrap();
         assert_eq!(source.read_at(&mut buffer, 0).unwrap(), 6 * MIB);
@@ -143,7 +143,7 @@ fn buffers_cannot_grow_beyond_their_registration() {
             let error = buffer.grow(additional).unwrap_err();
             assert!(matches!(error, Error::InvalidInput { .. }), "{additional}: {error}");
         }
-        // Registered anew, it does.
+        // After a new registration, it does.
         let mut memory = buffer.deregister().unwrap();
         memory.grow(2 * MIB).unwrap();
         let buffer = RegisteredBuffer::register(&bed.driver, memory, none).unwrap();
@@ -174,7 +174,8 @@ fn drop_waits_for_work_that_uses_the_memory() {
         let mut target = bed.device.alloc_pinned(2 * MIB).unwrap();
         target.fill(1);
         let gate = Gate::close(&stream);
-        // SAFETY: the copy ends before the target is used again, or the buffer unmapped, which is what is tested.
+        // SAFETY: the copy ends before the target is used again, and before the buffer is unmapped, which the test
+        // checks.
         unsafe { stream.copy_from_device(&mut target, buffer.as_ptr()) }.unwrap();
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -217,7 +218,7 @@ fn drop_does_not_end_a_capture() {
     let before = emulator.calls("cudaDeviceSynchronize");
     emulator.control("capturing 1");
     drop(buffer);
-    // CUDA would refuse that, and give the capture up.
+    // CUDA would refuse that, and end the capture.
     assert_eq!(emulator.calls("cudaDeviceSynchronize"), before);
     assert_eq!(live(emulator), (0, 0));
 }
@@ -237,7 +238,7 @@ fn failed_unmap_keeps_memory_mapped() {
         buffer.unmap().unwrap();
         assert_eq!(live(emulator), (0, 0));
     }
-    // Where there is no memory to free, the device is waited for by name, which a capture elsewhere forbids.
+    // Without memory to free, the buffer waits for the device, which a capture elsewhere forbids.
     let buffer = bed.device.alloc_mapped(MIB).unwrap();
     emulator.fault("cudaMalloc", "err=2 times=all");
     emulator.control("capturing 1");
@@ -268,7 +269,7 @@ fn failed_address_free_returns_an_empty_buffer() {
 
 #[test]
 fn failed_growth_changes_and_leaks_nothing() {
-    // An invalid value, or out of memory.
+    // CUDA returns an invalid value, or out of memory.
     for settings in ["err=1", "err=2"] {
         for function in ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
             let bed = Bed::emulated();
@@ -280,7 +281,7 @@ fn failed_growth_changes_and_leaks_nothing() {
             let error = buffer.grow(2 * MIB).unwrap_err();
             assert!(error.to_string().starts_with(function), "{error}");
             assert_eq!((buffer.len_bytes(), live(emulator)), (2 * MIB, (1, 1)), "{function}");
-            // There is room for another try, and the first piece has what it had.
+            // There is room for another try, and the first step keeps its bytes.
             buffer.grow(2 * MIB).unwrap();
             let mut read = vec![0; 4 * MIB];
             buffer.copy_to_host(0, &mut read).unwrap();
@@ -308,7 +309,7 @@ fn mapped_buffers_are_deregistered_before_unmapping() {
     let buffer = RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap();
     emulator.fault("cuFileBufDeregister", "err=5030");
     drop(buffer);
-    // Still registered, therefore still mapped.
+    // The buffer is still registered, and therefore still mapped.
     assert_eq!((emulator.live("buffers"), emulator.calls("cuMemUnmap")), (1, 0));
     let buffer = bed.device.alloc_mapped(MIB).unwrap();
     drop(RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap());

@@ -1,4 +1,4 @@
-//! Models and arrays in files, loaded into GPU memory and saved from it.
+//! Tests of models and arrays in files, loaded into GPU memory and saved from it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use gpufile::{Cause, Engine, IoBuf, OpenOptions, RoutePolicy};
 
 const POLICIES: [RoutePolicy; 2] = [RoutePolicy::RequireCufile, RoutePolicy::PosixOnly];
 
-/// Name, type, shape. The last is larger than bounce buffers.
+/// The name, type and shape of each tensor. The last is larger than bounce buffers.
 const MODEL: [(&str, Dtype, &[u64]); 6] = [
     ("norm", Dtype::F32, &[33]),
     ("packed", Dtype::F4, &[6, 2]),
@@ -29,7 +29,7 @@ fn options(bed: &Bed, policy: RoutePolicy) -> OpenOptions {
     OpenOptions::new().engine(&Engine::builder().driver(bed.driver.clone()).build()).policy(policy)
 }
 
-/// The bytes of each tensor, which no other has.
+/// Returns the bytes of each tensor, which differ from all others.
 fn contents() -> Vec<Vec<u8>> {
     let one = |(number, (_, dtype, shape)): (usize, &(&str, Dtype, &[u64]))| {
         let bits = shape.iter().product::<u64>() * u64::from(dtype.size_bits());
@@ -43,7 +43,7 @@ fn tensors<B: IoBuf>(buffers: &[B]) -> Vec<TensorData<'_>> {
     both.map(|((name, dtype, shape), buffer)| TensorData::new(name, *dtype, shape, buffer)).collect()
 }
 
-/// A file with the model, written without a GPU.
+/// Writes a file with the model, without a GPU.
 fn saved(bed: &Bed, name: &str) -> PathBuf {
     let path = bed.path(name);
     safetensors::save(&path, &tensors(&contents()), BTreeMap::new()).unwrap();
@@ -138,7 +138,7 @@ fn models_load_into_a_registered_buffer() {
     });
 }
 
-/// A file as no library writes it: no tensor but the first is aligned to its elements.
+/// Writes a file as no library does: only the first tensor is aligned to its elements.
 fn misaligned(path: &Path) {
     let tensors = r#""a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},
         "b":{"dtype":"F64","shape":[100000],"data_offsets":[3,800003]},
@@ -177,7 +177,7 @@ fn sharded_models_round_trip_from_the_gpu() {
             let tensors = tensors(&buffers);
             let index = safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 100, &save).unwrap();
             let checkpoint = Checkpoint::open_with(&index, &options(bed, policy)).unwrap();
-            // The empty tensor and the next fit beside another.
+            // The empty tensor and the next one fit beside another.
             assert_eq!(checkpoint.files().len(), 3);
             let loaded = checkpoint.load_to_device(&bed.device).unwrap();
             assert_loaded(&loaded);
@@ -201,7 +201,7 @@ fn saves_from_gpu_and_host_are_equal() {
             safetensors::save_with(&path, &tensors(&buffers), BTreeMap::new(), &save).unwrap();
             assert!(fs::read(&path).unwrap() == fs::read(&host).unwrap());
 
-            // Tensors that lie side by side in one buffer.
+            // These tensors lie side by side in one buffer.
             let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
             let loaded = checkpoint.load_to_device(&bed.device).unwrap();
             let again: Vec<TensorData<'_>> = loaded.iter().map(Into::into).collect();

@@ -1,14 +1,14 @@
-//! Transfers of device memory that were made before allocate nothing on any thread, but what CUDA may.
+//! Tests that repeated transfers of device memory allocate nothing on any thread, except in CUDA.
 
 use cufile_tests::bed::{Bed, folders};
 use cufile_tests::counting::{Counting, allocations, assert_counting};
 use gpufile::{Engine, IoRange, OpenOptions, RoutePolicy};
 
-// The emulator, a library of its own, has its own allocator too.
+// The emulator is a separate library, and has its own allocator.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// One test, because others would allocate meanwhile.
+// There is one test, because others would allocate at the same time.
 #[test]
 fn repeated_device_transfers_allocate_nothing() {
     assert_counting();
@@ -21,7 +21,7 @@ fn repeated_device_transfers_allocate_nothing() {
             let path = folder.path().join(format!("{policy:?} {}", bed.is_real()));
             let options =
                 OpenOptions::new().read(true).write(true).create(true).engine(&engine).policy(policy);
-            // The real cuFile takes not every file system.
+            // The real cuFile does not accept every file system.
             let Ok(file) = options.open(path) else { continue };
             for len in [4096, 1 << 20, 20 << 20] {
                 let mut buffer = bed.device.alloc(len).unwrap();

@@ -1,4 +1,4 @@
-//! Transfers of host memory that were made before allocate nothing on any thread.
+//! Tests that repeated transfers of host memory allocate nothing on any thread.
 
 use cufile_tests::counting::{Counting, allocations, allocations_at_first, assert_counting};
 use gpufile::{Engine, File, IoRange, OpenOptions};
@@ -11,13 +11,13 @@ fn file(engine: &Engine, folder: &tempfile::TempDir) -> File {
     options.open(folder.path().join("data")).unwrap()
 }
 
-// One test, because others would allocate meanwhile.
+// There is one test, because others would allocate at the same time.
 #[test]
 fn repeated_host_transfers_allocate_nothing() {
     assert_counting();
 
     let engine = Engine::builder().threads(4).build();
-    // On tmpfs, where it is one, and on what temporary files are on.
+    // The folders are on tmpfs, where there is one, and on the file system of temporary files.
     let memory = tempfile::tempdir_in("/dev/shm");
     for folder in memory.into_iter().chain(tempfile::tempdir()) {
         let file = file(&engine, &folder);
@@ -34,7 +34,7 @@ fn repeated_host_transfers_allocate_nothing() {
                     file.write_all_at(&buffer, 0).unwrap();
                 })
             });
-            // A mapping that is used once is made each time. A worker that is late with a job costs another one.
+            // The engine makes a mapping anew for a single use. A worker that is late with a job costs another one.
             assert!(extending.any(|count| count <= 5), "{len} bytes");
         }
         let mut buffer = vec![0; 8 << 20];

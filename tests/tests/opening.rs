@@ -12,7 +12,7 @@ use gpufile::{Cause, Engine, Error, File, FileProperties, RoutePolicy};
 
 const LEN: usize = 100_001;
 
-/// Sets variables of the process, which must be alone.
+/// Sets variables of the process, which must have no other thread.
 fn set(variables: &[(&str, &str)]) {
     for (name, value) in variables {
         // SAFETY: the only test of its process, which has started no thread.
@@ -114,7 +114,7 @@ fn open_fails_and_names_a_wrong_variable() {
         for part in ["KVIKIO_TASK_SIZE", "\"4MB\"", "65536, 64KiB or 4M"] {
             assert!(error.to_string().contains(part), "{error}");
         }
-        // One's own engine does not ask the environment.
+        // An engine that the caller builds ignores the environment.
         File::options().read(true).engine(&Engine::builder().build()).open(&path).unwrap();
     });
 }
@@ -144,7 +144,7 @@ fn only_cufile_only_files_fail_without_libcufile() {
         let register = || -> Result<(), Cause> { engine.register(Vec::new()).map(drop).map_err(Cause::from) };
         assert!(matches!(register(), Err(Cause::NoCufile(_))));
 
-        // What KVIKIO_COMPAT_MODE=auto and on are.
+        // These are the meanings of KVIKIO_COMPAT_MODE=auto and on.
         for policy in [RoutePolicy::Auto, RoutePolicy::PosixOnly] {
             let file = options.clone().policy(policy).open(&path).unwrap();
             let mut buffer = cuda.device(0).unwrap().alloc(LEN).unwrap();
@@ -175,7 +175,7 @@ fn each_block_device_gets_separate_workers_if_asked() {
             set(&[("KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE", switch), ("KVIKIO_NTHREADS", "3")]);
             let engine = Engine::builder().settings(gpufile::Settings::from_env().unwrap()).build();
             for folder in &folders {
-                // Two files of each device, which share.
+                // Each device has two files, which share workers.
                 for name in ["one", "two"] {
                     let options = File::options().read(true).write(true).create(true).engine(&engine);
                     let file = options.open(folder.path().join(name)).unwrap();
@@ -185,7 +185,7 @@ fn each_block_device_gets_separate_workers_if_asked() {
                     assert!(read == bytes);
                 }
             }
-            // A thread gets its name a moment after it was started.
+            // A thread gets its name a moment after its start.
             let deadline = Instant::now() + Duration::from_secs(10);
             while workers() < expected && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(1));
@@ -211,7 +211,7 @@ fn options_set_mode_and_flags() {
         "{error}"
     );
     let mut read = [0; 5];
-    // Nothing is aligned, and nobody notices.
+    // Nothing is aligned, and the transfers succeed.
     let direct = reading().custom_flags(libc::O_DIRECT).open(&link).unwrap();
     direct.read_exact_at(&mut read[..4], 1).unwrap();
     assert_eq!(&read[..4], b"ytes");

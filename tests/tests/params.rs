@@ -1,6 +1,6 @@
-//! Parameters: read, set and bounded before the driver is opened.
+//! Tests of parameters: they are read, set and bounded before the driver is opened.
 //!
-//! The real library takes part where there is one, also without a GPU: nothing here opens its driver.
+//! The real library takes part where there is one, even without a GPU. No test here opens its driver.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -17,7 +17,8 @@ fn emulated(version: &str) -> (Emulator, Library) {
     (emulator, library)
 }
 
-/// Runs `test` on the emulator as each version, and on the real library, whose parameters only one test at a time has.
+/// Runs `test` on the emulator as each version, and on the real library. Only one test at a time uses the real
+/// library's parameters.
 fn each_version(test: impl Fn(&Library)) {
     static TURN: Mutex<()> = Mutex::new(());
     for (version, _) in Emulator::VERSIONS {
@@ -55,7 +56,7 @@ fn assert_refused<T: std::fmt::Debug>(result: Result<T>, words: &[&str]) {
     }
 }
 
-/// Sets a parameter twice, so that a setter which does nothing is noticed.
+/// Sets a parameter twice, so that a setter without effect fails the test.
 #[track_caller]
 fn assert_settable<T>(library: &Library, param: Param<T>, values: [T; 2])
 where
@@ -145,7 +146,7 @@ fn missing_parameters_name_the_version_that_has_them() {
             let name = "cuFileSetParameterGpuBounceBufferSlabArray";
             assert_since(params.set_gpu_bounce_buffer_slabs(&SLABS), name, 17);
         }
-        // The functions are there from 1.14 on, but would be asked for a number that they do not know.
+        // The functions are there from 1.14 on, but the number would be unknown to them.
         if !at_least(library, 19) {
             assert_since(params.get(Param::POSIX_IO_MODE), "CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE", 19);
             assert_since(params.set(Param::GDS_FALLBACK_IO, true), "CUFILE_PARAM_GDS_FALLBACK_IO", 19);
@@ -371,7 +372,7 @@ fn the_builder_sets_in_order_and_before_opening() {
 #[test]
 fn parameter_and_driver_calls_never_run_concurrently() {
     const SLABS: [Slab; 1] = [Slab { size_bytes: 4096, count: 1 }];
-    // The emulator ends the process where two threads meet.
+    // The emulator ends the process if two threads meet.
     alone("parameter_and_driver_calls_never_run_concurrently", || {
         for version in ["1.11", "1.13", "1.14", "1.15"] {
             let bed = Bed::emulated_as(version);
@@ -385,7 +386,7 @@ fn parameter_and_driver_calls_never_run_concurrently() {
             }
             let (driver, params) = (&bed.driver, bed.driver.library().params());
             let builder = Driver::builder().library(driver.library().clone()).cuda(driver.cuda().clone());
-            // Whether they succeed is not asked: older versions lack some, and the driver is open.
+            // The test ignores their results: older versions lack some, and the driver is open.
             let calls: [&(dyn Fn() + Sync); 13] = [
                 &|| drop(builder.clone().open()),
                 &|| drop(driver.properties()),
@@ -425,7 +426,7 @@ fn settings_of_two_builders_do_not_mix() {
     let emulator = Emulator::start();
     let (library, cuda) = libraries(&emulator);
     let builder = || Driver::builder().library(library.clone()).cuda(cuda.clone());
-    // Takes a while, in which libcufile is not called.
+    // This takes a while, in which nothing calls libcufile.
     let slow = builder().set(Param::MAX_IO_THREADS, 2).set(Param::LOG_DIR, "x".repeat(64 << 20));
     let (slow, quick) = thread::scope(|threads| {
         let slow = threads.spawn(|| slow.open());
@@ -482,7 +483,7 @@ fn limits_set_before_opening_pass_kib_to_c() {
         let (library, cuda) = libraries(&emulator);
         let builder = Driver::builder().library(library.clone()).cuda(cuda);
         if !library.supports(Feature::Parameters) {
-            // C's functions succeed, and change nothing.
+            // The C functions succeed, and change nothing.
             for builder in [
                 builder.clone().poll_mode(true, 8 << 10),
                 builder.clone().max_direct_io_size(1 << 20),
@@ -527,7 +528,7 @@ fn reading_properties_keeps_the_settings() {
             let builder = Driver::builder().library(library.clone()).cuda(cuda.clone());
             builder.set(Param::MAX_DIRECT_IO_SIZE, Bytes(size)).set(Param::ALLOW_COMPAT_MODE, false).open()
         };
-        // Opened anew it is set anew, whatever was known before.
+        // A driver that opens again gets the parameters again, whatever it had before.
         for size in [8 << 20, 4 << 20] {
             let driver = open(size).unwrap();
             for _ in 0..2 {
@@ -564,7 +565,7 @@ fn old_versions_are_not_queried_during_transfers() {
         let file = FileHandle::register(driver, bed.file("data", &[7; 4096])).unwrap();
         emulator.fault("cuFileRead", "delay_us=300000");
         thread::scope(|threads| {
-            // The emulator ends the process of those who ask beside this.
+            // The emulator ends the process if another thread asks at the same time.
             let read = threads.spawn(|| file.read_at(&mut bed.device.alloc(4096).unwrap(), 0));
             while emulator.calls("cuFileRead") == 0 {
                 thread::yield_now();

@@ -1,11 +1,11 @@
-//! Memory registered with cuFile goes wherever memory goes in gpufile.
+//! Tests that each call of gpufile that takes memory takes memory registered with cuFile.
 
 use std::fs;
 
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Cause, Engine, File, IoRange, ReadRequest, RoutePolicy, WriteRequest};
 
-/// More than one chunk.
+/// A length of more than one chunk.
 const LEN: usize = (5 << 20) + 321;
 
 #[test]
@@ -74,7 +74,7 @@ fn every_call_accepts_registered_memory_on_every_route() {
             let (count, buffer) = file.write_all_at_on_stream(&stream, buffer, 0).wait();
             assert_eq!(count.unwrap(), LEN);
             holds(&bytes, &fs::read(&path).unwrap()[..LEN], "write_all_at_on_stream");
-            // SAFETY: nobody shortens the file, or writes to it meanwhile.
+            // SAFETY: nobody shortens the file, or writes to it at the same time.
             let mapped = unsafe { file.map() }.unwrap();
             let mut buffer = buffer;
             buffer.fill(0).unwrap();

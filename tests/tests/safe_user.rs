@@ -1,4 +1,4 @@
-//! A user of cufile who may write no `unsafe`.
+//! Tests of cufile without a line of `unsafe`.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,7 @@ use cufile_tests::bed::{Bed, libraries, pattern};
 
 const LEN: usize = 10_000;
 
-/// Parameters of each kind, which are set and read back before the driver is open.
+/// Sets parameters of each kind, and reads them back, before the driver opens.
 fn parameters(emulator: &Emulator) -> Driver {
     let (library, cuda) = libraries(emulator);
     let params = library.params();
@@ -42,7 +42,7 @@ fn driver(bed: &Bed) {
     assert!(driver.properties().unwrap().max_batch_entries > 0);
     driver.set_p2p_flags(FileSystem::Nvme, P2pFlags::empty()).unwrap();
     assert!(driver.p2p_flags(FileSystem::Nvme).unwrap().is_empty());
-    // Only one of the two: not every machine has a topology that libcufile can tell.
+    // The file exists only after success. libcufile cannot tell the topology of every machine.
     assert_eq!(driver.export_pcie_topology(bed.path("topology")).is_ok(), bed.path("topology").exists());
     let statistics = driver.statistics();
     statistics.set_level(Level::PerGpu).unwrap();
@@ -50,7 +50,7 @@ fn driver(bed: &Bed) {
     statistics.start().unwrap();
 }
 
-/// Writes and reads by each way that there is.
+/// Writes and reads by each kind of call.
 fn transfers(bed: &Bed) {
     let bytes = pattern(LEN);
     let file = Arc::new(FileHandle::register(&bed.driver, bed.file("data", b"")).unwrap());
@@ -77,7 +77,7 @@ fn transfers(bed: &Bed) {
     batch.submit([Entry::write(&file, buffer, 0)]).unwrap();
     let completion = batch.wait_all().unwrap().pop().unwrap();
     assert_eq!(completion.result.unwrap(), LEN);
-    // Otherwise it may be over before it can be cancelled.
+    // Without this, the transfer may be over before it can be cancelled.
     bed.emulator.as_ref().unwrap().fault("batch-entry", "delay_us=500000");
     batch.submit([Entry::read(&file, completion.buffer.unwrap(), 0)]).unwrap();
     let buffer = batch.cancel().unwrap().pop().unwrap().buffer.unwrap();

@@ -1,4 +1,4 @@
-//! cufile's scopes: batches and streams that take borrowed buffers.
+//! Tests of cufile's scopes: batches and streams that take borrowed buffers.
 
 mod support;
 
@@ -184,7 +184,7 @@ fn refused_transfers_return_the_borrow() {
     });
 }
 
-/// Runs `body` in a process of its own, the test `name` again, and returns whether that aborted and said `why`.
+/// Runs `body` in a child process, as the test `name` again. Returns true if that aborted and printed `why`.
 fn aborts(name: &str, why: &str, body: impl FnOnce()) {
     const CHILD: &str = "CUFILE_TEST_SCOPE_CHILD";
     if env::var_os(CHILD).is_some() {
@@ -214,7 +214,7 @@ fn scopes_abort_if_a_batch_may_never_end() {
         cufile::scope(|scope| {
             let batch = scope.batch(&bed.driver, 1).unwrap();
             batch.submit([Entry::read(&file, &mut memory[..], 0)]).unwrap();
-            // Destroying a batch would wait for what has begun.
+            // Destroying a batch would wait for transfers in flight.
             while emulator.control("held") == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -264,7 +264,7 @@ fn scopes_abort_after_a_captured_transfer() {
     });
 }
 
-/// Accepts a read, and tells its end unless it is from the start of the file.
+/// Accepts a read, and reports its end unless it is from the start of the file.
 unsafe extern "C" fn silent(
     _: CUfileHandle_t,
     _: *mut c_void,
@@ -274,7 +274,7 @@ unsafe extern "C" fn silent(
     bytes_read: *mut isize,
     _: CUstream,
 ) -> CUfileError_t {
-    // SAFETY: the caller's, which live until the stream has passed the transfer.
+    // SAFETY: the caller's memory lives until the stream has passed the transfer.
     unsafe {
         if *file_offset > 0 {
             *bytes_read = *len_bytes as isize;
@@ -287,7 +287,7 @@ unsafe extern "C" fn silent(
 fn scopes_abort_if_a_transfer_never_ends() {
     aborts("scopes_abort_if_a_transfer_never_ends", "did not report the end of a transfer", || {
         let bed = Bed::emulated();
-        // SAFETY: it does no more than libcufile may.
+        // SAFETY: the function keeps the contract of libcufile's.
         let driver =
             unsafe { open_with(bed.emulator.as_ref().unwrap(), |table| table.cuFileReadAsync = silent) };
         let file = Arc::new(FileHandle::register(&driver, bed.file("data", &pattern(LEN))).unwrap());
@@ -298,7 +298,7 @@ fn scopes_abort_if_a_transfer_never_ends() {
             let stream = scope.stream(&stream);
             let reading = stream.read_at(&file, &mut memory[..], 0).unwrap();
             assert!(reading.wait().is_err());
-            // Many that are over hide none that is not.
+            // Many ended transfers hide none in flight.
             for part in others.chunks_mut(LEN / 100) {
                 stream.read_at(&file, part, 1).unwrap().wait().unwrap();
             }

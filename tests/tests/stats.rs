@@ -1,4 +1,4 @@
-//! Statistics, and what else the open driver says about the process and the machine.
+//! Tests of statistics, and of the open driver's facts about the process and the machine.
 
 use cufile::params::Param;
 use cufile::stats::{Level, Operations, PerGpuStats};
@@ -6,7 +6,7 @@ use cufile::{Driver, Error, Feature, FileHandle, FileSystem, OpError, P2pFlags, 
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, libraries, pattern};
 
-/// The emulator of every version with statistics, and the real library if it has them.
+/// Runs a test on the emulator of every version with statistics, and on the real library if it has them.
 fn each_with_statistics(test: impl Fn(&Bed)) {
     for (version, _) in Emulator::VERSIONS.into_iter().filter(|(_, number)| *number >= 1150) {
         test(&Bed::emulated_as(version));
@@ -20,7 +20,7 @@ fn at_least(bed: &Bed, minor: u32) -> bool {
     bed.driver.library().version() >= Version { major: 1, minor }
 }
 
-/// One write and two reads of 64 KiB.
+/// Makes one write and two reads of 64 KiB.
 fn transfer(bed: &Bed, name: &str) {
     let handle = FileHandle::register(&bed.driver, bed.file(name, b"")).unwrap();
     let mut buffer = bed.device.alloc(65536).unwrap();
@@ -74,13 +74,14 @@ fn every_level_counts_transfers_and_bytes_in_every_version() {
         let basic = statistics.basic().unwrap();
         assert_eq!(basic.read.operations, detailed.basic.read.operations);
 
-        // The real 1.15 counts an operation in compatibility mode twice, and from 1.18 on none of them for a GPU.
+        // In its compatibility mode, the real 1.15 counts an operation twice. From 1.18 on, the real library counts
+        // none for a GPU.
         let twice = if bed.is_real() && !at_least(bed, 16) { 2 } else { 1 };
         assert_eq!(pair(basic.read.operations), (2 * twice, 0));
         assert_eq!(pair(basic.write.operations), (twice, 0));
         assert_eq!((basic.read.bytes, basic.write.bytes), (131072, 65536));
         assert_eq!(basic.handle_registrations.ok, 1);
-        // The sixth element: 64 KiB to below 128 KiB.
+        // This is the sixth element: 64 KiB to below 128 KiB.
         assert_eq!((detailed.read_size_histogram[5], detailed.write_size_histogram[5]), (2, 1));
         assert_eq!(detailed.read_size_histogram.iter().sum::<u64>(), 2);
         assert_eq!(detailed.write_size_histogram.iter().sum::<u64>(), 1);

@@ -1,4 +1,4 @@
-//! Transfers ordered with a stream's work, without cuFile.
+//! Tests of transfers ordered with a stream's work, without cuFile.
 
 use std::fs;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use gpufile::{Cause, Engine, File, RoutePolicy};
 use support::Gate;
 
 const MIB: usize = 1 << 20;
-/// More than one turn of all slots.
+/// A length of more than one turn of all slots.
 const LONG: usize = (35 << 20) + 4321;
 
 fn open(bed: &Bed, name: &str) -> File {
@@ -122,7 +122,7 @@ fn more_streams_than_hardware_queues_do_not_deadlock() {
             let buffers: Vec<_> = streams.iter().map(|_| bed.device.alloc(LONG).unwrap()).collect();
             let read = |(stream, buffer)| file.read_at_on_stream(stream, buffer, 0);
             let all: Vec<_> = streams.iter().zip(buffers).map(read).collect();
-            // Allocating and freeing wait for all streams, and keep others from CUDA meanwhile.
+            // Allocating and freeing wait for all streams, and keep other threads from CUDA until then.
             let mut beside = bed.device.alloc(LONG).unwrap();
             file.read_exact_at(&mut beside, 0).unwrap();
             assert!(beside.to_vec().unwrap() == bytes);
@@ -144,7 +144,7 @@ fn reads_and_writes_of_one_stream_interleave() {
         let bytes = pattern(LONG);
         let mut buffer = bed.device.alloc(LONG).unwrap();
         buffer.copy_from_host(0, &bytes).unwrap();
-        // Each reads what the one before wrote, a little further on.
+        // Each reads the bytes that the one before wrote, a little further on.
         let mut all = vec![file.write_all_at_on_stream(&stream, buffer, 0)];
         for turn in 1..6 {
             let read = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), (turn - 1) * 1000);
@@ -191,12 +191,12 @@ fn release_buffers_frees_the_memory_of_streams() {
         assert_eq!(io.wait().0.unwrap(), LONG);
         assert!(file.engine().release_buffers() >= 2 * (8 << 20));
 
-        // The file's side is done before the stream has looked.
+        // The file's side is done before the stream reads the word.
         let io = file.write_all_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
         while !io.is_done() {
             std::thread::yield_now();
         }
-        // Only the plans of its parts are.
+        // The call frees only the plans of its parts.
         assert!(file.engine().release_buffers() < 64 * 1024, "the stream may still use it");
         assert_eq!(io.wait().0.unwrap(), LONG);
         assert!(file.engine().release_buffers() >= 2 * (8 << 20));
@@ -218,7 +218,7 @@ fn stream_memory_is_limited_and_reused() {
     let mut counts = Vec::new();
     for _ in 0..2 {
         let before = emulator.calls("cuStreamBatchMemOp_v2");
-        // Two slots of 8 MiB for each stream, for as many as there may be; with the others the call waits.
+        // Each stream has two slots of 8 MiB, up to the limit of streams. The calls of other streams wait.
         let all: Vec<_> = streams
             .iter()
             .map(|stream| file.read_at_on_stream(stream, bed.device.alloc(4 * MIB).unwrap(), 0))
@@ -229,7 +229,7 @@ fn stream_memory_is_limited_and_reused() {
             assert_eq!(count.unwrap(), 4 * MIB);
             assert!(buffer.to_vec().unwrap() == bytes);
         }
-        // The memory of the rings stays, and none of the workers have bounce buffers but for those that did not fit.
+        // The memory of the rings stays. Only workers of transfers that did not fit have bounce buffers.
         let bounce_bytes = 3 * 2 * (5 << 20);
         let pinned = emulator.live("pinned-bytes");
         assert!(pinned > LIMIT / 2 && pinned <= LIMIT + bounce_bytes, "{pinned} bytes");
@@ -337,7 +337,7 @@ fn beside_one_that_cannot_be_submitted(direction: Direction, fault: &str) {
     bed.file("data", &bytes);
     let (file, written, other) = (open(&bed, "data"), open(&bed, "written"), open(&bed, "other"));
     let stream = bed.device.stream().unwrap();
-    // So that the ring is there, which both share.
+    // This makes the ring, which both share.
     let [mut buffer, first, second] = [0; 3].map(|_| bed.device.alloc(LONG).unwrap());
     file.read_at_on_stream(&stream, first, 0).wait().0.unwrap();
     let gate = Gate::close(&stream);
@@ -367,7 +367,7 @@ fn beside_one_that_cannot_be_submitted(direction: Direction, fault: &str) {
         Direction::Write => fs::read(bed.path("written")).unwrap() == bytes,
     };
     assert!(right, "{fault}");
-    // And the stream goes on.
+    // The stream goes on.
     assert_eq!(file.read_at_on_stream(&stream, buffer, 0).wait().0.unwrap(), LONG, "{fault}");
 }
 

@@ -1,4 +1,4 @@
-//! Stream-ordered reads and writes: what they move, and that nothing is freed while they are in flight.
+//! Tests of stream-ordered reads and writes: the bytes that they move, and memory that stays while in flight.
 
 mod support;
 
@@ -40,7 +40,7 @@ fn registered<B: IoBuf + 'static>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
     RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap()
 }
 
-/// A first transfer of device memory, which libcufile's preparations for would have to wait behind a closed gate.
+/// Makes a first transfer of device memory. libcufile's preparations would otherwise wait behind a closed gate.
 fn warm_up(bed: &Bed, stream: &RegisteredStream, file: &Arc<FileHandle>) {
     stream.read_at(file, filled(bed, PAGE), 0).unwrap().wait().unwrap();
 }
@@ -57,7 +57,7 @@ fn reads_follow_earlier_writes_in_the_stream() {
         let stream_without_flags = stream(bed, StreamFlags::empty());
         for flags in [StreamFlags::empty(), StreamFlags::all()] {
             let stream = stream(bed, flags);
-            // Before the gate, behind which copies may have to wait too.
+            // The copies come before the gate, because they may have to wait behind it too.
             let (mut source, mut target) =
                 (bed.device.alloc_pinned(3 * PAGE).unwrap(), bed.device.alloc_pinned(3 * PAGE).unwrap());
             source.copy_from_slice(&bytes);
@@ -209,7 +209,7 @@ fn late_values_cannot_reach_beyond_the_buffer() {
     let refused = |result: Result<(), Error>| assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidInput);
     refused(late.set_len_bytes(61));
     refused(late.set_len_bytes(usize::MAX));
-    // The longest transfer must fit, not the present one: the two values are not set at one moment.
+    // The longest transfer must fit, not the present one. The two values are not set at one moment.
     late.set_len_bytes(20).unwrap();
     let error = late.set_buffer_offset(41).unwrap_err();
     let text = "60 bytes, the longest transfer, at offset 41 of a buffer of 100 bytes";
@@ -505,7 +505,7 @@ fn registrations_are_keyed_by_handle_and_library() {
     // `cudaStreamLegacy` is the null stream.
     let legacy = register(&bed, 1, StreamFlags::all());
     assert!(matches!(legacy, Err(Failed { error: Error::InUse { users: 1, .. }, .. })));
-    // Others that are registered meanwhile change nothing.
+    // Other registrations at the same time change nothing.
     let _another = stream(&bed, StreamFlags::empty());
     let _legacy = register(&bed, 1, StreamFlags::empty()).unwrap();
     assert_eq!(bed.emulator.as_ref().unwrap().calls("cuFileStreamRegister"), 2);
@@ -598,7 +598,7 @@ fn failed_deregistration_keeps_the_stream() {
         drop(first);
         let live = |what| emulator.live(what);
         assert_eq!((live("stream-registrations"), live("streams")), (1, 1));
-        // Registered again, it is the same registration.
+        // A second registration is the same one.
         let (error, _) = register(StreamFlags::FIXED_FILE_SIZE).unwrap_err().into_parts();
         assert!(matches!(error, Error::InUse { users: 1, .. }), "{error}");
         let second = register(StreamFlags::empty()).unwrap();
@@ -606,14 +606,14 @@ fn failed_deregistration_keeps_the_stream() {
         read(&second);
         drop((second, raw));
         assert_eq!((live("stream-registrations"), live("streams")), (1, 1));
-        // It is tried again when another stream goes.
+        // `cufile` tries again when another stream goes.
         emulator.control("clear");
         drop(stream(&bed, StreamFlags::empty()));
         assert_eq!((live("stream-registrations"), live("streams")), (0, 0));
     }
 }
 
-/// Opens the gate a little later, after it said that the transfer may be over.
+/// Notes that the transfer may be over, and opens the gate a little later.
 fn open_soon(gate: Gate, life: &Arc<support::Life>) -> thread::JoinHandle<()> {
     let life = Arc::clone(life);
     thread::spawn(move || {
@@ -668,7 +668,7 @@ fn forgotten_operations_leak_memory_in_use() {
         let address = buffer.bytes().as_ptr();
         let mut forgotten = ManuallyDrop::new(stream.read_at(&file, buffer, 0).unwrap());
         drop((file, stream));
-        // What was freed would be given out again.
+        // Freed memory would be given out again.
         let others: Vec<_> = (0..64).map(|_| vec![0xee_u8; PAGE]).collect();
         gate.open();
         raw_stream.synchronize().unwrap();
@@ -682,7 +682,7 @@ fn forgotten_operations_leak_memory_in_use() {
         }
         // libcufile may crash if the process ends with the driver open.
         life.over.store(true, Ordering::SeqCst);
-        // SAFETY: dropped once.
+        // SAFETY: the value is dropped once.
         unsafe { ManuallyDrop::drop(&mut forgotten) };
         assert!(life.is_freed());
     });
@@ -703,7 +703,7 @@ fn failed_calls_return_the_buffer() {
     let buffer = kept.into_buffer();
     assert_eq!(error.op_error(), Some(OpError::from_raw(5777)), "unknown codes are kept");
     assert_eq!(buffer.unwrap(), [7; PAGE]);
-    // What fails before libcufile is called does not wait for the stream.
+    // A failure before the call of libcufile does not wait for the stream.
     let gate = Gate::close(stream.stream());
     emulator.fault("cudaEventCreateWithFlags", "err=2");
     let (error, kept) = stream.read_at(&file, vec![7; PAGE], 0).unwrap_err().into_parts();
@@ -716,7 +716,7 @@ fn failed_calls_return_the_buffer() {
 
 static REAL_READ: OnceLock<ReadAsync> = OnceLock::new();
 
-/// Queues the transfer, and fails in a later step.
+/// Queues the transfer, then fails in a later step.
 unsafe extern "C" fn queue_and_fail(
     file: CUfileHandle_t,
     base: *mut c_void,
@@ -727,7 +727,7 @@ unsafe extern "C" fn queue_and_fail(
     stream: CUstream,
 ) -> CUfileError_t {
     let real = REAL_READ.get().unwrap();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the promise.
     unsafe { real(file, base, len_bytes, file_offset, buffer_offset, bytes, stream) };
     CUfileError_t { err: CUfileOpError::CU_FILE_INTERNAL_ERROR, cu_err: CUresult::CUDA_SUCCESS }
 }
@@ -739,7 +739,7 @@ fn refused_calls_keep_the_buffer_until_the_stream_passes() {
         REAL_READ.set(functions.cuFileReadAsync).unwrap();
         functions.cuFileReadAsync = queue_and_fail;
     };
-    // SAFETY: that does no more than libcufile may.
+    // SAFETY: the function keeps the contract of libcufile's.
     let driver = unsafe { open_with(bed.emulator.as_ref().unwrap(), queue_and_fail) };
     let bytes = pattern(PAGE);
     let file = Arc::new(FileHandle::register(&driver, bed.file("data", &bytes)).unwrap());
@@ -762,7 +762,7 @@ fn refused_calls_keep_the_buffer_until_the_stream_passes() {
         }
         opener.join().unwrap();
     }
-    // Nor is it freed if CUDA cannot tell.
+    // The memory is not freed either if CUDA cannot tell.
     let (buffer, life) = Tracked::new(PAGE);
     let failed = stream.read_at(&file, buffer, 0).unwrap_err();
     bed.emulator.as_ref().unwrap().fault("cudaEventSynchronize", "err=700");
@@ -913,7 +913,7 @@ unsafe extern "C" fn launch_twice_and_fail(
     data: *mut c_void,
 ) -> cudaError_t {
     let real = REAL_LAUNCH.get().unwrap();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the promise.
     unsafe {
         real(stream, function, data);
         real(stream, function, data);
@@ -921,13 +921,13 @@ unsafe extern "C" fn launch_twice_and_fail(
     cudaError_t::cudaErrorIllegalAddress
 }
 
-/// As the one before, without the failure.
+/// Queues the call twice, without a failure.
 unsafe extern "C" fn launch_twice(
     stream: cudaStream_t,
     function: cudaHostFn_t,
     data: *mut c_void,
 ) -> cudaError_t {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the promise.
     unsafe { launch_twice_and_fail(stream, function, data) };
     cudaError_t::cudaSuccess
 }
@@ -940,7 +940,7 @@ fn host_functions_run_at_most_once() {
     REAL_LAUNCH.set(functions.cudaLaunchHostFunc).unwrap();
     for (launch, calls) in [(launch_twice as LaunchHostFunc, 1), (launch_twice_and_fail, 0)] {
         functions.cudaLaunchHostFunc = launch;
-        // SAFETY: the emulator's functions, and one that does no more than CUDA's may.
+        // SAFETY: these are the emulator's functions, and one that keeps the contract of CUDA's.
         let runtime = unsafe { runtime::Library::from_functions(functions) };
         let cuda = Cuda::from_sys(emulator.driver(), runtime).unwrap();
         let stream = cuda.device(0).unwrap().stream().unwrap();
@@ -973,9 +973,9 @@ fn captured_streams_are_refused() {
     assert_eq!(stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap(), (PAGE, vec![1; PAGE]));
 }
 
-/// A driver on the emulator whose `cuFileReadAsync` is another function.
+/// Makes a driver on the emulator whose `cuFileReadAsync` is another function.
 fn with_read(bed: &Bed, read: ReadAsync) -> Driver {
-    // SAFETY: what tests give does no more than it may.
+    // SAFETY: the tests' functions keep the contract of the ones that they replace.
     unsafe { open_with(bed.emulator.as_ref().unwrap(), |functions| functions.cuFileReadAsync = read) }
 }
 
@@ -1042,14 +1042,14 @@ fn submissions_to_one_stream_are_serialised() {
         }
         thread::sleep(Duration::from_millis(1));
         INSIDE.fetch_sub(1, Ordering::SeqCst);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the promise.
         unsafe { *bytes = 0 };
         SUCCESS
     }
     let bed = Bed::emulated();
     let driver = with_read(&bed, slow);
     let file = Arc::new(FileHandle::register(&driver, bed.file("data", &[])).unwrap());
-    // Two registrations of the one default stream.
+    // These are two registrations of the one default stream.
     let streams = [(); 2].map(|()| {
         RegisteredStream::register(&driver, bed.device.default_stream(), StreamFlags::empty()).unwrap()
     });

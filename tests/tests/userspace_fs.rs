@@ -1,4 +1,4 @@
-//! cufile's userspace file systems, on a libcufile that does nothing but call their functions.
+//! Tests of cufile's user-space file systems, on a libcufile that only calls their functions.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -27,7 +27,7 @@ unsafe extern "C" fn register(handle: *mut CUfileHandle_t, descriptor: *mut CUfi
     // SAFETY: `cufile` passes a descriptor.
     let descriptor = unsafe { *descriptor };
     assert_eq!(descriptor.type_, CUfileFileHandleType::CU_FILE_HANDLE_TYPE_USERSPACE_FS);
-    // SAFETY: that is what the type says.
+    // SAFETY: the type of the descriptor says that the union has a handle.
     let file = unsafe { descriptor.handle.handle };
     // SAFETY: the table is alive.
     let name = unsafe { CStr::from_ptr((*descriptor.fs_ops).fs_type.unwrap()(file)) };
@@ -95,7 +95,7 @@ fn open() -> (Emulator, Driver) {
         functions.cuFileRead = read;
         functions.cuFileWrite = write;
     };
-    // SAFETY: these do no more than they may.
+    // SAFETY: these functions keep the contract of the ones that they replace.
     let driver = unsafe { open_with(&emulator, replace) };
     (emulator, driver)
 }
@@ -170,7 +170,7 @@ impl UserspaceFs for Memory {
 }
 
 fn registered(driver: &Driver, file: Memory) -> cufile::Result<FileHandle> {
-    // SAFETY: the library of this test uses the functions as they are meant.
+    // SAFETY: the library of this test keeps the contract of the functions.
     unsafe { Ok(FileHandle::register_userspace(driver, file)?) }
 }
 

@@ -1,4 +1,4 @@
-//! Zarr arrays, read into GPU memory and written from it.
+//! Tests of Zarr arrays, read into GPU memory and written from it.
 
 use std::fs;
 use std::path::Path;
@@ -18,8 +18,8 @@ const BIG: &str = r#"{"name":"bytes","configuration":{"endian":"big"}}"#;
 const GZIP: &str = r#"{"name":"bytes","configuration":{"endian":"little"}},
     {"name":"gzip","configuration":{"level":1}}"#;
 
-/// Shape and chunks of arrays of 32-bit numbers: one row, edges on both axes, runs of chunks, more chunks than files
-/// that are open at a time, and chunks larger than bounce buffers.
+/// The shape and chunks of arrays of 32-bit numbers. They have one row, edges on both axes, and runs of chunks. There
+/// are more chunks than open files at a time, and chunks larger than bounce buffers.
 const SHAPES: [(&[u64], &[u64]); 4] = [
     (&[70_001], &[9_000]),
     (&[7, 1100], &[3, 300]),
@@ -45,7 +45,7 @@ fn array(bed: &Bed, policy: RoutePolicy, (shape, chunk): (&[u64], &[u64]), codec
     Array::open(&store(bed, &folder, policy), "/").unwrap()
 }
 
-/// The fill value's bytes.
+/// Returns the bytes of the fill value.
 const FILL: [u8; 4] = [8, 7, 6, 5];
 
 fn chunk_path(array: &Array, chunk: &str) -> std::path::PathBuf {

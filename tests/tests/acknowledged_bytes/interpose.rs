@@ -176,7 +176,7 @@ macro_rules! interpose {
                 }
                 _ => {}
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller keeps the promise.
             unsafe { next($($argument),*) }
         }
     )*};
@@ -304,7 +304,7 @@ unsafe extern "C" fn process_vm_writev(
         }
         _ => {}
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the promise.
     unsafe { next(process, local, local_count, remote, remote_count, flags) }
 }
 

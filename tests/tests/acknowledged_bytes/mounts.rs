@@ -54,7 +54,7 @@ pub fn inside(name: &str) -> String {
     let program = env::current_exe().expect("the path of this program");
     let mut command = Command::new(program);
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(OUTSIDE, namespace());
-    // SAFETY: these take integers.
+    // SAFETY: these calls take integers.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
     let files = [
         ("/proc/self/setgroups", "deny".to_owned()),
@@ -63,14 +63,14 @@ pub fn inside(name: &str) -> String {
     ];
     let files = files.map(|(path, text)| (CString::new(path).unwrap(), text));
     let apart = move || {
-        // SAFETY: takes integers.
+        // SAFETY: the call takes integers.
         if unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0 {
             return Ok(());
         }
         // SAFETY: as above. A user without the right to mount may have it as the root of a namespace of users.
         if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) } == 0 {
             for (path, text) in &files {
-                // SAFETY: a path and bytes that stay, and a descriptor that this process opened.
+                // SAFETY: the path and the bytes outlive the call, as does a descriptor that this process opened.
                 unsafe {
                     let fd = libc::open(path.as_ptr(), libc::O_WRONLY);
                     libc::write(fd, text.as_ptr().cast(), text.len());

@@ -1,4 +1,4 @@
-//! Uses of `gpufile`'s engine, which may mend a failure but not hide it.
+//! Uses of `gpufile`'s engine, which may mend a failure, but not hide one.
 
 use std::fs;
 

@@ -26,15 +26,15 @@ pub const KINDS: [&str; 14] = [
 /// The calls of a function whose failure need not be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Silence {
-    /// In no call.
+    /// No call reports it.
     Never,
-    /// In some calls.
+    /// Some calls report it.
     Sometimes,
-    /// In all of them.
+    /// All calls report it.
     Always,
 }
 
-/// Functions whose failure is not reported everywhere, and why not.
+/// Functions whose failure is not reported everywhere, and the reason.
 const SILENT: &[(&str, Silence, &str)] = &[
     ("cudaThreadExchangeStreamCaptureMode", Silence::Always, "what it is for fails if that matters"),
     ("cuCtxPopCurrent_v2", Silence::Always, "dropping a guard tells nobody"),
@@ -80,7 +80,7 @@ fn silence(function: &str) -> Silence {
     SILENT.iter().find(|(name, ..)| *name == function).map_or(Silence::Never, |(_, silence, _)| *silence)
 }
 
-/// Checks the table itself: a function whose failure is never reported is there as such.
+/// Checks the table itself: it lists each function whose failure is never reported.
 pub fn check_reports(function: &str, reported: usize, silent: usize) -> Result<(), String> {
     let right = match silence(function) {
         Silence::Never => silent == 0,
@@ -110,7 +110,7 @@ const TRANSFER: &[&str] = &[
     "buffers",
 ];
 
-/// Functions whose failure leaves something, because it cannot be given back or because libcufile may still use it.
+/// Functions whose failure leaves a resource. It cannot be given back, or libcufile may still use it.
 const LEFT: &[(&str, &[&str])] = &[
     ("cudaStreamDestroy", &["streams"]),
     ("cudaEventDestroy", &["events"]),

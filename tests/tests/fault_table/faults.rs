@@ -1,4 +1,4 @@
-//! The ways in which a function can fail.
+//! The faults that a function can have.
 
 use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::cudaError_t;
@@ -24,9 +24,9 @@ pub enum Effect {
     Unspecified,
     /// Some error.
     Failure,
-    /// A transfer of so many bytes.
+    /// A transfer of this number of bytes.
     Short(usize),
-    /// Success, at most later.
+    /// Success, possibly late.
     Nothing,
 }
 
@@ -34,7 +34,7 @@ fn fault(settings: impl Into<String>, effect: Effect) -> Fault {
     Fault { settings: settings.into(), effect }
 }
 
-/// The numbers below `end` whose text is a name.
+/// Returns the numbers below `end` whose text is a name.
 fn named<T: std::fmt::Debug>(end: u32, of: fn(u32) -> T) -> impl Iterator<Item = i64> {
     (1..end).filter(move |number| !format!("{:?}", of(*number)).contains('(')).map(i64::from)
 }
@@ -55,16 +55,16 @@ fn runtime_codes() -> impl Iterator<Item = i64> {
 /// The numbers that Linux gives to errors.
 const ERRNOS: std::ops::Range<i64> = 1..134;
 
-/// All ways in which `function` can fail, for a transfer of `len` bytes.
+/// Returns all faults of `function`, for a transfer of `len` bytes.
 pub fn of(function: &str, len: usize) -> Vec<Fault> {
     let mut faults = vec![
         fault("delay_us=1500", Effect::Nothing),
-        // Without an end, but for the test's.
+        // This fault ends only with the test.
         fault("hold=1", Effect::Nothing),
     ];
     let lens = [len - 1, len / 2, 0];
     match function {
-        // These tell nothing.
+        // These functions return nothing.
         "cuFileHandleDeregister" | "cuFileBatchIODestroy" => {}
         "cuFileUseCount" => {
             faults.extend([-1, 0].map(|count| fault(format!("ret={count}"), Effect::Nothing)))
@@ -86,7 +86,7 @@ pub fn of(function: &str, len: usize) -> Vec<Fault> {
         BATCH_ENTRY => {
             faults.extend(completions());
             faults.extend(lens.map(|len| fault(format!("short={len}"), Effect::Short(len))));
-            // Those under way say that the entry is not over, which an emulator that never says more cannot mean.
+            // These statuses mean that the entry is in flight. The emulator would never report its end.
             let over = [
                 CUfileStatus_t::CUFILE_INVALID,
                 CUfileStatus_t::CUFILE_CANCELED,
@@ -96,7 +96,7 @@ pub fn of(function: &str, len: usize) -> Vec<Fault> {
             ];
             faults.extend(over.map(|status| fault(format!("status={}", status.as_raw()), Effect::Failure)));
         }
-        // The emulator's answer anyway.
+        // The emulator returns 5030 even without a fault.
         "cuFileExportPCIeTopology" => {
             faults.extend(statuses().filter(|fault| fault.effect != Effect::Code(5030)));
         }
@@ -113,7 +113,7 @@ pub fn of(function: &str, len: usize) -> Vec<Fault> {
 fn statuses() -> impl Iterator<Item = Fault> {
     let codes = cufile_codes().map(|code| fault(format!("err={code}"), Effect::Code(code)));
     let cuda = driver_codes().map(|code| fault(format!("cu={code}"), Effect::Cuda(code)));
-    // Some versions have given the negative of a code.
+    // Some versions return the negative of a code.
     codes.chain(cuda).chain([fault("err=-5022", Effect::Code(5022))])
 }
 
@@ -133,13 +133,13 @@ fn is_of_the_runtime(function: &str) -> bool {
 fn code_of(function: &str, code: i64) -> Effect {
     let not_ready = i64::from(cudaError_t::cudaErrorNotReady.as_raw());
     match function {
-        // Not an error but an answer.
+        // This is an answer, not an error.
         "cudaStreamQuery" | "cudaEventQuery" if code == not_ready => Effect::Nothing,
         _ => Effect::Code(code),
     }
 }
 
-/// At most `count` of them, others for other functions and calls.
+/// Returns at most `count` of the faults. Other functions and calls get other ones.
 pub fn some<'a>(
     faults: &'a [Fault],
     count: usize,

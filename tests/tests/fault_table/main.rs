@@ -1,12 +1,12 @@
-//! Every function of cuFile and CUDA that the crates call, made to fail in each way that it can.
+//! Tests of every failure of every function of cuFile and CUDA that the crates call.
 //!
-//! The tables of the bindings say which functions there are, the sources which of them the crates call, and a first run of
-//! each scenario which of them it calls. For each function there are faults: every code that it may return and one that
-//! nobody knows, every errno, short transfers, late ones, and those that never end. After each, the error must be the
-//! fault's, everything must be given back, and the same scenario must succeed.
+//! The tables of the bindings list all functions. The sources show the functions that the crates call. A first run of
+//! each scenario shows the functions that it calls. The faults of a function are every code that it may return, an
+//! unknown code, every errno, and short, late and endless transfers. After each, the error must be the fault's,
+//! everything must be given back, and the same scenario must succeed.
 //!
-//! `FAULT_TABLE=all` strikes every call of every scenario with every fault. Without it, the first call of a function meets
-//! all its faults and the other calls a few of them.
+//! `FAULT_TABLE=all` strikes every call of every scenario with every fault. Without it, the first call of a function
+//! meets all its faults, and the other calls a few of them.
 
 mod engine;
 mod expected;
@@ -37,14 +37,14 @@ struct Scenario {
     run: fn(&Stage) -> Result<(), Problem>,
 }
 
-/// The reason why a scenario did not do all that it should.
+/// The reason why a scenario did not succeed.
 #[derive(Debug)]
 enum Problem {
     Cufile(cufile::Error),
     Engine(gpufile::Error),
-    /// A transfer moved so many bytes and said so.
+    /// A transfer moved and returned this number of bytes.
     Short(usize),
-    /// Bytes or answers are not what they should be.
+    /// Bytes or answers are wrong.
     Wrong(String),
 }
 
@@ -71,14 +71,14 @@ fn same(right: bool, what: &str) -> Result<(), Problem> {
     if right { Ok(()) } else { Err(Problem::Wrong(what.to_owned())) }
 }
 
-/// Checks how much was moved.
+/// Checks the number of bytes that were moved.
 fn moved(wanted: usize, bytes: usize) -> Result<(), Problem> {
     if bytes == wanted { Ok(()) } else { Err(Problem::Short(bytes)) }
 }
 
 /// The emulator, the folder and the driver that scenarios run on.
 struct Stage {
-    // Dropped in this order.
+    // The fields drop in this order.
     opened: Option<Opened>,
     emulator: Emulator,
     folder: tempfile::TempDir,
@@ -120,7 +120,7 @@ impl Stage {
         expected::KINDS.iter().map(|kind| (*kind, self.emulator().live(kind))).collect()
     }
 
-    /// The open descriptors of the scenarios' files.
+    /// Returns the number of open descriptors of the scenarios' files.
     fn descriptors(&self) -> usize {
         let descriptors = fs::read_dir("/proc/self/fd").expect("the descriptors").flatten();
         let files = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -128,13 +128,13 @@ impl Stage {
     }
 }
 
-/// Every function of the tables, and the execution of a batch's entry, which fails by itself.
+/// Returns every function of the tables, and the execution of a batch's entry, which can fail alone.
 fn functions() -> impl Iterator<Item = &'static str> {
     let tables = [cufile_sys::Functions::SYMBOLS, runtime::Functions::SYMBOLS, driver::Functions::SYMBOLS];
     tables.into_iter().flatten().map(|symbol| symbol.name).chain([faults::BATCH_ENTRY])
 }
 
-/// Counts how often a scenario that nothing strikes calls each function.
+/// Counts the calls of each function in a scenario without faults.
 fn calls_of(scenario: &Scenario) -> BTreeMap<&'static str, u64> {
     let stage = Stage::new(scenario.opened);
     let counts = || functions().map(|name| (name, stage.emulator().calls(name) as u64));
@@ -145,11 +145,11 @@ fn calls_of(scenario: &Scenario) -> BTreeMap<&'static str, u64> {
     counts().map(|(name, count)| (name, count - before[name])).filter(|(_, count)| *count > 0).collect()
 }
 
-/// One row of the table: what strikes which call of a scenario.
+/// One row of the table: a fault, and the call of a scenario that it strikes.
 struct Case<'a> {
     scenario: Scenario,
     function: &'static str,
-    /// The calls before it.
+    /// The number of calls before it.
     after: u64,
     fault: &'a Fault,
 }
@@ -158,7 +158,7 @@ struct Case<'a> {
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Case<'_> {
-    /// Runs the scenario on a thread without a context, and lets go on what the fault holds.
+    /// Runs the scenario on a thread without a context, and releases the calls that the fault holds.
     fn run(&self, stage: &Arc<Stage>) -> Result<Result<(), Problem>, String> {
         let (sender, receiver) = mpsc::channel();
         let (scenario, shared) = (self.scenario, Arc::clone(stage));
@@ -180,8 +180,8 @@ impl Case<'_> {
         Ok(outcome)
     }
 
-    /// Returns whether the fault was reported, or `None` if it did not strike. Fails with the reason if its
-    /// outcome is wrong.
+    /// Returns true if the fault was reported, or `None` if it did not strike. Fails with the reason if its outcome
+    /// is wrong.
     fn check(&self, stage: &Arc<Stage>) -> Result<Option<bool>, String> {
         let emulator = stage.emulator();
         let (live, calls) = (stage.live(), emulator.calls(self.function));
@@ -207,7 +207,7 @@ impl Case<'_> {
         }
     }
 
-    /// Of what there is more or less than before, when the threads of an engine have ended.
+    /// Returns the resources of which there are more or fewer than before, when the threads of an engine have ended.
     fn settled(&self, stage: &Stage, before: &BTreeMap<&'static str, i64>) -> Vec<&'static str> {
         let deadline = Instant::now() + Duration::from_secs(2);
         loop {
@@ -238,8 +238,8 @@ struct Row {
     first: bool,
 }
 
-/// Strikes every function that the scenarios call; returns how many cases there were. With `is_exact`, a failure must be
-/// reported unless the table says otherwise. The first call of a function meets `most` of its faults.
+/// Strikes every function that the scenarios call, and returns the number of cases. With `is_exact`, a failure must
+/// be reported unless the table excepts it. The first call of a function meets `most` of its faults.
 fn strike(scenarios: &[Scenario], most: usize, is_exact: bool) -> usize {
     let mut met = BTreeSet::new();
     let mut rows = Vec::new();
@@ -255,10 +255,10 @@ fn strike(scenarios: &[Scenario], most: usize, is_exact: bool) -> usize {
     let work = || {
         while let Some(row) = { rows.lock().expect("no panic").next() } {
             if wrong.lock().expect("no panic").len() > 50 {
-                // What is wrong everywhere need not be shown everywhere.
+                // More wrong rows would show nothing new.
                 break;
             }
-            // Faults that keep something alive must not add up over all rows.
+            // Resources that faults keep alive must not add up over all rows.
             let stage = Arc::new(Stage::new(row.scenario.opened));
             let descriptors = stage.descriptors();
             let faults = faults::of(row.function, scenarios::LEN);
@@ -328,7 +328,7 @@ fn words(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).expect("a folder of sources").flatten() {
         let path = entry.path();
         if path.ends_with("bin") {
-            // The command, which asks for nothing but versions.
+            // This is the command, which asks only for versions.
             continue;
         }
         if path.is_dir() {

@@ -1,4 +1,4 @@
-//! Tests of what can be asked of a transfer that never ends, and of what keeps living with it.
+//! Tests of calls on a transfer that never ends, and of the objects that it keeps alive.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -101,7 +101,7 @@ fn a_dropped_future_returns_although_its_transfer_never_ends() {
     }
 }
 
-/// Drops what something that never ends belongs to, and expects that this returns after some 30 seconds.
+/// Drops the owner of a transfer that never ends, and expects that this returns after some 30 seconds.
 fn drops_in_time(pending: impl Sized) {
     let start = Instant::now();
     drop(pending);
@@ -109,7 +109,7 @@ fn drops_in_time(pending: impl Sized) {
     assert!((20..60).contains(&waited.as_secs()), "dropped after {waited:?}");
 }
 
-/// Drops what a held transfer belongs to, and expects that its buffer is never freed.
+/// Drops the owner of a held transfer, and expects that its buffer is never freed.
 fn drops_in_time_and_leaks(stage: &Stage, transfer: impl Sized) {
     held(stage);
     let allocations = stage.emulator().live("allocations");
@@ -152,7 +152,7 @@ fn dropping_returns_although_a_transfer_never_ends() {
             drops_in_time(stream);
             assert_eq!(stage.emulator().live("stream-registrations"), 1, "deregistering would wait");
             drop(end);
-            // The next that is dropped takes it along once it is idle.
+            // The next dropped one takes it along when it is idle.
             let deadline = Instant::now() + Duration::from_secs(20);
             while stage.live() != live {
                 assert!(Instant::now() < deadline, "{:?} rather than {live:?}", stage.live());

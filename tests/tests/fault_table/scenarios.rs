@@ -16,7 +16,7 @@ use cufile_tests::bed::pattern;
 
 use super::{Problem, Scenario, Stage, moved, same};
 
-/// The bytes of each transfer.
+/// The number of bytes of each transfer.
 pub const LEN: usize = 12_288;
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -54,7 +54,7 @@ fn open(stage: &Stage) -> Result<(), Problem> {
             Library::load_from(path)?,
         )
     };
-    // As loading asks that has files to choose from.
+    // Loading asks like this when it has several files to choose from.
     libcudart.driver_version();
     let cuda = Cuda::from_sys(libcuda, libcudart)?;
     let driver = Driver::builder()
@@ -106,7 +106,7 @@ fn machine(stage: &Stage) -> Result<(), Problem> {
     let driver = &stage.bed().driver;
     driver.bar_size_bytes(0)?;
     match driver.export_pcie_topology(stage.path("topology")) {
-        // As on most machines.
+        // Most machines fail like this.
         Err(error) if error.op_error() == Some(OpError::INTERNAL_ERROR) => {}
         result => result?,
     }
@@ -177,7 +177,7 @@ fn streams(stage: &Stage) -> Result<(), Problem> {
 
 fn copies(stage: &Stage) -> Result<(), Problem> {
     let device = &stage.bed().device;
-    // Before the stream, so that they outlive what it does with them.
+    // They come before the stream, so that they outlive its work.
     let mut source = device.alloc_pinned(LEN)?;
     let mut target = device.alloc_pinned(LEN)?;
     let mut between = device.alloc(LEN)?;
@@ -248,12 +248,11 @@ fn registered_buffer(stage: &Stage) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Registers memory that libcufile refuses. Questions to CUDA explain the refusal, and their failure hides
-/// nothing.
+/// Registers memory that libcufile refuses. Calls of CUDA explain the refusal, and their failure hides nothing.
 fn refused_registration(stage: &Stage) -> Result<(), Problem> {
     let bed = stage.bed();
     let mut buffer = bed.device.alloc(4096)?;
-    // SAFETY: never used but to be registered, which fails.
+    // SAFETY: the memory is only registered, which fails.
     let beyond = unsafe { BufSlice::from_device(&bed.device, buffer.as_mut_ptr(), 8192) };
     match bed.driver.with_registered(&beyond, RegisterFlags::empty(), |_| ()) {
         Err(error) if error.op_error() == Some(OpError::CUDA_POINTER_RANGE_ERROR) => Ok(()),
@@ -330,7 +329,7 @@ fn cancelled_batch(stage: &Stage) -> Result<(), Problem> {
     let entry = |(index, buffer)| Entry::read(&handle, buffer, (index * LEN) as u64);
     let all = vec![0; ENTRIES * LEN];
     let entries = buffers(stage, &all)?.into_iter().enumerate().map(entry);
-    // So that there is something to cancel.
+    // The delay keeps entries in flight, so that there is something to cancel.
     stage.emulator().fault("batch-entry", "delay_us=2000");
     batch.submit(entries)?;
     batch.poll(0, ENTRIES, Some(Duration::ZERO))?;
@@ -367,7 +366,7 @@ fn stream_write(stage: &Stage) -> Result<(), Problem> {
     moved(LEN, written)
 }
 
-/// Two transfers at once, of which either may end first.
+/// Makes two transfers at once, of which either may end first.
 fn two_streams(stage: &Stage) -> Result<(), Problem> {
     let handle = register(stage, &pattern(2 * LEN))?;
     let streams = [stream_of(stage)?, stream_of(stage)?];
@@ -375,7 +374,7 @@ fn two_streams(stage: &Stage) -> Result<(), Problem> {
     for (index, stream) in streams.iter().enumerate() {
         operations.push(stream.read_at(&handle, stage.bed().device.alloc(LEN)?, (index * LEN) as u64)?);
     }
-    // The one that came first is waited for last.
+    // The test waits for the first transfer last.
     for (index, operation) in operations.into_iter().enumerate().rev() {
         let (read, buffer) = operation.wait()?;
         same(buffer.to_vec()?[..read] == pattern(2 * LEN)[index * LEN..][..read], "what was read")?;
@@ -385,7 +384,7 @@ fn two_streams(stage: &Stage) -> Result<(), Problem> {
 }
 
 impl Stage {
-    /// A new file with these contents, in the place of an earlier one.
+    /// Makes a new file with these contents, in the place of an earlier one.
     fn file(&self, contents: &[u8]) -> fs::File {
         let path = self.path("file");
         fs::write(&path, contents).expect("a file");

@@ -23,7 +23,7 @@ pub struct Gate(Sender<()>);
 impl Gate {
     pub fn close(stream: &Stream) -> Gate {
         let (sender, receiver) = mpsc::channel();
-        // Not for ever, so that a test that fails behind a closed gate ends.
+        // The wait has a limit, so that a test that fails behind a closed gate ends.
         let wait = move || {
             let _ = receiver.recv_timeout(Duration::from_secs(10));
         };
@@ -54,7 +54,7 @@ impl Life {
     }
 }
 
-/// Host memory that notes when it is freed.
+/// Host memory that notes its freeing.
 #[derive(Debug)]
 pub struct Tracked {
     bytes: Vec<u8>,
