@@ -2,9 +2,9 @@
 //!
 //! usage: basic_io [--cufile|--posix] FILE [GPU [SIZE]]
 //!
-//! FILE must have SIZE bytes (64MiB unless told). What was read is compared with the file. Where the cuFile driver does
-//! not open, the buffer is not registered and gpufile finds another way; without a GPU, and with none named, host memory
-//! takes its place. `--cufile` makes it a failure if cuFile does not work, `--posix` keeps cuFile out.
+//! FILE must have SIZE bytes (64MiB by default). The example compares the buffer with the file. If the cuFile driver does
+//! not open, the buffer is not registered, and gpufile takes another route. Without a GPU, and if GPU is not given, it
+//! uses host memory. With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
 
 mod common;
 
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 
 fn read(file: &File, buffer: &mut impl IoBufMut) -> Result {
     if !buffer.is_host_accessible() {
-        println!("path: {}", file.route());
+        println!("route: {}", file.route());
     }
     let start = Instant::now();
     file.read_exact_at(buffer, 0)?;
@@ -68,7 +68,7 @@ fn finish(found: &[u8], expected: &[u8]) -> Result {
     Ok(())
 }
 
-/// Returns the expected bytes, by a plain read.
+/// Returns the expected bytes from a plain read.
 fn beginning(path: &Path, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     fs::File::open(path)

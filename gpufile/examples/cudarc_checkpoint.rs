@@ -1,11 +1,11 @@
-//! Loads a model from safetensors files into memory of cudarc's, and uses a tensor as cudarc does.
+//! Loads a model from safetensors files into memory of the crate cudarc, and uses a tensor as cudarc does.
 //!
 //! usage: cudarc_checkpoint [--cufile|--posix] CHECKPOINT [GPU]
 //!
 //! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files beside it. If there
-//! is no such file, a small model is saved there first. All tensors go into one `CudaSlice<u8>`; each is a view of it, and
-//! one gets a `CudaSlice<f32>` of its own, as candle's `CudaDType::wrap_cuda_slice` takes it. `--cufile` makes it a
-//! failure if cuFile does not work, `--posix` keeps cuFile out.
+//! is no such file, the example saves a small model there first. All tensors go into one `CudaSlice<u8>`, of which each
+//! is a view. One tensor is copied to a separate `CudaSlice<f32>`, as candle's `CudaDType::wrap_cuda_slice` takes it.
+//! `--cufile` makes it a failure if cuFile does not work, `--posix` keeps cuFile out.
 
 mod common;
 
@@ -28,20 +28,20 @@ fn main() -> ExitCode {
             save_small(path)?;
             println!("made {}, which was not there", path.display());
         }
-        // Says it better than cudarc if there is no GPU.
+        // Without a GPU, this error is clearer than that of cudarc.
         let device = arguments.device(1)?;
         let stream = CudaContext::new(device.ordinal() as usize)?.new_stream()?;
 
         let checkpoint = Checkpoint::open_with(path, &arguments.options())?;
         if let Some((file, _)) = checkpoint.files().next() {
-            println!("path: {}", file.route());
+            println!("route: {}", file.route());
         }
         let load = checkpoint.load();
         let memory: CudaSlice<u8> = stream.alloc_zeros(load.len_bytes()?)?;
         let start = Instant::now();
         let loaded = load.to_buffer(Synced::new(memory)?)?;
         let seconds = start.elapsed().as_secs_f64();
-        println!("{:.2} GB/s into a slice of cudarc's", checkpoint.len_bytes() as f64 / seconds / 1e9);
+        println!("{:.2} GB/s into a slice of cudarc", checkpoint.len_bytes() as f64 / seconds / 1e9);
 
         let tensors: Vec<(String, Dtype, Range<usize>)> = loaded
             .iter()
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// A model of 8 MiB.
+/// Saves a model of 8 MiB.
 fn save_small(path: &Path) -> Result {
     let weights: Vec<u8> = (0..1 << 19).flat_map(|index: u32| (index as f32 / 3.0).to_le_bytes()).collect();
     let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();

@@ -2,9 +2,9 @@
 //!
 //! usage: kvikio_chunks [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
-//! INPUT is made of 16 MiB of random bytes by a plain write and read 64 KiB at a time, each chunk to its place in the
-//! buffer, in the calling thread, as `raw_read` does. The whole buffer is written to OUTPUT, which must then have the
-//! same bytes. Needs a GPU.
+//! A plain write makes INPUT of 16 MiB of random bytes. The calling thread reads 64 KiB at a time, each to its place in
+//! the buffer, as `raw_read` does. The example writes the whole buffer to OUTPUT, which must then have the same bytes.
+//! The example needs a GPU.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         let expected = make_file(input, LEN)?;
 
         let file = arguments.open(input)?;
-        println!("path: {}", file.route());
+        println!("route: {}", file.route());
         let (mut bytes, mut reads) = (0, 0);
         for mut chunk in buffer.chunks_mut(CHUNK) {
             // Fewer bytes only at the end of the file, so that no chunk needs a second read.

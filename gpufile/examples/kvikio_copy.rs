@@ -2,8 +2,8 @@
 //!
 //! usage: kvikio_copy [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
-//! INPUT is made of 128 KiB of random bytes by a plain write; OUTPUT must then have the same. The samples differ in how
-//! they close the files, by a call or by leaving a `with` block; here either is a drop. Needs a GPU.
+//! A plain write makes INPUT of 128 KiB of random bytes. OUTPUT must then have the same bytes. One sample closes the
+//! files by a call, and the other by leaving a `with` block. Here both are a drop. The example needs a GPU.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         let expected = make_file(input, LEN)?;
 
         let file = arguments.open(input)?;
-        println!("path: {}", file.route());
+        println!("route: {}", file.route());
         let read = file.read_at(&mut buffer, 0)?;
         all_of(read, LEN, "read")?;
         drop(file);

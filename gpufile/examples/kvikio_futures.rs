@@ -2,10 +2,10 @@
 //!
 //! usage: kvikio_futures [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
-//! INPUT is made of 128 KiB of random bytes by a plain write; OUTPUT must then have the same. A future owns its buffer
-//! until the transfer has ended, so neither the buffer nor the file can go before that; KvikIO's users must see to it
-//! themselves. `get` is [`wait`](gpufile::IoFuture::wait), which gives the buffer back; `.await` does the same in an
-//! asynchronous program. Needs a GPU.
+//! A plain write makes INPUT of 128 KiB of random bytes. OUTPUT must then have the same bytes. A future owns its buffer
+//! until the transfer has ended, so neither the buffer nor the file can be freed before that. In KvikIO, the user must
+//! keep them. `get` is [`wait`](gpufile::IoFuture::wait), which returns the buffer; `.await` does the same in an
+//! asynchronous program. The example needs a GPU.
 
 mod common;
 
@@ -22,16 +22,16 @@ fn main() -> ExitCode {
         let expected = make_file(input, LEN)?;
 
         let file = arguments.open(input)?;
-        println!("path: {}", file.route());
+        println!("route: {}", file.route());
         let future = file.read_at_async(buffer, 0);
-        println!("the read is under way");
+        println!("the read is in flight");
         let (read, buffer) = future.wait();
         all_of(read?, LEN, "read")?;
         println!("read {LEN} bytes");
 
         let file = arguments.create(output)?;
         let future = file.write_all_at_async(buffer, 0);
-        println!("the write is under way");
+        println!("the write is in flight");
         let (written, _) = future.wait();
         all_of(written?, LEN, "write")?;
         println!("wrote {LEN} bytes");

@@ -2,9 +2,9 @@
 //!
 //! usage: kvikio_offsets [--cufile|--posix] INPUT OUTPUT [GPU]
 //!
-//! INPUT is made of 128 KiB of random bytes by a plain write. OUTPUT is made anew three times, and must each time
-//! have the part of INPUT that was meant. KvikIO passes an offset into the device's buffer beside the buffer; here a
-//! part of a buffer is a buffer. Needs a GPU.
+//! A plain write makes INPUT of 128 KiB of random bytes. The example creates OUTPUT three times, each time with another
+//! part of INPUT, and compares. KvikIO takes an offset into the device's buffer beside the buffer. Here a part of a
+//! buffer is a buffer. The example needs a GPU.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         let device = arguments.device(2)?;
         let contents = make_file(input, LEN)?;
         let file = arguments.open(input)?;
-        println!("path: {}", file.route());
+        println!("route: {}", file.route());
 
         // 005: the whole file into the buffer, the buffer's second half to the other file.
         let mut buffer = device.alloc(LEN)?;

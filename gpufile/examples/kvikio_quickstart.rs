@@ -11,7 +11,7 @@
 //! | `future = f.pread(part, file_offset=…)` | [`gpufile::File::read_at_async`] with an [`OwnedPart`] of the buffer |
 //! | `future.get()` | [`wait`](gpufile::IoFuture::wait), or `.await` |
 //!
-//! FILE is made anew, and compared with the array. Needs a GPU.
+//! The example creates FILE, and compares it with the array. It needs a GPU.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         let mut a = device.alloc(numbers.len())?;
         a.copy_from_host(0, &numbers)?;
         let file = arguments.create(path)?;
-        println!("path: {}", file.route());
+        println!("route: {}", file.route());
         file.write_all_at(&a, 0)?;
         drop(file);
         require_file(path, &numbers)?;
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
             all_of(read?, half, "pread")?;
             parts.push(part);
         }
-        // The last part that there is gives the whole buffer back.
+        // The last part returns the whole buffer.
         let last = parts.pop().ok_or("there were two")?;
         drop(parts);
         let d = last.into_whole().map_err(|_| "another part is left")?;

@@ -2,12 +2,12 @@
 //!
 //! usage: kvikio_write [--cufile|--posix] FILE [GPU]
 //!
-//! FILE then has 128 KiB of the byte `ab`, 4 KiB of zeros that nothing wrote, and again 128 KiB of `ab`, which is
-//! checked by plain reads, and can be seen with `hexdump -C FILE`.
+//! FILE then has 128 KiB of the byte `ab`, 4 KiB of zeros that nothing wrote, and again 128 KiB of `ab`. The example
+//! checks this by plain reads; `hexdump -C FILE` shows it.
 //!
-//! KvikIO's `write`, which threads share, is [`write_all_at`](gpufile::File::write_all_at) here, and its `raw_write`,
-//! which stays in the calling thread, [`write_all_at_inline`](gpufile::File::write_all_at_inline). Sample 001 closes the file by a call and 002 by leaving a
-//! `with` block; here either is a drop. Needs a GPU.
+//! KvikIO's `write`, which threads share, is [`write_all_at`](gpufile::File::write_all_at) here. Its `raw_write`, which
+//! stays in the calling thread, is [`write_all_at_inline`](gpufile::File::write_all_at_inline). Sample 001 closes the
+//! file by a call, and sample 002 by leaving a `with` block. Here both are a drop. The example needs a GPU.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         buffer.fill(0xab)?;
         {
             let file = arguments.create(path)?;
-            println!("path: {}", file.route());
+            println!("route: {}", file.route());
             file.write_all_at(&buffer, 0)?;
             println!("wrote {LEN} bytes at 0");
             file.write_all_at_inline(&buffer, (LEN + GAP) as u64)?;

@@ -1,4 +1,4 @@
-//! Loads safetensors files to GPU memory, and prints how long that takes: gpufile's line beside those of other loaders.
+//! Loads safetensors files to GPU memory, and prints the seconds, in a line like those of other loaders.
 //!
 //! usage: load_bench [--cufile|--posix] [--cold|--save] DIR [GPU]
 //!
@@ -9,22 +9,23 @@
 //! | `load-many` | 1 | 8192 | 512 KiB |
 //! | `load-tiny` | 1 | 65536 | 16 KiB |
 //!
-//! The files are `DIR/CASE-i.safetensors`, with tensors `f{i}.t{k}` of 16-bit integers j + k, wrapped, for j from 0; a
-//! case whose files are missing is left out. If there is no DIR, it is made with files of smaller cases, to try this.
-//! Files that were just made or read are in the page cache, and it is the loading from there that is measured.
+//! The files are `DIR/CASE-i.safetensors`, with tensors `f{i}.t{k}` of 16-bit integers j + k, wrapped, for j from 0.
+//! The example skips a case whose files are missing. If there is no DIR, the example creates it with files of smaller
+//! cases, for a trial. Files that were just made or read are in the page cache, and the example measures loading from
+//! there.
 //!
-//! A line is the best of three after one to warm up: `size` the bytes of a tensor with its share of the header, `ops`
-//! the tensors, `seconds` from opening the files until every tensor is in GPU memory, allocation included. What was
-//! loaded is compared with what the files were made of: the last tensor of each file, and 16 others. Without a GPU, and
-//! with none named, host memory takes its place. `--cufile` makes it a failure if cuFile does not work, `--posix` keeps
-//! cuFile out.
+//! A line is the best of three after one to warm up. `size` has the bytes of a tensor with its share of the header, and
+//! `ops` the number of tensors. `seconds` counts from opening the files until every tensor is in GPU memory, allocation
+//! included. The example compares the last tensor of each file and 16 others with the contents that the files must
+//! have. Without a GPU, and with none named, host memory takes its place. `--cufile` makes it a failure if cuFile does
+//! not work, `--posix` keeps cuFile out.
 //!
-//! `--cold` measures what the storage does instead, by turns: `load-big-cold` is the same after dropping the files from
-//! the page cache, and `load-big-direct-read` reads all bytes of the files into one such buffer with `O_DIRECT`, opening
-//! and allocation included here too.
+//! `--cold` measures the storage instead, with two lines in turn. `load-big-cold` is the same after dropping the files
+//! from the page cache. `load-big-direct-read` reads all bytes of the files into one such buffer with `O_DIRECT`,
+//! opening and allocation included.
 //!
-//! `--save` loads the tensors of each case and saves them, into one file beside the others: `save-big` a new file that
-//! is synced, `save-big-unsynced` one that is not, and `save-big-over` one that takes the place of another, unsynced.
+//! `--save` loads the tensors of each case and saves them into one file beside the others. `save-big` is a new file
+//! that is synced, `save-big-unsynced` one that is not, and `save-big-over` one that replaces another, unsynced.
 
 mod common;
 
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// One case, and what it is measured with.
+/// A case, and the means to measure it.
 struct Bench<'a> {
     case: &'a Case,
     paths: Vec<PathBuf>,
@@ -112,14 +113,14 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The GPU goes on clearing memory that was freed, and keeps whoever gets it next waiting.
+    /// Waits, because the GPU still clears freed memory, and the next allocation would wait for that.
     fn pause(&self) {
         if self.device.is_some() {
             thread::sleep(Duration::from_millis(100));
         }
     }
 
-    /// Returns how many tensors there are.
+    /// Returns the number of tensors.
     fn load_once(&self, best: &mut Best) -> Result<usize> {
         self.pause();
         let start = Instant::now();
@@ -204,10 +205,10 @@ fn report(case: &str, total_bytes: u64, ops: usize, Best { seconds, .. }: Best) 
     );
 }
 
-/// The first round warms up.
+/// The number of rounds, of which the first warms up.
 const ROUNDS: usize = 4;
 
-/// The fastest round but the first.
+/// The fastest round, without the first.
 struct Best {
     rounds: usize,
     seconds: f64,
@@ -220,7 +221,7 @@ impl Default for Best {
 }
 
 impl Best {
-    /// Takes the time since then. Returns how many rounds there were.
+    /// Takes the time since the start. Returns the number of rounds.
     fn add(&mut self, start: Instant) -> usize {
         let seconds = start.elapsed().as_secs_f64();
         self.rounds += 1;
@@ -231,7 +232,7 @@ impl Best {
     }
 }
 
-/// Reads files to memory, one behind the other.
+/// Reads files to memory, one after the other.
 fn read_whole(files: &[File], mut memory: BufSliceMut<'_>) -> Result {
     let mut requests = Vec::new();
     for file in files {
@@ -242,12 +243,12 @@ fn read_whole(files: &[File], mut memory: BufSliceMut<'_>) -> Result {
     Ok(files[0].engine().read_many(&mut requests)?)
 }
 
-/// A file that is gone at the end.
+/// A file that is removed at the end.
 struct Removed(PathBuf);
 
 impl Removed {
     fn remove(&self) {
-        // What is left behind does not change what was measured.
+        // A file that stays does not change the measurement.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -307,7 +308,7 @@ impl Memory {
     }
 }
 
-/// Compares some tensors with what the files were made of.
+/// Compares some tensors with the contents that the files must have.
 fn check(checkpoint: &Checkpoint, bytes_of: impl Fn(&str) -> Result<Vec<u8>>) -> Result {
     let names: Vec<&str> = checkpoint.names().collect();
     let mut some: Vec<&str> = Vec::new();
@@ -334,12 +335,12 @@ impl Case {
     }
 }
 
-/// The `k` of a name `f{i}.t{k}`.
+/// Returns the `k` of a name `f{i}.t{k}`.
 fn number(name: &str) -> Option<usize> {
     name.split_once(".t")?.1.parse().ok()
 }
 
-/// The bytes of the tensor with this number.
+/// Returns the bytes of the tensor with this number.
 fn contents(number: usize, len_bytes: usize) -> Vec<u8> {
     (0..len_bytes / 2).flat_map(|j| ((j + number) as u16).to_le_bytes()).collect()
 }

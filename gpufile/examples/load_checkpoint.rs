@@ -3,9 +3,9 @@
 //! usage: load_checkpoint [--cufile|--posix] CHECKPOINT [GPU]
 //!
 //! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files beside it. If there
-//! is no such file, a small model is saved there first. The first and the last tensor of each file are read once more,
-//! alone, and compared with what was loaded. Without a GPU, and with none named, host memory takes its place.
-//! `--cufile` makes it a failure if cuFile does not work, `--posix` keeps cuFile out.
+//! is no such file, the example saves a small model there first. It reads the first and the last tensor of each file
+//! once more, alone, and compares them with the loaded ones. Without a GPU, and if GPU is not given, it uses host
+//! memory. With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
 
 mod common;
 
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         match device {
             Some(device) => {
                 if let Some((file, _)) = checkpoint.files().next() {
-                    println!("path: {}", file.route());
+                    println!("route: {}", file.route());
                 }
                 let start = Instant::now();
                 let loaded = checkpoint.load().progress(watch).to_device(&device)?;
@@ -78,7 +78,7 @@ fn report<B: IoBuf>(checkpoint: &Checkpoint, loaded: &Loaded<B>, start: Instant)
     }
 }
 
-/// Some tensors of each file, read one by one.
+/// Reads some tensors of each file, one by one.
 fn sample(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<u8>)>> {
     let mut some = Vec::new();
     for (_, header) in checkpoint.files() {
@@ -90,7 +90,7 @@ fn sample(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(some)
 }
 
-/// A model of 8 MiB.
+/// Saves a model of 8 MiB.
 fn save_small(path: &Path) -> Result {
     let weights: Vec<u8> = (0..2 << 20).map(|index: u32| (index / 3) as u8).collect();
     let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();

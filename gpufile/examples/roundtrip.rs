@@ -2,9 +2,9 @@
 //!
 //! usage: roundtrip [--size 256MiB] [--cufile | --posix] [PATH]
 //!
-//! PATH is a file to create, or a folder to create one in (the system's folder for temporary files by default). It is
-//! removed at the end. `--cufile` takes cuFile also in its compatibility mode, `--posix` keeps it out. Without a GPU
-//! host memory takes the place of GPU memory. Exit status 0 only if the checksums match.
+//! PATH is a file to create, or a folder to create one in (the system's folder for temporary files by default). The
+//! example removes the file at the end. With `--cufile`, it uses cuFile also in its compatibility mode; with `--posix`,
+//! never. Without a GPU, it uses host memory. The exit status is 0 only if the checksums match.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ fn run() -> Result<bool> {
             buffer.copy_from_host(0, &source)?;
             let clear = |buffer: &mut DeviceBuffer| buffer.fill(0);
             there_and_back(&file, &mut buffer, clear)?;
-            println!("path: {}", file.route());
+            println!("route: {}", file.route());
             Sha256::digest(buffer.to_vec()?)
         }
         Err(reason) => {
@@ -65,7 +65,7 @@ fn run() -> Result<bool> {
                 Ok(())
             };
             there_and_back(&file, &mut buffer, clear)?;
-            println!("path: plain reads and writes of host memory");
+            println!("route: plain reads and writes of host memory");
             Sha256::digest(buffer)
         }
     };
@@ -79,7 +79,7 @@ fn there_and_back<B: IoBufMut>(
     buffer: &mut B,
     clear: impl FnOnce(&mut B) -> cufile::Result<()>,
 ) -> Result<()> {
-    // What happens once, such as opening the cuFile driver, is not part of the transfer.
+    // Work that happens once, for example opening the cuFile driver, is not part of the transfer.
     file.route();
     let len_bytes = buffer.len_bytes();
     let gigabytes_per_second = |start: Instant| len_bytes as f64 / start.elapsed().as_secs_f64() / 1e9;
@@ -116,7 +116,7 @@ fn arguments() -> Result<Arguments> {
     Ok(Arguments { len_bytes, policy, path: if path.is_dir() { path.join(name) } else { path } })
 }
 
-/// `4096`, `64KiB`, `256MiB` or `1GiB`.
+/// Returns a size such as `4096`, `64KiB`, `256MiB` or `1GiB` in bytes.
 fn size(text: &str) -> Result<usize> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match &text[digits.len()..] {
@@ -130,7 +130,7 @@ fn size(text: &str) -> Result<usize> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("--size {text}: too large").into())
 }
 
-/// Random enough that no two runs and no two places in the file have the same bytes.
+/// Returns random bytes, different in each run and at each place of the file.
 fn random_bytes(len_bytes: usize) -> Result<Vec<u8>> {
     let mut seed = [0; 8];
     std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut seed)?;
@@ -151,7 +151,7 @@ struct RemoveAtEnd<'a>(&'a Path);
 
 impl Drop for RemoveAtEnd<'_> {
     fn drop(&mut self) {
-        // The report stands, whether or not the file can be removed.
+        // The report is right even if the file cannot be removed.
         let _ = fs::remove_file(self.0);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! usage: save_checkpoint [--cufile|--posix] FILE [GPU]
 //!
-//! FILE is replaced when the new one is complete. Without a GPU, and with none named, host memory takes its place.
-//! `--cufile` makes it a failure if cuFile does not work, `--posix` keeps cuFile out.
+//! The new file replaces FILE when it is complete. Without a GPU, and if GPU is not given, it uses host memory.
+//! With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
 
 mod common;
 
@@ -18,7 +18,7 @@ use gpufile::cuda::DeviceBuffer;
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 use gpufile::formats::{Dtype, SaveOptions};
 
-/// Name, type and shape.
+/// The name, type and shape of each tensor.
 const MODEL: [(&str, Dtype, &[u64]); 4] = [
     ("embed.weight", Dtype::F32, &[4096, 256]),
     ("layers.0.weight", Dtype::BF16, &[1024, 1024]),
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         save(path, &on_device, &arguments)?;
         let checkpoint = Checkpoint::open_with(path, &arguments.options())?;
         if let Some((file, _)) = checkpoint.files().next() {
-            println!("path: {}", file.route());
+            println!("route: {}", file.route());
         }
         let loaded = checkpoint.load_to_device(&device)?;
         compare(&model, |name| {
@@ -82,7 +82,7 @@ fn compare(model: &[Vec<u8>], found: impl Fn(&str) -> Result<Vec<u8>>) -> Result
     Ok(())
 }
 
-/// Bytes that no other tensor has.
+/// Returns bytes that no other tensor has.
 fn bytes(number: usize, dtype: Dtype, shape: &[u64]) -> Vec<u8> {
     let len_bytes = shape.iter().product::<u64>() * u64::from(dtype.size_bits() / 8);
     (0..len_bytes).map(|index| (index / 7 + index + number as u64) as u8).collect()

@@ -9,17 +9,17 @@
 //! | `load_storage(s, offset)` | [`gpufile::File::read_exact_at`] |
 //! | `gds_register_buffer(s)` | [`cufile::RegisteredBuffer`], as the example `basic_io` uses it |
 //!
-//! FILE is what PyTorch's would be: 1024 normally distributed floats (32 bits, little-endian, no header), and 2 × 1024
-//! more right after them, at byte 4096. To look at them with PyTorch, whose numbers should begin with those printed:
+//! FILE has the same contents as with PyTorch: 1024 normally distributed floats (32 bits, little-endian, no header),
+//! and 2 × 1024 more right after them, at byte 4096. To read them with PyTorch and compare them with the printed ones:
 //!
 //! ```python
 //! both = torch.from_file(FILE, size=3 * 1024, dtype=torch.float32)
 //! src1, src2 = both[:1024], both[1024:].view(2, 1024)
 //! ```
 //!
-//! or load them by `GdsFile(FILE, os.O_RDONLY)` and `load_storage` at the same offsets. What else a longer FILE has
-//! stays there: like PyTorch's, it is opened without being emptied. Without a GPU, and with none named, host memory
-//! takes its place. `--cufile` makes it a failure if cuFile does not work, `--posix` keeps cuFile out.
+//! or load them by `GdsFile(FILE, os.O_RDONLY)` and `load_storage` at the same offsets. The rest of a longer FILE
+//! stays, because the example, like PyTorch, does not empty the file. Without a GPU, and with none named, host memory
+//! takes its place. With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
 
 mod common;
 
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 
         let (dest1, dest2) = match arguments.device_if_any(1)? {
             Some(device) => {
-                println!("path: {}", file.route());
+                println!("route: {}", file.route());
                 let tensor = |bytes: &[u8]| -> Result<_> {
                     let mut memory = device.alloc(bytes.len())?;
                     memory.copy_from_host(0, bytes)?;
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         require_same(&dest1, &src1, "dest1 and src1")?;
         require_same(&dest2, &src2, "dest2 and src2")?;
 
-        // The comparison above would not notice bytes that went to the wrong place both ways.
+        // The comparison above misses bytes that both transfers moved to the same wrong place.
         let contents = fs::read(file.path())?;
         require_same(
             contents.get(..src1.len() + src2.len()).unwrap_or(&contents),
@@ -80,7 +80,7 @@ fn save_and_load<B: IoBufMut>(file: &File, src1: &B, src2: &B, dest1: &mut B, de
     Ok(())
 }
 
-/// Normally distributed numbers, by the method of Box and Muller.
+/// Returns normally distributed numbers, by the method of Box and Muller.
 fn randn(count: usize) -> Result<Vec<f32>> {
     let mut random = vec![0; count * 8];
     fs::File::open("/dev/urandom")?.read_exact(&mut random)?;

@@ -1,5 +1,4 @@
-//! Writes Zarr arrays from GPU memory and reads them back, and prints how fast that is: gpufile's lines beside those of
-//! `benches/peers/zarr_gds.py`.
+//! Writes Zarr arrays from GPU memory, reads them back, and prints the speed, as `benches/peers/zarr_gds.py` does.
 //!
 //! usage: zarr_bench [--cufile|--posix] DIR [GPU]
 //!
@@ -9,13 +8,14 @@
 //! | `zarr-4MiB` | 4 GiB | 4 MiB |
 //! | `zarr-256KiB` | 1 GiB | 256 KiB |
 //!
-//! Arrays have one axis of 32-bit floats 0, 1, 2 and so on, uncompressed, of version 3. Each is written once to
-//! `DIR/z`, which must not exist, read three times into new memory, compared once with what was written, and removed. If
-//! there is no DIR, it is made and removed again, for arrays and chunks of a sixty-fourth, to try this.
+//! Arrays have one axis of 32-bit floats 0, 1, 2 and so on, uncompressed, of version 3. The example writes each array
+//! once to `DIR/z`, which must not exist. It reads the array three times into new memory, compares it once, and removes
+//! it. If there is no DIR, the example creates it and removes it again, for a trial with arrays and chunks of a
+//! sixty-fourth.
 //!
-//! `read_gbps` is the best of three, from allocating the memory until the array is there. Files that were just written
-//! are in the page cache. Without a GPU, and with none named, host memory takes its place. `--cufile` makes it a failure
-//! if cuFile does not work, `--posix` keeps cuFile out.
+//! `read_gbps` is the best of three, from allocating the memory until the array is read. The files are in the page
+//! cache, because they were just written. Without a GPU, and if GPU is not given, it uses host memory. `--cufile` makes
+//! it a failure if cuFile does not work, `--posix` keeps cuFile out.
 
 mod common;
 
@@ -42,7 +42,7 @@ const CASES: [Case; 3] = [
     Case { name: "zarr-256KiB", len_bytes: 1024 * MIB, chunk_bytes: 256 * KIB },
 ];
 
-/// The divisor of the arrays' lengths if this is only tried.
+/// The divisor of the arrays' lengths in a trial.
 const LESS: usize = 64;
 
 fn main() -> ExitCode {
@@ -68,7 +68,7 @@ fn measure_all(path: &Path, less: usize, arguments: &Arguments, device: Option<&
     }
     for case in &CASES {
         let measured = measure(case, less, path, arguments, device);
-        // What was measured, or what failed, matters more than whether the files of it stay.
+        // The measurement, or its failure, matters more than files that stay.
         let _ = fs::remove_dir_all(path);
         measured?;
     }
@@ -118,7 +118,7 @@ fn measure(case: &Case, less: usize, path: &Path, arguments: &Arguments, device:
     Ok(())
 }
 
-/// The memory that an array was read to.
+/// The memory of an array that was read.
 enum Memory {
     Device(DeviceBuffer),
     Host(Vec<u8>),
@@ -133,7 +133,7 @@ impl Memory {
     }
 }
 
-/// Measures the seconds that `work` takes, which must succeed.
+/// Returns the seconds that `work` takes. It must succeed.
 fn seconds(work: impl FnOnce() -> Result) -> Result<f64> {
     let start = Instant::now();
     work()?;

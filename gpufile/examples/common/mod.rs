@@ -1,5 +1,4 @@
-//! Parts that the examples share and that are not gpufile: arguments, random bytes, comparisons, and what counts as
-//! success.
+//! Code that the examples share: arguments, random bytes, comparisons, and the exit status.
 
 #![allow(dead_code, reason = "each example uses a part of it")]
 
@@ -17,7 +16,7 @@ pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
 
-/// Runs an example: exit status 0 only if it returns success, else its error on the standard error output.
+/// Runs an example. The exit status is 0 if it succeeds; otherwise its error is printed to standard error.
 pub fn run(usage: &'static str, example: impl FnOnce(Arguments) -> Result) -> ExitCode {
     let mut words = std::env::args();
     let program = words.next().unwrap_or_default();
@@ -31,8 +30,8 @@ pub fn run(usage: &'static str, example: impl FnOnce(Arguments) -> Result) -> Ex
     }
 }
 
-/// The command line: words by position, and from anywhere in it `--cufile`, to fail where cuFile does not work, or
-/// `--posix`, to keep cuFile out, and the options that only this example has.
+/// The command line: words by position, and options at any place. `--cufile` fails where cuFile does not work,
+/// `--posix` never uses cuFile, and an example may have its own options.
 pub struct Arguments {
     words: Vec<String>,
     own: Vec<String>,
@@ -78,7 +77,7 @@ impl Arguments {
         found.map_err(|error| format!("no GPU {ordinal} to use: {error}").into())
     }
 
-    /// As [`device`](Self::device); nothing, for host memory to take its place, if none is named and there is none.
+    /// Returns the GPU as [`device`](Self::device), or `None` for host memory if no GPU is named and there is none.
     pub fn device_if_any(&self, position: usize) -> Result<Option<Device>> {
         match self.device(position) {
             Ok(device) => Ok(Some(device)),
@@ -90,7 +89,7 @@ impl Arguments {
         }
     }
 
-    /// Returns a size such as `65536`, `64KiB` or `64MiB` at `position`, or the usual one.
+    /// Returns a size such as `65536`, `64KiB` or `64MiB` at `position`, or the default.
     pub fn size(&self, position: usize, usual: usize) -> Result<usize> {
         let Some(word) = self.words.get(position) else { return Ok(usual) };
         let digits = word.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -107,7 +106,7 @@ impl Arguments {
         })
     }
 
-    /// For opening files as the options say.
+    /// Returns options for opening files, with the policy of the command line.
     pub fn options(&self) -> OpenOptions {
         File::options().policy(self.policy)
     }
@@ -131,7 +130,7 @@ pub fn make_file(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Fails unless the file, by plain reads, has these bytes and no more.
+/// Fails unless a plain read of the file returns these bytes and no more.
 pub fn require_file(path: &Path, expected: &[u8]) -> Result {
     let found = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     if found.len() != expected.len() {
@@ -142,7 +141,7 @@ pub fn require_file(path: &Path, expected: &[u8]) -> Result {
     require_same(&found, expected, &path.display().to_string())
 }
 
-/// Fails if two ranges of bytes differ, saying where.
+/// Fails if two ranges of bytes differ, and names the first difference.
 pub fn require_same(found: &[u8], expected: &[u8], what: &str) -> Result {
     if found == expected {
         return Ok(());
@@ -151,7 +150,7 @@ pub fn require_same(found: &[u8], expected: &[u8], what: &str) -> Result {
     Err(format!("{what}: the contents differ at byte {same}").into())
 }
 
-/// Fails unless a transfer moved all that it was to move.
+/// Fails unless a transfer moved all its bytes.
 pub fn all_of(moved: usize, expected: usize, what: &str) -> Result {
     if moved == expected {
         return Ok(());
