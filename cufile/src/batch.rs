@@ -426,8 +426,8 @@ impl<B: IoBuf> Batch<B> {
             self.parameters.push(parameters);
         }
         // SAFETY: the batch is set up, and ranges were checked. The slots hold files and buffers until an event
-        // or the end of the batch proves that libcufile is done with them; without proof, they leak. libcufile
-        // copies the parameters: measured, overwriting them right after the call changes nothing.
+        // or the end of the batch proves that libcufile is done with them. Without proof, they leak. libcufile
+        // copies the parameters: measured, overwriting them right after the call has no effect.
         let status = unsafe {
             (driver.library().functions().cuFileBatchIOSubmit)(
                 self.raw,

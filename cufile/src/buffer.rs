@@ -99,8 +99,8 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// If cuFile refuses to deregister it when it is dropped, the memory stays registered, and the buffer is leaked instead of
-/// freed. `mem::forget` leaves the memory registered and allocated, and the driver open.
+/// Dropping leaks the buffer, whose memory stays registered, if cuFile refuses to deregister it. `mem::forget` leaves
+/// the memory registered and allocated, and the driver open.
 pub struct RegisteredBuffer<B: IoBuf> {
     buffer: ManuallyDrop<B>,
     registered_bytes: usize,
@@ -277,8 +277,8 @@ impl Driver {
     /// `work` gets all of the buffer, as a part that uses the registration.
     ///
     /// # Errors
-    /// As [`RegisteredBuffer::register`]. cuFile's error if it refused to deregister the memory after `work`:
-    /// this drops the result of `work` then, and freeing the memory can deadlock with nvidia-fs. If `work`
+    /// As [`RegisteredBuffer::register`]. cuFile's error if it refused to deregister the memory after `work`.
+    /// This drops the result of `work` then, and freeing the memory can deadlock with nvidia-fs. If `work`
     /// panics, this ignores the refusal.
     #[doc(alias = "cuFileBufRegister")]
     #[doc(alias = "cuFileBufDeregister")]

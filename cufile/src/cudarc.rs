@@ -232,7 +232,7 @@ impl Stream {
     /// Returns a stream that shares cudarc's and keeps it alive. Dropping the value neither waits nor destroys.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the stream's context is not its GPU's primary context in `cuda`, or if it is
+    /// [`Error::InvalidInput`] if the stream's context is not its GPU's primary context in `cuda`. The same for
     /// cudarc's per-thread stream, which is another one on each thread. Also CUDA's error.
     pub fn from_cudarc(cuda: &Cuda, stream: Arc<CudaStream>) -> Result<Self> {
         const OPERATION: &str = "Stream::from_cudarc";

@@ -284,8 +284,8 @@ impl FileHandle {
     /// # Other writers
     /// On a direct path, libcufile writes whole blocks of 4 KiB. Where a range begins or ends within a block,
     /// it reads the block, changes it, and writes it back. Until the write has ended, nothing else may write to
-    /// these blocks, not even to other bytes of them: no other call, batch, stream, descriptor, mapping or
-    /// process. Such bytes may be lost without an error.
+    /// these blocks, not even to other bytes of them. That means no other call, batch, stream, descriptor,
+    /// mapping or process. Such bytes may be lost without an error.
     ///
     /// # Errors
     /// The error of cuFile or the operating system.

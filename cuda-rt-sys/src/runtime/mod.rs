@@ -53,8 +53,8 @@ impl Library {
     /// This trusts the environment, as [`loader`](crate::loader) explains.
     ///
     /// # Errors
-    /// [`LoadError`] if no file loads, or each loaded file has a fault: it lacks a function of CUDA 11.8, or
-    /// its major version is newer than the display driver supports. This takes the first file without such a
+    /// [`LoadError`] if no file loads, or each loaded file has a fault. A fault is a missing function of CUDA
+    /// 11.8, or a newer major version than the display driver supports. This takes the first file without a
     /// fault.
     pub fn load() -> Result<Self, LoadError> {
         // SAFETY: these names are NVIDIA's, and the user answers for a file that the environment names.
@@ -125,8 +125,8 @@ impl Library {
         self.path.as_deref()
     }
 
-    /// Returns the version from `cudaRuntimeGetVersion`, as 1000 × major + 10 × minor; 0 where that fails, as
-    /// in 11.8 on a host without a driver.
+    /// Returns the version from `cudaRuntimeGetVersion`, as 1000 × major + 10 × minor. Returns 0 where that
+    /// fails, as in 11.8 on a host without a driver.
     pub fn version(&self) -> i32 {
         version(&self.functions)
     }

@@ -116,7 +116,7 @@ impl<B> Pending<B> {
             Some(event) => event.wait()?,
             None => self.stream.stream().synchronize()?,
         }
-        // The stream has passed the transfer, but did not run it: libcufile silently gave it up, or it went
+        // The stream has passed the transfer, but did not run it. libcufile silently gave it up, or it went
         // into the graph of a capture that has ended.
         if self.fate == Fate::Accepted && self.bytes.load(Ordering::Acquire) == UNWRITTEN {
             return Err(Error::Unspecified { operation: self.operation.into() });

@@ -7,7 +7,7 @@
 //! [`emulator_control`] sets the emulated cuFile version and the faults. docs/emulator.md explains how to run a program
 //! on the emulator. The code that loads the file hides the symbols that an older version lacks.
 //!
-//! Where the real libraries crash or corrupt memory, the emulator prints the reason and aborts:
+//! The emulator prints the reason and aborts in calls that make the real libraries crash or corrupt memory:
 //!
 //! - two `cudaMemcpyBatchAsync` at once, on any threads and streams;
 //! - two calls at once that open, close, set or read, for versions before 1.16;
@@ -15,8 +15,8 @@
 //! - reading the properties or setting a limit while a transfer is in flight, for versions before 1.16.
 //!
 //! A write to a descriptor with `O_DIRECT` is unaligned if its file offset or length is not a multiple of 4096 bytes.
-//! The emulator then reads, changes and writes back the first and last block where the write covers them only partly,
-//! as libcufile does on a direct path. Bytes that another thread writes to these blocks in between are lost. A race
+//! The emulator then reads, changes and writes back a first or last block that the write covers only partly.
+//! libcufile does so on a direct path. Bytes that another thread writes to these blocks in between are lost. A race
 //! loses bytes often, but not each time. The command `rmw 0` turns this off.
 //!
 //! Held work goes on only with `release`. So cancelling or destroying a batch waits for its held entries.

@@ -72,7 +72,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(
     })
 }
 
-/// Returns an entry as a transfer, if it is one that can be tried.
+/// Returns an entry as a transfer, if the emulator can try it.
 fn request(entry: &CUfileIOParams_t) -> Option<Request> {
     let write = match entry.opcode {
         CUfileOpcode_t::CUFILE_READ => false,

@@ -93,8 +93,8 @@ pub(super) fn transfer(
     while done < size {
         let at = pointer.wrapping_add(done);
         let offset = file_offset.checked_add(done as off_t).ok_or(libc::EINVAL)?;
-        // SAFETY: the range was checked against its allocation; host memory that CUDA does not know is valid by
-        // the C caller's promise; the kernel refuses invalid addresses.
+        // SAFETY: the range was checked against its allocation. Host memory that CUDA does not know is valid by
+        // the C caller's promise. The kernel refuses invalid addresses.
         let moved = unsafe {
             match write {
                 true => libc::pwrite(fd, at.cast_const().cast(), size - done, offset),
