@@ -519,7 +519,7 @@ mod ends_engine {
     }
 }
 
-/// Opens a file whose device memory goes by cuFile. Either the file system has a direct route, or the policy requires
+/// Opens a file whose device memory takes the route of cuFile. Either the file system has a direct route, or the policy requires
 /// cuFile.
 fn by_cufile(bed: &Bed, engine: &Engine, path: &Path) -> File {
     emulator(bed).control(&format!("nvidia-fs 2 17 {}", FileSystems::NVME.bits()));
@@ -578,7 +578,7 @@ fn small_transfers_go_through_host_memory() {
             assert_eq!(made.min(1), if is_direct { calls } else { 0 }, "{len} bytes");
             assert!(buffer.to_vec().unwrap() == pattern(len));
         }
-        // Host memory never goes by cuFile.
+        // Host memory never uses cuFile.
         let before = emulator.calls("cuFileRead");
         file.read_exact_at(&mut vec![0; MIB], 0).unwrap();
         assert_eq!(emulator.calls("cuFileRead"), before);
