@@ -13,7 +13,7 @@ const CHART: &str = "docs/speed.svg";
 /// The heading of the table.
 const TABLE: &str = "## tmpfs";
 /// The row with the speed of the link.
-const LINK: &str = "link, each way";
+const LINK: &str = "link, each direction";
 /// The rows of the table that are drawn, and their labels.
 const ROWS: [(&str, &str); 6] = [
     ("read, default settings", "one large read, default settings"),
@@ -108,7 +108,8 @@ text {{ font: 13px sans-serif; fill: #1f2328 }}
 
 /// Returns the GPU in a line that describes a machine.
 fn machine_of(line: &str) -> Option<&str> {
-    let (name, _) = line.strip_prefix("One ")?.split_once(" (driver")?;
+    let (name, _) =
+        line.strip_prefix("The machine is a virtual machine with one ")?.split_once(" (driver")?;
     Some(name)
 }
 
