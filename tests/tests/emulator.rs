@@ -318,7 +318,7 @@ mod exports {
     }
 
     #[test]
-    #[should_panic(expected = "does not understand")]
+    #[should_panic(expected = "the emulator has no command")]
     fn unknown_commands_panic() {
         Emulator::start().control("fault cuFileReed err=1");
     }
