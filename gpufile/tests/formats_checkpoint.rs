@@ -204,14 +204,15 @@ fn rows_of_a_tensor_are_read() {
 
     let error = checkpoint.read_rows_into("embed", 998..1001, &mut rows).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("model.safetensors") && text.contains("1000 rows, not rows 998 to 1001"), "{text}");
+    assert!(text.contains("model.safetensors") && text.contains("rows 998 to 1001 of 1000 rows"), "{text}");
     let error = checkpoint.read_rows_into("step", 0..0, &mut rows[..0]).unwrap_err();
     assert!(matches!(error, Error::Format { error: FormatError::NoSuchRows { .. }, .. }), "{error}");
     let error = checkpoint.read_rows_into("embed", 0..2, &mut rows).unwrap_err();
-    let text = format!(r#"{path:?}: rows 0 to 2 of tensor "embed": 132 bytes, and the buffer has 198"#);
+    let text =
+        format!(r#"{path:?}: the buffer for rows 0 to 2 of tensor "embed" has 198 bytes instead of 132"#);
     assert_eq!(error.to_string(), text);
     let error = checkpoint.read_tensor_into("norm", &mut rows).unwrap_err();
-    let text = format!(r#"{path:?}: tensor "norm": 132 bytes, and the buffer has 198"#);
+    let text = format!(r#"{path:?}: the buffer for tensor "norm" has 198 bytes instead of 132"#);
     assert_eq!(error.to_string(), text);
     for error in [
         checkpoint.read_rows_into("x", 0..1, &mut rows).unwrap_err(),

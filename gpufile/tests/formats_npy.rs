@@ -117,7 +117,7 @@ fn parse_errors_name_the_reason_and_position() {
         ("{'descr':'<f4','fortran_order':False,'shape':(True,)}", "digits without a sign"),
         ("{'descr':'<f4','fortran_order':False,'shape':[2]}", "a '(' was expected"),
         ("{'descr':'<f4','fortran_order':False,'shape':(2,)", "a ',' was expected"),
-        ("{'descr':'<f4','fortran_order':False,'shape':(2,)}x", "should have ended"),
+        ("{'descr':'<f4','fortran_order':False,'shape':(2,)}x", "text follows"),
         ("{'descr':'<f4','fortran_order':0,'shape':(2,)}", "True or False was expected"),
         ("{'descr':'<f4','fortran_order':False,'shape':(2,),'descr':'<f8'}", "\"descr\" occurs twice"),
         ("{'descr':'<f4','fortran_order':False,'shape':(2,),'more':1}", "\"more\" is not a key"),
@@ -198,18 +198,18 @@ fn arrays_are_written_and_read_whole_or_by_rows() {
     let mut wrong = vec![0; 119];
     let error = array.read_into(&mut wrong).unwrap_err();
     assert!(
-        error.to_string().ends_with(r#"array.npy": the array: 120 bytes, and the buffer has 119"#),
+        error.to_string().ends_with(r#"array.npy": the buffer for the array has 119 bytes instead of 120"#),
         "{error}"
     );
     let error = array.read_rows_into(1..3, &mut wrong).unwrap_err();
     assert!(
         error
             .to_string()
-            .ends_with(r#"array.npy": rows 1 to 3 of the array: 48 bytes, and the buffer has 119"#),
+            .ends_with(r#"array.npy": the buffer for rows 1 to 3 of the array has 119 bytes instead of 48"#),
         "{error}"
     );
     let error = array.read_rows_into(4..6, &mut wrong).unwrap_err();
-    assert!(error.to_string().ends_with(r#"array.npy": there are 5 rows, not rows 4 to 6"#), "{error}");
+    assert!(error.to_string().ends_with(r#"array.npy": cannot read rows 4 to 6 of 5 rows"#), "{error}");
 }
 
 #[test]

@@ -81,7 +81,10 @@ fn refused_saves_keep_only_the_old_file() {
     fs::write(&path, "old").unwrap();
     let bytes = vec![0; 8];
     let cases: [(&[TensorData<'_>], &str); 4] = [
-        (&[TensorData::new("a", Dtype::F32, &[3], &bytes)], r#"tensor "a": 12 bytes, and the buffer has 8"#),
+        (
+            &[TensorData::new("a", Dtype::F32, &[3], &bytes)],
+            r#"buffer for tensor "a" has 8 bytes instead of 12"#,
+        ),
         (&[TensorData::new("a", Dtype::C128, &[], &bytes)], "not in safetensors"),
         (&[TensorData::new("__metadata__", Dtype::U64, &[], &bytes)], "cannot be called"),
         (

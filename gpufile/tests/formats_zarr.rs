@@ -228,7 +228,7 @@ fn arrays_may_have_more_chunks_than_open_files() {
     fs::write(folder.path().join("a/c/2000"), "abc").unwrap();
     let error = array.read_to_host().unwrap_err();
     assert!(
-        error.to_string().ends_with(r#"chunk "a/c/2000" has 3 bytes in its file instead of 2"#),
+        error.to_string().ends_with(r#"the file of chunk "a/c/2000" has 3 bytes instead of 2"#),
         "{error}"
     );
 }
@@ -452,11 +452,11 @@ fn regions_and_buffers_that_do_not_fit_are_refused() {
         assert!(error.to_string().ends_with("in shape [4, 6]"), "{error}");
     }
     let error = array.read_into(&mut vec![0; 47]).unwrap_err();
-    assert!(error.to_string().ends_with(": the array: 48 bytes, and the buffer has 47"), "{error}");
+    assert!(error.to_string().ends_with(": the buffer for the array has 47 bytes instead of 48"), "{error}");
     let error = array.write_from(&vec![0; 49]).unwrap_err();
-    assert!(error.to_string().ends_with(": the array: 48 bytes, and the buffer has 49"), "{error}");
+    assert!(error.to_string().ends_with(": the buffer for the array has 49 bytes instead of 48"), "{error}");
     let error = array.read_region_into(&[0..1, 2..4], &mut vec![0; 5]).unwrap_err();
-    assert!(error.to_string().ends_with(": the region: 4 bytes, and the buffer has 5"), "{error}");
+    assert!(error.to_string().ends_with(": the buffer for the region has 5 bytes instead of 4"), "{error}");
     array.read_region_into(&[2..2, 1..6], &mut vec![]).unwrap();
 }
 

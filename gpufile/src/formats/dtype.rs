@@ -5,6 +5,14 @@ use std::fmt;
 /// The type of a tensor's elements, in the formats that this crate reads and writes.
 ///
 /// Elements are little-endian. Those smaller than a byte are packed without padding.
+///
+/// ```
+/// use gpufile::formats::Dtype;
+///
+/// let dtype = Dtype::from_safetensors("BF16").unwrap();
+/// assert_eq!((dtype, dtype.size_bits(), dtype.npy_descr()), (Dtype::BF16, 16, None));
+/// assert_eq!((Dtype::F32.name(), Dtype::F32.npy_descr()), ("F32", Some("<f4")));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Dtype {
@@ -56,7 +64,7 @@ pub enum Dtype {
     C128,
 }
 
-/// In the order of safetensors, whose files begin with the tensors of the last type here.
+/// The types in the order of safetensors. Its files begin with the tensors of the last type here.
 const SAFETENSORS: [Dtype; 22] = [
     Dtype::Bool,
     Dtype::F4,
@@ -83,8 +91,7 @@ const SAFETENSORS: [Dtype; 22] = [
 ];
 
 impl Dtype {
-    /// Returns the number of bits that one element takes. For the packed types this is less than eight, or not a
-    /// multiple of eight.
+    /// Returns the number of bits of one element. A packed type has fewer than eight.
     pub const fn size_bits(self) -> u32 {
         match self {
             Dtype::F4 => 4,
@@ -167,10 +174,10 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Returns the number of bits of an array: the product of `shape`, times `element_bits`. `None` if that is not a
-/// `u64` of bytes.
+/// Returns the number of bits of an array: the product of `shape`, times `element_bits`. `None` if the array has more
+/// than 2^64 - 1 bytes.
 ///
-/// A zero does not hide the other axes: they must multiply to a `u64` of bytes without it too, as numpy wants it.
+/// The limit holds for the other axes even if one axis is 0, as in numpy.
 pub(super) fn array_bits(shape: &[u64], element_bits: u128) -> Option<u128> {
     let mut axes = shape.iter().filter(|&&axis| axis != 0);
     let bits = axes.try_fold(element_bits, |bits, &axis| bits.checked_mul(axis.into()))?;

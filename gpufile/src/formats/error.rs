@@ -1,4 +1,4 @@
-//! The errors of loading and saving: what is wrong with a file or a header, in which tensor, and at which byte.
+//! The errors of loading and saving. [`Error`] names the file; [`FormatError`] has the tensor and the byte.
 
 use std::fmt;
 use std::io;
@@ -14,6 +14,16 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// Every error names the file. Its text shows paths and names from files quoted and escaped. Long names from files
 /// are cut.
+///
+/// ```
+/// use gpufile::formats::Error;
+/// use gpufile::formats::safetensors::Checkpoint;
+///
+/// let error = Checkpoint::open("missing.safetensors").unwrap_err();
+/// assert!(matches!(error, Error::File(_)));
+/// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+/// assert!(error.to_string().starts_with(r#"cannot open "missing.safetensors": "#));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -32,7 +42,7 @@ pub enum Error {
     /// A file could not be saved. If writing failed, `error` names the temporary file beside it.
     #[error("cannot save {path:?}: {error}")]
     Save {
-        /// The file that was to be replaced.
+        /// The file to replace.
         path: PathBuf,
         /// The error of the operation that failed.
         error: crate::Error,
@@ -46,10 +56,12 @@ pub enum Error {
         /// The problem with the array or the request.
         error: super::zarr::ZarrError,
     },
-    /// There was no memory of the GPU or the host to load into.
-    #[error("cannot allocate {len_bytes} bytes to load {path:?} into: {cause}")]
+    /// The GPU or the host has no memory left to load into.
+    #[error(
+        "cannot allocate {len_bytes} bytes to load {path:?}: {cause}; free memory first, or load a part of it"
+    )]
     Memory {
-        /// The file or the folder that was to be loaded from.
+        /// The file or the folder to load from.
         path: PathBuf,
         /// The number of bytes that were needed.
         len_bytes: u64,
@@ -57,15 +69,20 @@ pub enum Error {
         cause: Cause,
     },
     /// Two files have a tensor of the same name.
-    #[error("tensor {tensor:?} is in {:?} and in {:?}", .files[0], .files[1])]
+    #[error(
+        "cannot open {:?} and {:?} as one model: both have tensor {tensor:?}; open only files of one model",
+        .files[0], .files[1]
+    )]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
         /// The files.
         files: [PathBuf; 2],
     },
-    /// An index says that a file has a tensor, and it has not.
-    #[error("tensor {tensor:?} is not in {file:?}, where {index:?} says that it is")]
+    /// An index names a file for a tensor, and the file lacks the tensor.
+    #[error(
+        "tensor {tensor:?} is not in {file:?}, which {index:?} names for it; copy the index and all of its files again"
+    )]
     NotInShard {
         /// The tensor.
         tensor: String,
@@ -74,10 +91,10 @@ pub enum Error {
         /// The index.
         index: PathBuf,
     },
-    /// A folder has an index and a file of another model, and which one is newer is not known.
+    /// A folder has an index and a file of another model. Nothing tells which one is newer.
     #[error(
-        "{index:?} does not name {file:?} beside it: these are two models, of which one is stale; remove it, or open \
-         the other by its own path"
+        "cannot tell which model is newer: {index:?} does not name {file:?} beside it; remove the older one, or open \
+         the newer one by its own path"
     )]
     TwoModels {
         /// The index.
@@ -85,7 +102,7 @@ pub enum Error {
         /// The file.
         file: PathBuf,
     },
-    /// There is no tensor of that name.
+    /// The model has no tensor of that name.
     #[error("there is no tensor {tensor:?} in {path:?}{}", Others(.others))]
     NoSuchTensor {
         /// The tensor.
@@ -95,12 +112,12 @@ pub enum Error {
         /// The number of other files that were opened without an index.
         others: usize,
     },
-    /// A buffer's length differs from that of the array that it is to hold.
-    #[error("{path:?}: {array}: {needed_bytes} bytes, and the buffer has {buffer_bytes}")]
+    /// A buffer has another length than the array that it is for.
+    #[error("{path:?}: the buffer for {array} has {buffer_bytes} bytes instead of {needed_bytes}")]
     BufferSize {
-        /// The file or the folder that was to be loaded from or saved to.
+        /// The file or the folder to load from or save to.
         path: PathBuf,
-        /// The content that it is to hold: a tensor, rows of one, or an array.
+        /// The content of the buffer: a tensor, rows of one, or an array.
         array: String,
         /// The number of bytes of that content.
         needed_bytes: u64,
@@ -132,27 +149,36 @@ impl From<Error> for io::Error {
 /// A header that cannot be read, or cannot be written.
 ///
 /// Names from the file are shown quoted and escaped, and cut if they are long.
+///
+/// ```
+/// use gpufile::formats::FormatError;
+/// use gpufile::formats::npy::NpyHeader;
+///
+/// let error = NpyHeader::parse(b"not an array", 12).unwrap_err();
+/// assert!(matches!(error, FormatError::OtherFormat { format: "npy", .. }));
+/// assert_eq!(error.to_string(), r"not npy data: it does not start with \x93NUMPY");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
     /// The file is of another format.
     #[error("not {format} data: it does not start with {expected}")]
     OtherFormat {
-        /// The format that was asked for.
+        /// The expected format.
         format: &'static str,
         /// The start of that format's files.
         expected: &'static str,
     },
-    /// The file is of another format, which is known by its start.
+    /// The file is of another format, which its start tells.
     #[error("not {format} data but {found}")]
     KnownFormat {
-        /// The format that was asked for.
+        /// The expected format.
         format: &'static str,
         /// A description of the file.
         found: &'static str,
     },
-    /// The file is of a version of the format that is not known.
-    #[error("version {}.{} of {format} is not known", .version.0, .version.1)]
+    /// The file has a version of the format that this crate does not read.
+    #[error("version {}.{} of the {format} format is not supported", .version.0, .version.1)]
     UnknownVersion {
         /// The format.
         format: &'static str,
@@ -160,13 +186,15 @@ pub enum FormatError {
         version: (u8, u8),
     },
     /// The file, or the part of it that the caller passed, ends too early.
-    #[error("{what} ends at byte {needed_bytes}, and there are only {available_bytes} bytes")]
+    #[error(
+        "{what} ends at byte {needed_bytes}, but there are only {available_bytes} bytes; the file may be incomplete"
+    )]
     Truncated {
-        /// The part that is cut: the header or the data, of which format.
+        /// The part that is cut, with its format: the header or the data.
         what: &'static str,
         /// The number of bytes from the start of the file that are needed.
         needed_bytes: u64,
-        /// The number of bytes that there are.
+        /// The number of bytes that the file or the passed part has.
         available_bytes: u64,
     },
     /// A header is longer than this crate reads or writes.
@@ -174,17 +202,17 @@ pub enum FormatError {
     HeaderTooLarge {
         /// The format.
         format: &'static str,
-        /// The length of the header in bytes, as it is stated or as it would be written.
+        /// The length of the header in bytes, as the file states it or as it would be written.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// A header does not have the form that the format asks for.
-    #[error("{}byte {offset} of the {format} file: {message}", Of(.tensor))]
+    /// A header breaks the syntax of its format.
+    #[error("{}at byte {offset} of the {format} file: {message}", Of(.tensor))]
     Syntax {
         /// The format.
         format: &'static str,
-        /// The tensor that was being read.
+        /// The tensor whose description the parser was reading.
         tensor: Option<String>,
         /// The offset in the file, in bytes.
         offset: u64,
@@ -192,7 +220,7 @@ pub enum FormatError {
         message: String,
     },
     /// Two tensors have the same name.
-    #[error("tensor {tensor:?} is there twice")]
+    #[error("tensor {tensor:?} occurs twice")]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
@@ -204,20 +232,20 @@ pub enum FormatError {
         key: String,
         /// The tensor in whose description it occurs, for a key in one.
         tensor: Option<String>,
-        /// The offset of the second in the file, in bytes, if that is known.
+        /// The offset of the second one in the file, in bytes, if it is known.
         offset: Option<u64>,
     },
-    /// A key is not there.
+    /// A header lacks a key.
     #[error("{}{key:?} is missing{}", Of(.tensor), At(.offset))]
     Missing {
         /// The key.
         key: &'static str,
         /// The tensor that lacks it, for a key of a tensor.
         tensor: Option<String>,
-        /// The offset in the file at which the parser missed it, in bytes, if that is known.
+        /// The offset in the file at which the parser missed it, in bytes, if it is known.
         offset: Option<u64>,
     },
-    /// The element type is not known, or not supported.
+    /// The element type is unknown or unsupported.
     #[error("{}the element type {dtype:?} {problem}{}", Of(.tensor), At(.offset))]
     UnsupportedDtype {
         /// The tensor, if the format names it.
@@ -229,27 +257,27 @@ pub enum FormatError {
         /// The offset in the file at which the type was found, in bytes. None for a header to be written.
         offset: Option<u64>,
     },
-    /// Shape times element size is not representable.
-    #[error("{}shape times element size is more than 2^64 - 1 bytes, zeros in the shape left aside", Of(.tensor))]
+    /// Shape times element size is more than 2^64 - 1 bytes.
+    #[error("{}shape times element size is more than 2^64 - 1 bytes, with zeros in the shape counted as 1", Of(.tensor))]
     SizeOverflow {
         /// The tensor, if the format names it.
         tensor: Option<String>,
     },
     /// All tensors together are more than a file can hold.
-    #[error("tensor {tensor:?}: with it the file has more than 2^64 - 1 bytes")]
+    #[error("tensor {tensor:?} makes the file longer than 2^64 - 1 bytes; save the model in several files")]
     FileOverflow {
-        /// The first tensor that is too much.
+        /// The first tensor beyond the limit.
         tensor: String,
     },
-    /// A tensor, or the part that was asked for, does not start and end at whole bytes.
+    /// A tensor, or the requested part of it, does not start and end at whole bytes.
     #[error("tensor {tensor:?}: bits {} to {} are not whole bytes", .bits.start, .bits.end)]
     PartialByte {
         /// The tensor.
         tensor: String,
-        /// The part that was asked for, in bits from the tensor's start.
+        /// The requested part, in bits from the tensor's start.
         bits: Range<u128>,
     },
-    /// A tensor's range is not as long as its shape and type say.
+    /// A tensor's range is longer or shorter than its shape and type say.
     #[error(
         "tensor {tensor:?}: shape and type say {shape_bytes} bytes, but its offsets are {} to {}",
         .offsets.start, .offsets.end
@@ -274,7 +302,8 @@ pub enum FormatError {
     },
     /// A tensor's range ends after the file does.
     #[error(
-        "tensor {tensor:?}: it ends at byte {end} of the data, and the file has only {data_len} bytes of data"
+        "tensor {tensor:?}: it ends at byte {end} of the data, but the file has only {data_len} bytes of data; the \
+         file may be incomplete"
     )]
     PastEnd {
         /// The tensor.
@@ -284,8 +313,8 @@ pub enum FormatError {
         /// The number of bytes of data that the file has.
         data_len: u64,
     },
-    /// Two tensors share bytes, or one without bytes lies inside another.
-    #[error("tensor {tensor:?}: it starts at byte {offset} of the file, inside of {other:?}")]
+    /// Two tensors share bytes, or a tensor without bytes lies inside another.
+    #[error("tensor {tensor:?}: it starts at byte {offset} of the file, inside tensor {other:?}")]
     Overlap {
         /// The later of the two.
         tensor: String,
@@ -297,36 +326,36 @@ pub enum FormatError {
     /// Bytes of the file belong to no tensor.
     #[error("{}{len_bytes} bytes at byte {offset} of the file belong to no tensor", Before(.tensor))]
     Gap {
-        /// The tensor behind them. None if they are the last of the file.
+        /// The tensor after them. `None` if they are the last bytes of the file.
         tensor: Option<String>,
         /// The offset of these bytes, from the start of the file.
         offset: u64,
         /// The number of these bytes.
         len_bytes: u64,
     },
-    /// Rows were asked for that a tensor does not have.
-    #[error("{}there are {available} rows, not rows {} to {}", Of(.tensor), .rows.start, .rows.end)]
+    /// The caller asked for rows that a tensor does not have.
+    #[error("{}cannot read rows {} to {} of {available} rows", Of(.tensor), .rows.start, .rows.end)]
     NoSuchRows {
         /// The tensor, if the format names it.
         tensor: Option<String>,
-        /// The rows that were asked for.
+        /// The requested rows.
         rows: Range<u64>,
-        /// The number of rows that there are: the length of the first axis, and 0 for a scalar.
+        /// The number of rows of the tensor: the length of the first axis, or 0 for a scalar.
         available: u64,
     },
-    /// Rows were asked for of an array in Fortran order.
+    /// The caller asked for rows of an array in Fortran order.
     #[error(
-        "the array is in Fortran order, where the elements of a row are not neighbours; it can be read as a whole"
+        "cannot read rows of an array in Fortran order, where the elements of a row are not adjacent; read the whole array"
     )]
     FortranRows,
-    /// A tensor's name is one that the format uses for something else.
-    #[error("a tensor cannot be called {name:?}")]
+    /// A tensor has a name that the format reserves.
+    #[error("a tensor cannot be called {name:?}: the format reserves this name")]
     ReservedName {
         /// The name.
         name: String,
     },
     /// The file name that an index gives for a tensor does not stay in the folder of the index.
-    #[error("tensor {tensor:?}: {file:?} is not a plain file name relative to the index")]
+    #[error("tensor {tensor:?}: the file name {file:?} does not stay in the folder of the index")]
     FileName {
         /// The tensor.
         tensor: String,
@@ -378,8 +407,8 @@ impl FormatError {
     }
 }
 
-/// Returns the failure of one of several transfers without its number. The number means nothing to the caller, which
-/// did not number the transfers; the file and the offset do.
+/// Returns the error of one entry without the entry's number. The caller did not number the entries; the file and the
+/// offset tell which one failed.
 pub(super) fn of_entry(error: crate::Error) -> crate::Error {
     match error {
         crate::Error::Entry { error, .. } => *error,

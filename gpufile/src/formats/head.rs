@@ -1,11 +1,11 @@
-//! The bytes at the start of a file.
+//! Reading the header of a file: the bytes before the data.
 
 use super::memory::{addressable, zeroed};
 use super::{Error, FormatError, Result};
 use crate::File;
 
-/// Reads the header of a file; returns it with the length of the file. The header's length is in the first
-/// `prefix_bytes`.
+/// Reads the header of a file, and returns it with the length of the file in bytes. `head_len` takes the first
+/// `prefix_bytes` and the length of the file, and returns the length of the header.
 pub(super) fn read(
     file: &File,
     prefix_bytes: usize,
@@ -20,7 +20,7 @@ pub(super) fn read(
     Ok((head, file_len))
 }
 
-/// Returns the error that a file does not conform to its format.
+/// Returns the error of a file that does not conform to its format.
 pub(super) fn malformed(file: &File, error: FormatError) -> Error {
     Error::Format { path: file.path().to_owned(), error }
 }

@@ -1,4 +1,4 @@
-//! Memory to load into.
+//! Memory to load into, allocated with an error instead of an abort, and the check of its length.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::io::{self, ErrorKind::OutOfMemory};
@@ -7,7 +7,10 @@ use std::path::Path;
 use super::{Error, Result};
 use crate::cuda::{Device, DeviceBuffer};
 
-/// Returns zeros on the host to load a file into, or why there is no memory. `vec!` would end the process.
+/// Returns zeros on the host to load a file into.
+///
+/// # Errors
+/// [`Error::Memory`] if the host has no room. `vec!` would end the process.
 pub(super) fn zeroed(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
     let none = || out_of_memory(path, len_bytes as u64);
     if len_bytes == 0 {
@@ -23,7 +26,10 @@ pub(super) fn zeroed(path: &Path, len_bytes: usize) -> Result<Vec<u8>> {
     Ok(unsafe { Vec::from_raw_parts(bytes, len_bytes, len_bytes) })
 }
 
-/// Returns device memory to load a file into, or why there is none.
+/// Returns device memory to load a file into.
+///
+/// # Errors
+/// [`Error::Memory`] if the GPU has no room.
 pub(super) fn allocate(path: &Path, device: &Device, len_bytes: usize) -> Result<DeviceBuffer> {
     device.alloc(len_bytes).map_err(|error| Error::Memory {
         path: path.to_owned(),
@@ -32,7 +38,10 @@ pub(super) fn allocate(path: &Path, device: &Device, len_bytes: usize) -> Result
     })
 }
 
-/// Converts a number of bytes that memory is to have.
+/// Converts a length of memory in bytes to `usize`.
+///
+/// # Errors
+/// [`Error::Memory`] if it does not fit.
 pub(super) fn addressable(path: &Path, len_bytes: u64) -> Result<usize> {
     usize::try_from(len_bytes).map_err(|_| out_of_memory(path, len_bytes))
 }
@@ -41,7 +50,7 @@ pub(super) fn out_of_memory(path: &Path, len_bytes: u64) -> Error {
     Error::Memory { path: path.to_owned(), len_bytes, cause: io::Error::from(OutOfMemory).into() }
 }
 
-/// Checks that a buffer has as many bytes as what it is for.
+/// Checks that a buffer has as many bytes as the array that it is for.
 pub(super) fn check_len(
     path: &Path,
     array: impl FnOnce() -> String,

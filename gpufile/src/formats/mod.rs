@@ -1,16 +1,18 @@
 //! File formats of arrays: models in safetensors files, and numpy's arrays, loaded into GPU or host memory and saved
 //! from it.
 //!
-//! [`safetensors::Checkpoint`] loads the tensors of one file or of many into one allocation, as fast as one large read;
-//! [`safetensors::save`] writes a file. [`npy::NpyFile`] and [`npy::write()`] do the same for one array. New files
-//! replace old ones at once, or not at all. With the feature `zarr`, the module of that name has Zarr arrays, whose chunks
-//! are files of their own.
+//! [`safetensors::Checkpoint`] loads the tensors of one or several files into one allocation, as fast as one large
+//! read. [`safetensors::save`] writes a file. [`npy::NpyFile`] and [`npy::write()`] do the same for one array. A save
+//! replaces an old file as a whole, or leaves it as it was. With the feature `zarr`, the module `zarr` reads and writes
+//! Zarr arrays, which have one file for each chunk.
 //!
-//! Below that, and without any input or output, are the headers: bytes go in, with the length of the file that they
-//! were read from, and names, types, shapes and byte ranges come out. Headers are input from strangers. What a parser
-//! returns has been checked against itself and against the length of the file: every range lies in the file, ranges do
-//! not overlap, shapes and types multiply out to the ranges. Memory is allocated in proportion to the bytes of the
-//! header that were handed in, never to a number that they hold.
+//! # Headers
+//! The header types do no I/O. A parser takes the bytes of a header and the length of the file. It returns names,
+//! types, shapes and byte ranges.
+//!
+//! Headers are untrusted input. The parser checks the header against itself and against the length of the file. Every
+//! range lies in the file, ranges do not overlap, and each range has as many bytes as its shape and type. The parser
+//! allocates memory in proportion to the bytes of the header, and never by a number in the header.
 //!
 //! ```
 //! use gpufile::formats::safetensors::Header;

@@ -2,12 +2,12 @@
 
 use std::io;
 
-/// Returns whether these are the digits of a number that [`random`] gave.
+/// Returns whether these are the 16 hexadecimal digits of a number from [`random`].
 pub(super) fn is_random(digits: &[u8]) -> bool {
     digits.len() == 16 && digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Returns a number that no other process gets, and no copy of this one.
+/// Returns a random number from the kernel. Forked processes get different ones.
 pub(super) fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     // SAFETY: the kernel writes as many bytes as the array has.

@@ -1,4 +1,4 @@
-//! Opening files that strangers may have put there.
+//! Opening regular files in folders that other users may write to, and comparing two paths.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -8,10 +8,10 @@ use std::path::Path;
 
 use crate::{Cause, File, OpenOptions};
 
-/// Opens a regular file for reading, whatever the options say about access. Symbolic links are followed.
+/// Opens a regular file for reading, and ignores the options about access. Follows symbolic links.
 ///
 /// # Errors
-/// [`crate::Error::Open`], also for what is not a regular file: a pipe would wait for somebody to write.
+/// [`crate::Error::Open`], also if the path is not a regular file. A pipe would wait for a writer.
 pub(super) fn open(path: &Path, options: &OpenOptions) -> crate::Result<File> {
     let file = open_plain(path)?;
     options.take_over(path.to_owned(), file)
@@ -34,13 +34,13 @@ pub(super) fn open_plain(path: &Path) -> crate::Result<fs::File> {
 /// Opens without waiting for the other end of a pipe, or for a device.
 fn open_unblocked(path: &Path) -> io::Result<fs::File> {
     let file = match fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        // A file server holds a lease of the file, which only regular files have, and gives it back when it is waited for.
+        // A process holds a lease of the file, which only regular files have. A blocking open waits until it ends.
         Err(error) if error.kind() == ErrorKind::WouldBlock && fs::metadata(path)?.is_file() => {
             return fs::File::open(path);
         }
         opened => opened?,
     };
-    // What reads the file later may ask for the flags, or a file system heed them.
+    // Later reads may look at the flags, and so may the file system.
     // SAFETY: takes integers.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
         0 => Ok(file),

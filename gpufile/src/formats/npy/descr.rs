@@ -7,12 +7,24 @@ use crate::formats::clip::clip;
 use crate::formats::{Dtype, FormatError};
 
 /// The order of the bytes in an element.
+///
+/// ```
+/// use gpufile::formats::npy::{ByteOrder, Descr};
+///
+/// # fn main() -> Result<(), gpufile::formats::FormatError> {
+/// let big: Descr = ">f8".parse()?;
+/// assert_eq!((big.byte_order(), big.dtype()), (ByteOrder::Big, None));
+/// let byte: Descr = "|u1".parse()?;
+/// assert_eq!(byte.byte_order(), ByteOrder::None);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ByteOrder {
-    /// The lowest first.
+    /// The lowest byte comes first.
     Little,
-    /// The highest first.
+    /// The highest byte comes first.
     Big,
     /// The element is one byte, or a string of bytes.
     None,
@@ -20,7 +32,7 @@ pub enum ByteOrder {
 
 /// The element type of an array: numpy's `descr`, such as `<f4`, `|b1` or `<M8[ns]`.
 ///
-/// [`Display`](fmt::Display) gives it as numpy writes it, whichever of several spellings was parsed.
+/// [`Display`](fmt::Display) shows numpy's own spelling, even if another one was parsed.
 ///
 /// ```
 /// use gpufile::formats::{Dtype, npy::Descr};
@@ -38,7 +50,7 @@ pub enum ByteOrder {
 pub struct Descr {
     order: ByteOrder,
     kind: u8,
-    /// The number behind the kind: bytes, but characters of four bytes for `U`.
+    /// The number after the kind: bytes, but characters of four bytes for `U`.
     count: u64,
     /// The unit of a time, with its brackets. Empty for other kinds, and for a time without a unit.
     unit: String,
@@ -50,15 +62,15 @@ impl Descr {
         self.order
     }
 
-    /// numpy's letter for the kind of type: `b` for truth values, `i`, `u`, `f`, `c` for numbers, `m` and `M` for
-    /// spans and points of time, `S` and `U` for text, `V` for anything else.
+    /// Returns numpy's letter for the kind of type: `b` for truth values, `i`, `u`, `f`, `c` for numbers, `m` and `M`
+    /// for spans and points of time, `S` and `U` for text, `V` for anything else.
     pub fn kind(&self) -> char {
         self.kind.into()
     }
 
-    /// Returns the number of bytes that one element takes. 0 for an empty string.
+    /// Returns the number of bytes of one element: 0 for an empty string.
     pub fn item_bytes(&self) -> u64 {
-        // Parsing has checked it.
+        // `parse` has checked the product.
         if self.kind == b'U' { self.count * 4 } else { self.count }
     }
 
@@ -86,9 +98,12 @@ impl Descr {
         })
     }
 
-    /// Parses a type, or returns why it cannot be used, without the error's context.
+    /// Parses a type.
+    ///
+    /// # Errors
+    /// The reason, for an error that shows the type.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
-        const UNKNOWN: &str = "is not one of numpy's with a fixed size";
+        const UNKNOWN: &str = "is not one of numpy's types of fixed size";
         let native = if cfg!(target_endian = "big") { ByteOrder::Big } else { ByteOrder::Little };
         let (order, rest) = match text.as_bytes() {
             [b'<', rest @ ..] => (ByteOrder::Little, rest),
@@ -97,7 +112,7 @@ impl Descr {
         };
         let [kind, rest @ ..] = rest else { return Err(UNKNOWN) };
         if *kind == b'O' {
-            return Err("means Python objects, which have no bytes of their own");
+            return Err("means Python objects, which cannot be loaded; save the array with another dtype");
         }
         let (kind, rest) = if *kind == b'?' && rest.is_empty() { (b'b', &b"1"[..]) } else { (*kind, rest) };
         let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -126,7 +141,7 @@ impl Descr {
     }
 }
 
-/// Parses a decimal number. Python's own have no leading zeros, but those in a type may.
+/// Parses a decimal number. Numbers in a type may have leading zeros.
 fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;

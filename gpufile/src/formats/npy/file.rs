@@ -1,4 +1,4 @@
-//! Arrays in files.
+//! Files with an array: opening, reading and writing them.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,8 +16,8 @@ use crate::{File, OpenOptions};
 
 /// An array in an npy file.
 ///
-/// Opening reads the header; the array is read by what is called then, from any thread. Its bytes come as the file has
-/// them: [`NpyHeader::descr`] says in which byte order, and [`NpyHeader::fortran_order`] in which order of the axes.
+/// Opening reads the header only. The methods read the array, from any thread. They do not change its bytes:
+/// [`NpyHeader::descr`] has their byte order, and [`NpyHeader::fortran_order`] the order of the axes.
 ///
 /// ```
 /// use gpufile::formats::npy::{self, NpyFile};
@@ -46,13 +46,13 @@ impl NpyFile {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be opened or read, or is not a regular file; [`Error::Format`] if it is not as the
-    /// format wants it.
+    /// [`Error::File`] if the file cannot be opened or read, or is not a regular file; [`Error::Format`] if its header
+    /// is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, &OpenOptions::new())
     }
 
-    /// As [`open`](Self::open), opening the file in this way: with this engine, policy and use of `O_DIRECT`.
+    /// Opens a file as [`open`](Self::open) does, with the engine, the policy and the use of `O_DIRECT` of `options`.
     /// Ignores access and creation options.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl NpyFile {
         Ok(Self { file, header })
     }
 
-    /// Returns the header, which describes the array and says where it lies.
+    /// Returns the header, which has the type, the shape and the place of the array.
     pub fn header(&self) -> &NpyHeader {
         &self.header
     }
@@ -126,15 +126,15 @@ impl fmt::Debug for NpyFile {
     }
 }
 
-/// Writes an array in C order to a file, which replaces what is there when it is complete: see [`SaveOptions`]. Returns
-/// how many bytes the file has.
+/// Writes an array in C order to a file. The complete file replaces an older one, as [`SaveOptions`] describes. Returns
+/// the length of the file in bytes.
 ///
-/// `descr` is the type of the elements, as for [`NpyHeader::build`]; `shape` how long each axis is, in elements.
+/// `descr` is the type of the elements, as for [`NpyHeader::build`]. `shape` has the length of each axis, in elements.
 ///
 /// # Errors
 /// [`Error::Format`] as [`NpyHeader::build`]; [`Error::BufferSize`] if the buffer has more or fewer bytes than shape
-/// and type say; [`Error::Save`] if the file cannot be written. Only if it is the folder that cannot be synced, the new
-/// file is in its place then.
+/// and type say; [`Error::Save`] if the file cannot be written. The old file stays then, unless the folder cannot be
+/// synced: in this case the new file has replaced it.
 pub fn write<B: IoBuf + ?Sized>(
     path: impl AsRef<Path>,
     descr: &str,
@@ -144,7 +144,8 @@ pub fn write<B: IoBuf + ?Sized>(
     write_with(path, descr, false, shape, buffer, &SaveOptions::new())
 }
 
-/// As [`write()`], in this way, and in Fortran order if `fortran_order` says that the buffer has it.
+/// Writes an array as [`write()`] does, with these options. `fortran_order` declares that the buffer is in Fortran
+/// order.
 ///
 /// # Errors
 /// As [`write()`].

@@ -1,4 +1,4 @@
-//! A checked header: what one array is and where it lies.
+//! The checked header of a file: parsing one, building one, and the facts of its array.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use crate::formats::FormatError;
 use crate::formats::clip::clip;
 use crate::formats::dtype::array_bits;
 
-/// The number of bytes at the start of a file that say how long its header is, in every version.
+/// The number of bytes at the start of a file that hold the length of its header, in every version.
 pub const PREFIX_LEN: usize = 12;
 
 /// The most bytes that the dictionary of a header may have: room for tens of thousands of axes, where numpy has 64.
@@ -19,6 +19,17 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const WHAT: &str = "an npy header";
 
 /// The header of an npy file: checked when it was [parsed](Self::parse) or [built](Self::build).
+///
+/// ```
+/// use gpufile::formats::npy::NpyHeader;
+///
+/// # fn main() -> Result<(), gpufile::formats::FormatError> {
+/// let (header, start_of_file) = NpyHeader::build("<f4", false, &[4, 8])?;
+/// assert_eq!((header.data_start(), header.data_len()), (start_of_file.len() as u64, 128));
+/// assert_eq!(header.slice_rows(1..3)?, 128 + 32..128 + 96);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NpyHeader {
     descr: Descr,
@@ -66,11 +77,10 @@ fn dictionary(start: &[u8], file_len: u64) -> Result<Range<u64>, FormatError> {
 
 impl NpyHeader {
     /// Parses and checks a header. `head` is at least the first [`head_len`] bytes of the file, `file_len` the length
-    /// of the whole file in bytes. Bytes behind the array are allowed, as numpy allows them.
+    /// of the whole file in bytes. Bytes after the array are allowed, as in numpy.
     ///
     /// # Errors
-    /// [`FormatError`]: whatever is wrong, and where. Records and Python objects are
-    /// [`FormatError::UnsupportedDtype`].
+    /// [`FormatError`], with the offset. Records and Python objects are [`FormatError::UnsupportedDtype`].
     pub fn parse(head: &[u8], file_len: u64) -> Result<Self, FormatError> {
         let Range { start, end } = dictionary(head, file_len)?;
         let Some(text) = head.get(start as usize..end as usize) else {
@@ -89,10 +99,10 @@ impl NpyHeader {
         }
     }
 
-    /// Lays out a new file: its header, and the bytes that the file starts with, which are those that numpy writes.
+    /// Lays out a new file. Returns its header, and the bytes before the array, which are equal to numpy's.
     ///
-    /// `descr` is parsed as a [`Descr`]; [`Dtype::npy_descr`](crate::formats::Dtype::npy_descr) has those of most
-    /// types. The data starts at a multiple of 64 bytes.
+    /// `descr` is parsed as a [`Descr`]; [`Dtype::npy_descr`](crate::formats::Dtype::npy_descr) returns it for most
+    /// types. The array starts at a multiple of 64 bytes.
     ///
     /// # Errors
     /// [`FormatError::UnsupportedDtype`], [`FormatError::SizeOverflow`], [`FormatError::HeaderTooLarge`].
@@ -117,7 +127,7 @@ impl NpyHeader {
         &self.descr
     }
 
-    /// Returns the number of bytes that one element takes.
+    /// Returns the number of bytes of one element.
     pub fn item_bytes(&self) -> u64 {
         self.descr.item_bytes()
     }
@@ -132,12 +142,12 @@ impl NpyHeader {
         &self.shape
     }
 
-    /// Returns the start of the array, in bytes from the start of the file. The header is what comes before.
+    /// Returns the start of the array, in bytes from the start of the file. The header lies before it.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 
-    /// Returns the number of bytes that the array has.
+    /// Returns the number of bytes of the array.
     pub fn data_len(&self) -> u64 {
         self.data_len
     }
@@ -203,7 +213,8 @@ fn parse_descr(literals: &mut Literals<'_>) -> Result<Descr, FormatError> {
     let next = literals.peek();
     let offset = Some(literals.offset());
     if let Some(b'[' | b'(') = next {
-        let (dtype, problem) = ("[...]".to_owned(), "is of records or of arrays, which are not supported");
+        let (dtype, problem) =
+            ("[...]".to_owned(), "describes records or subarrays, which are not supported");
         return Err(FormatError::UnsupportedDtype { tensor: None, dtype, problem, offset });
     }
     let text = literals.string()?;

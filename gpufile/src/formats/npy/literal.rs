@@ -2,10 +2,10 @@
 
 use crate::formats::FormatError;
 
-/// The format, in errors.
+/// The name of the format in errors.
 pub(super) const FORMAT: &str = "npy";
 
-/// Reads literals one after the other. Anything that Python allows and headers do not need is an error.
+/// A reader of literals, one after the other. Syntax of Python that headers do not need is an error.
 pub(super) struct Literals<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -56,11 +56,7 @@ impl<'a> Literals<'a> {
     }
 
     pub(super) fn end(&mut self) -> Result<(), FormatError> {
-        if self.peek().is_none() {
-            Ok(())
-        } else {
-            Err(self.error("the dictionary should have ended before"))
-        }
+        if self.peek().is_none() { Ok(()) } else { Err(self.error("text follows the dictionary")) }
     }
 
     /// Parses a string in either quotes, of printable ASCII without escapes.
@@ -110,7 +106,7 @@ impl<'a> Literals<'a> {
         Ok(lengths)
     }
 
-    /// Parses a number from 0 to 2^64 - 1. Python 2 wrote an L behind some.
+    /// Parses a number from 0 to 2^64 - 1. Python 2 wrote an L after some.
     fn length(&mut self) -> Result<u64, FormatError> {
         self.peek();
         let rest = &self.bytes[self.at..];

@@ -1,14 +1,15 @@
 //! Arrays in numpy's .npy files: loading, saving, and the headers.
 //!
-//! A file is a magic string, a version, the length of a Python dictionary, the dictionary, and the bytes of one array.
-//! Elements of fixed size are supported, in either byte order and either order of the axes, both of which are reported:
-//! the bytes are the file's. Records and Python objects are not. [`NpyFile`] reads an array to a GPU or to the host,
-//! and [`write()`] writes one.
+//! A file has a magic string, a version, the length of a Python dictionary, the dictionary, and the bytes of one array.
+//! [`NpyFile`] reads an array to a GPU or to the host, and [`write()`] writes one.
 //!
-//! numpy's `tofile` and `fromfile` know no header: their files are the bytes of an array and nothing else, for
-//! [`File::write_all_at`](crate::File::write_all_at) and [`File::read_exact_at`](crate::File::read_exact_at).
+//! Elements of fixed size are supported, and records and Python objects are not. Reading does not change the bytes: the
+//! header reports their byte order and the order of the axes.
 //!
-//! An [`NpyHeader`] does without files:
+//! Files of numpy's `tofile` have no header. Read them by [`File::read_exact_at`](crate::File::read_exact_at), and
+//! write files for `fromfile` by [`File::write_all_at`](crate::File::write_all_at).
+//!
+//! An [`NpyHeader`] needs no file:
 //!
 //! ```
 //! use gpufile::formats::npy::{self, ByteOrder, NpyHeader};

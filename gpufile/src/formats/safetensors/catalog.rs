@@ -3,13 +3,13 @@
 use super::header::{Header, TensorInfo};
 use crate::formats::clip::clip;
 
-/// The tensors of several headers.
+/// The tensors of several headers, to be found by name.
 pub(super) struct Catalog {
     headers: Vec<Header>,
     by_name: Vec<Id>,
 }
 
-/// A tensor: the number of its file, and its own in the order of that file.
+/// The place of a tensor in a catalog: the number of its file, and its number in that file, in the order of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Id {
     pub file: u32,
@@ -17,8 +17,10 @@ pub(super) struct Id {
 }
 
 impl Catalog {
+    /// Makes the catalog of headers.
+    ///
     /// # Errors
-    /// A name that two of the headers have, and which two.
+    /// A name that two headers have, and the numbers of the two.
     pub fn new(headers: Vec<Header>) -> Result<Self, (String, [usize; 2])> {
         let mut by_name = Vec::with_capacity(headers.iter().map(Header::len).sum());
         for (file, header) in (0..).zip(&headers) {
@@ -26,7 +28,7 @@ impl Catalog {
         }
         let mut catalog = Self { headers, by_name: Vec::new() };
         let name = |id: &Id| catalog.info(*id).name;
-        // The names of one file are in order already, which the stable sort makes use of.
+        // The names of one file are in order already, which makes the stable sort faster.
         by_name.sort_by(|a, b| name(a).cmp(name(b)));
         if let Some(pair) = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
             return Err((clip(name(&pair[0])), [pair[0].file as usize, pair[1].file as usize]));
@@ -35,10 +37,12 @@ impl Catalog {
         Ok(catalog)
     }
 
+    /// Returns the header of the file with this number.
     pub fn header(&self, file: u32) -> &Header {
         &self.headers[file as usize]
     }
 
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
@@ -59,16 +63,18 @@ impl Catalog {
         self.headers.iter().flat_map(Header::tensors)
     }
 
+    /// Returns the name, type, shape and range of a tensor.
     pub fn info(&self, id: Id) -> TensorInfo<'_> {
         self.header(id.file).nth(id.tensor)
     }
 
+    /// Returns the tensor of that name.
     pub fn find(&self, name: &str) -> Option<Id> {
         let found = self.by_name.binary_search_by(|&id| self.info(id).name.cmp(name)).ok()?;
         Some(self.by_name[found])
     }
 
-    /// Returns all tensors, file by file.
+    /// Returns the places of all tensors, file by file.
     pub fn ids(&self) -> impl Iterator<Item = Id> {
         (0..)
             .zip(&self.headers)

@@ -20,7 +20,7 @@ use crate::{File, IoBufMut, OpenOptions};
 
 /// The tensors of one safetensors file, or of a model in several.
 ///
-/// Opening reads the headers and checks them; the data is read by what is called then, from any thread.
+/// Opening reads and checks the headers only. The methods read tensors, from any thread.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -55,22 +55,22 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens a model: a safetensors file, or if the name ends in `.json`, an index (`model.safetensors.index.json`)
-    /// with the files that it names beside it. Of a folder, opens `model.safetensors.index.json` or else
-    /// `model.safetensors` in it. Symbolic links are followed.
+    /// with the files that it names. In a folder, opens `model.safetensors.index.json`, or `model.safetensors` if there
+    /// is no index. Follows symbolic links.
     ///
-    /// If the index is replaced by another while the files are opened, opens those of the other.
+    /// Opens the files of the new index if another process replaces the index during the call.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be opened or read, or is not a regular file; [`Error::Format`] if one is not as
-    /// the format wants it; [`Error::DuplicateTensor`]; [`Error::NotInShard`] if the index names a tensor that is not
-    /// where it says; [`Error::TwoModels`] if a folder has an index and a `model.safetensors` that the index does not
-    /// name. Tensors that an index does not name are not an error.
+    /// [`Error::File`] if a file cannot be opened or read, or is not a regular file; [`Error::Format`] if a header or
+    /// the index is wrong; [`Error::DuplicateTensor`] if two files have tensors of the same name; [`Error::NotInShard`]
+    /// if the file that the index names for a tensor lacks it; [`Error::TwoModels`] if a folder has an index and a
+    /// `model.safetensors` that the index does not name. Tensors that the index does not name are no error.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, &OpenOptions::new())
     }
 
-    /// As [`open`](Self::open), opening files in this way: with this engine, policy and use of `O_DIRECT`. Ignores
-    /// access and creation options.
+    /// Opens a model as [`open`](Self::open) does, with the engine, the policy and the use of `O_DIRECT` of `options`.
+    /// Ignores access and creation options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -101,8 +101,8 @@ impl Checkpoint {
         Self::open_many_with(paths, &OpenOptions::new())
     }
 
-    /// As [`open_many`](Self::open_many), opening files in this way: with this engine, policy and use of
-    /// `O_DIRECT`. Ignores access and creation options.
+    /// Opens files as [`open_many`](Self::open_many) does, with the engine, the policy and the use of `O_DIRECT` of
+    /// `options`. Ignores access and creation options.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -128,7 +128,10 @@ impl Checkpoint {
         Ok(Self { model })
     }
 
-    /// This, that an index was opened for, except if there is a file of another model in the folder.
+    /// Returns this model of an index, unless the folder has a file of another model.
+    ///
+    /// # Errors
+    /// [`Error::TwoModels`].
     fn unless_beside(self, other: &Path) -> Result<Self> {
         if !other.is_file() || self.model.files.iter().any(|file| is_same_file(file.path(), other)) {
             return Ok(self);
@@ -146,7 +149,7 @@ impl Checkpoint {
         self.model.catalog.len() == 0
     }
 
-    /// Returns the number of bytes that all tensors have.
+    /// Returns the number of bytes of all tensors.
     pub fn len_bytes(&self) -> u64 {
         self.model.catalog.len_bytes()
     }
@@ -161,7 +164,8 @@ impl Checkpoint {
         self.model.catalog.tensors()
     }
 
-    /// Returns the tensor of that name. Its offsets are those in its [file](Self::file_of).
+    /// Returns the tensor of that name. Its offsets are in bytes from the start of the data of its
+    /// [file](Self::file_of).
     pub fn tensor(&self, name: &str) -> Option<TensorInfo<'_>> {
         self.model.catalog.find(name).map(|id| self.model.catalog.info(id))
     }
@@ -172,7 +176,7 @@ impl Checkpoint {
         Some((self.model.file(id), self.model.catalog.header(id.file)))
     }
 
-    /// Returns the files and their headers, in the order that they were given, or that the index names them.
+    /// Returns the files and their headers, in the order of the caller or of the index.
     pub fn files(&self) -> impl ExactSizeIterator<Item = (&File, &Header)> {
         self.model.files.iter().zip(self.model.catalog.headers())
     }
@@ -259,10 +263,10 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-/// Opens what the index says, or what is to be opened without one. Opens again if that fails and the index has
-/// changed.
+/// Calls `open` with the bytes of the index, or without them if there is no index. Calls it again if it fails and the
+/// index has changed.
 fn unless_replaced(index: &Path, open: impl Fn(Option<&[u8]>) -> Result<Checkpoint>) -> Result<Checkpoint> {
-    /// Nobody saves models faster than they are opened, except to keep others busy.
+    /// A bound, for a process that replaces the index without end.
     const TRIES: usize = 100;
     let mut json = read_index(index)?;
     let mut opened = open(json.as_deref());

@@ -1,5 +1,5 @@
-//! The open files of a model and their catalog: what [`Checkpoint`](super::Checkpoint) and [`Load`](super::Load)
-//! read from.
+//! The open files of a model, with their catalog. [`Checkpoint`](super::Checkpoint) and [`Load`](super::Load) read
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +22,9 @@ pub(super) struct ModelFiles {
 
 impl ModelFiles {
     /// Opens files and reads their headers.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Format`]; [`Error::DuplicateTensor`] if two files have tensors of the same name.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, options: &OpenOptions) -> Result<Self> {
         let (mut files, mut headers) = (Vec::<File>::new(), Vec::new());
         for path in paths {

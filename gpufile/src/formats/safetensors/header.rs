@@ -1,4 +1,4 @@
-//! A checked header: which tensors a file has and where.
+//! The checked header of a file: its tensors, and their ranges. `parse` and `write` make headers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,22 @@ pub(super) const LENGTH_BYTES: u64 = 8;
 
 /// The header of a safetensors file: checked when it was [parsed](Self::parse) or [built](Self::build).
 ///
-/// The ranges of the tensors cover the data of the file without gaps and without sharing bytes.
+/// The ranges of the tensors cover the data of the file without gaps and overlaps.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use gpufile::formats::Dtype;
+/// use gpufile::formats::safetensors::{Header, NewTensor};
+///
+/// # fn main() -> Result<(), gpufile::formats::FormatError> {
+/// let bias = NewTensor { name: "bias", dtype: Dtype::F32, shape: &[4] };
+/// let (header, start_of_file) = Header::build(&[bias], BTreeMap::new())?;
+/// assert_eq!(header.data_start(), start_of_file.len() as u64);
+/// assert_eq!((header.len(), header.data_len()), (1, 16));
+/// assert_eq!(header.get("bias").unwrap().offsets, 0..16);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Header {
     table: Table,
@@ -35,6 +50,20 @@ pub struct Header {
 }
 
 /// One tensor of a [`Header`].
+///
+/// ```
+/// # use std::collections::BTreeMap;
+/// # use gpufile::formats::Dtype;
+/// # use gpufile::formats::safetensors::{Header, NewTensor};
+/// # fn main() -> Result<(), gpufile::formats::FormatError> {
+/// # let new = [NewTensor { name: "w", dtype: Dtype::F16, shape: &[4, 8] }];
+/// # let (header, _) = Header::build(&new, BTreeMap::new())?;
+/// let tensor = header.get("w").unwrap();
+/// assert_eq!((tensor.dtype, tensor.shape, tensor.len_bytes()), (Dtype::F16, &[4, 8][..], 64));
+/// assert_eq!(tensor.slice_rows(1..3)?, 16..48);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorInfo<'a> {
@@ -48,8 +77,8 @@ pub struct TensorInfo<'a> {
     pub offsets: Range<u64>,
 }
 
-/// Tensors as they are read or laid out. Names and axes of all of them lie in one allocation each, as most models have
-/// many small ones. Indices are 32 bits because a header has at most [`MAX_HEADER_LEN`] bytes.
+/// The tensors of a header in the making. All names lie in one allocation, and all axes in another, because models have
+/// many short ones. Indices are 32 bits because a header has at most [`MAX_HEADER_LEN`] bytes.
 #[derive(Clone, Default)]
 pub(super) struct Table {
     pub(super) names: String,
@@ -120,7 +149,7 @@ impl Header {
         &self.metadata
     }
 
-    /// Returns the start of the data, in bytes from the start of the file. The header is what comes before.
+    /// Returns the start of the data, in bytes from the start of the file. The header lies before it.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
@@ -135,7 +164,7 @@ impl Header {
         self.data_start + self.data_len
     }
 
-    /// Offsets of a tensor, or of rows of it, in bytes from the start of the file.
+    /// Converts offsets of a tensor, or of its rows, to bytes from the start of the file.
     pub fn in_file(&self, offsets: Range<u64>) -> Range<u64> {
         self.data_start + offsets.start..self.data_start + offsets.end
     }
@@ -153,7 +182,7 @@ impl fmt::Debug for Header {
 }
 
 impl TensorInfo<'_> {
-    /// Returns the number of bytes that the tensor has.
+    /// Returns the number of bytes of the tensor.
     pub fn len_bytes(&self) -> u64 {
         self.offsets.end - self.offsets.start
     }

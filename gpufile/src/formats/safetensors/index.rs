@@ -15,8 +15,8 @@ const FORMAT: &str = "safetensors index";
 
 /// The file that each tensor of a model is in.
 ///
-/// File names are relative to the folder of the index, with `/` between folders. They do not lead out of it unless
-/// there are symbolic links. The index does not know whether the files exist and hold the tensors.
+/// File names are relative to the folder of the index, with `/` between folders. They do not lead out of it, except
+/// through symbolic links. Parsing does not look at the files.
 ///
 /// ```
 /// use gpufile::formats::safetensors::ShardIndex;
@@ -34,13 +34,14 @@ const FORMAT: &str = "safetensors index";
 #[derive(Debug, Clone)]
 pub struct ShardIndex {
     names: String,
-    /// By name: where the name lies in `names`, and which of `files` it is.
+    /// The range of each name in `names`, and the number of its file in `files`. Sorted by name.
     entries: Vec<(Range<u32>, u32)>,
     files: Vec<String>,
 }
 
 impl ShardIndex {
-    /// Parses and checks an index. Keys other than `weight_map` are passed over: sizes are in the files' headers.
+    /// Parses and checks an index. Ignores keys other than `weight_map`, because the headers of the files have the
+    /// sizes.
     ///
     /// # Errors
     /// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], [`FormatError::Syntax`], [`FormatError::Duplicate`],
@@ -87,7 +88,7 @@ fn text<'a>(names: &'a str, range: &Range<u32>) -> &'a str {
     &names[range.start as usize..range.end as usize]
 }
 
-/// Returns whether a file name stays in the folder of the index. Backslashes would lead out of it on other systems.
+/// Returns whether a file name stays in the folder of the index. A backslash could lead out of it on other systems.
 pub(super) fn is_plain(file: &str) -> bool {
     !file.contains(['\\', '\0']) && file.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }

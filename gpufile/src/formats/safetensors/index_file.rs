@@ -1,4 +1,4 @@
-//! The file of an index: its name, and reading it. [`ShardIndex`] is what it holds.
+//! The file of an index: its name, and reading it as a [`ShardIndex`].
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -7,24 +7,24 @@ use super::header::MAX_HEADER_LEN;
 use super::index::ShardIndex;
 use crate::formats::{Error, Result, regular};
 
-/// The end of an index's name, behind the name of the file that would have the whole model.
+/// The end of an index's name, after the name of the file that would have the whole model.
 pub(in crate::formats) const INDEX_SUFFIX: &str = ".index.json";
 
-/// `model.safetensors.index.json` for `model.safetensors`.
+/// Returns the path of the index beside a file: `model.safetensors.index.json` for `model.safetensors`.
 pub(super) fn index_path(path: &Path) -> PathBuf {
     let mut index_path = path.as_os_str().to_owned();
     index_path.push(INDEX_SUFFIX);
     index_path.into()
 }
 
-/// Reads an index, unless it is too long to be one; `None` if there is none.
+/// Reads the bytes of an index; `None` if there is no file. Stops one byte beyond the longest index.
 pub(super) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
     let file = match regular::open_plain(path) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
         file => file?,
     };
     let mut json = Vec::new();
-    // One byte more than is allowed makes the parser refuse it.
+    // The parser refuses an index that is one byte too long.
     file.take(MAX_HEADER_LEN + 1).read_to_end(&mut json).map_err(|error| crate::Error::File {
         operation: "read",
         path: path.to_owned(),
@@ -33,7 +33,10 @@ pub(super) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
     Ok(Some(json))
 }
 
-/// Parses the index that was read from a file.
+/// Parses the bytes of an index.
+///
+/// # Errors
+/// [`Error::Format`], with the path.
 pub(super) fn parse_index(path: &Path, json: &[u8]) -> Result<ShardIndex> {
     ShardIndex::parse(json).map_err(|error| Error::Format { path: path.to_owned(), error })
 }

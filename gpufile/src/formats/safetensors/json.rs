@@ -56,7 +56,7 @@ impl<T, F: FnOnce(&str) -> T> Visitor<'_> for With<F> {
     }
 }
 
-/// The reason why a visitor stopped, where the JSON itself is not at fault. The position comes from the parser.
+/// The reason why a visitor stopped, where the JSON itself is correct. The position comes from the parser.
 #[derive(Debug)]
 pub(super) enum Fault {
     Duplicate(String),
@@ -72,8 +72,10 @@ impl Fault {
     }
 }
 
-/// Returns the bytes as text, or an error with the place where they are none. `start` is where they start in the
-/// file.
+/// Returns the bytes as text. They start at byte `start` of the file.
+///
+/// # Errors
+/// [`FormatError::Syntax`] at the first byte that is not UTF-8.
 pub(super) fn utf8<'a>(format: &'static str, bytes: &'a [u8], start: u64) -> Result<&'a str, FormatError> {
     std::str::from_utf8(bytes).map_err(|error| FormatError::Syntax {
         format,

@@ -1,4 +1,4 @@
-//! The places of tensors in a buffer.
+//! The places of tensors in a buffer, without I/O.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use cufile::BufSliceMut;
 
 use super::catalog::{Catalog, Id};
 
-/// The places of tensors of files in a buffer, each aligned to its elements.
+/// The places of tensors in a buffer, each aligned to its elements.
 #[derive(Debug)]
 pub(super) struct Layout {
     /// In the order of the files, and that of the buffer.
@@ -14,7 +14,7 @@ pub(super) struct Layout {
     pub len_bytes: usize,
 }
 
-/// Tensors that are neighbours in a file and in the buffer. All in bytes.
+/// Tensors that are adjacent in a file and in the buffer. All fields except `file` are in bytes.
 #[derive(Debug)]
 pub(super) struct Stretch {
     pub file: u32,
@@ -27,8 +27,8 @@ impl Layout {
     /// The alignment of the first tensor of a file, in bytes, as CUDA's allocations have it.
     const FILE_ALIGNMENT: usize = 256;
 
-    /// Places tensors, given in the order of the files. Those that are neighbours in the file stay neighbours, as far
-    /// as their alignment allows it. `None` if there are more bytes than addresses.
+    /// Places tensors, given in the order of the files. Adjacent tensors stay adjacent if their alignment allows it.
+    /// Returns `None` if they have more bytes than a buffer can have.
     pub fn of(catalog: &Catalog, ids: impl Iterator<Item = Id>) -> Option<Self> {
         let mut stretches: Vec<Stretch> = Vec::new();
         let mut end = 0usize;
@@ -56,12 +56,12 @@ impl Layout {
         Some(Self { stretches, len_bytes: end })
     }
 
-    /// Returns the number of bytes that tensors fill.
+    /// Returns the number of bytes of all placed tensors, without the gaps.
     pub fn filled_bytes(&self) -> u64 {
         self.stretches.iter().map(|stretch| stretch.len_bytes as u64).sum()
     }
 
-    /// Returns the range of a tensor in the buffer, which must have been placed. `0..0` if the tensor has no bytes.
+    /// Returns the range of a placed tensor in the buffer, in bytes. `0..0` if the tensor has no bytes.
     pub fn find(&self, catalog: &Catalog, id: Id) -> Range<usize> {
         let header = catalog.header(id.file);
         let in_file = header.in_file(header.nth(id.tensor).offsets);
@@ -76,7 +76,7 @@ impl Layout {
         in_buffer(in_file.start)..in_buffer(in_file.end)
     }
 
-    /// Returns the stretches, and what a buffer has for each.
+    /// Returns the stretches, each with its part of the buffer.
     pub fn cut<'a>(&self, buffer: BufSliceMut<'a>) -> impl Iterator<Item = (&Stretch, BufSliceMut<'a>)> {
         let (mut at, mut rest) = (0, Some(buffer));
         self.stretches.iter().map(move |stretch| {

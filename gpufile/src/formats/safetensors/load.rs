@@ -1,4 +1,4 @@
-//! Tensors loaded into one allocation, or into one each.
+//! Loading tensors into one allocation, or into one allocation each, and the tensors in memory.
 
 use std::fmt;
 use std::iter;
@@ -18,7 +18,7 @@ use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
 use crate::formats::{Error, Result};
 use crate::{File, IoBuf, IoBufMut, ReadRequest};
 
-/// The tensors that are to be loaded, and the callback for progress; made by [`Checkpoint::load`].
+/// A choice of tensors to load, with a callback for progress. [`Checkpoint::load`] makes it.
 ///
 /// ```no_run
 /// use gpufile::Engine;
@@ -49,19 +49,55 @@ pub struct Load<'a> {
 
 type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 
-/// The progress of loading.
+/// The progress of a load, as [`Load::progress`] reports it.
+///
+/// ```
+/// # use std::collections::BTreeMap;
+/// use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+/// # use gpufile::formats::{Dtype, Result};
+///
+/// # fn main() -> Result<()> {
+/// # let path = std::env::temp_dir().join(format!("gpufile-progress-{}.safetensors", std::process::id()));
+/// # safetensors::save(&path, &[TensorData::new("w", Dtype::U8, &[4], &[1_u8, 2, 3, 4][..])], BTreeMap::new())?;
+/// let mut last = None;
+/// Checkpoint::open(&path)?.load().progress(|progress| last = Some(progress)).to_host()?;
+/// let last = last.unwrap();
+/// assert_eq!((last.done_bytes, last.total_bytes), (4, 4));
+/// # std::fs::remove_file(path).ok();
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// The number of bytes that have been read.
+    /// The number of bytes read so far.
     pub done_bytes: u64,
-    /// The number of bytes that are to be read.
+    /// The number of bytes to read.
     pub total_bytes: u64,
 }
 
-/// Tensors in one buffer.
+/// Loaded tensors in one buffer.
 ///
-/// Tensors are looked up, and views of them made, when they are asked for.
+/// A look-up makes the view of a tensor; loading makes none.
+///
+/// ```
+/// # use std::collections::BTreeMap;
+/// use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+/// # use gpufile::formats::{Dtype, Result};
+///
+/// # fn main() -> Result<()> {
+/// # let path = std::env::temp_dir().join(format!("gpufile-loaded-{}.safetensors", std::process::id()));
+/// # let bytes = [1_u8, 2, 3];
+/// # let a = TensorData::new("a", Dtype::U8, &[2], &bytes[..2]);
+/// # let tensors = [a, TensorData::new("b", Dtype::U8, &[1], &bytes[2..])];
+/// # safetensors::save(&path, &tensors, BTreeMap::new())?;
+/// let loaded = Checkpoint::open(&path)?.load().only(["b"])?.to_host()?;
+/// assert_eq!((loaded.len(), loaded.bytes("b")), (1, Some(&[3][..])));
+/// assert!(loaded.tensor("a").is_none());
+/// # std::fs::remove_file(path).ok();
+/// # Ok(())
+/// # }
+/// ```
 pub struct Loaded<B> {
     catalog: Arc<Catalog>,
     choice: Choice,
@@ -72,10 +108,27 @@ pub struct Loaded<B> {
 }
 
 /// A tensor of a [`Loaded`].
+///
+/// ```
+/// # use std::collections::BTreeMap;
+/// use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+/// # use gpufile::formats::{Dtype, Result};
+///
+/// # fn main() -> Result<()> {
+/// # let path = std::env::temp_dir().join(format!("gpufile-view-{}.safetensors", std::process::id()));
+/// # safetensors::save(&path, &[TensorData::new("w", Dtype::F32, &[2], &[0_u8; 8][..])], BTreeMap::new())?;
+/// let loaded = Checkpoint::open(&path)?.load_to_host()?;
+/// let view = loaded.tensor("w").unwrap();
+/// assert_eq!((view.info.dtype, view.info.shape), (Dtype::F32, &[2][..]));
+/// assert_eq!(loaded.buffer()[view.range], [0; 8]);
+/// # std::fs::remove_file(path).ok();
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TensorView<'a> {
-    /// Name, type and shape, and where it was in its file.
+    /// The name, the type, the shape, and the range in the data of the file.
     pub info: TensorInfo<'a>,
     /// The bytes, in C order and little-endian.
     pub bytes: BufSlice<'a>,
@@ -105,7 +158,7 @@ impl Choice {
         }
     }
 
-    /// In the order of the files.
+    /// Returns the chosen tensors, in the order of the files.
     fn ids(&self, catalog: &Catalog) -> impl Iterator<Item = Id> {
         let (all, these) = match self {
             Choice::All => (Some(catalog.ids()), &[][..]),
@@ -120,7 +173,7 @@ impl<'a> Load<'a> {
         Self { model, choice: Choice::All, progress: None }
     }
 
-    /// Loads these tensors and no others; one that is named twice is loaded once.
+    /// Loads only these tensors. A name that occurs twice is loaded once.
     ///
     /// # Errors
     /// [`Error::NoSuchTensor`].
@@ -133,26 +186,26 @@ impl<'a> Load<'a> {
         Ok(self)
     }
 
-    /// Reads in steps of a sixteenth, or 256 MiB if that is more, and calls the function after each, on the thread that
-    /// waits for the loading. The pause between steps costs some speed.
+    /// Reads in steps of a sixteenth of the bytes, or 256 MiB if that is more, and calls `watch` after each step. The
+    /// thread that loads calls it. The pause between steps costs some speed.
     pub fn progress(mut self, watch: impl FnMut(Progress) + 'a) -> Self {
         self.progress = Some(Box::new(watch));
         self
     }
 
-    /// Returns the number of bytes that a buffer for [`to_buffer`](Self::to_buffer) must have. It holds the tensors,
-    /// and gaps between them for alignment.
+    /// Returns the number of bytes that a buffer for [`to_buffer`](Self::to_buffer) needs: the tensors, and gaps
+    /// between them for alignment.
     ///
     /// # Errors
-    /// [`Error::Memory`] if that is more than there are addresses.
+    /// [`Error::Memory`] if no buffer can have as many bytes.
     pub fn len_bytes(&self) -> Result<usize> {
         Ok(self.layout()?.len_bytes)
     }
 
     /// Loads into one allocation on the GPU.
     ///
-    /// Each tensor is aligned to its elements, and the first of each file to 256 bytes. What is neighbours in a file
-    /// and so aligned, usually all of a file, is read as one range.
+    /// Each tensor is aligned to its elements, and the first of each file to 256 bytes. Adjacent tensors of a file are
+    /// read as one range if their alignment allows it: usually the whole file.
     ///
     /// # Errors
     /// [`Error::Memory`] if the GPU has no room, [`Error::File`] if reading or copying fails.
@@ -178,23 +231,23 @@ impl<'a> Load<'a> {
     }
 
     /// Loads into a buffer, from its start on: pinned or registered memory, or a part of other memory. Tensors are
-    /// aligned as in [`to_device`](Self::to_device) if the buffer is.
+    /// aligned as in [`to_device`](Self::to_device) if the start of the buffer is.
     ///
     /// # Errors
     /// [`Error::BufferSize`] if the buffer has fewer bytes than [`len_bytes`](Self::len_bytes), [`Error::Memory`] if no
-    /// buffer could have as many, [`Error::File`] if reading or copying fails.
+    /// buffer can have as many, [`Error::File`] if reading or copying fails.
     pub fn to_buffer<B: IoBufMut>(self, buffer: B) -> Result<Loaded<B>> {
         let layout = self.layout()?;
         let (needed_bytes, buffer_bytes) = (layout.len_bytes as u64, buffer.len_bytes());
         if buffer_bytes < layout.len_bytes {
-            let array = "the tensors and what aligns them".to_owned();
+            let array = "the tensors with their alignment".to_owned();
             let path = self.model.path.clone();
             return Err(Error::BufferSize { path, array, needed_bytes, buffer_bytes });
         }
         self.load(layout, buffer, 0)
     }
 
-    /// Loads each tensor into an allocation of its own on the GPU. They come file by file, in the order of their places
+    /// Loads each tensor into a separate allocation on the GPU. Returns them file by file, in the order of their places
     /// in the file.
     ///
     /// # Errors
@@ -236,14 +289,14 @@ impl<'a> Load<'a> {
     }
 }
 
-/// A range of a file that fills memory.
+/// A range of a file, and the memory to fill from it.
 struct Read<'a> {
     file: &'a File,
     offset: u64,
     memory: BufSliceMut<'a>,
 }
 
-/// Reads all at once, or in steps if someone watches.
+/// Reads everything in one call, or in steps if there is a watcher.
 fn read_all<'a>(
     reads: impl Iterator<Item = Read<'a>>,
     total_bytes: u64,
@@ -316,12 +369,12 @@ impl<B: IoBuf> Loaded<B> {
         self.choice.ids(&self.catalog).map(|id| self.view(id))
     }
 
-    /// Returns the buffer that all tensors lie in.
+    /// Returns the buffer that holds all tensors.
     pub fn buffer(&self) -> &B {
         &self.buffer
     }
 
-    /// Gives the buffer back. [`TensorView::range`] says where in it a tensor lies.
+    /// Returns the buffer. [`TensorView::range`] has the range of a tensor in it.
     pub fn into_buffer(self) -> B {
         self.buffer
     }

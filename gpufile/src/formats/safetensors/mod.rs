@@ -1,10 +1,18 @@
 //! Models in safetensors files: loading, saving, and the headers.
 //!
-//! A file is eight bytes with the length of a JSON object, the object, and the tensors' bytes without gaps, in C order
-//! and little-endian. [`Checkpoint`] opens one or several and loads their tensors to a GPU or to the host; [`save`] and
-//! [`save_sharded`] write them.
+//! A file has eight bytes with the length of a JSON object, the object, and the bytes of the tensors without gaps. The
+//! tensors are in C order and little-endian.
 //!
-//! A [`Header`] does without files. Reading one takes two reads, and then one range for each tensor that is wanted:
+//! ```text
+//! opening   path → index → files → headers → catalog of tensors
+//! loading   catalog → layout of a buffer → reads, one for each stretch of adjacent tensors
+//! saving    tensors → header → temporary files → rename
+//! ```
+//!
+//! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`] and
+//! [`save_sharded`] write files.
+//!
+//! A [`Header`] needs no file. Two reads get its bytes, and it has the range of each tensor:
 //!
 //! ```
 //! use std::collections::BTreeMap;

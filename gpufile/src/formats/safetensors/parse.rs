@@ -1,4 +1,4 @@
-//! From the bytes of a header to a [`Header`].
+//! Parsing the bytes of a header.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map;
@@ -17,8 +17,8 @@ use crate::formats::{Dtype, FormatError};
 ///
 /// # Errors
 /// [`FormatError::Truncated`] for fewer than eight bytes or a header longer than the file,
-/// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], or [`FormatError::KnownFormat`] if these bytes are how
-/// another format starts.
+/// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], or [`FormatError::KnownFormat`] if another format starts
+/// with these bytes.
 pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
     const WHAT: &str = "a safetensors header";
     let Some(length) = start.first_chunk() else {
@@ -39,15 +39,15 @@ pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
     Ok(needed_bytes)
 }
 
-/// Describes files that start with these bytes and that people take for safetensors files.
+/// Returns a description of the format that starts with these bytes, if its files are often mistaken for safetensors.
 fn known_by(start: &[u8; 8]) -> Option<&'static str> {
     const STARTS: [(&[u8], &str); 6] = [
-        (b"version ", "a Git LFS pointer: the file that it stands for was not fetched"),
-        (b"PK\x03\x04", "a zip archive, as files of PyTorch and npz files are"),
+        (b"version ", "a Git LFS pointer; `git lfs pull` fetches the file"),
+        (b"PK\x03\x04", "a zip archive, such as a PyTorch or npz file"),
         (b"GGUF", "a GGUF file"),
         (b"\x93NUMPY", "an npy file"),
         (b"\x89HDF", "an HDF5 file"),
-        (b"<!DOCTYP", "a page of HTML"),
+        (b"<!DOCTYP", "an HTML page"),
     ];
     STARTS.iter().find(|(known, _)| start.starts_with(known)).map(|(_, what)| *what)
 }
@@ -56,10 +56,10 @@ impl Header {
     /// Parses and checks a header. `head` is at least the first [`head_len`] bytes of the file, `file_len` the length
     /// of the whole file in bytes.
     ///
-    /// Unknown keys in the description of a tensor are passed over.
+    /// Ignores unknown keys in the description of a tensor.
     ///
     /// # Errors
-    /// [`FormatError`]: whatever is wrong, with the name of the tensor if it is in one.
+    /// [`FormatError`], with the name of the tensor if the error is in one.
     pub fn parse(head: &[u8], file_len: u64) -> Result<Self, FormatError> {
         let data_start = head_len(head, file_len)?;
         let Some(json) = head.get(LENGTH_BYTES as usize..data_start as usize) else {
@@ -85,8 +85,8 @@ impl Header {
     }
 }
 
-/// The parts of a header that have been read so far. Our own visitor reads them, because the `safetensors` crate
-/// keeps the last of two tensors of the same name. It also does not say which tensor is wrong.
+/// The parts of a header that the parser has read so far. The `safetensors` crate is no substitute: it keeps the last
+/// of two tensors of the same name, and its errors do not name the tensor.
 #[derive(Default)]
 struct Draft {
     table: Table,

@@ -1,8 +1,8 @@
-//! A model in the place of an older one, when either may be one file or several.
+//! Replacing a model by a newer one. Each may be one file or several.
 //!
 //! A folder has a model in `model.safetensors`, or in shards that `model.safetensors.index.json` names. One rename or
-//! one removal makes the new model take the place of the old one, whatever the two have. To keep the two apart, there
-//! is no moment at which both names are there and are of different models:
+//! one removal switches from the old model to the new one. At no moment do both names exist and belong to different
+//! models:
 //!
 //! ```text
 //! file to file        rename the file over the old one
@@ -13,8 +13,8 @@
 //!                     rename the file into place · remove the index
 //! ```
 //!
-//! Beside them lies a temporary index of all shards that take part, so that those which the final index does not name
-//! can be removed: at the end, after a failure, or by a later process.
+//! A temporary index lists all shards that take part. By it, this process or a later one removes the shards that the
+//! final index does not name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,11 +30,11 @@ use crate::formats::SaveOptions;
 use crate::formats::regular::is_same_file;
 use crate::formats::save::{Folder, Temporary};
 
-/// The place where a model is to be.
+/// The place of a model: a file, or an index with shards.
 pub(super) struct Place<'a> {
     folder: &'a Folder,
     options: &'a SaveOptions,
-    /// The file that has all of the model, or would have.
+    /// The path of the file that has the whole model, or would have it.
     path: &'a Path,
     index_path: PathBuf,
 }
@@ -48,7 +48,7 @@ impl<'a> Place<'a> {
         &self.index_path
     }
 
-    /// Puts a file into the place of the model, given the names of its tensors.
+    /// Replaces the model by a file. `names` are the names of its tensors.
     ///
     /// # Errors
     /// [`crate::Error::File`], [`crate::Error::Open`].
@@ -58,7 +58,7 @@ impl<'a> Place<'a> {
             file.replace(self.path)?;
             return self.folder.sync();
         }
-        // Found out before the index is replaced.
+        // A folder at one of the paths must fail before the index is replaced.
         self.refuse_folders()?;
         let shards = self.new_name()?;
         let _journal = self.journal(self.old_shards().into_iter().chain(shards.clone()))?;
@@ -72,7 +72,7 @@ impl<'a> Place<'a> {
         self.remove("remove the index", &self.index_path)
     }
 
-    /// Puts files into the place of the model, given their names as shards, and their index.
+    /// Replaces the model by shards, each with its name, and by the index of them.
     ///
     /// # Errors
     /// [`crate::Error::File`], [`crate::Error::Open`].
@@ -89,7 +89,7 @@ impl<'a> Place<'a> {
         for (shard, name) in shards {
             shard.replace(&self.path.with_file_name(name))?;
         }
-        // A file that cannot be read as a model is no model to be kept.
+        // A file that is no model is not kept.
         if let Some(old_file) = &old_file
             && let Ok(model) = ModelFiles::open([self.path], &OpenOptions::new())
             && self.link(self.path, old_file)?
@@ -108,7 +108,7 @@ impl<'a> Place<'a> {
         index.map_or_else(Vec::new, |index| index.files().to_vec())
     }
 
-    /// Returns a name for all of the model as a shard; `None` if no index could name it.
+    /// Returns the name of a shard with the whole model; `None` if no index can name it.
     fn new_name(&self) -> crate::Result<Option<String>> {
         let Some(model) = self.path.file_name().and_then(|name| name.to_str()) else { return Ok(None) };
         let names =
@@ -124,7 +124,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Gives a file a second name; says whether it has it. Not every file system can.
+    /// Gives a file a second name. Returns `false` on file systems without hard links.
     fn link(&self, path: &Path, name: &str) -> crate::Result<bool> {
         let link = self.path.with_file_name(name);
         match fs::hard_link(path, &link).map_err(|error| (error.raw_os_error(), error)) {
@@ -136,7 +136,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Puts an index into its place, when what it names has reached the storage.
+    /// Replaces the index, after the names of its shards have reached the storage.
     fn put_index(&self, json: String) -> crate::Result<()> {
         let index = self.write_index(&json)?;
         self.folder.sync()?;
@@ -169,7 +169,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The shards that take part while one model takes the place of another, in a temporary index.
+/// A temporary index of the shards that take part in a replacement.
 struct Journal<'a> {
     place: &'a Place<'a>,
     files: Vec<String>,
@@ -184,7 +184,7 @@ impl Drop for Journal<'_> {
         if remove_unnamed(index_path, model, files, &[Namer::Us, Namer::Other]).is_err()
             && let Some(file) = self.file.take()
         {
-            // The next process may find out which ones the index names.
+            // A later process reads it, when the index can be read again.
             file.leave();
         }
     }

@@ -1,4 +1,4 @@
-//! Models written to files.
+//! Saving models to one file or to several.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -19,7 +19,16 @@ use crate::formats::memory::check_len;
 use crate::formats::save::{Folder, Temporary, no_file_name, open_clean};
 use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
 
-/// A tensor to be saved, in the memory of the host or a GPU.
+/// A tensor to save, in the memory of the host or a GPU.
+///
+/// ```
+/// use gpufile::formats::Dtype;
+/// use gpufile::formats::safetensors::TensorData;
+///
+/// let ones: Vec<u8> = [1_f32; 6].iter().flat_map(|one| one.to_le_bytes()).collect();
+/// let tensor = TensorData::new("ones", Dtype::F32, &[2, 3], &ones); // or a DeviceBuffer
+/// assert_eq!((tensor.name, tensor.shape), ("ones", &[2, 3][..]));
+/// ```
 #[derive(Debug, Clone)]
 pub struct TensorData<'a> {
     /// The name.
@@ -33,25 +42,25 @@ pub struct TensorData<'a> {
 }
 
 impl<'a> TensorData<'a> {
-    /// Returns a tensor to be saved.
+    /// Returns a tensor to save.
     pub fn new(name: &'a str, dtype: Dtype, shape: &'a [u64], bytes: impl Into<BufSlice<'a>>) -> Self {
         Self { name, dtype, shape, bytes: bytes.into() }
     }
 }
 
 impl<'a> From<TensorView<'a>> for TensorData<'a> {
-    /// Returns a tensor that was loaded, to be saved again.
+    /// Returns a loaded tensor, to save it again.
     fn from(view: TensorView<'a>) -> Self {
         Self { name: view.info.name, dtype: view.info.dtype, shape: view.info.shape, bytes: view.bytes }
     }
 }
 
-/// Saves tensors to a file, which replaces what is there when it is complete: see [`SaveOptions`]. Returns how many
-/// bytes the file has.
+/// Saves tensors to a file. The complete file replaces an older one, as [`SaveOptions`] describes. Returns the length
+/// of the file in bytes.
 ///
-/// The file is the one that the `safetensors` library writes: the types with the largest elements first, then by name.
-/// If there is an index beside the path, the file replaces that model too, as [`save_sharded`] describes it: afterwards
-/// the index and its shards are gone.
+/// The file is equal to the one that the `safetensors` library writes: the types with the largest elements first, then
+/// by name. If there is an index beside the path, the file replaces that model too, as [`save_sharded`] describes: the
+/// index and its shards are removed.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -71,9 +80,9 @@ impl<'a> From<TensorView<'a>> for TensorData<'a> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Format`] if the format does not have such tensors, as [`Header::build`]; [`Error::BufferSize`] if a tensor
-/// has more or fewer bytes than its shape and type say; [`Error::Save`] if the file cannot be written. Only if it is
-/// the folder that cannot be synced, the new file is in its place then.
+/// [`Error::Format`] as [`Header::build`]; [`Error::BufferSize`] if a tensor has more or fewer bytes than its shape and
+/// type say; [`Error::Save`] if the file cannot be written. The old file stays then, unless the folder cannot be
+/// synced: in this case the new file has replaced it.
 pub fn save(
     path: impl AsRef<Path>,
     tensors: &[TensorData<'_>],
@@ -82,7 +91,7 @@ pub fn save(
     save_with(path, tensors, metadata, &SaveOptions::new())
 }
 
-/// As [`save`], in this way.
+/// Saves tensors as [`save`] does, with these options.
 ///
 /// # Errors
 /// As [`save`].
@@ -99,11 +108,11 @@ pub fn save_with(
     Ok(len_bytes)
 }
 
-/// A file that is to be written: checked, and laid out.
+/// A new file, checked and laid out.
 struct Plan<'a> {
     header: Header,
     head: Vec<u8>,
-    /// Bytes, and where in the file they go, in that order.
+    /// The offset of each tensor in the file, and its bytes. Sorted by offset.
     parts: Vec<(u64, BufSlice<'a>)>,
 }
 
@@ -151,20 +160,21 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Saves tensors to several files of at most about `shard_bytes` bytes of data each, and an index beside them. Returns
-/// what [`Checkpoint::open`] opens: the index, or `path` itself if one file is enough.
+/// Saves tensors to several files of at most `shard_bytes` bytes of data each, and an index beside them. Returns the
+/// path for [`Checkpoint::open`]: the index, or `path` itself if one file is enough.
 ///
 /// For the path `model.safetensors` the index is `model.safetensors.index.json`, as in the models of Hugging Face. The
-/// shards are `model-RANDOM-00001-of-00002.safetensors` and so on, with other digits for each save. The tensors are
-/// distributed in the order given; one that is longer than `shard_bytes` has a file to itself. Each file has all of the
-/// metadata.
+/// shards are `model-RANDOM-00001-of-00002.safetensors` and so on, with other digits for each save. The shards
+/// take the tensors in the order given. A tensor longer than `shard_bytes` gets a separate file. Each file has all of
+/// the metadata.
 ///
 /// # Older models
-/// The new model replaces an older one as a whole, even if one of them is a single file: a program that opens the
-/// folder or the index during the save, or after the process was killed, finds the old model or the new one. Then the
-/// shards of the old index are removed, if their names are those of shards of this model. On file systems without
-/// hard links there is a moment at which [`Checkpoint::open`] finds a single file beside an index of another model, and
-/// fails.
+/// The new model replaces an older one as a whole, even if one of them is a single file. A program that opens the
+/// folder or the index during the save, or after the process was killed, finds the old model or the new one. The save
+/// then removes the shards of the old index whose names are those of shards of this model.
+///
+/// On file systems without hard links, [`Checkpoint::open`] can fail for a moment during the save: it finds a single
+/// file beside an index of another model.
 ///
 /// # Errors
 /// As [`save`].
@@ -184,7 +194,7 @@ pub fn save_sharded(
         return Ok(path.to_owned());
     }
 
-    // All is checked before the first file is written.
+    // Every check comes before the first write.
     let failed = |error| Error::Save { path: path.to_owned(), error: of_entry(error) };
     let folder_name = path.file_name().ok_or_else(|| failed(no_file_name(path)))?;
     let model = folder_name.to_string_lossy();
@@ -223,7 +233,7 @@ pub fn save_sharded(
     save().map_err(failed)
 }
 
-/// Cuts the tensors, in their order, into stretches of at most so many bytes, but of at least one tensor.
+/// Cuts the tensors, in their order, into slices of at most `shard_bytes` bytes, or of one longer tensor.
 fn distribute<'t, 'a>(tensors: &'t [TensorData<'a>], shard_bytes: u64) -> Vec<&'t [TensorData<'a>]> {
     let mut shards = Vec::new();
     let (mut start, mut room) = (0, shard_bytes);

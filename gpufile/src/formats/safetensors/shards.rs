@@ -1,4 +1,4 @@
-//! The names of shards, and the removal of shards that belong to no model any more.
+//! The names of shards, and the removal of shards that no index names.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use crate::formats::random::{is_random, random};
 
 /// The names of the shards that one save writes: `model-RANDOM-00001-of-00003.safetensors`.
 ///
-/// No two saves give the same names, so an index never names shards of two saves.
+/// Each save gives other names, so an index never names shards of two saves.
 pub(super) struct ShardNames<'a> {
     model: Split<'a>,
     random: u64,
@@ -26,6 +26,7 @@ impl<'a> ShardNames<'a> {
         Ok(Self { model: Split::of(model), random: random()? })
     }
 
+    /// Returns the name of one shard; `number` counts from 1.
     pub fn name(&self, number: usize, count: usize) -> String {
         let Split { stem, extension } = self.model;
         format!("{stem}-{:016x}-{number:05}-of-{count:05}{extension}", self.random)
@@ -52,7 +53,7 @@ impl<'a> Split<'a> {
 pub(super) enum Namer {
     /// [`ShardNames`].
     Us,
-    /// Another library: `model-00001-of-00003.safetensors`.
+    /// Another library, as in `model-00001-of-00003.safetensors`.
     Other,
 }
 
@@ -71,7 +72,7 @@ fn namer(model: &str, file: &str) -> Option<Namer> {
     }
 }
 
-/// Removes those of the files that are shards of the model by their names, and that its index does not name.
+/// Removes the files that are shards of the model by their names, and that its index does not name.
 ///
 /// # Errors
 /// The error of reading the index. No file is removed then.
@@ -90,20 +91,20 @@ pub(super) fn remove_unnamed<'a>(
     for file in files {
         let is_shard = namer(model, file).is_some_and(|namer| namers.contains(&namer));
         if is_plain(file) && is_shard && !is_named(file) {
-            // What cannot be removed is in nobody's way.
+            // A shard that cannot be removed does no harm.
             let _ = fs::remove_file(index_path.with_file_name(file));
         }
     }
     Ok(())
 }
 
-/// Removes what a killed save left beside its temporary index: the shards of that index that the present one does not
-/// name. Says whether the temporary index is of no more use.
+/// Removes the shards that a killed save left: those of its temporary index that the present index does not name.
+/// Returns whether the temporary index can be removed too.
 ///
-/// Only names that [`ShardNames`] gave count: others may have come from elsewhere since.
+/// Keeps shards whose names are not from [`ShardNames`], because another program may have written them since.
 pub(in crate::formats) fn remove_abandoned(left: &Path, index_path: &Path) -> bool {
     let model = index_path.file_name().and_then(|name| name.to_str()?.strip_suffix(INDEX_SUFFIX));
-    // Other files have no shards.
+    // A temporary file for another target has no shards.
     let Some(model) = model else { return true };
     let Ok(Some(json)) = read_index(left) else { return false };
     // A save names no shard before its index is complete.

@@ -1,4 +1,4 @@
-//! Headers of new files.
+//! Building the headers of new files.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,7 +8,22 @@ use super::header::{Entry, FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADAT
 use crate::formats::clip::clip;
 use crate::formats::{Dtype, FormatError};
 
-/// A tensor of a file that is to be written.
+/// A tensor of a new file, for [`Header::build`].
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use gpufile::formats::Dtype;
+/// use gpufile::formats::safetensors::{Header, NewTensor};
+///
+/// # fn main() -> Result<(), gpufile::formats::FormatError> {
+/// let small = NewTensor { name: "a", dtype: Dtype::U8, shape: &[3] };
+/// let large = NewTensor { name: "b", dtype: Dtype::F64, shape: &[] };
+/// let (header, _) = Header::build(&[small, large], BTreeMap::new())?;
+/// let names: Vec<_> = header.tensors().map(|tensor| tensor.name).collect();
+/// assert_eq!(names, ["b", "a"]); // the largest elements come first
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewTensor<'a> {
     /// The name.
@@ -20,10 +35,10 @@ pub struct NewTensor<'a> {
 }
 
 impl Header {
-    /// Lays out a new file: its header, and the bytes that the file starts with.
+    /// Lays out a new file. Returns its header, and the bytes before the data.
     ///
     /// The order is that of the `safetensors` library: the types with the largest elements first, then by name. The
-    /// data starts at a multiple of eight bytes, and so every tensor is aligned to its elements.
+    /// data starts at a multiple of eight bytes, which aligns every tensor to its elements.
     ///
     /// # Errors
     /// [`FormatError::UnsupportedDtype`] for [`Dtype::C128`], [`FormatError::DuplicateTensor`],
@@ -123,7 +138,7 @@ fn head(table: &Table, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, F
     Ok(head)
 }
 
-/// As a JSON string.
+/// Returns text as a JSON string.
 fn quoted(text: &str) -> serde_json::Value {
     text.into()
 }

@@ -1,4 +1,4 @@
-//! The folder that a file is saved in.
+//! The folder of a save: its lock, and syncing it.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -13,14 +13,14 @@ use crate::Cause;
 
 /// A folder that is open for as long as a file is saved in it.
 ///
-/// It is opened before anything in it changes, so that a folder that cannot be synced is found out in time.
+/// A save opens it first, so that a folder that cannot be opened fails the save before any change.
 #[derive(Debug)]
 pub(in crate::formats) struct Folder {
     path: PathBuf,
-    /// None if the folder may not be read and nothing is to be synced.
+    /// `None` if the process may not read the folder and the save does not sync.
     pub(super) handle: Option<fs::File>,
     sync: bool,
-    /// True if every process that can see the folder sees the locks of the others.
+    /// Set if every process that sees the folder sees the locks of the others.
     pub(super) has_locks: bool,
 }
 
@@ -47,7 +47,7 @@ impl Folder {
         &self.path
     }
 
-    /// Waits until the names in the folder have reached the storage, if this is wanted.
+    /// Waits until the names in the folder have reached the storage, if the save syncs.
     ///
     /// # Errors
     /// [`crate::Error::File`].
@@ -56,12 +56,11 @@ impl Folder {
         sync(handle).map_err(|error| failed("sync the folder", &self.path, error))
     }
 
-    /// Keeps other processes from replacing models in the folder, as long as what is returned lives; `None` where locks
-    /// do not do that.
+    /// Locks the folder, so that no other process replaces models in it until the lock is dropped. Returns `None` where
+    /// processes do not see each other's locks.
     ///
     /// # Errors
-    /// [`crate::Error::File`] if another process does not let the lock go within a minute. Nothing but renaming and
-    /// syncing is done under it.
+    /// [`crate::Error::File`] if another process keeps the lock for a minute. Processes only rename and sync under it.
     pub fn lock(&self) -> crate::Result<Option<FolderLock<'_>>> {
         const PATIENCE: Duration = Duration::from_secs(60);
         const PAUSE: Duration = Duration::from_millis(5);
@@ -86,7 +85,7 @@ pub(in crate::formats) struct FolderLock<'a>(&'a fs::File);
 
 impl Drop for FolderLock<'_> {
     fn drop(&mut self) {
-        // Closing the folder would not do: a process that was forked since has a copy of the descriptor.
+        // Closing the folder does not unlock it while a forked process has a copy of the descriptor.
         // SAFETY: takes integers.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
@@ -96,6 +95,7 @@ pub(super) fn failed(operation: &'static str, path: &Path, error: io::Error) -> 
     crate::Error::File { operation, path: path.to_owned(), cause: error.into() }
 }
 
+/// Returns the error of a path that does not name a file.
 pub(in crate::formats) fn no_file_name(path: &Path) -> crate::Error {
     crate::Error::Open { path: path.to_owned(), cause: Cause::Invalid("it does not name a file".to_owned()) }
 }
@@ -115,14 +115,14 @@ fn folder_of(path: &Path) -> &Path {
 
 fn sync(folder: &fs::File) -> io::Result<()> {
     match folder.sync_all() {
-        // File systems whose folders need no sync, or have none, say so.
+        // Some file systems refuse to sync folders, because they need not.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         result => result,
     }
 }
 
-/// Returns whether a folder is on a file system of this machine alone. Network file systems may keep locks to the
-/// machine that took them, or make them mandatory.
+/// Returns whether a folder is on a local file system. On a network file system, other machines may not see locks, or
+/// locks may be mandatory.
 fn is_local(folder: &fs::File) -> bool {
     const BCACHEFS: u32 = 0xca45_1a4e;
     const ZFS: u32 = 0x2fc1_2fc1;

@@ -1,4 +1,4 @@
-//! Files that killed processes left behind.
+//! Removing the temporary files and the shards that killed processes left.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -14,10 +14,10 @@ use super::lock::try_lock;
 use super::names::target_of;
 use crate::formats::safetensors::shards::remove_abandoned;
 
-/// The age beyond which an unmodified file counts as left behind, where locks do not tell.
+/// The age of a file that counts as left, where locks do not tell.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Opens the folder that `path` names a file in, and removes what killed processes left there.
+/// Opens the folder that `path` names a file in, and removes the files that killed processes left there.
 ///
 /// # Errors
 /// As [`Folder::open`].
@@ -27,10 +27,10 @@ pub(in crate::formats) fn open_clean(path: &Path, sync: bool) -> crate::Result<F
     Ok(folder)
 }
 
-/// Removes what killed processes left in a folder, the first time that this process saves there: later saves into a
-/// folder of many files need not list them all.
+/// Removes the files that killed processes left in a folder, on this process's first save there. Later saves need not
+/// list a long folder again.
 fn remove(folder: &Folder) {
-    /// More folders are forgotten and listed again.
+    /// The most folders to remember. Beyond that, all are forgotten and listed again.
     const FOLDERS: usize = 1 << 16;
     static SEEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
     let Some(Ok(metadata)) = folder.handle.as_ref().map(fs::File::metadata) else { return };
@@ -43,7 +43,7 @@ fn remove(folder: &Folder) {
             seen.clear();
         }
     }
-    // A leftover that cannot be listed or removed is in nobody's way.
+    // A file that cannot be listed or removed does no harm.
     let Ok(entries) = fs::read_dir(folder.path()) else { return };
     for entry in entries.flatten() {
         if let Some(target) = target_of(entry.file_name().as_bytes()) {
@@ -54,7 +54,7 @@ fn remove(folder: &Folder) {
 
 /// Removes a temporary file if the process that created it has ended.
 fn remove_if_left(folder: &Folder, path: &Path, target: &Path) {
-    // Neither a symbolic link nor a pipe is followed or waited for.
+    // Does not follow a symbolic link, and does not wait for a pipe.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let Ok(file) = fs::File::options().read(true).write(true).custom_flags(flags).open(path) else { return };
     let Ok(metadata) = file.metadata() else { return };

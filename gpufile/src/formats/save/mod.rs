@@ -1,4 +1,4 @@
-//! Files that take the place of others when they are complete.
+//! Saving a file: it is written under a temporary name, and replaces the old file when it is complete.
 
 mod folder;
 mod leftovers;
@@ -22,7 +22,7 @@ use super::{Error, Result};
 use crate::File;
 use crate::formats::error::of_entry;
 
-/// Writes a file, and puts it in its place when all of it is there.
+/// Writes a file under a temporary name, and renames it when it is complete.
 pub(super) fn save(
     path: &Path,
     options: &SaveOptions,

@@ -5,10 +5,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use crate::formats::random::is_random;
 
-/// The end of the names of files that are being written.
+/// The end of the names of temporary files.
 const SUFFIX: &str = ".gpufile-tmp";
 
-/// `.NAME.RANDOM.gpufile-tmp`.
+/// Returns `.NAME.RANDOM.gpufile-tmp`.
 pub(super) fn temporary_name(name: &OsStr, number: u64) -> OsString {
     /// File systems allow 255 bytes, and the rest of the name has less than the difference.
     const MOST_BYTES: usize = 200;
@@ -19,8 +19,8 @@ pub(super) fn temporary_name(name: &OsStr, number: u64) -> OsString {
     OsString::from_vec(temporary)
 }
 
-/// Returns the name of the file that a temporary one is for, cut if it is long; `None` if the name is not one that
-/// [`temporary_name`] gives.
+/// Returns the name of the target of a temporary file, cut if it is long; `None` if the name is not from
+/// [`temporary_name`].
 pub(in crate::formats) fn target_of(temporary: &[u8]) -> Option<&[u8]> {
     let name = temporary.strip_suffix(SUFFIX.as_bytes())?.strip_prefix(b".")?;
     let dot = name.iter().rposition(|byte| *byte == b'.')?;

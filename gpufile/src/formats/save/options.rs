@@ -2,18 +2,30 @@
 
 use crate::OpenOptions;
 
-/// The way in which files are saved.
+/// The options of a save.
 ///
 /// A save writes a temporary file beside the one that it replaces, and renames it when it is complete. A program that
-/// opens the path during the save finds the old contents or the new ones. If a save fails, the old file is untouched
-/// and the temporary file is removed. A new file has the permissions that any new file gets. If the path is a symbolic
+/// opens the path during the save finds the old contents or the new ones. A failed save leaves the old file untouched,
+/// and removes the temporary file. The new file has the usual permissions of a new file. If the path is a symbolic
 /// link, the file replaces the link.
 ///
+/// ```
+/// use gpufile::formats::{SaveOptions, npy};
+///
+/// # fn main() -> gpufile::formats::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("gpufile-options-{}.npy", std::process::id()));
+/// let without_fsync = SaveOptions::new().sync(false);
+/// npy::write_with(&path, "|u1", false, &[3], &[1_u8, 2, 3][..], &without_fsync)?;
+/// # std::fs::remove_file(path).ok();
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Killed processes
-/// A process that is killed during a save leaves the old file or the new one, and perhaps temporary files, called
-/// `.NAME.RANDOM.gpufile-tmp`. The first save of another process into that folder removes them. On local file systems
-/// a saving process locks its temporary files (`flock`), and a file is removed if nobody holds its lock. On other file
-/// systems a file is removed a day after it was last written to.
+/// A process that is killed during a save leaves the old file or the new one, and perhaps temporary files named
+/// `.NAME.RANDOM.gpufile-tmp`. The first save of another process into that folder removes them. On local file systems a
+/// saving process locks its temporary files (`flock`), and files without a lock are removed. On other file systems,
+/// files are removed a day after the last write to them.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct SaveOptions {
@@ -28,20 +40,19 @@ impl Default for SaveOptions {
 }
 
 impl SaveOptions {
-    /// Saves by the process's default engine, and waits for the storage.
+    /// Returns the default options: the global engine, and waiting for the storage.
     pub fn new() -> Self {
         Self { files: OpenOptions::new(), sync: true }
     }
 
-    /// Opens the file in this way: with this engine, policy and use of `O_DIRECT`. Ignores access and creation
-    /// options.
+    /// Sets the engine, the policy and the use of `O_DIRECT` of the file. Ignores access and creation options.
     pub fn files(mut self, files: &OpenOptions) -> Self {
         self.files = files.clone();
         self
     }
 
-    /// Sets whether a save waits until the file has reached the storage before it is renamed, and then for the folder
-    /// (`fsync`). Without, a crash of the machine may leave an incomplete file in the place of the old one.
+    /// Sets whether a save waits for the storage (`fsync`): for the file before the rename, and for the folder after
+    /// it. Without this, a crash of the machine may leave an incomplete file in the place of the old one.
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
         self

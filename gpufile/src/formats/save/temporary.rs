@@ -1,4 +1,4 @@
-//! Files under temporary names.
+//! Temporary files: writing them, and renaming them over their targets.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -13,20 +13,20 @@ use super::options::SaveOptions;
 use crate::File;
 use crate::formats::random::random;
 
-/// A file under a name that nobody else uses. It is removed when it is dropped, except if it was renamed.
+/// A file under a unique temporary name. Dropping it removes the file, unless it was renamed.
 #[derive(Debug)]
 pub(in crate::formats) struct Temporary {
     path: PathBuf,
-    /// Keeps the lock that tells other processes that this one lives.
+    /// Holds the lock, which tells other processes that this one is alive.
     file: fs::File,
     is_renamed: bool,
 }
 
 impl Temporary {
-    /// Creates a file in the folder, named after the one that it is for.
+    /// Creates a file in the folder, named after its target.
     ///
     /// # Errors
-    /// [`crate::Error::Open`]. Nothing is left then.
+    /// [`crate::Error::Open`]. No file is left then.
     pub fn create(folder: &Folder, target: &Path) -> crate::Result<Self> {
         let name = target.file_name().ok_or_else(|| no_file_name(target))?;
         loop {
@@ -48,23 +48,24 @@ impl Temporary {
         }
     }
 
-    /// Takes the lock; says whether the file is still there. Another process may have found it unlocked and removed it.
+    /// Takes the lock, and returns whether the file still exists. Another process may have found it unlocked and
+    /// removed it.
     ///
     /// # Errors
-    /// The file's metadata cannot be read. Creating another file would never end where none can be read.
+    /// The error of reading the file's metadata. [`create`](Self::create) would try again without end otherwise.
     fn lock(&self) -> io::Result<bool> {
         match try_lock(&self.file) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            // Without locks nobody removes it either.
+            // On a file system without locks, no process removes it.
             _ => {}
         }
         Ok(self.file.metadata()?.nlink() > 0)
     }
 
-    /// Creates a file and writes it. If the options say so, it has reached the storage then.
+    /// Creates a file and writes it. Waits for the storage if the options say so.
     ///
     /// # Errors
-    /// The error of creating, writing or syncing the file. Nothing is left then.
+    /// The error of creating, writing or syncing the file. No file is left then.
     pub fn written(
         folder: &Folder,
         target: &Path,
@@ -87,15 +88,15 @@ impl Temporary {
         &self.path
     }
 
-    /// Leaves the file where it is, for a later process to remove.
+    /// Leaves the file in the folder, for a later process to remove.
     pub fn leave(mut self) {
         self.is_renamed = true;
     }
 
-    /// Renames the file, which replaces what is there.
+    /// Renames the file, which replaces an older one.
     ///
     /// # Errors
-    /// [`crate::Error::File`]. Nothing has changed then, and the file is removed.
+    /// [`crate::Error::File`]. The older file stays then, and the temporary one is removed.
     pub fn replace(mut self, path: &Path) -> crate::Result<()> {
         fs::rename(&self.path, path).map_err(|error| failed("replace", path, error))?;
         // From now on the name is free for others.
@@ -107,22 +108,21 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.is_renamed {
-            // If it cannot be removed, the failure that it is removed for is what matters.
+            // The caller gets the error that came before this removal.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Closes a copy of the descriptor. That is when file systems on the network write what they have put off, and say if it
-/// failed.
+/// Closes a copy of the descriptor. Network file systems write delayed data then, and report errors of it.
 fn close_copy(file: &File) -> io::Result<()> {
     let copy = file.as_fd().try_clone_to_owned()?.into_raw_fd();
-    // SAFETY: the descriptor is nobody else's.
+    // SAFETY: `copy` owns the descriptor, and nothing uses it later.
     if unsafe { libc::close(copy) } == 0 {
         return Ok(());
     }
     match io::Error::last_os_error() {
-        // It is closed all the same.
+        // The kernel has closed it nevertheless.
         error if error.kind() == ErrorKind::Interrupted => Ok(()),
         error => Err(error),
     }

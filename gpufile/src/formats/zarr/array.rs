@@ -1,4 +1,4 @@
-//! The facts of an array, checked when it is opened: sizes, coding, and its folder for errors. `transfer` reads and
+//! The facts of an array, checked when it is opened: sizes, coding, and the folder for errors. `transfer` reads and
 //! writes arrays.
 
 use std::fmt;
@@ -16,20 +16,34 @@ use crate::{Cause, Engine};
 
 /// An array on a [`FileStore`], of version 3 or 2.
 ///
-/// Elements are read and written in C order and in the byte order of this machine, whatever the files have. Chunks
-/// without a file have the fill value.
+/// Buffers have the elements in C order and in the byte order of this machine. The files may have other orders. A chunk
+/// without a file has the fill value. A chunk here is always one of Zarr.
 ///
-/// Uncompressed chunks in that order go straight between their files and the buffer, in parallel. The lengths of
-/// their files are checked. [`has_raw_chunks`](Self::has_raw_chunks) tells whether an array has such chunks.
+/// # Raw chunks
+/// A raw chunk is a file with the same bytes as the elements of the chunk in memory. It has no compression, checksum,
+/// transposition or sharding, and it has the byte order of this machine. [`has_raw_chunks`](Self::has_raw_chunks) tells
+/// whether an array has raw chunks; then all of its chunks are raw.
 ///
-/// zarrs decodes or encodes the other chunks on the host, in its threads; they are copied in bands of the array.
-/// These are chunks that are compressed, sharded or ordered otherwise. Narrow chunks, of which less than 512 bytes
-/// lie together, go this way too. Chunks with checksums, and shards of such chunks, are read as a whole, however
-/// small the requested part is, so that the checksums are checked.
+/// The engine transfers raw chunks directly between their files and the buffer, several files at a time. It checks the
+/// lengths of the files that it reads. At the edge of the array, a file also has elements beyond the array: writing
+/// gives them the fill value.
 ///
+/// A read or write of raw chunks is direct if the bytes that are adjacent in both the chunk and the region are a whole
+/// chunk or at least 512 bytes. The chunk with the first element of the region decides for all. Otherwise zarrs does
+/// the read or write, as for coded chunks.
+///
+/// # Coded chunks
+/// zarrs decodes or encodes all other chunks on the host, in its threads. This crate copies the elements to or from the
+/// buffer in bands of the array, of about 128 MiB or one row of chunks. Chunks with checksums, and shards of such
+/// chunks, are decoded as a whole even for a small region, because zarrs checks the checksum only then.
+///
+/// # Unknown sources
 /// Metadata is untrusted input, and an array without files may claim any size. For a store from an unknown source,
 /// check [`len_bytes`](Self::len_bytes) before you allocate memory for all of the array. zarrs may unpack a
 /// compressed chunk to much more than the chunk's size, on the host, before it refuses the chunk.
+///
+/// # Example
+/// The [module](super) has an example for host memory. With a GPU:
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -56,10 +70,11 @@ pub struct Array {
 }
 
 impl Array {
-    /// Opens an array by its path in the store, such as `/group/array`; `/` is an array that is all of the store.
+    /// Opens an array by its path in the store, such as `/group/array`. The path `/` is an array in the folder of the
+    /// store itself.
     ///
     /// # Errors
-    /// [`Error::Zarr`] if there is none, or if it is not one that can be read here.
+    /// [`Error::Zarr`] if there is no array, or if [`new`](Self::new) refuses it.
     pub fn open(store: &Arc<FileStore>, path: &str) -> Result<Self> {
         let path = format!("/{}", path.trim_matches('/'));
         let opened = metadata::read(store, &path).and_then(|metadata| {
@@ -72,10 +87,10 @@ impl Array {
         }
     }
 
-    /// Takes an array of zarrs, for example one that its `ArrayBuilder` made, whose metadata need not be written yet.
+    /// Takes an array of zarrs, for example from its `ArrayBuilder`. The metadata need not be written yet.
     ///
     /// # Errors
-    /// [`Error::Zarr`] if it is not one that can be read here: its elements differ in length, or it has too many.
+    /// [`Error::Zarr`] if the elements have no bytes or differ in length, or if the array or a chunk is too large.
     pub fn new(array: zarrs::array::Array<FileStore>) -> Result<Self> {
         let check = || {
             let element_bytes = grid::element_bytes(&array)?;
@@ -105,7 +120,7 @@ impl Array {
         }
     }
 
-    /// Returns the array as zarrs has it: data type, chunks, codecs, attributes.
+    /// Returns the array of zarrs, which has the data type, the chunks, the codecs and the attributes.
     pub fn as_zarrs(&self) -> &zarrs::array::Array<FileStore> {
         &self.array
     }
@@ -115,12 +130,12 @@ impl Array {
         self.array.shape()
     }
 
-    /// Returns the number of bytes that one element takes.
+    /// Returns the number of bytes of one element.
     pub fn element_bytes(&self) -> usize {
         self.element_bytes
     }
 
-    /// Returns the number of bytes that all elements take.
+    /// Returns the number of bytes of all elements.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -133,7 +148,7 @@ impl Array {
         self.has_checksums
     }
 
-    /// Returns whether the files of chunks are the bytes of their elements, as they are in memory.
+    /// Returns whether the chunks are [raw](#raw-chunks): the file of a chunk has the bytes of its elements in memory.
     pub fn has_raw_chunks(&self) -> bool {
         self.has_raw_chunks
     }
@@ -147,7 +162,7 @@ impl Array {
             let (region, shape) = (region.to_vec(), shape.to_vec());
             return Err(self.error(ZarrError::NoSuchRegion { region, shape }));
         }
-        // No more than the array has, whose size is known not to overflow even if another axis is empty.
+        // A region has at most the elements of the array. `new` has checked that their product does not overflow.
         let elements = region.iter().map(|wanted| wanted.end - wanted.start).product::<u64>();
         let what = || match region.iter().zip(shape).all(|(wanted, &axis)| *wanted == (0..axis)) {
             true => "the array".to_owned(),

@@ -1,4 +1,4 @@
-//! Chunks that zarrs' codecs decode and encode on the host, in bands of the array that are copied as a whole.
+//! Coded chunks: the codecs of zarrs decode and encode them on the host, and each band of the array is copied at once.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,8 +19,8 @@ use crate::formats::clip::clip;
 use crate::formats::memory::{addressable, out_of_memory, zeroed};
 use crate::memory::Memory;
 
-/// The number of bytes of the array that are decoded or encoded at a time, unless one row of chunks has more. Also,
-/// the number of bytes of chunks that are decoded as a whole at a time, unless one has more.
+/// The number of bytes of the array that are decoded or encoded at a time, unless one row of chunks has more. Also
+/// limits the bytes of chunks that are decoded as a whole at a time, unless one chunk has more.
 const BAND_BYTES: u64 = 128 << 20;
 
 /// Reads a region of the array, which is not empty.
@@ -46,7 +46,7 @@ pub(super) unsafe fn read(
     Ok(())
 }
 
-/// Decodes a band, and of chunks that lie in it in part no more than that takes.
+/// Decodes a band, and of its chunks only the parts in the band where the codecs can do that.
 fn decode(array: &Array, band: &Band) -> Result<Vec<u8>> {
     let subset = ArraySubset::new_with_ranges(&band.region);
     let bytes = guarded(|| {
@@ -63,7 +63,7 @@ fn decode(array: &Array, band: &Band) -> Result<Vec<u8>> {
     }
 }
 
-/// Decodes a band, and all of each chunk that has a part in it: of less, zarrs does not look at the checksum.
+/// Decodes all chunks of a band as a whole, because zarrs checks the checksum only then.
 fn decode_whole_chunks(array: &Array, band: &Band, engine: &Engine) -> Result<Vec<u8>> {
     let chunks = array.checked(Chunks::meeting(array.as_zarrs(), &band.region))?;
     let at_a_time = BAND_BYTES / array.longest_chunk_bytes().max(1);
@@ -113,7 +113,10 @@ fn decode_chunk(array: &Array, indices: &[u64], extent: &Extent) -> Result<Optio
     }
 }
 
-/// Checks that there is memory for a chunk: zarrs ends the process if there is none.
+/// Checks that the host has memory for a chunk. Without memory, zarrs would end the process.
+///
+/// # Errors
+/// [`crate::formats::Error::Memory`].
 fn has_memory(array: &Array, len_bytes: u64) -> Result<()> {
     let mut bytes = Vec::<u8>::new();
     let reserved = bytes.try_reserve_exact(addressable(&array.folder(), len_bytes)?);
@@ -132,7 +135,7 @@ pub(super) unsafe fn write(
     engine: &Engine,
 ) -> Result<()> {
     let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
-    // zarrs encodes whole chunks, however little of them is in the array.
+    // zarrs encodes a chunk as a whole, even if only a part of it is in the array.
     has_memory(array, array.longest_chunk_bytes())?;
     for band in bands(array, region)? {
         let mut bytes = zeroed(&array.folder(), band.len_bytes)?;
@@ -146,7 +149,7 @@ pub(super) unsafe fn write(
     Ok(())
 }
 
-/// Neighbouring rows of a region, whose bytes are one range of it.
+/// Adjacent rows of a region, whose bytes are one range of it.
 struct Band {
     region: Vec<Range<u64>>,
     /// The start of the band in the region's bytes, and its length, in bytes.
@@ -184,8 +187,8 @@ fn bands(array: &Array, region: &[Range<u64>]) -> Result<Vec<Band>> {
     Ok(bands)
 }
 
-/// Returns the error of the chunk of a region that cannot be read, by trying one after the other; zarrs does not say
-/// which it is.
+/// Returns the error of the first damaged chunk of a region. Tries one chunk after the other, because the error of
+/// zarrs does not name it.
 fn culprit(array: &Array, region: &[Range<u64>], message: String) -> ZarrError {
     let all = || ZarrError::Codec { message: message.clone() };
     let Ok(chunks) = Chunks::meeting(array.as_zarrs(), region) else { return all() };

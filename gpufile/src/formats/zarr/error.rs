@@ -6,17 +6,29 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::formats::clip::clip;
 
-/// An array that cannot be opened, read or written as asked for.
+/// The problem of an array or a chunk, or of a request for a region.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use gpufile::formats::Error;
+/// use gpufile::formats::zarr::{Array, FileStore, ZarrError};
+///
+/// let error = Array::open(&Arc::new(FileStore::new("missing.zarr")), "/a").unwrap_err();
+/// assert!(matches!(error, Error::Zarr { error: ZarrError::Open { .. }, .. }));
+/// let text = r#""missing.zarr/a": cannot open the array: there is neither zarr.json nor .zarray"#;
+/// assert_eq!(error.to_string(), text);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ZarrError {
-    /// There is no array, or its metadata is not such as zarrs takes.
-    #[error("it cannot be opened: {message}")]
+    /// There is no array, or zarrs refuses its metadata.
+    #[error("cannot open the array: {message}")]
     Open {
         /// The text of zarrs' error, escaped, and cut if it is long.
         message: String,
     },
-    /// The array is of a kind that has no place in one buffer of bytes.
+    /// The array does not fit one buffer of bytes.
     #[error("{what} are not supported")]
     Unsupported {
         /// The features that are not supported.
@@ -30,22 +42,22 @@ pub enum ZarrError {
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// A region was asked for that the array does not have.
-    #[error("there is no region {} in shape {shape:?}", Ranges(.region))]
+    /// The caller asked for a region that the array does not have.
+    #[error("the region {} does not lie in shape {shape:?}", Ranges(.region))]
     NoSuchRegion {
-        /// The region that was asked for: a range of indices for each axis.
+        /// The requested region: a range of indices for each axis.
         region: Vec<Range<u64>>,
         /// The length of each axis.
         shape: Vec<u64>,
     },
-    /// The file of an uncompressed chunk is not as long as the chunk.
-    #[error("chunk {key:?} has {found_bytes} bytes in its file instead of {needed_bytes}")]
+    /// The file of a raw chunk has another length than the chunk.
+    #[error("the file of chunk {key:?} has {found_bytes} bytes instead of {needed_bytes}")]
     ChunkLength {
         /// The chunk's key in the store.
         key: String,
-        /// The length that it should have, in bytes.
+        /// The length of the chunk, in bytes.
         needed_bytes: u64,
-        /// The length that it has, in bytes.
+        /// The length of the file, in bytes.
         found_bytes: u64,
     },
     /// A chunk could not be read and decoded, or encoded and written.
@@ -56,7 +68,7 @@ pub enum ZarrError {
         /// The text of the error, usually zarrs' own, escaped, and cut if it is long.
         message: String,
     },
-    /// Chunks could not be read and decoded, or encoded and written, and it is not known which.
+    /// Chunks could not be read and decoded, or encoded and written. The error of zarrs does not name them.
     #[error("{message}")]
     Codec {
         /// The text of the error, usually zarrs' own, escaped, and cut if it is long.
@@ -67,25 +79,29 @@ pub enum ZarrError {
 impl ZarrError {
     /// Returns the error for a chunk whose key would lead out of the store.
     pub(super) fn no_chunk_key(key: &str) -> Self {
-        Self::Chunk { key: clip(key), message: "the key is not one of a file in the store".to_owned() }
+        Self::Chunk {
+            key: clip(key),
+            message: "the key does not name a file in the folder of the store".to_owned(),
+        }
     }
 }
 
-/// Returns the result of zarrs, or the text of its error or panic; it panics over some damaged metadata and chunks.
+/// Calls zarrs, and returns its result, or the text of its error or panic. zarrs panics on some damaged metadata and
+/// chunks.
 pub(super) fn guarded<T, E: fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    // What it works on is read only, or given up if it fails.
+    // `work` only reads its captures, or the caller drops them after a failure.
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(done) => done.map_err(said),
+        Ok(done) => done.map_err(plain_text),
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().copied();
             let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-            Err(said(format_args!("zarrs panicked: {}", text.unwrap_or("without a word"))))
+            Err(plain_text(format_args!("zarrs panicked: {}", text.unwrap_or("no message"))))
         }
     }
 }
 
 /// Returns the text of zarrs' error, escaped and cut: zarrs quotes metadata as it is.
-pub(super) fn said(error: impl fmt::Display) -> String {
+pub(super) fn plain_text(error: impl fmt::Display) -> String {
     let text = error.to_string();
     let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     clip(&text.chars().map(shown).collect::<String>())

@@ -1,4 +1,4 @@
-//! The chunks of an array: which a region meets, where they lie, and whether their files are the elements' bytes.
+//! The chunks of an array: those that meet a region, their extents, and the test for raw chunks.
 
 use std::ops::Range;
 
@@ -12,13 +12,13 @@ use crate::formats::dtype::array_bits;
 
 pub(super) type ZarrsArray = zarrs::array::Array<FileStore>;
 
-/// The most bytes that an array may have: as many fit into a Rust allocation, and no sum of two indices overflows.
+/// The most bytes of an array. As many fit into a Rust allocation, and no sum of two indices overflows.
 const MAX_ARRAY_BYTES: u64 = i64::MAX as u64;
 
 /// The most bytes that a chunk may have. zarrs multiplies the number of its elements by small numbers.
 const MAX_CHUNK_BYTES: u64 = 1 << 48;
 
-/// Returns the number of bytes that one element has.
+/// Returns the number of bytes of one element.
 pub(super) fn element_bytes(array: &ZarrsArray) -> Result<usize, ZarrError> {
     match array.data_type().fixed_size() {
         Some(0) => Err(ZarrError::Unsupported { what: "elements without bytes" }),
@@ -27,13 +27,13 @@ pub(super) fn element_bytes(array: &ZarrsArray) -> Result<usize, ZarrError> {
     }
 }
 
-/// Returns the number of bytes that the elements of an array have.
+/// Returns the number of bytes of all elements.
 pub(super) fn array_bytes(array: &ZarrsArray, element_bytes: usize) -> Result<u64, ZarrError> {
     size("the array", array.shape(), element_bytes, MAX_ARRAY_BYTES)
 }
 
 fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u64) -> Result<u64, ZarrError> {
-    // Zeros must not hide that the other axes are too long.
+    // An axis of length 0 must not hide that the others are too long.
     let without_zeros: Vec<_> = shape.iter().map(|&axis| axis.max(1)).collect();
     let most = array_bits(&without_zeros, element_bytes as u128 * 8).map(|bits| (bits / 8) as u64);
     match most.filter(|&most| most <= limit_bytes) {
@@ -43,7 +43,7 @@ fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u6
     }
 }
 
-/// Returns the number of bytes that the longest chunk has, of a grid of zarrs' own.
+/// Returns the number of bytes of the longest chunk, if the grid is one of zarrs.
 ///
 /// Checks the lengths of chunks that a grid lists, because zarrs adds and multiplies them unchecked. Where a sum
 /// wraps around, chunks overlap or lie outside of the array.
@@ -70,7 +70,7 @@ pub(super) fn check_inner_chunks(array: &ZarrsArray, element_bytes: usize) -> Re
     }
 }
 
-/// Looks into a codec's configuration: shards have a shape of chunks, and codecs, which may be of shards again.
+/// Checks a codec's configuration. Shards have a shape of chunks, and a list of codecs, which may have shards again.
 fn check_inner(configuration: &Map<String, Value>, element_bytes: usize) -> Result<(), ZarrError> {
     let list = |key| configuration.get(key).and_then(Value::as_array).into_iter().flatten();
     let shape: Vec<u64> = list("chunk_shape").map(|axis| axis.as_u64().unwrap_or(u64::MAX)).collect();
@@ -79,15 +79,15 @@ fn check_inner(configuration: &Map<String, Value>, element_bytes: usize) -> Resu
     inner.into_iter().try_for_each(|configuration| check_inner(configuration, element_bytes))
 }
 
-/// Returns whether chunks, or those that shards are made of, have a checksum that zarrs checks only if it decodes all
-/// of them. The index of shards is always decoded as a whole.
+/// Returns whether chunks, or the chunks in shards, have a checksum. zarrs checks it only if it decodes the whole
+/// chunk. zarrs always decodes the index of a shard as a whole.
 pub(super) fn has_checksums(array: &ZarrsArray) -> bool {
     let codecs = array.codecs();
     codecs.bytes_to_bytes_codecs().iter().any(|codec| is_checksum(codec.identifier()))
         || codecs.array_to_bytes_codec().configuration().is_some_and(|shards| has_inner_checksums(&shards))
 }
 
-/// Looks into a codec's configuration, as [`check_inner`] does.
+/// Searches a codec's configuration for checksums, as deep as [`check_inner`] does.
 fn has_inner_checksums(configuration: &Map<String, Value>) -> bool {
     let mut codecs = configuration.get("codecs").and_then(Value::as_array).into_iter().flatten();
     codecs.any(|codec| {
@@ -117,7 +117,7 @@ pub(super) fn is_raw(array: &ZarrsArray, element_bytes: usize) -> bool {
         && (element_bytes == 1 || matches!(array.data_type(), DataType::RawBits(_)) || is_native())
 }
 
-/// The start of a chunk, and its length along each axis, also where it goes beyond the array.
+/// The start of a chunk, and its length along each axis, including the part beyond the array.
 #[derive(Debug, Clone)]
 pub(super) struct Extent {
     pub origin: Vec<u64>,
@@ -190,7 +190,7 @@ impl<'a> Chunks<'a> {
         Ok(Self { array, first, counts })
     }
 
-    /// Returns the number of chunks: no more than elements.
+    /// Returns the number of chunks. It is at most the number of elements of the region.
     pub fn count(&self) -> u64 {
         self.counts.iter().product()
     }

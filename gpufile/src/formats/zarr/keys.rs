@@ -1,9 +1,8 @@
-//! Keys of a store, and the files that they name.
+//! The keys of a store: the check of a key, and the path that it names.
 
 use std::borrow::Cow;
 
-/// Returns whether a key names a file in the folder, and not the folder or a file outside. No part of such a key is
-/// empty or `.` or `..`.
+/// Returns whether a key can only name a file inside the folder. No part of such a key is empty, `.` or `..`.
 pub(super) fn is_plain(key: &str) -> bool {
     !key.contains('\0') && key.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
@@ -11,9 +10,9 @@ pub(super) fn is_plain(key: &str) -> bool {
 /// The rules by which keys become paths.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct KeyRules {
-    /// All letters are made small.
+    /// All letters become lower case.
     pub lower_case: bool,
-    /// The numbers of a chunk are folders: `0.1` is `0/1`.
+    /// The numbers of a chunk become folders: `0.1` is `0/1`.
     pub nested: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A folder as a store of zarrs: listing.
+//! Listing the keys of a store, for zarrs.
 
 use std::fs;
 use std::io;
@@ -12,8 +12,8 @@ use zarrs::storage::{
 use super::store::{FileStore, has_gone};
 use crate::formats::save::target_of;
 
-/// The files and folders in one folder of a store, by name. Other kinds of files, names that are not UTF-8, and files
-/// that are being written are no keys, and left out.
+/// The files and folders in one folder of a store, sorted by name. Omits other kinds of files, temporary files, and
+/// names that are not UTF-8.
 struct Folder {
     files: Vec<(String, u64)>,
     folders: Vec<(String, PathBuf)>,
@@ -31,7 +31,7 @@ impl Folder {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             let metadata = match fs::metadata(entry.path()) {
-                // It was removed since the listing, or is a link that leads nowhere.
+                // Another process removed it, or it is a broken link.
                 Err(error) if has_gone(&error) || leads_nowhere(&error) => continue,
                 metadata => metadata?,
             };
@@ -47,14 +47,14 @@ impl Folder {
     }
 }
 
-/// Returns whether an error says that a link leads to itself, or into a file.
+/// Returns whether an error means that a link leads to itself, or into a file.
 fn leads_nowhere(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR))
 }
 
 /// Calls `found` with the key and the length of every file below a folder.
 ///
-/// `above` has the folders that it lies in, so that a link to one of them does not lead around in a circle.
+/// `above` has the device and inode of each folder above this one. A link to one of them is not followed.
 fn walk(
     path: &Path,
     prefix: &str,

@@ -1,6 +1,6 @@
-//! The documents that describe an array.
+//! Reading the metadata documents of an array.
 //!
-//! zarrs reads them too, but hands some on to code that takes them to be sound.
+//! zarrs could read them, but passes some values unchecked to code that relies on them.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -9,22 +9,24 @@ use zarrs::metadata::v2::{ArrayMetadataV2, ArrayMetadataV2Order};
 use zarrs::metadata::v3::ArrayMetadataV3;
 use zarrs::storage::{ReadableStorageTraits, StoreKey};
 
-use super::error::{ZarrError, said};
+use super::error::{ZarrError, plain_text};
 use super::store::FileStore;
 
-/// Reads the metadata of the array at a path in the store, of version 3 if there is one.
+/// Reads the metadata of the array at a path in the store, of version 3 if the array has it.
 pub(super) fn read(store: &FileStore, path: &str) -> Result<ArrayMetadata, ZarrError> {
     if let Some(metadata) = document::<ArrayMetadataV3>(store, path, "zarr.json")? {
         let unknown = metadata.additional_fields.iter().find(|(_, field)| field.must_understand());
         return match unknown {
-            Some((name, _)) => Err(open_error(format_args!("what {name:?} means is not known"))),
+            Some((name, _)) => {
+                Err(open_error(format_args!("the field {name:?} must be understood, and is not known")))
+            }
             None => Ok(ArrayMetadata::V3(metadata)),
         };
     }
     let Some(mut metadata) = document::<Value>(store, path, ".zarray")? else {
         return Err(open_error("there is neither zarr.json nor .zarray"));
     };
-    // zarrs knows the truth values that zarr-python writes only as numbers.
+    // zarr-python writes truth values, and zarrs reads only numbers.
     if let Some(fill_value) = metadata.get_mut("fill_value")
         && let Some(truth) = fill_value.as_bool()
     {
@@ -36,13 +38,13 @@ pub(super) fn read(store: &FileStore, path: &str) -> Result<ArrayMetadata, ZarrE
         metadata.attributes = attributes;
     }
     if metadata.shape.is_empty() {
-        // Order means nothing without axes, and zarrs makes a permutation of them that it does not check.
+        // Without axes the order has no meaning, and zarrs would make an unchecked permutation of them.
         metadata.order = ArrayMetadataV2Order::C;
     }
     Ok(ArrayMetadata::V2(metadata))
 }
 
-/// Reads a JSON document in the folder of an array, if it is there.
+/// Reads a JSON document in the folder of an array; `None` if there is no such file.
 fn document<T: DeserializeOwned>(store: &FileStore, path: &str, name: &str) -> Result<Option<T>, ZarrError> {
     let key = format!("{path}/{name}");
     let key = StoreKey::new(key.trim_start_matches('/')).map_err(open_error)?;
@@ -52,5 +54,5 @@ fn document<T: DeserializeOwned>(store: &FileStore, path: &str, name: &str) -> R
 }
 
 fn open_error(error: impl std::fmt::Display) -> ZarrError {
-    ZarrError::Open { message: said(error) }
+    ZarrError::Open { message: plain_text(error) }
 }

@@ -1,11 +1,11 @@
 //! Zarr arrays in folders: chunks to and from GPU memory, on the `zarrs` crate.
 //!
-//! A [`FileStore`] is a folder that zarrs' arrays and groups open on, of Zarr version 3 and 2. An [`Array`] on it is read
-//! whole or in part into one buffer of the host or a GPU, and written from one: see there which chunks go straight
-//! between their files and the buffer, and which by zarrs' codecs on the host.
+//! A [`FileStore`] is a folder with arrays and groups of Zarr version 3 or 2, for zarrs and this crate. An [`Array`] on
+//! it is read whole or in part into one buffer of the host or a GPU, and written from one buffer. The engine transfers
+//! [raw chunks](Array#raw-chunks) directly. The codecs of zarrs handle the others on the host.
 //!
-//! zarrs, which is re-exported [here](zarrs), does what this crate does not do with an array: creating, resizing,
-//! attributes, groups. The codecs `blosc`, `crc32c`, `gzip`, `sharding`, `transpose` and `zstd` are compiled in.
+//! Use [`zarrs`] itself, which this module re-exports, for everything else: creating, resizing, attributes, groups.
+//! The codecs `blosc`, `crc32c`, `gzip`, `sharding`, `transpose` and `zstd` are compiled in.
 //! Others are features of zarrs 0.22: enable them in your own dependency on zarrs.
 //!
 //! ```

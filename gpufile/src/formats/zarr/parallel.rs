@@ -1,15 +1,15 @@
-//! Work that several threads share.
+//! Sharing numbered work among threads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Does `work` on numbers from 0 to `count`, `step` of them at a time, by up to `threads` threads, of which the caller
-/// is one.
+/// Calls `work` for the numbers from 0 to `count`, `step` of them at a time, on up to `threads` threads. The caller's
+/// thread is one of them.
 ///
 /// # Errors
-/// The first that was seen; the work that had not begun then is left out.
+/// The first error of `work`. Threads take no more numbers after it.
 pub(super) fn share<E: Send>(
     count: u64,
     step: u64,
@@ -30,7 +30,7 @@ pub(super) fn share<E: Send>(
     let helpers = count.div_ceil(step).min(threads as u64).saturating_sub(1);
     thread::scope(|scope| {
         for _ in 0..helpers {
-            // Fewer do too.
+            // If a thread cannot start, the others take its turns.
             let _ = thread::Builder::new().name("gpufile-zarr".to_owned()).spawn_scoped(scope, take_turns);
         }
         take_turns();

@@ -1,4 +1,4 @@
-//! Chunks whose files are their elements' bytes, straight between the files and the buffer.
+//! Raw chunks: the engine transfers them directly between their files and the buffer.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -14,26 +14,25 @@ use crate::formats::error::of_entry;
 use crate::memory::Memory;
 use crate::{Engine, File, IoRange, ReadRequest};
 
-/// Shorter runs are not worth a read each.
+/// The shortest run, in bytes, that is worth a read.
 const MIN_RUN_BYTES: usize = 512;
 
-/// The number of threads that open files and wait while the engine reads. While some open theirs, it works for the
-/// others.
+/// The number of threads that open files and wait for the engine. While some open files, the engine reads for others.
 const READERS: usize = 4;
 
-/// The number of files that one of them opens at a time: few enough for the usual limit of 1024 to a process.
+/// The number of files that one thread opens at a time. All together stay below the usual limit of 1024 files.
 const FILES: u64 = 64;
 
-/// The number of bytes of chunks that one of them has read at a time.
+/// The number of bytes of chunks that one thread reads at a time.
 const TURN_BYTES: u64 = 512 << 20;
 
-/// The number of runs that one of them has read at a time, unless one chunk has more.
+/// The number of runs that one thread reads at a time, unless one chunk has more.
 const RUNS: usize = 32 << 10;
 
 /// The number of bytes of padding that are written at a time.
 const PADDING_BYTES: usize = 1 << 20;
 
-/// Returns whether a region is worth reading or writing this way.
+/// Returns whether to transfer a region of raw chunks directly. The chunk with its first element decides.
 pub(super) fn suits(array: &Array, region: &[Range<u64>]) -> Result<bool> {
     if !array.has_raw_chunks() {
         return Ok(false);
@@ -64,14 +63,14 @@ pub(super) unsafe fn read(
     })
 }
 
-/// The files that one thread has open, and what is to be read from them.
+/// The files that one thread has open, and the ranges to read from them.
 struct Turn<'a> {
     array: &'a Array,
     region: &'a [Range<u64>],
     memory: &'a Memory,
     engine: &'a Engine,
     files: Vec<File>,
-    /// The number of the file, where in it, and where to.
+    /// The number of the file, the offset in it in bytes, and the memory to fill.
     parts: Vec<(usize, u64, Memory)>,
 }
 
@@ -80,6 +79,8 @@ impl<'a> Turn<'a> {
         Self { array, region, memory, engine, files: Vec::new(), parts: Vec::new() }
     }
 
+    /// Reads the chunks with these numbers.
+    ///
     /// # Safety
     /// As for [`read`].
     unsafe fn read(mut self, chunks: &Chunks<'_>, turn: Range<u64>) -> Result<()> {
@@ -110,7 +111,7 @@ impl<'a> Turn<'a> {
         self.flush()
     }
 
-    /// Reads what there is to read, and closes the files.
+    /// Reads all parts in one call, and closes the files.
     fn flush(&mut self) -> Result<()> {
         let files = &self.files;
         let requests =
@@ -183,7 +184,7 @@ pub(super) unsafe fn write(
     })
 }
 
-/// Makes all of a new file the fill value, for a chunk that goes beyond the array.
+/// Fills a new file with the fill value, for a chunk that has elements beyond the array.
 fn pad(file: &File, fill: &[u8], len_bytes: u64) -> crate::Result<()> {
     if fill.iter().all(|byte| *byte == 0) {
         return file.set_len(len_bytes);
@@ -191,9 +192,9 @@ fn pad(file: &File, fill: &[u8], len_bytes: u64) -> crate::Result<()> {
     let pattern = repeated(fill, PADDING_BYTES);
     let mut done = 0;
     while done < len_bytes {
-        let piece = (len_bytes - done).min(pattern.len() as u64);
-        file.write_all_at(&pattern[..piece as usize], done)?;
-        done += piece;
+        let len = (len_bytes - done).min(pattern.len() as u64);
+        file.write_all_at(&pattern[..len as usize], done)?;
+        done += len;
     }
     Ok(())
 }

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-/// The part of a chunk that lies in a region, as ranges of bytes that are whole in both.
+/// The part of a chunk that lies in a region, as runs: ranges of bytes that are adjacent in both.
 #[derive(Debug, Clone)]
 pub(super) struct Runs {
     /// The length of each run, in bytes.
     pub run_bytes: usize,
     chunk_start: u64,
     region_start: usize,
-    /// The axes that runs do not extend over, the fastest first.
+    /// The axes along which runs repeat, the fastest first.
     axes: Vec<Axis>,
 }
 
@@ -20,7 +20,7 @@ struct Axis {
     region_stride: usize,
 }
 
-/// A run: where it starts in the chunk and in the region, in bytes.
+/// The starts of a run in the chunk and in the region, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub in_chunk: u64,
@@ -57,12 +57,12 @@ impl Runs {
         self.axes.iter().map(|axis| axis.len).product()
     }
 
-    /// Returns the number of bytes that all runs have together.
+    /// Returns the number of bytes of all runs.
     pub fn total_bytes(&self) -> u64 {
         self.count() * self.run_bytes as u64
     }
 
-    /// Returns all runs, by where they lie in the region.
+    /// Returns all runs, in the order of the region.
     pub fn iter(&self) -> impl Iterator<Item = Run> + '_ {
         let mut at = vec![0; self.axes.len()];
         let first = Run { in_chunk: self.chunk_start, in_region: self.region_start };

@@ -1,4 +1,4 @@
-//! A folder as a store of zarrs: reading and writing.
+//! A folder as a store of zarrs: reading and writing values. `list` lists its keys.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -17,11 +17,11 @@ use crate::formats::save::{save, sync_folder};
 use crate::formats::{self, SaveOptions, regular};
 use crate::{File, OpenOptions};
 
-/// A folder of files, one for each key, on which zarrs' arrays and groups open.
+/// A folder of files, one for each key, for the arrays and groups of zarrs.
 ///
-/// Keys are paths relative to the folder. One that could lead out of it, by `..`, is refused; symbolic links are
-/// followed wherever they lead. A value takes the place of the one before when it is complete, as [`SaveOptions`]
-/// describes, but without waiting for the storage unless [`sync`](Self::sync) says so.
+/// Keys are paths relative to the folder. The store refuses keys that could lead out of it, such as `..`, and follows
+/// all symbolic links. A complete value replaces an older one, as [`SaveOptions`] describes. By default, a write does
+/// not wait for the storage: see [`sync`](Self::sync).
 ///
 /// ```
 /// use gpufile::formats::zarr::FileStore;
@@ -47,14 +47,14 @@ pub struct FileStore {
     saving: SaveOptions,
 }
 
-/// The most bytes that a metadata document may have.
+/// The most bytes of a metadata document.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
 
 /// The names of metadata documents.
 const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"];
 
 impl FileStore {
-    /// Returns the store in this folder, which is made when something is first written.
+    /// Returns the store in this folder. The first write creates the folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         let store = Self {
             folder: folder.into(),
@@ -65,8 +65,7 @@ impl FileStore {
         store.files(&OpenOptions::new()).sync(false)
     }
 
-    /// Opens files in this way: with this engine, policy and use of `O_DIRECT`. Ignores access
-    /// and creation options.
+    /// Sets the engine, the policy and the use of `O_DIRECT` of files. Ignores access and creation options.
     #[must_use]
     pub fn files(mut self, files: &OpenOptions) -> Self {
         self.reading = files.clone();
@@ -74,16 +73,16 @@ impl FileStore {
         self
     }
 
-    /// Sets whether each write waits until the file has reached the storage, and the folders that were made for it
-    /// (`fsync`). By default it does not wait.
+    /// Sets whether each write waits until the file and the new folders above it have reached the storage (`fsync`). By
+    /// default it does not wait.
     #[must_use]
     pub fn sync(mut self, sync: bool) -> Self {
         self.saving = self.saving.sync(sync);
         self
     }
 
-    /// Sets whether all letters of keys are made small before files are looked for. Some stores were written so
-    /// because file systems differ in telling `A` from `a`. By default keys stay as they are.
+    /// Sets whether file names have the letters of keys in lower case. Some stores were written so, because not every
+    /// file system tells `A` from `a`. By default keys stay unchanged.
     #[must_use]
     pub fn normalize_keys(mut self, normalize_keys: bool) -> Self {
         self.rules.lower_case = normalize_keys;
@@ -91,9 +90,8 @@ impl FileStore {
     }
 
     /// Sets the separator in the names of chunk files whose keys have dots between numbers, as in version 2 arrays.
-    /// With `/`, chunk `0.1` is the file `1` in the folder `0`. This serves arrays whose metadata does not say that
-    /// their chunks lie so. By default, or with `.`, the key is the name. An array whose metadata names its separator
-    /// does not need this.
+    /// With `/`, chunk `0.1` is the file `1` in the folder `0`. By default, or with `.`, the key is the name. Only
+    /// arrays whose metadata does not name the separator need this.
     #[must_use]
     pub fn dimension_separator(mut self, separator: ChunkKeySeparator) -> Self {
         self.rules.nested = separator == ChunkKeySeparator::Slash;
@@ -115,14 +113,14 @@ impl FileStore {
         is_plain(key).then(|| self.folder.join(&*self.rules.apply(key)))
     }
 
-    /// Opens the file of a key, and says how long it is in bytes; `None` if there is no such file.
+    /// Opens the file of a key, and returns it with its length in bytes; `None` if there is no such file.
     ///
     /// # Errors
     /// [`crate::Error::Open`], [`crate::Error::File`].
     pub(super) fn open(&self, path: &Path) -> crate::Result<Option<(File, u64)>> {
         let file = match regular::open(path, &self.reading) {
             Err(error) if is_missing(error.raw_os_error()) => return Ok(None),
-            // A folder is no value.
+            // A folder has no value.
             Err(_) if path.is_dir() => return Ok(None),
             file => file?,
         };
@@ -143,7 +141,7 @@ impl FileStore {
             Err(formats::Error::Save { error, .. }) if error.raw_os_error() == Some(libc::ENOENT) => {
                 let folder = path.parent().unwrap_or(&self.folder);
                 self.create_folders(folder).map_err(|error| crate::Error::File {
-                    operation: "make the folder",
+                    operation: "create the folder",
                     path: folder.to_owned(),
                     cause: error.into(),
                 })?;
@@ -153,7 +151,7 @@ impl FileStore {
         }
     }
 
-    /// Makes a folder and those that it lies in, and syncs where the new ones are named if this store syncs.
+    /// Creates a folder and those above it. Syncs the parents of the new folders if this store syncs.
     fn create_folders(&self, folder: &Path) -> io::Result<()> {
         let is_new = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let new: Vec<_> = folder.ancestors().take_while(is_new).collect();
@@ -172,7 +170,7 @@ impl FileStore {
     pub(super) fn prefix_path(&self, prefix: &StorePrefix) -> Result<PathBuf, StorageError> {
         match prefix.as_str().strip_suffix('/') {
             None => Ok(self.folder.clone()),
-            // A folder is no chunk, whatever its name looks like.
+            // The name of a folder may look like a chunk's.
             Some(key) => Self { rules: KeyRules { nested: false, ..self.rules }, ..self.clone() }.path(key),
         }
     }
@@ -199,7 +197,7 @@ impl ReadableStorageTraits for FileStore {
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
         let Some((file, len_bytes)) = self.find(key)? else { return Ok(None) };
-        // One after the other, because ranges that were read from a file may overlap as often as they like.
+        // Reads one after the other, because ranges from an untrusted file may overlap without limit.
         Ok(Some(Box::new(byte_ranges.map(move |range| {
             let (start, end) = resolve(range, len_bytes)
                 .ok_or_else(|| InvalidByteRangeError::new(shown(range), len_bytes))?;
@@ -246,7 +244,7 @@ impl WritableStorageTraits for FileStore {
         if !prefix.as_str().is_empty() {
             return unless_missing(fs::remove_dir_all(folder));
         }
-        // The folder itself may be a mount point or a link, and stays.
+        // Keeps the folder of the store, which may be a mount point or a link.
         let entries = match fs::read_dir(folder) {
             Ok(entries) => entries,
             Err(error) => return unless_missing(Err(error)),
@@ -265,7 +263,7 @@ impl WritableStorageTraits for FileStore {
     }
 }
 
-/// So many bytes from `start`; fewer if the file became shorter.
+/// Reads `len_bytes` bytes from `start`, or fewer if the file became shorter.
 fn read(file: &File, start: u64, len_bytes: u64) -> Result<Bytes, StorageError> {
     let other = |error: formats::Error| StorageError::Other(error.to_string());
     let len_bytes = addressable(file.path(), len_bytes).map_err(other)?;
@@ -275,7 +273,7 @@ fn read(file: &File, start: u64, len_bytes: u64) -> Result<Bytes, StorageError> 
     Ok(bytes.into())
 }
 
-/// Returns the start and the end of a range of a file, in bytes, if the file has it.
+/// Returns the start and the end of a range of a file, in bytes; `None` if the file is too short.
 fn resolve(range: ByteRange, len_bytes: u64) -> Option<(u64, u64)> {
     let (start, end) = match range {
         ByteRange::FromStart(start, None) => (start, len_bytes),
@@ -285,7 +283,7 @@ fn resolve(range: ByteRange, len_bytes: u64) -> Option<(u64, u64)> {
     (start <= end && end <= len_bytes).then_some((start, end))
 }
 
-/// Returns a range as an error can show it: zarrs adds start and length for that.
+/// Returns a range that an error can show. zarrs adds start and length for that, which may overflow.
 fn shown(range: ByteRange) -> ByteRange {
     match range {
         ByteRange::FromStart(start, Some(len)) if start.checked_add(len).is_none() => {
@@ -295,8 +293,7 @@ fn shown(range: ByteRange) -> ByteRange {
     }
 }
 
-/// Returns whether an error says that there is no such file: nothing of that name, or a file where the key has a
-/// folder.
+/// Returns whether an error means that there is no such file, or a file where the key has a folder.
 fn is_missing(errno: Option<i32>) -> bool {
     matches!(errno, Some(libc::ENOENT | libc::ENOTDIR))
 }
@@ -312,7 +309,7 @@ fn failed(error: crate::Error) -> StorageError {
     io::Error::from(error).into()
 }
 
-/// Returns whether an error says that a listed file or folder was removed during the listing.
+/// Returns whether an error means that another process has removed a listed file or folder.
 pub(super) fn has_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound
 }

@@ -1,14 +1,14 @@
-//! Host bytes into and out of a buffer of the host or a GPU.
+//! Copying host bytes to and from a buffer of the host or a GPU.
 
 use super::runs::Runs;
 use crate::Engine;
 use crate::cuda::Stream;
 use crate::memory::{Memory, Place};
 
-/// The number of bytes of repeated elements that are laid out for copying.
+/// The most bytes of repeated elements in host memory for copying.
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// The number of copies that are handed to CUDA at a time.
+/// The number of copies in one call of CUDA.
 const COPIES: usize = 4096;
 
 /// A buffer's memory, and the stream that copies to and from it if it is on a GPU.
@@ -18,6 +18,8 @@ pub(super) struct Target {
 }
 
 impl Target {
+    /// Returns the target, with a new stream if the memory is on a GPU.
+    ///
     /// # Errors
     /// The error that CUDA returned.
     pub fn new(memory: Memory, engine: &Engine) -> cufile::Result<Self> {
@@ -83,17 +85,17 @@ impl Target {
     /// As for [`put`](Self::put).
     pub unsafe fn fill(&self, runs: &Runs, element: &[u8]) -> cufile::Result<()> {
         let pattern = repeated(element, runs.run_bytes.min(PATTERN_BYTES));
-        let pieces = runs.iter().flat_map(|run| {
+        let parts = runs.iter().flat_map(|run| {
             (0..runs.run_bytes)
                 .step_by(pattern.len())
                 .map(move |done| (run.in_region + done, runs.run_bytes - done))
         });
-        let mut pieces = pieces.map(|(start, left)| {
+        let mut parts = parts.map(|(start, left)| {
             let len_bytes = left.min(pattern.len());
             (self.part(start, len_bytes), len_bytes)
         });
         let Some(stream) = &self.stream else {
-            for (target, len_bytes) in pieces {
+            for (target, len_bytes) in parts {
                 // SAFETY: within the buffer, which is the caller's alone.
                 unsafe { target.copy_from_nonoverlapping(pattern.as_ptr(), len_bytes) };
             }
@@ -101,7 +103,7 @@ impl Target {
         };
         let mut copied = Ok(());
         while copied.is_ok() {
-            let (targets, lens_bytes): (Vec<_>, Vec<_>) = pieces.by_ref().take(COPIES).unzip();
+            let (targets, lens_bytes): (Vec<_>, Vec<_>) = parts.by_ref().take(COPIES).unzip();
             if targets.is_empty() {
                 break;
             }
@@ -118,7 +120,7 @@ impl Target {
     }
 }
 
-/// Repeats an element: at least once, and otherwise in no more than so many bytes.
+/// Repeats an element as often as it fits into `most_bytes` bytes, but at least once.
 pub(super) fn repeated(element: &[u8], most_bytes: usize) -> Vec<u8> {
     element.repeat((most_bytes / element.len()).max(1))
 }

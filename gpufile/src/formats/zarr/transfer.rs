@@ -1,4 +1,4 @@
-//! Transfers of an array: reading and writing it, with the choice between raw and coded chunks.
+//! Transfers of an array: reading and writing it. Chooses between raw chunks and the codecs of zarrs.
 
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ impl Array {
     /// Reads the array into new memory of the GPU.
     ///
     /// # Errors
-    /// [`Error::Memory`] if the GPU has no room; else as [`read_into`](Self::read_into).
+    /// [`Error::Memory`](crate::formats::Error::Memory) if the GPU has no room; otherwise as
+    /// [`read_into`](Self::read_into).
     pub fn read_to_device(&self, device: &Device) -> Result<DeviceBuffer> {
         let path = self.folder();
         let mut buffer = allocate(&path, device, addressable(&path, self.len_bytes())?)?;
@@ -26,7 +27,8 @@ impl Array {
     /// Reads the array into new memory of the host.
     ///
     /// # Errors
-    /// [`Error::Memory`] if the host has no room; else as [`read_into`](Self::read_into).
+    /// [`Error::Memory`](crate::formats::Error::Memory) if the host has no room; otherwise as
+    /// [`read_into`](Self::read_into).
     pub fn read_to_host(&self) -> Result<Vec<u8>> {
         let path = self.folder();
         let mut bytes = zeroed(&path, addressable(&path, self.len_bytes())?)?;
@@ -37,18 +39,20 @@ impl Array {
     /// Reads the array into a buffer of the host or a GPU, which must have as many bytes as the array.
     ///
     /// # Errors
-    /// [`Error::BufferSize`]; [`Error::Zarr`], naming the chunk, if a file is not as long as its chunk or cannot be
-    /// decoded; [`Error::File`] if a file cannot be opened, read or copied; [`Error::Memory`]. Other chunks may have been
-    /// read then.
+    /// [`Error::BufferSize`](crate::formats::Error::BufferSize); [`Error::Zarr`](crate::formats::Error::Zarr), with the
+    /// chunk, if a file has another length than its chunk or cannot be decoded;
+    /// [`Error::File`](crate::formats::Error::File) if a file cannot be opened, read or copied;
+    /// [`Error::Memory`](crate::formats::Error::Memory). The buffer may then have the elements of other chunks.
     pub fn read_into<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
         self.read_region_into(&self.whole(), buffer)
     }
 
-    /// Reads a region of the array, a range of indices for each axis, into a buffer of the host or a GPU, which must
-    /// have as many bytes as the region.
+    /// Reads a region of the array into a buffer of the host or a GPU, which must have as many bytes as the region. A
+    /// region is a range of indices for each axis.
     ///
     /// # Errors
-    /// As [`read_into`](Self::read_into); [`Error::Zarr`] also if the array does not have the region.
+    /// As [`read_into`](Self::read_into); [`Error::Zarr`](crate::formats::Error::Zarr) also if the array does not have
+    /// the region.
     pub fn read_region_into<B: IoBufMut + ?Sized>(
         &self,
         region: &[Range<u64>],
@@ -61,16 +65,18 @@ impl Array {
         let engine = self.engine()?;
         let memory = Memory::of_mut(buffer, &engine).map_err(|error| self.copy_error(error))?;
         let read = if raw::suits(self, region)? { raw::read } else { coded::read };
-        // SAFETY: the buffer is as long as the region, and is borrowed for as long as the call lasts.
+        // SAFETY: the buffer is as long as the region, and stays borrowed during the call.
         unsafe { read(self, region, &memory, &engine) }
     }
 
-    /// Writes the whole array from a buffer of the host or a GPU, which must have as many bytes as the array. A chunk's
-    /// file takes the place of the one before when it is complete; the array's metadata is not written.
+    /// Writes the whole array from a buffer of the host or a GPU, which must have as many bytes as the array. The file
+    /// of a chunk replaces an older one when it is complete. Does not write the metadata of the array.
     ///
     /// # Errors
-    /// [`Error::BufferSize`]; [`Error::Save`] if a file cannot be written; [`Error::Zarr`] if encoding fails;
-    /// [`Error::File`], [`Error::Memory`]. Other chunks may have been written then.
+    /// [`Error::BufferSize`](crate::formats::Error::BufferSize); [`Error::Save`](crate::formats::Error::Save) if a file
+    /// cannot be written; [`Error::Zarr`](crate::formats::Error::Zarr) if encoding fails;
+    /// [`Error::File`](crate::formats::Error::File), [`Error::Memory`](crate::formats::Error::Memory). Other chunks may
+    /// be new then.
     pub fn write_from<B: IoBuf + ?Sized>(&self, buffer: &B) -> Result<()> {
         let region = self.whole();
         self.check_buffer(&region, buffer.len_bytes())?;
@@ -80,7 +86,7 @@ impl Array {
         let engine = self.engine()?;
         let memory = Memory::of(buffer, &engine).map_err(|error| self.copy_error(error))?;
         let write = if raw::suits(self, &region)? { raw::write } else { coded::write };
-        // SAFETY: the buffer is as long as the array, and is borrowed for as long as the call lasts.
+        // SAFETY: the buffer is as long as the array, and stays borrowed during the call.
         unsafe { write(self, &region, &memory, &engine) }
     }
 
