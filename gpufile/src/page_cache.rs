@@ -333,7 +333,7 @@ mod tests {
         drop(&file, 0..len).unwrap();
         let left = residency(&file, 0..len).unwrap();
         assert_eq!(left.pages, fresh.pages);
-        // Whatever the file system, everything dirty has been written.
+        // On every file system, `drop` has written all dirty pages.
         assert!(left.dirty.is_none_or(|dirty| dirty == 0), "{left:?}");
         if can_drop(&file) {
             assert_eq!(left.cached, 0, "{left:?}");
@@ -464,7 +464,7 @@ mod tests {
             20 * MIB + 4000..32 * MIB,
             32 * MIB..len,
             7..8,
-            // What is cached lies right behind.
+            // The cached pages lie right behind.
             MIB..20 * MIB,
             17 * MIB..20 * MIB,
         ];

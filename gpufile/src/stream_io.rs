@@ -216,7 +216,7 @@ unsafe fn submit(
 ) -> Option<State> {
     let failed = |cause| Err(file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause));
     let needs_cufile = file.open_file().policy == RoutePolicy::RequireCufile && memory.place != Place::Host;
-    // What a graph does later, and more than once, is no transfer. To wait for the stream would end the capture.
+    // A graph runs later and several times, so its work is no transfer. Waiting for the stream would end the capture.
     match stream.is_capturing() {
         Ok(false) => {}
         Ok(true) => {
@@ -242,7 +242,7 @@ unsafe fn submit(
         }
         Err(_) => {
             let stream_is_done = || {
-                // What was submitted is done then; what the stream fails of is reported by the one who tries next.
+                // All submitted work is done then. The next call on the stream returns its error.
                 let _ = stream.synchronize();
             };
             staged.give_up(|| stream.is_idle().is_err(), stream_is_done);

@@ -7,6 +7,8 @@ use cufile::{IoBuf, IoBufMut};
 use super::array::Array;
 use super::{coded, raw};
 use crate::cuda::{Device, DeviceBuffer};
+#[cfg(doc)]
+use crate::formats::Error;
 use crate::formats::Result;
 use crate::formats::memory::{addressable, allocate, zeroed};
 use crate::memory::Memory;
