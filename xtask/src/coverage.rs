@@ -138,7 +138,9 @@ struct Tests {
 
 impl Tests {
     fn build() -> Result<Self> {
-        let built = artifacts::build(&["test", "--quiet", "--no-run", "--package", "cufile-tests"])?;
+        // As `.ci/run` builds its tests: a package alone would have other features, and be built again.
+        let arguments = ["test", "--quiet", "--no-run", "--workspace", "--all-features"];
+        let built = artifacts::build(&arguments)?;
         let programs = built.into_iter().filter(|artifact| artifact.kind == "test");
         let scratch = target_folder().join("coverage");
         fs::create_dir_all(&scratch)?;
