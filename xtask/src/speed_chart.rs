@@ -13,7 +13,7 @@ const CHART: &str = "docs/speed.svg";
 /// The heading of the table.
 const TABLE: &str = "## tmpfs";
 /// The row with the speed of the link.
-const LINK: &str = "link, each direction";
+const LINK: &str = "link, each way";
 /// The rows of the table that are drawn, and their labels.
 const ROWS: [(&str, &str); 6] = [
     ("read, default settings", "one large read, default settings"),
