@@ -1,24 +1,24 @@
 //! Open files: reads and writes of device and host memory.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::slice;
 use std::sync::Arc;
 
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Cutting, Engine, Entries, IoRange, Side, Stop, Transfer};
-use crate::error::{Cause, Error, Result};
+use crate::engine::{
+    Engine, Entries, EntryStop, FILE_LIMIT, Growth, IoRange, Schedule, Transfer, WritePlan, read_plan,
+};
+use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::memory::{Memory, Place};
-use crate::open_file::OpenFile;
-use crate::options::OpenOptions;
+use crate::open_file::{Method, OpenFile};
+use crate::outcome::{Outcome, Stop};
 use crate::route::Route;
-use crate::write_plan::{Growth, WritePlan};
 
 /// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer to the
 /// same open file.
@@ -47,46 +47,19 @@ use crate::write_plan::{Growth, WritePlan};
 #[derive(Clone)]
 pub struct File {
     open: Arc<OpenFile>,
+    engine: Engine,
     chunk_bytes: Option<usize>,
 }
 
-/// The largest offset that the kernel takes, in bytes.
-pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
-
-/// The names of the operations in errors.
-pub(crate) const READ: &str = "read";
-pub(crate) const WRITE: &str = "write";
-
 impl File {
-    /// Opens a file for reading.
-    ///
-    /// # Errors
-    /// [`Error::Open`].
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        OpenOptions::new().read(true).open(path)
-    }
-
-    /// Creates a file, or empties it if it exists, for writing and reading.
-    ///
-    /// # Errors
-    /// [`Error::Open`].
-    pub fn create(path: impl AsRef<Path>) -> Result<Self> {
-        OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)
-    }
-
-    /// Returns options for opening a file with other access, another engine, or another policy.
-    pub fn options() -> OpenOptions {
-        OpenOptions::new()
-    }
-
-    pub(crate) fn new(open: OpenFile) -> Self {
-        Self { open: Arc::new(open), chunk_bytes: None }
+    pub(crate) fn new(open: OpenFile, engine: Engine) -> Self {
+        Self { open: Arc::new(open), engine, chunk_bytes: None }
     }
 
     /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer chooses
     /// the length. For device memory, chunks are no longer than a bounce buffer.
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
-        Self { open: self.open.clone(), chunk_bytes: Some(chunk_bytes.max(1)) }
+        Self { chunk_bytes: Some(chunk_bytes.max(1)), ..self.clone() }
     }
 
     /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than
@@ -222,7 +195,7 @@ impl File {
 
     /// Returns the engine that carries out the file's transfers.
     pub fn engine(&self) -> &Engine {
-        &self.open.engine
+        &self.engine
     }
 
     pub(crate) fn open_file(&self) -> &OpenFile {
@@ -239,28 +212,28 @@ impl File {
         /// The longest read, in bytes, that needs only one copy.
         const SMALL_BYTES: usize = 64 << 10;
         let len = memory.len_bytes;
+        let range = [self.range(READ, offset, len)?];
         let is_small = |limit: usize| {
-            let limit = limit.min(self.open.engine.settings().bounce_buffer_bytes());
-            len <= limit && self.open.is_buffered_read(len)
+            len <= limit.min(self.open.settings.bounce_buffer_bytes()) && self.open.is_buffered_read(len)
         };
-        let (done, cause) = if memory.place == Place::Host && is_small(ALONE_BYTES) {
-            self.check_offset(READ, offset, len)?;
+        let outcome = if memory.place == Place::Host && is_small(ALONE_BYTES) {
             // SAFETY: the caller's promise.
             unsafe { self.open.read_rest(memory.ptr, len, offset, 0) }
         } else if memory.place != Place::Host && is_small(SMALL_BYTES) && self.open.cufile(len).is_none() {
-            self.check_offset(READ, offset, len)?;
             // SAFETY: the caller's promise.
-            unsafe { self.open.engine.read_small(&self.open, &memory, offset) }
+            unsafe { self.engine.workers().read_small(&self.open, &memory, offset) }
         } else {
-            let range = [self.range(READ, offset, len)?];
-            let cutting = Cutting { inline, ..self.read_cutting(len, memory.place, &range[0]) };
+            let schedule = self.read_schedule(len, memory.place, &range[0]);
+            let schedule = Schedule { is_inline: inline, ..schedule };
             // SAFETY: the caller's promise.
-            let stop = unsafe { self.run(Side::Read, memory, &range, cutting) };
-            stop.map_or((len, None), |stop| (stop.done_bytes, stop.cause))
+            unsafe { self.run(Method::Read, memory, &range, &schedule) }
         };
-        match cause {
-            None => Ok(done),
-            Some(cause) => Err(self.transfer_error(READ, offset, len, done, cause)),
+        match outcome {
+            Ok(()) => Ok(len),
+            Err(Stop { done_bytes, cause: None }) => Ok(done_bytes),
+            Err(Stop { done_bytes, cause: Some(cause) }) => {
+                Err(self.transfer_error(READ, offset, len, done_bytes, cause))
+            }
         }
     }
 
@@ -271,41 +244,48 @@ impl File {
     pub(crate) unsafe fn write_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<()> {
         let len = memory.len_bytes;
         let range = [self.range(WRITE, offset, len)?];
-        let plan = WritePlan::of_range(self, &memory, offset, Growth::MayAllocate);
-        let cutting = Cutting { inline, ..plan.cutting };
+        let plan = self.write_plan(&memory, offset, Growth::MayAllocate);
+        let schedule = Schedule { is_inline: inline, ..plan.schedule };
         // SAFETY: the caller's promise.
-        let stop = unsafe { self.run(plan.side, memory, &range, cutting) };
-        let done = stop.as_ref().map_or(len, |stop| stop.done_bytes);
-        match stop {
-            None => Ok(()),
-            Some(stop) => {
-                let cause = stop.cause.unwrap_or_else(|| self.open.no_more(WRITE, offset, done));
-                Err(self.transfer_error(WRITE, offset, len, done, cause))
-            }
-        }
+        let outcome = unsafe { self.run(plan.method, memory, &range, &schedule) };
+        outcome.map_err(|Stop { done_bytes, cause }| {
+            let cause = cause.unwrap_or_else(|| self.open.no_more(WRITE, offset, done_bytes));
+            self.transfer_error(WRITE, offset, len, done_bytes, cause)
+        })
     }
 
     /// # Safety
-    /// As for [`Engine::run`].
-    unsafe fn run(&self, side: Side, memory: Memory, range: &[IoRange; 1], cutting: Cutting) -> Option<Stop> {
-        let transfer = Transfer { side, entries: self.entries(memory, range) };
+    /// As for [`Workers::run`](crate::engine::Workers::run).
+    unsafe fn run(
+        &self,
+        method: Method,
+        memory: Memory,
+        range: &[IoRange; 1],
+        schedule: &Schedule,
+    ) -> Outcome {
+        let transfer = Transfer { method, entries: self.entries(memory, range) };
         // SAFETY: the caller's promise.
-        unsafe { self.open.engine.run(&transfer, cutting) }.expect("a checked range, which overlaps no other")
+        let stop = unsafe { self.engine.workers().run(&transfer, schedule) };
+        match stop.expect("a checked range, which overlaps no other") {
+            None => Ok(()),
+            Some(EntryStop { stop, .. }) => Err(stop),
+        }
     }
 
     /// Returns entries of this file and one buffer.
     pub(crate) fn entries<'a>(&'a self, memory: Memory, ranges: &'a [IoRange]) -> Entries<'a> {
-        Entries::Ranges { file: &self.open, memory, ranges, file_limit: FILE_LIMIT }
+        Entries::of_file(&self.open, memory, ranges)
     }
 
-    /// Returns the cutting of a read whose first range is this one.
-    pub(crate) fn read_cutting(&self, total_bytes: usize, place: Place, first: &IoRange) -> Cutting {
-        let cutting = self.cutting(total_bytes, place);
-        self.open.cutting_for_read(cutting, self.chunk_bytes.is_none(), first.file_offset, first.len_bytes)
+    /// Returns the schedule of a read whose first range is this one.
+    pub(crate) fn read_schedule(&self, total_bytes: usize, place: Place, first: &IoRange) -> Schedule {
+        let first = (first.file_offset, first.len_bytes);
+        read_plan::of_file(&self.open, self.chunk_bytes, place, total_bytes, first)
     }
 
-    pub(crate) fn cutting(&self, total_bytes: usize, place: Place) -> Cutting {
-        self.open.engine.cutting(total_bytes, place, self.chunk_bytes)
+    /// Returns the plan of a write of all of this memory.
+    pub(crate) fn write_plan(&self, memory: &Memory, offset: u64, growth: Growth) -> WritePlan {
+        WritePlan::of_range(&self.open, self.chunk_bytes, memory, offset, growth)
     }
 
     /// Returns the chunk length in bytes, if it was set for this file.
@@ -315,21 +295,21 @@ impl File {
 
     /// Returns a buffer's memory. The caller's thread chooses the file's route here, so that no worker has to.
     pub(crate) fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<Memory> {
-        let memory = Memory::of(buffer, &self.open.engine)
+        let memory = Memory::of(buffer, self.engine.gpus())
             .map_err(|error| self.transfer_error(WRITE, offset, buffer.len_bytes(), 0, error.into()))?;
-        self.decide_way(&memory);
+        self.choose_route(&memory);
         Ok(memory)
     }
 
     /// Returns the memory of a buffer to be read into, as [`memory`](Self::memory) does.
     pub(crate) fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
-        let memory = Memory::of_mut(buffer, &self.open.engine)
+        let memory = Memory::of_mut(buffer, self.engine.gpus())
             .map_err(|error| self.transfer_error(READ, offset, buffer.len_bytes(), 0, error.into()))?;
-        self.decide_way(&memory);
+        self.choose_route(&memory);
         Ok(memory)
     }
 
-    fn decide_way(&self, memory: &Memory) {
+    fn choose_route(&self, memory: &Memory) {
         if memory.place != Place::Host {
             self.open.route();
         }
@@ -366,12 +346,6 @@ impl File {
     pub(crate) fn failed(&self, operation: &'static str, error: io::Error) -> Error {
         Error::File { operation, path: self.open.path.clone(), cause: error.into() }
     }
-}
-
-/// Returns the path of an open file, as far as the kernel knows it.
-pub(crate) fn path_of(file: &fs::File) -> PathBuf {
-    let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    fs::read_link(&link).unwrap_or(link)
 }
 
 // A panic leaves nothing half done that a later call would find: locks protect what is whole at any time.

@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 
 use cufile::{IoBuf, IoBufMut};
 
+use crate::engine::Growth;
 use crate::error::Result;
 use crate::file::File;
 use crate::owned::Owned;
-use crate::write_plan::Growth;
 
 /// A transfer in flight, which owns its buffer. It needs no runtime: call [`wait`](Self::wait), or `.await` it.
 ///
@@ -74,7 +74,8 @@ impl File {
 impl<B> IoFuture<B> {
     fn start(owned: Owned<B>) -> Self {
         if let Some((job, chunks)) = owned.job() {
-            owned.file().engine().submit(owned.file().open_file().device, job, chunks);
+            let file = owned.file();
+            file.engine().workers().submit(file.open_file().block_device, job, chunks);
         }
         Self { owned: Some(owned) }
     }

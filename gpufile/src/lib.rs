@@ -186,24 +186,26 @@
 
 #![warn(missing_debug_implementations)]
 
+mod bounce;
 mod bytes;
 mod engine;
 mod error;
 mod file;
 pub mod formats;
 mod future;
+mod gpus;
 mod many;
 mod mapped;
 mod memory;
 mod open_file;
 mod options;
+mod outcome;
 mod owned;
 pub mod page_cache;
 mod registration;
 mod route;
 mod settings;
 mod stream_io;
-mod write_plan;
 
 pub use bytes::{ParseBytesError, parse_bytes};
 pub use cufile::cuda;

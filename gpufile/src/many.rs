@@ -6,11 +6,15 @@ use std::slice;
 
 use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
-use crate::engine::{Engine, Entries, Entry, IoRange, Refused, Side, Stop, Transfer, UnderWay};
-use crate::error::{Cause, Error, Result};
-use crate::file::{FILE_LIMIT, File, READ, WRITE};
+use crate::engine::{
+    Engine, Entries, Entry, EntryStop, FILE_LIMIT, InFlight, IoRange, Refused, Transfer, WritePlan, groups,
+    read_plan,
+};
+use crate::error::{Cause, Error, READ, Result, WRITE};
+use crate::file::File;
 use crate::memory::Memory;
-use crate::write_plan::{WritePlan, pieces};
+use crate::open_file::Method;
+use crate::outcome::Stop;
 
 impl File {
     /// Reads many ranges of the file into one buffer. The engine packs small ranges, merges neighbours, and shares the
@@ -26,9 +30,10 @@ impl File {
         let memory = self.memory_mut(buffer, 0)?;
         let Some(first) = ranges.first() else { return Ok(()) };
         let entries = self.entries(memory, ranges);
-        let cutting = self.read_cutting(entries.total_bytes(), memory.place, first);
+        let schedule = self.read_schedule(entries.total_bytes(), memory.place, first);
+        let transfer = Transfer { method: Method::Read, entries };
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        let outcome = unsafe { self.engine().read_ranges(&Transfer { side: Side::Read, entries }, cutting) };
+        let outcome = unsafe { self.engine().workers().read_ranges(&transfer, &schedule) };
         self.ranges_outcome(READ, &memory, ranges, FILE_LIMIT, outcome)
     }
 
@@ -50,10 +55,10 @@ impl File {
         if let Some(entry) = entries.out_of_range() {
             return Err(self.bad_range(WRITE, entry, &ranges[entry], &memory, FILE_LIMIT));
         }
-        let plan = WritePlan::of_ranges(self, &memory, ranges);
-        let transfer = Transfer { side: plan.side, entries };
+        let plan = WritePlan::of_ranges(self.open_file(), self.chunk_bytes(), &memory, ranges);
+        let transfer = Transfer { method: plan.method, entries };
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        let outcome = unsafe { self.engine().run(&transfer, plan.cutting) };
+        let outcome = unsafe { self.engine().workers().run(&transfer, &plan.schedule) };
         self.ranges_outcome(WRITE, &memory, ranges, FILE_LIMIT, outcome)
     }
 
@@ -91,7 +96,7 @@ impl File {
         memory: &Memory,
         ranges: &[IoRange],
         file_limit: u64,
-        outcome: Result<Option<Stop>, Refused>,
+        outcome: Result<Option<EntryStop>, Refused>,
     ) -> Result<()> {
         if let Err(Refused::OutOfRange(entry)) = outcome {
             return Err(self.bad_range(operation, entry, &ranges[entry], memory, file_limit));
@@ -107,12 +112,12 @@ impl File {
 /// Returns the outcome of many entries for the caller. `error` makes the error of an entry from its number, the bytes
 /// before the stop, and the cause, if there is one.
 fn entry_outcome(
-    outcome: Result<Option<Stop>, Refused>,
+    outcome: Result<Option<EntryStop>, Refused>,
     error: impl Fn(usize, usize, Option<Cause>) -> Error,
 ) -> Result<()> {
     let (entry, done_bytes, cause) = match outcome {
         Ok(None) => return Ok(()),
-        Ok(Some(Stop { entry, done_bytes, cause })) => (entry, done_bytes, cause),
+        Ok(Some(EntryStop { entry, stop: Stop { done_bytes, cause } })) => (entry, done_bytes, cause),
         Err(Refused::Overlap(one, other)) => {
             (other, 0, Some(Cause::Invalid(format!("its memory overlaps the memory of entry {one}"))))
         }
@@ -214,12 +219,10 @@ impl Engine {
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
-        let Some(first) = entries.first() else { return Ok(()) };
-        let transfer = Transfer { side: Side::Read, entries: Entries::Each(entries) };
-        let cutting = self.cutting(transfer.entries.total_bytes(), transfer.entries.place(), None);
-        let cutting = first.file.cutting_for_read(cutting, true, first.offset, first.memory.len_bytes);
+        let transfer = Transfer { method: Method::Read, entries: Entries::Each(entries) };
+        let schedule = read_plan::of_entries(self.settings(), &transfer.entries);
         // SAFETY: the requests hold their buffers alone.
-        let outcome = unsafe { self.run(&transfer, cutting) };
+        let outcome = unsafe { self.workers().run(&transfer, &schedule) };
         each_outcome(READ, entries, outcome)
     }
 
@@ -238,33 +241,34 @@ impl Engine {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
         // SAFETY: the requests hold their buffers.
-        let outcome = unsafe { self.write_pieces(entries) };
+        let outcome = unsafe { self.write_groups(entries) };
         each_outcome(WRITE, entries, Ok(outcome))
     }
 
     /// Writes entries: each file by its fastest method, and several files at once.
     ///
     /// # Safety
-    /// As for [`Engine::run`].
-    unsafe fn write_pieces(&self, entries: &[Entry<'_>]) -> Option<Stop> {
-        let mut under_way =
-            UnderWay::new(self, |start, stop: Option<Stop>| stop.map(|stop| stop.behind(start)));
+    /// As for [`Workers::run`](crate::engine::Workers::run).
+    unsafe fn write_groups(&self, entries: &[Entry<'_>]) -> Option<EntryStop> {
+        let workers = self.workers();
+        let behind = |start, stop: Option<EntryStop>| stop.map(|stop| stop.behind(start));
+        let mut in_flight = InFlight::new(workers, behind);
         let mut start = 0;
-        for piece in pieces(entries) {
-            let is_alone = piece.len() == entries.len();
-            let plan = WritePlan::of_piece(self, piece, is_alone);
-            let transfer = Transfer { side: plan.side, entries: Entries::Each(piece) };
-            // SAFETY: the caller's promise; `under_way` waits for it.
-            let prepared = unsafe { self.prepare(&transfer, &plan.cutting) };
+        for group in groups(entries) {
+            let is_alone = group.len() == entries.len();
+            let plan = WritePlan::of_group(self.settings(), group, is_alone);
+            let transfer = Transfer { method: plan.method, entries: Entries::Each(group) };
+            // SAFETY: the caller's promise; `in_flight` waits for it.
+            let prepared = unsafe { workers.prepare(&transfer, &plan.schedule) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
-            self.start(&transfer, &job, chunks, chunks == 1 && is_alone);
-            under_way.push(start, job);
-            if under_way.is_stopped() {
+            workers.start(&transfer, &job, chunks, chunks == 1 && is_alone);
+            in_flight.push(start, job);
+            if in_flight.is_stopped() {
                 break;
             }
-            start += piece.len();
+            start += group.len();
         }
-        under_way.finish()
+        in_flight.finish()
     }
 }
 
@@ -272,7 +276,7 @@ impl Engine {
 fn each_outcome(
     operation: &'static str,
     entries: &[Entry<'_>],
-    outcome: Result<Option<Stop>, Refused>,
+    outcome: Result<Option<EntryStop>, Refused>,
 ) -> Result<()> {
     entry_outcome(outcome, |entry, done_bytes, cause| {
         let Entry { file, offset, memory } = &entries[entry];

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use cufile::IoBufMut;
 
-use crate::engine::{Entries, IoRange, Side, Transfer};
-use crate::error::{Cause, Error, Result};
-use crate::file::{File, READ};
+use crate::engine::{Entries, IoRange, Schedule, Transfer};
+use crate::error::{Cause, Error, READ, Result};
+use crate::file::File;
 use crate::memory::Memory;
-use crate::open_file::Mapping;
+use crate::open_file::{Mapping, Method};
 
 /// A file that is mapped into memory for reading, made by [`File::map`].
 ///
@@ -139,19 +139,21 @@ impl MappedFile {
 
     fn memory<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
         let len = buffer.len_bytes();
-        Memory::of_mut(buffer, self.file.engine())
+        Memory::of_mut(buffer, self.file.engine().gpus())
             .map_err(|error| self.file.transfer_error(READ, offset, len, 0, error.into()))
     }
 
     /// # Safety
-    /// As for [`Engine::run`](crate::Engine::run).
+    /// As for [`Workers::run`](crate::engine::Workers::run).
     unsafe fn run(&self, memory: Memory, ranges: &[IoRange]) -> Result<()> {
         let file_limit = self.len_bytes() as u64;
         let entries = Entries::Ranges { file: self.file.open_file(), memory, ranges, file_limit };
-        let cutting = self.file.cutting(entries.total_bytes(), memory.place);
-        let transfer = Transfer { side: Side::ReadMapping(self.mapping.clone()), entries };
+        let settings = self.file.engine().settings();
+        let (total_bytes, chunk_bytes) = (entries.total_bytes(), self.file.chunk_bytes());
+        let schedule = Schedule::new(settings, total_bytes, memory.place, chunk_bytes);
+        let transfer = Transfer { method: Method::ReadMapping(self.mapping.clone()), entries };
         // SAFETY: the caller's promise.
-        let outcome = unsafe { self.file.engine().read_ranges(&transfer, cutting) };
+        let outcome = unsafe { self.file.engine().workers().read_ranges(&transfer, &schedule) };
         self.file.ranges_outcome(READ, &memory, ranges, file_limit, outcome)
     }
 }

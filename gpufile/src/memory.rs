@@ -3,7 +3,7 @@
 use cufile::cuda::Context;
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::Engine;
+use crate::gpus::Gpus;
 
 /// The place of memory: accessible to the host, or on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) enum Place {
     Device(u32),
 }
 
-/// The bytes of a buffer, without its type and lifetime: those who hold one see to it that the buffer stays.
+/// The bytes of a buffer, without its type and lifetime. The holder of a `Memory` keeps the buffer where it is.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
     pub ptr: *mut u8,
@@ -40,10 +40,10 @@ impl Memory {
     ///
     /// # Errors
     /// The reason why the GPU that the buffer is on is not known.
-    pub fn of<B: IoBuf + ?Sized>(buffer: &B, engine: &Engine) -> cufile::Result<Self> {
+    pub fn of<B: IoBuf + ?Sized>(buffer: &B, gpus: &Gpus) -> cufile::Result<Self> {
         let place = match buffer.is_host_accessible() {
             true => Place::Host,
-            false => Place::Device(engine.device_of(buffer)?),
+            false => Place::Device(gpus.ordinal_of(buffer)?),
         };
         Ok(Self {
             ptr: buffer.as_ptr().cast_mut(),
@@ -59,8 +59,8 @@ impl Memory {
     ///
     /// # Errors
     /// As [`of`](Self::of).
-    pub fn of_mut<B: IoBufMut + ?Sized>(buffer: &mut B, engine: &Engine) -> cufile::Result<Self> {
-        let memory = Self::of(buffer, engine)?;
+    pub fn of_mut<B: IoBufMut + ?Sized>(buffer: &mut B, gpus: &Gpus) -> cufile::Result<Self> {
+        let memory = Self::of(buffer, gpus)?;
         Ok(Self { ptr: buffer.as_mut_ptr(), ..memory })
     }
 

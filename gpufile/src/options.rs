@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::open_file::OpenFile;
 use crate::route::RoutePolicy;
-use crate::settings::DirectIo;
+use crate::settings::{DirectIo, Settings};
 
 /// The options for opening a file. Options that are not set follow the engine's settings.
 ///
@@ -44,6 +44,29 @@ pub struct OpenOptions {
 impl Default for OpenOptions {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl File {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        OpenOptions::new().read(true).open(path)
+    }
+
+    /// Creates a file, or empties it if it exists, for writing and reading.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub fn create(path: impl AsRef<Path>) -> Result<Self> {
+        OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)
+    }
+
+    /// Returns options for opening a file with other access, another engine, or another policy.
+    pub fn options() -> OpenOptions {
+        OpenOptions::new()
     }
 }
 
@@ -167,7 +190,7 @@ impl OpenOptions {
     /// offset.
     pub fn open_fd(&self, fd: impl Into<OwnedFd>) -> Result<File> {
         let file = fs::File::from(fd.into());
-        let path = crate::file::path_of(&file);
+        let path = path_of(&file);
         match crate::open_file::open_flags(&file) {
             Err(error) => Err(Error::Open { path, cause: error.into() }),
             Ok(flags) if flags & libc::O_APPEND != 0 => Err(Error::Open { path, cause: appending() }),
@@ -196,19 +219,31 @@ impl OpenOptions {
     }
 
     fn open_file(&self, path: PathBuf, file: fs::File, engine: Engine) -> Result<File> {
-        let settings = engine.settings();
-        let policy = self.policy.unwrap_or(settings.policy());
-        let direct = (
-            self.direct_read.unwrap_or(settings.direct_read()),
-            self.direct_write.unwrap_or(settings.direct_write()),
-        );
-        let file = OpenFile::new(path.clone(), file, engine, policy, direct)
+        let settings = self.change(engine.settings().clone());
+        let must_be_cufile = settings.policy == RoutePolicy::RequireCufile;
+        let open = OpenFile::new(path.clone(), file, engine.gpus().clone(), settings)
             .map_err(|error| Error::Open { path: path.clone(), cause: error.into() })?;
-        if policy == RoutePolicy::RequireCufile {
-            file.require_cufile().map_err(|reason| Error::Open { path, cause: Cause::NoCufile(reason) })?;
+        if must_be_cufile {
+            open.require_cufile().map_err(|reason| Error::Open { path, cause: Cause::NoCufile(reason) })?;
         }
-        Ok(File::new(file))
+        Ok(File::new(open, engine))
     }
+
+    /// Returns the settings of an engine, changed by these options.
+    fn change(&self, settings: Settings) -> Settings {
+        Settings {
+            policy: self.policy.unwrap_or(settings.policy),
+            direct_read: self.direct_read.unwrap_or(settings.direct_read),
+            direct_write: self.direct_write.unwrap_or(settings.direct_write),
+            ..settings
+        }
+    }
+}
+
+/// Returns the path of an open file, as far as the kernel tells.
+fn path_of(file: &fs::File) -> PathBuf {
+    let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    fs::read_link(&link).unwrap_or(link)
 }
 
 /// Returns the reason against files with `O_APPEND`.

@@ -9,11 +9,12 @@ use std::task::{Wake, Waker};
 
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Cutting, IoRange, Job, Side, Transfer};
-use crate::error::{Cause, Error, Result};
-use crate::file::{File, READ, WRITE};
+use crate::engine::{EntryStop, Growth, IoRange, Job, Schedule, Transfer};
+use crate::error::{Cause, Error, READ, Result, WRITE};
+use crate::file::File;
 use crate::memory::Memory;
-use crate::write_plan::{Growth, WritePlan};
+use crate::open_file::Method;
+use crate::outcome::Stop;
 
 /// A buffer, a file, and the job that moves bytes between them.
 ///
@@ -32,7 +33,7 @@ struct Pending<B> {
     range: [IoRange; 1],
     /// The reason why there is no job.
     refused: Option<Error>,
-    write: Option<WritePlan>,
+    is_write: bool,
     job: Option<(Arc<Job>, usize)>,
 }
 
@@ -41,7 +42,7 @@ unsafe impl<B: Send> Send for Owned<B> {}
 // SAFETY: `&Owned` gives no access to the buffer.
 unsafe impl<B: Send> Sync for Owned<B> {}
 
-type Prepared = (Memory, IoRange, Cutting, Option<WritePlan>);
+type Prepared = (Memory, IoRange, Method, Schedule);
 
 // A worker may drop the buffer, long after who gave it has gone.
 impl<B: IoBuf + Send + 'static> Owned<B> {
@@ -53,7 +54,8 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
         Self::new(file, buffer, |file, buffer| {
             let memory = file.memory_mut(buffer, offset)?;
             let range = file.range(READ, offset, memory.len_bytes)?;
-            Ok((memory, range, file.read_cutting(memory.len_bytes, memory.place, &range), None))
+            let schedule = file.read_schedule(memory.len_bytes, memory.place, &range);
+            Ok((memory, range, Method::Read, schedule))
         })
     }
 
@@ -62,26 +64,27 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
         Self::new(file, buffer, |file, buffer| {
             let memory = file.memory(buffer, offset)?;
             let range = file.range(WRITE, offset, memory.len_bytes)?;
-            let plan = WritePlan::of_range(file, &memory, offset, growth);
-            Ok((memory, range, plan.cutting, Some(plan)))
+            let plan = file.write_plan(&memory, offset, growth);
+            Ok((memory, range, plan.method, plan.schedule))
         })
     }
 
     fn new(file: &File, buffer: B, prepare: impl FnOnce(&File, &mut B) -> Result<Prepared>) -> Self {
         let range = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 0 }];
-        let pending = Pending { buffer, file: file.clone(), range, refused: None, write: None, job: None };
+        let pending =
+            Pending { buffer, file: file.clone(), range, refused: None, is_write: false, job: None };
         let place = NonNull::from(Box::leak(Box::new(pending)));
         // SAFETY: just made, and nothing else refers to it.
         let pending = unsafe { &mut *place.as_ptr() };
         match prepare(&pending.file, &mut pending.buffer) {
             Err(error) => pending.refused = Some(error),
-            Ok((memory, range, cutting, write)) => {
+            Ok((memory, range, method, schedule)) => {
                 pending.range = [range];
-                pending.write = write;
-                let side = pending.write.as_ref().map_or(Side::Read, |write| write.side.clone());
+                pending.is_write = !method.is_read();
                 let entries = pending.file.entries(memory, &pending.range);
+                let workers = pending.file.engine().workers();
                 // SAFETY: all of it stays until `finish` has waited for the job, or for ever.
-                let job = unsafe { pending.file.engine().prepare(&Transfer { side, entries }, &cutting) };
+                let job = unsafe { workers.prepare(&Transfer { method, entries }, &schedule) };
                 pending.job = Some(job.expect("a checked range, which overlaps no other"));
             }
         }
@@ -128,23 +131,21 @@ impl<B> Owned<B> {
     unsafe fn take(place: NonNull<Pending<B>>, is_cancelled: bool) -> (Result<usize>, B) {
         // SAFETY: on the heap, and taken only once.
         let pending = unsafe { place.as_ref() };
-        let stop = pending.job.as_ref().and_then(|(job, _)| pending.file.engine().finish(job.clone()));
+        let stop =
+            pending.job.as_ref().and_then(|(job, _)| pending.file.engine().workers().finish(job.clone()));
         // SAFETY: leaked in `new`; the job is done, so that nobody else refers to it.
         let pending = *unsafe { Box::from_raw(place.as_ptr()) };
-        let Pending { buffer, file, range: [range], refused, write, .. } = pending;
+        let Pending { buffer, file, range: [range], refused, is_write, .. } = pending;
         if let Some(error) = refused {
             return (Err(error), buffer);
         }
         let IoRange { file_offset, len_bytes, .. } = range;
-        let done = stop.as_ref().map_or(len_bytes, |stop| stop.done_bytes);
-        let (operation, cause): (_, Option<Cause>) = match (write, stop) {
-            (None, stop) => (READ, stop.and_then(|stop| stop.cause)),
-            (Some(_), None) => (WRITE, None),
-            (Some(_), Some(stop)) => {
-                let nothing = || (!is_cancelled).then(|| io::Error::from(io::ErrorKind::WriteZero).into());
-                (WRITE, stop.cause.or_else(nothing))
-            }
+        let Some(EntryStop { stop: Stop { done_bytes: done, cause }, .. }) = stop else {
+            return (Ok(len_bytes), buffer);
         };
+        let operation = if is_write { WRITE } else { READ };
+        let no_more = || io::Error::from(io::ErrorKind::WriteZero).into();
+        let cause: Option<Cause> = cause.or_else(|| (is_write && !is_cancelled).then(no_more));
         match cause {
             None => (Ok(done), buffer),
             Some(cause) => (Err(file.transfer_error(operation, file_offset, len_bytes, done, cause)), buffer),
@@ -160,7 +161,7 @@ impl<B> Drop for Owned<B> {
         }
         // Whoever ends the job frees the place, also while this function goes on.
         if let Some((job, _)) = self.job().map(|(job, chunks)| (job.clone(), chunks)) {
-            if self.pending().write.is_none() {
+            if !self.pending().is_write {
                 // SAFETY: set up in `new`, and its outcome is taken in `end`.
                 unsafe { job.cancel() };
             }

@@ -28,7 +28,7 @@ impl Engine {
     /// ```
     #[doc(alias = "cuFileBufRegister")]
     pub fn register<B: IoBuf + 'static>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Failed<B, Cause>> {
-        let driver = match self.driver() {
+        let driver = match self.gpus().driver() {
             Ok(driver) => driver,
             Err(reason) => return Err(Failed::new(Cause::NoCufile(reason.to_owned()), buffer)),
         };

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::{env, thread};
 
+use crate::bounce::Bounce;
 use crate::bytes::parse_bytes;
-use crate::engine::Bounce;
 use crate::route::RoutePolicy;
 
 /// The use of `O_DIRECT`, by which transfers through host memory bypass the page cache. It does not change what they

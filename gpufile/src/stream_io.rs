@@ -6,10 +6,11 @@ use std::{fmt, mem};
 use cufile::cuda::{Event, Stream};
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Direction, Ring, Staged, ends_soon, wait_by_looking};
-use crate::error::{Cause, Result};
-use crate::file::{File, READ, WRITE};
+use crate::engine::{Direction, Relay, Ring, ends_soon, wait_by_looking};
+use crate::error::{Cause, READ, Result, WRITE};
+use crate::file::File;
 use crate::memory::{Memory, Place};
+use crate::outcome::{Outcome, Stop};
 use crate::route::RoutePolicy;
 
 /// A transfer that is part of a stream's work. It owns its buffer. Later work of the stream starts after the transfer.
@@ -46,7 +47,7 @@ pub struct StreamIo<B> {
 enum State {
     /// The stream reaches the transfer, and then the event.
     Submitted {
-        staged: Arc<Staged>,
+        relay: Arc<Relay>,
         passed: Event,
         /// The ring that the transfer refers to.
         _ring: Arc<Ring>,
@@ -133,7 +134,7 @@ impl<B> StreamIo<B> {
     /// Returns whether the transfer has ended or its stream has failed, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&self) -> bool {
         match &self.state {
-            State::Submitted { staged, passed, .. } => staged.has_ended() || passed.is_done().is_err(),
+            State::Submitted { relay, passed, .. } => relay.has_ended() || passed.is_done().is_err(),
             State::Done(_) => true,
         }
     }
@@ -145,7 +146,7 @@ impl<B> StreamIo<B> {
         B: IoBuf,
     {
         match &self.state {
-            State::Submitted { staged, .. } => staged.memory().ptr,
+            State::Submitted { relay, .. } => relay.memory().ptr,
             State::Done(_) => self.buffer.as_ref().expect("taken by `wait` only").as_ptr(),
         }
     }
@@ -161,27 +162,31 @@ impl<B> StreamIo<B> {
 
     /// Waits until the stream has passed the transfer, or can never reach it.
     fn settle(&mut self) {
-        let State::Submitted { staged, passed, .. } = &self.state else { return };
+        let State::Submitted { relay, passed, .. } = &self.state else { return };
         // That waiting failed need not be the stream's failure, which then goes on with the buffer.
         let waited = passed.wait().or_else(|_| wait_by_looking(passed));
-        let (done, cause) = match waited {
-            Ok(()) => staged.finish(),
+        let outcome = match waited {
+            Ok(()) => relay.finish(),
             Err(error) => {
                 let stream_is_done = || {
                     // If it goes on after all, nothing may copy any more when the buffer goes back.
                     let _ = passed.wait();
                 };
-                staged.give_up(|| passed.is_done().is_err(), stream_is_done);
-                (0, Some(error.into()))
+                relay.give_up(|| passed.is_done().is_err(), stream_is_done);
+                Err(Stop::failed(0, error))
             }
         };
-        self.state = State::Done(self.result(done, cause));
+        self.state = State::Done(self.result(outcome));
     }
 
-    fn result(&self, done: usize, cause: Option<Cause>) -> Result<usize> {
-        let Some(cause) = cause else { return Ok(done) };
-        let State::Submitted { staged, .. } = &self.state else { unreachable!("called once, when it ends") };
-        let len_bytes = staged.memory().len_bytes;
+    fn result(&self, outcome: Outcome) -> Result<usize> {
+        let State::Submitted { relay, .. } = &self.state else { unreachable!("called once, when it ends") };
+        let len_bytes = relay.memory().len_bytes;
+        let (done, cause) = match outcome {
+            Ok(()) => return Ok(len_bytes),
+            Err(Stop { done_bytes, cause: None }) => return Ok(done_bytes),
+            Err(Stop { done_bytes, cause: Some(cause) }) => (done_bytes, cause),
+        };
         Err(self.file.transfer_error(operation(self.direction), self.offset, len_bytes, done, cause))
     }
 }
@@ -206,7 +211,7 @@ impl<B> fmt::Debug for StreamIo<B> {
 /// Makes the transfer a part of the stream's work. Returns `None` if that is not possible; nothing is in flight then.
 ///
 /// # Safety
-/// As for [`Staged::new`].
+/// As for [`Relay::new`].
 unsafe fn submit(
     file: &Arc<File>,
     direction: Direction,
@@ -215,8 +220,9 @@ unsafe fn submit(
     offset: u64,
 ) -> Option<State> {
     let failed = |cause| Err(file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause));
-    let needs_cufile = file.open_file().policy == RoutePolicy::RequireCufile && memory.place != Place::Host;
-    // A graph runs later and several times, so its work is no transfer. Waiting for the stream would end the capture.
+    let needs_cufile =
+        file.open_file().settings.policy() == RoutePolicy::RequireCufile && memory.place != Place::Host;
+    // What a graph does later, and more than once, is no transfer. To wait for the stream would end the capture.
     match stream.is_capturing() {
         Ok(false) => {}
         Ok(true) => {
@@ -229,23 +235,25 @@ unsafe fn submit(
     if memory.len_bytes == 0 || needs_cufile {
         return None;
     }
-    let stager = file.engine().stager()?;
-    let staged_bytes = if memory.place == Place::Host { 0 } else { memory.len_bytes };
-    let ring = stager.rings.take(stream, staged_bytes)?;
+    let relays = file.engine().relays()?;
+    let slot_bytes = if memory.place == Place::Host { 0 } else { memory.len_bytes };
+    let ring = relays.rings.take(stream, slot_bytes)?;
     let mut turns = ring.turns();
-    // SAFETY: the caller's promise; the ring stays with the state, and until the transfer was given up.
-    let staged = unsafe { Staged::new((file, direction), memory, offset, &ring, &mut turns) };
-    match staged.submit(stream, &stager.active) {
+    let target = (file.open_file(), file.chunk_bytes());
+    // SAFETY: the caller's promise; the ring stays with the state, and until the transfer was given up. The file keeps the
+    // engine with its workers.
+    let relay = unsafe { Relay::new(target, direction, memory, offset, relays.workers(), &ring, &mut turns) };
+    match relay.submit(stream, relays.begin()) {
         Ok(passed) => {
             drop(turns);
-            Some(State::Submitted { staged, passed, _ring: ring })
+            Some(State::Submitted { relay, passed, _ring: ring })
         }
         Err(_) => {
             let stream_is_done = || {
                 // All submitted work is done then. The next call on the stream returns its error.
                 let _ = stream.synchronize();
             };
-            staged.give_up(|| stream.is_idle().is_err(), stream_is_done);
+            relay.give_up(|| stream.is_idle().is_err(), stream_is_done);
             None
         }
     }

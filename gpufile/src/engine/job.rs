@@ -1,51 +1,41 @@
-//! A transfer that workers share: which chunks are still to be handed out, which are under way, and what stopped it.
+//! A transfer that workers share: its chunks, the claims to them, and what stopped it.
 
 use std::cell::UnsafeCell;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
-use super::Cutting;
-use super::plan::{Plan, Refused};
+use super::chunks::{Chunks, Refused};
+use super::hand_out::HandOut;
+use super::schedule::Schedule;
 use super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
-use super::transfer::Transfer;
-use crate::error::Cause;
+use super::transfer::{Segment, Transfer};
+use crate::memory::{Memory, Place};
+use crate::open_file::Method;
+use crate::outcome::{Outcome, Stop};
 
-/// The end of a transfer before its last byte.
-pub(crate) struct Stop {
+/// The end of a job before its last byte.
+pub(crate) struct EntryStop {
     /// The number of the entry, as the caller gave it.
     pub entry: usize,
-    /// The number of bytes of the entry that had been transferred, without a gap.
-    pub done_bytes: usize,
-    /// The failure; `None` at the end of the file.
-    pub cause: Option<Cause>,
+    /// Where the entry's transfer stopped, and why.
+    pub stop: Stop,
 }
 
-impl Stop {
+impl EntryStop {
     /// The same in a longer list, in which so many entries come before.
     pub fn behind(self, entries: usize) -> Self {
         Self { entry: entries + self.entry, ..self }
     }
 }
 
-/// The rules by which the chunks of a job are handed out.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Handing {
-    /// The chunks are carried out in order: one is out at a time, except that its worker may have the next one too.
-    pub serial: bool,
-    /// The last chunk is handed out when the others are done.
-    pub last_alone: bool,
-    /// No more chunks are out at a time.
-    pub at_once: Option<usize>,
-}
-
-/// The action that is due after a chunk was completed.
+/// The action that is due after a claim was completed.
 #[must_use]
-pub(crate) enum After {
+pub(crate) enum NextStep {
     Nothing,
-    /// Chunks that were held back may be handed out now, to those who name this use of the job.
-    MoreIsReady(u64),
-    /// The job is done: tell this one.
+    /// Chunks of this generation that were held back may be handed out now.
+    MoreIsReady(Arc<Job>, u64),
+    /// The job is done: wake this one.
     Finished(Option<Waker>),
 }
 
@@ -63,50 +53,35 @@ pub(crate) struct Job {
 struct Work {
     /// Its true lifetime ends when the job is done.
     transfer: Option<Transfer<'static>>,
-    plan: Plan,
+    chunks: Chunks,
+}
+
+impl Work {
+    fn transfer(&self) -> &Transfer<'static> {
+        self.transfer.as_ref().expect("a job with chunks has a transfer")
+    }
+
+    /// Returns the stop of the job that so many bytes into a chunk make.
+    fn locate(&self, chunk: usize, stop: Stop) -> EntryStop {
+        let (entry, done_bytes) = self.chunks.locate(self.transfer(), chunk, stop.done_bytes);
+        EntryStop { entry, stop: Stop { done_bytes, ..stop } }
+    }
 }
 
 #[derive(Default)]
 struct State {
-    /// The number of times that the job was set up. A worker that has the number of an earlier use gets no
-    /// chunks of this one.
-    uses: u64,
-    /// The number of bytes of memory that the plan keeps.
+    /// The number of times that the job was set up. A worker that has an earlier generation gets no chunks of this one.
+    generation: u64,
+    /// The number of bytes of memory that the lists of chunks keep.
     kept_bytes: usize,
-    chunks: usize,
-    next: usize,
-    running: usize,
-    handing: Handing,
+    hand_out: HandOut,
     /// The chunk in which the transfer stopped, and what stopped it.
-    stop: Option<(usize, Stop)>,
+    stop: Option<(usize, EntryStop)>,
     waker: Option<Waker>,
 }
 
-impl State {
-    fn is_done(&self) -> bool {
-        self.next == self.chunks && self.running == 0
-    }
-
-    /// Returns whether as many chunks are out as are allowed.
-    fn is_full(&self) -> bool {
-        let most = if self.handing.serial { Some(1) } else { self.handing.at_once };
-        most.is_some_and(|most| self.running >= most)
-    }
-
-    /// Returns whether only the last chunk is left, which waits for the others.
-    fn last_is_left(&self) -> bool {
-        self.handing.last_alone && self.next + 1 == self.chunks
-    }
-
-    /// Returns the number of chunks that may have been handed out by now.
-    fn ready(&self) -> usize {
-        let last_is_held_back = self.handing.last_alone && self.running > 0;
-        self.chunks - usize::from(last_is_held_back)
-    }
-}
-
-// SAFETY: `work` changes only in `Job::set_up` and `Job::take_outcome`, called by the one who uses the job and while no
-// chunk is out; it is read only by those to whom a chunk was handed out. The mutex orders one after the other.
+// SAFETY: `work` changes only in `Job::set_up` and `Job::take_outcome`, called by the one who uses the job and while there
+// is no claim; it is read through claims, and by the one who uses the job. The mutex orders one after the other.
 unsafe impl Send for Job {}
 // SAFETY: as above.
 unsafe impl Sync for Job {}
@@ -124,103 +99,43 @@ impl Job {
     pub unsafe fn set_up(
         &self,
         transfer: &Transfer<'_>,
-        cutting: &Cutting,
+        schedule: &Schedule,
     ) -> Result<(usize, bool), Refused> {
-        // SAFETY: no chunk is out, and none will be until the state changes below.
+        // SAFETY: there is no claim, and none will be until the state changes below.
         let work = unsafe { &mut *self.work.get() };
-        work.plan.make(transfer, cutting)?;
+        work.chunks.cut_anew(transfer, schedule)?;
         // SAFETY: only the lifetime changes; the caller keeps what it stands for until the job is done.
-        work.transfer =
-            Some(unsafe { std::mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
-        let (chunks, keeps_order) = (work.plan.chunks(), work.plan.keeps_order());
-        let kept_bytes = work.plan.kept_bytes();
-        let Cutting { serial, at_once, last_bytes, .. } = *cutting;
-        let handing = Handing { serial, last_alone: last_bytes > 0 && chunks > 1, at_once };
+        work.transfer = Some(unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
+        let (chunks, keeps_order) = (work.chunks.count(), work.chunks.keeps_order());
+        let kept_bytes = work.chunks.kept_bytes();
+        let hand_out = HandOut::new(chunks, schedule);
         self.is_done.store(false, Ordering::Relaxed);
         let mut state = self.state();
-        *state = State { uses: state.uses + 1, kept_bytes, chunks, handing, ..State::default() };
+        *state = State { generation: state.generation + 1, kept_bytes, hand_out, ..State::default() };
         drop(state);
         Ok((chunks, keeps_order))
     }
 
-    /// The transfer and its chunks.
-    ///
-    /// # Safety
-    /// The caller must hold a chunk that [`take`](Self::take) handed out and that was not completed, as long as it uses
-    /// the answer.
-    pub unsafe fn work(&self) -> (&Transfer<'static>, &Plan) {
-        // SAFETY: nobody changes it while chunks are out.
-        let work = unsafe { &*self.work.get() };
-        (work.transfer.as_ref().expect("a job with chunks has a transfer"), &work.plan)
+    /// Returns the number of times that the job was set up, for [`claim`](Self::claim).
+    pub fn generation(&self) -> u64 {
+        self.state().generation
     }
 
-    /// The number of this use of the job, for [`take`](Self::take).
-    pub fn current_use(&self) -> u64 {
-        self.state().uses
-    }
-
-    /// Hands out a chunk of this use, and says whether another can be had at once.
-    pub fn take(&self, of_use: u64) -> Option<(usize, bool)> {
-        let mut state = self.state();
-        if state.uses != of_use || state.next >= state.ready() || state.is_full() {
+    /// Claims a chunk of this generation. Also returns whether another can be had at once.
+    pub fn claim(this: &Arc<Self>, generation: u64) -> Option<(Claim, bool)> {
+        let mut state = this.state();
+        if state.generation != generation {
             return None;
         }
-        let chunk = self.hand_out(&mut state);
-        Some((chunk, state.next < state.ready() && !state.is_full()))
+        let chunk = state.hand_out.take()?;
+        this.note_progress(&state);
+        Some((Claim { job: this.clone(), chunk }, state.hand_out.is_ready()))
     }
 
-    /// Hands out the next chunk of a serial job to the worker that has `chunk`, which it has to end first. So the GPU can
-    /// copy the one while the other is written.
-    pub fn take_after(&self, chunk: usize) -> Option<usize> {
-        let mut state = self.state();
-        let follows = state.handing.serial && state.running == 1 && state.next == chunk + 1;
-        if follows && state.next < state.ready() { Some(self.hand_out(&mut state)) } else { None }
-    }
-
-    fn hand_out(&self, state: &mut State) -> usize {
-        let chunk = state.next;
-        state.next += 1;
-        state.running += 1;
-        if state.next == state.chunks {
+    /// Tells those who wait that all chunks are out, if they are.
+    fn note_progress(&self, state: &State) {
+        if state.hand_out.all_were_out() {
             self.progressed.notify_all();
-        }
-        chunk
-    }
-
-    /// Returns whether a chunk before this one stopped the transfer. Then nothing is to be done for this one.
-    pub fn is_stopped_before(&self, chunk: usize) -> bool {
-        self.state().stop.as_ref().is_some_and(|(first, _)| *first < chunk)
-    }
-
-    /// Takes a chunk back; `stop` tells how many bytes of it were transferred, and what failed, if not all were.
-    pub fn complete(&self, chunk: usize, stop: Option<(usize, Option<Cause>)>) -> After {
-        let stop = stop.map(|(bytes, cause)| {
-            // SAFETY: the chunk is not completed before the end of this function.
-            let (transfer, plan) = unsafe { self.work() };
-            let (entry, done_bytes) = plan.locate(transfer, chunk, bytes);
-            Stop { entry, done_bytes, cause }
-        });
-        let mut state = self.state();
-        let was_full = state.is_full();
-        state.running -= 1;
-        if let Some(stop) = stop {
-            // What comes later is not begun any more; of what is under way, the first chunk counts, because all before
-            // it are whole.
-            state.next = state.chunks;
-            let stops = state.stop.take().into_iter().chain([(chunk, stop)]);
-            state.stop = stops.min_by_key(|(chunk, _)| *chunk);
-        }
-        if state.is_done() {
-            self.is_done.store(true, Ordering::Release);
-            let waker = state.waker.take();
-            self.progressed.notify_all();
-            return After::Finished(waker);
-        }
-        let was_held_back = was_full || state.last_is_left();
-        if was_held_back && !state.is_full() && state.next < state.ready() {
-            After::MoreIsReady(state.uses)
-        } else {
-            After::Nothing
         }
     }
 
@@ -231,17 +146,16 @@ impl Job {
     /// Only for the one who set the job up and has not taken its outcome.
     pub unsafe fn cancel(&self) {
         let mut state = self.state();
-        if state.next == state.chunks {
+        if state.hand_out.all_were_out() {
             return;
         }
+        let next = state.hand_out.next();
         // SAFETY: nobody changes it before the outcome is taken.
-        let work = unsafe { &*self.work.get() };
-        let transfer = work.transfer.as_ref().expect("a job with chunks has a transfer");
-        let (entry, done_bytes) = work.plan.locate(transfer, state.next, 0);
-        state.stop = Some((state.next, Stop { entry, done_bytes, cause: None }));
-        state.next = state.chunks;
+        let stop = unsafe { &*self.work.get() }.locate(next, Stop { done_bytes: 0, cause: None });
+        state.stop = Some((next, stop));
+        state.hand_out.stop();
         let waker = state.waker.take();
-        if state.is_done() {
+        if state.hand_out.is_done() {
             self.is_done.store(true, Ordering::Release);
         }
         self.progressed.notify_all();
@@ -250,26 +164,26 @@ impl Job {
         drop(waker);
     }
 
-    /// Waits until all chunks that were or will be handed out are completed.
+    /// Waits until all claims that were or will be made are completed.
     pub fn wait(&self) {
         let sleep = |state| self.progressed.wait(state).unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
-        while state.next < state.chunks {
+        while !state.hand_out.all_were_out() {
             state = sleep(state);
         }
-        if !state.is_done() {
+        if !state.hand_out.is_done() {
             // The last chunks take less time than waking up a thread may.
             drop(state);
             look_until(|| self.is_done.load(Ordering::Acquire));
             state = self.state();
         }
-        while !state.is_done() {
+        while !state.hand_out.is_done() {
             state = sleep(state);
         }
     }
 
     pub fn is_done(&self) -> bool {
-        self.state().is_done()
+        self.state().hand_out.is_done()
     }
 
     /// Returns whether the job is done. If it is not, its end will wake `waker`.
@@ -277,7 +191,7 @@ impl Job {
         // Wakers are foreign code, which is not called while the job is locked.
         let mut waker = Some(waker.clone());
         let mut state = self.state();
-        if state.is_done() {
+        if state.hand_out.is_done() {
             return Poll::Ready(());
         }
         mem::swap(&mut state.waker, &mut waker);
@@ -289,8 +203,8 @@ impl Job {
     ///
     /// # Safety
     /// Only for the one who set the job up, when it is done.
-    pub unsafe fn take_outcome(&self) -> Option<Stop> {
-        // SAFETY: no chunk is out, so that nobody reads it.
+    pub unsafe fn take_outcome(&self) -> Option<EntryStop> {
+        // SAFETY: there is no claim, so that nobody reads it.
         unsafe { (*self.work.get()).transfer = None };
         self.state().stop.take().map(|(_, stop)| stop)
     }
@@ -301,6 +215,87 @@ impl Job {
     }
 }
 
+/// A chunk that was handed out to one worker, which completes it.
+///
+/// As long as a claim exists, the job is not done, and its transfer stays as it is.
+pub(crate) struct Claim {
+    job: Arc<Job>,
+    chunk: usize,
+}
+
+impl Claim {
+    fn work(&self) -> &Work {
+        // SAFETY: nobody changes it while there is a claim.
+        unsafe { &*self.job.work.get() }
+    }
+
+    /// Returns the segments of the chunk, in order.
+    pub fn segments(&self) -> impl Iterator<Item = Segment<'_>> + Clone {
+        let Work { chunks, .. } = self.work();
+        chunks.segments(self.work().transfer(), self.chunk)
+    }
+
+    /// Returns the place of the chunk's memory, which is the same for all of it.
+    pub fn place(&self) -> Place {
+        self.work().chunks.place(self.work().transfer(), self.chunk)
+    }
+
+    /// Returns the memory of an entry.
+    pub fn memory(&self, entry: usize) -> &Memory {
+        self.work().transfer().entries.memory(entry)
+    }
+
+    /// Returns the whole of an entry.
+    pub fn entry(&self, entry: usize) -> Segment<'_> {
+        self.work().transfer().entries.get(entry)
+    }
+
+    pub fn method(&self) -> &Method {
+        &self.work().transfer().method
+    }
+
+    /// Returns whether it is the last chunk of the job.
+    pub fn is_last(&self) -> bool {
+        self.chunk + 1 == self.work().chunks.count()
+    }
+
+    /// Returns whether a chunk before this one stopped the transfer. Then nothing is to be done for this one.
+    pub fn is_stopped_before(&self) -> bool {
+        self.job.state().stop.as_ref().is_some_and(|(first, _)| *first < self.chunk)
+    }
+
+    /// Claims the next chunk of a serial job, which must be begun after this one.
+    pub fn next(&self) -> Option<Self> {
+        let mut state = self.job.state();
+        let chunk = state.hand_out.take_after(self.chunk)?;
+        self.job.note_progress(&state);
+        Some(Self { job: self.job.clone(), chunk })
+    }
+
+    /// Gives the chunk back, with the outcome of its transfer.
+    pub fn complete(self, outcome: Outcome) -> NextStep {
+        let stop = outcome.err().map(|stop| (self.chunk, self.work().locate(self.chunk, stop)));
+        let Self { job, .. } = self;
+        let mut state = job.state();
+        if stop.is_some() {
+            // Later chunks are not begun any more. Of those in flight, the first counts, because all before it are whole.
+            state.hand_out.stop();
+            let stops = state.stop.take().into_iter().chain(stop);
+            state.stop = stops.min_by_key(|(chunk, _)| *chunk);
+        }
+        let more_is_ready = state.hand_out.complete();
+        if state.hand_out.is_done() {
+            job.is_done.store(true, Ordering::Release);
+            let waker = state.waker.take();
+            job.progressed.notify_all();
+            return NextStep::Finished(waker);
+        }
+        let generation = state.generation;
+        drop(state);
+        if more_is_ready { NextStep::MoreIsReady(job, generation) } else { NextStep::Nothing }
+    }
+}
+
 /// Jobs that are not in use, so that a transfer need not allocate one.
 #[derive(Default)]
 pub(crate) struct IdleJobs(Mutex<Kept>);
@@ -308,13 +303,13 @@ pub(crate) struct IdleJobs(Mutex<Kept>);
 #[derive(Default)]
 struct Kept {
     jobs: Vec<Arc<Job>>,
-    /// The number of bytes of memory that the jobs' plans keep.
+    /// The number of bytes of memory that the jobs' chunks keep.
     bytes: usize,
 }
 
 impl IdleJobs {
     const MOST: usize = 64;
-    /// A plan of a million ranges in another order keeps 28 MB, which transfers of fewer never need.
+    /// The chunks of a million ranges in another order keep 28 MB, which transfers of fewer never need.
     const MOST_BYTES: usize = 4 << 20;
 
     pub fn take(&self) -> Arc<Job> {
@@ -334,7 +329,7 @@ impl IdleJobs {
         }
     }
 
-    /// Frees them; returns how many bytes their plans kept.
+    /// Frees them; returns how many bytes their chunks kept.
     pub fn clear(&self) -> usize {
         mem::take(&mut *self.kept()).bytes
     }

@@ -1,20 +1,18 @@
 //! Two bounce buffers and a stream: while the GPU copies one, the file's side works on the other.
 
 use std::ops::Range;
-use std::slice;
-use std::sync::Arc;
+use std::{iter, ptr, slice};
 
 use cufile::cuda::{Device, Event, Stream};
 
-use super::bounce::Bounce;
 use super::copies::{Copies, wait_by_looking};
-use super::job::Job;
-use super::plan::{Plan, Segment};
-use super::pool::Reports;
-use super::transfer::{Side, Transfer};
-use crate::error::Cause;
+use super::job::Claim;
+use super::queue::Reports;
+use super::transfer::Segment;
+use crate::bounce::Bounce;
 use crate::memory::Place;
-use crate::open_file::{OpenFile, Outcome, read_cufile};
+use crate::open_file::{Method, OpenFile, Span, read_cufile};
+use crate::outcome::{Outcome, Stop, done_bytes};
 
 /// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory there is no
 /// stream, and a bounce buffer only where `O_DIRECT` needs one.
@@ -25,10 +23,9 @@ pub(crate) struct Lane {
     /// The slot to be used next, which is the one used longest ago.
     next: usize,
     copies: Copies,
-    segments: Vec<Segment<'static>>,
 }
 
-// SAFETY: what keeps a lane from being sent by itself are pointers in `copies` and `segments`, which are empty between
+// SAFETY: what keeps a lane from being sent by itself are pointers in `copies`, which is empty between
 // calls, and those of buffers that belong to the lane.
 unsafe impl Send for Lane {}
 
@@ -41,19 +38,16 @@ struct Slot {
     writes: Vec<Write>,
 }
 
+/// A chunk whose copies are in flight.
 struct Pending {
-    job: Arc<Job>,
-    chunk: usize,
-    stop: ChunkStop,
+    claim: Claim,
+    /// The outcome of what was done when it was begun.
+    outcome: Outcome,
 }
 
-/// The number of bytes of a chunk that were transferred and what failed, if not all were; see
-/// [`Job::complete`].
-type ChunkStop = Option<(usize, Option<Cause>)>;
-
-/// A range of a file whose bytes lie in a bounce buffer.
+/// A range of an entry's file whose bytes lie in a bounce buffer.
 struct Write {
-    file: *const OpenFile,
+    entry: usize,
     offset: u64,
     bounce: Range<usize>,
     /// The number of bytes of the chunk before this range.
@@ -86,7 +80,7 @@ impl Lane {
             pending: None,
             writes: Vec::new(),
         });
-        Self { place, stream, slots, next: 0, copies: Copies::default(), segments: Vec::new() }
+        Self { place, stream, slots, next: 0, copies: Copies::default() }
     }
 
     /// The bounce buffers, for a lane of another place.
@@ -109,7 +103,7 @@ impl Lane {
         self.slots.iter().map(|slot| slot.bounce.allocated_bytes()).sum()
     }
 
-    /// Reads a small range to device memory, and returns when it is there. Nothing may be under way.
+    /// Reads a small range to device memory, and returns when it is there. Nothing may be in flight.
     ///
     /// # Safety
     /// `target` must be `len_bytes` of this lane's device that nothing else uses; no more than a bounce buffer has.
@@ -123,57 +117,54 @@ impl Lane {
         debug_assert!(!self.is_busy());
         let bounce = &mut self.slots[self.next].bounce;
         let Some(stream) = &self.stream else { unreachable!("a lane on a device") };
-        if let Err(error) = bounce.pin(stream.device()) {
-            return (0, Some(error.into()));
-        }
+        bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
         // SAFETY: the bounce buffer is long enough, and nothing uses it.
-        let (done, cause) = unsafe { file.read_rest(bounce.ptr(), len_bytes, offset, 0) };
+        let outcome = unsafe { file.read_rest(bounce.ptr(), len_bytes, offset, 0) };
+        let done = done_bytes(&outcome, len_bytes);
         if done == 0 {
-            return (done, cause);
+            return outcome;
         }
         // SAFETY: as many bytes were read.
         let source = unsafe { slice::from_raw_parts(bounce.ptr(), done) };
         // SAFETY: the caller's promise, until the stream has been waited for.
         let copied = unsafe { stream.copy_to_device(target, source) };
-        match stream.synchronize().and(copied) {
-            Ok(()) => (done, cause),
-            Err(error) => (0, Some(error.into())),
-        }
+        stream.synchronize().and(copied).map_err(|error| Stop::failed(0, error))?;
+        outcome
     }
 
-    /// Begins a chunk that was handed out, after completing what used the same bounce buffer.
-    pub fn start(&mut self, job: &Arc<Job>, chunk: usize, reports: &mut Reports<'_>) {
+    /// Begins a chunk, after completing the one that used the same bounce buffer.
+    pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
         let slot = self.next;
         self.finish(slot, reports);
-        // SAFETY: the chunk was handed out and is completed below or in `finish`.
-        let (transfer, plan) = unsafe { job.work() };
-        let stop = match (&self.stream, transfer.is_read()) {
-            (None, true) => self.read_host(slot, transfer, plan, chunk),
-            (None, false) => self.write_host(slot, transfer, plan, chunk),
-            (Some(_), true) => self.fill(slot, transfer, plan, chunk),
-            (Some(_), false) => self.fetch(slot, transfer, plan, chunk),
+        let outcome = match (&self.stream, claim.method().is_read()) {
+            (None, true) => self.read_to_host(slot, &claim),
+            (None, false) => self.write_from_host(slot, &claim),
+            (Some(_), true) => self.read_to_bounce(slot, &claim),
+            (Some(_), false) => self.copy_to_bounce(slot, &claim),
         };
+        let is_copying = !self.copies.is_empty();
+        let outcome =
+            if is_copying { self.issue_copies(slot, &claim, outcome) } else { Started::Done(outcome) };
         self.copies.clear();
-        match stop {
-            Started::Done(stop) => {
-                reports.completed(job, chunk, stop);
+        match outcome {
+            Started::Done(outcome) => {
+                reports.completed(claim, outcome);
                 // Its copies, which began before this chunk, have most likely ended.
                 self.finish(1 - slot, reports);
             }
-            Started::Copying(stop) => {
-                self.slots[slot].pending = Some(Pending { job: job.clone(), chunk, stop });
+            Started::Copying(outcome) => {
+                self.slots[slot].pending = Some(Pending { claim, outcome });
                 self.next = 1 - slot;
             }
         }
     }
 
-    /// Takes the next chunk of a serial job of which the lane has the one before under way.
-    pub fn take_next(&self) -> Option<(Arc<Job>, usize)> {
-        let Pending { job, chunk, .. } = self.slots[1 - self.next].pending.as_ref()?;
-        Some((job.clone(), job.take_after(*chunk)?))
+    /// Claims the next chunk of a serial job of which the lane has the one before in flight.
+    pub fn claim_next(&self) -> Option<Claim> {
+        self.slots[1 - self.next].pending.as_ref()?.claim.next()
     }
 
-    /// Completes the chunk that was begun first of those under way.
+    /// Completes the chunk that was begun first of those in flight.
     pub fn finish_oldest(&mut self, reports: &mut Reports<'_>) {
         let slot = if self.slots[self.next].pending.is_some() { self.next } else { 1 - self.next };
         self.finish(slot, reports);
@@ -186,21 +177,15 @@ impl Lane {
     }
 
     fn finish(&mut self, slot: usize, reports: &mut Reports<'_>) {
-        let Some(Pending { job, chunk, stop }) = self.slots[slot].pending.take() else { return };
-        let copied = self.wait_for_copies(slot);
-        let stop = match copied {
-            Err(error) => Some((0, Some(error.into()))),
-            Ok(()) if job.is_stopped_before(chunk) => None,
-            Ok(()) => {
-                // SAFETY: the chunk is completed at the end.
-                let (transfer, plan) = unsafe { job.work() };
-                let last = chunk + 1 == plan.chunks();
-                // What is left to write comes before what stopped the chunk when it was begun.
-                write_out(&mut self.slots[slot], &transfer.side, last).or(stop)
-            }
+        let Some(Pending { claim, outcome }) = self.slots[slot].pending.take() else { return };
+        let outcome = match self.wait_for_copies(slot) {
+            Err(error) => Err(Stop::failed(0, error)),
+            Ok(()) if claim.is_stopped_before() => Ok(()),
+            // The bytes in the bounce buffer come before what stopped the chunk when it was begun.
+            Ok(()) => write_out(&mut self.slots[slot], &claim).and(outcome),
         };
         self.slots[slot].writes.clear();
-        reports.completed(&job, chunk, stop);
+        reports.completed(claim, outcome);
     }
 
     fn wait_for_copies(&self, slot: usize) -> cufile::Result<()> {
@@ -213,230 +198,201 @@ impl Lane {
         waited
     }
 
-    /// Reads a chunk into the bounce buffer and lets the GPU copy it to where it belongs.
-    fn fill(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
-        let Lane { stream, slots, copies, segments, .. } = self;
-        let Slot { bounce, copied, .. } = &mut slots[slot];
+    /// Lets the GPU make the copies that were noted. `outcome` is that of the chunk so far.
+    fn issue_copies(&mut self, slot: usize, claim: &Claim, outcome: Outcome) -> Started {
+        let Lane { stream, slots, copies, .. } = self;
+        let Slot { copied, writes, .. } = &mut slots[slot];
         let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
-        let stop = match &transfer.side {
-            Side::ReadMapping(mapping) => {
-                if let Err(error) = bounce.pin(stream.device()) {
-                    return Started::Done(Some((0, Some(error.into()))));
-                }
-                let (mut at, base) = (0, transfer.entries.memory(0).base());
-                let place = |segment: &Segment<'_>| {
-                    // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing uses now.
-                    let target = unsafe { bounce.ptr().add(at) };
-                    copies.push(base, segment.ptr, target, segment.len_bytes);
-                    at += segment.len_bytes;
-                    target
-                };
-                // SAFETY: as above; the ranges were checked against the mapping.
-                unsafe { mapping.read(|| plan.segments(transfer, chunk), place) };
-                None
+        // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the event. A read
+        // holds that memory alone.
+        let issued = unsafe {
+            match claim.method().is_read() {
+                true => copies.issue_to_device(stream),
+                false => copies.issue_to_host(stream),
             }
-            _ => read_segments(transfer, plan, chunk, segments, (bounce, stream.device()), copies),
         };
-        if copies.is_empty() {
-            return Started::Done(stop);
+        match issued.and_then(|()| stream.record_into(copied)) {
+            Ok(()) => Started::Copying(outcome),
+            Err(error) => {
+                // Some of the copies may be in flight.
+                let _ = stream.synchronize();
+                writes.clear();
+                Started::Done(Err(Stop::failed(0, error)))
+            }
         }
-        // SAFETY: the transfer holds its memory alone until the chunk is completed, which is after the event.
-        let issued = unsafe { copies.issue_to_device(stream) }.and_then(|()| stream.record_into(copied));
-        issued_or_stopped(issued, stop, stream)
     }
 
-    /// Lets the GPU copy a chunk into the bounce buffer, from where [`finish`](Self::finish) writes it.
-    fn fetch(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
-        let Lane { stream, slots, copies, segments, .. } = self;
-        let Slot { bounce, copied, writes, .. } = &mut slots[slot];
-        let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
-        collect(transfer, plan, chunk, segments);
-        let (mut end, mut bytes, mut stop) = (0, 0, None);
-        let mut behind_bytes = run_bytes(segments);
-        'runs: for run in runs(segments) {
-            let (file, offset, len_bytes) = (run[0].file, run[0].offset, run_bytes(run));
+    /// Reads a chunk into the bounce buffer, and notes the copies to where the bytes belong.
+    fn read_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
+        let Lane { stream, slots, copies, .. } = self;
+        let bounce = &mut slots[slot].bounce;
+        let Some(stream) = stream else { unreachable!("a lane on a device") };
+        if let Method::ReadMapping(mapping) = claim.method() {
+            bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
+            let (mut at, base) = (0, claim.memory(0).base());
+            let place = |span: &Span| {
+                // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing uses now.
+                let target = unsafe { bounce.ptr().add(at) };
+                copies.push(base, span.ptr, target, span.len_bytes);
+                at += span.len_bytes;
+                target
+            };
+            // SAFETY: as above; the ranges were checked against the mapping.
+            unsafe { mapping.read(claim.segments().map(|segment| segment.span()), place) };
+            return Ok(());
+        }
+        let (mut end, mut bytes) = (0, 0);
+        let mut behind_bytes = claim.segments().map(|segment| segment.len_bytes).sum();
+        for run in adjacent(claim.segments()) {
+            let Run { file, offset, len_bytes, .. } = run;
             behind_bytes -= len_bytes;
             if let Some(handle) = file.cufile(len_bytes) {
-                for segment in run {
-                    let memory = transfer.entries.memory(segment.entry).part(segment.ptr, segment.len_bytes);
-                    let (done, cause) = file.write_cufile(handle, &memory, segment.offset);
-                    bytes += done;
-                    if done < segment.len_bytes {
-                        stop = Some((bytes, cause));
-                        break 'runs;
-                    }
+                for segment in run.segments() {
+                    let mut memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
+                    read_cufile(handle, &mut memory, segment.offset).map_err(|stop| stop.after(bytes))?;
+                    bytes += segment.len_bytes;
                 }
                 continue;
             }
-            if let Err(error) = bounce.pin(stream.device()) {
-                stop = Some((bytes, Some(error.into())));
-                break;
+            bounce.pin(stream.device()).map_err(|error| Stop::failed(bytes, error))?;
+            let read = file.read_to_bounce(bounce, end, offset, len_bytes, behind_bytes);
+            let (mut at, mut left) = (read.start, done_bytes(&read.outcome, len_bytes));
+            for segment in run.segments() {
+                let some = segment.len_bytes.min(left);
+                let base = claim.memory(segment.entry).base();
+                // SAFETY: within what was read.
+                copies.push(base, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
+                (at, left) = (at + some, left - some);
             }
+            read.outcome.map_err(|stop| stop.after(bytes))?;
+            bytes += len_bytes;
+            end = at;
+        }
+        Ok(())
+    }
+
+    /// Notes the copies of a chunk into the bounce buffer, and the writes from there, which [`finish`](Self::finish) makes.
+    fn copy_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
+        let Lane { stream, slots, copies, .. } = self;
+        let Slot { bounce, writes, .. } = &mut slots[slot];
+        let Some(stream) = stream else { unreachable!("a lane on a device") };
+        let (mut end, mut bytes) = (0, 0);
+        let mut behind_bytes: usize = claim.segments().map(|segment| segment.len_bytes).sum();
+        for run in adjacent(claim.segments()) {
+            let Run { file, entry, offset, len_bytes, .. } = run;
+            behind_bytes -= len_bytes;
+            if let Some(handle) = file.cufile(len_bytes) {
+                for segment in run.segments() {
+                    let memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
+                    let outcome = file.write_cufile(handle, &memory, segment.offset);
+                    outcome.map_err(|stop| stop.after(bytes))?;
+                    bytes += segment.len_bytes;
+                }
+                continue;
+            }
+            bounce.pin(stream.device()).map_err(|error| Stop::failed(bytes, error))?;
             let start = file.place_for_write(end, offset, len_bytes, bounce.len_bytes() - behind_bytes);
             end = start + len_bytes;
             let mut at = start;
-            for segment in run {
-                let base = transfer.entries.memory(segment.entry).base();
+            for segment in run.segments() {
+                let base = claim.memory(segment.entry).base();
                 // SAFETY: the bounce buffer has room for a chunk and the gaps that alignment takes.
                 copies.push(base, segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
                 at += segment.len_bytes;
             }
-            writes.push(Write { file, offset, bounce: start..end, before_bytes: bytes });
+            writes.push(Write { entry, offset, bounce: start..end, before_bytes: bytes });
             bytes += len_bytes;
         }
-        segments.clear();
-        if copies.is_empty() {
-            return Started::Done(stop);
-        }
-        // SAFETY: the transfer holds its memory until the chunk is completed, which is after the event.
-        let issued = unsafe { copies.issue_to_host(stream) }.and_then(|()| stream.record_into(copied));
-        if issued.is_err() {
-            writes.clear();
-        }
-        issued_or_stopped(issued, stop, stream)
+        Ok(())
     }
 
-    fn read_host(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
-        if let Side::ReadMapping(mapping) = &transfer.side {
+    fn read_to_host(&mut self, slot: usize, claim: &Claim) -> Outcome {
+        if let Method::ReadMapping(mapping) = claim.method() {
+            let spans = claim.segments().map(|segment| segment.span());
             // SAFETY: the ranges were checked against the mapping; the memory is the transfer's.
-            unsafe { mapping.read(|| plan.segments(transfer, chunk), |segment| segment.ptr) };
-            return Started::Done(None);
+            unsafe { mapping.read(spans, |span| span.ptr) };
+            return Ok(());
         }
         let bounce = &mut self.slots[slot].bounce;
         let mut bytes = 0;
-        for segment in plan.segments(transfer, chunk) {
+        for Segment { file, offset, ptr, len_bytes, .. } in claim.segments() {
             // SAFETY: host memory that the transfer holds alone.
-            let (done, cause) =
-                unsafe { segment.file.read_host(segment.ptr, segment.len_bytes, segment.offset, bounce) };
-            bytes += done;
-            if done < segment.len_bytes {
-                return Started::Done(Some((bytes, cause)));
-            }
+            let outcome = unsafe { file.read_to_host(ptr, len_bytes, offset, bounce) };
+            outcome.map_err(|stop| stop.after(bytes))?;
+            bytes += len_bytes;
         }
-        Started::Done(None)
+        Ok(())
     }
 
-    fn write_host(&mut self, slot: usize, transfer: &Transfer<'_>, plan: &Plan, chunk: usize) -> Started {
+    fn write_from_host(&mut self, slot: usize, claim: &Claim) -> Outcome {
         let bounce = &mut self.slots[slot].bounce;
-        let last = chunk + 1 == plan.chunks();
+        let (method, is_last) = (claim.method(), claim.is_last());
         let mut bytes = 0;
-        for segment in plan.segments(transfer, chunk) {
-            let (ptr, len_bytes) = (segment.ptr.cast_const(), segment.len_bytes);
+        for Segment { file, offset, ptr, len_bytes, .. } in claim.segments() {
             // SAFETY: host memory that the transfer holds.
-            let (done, cause) = unsafe {
-                segment.file.write_host(&transfer.side, last, ptr, len_bytes, segment.offset, bounce)
-            };
-            bytes += done;
-            if done < len_bytes {
-                return Started::Done(Some((bytes, cause)));
-            }
+            let outcome = unsafe { file.write_from_host(method, is_last, ptr, len_bytes, offset, bounce) };
+            outcome.map_err(|stop| stop.after(bytes))?;
+            bytes += len_bytes;
         }
-        Started::Done(None)
+        Ok(())
     }
 }
 
 /// The state of a chunk that was begun.
 enum Started {
     /// The chunk is completed.
-    Done(ChunkStop),
+    Done(Outcome),
     /// The chunk will be completed when the copies are done.
-    Copying(ChunkStop),
-}
-
-fn issued_or_stopped(issued: cufile::Result<()>, stop: ChunkStop, stream: &Stream) -> Started {
-    match issued {
-        Ok(()) => Started::Copying(stop),
-        Err(error) => {
-            // Some of the copies may be under way.
-            let _ = stream.synchronize();
-            Started::Done(Some((0, Some(error.into()))))
-        }
-    }
-}
-
-/// Reads a chunk into the bounce buffer, neighbours of the file together, and notes what is to be copied where. What
-/// cuFile moves itself needs no copy.
-fn read_segments(
-    transfer: &Transfer<'_>,
-    plan: &Plan,
-    chunk: usize,
-    segments: &mut Vec<Segment<'static>>,
-    (bounce, device): (&mut Bounce, &Device),
-    copies: &mut Copies,
-) -> ChunkStop {
-    collect(transfer, plan, chunk, segments);
-    let (mut end, mut bytes, mut stop) = (0, 0, None);
-    let mut behind_bytes = run_bytes(segments);
-    'runs: for run in runs(segments) {
-        let (file, offset, len_bytes) = (run[0].file, run[0].offset, run_bytes(run));
-        behind_bytes -= len_bytes;
-        if let Some(handle) = file.cufile(len_bytes) {
-            for segment in run {
-                let mut memory = transfer.entries.memory(segment.entry).part(segment.ptr, segment.len_bytes);
-                let (done, cause) = read_cufile(handle, &mut memory, segment.offset);
-                bytes += done;
-                if done < segment.len_bytes {
-                    stop = Some((bytes, cause));
-                    break 'runs;
-                }
-            }
-            continue;
-        }
-        if let Err(error) = bounce.pin(device) {
-            stop = Some((bytes, Some(error.into())));
-            break;
-        }
-        let read = file.read_staged(bounce, end, offset, len_bytes, behind_bytes);
-        let (mut at, mut left) = (read.start, read.done);
-        for segment in run {
-            let some = segment.len_bytes.min(left);
-            let base = transfer.entries.memory(segment.entry).base();
-            // SAFETY: within what was read.
-            copies.push(base, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
-            (at, left) = (at + some, left - some);
-        }
-        bytes += read.done;
-        if read.done < len_bytes {
-            stop = Some((bytes, read.cause));
-            break;
-        }
-        end = at;
-    }
-    segments.clear();
-    stop
+    Copying(Outcome),
 }
 
 /// Writes what lies in the bounce buffer to its files.
-fn write_out(slot: &mut Slot, side: &Side, last: bool) -> ChunkStop {
-    for Write { file, offset, bounce, before_bytes } in &slot.writes {
-        // SAFETY: a file lives as long as the job that uses it.
-        let file = unsafe { &**file };
+fn write_out(slot: &mut Slot, claim: &Claim) -> Outcome {
+    for Write { entry, offset, bounce, before_bytes } in &slot.writes {
         // SAFETY: the copies into the bounce buffer have ended.
         let source = unsafe { slice::from_raw_parts(slot.bounce.ptr().add(bounce.start), bounce.len()) };
-        let (done, cause) = file.write_staged(side, last, source, *offset);
-        if done < source.len() {
-            return Some((before_bytes + done, cause));
-        }
+        let file = claim.entry(*entry).file;
+        let outcome = file.write_bytes(claim.method(), claim.is_last(), source, *offset);
+        outcome.map_err(|stop| stop.after(*before_bytes))?;
     }
-    None
+    Ok(())
 }
 
-/// The segments of a chunk, in `segments`, whose lifetime ends when it is cleared.
-fn collect(transfer: &Transfer<'_>, plan: &Plan, chunk: usize, segments: &mut Vec<Segment<'static>>) {
-    segments.clear();
-    segments.extend(plan.segments(transfer, chunk).map(|segment| {
-        // SAFETY: only the lifetime changes; the caller clears the list before the chunk is completed.
-        unsafe { std::mem::transmute::<Segment<'_>, Segment<'static>>(segment) }
-    }));
+/// Segments that follow each other in one file.
+struct Run<'a, I> {
+    file: &'a OpenFile,
+    /// The entry of the first segment.
+    entry: usize,
+    offset: u64,
+    len_bytes: usize,
+    /// How many segments there are, at the beginning of these.
+    count: usize,
+    segments: I,
 }
 
-/// Segments that follow each other in one file, together.
-fn runs<'s>(segments: &'s [Segment<'static>]) -> impl Iterator<Item = &'s [Segment<'static>]> {
-    segments.chunk_by(|one, next| {
-        std::ptr::eq(one.file, next.file) && next.offset == one.offset + one.len_bytes as u64
+impl<'a, I: Iterator<Item = Segment<'a>> + Clone> Run<'a, I> {
+    fn segments(&self) -> impl Iterator<Item = Segment<'a>> {
+        self.segments.clone().take(self.count)
+    }
+}
+
+/// Puts segments together that follow each other in one file.
+fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl Iterator<Item = Run<'a, I>> {
+    let (mut here, mut rest) = (segments.clone(), segments);
+    let mut coming = rest.next();
+    iter::from_fn(move || {
+        let Segment { file, entry, offset, len_bytes, .. } = coming?;
+        let mut run = Run { file, entry, offset, len_bytes, count: 1, segments: here.clone() };
+        loop {
+            here = rest.clone();
+            coming = rest.next();
+            match coming {
+                Some(next) if ptr::eq(next.file, file) && next.offset == offset + run.len_bytes as u64 => {
+                    run.len_bytes += next.len_bytes;
+                    run.count += 1;
+                }
+                _ => return Some(run),
+            }
+        }
     })
-}
-
-fn run_bytes(run: &[Segment<'_>]) -> usize {
-    run.iter().map(|segment| segment.len_bytes).sum()
 }

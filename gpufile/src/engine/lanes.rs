@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
-use super::bounce::Bounce;
-use super::devices::Devices;
 use super::lane::Lane;
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering};
+use crate::bounce::Bounce;
+use crate::gpus::Gpus;
 use crate::memory::Place;
 
 /// Lanes that are free, and how many exist.
@@ -19,7 +19,7 @@ pub(crate) struct Lanes {
     /// The number of lanes that may exist at once.
     limit: usize,
     bounce_bytes: usize,
-    devices: Arc<Devices>,
+    gpus: Arc<Gpus>,
 }
 
 #[derive(Default)]
@@ -35,7 +35,7 @@ struct State {
 
 impl Lanes {
     /// Lanes of two buffers for `bounce_bytes` each, as many as `memory_bytes` suffice for, and at least one.
-    pub fn new(devices: Arc<Devices>, bounce_bytes: usize, memory_bytes: usize) -> Self {
+    pub fn new(gpus: Arc<Gpus>, bounce_bytes: usize, memory_bytes: usize) -> Self {
         let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
         Self {
             state: Mutex::default(),
@@ -43,8 +43,13 @@ impl Lanes {
             waiting: AtomicUsize::new(0),
             limit,
             bounce_bytes,
-            devices,
+            gpus,
         }
+    }
+
+    /// Returns lanes of the same size that no other threads share, as many as these want.
+    pub fn apart(&self) -> Self {
+        Self::new(self.gpus.clone(), self.bounce_bytes, usize::MAX)
     }
 
     /// Returns the number of lanes that may exist at once.
@@ -74,7 +79,7 @@ impl Lanes {
         let made = match place {
             Place::Host => Ok(Lane::on_host(bounces)),
             Place::Device(ordinal) => {
-                self.devices.get(ordinal).and_then(|device| Lane::on_device(&device, bounces))
+                self.gpus.device(ordinal).and_then(|device| Lane::on_device(&device, bounces))
             }
         };
         made.inspect_err(|_| {
@@ -131,7 +136,7 @@ impl Lanes {
         may_be_made.then(|| Lane::on_host(self.new_bounces()))
     }
 
-    /// Takes a lane back that has nothing under way.
+    /// Takes a lane back that has nothing in flight.
     pub fn put(&self, lane: Lane) {
         debug_assert!(!lane.is_busy());
         let mut state = self.state();

@@ -1,60 +1,79 @@
 //! The engine: plans transfers, lets workers carry them out, and reports how they ended.
 //!
-//! A transfer is [planned](plan) into chunks, as its [cutting] says, and becomes a [job], one of the engine's [jobs]. The
-//! workers of the [pool] take its chunks in turn. Each worker borrows a [lane] of two bounce buffers from [lanes], so that the GPU [copies] one while the
-//! file's side works on the other. Very many ranges are planned in [windows], each of which is a job; jobs of one call are
-//! [under_way].
+//! ```text
+//!  read_at, write_many, futures …                    read_at_on_stream …
+//!        │ transfer: entries and a method                  │
+//!        ▼                                                 ▼
+//!  read_plan, write_plan ── schedule               relay ── ring (pinned slots) ◄──► the stream
+//!        │                                                 │ a transfer for each slot
+//!        ▼                                                 ▼
+//!  workers ── job ── chunks, hand_out              workers of the relays' own
+//!        │ claim
+//!        ▼
+//!  pool (threads, queue) ── lanes ── lane ── open_file: pread, O_DIRECT, mapping, cuFile
+//!                                     └──── copies: bounce buffer ◄──► GPU
+//! ```
 //!
-//! A transfer that a CUDA stream waits for is [staged] in parts, which pass through the slots of a [ring]; the [stager]
-//! carries it on, with workers of its own.
+//! # Words
+//! - **transfer**: what one call asks for. It has a method and one or more entries.
+//! - **entry**: one range of one file and its memory, with the number that the caller gave it.
+//! - **method**: how the file's side moves the bytes: system calls or cuFile, or a mapping.
+//! - **schedule**: the lengths of the chunks, and the order of handing them out.
+//! - **chunk**: the bytes that one worker moves at a time: a part of a large entry, or many small entries.
+//! - **segment**: the part of one entry that lies in one chunk.
+//! - **job**: a transfer that workers share.
+//! - **claim**: a chunk that was handed out to one worker.
+//! - **bounce buffer**: pinned host memory between a file and a GPU.
+//! - **lane**: two bounce buffers and a stream. While the GPU copies one, the file's side works on the other.
+//! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
+//!
+//! Each module names only those below it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`], [`pool`], [`lanes`],
+//! [`lane`], [`queue`], [`job`], [`read_plan`], [`write_plan`], [`chunks`], [`hand_out`], [`schedule`], [`transfer`], [`copies`], [`sync`].
 
-mod bounce;
+mod chunks;
 mod copies;
-mod cutting;
-mod devices;
+mod hand_out;
+mod in_flight;
 mod job;
-mod jobs;
 mod lane;
 mod lanes;
-mod plan;
 mod pool;
-mod ring;
-mod staged;
-mod stager;
+mod queue;
+pub(crate) mod read_plan;
+mod relay;
+mod schedule;
 mod sync;
 mod transfer;
-mod under_way;
 mod windows;
+mod workers;
+mod write_plan;
 
 use std::fmt;
-use std::mem;
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use cufile::Driver;
 use cufile::cuda::Cuda;
-use cufile::{Driver, IoBuf};
 
-pub(crate) use bounce::Bounce;
+pub(crate) use chunks::Refused;
 pub(crate) use copies::{ends_soon, wait_by_looking};
-pub(crate) use cutting::Cutting;
-pub(crate) use job::{Job, Stop};
-pub(crate) use plan::{Refused, Segment};
-pub(crate) use ring::Ring;
-pub(crate) use staged::{Direction, Staged};
+pub(crate) use in_flight::InFlight;
+pub(crate) use job::{EntryStop, Job};
+pub(crate) use relay::ring::Ring;
+pub(crate) use relay::{Direction, Relay};
+pub(crate) use schedule::Schedule;
 pub use transfer::IoRange;
-pub(crate) use transfer::{Entries, Entry, Side, Transfer};
-pub(crate) use under_way::UnderWay;
+pub(crate) use transfer::{Entries, Entry, FILE_LIMIT, Transfer};
+pub(crate) use workers::Workers;
+pub(crate) use write_plan::{Growth, WritePlan, groups};
 
-use crate::memory::Memory;
-use crate::open_file::{OpenFile, Outcome};
-use crate::route::RoutePolicy;
+use crate::bounce::Bounce;
+use crate::gpus::Gpus;
+use crate::open_file::best_route;
+use crate::route::{Route, RoutePolicy};
 use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings, SettingsError};
-use devices::Devices;
-use job::IdleJobs;
 use lanes::Lanes;
-use pool::Pool;
-use stager::Stager;
-use sync::on_worker;
+use relay::thread::RelayThread;
 
 /// The worker threads, bounce buffers, CUDA and cuFile driver that files share. Clones refer to the same
 /// engine; several engines may exist.
@@ -71,39 +90,11 @@ use sync::on_worker;
 pub struct Engine(Arc<Inner>);
 
 struct Inner {
-    // Before the lanes and devices, so that the workers end first.
-    pools: Mutex<Vec<(u64, Arc<Pool>)>>,
-    lanes: Arc<Lanes>,
-    devices: Arc<Devices>,
-    // The first attempt decides, for success and failure alike, so that all files see the same.
-    driver: OnceLock<Result<Driver, String>>,
-    /// None if the operating system gives no threads.
-    stager: OnceLock<Option<Stager>>,
-    idle_jobs: IdleJobs,
+    /// Started when a stream first waits for a transfer; `None` if the operating system gives no threads.
+    relays: OnceLock<Option<RelayThread>>,
+    workers: Workers,
+    gpus: Arc<Gpus>,
     settings: Settings,
-    /// The process that made the engine.
-    process: u32,
-}
-
-impl Inner {
-    fn is_forked(&self) -> bool {
-        self.process != std::process::id()
-    }
-
-    /// Lanes that no other threads share, as many as these want.
-    fn lanes_apart(&self) -> Lanes {
-        Lanes::new(self.devices.clone(), self.settings.bounce_buffer_bytes, usize::MAX)
-    }
-}
-
-impl Drop for Inner {
-    /// In a child of the process, there are no workers to be ended, nor is CUDA there to free its memory.
-    fn drop(&mut self) {
-        if self.is_forked() {
-            let pools = self.pools.get_mut().unwrap_or_else(PoisonError::into_inner);
-            mem::forget((mem::take(pools), self.stager.take(), self.lanes.clone(), self.devices.clone()));
-        }
-    }
 }
 
 /// The configuration of an engine to be made; see [`Engine::builder`].
@@ -208,23 +199,14 @@ impl EngineBuilder {
 
     /// Makes the engine.
     pub fn build(self) -> Engine {
-        let cuda = self.cuda.or_else(|| self.driver.as_ref().map(|driver| driver.cuda().clone()));
-        let devices = Arc::new(Devices::new(cuda));
         let mut settings = self.settings;
         let bounce_bytes =
             settings.bounce_buffer_bytes.clamp(1, LONGEST_BOUNCE_BUFFER).next_multiple_of(Bounce::ALIGNMENT);
         settings.bounce_buffer_bytes = bounce_bytes;
-        let lanes = Lanes::new(devices.clone(), bounce_bytes, settings.bounce_memory_bytes());
-        Engine(Arc::new(Inner {
-            pools: Mutex::default(),
-            lanes: Arc::new(lanes),
-            devices,
-            driver: self.driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
-            idle_jobs: IdleJobs::default(),
-            stager: OnceLock::new(),
-            settings,
-            process: std::process::id(),
-        }))
+        let gpus = Arc::new(Gpus::new(self.cuda, self.driver));
+        let lanes = Lanes::new(gpus.clone(), bounce_bytes, settings.bounce_memory_bytes());
+        let workers = Workers::new(settings.threads, settings.pool_per_block_device, Arc::new(lanes));
+        Engine(Arc::new(Inner { relays: OnceLock::new(), workers, gpus, settings }))
     }
 }
 
@@ -283,62 +265,53 @@ impl Engine {
     /// # Errors
     /// The reason why there is no CUDA. The next call tries again.
     pub fn cuda(&self) -> cufile::Result<&Cuda> {
-        self.0.devices.cuda()
+        self.0.gpus.cuda()
     }
 
-    /// Frees the bounce buffers and the plans that no transfer uses at the moment, and returns the number of bytes. Later
-    /// transfers allocate new ones. Buffers for stream-ordered transfers with `O_DIRECT` stay until the engine goes.
+    /// Frees the bounce buffers and other memory that no transfer uses at the moment, and returns the number of bytes. Later
+    /// transfers allocate new ones.
     pub fn release_buffers(&self) -> usize {
-        let plans_bytes = self.0.idle_jobs.clear();
-        let rings_bytes =
-            self.0.stager.get().and_then(Option::as_ref).map_or(0, |stager| stager.rings.free_idle());
-        self.0.lanes.release() + rings_bytes + plans_bytes
+        let relays = self.0.relays.get().and_then(Option::as_ref);
+        self.0.workers.release_buffers() + relays.map_or(0, RelayThread::release_buffers)
     }
 
-    /// The cuFile driver, opened when first needed; or why it did not open.
-    pub(crate) fn driver(&self) -> Result<&Driver, &str> {
-        let open = || -> cufile::Result<Driver> { Driver::builder().cuda(self.cuda()?.clone()).open() };
-        self.0
-            .driver
-            .get_or_init(|| open().map_err(|error| error.to_string()))
-            .as_ref()
-            .map_err(String::as_str)
+    pub(crate) fn gpus(&self) -> &Arc<Gpus> {
+        &self.0.gpus
     }
 
-    /// Returns whether a driver was given or opened already.
-    pub(crate) fn has_opened_driver(&self) -> bool {
-        self.0.driver.get().is_some_and(Result::is_ok)
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.0.workers
     }
 
-    /// The ordinal of the GPU that a buffer of device memory is on.
-    pub(crate) fn device_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<u32> {
-        self.0.devices.of(buffer)
-    }
-
-    /// Reads a small range to device memory, by the calling thread.
-    ///
-    /// # Safety
-    /// The memory must be as an [`IoBufMut`](cufile::IoBufMut) promises, and no larger than a bounce buffer.
-    pub(crate) unsafe fn read_small(&self, file: &OpenFile, memory: &Memory, offset: u64) -> Outcome {
-        match self.0.lanes.take(memory.place) {
-            Ok(mut lane) => {
-                // SAFETY: the caller's promise.
-                let outcome = unsafe { lane.read_small(file, memory.ptr, memory.len_bytes, offset) };
-                self.0.lanes.put(lane);
-                outcome
-            }
-            Err(error) => (0, Some(error.into())),
-        }
-    }
-
-    /// Returns the stager, which carries on transfers that streams wait for; `None` if the operating system
-    /// gives no threads, and in a forked child.
-    pub(crate) fn stager(&self) -> Option<&Stager> {
-        if self.0.is_forked() {
+    /// Returns the thread that carries on relays; none if the operating system gives no threads, or in a forked child.
+    pub(crate) fn relays(&self) -> Option<&RelayThread> {
+        let workers = &self.0.workers;
+        if workers.is_forked() {
             return None;
         }
-        let new = || Stager::new(self.0.settings.threads, self.0.lanes_apart()).ok();
-        self.0.stager.get_or_init(new).as_ref()
+        let start = || RelayThread::new(self.0.settings.threads, workers.lanes_apart()).ok();
+        self.0.relays.get_or_init(start).as_ref()
+    }
+}
+
+impl Route {
+    /// Returns the best route that a file of any file system can take to device memory in this process, and why there is no
+    /// better one. [`File::route`](crate::File::route) returns the route of one file.
+    ///
+    /// The first call may load CUDA and open the cuFile driver, which takes a tenth of a second or more.
+    ///
+    /// ```
+    /// use gpufile::{Engine, Route, RouteKind};
+    ///
+    /// let route = Route::best(Engine::global());
+    /// match route.kind() {
+    ///     RouteKind::Gds | RouteKind::P2pDma => println!("past the host's memory, if the file system can"),
+    ///     RouteKind::Unavailable => println!("host memory only: {route}"),
+    ///     _ => println!("through the host's memory: {route}"),
+    /// }
+    /// ```
+    pub fn best(engine: &Engine) -> Self {
+        best_route(&engine.0.gpus)
     }
 }
 
@@ -350,7 +323,7 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("settings", &self.0.settings)
-            .field("cuda", &self.0.devices.loaded_cuda())
+            .field("cuda", &self.0.gpus.loaded_cuda())
             .finish_non_exhaustive()
     }
 }
@@ -363,7 +336,7 @@ mod job_tests;
 #[path = "lanes/tests.rs"]
 mod lanes_tests;
 #[cfg(test)]
-#[path = "ring/tests.rs"]
+#[path = "relay/ring/tests.rs"]
 mod ring_tests;
 
 #[cfg(test)]

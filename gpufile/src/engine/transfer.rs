@@ -1,12 +1,12 @@
 //! Transfers: the ranges of files, and the memory that their bytes go to or come from.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::memory::{Memory, Place};
-use crate::open_file::{Mapping, OpenFile};
+use crate::open_file::{Method, OpenFile, Span};
 
-use super::plan::Segment;
+/// The largest offset that the kernel has.
+pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
 
 /// A range of a file, and where in a buffer its bytes go or come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,36 @@ impl IoRange {
         let (file_end, file_wraps) = self.file_offset.overflowing_add(self.len_bytes as u64);
         // Without branches, because a transfer may have a million ranges.
         !(buffer_wraps | (buffer_end > buffer_bytes) | file_wraps | (file_end > file_limit))
+    }
+}
+
+/// A part of one entry: bytes of a file, and where they lie in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Segment<'a> {
+    pub file: &'a OpenFile,
+    pub offset: u64,
+    pub ptr: *mut u8,
+    pub len_bytes: usize,
+    /// The entry's number as the caller gave it.
+    pub entry: usize,
+}
+
+impl<'a> Segment<'a> {
+    /// One range of a buffer.
+    #[inline]
+    pub fn of_range(file: &'a OpenFile, memory: &Memory, range: &IoRange, entry: usize) -> Self {
+        Self {
+            file,
+            offset: range.file_offset,
+            ptr: memory.ptr.wrapping_add(range.buffer_offset),
+            len_bytes: range.len_bytes,
+            entry,
+        }
+    }
+
+    /// The bytes, for a transfer through a mapping of the file.
+    pub fn span(&self) -> Span {
+        Span { offset: self.offset, len_bytes: self.len_bytes, ptr: self.ptr }
     }
 }
 
@@ -56,6 +86,11 @@ pub(crate) enum Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
+    /// Ranges of one file and one buffer, which may end wherever the kernel can address them.
+    pub fn of_file(file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange]) -> Self {
+        Entries::Ranges { file, memory, ranges, file_limit: FILE_LIMIT }
+    }
+
     pub fn len(&self) -> usize {
         match self {
             Entries::Ranges { ranges, .. } => ranges.len(),
@@ -125,46 +160,27 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// The direction of the bytes, and how the file's side moves them.
-#[derive(Clone)]
-pub(crate) enum Side {
-    /// From the file, by system calls or cuFile.
-    Read,
-    /// From a mapping of the one file, by copying.
-    ReadMapping(Arc<Mapping>),
-    /// To the file.
-    Write,
-    /// To a mapping of the one file where that works, all but the last chunk.
-    WriteMapping(Arc<Mapping>),
-}
-
-/// A transfer: its direction and its entries.
+/// What one call asks for: entries, and the method that moves their bytes.
 #[derive(Clone)]
 pub(crate) struct Transfer<'a> {
-    pub side: Side,
+    pub method: Method,
     pub entries: Entries<'a>,
 }
 
 impl Transfer<'_> {
     /// The block device of the first file.
-    pub fn device(&self) -> u64 {
+    pub fn block_device(&self) -> u64 {
         match &self.entries {
-            Entries::Ranges { file, .. } => file.device,
-            Entries::Each(entries) => entries.first().map_or(0, |entry| entry.file.device),
+            Entries::Ranges { file, .. } => file.block_device,
+            Entries::Each(entries) => entries.first().map_or(0, |entry| entry.file.block_device),
         }
-    }
-
-    pub fn is_read(&self) -> bool {
-        matches!(self.side, Side::Read | Side::ReadMapping(_))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
-    use crate::{Engine, File};
+    use crate::settings::Settings;
 
     fn memory(place: Place, len_bytes: usize) -> Memory {
         let mut memory = Memory::on_host(std::ptr::dangling_mut(), len_bytes);
@@ -172,11 +188,8 @@ mod tests {
         memory
     }
 
-    fn a_file() -> (tempfile::NamedTempFile, File) {
-        let mut named = tempfile::NamedTempFile::new().unwrap();
-        named.write_all(b"some").unwrap();
-        let file = File::options().read(true).engine(&Engine::builder().build()).open(named.path()).unwrap();
-        (named, file)
+    fn a_file() -> OpenFile {
+        OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default())
     }
 
     #[test]
@@ -199,8 +212,7 @@ mod tests {
 
     #[test]
     fn entries_know_their_sizes_places_and_files() {
-        let (_named, file) = a_file();
-        let file = file.open_file();
+        let file = &a_file();
         let range = |buffer_offset| IoRange { file_offset: 0, buffer_offset, len_bytes: 10 };
         let ranges = [range(0), range(91), range(90)];
         let entries =
@@ -225,10 +237,10 @@ mod tests {
         for entries in
             [entries, Entries::Ranges { file, memory: memory(Place::Host, 1), ranges: &[], file_limit: 0 }]
         {
-            let transfer = Transfer { side: Side::Read, entries };
-            assert_eq!((transfer.device(), transfer.is_read()), (file.device, true));
-            assert!(!Transfer { side: Side::Write, entries }.is_read());
+            let transfer = Transfer { method: Method::Read, entries };
+            assert_eq!((transfer.block_device(), transfer.method.is_read()), (file.block_device, true));
+            assert!(!Transfer { method: Method::Write, entries }.method.is_read());
         }
-        assert_ne!(file.device, 0);
+        assert_ne!(file.block_device, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! `O_DIRECT`: reads and writes that pass the page cache by, and the alignment that they need.
+//! `O_DIRECT`: reads and writes that bypass the page cache.
 
 use std::fs;
 use std::io;
@@ -9,26 +9,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cufile::FileProperties;
 
-use crate::engine::Cutting;
+use super::alignment::Alignment;
 
 /// A file opened with `O_DIRECT`.
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: fs::File,
-    /// The number of bytes that offsets, lengths and addresses must be multiples of: the larger of the two
-    /// that `statx` returns, and at least 512.
-    alignment: usize,
+    /// The larger of the two that `statx` returns, and at least 512.
+    pub alignment: Alignment,
     /// Cleared when the file system refuses after all.
     works: AtomicBool,
     /// The number of requests that the device is given at a time; `None` if nothing is known about the
     /// device.
-    at_once: Option<usize>,
+    pub at_once: Option<usize>,
 }
 
 impl Direct {
-    /// The length in bytes of the requests that disks are fastest with.
-    pub const CHUNK_BYTES: usize = 1 << 20;
-
     /// Opens the same file again; `None` where the file system offers no `O_DIRECT` for it, or demands an alignment that
     /// does not fit `spare_bytes`, the room that bounce buffers have beside a chunk.
     pub fn of(file: &fs::File, spare_bytes: usize) -> Option<Self> {
@@ -41,60 +37,11 @@ impl Direct {
         const REQUESTS_PER_QUEUE: usize = 4;
         let at_once = hardware_queues(file).map(|queues| queues * REQUESTS_PER_QUEUE);
         let file = reopen(file, libc::O_DIRECT).ok()?;
-        Some(Self { file, alignment, works: AtomicBool::new(true), at_once })
-    }
-
-    /// Returns how to cut a long transfer.
-    pub fn cutting(&self, cutting: Cutting) -> Cutting {
-        let chunk_bytes = cutting.chunk_bytes.min(Self::CHUNK_BYTES);
-        Cutting { chunk_bytes, is_graded: false, at_once: self.at_once, ..cutting }
+        Some(Self { file, alignment: Alignment(alignment), works: AtomicBool::new(true), at_once })
     }
 
     pub fn works(&self) -> bool {
         self.works.load(Ordering::Relaxed)
-    }
-
-    /// The next multiple of the alignment.
-    pub fn align(&self, position: usize) -> usize {
-        position.next_multiple_of(self.alignment)
-    }
-
-    /// Returns whether address, offset and length are all aligned.
-    pub fn is_aligned(&self, address: *const u8, offset: u64, len_bytes: usize) -> bool {
-        (address.addr() as u64 | offset | len_bytes as u64).is_multiple_of(self.alignment as u64)
-    }
-
-    /// Returns the number of bytes between `offset` and the next aligned one.
-    pub fn until_aligned(&self, offset: u64) -> usize {
-        (offset.next_multiple_of(self.alignment as u64) - offset) as usize
-    }
-
-    /// The largest multiple of the alignment in `len_bytes`.
-    pub fn aligned_part(&self, len_bytes: usize) -> usize {
-        len_bytes & !(self.alignment - 1)
-    }
-
-    /// The smallest aligned range around another: how many bytes before it that begins, and how long it is.
-    pub fn enclosing(&self, offset: u64, len_bytes: usize) -> (usize, usize) {
-        let head = (offset % self.alignment as u64) as usize;
-        (head, self.align(head + len_bytes))
-    }
-
-    /// Returns where a range of the file is to lie in an aligned buffer, behind its first `end` bytes, so
-    /// that [`read_enclosing`](Self::read_enclosing) can read it. Returns `None` if there is not enough room
-    /// for that, or for `behind_bytes` more behind the range.
-    pub fn place_for_read(
-        &self,
-        (end, room_bytes): (usize, usize),
-        offset: u64,
-        len_bytes: usize,
-        behind_bytes: usize,
-    ) -> Option<usize> {
-        let (head, whole) = self.enclosing(offset, len_bytes);
-        let first = self.align(end);
-        let start = first + head;
-        let fits = first + whole <= room_bytes && start + len_bytes + behind_bytes <= room_bytes;
-        fits.then_some(start)
     }
 
     /// Reads the smallest aligned range around another, so that the bytes of that come to lie at `target`. Returns how
@@ -106,7 +53,7 @@ impl Direct {
     /// # Safety
     /// The memory around `target` that the enclosing range takes must be aligned and valid for writes.
     pub unsafe fn read_enclosing(&self, target: *mut u8, len_bytes: usize, offset: u64) -> usize {
-        let (head, whole) = self.enclosing(offset, len_bytes);
+        let (head, whole) = self.alignment.enclosing(offset, len_bytes);
         // SAFETY: the caller's promise.
         let count = self.retry(|| unsafe {
             let at = (offset - head as u64) as libc::off_t;
@@ -122,7 +69,7 @@ impl Direct {
     /// failure is the write's.
     pub fn write(&self, source: &[u8], offset: u64) -> (usize, Option<io::Error>) {
         let mut done = 0;
-        while done < source.len() && done.is_multiple_of(self.alignment) {
+        while done < source.len() && done.is_multiple_of(self.alignment.0) {
             let rest = &source[done..];
             let at = (offset + done as u64) as libc::off_t;
             // SAFETY: a slice.
@@ -208,7 +155,7 @@ mod tests {
 
     /// One whose descriptor is an ordinary one, so that every file system has it.
     fn of_file(file: fs::File) -> Direct {
-        Direct { file, alignment: 512, works: AtomicBool::new(true), at_once: Some(8) }
+        Direct { file, alignment: Alignment(512), works: AtomicBool::new(true), at_once: Some(8) }
     }
 
     fn pattern(len: usize) -> Vec<u8> {
@@ -223,10 +170,10 @@ mod tests {
             assert!(Direct::of(&file, 0).is_none());
             return;
         };
-        assert!(direct.works() && direct.alignment >= 512);
+        assert!(direct.works() && direct.alignment.0 >= 512);
         assert!(has_o_direct(&direct.file).unwrap() && !has_o_direct(&file).unwrap());
-        assert!(Direct::of(&file, 2 * direct.alignment).is_some());
-        assert!(Direct::of(&file, 2 * direct.alignment - 1).is_none());
+        assert!(Direct::of(&file, 2 * direct.alignment.0).is_some());
+        assert!(Direct::of(&file, 2 * direct.alignment.0 - 1).is_none());
         assert_eq!(direct.at_once, hardware_queues(&file).map(|queues| 4 * queues));
     }
 
@@ -246,66 +193,6 @@ mod tests {
         let entry = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
         let found = ["mq", "../mq"].iter().find_map(|name| fs::read_dir(format!("{entry}/{name}")).ok());
         assert_eq!(hardware_queues(&file), found.map(Iterator::count).filter(|count| *count > 0));
-    }
-
-    #[test]
-    fn positions_and_lengths_are_aligned() {
-        let direct = of_file(tempfile::tempfile().unwrap());
-        for (position, next, before) in
-            [(0, 0, 0), (1, 512, 0), (511, 512, 0), (512, 512, 512), (1025, 1536, 1024)]
-        {
-            assert_eq!(direct.align(position), next);
-            assert_eq!(direct.until_aligned(position as u64), next - position);
-            assert_eq!(direct.aligned_part(position), before);
-        }
-        for (offset, len_bytes, enclosing) in [
-            (0, 512, (0, 512)),
-            (0, 513, (0, 1024)),
-            (700, 1, (188, 512)),
-            (1023, 2, (511, 1024)),
-            (1024, 0, (0, 0)),
-        ] {
-            assert_eq!(direct.enclosing(offset, len_bytes), enclosing, "{len_bytes} bytes at {offset}");
-        }
-        for (address, offset, len_bytes, aligned) in [
-            (1024, 512, 2048, true),
-            (1025, 512, 2048, false),
-            (1024, 513, 2048, false),
-            (1024, 512, 256, false),
-            // Bits that are set in two of them are set.
-            (1025, 513, 2048, false),
-            (1024, 513, 2049, false),
-        ] {
-            let address = std::ptr::without_provenance(address);
-            assert_eq!(direct.is_aligned(address, offset, len_bytes), aligned);
-        }
-    }
-
-    #[test]
-    fn reads_are_placed_where_all_that_is_read_has_room() {
-        let direct = of_file(tempfile::tempfile().unwrap());
-        for (end, offset, len_bytes, behind_bytes, start, room_bytes) in [
-            (0, 0, 512, 0, 0, 512),
-            // The over-read behind the range needs as much room as what comes later.
-            (1, 700, 1000, 0, 700, 2048),
-            (1, 700, 1000, 348, 700, 2048),
-            (1, 700, 1000, 349, 700, 2049),
-            (600, 3, 5, 2000, 1027, 3032),
-        ] {
-            let place = |room| direct.place_for_read((end, room), offset, len_bytes, behind_bytes);
-            let what = format!("{len_bytes} bytes at {offset} behind {end}");
-            assert_eq!(place(room_bytes), Some(start), "{what}");
-            assert_eq!(place(room_bytes - 1), None, "{what}");
-        }
-    }
-
-    #[test]
-    fn long_transfers_are_cut_for_the_queues_of_the_device() {
-        let direct = of_file(tempfile::tempfile().unwrap());
-        for (chunk_bytes, expected) in [(4 << 20, 1 << 20), (1000, 1000)] {
-            let cutting = direct.cutting(Cutting { chunk_bytes, is_graded: true, ..Cutting::default() });
-            assert_eq!((cutting.chunk_bytes, cutting.is_graded, cutting.at_once), (expected, false, Some(8)));
-        }
     }
 
     #[test]

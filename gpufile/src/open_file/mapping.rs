@@ -6,8 +6,15 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use crate::engine::Segment;
 use crate::page_cache::page_bytes;
+
+/// A range of a mapped file, and the memory of its entry.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    pub offset: u64,
+    pub len_bytes: usize,
+    pub ptr: *mut u8,
+}
 
 /// A shared mapping of a part of a file.
 #[derive(Debug)]
@@ -95,38 +102,33 @@ impl Mapping {
         self.ptr
     }
 
-    /// Copies ranges, each to where `place` says. While some are copied, the next are on their way from memory to the
-    /// processor's cache. It is told of several together, so that it looks for their pages at the same time: that takes
-    /// longest.
+    /// Copies spans, each to the memory that `place` returns. While some are copied, the processor fetches the next ones
+    /// into its cache. It fetches several at a time, because looking up their pages takes longest.
     ///
     /// # Safety
-    /// The ranges must lie in the mapping, and the file must not be shorter by now. `place` must give memory that is valid
-    /// for writes of the segment's length, and that nothing else uses.
-    pub unsafe fn read<'a, I: Iterator<Item = Segment<'a>>>(
+    /// The spans must lie in the mapping, and the file must not be shorter by now. `place` must return memory that is valid
+    /// for writes of the span's length, and that nothing else uses.
+    pub unsafe fn read(
         &self,
-        segments: impl Fn() -> I,
-        mut place: impl FnMut(&Segment<'a>) -> *mut u8,
+        mut spans: impl Iterator<Item = Span> + Clone,
+        mut place: impl FnMut(&Span) -> *mut u8,
     ) {
-        /// Ranges that are read together are about as long as the first, in most cases.
+        /// Spans that are read together are about as long as the first, in most cases.
         const TOGETHER_BYTES: usize = 16 << 10;
-        let (mut segments, mut coming) = (segments(), segments().peekable());
+        let mut coming = spans.clone().peekable();
         let Some(first) = coming.peek() else { return };
         let together = (TOGETHER_BYTES / first.len_bytes.max(1)).clamp(2, 16);
-        let mut prefetch = || coming.by_ref().take(together).for_each(|segment| self.prefetch(&segment));
+        let mut prefetch = || coming.by_ref().take(together).for_each(|span| self.prefetch(&span));
         prefetch();
         loop {
             prefetch();
             let mut count = 0;
-            for segment in segments.by_ref().take(together) {
-                debug_assert!(segment.offset as usize + segment.len_bytes <= self.len_bytes);
-                let target = place(&segment);
+            for span in spans.by_ref().take(together) {
+                debug_assert!(span.offset as usize + span.len_bytes <= self.len_bytes);
+                let target = place(&span);
                 // SAFETY: the caller's promise.
                 unsafe {
-                    ptr::copy_nonoverlapping(
-                        self.ptr.add(segment.offset as usize),
-                        target,
-                        segment.len_bytes,
-                    );
+                    ptr::copy_nonoverlapping(self.ptr.add(span.offset as usize), target, span.len_bytes);
                 }
                 count += 1;
             }
@@ -137,20 +139,20 @@ impl Mapping {
     }
 
     /// Begins to bring the first lines of a range into the processor's cache, and its page into the TLB.
-    fn prefetch(&self, segment: &Segment<'_>) {
+    fn prefetch(&self, span: &Span) {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             const LINE: usize = 64;
             const MOST_BYTES: usize = 8 * LINE;
-            let start = self.ptr.wrapping_add(segment.offset as usize);
-            for at in (0..segment.len_bytes.min(MOST_BYTES)).step_by(LINE) {
+            let start = self.ptr.wrapping_add(span.offset as usize);
+            for at in (0..span.len_bytes.min(MOST_BYTES)).step_by(LINE) {
                 // SAFETY: a hint, whatever the address.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(at).cast()) };
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = segment;
+        let _ = span;
     }
 
     /// Lets the kernel copy bytes into the mapping, to `offset` of the file; returns how many it copied. Of a page that cannot be

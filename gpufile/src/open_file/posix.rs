@@ -3,64 +3,57 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::outcome::{Outcome, Stop};
+
 /// The most bytes that one call of the kernel moves, on every Linux file system: 2 GiB less a page.
 const KERNEL_LIMIT: usize = 0x7fff_f000;
 
-/// Reads up to `len` bytes from `offset` to `target`; fewer only at the end of the file. On failure also says how many
-/// bytes had been read before.
+/// Reads `len` bytes from `offset` to `target`.
 ///
 /// # Safety
 /// `target` must be valid for writes of `len` bytes by the kernel.
-pub(crate) unsafe fn read_full(
-    file: BorrowedFd<'_>,
-    target: *mut u8,
-    len: usize,
-    offset: u64,
-) -> Result<usize, (usize, io::Error)> {
+pub(super) unsafe fn read_full(file: BorrowedFd<'_>, target: *mut u8, len: usize, offset: u64) -> Outcome {
     // SAFETY: the caller's promise, within `len`.
-    transfer(len, offset, |done, piece, at| unsafe {
-        libc::pread(file.as_raw_fd(), target.add(done).cast(), piece, at)
+    transfer(len, offset, |done, chunk, at| unsafe {
+        libc::pread(file.as_raw_fd(), target.add(done).cast(), chunk, at)
     })
 }
 
-/// Writes all of `len` bytes from `source` to `offset`. On failure also says how many bytes had been written before.
+/// Writes `len` bytes from `source` to `offset`.
 ///
 /// # Safety
 /// `source` must be valid for reads of `len` bytes by the kernel.
-pub(crate) unsafe fn write_full(
-    file: BorrowedFd<'_>,
-    source: *const u8,
-    len: usize,
-    offset: u64,
-) -> Result<(), (usize, io::Error)> {
+pub(super) unsafe fn write_full(file: BorrowedFd<'_>, source: *const u8, len: usize, offset: u64) -> Outcome {
     // SAFETY: the caller's promise, within `len`.
-    let done = transfer(len, offset, |done, piece, at| unsafe {
-        libc::pwrite(file.as_raw_fd(), source.add(done).cast(), piece, at)
-    })?;
-    if done < len { Err((done, io::ErrorKind::WriteZero.into())) } else { Ok(()) }
+    let outcome = transfer(len, offset, |done, chunk, at| unsafe {
+        libc::pwrite(file.as_raw_fd(), source.add(done).cast(), chunk, at)
+    });
+    outcome.map_err(|stop| match stop.cause {
+        None => Stop::failed(stop.done_bytes, io::Error::from(io::ErrorKind::WriteZero)),
+        Some(_) => stop,
+    })
 }
 
-fn transfer(
-    len: usize,
-    offset: u64,
-    call: impl Fn(usize, usize, libc::off_t) -> isize,
-) -> Result<usize, (usize, io::Error)> {
+/// Repeats a call until `len` bytes are done, it moves nothing, or it fails.
+fn transfer(len: usize, offset: u64, call: impl Fn(usize, usize, libc::off_t) -> isize) -> Outcome {
     let mut done = 0;
     while done < len {
         let at = offset.checked_add(done as u64).and_then(|at| libc::off_t::try_from(at).ok());
-        let Some(at) = at else { return Err((done, io::Error::from_raw_os_error(libc::EOVERFLOW))) };
+        let Some(at) = at else {
+            return Err(Stop::failed(done, io::Error::from_raw_os_error(libc::EOVERFLOW)));
+        };
         match call(done, (len - done).min(KERNEL_LIMIT), at) {
-            0 => break,
+            0 => return Err(Stop::end_of_file(done)),
             count if count > 0 => done += count as usize,
             _ => {
                 let error = io::Error::last_os_error();
                 if error.kind() != io::ErrorKind::Interrupted {
-                    return Err((done, error));
+                    return Err(Stop::failed(done, error));
                 }
             }
         }
     }
-    Ok(done)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -68,36 +61,40 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::error::Cause;
+    use crate::outcome::done_bytes;
 
     #[test]
     fn partial_transfers_go_on_where_they_stopped() {
         let calls = RefCell::new(Vec::new());
-        let done = transfer(10, 100, |done, piece, at| {
-            calls.borrow_mut().push((done, piece, at));
-            piece.min(4) as isize
+        let outcome = transfer(10, 100, |done, chunk, at| {
+            calls.borrow_mut().push((done, chunk, at));
+            chunk.min(4) as isize
         });
-        assert_eq!(done.unwrap(), 10);
+        assert!(outcome.is_ok());
         assert_eq!(*calls.borrow(), [(0, 10, 100), (4, 6, 104), (8, 2, 108)]);
     }
 
     #[test]
     fn the_end_of_the_file_ends_the_transfer_short() {
-        assert_eq!(transfer(10, 0, |done, _, _| if done == 0 { 7 } else { 0 }).unwrap(), 7);
+        let outcome = transfer(10, 0, |done, _, _| if done == 0 { 7 } else { 0 });
+        assert!(matches!(outcome, Err(Stop { done_bytes: 7, cause: None })));
     }
 
     #[test]
-    fn an_offset_that_overflows_is_an_error_after_the_bytes_before_it() {
-        let (done, error) = transfer(10, i64::MAX as u64 - 3, |_, _, _| 4).unwrap_err();
-        assert_eq!((done, error.raw_os_error()), (4, Some(libc::EOVERFLOW)));
-        assert!(transfer(1, u64::MAX, |_, _, _| 1).is_err());
+    fn an_overflowing_offset_fails_after_the_bytes_before_it() {
+        let Stop { done_bytes, cause } = transfer(10, i64::MAX as u64 - 3, |_, _, _| 4).unwrap_err();
+        let Some(Cause::Io(error)) = cause else { panic!("{cause:?}") };
+        assert_eq!((done_bytes, error.raw_os_error()), (4, Some(libc::EOVERFLOW)));
+        assert!(transfer(1, u64::MAX, |_, _, _| 1).unwrap_err().cause.is_some());
     }
 
     #[test]
     fn no_call_asks_for_more_than_the_kernel_moves() {
-        let done = transfer(5 << 30, 0, |_, piece, _| {
-            assert!(piece <= KERNEL_LIMIT);
-            piece as isize
+        let outcome = transfer(5 << 30, 0, |_, chunk, _| {
+            assert!(chunk <= KERNEL_LIMIT);
+            chunk as isize
         });
-        assert_eq!(done.unwrap(), 5 << 30);
+        assert_eq!(done_bytes(&outcome, 5 << 30), 5 << 30);
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use super::open_flags;
+use super::direct::open_flags;
 
 /// Kinds of file systems, as far as a file's writes are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,17 @@
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use super::read::{BounceRead, DIRECT_MIN_BYTES};
 use super::*;
+use crate::outcome::{Outcome, Stop, done_bytes};
+use crate::page_cache;
+use crate::settings::DirectIo;
+
+/// The number of bytes that were transferred without an error.
+fn done(outcome: &Outcome, len_bytes: usize) -> usize {
+    assert!(matches!(outcome, Ok(()) | Err(Stop { cause: None, .. })), "{outcome:?}");
+    done_bytes(outcome, len_bytes)
+}
 
 /// Larger than the bounce buffers of the tests.
 const LEN: usize = 300_000;
@@ -8,8 +19,7 @@ const LEN: usize = 300_000;
 /// A file in the folder of the build, which is often on a disk.
 fn open(direct_read: DirectIo, direct_write: DirectIo) -> OpenFile {
     let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-    let engine = Engine::builder().build();
-    OpenFile::new(PathBuf::new(), file, engine, RoutePolicy::PosixOnly, (direct_read, direct_write)).unwrap()
+    OpenFile::for_test(file, Settings { direct_read, direct_write, ..Settings::default() })
 }
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -38,11 +48,11 @@ fn host_memory_is_written_at_any_address_and_offset() {
             let shift = random(&mut state, 3);
             let source: Vec<u8> = (0..shift + len).map(|byte| (byte + round) as u8).collect();
             // SAFETY: the source has as many bytes.
-            let (done, cause) = unsafe {
+            let outcome = unsafe {
                 let source = source[shift..].as_ptr();
-                open.write_host(&Side::Write, round % 2 == 0, source, len, at as u64, &mut bounce)
+                open.write_from_host(&Method::Write, round % 2 == 0, source, len, at as u64, &mut bounce)
             };
-            assert!(done == len && cause.is_none(), "{len} bytes at {at}: {cause:?}");
+            assert!(outcome.is_ok(), "{len} bytes at {at}: {outcome:?}");
             expected[at..at + len].copy_from_slice(&source[shift..]);
         }
         let mut found = vec![0; LEN];
@@ -66,10 +76,11 @@ fn host_memory_is_read_at_any_address_and_offset() {
             let shift = random(&mut state, 3);
             let mut target = vec![0; shift + len + 1];
             // SAFETY: the target has as many bytes.
-            let (done, cause) =
-                unsafe { open.read_host(target[shift..].as_mut_ptr(), len, at as u64, &mut bounce) };
+            let outcome =
+                unsafe { open.read_to_host(target[shift..].as_mut_ptr(), len, at as u64, &mut bounce) };
             let expected = &bytes[at.min(LEN)..(at + len).min(LEN)];
-            assert!(done == expected.len() && cause.is_none(), "{len} bytes at {at}: {cause:?}");
+            let done = done(&outcome, len);
+            assert_eq!(done, expected.len(), "{len} bytes at {at}");
             assert!(target[shift..][..done] == *expected, "{direct_read:?}: {len} bytes at {at}");
             assert!(target[..shift].iter().chain(&target[shift + len..]).all(|byte| *byte == 0));
         }
@@ -77,7 +88,7 @@ fn host_memory_is_read_at_any_address_and_offset() {
 }
 
 #[test]
-fn staged_reads_leave_what_is_in_the_buffer() {
+fn bounce_reads_keep_the_bytes_before_them() {
     let bytes = pattern(LEN);
     for direct_read in CHOICES {
         let open = open(direct_read, DirectIo::Never);
@@ -94,29 +105,27 @@ fn staged_reads_leave_what_is_in_the_buffer() {
             let room = bounce.len_bytes();
             // SAFETY: the buffer is as long.
             unsafe { bounce.ptr().write_bytes(9, end) };
-            let staged = open.read_staged(&mut bounce, end, offset as u64, len, behind);
-            assert!(staged.cause.is_none());
+            let BounceRead { start, outcome } =
+                open.read_to_bounce(&mut bounce, end, offset as u64, len, behind);
             let expected = &bytes[offset..(offset + len).min(LEN)];
-            assert_eq!(staged.done, expected.len());
-            assert!(staged.start >= end && staged.start + len + behind <= room, "{end}, {offset}, {len}");
+            let done = done(&outcome, len);
+            assert_eq!(done, expected.len());
+            assert!(start >= end && start + len + behind <= room, "{end}, {offset}, {len}");
             // SAFETY: as above.
             let found = unsafe { std::slice::from_raw_parts(bounce.ptr(), room) };
-            assert!(
-                found[..end].iter().all(|byte| *byte == 9)
-                    && found[staged.start..][..staged.done] == *expected
-            );
+            assert!(found[..end].iter().all(|byte| *byte == 9) && found[start..][..done] == *expected);
         }
     }
 }
 
 #[test]
-fn direct_writes_begin_in_buffers_where_they_do_in_blocks() {
+fn direct_writes_keep_their_alignment_in_buffers() {
     let plain = open(DirectIo::Never, DirectIo::Auto);
     assert_eq!(plain.place_for_write(77, 5, 10_000, usize::MAX), 77);
     let open = open(DirectIo::Never, DirectIo::Always);
     assert_eq!(open.place_for_write(77, 5, 4095, usize::MAX), 77, "too short");
     let Some(direct) = open.direct_for_write(4096) else { return eprintln!("skipped: no O_DIRECT here") };
-    let block = direct.align(1);
+    let block = direct.alignment.up(1);
     for (end, offset) in [(0, 0), (0, 5), (77, 5), (block, 5), (block + 1, block as u64 + 5)] {
         let start = open.place_for_write(end, offset, 4096, usize::MAX);
         assert!((end..end + 2 * block).contains(&start));
@@ -127,7 +136,7 @@ fn direct_writes_begin_in_buffers_where_they_do_in_blocks() {
 }
 
 #[test]
-fn long_reads_of_what_is_not_cached_are_direct() {
+fn long_uncached_reads_are_direct() {
     const MIB: usize = 1 << 20;
     let open = open(DirectIo::Auto, DirectIo::Never);
     // Memory for a part of the file only.
@@ -143,9 +152,6 @@ fn long_reads_of_what_is_not_cached_are_direct() {
         return eprintln!("skipped: pages stay cached here");
     }
     assert!(is_direct(0, DIRECT_MIN_BYTES) && !is_direct(0, DIRECT_MIN_BYTES - 1));
-    let whole = Cutting { chunk_bytes: 3 * MIB, is_graded: true, ..Cutting::default() };
-    let cut = |is_cut_freely, len| open.cutting_for_read(whole, is_cut_freely, 0, len).chunk_bytes;
-    assert_eq!([cut(true, 4 * MIB), cut(true, MIB), cut(false, 4 * MIB)], [MIB, 3 * MIB, 3 * MIB]);
     // SAFETY: takes integers. From now on the kernel reads nothing that nobody asked for.
     assert_eq!(unsafe { libc::posix_fadvise(open.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
     // A quarter of the pages, and then more than half.
@@ -156,7 +162,7 @@ fn long_reads_of_what_is_not_cached_are_direct() {
 }
 
 #[test]
-fn reads_are_direct_as_the_settings_and_the_storage_say() {
+fn settings_and_storage_decide_whether_reads_are_buffered() {
     for (direct_read, storage, expected) in [
         (DirectIo::Always, Storage::Tmpfs, [false, false]),
         (DirectIo::Always, Storage::LocalDisk, [false, false]),
@@ -173,7 +179,7 @@ fn reads_are_direct_as_the_settings_and_the_storage_say() {
 }
 
 #[test]
-fn mappings_are_kept_as_long_as_they_suffice() {
+fn mappings_are_kept_while_they_are_long_enough() {
     let open = open(DirectIo::Never, DirectIo::Never);
     assert!(open.mapping_for_overwriting(0..1).is_none(), "the file has no bytes");
     open.file.set_len(10_000).unwrap();
@@ -191,29 +197,25 @@ fn mappings_are_kept_as_long_as_they_suffice() {
 fn blocks_are_allocated_behind_the_end_or_within() {
     let open = open(DirectIo::Never, DirectIo::Never);
     let stored = || open.file.metadata().unwrap().blocks() * 512;
-    if !open.allocate(0, 100_000, Keep::Size) {
+    if !open.preallocate(0, 100_000) {
         return eprintln!("skipped: no fallocate here");
     }
     assert_eq!(open.len_bytes().unwrap(), 0);
     assert!(stored() >= 100_000);
-    assert!(open.allocate(50_000, 100_000, Keep::Nothing));
+    assert!(open.allocate(50_000, 100_000));
     assert_eq!(open.len_bytes().unwrap(), 150_000);
-    assert!(!open.allocate(u64::MAX, 1, Keep::Nothing) && !open.allocate(0, u64::MAX, Keep::Nothing));
+    assert!(!open.allocate(u64::MAX, 1) && !open.allocate(0, u64::MAX));
 }
 
 #[test]
-fn what_the_kernel_makes_up_is_read_in_order() {
-    let cutting = Cutting { chunk_bytes: 1000, ..Cutting::default() };
-    for (storage, len, expected) in [
-        (Storage::Other, 0, [true, false]),
-        (Storage::Other, 5, [false, false]),
-        (Storage::LocalDisk, 0, [false, false]),
-    ] {
+fn empty_files_of_other_storage_may_be_generated() {
+    for (storage, len, expected) in
+        [(Storage::Other, 0, true), (Storage::Other, 5, false), (Storage::LocalDisk, 0, false)]
+    {
         let mut open = open(DirectIo::Never, DirectIo::Never);
         open.storage = storage;
         open.file.set_len(len).unwrap();
-        let found = [1001, 1000].map(|len| open.cutting_for_read(cutting, true, 0, len).serial);
-        assert_eq!(found, expected, "{storage:?}, {len} bytes");
+        assert_eq!(open.is_generated(), expected, "{storage:?}, {len} bytes");
     }
 }
 

@@ -1,53 +1,84 @@
 //! The engine with its own jobs, lanes, rings and streams, on what stands for CUDA and files.
 
-#[path = "../../src/engine/bounce.rs"]
-mod bounce;
 #[path = "../../src/engine/copies.rs"]
 mod copies;
+#[path = "../../src/engine/hand_out.rs"]
+mod hand_out;
 #[path = "../../src/engine/job.rs"]
 mod job;
-#[path = "../../src/engine/jobs.rs"]
-mod jobs;
 #[path = "../../src/engine/lane.rs"]
 mod lane;
 #[path = "../../src/engine/lanes.rs"]
 mod lanes;
 #[path = "../../src/engine/pool.rs"]
 mod pool;
-#[path = "../../src/engine/ring.rs"]
-mod ring;
-#[path = "../../src/engine/staged.rs"]
-mod staged;
-#[path = "../../src/engine/stager.rs"]
-mod stager;
+#[path = "../../src/engine/queue.rs"]
+mod queue;
+#[path = "../../src/engine/relay/mod.rs"]
+mod relay;
+#[path = "../../src/engine/workers.rs"]
+mod workers;
 
 use std::sync::Arc;
 
-pub(crate) use bounce::Bounce;
 pub(crate) use copies::{ends_soon, wait_by_looking};
-pub(crate) use job::Job;
-pub use plan::Segment;
-pub(crate) use ring::Ring;
-pub(crate) use staged::{Direction, Staged};
-pub use transfer::{Entries, IoRange, Side, Transfer};
+pub(crate) use job::{EntryStop, Job};
+pub(crate) use relay::ring::Ring;
+pub(crate) use relay::{Direction, Relay};
+pub use schedule::Schedule;
+pub use transfer::{Entries, IoRange, Transfer};
+pub(crate) use workers::Workers;
+pub use write_plan::{Growth, WritePlan};
 
-use crate::cuda;
+use crate::bounce::Bounce;
+use crate::gpus::Gpus;
 use crate::memory::Place;
 use crate::stand_ins::sync;
 use crate::world::{self, Kind};
-use devices::Devices;
-use job::IdleJobs;
 use lanes::Lanes;
-use pool::Pool;
-use stager::Stager;
+use relay::thread::RelayThread;
 
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Cutting {
-    pub chunk_bytes: usize,
-    pub serial: bool,
-    pub at_once: Option<usize>,
-    pub last_bytes: usize,
-    pub inline: bool,
+mod schedule {
+    #[derive(Debug, Clone, Copy, Default)]
+    pub struct Schedule {
+        pub chunk_bytes: usize,
+        pub is_serial: bool,
+        pub at_once: Option<usize>,
+        pub last_bytes: usize,
+        pub is_inline: bool,
+    }
+}
+
+mod read_plan {
+    use super::Schedule;
+    use crate::memory::Place;
+    use crate::open_file::OpenFile;
+
+    pub fn of_file(file: &OpenFile, _: Option<usize>, _: Place, _: usize, _: (u64, usize)) -> Schedule {
+        file.schedule
+    }
+}
+
+mod write_plan {
+    use super::Schedule;
+    use crate::memory::Memory;
+    use crate::open_file::{Method, OpenFile};
+
+    pub struct WritePlan {
+        pub method: Method,
+        pub schedule: Schedule,
+    }
+
+    pub enum Growth {
+        MayAllocate,
+        AsWritten,
+    }
+
+    impl WritePlan {
+        pub fn of_range(file: &OpenFile, _: Option<usize>, _: &Memory, _: u64, _: Growth) -> Self {
+            Self { method: Method::Write, schedule: file.schedule }
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -55,98 +86,63 @@ pub struct Engine(Arc<Inner>);
 
 /// As the engine's.
 struct Inner {
-    pools: sync::Mutex<Vec<(u64, Arc<Pool>)>>,
+    relays: Option<RelayThread>,
+    workers: Workers,
     lanes: Arc<Lanes>,
-    stager: Option<Stager>,
-    idle_jobs: IdleJobs,
-    settings: Settings,
-}
-
-struct Settings {
-    threads: usize,
-    pool_per_block_device: bool,
-    bounce_bytes: usize,
-}
-
-impl Inner {
-    fn is_forked(&self) -> bool {
-        false
-    }
-
-    fn lanes_apart(&self) -> Lanes {
-        new_lanes(self.settings.bounce_bytes, usize::MAX)
-    }
-}
-
-fn new_lanes(bounce_bytes: usize, memory_bytes: usize) -> Lanes {
-    Lanes::new(Arc::new(Devices), bounce_bytes, memory_bytes)
+    gpus: Arc<Gpus>,
 }
 
 impl Engine {
     /// An engine of so many threads and lanes.
     pub fn new(threads: usize, lanes: usize, bounce_bytes: usize) -> Self {
         let memory_bytes = 2 * lanes * Bounce::bytes_for(bounce_bytes);
-        Self(Arc::new(Inner {
-            pools: sync::Mutex::default(),
-            lanes: Arc::new(new_lanes(bounce_bytes, memory_bytes)),
-            stager: None,
-            idle_jobs: IdleJobs::default(),
-            settings: Settings { threads, pool_per_block_device: false, bounce_bytes },
-        }))
+        let gpus = Arc::new(Gpus);
+        let lanes = Arc::new(Lanes::new(gpus.clone(), bounce_bytes, memory_bytes));
+        let workers = Workers::new(threads, false, lanes.clone());
+        Self(Arc::new(Inner { relays: None, workers, lanes, gpus }))
     }
 
     /// An engine that streams can wait for.
-    pub fn with_stager(threads: usize, lanes: usize, bounce_bytes: usize) -> Self {
+    pub fn with_relays(threads: usize, lanes: usize, bounce_bytes: usize) -> Self {
         let mut engine = Self::new(threads, lanes, bounce_bytes);
         let inner = Arc::get_mut(&mut engine.0).expect("just made");
-        inner.stager = Some(Stager::new(threads, inner.lanes_apart()).unwrap());
+        inner.relays = Some(RelayThread::new(threads, inner.workers.lanes_apart()).unwrap());
         engine
     }
 
-    pub fn stager(&self) -> Option<&Stager> {
-        self.0.stager.as_ref()
+    pub fn relays(&self) -> Option<&RelayThread> {
+        self.0.relays.as_ref()
     }
 
-    pub fn device_of<B: cuda::IoBuf + ?Sized>(&self, _: &B) -> cuda::Result<u32> {
-        Ok(0)
+    pub fn workers(&self) -> &Workers {
+        &self.0.workers
+    }
+
+    pub fn gpus(&self) -> &Gpus {
+        &self.0.gpus
     }
 
     /// As the engine's.
     pub fn release_buffers(&self) {
-        self.0.idle_jobs.clear();
-        if let Some(stager) = self.stager() {
-            stager.rings.free_idle();
+        self.0.workers.release_buffers();
+        if let Some(relays) = self.relays() {
+            relays.release_buffers();
         }
-        self.0.lanes.release();
     }
 
     /// Waits until all lanes are back. Then all pinned memory is idle, and none is left when that is freed.
     pub fn assert_idle(&self) {
-        let taken: Vec<_> =
-            (0..self.0.lanes.limit()).map(|_| self.0.lanes.take(Place::Host).unwrap()).collect();
-        taken.into_iter().for_each(|lane| self.0.lanes.put(lane));
+        let lanes = &self.0.lanes;
+        let taken: Vec<_> = (0..lanes.limit()).map(|_| lanes.take(Place::Host).unwrap()).collect();
+        taken.into_iter().for_each(|lane| lanes.put(lane));
         self.release_buffers();
         assert_eq!(world::live(Kind::Pinned), 0, "pinned memory is in use");
     }
 }
 
-mod devices {
-    use crate::cuda::{Device, Result};
-
-    pub struct Devices;
-
-    impl Devices {
-        pub fn get(&self, ordinal: u32) -> Result<Device> {
-            Ok(Device(ordinal))
-        }
-    }
-}
-
 mod transfer {
-    use std::sync::Arc;
-
     use crate::memory::{Memory, Place};
-    use crate::open_file::{Mapping, OpenFile};
+    use crate::open_file::{Method, OpenFile, Span};
     use crate::world;
 
     #[derive(Debug, Clone, Copy)]
@@ -156,11 +152,19 @@ mod transfer {
         pub len_bytes: usize,
     }
 
-    #[derive(Clone)]
-    pub enum Side {
-        Read,
-        ReadMapping(Arc<Mapping>),
-        Write,
+    #[derive(Clone, Copy)]
+    pub struct Segment<'a> {
+        pub file: &'a OpenFile,
+        pub offset: u64,
+        pub ptr: *mut u8,
+        pub len_bytes: usize,
+        pub entry: usize,
+    }
+
+    impl Segment<'_> {
+        pub fn span(&self) -> Span {
+            Span { offset: self.offset, len_bytes: self.len_bytes, ptr: self.ptr }
+        }
     }
 
     /// One range. Those that a job refers to are counted.
@@ -174,6 +178,15 @@ mod transfer {
         pub fn new(file: &'a OpenFile, memory: Memory, range: &'a IoRange) -> Self {
             world::count_transfers(true);
             Self { file, memory, range }
+        }
+
+        pub fn of_file(file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange]) -> Self {
+            Self::new(file, memory, &ranges[0])
+        }
+
+        pub fn get(&self, entry: usize) -> Segment<'a> {
+            let (offset, len_bytes) = (self.range.file_offset, self.range.len_bytes);
+            Segment { file: self.file, offset, ptr: self.memory.ptr, len_bytes, entry }
         }
 
         pub fn memory(&self, _: usize) -> &Memory {
@@ -199,30 +212,26 @@ mod transfer {
 
     #[derive(Clone)]
     pub struct Transfer<'a> {
-        pub side: Side,
+        pub method: Method,
         pub entries: Entries<'a>,
     }
 
     impl Transfer<'_> {
-        pub fn device(&self) -> u64 {
-            self.entries.file.device
-        }
-
-        pub fn is_read(&self) -> bool {
-            !matches!(self.side, Side::Write)
+        pub fn block_device(&self) -> u64 {
+            self.entries.file.block_device
         }
     }
 }
 
-mod plan {
+mod chunks {
     use std::iter;
 
-    use super::{Cutting, Transfer};
+    use super::Schedule;
+    use super::transfer::{Segment, Transfer};
     use crate::memory::Place;
-    use crate::open_file::OpenFile;
 
     #[derive(Default)]
-    pub struct Plan {
+    pub struct Chunks {
         /// The beginnings of the chunks, and the end.
         cuts: Vec<usize>,
     }
@@ -230,25 +239,16 @@ mod plan {
     #[derive(Debug)]
     pub enum Refused {}
 
-    #[derive(Clone, Copy)]
-    pub struct Segment<'a> {
-        pub file: &'a OpenFile,
-        pub offset: u64,
-        pub ptr: *mut u8,
-        pub len_bytes: usize,
-        pub entry: usize,
-    }
-
-    impl Plan {
-        pub fn make(&mut self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<(), Refused> {
+    impl Chunks {
+        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), Refused> {
             let len_bytes = transfer.entries.range.len_bytes;
-            let behind = len_bytes.saturating_sub(cutting.last_bytes);
-            self.cuts = (0..behind).step_by(cutting.chunk_bytes).chain([behind, len_bytes]).collect();
+            let behind = len_bytes.saturating_sub(schedule.last_bytes);
+            self.cuts = (0..behind).step_by(schedule.chunk_bytes).chain([behind, len_bytes]).collect();
             self.cuts.dedup();
             Ok(())
         }
 
-        pub fn chunks(&self) -> usize {
+        pub fn count(&self) -> usize {
             self.cuts.len() - 1
         }
 
@@ -272,7 +272,7 @@ mod plan {
             &self,
             transfer: &Transfer<'a>,
             chunk: usize,
-        ) -> impl Iterator<Item = Segment<'a>> {
+        ) -> impl Iterator<Item = Segment<'a>> + Clone + use<'a> {
             let (start, end) = (self.cuts[chunk], self.cuts[chunk + 1]);
             let entries = &transfer.entries;
             let (offset, ptr) =

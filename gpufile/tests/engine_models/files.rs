@@ -8,39 +8,15 @@ pub mod route {
     }
 }
 
-pub mod write_plan {
-    use crate::engine::{Cutting, Side};
-    use crate::file::File;
-    use crate::memory::Memory;
-
-    pub struct WritePlan {
-        pub side: Side,
-        pub cutting: Cutting,
-    }
-
-    pub enum Growth {
-        MayAllocate,
-        AsWritten,
-    }
-
-    impl WritePlan {
-        pub fn of_range(file: &File, _: &Memory, _: u64, _: Growth) -> Self {
-            Self { side: Side::Write, cutting: file.open_file().cutting }
-        }
-    }
-}
-
 pub mod file {
     use std::sync::Arc;
 
     use crate::cuda::{IoBuf, IoBufMut};
-    use crate::engine::{Cutting, Engine, Entries, IoRange, Side, Transfer};
+    use crate::engine::{Engine, Entries, Growth, IoRange, Schedule, Transfer, WritePlan};
     use crate::error::{Cause, Error, Result};
     use crate::memory::{Memory, Place};
-    use crate::open_file::OpenFile;
-
-    pub const READ: &str = "read";
-    pub const WRITE: &str = "write";
+    use crate::open_file::{Method, OpenFile};
+    use crate::outcome::Stop;
 
     #[derive(Clone)]
     pub struct File(Arc<OpenFile>);
@@ -59,11 +35,11 @@ pub mod file {
         }
 
         pub fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, _: u64) -> Result<Memory> {
-            Ok(Memory::of(buffer, &self.0.engine).expect("a known place"))
+            Ok(Memory::of(buffer, self.engine().gpus()).expect("a known place"))
         }
 
         pub fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, _: u64) -> Result<Memory> {
-            Ok(Memory::of_mut(buffer, &self.0.engine).expect("a known place"))
+            Ok(Memory::of_mut(buffer, self.engine().gpus()).expect("a known place"))
         }
 
         pub fn check_offset(&self, _: &'static str, _: u64, _: usize) -> Result<()> {
@@ -75,11 +51,19 @@ pub mod file {
         }
 
         pub fn entries<'a>(&'a self, memory: Memory, ranges: &'a [IoRange]) -> Entries<'a> {
-            Entries::new(&self.0, memory, &ranges[0])
+            Entries::of_file(&self.0, memory, ranges)
         }
 
-        pub fn read_cutting(&self, _: usize, _: Place, _: &IoRange) -> Cutting {
-            self.0.cutting
+        pub fn read_schedule(&self, _: usize, _: Place, _: &IoRange) -> Schedule {
+            self.0.schedule
+        }
+
+        pub fn write_plan(&self, memory: &Memory, offset: u64, growth: Growth) -> WritePlan {
+            WritePlan::of_range(&self.0, None, memory, offset, growth)
+        }
+
+        pub fn chunk_bytes(&self) -> Option<usize> {
+            None
         }
 
         pub fn transfer_error(
@@ -95,22 +79,24 @@ pub mod file {
 
         pub unsafe fn read_memory(&self, memory: Memory, offset: u64, _: bool) -> Result<usize> {
             // SAFETY: the caller's promise.
-            let (done, cause) = unsafe { self.run(Side::Read, memory, offset) };
-            cause.map_or(Ok(done), |cause| Err(Error { bytes_done: done, cause }))
+            unsafe { self.run(Method::Read, memory, offset) }
         }
 
         pub unsafe fn write_memory(&self, memory: Memory, offset: u64, _: bool) -> Result<()> {
             // SAFETY: the caller's promise.
-            let (done, cause) = unsafe { self.run(Side::Write, memory, offset) };
-            cause.map_or(Ok(()), |cause| Err(Error { bytes_done: done, cause }))
+            unsafe { self.run(Method::Write, memory, offset) }.map(|_| ())
         }
 
-        unsafe fn run(&self, side: Side, memory: Memory, offset: u64) -> (usize, Option<Cause>) {
+        unsafe fn run(&self, method: Method, memory: Memory, offset: u64) -> Result<usize> {
             let range = [IoRange { file_offset: offset, buffer_offset: 0, len_bytes: memory.len_bytes }];
-            let transfer = Transfer { side, entries: self.entries(memory, &range) };
+            let transfer = Transfer { method, entries: self.entries(memory, &range) };
             // SAFETY: the caller's promise.
-            let stop = unsafe { self.0.engine.run(&transfer, self.0.cutting) }.unwrap();
-            stop.map_or((memory.len_bytes, None), |stop| (stop.done_bytes, stop.cause))
+            let stop = unsafe { self.engine().workers().run(&transfer, &self.0.schedule) }.unwrap();
+            match stop.map(|stop| stop.stop) {
+                None => Ok(memory.len_bytes),
+                Some(Stop { done_bytes, cause: None }) => Ok(done_bytes),
+                Some(Stop { done_bytes, cause: Some(cause) }) => Err(Error { bytes_done: done_bytes, cause }),
+            }
         }
     }
 }
@@ -118,21 +104,49 @@ pub mod file {
 pub mod open_file {
     use std::convert::Infallible;
     use std::slice;
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
-    use crate::engine::{Bounce, Cutting, Engine, Segment, Side};
+    use crate::bounce::Bounce;
+    use crate::engine::{Engine, Schedule};
     use crate::error::Cause;
     use crate::memory::Memory;
+    use crate::outcome::{Outcome, Stop, done_bytes};
     use crate::route::RoutePolicy;
     use crate::world::{self, Access};
 
-    pub type Outcome = (usize, Option<Cause>);
+    pub struct Settings(pub RoutePolicy);
+
+    impl Settings {
+        pub fn policy(&self) -> RoutePolicy {
+            self.0
+        }
+    }
+
+    #[derive(Clone)]
+    pub enum Method {
+        Read,
+        ReadMapping(Arc<Mapping>),
+        Write,
+    }
+
+    impl Method {
+        pub fn is_read(&self) -> bool {
+            !matches!(self, Method::Write)
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    pub struct Span {
+        pub offset: u64,
+        pub len_bytes: usize,
+        pub ptr: *mut u8,
+    }
 
     pub struct OpenFile {
         pub engine: Engine,
-        pub policy: RoutePolicy,
-        pub device: u64,
-        pub cutting: Cutting,
+        pub settings: Settings,
+        pub block_device: u64,
+        pub schedule: Schedule,
         /// The byte that cannot be read or written.
         pub bad: Option<usize>,
         /// The length of the file in bytes.
@@ -149,20 +163,19 @@ pub mod open_file {
         is_writing: bool,
     }
 
-    /// Bytes of a file that lie in a bounce buffer.
-    pub struct Staged {
+    /// A read into a bounce buffer.
+    pub struct BounceRead {
         pub start: usize,
-        pub done: usize,
-        pub cause: Option<Cause>,
+        pub outcome: Outcome,
     }
 
     impl OpenFile {
-        pub fn new(engine: &Engine, cutting: Cutting) -> Self {
+        pub fn new(engine: &Engine, schedule: Schedule) -> Self {
             Self {
                 engine: engine.clone(),
-                policy: RoutePolicy::PosixOnly,
-                device: 0,
-                cutting,
+                settings: Settings(RoutePolicy::PosixOnly),
+                block_device: 0,
+                schedule,
                 bad: None,
                 len_bytes: usize::MAX,
                 may_repeat: false,
@@ -170,13 +183,15 @@ pub mod open_file {
             }
         }
 
-        /// Returns how many bytes of a range can be transferred, and what fails then.
+        /// Returns how much of a range can be transferred, and what fails then.
         fn possible(&self, offset: usize, len_bytes: usize) -> Outcome {
+            let left = self.len_bytes.saturating_sub(offset);
             match self.bad {
                 Some(bad) if (offset..offset + len_bytes).contains(&bad) => {
-                    (bad - offset, Some(Cause::Failed))
+                    Err(Stop::failed(bad - offset, Cause::Failed))
                 }
-                _ => (len_bytes.min(self.len_bytes.saturating_sub(offset)), None),
+                _ if left < len_bytes => Err(Stop::end_of_file(left)),
+                _ => Ok(()),
             }
         }
 
@@ -188,7 +203,8 @@ pub mod open_file {
 
         pub unsafe fn read_rest(&self, target: *mut u8, len_bytes: usize, offset: u64, _: usize) -> Outcome {
             let offset = offset as usize;
-            let (done, cause) = self.possible(offset, len_bytes);
+            let outcome = self.possible(offset, len_bytes);
+            let done = done_bytes(&outcome, len_bytes);
             // A failed call may have written anything.
             world::using(&[(target, len_bytes, Access::Write)], "a read", || {
                 // SAFETY: it is there, as `using` has checked.
@@ -196,10 +212,10 @@ pub mod open_file {
                     .copy_from_slice(world::pattern(offset, done));
             });
             self.note(offset, done);
-            (done, cause)
+            outcome
         }
 
-        pub unsafe fn read_host(
+        pub unsafe fn read_to_host(
             &self,
             target: *mut u8,
             len_bytes: usize,
@@ -210,26 +226,26 @@ pub mod open_file {
             unsafe { self.read_rest(target, len_bytes, offset, 0) }
         }
 
-        pub fn read_staged(
+        pub fn read_to_bounce(
             &self,
             bounce: &mut Bounce,
             start: usize,
             offset: u64,
             len: usize,
             _: usize,
-        ) -> Staged {
+        ) -> BounceRead {
             // SAFETY: that it has room is checked.
-            let (done, cause) = unsafe { self.read_rest(bounce.ptr().wrapping_add(start), len, offset, 0) };
-            Staged { start, done, cause }
+            let outcome = unsafe { self.read_rest(bounce.ptr().wrapping_add(start), len, offset, 0) };
+            BounceRead { start, outcome }
         }
 
         pub fn place_for_write(&self, end: usize, _: u64, _: usize, _: usize) -> usize {
             end
         }
 
-        pub fn write_staged(&self, _: &Side, _: bool, source: &[u8], offset: u64) -> Outcome {
+        pub fn write_bytes(&self, _: &Method, _: bool, source: &[u8], offset: u64) -> Outcome {
             let offset = offset as usize;
-            if self.cutting.serial {
+            if self.schedule.is_serial {
                 let mut seen = self.seen.lock().unwrap();
                 assert!(!seen.is_writing, "two write at once");
                 assert_eq!(
@@ -239,19 +255,20 @@ pub mod open_file {
                 );
                 seen.is_writing = true;
             }
-            let (done, cause) = self.possible(offset, source.len());
+            let outcome = self.possible(offset, source.len());
+            let done = done_bytes(&outcome, source.len());
             world::using(&[(source.as_ptr(), source.len(), Access::Read)], "a write", || {
                 assert!(source[..done] == *world::pattern(offset, done), "other bytes are written");
             });
             self.note(offset, done);
             self.seen.lock().unwrap().is_writing = false;
-            (done, cause)
+            outcome
         }
 
-        pub unsafe fn write_host(
+        pub unsafe fn write_from_host(
             &self,
-            side: &Side,
-            last: bool,
+            method: &Method,
+            is_last: bool,
             source: *const u8,
             len_bytes: usize,
             offset: u64,
@@ -259,7 +276,7 @@ pub mod open_file {
         ) -> Outcome {
             world::check(source, len_bytes, "a write");
             // SAFETY: it is there.
-            self.write_staged(side, last, unsafe { slice::from_raw_parts(source, len_bytes) }, offset)
+            self.write_bytes(method, is_last, unsafe { slice::from_raw_parts(source, len_bytes) }, offset)
         }
 
         pub fn cufile(&self, _: usize) -> Option<&Infallible> {
@@ -278,11 +295,7 @@ pub mod open_file {
     pub enum Mapping {}
 
     impl Mapping {
-        pub unsafe fn read<'a, I: Iterator<Item = Segment<'a>>>(
-            &self,
-            _: impl Fn() -> I,
-            _: impl FnMut(&Segment<'a>) -> *mut u8,
-        ) {
+        pub unsafe fn read(&self, _: impl Iterator<Item = Span>, _: impl FnMut(&Span) -> *mut u8) {
             match *self {}
         }
     }

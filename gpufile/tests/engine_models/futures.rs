@@ -9,7 +9,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use crate::cuda::Buffer;
-use crate::engine::{Cutting, Engine};
+use crate::engine::{Engine, Schedule};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::future::IoFuture;
@@ -27,26 +27,26 @@ const LEN: usize = 28;
 struct Way {
     place: Place,
     is_write: bool,
-    cutting: Cutting,
+    schedule: Schedule,
 }
 
 fn ways() -> impl Iterator<Item = Way> {
-    let cutting = Cutting { chunk_bytes: CHUNK, ..Cutting::default() };
-    let serial = Cutting { serial: true, ..cutting };
-    let last_alone = Cutting { last_bytes: 4, ..cutting };
+    let schedule = Schedule { chunk_bytes: CHUNK, ..Schedule::default() };
+    let serial = Schedule { is_serial: true, ..schedule };
+    let last_alone = Schedule { last_bytes: 4, ..schedule };
     [
-        Way { place: GPU, is_write: false, cutting },
-        Way { place: GPU, is_write: true, cutting: serial },
-        Way { place: GPU, is_write: true, cutting: last_alone },
-        Way { place: Place::Host, is_write: false, cutting },
-        Way { place: Place::Host, is_write: true, cutting: serial },
+        Way { place: GPU, is_write: false, schedule },
+        Way { place: GPU, is_write: true, schedule: serial },
+        Way { place: GPU, is_write: true, schedule: last_alone },
+        Way { place: Place::Host, is_write: false, schedule },
+        Way { place: Place::Host, is_write: true, schedule: serial },
     ]
     .into_iter()
 }
 
 impl Way {
     fn file(&self, engine: &Engine) -> File {
-        File::new(OpenFile::new(engine, self.cutting))
+        File::new(OpenFile::new(engine, self.schedule))
     }
 
     fn start(&self, file: &File) -> IoFuture<Buffer> {
@@ -190,7 +190,7 @@ fn a_failed_transfer_leaves_lanes_for_the_next_one() {
             explore(&format!("failing, {fault:?}, {way:?}"), move || {
                 let engine = Engine::new(2, 2, CHUNK);
                 let bad = fault.is_none().then_some(CHUNK + 3);
-                let file = File::new(OpenFile { bad, ..OpenFile::new(&engine, way.cutting) });
+                let file = File::new(OpenFile { bad, ..OpenFile::new(&engine, way.schedule) });
                 if let Some(fault) = fault {
                     // There are two calls for each chunk, and up to two lanes of two buffers each.
                     let calls = match fault {
@@ -236,7 +236,7 @@ fn a_failed_future_does_not_disturb_another() {
     for way in ways() {
         explore(&format!("beside a failing one, {way:?}"), move || {
             let engine = Engine::new(2, 1, CHUNK);
-            let failing = File::new(OpenFile { bad: Some(CHUNK), ..OpenFile::new(&engine, way.cutting) });
+            let failing = File::new(OpenFile { bad: Some(CHUNK), ..OpenFile::new(&engine, way.schedule) });
             let other = thread::spawn(move || {
                 let future = way.start(&failing);
                 let error = way.check(&failing, future.wait()).unwrap_err();

@@ -18,30 +18,59 @@
 // What the engine's files take from `cufile` is in this crate.
 extern crate self as cufile;
 
+#[path = "../../src/bounce.rs"]
+mod bounce;
 mod cuda;
 mod engine;
 mod files;
 #[path = "../../src/future.rs"]
 mod future;
 mod futures;
+#[path = "../../src/engine/hand_out.rs"]
+mod hand_out;
 #[path = "../../src/engine/job.rs"]
 mod job;
 #[path = "../../src/engine/lanes.rs"]
 mod lanes;
 #[path = "../../src/memory.rs"]
 mod memory;
+#[path = "../../src/outcome.rs"]
+mod outcome;
 #[path = "../../src/owned.rs"]
 mod owned;
 #[path = "../../src/engine/pool.rs"]
 mod pool;
+#[path = "../../src/engine/queue.rs"]
+mod queue;
 mod staging;
 mod stand_ins;
 #[path = "../../src/stream_io.rs"]
 mod stream_io;
 mod world;
 
+/// CUDA, as far as the engine asks for GPUs.
+mod gpus {
+    use crate::cuda::{Device, IoBuf, Result};
+
+    #[derive(Default)]
+    pub struct Gpus;
+
+    impl Gpus {
+        pub fn device(&self, ordinal: u32) -> Result<Device> {
+            Ok(Device(ordinal))
+        }
+
+        pub fn ordinal_of<B: IoBuf + ?Sized>(&self, _: &B) -> Result<u32> {
+            Ok(0)
+        }
+    }
+}
+
 mod error {
     use std::io;
+
+    pub const READ: &str = "read";
+    pub const WRITE: &str = "write";
 
     pub type Result<T> = std::result::Result<T, Error>;
 
@@ -81,13 +110,19 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, MaxSteps, Runner, thread};
 
+use bounce::Bounce;
 use cuda::{Error, IoBuf, IoBufMut, Result};
-use files::{file, open_file, route, write_plan};
-use job::{IdleJobs, Job, Stop};
+use files::{file, open_file, route};
+use gpus::Gpus;
+use job::{EntryStop, IdleJobs, Job};
 use lanes::Lanes;
 use memory::Place;
+use open_file::Method;
+use outcome::Stop;
 use pool::Pool;
-use stand_ins::{Cutting, Watched, bounce, devices, lane, plan, sync, transfer};
+use schedule::Schedule;
+use stand_ins::{Watched, chunks, lane, schedule, sync, transfer};
+use transfer::{Entries, Transfer};
 
 const GPU: Place = Place::Device(0);
 
@@ -109,13 +144,14 @@ fn explore(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
 }
 
 fn lanes(limit: usize) -> Arc<Lanes> {
-    Arc::new(Lanes::new(Arc::new(devices::Devices), 1, 2 * limit))
+    Arc::new(Lanes::new(Arc::new(Gpus), 1, 2 * limit * Bounce::bytes_for(1)))
 }
 
 /// Sets up a job, to be submitted next, of a transfer that is never freed, because workers refer to it.
 fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
+    let transfer = Transfer { method: Method::Read, entries: Entries(watched) };
     // SAFETY: the transfer stays; whoever calls this has the job alone.
-    let (chunks, _) = unsafe { job.set_up(&transfer::Transfer(watched), &watched.cutting) }.unwrap();
+    let (chunks, _) = unsafe { job.set_up(&transfer, &watched.schedule) }.unwrap();
     assert_eq!(chunks, watched.chunks);
     thread::yield_now();
     watched.is_submitted();
@@ -127,11 +163,11 @@ fn leak(watched: Watched) -> &'static Watched {
 }
 
 /// Takes the outcome of a job that is done, and compares it with what happened.
-fn finish(job: &Arc<Job>, watched: &Watched) -> Option<Stop> {
+fn finish(job: &Arc<Job>, watched: &Watched) -> Option<EntryStop> {
     assert!(job.is_done());
     // SAFETY: it is done, and the caller set it up.
     let stop = unsafe { job.take_outcome() };
-    watched.is_over(stop.as_ref().map(|stop| stop.done_bytes));
+    watched.is_over(stop.as_ref().map(|stop| stop.stop.done_bytes));
     stop
 }
 
@@ -172,8 +208,8 @@ impl Wake for Call {
 }
 
 /// The ways in which chunks are handed out.
-fn cuttings() -> impl Iterator<Item = Cutting> {
-    let with = |serial, at_once, last_bytes| Cutting { serial, at_once, last_bytes };
+fn schedules() -> impl Iterator<Item = Schedule> {
+    let with = |is_serial, at_once, last_bytes| Schedule { is_serial, at_once, last_bytes };
     [
         with(false, None, 0),
         with(true, None, 0),
@@ -188,13 +224,13 @@ fn cuttings() -> impl Iterator<Item = Cutting> {
 
 #[test]
 fn each_chunk_is_carried_out_once_and_who_waits_wakes() {
-    for cutting in cuttings() {
+    for schedule in schedules() {
         for (place, limit) in [(GPU, 2), (GPU, 1), (Place::Host, 2)] {
-            explore(&format!("{cutting:?} on {place:?}, {limit} lanes"), move || {
+            explore(&format!("{schedule:?} on {place:?}, {limit} lanes"), move || {
                 let pool = Pool::new(2, &lanes(limit)).unwrap();
                 // One is waited for, one rings.
-                let waited = leak(Watched::new(4, cutting, place));
-                let rings = leak(Watched::new(3, Cutting { at_once: None, ..cutting }, Place::Device(1)));
+                let waited = leak(Watched::new(4, schedule, place));
+                let rings = leak(Watched::new(3, Schedule { at_once: None, ..schedule }, Place::Device(1)));
                 let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
                 pool.submit(&one, set_up(&one, waited));
                 pool.submit(&other, set_up(&other, rings));
@@ -212,11 +248,11 @@ fn each_chunk_is_carried_out_once_and_who_waits_wakes() {
 
 #[test]
 fn a_caller_works_beside_the_workers() {
-    for cutting in cuttings() {
-        explore(&format!("beside, {cutting:?}"), move || {
+    for schedule in schedules() {
+        explore(&format!("beside, {schedule:?}"), move || {
             let lanes = lanes(2);
             let pool = Pool::new(1, &lanes).unwrap();
-            let watched = leak(Watched::new(4, cutting, Place::Host));
+            let watched = leak(Watched::new(4, schedule, Place::Host));
             let job = Arc::<Job>::default();
             pool.submit(&job, set_up(&job, watched));
             if let Some(lane) = lanes.try_take_for_host() {
@@ -233,8 +269,8 @@ fn as_many_workers_as_may_work_on_a_job_do() {
     // The third chunk goes on when the fourth has begun: a worker that sleeps must be woken for it.
     explore("two at once", || {
         let pool = Pool::new(2, &lanes(2)).unwrap();
-        let cutting = Cutting { at_once: Some(2), ..Cutting::default() };
-        let watched = leak(Watched { meet: Some((2, 3)), ..Watched::new(4, cutting, Place::Host) });
+        let schedule = Schedule { at_once: Some(2), ..Schedule::default() };
+        let watched = leak(Watched { meet: Some((2, 3)), ..Watched::new(4, schedule, Place::Host) });
         let job = Arc::<Job>::default();
         pool.submit(&job, set_up(&job, watched));
         job.wait();
@@ -246,7 +282,7 @@ fn as_many_workers_as_may_work_on_a_job_do() {
 fn a_serial_job_alone_copies_one_chunk_beside_the_other() {
     explore("serial alone", || {
         let pool = Pool::new(1, &lanes(1)).unwrap();
-        let watched = leak(Watched::new(4, Cutting { serial: true, ..Cutting::default() }, GPU));
+        let watched = leak(Watched::new(4, Schedule { is_serial: true, ..Schedule::default() }, GPU));
         let job = Arc::<Job>::default();
         pool.submit(&job, set_up(&job, watched));
         job.wait();
@@ -260,8 +296,8 @@ fn a_serial_job_goes_on_beside_one_that_blocks() {
     // A chunk of one job goes on when the last of the other, which takes turns, has begun.
     explore("serial beside", || {
         let pool = Pool::new(2, &lanes(2)).unwrap();
-        let serial = leak(Watched::new(3, Cutting { serial: true, ..Cutting::default() }, GPU));
-        let pair = leak(Watched { meet: Some((0, 1)), ..Watched::new(2, Cutting::default(), GPU) });
+        let serial = leak(Watched::new(3, Schedule { is_serial: true, ..Schedule::default() }, GPU));
+        let pair = leak(Watched { meet: Some((0, 1)), ..Watched::new(2, Schedule::default(), GPU) });
         let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
         pool.submit(&one, set_up(&one, serial));
         pool.submit(&other, set_up(&other, pair));
@@ -274,16 +310,16 @@ fn a_serial_job_goes_on_beside_one_that_blocks() {
 
 #[test]
 fn the_first_failure_is_what_stops_a_job() {
-    for cutting in cuttings() {
+    for schedule in schedules() {
         for fails in [0, 2, 3] {
-            explore(&format!("failing, {cutting:?}"), move || {
+            explore(&format!("failing, {schedule:?}"), move || {
                 let pool = Pool::new(2, &lanes(2)).unwrap();
-                let watched = leak(Watched { fails: Some(fails), ..Watched::new(4, cutting, GPU) });
+                let watched = leak(Watched { fails: Some(fails), ..Watched::new(4, schedule, GPU) });
                 let job = Arc::<Job>::default();
                 pool.submit(&job, set_up(&job, watched));
                 job.wait();
-                let stop = finish(&job, watched).expect("a chunk fails");
-                assert_eq!((stop.done_bytes, stop.cause), (fails, Some(error::Cause::Failed)));
+                let Stop { done_bytes, cause } = finish(&job, watched).expect("a chunk fails").stop;
+                assert_eq!((done_bytes, cause), (fails, Some(error::Cause::Failed)));
             });
         }
     }
@@ -292,15 +328,15 @@ fn the_first_failure_is_what_stops_a_job() {
 #[test]
 fn a_job_is_used_again_while_the_queue_remembers_it() {
     explore("used again", || {
-        let pool = Pool::new(2, &lanes(2)).unwrap();
+        let pool = Arc::new(Pool::new(2, &lanes(2)).unwrap());
         let idle = Arc::new(IdleJobs::default());
         let callers = [2, 3].map(|chunks| {
-            let (submitter, idle) = (pool.submitter(), idle.clone());
+            let (pool, idle) = (pool.clone(), idle.clone());
             thread::spawn(move || {
                 for _ in 0..3 {
-                    let watched = leak(Watched::new(chunks, Cutting::default(), GPU));
+                    let watched = leak(Watched::new(chunks, Schedule::default(), GPU));
                     let job = idle.take();
-                    submitter.submit(&job, set_up(&job, watched));
+                    pool.submit(&job, set_up(&job, watched));
                     job.wait();
                     assert!(finish(&job, watched).is_none());
                     idle.put(job);
@@ -314,10 +350,10 @@ fn a_job_is_used_again_while_the_queue_remembers_it() {
 
 #[test]
 fn a_cancelled_job_leaves_no_gap_before_its_end() {
-    for cutting in cuttings() {
-        explore(&format!("cancelled, {cutting:?}"), move || {
+    for schedule in schedules() {
+        explore(&format!("cancelled, {schedule:?}"), move || {
             let pool = Pool::new(2, &lanes(2)).unwrap();
-            let watched = leak(Watched::new(5, cutting, GPU));
+            let watched = leak(Watched::new(5, schedule, GPU));
             let job = Arc::<Job>::default();
             pool.submit(&job, set_up(&job, watched));
             thread::yield_now();
@@ -335,7 +371,7 @@ fn an_abandoned_job_is_ended_once_by_whoever_comes_last() {
         explore(&format!("abandoned, cancelled: {cancels}"), move || {
             // As `Owned` does: the pool goes with the job, on a worker if that ends it.
             let pool = Arc::new(Pool::new(2, &lanes(2)).unwrap());
-            let watched = leak(Watched::new(3, Cutting::default(), GPU));
+            let watched = leak(Watched::new(3, Schedule::default(), GPU));
             let job = Arc::<Job>::default();
             pool.submit(&job, set_up(&job, watched));
             let ended = Arc::new(Bell::default());
@@ -371,13 +407,13 @@ fn a_waker_may_wait_for_another_job_of_its_worker() {
     explore("a waker that waits", || {
         let lanes = lanes(1);
         let pool = Arc::new(Pool::new(1, &lanes).unwrap());
-        let watched = leak(Watched::new(2, Cutting::default(), GPU));
+        let watched = leak(Watched::new(2, Schedule::default(), GPU));
         let (job, done) = (Arc::<Job>::default(), Arc::new(Bell::default()));
         pool.submit(&job, set_up(&job, watched));
         let use_pool = {
-            let (pool, lanes, done) = (pool.submitter(), lanes.clone(), done.clone());
+            let (pool, lanes, done) = (pool.clone(), lanes.clone(), done.clone());
             move || {
-                let nested = leak(Watched::new(3, Cutting::default(), GPU));
+                let nested = leak(Watched::new(3, Schedule::default(), GPU));
                 let job = Arc::<Job>::default();
                 pool.submit(&job, set_up(&job, nested));
                 if sync::on_worker() {

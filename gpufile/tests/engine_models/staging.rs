@@ -7,7 +7,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use crate::cuda::{Buffer, Device, IoBuf, Stream, fill, fill_with_junk, look};
-use crate::engine::{Cutting, Engine};
+use crate::engine::{Engine, Schedule};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
 use crate::futures::assert_once;
@@ -36,12 +36,12 @@ fn ways() -> impl Iterator<Item = Way> {
 
 /// An engine of one worker, or two, for streams.
 fn engine(threads: usize) -> Engine {
-    Engine::with_stager(threads, 1, SLOT)
+    Engine::with_relays(threads, 1, SLOT)
 }
 
 /// A file of two chunks for each slot.
 fn open(engine: &Engine) -> OpenFile {
-    OpenFile::new(engine, Cutting { chunk_bytes: SLOT / 2 + 4096, ..Cutting::default() })
+    OpenFile::new(engine, Schedule { chunk_bytes: SLOT / 2 + 4096, ..Schedule::default() })
 }
 
 impl Way {

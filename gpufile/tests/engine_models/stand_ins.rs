@@ -2,12 +2,17 @@
 //! a GPU.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
+use schedule::Schedule;
+
+use crate::bounce::Bounce;
+use crate::cuda::Device;
 use crate::error::Cause;
-use crate::job::Job;
+use crate::job::Claim;
 use crate::memory::Place;
-use crate::pool::Reports;
+use crate::outcome::{Outcome, Stop};
+use crate::queue::Reports;
 
 /// The synchronisation and the clock of the models: shuttle's. Its scheduler chooses at each step which
 /// thread goes on.
@@ -99,17 +104,19 @@ pub mod sync {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Cutting {
-    pub serial: bool,
-    pub at_once: Option<usize>,
-    pub last_bytes: usize,
+pub mod schedule {
+    #[derive(Debug, Clone, Copy, Default)]
+    pub struct Schedule {
+        pub is_serial: bool,
+        pub at_once: Option<usize>,
+        pub last_bytes: usize,
+    }
 }
 
 /// A transfer of chunks of one byte each, which notes what happens to them.
 pub struct Watched {
     pub chunks: usize,
-    pub cutting: Cutting,
+    pub schedule: Schedule,
     pub place: Place,
     /// The first chunk that fails; those behind it do, too.
     pub fails: Option<usize>,
@@ -132,8 +139,8 @@ pub struct Seen {
 }
 
 impl Watched {
-    pub fn new(chunks: usize, cutting: Cutting, place: Place) -> Self {
-        Self { chunks, cutting, place, fails: None, meet: None, events: Default::default() }
+    pub fn new(chunks: usize, schedule: Schedule, place: Place) -> Self {
+        Self { chunks, schedule, place, fails: None, meet: None, events: Default::default() }
     }
 
     pub fn seen(&self) -> sync::MutexGuard<'_, Seen> {
@@ -152,9 +159,9 @@ impl Watched {
         assert!(seen.begun.insert(chunk), "chunk {chunk} was begun twice");
         seen.out += 1;
         seen.most_out = seen.most_out.max(seen.out);
-        let most = if self.cutting.serial { Some(2) } else { self.cutting.at_once };
+        let most = if self.schedule.is_serial { Some(2) } else { self.schedule.at_once };
         assert!(most.is_none_or(|most| seen.out <= most), "{} out at once", seen.out);
-        let is_last = self.cutting.last_bytes > 0 && self.chunks > 1 && chunk + 1 == self.chunks;
+        let is_last = self.schedule.last_bytes > 0 && self.chunks > 1 && chunk + 1 == self.chunks;
         assert!(!is_last || seen.out == 1, "the last is not alone");
         self.events.1.notify_all();
         while let Some((first, second)) = self.meet
@@ -165,14 +172,14 @@ impl Watched {
         }
     }
 
-    /// Carries a chunk out, and says how it stopped if it did.
-    fn carry_out(&self, chunk: usize) -> Option<(usize, Option<Cause>)> {
+    /// Carries a chunk out, and returns its outcome.
+    fn carry_out(&self, chunk: usize) -> Outcome {
         let mut seen = self.seen();
         assert!(!seen.is_over, "chunk {chunk} was carried out when all was over");
         if self.fails.is_some_and(|first| chunk >= first) {
-            return Some((0, Some(Cause::Failed)));
+            return Err(Stop::failed(0, Cause::Failed));
         }
-        if self.cutting.serial {
+        if self.schedule.is_serial {
             assert!(!seen.is_writing, "chunk {chunk} was written beside another");
             assert_eq!(seen.done.len(), chunk, "chunk {chunk} was written too early");
             seen.is_writing = true;
@@ -182,17 +189,17 @@ impl Watched {
             seen.is_writing = false;
         }
         assert!(seen.done.insert(chunk), "chunk {chunk} was carried out twice");
-        None
+        Ok(())
     }
 
     fn end(&self) {
         self.seen().out -= 1;
     }
 
-    /// The owner has its memory back: what was done is what the outcome says, and nothing is under way.
+    /// The owner has its memory back: what was done is what the outcome says, and nothing is in flight.
     pub fn is_over(&self, stopped_at: Option<usize>) {
         let mut seen = self.seen();
-        assert_eq!(seen.out, 0, "something is under way");
+        assert_eq!(seen.out, 0, "something is in flight");
         let whole = stopped_at.unwrap_or(self.chunks);
         assert!((0..whole).all(|chunk| seen.done.contains(&chunk)), "{whole} were said to be done");
         assert!(stopped_at.is_none_or(|chunk| !seen.done.contains(&chunk)), "more was done");
@@ -201,30 +208,60 @@ impl Watched {
 }
 
 pub mod transfer {
+    use super::Watched;
+    use crate::memory::Memory;
+    use crate::open_file::Method;
+
     #[derive(Clone)]
-    pub struct Transfer<'a>(pub &'a super::Watched);
+    pub struct Transfer<'a> {
+        pub method: Method,
+        pub entries: Entries<'a>,
+    }
+
+    #[derive(Clone, Copy)]
+    pub struct Entries<'a>(pub &'a Watched);
+
+    /// A chunk, which is one segment.
+    #[derive(Clone, Copy)]
+    pub struct Segment<'a> {
+        pub watched: &'a Watched,
+        pub chunk: usize,
+    }
+
+    impl<'a> Entries<'a> {
+        pub fn memory(&self, _: usize) -> &Memory {
+            unreachable!("the lanes of these models have no use for it")
+        }
+
+        pub fn get(&self, chunk: usize) -> Segment<'a> {
+            Segment { watched: self.0, chunk }
+        }
+    }
 }
 
-pub mod plan {
-    use super::transfer::Transfer;
-    use super::{Cutting, Place};
+pub mod chunks {
+    use std::iter;
+
+    use super::Place;
+    use super::schedule::Schedule;
+    use super::transfer::{Segment, Transfer};
 
     #[derive(Default)]
-    pub struct Plan {
-        chunks: usize,
+    pub struct Chunks {
+        count: usize,
     }
 
     #[derive(Debug)]
     pub enum Refused {}
 
-    impl Plan {
-        pub fn make(&mut self, transfer: &Transfer<'_>, _: &Cutting) -> Result<(), Refused> {
-            self.chunks = transfer.0.chunks;
+    impl Chunks {
+        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, _: &Schedule) -> Result<(), Refused> {
+            self.count = transfer.entries.0.chunks;
             Ok(())
         }
 
-        pub fn chunks(&self) -> usize {
-            self.chunks
+        pub fn count(&self) -> usize {
+            self.count
         }
 
         pub fn keeps_order(&self) -> bool {
@@ -236,36 +273,19 @@ pub mod plan {
         }
 
         pub fn place(&self, transfer: &Transfer<'_>, _: usize) -> Place {
-            transfer.0.place
+            transfer.entries.0.place
         }
 
         pub fn locate(&self, _: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
             (0, chunk + bytes)
         }
-    }
-}
 
-pub mod bounce {
-    pub struct Bounce;
-
-    impl Bounce {
-        pub fn new(_: usize) -> Self {
-            Self
-        }
-
-        pub fn bytes_for(bytes: usize) -> usize {
-            bytes
-        }
-    }
-}
-
-pub mod devices {
-    pub struct Devices;
-    pub struct Device(pub u32);
-
-    impl Devices {
-        pub fn get(&self, ordinal: u32) -> cufile::Result<Device> {
-            Ok(Device(ordinal))
+        pub fn segments<'a>(
+            &self,
+            transfer: &Transfer<'a>,
+            chunk: usize,
+        ) -> impl Iterator<Item = Segment<'a>> + Clone + use<'a> {
+            iter::once(transfer.entries.get(chunk))
         }
     }
 }
@@ -277,22 +297,22 @@ pub mod lane {
 /// A lane as the engine's, whose chunks of device memory are carried out later.
 pub struct Lane {
     place: Place,
-    pending: [Option<(Arc<Job>, usize)>; 2],
+    pending: [Option<Claim>; 2],
     next: usize,
 }
 
 impl Lane {
-    pub fn on_host(_: [bounce::Bounce; 2]) -> Self {
+    pub fn on_host(_: [Bounce; 2]) -> Self {
         Self { place: Place::Host, pending: [None, None], next: 0 }
     }
 
-    pub fn on_device(device: &devices::Device, _: [bounce::Bounce; 2]) -> cufile::Result<Self> {
-        Ok(Self { place: Place::Device(device.0), pending: [None, None], next: 0 })
+    pub fn on_device(device: &Device, _: [Bounce; 2]) -> cufile::Result<Self> {
+        Ok(Self { place: Place::Device(device.ordinal()), pending: [None, None], next: 0 })
     }
 
-    pub fn into_bounces(self) -> [bounce::Bounce; 2] {
+    pub fn into_bounces(self) -> [Bounce; 2] {
         assert!(!self.is_busy());
-        [bounce::Bounce, bounce::Bounce]
+        [Bounce::new(1), Bounce::new(1)]
     }
 
     pub fn place(&self) -> Place {
@@ -307,27 +327,25 @@ impl Lane {
         self.pending.iter().any(Option::is_some)
     }
 
-    pub fn start(&mut self, job: &Arc<Job>, chunk: usize, reports: &mut Reports<'_>) {
+    pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
         let slot = self.next;
         self.finish(slot, reports);
-        // SAFETY: the chunk was handed out and is completed below or in `finish`.
-        let (transfer, _) = unsafe { job.work() };
-        assert_eq!(transfer.0.place, self.place);
-        transfer.0.begin(chunk);
+        let (watched, chunk) = watched(&claim);
+        assert_eq!(watched.place, self.place);
+        watched.begin(chunk);
         if self.place != Place::Host {
-            self.pending[slot] = Some((job.clone(), chunk));
+            self.pending[slot] = Some(claim);
             self.next = 1 - slot;
             return;
         }
-        let stop = transfer.0.carry_out(chunk);
-        transfer.0.end();
-        reports.completed(job, chunk, stop);
+        let outcome = watched.carry_out(chunk);
+        watched.end();
+        reports.completed(claim, outcome);
         self.finish(1 - slot, reports);
     }
 
-    pub fn take_next(&self) -> Option<(Arc<Job>, usize)> {
-        let (job, chunk) = self.pending[1 - self.next].as_ref()?;
-        Some((job.clone(), job.take_after(*chunk)?))
+    pub fn claim_next(&self) -> Option<Claim> {
+        self.pending[1 - self.next].as_ref()?.next()
     }
 
     pub fn finish_oldest(&mut self, reports: &mut Reports<'_>) {
@@ -342,12 +360,18 @@ impl Lane {
     }
 
     fn finish(&mut self, slot: usize, reports: &mut Reports<'_>) {
-        let Some((job, chunk)) = self.pending[slot].take() else { return };
+        let Some(claim) = self.pending[slot].take() else { return };
         shuttle::thread::yield_now();
-        // SAFETY: the chunk is completed at the end.
-        let (transfer, _) = unsafe { job.work() };
-        let stop = if job.is_stopped_before(chunk) { None } else { transfer.0.carry_out(chunk) };
-        transfer.0.end();
-        reports.completed(&job, chunk, stop);
+        let (watched, chunk) = watched(&claim);
+        let outcome = if claim.is_stopped_before() { Ok(()) } else { watched.carry_out(chunk) };
+        watched.end();
+        reports.completed(claim, outcome);
     }
+}
+
+/// The transfer that a chunk is of, and its number.
+fn watched(claim: &Claim) -> (&'static Watched, usize) {
+    let segment = claim.segments().next().expect("a chunk is one segment");
+    // SAFETY: the models leak what they watch.
+    (unsafe { &*std::ptr::from_ref(segment.watched) }, segment.chunk)
 }

@@ -1,43 +1,46 @@
 //! Jobs whose chunks are taken and completed by hand, without lanes.
 
-use std::path::PathBuf;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
-use super::job::{After, IdleJobs, Job};
-use super::{Cutting, Engine, Entries, IoRange, Side, Transfer};
+use super::job::{Claim, IdleJobs, Job, NextStep};
+use super::schedule::Schedule;
+use super::transfer::{Entries, IoRange, Transfer};
 use crate::error::Cause;
 use crate::memory::Memory;
-use crate::open_file::OpenFile;
-use crate::route::RoutePolicy;
-use crate::settings::DirectIo;
+use crate::open_file::{Method, OpenFile};
+use crate::outcome::Stop;
+use crate::settings::Settings;
 
 const CHUNK: usize = 4096;
 
-fn open() -> OpenFile {
-    let (file, engine) = (tempfile::tempfile().unwrap(), Engine::builder().build());
-    let direct = (DirectIo::Never, DirectIo::Never);
-    OpenFile::new(PathBuf::new(), file, engine, RoutePolicy::PosixOnly, direct).unwrap()
+/// A job, and the claims to its chunks by number.
+struct Hands<'a> {
+    job: &'a Arc<Job>,
+    claims: RefCell<BTreeMap<usize, Claim>>,
 }
 
-/// Sets a job up for one range of so many bytes, and lets `test` work on it with the number of this use.
-fn set_up(job: &Job, len_bytes: usize, cutting: &Cutting, test: impl FnOnce(&Job, u64)) {
-    let file = open();
+/// Sets a job up for one range of so many bytes, and lets `test` work on it.
+fn set_up(job: &Arc<Job>, len_bytes: usize, schedule: &Schedule, test: impl FnOnce(&Hands<'_>)) {
+    let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
     // Nothing is read from there.
     let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), len_bytes);
     let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes }];
     let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: u64::MAX };
     // SAFETY: no chunk is carried out, and all stays until the end of the test.
     let (chunks, keeps_order) =
-        unsafe { job.set_up(&Transfer { side: Side::Read, entries }, cutting) }.unwrap();
+        unsafe { job.set_up(&Transfer { method: Method::Read, entries }, schedule) }.unwrap();
     assert_eq!((chunks, keeps_order), (len_bytes.div_ceil(CHUNK), true));
-    test(job, job.current_use());
+    test(&Hands { job, claims: RefCell::default() });
 }
 
-fn with_job(chunks: usize, cutting: &Cutting, test: impl FnOnce(&Job, u64)) {
-    set_up(&Job::default(), chunks * CHUNK, &Cutting { chunk_bytes: CHUNK, ..*cutting }, test);
+fn with_job(chunks: usize, schedule: &Schedule, test: impl FnOnce(&Hands<'_>)) {
+    let schedule = Schedule { chunk_bytes: CHUNK, ..*schedule };
+    set_up(&Arc::default(), chunks * CHUNK, &schedule, test);
 }
 
 /// The result of completing a chunk, without the waker.
@@ -48,116 +51,147 @@ enum Then {
     Finished,
 }
 
-fn complete(job: &Job, chunk: usize, stop: Option<usize>) -> Then {
-    match job.complete(chunk, stop.map(|bytes| (bytes, None))) {
-        After::Nothing => Then::Nothing,
-        After::MoreIsReady(of_use) => {
-            assert_eq!(of_use, job.current_use());
-            Then::More
-        }
-        After::Finished(waker) => {
-            assert!(waker.is_none() && job.is_done());
-            Then::Finished
+impl Hands<'_> {
+    /// Claims a chunk of this generation: its number, and whether another can be had.
+    fn take_of(&self, generation: u64) -> Option<(usize, bool)> {
+        let (claim, more) = Job::claim(self.job, generation)?;
+        Some((self.keep(claim), more))
+    }
+
+    fn take(&self) -> Option<(usize, bool)> {
+        self.take_of(self.job.generation())
+    }
+
+    fn take_after(&self, chunk: usize) -> Option<usize> {
+        let next = self.claims.borrow()[&chunk].next()?;
+        Some(self.keep(next))
+    }
+
+    fn keep(&self, claim: Claim) -> usize {
+        let chunk = claim.segments().next().unwrap().offset as usize / CHUNK;
+        assert!(self.claims.borrow_mut().insert(chunk, claim).is_none(), "chunk {chunk} is out twice");
+        chunk
+    }
+
+    fn is_stopped_before(&self, chunk: usize) -> bool {
+        self.claims.borrow()[&chunk].is_stopped_before()
+    }
+
+    fn complete_with(&self, chunk: usize, stop: Option<Stop>) -> NextStep {
+        let claim = self.claims.borrow_mut().remove(&chunk).unwrap();
+        claim.complete(stop.map_or(Ok(()), Err))
+    }
+
+    fn complete(&self, chunk: usize, stopped_at: Option<usize>) -> Then {
+        match self.complete_with(chunk, stopped_at.map(Stop::end_of_file)) {
+            NextStep::Nothing => Then::Nothing,
+            NextStep::MoreIsReady(job, generation) => {
+                assert!(Arc::ptr_eq(&job, self.job) && generation == self.job.generation());
+                Then::More
+            }
+            NextStep::Finished(waker) => {
+                assert!(waker.is_none() && self.job.is_done());
+                Then::Finished
+            }
         }
     }
 }
 
 /// The entry that was stopped, and the number of its bytes that were done.
-fn outcome(job: &Job) -> Option<(usize, usize)> {
-    assert!(job.is_done());
-    job.wait();
+fn outcome(hands: &Hands<'_>) -> Option<(usize, usize)> {
+    assert!(hands.job.is_done());
+    hands.job.wait();
     // SAFETY: it is done, and nobody else has it.
-    unsafe { job.take_outcome() }.map(|stop| (stop.entry, stop.done_bytes))
+    unsafe { hands.job.take_outcome() }.map(|stop| (stop.entry, stop.stop.done_bytes))
 }
 
 #[test]
-fn chunks_are_handed_out_once_each_to_one_use() {
-    with_job(3, &Cutting::default(), |job, of_use| {
-        assert_eq!(job.take(of_use + 1), None);
-        assert_eq!([job.take(of_use), job.take(of_use)], [Some((0, true)), Some((1, true))]);
-        assert_eq!([job.take(of_use), job.take(of_use)], [Some((2, false)), None]);
+fn each_chunk_is_claimed_once_and_in_one_generation() {
+    with_job(3, &Schedule::default(), |job| {
+        assert_eq!(job.take_of(job.job.generation() + 1), None);
+        assert_eq!([job.take(), job.take()], [Some((0, true)), Some((1, true))]);
+        assert_eq!([job.take(), job.take()], [Some((2, false)), None]);
         assert_eq!(job.take_after(2), None);
-        assert!(!job.is_done());
-        assert_eq!([1, 2].map(|chunk| complete(job, chunk, None)), [Then::Nothing, Then::Nothing]);
-        assert_eq!(complete(job, 0, None), Then::Finished);
+        assert!(!job.job.is_done());
+        assert_eq!([1, 2].map(|chunk| job.complete(chunk, None)), [Then::Nothing, Then::Nothing]);
+        assert_eq!(job.complete(0, None), Then::Finished);
         assert_eq!(outcome(job), None);
     });
 }
 
 #[test]
-fn serial_chunks_are_out_one_at_a_time_but_for_the_next() {
-    let serial = Cutting { serial: true, ..Cutting::default() };
-    with_job(4, &serial, |job, of_use| {
-        assert_eq!([job.take(of_use), job.take(of_use)], [Some((0, false)), None]);
-        assert_eq!(complete(job, 0, None), Then::More);
-        assert_eq!(job.take(of_use), Some((1, false)));
-        assert_eq!([job.take_after(0), job.take_after(2)], [None, None]);
+fn serial_chunks_are_out_alone_or_with_the_next() {
+    let serial = Schedule { is_serial: true, ..Schedule::default() };
+    with_job(4, &serial, |job| {
+        assert_eq!([job.take(), job.take()], [Some((0, false)), None]);
+        assert_eq!(job.complete(0, None), Then::More);
+        assert_eq!(job.take(), Some((1, false)));
         assert_eq!([job.take_after(1), job.take_after(1)], [Some(2), None]);
         assert_eq!(job.take_after(2), None, "two are out");
-        assert_eq!(complete(job, 1, None), Then::Nothing, "one is still out");
-        assert_eq!(job.take(of_use), None);
+        assert_eq!(job.complete(1, None), Then::Nothing, "one is still out");
+        assert_eq!(job.take(), None);
         assert_eq!(job.take_after(2), Some(3));
-        assert_eq!(complete(job, 2, None), Then::Nothing);
+        assert_eq!(job.complete(2, None), Then::Nothing);
         assert_eq!(job.take_after(3), None, "there are no more");
-        assert_eq!(complete(job, 3, None), Then::Finished);
+        assert_eq!(job.complete(3, None), Then::Finished);
     });
 }
 
 #[test]
 fn only_serial_jobs_have_a_next_chunk() {
-    with_job(3, &Cutting::default(), |job, of_use| {
-        assert_eq!(job.take(of_use), Some((0, true)));
+    with_job(3, &Schedule::default(), |job| {
+        assert_eq!(job.take(), Some((0, true)));
         assert_eq!(job.take_after(0), None);
     });
 }
 
 #[test]
-fn no_more_chunks_are_out_at_once_than_may() {
-    let two = Cutting { at_once: Some(2), ..Cutting::default() };
-    with_job(4, &two, |job, of_use| {
-        assert_eq!([job.take(of_use), job.take(of_use)], [Some((0, true)), Some((1, false))]);
-        assert_eq!(job.take(of_use), None);
-        assert_eq!(complete(job, 1, None), Then::More);
-        assert_eq!([job.take(of_use), job.take(of_use)], [Some((2, false)), None]);
-        assert_eq!(complete(job, 0, None), Then::More);
-        assert_eq!(job.take(of_use), Some((3, false)));
-        assert_eq!(complete(job, 3, None), Then::Nothing, "none is left");
-        assert_eq!(complete(job, 2, None), Then::Finished);
+fn no_more_chunks_are_out_than_the_schedule_allows() {
+    let two = Schedule { at_once: Some(2), ..Schedule::default() };
+    with_job(4, &two, |job| {
+        assert_eq!([job.take(), job.take()], [Some((0, true)), Some((1, false))]);
+        assert_eq!(job.take(), None);
+        assert_eq!(job.complete(1, None), Then::More);
+        assert_eq!([job.take(), job.take()], [Some((2, false)), None]);
+        assert_eq!(job.complete(0, None), Then::More);
+        assert_eq!(job.take(), Some((3, false)));
+        assert_eq!(job.complete(3, None), Then::Nothing, "none is left");
+        assert_eq!(job.complete(2, None), Then::Finished);
     });
 }
 
 #[test]
 fn the_last_chunk_waits_for_the_others() {
-    let last_alone = Cutting { last_bytes: CHUNK, ..Cutting::default() };
-    with_job(3, &last_alone, |job, of_use| {
-        assert_eq!([job.take(of_use), job.take(of_use)], [Some((0, true)), Some((1, false))]);
-        assert_eq!(job.take(of_use), None);
-        assert_eq!(complete(job, 1, None), Then::Nothing, "one is still out");
-        assert_eq!(job.take(of_use), None);
-        assert_eq!(complete(job, 0, None), Then::More);
-        assert_eq!(job.take(of_use), Some((2, false)));
-        assert_eq!(complete(job, 2, None), Then::Finished);
+    let last_alone = Schedule { last_bytes: CHUNK, ..Schedule::default() };
+    with_job(3, &last_alone, |job| {
+        assert_eq!([job.take(), job.take()], [Some((0, true)), Some((1, false))]);
+        assert_eq!(job.take(), None);
+        assert_eq!(job.complete(1, None), Then::Nothing, "one is still out");
+        assert_eq!(job.take(), None);
+        assert_eq!(job.complete(0, None), Then::More);
+        assert_eq!(job.take(), Some((2, false)));
+        assert_eq!(job.complete(2, None), Then::Finished);
     });
     // With others left, a worker comes for them anyway.
-    with_job(4, &last_alone, |job, of_use| {
-        assert_eq!(job.take(of_use), Some((0, true)));
-        assert_eq!(complete(job, 0, None), Then::Nothing);
+    with_job(4, &last_alone, |job| {
+        assert_eq!(job.take(), Some((0, true)));
+        assert_eq!(job.complete(0, None), Then::Nothing);
     });
-    with_job(1, &last_alone, |job, of_use| assert_eq!(job.take(of_use), Some((0, false))));
+    with_job(1, &last_alone, |job| assert_eq!(job.take(), Some((0, false))));
 }
 
 #[test]
 fn the_first_chunk_that_stopped_is_the_outcome() {
     for order in [[1, 2], [2, 1]] {
-        with_job(4, &Cutting::default(), |job, of_use| {
-            (0..3).for_each(|chunk| assert_eq!(job.take(of_use), Some((chunk, true))));
-            assert!(!(0..4).any(|chunk| job.is_stopped_before(chunk)));
-            assert_eq!(complete(job, order[0], Some(100 * order[0])), Then::Nothing);
-            assert_eq!(job.take(of_use), None, "what comes later is not begun");
-            let stopped = [0, 1, 2, 3].map(|chunk| job.is_stopped_before(chunk));
-            assert_eq!(stopped, [0, 1, 2, 3].map(|chunk| chunk > order[0]));
-            assert_eq!(complete(job, order[1], Some(100 * order[1])), Then::Nothing);
-            assert_eq!(complete(job, 0, None), Then::Finished);
+        with_job(4, &Schedule::default(), |job| {
+            (0..3).for_each(|chunk| assert_eq!(job.take(), Some((chunk, true))));
+            assert!(!(0..3).any(|chunk| job.is_stopped_before(chunk)));
+            assert_eq!(job.complete(order[0], Some(100 * order[0])), Then::Nothing);
+            assert_eq!(job.take(), None, "what comes later is not begun");
+            let left = [0, order[1]];
+            assert_eq!(left.map(|chunk| job.is_stopped_before(chunk)), left.map(|chunk| chunk > order[0]));
+            assert_eq!(job.complete(order[1], Some(100 * order[1])), Then::Nothing);
+            assert_eq!(job.complete(0, None), Then::Finished);
             assert_eq!(outcome(job), Some((0, CHUNK + 100)));
         });
     }
@@ -165,37 +199,40 @@ fn the_first_chunk_that_stopped_is_the_outcome() {
 
 #[test]
 fn a_stop_keeps_its_cause_and_counts_entries_before() {
-    with_job(2, &Cutting::default(), |job, of_use| {
-        job.take(of_use).unwrap();
+    with_job(2, &Schedule::default(), |job| {
+        job.take().unwrap();
         let cause = std::io::Error::from_raw_os_error(libc::EIO).into();
-        assert!(matches!(job.complete(0, Some((7, Some(cause)))), After::Finished(None)));
+        let stop = Stop { done_bytes: 7, cause: Some(cause) };
+        assert!(matches!(job.complete_with(0, Some(stop)), NextStep::Finished(None)));
         // SAFETY: it is done, and nobody else has it.
-        let stop = unsafe { job.take_outcome() }.unwrap().behind(10).behind(20);
-        assert_eq!((stop.entry, stop.done_bytes), (30, 7));
-        assert!(matches!(stop.cause, Some(Cause::Io(error)) if error.raw_os_error() == Some(libc::EIO)));
+        let stopped = unsafe { job.job.take_outcome() }.unwrap().behind(10).behind(20);
+        assert_eq!((stopped.entry, stopped.stop.done_bytes), (30, 7));
+        assert!(
+            matches!(stopped.stop.cause, Some(Cause::Io(error)) if error.raw_os_error() == Some(libc::EIO))
+        );
     });
 }
 
 #[test]
 fn a_cancelled_job_ends_with_the_chunks_that_are_out() {
-    with_job(3, &Cutting::default(), |job, of_use| {
-        job.take(of_use).unwrap();
+    with_job(3, &Schedule::default(), |job| {
+        job.take().unwrap();
         // SAFETY: nobody else has it.
-        unsafe { job.cancel() };
-        assert!(!job.is_done() && job.take(of_use).is_none());
-        assert_eq!(complete(job, 0, None), Then::Finished);
+        unsafe { job.job.cancel() };
+        assert!(!job.job.is_done() && job.take().is_none());
+        assert_eq!(job.complete(0, None), Then::Finished);
         assert_eq!(outcome(job), Some((0, CHUNK)));
     });
-    with_job(3, &Cutting::default(), |job, _| {
+    with_job(3, &Schedule::default(), |job| {
         // SAFETY: as above.
-        unsafe { job.cancel() };
+        unsafe { job.job.cancel() };
         assert_eq!(outcome(job), Some((0, 0)));
     });
-    with_job(1, &Cutting::default(), |job, of_use| {
-        job.take(of_use).unwrap();
+    with_job(1, &Schedule::default(), |job| {
+        job.take().unwrap();
         // SAFETY: as above.
-        unsafe { job.cancel() };
-        assert_eq!(complete(job, 0, None), Then::Finished);
+        unsafe { job.job.cancel() };
+        assert_eq!(job.complete(0, None), Then::Finished);
         assert_eq!(outcome(job), None, "all chunks were out");
     });
 }
@@ -211,33 +248,33 @@ impl Wake for Wakes {
 
 #[test]
 fn the_last_waker_is_woken_once_at_the_end() {
-    with_job(2, &Cutting::default(), |job, of_use| {
+    with_job(2, &Schedule::default(), |job| {
         let [first, second] = [Arc::<Wakes>::default(), Arc::default()];
-        assert!(job.poll(&Waker::from(first.clone())).is_pending());
-        assert!(job.poll(&Waker::from(second.clone())).is_pending());
+        assert!(job.job.poll(&Waker::from(first.clone())).is_pending());
+        assert!(job.job.poll(&Waker::from(second.clone())).is_pending());
         assert_eq!(Arc::strong_count(&first), 1, "it was replaced");
-        let taken = [job.take(of_use), job.take(of_use)];
+        let taken = [job.take(), job.take()];
         assert_eq!(taken, [Some((0, true)), Some((1, false))]);
-        assert!(matches!(job.complete(0, None), After::Nothing));
-        let After::Finished(Some(waker)) = job.complete(1, None) else { panic!("the job is done") };
+        assert!(matches!(job.complete_with(0, None), NextStep::Nothing));
+        let NextStep::Finished(Some(waker)) = job.complete_with(1, None) else { panic!("the job is done") };
         waker.wake();
         assert_eq!((first.0.load(Ordering::Relaxed), second.0.load(Ordering::Relaxed)), (0, 1));
-        assert!(job.poll(&Waker::from(first.clone())).is_ready());
+        assert!(job.job.poll(&Waker::from(first.clone())).is_ready());
         assert_eq!(Arc::strong_count(&first), 1);
     });
-    with_job(2, &Cutting::default(), |job, _| {
+    with_job(2, &Schedule::default(), |job| {
         let waker = Arc::<Wakes>::default();
-        assert!(job.poll(&Waker::from(waker.clone())).is_pending());
+        assert!(job.job.poll(&Waker::from(waker.clone())).is_pending());
         // SAFETY: nobody else has it.
-        unsafe { job.cancel() };
+        unsafe { job.job.cancel() };
         assert_eq!((Arc::strong_count(&waker), waker.0.load(Ordering::Relaxed)), (1, 0));
     });
 }
 
-/// A job whose plan keeps 1 MiB: the beginnings of 65,535 chunks, and the end.
+/// A job whose chunks keep 1 MiB: the beginnings of 65,535 chunks, and the end.
 fn large(jobs: &IdleJobs) -> Arc<Job> {
     let job = jobs.take();
-    set_up(&job, 65_535 * CHUNK, &Cutting { chunk_bytes: CHUNK, ..Cutting::default() }, |_, _| ());
+    set_up(&job, 65_535 * CHUNK, &Schedule { chunk_bytes: CHUNK, ..Schedule::default() }, |_| ());
     job
 }
 
@@ -253,7 +290,7 @@ fn idle_jobs_are_used_again_up_to_a_bound() {
 }
 
 #[test]
-fn plans_of_idle_jobs_keep_no_more_than_four_mib() {
+fn chunks_of_idle_jobs_keep_four_mib_at_most() {
     let jobs = IdleJobs::default();
     let mut all: Vec<_> = (0..5).map(|_| large(&jobs)).collect();
     let fifth = Arc::downgrade(&all[4]);

@@ -4,16 +4,16 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use super::bounce::Bounce;
-use super::devices::Devices;
 use super::lane::Lane;
 use super::lanes::Lanes;
+use crate::bounce::Bounce;
+use crate::gpus::Gpus;
 use crate::memory::Place;
 
 const BOUNCE: usize = 4096;
 
 fn lanes(limit: usize) -> Lanes {
-    Lanes::new(Arc::new(Devices::default()), BOUNCE, limit * 2 * Bounce::bytes_for(BOUNCE))
+    Lanes::new(Arc::new(Gpus::default()), BOUNCE, limit * 2 * Bounce::bytes_for(BOUNCE))
 }
 
 fn take(lanes: &Lanes) -> Lane {

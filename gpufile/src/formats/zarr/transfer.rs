@@ -65,7 +65,7 @@ impl Array {
             return Ok(());
         }
         let engine = self.engine()?;
-        let memory = Memory::of_mut(buffer, &engine).map_err(|error| self.copy_error(error))?;
+        let memory = Memory::of_mut(buffer, engine.gpus()).map_err(|error| self.copy_error(error))?;
         let read = if raw::suits(self, region)? { raw::read } else { coded::read };
         // SAFETY: the buffer is as long as the region, and stays borrowed during the call.
         unsafe { read(self, region, &memory, &engine) }
@@ -86,7 +86,7 @@ impl Array {
             return Ok(());
         }
         let engine = self.engine()?;
-        let memory = Memory::of(buffer, &engine).map_err(|error| self.copy_error(error))?;
+        let memory = Memory::of(buffer, engine.gpus()).map_err(|error| self.copy_error(error))?;
         let write = if raw::suits(self, &region)? { raw::write } else { coded::write };
         // SAFETY: the buffer is as long as the array, and stays borrowed during the call.
         unsafe { write(self, &region, &memory, &engine) }

@@ -4,34 +4,10 @@
 //! of a large range, or many small ranges that share a bounce buffer. The order of the entries is chosen so that
 //! neighbours in memory or in the file come together.
 
-use super::{Cutting, Entries, IoRange, Transfer};
+use super::schedule::Schedule;
+use super::transfer::{Entries, IoRange, Segment, Transfer};
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
-
-/// A part of one entry: bytes of a file, and where they lie in memory.
-#[derive(Clone, Copy)]
-pub(crate) struct Segment<'a> {
-    pub file: &'a OpenFile,
-    pub offset: u64,
-    pub ptr: *mut u8,
-    pub len_bytes: usize,
-    /// The entry's number as the caller gave it.
-    pub entry: usize,
-}
-
-impl<'a> Segment<'a> {
-    /// One range of a buffer.
-    #[inline]
-    pub fn of_range(file: &'a OpenFile, memory: &Memory, range: &IoRange, entry: usize) -> Self {
-        Self {
-            file,
-            offset: range.file_offset,
-            ptr: memory.ptr.wrapping_add(range.buffer_offset),
-            len_bytes: range.len_bytes,
-            entry,
-        }
-    }
-}
 
 /// The beginning of a chunk: so many bytes into an entry, counted in the chosen order.
 #[derive(Clone, Copy)]
@@ -40,9 +16,9 @@ struct Cut {
     skip_bytes: usize,
 }
 
-/// The chunks of a transfer. Keeps its memory when it is made anew.
+/// The chunks of a transfer. Keeps its memory when they are cut anew.
 #[derive(Default)]
-pub(crate) struct Plan {
+pub(crate) struct Chunks {
     /// The numbers of the entries in the chosen order; empty if that is the caller's.
     order: Vec<u32>,
     /// The beginnings of the chunks, and the end.
@@ -62,21 +38,21 @@ pub(crate) enum Refused {
 /// File offsets at which large ranges are cut are multiples of this, so that O_DIRECT needs no over-read there.
 const CUT_ALIGNMENT: u64 = 4096;
 
-impl Plan {
+impl Chunks {
     /// Orders the entries and cuts them into chunks.
     ///
     /// # Errors
     /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
-    pub fn make(&mut self, transfer: &Transfer<'_>, cutting: &Cutting) -> Result<(), Refused> {
+    pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), Refused> {
         self.order.clear();
-        // Most often the caller's order is good, which shows while cutting, as does a range that is not.
-        let given = self.cut(transfer, cutting);
+        // Most often the caller's order is good, which shows while schedule, as does a range that is not.
+        let given = self.cut(transfer, schedule);
         if !given.in_range {
             let bad = transfer.entries.out_of_range();
             return Err(Refused::OutOfRange(bad.expect("one of the ranges is out of range")));
         }
         if self.sort(transfer, &given)? {
-            self.cut(transfer, cutting);
+            self.cut(transfer, schedule);
         }
         Ok(())
     }
@@ -86,23 +62,23 @@ impl Plan {
         self.order.is_empty()
     }
 
-    pub fn chunks(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.cuts.len() - 1
     }
 
-    /// Returns the number of bytes of memory that the plan keeps.
+    /// Returns the number of bytes of memory that the lists keep.
     pub fn kept_bytes(&self) -> usize {
         size_of::<u32>() * self.order.capacity()
             + size_of::<Cut>() * self.cuts.capacity()
             + size_of::<(usize, u64, u32)>() * self.keys.capacity()
     }
 
-    /// The parts of entries that make up a chunk, in order.
+    /// Returns the segments that make up a chunk, in order.
     pub fn segments<'p>(
         &'p self,
         transfer: &'p Transfer<'p>,
         chunk: usize,
-    ) -> impl Iterator<Item = Segment<'p>> {
+    ) -> impl Iterator<Item = Segment<'p>> + Clone {
         let (start, end) = (self.cuts[chunk], self.cuts[chunk + 1]);
         let last = if end.skip_bytes > 0 { end.at + 1 } else { end.at };
         (start.at..last)
@@ -126,7 +102,7 @@ impl Plan {
         transfer.entries.memory(self.entry(self.cuts[chunk].at)).place
     }
 
-    /// The entry that `bytes` bytes into a chunk belongs to, and how many of the entry's bytes come before.
+    /// Returns the entry that `bytes` bytes into a chunk belongs to, and how many of the entry's bytes come before.
     pub fn locate(&self, transfer: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
         let mut left = bytes;
         for segment in self.segments(transfer, chunk) {
@@ -159,7 +135,7 @@ impl Plan {
             by_memory.count(same_file, segment.offset, segment.ptr.addr(), segment.len_bytes);
             file = segment.file;
         }
-        if transfer.is_read() && !by_memory.memory_ascends {
+        if transfer.method.is_read() && !by_memory.memory_ascends {
             return Err(self.overlap(transfer));
         }
         // A copy to the GPU costs more than a read from the page cache, so that memory decides unless the file gains.
@@ -181,7 +157,7 @@ impl Plan {
         self.order.extend(self.keys.iter().map(|(.., entry)| entry));
     }
 
-    /// The first two entries, ordered by memory, of which one begins within the other.
+    /// Returns the first two entries, ordered by memory, of which one begins within the other.
     #[cold]
     fn overlap(&self, transfer: &Transfer<'_>) -> Refused {
         let mut before: Option<Segment<'_>> = None;
@@ -201,19 +177,19 @@ impl Plan {
     }
 
     /// Cuts the entries, in the order chosen so far, and counts their joins on the way.
-    fn cut(&mut self, transfer: &Transfer<'_>, cutting: &Cutting) -> Joins {
-        let Plan { order, cuts, .. } = self;
+    fn cut(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Joins {
+        let Self { order, cuts, .. } = self;
         let entries = &transfer.entries;
         let with_place = |entry| (entries.get(entry), entries.memory(entry).place);
         match entries {
             // Each of these is a loop of its own, because a transfer may have a million entries.
             _ if !order.is_empty() => {
-                cut(cuts, order.iter().map(|entry| with_place(*entry as usize)), cutting)
+                cut(cuts, order.iter().map(|entry| with_place(*entry as usize)), schedule)
             }
             Entries::Ranges { file, memory, ranges, file_limit } => {
-                cut_ranges(cuts, file, memory, ranges, *file_limit, cutting)
+                cut_ranges(cuts, file, memory, ranges, *file_limit, schedule)
             }
-            Entries::Each(each) => cut(cuts, (0..each.len()).map(with_place), cutting),
+            Entries::Each(each) => cut(cuts, (0..each.len()).map(with_place), schedule),
         }
     }
 }
@@ -225,14 +201,14 @@ fn cut_ranges(
     memory: &Memory,
     ranges: &[IoRange],
     file_limit: u64,
-    cutting: &Cutting,
+    schedule: &Schedule,
 ) -> Joins {
     // Most blocks fit as a whole into what is left of a chunk, so that only a few are gone through twice.
     const BLOCK: usize = 64;
     cuts.clear();
     cuts.push(Cut { at: 0, skip_bytes: 0 });
     let mut joins = Joins::default();
-    let mut room = cutting.chunk_len(0);
+    let mut room = schedule.chunk_len(0);
     for (number, block) in ranges.chunks(BLOCK).enumerate() {
         let mut block_bytes = 0usize;
         for range in block {
@@ -249,10 +225,10 @@ fn cut_ranges(
         }
         for (at, range) in (number * BLOCK..).zip(block) {
             let segment = Segment::of_range(file, memory, range, at);
-            room = cut_within(cuts, at, &segment, room, cutting);
+            room = cut_within(cuts, at, &segment, room, schedule);
         }
     }
-    end_cuts(cuts, ranges.len(), &joins, cutting);
+    end_cuts(cuts, ranges.len(), &joins, schedule);
     joins
 }
 
@@ -260,34 +236,34 @@ fn cut_ranges(
 fn cut<'a>(
     cuts: &mut Vec<Cut>,
     segments: impl ExactSizeIterator<Item = (Segment<'a>, Place)>,
-    cutting: &Cutting,
+    schedule: &Schedule,
 ) -> Joins {
     cuts.clear();
     cuts.push(Cut { at: 0, skip_bytes: 0 });
     let count = segments.len();
     let mut joins = Joins::default();
-    let mut room = cutting.chunk_len(0);
+    let mut room = schedule.chunk_len(0);
     let mut before: Option<(*const OpenFile, Place)> = None;
     for (at, (segment, place)) in segments.enumerate() {
         let same_file = before.is_some_and(|(file, _)| std::ptr::eq(file, segment.file));
         joins.count(same_file, segment.offset, segment.ptr.addr(), segment.len_bytes);
         if before.is_some_and(|(_, before)| before != place) {
             cuts.push(Cut { at, skip_bytes: 0 });
-            room = cutting.chunk_len(cuts.len() - 1);
+            room = schedule.chunk_len(cuts.len() - 1);
         }
         before = Some((segment.file, place));
-        room = cut_within(cuts, at, &segment, room, cutting);
+        room = cut_within(cuts, at, &segment, room, schedule);
     }
-    end_cuts(cuts, count, &joins, cutting);
+    end_cuts(cuts, count, &joins, schedule);
     joins
 }
 
 /// Cuts off what of the last entry is held back, if it is longer and not cut there already, and notes the end.
-fn end_cuts(cuts: &mut Vec<Cut>, count: usize, joins: &Joins, cutting: &Cutting) {
-    if cutting.last_bytes > 0 && count > 0 {
+fn end_cuts(cuts: &mut Vec<Cut>, count: usize, joins: &Joins, schedule: &Schedule) {
+    if schedule.last_bytes > 0 && count > 0 {
         let begun = cuts.last().filter(|cut| cut.at == count - 1).map_or(0, |cut| cut.skip_bytes);
-        if joins.last_len_bytes > begun + cutting.last_bytes {
-            let skip_bytes = joins.last_len_bytes - cutting.last_bytes;
+        if joins.last_len_bytes > begun + schedule.last_bytes {
+            let skip_bytes = joins.last_len_bytes - schedule.last_bytes;
             cuts.push(Cut { at: count - 1, skip_bytes });
         }
     }
@@ -301,7 +277,7 @@ fn cut_within(
     at: usize,
     segment: &Segment<'_>,
     mut room: usize,
-    cutting: &Cutting,
+    schedule: &Schedule,
 ) -> usize {
     let mut skip_bytes = 0;
     while segment.len_bytes - skip_bytes > room {
@@ -309,7 +285,7 @@ fn cut_within(
         let beyond = (end % CUT_ALIGNMENT) as usize;
         skip_bytes += if beyond < room { room - beyond } else { room };
         cuts.push(Cut { at, skip_bytes });
-        room = cutting.chunk_len(cuts.len() - 1);
+        room = schedule.chunk_len(cuts.len() - 1);
     }
     room - (segment.len_bytes - skip_bytes)
 }

@@ -9,11 +9,11 @@ use std::sync::{Arc, PoisonError};
 
 use cufile::cuda::Stream;
 
-use super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
+use super::super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
 
 /// One that the host works on, and one that the GPU copies. More of them would leave the processor's cache before their
 /// turn comes, and that costs more than waiting for each other.
-pub(super) const SLOTS: usize = 2;
+pub(crate) const SLOTS: usize = 2;
 
 /// Slots for one stream at a time.
 pub(crate) struct Ring {
@@ -74,7 +74,7 @@ impl Ring {
     }
 
     /// A ring of memory that starts there, with room for words and slots.
-    pub(super) fn over(start: *mut u8, slot_bytes: usize, memory: Box<dyn Any>) -> Self {
+    pub(crate) fn over(start: *mut u8, slot_bytes: usize, memory: Box<dyn Any>) -> Self {
         Self {
             start,
             slot_bytes,
@@ -192,7 +192,7 @@ impl Rings {
         self.take_for(key, slot_bytes, || Ring::new(stream, slot_bytes))
     }
 
-    pub(super) fn take_for(
+    pub(crate) fn take_for(
         &self,
         key: (u32, usize),
         slot_bytes: usize,
@@ -249,7 +249,7 @@ impl Rings {
 }
 
 /// Long enough that a call has not much to submit, and short enough that copying begins soon.
-pub(super) fn slot_bytes_for(len_bytes: usize) -> usize {
+pub(crate) fn slot_bytes_for(len_bytes: usize) -> usize {
     const MIB: usize = 1 << 20;
     match len_bytes {
         0 => 0,

@@ -1,23 +1,31 @@
-//! CUDA and the GPUs that an engine has met.
+//! CUDA and the cuFile driver, loaded and opened when first needed, and the GPUs seen so far.
 
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use cufile::IoBuf;
 use cufile::cuda::{Context, Cuda, Device};
+use cufile::{Driver, IoBuf};
 
-/// CUDA, loaded when first needed, and the devices seen so far.
-#[derive(Default)]
-pub(crate) struct Devices {
+/// The CUDA and the cuFile driver of an engine, and of the files that it opened.
+#[derive(Debug, Default)]
+pub(crate) struct Gpus {
     cuda: OnceLock<Cuda>,
+    /// The first attempt decides, for success and failure alike, so that all files see the same.
+    driver: OnceLock<Result<Driver, String>>,
     /// By the context that memory names. Primary contexts live as long as their device is kept here; another context
     /// that was destroyed and another made at its address may name the wrong GPU, which costs time, not correctness,
     /// because CUDA's addresses are unique among GPUs.
     seen: RwLock<Vec<(Option<Context>, Device)>>,
 }
 
-impl Devices {
-    pub fn new(cuda: Option<Cuda>) -> Self {
-        Self { cuda: cuda.map_or_else(OnceLock::new, OnceLock::from), seen: RwLock::default() }
+impl Gpus {
+    /// Uses this CUDA and this driver, if given, instead of the process's.
+    pub fn new(cuda: Option<Cuda>, driver: Option<Driver>) -> Self {
+        let cuda = cuda.or_else(|| driver.as_ref().map(|driver| driver.cuda().clone()));
+        Self {
+            cuda: cuda.map_or_else(OnceLock::new, OnceLock::from),
+            driver: driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
+            seen: RwLock::default(),
+        }
     }
 
     /// # Errors
@@ -35,11 +43,25 @@ impl Devices {
         self.cuda.get()
     }
 
-    /// The ordinal of the device that a buffer is on.
+    /// The cuFile driver, opened when first needed.
+    ///
+    /// # Errors
+    /// The reason why the driver did not open.
+    pub fn driver(&self) -> Result<&Driver, &str> {
+        let open = || -> cufile::Result<Driver> { Driver::builder().cuda(self.cuda()?.clone()).open() };
+        self.driver.get_or_init(|| open().map_err(|error| error.to_string())).as_ref().map_err(String::as_str)
+    }
+
+    /// Returns whether a driver was given or opened already.
+    pub fn has_open_driver(&self) -> bool {
+        self.driver.get().is_some_and(Result::is_ok)
+    }
+
+    /// Returns the ordinal of the GPU that a buffer is on.
     ///
     /// # Errors
     /// The error that CUDA returned.
-    pub fn of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<u32> {
+    pub fn ordinal_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<u32> {
         let context = buffer.context();
         {
             let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
@@ -53,11 +75,11 @@ impl Devices {
         Ok(ordinal)
     }
 
-    /// The device with this ordinal, which [`of`](Self::of) gave.
+    /// The GPU with this ordinal, which [`ordinal_of`](Self::ordinal_of) returned.
     ///
     /// # Errors
     /// The error that CUDA returned.
-    pub fn get(&self, ordinal: u32) -> cufile::Result<Device> {
+    pub fn device(&self, ordinal: u32) -> cufile::Result<Device> {
         let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
         match seen.iter().find(|(_, device)| device.ordinal() == ordinal) {
             Some((_, device)) => Ok(device.clone()),

@@ -1,8 +1,11 @@
 //! A transfer that a stream waits for, in parts: the host's side of it.
 //!
 //! At the call, everything that the stream will do is submitted to it: to wait until the host has handed it a slot of the
-//! [ring](super::ring), to copy, to hand the slot back. From then on the host calls CUDA no more: whoever holds CUDA's
-//! locks may wait for this very stream.
+//! [ring], to copy, to hand the slot back. From then on the host calls CUDA no more: the holder of CUDA's locks may wait
+//! for this very stream.
+
+pub(super) mod ring;
+pub(super) mod thread;
 
 use std::ptr::NonNull;
 use std::slice;
@@ -12,16 +15,16 @@ use std::time::Duration;
 
 use cufile::cuda::{Event, Stream, WordOperation};
 
-use super::job::{Job, Stop};
-use super::pool::Submitter;
-use super::ring::{Ring, SLOTS, Turn, Turns};
-use super::stager::Active;
+use self::ring::{Ring, SLOTS, Turn, Turns};
+use super::job::{EntryStop, Job};
+use super::read_plan;
 use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
-use super::transfer::{IoRange, Side, Transfer};
-use crate::file::File;
+use super::transfer::{Entries, IoRange, Transfer};
+use super::workers::Workers;
+use super::write_plan::{Growth, WritePlan};
 use crate::memory::{Memory, Place};
-use crate::open_file::Outcome;
-use crate::write_plan::{Growth, WritePlan};
+use crate::open_file::{Method, OpenFile};
+use crate::outcome::Outcome;
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,8 +33,12 @@ pub(crate) enum Direction {
     Write,
 }
 
-pub(crate) struct Staged {
-    file: NonNull<File>,
+/// A transfer that a stream waits for.
+pub(crate) struct Relay {
+    file: NonNull<OpenFile>,
+    chunk_bytes: Option<usize>,
+    /// Those that carry out the jobs. Not an `Arc`, as the ring.
+    workers: NonNull<Workers>,
     direction: Direction,
     memory: Memory,
     /// Not an `Arc`: the last one frees pinned memory, which nobody but the caller's thread may do.
@@ -41,10 +48,10 @@ pub(crate) struct Staged {
     ended: Condvar,
 }
 
-// SAFETY: the file, the ring and the memory stay, as `Staged::new` demands, and may be used from any thread.
-unsafe impl Send for Staged {}
+// SAFETY: the file, the workers, the ring and the memory stay, as `Relay::new` demands, and may be used from any thread.
+unsafe impl Send for Relay {}
 // SAFETY: as above.
-unsafe impl Sync for Staged {}
+unsafe impl Sync for Relay {}
 
 struct Part {
     turn: Turn,
@@ -61,7 +68,7 @@ struct Progress {
     next: usize,
     running: usize,
     /// The number of the first part that did not come to its end, and what stopped it.
-    stop: Option<(usize, Stop)>,
+    stop: Option<(usize, EntryStop)>,
     /// The time at which the stream reached the transfer.
     begun: Option<Instant>,
     /// Enough is submitted for the first part to be started: workers that wake up meanwhile slow the submitting down.
@@ -70,17 +77,19 @@ struct Progress {
     ended: bool,
 }
 
-impl Staged {
+impl Relay {
     /// A transfer that uses these turns of the ring, and releases it in [`finish`](Self::finish) or
     /// [`give_up`](Self::give_up).
     ///
     /// # Safety
-    /// The file and the ring must stay, and the memory be as an [`IoBuf`](cufile::IoBuf) (for reads,
+    /// The file, the workers and the ring must stay, and the memory be as an [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)) promises, until one of these has returned.
     pub unsafe fn new(
-        (file, direction): (&File, Direction),
+        (file, chunk_bytes): (&OpenFile, Option<usize>),
+        direction: Direction,
         memory: Memory,
         offset: u64,
+        workers: &Workers,
         ring: &Ring,
         turns: &mut Turns,
     ) -> Arc<Self> {
@@ -97,6 +106,8 @@ impl Staged {
         });
         Arc::new(Self {
             file: NonNull::from(file),
+            chunk_bytes,
+            workers: NonNull::from(workers),
             direction,
             memory,
             ring: NonNull::from(ring),
@@ -110,13 +121,19 @@ impl Staged {
     ///
     /// # Errors
     /// The error that CUDA returned; some operations may have been submitted.
-    pub fn submit(self: &Arc<Self>, stream: &Stream, active: &Arc<Active>) -> cufile::Result<Event> {
+    ///
+    /// The stream calls `begin` when it reaches the transfer.
+    pub fn submit(
+        self: &Arc<Self>,
+        stream: &Stream,
+        begin: impl FnOnce(Arc<Self>) + Send + 'static,
+    ) -> cufile::Result<Event> {
         /// So many parts are submitted before the host begins. A stream has room for a thousand calls or so, past which
         /// submitting waits for what was submitted before.
         const MOST_AHEAD: usize = 64;
         let _entered = stream.device().enter()?;
-        let (this, active) = (self.clone(), active.clone());
-        stream.call_on_host(move || active.begin(this))?;
+        let this = self.clone();
+        stream.call_on_host(move || begin(this))?;
         // A call takes a microsecond or two, so that what comes together is submitted together.
         let mut words = Vec::new();
         for (number, part) in self.parts.iter().enumerate() {
@@ -179,7 +196,7 @@ impl Staged {
     }
 
     /// Starts the parts whose turn it is; says whether the transfer has ended.
-    pub fn advance(self: &Arc<Self>, submitter: &Submitter) -> bool {
+    pub fn advance(self: &Arc<Self>) -> bool {
         /// Submitting takes no longer, but where it waits for the stream, which then waits for this.
         const SUBMITTING: Duration = Duration::from_millis(1);
         let mut progress = self.progress();
@@ -198,7 +215,7 @@ impl Staged {
             }
             progress.running += 1;
             drop(progress);
-            self.start(number, submitter);
+            self.start(number);
             progress = self.progress();
         }
         let is_complete = progress.next == self.parts.len()
@@ -222,29 +239,32 @@ impl Staged {
         }
     }
 
-    fn start(self: &Arc<Self>, number: usize, submitter: &Submitter) {
+    fn start(self: &Arc<Self>, number: usize) {
         let part = &self.parts[number];
         // SAFETY: it stays until the transfer has ended.
         let file = unsafe { self.file.as_ref() };
-        let offset = part.range[0].file_offset;
-        let (side, cutting) = match self.direction {
+        let IoRange { file_offset, len_bytes, .. } = part.range[0];
+        let (method, schedule) = match self.direction {
             Direction::Read => {
-                (Side::Read, file.read_cutting(part.host.len_bytes, part.host.place, &part.range[0]))
+                let first = (file_offset, len_bytes);
+                let place = part.host.place;
+                (Method::Read, read_plan::of_file(file, self.chunk_bytes, place, part.host.len_bytes, first))
             }
             Direction::Write => {
-                let plan = WritePlan::of_range(file, &part.host, offset, Growth::AsWritten);
-                (plan.side.clone(), plan.cutting)
+                let growth = Growth::AsWritten;
+                let plan = WritePlan::of_range(file, self.chunk_bytes, &part.host, file_offset, growth);
+                (plan.method, plan.schedule)
             }
         };
-        let transfer = Transfer { side, entries: file.entries(part.host, &part.range) };
+        let entries = Entries::of_file(file, part.host, &part.range);
         // SAFETY: all of it stays until the job is finished, without which the transfer does not end.
-        let prepared = unsafe { file.engine().prepare(&transfer, &cutting) };
+        let prepared = unsafe { self.workers().prepare(&Transfer { method, entries }, &schedule) };
         let (job, chunks) = prepared.expect("a checked range, which overlaps no other");
-        let done = Arc::new(PartDone { staged: self.clone(), number, job: job.clone() });
+        let done = Arc::new(PartDone { relay: self.clone(), number, job: job.clone() });
         if job.poll(&Waker::from(done.clone())).is_ready() {
             return done.wake();
         }
-        submitter.submit(&job, chunks);
+        self.workers().submit(file.block_device, &job, chunks);
     }
 
     /// Hands a part to the stream, of which so many bytes were transferred.
@@ -257,8 +277,8 @@ impl Staged {
         self.ring().hand_to_stream(part.turn);
     }
 
-    /// Waits until the transfer has ended; returns how many bytes were transferred, and what failed. Once, and only when
-    /// the stream has passed all that was submitted.
+    /// Waits until the transfer has ended, and returns its outcome. Once, and only when the stream has passed all that was
+    /// submitted.
     pub fn finish(&self) -> Outcome {
         let mut progress = self.progress();
         while !progress.ended {
@@ -266,8 +286,8 @@ impl Staged {
         }
         self.ring().release();
         match progress.stop.take() {
-            None => (self.memory.len_bytes, None),
-            Some((number, stop)) => (self.parts[number].before_bytes + stop.done_bytes, stop.cause),
+            None => Ok(()),
+            Some((number, EntryStop { stop, .. })) => Err(stop.after(self.parts[number].before_bytes)),
         }
     }
 
@@ -325,6 +345,11 @@ impl Staged {
         unsafe { self.ring.as_ref() }
     }
 
+    fn workers(&self) -> &Workers {
+        // SAFETY: they stay until the transfer has ended.
+        unsafe { self.workers.as_ref() }
+    }
+
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -332,19 +357,21 @@ impl Staged {
 
 /// Is woken when the job of a part is done.
 struct PartDone {
-    staged: Arc<Staged>,
+    relay: Arc<Relay>,
     number: usize,
     job: Arc<Job>,
 }
 
 impl Wake for PartDone {
     fn wake(self: Arc<Self>) {
-        let Self { staged, number, job } = &*self;
-        // SAFETY: the file stays until the transfer has ended, which needs this part.
-        let stop = unsafe { staged.file.as_ref() }.engine().finish(job.clone());
-        let part = &staged.parts[*number];
-        let mut progress = staged.progress();
-        staged.hand_on(part, stop.as_ref().map_or(part.host.len_bytes, |stop| stop.done_bytes));
+        let Self { relay, number, job } = &*self;
+        let stop = relay.workers().finish(job.clone());
+        let part = &relay.parts[*number];
+        let mut progress = relay.progress();
+        relay.hand_on(
+            part,
+            stop.as_ref().map_or(part.host.len_bytes, |EntryStop { stop, .. }| stop.done_bytes),
+        );
         if let Some(stop) = stop
             && progress.stop.as_ref().is_none_or(|(first, _)| number < first)
         {

@@ -3,29 +3,29 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::Engine;
-use super::job::{Job, Stop};
+use super::job::{EntryStop, Job};
+use super::workers::Workers;
 
 /// Jobs that are being carried out, which are waited for in any case.
 ///
 /// The `T` of a job says what the job is. `finished` gets it when the job is done, with what stopped the job.
 /// Its answer is what that means for all jobs together.
-pub(crate) struct UnderWay<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> {
-    engine: &'e Engine,
+pub(crate) struct InFlight<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> {
+    workers: &'w Workers,
     finished: F,
     /// The oldest first.
     jobs: [Option<(T, Arc<Job>)>; MOST],
     /// The reason why the first stopped job stopped.
-    stop: Option<Stop>,
+    stop: Option<EntryStop>,
 }
 
 /// The most jobs that are in flight: enough that in practice the caller never waits for one before it makes
 /// the next.
 const MOST: usize = 32;
 
-impl<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> UnderWay<'e, T, F> {
-    pub fn new(engine: &'e Engine, finished: F) -> Self {
-        Self { engine, finished, jobs: [const { None }; MOST], stop: None }
+impl<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> InFlight<'w, T, F> {
+    pub fn new(workers: &'w Workers, finished: F) -> Self {
+        Self { workers, finished, jobs: [const { None }; MOST], stop: None }
     }
 
     /// Adds a job that was started; waits for the oldest if there are as many as may be.
@@ -39,7 +39,7 @@ impl<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> UnderWay<'e, T, F> {
     }
 
     /// Waits for all; tells what stopped the first that was stopped.
-    pub fn finish(mut self) -> Option<Stop> {
+    pub fn finish(mut self) -> Option<EntryStop> {
         self.finish_all();
         self.stop.take()
     }
@@ -53,13 +53,13 @@ impl<'e, T, F: FnMut(T, Option<Stop>) -> Option<Stop>> UnderWay<'e, T, F> {
         let oldest = mem::replace(&mut self.jobs[0], job);
         self.jobs.rotate_left(1);
         if let Some((what, job)) = oldest {
-            let stop = (self.finished)(what, self.engine.finish(job));
+            let stop = (self.finished)(what, self.workers.finish(job));
             self.stop = self.stop.take().or(stop);
         }
     }
 }
 
-impl<T, F: FnMut(T, Option<Stop>) -> Option<Stop>> Drop for UnderWay<'_, T, F> {
+impl<T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> Drop for InFlight<'_, T, F> {
     fn drop(&mut self) {
         self.finish_all();
     }
@@ -68,12 +68,18 @@ impl<T, F: FnMut(T, Option<Stop>) -> Option<Stop>> Drop for UnderWay<'_, T, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::lanes::Lanes;
+    use crate::outcome::Stop;
+
+    fn workers() -> Workers {
+        Workers::new(1, false, Arc::new(Lanes::new(Arc::default(), 4096, 1 << 20)))
+    }
 
     #[test]
     fn dropping_the_list_finishes_all_jobs_in_order() {
-        let engine = Engine::builder().build();
+        let workers = workers();
         let mut ended = Vec::new();
-        let mut jobs = UnderWay::new(&engine, |what, stop| {
+        let mut jobs = InFlight::new(&workers, |what, stop| {
             ended.push(what);
             stop
         });
@@ -84,9 +90,9 @@ mod tests {
 
     #[test]
     fn the_first_that_was_stopped_is_told() {
-        let engine = Engine::builder().build();
-        let stopped = |entry, _: Option<Stop>| Some(Stop { entry, done_bytes: 0, cause: None });
-        let mut jobs = UnderWay::new(&engine, stopped);
+        let workers = workers();
+        let stopped = |entry, _: Option<EntryStop>| Some(EntryStop { entry, stop: Stop::end_of_file(0) });
+        let mut jobs = InFlight::new(&workers, stopped);
         (0..MOST).for_each(|what| jobs.push(what, Arc::default()));
         assert!(!jobs.is_stopped(), "none was waited for");
         jobs.push(MOST, Arc::default());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::ring::{Ring, Rings, Turn, slot_bytes_for};
+use super::relay::ring::{Ring, Rings, Turn, slot_bytes_for};
 
 const MIB: usize = 1 << 20;
 const WORDS_BYTES: usize = 4096;

@@ -1,17 +1,18 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 
 use super::*;
-use crate::route::RoutePolicy;
 use crate::settings::DirectIo;
 
 const MIB: usize = 1 << 20;
 
+fn settings() -> Settings {
+    Settings { threads: 4, ..Settings::default() }
+}
+
 fn open_with(storage: Storage, direct_write: DirectIo) -> OpenFile {
-    let (file, engine) = (tempfile::tempfile().unwrap(), Engine::builder().threads(4).build());
-    let direct = (DirectIo::Never, direct_write);
-    let mut open = OpenFile::new(PathBuf::new(), file, engine, RoutePolicy::PosixOnly, direct).unwrap();
+    let settings = Settings { direct_write, ..settings() };
+    let mut open = OpenFile::for_test(tempfile::tempfile().unwrap(), settings);
     open.storage = storage;
     open
 }
@@ -24,7 +25,7 @@ fn open(storage: Storage, len_bytes: usize) -> OpenFile {
 
 fn plan(open: &OpenFile, ranges: &[(usize, usize)], growth: Growth) -> WritePlan {
     let extent = Extent::of(ranges.iter().map(|(offset, len_bytes)| (*offset as u64, *len_bytes)));
-    WritePlan::new((open, &open.engine), None, Place::Host, extent, growth)
+    WritePlan::new(open, &open.settings, None, Place::Host, extent, growth)
 }
 
 fn metadata(open: &OpenFile) -> fs::Metadata {
@@ -33,10 +34,10 @@ fn metadata(open: &OpenFile) -> fs::Metadata {
 
 fn is_mapped(plan: &WritePlan) -> bool {
     // What watchers of the file wait for comes last, by a write call.
-    assert_eq!(matches!(plan.side, Side::WriteMapping(_)), plan.cutting.last_bytes == 4096);
-    assert!(matches!(plan.side, Side::WriteMapping(_) | Side::Write));
-    assert!(!plan.cutting.is_graded);
-    plan.cutting.last_bytes > 0
+    assert_eq!(matches!(plan.method, Method::WriteMapping(_)), plan.schedule.last_bytes == 4096);
+    assert!(matches!(plan.method, Method::WriteMapping(_) | Method::Write));
+    assert!(!plan.schedule.is_graded);
+    plan.schedule.last_bytes > 0
 }
 
 #[test]
@@ -73,7 +74,7 @@ fn files_of_memory_are_written_through_a_mapping() {
             let open = open(Storage::Tmpfs, 4 * MIB);
             let plan = plan(&open, &ranges, growth);
             assert_eq!(is_mapped(&plan), expected, "{ranges:?}");
-            assert!(!plan.cutting.serial);
+            assert!(!plan.schedule.is_serial);
             assert_eq!(metadata(&open).len(), 4 * MIB as u64);
         }
     }
@@ -95,7 +96,7 @@ fn files_of_memory_that_grow_are_allocated_at_once() {
         assert_eq!(found.len(), becomes.unwrap_or(4 * MIB) as u64, "{ranges:?}");
         assert!(found.blocks() * 512 <= 2 * MIB as u64, "{ranges:?}: {} blocks", found.blocks());
         assert_eq!(is_mapped(&plan), becomes.is_some(), "{ranges:?}");
-        assert_eq!(plan.cutting.serial, becomes.is_none(), "{ranges:?}");
+        assert_eq!(plan.schedule.is_serial, becomes.is_none(), "{ranges:?}");
     }
 }
 
@@ -110,10 +111,10 @@ fn one_worker_writes_to_a_file_on_a_disk() {
     ] {
         let open = open(Storage::LocalDisk, 8 * MIB);
         let plan = plan(&open, &ranges, Growth::MayAllocate);
-        assert!(plan.cutting.serial && !is_mapped(&plan), "{ranges:?}");
+        assert!(plan.schedule.is_serial && !is_mapped(&plan), "{ranges:?}");
         let total = ranges.iter().map(|(_, len_bytes)| len_bytes).sum();
-        let parallel = open.engine.cutting(total, Place::Host, None);
-        assert_eq!(plan.cutting.chunk_bytes, parallel.chunk_bytes.min(MIB), "{ranges:?}");
+        let parallel = Schedule::new(&open.settings, total, Place::Host, None);
+        assert_eq!(plan.schedule.chunk_bytes, parallel.chunk_bytes.min(MIB), "{ranges:?}");
         let found = metadata(&open);
         assert_eq!(found.len(), 8 * MIB as u64, "{ranges:?}");
         let stored = found.blocks() as usize * 512;
@@ -125,20 +126,20 @@ fn one_worker_writes_to_a_file_on_a_disk() {
 fn all_workers_write_elsewhere() {
     let open = open(Storage::Other, 0);
     let plan = plan(&open, &[(0, 64 * MIB)], Growth::MayAllocate);
-    assert!(!plan.cutting.serial && !is_mapped(&plan));
-    assert!(plan.cutting.chunk_bytes > MIB);
+    assert!(!plan.schedule.is_serial && !is_mapped(&plan));
+    assert!(plan.schedule.chunk_bytes > MIB);
     assert_eq!((metadata(&open).len(), metadata(&open).blocks()), (0, 0));
 }
 
 #[test]
-fn lengths_of_chunks_that_were_asked_for_are_kept() {
+fn requested_chunk_lengths_are_kept() {
     let extent = Extent::of([(0, 64 * MIB)].into_iter());
     for storage in [Storage::LocalDisk, Storage::Other, Storage::Tmpfs] {
         let open = open(storage, 64 * MIB);
         for chunk_bytes in [1000, 3 * MIB] {
             let asked = Some(chunk_bytes);
-            let plan = WritePlan::new((&open, &open.engine), asked, Place::Host, extent, Growth::MayAllocate);
-            assert_eq!(plan.cutting.chunk_bytes, chunk_bytes, "{storage:?}");
+            let plan = WritePlan::new(&open, &open.settings, asked, Place::Host, extent, Growth::MayAllocate);
+            assert_eq!(plan.schedule.chunk_bytes, chunk_bytes, "{storage:?}");
         }
     }
 }
@@ -150,16 +151,16 @@ fn direct_writes_are_cut_for_the_device() {
         return eprintln!("skipped: no O_DIRECT here");
     }
     let plan = plan(&open, &[(0, 64 * MIB)], Growth::MayAllocate);
-    assert_eq!((plan.cutting.chunk_bytes, plan.cutting.serial), (MIB, false));
+    assert_eq!((plan.schedule.chunk_bytes, plan.schedule.is_serial), (MIB, false));
     assert!(!is_mapped(&plan));
     let asked = Some(3 * MIB);
     let extent = Extent::of([(0, 64 * MIB)].into_iter());
-    let plan = WritePlan::new((&open, &open.engine), asked, Place::Host, extent, Growth::MayAllocate);
-    assert_eq!(plan.cutting.chunk_bytes, 3 * MIB);
+    let plan = WritePlan::new(&open, &open.settings, asked, Place::Host, extent, Growth::MayAllocate);
+    assert_eq!(plan.schedule.chunk_bytes, 3 * MIB);
 }
 
 #[test]
-fn long_files_are_pieces_and_short_ones_share_them() {
+fn long_files_are_groups_and_short_ones_share_them() {
     let files: Vec<_> = (0..4).map(|_| open(Storage::Other, 0)).collect();
     let entry = |file: usize, len_bytes: usize| Entry {
         file: &files[file],
@@ -175,24 +176,23 @@ fn long_files_are_pieces_and_short_ones_share_them() {
         (vec![(0, MIB), (1, MIB), (0, MIB), (0, MIB)], vec![1, 1, 2]),
     ] {
         let list: Vec<_> = entries.iter().map(|(file, len_bytes)| entry(*file, *len_bytes)).collect();
-        let found: Vec<_> = pieces(&list).map(<[Entry<'_>]>::len).collect();
+        let found: Vec<_> = groups(&list).map(<[Entry<'_>]>::len).collect();
         assert_eq!(found, expected, "{entries:?}");
     }
 }
 
 #[test]
-fn pieces_of_several_files_are_written_by_all_workers() {
+fn groups_of_several_files_are_written_by_all_workers() {
     let files = [open(Storage::LocalDisk, 8 * MIB), open(Storage::LocalDisk, 8 * MIB)];
     let entry = |file: usize, offset: u64| Entry {
         file: &files[file],
         offset,
         memory: Memory::on_host(ptr::without_provenance_mut(1 << 32), MIB),
     };
-    let engine = &files[0].engine;
-    let mixed = WritePlan::of_piece(engine, &[entry(0, 0), entry(1, 0)], true);
-    assert!(!mixed.cutting.serial && !is_mapped(&mixed));
-    let one_file = WritePlan::of_piece(engine, &[entry(0, 0), entry(0, MIB as u64)], true);
-    assert!(one_file.cutting.serial);
+    let mixed = WritePlan::of_group(&settings(), &[entry(0, 0), entry(1, 0)], true);
+    assert!(!mixed.schedule.is_serial && !is_mapped(&mixed));
+    let one_file = WritePlan::of_group(&settings(), &[entry(0, 0), entry(0, MIB as u64)], true);
+    assert!(one_file.schedule.is_serial);
 }
 
 #[test]
@@ -200,7 +200,42 @@ fn several_new_files_of_memory_grow_as_they_are_written() {
     for is_alone in [true, false] {
         let file = open(Storage::Tmpfs, 0);
         let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);
-        let plan = WritePlan::of_piece(&file.engine, &[Entry { file: &file, offset: 0, memory }], is_alone);
-        assert_eq!((is_mapped(&plan), plan.cutting.serial), (is_alone, !is_alone));
+        let plan = WritePlan::of_group(&settings(), &[Entry { file: &file, offset: 0, memory }], is_alone);
+        assert_eq!((is_mapped(&plan), plan.schedule.is_serial), (is_alone, !is_alone));
+    }
+}
+
+/// The plan's choice for a file, as a table of facts.
+#[test]
+fn facts_decide_how_a_file_is_written() {
+    let parallel = Schedule { chunk_bytes: 4 * MIB, is_graded: true, ..Schedule::default() };
+    let even = Schedule { is_graded: false, ..parallel };
+    let serial = Schedule { chunk_bytes: MIB, is_serial: true, ..even };
+    let mapped = Schedule { last_bytes: 4096, ..even };
+    let long = Facts {
+        storage: Storage::Tmpfs,
+        direct: None,
+        is_by_cufile: false,
+        len_bytes: Some(64 * MIB as u64),
+    };
+    let by = 32 * MIB as u64;
+    for (facts, offset, expected) in [
+        (Facts { ..long }, 0, (mapped, Preparation::Map)),
+        (Facts { ..long }, 64 * MIB, (mapped, Preparation::AllocateAndMap(64 * MIB as u64, by))),
+        (Facts { ..long }, 48 * MIB, (mapped, Preparation::AllocateAndMap(64 * MIB as u64, by / 2))),
+        (Facts { storage: Storage::LocalDisk, ..long }, 0, (serial, Preparation::None)),
+        (
+            Facts { storage: Storage::LocalDisk, ..long },
+            64 * MIB,
+            (serial, Preparation::Preallocate(64 * MIB as u64, by)),
+        ),
+        (Facts { storage: Storage::Other, ..long }, 0, (even, Preparation::None)),
+        (Facts { is_by_cufile: true, ..long }, 0, (even, Preparation::None)),
+        (Facts { len_bytes: None, ..long }, 0, (serial, Preparation::None)),
+        (Facts { direct: Some(Some(8)), ..long }, 0, (even.for_disk(Some(8)), Preparation::None)),
+    ] {
+        let extent = Extent::of([(offset as u64, 32 * MIB)].into_iter());
+        let found = choose(&facts, parallel, true, extent, Growth::MayAllocate);
+        assert_eq!(found, expected, "{:?} at {offset}", facts.storage);
     }
 }

@@ -1,20 +1,17 @@
-//! Plans compared with a model that goes through the entries byte range by byte range.
+//! Chunks compared with a model that goes through the entries byte range by byte range.
 
-use std::path::PathBuf;
 use std::ptr;
 
-use super::super::{Engine, Entry, Side};
+use super::super::transfer::Entry;
 use super::*;
-use crate::route::RoutePolicy;
-use crate::settings::DirectIo;
+use crate::open_file::Method;
+use crate::settings::Settings;
 
 /// The address of the tests' buffers. Nothing is read from there.
 const BASE: usize = 1 << 32;
 
 fn open() -> OpenFile {
-    let (file, engine) = (tempfile::tempfile().unwrap(), Engine::builder().build());
-    let direct = (DirectIo::Never, DirectIo::Never);
-    OpenFile::new(PathBuf::new(), file, engine, RoutePolicy::PosixOnly, direct).unwrap()
+    OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default())
 }
 
 fn memory(address: usize, len_bytes: usize, place: Place) -> Memory {
@@ -40,27 +37,27 @@ impl Random {
         choices[self.below(choices.len())]
     }
 
-    fn cutting(&mut self) -> Cutting {
+    fn schedule(&mut self) -> Schedule {
         let is_graded = self.below(4) == 0;
         let chunk_bytes = match is_graded {
             true => self.of(&[300 << 10, 1 << 20, 4 << 20]),
             false => 1 + self.below(50_000),
         };
-        Cutting {
+        Schedule {
             chunk_bytes,
             is_graded,
             chunks_before: self.below(3),
             last_bytes: self.of(&[0, 0, 1, 100, 4096]),
-            ..Cutting::default()
+            ..Schedule::default()
         }
     }
 
-    fn len_bytes(&mut self, cutting: &Cutting) -> usize {
+    fn len_bytes(&mut self, schedule: &Schedule) -> usize {
         match self.below(6) {
             0 => 0,
             1 => self.below(100),
             2 => self.of(&[4095, 4096, 4097, 8192]),
-            3 => self.below(3 * cutting.chunk_bytes),
+            3 => self.below(3 * schedule.chunk_bytes),
             _ => self.below(20_000),
         }
     }
@@ -70,9 +67,9 @@ impl Random {
 type Part = (usize, usize, usize);
 
 /// The chunks that entries, in this order, are to be cut into.
-fn model(entries: &[(u64, usize, Place)], order: &[usize], cutting: &Cutting) -> Vec<Vec<Part>> {
+fn model(entries: &[(u64, usize, Place)], order: &[usize], schedule: &Schedule) -> Vec<Vec<Part>> {
     let mut chunks: Vec<Vec<Part>> = vec![Vec::new()];
-    let mut room = cutting.chunk_len(0);
+    let mut room = schedule.chunk_len(0);
     let mut place_before = None;
     // Where the last chunk begins within the last entry.
     let mut begun = 0;
@@ -80,7 +77,7 @@ fn model(entries: &[(u64, usize, Place)], order: &[usize], cutting: &Cutting) ->
         let (offset, len_bytes, place) = entries[number];
         if place_before.is_some_and(|before| before != place) {
             chunks.push(Vec::new());
-            room = cutting.chunk_len(chunks.len() - 1);
+            room = schedule.chunk_len(chunks.len() - 1);
         }
         place_before = Some(place);
         begun = 0;
@@ -92,25 +89,25 @@ fn model(entries: &[(u64, usize, Place)], order: &[usize], cutting: &Cutting) ->
             chunks.last_mut().unwrap().push((number, begun, len));
             begun += len;
             chunks.push(Vec::new());
-            room = cutting.chunk_len(chunks.len() - 1);
+            room = schedule.chunk_len(chunks.len() - 1);
         }
         room -= len_bytes - begun;
         chunks.last_mut().unwrap().push((number, begun, len_bytes - begun));
     }
-    if let Some(&last) = order.last().filter(|_| cutting.last_bytes > 0) {
+    if let Some(&last) = order.last().filter(|_| schedule.last_bytes > 0) {
         let len_bytes = entries[last].1;
-        if len_bytes > begun + cutting.last_bytes {
-            let held_back = len_bytes - cutting.last_bytes;
+        if len_bytes > begun + schedule.last_bytes {
+            let held_back = len_bytes - schedule.last_bytes;
             *chunks.last_mut().unwrap().last_mut().unwrap() = (last, begun, held_back - begun);
-            chunks.push(vec![(last, held_back, cutting.last_bytes)]);
+            chunks.push(vec![(last, held_back, schedule.last_bytes)]);
         }
     }
     chunks.iter_mut().for_each(|chunk| chunk.retain(|(.., len)| *len > 0));
     chunks
 }
 
-/// Compares a plan with the model, chunk by chunk.
-fn check(plan: &Plan, transfer: &Transfer<'_>, cutting: &Cutting, case: &str) {
+/// Compares chunks with the model, one by one.
+fn check(found: &Chunks, transfer: &Transfer<'_>, schedule: &Schedule, case: &str) {
     let count = transfer.entries.len();
     let entries: Vec<_> = (0..count)
         .map(|number| {
@@ -118,14 +115,14 @@ fn check(plan: &Plan, transfer: &Transfer<'_>, cutting: &Cutting, case: &str) {
             (segment.offset, segment.len_bytes, transfer.entries.memory(number).place)
         })
         .collect();
-    let order: Vec<_> = (0..count).map(|at| plan.entry(at)).collect();
+    let order: Vec<_> = (0..count).map(|at| found.entry(at)).collect();
     let mut numbers = order.clone();
     numbers.sort_unstable();
     assert!(numbers.into_iter().eq(0..count), "{case}: each entry once");
-    let expected = model(&entries, &order, cutting);
-    assert_eq!(plan.chunks(), expected.len(), "{case}");
+    let expected = model(&entries, &order, schedule);
+    assert_eq!(found.count(), expected.len(), "{case}");
     for (chunk, parts) in expected.iter().enumerate() {
-        let found: Vec<Part> = plan
+        let segments: Vec<Part> = found
             .segments(transfer, chunk)
             .map(|segment| {
                 let whole = transfer.entries.get(segment.entry);
@@ -134,30 +131,30 @@ fn check(plan: &Plan, transfer: &Transfer<'_>, cutting: &Cutting, case: &str) {
                 (segment.entry, skipped, segment.len_bytes)
             })
             .collect();
-        assert_eq!(found, *parts, "{case}, chunk {chunk}");
+        assert_eq!(segments, *parts, "{case}, chunk {chunk}");
         let mut bytes = 0;
         for &(number, skipped, len) in parts {
-            assert_eq!(plan.place(transfer, chunk), entries[number].2, "{case}, chunk {chunk}");
+            assert_eq!(found.place(transfer, chunk), entries[number].2, "{case}, chunk {chunk}");
             for within in [0, len / 2, len - 1] {
-                let located = plan.locate(transfer, chunk, bytes + within);
+                let located = found.locate(transfer, chunk, bytes + within);
                 assert_eq!(located, (number, skipped + within), "{case}, chunk {chunk}");
             }
             bytes += len;
         }
-        assert!(bytes <= cutting.chunk_len(chunk), "{case}, chunk {chunk}");
+        assert!(bytes <= schedule.chunk_len(chunk), "{case}, chunk {chunk}");
     }
 }
 
 #[test]
 fn entries_are_cut_as_the_model_cuts_them() {
     let files = [open(), open()];
-    let mut plan = Plan::default();
+    let mut chunks = Chunks::default();
     for seed in 0..1000 {
         let mut random = Random(seed);
-        let cutting = random.cutting();
+        let schedule = random.schedule();
         let (mut entries, mut offset, mut address) = (Vec::new(), random.below(9000) as u64, 0);
         for _ in 0..random.below(40) {
-            let len_bytes = random.len_bytes(&cutting);
+            let len_bytes = random.len_bytes(&schedule);
             let place =
                 random.of(&[Place::Host, Place::Host, Place::Host, Place::Device(0), Place::Device(1)]);
             let file = &files[usize::from(random.below(10) == 0)];
@@ -171,25 +168,25 @@ fn entries_are_cut_as_the_model_cuts_them() {
         if random.below(3) == 0 {
             entries.reverse();
         }
-        let side = if random.below(2) == 0 { Side::Read } else { Side::Write };
-        let transfer = Transfer { side, entries: Entries::Each(&entries) };
-        plan.make(&transfer, &cutting).unwrap();
-        check(&plan, &transfer, &cutting, &format!("seed {seed}"));
+        let method = if random.below(2) == 0 { Method::Read } else { Method::Write };
+        let transfer = Transfer { method, entries: Entries::Each(&entries) };
+        chunks.cut_anew(&transfer, &schedule).unwrap();
+        check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
     }
 }
 
 #[test]
 fn ranges_of_one_buffer_are_cut_as_the_model_cuts_them() {
     let file = open();
-    let mut plan = Plan::default();
+    let mut chunks = Chunks::default();
     for seed in 0..400 {
         let mut random = Random(seed);
-        let cutting = random.cutting();
+        let schedule = random.schedule();
         let (mut ranges, mut offset, mut address) = (Vec::new(), random.below(9000) as u64, 0);
         let is_tiny = random.below(2) == 0;
         // More than are gone through at a time.
         for _ in 0..random.below(300) {
-            let len_bytes = if is_tiny { random.below(200) } else { random.len_bytes(&cutting) };
+            let len_bytes = if is_tiny { random.below(200) } else { random.len_bytes(&schedule) };
             ranges.push(IoRange { file_offset: offset, buffer_offset: address, len_bytes });
             address += len_bytes + random.of(&[0, 0, 256]);
             offset += (len_bytes + random.of(&[0, 0, 1, 3000])) as u64;
@@ -199,63 +196,63 @@ fn ranges_of_one_buffer_are_cut_as_the_model_cuts_them() {
         }
         let memory = memory(BASE, address, Place::Host);
         let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: u64::MAX };
-        let transfer = Transfer { side: Side::Read, entries };
-        plan.make(&transfer, &cutting).unwrap();
-        check(&plan, &transfer, &cutting, &format!("seed {seed}"));
+        let transfer = Transfer { method: Method::Read, entries };
+        chunks.cut_anew(&transfer, &schedule).unwrap();
+        check(&chunks, &transfer, &schedule, &format!("seed {seed}"));
     }
 }
 
 /// The order that entries of one file, by offset, address and length, are carried out in; `None` for the caller's.
-fn order_of(side: Side, entries: &[(u64, usize, usize)]) -> Result<Option<Vec<usize>>, Refused> {
+fn order_of(method: Method, entries: &[(u64, usize, usize)]) -> Result<Option<Vec<usize>>, Refused> {
     let file = open();
     let entries: Vec<_> = entries
         .iter()
         .map(|&(offset, address, len_bytes)| entry(&file, offset, address, len_bytes))
         .collect();
-    let mut plan = Plan::default();
-    let cutting = Cutting { chunk_bytes: 1000, ..Cutting::default() };
-    let transfer = Transfer { side, entries: Entries::Each(&entries) };
-    plan.make(&transfer, &cutting)?;
-    check(&plan, &transfer, &cutting, "ordered");
-    let order = (0..entries.len()).map(|at| plan.entry(at)).collect();
-    Ok((!plan.keeps_order()).then_some(order))
+    let mut chunks = Chunks::default();
+    let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
+    let transfer = Transfer { method, entries: Entries::Each(&entries) };
+    chunks.cut_anew(&transfer, &schedule)?;
+    check(&chunks, &transfer, &schedule, "ordered");
+    let order = (0..entries.len()).map(|at| chunks.entry(at)).collect();
+    Ok((!chunks.keeps_order()).then_some(order))
 }
 
 #[test]
 fn neighbours_in_memory_come_together() {
     // In memory they follow each other, in the file they lie apart.
     let scattered = [(900, 200, 100), (5000, 0, 100), (0, 300, 100), (3000, 100, 100)];
-    for side in [Side::Read, Side::Write] {
-        assert_eq!(order_of(side, &scattered), Ok(Some(vec![1, 3, 0, 2])));
+    for method in [Method::Read, Method::Write] {
+        assert_eq!(order_of(method, &scattered), Ok(Some(vec![1, 3, 0, 2])));
     }
     let mut sorted = scattered;
     sorted.sort_by_key(|(_, address, _)| *address);
-    assert_eq!(order_of(Side::Read, &sorted), Ok(None));
+    assert_eq!(order_of(Method::Read, &sorted), Ok(None));
 }
 
 #[test]
 fn neighbours_in_the_file_come_together_where_memory_has_none() {
     let descending = [(200, 0, 100), (100, 1000, 100), (0, 2000, 100), (300, 3000, 100)];
-    assert_eq!(order_of(Side::Read, &descending), Ok(None), "no two neighbours follow each other");
+    assert_eq!(order_of(Method::Read, &descending), Ok(None), "no two neighbours follow each other");
     let ascending = [(0, 3000, 100), (100, 2000, 100), (200, 1000, 100), (300, 0, 100)];
-    assert_eq!(order_of(Side::Read, &ascending), Ok(Some(vec![0, 1, 2, 3])));
+    assert_eq!(order_of(Method::Read, &ascending), Ok(Some(vec![0, 1, 2, 3])));
     // By memory, two of three follow each other in the file, and none in memory.
     let mixed = [(100, 2000, 100), (0, 1000, 100), (900, 0, 100)];
-    assert_eq!(order_of(Side::Read, &mixed), Ok(Some(vec![1, 0, 2])));
+    assert_eq!(order_of(Method::Read, &mixed), Ok(Some(vec![1, 0, 2])));
     // As many in memory as in the file: memory decides.
     let both = [(100, 100, 100), (0, 0, 100)];
-    assert_eq!(order_of(Side::Read, &both), Ok(Some(vec![1, 0])));
+    assert_eq!(order_of(Method::Read, &both), Ok(Some(vec![1, 0])));
     let apart = [(100, 2000, 100), (0, 1000, 100), (3000, 100, 100), (5000, 0, 100)];
-    assert_eq!(order_of(Side::Read, &apart), Ok(Some(vec![3, 2, 1, 0])));
+    assert_eq!(order_of(Method::Read, &apart), Ok(Some(vec![3, 2, 1, 0])));
 }
 
 #[test]
 fn memory_order_is_given_up_where_the_file_goes_backward() {
     // Ascending in memory with one gap in it, and neighbours in the file that go back in between.
     let entries = [(1000, 0, 100), (1100, 200, 100), (0, 400, 100), (100, 600, 100)];
-    assert_eq!(order_of(Side::Read, &entries), Ok(Some(vec![2, 3, 0, 1])));
+    assert_eq!(order_of(Method::Read, &entries), Ok(Some(vec![2, 3, 0, 1])));
     let forward = [(0, 0, 100), (100, 200, 100), (1000, 400, 100), (1100, 600, 100)];
-    assert_eq!(order_of(Side::Read, &forward), Ok(None));
+    assert_eq!(order_of(Method::Read, &forward), Ok(None));
 }
 
 #[test]
@@ -263,30 +260,30 @@ fn files_are_carried_out_one_after_the_other() {
     let files = [open(), open()];
     // The neighbour of each lies in the same file, and in memory all lie apart, backward.
     let entries: Vec<_> = (0..6).map(|n| entry(&files[n % 2], 100 * n as u64, 1000 * (6 - n), 200)).collect();
-    let mut plan = Plan::default();
-    let cutting = Cutting { chunk_bytes: 1000, ..Cutting::default() };
-    let transfer = Transfer { side: Side::Write, entries: Entries::Each(&entries) };
-    plan.make(&transfer, &cutting).unwrap();
-    check(&plan, &transfer, &cutting, "two files");
-    let order: Vec<_> = (0..6).map(|at| plan.entry(at)).collect();
+    let mut chunks = Chunks::default();
+    let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
+    let transfer = Transfer { method: Method::Write, entries: Entries::Each(&entries) };
+    chunks.cut_anew(&transfer, &schedule).unwrap();
+    check(&chunks, &transfer, &schedule, "two files");
+    let order: Vec<_> = (0..6).map(|at| chunks.entry(at)).collect();
     assert_eq!(order, [5, 4, 3, 2, 1, 0], "neighbours of different files are none");
 }
 
 #[test]
 fn entries_that_overlap_in_memory_are_refused_to_reads_alone() {
     let entries = [(0, 500, 100), (100, 0, 101), (300, 600, 10), (200, 100, 100)];
-    assert_eq!(order_of(Side::Read, &entries), Err(Refused::Overlap(1, 3)));
-    assert!(order_of(Side::Write, &entries).is_ok());
+    assert_eq!(order_of(Method::Read, &entries), Err(Refused::Overlap(1, 3)));
+    assert!(order_of(Method::Write, &entries).is_ok());
     let touching = [(0, 500, 100), (100, 0, 100), (300, 600, 10), (200, 100, 100)];
-    assert!(order_of(Side::Read, &touching).is_ok());
+    assert!(order_of(Method::Read, &touching).is_ok());
     // Empty ones have no bytes to overlap with.
     let with_empty = [(0, 50, 0), (100, 0, 100), (300, 50, 0), (200, 100, 100)];
-    assert!(order_of(Side::Read, &with_empty).is_ok());
+    assert!(order_of(Method::Read, &with_empty).is_ok());
     // Two that touch are not the two that overlap.
     let behind_touching = [(0, 0, 100), (100, 100, 100), (200, 150, 100)];
-    assert_eq!(order_of(Side::Read, &behind_touching), Err(Refused::Overlap(1, 2)));
+    assert_eq!(order_of(Method::Read, &behind_touching), Err(Refused::Overlap(1, 2)));
     let behind_empty = [(0, 0, 100), (100, 50, 0), (200, 60, 100)];
-    assert_eq!(order_of(Side::Read, &behind_empty), Err(Refused::Overlap(0, 2)));
+    assert_eq!(order_of(Method::Read, &behind_empty), Err(Refused::Overlap(0, 2)));
 }
 
 #[test]
@@ -306,9 +303,9 @@ fn the_first_range_that_does_not_fit_is_refused() {
             ranges.extend([bad, bad]);
             let memory = memory(BASE, 1000, Place::Host);
             let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: 5000 };
-            let transfer = Transfer { side: Side::Write, entries };
-            let cutting = Cutting { chunk_bytes: 100, ..Cutting::default() };
-            let refused = Plan::default().make(&transfer, &cutting);
+            let transfer = Transfer { method: Method::Write, entries };
+            let schedule = Schedule { chunk_bytes: 100, ..Schedule::default() };
+            let refused = Chunks::default().cut_anew(&transfer, &schedule);
             assert_eq!(refused, Err(Refused::OutOfRange(before)), "{bad:?}");
         }
     }
@@ -319,11 +316,11 @@ fn a_plan_tells_how_much_memory_it_keeps() {
     let file = open();
     // Backward in memory, so that they are sorted.
     let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * n, 5000 * (40 - n as usize), 3000)).collect();
-    let transfer = Transfer { side: Side::Read, entries: Entries::Each(&entries) };
-    let mut plan = Plan::default();
-    assert_eq!(plan.kept_bytes(), 0);
-    plan.make(&transfer, &Cutting { chunk_bytes: 1000, ..Cutting::default() }).unwrap();
-    let capacities = [plan.order.capacity(), plan.cuts.capacity(), plan.keys.capacity()];
+    let transfer = Transfer { method: Method::Read, entries: Entries::Each(&entries) };
+    let mut chunks = Chunks::default();
+    assert_eq!(chunks.kept_bytes(), 0);
+    chunks.cut_anew(&transfer, &Schedule { chunk_bytes: 1000, ..Schedule::default() }).unwrap();
+    let capacities = [chunks.order.capacity(), chunks.cuts.capacity(), chunks.keys.capacity()];
     assert!(capacities[0] >= 40 && capacities[1] >= 121 && capacities[2] >= 40);
-    assert_eq!(plan.kept_bytes(), 4 * capacities[0] + 16 * capacities[1] + 24 * capacities[2]);
+    assert_eq!(chunks.kept_bytes(), 4 * capacities[0] + 16 * capacities[1] + 24 * capacities[2]);
 }

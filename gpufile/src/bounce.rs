@@ -6,11 +6,11 @@ use cufile::cuda::{Device, PinnedBuffer};
 
 /// A buffer in host memory that file bytes pass through, allocated when first used.
 pub(crate) struct Bounce {
-    memory: Memory,
+    allocation: Allocation,
     len_bytes: usize,
 }
 
-enum Memory {
+enum Allocation {
     None,
     /// Page-locked, for the GPU.
     Pinned(PinnedBuffer),
@@ -24,7 +24,7 @@ impl Bounce {
 
     /// A buffer for chunks of `chunk_bytes`, with room for the gaps and over-reads that alignment takes.
     pub fn new(chunk_bytes: usize) -> Self {
-        Self { memory: Memory::None, len_bytes: Self::bytes_for(chunk_bytes) }
+        Self { allocation: Allocation::None, len_bytes: Self::bytes_for(chunk_bytes) }
     }
 
     /// Returns the size in bytes of a buffer for chunks of `chunk_bytes`.
@@ -44,7 +44,7 @@ impl Bounce {
 
     /// Returns the number of bytes allocated so far.
     pub fn allocated_bytes(&self) -> usize {
-        if matches!(self.memory, Memory::None) { 0 } else { self.len_bytes }
+        if matches!(self.allocation, Allocation::None) { 0 } else { self.len_bytes }
     }
 
     /// Makes sure that it is page-locked memory. Whichever GPU that was allocated for, all can use it.
@@ -52,27 +52,27 @@ impl Bounce {
     /// # Errors
     /// The error that CUDA returned.
     pub fn pin(&mut self, device: &Device) -> cufile::Result<()> {
-        if !matches!(self.memory, Memory::Pinned(_)) {
-            *self = Self { memory: Memory::None, ..*self };
-            self.memory = Memory::Pinned(device.alloc_pinned(self.len_bytes)?);
+        if !matches!(self.allocation, Allocation::Pinned(_)) {
+            *self = Self { allocation: Allocation::None, ..*self };
+            self.allocation = Allocation::Pinned(device.alloc_pinned(self.len_bytes)?);
         }
         Ok(())
     }
 
     /// The first byte's address, aligned to a page. Allocates plain memory if none was allocated.
     pub fn ptr(&mut self) -> *mut u8 {
-        if let Memory::None = self.memory {
+        if let Allocation::None = self.allocation {
             // SAFETY: the layout is not empty.
             let plain = unsafe { alloc::alloc_zeroed(self.layout()) };
             if plain.is_null() {
                 handle_alloc_error(self.layout());
             }
-            self.memory = Memory::Plain(plain);
+            self.allocation = Allocation::Plain(plain);
         }
-        match &mut self.memory {
-            Memory::Pinned(pinned) => pinned.as_mut_ptr(),
-            Memory::Plain(plain) => *plain,
-            Memory::None => unreachable!("allocated above"),
+        match &mut self.allocation {
+            Allocation::Pinned(pinned) => pinned.as_mut_ptr(),
+            Allocation::Plain(plain) => *plain,
+            Allocation::None => unreachable!("allocated above"),
         }
     }
 
@@ -83,7 +83,7 @@ impl Bounce {
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        if let Memory::Plain(plain) = self.memory {
+        if let Allocation::Plain(plain) = self.allocation {
             // SAFETY: allocated in `ptr` with this layout.
             unsafe { alloc::dealloc(plain, self.layout()) };
         }

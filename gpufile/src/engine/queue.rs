@@ -1,0 +1,112 @@
+//! The queue of jobs that workers take chunks from, and the reports of chunks that are completed.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, PoisonError};
+use std::task::Waker;
+
+use super::job::{Claim, Job, NextStep};
+use super::sync::{Condvar, Mutex, MutexGuard};
+use crate::outcome::Outcome;
+
+/// Jobs that have chunks to hand out. Each gives one chunk at a turn, so that none keeps the others waiting.
+#[derive(Default)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    /// Notified when jobs have chunks to hand out, and when the queue is closed.
+    ready: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Each with the generation of the job that it is there for.
+    jobs: VecDeque<(Arc<Job>, u64)>,
+    closed: bool,
+}
+
+impl Queue {
+    /// Adds a job that has this many chunks.
+    pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
+        self.push(job.clone(), job.generation());
+        if chunks == 1 { self.ready.notify_one() } else { self.ready.notify_all() }
+    }
+
+    /// Lets workers that wait for a claim go.
+    pub fn close(&self) {
+        self.state().closed = true;
+        self.ready.notify_all();
+    }
+
+    /// Claims the next chunk. Waits for one if `wait` is set; returns `None` if there is none or the queue is closed.
+    pub fn claim(&self, wait: bool) -> Option<Claim> {
+        let mut state = self.state();
+        loop {
+            while let Some((job, generation)) = state.jobs.pop_front() {
+                if let Some((claim, more)) = Job::claim(&job, generation) {
+                    if more {
+                        state.jobs.push_back((job, generation));
+                    }
+                    return Some(claim);
+                }
+            }
+            if state.closed || !wait {
+                return None;
+            }
+            state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Adds a job of which more chunks are ready. Others may have found nothing and gone to sleep before.
+    fn push_again(&self, job: Arc<Job>, generation: u64) {
+        self.push(job, generation);
+        self.ready.notify_one();
+    }
+
+    fn push(&self, job: Arc<Job>, generation: u64) {
+        self.state().jobs.push_back((job, generation));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Completes claims, and collects those who must be woken.
+#[derive(Default)]
+pub(crate) struct Reports<'a> {
+    queue: Option<&'a Queue>,
+    wakers: Vec<Waker>,
+}
+
+impl<'a> Reports<'a> {
+    /// Reports of a worker of this queue.
+    pub fn to(queue: &'a Queue) -> Self {
+        Self { queue: Some(queue), wakers: Vec::new() }
+    }
+
+    pub fn completed(&mut self, claim: Claim, outcome: Outcome) {
+        match claim.complete(outcome) {
+            NextStep::Nothing | NextStep::Finished(None) => {}
+            NextStep::Finished(Some(waker)) => self.wakers.push(waker),
+            NextStep::MoreIsReady(job, generation) => {
+                if let Some(queue) = self.queue {
+                    queue.push_again(job, generation);
+                }
+            }
+        }
+    }
+
+    pub fn has_wakers(&self) -> bool {
+        !self.wakers.is_empty()
+    }
+
+    pub fn wake_all(&mut self) {
+        for waker in self.wakers.drain(..) {
+            // Wakers are foreign code. The engine survives their panics, and what those carry.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                mem::forget(panic);
+            }
+        }
+    }
+}

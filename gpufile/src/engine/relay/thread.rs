@@ -1,0 +1,127 @@
+//! The thread and the workers that carry on relays.
+//!
+//! They never call CUDA, so that they go on when others cannot: a thread that frees memory of the GPU holds CUDA's locks
+//! while it waits for a stream, and streams that wait take hardware queues, without which the engine's other workers wait
+//! for their copies.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use std::{io, mem};
+
+use super::super::lanes::Lanes;
+use super::super::sync::{Builder, Condvar, JoinHandle, Mutex, MutexGuard, or_abort, sleep};
+use super::super::workers::Workers;
+use super::Relay;
+use super::ring::Rings;
+
+/// The thread, its workers and the rings.
+pub(crate) struct RelayThread {
+    pub rings: Rings,
+    active: Arc<Active>,
+    thread: Option<JoinHandle<()>>,
+    // After the thread, whose relays submit to them.
+    workers: Workers,
+}
+
+/// Relays that streams have come to.
+#[derive(Default)]
+struct Active {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    begun: Vec<Arc<Relay>>,
+    closed: bool,
+}
+
+impl Active {
+    /// Takes up a relay; does not wait.
+    pub fn begin(&self, relay: Arc<Relay>) {
+        if relay.begin() {
+            self.state().begun.push(relay);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Moves what has begun to `active`, and waits for some if there is none; false if it is time to end.
+    fn take_into(&self, active: &mut Vec<Arc<Relay>>) -> bool {
+        let mut state = self.state();
+        while active.is_empty() && state.begun.is_empty() {
+            if state.closed {
+                return false;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        active.append(&mut state.begun);
+        true
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RelayThread {
+    /// `lanes` must be no others', because the workers must not wait for callers of CUDA.
+    ///
+    /// # Errors
+    /// That the operating system gives no threads.
+    pub fn new(threads: usize, lanes: Arc<Lanes>) -> io::Result<Self> {
+        let workers = Workers::new(threads, false, lanes);
+        if !workers.start_threads(0) {
+            return Err(io::Error::last_os_error());
+        }
+        let active = Arc::new(Active::default());
+        let of_thread = active.clone();
+        // A stream waits for it, and with it perhaps all of the process.
+        let thread = Builder::new()
+            .name("gpufile-relay".to_owned())
+            .spawn(move || or_abort(|| carry_on(&of_thread)))?;
+        Ok(Self { rings: Rings::default(), active, thread: Some(thread), workers })
+    }
+
+    pub fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// Returns what takes up a relay when its stream has come to it.
+    pub fn begin(&self) -> impl FnOnce(Arc<Relay>) + Send + 'static {
+        let active = self.active.clone();
+        move |relay| active.begin(relay)
+    }
+
+    /// Frees the pinned memory and the buffers that no relay uses. Returns the number of bytes.
+    pub fn release_buffers(&self) -> usize {
+        self.rings.free_idle() + self.workers.release_buffers()
+    }
+}
+
+impl Drop for RelayThread {
+    /// No relay can be left: each has an owner that keeps the engine, or was forgotten with it.
+    fn drop(&mut self) {
+        if self.workers.is_forked() {
+            // The thread is not here.
+            mem::forget((self.thread.take(), mem::take(&mut self.rings)));
+            return;
+        }
+        self.active.state().closed = true;
+        self.active.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Carries on what is active. What the GPU has done it learns from words in memory, so that it must look.
+fn carry_on(active: &Active) {
+    const PAUSE: Duration = Duration::from_micros(50);
+    let mut relays = Vec::new();
+    while active.take_into(&mut relays) {
+        relays.retain(|relay| !relay.advance());
+        if !relays.is_empty() {
+            sleep(PAUSE);
+        }
+    }
+}

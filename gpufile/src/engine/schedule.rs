@@ -1,0 +1,137 @@
+//! The schedule of a transfer: how long its chunks are, and in which order workers get them.
+
+use crate::memory::Place;
+use crate::settings::Settings;
+
+/// The rules by which a transfer is cut into chunks and handed out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Schedule {
+    pub chunk_bytes: usize,
+    /// True if the chunks at the beginning are shorter, each longer than the one before.
+    pub is_graded: bool,
+    /// The number of chunks of the same call that came before, in other jobs.
+    pub chunks_before: usize,
+    /// The length in bytes of the last chunk, which is carried out when the others are done; 0 makes it like
+    /// the others.
+    pub last_bytes: usize,
+    /// True if the chunks are carried out in order, one at a time.
+    pub is_serial: bool,
+    /// The most chunks that are out at a time; `None` for as many as the workers take.
+    pub at_once: Option<usize>,
+    /// True if the calling thread does all of it.
+    pub is_inline: bool,
+}
+
+impl Schedule {
+    /// Chooses the lengths of the chunks of a transfer of so many bytes. Without `chunk_bytes`, the settings or else the size
+    /// of the transfer decide.
+    ///
+    /// Chunks are short enough that each worker has several, so that all end together, and long enough to be worth a copy.
+    /// For a GPU, the first chunks are shorter, each of another length: the GPU soon has something to copy, and does not
+    /// get it all at once.
+    pub fn new(settings: &Settings, total_bytes: usize, place: Place, chunk_bytes: Option<usize>) -> Self {
+        const SMALLEST: usize = 512 << 10;
+        const TURNS: usize = 5;
+        let buffer = settings.bounce_buffer_bytes;
+        let asked = chunk_bytes.or(settings.chunk_bytes);
+        let chunk_bytes = match (asked, place) {
+            (Some(bytes), Place::Host) => bytes,
+            (Some(bytes), Place::Device(_)) => bytes.min(buffer),
+            (None, _) => {
+                let share = (total_bytes / settings.threads.saturating_mul(TURNS)).next_multiple_of(64 << 10);
+                share.max(SMALLEST).min(buffer)
+            }
+        };
+        let is_graded = asked.is_none() && chunk_bytes > SMALLEST && place != Place::Host;
+        Self { chunk_bytes, is_graded, ..Self::default() }
+    }
+
+    /// Returns the most bytes that the chunk with this number has.
+    pub fn chunk_len(&self, chunk: usize) -> usize {
+        const FIRST: usize = 256 << 10;
+        const LONGER: usize = 64 << 10;
+        if !self.is_graded {
+            return self.chunk_bytes;
+        }
+        (FIRST + LONGER * (self.chunks_before + chunk)).min(self.chunk_bytes)
+    }
+
+    /// Returns the schedule for a long transfer by `O_DIRECT`: chunks of the length that disks are fastest with, and no more
+    /// at once than the disk's queues take.
+    pub fn for_disk(self, at_once: Option<usize>) -> Self {
+        Self { chunk_bytes: self.chunk_bytes.min(DISK_CHUNK_BYTES), is_graded: false, at_once, ..self }
+    }
+}
+
+/// The length in bytes of the requests that disks are fastest with.
+pub(crate) const DISK_CHUNK_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: usize = 1 << 10;
+
+    fn settings(threads: usize, bounce_buffer_bytes: usize, chunk_bytes: Option<usize>) -> Settings {
+        Settings { threads, bounce_buffer_bytes, chunk_bytes, ..Settings::default() }
+    }
+
+    #[test]
+    fn graded_chunks_grow_to_their_full_length() {
+        let graded = Schedule { chunk_bytes: 500 * KIB, is_graded: true, ..Schedule::default() };
+        let lengths: Vec<_> = (0..6).map(|chunk| graded.chunk_len(chunk) / KIB).collect();
+        assert_eq!(lengths, [256, 320, 384, 448, 500, 500]);
+        let later = Schedule { chunks_before: 2, ..graded };
+        assert_eq!([0, 1, 2].map(|chunk| later.chunk_len(chunk) / KIB), [384, 448, 500]);
+        let even = Schedule { is_graded: false, ..graded };
+        assert_eq!([0, 1, 9].map(|chunk| even.chunk_len(chunk) / KIB), [500; 3]);
+    }
+
+    #[test]
+    fn each_worker_has_several_chunks_worth_a_copy() {
+        let settings = settings(4, 4096 * KIB, None);
+        let device = Place::Device(0);
+        for (total, chunk, is_graded) in [
+            (0, 512, false),
+            (1024, 512, false),
+            // A twentieth of it each, in steps of 64 KiB.
+            (20 * 512, 512, false),
+            (20 * 512 + 20, 576, true),
+            (20 * 576, 576, true),
+            (20 * 4096, 4096, true),
+            (20 * 4097, 4096, true),
+            (1 << 30, 4096, true),
+        ] {
+            for place in [Place::Host, device] {
+                let schedule = Schedule::new(&settings, total * KIB, place, None);
+                let is_graded = is_graded && place == device;
+                let expected = Schedule { chunk_bytes: chunk * KIB, is_graded, ..Schedule::default() };
+                assert_eq!(schedule, expected, "{total} KiB");
+            }
+        }
+    }
+
+    #[test]
+    fn requested_chunk_lengths_are_kept_where_buffers_allow() {
+        let of_engine = settings(4, 64 * KIB, Some(5000 * KIB));
+        let of_call = settings(4, 64 * KIB, None);
+        for (settings, asked) in [(&of_engine, None), (&of_call, Some(5000 * KIB))] {
+            let lengths = [Place::Host, Place::Device(0)].map(|place| {
+                let schedule = Schedule::new(settings, 1 << 30, place, asked);
+                assert!(!schedule.is_graded);
+                schedule.chunk_bytes
+            });
+            assert_eq!(lengths, [5000 * KIB, 64 * KIB]);
+        }
+        assert_eq!(Schedule::new(&of_engine, 1 << 30, Place::Host, Some(7)).chunk_bytes, 7);
+    }
+
+    #[test]
+    fn disks_get_even_chunks_of_a_mebibyte() {
+        for (chunk_bytes, expected) in [(4 << 20, 1 << 20), (1000, 1000)] {
+            let schedule = Schedule { chunk_bytes, is_graded: true, ..Schedule::default() }.for_disk(Some(8));
+            assert_eq!((schedule.chunk_bytes, schedule.is_graded), (expected, false));
+            assert_eq!(schedule.at_once, Some(8));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The arithmetic of `O_DIRECT`: where aligned ranges begin and end, and where their bytes lie in a buffer.
+
+/// The number of bytes that offsets, lengths and addresses must be multiples of: a power of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Alignment(pub usize);
+
+impl Alignment {
+    /// Returns the next multiple of the alignment.
+    pub fn up(self, position: usize) -> usize {
+        position.next_multiple_of(self.0)
+    }
+
+    /// Returns whether address, offset and length are all aligned.
+    pub fn fits(self, address: *const u8, offset: u64, len_bytes: usize) -> bool {
+        (address.addr() as u64 | offset | len_bytes as u64).is_multiple_of(self.0 as u64)
+    }
+
+    /// Returns the number of bytes between `offset` and the next aligned one.
+    pub fn until_aligned(self, offset: u64) -> usize {
+        (offset.next_multiple_of(self.0 as u64) - offset) as usize
+    }
+
+    /// Returns the largest multiple of the alignment in `len_bytes`.
+    pub fn aligned_part(self, len_bytes: usize) -> usize {
+        len_bytes & !(self.0 - 1)
+    }
+
+    /// Returns the smallest aligned range around another: how many bytes before it that begins, and how long it is.
+    pub fn enclosing(self, offset: u64, len_bytes: usize) -> (usize, usize) {
+        let head = (offset % self.0 as u64) as usize;
+        (head, self.up(head + len_bytes))
+    }
+
+    /// Returns the place of a range in an aligned buffer, behind its first `end` bytes, at which the enclosing range can be
+    /// read. Returns `None` if there is not enough room for that, or for `behind_bytes` more behind the range.
+    pub fn place_for_read(
+        self,
+        (end, room_bytes): (usize, usize),
+        offset: u64,
+        len_bytes: usize,
+        behind_bytes: usize,
+    ) -> Option<usize> {
+        let (head, whole) = self.enclosing(offset, len_bytes);
+        let first = self.up(end);
+        let start = first + head;
+        let fits = first + whole <= room_bytes && start + len_bytes + behind_bytes <= room_bytes;
+        fits.then_some(start)
+    }
+
+    /// Returns the place of a range in an aligned buffer, behind its first `end` bytes, from which the aligned part can be
+    /// written. Without room for that it is `end` itself.
+    pub fn place_for_write(self, (end, room_bytes): (usize, usize), offset: u64, len_bytes: usize) -> usize {
+        let (head, _) = self.enclosing(offset, len_bytes);
+        let start = self.up(end) + head;
+        if start + len_bytes <= room_bytes { start } else { end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECTOR: Alignment = Alignment(512);
+
+    #[test]
+    fn positions_and_lengths_are_aligned() {
+        for (position, next, before) in
+            [(0, 0, 0), (1, 512, 0), (511, 512, 0), (512, 512, 512), (1025, 1536, 1024)]
+        {
+            assert_eq!(SECTOR.up(position), next);
+            assert_eq!(SECTOR.until_aligned(position as u64), next - position);
+            assert_eq!(SECTOR.aligned_part(position), before);
+        }
+        for (offset, len_bytes, enclosing) in [
+            (0, 512, (0, 512)),
+            (0, 513, (0, 1024)),
+            (700, 1, (188, 512)),
+            (1023, 2, (511, 1024)),
+            (1024, 0, (0, 0)),
+        ] {
+            assert_eq!(SECTOR.enclosing(offset, len_bytes), enclosing, "{len_bytes} bytes at {offset}");
+        }
+    }
+
+    #[test]
+    fn address_offset_and_length_must_all_be_aligned() {
+        for (address, offset, len_bytes, aligned) in [
+            (1024, 512, 2048, true),
+            (1025, 512, 2048, false),
+            (1024, 513, 2048, false),
+            (1024, 512, 256, false),
+            // Bits that are set in two of them are set.
+            (1025, 513, 2048, false),
+            (1024, 513, 2049, false),
+        ] {
+            let address = std::ptr::without_provenance(address);
+            assert_eq!(SECTOR.fits(address, offset, len_bytes), aligned);
+        }
+    }
+
+    #[test]
+    fn reads_are_placed_where_the_enclosing_range_has_room() {
+        for (end, offset, len_bytes, behind_bytes, start, room_bytes) in [
+            (0, 0, 512, 0, 0, 512),
+            // The over-read behind the range needs as much room as what comes later.
+            (1, 700, 1000, 0, 700, 2048),
+            (1, 700, 1000, 348, 700, 2048),
+            (1, 700, 1000, 349, 700, 2049),
+            (600, 3, 5, 2000, 1027, 3032),
+        ] {
+            let place = |room| SECTOR.place_for_read((end, room), offset, len_bytes, behind_bytes);
+            let what = format!("{len_bytes} bytes at {offset} behind {end}");
+            assert_eq!(place(room_bytes), Some(start), "{what}");
+            assert_eq!(place(room_bytes - 1), None, "{what}");
+        }
+    }
+
+    #[test]
+    fn writes_are_placed_aligned_where_there_is_room() {
+        for (end, offset, len_bytes, start) in [(0, 0, 512, 0), (1, 0, 512, 512), (1, 700, 1000, 700)] {
+            let place = |room| SECTOR.place_for_write((end, room), offset, len_bytes);
+            assert_eq!(place(start + len_bytes), start, "{len_bytes} bytes at {offset} behind {end}");
+            if start > end {
+                assert_eq!(place(start + len_bytes - 1), end, "{len_bytes} bytes at {offset} behind {end}");
+            }
+        }
+    }
+}

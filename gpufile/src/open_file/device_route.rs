@@ -1,0 +1,167 @@
+//! The route of device memory to and from a file: its registration with cuFile, or why there is none.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::LazyLock;
+use std::{fs, io};
+
+use cufile::FileHandle;
+
+use super::direct;
+use crate::gpus::Gpus;
+use crate::memory::Memory;
+use crate::outcome::{Outcome, Stop};
+use crate::route::{Route, RouteKind, RoutePolicy};
+
+/// The route of a file, and its handle if cuFile is part of the route.
+#[derive(Debug)]
+pub(super) struct DeviceRoute {
+    pub route: Route,
+    pub handle: Option<FileHandle>,
+}
+
+impl DeviceRoute {
+    /// Chooses the route of a file. Opens the cuFile driver if the answer needs it.
+    pub fn of(file: &fs::File, gpus: &Gpus, policy: RoutePolicy) -> Self {
+        if let Err(error) = gpus.cuda() {
+            return Self { route: Route::unavailable(&error), handle: None };
+        }
+        Self::register(file, gpus, policy).unwrap_or_else(|reason| Self {
+            route: Route::posix([(RouteKind::CufileCompat, reason)]),
+            handle: None,
+        })
+    }
+
+    /// Registers the file with cuFile if the policy and the route want that.
+    ///
+    /// # Errors
+    /// The reason why that does not work.
+    pub fn register(file: &fs::File, gpus: &Gpus, policy: RoutePolicy) -> Result<Self, String> {
+        let only_direct = match policy {
+            RoutePolicy::PosixOnly => return Err("the file was opened for POSIX only".to_owned()),
+            RoutePolicy::RequireCufile => false,
+            RoutePolicy::Auto => true,
+        };
+        if only_direct && nothing_is_direct(gpus) {
+            return Ok(Self { route: Route::without_direct_path(), handle: None });
+        }
+        let driver = gpus.driver()?;
+        let text = |error: cufile::Error| error.to_string();
+        let route = Route::cufile(driver, file).map_err(text)?;
+        let direct = route.is_direct();
+        if only_direct && !direct {
+            return Ok(Self { route: route.or_posix(), handle: None });
+        }
+        let fd = duplicate(file, direct).map_err(|error| error.to_string())?;
+        let handle = FileHandle::register(driver, fd).map_err(|failed| text(failed.error))?;
+        Ok(Self { route, handle: Some(handle) })
+    }
+}
+
+/// Returns a descriptor of the same file for cuFile. The direct routes want `O_DIRECT`.
+fn duplicate(file: &fs::File, direct: bool) -> io::Result<OwnedFd> {
+    if direct {
+        return Ok(direct::reopen(file, libc::O_DIRECT)?.into());
+    }
+    file.as_fd().try_clone_to_owned()
+}
+
+/// Returns the best route that a file of any file system can take in this process, and why there is no better one.
+pub(crate) fn best_route(gpus: &Gpus) -> Route {
+    if let Err(error) = gpus.cuda() {
+        return Route::unavailable(&error);
+    }
+    if nothing_is_direct(gpus) {
+        return Route::without_direct_path();
+    }
+    let properties = gpus
+        .driver()
+        .map_err(str::to_owned)
+        .and_then(|driver| driver.properties().map_err(|error| error.to_string()));
+    match properties {
+        Ok(driver) => Route::of_driver(&driver, None).or_posix(),
+        Err(reason) => Route::posix([(RouteKind::CufileCompat, reason)]),
+    }
+}
+
+/// Returns whether no file can go past the host's memory, as far as that can be seen without opening the driver.
+fn nothing_is_direct(gpus: &Gpus) -> bool {
+    !gpus.has_open_driver() && !direct_is_thinkable()
+}
+
+/// Returns whether this machine has what either direct path needs: the module nvidia-fs, or a GPU that offers
+/// its memory to other PCI devices. It does not open the cuFile driver, which takes a tenth of a second.
+///
+/// The first answer holds for the process, because looking takes longer than opening and reading a small file.
+fn direct_is_thinkable() -> bool {
+    static IS_THINKABLE: LazyLock<bool> = LazyLock::new(|| {
+        let devices = Path::new("/sys/bus/pci/devices");
+        Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory(devices).unwrap_or(false)
+    });
+    *IS_THINKABLE
+}
+
+fn a_gpu_offers_p2p_memory(devices: &Path) -> io::Result<bool> {
+    const NVIDIA: &str = "0x10de";
+    for device in fs::read_dir(devices)? {
+        let device = device?.path();
+        let is_nvidia = || fs::read_to_string(device.join("vendor")).is_ok_and(|id| id.trim() == NVIDIA);
+        if device.join("p2pmem").exists() && is_nvidia() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads to device memory by cuFile.
+pub(crate) fn read_cufile(handle: &FileHandle, memory: &mut Memory, offset: u64) -> Outcome {
+    let len = memory.len_bytes;
+    through_cufile(len, |done| {
+        handle.read_range_at(memory, done, len - done, offset.saturating_add(done as u64))
+    })
+}
+
+/// Writes device memory by cuFile. The caller holds the blocks of the range.
+pub(super) fn write_cufile(handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
+    let len = memory.len_bytes;
+    through_cufile(len, |done| {
+        handle.write_range_at(memory, done, len - done, offset.saturating_add(done as u64))
+    })
+}
+
+/// Repeats a cuFile call until `len` bytes are done or it moves nothing, which is the end of the file.
+fn through_cufile(len: usize, mut call: impl FnMut(usize) -> cufile::Result<usize>) -> Outcome {
+    let mut done = 0;
+    while done < len {
+        match call(done) {
+            Ok(0) => return Err(Stop::end_of_file(done)),
+            Ok(count) => done += count,
+            Err(cufile::Error::Io { source, .. }) if source.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Stop::failed(done, error)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_offered_by_an_nvidia_device_with_p2pmem() {
+        let folder = tempfile::tempdir().unwrap();
+        let offered = || a_gpu_offers_p2p_memory(folder.path()).unwrap();
+        let device = |name: &str, vendor: &str| {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::write(folder.path().join(name).join("vendor"), vendor).unwrap();
+        };
+        assert!(a_gpu_offers_p2p_memory(&folder.path().join("none")).is_err() && !offered());
+        device("disk", "0x144d\n");
+        fs::create_dir(folder.path().join("disk/p2pmem")).unwrap();
+        assert!(!offered());
+        device("gpu", "0x10de\n");
+        assert!(!offered());
+        fs::create_dir(folder.path().join("gpu/p2pmem")).unwrap();
+        assert!(offered());
+    }
+}

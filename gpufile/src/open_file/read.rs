@@ -1,0 +1,146 @@
+//! Reads of one file to host memory: by `O_DIRECT` or through the page cache.
+
+use std::os::fd::AsFd;
+use std::ptr;
+
+use super::direct::Direct;
+use super::posix::read_full;
+use super::storage::Storage;
+use super::{OpenFile, available};
+use crate::bounce::Bounce;
+use crate::outcome::{Outcome, Stop, done_bytes};
+use crate::page_cache;
+use crate::settings::DirectIo;
+
+/// Below this, a read is not worth an `O_DIRECT` request of its own, nor the question whether it is cached.
+pub(super) const DIRECT_MIN_BYTES: usize = 128 << 10;
+
+/// A read into a bounce buffer, whose bytes lie from `start` on.
+pub(crate) struct BounceRead {
+    pub start: usize,
+    pub outcome: Outcome,
+}
+
+impl OpenFile {
+    /// Reads into the bounce buffer, behind its first `end` bytes, and leaves room for `behind_bytes` more.
+    pub fn read_to_bounce(
+        &self,
+        bounce: &mut Bounce,
+        end: usize,
+        offset: u64,
+        len_bytes: usize,
+        behind_bytes: usize,
+    ) -> BounceRead {
+        let room = (end, bounce.len_bytes());
+        if let Some(direct) = self.direct_for_read(offset, len_bytes)
+            && let Some(start) = direct.alignment.place_for_read(room, offset, len_bytes, behind_bytes)
+        {
+            // SAFETY: the range lies in the bounce buffer, which nothing else uses.
+            let target = unsafe { bounce.ptr().add(start) };
+            // SAFETY: as above, with the over-read around it.
+            let done = unsafe { direct.read_enclosing(target, len_bytes, offset) };
+            // SAFETY: as above.
+            let outcome = unsafe { self.read_rest(target, len_bytes, offset, done) };
+            return BounceRead { start, outcome };
+        }
+        debug_assert!(end + len_bytes <= bounce.len_bytes());
+        // SAFETY: a bounce buffer has room for a chunk, and nothing else uses it.
+        let outcome = unsafe { self.read_rest(bounce.ptr().add(end), len_bytes, offset, 0) };
+        BounceRead { start: end, outcome }
+    }
+
+    /// Reads to host memory.
+    ///
+    /// # Safety
+    /// `target` must be valid for writes of `len_bytes`, and nothing else may use it during the call.
+    pub unsafe fn read_to_host(
+        &self,
+        target: *mut u8,
+        len_bytes: usize,
+        offset: u64,
+        bounce: &mut Bounce,
+    ) -> Outcome {
+        let mut done = 0;
+        if let Some(direct) = self.direct_for_read(offset, len_bytes) {
+            if direct.alignment.fits(target, offset, len_bytes) {
+                // SAFETY: the caller's promise.
+                done = unsafe { direct.read_enclosing(target, len_bytes, offset) };
+            } else {
+                while done < len_bytes {
+                    let some = (len_bytes - done).min(bounce.len_bytes() - 2 * direct.alignment.0);
+                    let read = self.read_to_bounce(bounce, 0, offset + done as u64, some, 0);
+                    let count = done_bytes(&read.outcome, some);
+                    // SAFETY: both are as long, and a bounce buffer is the engine's.
+                    unsafe {
+                        ptr::copy_nonoverlapping(bounce.ptr().add(read.start), target.add(done), count);
+                    }
+                    read.outcome.map_err(|stop| stop.after(done))?;
+                    done += count;
+                }
+                return Ok(());
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.read_rest(target, len_bytes, offset, done) }
+    }
+
+    /// Reads the bytes after the first `done`, through the page cache.
+    ///
+    /// # Safety
+    /// As for [`read_to_host`](Self::read_to_host).
+    pub unsafe fn read_rest(&self, target: *mut u8, len_bytes: usize, offset: u64, done: usize) -> Outcome {
+        // SAFETY: the caller's promise, behind what was read already.
+        let rest =
+            unsafe { read_full(self.as_fd(), target.add(done), len_bytes - done, offset + done as u64) };
+        rest.map_err(|stop: Stop| stop.after(done))
+    }
+
+    /// Returns whether a read of so many bytes certainly goes through the page cache.
+    pub fn is_buffered_read(&self, len_bytes: usize) -> bool {
+        match self.settings.direct_read {
+            DirectIo::Always => false,
+            DirectIo::Never => true,
+            DirectIo::Auto => len_bytes < DIRECT_MIN_BYTES || !self.storage.has_slow_misses(),
+        }
+    }
+
+    /// Returns whether the file may have more contents than length, as files of procfs and debugfs have. To
+    /// begin in the middle of such a file, the kernel makes up all that comes before.
+    pub fn is_generated(&self) -> bool {
+        self.storage == Storage::Other
+            && self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
+    }
+
+    /// Returns the `O_DIRECT` descriptor by which a long read should go. The first bytes of the range decide.
+    pub fn direct_for_long_read(&self, offset: u64, len_bytes: usize) -> Option<&Direct> {
+        self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES))
+    }
+
+    /// Returns the `O_DIRECT` descriptor by which a read should go, if it should.
+    pub(super) fn direct_for_read(&self, offset: u64, len_bytes: usize) -> Option<&Direct> {
+        if self.is_buffered_read(len_bytes) {
+            return None;
+        }
+        let mode = self.settings.direct_read;
+        if mode == DirectIo::Auto && self.fits_page_cache() {
+            return None;
+        }
+        let direct = self.direct()?;
+        // Cached bytes are faster to have from the cache. A few pages are there because of what was read before.
+        let uncached = || {
+            page_cache::residency(&self.file, offset..offset.saturating_add(len_bytes as u64)).is_ok_and(
+                |residency| residency.cached * 2 < residency.pages && residency.dirty.unwrap_or(0) == 0,
+            )
+        };
+        let aligned = || self.settings.overread || direct.alignment.fits(ptr::null(), offset, len_bytes);
+        ((mode == DirectIo::Always || uncached()) && aligned()).then_some(direct)
+    }
+
+    /// Returns whether there is enough memory to keep all of the file in the page cache, where the next
+    /// reader finds it.
+    pub(super) fn fits_page_cache(&self) -> bool {
+        let most = self.most_cached_bytes.get_or_init(|| available::available_bytes() / 2);
+        // Other files, such as disks, have no length.
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= *most)
+    }
+}

@@ -1,0 +1,162 @@
+//! Writes of host and device memory to one file: by system calls, `O_DIRECT`, a mapping or cuFile.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::slice;
+use std::sync::{Arc, PoisonError};
+
+use cufile::FileHandle;
+
+use super::blocks::{Blocks, Held, Sharing, WrittenFiles};
+use super::direct::Direct;
+use super::mapping::{Mapping, may_be_sealed};
+use super::method::Method;
+use super::posix::write_full;
+use super::storage::Storage;
+use super::{OpenFile, device_route};
+use crate::bounce::Bounce;
+use crate::memory::Memory;
+use crate::outcome::{Outcome, Stop};
+use crate::settings::DirectIo;
+
+impl OpenFile {
+    /// Returns where in a bounce buffer, behind its first `end` bytes, a range to be written must lie.
+    pub fn place_for_write(&self, end: usize, offset: u64, len_bytes: usize, room_bytes: usize) -> usize {
+        match self.direct_for_write(len_bytes) {
+            Some(direct) => direct.alignment.place_for_write((end, room_bytes), offset, len_bytes),
+            None => end,
+        }
+    }
+
+    /// Writes host bytes: to the mapping of the method, except the last chunk, or by `O_DIRECT` where the settings ask for
+    /// that and the address allows it. The page cache takes the rest.
+    pub fn write_bytes(&self, method: &Method, is_last: bool, source: &[u8], offset: u64) -> Outcome {
+        let _held = self.hold_beside_cufile(offset, source.len());
+        let mut done = 0;
+        if let (Method::WriteMapping(mapping), false) = (method, is_last) {
+            done = mapping.write(source, offset);
+        } else if let Some(direct) = self.direct_for_write(source.len()) {
+            // The ends that are not aligned go through the page cache.
+            let before = direct.alignment.until_aligned(offset).min(source.len());
+            let inside = direct.alignment.aligned_part(source.len() - before);
+            let middle = &source[before..before + inside];
+            let at = offset + before as u64;
+            if direct.alignment.fits(middle.as_ptr(), at, inside) {
+                // SAFETY: a slice.
+                unsafe { write_full(self.as_fd(), source.as_ptr(), before, offset) }?;
+                let (count, failure) = direct.write(middle, at);
+                done = before + count;
+                if let Some(error) = failure {
+                    return Err(Stop::failed(done, error));
+                }
+            }
+        }
+        let rest = &source[done..];
+        // SAFETY: a slice.
+        unsafe { write_full(self.as_fd(), rest.as_ptr(), rest.len(), offset + done as u64) }
+            .map_err(|stop| stop.after(done))
+    }
+
+    /// Writes host memory.
+    ///
+    /// # Safety
+    /// `source` must be valid for reads of `len_bytes`, and nothing may write it during the call.
+    pub unsafe fn write_from_host(
+        &self,
+        method: &Method,
+        is_last: bool,
+        source: *const u8,
+        len_bytes: usize,
+        offset: u64,
+        bounce: &mut Bounce,
+    ) -> Outcome {
+        // SAFETY: the caller's promise.
+        let source = unsafe { slice::from_raw_parts(source, len_bytes) };
+        let aligned = |direct: &Direct| {
+            let before = direct.alignment.until_aligned(offset);
+            direct.alignment.fits(source.as_ptr().wrapping_add(before), 0, 0)
+        };
+        if self.direct_for_write(len_bytes).is_none_or(aligned) {
+            return self.write_bytes(method, is_last, source, offset);
+        }
+        let mut done = 0;
+        while done < len_bytes {
+            let at = offset + done as u64;
+            let start = self.place_for_write(0, at, len_bytes - done, usize::MAX);
+            let some = (len_bytes - done).min(bounce.len_bytes() - start);
+            // SAFETY: the range lies in the bounce buffer, which nothing else uses.
+            let copy = unsafe { slice::from_raw_parts_mut(bounce.ptr().add(start), some) };
+            copy.copy_from_slice(&source[done..done + some]);
+            self.write_bytes(method, is_last, copy, at).map_err(|stop| stop.after(done))?;
+            done += some;
+        }
+        Ok(())
+    }
+
+    /// Writes device memory by cuFile.
+    pub fn write_cufile(&self, handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
+        let _held = self.blocks().hold(offset, memory.len_bytes, Sharing::Alone);
+        device_route::write_cufile(handle, memory, offset)
+    }
+
+    fn blocks(&self) -> &Blocks {
+        self.blocks.get_or_init(|| WrittenFiles::of_process().blocks_of((self.block_device, self.inode)))
+    }
+
+    /// Holds the blocks of a range that the kernel writes, beside which cuFile must not. It writes to no file of tmpfs
+    /// directly.
+    fn hold_beside_cufile(&self, offset: u64, len_bytes: usize) -> Option<Held<'_>> {
+        match self.storage {
+            Storage::Tmpfs => None,
+            _ => self.blocks().hold(offset, len_bytes, Sharing::Shared),
+        }
+    }
+
+    /// Allocates storage for a range that may lie behind the end, and makes the file as long (`fallocate`). Returns
+    /// whether that worked.
+    pub fn allocate(&self, offset: u64, len_bytes: u64) -> bool {
+        self.fallocate(0, offset, len_bytes)
+    }
+
+    /// Allocates storage as [`allocate`](Self::allocate), and leaves the length of the file as it is.
+    pub fn preallocate(&self, offset: u64, len_bytes: u64) -> bool {
+        self.fallocate(libc::FALLOC_FL_KEEP_SIZE, offset, len_bytes)
+    }
+
+    fn fallocate(&self, mode: libc::c_int, offset: u64, len_bytes: u64) -> bool {
+        let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len_bytes)) else {
+            return false;
+        };
+        // SAFETY: takes integers.
+        unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, len) == 0 }
+    }
+
+    /// Returns the `O_DIRECT` descriptor by which a write should go, if it should.
+    pub fn direct_for_write(&self, len_bytes: usize) -> Option<&Direct> {
+        let wanted = self.settings.direct_write == DirectIo::Always && len_bytes >= Bounce::ALIGNMENT;
+        if wanted { self.direct() } else { None }
+    }
+
+    /// Returns a mapping for overwriting a range; `None` if the file is shorter or cannot be mapped.
+    ///
+    /// It covers all of the file and is kept for the next time, because to map pages anew takes as long as to write them. A
+    /// file that may be sealed gets one for each write.
+    pub fn mapping_for_overwriting(&self, range: Range<u64>) -> Option<Arc<Mapping>> {
+        let mut mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= range.end) {
+            return Some(mapping.clone());
+        }
+        let len_bytes = self.len_bytes().ok().filter(|len_bytes| *len_bytes >= range.end)?;
+        if may_be_sealed(&self.file) {
+            return self.mapping_for_writing_once(range);
+        }
+        let new = Arc::new(Mapping::for_overwriting(&self.file, usize::try_from(len_bytes).ok()?).ok()?);
+        *mapping = Some(new.clone());
+        Some(new)
+    }
+
+    /// Returns a mapping of a range for one write of each part.
+    pub fn mapping_for_writing_once(&self, range: Range<u64>) -> Option<Arc<Mapping>> {
+        Mapping::for_writing_once(&self.file, range).ok().map(Arc::new)
+    }
+}

@@ -1,0 +1,37 @@
+//! The outcome of a transfer: all of its bytes, or the place where it stopped.
+
+use crate::error::Cause;
+
+/// `Ok` if all bytes were transferred.
+pub(crate) type Outcome = Result<(), Stop>;
+
+/// The end of a transfer before its last byte.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    /// The number of bytes that had been transferred, from the beginning and without a gap.
+    pub done_bytes: usize,
+    /// The failure; `None` at the end of the file, and after cancelling.
+    pub cause: Option<Cause>,
+}
+
+impl Stop {
+    /// A failure after so many bytes.
+    pub fn failed(done_bytes: usize, cause: impl Into<Cause>) -> Self {
+        Self { done_bytes, cause: Some(cause.into()) }
+    }
+
+    /// The end of the file after so many bytes.
+    pub fn end_of_file(done_bytes: usize) -> Self {
+        Self { done_bytes, cause: None }
+    }
+
+    /// The same stop, counted from `before_bytes` earlier.
+    pub fn after(self, before_bytes: usize) -> Self {
+        Self { done_bytes: before_bytes + self.done_bytes, ..self }
+    }
+}
+
+/// Returns how many of `len_bytes` were transferred.
+pub(crate) fn done_bytes(outcome: &Outcome, len_bytes: usize) -> usize {
+    outcome.as_ref().err().map_or(len_bytes, |stop| stop.done_bytes)
+}
