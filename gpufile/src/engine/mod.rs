@@ -330,6 +330,9 @@ impl fmt::Debug for Engine {
 
 // Not in the modules that they are about, which the models of interleavings compile again.
 #[cfg(test)]
+#[path = "hand_out/tests.rs"]
+mod hand_out_tests;
+#[cfg(test)]
 #[path = "job/tests.rs"]
 mod job_tests;
 #[cfg(test)]

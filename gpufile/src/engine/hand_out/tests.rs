@@ -1,0 +1,70 @@
+//! Chunks handed out at random steps, each compared with the rules.
+
+use super::hand_out::HandOut;
+use super::schedule::Schedule;
+
+/// Takes and completes chunks at random, and checks each step against the rules.
+fn check(chunks: usize, schedule: &Schedule, seed: u64) {
+    let mut random = seed;
+    let mut below = |most: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % most
+    };
+    let mut hand_out = HandOut::new(chunks, schedule);
+    let (mut out, mut taken) = (Vec::new(), 0);
+    let last_alone = schedule.last_bytes > 0 && chunks > 1;
+    while !hand_out.is_done() {
+        let most = if schedule.is_serial { 1 } else { schedule.at_once.unwrap_or(usize::MAX) };
+        let may_be_next = taken < chunks && !(last_alone && taken + 1 == chunks && !out.is_empty());
+        let expected = (may_be_next && out.len() < most).then_some(taken);
+        assert_eq!(hand_out.is_ready(), expected.is_some());
+        match below(3) {
+            0 | 1 if expected.is_some() => {
+                assert_eq!(hand_out.take(), expected);
+                out.push(taken);
+                taken += 1;
+            }
+            0 if out.len() == 1 && schedule.is_serial => {
+                let follows = may_be_next.then_some(taken);
+                assert_eq!(hand_out.take_after(out[0] + 1), None, "not the chunk before");
+                assert_eq!(hand_out.take_after(out[0]), follows);
+                if follows.is_some() {
+                    out.push(taken);
+                    taken += 1;
+                }
+            }
+            _ if out.is_empty() => assert_eq!(hand_out.take_after(0), None),
+            _ => {
+                // The worker that has two chunks of a serial job ends the first one first.
+                out.remove(if schedule.is_serial { 0 } else { below(out.len()) });
+                // Those who found nothing before must be told, and nobody needs to be told twice.
+                assert_eq!(hand_out.complete(), expected.is_none() && hand_out.is_ready());
+            }
+        }
+        assert_eq!((hand_out.next(), hand_out.all_were_out()), (taken, taken == chunks));
+    }
+    assert!(taken == chunks && out.is_empty());
+}
+
+#[test]
+fn chunks_are_handed_out_by_the_rules() {
+    for chunks in 0..6 {
+        for is_serial in [false, true] {
+            for at_once in [None, Some(1), Some(2), Some(3)] {
+                for last_bytes in [0, 4096] {
+                    let schedule = Schedule { is_serial, at_once, last_bytes, ..Schedule::default() };
+                    (0..50).for_each(|seed| check(chunks, &schedule, seed));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stopped_job_hands_out_nothing() {
+    let mut hand_out = HandOut::new(3, &Schedule { last_bytes: 1, ..Schedule::default() });
+    assert_eq!(hand_out.take(), Some(0));
+    hand_out.stop();
+    assert_eq!((hand_out.take(), hand_out.is_done()), (None, false));
+    assert!(!hand_out.complete() && hand_out.is_done());
+}
