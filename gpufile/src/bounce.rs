@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_goes_with_its_memory() {
+    fn dropped_buffers_free_their_memory() {
         const MIB: usize = 1 << 20;
         let resident = || {
             let pages = std::fs::read_to_string("/proc/self/statm").unwrap();

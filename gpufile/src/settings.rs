@@ -9,6 +9,22 @@ use crate::route::RoutePolicy;
 
 /// The use of `O_DIRECT`, by which transfers through host memory bypass the page cache. It does not change what they
 /// read and write.
+///
+/// ```
+/// use gpufile::{DirectIo, File};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("data.bin");
+/// # std::fs::write(&path, [7; 10_000])?;
+/// // A file that nothing reads again: its pages would only displace others.
+/// let file = File::options().read(true).direct_read(DirectIo::Always).open(&path)?;
+/// let mut bytes = vec![0; 5000];
+/// file.read_exact_at(&mut bytes, 123)?; // no alignment is needed
+/// assert_eq!(bytes, [7; 5000]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DirectIo {
@@ -26,6 +42,16 @@ pub enum DirectIo {
 
 /// The configuration of an [`Engine`](crate::Engine). [`Default`] is good for most machines; the process's default
 /// engine takes [`from_env`](Self::from_env).
+///
+/// ```
+/// use gpufile::{DirectIo, Engine, RoutePolicy, Settings};
+///
+/// let settings = Settings::default();
+/// assert_eq!(settings.policy(), RoutePolicy::Auto);
+/// assert_eq!(settings.direct_read(), DirectIo::Auto);
+/// let engine = Engine::builder().settings(settings.clone()).build();
+/// assert_eq!(engine.settings(), &settings);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub(crate) threads: usize,
@@ -162,6 +188,16 @@ impl Settings {
 }
 
 /// Environment variables that cannot be followed.
+///
+/// ```
+/// use gpufile::{Settings, SettingsError};
+///
+/// match Settings::from_env() {
+///     Ok(settings) => println!("{} threads", settings.threads()),
+///     Err(SettingsError::Invalid { variable, accepted, .. }) => println!("{variable} must be {accepted}"),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
@@ -406,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn each_variable_sets_its_setting_and_no_other() {
+    fn each_variable_changes_only_its_setting() {
         for (names, value, change) in SAMPLES {
             let expected = with(change);
             assert_ne!(expected, Settings::default(), "{names:?}: the sample must differ from the default");
@@ -420,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn each_variable_is_documented_in_the_row_of_its_setting() {
+    fn docs_list_each_variable_beside_its_setting() {
         let rows =
             || include_str!("settings.rs").lines().filter(|line| line.trim_start().starts_with("/// | `"));
         for variable in VARIABLES {
@@ -432,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn without_variables_the_defaults_hold() {
+    fn defaults_apply_without_variables() {
         let settings = from(&[]).unwrap();
         assert_eq!(settings, Settings::default());
         assert!((1..=12).contains(&settings.threads()));
@@ -446,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn bounce_memory_follows_threads_and_buffers_and_holds_two_buffers() {
+    fn bounce_memory_scales_and_holds_at_least_two_buffers() {
         let some = [("KVIKIO_NTHREADS", "3"), ("KVIKIO_BOUNCE_BUFFER_SIZE", "1M")];
         let pair = 2 * ((9 << 17) + (16 << 10));
         assert_eq!(from(&some).unwrap().bounce_memory_bytes(), 6 * pair);
@@ -461,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_may_be_a_number_of_bytes_or_have_a_unit() {
+    fn sizes_accept_plain_bytes_and_units() {
         let mut sizes = 0;
         for (name, variable) in names().filter(|(_, variable)| variable.accepted.contains("64KiB")) {
             let in_bytes = from(&[(name, "2097152")]).unwrap();
@@ -475,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_taken_in_any_case_and_with_spaces_around() {
+    fn words_ignore_case_and_surrounding_spaces() {
         let policy = |value| from(&[("KVIKIO_COMPAT_MODE", value)]).map(|settings| settings.policy);
         for value in ["ON", "on", "On", "TRUE", "true", "YES", "yes", "1", " on "] {
             assert_eq!(policy(value), Ok(RoutePolicy::PosixOnly), "{value}");
@@ -503,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_name_wins_and_hides_the_others() {
+    fn gpufile_variables_override_kvikio_variables() {
         for (names, value, change) in SAMPLES {
             for other in &names[1..] {
                 let settings = from(&[(names[0], value), (other, "nonsense")]);
@@ -515,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn two_names_of_kvikios_must_agree() {
+    fn two_kvikio_names_must_agree() {
         let both = |one, two| from(&[("KVIKIO_NTHREADS", one), ("KVIKIO_NUM_THREADS", two)]);
         assert_eq!(both("8", " 8").unwrap().threads(), 8);
         let default = Settings::default().threads.to_string();
@@ -537,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_is_an_error_that_names_the_variable_and_what_it_may_be() {
+    fn bad_value_errors_name_variable_and_accepted_values() {
         for (name, variable) in names() {
             let mut values = vec!["", "nonsense", "-1", "1.5", "2 2", "99999999999999999999999"];
             match variable.accepted {
@@ -559,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_unicode_is_an_error() {
+    fn values_must_be_unicode() {
         for (name, variable) in names() {
             let value = OsString::from_vec(b"4\xff".to_vec());
             let error = Settings::from_lookup(&|asked| (asked == name).then(|| value.clone())).unwrap_err();
@@ -571,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn what_errors_suggest_is_accepted() {
+    fn values_suggested_by_errors_are_accepted() {
         assert!(
             SWITCH
                 .split([',', ' '])

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_copied_together_within_an_allocation_only() {
+    fn neighbours_within_one_allocation_are_copied_together() {
         let mut copies = Copies::default();
         for (base, device, host, len_bytes) in [
             (4096, 4096, 100, 50),

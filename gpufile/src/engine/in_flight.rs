@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_the_list_finishes_all_jobs_in_order() {
+    fn drop_finishes_all_jobs_in_order() {
         let workers = workers();
         let mut ended = Vec::new();
         let mut jobs = InFlight::new(&workers, |what, stop| {
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_was_stopped_is_told() {
+    fn finish_returns_the_first_stop() {
         let workers = workers();
         let stopped = |entry, _: Option<EntryStop>| Some(EntryStop { entry, stop: Stop::end_of_file(0) });
         let mut jobs = InFlight::new(&workers, stopped);

@@ -86,6 +86,22 @@ use relay::thread::RelayThread;
 /// calling thread does their work; a file that the parent's threads used while it forked should be opened again.
 /// Transfers that the parent had begun never end in the child, which must not wait for them; dropping their futures
 /// leaks the buffers there.
+///
+/// ```
+/// use gpufile::{Engine, File};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("data.bin");
+/// let engine = Engine::builder().threads(2).build();
+/// let options = File::options().read(true).write(true).create(true).engine(&engine);
+/// let file = options.open(&path)?;
+/// file.write_all_at(&vec![7; 1 << 20], 0)?;
+/// let freed_bytes = engine.release_buffers(); // after a phase with many transfers
+/// println!("{freed_bytes} bytes of bounce buffers are free");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -98,6 +114,21 @@ struct Inner {
 }
 
 /// The configuration of an engine to be made; see [`Engine::builder`].
+///
+/// ```
+/// use gpufile::{DirectIo, Engine, Settings};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // The environment variables first, then what this program needs.
+/// let engine = Engine::builder()
+///     .settings(Settings::from_env()?)
+///     .bounce_memory_bytes(128 << 20)
+///     .direct_read(DirectIo::Never)
+///     .build();
+/// assert_eq!(engine.settings().direct_read(), DirectIo::Never);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Default)]
 #[must_use]
 pub struct EngineBuilder {
@@ -347,7 +378,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn builders_set_what_they_are_told() {
+    fn builders_set_each_setting() {
         let built = |change: fn(EngineBuilder) -> EngineBuilder| change(Engine::builder()).build();
         let default = Engine::builder().build();
         assert_eq!(built(|builder| builder.threads(0)).settings().threads(), 1);
@@ -379,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn bounce_buffers_are_whole_pages_of_a_gib_at_most() {
+    fn bounce_buffers_are_whole_pages_up_to_one_gib() {
         for (asked, bytes) in [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (usize::MAX, 1 << 30)] {
             let engine = Engine::builder().bounce_buffer_bytes(asked).build();
             assert_eq!(engine.settings().bounce_buffer_bytes(), bytes, "{asked}");

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looking_ends_with_the_processor_or_the_time() {
+    fn spinning_ends_with_the_processor_or_the_time() {
         for (yielding, so_far, expected) in
             [(0, 0, false), (20, 3000, false), (21, 30, true), (1, 3001, true), (21, 3001, true)]
         {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_sleep_exactly_and_know_that_they_are_workers() {
+    fn workers_sleep_precisely_and_are_marked_as_workers() {
         let worker = std::thread::spawn(|| {
             assert!(!on_worker());
             as_worker(|| assert!(on_worker()));

@@ -9,6 +9,21 @@ use crate::open_file::{Method, OpenFile, Span};
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
 
 /// A range of a file, and where in a buffer its bytes go or come from.
+///
+/// ```
+/// use gpufile::{File, IoRange};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("data.bin");
+/// # std::fs::write(&path, "abcdef")?;
+/// let mut buffer = vec![b'-'; 4];
+/// let range = IoRange { file_offset: 4, buffer_offset: 1, len_bytes: 2 };
+/// File::open(&path)?.read_many(&mut buffer, &[range])?;
+/// assert_eq!(buffer, b"-ef-");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoRange {
     /// The start of the range in the file, in bytes.
@@ -193,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_lies_within_buffer_and_file_or_not() {
+    fn range_checks_cover_buffer_and_file() {
         const BUFFER: usize = 1000;
         const FILE: u64 = 1 << 40;
         // Each with a length of 10: in the buffer, and in the file.
@@ -211,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_know_their_sizes_places_and_files() {
+    fn entries_have_sizes_places_and_files() {
         let file = &a_file();
         let range = |buffer_offset| IoRange { file_offset: 0, buffer_offset, len_bytes: 10 };
         let ranges = [range(0), range(91), range(90)];

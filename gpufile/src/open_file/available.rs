@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_how_much_is_available() {
+    fn available_memory_is_parsed_from_meminfo() {
         assert_eq!(available("MemTotal:  24681480 kB\nMemAvailable:   2048 kB\nCached: 1 kB\n"), 2 << 20);
         assert_eq!(available("MemTotal:  24681480 kB\n"), 0);
         assert_eq!(available("MemAvailable: much\n"), 0);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_group_around_the_process_limits_it() {
+    fn the_smallest_cgroup_limit_applies() {
         let root = tempfile::tempdir().unwrap();
         let inner = root.path().join("service/inner");
         fs::create_dir_all(&inner).unwrap();

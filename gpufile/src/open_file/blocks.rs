@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forked_child_has_files_of_its_own() {
+    fn forked_children_start_with_no_written_files() {
         let ours = WrittenFiles::of_process();
         assert!(Arc::ptr_eq(&ours, &WrittenFiles::of_process()));
         // SAFETY: the child compares two pointers and ends.
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_known_as_long_as_they_are_open() {
+    fn closed_files_are_forgotten() {
         let files = WrittenFiles::default();
         let (one, other) = (files.blocks_of((1, 5)), files.blocks_of((2, 5)));
         assert!(Arc::ptr_eq(&one, &files.blocks_of((1, 5))));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_meet_where_they_touch_one_block() {
+    fn writers_conflict_if_they_touch_one_block() {
         for (one, other, apart) in [
             ((0, 1), (1, 1), false),
             ((0, 1), (4095, 1), false),
@@ -211,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_for_an_empty_range() {
+    fn empty_ranges_hold_no_block() {
         let blocks = Blocks::default();
         let _alone = blocks.hold(0, 10, Alone);
         assert!(blocks.hold(5, 0, Alone).is_none());
     }
 
     #[test]
-    fn who_must_be_alone_waits_until_the_others_are_done() {
+    fn exclusive_writers_wait_for_shared_writers() {
         let blocks = Blocks::default();
         let (first, second) = (blocks.hold(0, 10, Shared), blocks.hold(10, 10, Shared));
         let elsewhere = blocks.hold(4096, 10, Alone);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_writers_hold_one_block_unless_both_share() {
+    fn only_shared_writers_hold_one_block_together() {
         const COUNT: usize = 6;
         let blocks = Blocks::default();
         // How many share a block; -1 while one is alone with it.

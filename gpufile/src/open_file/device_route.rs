@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_offered_by_an_nvidia_device_with_p2pmem() {
+    fn p2p_memory_needs_an_nvidia_device_with_p2pmem() {
         let folder = tempfile::tempdir().unwrap();
         let offered = || a_gpu_offers_p2p_memory(folder.path()).unwrap();
         let device = |name: &str, vendor: &str| {

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alignment_that_bounce_buffers_have_no_room_for_is_not_used() {
+    fn alignments_too_large_for_bounce_buffers_disable_direct_io() {
         // In the folder of the build, which is often on a disk.
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let Some(direct) = Direct::of(&file, usize::MAX) else {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_counted_where_the_device_has_some() {
+    fn hardware_queues_are_counted_if_the_device_has_any() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(queues_of(folder.path()), None);
         fs::create_dir(folder.path().join("mq")).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_return_the_bytes_that_were_asked_for() {
+    fn direct_reads_return_the_requested_bytes() {
         let bytes = pattern(5000);
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&bytes, 0).unwrap();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_tell_refusals_from_failures() {
+    fn direct_writes_distinguish_refusals_from_failures() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let written = of_file(fs::File::options().write(true).open(path.path()).unwrap());
         assert!(matches!(written.write(&pattern(1024), 512), (1024, None)));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn only_two_errors_are_refusals() {
+    fn only_einval_and_eopnotsupp_are_refusals() {
         for (errno, expected) in
             [(libc::EINVAL, true), (libc::EOPNOTSUPP, true), (libc::EIO, false), (libc::ENOSPC, false)]
         {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_pages_of_the_mapping_are_unmapped_and_keep_their_bytes() {
+    fn only_whole_pages_are_unmapped() {
         let page = page_bytes() as usize;
         let len = 3 * page + 100;
         let file = tempfile::tempfile().unwrap();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_land_where_the_file_has_them_and_nowhere_else() {
+    fn mapped_writes_change_only_their_range() {
         let page = page_bytes();
         let len = 5 * page as usize + 77;
         let file = tempfile::tempfile().unwrap();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_off_is_not_written_and_raises_no_signal() {
+    fn mapped_writes_stop_at_a_truncated_end() {
         let page = page_bytes() as usize;
         let file = tempfile::tempfile().unwrap();
         file.set_len(4 * page as u64).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_file_is_mapped_as_nothing() {
+    fn empty_mappings_have_no_bytes() {
         let file = tempfile::tempfile().unwrap();
         for mapping in [
             Mapping::for_read(&file, 0),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_have_names_cannot_be_sealed() {
+    fn only_memfds_that_allow_sealing_can_be_sealed() {
         assert!(!may_be_sealed(&tempfile::NamedTempFile::new().unwrap().into_file()));
         if let Ok(file) = tempfile::tempfile_in("/dev/shm") {
             assert!(!may_be_sealed(&file));

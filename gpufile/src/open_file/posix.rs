@@ -65,7 +65,7 @@ mod tests {
     use crate::outcome::done_bytes;
 
     #[test]
-    fn partial_transfers_go_on_where_they_stopped() {
+    fn partial_transfers_continue_at_their_end() {
         let calls = RefCell::new(Vec::new());
         let outcome = transfer(10, 100, |done, chunk, at| {
             calls.borrow_mut().push((done, chunk, at));
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_file_ends_the_transfer_short() {
+    fn transfers_end_short_at_the_end_of_file() {
         let outcome = transfer(10, 0, |done, _, _| if done == 0 { 7 } else { 0 });
         assert!(matches!(outcome, Err(Stop { done_bytes: 7, cause: None })));
     }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn no_call_asks_for_more_than_the_kernel_moves() {
+    fn no_call_exceeds_the_kernel_transfer_limit() {
         let outcome = transfer(5 << 30, 0, |_, chunk, _| {
             assert!(chunk <= KERNEL_LIMIT);
             chunk as isize

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn files_whose_writes_wait_are_no_ordinary_files_on_disks() {
+    fn synchronous_files_do_not_count_as_local_disk() {
         for disk in [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC] {
             assert_eq!(Storage::by(&stat(disk, 0x20), true, false), Storage::LocalDisk);
             assert_eq!(Storage::by(&stat(disk, 0x30), true, false), Storage::Other);
@@ -76,13 +76,13 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_has_no_slow_misses() {
+    fn only_tmpfs_has_no_slow_cache_misses() {
         assert!(!Storage::Tmpfs.has_slow_misses());
         assert!(Storage::LocalDisk.has_slow_misses() && Storage::Other.has_slow_misses());
     }
 
     #[test]
-    fn a_device_is_not_kept_where_its_name_is() {
+    fn device_storage_ignores_the_file_system_of_its_name() {
         let device = fs::File::open("/dev/null").unwrap();
         assert_eq!(Storage::of(&device, &device.metadata().unwrap()).unwrap(), Storage::Other);
         for magic in [libc::TMPFS_MAGIC, libc::EXT4_SUPER_MAGIC] {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_that_syncs_makes_writes_wait() {
+    fn synchronous_descriptors_make_writes_wait() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let open = |flags| {
             let mut options = fs::OpenOptions::new();

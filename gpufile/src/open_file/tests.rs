@@ -194,7 +194,7 @@ fn mappings_are_kept_while_they_are_long_enough() {
 }
 
 #[test]
-fn blocks_are_allocated_behind_the_end_or_within() {
+fn blocks_are_allocated_inside_and_behind_the_file() {
     let open = open(DirectIo::Never, DirectIo::Never);
     let stored = || open.file.metadata().unwrap().blocks() * 512;
     if !open.preallocate(0, 100_000) {
@@ -220,7 +220,7 @@ fn empty_files_of_other_storage_may_be_generated() {
 }
 
 #[test]
-fn a_file_may_fill_half_of_the_available_memory() {
+fn files_fit_the_cache_up_to_half_the_memory() {
     let available = available::available_bytes();
     for (len_bytes, fits) in [(available / 4, true), (available / 4 * 3, false)] {
         let open = open(DirectIo::Auto, DirectIo::Never);

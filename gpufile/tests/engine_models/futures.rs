@@ -160,7 +160,7 @@ fn a_dropped_future_frees_its_buffer_after_its_job() {
 }
 
 #[test]
-fn a_cancelled_future_gives_back_the_buffer_without_a_gap() {
+fn cancelled_futures_return_the_buffer_without_gaps() {
     for way in ways() {
         explore(&format!("cancelled, {way:?}"), move || {
             let engine = Engine::new(2, 2, CHUNK);
@@ -181,7 +181,7 @@ fn a_cancelled_future_gives_back_the_buffer_without_a_gap() {
 }
 
 #[test]
-fn a_failed_transfer_leaves_lanes_for_the_next_one() {
+fn failed_transfers_return_their_lanes() {
     // A byte of the second chunk, or a call for some chunk.
     let calls =
         [Fault::NoStream, Fault::NoMemory, Fault::Refused, Fault::RefusedLate, Fault::Asked].map(Some);
@@ -218,7 +218,7 @@ fn a_failed_transfer_leaves_lanes_for_the_next_one() {
 }
 
 #[test]
-fn a_dead_stream_ends_the_transfer() {
+fn dead_streams_end_their_transfers() {
     for way in ways().filter(|way| way.place == GPU) {
         explore(&format!("dead, {way:?}"), move || {
             let engine = Engine::new(2, 1, CHUNK);
@@ -232,7 +232,7 @@ fn a_dead_stream_ends_the_transfer() {
 }
 
 #[test]
-fn a_failed_future_does_not_disturb_another() {
+fn failed_futures_do_not_affect_others() {
     for way in ways() {
         explore(&format!("beside a failing one, {way:?}"), move || {
             let engine = Engine::new(2, 1, CHUNK);
@@ -253,7 +253,7 @@ fn a_failed_future_does_not_disturb_another() {
 }
 
 #[test]
-fn a_waker_may_use_and_drop_futures_of_its_engine() {
+fn wakers_can_use_and_drop_futures_of_their_engine() {
     for way in ways() {
         explore(&format!("in a waker, {way:?}"), move || {
             let engine = Engine::new(1, 1, CHUNK);

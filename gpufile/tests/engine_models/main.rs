@@ -223,7 +223,7 @@ fn schedules() -> impl Iterator<Item = Schedule> {
 }
 
 #[test]
-fn each_chunk_is_carried_out_once_and_who_waits_wakes() {
+fn each_chunk_runs_once_and_waiters_wake() {
     for schedule in schedules() {
         for (place, limit) in [(GPU, 2), (GPU, 1), (Place::Host, 2)] {
             explore(&format!("{schedule:?} on {place:?}, {limit} lanes"), move || {
@@ -247,7 +247,7 @@ fn each_chunk_is_carried_out_once_and_who_waits_wakes() {
 }
 
 #[test]
-fn a_caller_works_beside_the_workers() {
+fn the_caller_works_beside_the_workers() {
     for schedule in schedules() {
         explore(&format!("beside, {schedule:?}"), move || {
             let lanes = lanes(2);
@@ -265,7 +265,7 @@ fn a_caller_works_beside_the_workers() {
 }
 
 #[test]
-fn as_many_workers_as_may_work_on_a_job_do() {
+fn jobs_use_all_the_workers_they_allow() {
     // The third chunk goes on when the fourth has begun: a worker that sleeps must be woken for it.
     explore("two at once", || {
         let pool = Pool::new(2, &lanes(2)).unwrap();
@@ -279,7 +279,7 @@ fn as_many_workers_as_may_work_on_a_job_do() {
 }
 
 #[test]
-fn a_serial_job_alone_copies_one_chunk_beside_the_other() {
+fn lone_serial_jobs_overlap_two_chunks() {
     explore("serial alone", || {
         let pool = Pool::new(1, &lanes(1)).unwrap();
         let watched = leak(Watched::new(4, Schedule { is_serial: true, ..Schedule::default() }, GPU));
@@ -292,7 +292,7 @@ fn a_serial_job_alone_copies_one_chunk_beside_the_other() {
 }
 
 #[test]
-fn a_serial_job_goes_on_beside_one_that_blocks() {
+fn serial_jobs_continue_beside_a_blocking_job() {
     // A chunk of one job goes on when the last of the other, which takes turns, has begun.
     explore("serial beside", || {
         let pool = Pool::new(2, &lanes(2)).unwrap();
@@ -309,7 +309,7 @@ fn a_serial_job_goes_on_beside_one_that_blocks() {
 }
 
 #[test]
-fn the_first_failure_is_what_stops_a_job() {
+fn the_first_failure_stops_the_job() {
     for schedule in schedules() {
         for fails in [0, 2, 3] {
             explore(&format!("failing, {schedule:?}"), move || {
@@ -326,7 +326,7 @@ fn the_first_failure_is_what_stops_a_job() {
 }
 
 #[test]
-fn a_job_is_used_again_while_the_queue_remembers_it() {
+fn jobs_are_reused_while_still_in_the_queue() {
     explore("used again", || {
         let pool = Arc::new(Pool::new(2, &lanes(2)).unwrap());
         let idle = Arc::new(IdleJobs::default());
@@ -349,7 +349,7 @@ fn a_job_is_used_again_while_the_queue_remembers_it() {
 }
 
 #[test]
-fn a_cancelled_job_leaves_no_gap_before_its_end() {
+fn cancelled_jobs_have_no_gap_before_their_end() {
     for schedule in schedules() {
         explore(&format!("cancelled, {schedule:?}"), move || {
             let pool = Pool::new(2, &lanes(2)).unwrap();
@@ -366,7 +366,7 @@ fn a_cancelled_job_leaves_no_gap_before_its_end() {
 }
 
 #[test]
-fn an_abandoned_job_is_ended_once_by_whoever_comes_last() {
+fn the_last_owner_ends_an_abandoned_job_once() {
     for cancels in [false, true] {
         explore(&format!("abandoned, cancelled: {cancels}"), move || {
             // As `Owned` does: the pool goes with the job, on a worker if that ends it.
@@ -403,7 +403,7 @@ fn an_abandoned_job_is_ended_once_by_whoever_comes_last() {
 }
 
 #[test]
-fn a_waker_may_wait_for_another_job_of_its_worker() {
+fn wakers_can_wait_for_another_job_of_their_worker() {
     explore("a waker that waits", || {
         let lanes = lanes(1);
         let pool = Arc::new(Pool::new(1, &lanes).unwrap());
@@ -436,7 +436,7 @@ fn a_waker_may_wait_for_another_job_of_its_worker() {
 }
 
 #[test]
-fn lanes_of_two_gpus_are_never_more_than_allowed() {
+fn lanes_of_two_gpus_respect_the_limit() {
     explore("two GPUs", || {
         let lanes = lanes(2);
         let threads = [0, 1, 0].map(|gpu| {

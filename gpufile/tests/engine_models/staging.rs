@@ -108,7 +108,7 @@ fn assert_zeros_or_whole(buffer: &Buffer, done: usize) {
 }
 
 #[test]
-fn parts_arrive_in_order_before_the_stream_goes_on() {
+fn chunks_arrive_in_order_before_the_stream_continues() {
     for way in ways() {
         explore(&format!("staged, {way:?}"), move || {
             let engine = engine(2);
@@ -140,7 +140,7 @@ fn a_transfer_is_done_when_its_bytes_are_there() {
 }
 
 #[test]
-fn threads_that_share_a_stream_take_turns_at_its_ring() {
+fn threads_take_turns_at_the_ring_of_a_stream() {
     for way in ways() {
         explore(&format!("one stream, {way:?}"), move || {
             let engine = engine(1);
@@ -159,7 +159,7 @@ fn threads_that_share_a_stream_take_turns_at_its_ring() {
 }
 
 #[test]
-fn two_streams_have_rings_of_their_own() {
+fn two_streams_use_separate_rings() {
     for way in ways() {
         explore(&format!("two streams, {way:?}"), move || {
             let engine = engine(1);
@@ -180,7 +180,7 @@ fn two_streams_have_rings_of_their_own() {
 }
 
 #[test]
-fn a_failed_part_ends_the_transfer_and_not_the_next_one() {
+fn a_failed_chunk_ends_only_its_transfer() {
     for way in ways() {
         for bad in [5, SLOT + SLOT / 2 + 5000, 2 * SLOT] {
             explore(&format!("bad byte {bad}, {way:?}"), move || {
@@ -212,7 +212,7 @@ fn a_failed_part_ends_the_transfer_and_not_the_next_one() {
 }
 
 #[test]
-fn zeros_fill_the_rest_where_the_file_ends() {
+fn zeros_fill_the_buffer_behind_the_end_of_file() {
     for len_bytes in [0, SLOT + 5, 2 * SLOT + 7] {
         explore(&format!("end at {len_bytes}"), move || {
             let engine = engine(2);
@@ -232,7 +232,7 @@ fn zeros_fill_the_rest_where_the_file_ends() {
 }
 
 #[test]
-fn what_cannot_be_submitted_is_carried_out_by_the_call() {
+fn the_call_carries_out_transfers_it_cannot_submit() {
     for fault in [Fault::Refused, Fault::RefusedLate, Fault::NoMemory] {
         for way in ways().filter(|way| way.place == GPU || fault != Fault::NoMemory) {
             explore(&format!("{fault:?}, {way:?}"), move || {
@@ -264,7 +264,7 @@ fn what_cannot_be_submitted_is_carried_out_by_the_call() {
 }
 
 #[test]
-fn a_dead_stream_gives_buffers_back() {
+fn dead_streams_return_buffers() {
     for way in ways() {
         for waits in [false, true] {
             explore(&format!("dead, waits: {waits}, {way:?}"), move || {
@@ -294,7 +294,7 @@ fn a_dead_stream_gives_buffers_back() {
 }
 
 #[test]
-fn a_failed_question_is_not_the_end_of_the_stream() {
+fn transfers_continue_after_a_failed_event_query() {
     for way in ways() {
         for questions in [1, 2] {
             explore(&format!("{questions} failed questions, {way:?}"), move || {
@@ -318,7 +318,7 @@ fn a_failed_question_is_not_the_end_of_the_stream() {
 }
 
 #[test]
-fn a_dropped_transfer_ends_before_its_engine() {
+fn dropped_transfers_end_before_their_engine() {
     for way in ways() {
         explore(&format!("dropped, {way:?}"), move || {
             let stream = Stream::new(&Device(0));

@@ -146,7 +146,7 @@ fn check(found: &Chunks, transfer: &Transfer<'_>, schedule: &Schedule, case: &st
 }
 
 #[test]
-fn entries_are_cut_as_the_model_cuts_them() {
+fn chunks_of_entries_match_the_model() {
     let files = [open(), open()];
     let mut chunks = Chunks::default();
     for seed in 0..1000 {
@@ -176,7 +176,7 @@ fn entries_are_cut_as_the_model_cuts_them() {
 }
 
 #[test]
-fn ranges_of_one_buffer_are_cut_as_the_model_cuts_them() {
+fn chunks_of_ranges_match_the_model() {
     let file = open();
     let mut chunks = Chunks::default();
     for seed in 0..400 {
@@ -219,7 +219,7 @@ fn order_of(method: Method, entries: &[(u64, usize, usize)]) -> Result<Option<Ve
 }
 
 #[test]
-fn neighbours_in_memory_come_together() {
+fn the_plan_sorts_neighbours_in_memory_together() {
     // In memory they follow each other, in the file they lie apart.
     let scattered = [(900, 200, 100), (5000, 0, 100), (0, 300, 100), (3000, 100, 100)];
     for method in [Method::Read, Method::Write] {
@@ -231,7 +231,7 @@ fn neighbours_in_memory_come_together() {
 }
 
 #[test]
-fn neighbours_in_the_file_come_together_where_memory_has_none() {
+fn the_plan_sorts_by_file_if_memory_has_no_neighbours() {
     let descending = [(200, 0, 100), (100, 1000, 100), (0, 2000, 100), (300, 3000, 100)];
     assert_eq!(order_of(Method::Read, &descending), Ok(None), "no two neighbours follow each other");
     let ascending = [(0, 3000, 100), (100, 2000, 100), (200, 1000, 100), (300, 0, 100)];
@@ -247,7 +247,7 @@ fn neighbours_in_the_file_come_together_where_memory_has_none() {
 }
 
 #[test]
-fn memory_order_is_given_up_where_the_file_goes_backward() {
+fn the_plan_avoids_going_backward_in_the_file() {
     // Ascending in memory with one gap in it, and neighbours in the file that go back in between.
     let entries = [(1000, 0, 100), (1100, 200, 100), (0, 400, 100), (100, 600, 100)];
     assert_eq!(order_of(Method::Read, &entries), Ok(Some(vec![2, 3, 0, 1])));
@@ -256,7 +256,7 @@ fn memory_order_is_given_up_where_the_file_goes_backward() {
 }
 
 #[test]
-fn files_are_carried_out_one_after_the_other() {
+fn the_plan_groups_entries_by_file() {
     let files = [open(), open()];
     // The neighbour of each lies in the same file, and in memory all lie apart, backward.
     let entries: Vec<_> = (0..6).map(|n| entry(&files[n % 2], 100 * n as u64, 1000 * (6 - n), 200)).collect();
@@ -270,7 +270,7 @@ fn files_are_carried_out_one_after_the_other() {
 }
 
 #[test]
-fn entries_that_overlap_in_memory_are_refused_to_reads_alone() {
+fn only_reads_refuse_entries_that_overlap_in_memory() {
     let entries = [(0, 500, 100), (100, 0, 101), (300, 600, 10), (200, 100, 100)];
     assert_eq!(order_of(Method::Read, &entries), Err(Refused::Overlap(1, 3)));
     assert!(order_of(Method::Write, &entries).is_ok());
@@ -287,7 +287,7 @@ fn entries_that_overlap_in_memory_are_refused_to_reads_alone() {
 }
 
 #[test]
-fn the_first_range_that_does_not_fit_is_refused() {
+fn refusals_name_the_first_range_out_of_bounds() {
     let file = open();
     let range = |file_offset, buffer_offset, len_bytes| IoRange { file_offset, buffer_offset, len_bytes };
     for bad in [
@@ -312,7 +312,7 @@ fn the_first_range_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_plan_tells_how_much_memory_it_keeps() {
+fn plans_count_the_memory_they_keep() {
     let file = open();
     // Backward in memory, so that they are sorted.
     let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * n, 5000 * (40 - n as usize), 3000)).collect();

@@ -181,7 +181,7 @@ fn the_last_chunk_waits_for_the_others() {
 }
 
 #[test]
-fn the_first_chunk_that_stopped_is_the_outcome() {
+fn the_outcome_is_the_first_chunk_that_stopped() {
     for order in [[1, 2], [2, 1]] {
         with_job(4, &Schedule::default(), |job| {
             (0..3).for_each(|chunk| assert_eq!(job.take(), Some((chunk, true))));
@@ -198,7 +198,7 @@ fn the_first_chunk_that_stopped_is_the_outcome() {
 }
 
 #[test]
-fn a_stop_keeps_its_cause_and_counts_entries_before() {
+fn stops_keep_their_cause_and_count_earlier_entries() {
     with_job(2, &Schedule::default(), |job| {
         job.take().unwrap();
         let cause = std::io::Error::from_raw_os_error(libc::EIO).into();
@@ -214,7 +214,7 @@ fn a_stop_keeps_its_cause_and_counts_entries_before() {
 }
 
 #[test]
-fn a_cancelled_job_ends_with_the_chunks_that_are_out() {
+fn cancelled_jobs_end_with_their_claims_in_flight() {
     with_job(3, &Schedule::default(), |job| {
         job.take().unwrap();
         // SAFETY: nobody else has it.
@@ -279,7 +279,7 @@ fn large(jobs: &IdleJobs) -> Arc<Job> {
 }
 
 #[test]
-fn idle_jobs_are_used_again_up_to_a_bound() {
+fn idle_jobs_are_reused_up_to_a_limit() {
     let jobs = IdleJobs::default();
     let taken: Vec<_> = (0..65).map(|_| jobs.take()).collect();
     let addresses: Vec<_> = taken.iter().map(Arc::as_ptr).collect();

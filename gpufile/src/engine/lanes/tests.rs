@@ -33,7 +33,7 @@ fn address(lane: Lane) -> usize {
 }
 
 #[test]
-fn memory_limits_how_many_lanes_there_are() {
+fn memory_limits_the_number_of_lanes() {
     let two = 2 * Bounce::bytes_for(BOUNCE);
     for (memory_bytes, limit) in [(0, 1), (two, 1), (2 * two - 1, 1), (2 * two, 2), (7 * two, 7)] {
         assert_eq!(Lanes::new(Arc::default(), BOUNCE, memory_bytes).limit(), limit);
@@ -41,7 +41,7 @@ fn memory_limits_how_many_lanes_there_are() {
 }
 
 #[test]
-fn the_lane_that_came_back_last_is_lent_first() {
+fn the_last_returned_lane_is_lent_first() {
     let lanes = lanes(2);
     let ((one, first), (other, second)) = (allocated(&lanes), allocated(&lanes));
     lanes.put(one);
@@ -52,7 +52,7 @@ fn the_lane_that_came_back_last_is_lent_first() {
 }
 
 #[test]
-fn no_more_lanes_are_lent_than_may_exist() {
+fn lent_lanes_respect_the_limit() {
     let lanes = lanes(2);
     let (first, second) = (lanes.try_take_for_host().unwrap(), take(&lanes));
     assert!(lanes.try_take_for_host().is_none());
@@ -68,7 +68,7 @@ fn no_more_lanes_are_lent_than_may_exist() {
 }
 
 #[test]
-fn lanes_are_lent_in_the_order_of_asking() {
+fn lanes_are_lent_in_request_order() {
     let lanes = lanes(1);
     let lent = take(&lanes);
     let order = Mutex::new(Vec::new());
@@ -111,7 +111,7 @@ fn free_lanes_are_released_with_their_memory() {
 }
 
 #[test]
-fn a_lane_that_cannot_be_made_leaves_its_place_to_others() {
+fn failed_lane_creation_leaves_room_for_another_lane() {
     let lanes = lanes(1);
     if lanes.take(Place::Device(1000)).is_ok() {
         return eprintln!("skipped: there are a thousand GPUs");

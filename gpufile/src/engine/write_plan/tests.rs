@@ -41,7 +41,7 @@ fn is_mapped(plan: &WritePlan) -> bool {
 }
 
 #[test]
-fn extents_cover_their_ranges() {
+fn extents_cover_all_their_ranges() {
     for (ranges, start, end, total, is_gapless) in [
         (vec![], 0, 0, 0, true),
         (vec![(7, 0)], 0, 0, 0, true),
@@ -61,7 +61,7 @@ fn extents_cover_their_ranges() {
 }
 
 #[test]
-fn files_of_memory_are_written_through_a_mapping() {
+fn tmpfs_files_are_written_through_a_mapping() {
     for (ranges, expected) in [
         (vec![(0, MIB)], true),
         (vec![(0, MIB - 1)], false),
@@ -81,7 +81,7 @@ fn files_of_memory_are_written_through_a_mapping() {
 }
 
 #[test]
-fn files_of_memory_that_grow_are_allocated_at_once() {
+fn growing_tmpfs_files_are_allocated_at_once() {
     for (ranges, growth, becomes) in [
         (vec![(4 * MIB, MIB)], Growth::MayAllocate, Some(5 * MIB)),
         (vec![(3 * MIB, MIB), (4 * MIB, 77)], Growth::MayAllocate, Some(4 * MIB + 77)),
@@ -101,7 +101,7 @@ fn files_of_memory_that_grow_are_allocated_at_once() {
 }
 
 #[test]
-fn one_worker_writes_to_a_file_on_a_disk() {
+fn one_worker_writes_a_file_on_disk() {
     for (ranges, allocated) in [
         (vec![(0, 8 * MIB)], 0),
         (vec![(4 * MIB, 20 * MIB - 1)], 0),
@@ -123,7 +123,7 @@ fn one_worker_writes_to_a_file_on_a_disk() {
 }
 
 #[test]
-fn all_workers_write_elsewhere() {
+fn all_workers_write_files_on_other_storage() {
     let open = open(Storage::Other, 0);
     let plan = plan(&open, &[(0, 64 * MIB)], Growth::MayAllocate);
     assert!(!plan.schedule.is_serial && !is_mapped(&plan));
@@ -145,7 +145,7 @@ fn requested_chunk_lengths_are_kept() {
 }
 
 #[test]
-fn direct_writes_are_cut_for_the_device() {
+fn chunks_of_direct_writes_match_the_device() {
     let open = open_with(Storage::LocalDisk, DirectIo::Always);
     if open.direct_for_write(MIB).is_none() {
         return eprintln!("skipped: no O_DIRECT here");
@@ -196,7 +196,7 @@ fn groups_of_several_files_are_written_by_all_workers() {
 }
 
 #[test]
-fn several_new_files_of_memory_grow_as_they_are_written() {
+fn new_tmpfs_files_beside_others_grow_while_written() {
     for is_alone in [true, false] {
         let file = open(Storage::Tmpfs, 0);
         let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), 2 * MIB);

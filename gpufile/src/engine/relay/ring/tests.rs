@@ -28,7 +28,7 @@ fn bytes(slot_bytes: usize) -> usize {
 }
 
 #[test]
-fn slots_fit_the_length_of_the_transfer() {
+fn slot_size_follows_the_transfer_length() {
     for (len_bytes, slot_bytes) in [
         (0, 0),
         (1, MIB),
@@ -43,7 +43,7 @@ fn slots_fit_the_length_of_the_transfer() {
 }
 
 #[test]
-fn slots_take_turns_and_words_lie_apart() {
+fn slots_alternate_and_words_have_separate_cache_lines() {
     let (ring, start) = ring(100);
     let mut turns = ring.turns();
     let numbers = |turn: Turn| (ring.to_stream(turn).1, ring.to_host(turn).1);
@@ -59,7 +59,7 @@ fn slots_take_turns_and_words_lie_apart() {
 }
 
 #[test]
-fn a_slot_is_with_whom_it_was_handed_to() {
+fn handing_over_a_slot_changes_its_owner() {
     let (ring, _) = ring(100);
     for _ in 0..3 {
         let [first, second] = [(); 2].map(|()| ring.turns().take());
@@ -98,7 +98,7 @@ fn transfers_of_one_stream_share_a_ring() {
 }
 
 #[test]
-fn all_rings_together_take_no_more_than_they_may() {
+fn rings_respect_the_memory_limit() {
     const LIMIT: usize = 400 * MIB;
     let rings = Rings::default();
     // Four take all but a little.
@@ -118,7 +118,7 @@ fn all_rings_together_take_no_more_than_they_may() {
 }
 
 #[test]
-fn a_ring_that_cannot_be_made_takes_nothing() {
+fn failed_ring_creation_takes_no_memory() {
     let rings = Rings::default();
     for _ in 0..10 {
         assert!(rings.take_for((0, 1), 48 * MIB, || Err(cufile::Error::NoDevice)).is_none());
