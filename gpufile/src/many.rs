@@ -219,6 +219,9 @@ impl Engine {
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
         // SAFETY: the request is nothing but its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
+        if entries.is_empty() {
+            return Ok(());
+        }
         let transfer = Transfer { method: Method::Read, entries: Entries::Each(entries) };
         let schedule = read_plan::of_entries(self.settings(), &transfer.entries);
         // SAFETY: the requests hold their buffers alone.

@@ -39,7 +39,7 @@ fn odd_sizes_round_trip_unchanged() {
             let folder = tempfile::tempdir().unwrap();
             let (success, out, err) = run(command().args(["--size", size]).arg(folder.path()));
             assert!(success, "{size}: {out}{err}");
-            assert!(out.contains("write: ") && out.contains("read: ") && out.contains("path: "), "{out}");
+            assert!(out.contains("write: ") && out.contains("read: ") && out.contains("route: "), "{out}");
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the file is removed");
         }
     });

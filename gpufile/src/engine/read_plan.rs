@@ -27,12 +27,10 @@ pub(crate) fn of_file(
     for_file(open, schedule, chunk_bytes.or(open.settings.chunk_bytes).is_none(), offset, first_bytes)
 }
 
-/// Returns the schedule by which an engine of these settings reads entries. The file of the first decides for all.
+/// Returns the schedule by which an engine of these settings reads entries, of which there are some. The file of the first
+/// decides for all.
 pub(crate) fn of_entries(settings: &Settings, entries: &Entries<'_>) -> Schedule {
     let schedule = Schedule::new(settings, entries.total_bytes(), entries.place(), None);
-    if entries.len() == 0 {
-        return schedule;
-    }
     let first = entries.get(0);
     for_file(first.file, schedule, settings.chunk_bytes.is_none(), first.offset, first.len_bytes)
 }
