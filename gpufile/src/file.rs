@@ -24,8 +24,8 @@ use crate::route::Route;
 /// same open file.
 ///
 /// Reads fill the page cache, from which later reads take what is there. Reads of a file longer than half of the
-/// available memory bypass the page cache where it holds less than half of the range. [`OpenOptions::direct_read`]
-/// changes this.
+/// available memory bypass the page cache where it holds less than half of the range.
+/// [`OpenOptions::direct_read`](crate::OpenOptions::direct_read) changes this.
 ///
 /// ```
 /// use gpufile::File;
