@@ -2,14 +2,16 @@
 //!
 //! usage: stress [--seconds N] [--seed N] [--threads N] [--actors N] [--posix] DIR [GPU]
 //!
-//! Each actor is a thread that goes through rounds: it reads ranges of a file whose contents are a function of the
-//! offset, or writes ranges of files of which it keeps a copy, in one of all the ways that gpufile has, into and from
-//! memory of the GPU and the host. Lengths go from 1 to 200,000 bytes, some far beyond; nothing is aligned; ranges overlap
-//! in the file that is read, and have gaps in memory, which must stay as they were. What a round does follows from the
-//! seed, the actor and the round's number, so that the same seed does the same again, as far as threads allow.
+//! Each actor is a thread that runs rounds. A round reads ranges of a file whose contents are a function of
+//! the offset. Or it writes ranges of files of which the actor keeps a copy. Each round uses one of gpufile's
+//! calls, with memory of the GPU or the host. Lengths range from 1 to 200,000 bytes, and some are far longer.
+//! Nothing is aligned. Ranges overlap in the file that is read. In memory they have gaps, whose bytes must
+//! not change. The seed, the actor and the round's number decide the actions of a round. So the same seed
+//! repeats the same actions, except for the timing of threads.
 //!
-//! Files are made in DIR, which is made too if only it is missing, and removed at the end. Without a GPU, and with none
-//! named, host memory takes its place. `--threads` are the engines' workers, `--posix` keeps cuFile out.
+//! Files are made in DIR, which is created if only DIR itself is missing, and removed at the end. If no
+//! GPU exists and none is named, host memory takes its place. `--threads` sets the number of the engines'
+//! workers. `--posix` disables cuFile.
 
 #[path = "stress/actor.rs"]
 mod actor;
@@ -39,10 +41,11 @@ use gpufile::{DirectIo, Engine, File, MappedFile, RoutePolicy};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The salt of the content of the file to be read, and its length in bytes: nothing that anybody would align.
+/// The salt of the contents of the file to be read, and its length in bytes, which is not aligned to
+/// anything.
 const READ_SALT: u64 = 1;
 const READ_LEN: u64 = 200_000_011;
-/// The number of bytes that each actor has for itself in the file that all write.
+/// The length in bytes of each actor's own region in the file that all actors write.
 const REGION: u64 = 3_000_017;
 
 const USAGE: &str = "stress [--seconds N] [--seed N] [--threads N] [--actors N] [--posix] DIR [GPU]";
@@ -60,17 +63,17 @@ struct Stage {
 
 /// An engine, and the files that it has open.
 struct Scene {
-    /// The same file, opened in different ways.
+    /// The same file, opened with different options.
     read: Vec<File>,
     mapped: MappedFile,
-    /// A file of which each actor writes a region of its own.
+    /// A file of which each actor writes its own region, opened with different options.
     written: Vec<File>,
     written_path: PathBuf,
     engine: Engine,
     policies: Vec<RoutePolicy>,
 }
 
-/// The number of calls that went each way, and of their bytes.
+/// The number of transfers by each call, and the number of their bytes.
 type Counts = BTreeMap<&'static str, (u64, u64)>;
 
 struct Arguments {
@@ -108,7 +111,8 @@ fn run(arguments: &Arguments) -> Result {
     let read_path = folder.join("read");
     make_read_file(&read_path)?;
     let policies = policies(arguments.posix, &read_path);
-    // One as it comes, and one whose buffers and chunks have odd and small sizes, so that there are many of each.
+    // One engine has the default sizes. The other's buffers and chunks have odd and small sizes, so there are
+    // many of each.
     let engines = [
         Engine::builder().threads(threads).build(),
         Engine::builder().threads(threads).bounce_buffer_bytes(300_000).chunk_bytes(100_003).build(),
@@ -138,7 +142,7 @@ fn run(arguments: &Arguments) -> Result {
     }
 }
 
-/// Lets the actors work until time is over or one fails.
+/// Runs the actors until the time is over or one of them fails.
 fn play(stage: &Stage, actors: usize) -> (Counts, u64, Vec<String>) {
     let (mut counts, mut rounds, mut failures) = (Counts::new(), 0, Vec::new());
     let outcomes: Vec<_> = thread::scope(|threads| {
@@ -183,13 +187,13 @@ impl Scene {
             |(policy, direct)| options(policy, direct).write(true).create(true).open(&written_path);
         let read = ways().map(open_read).collect::<gpufile::Result<Vec<_>>>()?;
         let written = ways().map(open_written).collect::<gpufile::Result<Vec<_>>>()?;
-        // SAFETY: nobody shortens or writes the file before it is removed.
+        // SAFETY: nothing shortens or writes the file before it is removed.
         let mapped = unsafe { read[0].map() }?;
         Ok(Self { read, mapped, written, written_path, engine, policies: policies.to_vec() })
     }
 }
 
-/// The ways for device memory that work here.
+/// Returns the policies for device memory that work on this machine.
 fn policies(posix: bool, path: &Path) -> Vec<RoutePolicy> {
     if posix {
         return vec![RoutePolicy::PosixOnly];
@@ -255,7 +259,7 @@ struct RemovedAtEnd<'a>(&'a Path);
 
 impl Drop for RemovedAtEnd<'_> {
     fn drop(&mut self) {
-        // The report stands, whether or not the files can be removed.
+        // The report is valid even if the files cannot be removed.
         let _ = fs::remove_dir_all(self.0);
     }
 }

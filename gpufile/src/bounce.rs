@@ -4,7 +4,7 @@ use std::alloc::{self, Layout, handle_alloc_error};
 
 use cufile::cuda::{Device, PinnedBuffer};
 
-/// A buffer in host memory that file bytes pass through, allocated when first used.
+/// A buffer in host memory through which the bytes of files pass. It is allocated when first used.
 pub(crate) struct Bounce {
     allocation: Allocation,
     len_bytes: usize,
@@ -12,9 +12,9 @@ pub(crate) struct Bounce {
 
 enum Allocation {
     None,
-    /// Page-locked, for the GPU.
+    /// Page-locked memory, for transfers with the GPU.
     Pinned(PinnedBuffer),
-    /// Aligned, for `O_DIRECT`.
+    /// Aligned memory, for `O_DIRECT`.
     Plain(*mut u8),
 }
 
@@ -22,7 +22,8 @@ impl Bounce {
     /// The alignment of memory, in bytes, that suffices for `O_DIRECT` on any file system.
     pub const ALIGNMENT: usize = 4096;
 
-    /// A buffer for chunks of `chunk_bytes`, with room for the gaps and over-reads that alignment takes.
+    /// Returns a buffer for chunks of `chunk_bytes`, with room for the gaps and over-reads that alignment
+    /// requires.
     pub fn new(chunk_bytes: usize) -> Self {
         Self { allocation: Allocation::None, len_bytes: Self::bytes_for(chunk_bytes) }
     }
@@ -47,7 +48,8 @@ impl Bounce {
         if matches!(self.allocation, Allocation::None) { 0 } else { self.len_bytes }
     }
 
-    /// Makes sure that it is page-locked memory. Whichever GPU that was allocated for, all can use it.
+    /// Makes the buffer page-locked if it is not. All GPUs can use page-locked memory, whichever `device` it
+    /// was allocated with.
     ///
     /// # Errors
     /// The error that CUDA returned.
@@ -59,7 +61,8 @@ impl Bounce {
         Ok(())
     }
 
-    /// The first byte's address, aligned to a page. Allocates plain memory if none was allocated.
+    /// Returns the address of the first byte, aligned to a page. Allocates plain memory if none was
+    /// allocated.
     pub fn ptr(&mut self) -> *mut u8 {
         if let Allocation::None = self.allocation {
             // SAFETY: the layout is not empty.
@@ -84,7 +87,7 @@ impl Bounce {
 impl Drop for Bounce {
     fn drop(&mut self) {
         if let Allocation::Plain(plain) = self.allocation {
-            // SAFETY: allocated in `ptr` with this layout.
+            // SAFETY: `ptr` allocated the memory with this layout.
             unsafe { alloc::dealloc(plain, self.layout()) };
         }
     }

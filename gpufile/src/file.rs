@@ -20,11 +20,11 @@ use crate::open_file::{Method, OpenFile};
 use crate::outcome::{Outcome, Stop};
 use crate::route::Route;
 
-/// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer to the
-/// same open file.
+/// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer
+/// to the same open file.
 ///
-/// Reads fill the page cache, from which later reads take what is there. Reads of a file longer than half of the
-/// available memory bypass the page cache where it holds less than half of the range.
+/// Reads fill the page cache, from which later reads take the cached bytes. Reads of a file longer than half
+/// of the available memory bypass the page cache where it holds less than half of the range.
 /// [`OpenOptions::direct_read`](crate::OpenOptions::direct_read) changes this.
 ///
 /// ```
@@ -56,15 +56,15 @@ impl File {
         Self { open: Arc::new(open), engine, chunk_bytes: None }
     }
 
-    /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer chooses
-    /// the length. For device memory, chunks are no longer than a bounce buffer.
+    /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer
+    /// chooses the length. For device memory, chunks are no longer than a bounce buffer.
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
         Self { chunk_bytes: Some(chunk_bytes.max(1)), ..self.clone() }
     }
 
-    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than
-    /// the length of the buffer only if the file ends there. The rest of the buffer is then unspecified, because cuFile
-    /// overwrites it.
+    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is
+    /// less than the length of the buffer only if the file ends there. The rest of the buffer is then
+    /// unspecified, because cuFile overwrites it.
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes behind the failure may have been read too.
@@ -89,8 +89,8 @@ impl File {
         }
     }
 
-    /// Reads from `offset` in bytes into host memory that need not be initialised. Returns the bytes that were read.
-    /// They are fewer than the buffer has only if the file ends there.
+    /// Reads from `offset` in bytes into host memory that need not be initialised. Returns the bytes that
+    /// were read. They are fewer than the buffer has only if the file ends there.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -107,7 +107,7 @@ impl File {
         let (ptr, len_bytes) = (buffer.as_mut_ptr().cast(), buffer.len());
         // SAFETY: the buffer is borrowed mutably for as long as the call lasts.
         let done = unsafe { self.read_memory(Memory::on_host(ptr, len_bytes), offset, false) }?;
-        // SAFETY: as many bytes were written.
+        // SAFETY: the read wrote `done` bytes.
         Ok(unsafe { slice::from_raw_parts_mut(ptr, done) })
     }
 
@@ -124,19 +124,21 @@ impl File {
     /// Writes the whole buffer to `offset` in bytes.
     ///
     /// # Length
-    /// A failed write leaves the file with its old length, with the length of a successful write, or with any length
-    /// between. Bytes that were not written keep their values, or are zeros behind the old end. A write never makes a
-    /// file shorter. On tmpfs, a long write makes the file longer before it writes the first byte. On disks, blocks
-    /// that a failed write did not use may stay allocated behind the end until the file is truncated or removed.
+    /// A failed write leaves the file with its old length, with the length of a successful write, or with any
+    /// length between. Bytes that were not written keep their values, or are zeros behind the old end. A
+    /// write never makes a file shorter. On tmpfs, a long write makes the file longer before it writes the
+    /// first byte. On disks, blocks that a failed write did not use may stay allocated behind the end until
+    /// the file is truncated or removed.
     ///
     /// # Other writers
     /// Several threads may write to one file at once. Where their ranges overlap, either may come last.
     ///
-    /// On a [direct route](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where a range
-    /// begins or ends within a block, libcufile reads the block, changes it, and writes it back. The transfers of all
-    /// engines of a process take turns at such a block. Other writers do not wait: a descriptor, a mapping, another
-    /// process. While a write of device memory is in flight, they must not write to the blocks that it touches, not
-    /// even to other bytes of them. Their bytes may be lost without an error.
+    /// On a [direct route](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where
+    /// a range begins or ends within a block, libcufile reads the block, changes it, and writes it back. The
+    /// transfers of all engines of a process take turns at such a block. Other writers do not wait: a
+    /// descriptor, a mapping, another process. While a write of device memory is in flight, they must not
+    /// write to the blocks that it touches. This includes the other bytes of these blocks. Otherwise, bytes
+    /// of the other writers may be lost without an error.
     ///
     /// # Errors
     /// [`Error::Transfer`]. Bytes behind the failure may have been written too; see [Length](#length).
@@ -146,8 +148,8 @@ impl File {
         unsafe { self.write_memory(memory, offset, false) }
     }
 
-    /// Writes as [`write_all_at`](Self::write_all_at), by the calling thread alone, without the engine's workers. The
-    /// same holds for [other writers](Self::write_all_at).
+    /// Writes as [`write_all_at`](Self::write_all_at), by the calling thread alone, without the engine's
+    /// workers. The same holds for [other writers](Self::write_all_at).
     ///
     /// # Errors
     /// As [`write_all_at`](Self::write_all_at).
@@ -157,9 +159,9 @@ impl File {
         unsafe { self.write_memory(memory, offset, true) }
     }
 
-    /// Returns the route of device memory to and from this file, and why no better one is taken. Without CUDA, the
-    /// route is [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads CUDA, and opens the
-    /// cuFile driver if the answer needs it.
+    /// Returns the route of device memory to and from this file, and why no better one is taken. Without
+    /// CUDA, the route is [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads
+    /// CUDA, and opens the cuFile driver if the answer needs it.
     pub fn route(&self) -> &Route {
         self.open.route()
     }
@@ -188,7 +190,8 @@ impl File {
         self.open.file.sync_all().map_err(|error| self.failed("sync", error))
     }
 
-    /// Returns the path that the file was opened by. For a descriptor that was taken over, it is the path at that time.
+    /// Returns the path with which the file was opened. For a descriptor that was taken over, it is the path
+    /// at that time.
     pub fn path(&self) -> &Path {
         &self.open.path
     }
@@ -205,7 +208,8 @@ impl File {
     /// Reads into memory. The read is short only at the end of the file.
     ///
     /// # Safety
-    /// The memory must belong to an [`IoBufMut`] that stays, and that nothing else uses until the function returns.
+    /// The memory must belong to an [`IoBufMut`] that stays in place. Nothing else may use it until the
+    /// function returns.
     pub(crate) unsafe fn read_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<usize> {
         /// The longest read, in bytes, that ends before another thread has woken up.
         const ALONE_BYTES: usize = 256 << 10;
@@ -240,7 +244,7 @@ impl File {
     /// Writes memory.
     ///
     /// # Safety
-    /// The memory must belong to an [`IoBuf`] that stays until the function returns.
+    /// The memory must belong to an [`IoBuf`] that stays in place until the function returns.
     pub(crate) unsafe fn write_memory(&self, memory: Memory, offset: u64, inline: bool) -> Result<()> {
         let len = memory.len_bytes;
         let range = [self.range(WRITE, offset, len)?];
@@ -254,6 +258,8 @@ impl File {
         })
     }
 
+    /// Runs a transfer by this method, and waits for it.
+    ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).
     unsafe fn run(
@@ -277,13 +283,13 @@ impl File {
         Entries::of_file(&self.open, memory, ranges)
     }
 
-    /// Returns the schedule of a read whose first range is this one.
+    /// Returns the schedule of a read of `total_bytes` whose first range is `first`.
     pub(crate) fn read_schedule(&self, total_bytes: usize, place: Place, first: &IoRange) -> Schedule {
         let first = (first.file_offset, first.len_bytes);
         read_plan::of_file(&self.open, self.chunk_bytes, place, total_bytes, first)
     }
 
-    /// Returns the plan of a write of all of this memory.
+    /// Returns the plan for writing the whole memory to `offset` in bytes.
     pub(crate) fn write_plan(&self, memory: &Memory, offset: u64, growth: Growth) -> WritePlan {
         WritePlan::of_range(&self.open, self.chunk_bytes, memory, offset, growth)
     }
@@ -293,7 +299,7 @@ impl File {
         self.chunk_bytes
     }
 
-    /// Returns a buffer's memory. The caller's thread chooses the file's route here, so that no worker has to.
+    /// Returns a buffer's memory. The calling thread chooses the file's route here, so no worker has to.
     pub(crate) fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<Memory> {
         let memory = Memory::of(buffer, self.engine.gpus())
             .map_err(|error| self.transfer_error(WRITE, offset, buffer.len_bytes(), 0, error.into()))?;
@@ -348,7 +354,8 @@ impl File {
     }
 }
 
-// A panic leaves nothing half done that a later call would find: locks protect what is whole at any time.
+// A panic leaves no state half changed for a later call: the data that locks protect is consistent at any
+// time.
 impl UnwindSafe for File {}
 impl RefUnwindSafe for File {}
 

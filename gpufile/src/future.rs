@@ -12,16 +12,17 @@ use crate::error::Result;
 use crate::file::File;
 use crate::owned::Owned;
 
-/// A transfer in flight, which owns its buffer. It needs no runtime: call [`wait`](Self::wait), or `.await` it.
+/// A transfer in flight, which owns its buffer. It needs no runtime: call [`wait`](Self::wait), or `.await`
+/// it.
 ///
-/// The transfer ends whether the future is polled or not. The output has the number of bytes and the buffer. For a
-/// read, the number is that of [`File::read_at`]; for a write, it is the length of the buffer.
+/// The transfer ends whether the future is polled or not. The output has the number of bytes and the buffer.
+/// For a read, the number is that of [`File::read_at`]; for a write, it is the length of the buffer.
 ///
 /// # Dropping
-/// Dropping the future does not wait. A write continues to its end, if the process lives that long, and its failure is
-/// lost. A read ends with the chunks that workers have claimed, a few MiB for each thread. A worker then drops the
-/// buffer. It also drops the file and the last reference to the engine, if nothing else refers to them.
-/// [`cancel`](Self::cancel) returns the buffer. `mem::forget` leaks it.
+/// Dropping the future does not wait. A write continues to its end, if the process lives that long, and its
+/// failure is lost. A read ends with the chunks that workers have claimed, a few MiB for each thread. A
+/// worker then drops the buffer. It also drops the file and the last reference to the engine, if nothing else
+/// refers to them. [`cancel`](Self::cancel) returns the buffer. `mem::forget` leaks it.
 ///
 /// ```
 /// use gpufile::File;
@@ -41,15 +42,16 @@ use crate::owned::Owned;
 /// ```
 #[must_use = "dropping it ends a read, and loses the outcome of a write"]
 pub struct IoFuture<B> {
-    /// `None` when the output was taken.
+    /// The transfer. `None` after the output was taken.
     owned: Option<Owned<B>>,
 }
 
-// Nothing in it is pinned: workers refer to the heap only.
+// Nothing in the future is pinned, because workers refer to the heap only.
 impl<B> Unpin for IoFuture<B> {}
 
 impl File {
-    /// Starts to read into the whole buffer from `offset` in bytes, as [`read_at`](Self::read_at), and returns at once.
+    /// Starts to read into the whole buffer from `offset` in bytes, as [`read_at`](Self::read_at), and
+    /// returns at once.
     ///
     /// # Errors
     /// The output has the errors of [`read_at`](Self::read_at).
@@ -57,15 +59,15 @@ impl File {
         IoFuture::start(Owned::read(self, buffer, offset))
     }
 
-    /// Starts to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at). The call returns
-    /// at once, except for a file that becomes longer. For such a file, the call allocates the new blocks. This takes
-    /// 70 to 90 ms for each GiB on tmpfs, and about 3 ms on ext4.
+    /// Starts to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at). The
+    /// call returns at once, except for a file that becomes longer. For such a file, the call allocates the
+    /// new blocks. This takes 70 to 90 ms for each GiB on tmpfs, and about 3 ms on ext4.
     ///
     /// The restrictions on [other writers](Self::write_all_at) hold until the transfer has ended.
     ///
     /// # Errors
-    /// The output has the errors of [`write_all_at`](Self::write_all_at), whose docs also state the length of the file
-    /// after a failure.
+    /// The output has the errors of [`write_all_at`](Self::write_all_at), whose docs also state the length of
+    /// the file after a failure.
     pub fn write_all_at_async<B: IoBuf + Send + 'static>(&self, buffer: B, offset: u64) -> IoFuture<B> {
         IoFuture::start(Owned::write(self, buffer, offset, Growth::MayAllocate))
     }
@@ -93,8 +95,9 @@ impl<B> IoFuture<B> {
         self.owned.take().expect("the output was not taken").finish()
     }
 
-    /// Ends the transfer early. Workers claim no more of its chunks. The call waits for the claimed ones, a few MiB for
-    /// each thread. Returns the number of bytes that were transferred from the start without a gap, and the buffer.
+    /// Ends the transfer early. Workers claim no more of its chunks. The call waits for the claimed ones, a
+    /// few MiB for each thread. Returns the number of bytes that were transferred from the start without a
+    /// gap, and the buffer.
     ///
     /// The call blocks its thread. An executor's task that must not block drops the future instead.
     ///

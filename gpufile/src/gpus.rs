@@ -5,20 +5,22 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 use cufile::cuda::{Context, Cuda, Device};
 use cufile::{Driver, IoBuf};
 
-/// The CUDA and the cuFile driver of an engine, and of the files that it opened.
+/// The CUDA library and the cuFile driver of an engine, and of the files that it opened.
 #[derive(Debug, Default)]
 pub(crate) struct Gpus {
     cuda: OnceLock<Cuda>,
-    /// The first attempt decides, for success and failure alike, so that all files see the same.
+    /// The result of the first attempt to open the driver, success or failure, so that all files see the
+    /// same.
     driver: OnceLock<Result<Driver, String>>,
-    /// By the context that memory names. Primary contexts live as long as their device is kept here; another context
-    /// that was destroyed and another made at its address may name the wrong GPU, which costs time, not correctness,
-    /// because CUDA's addresses are unique among GPUs.
+    /// The devices seen so far, by the context that memory names. Primary contexts live as long as their
+    /// device is kept here. Another context may be destroyed, and a new one made at its address. The entry
+    /// may then name the wrong GPU. This costs time, not correctness, because CUDA's addresses are unique
+    /// among GPUs.
     seen: RwLock<Vec<(Option<Context>, Device)>>,
 }
 
 impl Gpus {
-    /// Uses this CUDA and this driver, if given, instead of the process's.
+    /// Returns GPUs with this CUDA and this driver, if given, instead of the process's.
     pub fn new(cuda: Option<Cuda>, driver: Option<Driver>) -> Self {
         let cuda = cuda.or_else(|| driver.as_ref().map(|driver| driver.cuda().clone()));
         Self {
@@ -28,8 +30,10 @@ impl Gpus {
         }
     }
 
+    /// Returns CUDA, loaded when first needed.
+    ///
     /// # Errors
-    /// The reason why there is no CUDA. The next call tries again.
+    /// The reason why CUDA is not available. The next call tries again.
     pub fn cuda(&self) -> cufile::Result<&Cuda> {
         if let Some(cuda) = self.cuda.get() {
             return Ok(cuda);
@@ -38,12 +42,12 @@ impl Gpus {
         Ok(self.cuda.get_or_init(|| cuda))
     }
 
-    /// The CUDA loaded so far.
+    /// Returns CUDA if it was loaded already.
     pub fn loaded_cuda(&self) -> Option<&Cuda> {
         self.cuda.get()
     }
 
-    /// The cuFile driver, opened when first needed.
+    /// Returns the cuFile driver, opened when first needed.
     ///
     /// # Errors
     /// The reason why the driver did not open.
@@ -75,7 +79,7 @@ impl Gpus {
         Ok(ordinal)
     }
 
-    /// The GPU with this ordinal, which [`ordinal_of`](Self::ordinal_of) returned.
+    /// Returns the GPU with an ordinal that [`ordinal_of`](Self::ordinal_of) returned.
     ///
     /// # Errors
     /// The error that CUDA returned.

@@ -17,15 +17,16 @@ use crate::open_file::Method;
 use crate::outcome::Stop;
 
 impl File {
-    /// Reads many ranges of the file into one buffer. The engine packs small ranges, merges neighbours, and shares the
-    /// work among all workers. One call is much faster than many calls of [`read_at`](Self::read_at).
+    /// Reads many ranges of the file into one buffer. The engine packs small ranges, merges neighbours, and
+    /// shares the work among all workers. One call is much faster than many calls of
+    /// [`read_at`](Self::read_at).
     ///
     /// It is fastest if the ranges are ordered by `buffer_offset`.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that the engine saw fail. A range fails with
-    /// [`Cause::EndOfFile`] if the file ends within it. Other ranges may have been read or not. Ranges beyond the
-    /// buffer, and ranges that overlap in it, fail with [`Cause::Invalid`].
+    /// [`Cause::EndOfFile`] if the file ends within it. Other ranges may have been read or not. Ranges beyond
+    /// the buffer, and ranges that overlap in it, fail with [`Cause::Invalid`].
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
         let Some(first) = ranges.first() else { return Ok(()) };
@@ -37,21 +38,21 @@ impl File {
         self.ranges_outcome(READ, &memory, ranges, FILE_LIMIT, outcome)
     }
 
-    /// Writes one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where ranges
-    /// overlap in the file, either may come last. The restrictions on [other writers](Self::write_all_at) hold here
-    /// too. Ranges of one call may share blocks.
+    /// Writes one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where
+    /// ranges overlap in the file, either may come last. The restrictions on [other
+    /// writers](Self::write_all_at) hold here too. Ranges of one call may share blocks.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first range that the engine saw fail. Other ranges may have been written
-    /// or not. The file's length is then as after a failed [`write_all_at`](Self::write_all_at) of all ranges. Ranges
-    /// beyond the buffer fail with [`Cause::Invalid`] before anything is written.
+    /// [`Error::Entry`] with the number of the first range that the engine saw fail. Other ranges may have
+    /// been written or not. The file's length is then as after a failed [`write_all_at`](Self::write_all_at)
+    /// of all ranges. Ranges beyond the buffer fail with [`Cause::Invalid`] before anything is written.
     pub fn write_many<B: IoBuf + ?Sized>(&self, buffer: &B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory(buffer, 0)?;
         if ranges.is_empty() {
             return Ok(());
         }
         let entries = self.entries(memory, ranges);
-        // Before the plan, which may make the file longer.
+        // This check precedes the plan, because planning may make the file longer.
         if let Some(entry) = entries.out_of_range() {
             return Err(self.bad_range(WRITE, entry, &ranges[entry], &memory, FILE_LIMIT));
         }
@@ -76,7 +77,7 @@ impl File {
         let in_buffer = buffer_offset.checked_add(len_bytes).is_some_and(|end| end <= buffer_bytes);
         let error = match self.check_offset(operation, file_offset, len_bytes) {
             Err(error) => error,
-            // Only mappings end earlier than offsets do.
+            // Only mappings end before the largest offset of a file.
             Ok(()) if in_buffer => {
                 self.transfer_error(operation, file_offset, len_bytes, 0, Cause::EndOfFile { at: file_limit })
             }
@@ -109,8 +110,8 @@ impl File {
     }
 }
 
-/// Returns the outcome of many entries for the caller. `error` makes the error of an entry from its number, the bytes
-/// before the stop, and the cause, if there is one.
+/// Converts the outcome of many entries into a result for the caller. `error` makes the error of an entry
+/// from the entry's number, the bytes before the stop, and the cause, if there is one.
 fn entry_outcome(
     outcome: Result<Option<EntryStop>, Refused>,
     error: impl Fn(usize, usize, Option<Cause>) -> Error,
@@ -217,7 +218,7 @@ impl Engine {
     /// [`Error::Entry`] with the number of the first request that the engine saw fail. A request fails with
     /// [`Cause::EndOfFile`] if the file ends within its range. Other requests may have been read or not.
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
-        // SAFETY: the request is nothing but its entry.
+        // SAFETY: a request consists only of its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
         if entries.is_empty() {
             return Ok(());
@@ -229,19 +230,19 @@ impl Engine {
         each_outcome(READ, entries, outcome)
     }
 
-    /// Writes memory to many ranges of any files, in one call as [`File::write_many`]. Where ranges overlap in a file,
-    /// either may come last.
+    /// Writes memory to many ranges of any files, in one call as [`File::write_many`]. Where ranges overlap
+    /// in a file, either may come last.
     ///
-    /// The engine writes several files at once, which is faster than one after the other, above all for new files.
-    /// Requests for one file should follow each other. The restrictions on [other writers](File::write_all_at) hold
-    /// here too. Requests of one call may share blocks.
+    /// The engine writes several files at once, which is faster than one after the other, above all for new
+    /// files. Requests for one file should follow each other. The restrictions on [other
+    /// writers](File::write_all_at) hold here too. Requests of one call may share blocks.
     ///
     /// # Errors
-    /// [`Error::Entry`] with the number of the first request that the engine saw fail. Other requests may have been
-    /// written or not. Each file's length is then as after a failed [`write_all_at`](File::write_all_at) of all its
-    /// requests.
+    /// [`Error::Entry`] with the number of the first request that the engine saw fail. Other requests may
+    /// have been written or not. Each file's length is then as after a failed
+    /// [`write_all_at`](File::write_all_at) of all its requests.
     pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
-        // SAFETY: the request is nothing but its entry.
+        // SAFETY: a request consists only of its entry.
         let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
         // SAFETY: the requests hold their buffers.
         let outcome = unsafe { self.write_groups(entries) };
@@ -261,7 +262,7 @@ impl Engine {
             let is_alone = group.len() == entries.len();
             let plan = WritePlan::of_group(self.settings(), group, is_alone);
             let transfer = Transfer { method: plan.method, entries: Entries::Each(group) };
-            // SAFETY: the caller's promise; `in_flight` waits for it.
+            // SAFETY: the caller's promise; `in_flight` waits for the job.
             let prepared = unsafe { workers.prepare(&transfer, &plan.schedule) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
             workers.start(&transfer, &job, chunks, chunks == 1 && is_alone);
@@ -275,7 +276,7 @@ impl Engine {
     }
 }
 
-/// Returns the outcome of requests for the caller.
+/// Converts the outcome of requests into a result for the caller.
 fn each_outcome(
     operation: &'static str,
     entries: &[Entry<'_>],

@@ -1,4 +1,4 @@
-//! Files read through a mapping.
+//! Files that are read through a mapping.
 
 use std::fmt;
 use std::io;
@@ -14,8 +14,8 @@ use crate::open_file::{Mapping, Method};
 
 /// A file that is mapped into memory for reading, made by [`File::map`].
 ///
-/// Workers copy ranges from the mapping, without a system call for each. Once the mapping's pages have been touched,
-/// this is the fastest method for many small ranges of a file in the page cache.
+/// Workers copy ranges from the mapping, without a system call for each. Once the mapping's pages have been
+/// touched, this is the fastest method for many small ranges of a file in the page cache.
 ///
 /// ```
 /// use gpufile::{File, IoRange};
@@ -42,11 +42,12 @@ impl File {
     /// Maps all of the file for reading.
     ///
     /// # Errors
-    /// [`Error::File`], also if the file is not regular. Files of `/proc` count as regular, with a length of 0.
+    /// [`Error::File`], also if the file is not regular. Files of `/proc` count as regular, with a length of
+    /// 0 bytes.
     ///
     /// # Safety
-    /// While the value lives, nobody may shorten the file: reading a page that is gone ends the process with `SIGBUS`.
-    /// Nobody may write to a range while it is read.
+    /// While the value lives, the file must not become shorter: reading a page that is gone ends the process
+    /// with `SIGBUS`. Nothing may write to a range while it is read.
     pub unsafe fn map(&self) -> Result<MappedFile> {
         let map = || {
             let status = self.open_file().file.metadata()?;
@@ -72,8 +73,8 @@ impl MappedFile {
         &self.file
     }
 
-    /// Touches all pages (`madvise`, `MADV_POPULATE_READ`, since Linux 5.14). Later reads then wait neither for the
-    /// disk nor for page faults.
+    /// Touches all pages (`madvise`, `MADV_POPULATE_READ`, since Linux 5.14). Later reads then wait neither
+    /// for the disk nor for page faults.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -82,15 +83,15 @@ impl MappedFile {
             return Ok(());
         }
         let start = self.mapping.as_ptr().cast_mut().cast();
-        // SAFETY: the mapping's own range.
+        // SAFETY: the range is the mapping's own.
         match unsafe { libc::madvise(start, self.len_bytes(), libc::MADV_POPULATE_READ) } {
             0 => Ok(()),
             _ => Err(self.file.failed("prefetch", io::Error::last_os_error())),
         }
     }
 
-    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is less than
-    /// the length of the buffer only if the mapping ends there.
+    /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is
+    /// less than the length of the buffer only if the mapping ends there.
     ///
     /// # Errors
     /// [`Error::Transfer`].
@@ -100,7 +101,8 @@ impl MappedFile {
         let len_bytes = memory.len_bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
         let range = IoRange { file_offset: offset, buffer_offset: 0, len_bytes };
         if len_bytes > 0 {
-            // SAFETY: the buffer is borrowed for as long as the call lasts; the range lies in it and in the mapping.
+            // SAFETY: the buffer is borrowed for as long as the call lasts; the range lies in it and in the
+            // mapping.
             unsafe { self.run(memory, &[range]) }.map_err(|error| match error {
                 Error::Entry { error, .. } => *error,
                 other => other,
@@ -143,6 +145,8 @@ impl MappedFile {
             .map_err(|error| self.file.transfer_error(READ, offset, len, 0, error.into()))
     }
 
+    /// Reads ranges into memory by copying from the mapping.
+    ///
     /// # Safety
     /// As for [`Workers::run`](crate::engine::Workers::run).
     unsafe fn run(&self, memory: Memory, ranges: &[IoRange]) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The memory of a transfer, whatever owns it.
+//! The memory of a transfer, independent of its owner's type.
 
 use cufile::cuda::Context;
 use cufile::{IoBuf, IoBufMut};
@@ -8,13 +8,13 @@ use crate::gpus::Gpus;
 /// The place of memory: accessible to the host, or on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The host can access it.
+    /// In memory that the host can access.
     Host,
     /// On the GPU with this ordinal.
     Device(u32),
 }
 
-/// The bytes of a buffer, without its type and lifetime. The holder of a `Memory` keeps the buffer where it is.
+/// The bytes of a buffer, without its type and lifetime. The holder of a `Memory` keeps the buffer in place.
 #[derive(Clone, Copy)]
 pub(crate) struct Memory {
     pub ptr: *mut u8,
@@ -25,21 +25,22 @@ pub(crate) struct Memory {
     base_offset: usize,
 }
 
-// SAFETY: a pointer that is used only while a transfer holds the buffer, through the kernel and CUDA, from any thread.
+// SAFETY: the pointer is used only while a transfer holds the buffer. The kernel and CUDA use it from any
+// thread.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Memory that the host can access and that is the engine's.
+    /// Returns memory of the engine that the host can access.
     pub fn on_host(ptr: *mut u8, len_bytes: usize) -> Self {
         Self { ptr, len_bytes, place: Place::Host, context: None, is_registered: false, base_offset: 0 }
     }
 
-    /// A buffer to be read from only.
+    /// Returns the memory of a buffer that is only read from.
     ///
     /// # Errors
-    /// The reason why the GPU that the buffer is on is not known.
+    /// The reason why the GPU of the buffer is unknown.
     pub fn of<B: IoBuf + ?Sized>(buffer: &B, gpus: &Gpus) -> cufile::Result<Self> {
         let place = match buffer.is_host_accessible() {
             true => Place::Host,
@@ -55,7 +56,7 @@ impl Memory {
         })
     }
 
-    /// A buffer that may be written.
+    /// Returns the memory of a buffer that may be written.
     ///
     /// # Errors
     /// As [`of`](Self::of).
@@ -64,12 +65,13 @@ impl Memory {
         Ok(Self { ptr: buffer.as_mut_ptr(), ..memory })
     }
 
-    /// The address of the allocation that it is part of, as far as the buffer knows of more than itself.
+    /// Returns the address of the allocation that contains the memory. Returns the memory's own address if
+    /// the buffer knows of no larger allocation.
     pub fn base(&self) -> usize {
         self.ptr.addr().wrapping_sub(self.base_offset)
     }
 
-    /// The part at `ptr`, which must lie within.
+    /// Returns the part of `len_bytes` at `ptr`, which must lie within the memory.
     pub fn part(&self, ptr: *mut u8, len_bytes: usize) -> Self {
         let offset = ptr.addr() - self.ptr.addr();
         debug_assert!(offset + len_bytes <= self.len_bytes);
@@ -77,7 +79,7 @@ impl Memory {
     }
 }
 
-// SAFETY: made from an `IoBuf`, which its holder keeps where it is.
+// SAFETY: the memory is that of an `IoBuf`, which its holder keeps in place.
 unsafe impl IoBuf for Memory {
     fn as_ptr(&self) -> *const u8 {
         self.ptr
@@ -104,7 +106,7 @@ unsafe impl IoBuf for Memory {
     }
 }
 
-// SAFETY: reads use only what was made by `of_mut`, whose buffer the transfer holds alone.
+// SAFETY: reads use only memory that `of_mut` returned; the transfer holds its buffer alone.
 unsafe impl IoBufMut for Memory {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr

@@ -117,14 +117,16 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the permissions of a created file, from which the kernel takes the process's umask. The default is 0o666.
+    /// Sets the permissions of a created file, from which the kernel takes the process's umask. The default
+    /// is 0o666.
     pub fn mode(mut self, mode: u32) -> Self {
         self.options.mode(mode);
         self
     }
 
-    /// Passes flags of `open(2)`, for example `O_NOFOLLOW`. They replace flags that were passed before. `O_DIRECT` has
-    /// no effect, because the engine decides for each transfer. With `O_APPEND`, [`open`](Self::open) fails.
+    /// Passes flags of `open(2)`, for example `O_NOFOLLOW`. They replace flags that were passed before.
+    /// `O_DIRECT` has no effect, because the engine decides for each transfer. With `O_APPEND`,
+    /// [`open`](Self::open) fails.
     pub fn custom_flags(mut self, flags: i32) -> Self {
         self.options.custom_flags(flags & !libc::O_APPEND);
         self.appends = flags & libc::O_APPEND != 0;
@@ -143,8 +145,8 @@ impl OpenOptions {
         self
     }
 
-    /// Chooses when reads use `O_DIRECT`. Nothing need be aligned. By default, only reads of uncached ranges of files
-    /// too long for memory use it: see [`DirectIo::Auto`].
+    /// Chooses when reads use `O_DIRECT`. Nothing need be aligned. By default, only reads of uncached ranges
+    /// of files too long for memory use it: see [`DirectIo::Auto`].
     pub fn direct_read(mut self, direct: DirectIo) -> Self {
         self.direct_read = Some(direct);
         self
@@ -159,8 +161,9 @@ impl OpenOptions {
     /// Opens the file.
     ///
     /// # Errors
-    /// [`Error::Open`] with the error of the operating system. Under [`RoutePolicy::RequireCufile`], also with the
-    /// reason why cuFile does not work for the file. A file that this call created then stays, empty.
+    /// [`Error::Open`] with the error of the operating system. Under [`RoutePolicy::RequireCufile`], also
+    /// with the reason why cuFile does not work for the file. A file that this call created then stays,
+    /// empty.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         let failed = |cause| Error::Open { path: path.to_owned(), cause };
@@ -168,7 +171,8 @@ impl OpenOptions {
             return Err(failed(appending()));
         }
         let engine = self.engine_or_global().map_err(failed)?;
-        // Later than the system would, so that a file that cannot be opened keeps what it has.
+        // The file is emptied later than the kernel would, so a file that cannot be opened keeps its
+        // contents.
         let empties = self.write && self.truncate;
         let mut options = self.options.clone();
         if empties {
@@ -182,12 +186,12 @@ impl OpenOptions {
         Ok(file)
     }
 
-    /// Takes over a file that is already open, with its access. Ignores access and creation options. A file with
-    /// `O_DIRECT` is opened again without it, because the engine decides for each transfer.
+    /// Takes over a file that is already open, with its access. Ignores access and creation options. A file
+    /// with `O_DIRECT` is opened again without it, because the engine decides for each transfer.
     ///
     /// # Errors
-    /// [`Error::Open`]. A file with `O_APPEND` is refused, because the kernel appends its writes, whatever their
-    /// offset.
+    /// [`Error::Open`]. A file with `O_APPEND` is refused, because the kernel appends its writes, whatever
+    /// their offset.
     pub fn open_fd(&self, fd: impl Into<OwnedFd>) -> Result<File> {
         let file = fs::File::from(fd.into());
         let path = path_of(&file);
@@ -198,8 +202,8 @@ impl OpenOptions {
         }
     }
 
-    /// Takes over a file that was just opened under this path, for reading at least. Ignores access and creation
-    /// options.
+    /// Takes over a file that was just opened under this path, for reading at least. Ignores access and
+    /// creation options.
     ///
     /// # Errors
     /// [`Error::Open`].
@@ -210,7 +214,7 @@ impl OpenOptions {
         }
     }
 
-    /// Returns the engine that files are opened with, or why there is none.
+    /// Returns the engine that opens the files, or the reason why there is none.
     pub(crate) fn engine_or_global(&self) -> std::result::Result<Engine, Cause> {
         match &self.engine {
             Some(engine) => Ok(engine.clone()),
@@ -240,19 +244,20 @@ impl OpenOptions {
     }
 }
 
-/// Returns the path of an open file, as far as the kernel tells.
+/// Returns the path of an open file, if the kernel reports it.
 fn path_of(file: &fs::File) -> PathBuf {
     let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     fs::read_link(&link).unwrap_or(link)
 }
 
-/// Returns the reason against files with `O_APPEND`.
+/// Returns the error cause for files with `O_APPEND`.
 fn appending() -> Cause {
     Cause::Invalid("O_APPEND ignores the offsets of writes; open the file without it".to_owned())
 }
 
-/// Empties a regular file, and ignores other kinds, as `O_TRUNC` does. An empty file stays as it is: ext4 takes a
-/// truncation for the first half of a replacement, and writes the file out when it is closed.
+/// Empties a regular file, and ignores other kinds, as `O_TRUNC` does. An empty file is left unchanged,
+/// because ext4 treats a truncation as the first half of a replacement. It would then write the file out when
+/// the file is closed.
 fn empty(file: &fs::File) -> io::Result<()> {
     let metadata = file.metadata()?;
     if metadata.is_file() && metadata.len() > 0 { file.set_len(0) } else { Ok(()) }

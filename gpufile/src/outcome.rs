@@ -2,30 +2,30 @@
 
 use crate::error::Cause;
 
-/// `Ok` if all bytes were transferred.
+/// The outcome of a transfer: `Ok` if all bytes were transferred.
 pub(crate) type Outcome = Result<(), Stop>;
 
-/// The end of a transfer before its last byte.
+/// The stop of a transfer before its last byte.
 #[derive(Debug)]
 pub(crate) struct Stop {
-    /// The number of bytes that had been transferred, from the beginning and without a gap.
+    /// The number of bytes that were transferred before the stop, from the beginning and without a gap.
     pub done_bytes: usize,
-    /// The failure; `None` at the end of the file, and after cancelling.
+    /// The failure. `None` at the end of the file, and after cancelling.
     pub cause: Option<Cause>,
 }
 
 impl Stop {
-    /// A failure after so many bytes.
+    /// Returns the stop of a transfer that failed after `done_bytes`.
     pub fn failed(done_bytes: usize, cause: impl Into<Cause>) -> Self {
         Self { done_bytes, cause: Some(cause.into()) }
     }
 
-    /// The end of the file after so many bytes.
+    /// Returns the stop of a transfer that reached the end of the file after `done_bytes`.
     pub fn end_of_file(done_bytes: usize) -> Self {
         Self { done_bytes, cause: None }
     }
 
-    /// The same stop, counted from `before_bytes` earlier.
+    /// Returns the same stop, counted from `before_bytes` earlier.
     pub fn after(self, before_bytes: usize) -> Self {
         Self { done_bytes: before_bytes + self.done_bytes, ..self }
     }

@@ -1,4 +1,4 @@
-//! A transfer that owns its buffer, so that it can go on while the caller does something else.
+//! A transfer that owns its buffer, so it continues while the caller does other work.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -18,12 +18,12 @@ use crate::outcome::Stop;
 
 /// A buffer, a file, and the job that moves bytes between them.
 ///
-/// Dropping it leaves them to the job, and to the worker that ends it: a write goes on to its end, a read to the end of
-/// what was begun. Forgetting it leaks them.
+/// Dropping it leaves all three to the job, and to the worker that ends the job. A write continues to its
+/// end. A read ends with the chunks that were begun. Forgetting it leaks all three.
 pub(crate) struct Owned<B> {
-    /// On the heap, at one place, because workers refer to it.
+    /// On the heap, at a fixed address, because workers refer to it.
     place: NonNull<Pending<B>>,
-    /// The process in which the transfer was begun, and will end.
+    /// The process in which the transfer began, and in which it will end.
     process: u32,
 }
 
@@ -31,20 +31,20 @@ struct Pending<B> {
     buffer: B,
     file: File,
     range: [IoRange; 1],
-    /// The reason why there is no job.
+    /// The reason why no job exists.
     refused: Option<Error>,
     is_write: bool,
     job: Option<(Arc<Job>, usize)>,
 }
 
-// SAFETY: an owning pointer; what workers use of it is the memory of the buffer, as an `IoBuf` allows.
+// SAFETY: this is an owning pointer. Workers use only the memory of the buffer, as an `IoBuf` allows.
 unsafe impl<B: Send> Send for Owned<B> {}
 // SAFETY: `&Owned` gives no access to the buffer.
 unsafe impl<B: Send> Sync for Owned<B> {}
 
 type Prepared = (Memory, IoRange, Method, Schedule);
 
-// A worker may drop the buffer, long after who gave it has gone.
+// A worker may drop the buffer, long after its owner has gone.
 impl<B: IoBuf + Send + 'static> Owned<B> {
     /// Prepares to read into the whole buffer.
     pub fn read(file: &File, buffer: B, offset: u64) -> Self
@@ -74,7 +74,7 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
         let pending =
             Pending { buffer, file: file.clone(), range, refused: None, is_write: false, job: None };
         let place = NonNull::from(Box::leak(Box::new(pending)));
-        // SAFETY: just made, and nothing else refers to it.
+        // SAFETY: it was just made, and nothing else refers to it.
         let pending = unsafe { &mut *place.as_ptr() };
         match prepare(&pending.file, &mut pending.buffer) {
             Err(error) => pending.refused = Some(error),
@@ -93,7 +93,8 @@ impl<B: IoBuf + Send + 'static> Owned<B> {
 }
 
 impl<B> Owned<B> {
-    /// The job and how many chunks it has; nobody works on it before it is submitted. `None` if it was refused.
+    /// Returns the job and its number of chunks. Workers begin the job only after it is submitted. Returns
+    /// `None` if the transfer was refused.
     pub fn job(&self) -> Option<(&Arc<Job>, usize)> {
         self.pending().job.as_ref().map(|(job, chunks)| (job, *chunks))
     }
@@ -103,22 +104,22 @@ impl<B> Owned<B> {
     }
 
     fn pending(&self) -> &Pending<B> {
-        // SAFETY: on the heap as long as `self`; the job uses it by shared references too.
+        // SAFETY: the value stays on the heap as long as `self`; the job too uses it by shared references.
         unsafe { self.place.as_ref() }
     }
 
-    /// Waits for the job, and returns how many bytes it transferred, and the buffer.
+    /// Waits for the job. Returns the number of bytes that it transferred, and the buffer.
     pub fn finish(self) -> (Result<usize>, B) {
         let place = ManuallyDrop::new(self).place;
         // SAFETY: `self` is not dropped.
         unsafe { Self::take(place, false) }
     }
 
-    /// Begins no more of the transfer, waits for what was begun, and returns how many bytes were transferred without a
-    /// gap, and the buffer.
+    /// Stops the handing out of chunks, and waits for the chunks that were begun. Returns the number of bytes
+    /// that were transferred without a gap, and the buffer.
     pub fn cancel(self) -> (Result<usize>, B) {
         if let Some((job, _)) = self.job() {
-            // SAFETY: set up in `new`, and its outcome is taken below.
+            // SAFETY: `new` set the job up, and its outcome is taken below.
             unsafe { job.cancel() };
         }
         let place = ManuallyDrop::new(self).place;
@@ -126,14 +127,16 @@ impl<B> Owned<B> {
         unsafe { Self::take(place, true) }
     }
 
+    /// Waits for the job. Returns the number of bytes that it transferred, and the buffer.
+    ///
     /// # Safety
-    /// Only once.
+    /// The caller may take each place only once.
     unsafe fn take(place: NonNull<Pending<B>>, is_cancelled: bool) -> (Result<usize>, B) {
-        // SAFETY: on the heap, and taken only once.
+        // SAFETY: the value is on the heap, and taken only once.
         let pending = unsafe { place.as_ref() };
         let stop =
             pending.job.as_ref().and_then(|(job, _)| pending.file.engine().workers().finish(job.clone()));
-        // SAFETY: leaked in `new`; the job is done, so that nobody else refers to it.
+        // SAFETY: `new` leaked it; the job is done, so nothing else refers to it.
         let pending = *unsafe { Box::from_raw(place.as_ptr()) };
         let Pending { buffer, file, range: [range], refused, is_write, .. } = pending;
         if let Some(error) = refused {
@@ -156,13 +159,13 @@ impl<B> Owned<B> {
 impl<B> Drop for Owned<B> {
     fn drop(&mut self) {
         if self.process != process::id() {
-            // The workers, and whatever lock they held, are in another process. Leaked.
+            // The workers, and any lock that they held, are in another process. So the transfer leaks.
             return;
         }
-        // Whoever ends the job frees the place, also while this function goes on.
+        // The thread that ends the job frees the place, perhaps before this function returns.
         if let Some((job, _)) = self.job().map(|(job, chunks)| (job.clone(), chunks)) {
             if !self.pending().is_write {
-                // SAFETY: set up in `new`, and its outcome is taken in `end`.
+                // SAFETY: `new` set the job up, and `end` takes its outcome.
                 unsafe { job.cancel() };
             }
             let abandoned = Abandoned { place: self.place.cast(), end: end::<B> };
@@ -170,35 +173,36 @@ impl<B> Drop for Owned<B> {
                 return;
             }
         }
-        // SAFETY: `finish` and `cancel` keep this from being called, and nobody was left the place.
+        // SAFETY: `finish` and `cancel` prevent this call, and no job was left the place.
         unsafe { end::<B>(self.place.cast()) };
     }
 }
 
-/// Takes the outcome of a transfer that nobody waits for, and drops it and the buffer.
+/// Takes the outcome of a transfer that no caller waits for. Drops the outcome and the buffer.
 ///
 /// # Safety
-/// As for [`Owned::take`]; the job must be done, and the place an `Owned<B>`'s.
+/// As for [`Owned::take`]. The job must be done, and the place must belong to an `Owned<B>`.
 unsafe fn end<B>(place: NonNull<()>) {
     // SAFETY: the caller's promise.
     drop(unsafe { Owned::<B>::take(place.cast(), true) });
 }
 
-/// A dropped transfer, left to its job, which wakes this when the job is done.
+/// A dropped transfer that was left to its job. The job wakes this when it is done.
 struct Abandoned {
     place: NonNull<()>,
     end: unsafe fn(NonNull<()>),
 }
 
-// SAFETY: stands for an `Owned`, which is `Send` where the buffer is; that was made of buffers that are, and the place is
-// used by one thread, once.
+// SAFETY: this stands for an `Owned`, which is `Send` if its buffer is. Such transfers own only buffers that
+// are `Send`. One thread uses the place, once.
 unsafe impl Send for Abandoned {}
 // SAFETY: as above.
 unsafe impl Sync for Abandoned {}
 
 impl Wake for Abandoned {
     fn wake(self: Arc<Self>) {
-        // SAFETY: a job wakes whom it was left to once, when it is done; `Owned::drop` left it the place.
+        // SAFETY: a job wakes the owner of its place once, when the job is done. `Owned::drop` left this the
+        // place.
         unsafe { (self.end)(self.place) };
     }
 }

@@ -6,13 +6,14 @@ use crate::engine::Engine;
 use crate::error::Cause;
 
 impl Engine {
-    /// Registers memory with the engine's cuFile driver, which is opened if it is not yet. The direct paths then need not
-    /// pin the memory for each transfer; elsewhere it makes no difference. Files of this engine take the registration like
-    /// any memory, and so do its [parts](RegisteredBuffer::slice_mut). [`RegisteredBuffer::deregister`] gives the memory
-    /// back.
+    /// Registers memory with the engine's cuFile driver, and opens the driver if it is not open yet. The
+    /// direct routes then need not pin the memory for each transfer. Other routes work as before. Files of
+    /// this engine accept the registered buffer, and its [parts](RegisteredBuffer::slice_mut), like any
+    /// memory. [`RegisteredBuffer::deregister`] returns the memory.
     ///
     /// # Errors
-    /// [`Cause::NoCufile`] if the driver does not open, else what cuFile said of the memory. [`Failed`] returns the buffer.
+    /// [`Cause::NoCufile`] if the driver does not open, otherwise the error of cuFile. [`Failed`] returns the
+    /// buffer.
     ///
     /// ```no_run
     /// use gpufile::{Engine, File};
@@ -39,7 +40,7 @@ impl Engine {
     }
 }
 
-/// Drops the buffer.
+/// Converts a failed registration into its cause. Drops the buffer.
 impl<B> From<Failed<B, Cause>> for Cause {
     fn from(failed: Failed<B, Cause>) -> Self {
         failed.error

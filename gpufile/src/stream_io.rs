@@ -13,10 +13,11 @@ use crate::memory::{Memory, Place};
 use crate::outcome::{Outcome, Stop};
 use crate::route::RoutePolicy;
 
-/// A transfer that is part of a stream's work. It owns its buffer. Later work of the stream starts after the transfer.
+/// A transfer that is part of a stream's work. It owns its buffer. Later work of the stream starts after the
+/// transfer.
 ///
-/// Dropping it waits for its end. If that takes longer than 30 seconds, dropping leaks the buffer. `mem::forget` leaks
-/// it too.
+/// Dropping it waits for its end. If that takes longer than 30 seconds, dropping leaks the buffer.
+/// `mem::forget` leaks it too.
 ///
 /// ```no_run
 /// use gpufile::{Engine, File};
@@ -35,46 +36,47 @@ use crate::route::RoutePolicy;
 /// ```
 #[must_use = "dropping it waits for the transfer"]
 pub struct StreamIo<B> {
-    /// The file, at an address that stays while workers use it.
+    /// The file, at a fixed address while workers use it.
     file: Arc<File>,
     direction: Direction,
     offset: u64,
     state: State,
-    /// `None` when it was taken.
+    /// The buffer. `None` after it was taken.
     buffer: Option<B>,
 }
 
 enum State {
-    /// The stream reaches the transfer, and then the event.
+    /// The stream will reach the transfer, and then the event.
     Submitted {
         relay: Arc<Relay>,
         passed: Event,
-        /// The ring that the transfer refers to.
+        /// The ring that the transfer uses.
         _ring: Arc<Ring>,
     },
     Done(Result<usize>),
 }
 
 impl File {
-    /// Reads into the whole buffer from `offset` in bytes, when the stream's work so far is done. Work that is
-    /// submitted to the stream later waits for the read. The call itself does not wait. It takes some microseconds, and
-    /// 3 more for each 48 MiB. The first allocation of pinned memory takes 5 to 30 ms.
+    /// Reads into the whole buffer from `offset` in bytes, after all earlier work of the stream. Work that is
+    /// submitted to the stream later waits for the read. The call itself does not wait. It takes some
+    /// microseconds, and 3 more for each 48 MiB. The first allocation of pinned memory takes 5 to 30 ms.
     ///
-    /// The bytes go through up to 114 MiB of pinned memory for each stream, and 400 MiB for all streams. Beyond that,
-    /// the call waits for the stream and for the transfer. It does the same where the driver cannot make streams wait
-    /// for words in memory, and for files that [require cuFile](RoutePolicy::RequireCufile).
-    /// [`Engine::release_buffers`](crate::Engine::release_buffers) frees the pinned memory that is not in use. cuFile's
-    /// own stream-ordered read is [`cufile::RegisteredStream::read_at`].
+    /// The bytes go through up to 114 MiB of pinned memory for each stream, and 400 MiB for all streams.
+    /// Beyond that, the call waits for the stream and for the transfer. It does the same where the driver
+    /// cannot make streams wait for words in memory, and for files that [require
+    /// cuFile](RoutePolicy::RequireCufile). [`Engine::release_buffers`](crate::Engine::release_buffers) frees
+    /// the pinned memory that is not in use. cuFile's own stream-ordered read is
+    /// [`cufile::RegisteredStream::read_at`].
     ///
     /// If the file ends earlier, zeros fill the rest of a buffer on the GPU.
     ///
     /// A waiting stream takes one of the GPU's hardware queues, of which there are 8 by default
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS`). While 8 streams have such transfers in flight, other streams may have to wait
-    /// for them.
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`). While 8 streams have such transfers in flight, other streams may have
+    /// to wait for them.
     ///
     /// # Errors
-    /// [`StreamIo::wait`] returns the errors of [`read_at`](Self::read_at). The stream continues after a failure. A
-    /// stream that is captured for a CUDA graph is refused.
+    /// [`StreamIo::wait`] returns the errors of [`read_at`](Self::read_at). The stream continues after a
+    /// failure. A stream that is captured for a CUDA graph is refused.
     pub fn read_at_on_stream<B: IoBufMut + Send + 'static>(
         &self,
         stream: &Stream,
@@ -82,18 +84,19 @@ impl File {
         offset: u64,
     ) -> StreamIo<B> {
         let memory = self.memory_mut(&mut buffer, offset);
-        // SAFETY: the memory is the buffer's, which may be written.
+        // SAFETY: the memory belongs to the buffer, which may be written.
         unsafe { StreamIo::start(self, Direction::Read, stream, (memory, buffer), offset) }
     }
 
-    /// Writes the whole buffer to `offset` in bytes, when the stream's work so far is done. Work that is submitted to
-    /// the stream later waits for the write. Otherwise this is as [`read_at_on_stream`](Self::read_at_on_stream). The
-    /// restrictions on [other writers](Self::write_all_at) hold until the transfer has ended.
+    /// Writes the whole buffer to `offset` in bytes, after all earlier work of the stream. Work that is
+    /// submitted to the stream later waits for the write. Otherwise this is as
+    /// [`read_at_on_stream`](Self::read_at_on_stream). The restrictions on [other
+    /// writers](Self::write_all_at) hold until the transfer has ended.
     ///
     /// # Errors
-    /// [`StreamIo::wait`] returns the errors of [`write_all_at`](Self::write_all_at), whose docs also state the length
-    /// of the file after a failure. The stream continues after a failure. A stream that is captured for a CUDA graph is
-    /// refused.
+    /// [`StreamIo::wait`] returns the errors of [`write_all_at`](Self::write_all_at), whose docs also state
+    /// the length of the file after a failure. The stream continues after a failure. A stream that is
+    /// captured for a CUDA graph is refused.
     pub fn write_all_at_on_stream<B: IoBuf + Send + 'static>(
         &self,
         stream: &Stream,
@@ -101,14 +104,16 @@ impl File {
         offset: u64,
     ) -> StreamIo<B> {
         let memory = self.memory(&buffer, offset);
-        // SAFETY: the memory is the buffer's.
+        // SAFETY: the memory belongs to the buffer.
         unsafe { StreamIo::start(self, Direction::Write, stream, (memory, buffer), offset) }
     }
 }
 
 impl<B> StreamIo<B> {
+    /// Submits the transfer to the stream. Runs it now if the stream cannot wait for it.
+    ///
     /// # Safety
-    /// The memory must be the buffer's. For reads, the buffer must be an [`IoBufMut`].
+    /// The memory must belong to the buffer. For reads, the buffer must be an [`IoBufMut`].
     unsafe fn start(
         file: &File,
         direction: Direction,
@@ -131,7 +136,8 @@ impl<B> StreamIo<B> {
         Self { file, direction, offset, state, buffer: Some(buffer) }
     }
 
-    /// Returns whether the transfer has ended or its stream has failed, so that [`wait`](Self::wait) does not wait.
+    /// Returns whether the transfer has ended or its stream has failed, so that [`wait`](Self::wait) does not
+    /// wait.
     pub fn is_done(&self) -> bool {
         match &self.state {
             State::Submitted { relay, passed, .. } => relay.has_ended() || passed.is_done().is_err(),
@@ -139,8 +145,8 @@ impl<B> StreamIo<B> {
         }
     }
 
-    /// Returns the buffer's address, which later work of the stream may use. A thread that reads the buffer before the
-    /// transfer has ended races with the workers.
+    /// Returns the buffer's address, which later work of the stream may use. A thread that reads the buffer
+    /// before the transfer has ended races with the workers.
     pub fn buffer_ptr(&self) -> *const u8
     where
         B: IoBuf,
@@ -151,8 +157,8 @@ impl<B> StreamIo<B> {
         }
     }
 
-    /// Waits for the end of the transfer and of the stream's work before it. Returns the number of bytes that were
-    /// transferred, and the buffer.
+    /// Waits for the end of the transfer and of the stream's work before it. Returns the number of bytes that
+    /// were transferred, and the buffer.
     pub fn wait(mut self) -> (Result<usize>, B) {
         self.settle();
         let state = mem::replace(&mut self.state, State::Done(Ok(0)));
@@ -163,13 +169,14 @@ impl<B> StreamIo<B> {
     /// Waits until the stream has passed the transfer, or can never reach it.
     fn settle(&mut self) {
         let State::Submitted { relay, passed, .. } = &self.state else { return };
-        // That waiting failed need not be the stream's failure, which then goes on with the buffer.
+        // A failed wait need not mean that the stream failed. A stream that works continues to use the
+        // buffer.
         let waited = passed.wait().or_else(|_| wait_by_looking(passed));
         let outcome = match waited {
             Ok(()) => relay.finish(),
             Err(error) => {
                 let stream_is_done = || {
-                    // If it goes on after all, nothing may copy any more when the buffer goes back.
+                    // If the stream continues after all, no copy may run once the buffer is returned.
                     let _ = passed.wait();
                 };
                 relay.give_up(|| passed.is_done().is_err(), stream_is_done);
@@ -196,7 +203,7 @@ impl<B> Drop for StreamIo<B> {
         if ends_soon(|| self.is_done()) {
             self.settle();
         } else {
-            // The stream may come to the transfer at any time.
+            // The stream may reach the transfer at any time.
             mem::forget((mem::replace(&mut self.state, State::Done(Ok(0))), self.buffer.take()));
         }
     }
@@ -208,7 +215,8 @@ impl<B> fmt::Debug for StreamIo<B> {
     }
 }
 
-/// Makes the transfer a part of the stream's work. Returns `None` if that is not possible; nothing is in flight then.
+/// Submits the transfer as part of the stream's work. Returns `None` if that is not possible; nothing is in
+/// flight then.
 ///
 /// # Safety
 /// As for [`Relay::new`].
@@ -222,7 +230,8 @@ unsafe fn submit(
     let failed = |cause| Err(file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause));
     let needs_cufile =
         file.open_file().settings.policy() == RoutePolicy::RequireCufile && memory.place != Place::Host;
-    // What a graph does later, and more than once, is no transfer. To wait for the stream would end the capture.
+    // A graph runs its work later, and more than once, which a transfer does not support. Waiting for the
+    // stream would end the capture.
     match stream.is_capturing() {
         Ok(false) => {}
         Ok(true) => {
@@ -240,8 +249,8 @@ unsafe fn submit(
     let ring = relays.rings.take(stream, slot_bytes)?;
     let mut turns = ring.turns();
     let target = (file.open_file(), file.chunk_bytes());
-    // SAFETY: the caller's promise; the ring stays with the state, and until the transfer was given up. The file keeps the
-    // engine with its workers.
+    // SAFETY: the caller's promise. The ring stays with the state, and until the transfer was given up. The
+    // file keeps the engine with its workers.
     let relay = unsafe { Relay::new(target, direction, memory, offset, relays.workers(), &ring, &mut turns) };
     match relay.submit(stream, relays.begin()) {
         Ok(passed) => {
@@ -259,10 +268,10 @@ unsafe fn submit(
     }
 }
 
-/// Waits for the stream's work so far, and carries the transfer out.
+/// Waits for the earlier work of the stream, and then carries out the transfer.
 ///
 /// # Safety
-/// The memory must be as an [`IoBuf`] (for reads, [`IoBufMut`]) promises.
+/// The memory must fulfil the promises of an [`IoBuf`] (for reads, of an [`IoBufMut`]).
 unsafe fn run_now(
     file: &File,
     direction: Direction,

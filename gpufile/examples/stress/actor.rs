@@ -1,4 +1,4 @@
-//! One of the threads that read and write.
+//! An actor: one of the threads that read and write.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -15,7 +15,8 @@ pub struct Actor<'a> {
     pub number: u64,
     pub round: u64,
     pub counts: Counts,
-    /// One of each kind, used again and again: to allocate is to wait for the GPU, which would keep the actors apart.
+    /// One buffer of each kind, reused because an allocation waits for the GPU and would keep the actors
+    /// apart.
     buffers: Vec<(Kind, Memory)>,
     pub stream: Option<Stream>,
     /// The expected contents of the files that this actor writes.
@@ -40,7 +41,7 @@ impl<'a> Actor<'a> {
         Ok(Self { stage, number, round: 0, counts: Counts::new(), buffers, stream, copies })
     }
 
-    /// Goes through rounds until time is over.
+    /// Runs rounds until the time is over.
     pub fn play(&mut self) -> Result {
         while Instant::now() < self.stage.end && !self.stage.is_over.load(Ordering::Relaxed) {
             let mut random = Random::new(self.stage.seed, self.number, self.round);
@@ -58,13 +59,13 @@ impl<'a> Actor<'a> {
         Ok(())
     }
 
-    /// A kind of memory: on the GPU most often, if there is one.
+    /// Returns a random kind of memory: mostly on the GPU, if there is one.
     pub fn kind(&self, random: &mut Random) -> Kind {
         let at = if random.once_in(3) { random.below(self.buffers.len()) } else { 0 };
         self.buffers[at].0
     }
 
-    /// The buffer of this kind, which is to be [put back](Self::put).
+    /// Takes the buffer of this kind. The caller [puts it back](Self::put).
     pub fn take(&mut self, kind: Kind) -> Memory {
         let at = self.buffers.iter().position(|(of, _)| *of == kind).expect("a kind from `kind`");
         self.buffers.swap_remove(at).1
@@ -80,7 +81,7 @@ impl<'a> Actor<'a> {
         *sum = (sum.0 + calls as u64, sum.1 + bytes as u64);
     }
 
-    /// A file of a scene that was opened in some way.
+    /// Returns one of these files, chosen at random.
     pub fn any<'f>(files: &'f [gpufile::File], random: &mut Random) -> &'f gpufile::File {
         &files[random.below(files.len())]
     }
@@ -91,7 +92,7 @@ impl<'a> Actor<'a> {
 }
 
 impl Scene {
-    /// The stream of an actor, every other time.
+    /// Returns the actor's stream, every other time.
     pub fn stream<'s>(stream: Option<&'s Stream>, random: &mut Random) -> Option<&'s Stream> {
         stream.filter(|_| random.once_in(2))
     }

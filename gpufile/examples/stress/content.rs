@@ -1,10 +1,10 @@
-//! Random numbers, and contents that are a function of the place in the file.
+//! Random numbers, and contents that are a function of the offset in the file.
 
-/// A sequence of random numbers that follows from its seed.
+/// A sequence of random numbers that its seed determines.
 pub struct Random(u64);
 
 impl Random {
-    /// A sequence of its own for each thread and round.
+    /// Returns a separate sequence for each thread and round.
     pub fn new(seed: u64, actor: u64, round: u64) -> Self {
         Self(mix(mix(mix(seed).wrapping_add(actor)).wrapping_add(round)))
     }
@@ -14,12 +14,12 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// True once in `times` on average.
+    /// Returns true once in `times` calls on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -28,7 +28,7 @@ impl Random {
         from[self.below(from.len())]
     }
 
-    /// A length from 1 to `most` bytes, as often short as long.
+    /// Returns a length from 1 to `most` bytes, as often short as long.
     pub fn len(&mut self, most: usize) -> usize {
         let bits = self.below(most.ilog2() as usize + 1);
         (1 + self.below(2 << bits)).min(most)
@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// The bytes that a file written with this salt has from `offset` on.
+/// Fills `bytes` with the contents from `offset` on of a file written with this salt.
 pub fn fill(salt: u64, offset: u64, bytes: &mut [u8]) {
     let (mut word, mut skip) = (offset / 8, (offset % 8) as usize);
     let mut rest = bytes;
@@ -60,7 +60,7 @@ pub fn content(salt: u64, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Fails where two ranges of bytes differ, with what both have there.
+/// Fails if two ranges of bytes differ, and reports the bytes of both at the difference.
 pub fn compare(found: &[u8], expected: &[u8], what: impl FnOnce() -> String) -> Result<(), String> {
     if found == expected {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Buffers on the GPU and the host, alike.
+//! Buffers on the GPU or the host, behind one type.
 
 use std::ops::Range;
 
@@ -21,10 +21,10 @@ pub enum Memory {
     Host(Vec<u8>),
 }
 
-/// A transfer that owns its buffer. Called, it waits for its end.
+/// A transfer that owns its buffer. Calling it waits for its end.
 pub type Pending = Box<dyn FnOnce() -> (gpufile::Result<usize>, Memory)>;
 
-/// Goes on with the buffer, whichever it is.
+/// Evaluates an expression with the buffer of any kind.
 macro_rules! with {
     ($memory:expr, $buffer:ident => $result:expr) => {
         match $memory {
@@ -35,7 +35,7 @@ macro_rules! with {
     };
 }
 
-/// Begins a transfer that owns the buffer, whichever it is.
+/// Begins a transfer that owns the buffer of any kind.
 macro_rules! pending {
     ($memory:expr, $buffer:ident => $begun:expr) => {
         match $memory {
@@ -93,8 +93,8 @@ impl Memory {
         })
     }
 
-    /// Fails unless the buffer has these bytes from `start` on. Where it has others, it is copied to the host once more, to
-    /// tell wrong contents from a wrong copy.
+    /// Fails unless the buffer has these bytes from `start` on. After a mismatch, it copies the buffer to the
+    /// host once more, to tell wrong contents from a wrong copy.
     pub fn compare(&self, start: usize, expected: &[u8], what: impl Fn() -> String) -> Result {
         let found = || self.get(start..start + expected.len());
         let Err(difference) = compare(&found()?, expected, &what) else { return Ok(()) };
@@ -106,7 +106,7 @@ impl Memory {
         Err(format!("{difference}; copied to the host once more: {again}").into())
     }
 
-    /// Begins to read into all of it; ordered with the stream, if there is one.
+    /// Begins to read into the whole buffer, ordered with the stream if there is one.
     pub fn read(self, file: &File, offset: u64, stream: Option<&Stream>) -> Pending {
         match stream {
             Some(stream) => pending!(self, buffer => file.read_at_on_stream(stream, buffer, offset)),
@@ -114,7 +114,7 @@ impl Memory {
         }
     }
 
-    /// Begins to write all of it; ordered with the stream, if there is one.
+    /// Begins to write the whole buffer, ordered with the stream if there is one.
     pub fn write(self, file: &File, offset: u64, stream: Option<&Stream>) -> Pending {
         match stream {
             Some(stream) => pending!(self, buffer => file.write_all_at_on_stream(stream, buffer, offset)),

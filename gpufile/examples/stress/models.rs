@@ -17,7 +17,7 @@ pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Resul
     let mut tensors = Vec::new();
     let mut at = 0;
     for number in 0..1 + random.below(40) {
-        // Weights and biases: next to each other in the file, long and short, and rarely aligned.
+        // Weights and biases lie next to each other in the file. They are long and short, and rarely aligned.
         let len = random.len(if number % 2 == 0 { 500_000 } else { 3000 });
         tensors.push((format!("{number}"), [len as u64], at..at + len));
         at += len;

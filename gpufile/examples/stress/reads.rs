@@ -9,7 +9,7 @@ use super::{READ_LEN, READ_SALT, Result, Scene};
 
 /// The most bytes that a range has, in most rounds.
 const RANGE_LEN: usize = 200_000;
-/// The byte that gaps between ranges hold, before and after a read.
+/// The byte in the gaps between ranges, before and after a read.
 const GAP: u8 = 0xEE;
 
 pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Result {
@@ -25,7 +25,7 @@ pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Resul
     outcome.map_err(|error| format!("{kind:?} memory, {error}").into())
 }
 
-/// One range, maybe beyond the end of the file.
+/// Reads one range, which may extend beyond the end of the file.
 fn one(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut Memory) -> Result {
     let most = if random.once_in(12) { 16_000_000 } else { RANGE_LEN };
     let (len, place) = (random.len(most), random.below(30_000));
@@ -48,7 +48,7 @@ fn one(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut M
     Ok(())
 }
 
-/// Many ranges of the file into one buffer.
+/// Reads many ranges of the file into one buffer.
 fn many(
     actor: &mut Actor<'_>,
     scene: &Scene,
@@ -83,7 +83,7 @@ fn many(
     Ok(())
 }
 
-/// Ranges of several open files into parts of a buffer.
+/// Reads ranges of several open files into parts of a buffer.
 fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &mut Memory) -> Result {
     let most = random.len(4_000_000);
     let mut ranges = ranges(random, most);
@@ -110,7 +110,7 @@ fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &
     Ok(())
 }
 
-/// Several reads at once that own their buffers; some are dropped.
+/// Runs several reads at once that own their buffers, and drops some of them.
 fn owned(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, kind: Kind) -> Result {
     let stream = Scene::stream(actor.stream.as_ref(), random);
     let way = if stream.is_some() { "read on stream" } else { "read future" };
@@ -139,17 +139,18 @@ fn owned(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, kind: Kind) 
     Ok(())
 }
 
-/// Returns an offset at which a range of so many bytes may begin.
+/// Returns an offset at which a range of `len` bytes may begin.
 fn offset(random: &mut Random, len: usize) -> u64 {
     random.below(READ_LEN as usize - len) as u64
 }
 
-/// Ranges anywhere in the file, in a buffer of so many bytes; with gaps or without, in order or not, of one length or many.
+/// Returns ranges anywhere in the file, for a buffer of `most` bytes. They have gaps or none, are ordered or
+/// not, and have one length or many.
 fn ranges(random: &mut Random, most: usize) -> Vec<IoRange> {
     let fixed = random.pick(&[None, None, Some(64), Some(300), Some(700), Some(4096), Some(12_000)]);
     let longest = random.len(RANGE_LEN);
     let gaps = random.pick(&[0, 1, 700, 5000]);
-    // As many as make sense; the shortest ranges end the buffer early.
+    // The limit on the number of ranges. The shortest ranges reach it before they fill the buffer.
     let most_ranges = 200_000;
     let (mut ranges, mut at) = (Vec::new(), 0);
     while ranges.len() < most_ranges {

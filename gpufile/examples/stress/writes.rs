@@ -11,16 +11,16 @@ use super::content::{Random, compare, content};
 use super::memory::{Kind, Memory};
 use super::{REGION, Result, Scene, Stage};
 
-/// The expected contents of what an actor has written.
+/// The expected contents of the files that an actor has written.
 pub struct Copies {
-    /// Its region of each scene's file, which the others write too.
+    /// The actor's region of each scene's file, to which the other actors write too.
     regions: Vec<Vec<u8>>,
-    /// A file of its own, which grows and is made anew.
+    /// The actor's own file, which grows and is made anew.
     own: Vec<u8>,
     own_path: PathBuf,
 }
 
-/// The most bytes that the file of its own gets.
+/// The most bytes that the actor's own file gets.
 const OWN_LEN: usize = 24_000_000;
 
 impl Copies {
@@ -32,7 +32,7 @@ impl Copies {
     }
 }
 
-/// Ranges of a file and where their bytes lie in the source.
+/// Ranges of a file, and the places of their bytes in the source.
 struct Plan {
     ranges: Vec<IoRange>,
     source: Vec<u8>,
@@ -75,7 +75,7 @@ pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Resul
     Ok(())
 }
 
-/// Disjoint ranges, of which some continue where the file ends.
+/// Returns disjoint ranges, some of which begin at the end of the file.
 fn plan(actor: &Actor<'_>, random: &mut Random, now_len: usize, most: usize) -> Plan {
     let longest = if random.once_in(6) { 8_000_000 } else { 200_000 };
     let count = if random.once_in(3) { 1 } else { 1 + random.below(60) };
@@ -94,7 +94,8 @@ fn plan(actor: &Actor<'_>, random: &mut Random, now_len: usize, most: usize) -> 
     Plan { ranges, source: content(actor.written_salt(), 0, place) }
 }
 
-/// Writes the ranges, which are counted from `start` in the file, in some way; says which.
+/// Writes the ranges by a random call, and returns its name. The file offsets of the ranges count from
+/// `start`.
 fn write(
     actor: &mut Actor<'_>,
     scene: &Scene,
@@ -151,7 +152,7 @@ fn write(
     Ok(way)
 }
 
-/// Compares all that the actor has of the file, by plain reads.
+/// Compares all of the actor's bytes in the file with the copy, by plain reads.
 fn check(path: &PathBuf, start: u64, copy: &mut Vec<u8>, plan: &Plan, way: &str) -> Result {
     for IoRange { file_offset, buffer_offset, len_bytes } in &plan.ranges {
         let (start, end) = (*file_offset as usize, *file_offset as usize + len_bytes);
@@ -163,7 +164,7 @@ fn check(path: &PathBuf, start: u64, copy: &mut Vec<u8>, plan: &Plan, way: &str)
     let file = fs::File::open(path)?;
     let mut found = vec![0; copy.len()];
     let mut done = 0;
-    // What nobody has written yet may lie behind the end of the file.
+    // Bytes that no actor has written yet may lie behind the end of the file.
     while done < found.len() {
         match file.read_at(&mut found[done..], start + done as u64)? {
             0 => break,

@@ -1,6 +1,6 @@
-//! The arithmetic of `O_DIRECT`: where aligned ranges begin and end, and where their bytes lie in a buffer.
+//! The arithmetic of `O_DIRECT`: the bounds of aligned ranges, and the place of their bytes in a buffer.
 
-/// The number of bytes that offsets, lengths and addresses must be multiples of: a power of two.
+/// A number of bytes of which offsets, lengths and addresses must be multiples. It is a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment(pub usize);
 
@@ -20,19 +20,21 @@ impl Alignment {
         (offset.next_multiple_of(self.0 as u64) - offset) as usize
     }
 
-    /// Returns the largest multiple of the alignment in `len_bytes`.
+    /// Returns the largest multiple of the alignment that is at most `len_bytes`.
     pub fn aligned_part(self, len_bytes: usize) -> usize {
         len_bytes & !(self.0 - 1)
     }
 
-    /// Returns the smallest aligned range around another: how many bytes before it that begins, and how long it is.
+    /// Returns the smallest aligned range around a range: the bytes by which it begins earlier, and its
+    /// length in bytes.
     pub fn enclosing(self, offset: u64, len_bytes: usize) -> (usize, usize) {
         let head = (offset % self.0 as u64) as usize;
         (head, self.up(head + len_bytes))
     }
 
-    /// Returns the place of a range in an aligned buffer, behind its first `end` bytes, at which the enclosing range can be
-    /// read. Returns `None` if there is not enough room for that, or for `behind_bytes` more behind the range.
+    /// Returns the place for reading a range into an aligned buffer whose first `end` bytes are taken. At
+    /// this place, the enclosing range can be read. Returns `None` without enough room for the enclosing
+    /// range, or for `behind_bytes` more behind the range.
     pub fn place_for_read(
         self,
         (end, room_bytes): (usize, usize),
@@ -47,8 +49,8 @@ impl Alignment {
         fits.then_some(start)
     }
 
-    /// Returns the place of a range in an aligned buffer, behind its first `end` bytes, from which the aligned part can be
-    /// written. Without room for that it is `end` itself.
+    /// Returns the place of a range to be written in an aligned buffer whose first `end` bytes are taken.
+    /// From this place, the aligned part can be written. Returns `end` itself if there is no room for that.
     pub fn place_for_write(self, (end, room_bytes): (usize, usize), offset: u64, len_bytes: usize) -> usize {
         let (head, _) = self.enclosing(offset, len_bytes);
         let start = self.up(end) + head;
@@ -89,7 +91,7 @@ mod tests {
             (1025, 512, 2048, false),
             (1024, 513, 2048, false),
             (1024, 512, 256, false),
-            // Bits that are set in two of them are set.
+            // A bit that is set in two of the three counts as set.
             (1025, 513, 2048, false),
             (1024, 513, 2049, false),
         ] {
@@ -102,7 +104,7 @@ mod tests {
     fn reads_are_placed_where_the_enclosing_range_has_room() {
         for (end, offset, len_bytes, behind_bytes, start, room_bytes) in [
             (0, 0, 512, 0, 0, 512),
-            // The over-read behind the range needs as much room as what comes later.
+            // The over-read behind the range shares its room with the bytes that come later.
             (1, 700, 1000, 0, 700, 2048),
             (1, 700, 1000, 348, 700, 2048),
             (1, 700, 1000, 349, 700, 2049),

@@ -1,12 +1,12 @@
-//! The memory that the page cache can have.
+//! The memory that is available to the page cache.
 
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// Returns the number of bytes that the kernel could give to the page cache, including what is cached
-/// already: `MemAvailable`, but no more than the control groups of this process may have. Returns 0 where the
-/// kernel does not tell.
+/// Returns the number of bytes that the kernel could give to the page cache, including the bytes cached
+/// already. This is `MemAvailable`, limited by the control groups of this process. Returns 0 where the kernel
+/// does not report it.
 pub(super) fn available_bytes() -> u64 {
     static LIMIT: LazyLock<u64> = LazyLock::new(|| {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -23,9 +23,10 @@ fn available(meminfo: &str) -> u64 {
     kibibytes.unwrap_or(0).saturating_mul(1024)
 }
 
-/// The least of the limits (`memory.max`) of the process's group and those around it, in the hierarchy at `root`.
+/// Returns the smallest limit in bytes (`memory.max`) of the process's control group and the groups around
+/// it. `root` is the root of their hierarchy.
 fn group_limit(groups: &str, root: &Path) -> u64 {
-    // The line of version 2. In a container it may name a group that is seen as the root.
+    // The line of version 2 names the group. In a container, the named group may be visible as the root.
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
     let limit = |folder: &Path| fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok();
     let folder = root.join(group);

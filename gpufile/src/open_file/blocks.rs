@@ -1,46 +1,50 @@
-//! Blocks of a file that are being written, so that writes by cuFile are alone with theirs.
+//! The blocks of a file that are being written. Writes by cuFile hold their blocks alone.
 //!
-//! On a direct path, libcufile writes whole blocks. Where a range begins or ends within one, it reads the block, changes it
-//! and writes it back. Nothing makes that atomic: whatever else is written to the block meanwhile is lost.
+//! On a direct route, libcufile writes whole blocks. Where a range begins or ends within a block, libcufile
+//! reads the block, changes it and writes it back. This is not atomic: bytes that another writer puts into
+//! the block at the same time are lost.
 //!
-//! So each write by cuFile holds its blocks alone, and writes through the page cache share theirs with each other. A writer
-//! holds its blocks for one call of libcufile or the kernel, and asks for no others before it has let them go. All blocks
-//! of a call are taken at once. Hence nobody waits for one who waits.
+//! So each write by cuFile holds its blocks alone. Writes through the page cache share theirs with each
+//! other. A writer holds its blocks for one call of libcufile or the kernel. It takes all blocks of the call
+//! at once, and takes no others before it has released them. Hence no writer waits for a writer that waits.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::{process, ptr};
 
-/// The files that are written, by block device and inode. Files with one path share their blocks.
+/// The files that are being written, by block device and inode. All descriptors of a file share its blocks.
 #[derive(Debug, Default)]
 pub(super) struct WrittenFiles(Mutex<HashMap<(u64, u64), Weak<Blocks>>>);
 
 impl WrittenFiles {
-    /// Those of the process, for all its engines: files of two may be in one call, and one file be open by both.
+    /// Returns the written files of the process, for all its engines. One call may transfer files of two
+    /// engines, and two engines may have one file open.
     ///
-    /// A forked child gets its own, because nobody lets go there what the parent's threads held.
+    /// A forked child gets its own, because no thread of the child releases the blocks that the parent's
+    /// threads held.
     pub fn of_process() -> Arc<Self> {
-        /// Those of the process that asked last, never freed. No lock, which a fork could find taken.
+        /// The files of the process that called last, never freed. A fork could find a lock taken, so there
+        /// is none.
         static LAST: AtomicPtr<(u32, Arc<WrittenFiles>)> = AtomicPtr::new(ptr::null_mut());
         loop {
             let last = LAST.load(Ordering::Acquire);
-            // SAFETY: what was put there is never freed.
+            // SAFETY: a value that was stored here is never freed.
             match unsafe { last.as_ref() } {
                 Some((process, files)) if *process == process::id() => return files.clone(),
                 _ => {}
             }
             let new = Box::into_raw(Box::new((process::id(), Arc::default())));
             if LAST.compare_exchange(last, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                // SAFETY: made above, and nobody else has it.
+                // SAFETY: the box was made above, and nothing else refers to it.
                 drop(unsafe { Box::from_raw(new) });
             }
         }
     }
 
-    /// The blocks of a file, which the caller has open: no other file gets its inode meanwhile.
+    /// Returns the blocks of a file. The caller has the file open, so no other file gets its inode.
     pub fn blocks_of(&self, file: (u64, u64)) -> Arc<Blocks> {
-        // Whatever happened to a thread that held the lock, the map is whole.
+        // The map is consistent even if a thread panicked while it held the lock.
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(blocks) = files.get(&file).and_then(Weak::upgrade) {
             return blocks;
@@ -54,11 +58,11 @@ impl WrittenFiles {
     }
 }
 
-/// Those that write to a file at the moment.
+/// The current writers of a file.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     state: Mutex<State>,
-    /// Notified when a writer is done that others wait for.
+    /// Notified when a writer ends while others wait.
     freed: Condvar,
 }
 
@@ -68,7 +72,7 @@ struct State {
     waiting: usize,
 }
 
-/// A range of blocks, by their numbers, and how it is written.
+/// A range of blocks, by their numbers, and the sharing that its writer permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Writer {
     first: u64,
@@ -76,17 +80,17 @@ struct Writer {
     sharing: Sharing,
 }
 
-/// Whom a writer bears beside itself in its blocks.
+/// The other writers that a writer tolerates in its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sharing {
-    /// Nobody.
+    /// Tolerates no other writer.
     Alone,
-    /// Those who share, too: the kernel keeps their bytes apart.
+    /// Tolerates other writers that share, because the kernel keeps their bytes apart.
     Shared,
 }
 
 impl Writer {
-    /// For a range that is not empty.
+    /// Returns the writer of a range, which must not be empty.
     fn new(offset: u64, len_bytes: usize, sharing: Sharing) -> Self {
         /// The size in bytes of the blocks that libcufile reads and writes as a whole.
         const BLOCK_BYTES: u64 = 4096;
@@ -101,7 +105,8 @@ impl Writer {
 }
 
 impl Blocks {
-    /// Waits until a range's blocks may be written, and holds them until the answer is dropped; `None` for an empty range.
+    /// Waits until a range's blocks may be written, and holds them until the result is dropped. Returns
+    /// `None` for an empty range.
     pub(super) fn hold(&self, offset: u64, len_bytes: usize, sharing: Sharing) -> Option<Held<'_>> {
         if len_bytes == 0 {
             return None;
@@ -118,12 +123,12 @@ impl Blocks {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is whole whatever happened to a thread that held the lock.
+        // The state is consistent even if a thread panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Blocks that are held.
+/// The blocks that a writer holds, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Held<'a> {
     blocks: &'a Blocks,
@@ -240,7 +245,7 @@ mod tests {
     fn only_shared_writers_hold_one_block_together() {
         const COUNT: usize = 6;
         let blocks = Blocks::default();
-        // How many share a block; -1 while one is alone with it.
+        // The number of writers that share each block; -1 while one writer holds it alone.
         let found: [AtomicI32; COUNT] = Default::default();
         thread::scope(|scope| {
             for thread in 0..4_u64 {

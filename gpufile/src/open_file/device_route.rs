@@ -1,4 +1,5 @@
-//! The route of device memory to and from a file: its registration with cuFile, or why there is none.
+//! The route of device memory to and from a file: the registration with cuFile, or the reason for having
+//! none.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -13,7 +14,7 @@ use crate::memory::Memory;
 use crate::outcome::{Outcome, Stop};
 use crate::route::{Route, RouteKind, RoutePolicy};
 
-/// The route of a file, and its handle if cuFile is part of the route.
+/// The route of a file, and its handle if the route uses cuFile.
 #[derive(Debug)]
 pub(super) struct DeviceRoute {
     pub route: Route,
@@ -21,7 +22,7 @@ pub(super) struct DeviceRoute {
 }
 
 impl DeviceRoute {
-    /// Chooses the route of a file. Opens the cuFile driver if the answer needs it.
+    /// Chooses the route of a file. Opens the cuFile driver if the choice depends on it.
     pub fn of(file: &fs::File, gpus: &Gpus, policy: RoutePolicy) -> Self {
         if let Err(error) = gpus.cuda() {
             return Self { route: Route::unavailable(&error), handle: None };
@@ -32,10 +33,10 @@ impl DeviceRoute {
         })
     }
 
-    /// Registers the file with cuFile if the policy and the route want that.
+    /// Registers the file with cuFile if the policy and the route use cuFile.
     ///
     /// # Errors
-    /// The reason why that does not work.
+    /// The reason why registering fails.
     pub fn register(file: &fs::File, gpus: &Gpus, policy: RoutePolicy) -> Result<Self, String> {
         let only_direct = match policy {
             RoutePolicy::PosixOnly => return Err("the file was opened for POSIX only".to_owned()),
@@ -58,7 +59,8 @@ impl DeviceRoute {
     }
 }
 
-/// Returns a descriptor of the same file for cuFile. The direct routes want `O_DIRECT`.
+/// Returns a descriptor of the same file for cuFile, with `O_DIRECT` if `direct` is set, as the direct routes
+/// require.
 fn duplicate(file: &fs::File, direct: bool) -> io::Result<OwnedFd> {
     if direct {
         return Ok(direct::reopen(file, libc::O_DIRECT)?.into());
@@ -66,7 +68,8 @@ fn duplicate(file: &fs::File, direct: bool) -> io::Result<OwnedFd> {
     file.as_fd().try_clone_to_owned()
 }
 
-/// Returns the best route that a file of any file system can take in this process, and why there is no better one.
+/// Returns the best route that a file of any file system can take in this process, and why no better one
+/// exists.
 pub(crate) fn best_route(gpus: &Gpus) -> Route {
     if let Err(error) = gpus.cuda() {
         return Route::unavailable(&error);
@@ -84,15 +87,18 @@ pub(crate) fn best_route(gpus: &Gpus) -> Route {
     }
 }
 
-/// Returns whether no file can go past the host's memory, as far as that can be seen without opening the driver.
+/// Returns whether every file's bytes must pass through host memory, to the extent visible without opening
+/// the driver.
 fn nothing_is_direct(gpus: &Gpus) -> bool {
     !gpus.has_open_driver() && !direct_is_thinkable()
 }
 
-/// Returns whether this machine has what either direct path needs: the module nvidia-fs, or a GPU that offers
-/// its memory to other PCI devices. It does not open the cuFile driver, which takes a tenth of a second.
+/// Returns whether this machine meets the needs of either direct route. These are the module nvidia-fs, or a
+/// GPU that offers its memory to other PCI devices. It does not open the cuFile driver, which takes a tenth
+/// of a second.
 ///
-/// The first answer holds for the process, because looking takes longer than opening and reading a small file.
+/// The first result holds for the process, because looking takes longer than opening and reading a small
+/// file.
 fn direct_is_thinkable() -> bool {
     static IS_THINKABLE: LazyLock<bool> = LazyLock::new(|| {
         let devices = Path::new("/sys/bus/pci/devices");
@@ -129,7 +135,8 @@ pub(super) fn write_cufile(handle: &FileHandle, memory: &Memory, offset: u64) ->
     })
 }
 
-/// Repeats a cuFile call until `len` bytes are done or it moves nothing, which is the end of the file.
+/// Repeats a cuFile call until `len` bytes are transferred. Stops if a call moves nothing, which means the
+/// end of the file.
 fn through_cufile(len: usize, mut call: impl FnMut(usize) -> cufile::Result<usize>) -> Outcome {
     let mut done = 0;
     while done < len {

@@ -11,29 +11,30 @@ use cufile::FileProperties;
 
 use super::alignment::Alignment;
 
-/// A file opened with `O_DIRECT`.
+/// A descriptor of a file with `O_DIRECT`.
 #[derive(Debug)]
 pub(crate) struct Direct {
     file: fs::File,
-    /// The larger of the two that `statx` returns, and at least 512.
+    /// The larger of the two alignments that `statx` returns, and at least 512 bytes.
     pub alignment: Alignment,
-    /// Cleared when the file system refuses after all.
+    /// Cleared when the file system refuses `O_DIRECT` after all.
     works: AtomicBool,
-    /// The number of requests that the device is given at a time; `None` if nothing is known about the
-    /// device.
+    /// The number of requests that the device is given at a time. `None` if the number of the device's queues
+    /// is unknown.
     pub at_once: Option<usize>,
 }
 
 impl Direct {
-    /// Opens the same file again; `None` where the file system offers no `O_DIRECT` for it, or demands an alignment that
-    /// does not fit `spare_bytes`, the room that bounce buffers have beside a chunk.
+    /// Opens the same file again with `O_DIRECT`. Returns `None` where the file system does not offer
+    /// `O_DIRECT` for the file. Returns `None` too if the alignment does not fit `spare_bytes`, the room in
+    /// bytes that bounce buffers have beside a chunk.
     pub fn of(file: &fs::File, spare_bytes: usize) -> Option<Self> {
         let alignment = FileProperties::of(file).ok()?.direct_io?;
         let alignment = alignment.memory_bytes.max(alignment.offset_bytes).max(512) as usize;
         if !alignment.is_power_of_two() || 2 * alignment > spare_bytes {
             return None;
         }
-        /// With more, single queues were slower.
+        /// With more requests, devices with a single queue were slower.
         const REQUESTS_PER_QUEUE: usize = 4;
         let at_once = hardware_queues(file).map(|queues| queues * REQUESTS_PER_QUEUE);
         let file = reopen(file, libc::O_DIRECT).ok()?;
@@ -44,11 +45,12 @@ impl Direct {
         self.works.load(Ordering::Relaxed)
     }
 
-    /// Reads the smallest aligned range around another, so that the bytes of that come to lie at `target`. Returns how
-    /// many of them were read: all, or fewer at the end of the file and where it fails.
+    /// Reads the smallest aligned range around a range, and places the bytes of the range at `target`.
+    /// Returns how many of the range's bytes were read. They are fewer than `len_bytes` at the end of the
+    /// file and after a failure.
     ///
-    /// The caller reads what failed once more, through the page cache. That read shows which byte failed;
-    /// here it may have been a byte that nobody asked for.
+    /// After a failure, the caller reads the missing bytes again through the page cache. That read shows
+    /// which byte failed. Here, the failed byte may lie outside the range.
     ///
     /// # Safety
     /// The memory around `target` that the enclosing range takes must be aligned and valid for writes.
@@ -62,17 +64,18 @@ impl Direct {
         count.unwrap_or(0).saturating_sub(head).min(len_bytes)
     }
 
-    /// Writes an aligned range. Returns how many bytes were written: all, or fewer if the rest must go through the page
-    /// cache, because the file system refuses after all or the kernel stopped at an unaligned place.
+    /// Writes an aligned range. Returns how many bytes were written. They are fewer than the range has if the
+    /// rest must go through the page cache. This happens if the file system refuses after all, or if the
+    /// kernel stopped at an unaligned place.
     ///
-    /// Also returns what failed then. The page cache may take the bytes that the storage did not, and lose them later: a
-    /// failure is the write's.
+    /// Also returns the error of a failed write, which the caller must report. The page cache might accept
+    /// the bytes that the storage refused, and lose them later.
     pub fn write(&self, source: &[u8], offset: u64) -> (usize, Option<io::Error>) {
         let mut done = 0;
         while done < source.len() && done.is_multiple_of(self.alignment.0) {
             let rest = &source[done..];
             let at = (offset + done as u64) as libc::off_t;
-            // SAFETY: a slice.
+            // SAFETY: the bytes belong to a slice.
             let count = self.retry(|| unsafe {
                 libc::pwrite(self.file.as_raw_fd(), rest.as_ptr().cast(), rest.len(), at)
             });
@@ -86,7 +89,7 @@ impl Direct {
         (done, None)
     }
 
-    /// Calls once more if it was interrupted. Notes that the file system refuses `O_DIRECT` after all.
+    /// Repeats a call that a signal interrupted. Records a refusal of `O_DIRECT` by the file system.
     fn retry(&self, call: impl Fn() -> isize) -> io::Result<usize> {
         loop {
             if let Ok(count) = usize::try_from(call()) {
@@ -103,21 +106,21 @@ impl Direct {
     }
 }
 
-/// Returns whether the file system cannot do this at all, rather than failed to do it.
+/// Returns whether the error means that the file system does not support the operation.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 /// Returns the number of queues that the driver of a file's block device has. Returns `None` if the file lies
-/// on no such device, or on one that stands for others (device mapper, RAID).
+/// on no such device. Also returns `None` for a device that stands for others (device mapper, RAID).
 fn hardware_queues(file: &fs::File) -> Option<usize> {
     let device = file.metadata().ok()?.dev();
     let entry = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-    // A partition's folder lies in its disk's.
+    // The folder of a partition lies in the folder of its disk.
     queues_of(Path::new(&entry)).or_else(|| queues_of(&Path::new(&entry).join("..")))
 }
 
-/// Counts the queues of a device, by its folder in sysfs.
+/// Counts the queues of the device with this folder in sysfs.
 fn queues_of(device: &Path) -> Option<usize> {
     Some(fs::read_dir(device.join("mq")).ok()?.count()).filter(|count| *count > 0)
 }
@@ -126,8 +129,8 @@ pub(crate) fn has_o_direct(file: &fs::File) -> io::Result<bool> {
     Ok(open_flags(file)? & libc::O_DIRECT != 0)
 }
 
-/// Opens the same file again with the same access and these flags. It goes through /proc, so that a file that was
-/// renamed or removed meanwhile is still the same one.
+/// Opens the same file again with the same access and these flags. The call goes through /proc, so it finds
+/// the same file even after a rename or removal.
 pub(crate) fn reopen(file: &fs::File, flags: libc::c_int) -> io::Result<fs::File> {
     let before = open_flags(file)?;
     let (access, kept) = (before & libc::O_ACCMODE, before & (libc::O_SYNC | libc::O_DSYNC));
@@ -153,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// One whose descriptor is an ordinary one, so that every file system has it.
+    /// Returns a `Direct` on an ordinary descriptor, which every file system offers.
     fn of_file(file: fs::File) -> Direct {
         Direct { file, alignment: Alignment(512), works: AtomicBool::new(true), at_once: Some(8) }
     }
@@ -164,7 +167,7 @@ mod tests {
 
     #[test]
     fn alignments_too_large_for_bounce_buffers_disable_direct_io() {
-        // In the folder of the build, which is often on a disk.
+        // The folder of the build is often on a disk.
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let Some(direct) = Direct::of(&file, usize::MAX) else {
             assert!(Direct::of(&file, 0).is_none());
@@ -187,7 +190,7 @@ mod tests {
             fs::create_dir(folder.path().join(format!("mq/{queues}"))).unwrap();
             assert_eq!(queues_of(folder.path()), Some(queues));
         }
-        // In the folder of the build, which is often on a disk.
+        // The folder of the build is often on a disk.
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let device = file.metadata().unwrap().dev();
         let entry = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
@@ -206,7 +209,7 @@ mod tests {
         {
             let mut room = vec![0; 8192];
             let head = offset % 512;
-            // SAFETY: the room has all of the enclosing range; its descriptor needs no aligned memory.
+            // SAFETY: the room holds all of the enclosing range, and its descriptor needs no aligned memory.
             let count =
                 unsafe { direct.read_enclosing(room.as_mut_ptr().add(512 + head), len_bytes, offset as u64) };
             let expected = &bytes[offset.min(5000)..(offset + len_bytes).min(5000).max(offset.min(5000))];
@@ -222,7 +225,7 @@ mod tests {
         let written = of_file(fs::File::options().write(true).open(path.path()).unwrap());
         assert!(matches!(written.write(&pattern(1024), 512), (1024, None)));
         assert!(fs::read(path.path()).unwrap()[512..] == pattern(1024));
-        // The kernel has no such offsets.
+        // The kernel has no offsets as large as this.
         assert!(matches!(written.write(&pattern(1024), 1 << 63), (0, None)));
         assert!(!written.works());
 
@@ -230,7 +233,7 @@ mod tests {
         let (done, error) = readable.write(&pattern(1024), 0);
         assert_eq!((done, error.unwrap().raw_os_error()), (0, Some(libc::EBADF)));
         let mut room = [0; 512];
-        // SAFETY: the room is as long.
+        // SAFETY: the room has 512 bytes.
         assert_eq!(unsafe { written.read_enclosing(room.as_mut_ptr(), 512, 0) }, 0);
         assert!(readable.works());
         assert!(fs::read(path.path()).unwrap()[512..] == pattern(1024));

@@ -1,4 +1,4 @@
-//! Mappings of files: read by copying, and written by letting the kernel copy.
+//! Mappings of files. Threads read them by copying, and let the kernel copy into them.
 
 use std::fs;
 use std::io;
@@ -23,11 +23,11 @@ pub(crate) struct Mapping {
     len_bytes: usize,
     /// The offset in bytes in the file at which the mapping begins.
     start: u64,
-    /// True if pages stay mapped after they were written.
+    /// Set if pages stay mapped after they were written.
     keeps_pages: bool,
 }
 
-// SAFETY: an address range that stays until the value goes; the methods say what may be done with it.
+// SAFETY: the address range stays until the value is dropped; the methods state the permitted uses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -41,7 +41,7 @@ impl Mapping {
         Self::new(file, 0..len_bytes as u64, libc::PROT_READ)
     }
 
-    /// Maps the first `len_bytes` of a file for [`write`](Self::write), again and again.
+    /// Maps the first `len_bytes` of a file for repeated calls of [`write`](Self::write).
     ///
     /// # Errors
     /// The error that the kernel returned. The file must be open for reading and writing.
@@ -49,8 +49,8 @@ impl Mapping {
         Self::new(file, 0..len_bytes as u64, libc::PROT_NONE)?.made_writable()
     }
 
-    /// Maps a range of a file for one [`write`](Self::write) of each part. Those who write unmap the pages too, because one
-    /// thread alone would take long in the end.
+    /// Maps a range of a file for one [`write`](Self::write) of each part. Each writing thread unmaps its
+    /// pages too, because one thread alone would take long to unmap them all at the end.
     ///
     /// # Errors
     /// The error that the kernel returned. The file must be open for reading and writing.
@@ -61,7 +61,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps a range that begins at a page.
+    /// Maps a range whose start is a multiple of the page size.
     fn new(file: &fs::File, range: Range<u64>, protection: libc::c_int) -> io::Result<Self> {
         let start = range.start;
         let len_bytes = usize::try_from(range.end.saturating_sub(start)).map_err(io::Error::other)?;
@@ -69,7 +69,7 @@ impl Mapping {
             return Ok(Self { ptr: ptr::dangling_mut(), len_bytes, start, keeps_pages: true });
         }
         let at = libc::off_t::try_from(start).map_err(io::Error::other)?;
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the call makes a new mapping at an address that the kernel chooses.
         let mapped = unsafe {
             libc::mmap(ptr::null_mut(), len_bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), at)
         };
@@ -79,13 +79,14 @@ impl Mapping {
         }
     }
 
-    /// Permits access to a mapping made without. A process that locks whatever it maps (`mlockall`) has locked this one,
-    /// too, but the kernel brings in no pages without access. Unlocked in time, the rest of the file stays where it is.
+    /// Permits access to a mapping that was made without access. If the process locks all its mappings
+    /// (`mlockall`), this one is locked too, but the kernel loads no pages without access. The function
+    /// unlocks the mapping before it permits access, so the kernel does not load the rest of the file.
     fn made_writable(self) -> io::Result<Self> {
         if self.len_bytes == 0 {
             return Ok(self);
         }
-        // SAFETY: this mapping's own range. If it stays locked, that costs time.
+        // SAFETY: the range is this mapping's own. If it stays locked, that costs only time.
         unsafe { libc::munlock(self.ptr.cast(), self.len_bytes) };
         // SAFETY: as above.
         match unsafe { libc::mprotect(self.ptr.cast(), self.len_bytes, libc::PROT_READ | libc::PROT_WRITE) } {
@@ -102,18 +103,18 @@ impl Mapping {
         self.ptr
     }
 
-    /// Copies spans, each to the memory that `place` returns. While some are copied, the processor fetches the next ones
-    /// into its cache. It fetches several at a time, because looking up their pages takes longest.
+    /// Copies spans, each to the memory that `place` returns. During the copy, the processor fetches the next
+    /// spans into its cache. It fetches several at a time, because looking up their pages takes longest.
     ///
     /// # Safety
-    /// The spans must lie in the mapping, and the file must not be shorter by now. `place` must return memory that is valid
-    /// for writes of the span's length, and that nothing else uses.
+    /// The spans must lie in the mapping, and the file must still be at least as long as the mapping. `place`
+    /// must return memory that is valid for writes of the span's length, and that nothing else uses.
     pub unsafe fn read(
         &self,
         mut spans: impl Iterator<Item = Span> + Clone,
         mut place: impl FnMut(&Span) -> *mut u8,
     ) {
-        /// Spans that are read together are about as long as the first, in most cases.
+        /// The bytes to read together, on the assumption that most spans are about as long as the first.
         const TOGETHER_BYTES: usize = 16 << 10;
         let mut coming = spans.clone().peekable();
         let Some(first) = coming.peek() else { return };
@@ -138,7 +139,7 @@ impl Mapping {
         }
     }
 
-    /// Begins to bring the first lines of a range into the processor's cache, and its page into the TLB.
+    /// Starts to load the first cache lines of a range into the processor's cache, and its page into the TLB.
     fn prefetch(&self, span: &Span) {
         #[cfg(target_arch = "x86_64")]
         {
@@ -147,7 +148,7 @@ impl Mapping {
             const MOST_BYTES: usize = 8 * LINE;
             let start = self.ptr.wrapping_add(span.offset as usize);
             for at in (0..span.len_bytes.min(MOST_BYTES)).step_by(LINE) {
-                // SAFETY: a hint, whatever the address.
+                // SAFETY: a prefetch is a hint, valid for any address.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(at).cast()) };
             }
         }
@@ -155,8 +156,9 @@ impl Mapping {
         let _ = span;
     }
 
-    /// Lets the kernel copy bytes into the mapping, to `offset` of the file; returns how many it copied. Of a page that cannot be
-    /// written (the file was truncated, the disk is full) it copies nothing, without a signal.
+    /// Lets the kernel copy bytes into the mapping, to `offset` of the file. Returns how many bytes it
+    /// copied. The kernel copies nothing to a page that cannot be written (the file was truncated, the disk
+    /// is full), and sends no signal.
     pub fn write(&self, source: &[u8], offset: u64) -> usize {
         let at = offset.checked_sub(self.start).and_then(|at| usize::try_from(at).ok());
         let fits = |at: &usize| at.checked_add(source.len()).is_some_and(|end| end <= self.len_bytes);
@@ -180,19 +182,19 @@ impl Mapping {
         done
     }
 
-    /// Unmaps the mapping's pages that lie wholly in a range of it, until they are used again. Their contents are the file's and
-    /// stay.
+    /// Unmaps the mapping's pages that lie wholly in a range, until they are used again. The file keeps their
+    /// contents.
     fn unmap_pages(&self, offset: usize, len_bytes: usize) {
         let pages = self.whole_pages(offset, len_bytes);
         if !pages.is_empty() {
             let start = self.ptr.wrapping_add(pages.start).cast();
-            // SAFETY: within this mapping, which shares its pages with the file, so that whoever uses them again finds the
-            // same bytes. A failure costs time.
+            // SAFETY: the range lies within this mapping, which shares its pages with the file. Later
+            // accesses find the same bytes. A failure costs only time.
             unsafe { libc::madvise(start, pages.len(), libc::MADV_DONTNEED) };
         }
     }
 
-    /// The part of a range that is whole pages of the mapping.
+    /// Returns the whole pages of the mapping that lie in a range.
     fn whole_pages(&self, offset: usize, len_bytes: usize) -> Range<usize> {
         let page = page_bytes() as usize;
         let end = offset.saturating_add(len_bytes).min(self.len_bytes) / page * page;
@@ -203,7 +205,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.len_bytes > 0 {
-            // SAFETY: mapped in `new`, unmapped once.
+            // SAFETY: `new` mapped this range, and it is unmapped only here.
             unsafe { libc::munmap(self.ptr.cast(), self.len_bytes) };
         }
     }
@@ -212,7 +214,7 @@ impl Drop for Mapping {
 /// Returns whether the file is one that its owner may seal (`memfd_create` with `MFD_ALLOW_SEALING`). While a
 /// writable mapping exists, the owner cannot seal it against writes.
 pub(super) fn may_be_sealed(file: &fs::File) -> bool {
-    // SAFETY: takes integers.
+    // SAFETY: the call takes integers only.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     seals >= 0 && seals & libc::F_SEAL_SEAL == 0
 }
@@ -265,7 +267,7 @@ mod tests {
             (range.start, 3, true),
             (range.start + 100, page as usize, true),
             (range.end - 1, 1, true),
-            // The page that the range begins in is mapped as a whole.
+            // The page in which the range begins is mapped as a whole.
             (2 * page, 2, true),
             (2 * page - 1, 1, false),
             (range.end, 1, false),
@@ -320,7 +322,7 @@ mod tests {
             // SAFETY: the name ends with a NUL.
             let fd = unsafe { libc::memfd_create(c"sealed".as_ptr(), flags) };
             assert!(fd >= 0, "{}", io::Error::last_os_error());
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: the descriptor was just opened, and nothing else owns it.
             let file = unsafe { <fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
             assert_eq!(may_be_sealed(&file), expected);
         }

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use super::mapping::Mapping;
 
-/// The direction of the bytes, and how the file's side moves them.
+/// The direction of a transfer, and the method by which the file's side moves its bytes.
 #[derive(Clone)]
 pub(crate) enum Method {
     /// From the file, by system calls or cuFile.
     Read,
-    /// From a mapping of the one file, by copying.
+    /// From a mapping of the only file, by copying.
     ReadMapping(Arc<Mapping>),
     /// To the file, by system calls or cuFile.
     Write,
-    /// To a mapping of the one file where that works, all but the last chunk.
+    /// To a mapping of the only file where that works, except for the last chunk.
     WriteMapping(Arc<Mapping>),
 }
 

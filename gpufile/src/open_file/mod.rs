@@ -1,4 +1,5 @@
-//! One open file: facts about it, and the calls that move bytes between it and memory. It knows no policy.
+//! One open file: facts about it, and the calls that move bytes between it and memory. Policy lives
+//! elsewhere.
 
 mod alignment;
 mod available;
@@ -33,35 +34,37 @@ use blocks::Blocks;
 use cufile::FileHandle;
 use device_route::DeviceRoute;
 
-/// An open file and what is known about it.
+/// An open file, and the known facts about it.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub path: PathBuf,
-    /// Buffered: without `O_DIRECT`.
+    /// The descriptor for buffered transfers, without `O_DIRECT`.
     pub file: fs::File,
     gpus: Arc<Gpus>,
     /// The settings of the engine, changed by the options that the file was opened with.
     pub settings: Settings,
     pub storage: Storage,
-    /// The block device, or what stands for one, as `stat` numbers it.
+    /// The block device of the file, or the number that stands for one in `stat`.
     pub block_device: u64,
     inode: u64,
-    /// Chosen when device memory first asks, because opening the cuFile driver takes a tenth of a second.
+    /// Chosen for the first transfer of device memory, because opening the cuFile driver takes a tenth of a
+    /// second.
     device_route: OnceLock<DeviceRoute>,
     /// The same file with `O_DIRECT`, opened when first needed.
     direct: OnceLock<Option<Direct>>,
     /// The length in bytes of the longest file whose reads may fill the page cache. It depends on the memory
-    /// that was available when a read first asked.
+    /// that was available at the first read that asked.
     most_cached_bytes: OnceLock<u64>,
-    /// A mapping of all of a file of tmpfs for overwriting, made when first needed and anew when the file has grown.
+    /// A mapping of a whole tmpfs file for overwriting. It is made when first needed, and made anew after the
+    /// file has grown.
     mapping: Mutex<Option<Arc<Mapping>>>,
     /// The blocks that are being written, through this and other descriptors of the same file in the process.
-    /// Looked up by the first write.
+    /// The first write looks them up.
     blocks: OnceLock<Arc<Blocks>>,
 }
 
 impl OpenFile {
-    /// Takes over a descriptor; if it has `O_DIRECT`, another without is opened in its stead.
+    /// Takes over a descriptor. Replaces a descriptor with `O_DIRECT` by a new one without it.
     ///
     /// # Errors
     /// The error that the operating system returned.
@@ -89,7 +92,7 @@ impl OpenFile {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Returns the error that reports a failed transfer of the file.
+    /// Returns the error of a failed transfer of the file.
     #[cold]
     pub fn transfer_error(
         &self,
@@ -108,13 +111,13 @@ impl OpenFile {
         if operation == WRITE {
             return io::Error::from(io::ErrorKind::WriteZero).into();
         }
-        // A read that began behind the end did not see where that is. Since then the file may have become longer.
+        // A read that began behind the end did not see the end. Since then, the file may have become longer.
         let seen = offset.saturating_add(done as u64);
         Cause::EndOfFile { at: self.len_bytes().map_or(seen, |len| len.min(seen)) }
     }
 
-    /// Returns the route that device memory takes, and why no better one. Opens the cuFile driver if the answer
-    /// needs it.
+    /// Returns the route of device memory, and why no better one is taken. Opens the cuFile driver if the
+    /// route depends on it.
     pub fn route(&self) -> &Route {
         &self.device_route().route
     }
@@ -122,7 +125,7 @@ impl OpenFile {
     /// Registers the file with cuFile now.
     ///
     /// # Errors
-    /// The reason why that does not work.
+    /// The reason why registering fails.
     pub fn require_cufile(&self) -> Result<(), String> {
         let found = DeviceRoute::register(&self.file, &self.gpus, self.settings.policy)?;
         if found.handle.is_none() {
@@ -132,7 +135,7 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Returns the handle by which so many bytes of device memory should go, if they should go by cuFile.
+    /// Returns the handle for a transfer of `len_bytes` of device memory, if the transfer should use cuFile.
     #[inline]
     pub fn cufile(&self, len_bytes: usize) -> Option<&FileHandle> {
         let is_large_enough = || {
@@ -146,7 +149,7 @@ impl OpenFile {
         self.device_route.get_or_init(|| DeviceRoute::of(&self.file, &self.gpus, self.settings.policy))
     }
 
-    /// Returns the same file with `O_DIRECT`, where the file system offers that.
+    /// Returns the same file with `O_DIRECT`, if the file system offers that.
     fn direct(&self) -> Option<&Direct> {
         let spare_bytes = || Bounce::spare_bytes(self.settings.bounce_buffer_bytes);
         let direct = self.direct.get_or_init(|| Direct::of(&self.file, spare_bytes()));
@@ -162,7 +165,7 @@ impl AsFd for OpenFile {
 
 #[cfg(test)]
 impl OpenFile {
-    /// A file for tests, which device memory reaches without cuFile.
+    /// Returns a file for tests, to which device memory goes without cuFile.
     pub fn for_test(file: fs::File, settings: Settings) -> Self {
         let settings = Settings { policy: RoutePolicy::PosixOnly, ..settings };
         Self::new(PathBuf::new(), file, Arc::default(), settings).unwrap()

@@ -1,11 +1,11 @@
-//! Positional reads and writes that go on until they are done.
+//! Positional reads and writes that continue until all bytes are transferred.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::outcome::{Outcome, Stop};
 
-/// The most bytes that one call of the kernel moves, on every Linux file system: 2 GiB less a page.
+/// The most bytes that one call of the kernel moves, on every Linux file system: 2 GiB minus a page.
 const KERNEL_LIMIT: usize = 0x7fff_f000;
 
 /// Reads `len` bytes from `offset` to `target`.
@@ -13,7 +13,7 @@ const KERNEL_LIMIT: usize = 0x7fff_f000;
 /// # Safety
 /// `target` must be valid for writes of `len` bytes by the kernel.
 pub(super) unsafe fn read_full(file: BorrowedFd<'_>, target: *mut u8, len: usize, offset: u64) -> Outcome {
-    // SAFETY: the caller's promise, within `len`.
+    // SAFETY: the caller's promise; the call stays within `len`.
     transfer(len, offset, |done, chunk, at| unsafe {
         libc::pread(file.as_raw_fd(), target.add(done).cast(), chunk, at)
     })
@@ -24,7 +24,7 @@ pub(super) unsafe fn read_full(file: BorrowedFd<'_>, target: *mut u8, len: usize
 /// # Safety
 /// `source` must be valid for reads of `len` bytes by the kernel.
 pub(super) unsafe fn write_full(file: BorrowedFd<'_>, source: *const u8, len: usize, offset: u64) -> Outcome {
-    // SAFETY: the caller's promise, within `len`.
+    // SAFETY: the caller's promise; the call stays within `len`.
     let outcome = transfer(len, offset, |done, chunk, at| unsafe {
         libc::pwrite(file.as_raw_fd(), source.add(done).cast(), chunk, at)
     });
@@ -34,7 +34,7 @@ pub(super) unsafe fn write_full(file: BorrowedFd<'_>, source: *const u8, len: us
     })
 }
 
-/// Repeats a call until `len` bytes are done, it moves nothing, or it fails.
+/// Repeats a call until `len` bytes are transferred, the call moves nothing, or the call fails.
 fn transfer(len: usize, offset: u64, call: impl Fn(usize, usize, libc::off_t) -> isize) -> Outcome {
     let mut done = 0;
     while done < len {

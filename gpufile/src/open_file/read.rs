@@ -1,4 +1,4 @@
-//! Reads of one file to host memory: by `O_DIRECT` or through the page cache.
+//! Reads of one file into host memory, by `O_DIRECT` or through the page cache.
 
 use std::os::fd::AsFd;
 use std::ptr;
@@ -12,10 +12,11 @@ use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::page_cache;
 use crate::settings::DirectIo;
 
-/// Below this, a read is not worth an `O_DIRECT` request of its own, nor the question whether it is cached.
+/// The least length in bytes of a read for which an `O_DIRECT` request, or a check of the page cache, is
+/// worth its cost.
 pub(super) const DIRECT_MIN_BYTES: usize = 128 << 10;
 
-/// A read into a bounce buffer, whose bytes lie from `start` on.
+/// The result of a read into a bounce buffer, in which the bytes begin at `start`.
 pub(crate) struct BounceRead {
     pub start: usize,
     pub outcome: Outcome,
@@ -49,7 +50,7 @@ impl OpenFile {
         BounceRead { start: end, outcome }
     }
 
-    /// Reads to host memory.
+    /// Reads into host memory.
     ///
     /// # Safety
     /// `target` must be valid for writes of `len_bytes`, and nothing else may use it during the call.
@@ -70,7 +71,7 @@ impl OpenFile {
                     let some = (len_bytes - done).min(bounce.len_bytes() - 2 * direct.alignment.0);
                     let read = self.read_to_bounce(bounce, 0, offset + done as u64, some, 0);
                     let count = done_bytes(&read.outcome, some);
-                    // SAFETY: both are as long, and a bounce buffer is the engine's.
+                    // SAFETY: both ranges have `count` bytes, and the engine owns the bounce buffer.
                     unsafe {
                         ptr::copy_nonoverlapping(bounce.ptr().add(read.start), target.add(done), count);
                     }
@@ -84,18 +85,18 @@ impl OpenFile {
         unsafe { self.read_rest(target, len_bytes, offset, done) }
     }
 
-    /// Reads the bytes after the first `done`, through the page cache.
+    /// Reads the bytes after the first `done` bytes, through the page cache.
     ///
     /// # Safety
     /// As for [`read_to_host`](Self::read_to_host).
     pub unsafe fn read_rest(&self, target: *mut u8, len_bytes: usize, offset: u64, done: usize) -> Outcome {
-        // SAFETY: the caller's promise, behind what was read already.
+        // SAFETY: the caller's promise; the call writes behind the bytes that were read already.
         let rest =
             unsafe { read_full(self.as_fd(), target.add(done), len_bytes - done, offset + done as u64) };
         rest.map_err(|stop: Stop| stop.after(done))
     }
 
-    /// Returns whether a read of so many bytes certainly goes through the page cache.
+    /// Returns whether a read of `len_bytes` certainly goes through the page cache.
     pub fn is_buffered_read(&self, len_bytes: usize) -> bool {
         match self.settings.direct_read {
             DirectIo::Always => false,
@@ -104,19 +105,19 @@ impl OpenFile {
         }
     }
 
-    /// Returns whether the file may have more contents than length, as files of procfs and debugfs have. To
-    /// begin in the middle of such a file, the kernel makes up all that comes before.
+    /// Returns whether the file may have more contents than its length states, for example in procfs and
+    /// debugfs. To read from the middle of such a file, the kernel generates all bytes before it.
     pub fn is_generated(&self) -> bool {
         self.storage == Storage::Other
             && self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
     }
 
-    /// Returns the `O_DIRECT` descriptor by which a long read should go. The first bytes of the range decide.
+    /// Returns the `O_DIRECT` descriptor if a long read should use it. The first bytes of the range decide.
     pub fn direct_for_long_read(&self, offset: u64, len_bytes: usize) -> Option<&Direct> {
         self.direct_for_read(offset, len_bytes.min(DIRECT_MIN_BYTES))
     }
 
-    /// Returns the `O_DIRECT` descriptor by which a read should go, if it should.
+    /// Returns the `O_DIRECT` descriptor if a read should use it.
     pub(super) fn direct_for_read(&self, offset: u64, len_bytes: usize) -> Option<&Direct> {
         if self.is_buffered_read(len_bytes) {
             return None;
@@ -126,7 +127,8 @@ impl OpenFile {
             return None;
         }
         let direct = self.direct()?;
-        // Cached bytes are faster to have from the cache. A few pages are there because of what was read before.
+        // Cached bytes are faster to read from the cache. Earlier reads may have brought a few pages of the
+        // range into it.
         let uncached = || {
             page_cache::residency(&self.file, offset..offset.saturating_add(len_bytes as u64)).is_ok_and(
                 |residency| residency.cached * 2 < residency.pages && residency.dirty.unwrap_or(0) == 0,
@@ -136,11 +138,10 @@ impl OpenFile {
         ((mode == DirectIo::Always || uncached()) && aligned()).then_some(direct)
     }
 
-    /// Returns whether there is enough memory to keep all of the file in the page cache, where the next
-    /// reader finds it.
+    /// Returns whether the page cache has enough memory to keep the whole file for later reads.
     pub(super) fn fits_page_cache(&self) -> bool {
         let most = self.most_cached_bytes.get_or_init(|| available::available_bytes() / 2);
-        // Other files, such as disks, have no length.
+        // Files that are not regular, such as disks, have no length.
         self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= *most)
     }
 }

@@ -1,4 +1,4 @@
-//! The kind of file system that a file is on, as far as it decides how to write and read the file.
+//! The kinds of file systems that the reads and writes of a file distinguish.
 
 use std::fs;
 use std::io;
@@ -6,20 +6,22 @@ use std::os::fd::AsRawFd;
 
 use super::direct::open_flags;
 
-/// Kinds of file systems, as far as a file's writes are concerned.
+/// A kind of file system, distinguished by the best methods for reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Storage {
-    /// Memory: never slow to read, and the page cache is all there is.
+    /// File systems in memory: never slow to read, with no storage behind the page cache.
     Tmpfs,
-    /// Local, on a block device, with one lock for all buffered writers of a file: ext2 to ext4 and xfs.
+    /// Local file systems on a block device, with one lock for all buffered writers of a file: ext2 to ext4
+    /// and xfs.
     LocalDisk,
-    /// Anything else, local or not. Also a file on a disk whose writes each wait for the storage, because its descriptor or
-    /// its mount says so: they wait without the lock.
+    /// All other file systems, local or not. Also files on a disk whose writes each wait for the storage,
+    /// because the descriptor or the mount requires it. Such writes wait without holding the lock.
     Other,
 }
 
 impl Storage {
-    /// Returns the kind that an open file is on. Of a device, the file system has only the name.
+    /// Returns the kind of file system that an open file is on. A file system holds only the names of
+    /// device nodes, so they are [`Other`](Self::Other).
     ///
     /// # Errors
     /// The error of `fstatfs` or `fcntl`.
@@ -30,7 +32,7 @@ impl Storage {
         if unsafe { libc::fstatfs64(file.as_raw_fd(), &mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // `O_SYNC` is more of the same.
+        // `O_SYNC` includes `O_DSYNC`.
         let waits = open_flags(file)? & libc::O_DSYNC != 0;
         Ok(Self::by(&stat, metadata.is_file(), waits))
     }
@@ -45,7 +47,7 @@ impl Storage {
         }
     }
 
-    /// Returns whether reading what is not in the page cache costs more than a copy.
+    /// Returns whether a read that misses the page cache costs more than a copy.
     pub fn has_slow_misses(self) -> bool {
         self != Storage::Tmpfs
     }

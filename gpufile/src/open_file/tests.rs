@@ -7,16 +7,16 @@ use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::page_cache;
 use crate::settings::DirectIo;
 
-/// The number of bytes that were transferred without an error.
+/// Returns the number of bytes that were transferred before a stop, or all of them.
 fn done(outcome: &Outcome, len_bytes: usize) -> usize {
     assert!(matches!(outcome, Ok(()) | Err(Stop { cause: None, .. })), "{outcome:?}");
     done_bytes(outcome, len_bytes)
 }
 
-/// Larger than the bounce buffers of the tests.
+/// A length in bytes that exceeds the bounce buffers of the tests.
 const LEN: usize = 300_000;
 
-/// A file in the folder of the build, which is often on a disk.
+/// Opens a file in the folder of the build, which is often on a disk.
 fn open(direct_read: DirectIo, direct_write: DirectIo) -> OpenFile {
     let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     OpenFile::for_test(file, Settings { direct_read, direct_write, ..Settings::default() })
@@ -26,7 +26,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 % 251) as u8).collect()
 }
 
-/// Numbers that look random, and are the same each time.
+/// Returns the next number of a repeatable sequence that looks random.
 fn random(state: &mut u64, most: usize) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) as usize % most
@@ -75,7 +75,7 @@ fn host_memory_is_read_at_any_address_and_offset() {
             let len = random(&mut state, [300, 9000, 200_000][round % 3]);
             let shift = random(&mut state, 3);
             let mut target = vec![0; shift + len + 1];
-            // SAFETY: the target has as many bytes.
+            // SAFETY: the target has `len` bytes behind `shift`.
             let outcome =
                 unsafe { open.read_to_host(target[shift..].as_mut_ptr(), len, at as u64, &mut bounce) };
             let expected = &bytes[at.min(LEN)..(at + len).min(LEN)];
@@ -103,7 +103,7 @@ fn bounce_reads_keep_the_bytes_before_them() {
         ] {
             let mut bounce = Bounce::new(28_000);
             let room = bounce.len_bytes();
-            // SAFETY: the buffer is as long.
+            // SAFETY: the buffer has at least `end` bytes.
             unsafe { bounce.ptr().write_bytes(9, end) };
             let BounceRead { start, outcome } =
                 open.read_to_bounce(&mut bounce, end, offset as u64, len, behind);
@@ -139,7 +139,7 @@ fn direct_writes_keep_their_alignment_in_buffers() {
 fn long_uncached_reads_are_direct() {
     const MIB: usize = 1 << 20;
     let open = open(DirectIo::Auto, DirectIo::Never);
-    // Memory for a part of the file only.
+    // The page cache has room for only a part of the file.
     open.most_cached_bytes.set(4 * MIB as u64 - 1).unwrap();
     open.file.write_all_at(&pattern(4 * MIB), 0).unwrap();
     if open.direct().is_none() {
@@ -152,9 +152,9 @@ fn long_uncached_reads_are_direct() {
         return eprintln!("skipped: pages stay cached here");
     }
     assert!(is_direct(0, DIRECT_MIN_BYTES) && !is_direct(0, DIRECT_MIN_BYTES - 1));
-    // SAFETY: takes integers. From now on the kernel reads nothing that nobody asked for.
+    // SAFETY: the call takes integers only. From now on, the kernel does not read ahead.
     assert_eq!(unsafe { libc::posix_fadvise(open.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
-    // A quarter of the pages, and then more than half.
+    // First a quarter of the pages is cached, and then more than half.
     open.file.read_exact_at(&mut vec![0; MIB], 0).unwrap();
     assert!(!is_direct(0, MIB) && is_direct(0, 4 * MIB));
     open.file.read_exact_at(&mut vec![0; 3 * MIB], 0).unwrap();

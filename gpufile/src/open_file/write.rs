@@ -20,7 +20,7 @@ use crate::outcome::{Outcome, Stop};
 use crate::settings::DirectIo;
 
 impl OpenFile {
-    /// Returns where in a bounce buffer, behind its first `end` bytes, a range to be written must lie.
+    /// Returns the place in a bounce buffer, behind its first `end` bytes, for a range to be written.
     pub fn place_for_write(&self, end: usize, offset: u64, len_bytes: usize, room_bytes: usize) -> usize {
         match self.direct_for_write(len_bytes) {
             Some(direct) => direct.alignment.place_for_write((end, room_bytes), offset, len_bytes),
@@ -28,21 +28,22 @@ impl OpenFile {
         }
     }
 
-    /// Writes host bytes: to the mapping of the method, except the last chunk, or by `O_DIRECT` where the settings ask for
-    /// that and the address allows it. The page cache takes the rest.
+    /// Writes host bytes. They go to the mapping of the method, except for the last chunk. They go by
+    /// `O_DIRECT` where the settings ask for it and the address allows it. All other bytes go through the
+    /// page cache.
     pub fn write_bytes(&self, method: &Method, is_last: bool, source: &[u8], offset: u64) -> Outcome {
         let _held = self.hold_beside_cufile(offset, source.len());
         let mut done = 0;
         if let (Method::WriteMapping(mapping), false) = (method, is_last) {
             done = mapping.write(source, offset);
         } else if let Some(direct) = self.direct_for_write(source.len()) {
-            // The ends that are not aligned go through the page cache.
+            // The unaligned ends go through the page cache.
             let before = direct.alignment.until_aligned(offset).min(source.len());
             let inside = direct.alignment.aligned_part(source.len() - before);
             let middle = &source[before..before + inside];
             let at = offset + before as u64;
             if direct.alignment.fits(middle.as_ptr(), at, inside) {
-                // SAFETY: a slice.
+                // SAFETY: the bytes belong to a slice.
                 unsafe { write_full(self.as_fd(), source.as_ptr(), before, offset) }?;
                 let (count, failure) = direct.write(middle, at);
                 done = before + count;
@@ -52,7 +53,7 @@ impl OpenFile {
             }
         }
         let rest = &source[done..];
-        // SAFETY: a slice.
+        // SAFETY: the bytes belong to a slice.
         unsafe { write_full(self.as_fd(), rest.as_ptr(), rest.len(), offset + done as u64) }
             .map_err(|stop| stop.after(done))
     }
@@ -103,8 +104,8 @@ impl OpenFile {
         self.blocks.get_or_init(|| WrittenFiles::of_process().blocks_of((self.block_device, self.inode)))
     }
 
-    /// Holds the blocks of a range that the kernel writes, beside which cuFile must not. It writes to no file of tmpfs
-    /// directly.
+    /// Holds the blocks of a range that the kernel writes, because cuFile must not write to them at the same
+    /// time. Holds nothing for files of tmpfs, to which cuFile never writes directly.
     fn hold_beside_cufile(&self, offset: u64, len_bytes: usize) -> Option<Held<'_>> {
         match self.storage {
             Storage::Tmpfs => None,
@@ -112,13 +113,13 @@ impl OpenFile {
         }
     }
 
-    /// Allocates storage for a range that may lie behind the end, and makes the file as long (`fallocate`). Returns
-    /// whether that worked.
+    /// Allocates storage for a range that may lie behind the end, and extends the file to the end of the
+    /// range (`fallocate`). Returns whether that succeeded.
     pub fn allocate(&self, offset: u64, len_bytes: u64) -> bool {
         self.fallocate(0, offset, len_bytes)
     }
 
-    /// Allocates storage as [`allocate`](Self::allocate), and leaves the length of the file as it is.
+    /// Allocates storage as [`allocate`](Self::allocate) does, but keeps the length of the file.
     pub fn preallocate(&self, offset: u64, len_bytes: u64) -> bool {
         self.fallocate(libc::FALLOC_FL_KEEP_SIZE, offset, len_bytes)
     }
@@ -127,20 +128,20 @@ impl OpenFile {
         let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len_bytes)) else {
             return false;
         };
-        // SAFETY: takes integers.
+        // SAFETY: the call takes integers only.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, len) == 0 }
     }
 
-    /// Returns the `O_DIRECT` descriptor by which a write should go, if it should.
+    /// Returns the `O_DIRECT` descriptor if a write should use it.
     pub fn direct_for_write(&self, len_bytes: usize) -> Option<&Direct> {
         let wanted = self.settings.direct_write == DirectIo::Always && len_bytes >= Bounce::ALIGNMENT;
         if wanted { self.direct() } else { None }
     }
 
-    /// Returns a mapping for overwriting a range; `None` if the file is shorter or cannot be mapped.
+    /// Returns a mapping for overwriting a range. Returns `None` if the file is shorter or cannot be mapped.
     ///
-    /// It covers all of the file and is kept for the next time, because to map pages anew takes as long as to write them. A
-    /// file that may be sealed gets one for each write.
+    /// The mapping covers the whole file and is kept for the next write, because mapping pages takes as long
+    /// as writing them. A file that may be sealed gets a new mapping for each write.
     pub fn mapping_for_overwriting(&self, range: Range<u64>) -> Option<Arc<Mapping>> {
         let mut mapping = self.mapping.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mapping) = mapping.as_ref().filter(|mapping| mapping.len_bytes() as u64 >= range.end) {
@@ -155,7 +156,7 @@ impl OpenFile {
         Some(new)
     }
 
-    /// Returns a mapping of a range for one write of each part.
+    /// Returns a mapping of a range for one write of each part of the range.
     pub fn mapping_for_writing_once(&self, range: Range<u64>) -> Option<Arc<Mapping>> {
         Mapping::for_writing_once(&self.file, range).ok().map(Arc::new)
     }

@@ -1,4 +1,4 @@
-//! A stand-in for CUDA: each stream is a thread that does what was submitted to it.
+//! A stand-in for CUDA, in which each stream is a thread that carries out submitted work.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -13,7 +13,7 @@ use crate::memory::Place;
 use crate::stand_ins::sync::{AtomicU32, Ordering};
 use crate::world::{self, Access, Fault, Kind};
 
-/// The error that CUDA returns.
+/// The error that CUDA returns, without its cause.
 #[derive(Debug)]
 pub struct Error;
 
@@ -50,7 +50,7 @@ impl Device {
             return Err(Error);
         }
         let ptr = world::alloc(len_bytes, Kind::Pinned);
-        // SAFETY: just allocated, so long.
+        // SAFETY: the memory was just allocated with this length.
         unsafe { ptr.write_bytes(0, len_bytes) };
         Ok(PinnedBuffer { ptr, len_bytes })
     }
@@ -61,7 +61,7 @@ pub struct PinnedBuffer {
     len_bytes: usize,
 }
 
-// SAFETY: memory of the model, which all its threads may use.
+// SAFETY: the memory belongs to the model, and all its threads may use it.
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedBuffer {}
@@ -70,7 +70,7 @@ impl Deref for PinnedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: allocated so long, and there until the next schedule.
+        // SAFETY: the memory was allocated with this length, and stays until the next schedule.
         unsafe { slice::from_raw_parts(self.ptr, self.len_bytes) }
     }
 }
@@ -104,7 +104,7 @@ enum Operation {
     Nothing,
 }
 
-// SAFETY: pointers to memory of the model, which all its threads may use.
+// SAFETY: the pointers refer to memory of the model, which all its threads may use.
 unsafe impl Send for Operation {}
 
 impl Operation {
@@ -112,7 +112,7 @@ impl Operation {
         match self {
             Operation::Copy { target, source, len_bytes } => {
                 let parts = [(source, len_bytes, Access::Read), (target, len_bytes, Access::Write)];
-                // SAFETY: both are there, as `using` has checked.
+                // SAFETY: `using` has checked that both ranges are allocated.
                 world::using(&parts, "a copy", || unsafe {
                     ptr::copy_nonoverlapping(source, target, len_bytes)
                 });
@@ -131,9 +131,9 @@ impl Operation {
     }
 }
 
-/// A word of a ring, which is checked to be there when it is used.
+/// Returns a word of a ring. Each use of the word checks that its memory is allocated.
 fn word_at<'a>(word: *const u32) -> &'a AtomicU32 {
-    // SAFETY: in memory of the model, which stays until the next schedule.
+    // SAFETY: the word lies in memory of the model, which stays until the next schedule.
     unsafe { AtomicU32::from_ptr(word.cast_mut()) }
 }
 
@@ -148,7 +148,7 @@ struct Work {
     operations: VecDeque<Operation>,
     submitted: usize,
     done: usize,
-    /// It failed, and does no more.
+    /// Set after a failure. The stream then carries out no more work.
     is_dead: bool,
     is_closed: bool,
 }
@@ -162,7 +162,7 @@ impl Queue {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until so much is done.
+    /// Waits until the stream has carried out the first `number` operations.
     fn wait_for(&self, number: usize) -> Result<()> {
         let mut state = self.state();
         while state.done < number && !state.is_dead {
@@ -197,7 +197,7 @@ impl Queue {
     }
 }
 
-/// A thread that does what was submitted. Dropping it waits for that.
+/// A thread that carries out submitted work. Dropping it waits for that work.
 pub struct Stream {
     device: Device,
     number: usize,
@@ -245,7 +245,7 @@ impl Stream {
             return Err(Error);
         }
         for operation in operations {
-            // CUDA's thread finds nothing to call.
+            // CUDA's thread then has no function to call.
             let is_call = matches!(operation, Operation::Call(_));
             state.operations.push_back(if is_late && is_call { Operation::Nothing } else { operation });
             state.submitted += 1;
@@ -284,7 +284,7 @@ impl Stream {
         self.submit([Operation::Call(Box::new(function))])
     }
 
-    /// Lets the stream do what a model wants to see; returns what waits for that.
+    /// Submits a function that observes the stream's work. Returns a value that waits for the function.
     pub fn then(&self, function: impl FnOnce() + Send + 'static) -> Behind {
         let mut state = self.queue.state();
         if !state.is_dead {
@@ -321,14 +321,14 @@ impl Drop for Stream {
     }
 }
 
-/// Work that a stream was given by a model.
+/// A function that a model submitted to a stream.
 pub struct Behind {
     queue: Arc<Queue>,
     number: usize,
 }
 
 impl Behind {
-    /// Waits until it is done, or never will be.
+    /// Waits until the function has ended, or can never run.
     pub fn wait(self) {
         let _ = self.queue.wait_for(self.number);
     }
@@ -362,10 +362,10 @@ impl Event {
     }
 }
 
-/// As the trait of cufile.
+/// The stand-in for the trait of cufile.
 ///
 /// # Safety
-/// As there.
+/// As for the trait of cufile.
 pub unsafe trait IoBuf {
     fn as_ptr(&self) -> *const u8;
     fn len_bytes(&self) -> usize;
@@ -384,24 +384,24 @@ pub unsafe trait IoBuf {
     }
 }
 
-/// As the trait of cufile.
+/// The stand-in for the trait of cufile.
 ///
 /// # Safety
-/// As there.
+/// As for the trait of cufile.
 pub unsafe trait IoBufMut: IoBuf {
     fn as_mut_ptr(&mut self) -> *mut u8;
 }
 
-/// Memory that a caller owns.
+/// A buffer that a caller owns.
 pub struct Buffer {
     ptr: *mut u8,
     len_bytes: usize,
     place: Place,
-    /// Woken when it is dropped.
+    /// Woken when the buffer is dropped.
     dropped: Option<Waker>,
 }
 
-// SAFETY: memory of the model, which all its threads may use.
+// SAFETY: the memory belongs to the model, and all its threads may use it.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
@@ -411,7 +411,7 @@ impl Buffer {
         Self { ptr, len_bytes, place, dropped: None }
     }
 
-    /// A buffer of what files hold.
+    /// Returns a buffer filled with the bytes that files hold.
     pub fn filled(place: Place, len_bytes: usize) -> Self {
         let mut filled = Self::new(place, len_bytes);
         fill(filled.as_mut_ptr(), len_bytes);
@@ -428,29 +428,29 @@ impl Buffer {
     }
 }
 
-/// The bytes, which nobody else may write at the moment.
+/// Returns the bytes. Fails if another thread writes them now.
 pub fn look<'a>(ptr: *const u8, len_bytes: usize) -> &'a [u8] {
     world::using(&[(ptr, len_bytes, Access::Read)], "someone who looks", || ());
-    // SAFETY: it is there, and stays until the next schedule.
+    // SAFETY: the memory is allocated, and stays until the next schedule.
     unsafe { slice::from_raw_parts(ptr, len_bytes) }
 }
 
-/// Fills memory with what files hold.
+/// Fills memory with the bytes that files hold.
 pub fn fill(ptr: *mut u8, len_bytes: usize) {
     world::using(&[(ptr, len_bytes, Access::Write)], "someone who fills", || {
-        // SAFETY: it is there.
+        // SAFETY: the memory is allocated.
         unsafe { slice::from_raw_parts_mut(ptr, len_bytes) }.copy_from_slice(world::pattern(0, len_bytes));
     });
 }
 
 pub fn fill_with_junk(ptr: *mut u8, len_bytes: usize) {
     world::using(&[(ptr, len_bytes, Access::Write)], "someone who fills", || {
-        // SAFETY: it is there.
+        // SAFETY: the memory is allocated.
         unsafe { ptr.write_bytes(0xa5, len_bytes) };
     });
 }
 
-// SAFETY: the memory stays where it is.
+// SAFETY: the memory stays in place.
 unsafe impl IoBuf for Buffer {
     fn as_ptr(&self) -> *const u8 {
         self.ptr

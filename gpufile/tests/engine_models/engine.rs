@@ -1,4 +1,4 @@
-//! The engine with its own jobs, lanes, rings and streams, on what stands for CUDA and files.
+//! The engine with its own jobs, lanes, rings and streams, on the stand-ins for CUDA and files.
 
 #[path = "../../src/engine/copies.rs"]
 mod copies;
@@ -84,7 +84,7 @@ mod write_plan {
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
-/// As the engine's.
+/// The stand-in for the engine's type of this name.
 struct Inner {
     relays: Option<RelayThread>,
     workers: Workers,
@@ -93,7 +93,7 @@ struct Inner {
 }
 
 impl Engine {
-    /// An engine of so many threads and lanes.
+    /// Returns an engine with this many threads and lanes.
     pub fn new(threads: usize, lanes: usize, bounce_bytes: usize) -> Self {
         let memory_bytes = 2 * lanes * Bounce::bytes_for(bounce_bytes);
         let gpus = Arc::new(Gpus);
@@ -102,7 +102,7 @@ impl Engine {
         Self(Arc::new(Inner { relays: None, workers, lanes, gpus }))
     }
 
-    /// An engine that streams can wait for.
+    /// Returns an engine with relays, for which streams can wait.
     pub fn with_relays(threads: usize, lanes: usize, bounce_bytes: usize) -> Self {
         let mut engine = Self::new(threads, lanes, bounce_bytes);
         let inner = Arc::get_mut(&mut engine.0).expect("just made");
@@ -122,7 +122,7 @@ impl Engine {
         &self.0.gpus
     }
 
-    /// As the engine's.
+    /// Frees the idle pinned memory, as the engine's method does.
     pub fn release_buffers(&self) {
         self.0.workers.release_buffers();
         if let Some(relays) = self.relays() {
@@ -130,7 +130,8 @@ impl Engine {
         }
     }
 
-    /// Waits until all lanes are back. Then all pinned memory is idle, and none is left when that is freed.
+    /// Waits until all lanes are returned. Then all pinned memory is idle, and none is left after it is
+    /// freed.
     pub fn assert_idle(&self) {
         let lanes = &self.0.lanes;
         let taken: Vec<_> = (0..lanes.limit()).map(|_| lanes.take(Place::Host).unwrap()).collect();
@@ -167,7 +168,7 @@ mod transfer {
         }
     }
 
-    /// One range. Those that a job refers to are counted.
+    /// The entries of a transfer: one range. The model counts the entries that jobs refer to.
     pub struct Entries<'a> {
         pub file: &'a OpenFile,
         pub memory: Memory,
@@ -232,7 +233,7 @@ mod chunks {
 
     #[derive(Default)]
     pub struct Chunks {
-        /// The beginnings of the chunks, and the end.
+        /// The starts of the chunks, and the end of the last.
         cuts: Vec<usize>,
     }
 

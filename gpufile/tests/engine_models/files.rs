@@ -1,4 +1,4 @@
-//! Stand-ins for files: their bytes are a pattern, and they note what was read and written.
+//! Stand-ins for files. Their bytes are a pattern, and they record the ranges that were read and written.
 
 pub mod route {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,23 +147,23 @@ pub mod open_file {
         pub settings: Settings,
         pub block_device: u64,
         pub schedule: Schedule,
-        /// The byte that cannot be read or written.
+        /// The offset of the byte that cannot be read or written.
         pub bad: Option<usize>,
         /// The length of the file in bytes.
         pub len_bytes: usize,
-        /// Bytes may be transferred more than once.
+        /// Permits the transfer of a byte more than once.
         pub may_repeat: bool,
         pub seen: Mutex<Seen>,
     }
 
     #[derive(Default)]
     pub struct Seen {
-        /// The offset and the number of bytes of each transfer.
+        /// The offset and the length in bytes of each transfer.
         pub transferred: Vec<(usize, usize)>,
         is_writing: bool,
     }
 
-    /// A read into a bounce buffer.
+    /// The result of a read into a bounce buffer.
     pub struct BounceRead {
         pub start: usize,
         pub outcome: Outcome,
@@ -183,7 +183,8 @@ pub mod open_file {
             }
         }
 
-        /// Returns how much of a range can be transferred, and what fails then.
+        /// Returns the outcome of a transfer of this range: the number of bytes that can be transferred, and
+        /// the failure after them.
         fn possible(&self, offset: usize, len_bytes: usize) -> Outcome {
             let left = self.len_bytes.saturating_sub(offset);
             match self.bad {
@@ -205,9 +206,9 @@ pub mod open_file {
             let offset = offset as usize;
             let outcome = self.possible(offset, len_bytes);
             let done = done_bytes(&outcome, len_bytes);
-            // A failed call may have written anything.
+            // A failed call may have written any bytes of the target.
             world::using(&[(target, len_bytes, Access::Write)], "a read", || {
-                // SAFETY: it is there, as `using` has checked.
+                // SAFETY: `using` has checked that the target is allocated.
                 unsafe { slice::from_raw_parts_mut(target, done) }
                     .copy_from_slice(world::pattern(offset, done));
             });
@@ -234,7 +235,7 @@ pub mod open_file {
             len: usize,
             _: usize,
         ) -> BounceRead {
-            // SAFETY: that it has room is checked.
+            // SAFETY: the read checks that the buffer has room.
             let outcome = unsafe { self.read_rest(bounce.ptr().wrapping_add(start), len, offset, 0) };
             BounceRead { start, outcome }
         }
@@ -275,7 +276,7 @@ pub mod open_file {
             _: &mut Bounce,
         ) -> Outcome {
             world::check(source, len_bytes, "a write");
-            // SAFETY: it is there.
+            // SAFETY: the check above found the source allocated.
             self.write_bytes(method, is_last, unsafe { slice::from_raw_parts(source, len_bytes) }, offset)
         }
 

@@ -1,4 +1,5 @@
-//! Futures: polled, moved, dropped and cancelled while workers carry out their jobs on lanes of the engine.
+//! Models of futures that are polled, moved, dropped and cancelled while workers carry out their jobs on
+//! lanes of the engine.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,10 +20,10 @@ use crate::world::{self, Fault};
 use crate::{Bell, Call, GPU, explore};
 
 const CHUNK: usize = 8;
-/// Three chunks and a half.
+/// The length in bytes of three and a half chunks.
 const LEN: usize = 28;
 
-/// The direction of a transfer, its memory, and how it is cut.
+/// The direction of a transfer, its memory, and its schedule.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     place: Place,
@@ -60,7 +61,7 @@ impl Way {
         }
     }
 
-    /// Compares an output with what happened; returns it.
+    /// Compares an output with the recorded transfers. Returns the result of the output.
     fn check(&self, file: &File, (result, buffer): (Result<usize>, Buffer)) -> Result<usize> {
         let done = *result.as_ref().unwrap_or_else(|error| &error.bytes_done);
         assert!(
@@ -76,7 +77,7 @@ impl Way {
     }
 }
 
-/// Fails if a byte was transferred twice, or one of the first so many was not.
+/// Fails if a byte was transferred twice, or if one of the first `whole` bytes was not transferred.
 pub fn assert_once(file: &File, whole: usize) {
     let mut transferred = file.open_file().seen.lock().unwrap().transferred.clone();
     transferred.sort();
@@ -92,7 +93,7 @@ fn poll(future: &mut IoFuture<Buffer>, waker: &Waker) -> Poll<(Result<usize>, Bu
     Pin::new(future).poll(&mut Context::from_waker(waker))
 }
 
-/// Polls a future that has woken someone.
+/// Returns the output of a future whose waker was woken.
 fn output(mut future: IoFuture<Buffer>) -> (Result<usize>, Buffer) {
     match poll(&mut future, Waker::noop()) {
         Poll::Ready(output) => output,
@@ -109,7 +110,7 @@ fn the_last_waker_of_a_future_is_woken() {
             let mut future = way.start(&file);
             let [first, last] = [(); 2].map(|()| Arc::new(Bell::default()));
             let (one, other) = (Waker::from(first.clone()), last.clone());
-            // The one who began to wait gives it away.
+            // The thread that polled first gives the future to another thread.
             let out = thread::spawn(move || {
                 if let Poll::Ready(out) = poll(&mut future, &one) {
                     return out;
@@ -126,7 +127,7 @@ fn the_last_waker_of_a_future_is_woken() {
             })
             .join()
             .unwrap();
-            // Neither is kept when the job is done, but one may be being woken.
+            // The job keeps neither waker once it is done, but may still be waking one of them.
             while Arc::strong_count(&first) + Arc::strong_count(&last) > 2 {
                 thread::yield_now();
             }
@@ -182,7 +183,7 @@ fn cancelled_futures_return_the_buffer_without_gaps() {
 
 #[test]
 fn failed_transfers_return_their_lanes() {
-    // A byte of the second chunk, or a call for some chunk.
+    // Either a byte of the second chunk fails, or a CUDA call for some chunk.
     let calls =
         [Fault::NoStream, Fault::NoMemory, Fault::Refused, Fault::RefusedLate, Fault::Asked].map(Some);
     for fault in calls.into_iter().chain([None]) {
@@ -192,7 +193,7 @@ fn failed_transfers_return_their_lanes() {
                 let bad = fault.is_none().then_some(CHUNK + 3);
                 let file = File::new(OpenFile { bad, ..OpenFile::new(&engine, way.schedule) });
                 if let Some(fault) = fault {
-                    // There are two calls for each chunk, and up to two lanes of two buffers each.
+                    // Each chunk takes two calls, and there are up to two lanes of two buffers each.
                     let calls = match fault {
                         Fault::NoStream => 1,
                         Fault::NoMemory => 2,
@@ -201,7 +202,7 @@ fn failed_transfers_return_their_lanes() {
                     world::fail(fault, thread_rng().gen_range(0..calls));
                 }
                 match way.check(&file, way.start(&file).wait()) {
-                    // There may be fewer calls.
+                    // The transfer may make fewer calls than that, so that none fails.
                     Ok(done) => assert!(done == LEN && matches!(fault, Some(Fault::Asked | Fault::NoMemory))),
                     Err(Error { bytes_done, cause: Cause::Failed }) => assert_eq!(Some(bytes_done), bad),
                     Err(Error { bytes_done, cause }) => {

@@ -1,21 +1,22 @@
-//! Interleavings of the engine's threads: its own files, compiled here with shuttle's locks and threads, whose scheduler
-//! chooses at each step which thread goes on.
+//! Models of the interleavings of the engine's threads. The engine's own files are compiled here with
+//! shuttle's locks and threads. Shuttle's scheduler chooses at each step which thread runs next.
 //!
-//! - The models in this file are of workers, their queue, jobs and lanes, on [`stand_ins`] of transfers.
-//! - [`futures`] are of transfers that own their buffers, and of the lanes that carry them out with a GPU.
-//! - [`staging`] is of transfers that a stream waits for, and of the ring that their bytes go through.
+//! - The models in this file cover workers, their queue, jobs and lanes, on [`stand_ins`] of transfers.
+//! - [`futures`] covers transfers that own their buffers, and the lanes that carry them out with a GPU.
+//! - [`staging`] covers transfers that a stream waits for, and the ring through which their bytes pass.
 //!
-//! The last two run the [`engine`] with [`cuda`] and [`files`] in place of CUDA and the kernel. [`world`] fails a model where
-//! two use the same bytes, or one uses what was freed. All atomics are sequentially consistent here.
+//! The last two run the [`engine`] with [`cuda`] and [`files`] in place of CUDA and the kernel. [`world`]
+//! fails a model if two threads use the same bytes, or if a thread uses freed memory. All atomics are
+//! sequentially consistent here.
 //!
-//! Each model is tried with 80 schedules; `GPUFILE_SCHEDULES=100000 cargo test --release -p gpufile --test engine_models
-//! -- --nocapture` tries twice as many of each, and says so. A failure prints the schedule, for
-//! `shuttle::replay`.
+//! Each model runs with 80 schedules. `GPUFILE_SCHEDULES=100000 cargo test --release -p gpufile --test
+//! engine_models -- --nocapture` runs twice as many of each, and prints the number. A failure prints the
+//! schedule, for `shuttle::replay`.
 
 #![allow(dead_code, reason = "the models use a part of what the engine has")]
 #![allow(clippy::duplicate_mod, reason = "some files are here twice, on different stand-ins")]
 
-// What the engine's files take from `cufile` is in this crate.
+// The engine's files take their imports from `cufile` from this crate.
 extern crate self as cufile;
 
 #[path = "../../src/bounce.rs"]
@@ -48,7 +49,7 @@ mod stand_ins;
 mod stream_io;
 mod world;
 
-/// CUDA, as far as the engine asks for GPUs.
+/// A stand-in for CUDA, limited to the calls by which the engine asks for GPUs.
 mod gpus {
     use crate::cuda::{Device, IoBuf, Result};
 
@@ -82,7 +83,7 @@ mod error {
 
     #[derive(Debug, PartialEq)]
     pub enum Cause {
-        /// The file said so.
+        /// The failure of a file, or of a chunk.
         Failed,
         Cuda,
         Io(io::ErrorKind),
@@ -126,12 +127,13 @@ use transfer::{Entries, Transfer};
 
 const GPU: Place = Place::Device(0);
 
-/// Tries a model with many schedules: half of them random, half with few changes of the thread at random places.
+/// Runs a model with many schedules. Half of them are random; the others change threads rarely, at random
+/// places.
 fn explore(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
     let schedules = env::var("GPUFILE_SCHEDULES").map_or(40, |count| count.parse().expect("a number"));
     let mut config = Config::new();
     config.stack_size = 256 << 10;
-    // Threads look again and again for what others do; nothing takes so long.
+    // Threads poll for the progress of others; no model takes this many steps.
     config.max_steps = MaxSteps::FailAfter(200_000);
     let model = move || {
         world::begin();
@@ -147,10 +149,11 @@ fn lanes(limit: usize) -> Arc<Lanes> {
     Arc::new(Lanes::new(Arc::new(Gpus), 1, 2 * limit * Bounce::bytes_for(1)))
 }
 
-/// Sets up a job, to be submitted next, of a transfer that is never freed, because workers refer to it.
+/// Sets up a job of a transfer, to be submitted next. The transfer is never freed, because workers refer to
+/// it.
 fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
     let transfer = Transfer { method: Method::Read, entries: Entries(watched) };
-    // SAFETY: the transfer stays; whoever calls this has the job alone.
+    // SAFETY: the transfer stays; the caller holds the job alone.
     let (chunks, _) = unsafe { job.set_up(&transfer, &watched.schedule) }.unwrap();
     assert_eq!(chunks, watched.chunks);
     thread::yield_now();
@@ -162,16 +165,16 @@ fn leak(watched: Watched) -> &'static Watched {
     Box::leak(Box::new(watched))
 }
 
-/// Takes the outcome of a job that is done, and compares it with what happened.
+/// Takes the outcome of a job that is done, and compares it with the recorded events.
 fn finish(job: &Arc<Job>, watched: &Watched) -> Option<EntryStop> {
     assert!(job.is_done());
-    // SAFETY: it is done, and the caller set it up.
+    // SAFETY: the job is done, and the caller set it up.
     let stop = unsafe { job.take_outcome() };
     watched.is_over(stop.as_ref().map(|stop| stop.stop.done_bytes));
     stop
 }
 
-/// Wakes a thread that waits for it.
+/// A waker that wakes a waiting thread.
 #[derive(Default)]
 struct Bell(Mutex<bool>, Condvar);
 
@@ -191,7 +194,7 @@ impl Wake for Bell {
     }
 }
 
-/// Calls a function, once.
+/// A waker that calls a function once.
 struct Call(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Call {
@@ -207,7 +210,7 @@ impl Wake for Call {
     }
 }
 
-/// The ways in which chunks are handed out.
+/// Returns schedules with different orders and limits for handing out chunks.
 fn schedules() -> impl Iterator<Item = Schedule> {
     let with = |is_serial, at_once, last_bytes| Schedule { is_serial, at_once, last_bytes };
     [
@@ -228,7 +231,7 @@ fn each_chunk_runs_once_and_waiters_wake() {
         for (place, limit) in [(GPU, 2), (GPU, 1), (Place::Host, 2)] {
             explore(&format!("{schedule:?} on {place:?}, {limit} lanes"), move || {
                 let pool = Pool::new(2, &lanes(limit)).unwrap();
-                // One is waited for, one rings.
+                // The test waits for one job; the other rings a bell.
                 let waited = leak(Watched::new(4, schedule, place));
                 let rings = leak(Watched::new(3, Schedule { at_once: None, ..schedule }, Place::Device(1)));
                 let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
@@ -266,7 +269,8 @@ fn the_caller_works_beside_the_workers() {
 
 #[test]
 fn jobs_use_all_the_workers_they_allow() {
-    // The third chunk goes on when the fourth has begun: a worker that sleeps must be woken for it.
+    // The third chunk continues after the fourth has begun, so a sleeping worker must be woken for the
+    // fourth.
     explore("two at once", || {
         let pool = Pool::new(2, &lanes(2)).unwrap();
         let schedule = Schedule { at_once: Some(2), ..Schedule::default() };
@@ -293,7 +297,7 @@ fn lone_serial_jobs_overlap_two_chunks() {
 
 #[test]
 fn serial_jobs_continue_beside_a_blocking_job() {
-    // A chunk of one job goes on when the last of the other, which takes turns, has begun.
+    // A chunk of one job continues after the last chunk of the other job has begun. The other job is serial.
     explore("serial beside", || {
         let pool = Pool::new(2, &lanes(2)).unwrap();
         let serial = leak(Watched::new(3, Schedule { is_serial: true, ..Schedule::default() }, GPU));
@@ -357,7 +361,7 @@ fn cancelled_jobs_have_no_gap_before_their_end() {
             let job = Arc::<Job>::default();
             pool.submit(&job, set_up(&job, watched));
             thread::yield_now();
-            // SAFETY: set up above.
+            // SAFETY: the job was set up above.
             unsafe { job.cancel() };
             job.wait();
             finish(&job, watched);
@@ -369,7 +373,7 @@ fn cancelled_jobs_have_no_gap_before_their_end() {
 fn the_last_owner_ends_an_abandoned_job_once() {
     for cancels in [false, true] {
         explore(&format!("abandoned, cancelled: {cancels}"), move || {
-            // As `Owned` does: the pool goes with the job, on a worker if that ends it.
+            // As in `Owned`, the pool is dropped with the job, on a worker if a worker ends the job.
             let pool = Arc::new(Pool::new(2, &lanes(2)).unwrap());
             let watched = leak(Watched::new(3, Schedule::default(), GPU));
             let job = Arc::<Job>::default();
@@ -385,7 +389,7 @@ fn the_last_owner_ends_an_abandoned_job_once() {
                 }
             };
             if cancels {
-                // SAFETY: set up above.
+                // SAFETY: the job was set up above.
                 unsafe { job.cancel() };
             }
             let end = Arc::new(std::sync::Mutex::new(Some(end)));
@@ -452,14 +456,14 @@ fn lanes_of_two_gpus_respect_the_limit() {
         });
         lanes.release();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // Two lanes at most, of two bytes each.
+        // There are at most two lanes, of two bytes each.
         assert!(lanes.release() <= 4);
         assert_eq!(lanes.release(), 0);
         let [one, other] = [0, 1].map(|gpu| lanes.take(Place::Device(gpu)).unwrap());
         assert!(lanes.try_take_for_host().is_none(), "there are as many as may be");
         lanes.put(one);
         lanes.put(other);
-        // The one of the GPU used longest ago makes room.
+        // The lane of the GPU used longest ago makes room.
         lanes.put(lanes.take(Place::Device(2)).unwrap());
         lanes.put(lanes.take(Place::Device(1)).unwrap());
         assert_eq!(lanes.release(), 4);

@@ -1,4 +1,5 @@
-//! Transfers that a stream waits for: their parts in the slots of a ring, the thread that carries them on, and the stream.
+//! Models of transfers that a stream waits for: their chunks in the slots of a ring, the thread that advances
+//! them, and the stream.
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use crate::stream_io::StreamIo;
 use crate::world::{self, Fault};
 use crate::{GPU, explore};
 
-/// As long as the slots of rings for short transfers.
+/// The length in bytes of a slot in the rings for short transfers.
 const SLOT: usize = 1 << 20;
-/// Three parts, the last of which is shorter: one slot is used twice.
+/// The length in bytes of three chunks, the last of which is shorter, so one slot is used twice.
 const LEN: usize = 2 * SLOT + SLOT / 4;
 
 #[derive(Debug, Clone, Copy)]
@@ -34,23 +35,23 @@ fn ways() -> impl Iterator<Item = Way> {
         .map(|(place, is_write)| Way { place, is_write })
 }
 
-/// An engine of one worker, or two, for streams.
+/// Returns an engine with one worker or two, for streams.
 fn engine(threads: usize) -> Engine {
     Engine::with_relays(threads, 1, SLOT)
 }
 
-/// A file of two chunks for each slot.
+/// Returns a file with a schedule of two chunks for each slot.
 fn open(engine: &Engine) -> OpenFile {
     OpenFile::new(engine, Schedule { chunk_bytes: SLOT / 2 + 4096, ..Schedule::default() })
 }
 
 impl Way {
-    /// The same, or the other direction.
+    /// Returns the same transfer, or the one in the other direction.
     fn or_back(self) -> Self {
         Self { is_write: thread_rng().gen_bool(0.5), ..self }
     }
 
-    /// Submits a transfer behind work of the stream that uses the same buffer.
+    /// Submits a transfer after work of the stream that uses the same buffer.
     fn submit(self, file: &File, stream: &Stream) -> StreamIo<Buffer> {
         let buffer = Buffer::new(self.place, LEN);
         let at = buffer.as_ptr().expose_provenance();
@@ -64,8 +65,8 @@ impl Way {
         }
     }
 
-    /// Submits a transfer of which nothing fails, with work of the stream behind it: that finds what was read, and may
-    /// change what was written. Returns what waits for both.
+    /// Submits a transfer that does not fail, and work of the stream after it. That work finds the bytes that
+    /// were read, or changes the bytes that were written. Returns a function that waits for both.
     fn submit_between(self, file: &File, stream: &Stream) -> impl FnOnce() {
         let submitted = self.submit(file, stream);
         let at = submitted.buffer_ptr().expose_provenance();
@@ -97,7 +98,8 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(4096).all(|some| *some == [0; 4096][..some.len()])
 }
 
-/// Fails if a buffer has other bytes behind those that were read than zeros, and what parts behind the failed one read.
+/// Fails if a buffer has wrong bytes behind the bytes that were read. The rest of the failed slot must be
+/// zeros. Each later slot must hold zeros, or all of the file's bytes.
 fn assert_zeros_or_whole(buffer: &Buffer, done: usize) {
     let (bytes, part_end) = (buffer.bytes(), (done / SLOT + 1) * SLOT);
     assert!(is_zero(&bytes[done..part_end.min(LEN)]), "other bytes came");
@@ -171,7 +173,7 @@ fn two_streams_use_separate_rings() {
                     way.submit_between(&file, &stream)();
                 })
             });
-            // While they are used, none of them may go.
+            // Releasing must not free a ring that a transfer uses.
             engine.release_buffers();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             engine.assert_idle();
@@ -195,7 +197,7 @@ fn a_failed_chunk_ends_only_its_transfer() {
                     assert_zeros_or_whole(&buffer, bad);
                 }
                 if way.is_write && way.place == GPU {
-                    // Parts are written one after the other.
+                    // The slots are written one after the other.
                     let seen = failing.open_file().seen.lock().unwrap().transferred.clone();
                     assert!(
                         seen.iter().all(|(offset, _)| *offset < (bad / SLOT + 1) * SLOT),
@@ -219,7 +221,7 @@ fn zeros_fill_the_buffer_behind_the_end_of_file() {
             let way = Way { place: GPU, is_write: false };
             let stream = Stream::new(&Device(0));
             let file = File::new(open(&engine));
-            // What it leaves in the slots must not come.
+            // The bytes that this transfer leaves in the slots must not appear in the next.
             let before = way.submit_between(&file, &stream);
             let short = File::new(OpenFile { len_bytes, ..open(&engine) });
             let (result, buffer) = way.submit(&short, &stream).wait();
@@ -238,11 +240,12 @@ fn the_call_carries_out_transfers_it_cannot_submit() {
             explore(&format!("{fault:?}, {way:?}"), move || {
                 let engine = engine(1);
                 let stream = Stream::new(&Device(0));
-                // What was begun of a transfer is begun anew.
+                // A transfer that had begun is started again from its beginning.
                 let files = [(); 3].map(|()| File::new(OpenFile { may_repeat: true, ..open(&engine) }));
                 let before =
                     thread_rng().gen_bool(0.5).then(|| way.or_back().submit_between(&files[0], &stream));
-                // A ring that is there needs no memory. Nine calls submit three parts, and four submit one.
+                // An existing ring needs no memory. Nine calls submit three slots' bytes, and four calls
+                // submit one slot's.
                 let calls = match (fault, way.place) {
                     (Fault::NoMemory, _) => usize::from(before.is_none()),
                     (_, Place::Host) => 4,

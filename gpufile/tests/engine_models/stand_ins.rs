@@ -1,4 +1,4 @@
-//! Stand-ins for the rest of the engine: transfers that note what happens to their chunks, and lanes without
+//! Stand-ins for the rest of the engine: transfers that record the events of their chunks, and lanes without
 //! a GPU.
 
 use std::collections::BTreeSet;
@@ -14,8 +14,8 @@ use crate::memory::Place;
 use crate::outcome::{Outcome, Stop};
 use crate::queue::Reports;
 
-/// The synchronisation and the clock of the models: shuttle's. Its scheduler chooses at each step which
-/// thread goes on.
+/// The synchronisation and the clock of the models, by shuttle. Its scheduler chooses at each step which
+/// thread runs next.
 pub mod sync {
     use std::cell::Cell;
     use std::sync::atomic;
@@ -28,15 +28,17 @@ pub mod sync {
 
     use crate::world;
 
-    /// A word in memory that streams use too, which shuttle's cannot be.
+    /// A word in memory that streams use too. Shuttle's own atomics cannot lie in such memory.
     #[repr(transparent)]
     pub struct AtomicU32(atomic::AtomicU32);
 
     impl AtomicU32 {
+        /// Returns the word at `ptr`.
+        ///
         /// # Safety
-        /// As the standard library's.
+        /// As for the method of the standard library.
         pub unsafe fn from_ptr<'a>(ptr: *mut u32) -> &'a Self {
-            // SAFETY: laid out alike.
+            // SAFETY: both types have the same layout.
             unsafe { &*ptr.cast() }
         }
 
@@ -58,7 +60,7 @@ pub mod sync {
         }
     }
 
-    /// Some moment: how long ago it was is for the scheduler to choose.
+    /// An instant whose age the scheduler chooses.
     #[derive(Clone, Copy)]
     pub struct Instant;
 
@@ -93,7 +95,7 @@ pub mod sync {
         work();
     }
 
-    /// Looks twice: then time has passed.
+    /// Checks the condition twice, and then returns as if time had passed.
     pub fn look_until(holds: impl Fn() -> bool) {
         for _ in 0..2 {
             if holds() {
@@ -113,14 +115,14 @@ pub mod schedule {
     }
 }
 
-/// A transfer of chunks of one byte each, which notes what happens to them.
+/// A transfer of chunks of one byte each, which records the events of its chunks.
 pub struct Watched {
     pub chunks: usize,
     pub schedule: Schedule,
     pub place: Place,
-    /// The first chunk that fails; those behind it do, too.
+    /// The first chunk that fails. All chunks behind it fail too.
     pub fails: Option<usize>,
-    /// Two chunks of which the first goes on only when the second has begun.
+    /// Two chunks, of which the first continues only after the second has begun.
     pub meet: Option<(usize, usize)>,
     pub events: (sync::Mutex<Seen>, sync::Condvar),
 }
@@ -130,11 +132,11 @@ pub struct Seen {
     begun: BTreeSet<usize>,
     done: BTreeSet<usize>,
     out: usize,
-    /// The most chunks that were out at a time.
+    /// The most chunks that workers held at one time.
     pub most_out: usize,
     is_writing: bool,
     is_submitted: bool,
-    /// Its memory went back to the owner.
+    /// Set when the owner has its memory back.
     is_over: bool,
 }
 
@@ -147,7 +149,7 @@ impl Watched {
         self.events.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Workers may begin it from now on.
+    /// Notes that the job was submitted. Workers may begin it from now on.
     pub fn is_submitted(&self) {
         self.seen().is_submitted = true;
     }
@@ -172,7 +174,7 @@ impl Watched {
         }
     }
 
-    /// Carries a chunk out, and returns its outcome.
+    /// Carries out a chunk, and returns its outcome.
     fn carry_out(&self, chunk: usize) -> Outcome {
         let mut seen = self.seen();
         assert!(!seen.is_over, "chunk {chunk} was carried out when all was over");
@@ -196,7 +198,8 @@ impl Watched {
         self.seen().out -= 1;
     }
 
-    /// The owner has its memory back: what was done is what the outcome says, and nothing is in flight.
+    /// Notes that the owner has its memory back. Fails if the outcome differs from the chunks that were done,
+    /// or if a chunk is in flight.
     pub fn is_over(&self, stopped_at: Option<usize>) {
         let mut seen = self.seen();
         assert_eq!(seen.out, 0, "something is in flight");
@@ -221,7 +224,7 @@ pub mod transfer {
     #[derive(Clone, Copy)]
     pub struct Entries<'a>(pub &'a Watched);
 
-    /// A chunk, which is one segment.
+    /// A chunk, which has one segment.
     #[derive(Clone, Copy)]
     pub struct Segment<'a> {
         pub watched: &'a Watched,
@@ -294,7 +297,7 @@ pub mod lane {
     pub use super::Lane;
 }
 
-/// A lane as the engine's, whose chunks of device memory are carried out later.
+/// A stand-in for the engine's lane, which carries out chunks of device memory later.
 pub struct Lane {
     place: Place,
     pending: [Option<Claim>; 2],
@@ -369,9 +372,9 @@ impl Lane {
     }
 }
 
-/// The transfer that a chunk is of, and its number.
+/// Returns the transfer of a claim's chunk, and the chunk's number.
 fn watched(claim: &Claim) -> (&'static Watched, usize) {
     let segment = claim.segments().next().expect("a chunk is one segment");
-    // SAFETY: the models leak what they watch.
+    // SAFETY: the models leak the transfers that they watch.
     (unsafe { &*std::ptr::from_ref(segment.watched) }, segment.chunk)
 }

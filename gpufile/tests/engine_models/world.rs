@@ -1,6 +1,6 @@
-//! Memory of the models: which bytes are there, and who uses them at the moment.
+//! The memory of the models: which bytes are allocated, and which threads use them now.
 //!
-//! Freed memory stays until the next schedule, so that its use is a failure of the model, not of the program.
+//! Freed memory stays until the next schedule, so a use of it fails the model instead of the program.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,15 +13,15 @@ use shuttle::sync::atomic::{AtomicBool, Ordering};
 pub enum Fault {
     /// A call that submits to a stream fails, and submits nothing.
     Refused,
-    /// A call that submits to a stream fails, and the stream does it nevertheless.
+    /// A call that submits to a stream fails, but the stream carries out the work.
     RefusedLate,
-    /// Asking about an event fails, though the stream goes on.
+    /// A query of an event fails, but the stream continues.
     Asked,
-    /// A stream fails of what it does, and does no more.
+    /// An operation of a stream fails, and the stream carries out no more.
     Dies,
-    /// There is no pinned memory.
+    /// An allocation of pinned memory fails.
     NoMemory,
-    /// There is no stream.
+    /// The creation of a stream fails.
     NoStream,
 }
 
@@ -51,7 +51,7 @@ impl Allocation {
     }
 }
 
-/// Bytes that someone uses.
+/// The bytes that an operation uses now.
 struct Use {
     number: usize,
     bytes: Range<usize>,
@@ -62,13 +62,13 @@ struct Use {
 #[derive(Default)]
 struct World {
     allocations: Vec<Allocation>,
-    /// Of earlier schedules, to be used again: fresh memory takes longer than a schedule.
+    /// Memory of earlier schedules, kept for reuse: allocating fresh memory takes longer than a schedule.
     spare: Vec<Box<[u64]>>,
     uses: Vec<Use>,
     last_use: usize,
-    /// Each fault, and the number of calls until it.
+    /// Each planned fault, and the number of calls before it.
     faults: Vec<(Fault, usize)>,
-    /// The number of transfers that a job refers to.
+    /// The number of transfers that jobs refer to.
     transfers: usize,
     streams: usize,
     /// The number of schedules before this one.
@@ -77,12 +77,12 @@ struct World {
 }
 
 thread_local! {
-    // The scheduler runs all threads of a model on one of the system's.
+    // The scheduler runs all threads of a model on one thread of the operating system.
     static WORLD: RefCell<World> = RefCell::default();
 }
 
-/// Reports what a model found, and panics. A panic alone could be caught by the engine, where it calls
-/// wakers.
+/// Reports a failure that a model found, and panics. The engine could catch a panic without a report where it
+/// calls wakers.
 fn broken(what: String) -> ! {
     WORLD.with_borrow_mut(|world| world.is_broken = true);
     panic!("{what}");
@@ -98,7 +98,7 @@ pub fn begin() {
     });
 }
 
-/// Ends a schedule, in which nothing may be left.
+/// Ends a schedule. Fails if anything is left.
 pub fn end() {
     WORLD.with_borrow(|world| {
         assert!(!world.is_broken, "something was caught");
@@ -117,12 +117,12 @@ pub fn live(kind: Kind) -> usize {
     WORLD.with_borrow(|world| live_in(world, kind))
 }
 
-/// Lets something fail at a call from now on: the first is 0.
+/// Plans a fault for a later call, of which the first has the number 0.
 pub fn fail(fault: Fault, at_call: usize) {
     WORLD.with_borrow_mut(|world| world.faults.push((fault, at_call)));
 }
 
-/// Forgets what was to fail.
+/// Removes all planned faults.
 pub fn heal() {
     WORLD.with_borrow_mut(|world| world.faults.clear());
 }
@@ -140,7 +140,7 @@ pub fn happens(fault: Fault) -> bool {
     })
 }
 
-/// A number that no other stream of the schedule has.
+/// Returns a number that no other stream of the schedule has.
 pub fn next_stream() -> usize {
     WORLD.with_borrow_mut(|world| {
         world.streams += 1;
@@ -193,7 +193,7 @@ fn check_live(world: &World, bytes: &Range<usize>) -> Result<(), String> {
     }
 }
 
-/// Fails if these bytes are not there.
+/// Fails if these bytes are not allocated.
 pub fn check(ptr: *const u8, len_bytes: usize, user: &'static str) {
     let bytes = ptr.addr()..ptr.addr() + len_bytes;
     if let Err(what) = WORLD.with_borrow(|world| check_live(world, &bytes)) {
@@ -201,7 +201,8 @@ pub fn check(ptr: *const u8, len_bytes: usize, user: &'static str) {
     }
 }
 
-/// Does something with bytes that takes a while, in which nobody else may write them, nor read what it writes.
+/// Uses bytes for some time. During that time, no other thread may write these bytes, or read the bytes that
+/// this thread writes.
 pub fn using<R>(parts: &[(*const u8, usize, Access)], user: &'static str, act: impl FnOnce() -> R) -> R {
     let begun = WORLD.with_borrow_mut(|world| {
         world.last_use += 1;
@@ -232,12 +233,12 @@ pub fn using<R>(parts: &[(*const u8, usize, Access)], user: &'static str, act: i
     freed.map_or(result, |what| broken(format!("{user} {what}")))
 }
 
-/// Lets another thread go on, without saying that this one waits.
+/// Lets another thread run, without marking this one as waiting.
 pub fn pause() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
-/// Returns the bytes that files hold. They occur nowhere else, nor in the schedules before.
+/// Returns the bytes that files hold. They occur nowhere else, and did not occur in earlier schedules.
 pub fn pattern(offset: usize, len_bytes: usize) -> &'static [u8] {
     const WORDS: usize = 1 << 20;
     const SCHEDULES: usize = 1 << 12;
