@@ -7,8 +7,8 @@ use crate::bounce::Bounce;
 use crate::bytes::parse_bytes;
 use crate::route::RoutePolicy;
 
-/// The use of `O_DIRECT`, by which transfers through host memory bypass the page cache. It does not change what they
-/// read and write.
+/// The use of `O_DIRECT`, with which transfers through host memory bypass the page cache. It does not change
+/// the bytes that they read or write.
 ///
 /// ```
 /// use gpufile::{DirectIo, File};
@@ -28,20 +28,22 @@ use crate::route::RoutePolicy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DirectIo {
-    /// Reads bypass the page cache if it holds less than half of the range, none of it dirty, and the file is longer
-    /// than half of the available memory. That memory is the lower of `MemAvailable` and the limits of the process's
-    /// control groups. A shorter file fills the cache, so that its next reader, for example after a restart, has it
-    /// from memory. Reads of less than 128 KiB, reads from tmpfs, and all writes go through the page cache.
+    /// Reads bypass the page cache if it holds less than half of the range, none of it dirty, and the file is
+    /// longer than half of the available memory. That memory is the lower of `MemAvailable` and the limits of
+    /// the process's control groups. A shorter file fills the cache, so that its next reader, for example
+    /// after a restart, has it from memory. Reads of less than 128 KiB, reads from tmpfs, and all writes go
+    /// through the page cache.
     #[default]
     Auto,
-    /// Never: everything goes through the page cache.
+    /// All transfers go through the page cache.
     Never,
-    /// Wherever the file system offers it and the alignment allows it, whatever the page cache holds.
+    /// Transfers bypass the page cache wherever the file system offers it and the alignment allows it,
+    /// whatever the page cache holds.
     Always,
 }
 
-/// The configuration of an [`Engine`](crate::Engine). [`Default`] is good for most machines; the process's default
-/// engine takes [`from_env`](Self::from_env).
+/// The configuration of an [`Engine`](crate::Engine). [`Default`] suits most machines. The process's default
+/// engine uses [`from_env`](Self::from_env).
 ///
 /// ```
 /// use gpufile::{DirectIo, Engine, RoutePolicy, Settings};
@@ -57,7 +59,7 @@ pub struct Settings {
     pub(crate) threads: usize,
     pub(crate) chunk_bytes: Option<usize>,
     pub(crate) bounce_buffer_bytes: usize,
-    // None follows the threads and the buffers, whichever way and in whichever order those are set.
+    // `None` follows the threads and the buffers, no matter how and in which order they are set.
     pub(crate) bounce_memory_bytes: Option<usize>,
     pub(crate) gds_threshold_bytes: usize,
     pub(crate) policy: RoutePolicy,
@@ -100,12 +102,14 @@ impl Settings {
     /// | `GPUFILE_DIRECT_READ_OVERREAD` | `KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD` | `on` or `off` | [`Self::overread`] |
     /// | `GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE` | `KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE` | `on` or `off` | [`Self::pool_per_block_device`] |
     ///
-    /// If the first name is set, the others of its row are not looked at. The compatibility mode `on` keeps cuFile out;
-    /// `off` makes it an error where cuFile does not work. Sizes are as [`parse_bytes`] takes them. For `on` and `off`
-    /// one can write `true` and `false`, `yes` and `no`, `1` and `0`. Upper and lower case are alike.
+    /// If the first name of a row is set, the others are ignored. The compatibility mode `on` excludes
+    /// cuFile; `off` requires it, so that it is an error where cuFile does not work. Sizes have the format of
+    /// [`parse_bytes`]. `true`, `yes` and `1` mean `on`; `false`, `no` and `0` mean `off`. Upper and lower
+    /// case are alike.
     ///
     /// # Errors
-    /// [`SettingsError`], which names the variable. Nothing is ignored: an empty value is wrong too.
+    /// [`SettingsError`], which names the variable. No set variable passes unchecked: an empty value is an
+    /// error too.
     ///
     /// ```
     /// let settings = gpufile::Settings::from_env()?;
@@ -124,42 +128,43 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns the number of threads that a transfer of many pieces is spread over, from 1 to 1024. By default one
+    /// Returns the number of workers that share a transfer of many chunks, from 1 to 1024. The default is one
     /// for each processor, and 16 at most: more add little on one GPU's link.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Returns the length in bytes of the pieces that one thread transfers at a time. With `None`, the default, each
-    /// transfer chooses by its length.
+    /// Returns the length in bytes of the chunks that one worker transfers at a time. With `None`, the
+    /// default, the engine chooses by the length of each transfer.
     pub fn chunk_bytes(&self) -> Option<usize> {
         self.chunk_bytes
     }
 
-    /// Returns the number of bytes that each pinned bounce buffer is for, 1 GiB at most. The buffer has an eighth
-    /// more, and 16 KiB, to align them in. The default is 4 MiB. With that, neither a read nor a copy to the GPU is
-    /// bound by its start, and the first copy waits for little.
+    /// Returns the number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer is
+    /// an eighth and 16 KiB longer, for alignment. The default is 4 MiB. With that, start-up time limits
+    /// neither a read nor a copy to the GPU, and the first copy waits for little.
     pub fn bounce_buffer_bytes(&self) -> usize {
         self.bounce_buffer_bytes
     }
 
-    /// Returns the most bytes that all bounce buffers may have together; a transfer that needs more waits. By default
-    /// enough for each thread to have its two on two GPUs. GPUs that are used in turn take each other's buffers once
-    /// the limit is reached. Never less than two buffers, which a transfer needs.
+    /// Returns the most bytes that all bounce buffers may have together. A transfer that needs more waits.
+    /// The default is enough for each thread to have two buffers on each of two GPUs. GPUs that are used in
+    /// turn take each other's buffers once the limit is reached. The value is never less than two buffers,
+    /// which a transfer needs.
     pub fn bounce_memory_bytes(&self) -> usize {
         let pair = Bounce::bytes_for(self.bounce_buffer_bytes).saturating_mul(2);
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);
         self.bounce_memory_bytes.unwrap_or(for_all).max(pair)
     }
 
-    /// Returns the number of bytes from which on a transfer may go through cuFile. Shorter ones take the host's
-    /// memory, which is faster for them. By default 16 KiB; 0 is all.
+    /// Returns the number of bytes from which on a transfer may use cuFile. Shorter transfers go through host
+    /// memory, which is faster for them. The default is 16 KiB; 0 allows cuFile for all.
     pub fn gds_threshold_bytes(&self) -> usize {
         self.gds_threshold_bytes
     }
 
-    /// Returns whether files may or must go through cuFile, where their [`OpenOptions`](crate::OpenOptions) do not
-    /// say. By default they may.
+    /// Returns whether files may or must use cuFile, if their [`OpenOptions`](crate::OpenOptions) do not set
+    /// it. By default they may.
     pub fn policy(&self) -> RoutePolicy {
         self.policy
     }
@@ -174,20 +179,20 @@ impl Settings {
         self.direct_write
     }
 
-    /// Returns whether direct reads take the whole blocks in which an unaligned range begins and ends. By default
-    /// true; otherwise ranges that are not aligned are read through the page cache.
+    /// Returns whether direct reads include the whole blocks in which an unaligned range begins and ends. The
+    /// default is true. Otherwise, unaligned ranges are read through the page cache.
     pub fn overread(&self) -> bool {
         self.overread
     }
 
-    /// Returns whether each block device has [`threads`](Self::threads) of its own, so that a slow one does not keep
-    /// others waiting. By default false.
+    /// Returns whether each block device has separate [`threads`](Self::threads), so that a slow device does
+    /// not delay the others. The default is false.
     pub fn pool_per_block_device(&self) -> bool {
         self.pool_per_block_device
     }
 }
 
-/// Environment variables that cannot be followed.
+/// An invalid value of an environment variable, or a conflict between two variables.
 ///
 /// ```
 /// use gpufile::{Settings, SettingsError};
@@ -224,20 +229,20 @@ pub enum SettingsError {
     },
 }
 
-/// A setting's variables.
+/// The environment variables of one setting.
 struct Variable {
-    /// Decides if it is set.
+    /// The variable that decides if it is set.
     name: &'static str,
-    /// The variables that users of KvikIO set already; they must agree.
+    /// The variables that users of KvikIO already set. Their values must agree.
     kvikio: &'static [&'static str],
     accepted: &'static str,
-    /// Gives nothing for a value that is not accepted.
+    /// Sets the value. Returns `None` if the value is not accepted.
     set: fn(&mut Settings, &str) -> Option<()>,
 }
 
-/// More than any machine has use for, and fewer than the operating system lets a process have.
+/// The most threads: more than any machine can use, and fewer than the operating system lets a process have.
 pub(crate) const MOST_THREADS: usize = 1024;
-/// Two of these for each thread are more than machines have memory.
+/// The longest bounce buffer, in bytes. Two for each thread need more memory than machines have.
 pub(crate) const LONGEST_BOUNCE_BUFFER: usize = 1 << 30;
 
 const SWITCH: &str = "on, true, yes or 1, or off, false, no or 0";
@@ -366,7 +371,8 @@ fn compat_mode(text: &str) -> Option<RoutePolicy> {
     }
 }
 
-/// KvikIO's `on` is direct I/O as far as the alignment allows; when it pays is left to the engine.
+/// Parses a use of `O_DIRECT`. KvikIO's `on` means direct I/O as far as the alignment allows; here the engine
+/// decides when it pays.
 fn direct_io(text: &str) -> Option<DirectIo> {
     match text {
         "auto" => Some(DirectIo::Auto),
@@ -412,7 +418,7 @@ mod tests {
         settings
     }
 
-    /// A good value of each setting other than the default, and what it does.
+    /// The variables of a setting, an accepted value other than the default, and the change that it makes.
     type Sample = (&'static [&'static str], &'static str, fn(&mut Settings));
     const SAMPLES: &[Sample] = &[
         (&["GPUFILE_COMPAT_MODE", "KVIKIO_COMPAT_MODE"], "ON", |s| s.policy = RoutePolicy::PosixOnly),

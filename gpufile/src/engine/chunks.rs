@@ -1,51 +1,54 @@
 //! The chunks of a transfer, and the order of its entries.
 //!
-//! All entries of a transfer, one after the other, count as one sequence of bytes, and a chunk is a stretch of it: a part
-//! of a large range, or many small ranges that share a bounce buffer. The order of the entries is chosen so that
-//! neighbours in memory or in the file come together.
+//! The entries of a transfer, one after the other, form one sequence of bytes. A chunk is a stretch of that
+//! sequence: a part of a large range, or many small ranges that share a bounce buffer. This module orders the
+//! entries so that neighbours in memory or in the file come together.
 
 use super::schedule::Schedule;
 use super::transfer::{Entries, IoRange, Segment, Transfer};
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 
-/// The beginning of a chunk: so many bytes into an entry, counted in the chosen order.
+/// The beginning of a chunk: the position of an entry in the chosen order, and a number of bytes into that
+/// entry.
 #[derive(Clone, Copy)]
 struct Cut {
     at: usize,
     skip_bytes: usize,
 }
 
-/// The chunks of a transfer. Keeps its memory when they are cut anew.
+/// The chunks of a transfer. The lists keep their memory for the next transfer.
 #[derive(Default)]
 pub(crate) struct Chunks {
-    /// The numbers of the entries in the chosen order; empty if that is the caller's.
+    /// The numbers of the entries in the chosen order; empty for the caller's order.
     order: Vec<u32>,
     /// The beginnings of the chunks, and the end.
     cuts: Vec<Cut>,
     keys: Vec<(usize, u64, u32)>,
 }
 
-/// The reason why a transfer cannot be carried out as it was asked for.
+/// The reason why a transfer cannot be carried out as the caller asked.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The range with this number does not lie in the buffer, or not in the file as far as that can be.
+    /// The range with this number does not lie in the buffer, or ends behind the limit of the file.
     OutOfRange(usize),
-    /// Two entries write the same memory.
+    /// These two entries write the same memory.
     Overlap(usize, usize),
 }
 
-/// File offsets at which large ranges are cut are multiples of this, so that O_DIRECT needs no over-read there.
+/// The alignment in bytes of the file offsets at which large ranges are cut. With it, `O_DIRECT` needs no
+/// over-read there.
 const CUT_ALIGNMENT: u64 = 4096;
 
 impl Chunks {
     /// Orders the entries and cuts them into chunks.
     ///
     /// # Errors
-    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
+    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap in memory.
     pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), Refused> {
         self.order.clear();
-        // Most often the caller's order is good, which shows while schedule, as does a range that is not.
+        // The caller's order is usually good. Cutting shows whether it is, and whether a range is out of
+        // range.
         let given = self.cut(transfer, schedule);
         if !given.in_range {
             let bad = transfer.entries.out_of_range();
@@ -57,7 +60,8 @@ impl Chunks {
         Ok(())
     }
 
-    /// Returns whether the caller's order was kept. Then each entry lies behind the one before in memory.
+    /// Returns whether the caller's order was kept. If so, each entry lies behind the one before it in
+    /// memory.
     pub fn keeps_order(&self) -> bool {
         self.order.is_empty()
     }
@@ -66,14 +70,14 @@ impl Chunks {
         self.cuts.len() - 1
     }
 
-    /// Returns the number of bytes of memory that the lists keep.
+    /// Returns the number of bytes of memory that the lists take.
     pub fn kept_bytes(&self) -> usize {
         size_of::<u32>() * self.order.capacity()
             + size_of::<Cut>() * self.cuts.capacity()
             + size_of::<(usize, u64, u32)>() * self.keys.capacity()
     }
 
-    /// Returns the segments that make up a chunk, in order.
+    /// Returns the segments of a chunk, in order.
     pub fn segments<'p>(
         &'p self,
         transfer: &'p Transfer<'p>,
@@ -97,12 +101,13 @@ impl Chunks {
             .filter(|segment| segment.len_bytes > 0)
     }
 
-    /// Returns the place of a chunk's memory, which is the same for all of it.
+    /// Returns the place of a chunk's memory. A chunk has memory of one place only.
     pub fn place(&self, transfer: &Transfer<'_>, chunk: usize) -> Place {
         transfer.entries.memory(self.entry(self.cuts[chunk].at)).place
     }
 
-    /// Returns the entry that `bytes` bytes into a chunk belongs to, and how many of the entry's bytes come before.
+    /// Returns the entry that contains byte number `bytes` of a chunk, and the number of the entry's bytes
+    /// before that byte.
     pub fn locate(&self, transfer: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
         let mut left = bytes;
         for segment in self.segments(transfer, chunk) {
@@ -112,7 +117,7 @@ impl Chunks {
             }
             left -= segment.len_bytes;
         }
-        // A chunk of empty entries, of which nothing can have been transferred.
+        // The chunk has only empty entries, so no byte of it was transferred.
         debug_assert_eq!(bytes, 0, "a chunk stops before its end");
         (self.entry(self.cuts[chunk].at), 0)
     }
@@ -121,7 +126,7 @@ impl Chunks {
         self.order.get(at).map_or(at, |entry| *entry as usize)
     }
 
-    /// Chooses another order than the caller's if that is better, and says whether it did.
+    /// Replaces the caller's order if another is better. Returns whether it did.
     fn sort(&mut self, transfer: &Transfer<'_>, given: &Joins) -> Result<bool, Refused> {
         if given.memory_ascends && (given.memory >= given.file || given.file_ascends) {
             return Ok(false);
@@ -138,7 +143,8 @@ impl Chunks {
         if transfer.method.is_read() && !by_memory.memory_ascends {
             return Err(self.overlap(transfer));
         }
-        // A copy to the GPU costs more than a read from the page cache, so that memory decides unless the file gains.
+        // A copy to the GPU costs more than a read from the page cache. So memory decides the order unless
+        // the file's order joins more entries.
         if by_memory.file > by_memory.memory || given.file > by_memory.memory {
             self.sort_by(transfer, |segment| (std::ptr::from_ref(segment.file).addr(), segment.offset));
         }
@@ -157,7 +163,7 @@ impl Chunks {
         self.order.extend(self.keys.iter().map(|(.., entry)| entry));
     }
 
-    /// Returns the first two entries, ordered by memory, of which one begins within the other.
+    /// Returns the first two entries that overlap, in the order of memory.
     #[cold]
     fn overlap(&self, transfer: &Transfer<'_>) -> Refused {
         let mut before: Option<Segment<'_>> = None;
@@ -176,13 +182,13 @@ impl Chunks {
         unreachable!("the entries overlap")
     }
 
-    /// Cuts the entries, in the order chosen so far, and counts their joins on the way.
+    /// Cuts the entries in the order chosen so far, and counts their joins.
     fn cut(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Joins {
         let Self { order, cuts, .. } = self;
         let entries = &transfer.entries;
         let with_place = |entry| (entries.get(entry), entries.memory(entry).place);
         match entries {
-            // Each of these is a loop of its own, because a transfer may have a million entries.
+            // Each case has a separate loop, because a transfer may have a million entries.
             _ if !order.is_empty() => {
                 cut(cuts, order.iter().map(|entry| with_place(*entry as usize)), schedule)
             }
@@ -194,7 +200,7 @@ impl Chunks {
     }
 }
 
-/// Finds where chunks begin in ranges of one buffer. Ends early at a range that does not lie where it must.
+/// Cuts ranges of one buffer into chunks. Ends early if a range is out of range.
 fn cut_ranges(
     cuts: &mut Vec<Cut>,
     file: &OpenFile,
@@ -203,7 +209,8 @@ fn cut_ranges(
     file_limit: u64,
     schedule: &Schedule,
 ) -> Joins {
-    // Most blocks fit as a whole into what is left of a chunk, so that only a few are gone through twice.
+    // Most blocks fit as a whole into the rest of a chunk, so the loop visits only a few blocks' ranges
+    // twice.
     const BLOCK: usize = 64;
     cuts.clear();
     cuts.push(Cut { at: 0, skip_bytes: 0 });
@@ -232,7 +239,7 @@ fn cut_ranges(
     joins
 }
 
-/// Finds where chunks begin in these segments, and counts the joins that the segments have in this order.
+/// Cuts these segments into chunks, and counts the joins that the segments have in this order.
 fn cut<'a>(
     cuts: &mut Vec<Cut>,
     segments: impl ExactSizeIterator<Item = (Segment<'a>, Place)>,
@@ -258,7 +265,8 @@ fn cut<'a>(
     joins
 }
 
-/// Cuts off what of the last entry is held back, if it is longer and not cut there already, and notes the end.
+/// Cuts off the end of the last entry that the schedule holds back, if the last chunk has more of the entry.
+/// Then adds the end of all chunks.
 fn end_cuts(cuts: &mut Vec<Cut>, count: usize, joins: &Joins, schedule: &Schedule) {
     if schedule.last_bytes > 0 && count > 0 {
         let begun = cuts.last().filter(|cut| cut.at == count - 1).map_or(0, |cut| cut.skip_bytes);
@@ -270,7 +278,8 @@ fn end_cuts(cuts: &mut Vec<Cut>, count: usize, joins: &Joins, schedule: &Schedul
     cuts.push(Cut { at: count, skip_bytes: 0 });
 }
 
-/// Cuts a segment where it is longer than the room in its chunk; returns the room left in its last.
+/// Cuts a segment that is longer than the room in its chunk. Returns the room, in bytes, left in its last
+/// chunk.
 #[inline]
 fn cut_within(
     cuts: &mut Vec<Cut>,
@@ -290,14 +299,15 @@ fn cut_within(
     room - (segment.len_bytes - skip_bytes)
 }
 
-/// The number of entries that continue where the one before them ended, and whether all follow each other.
+/// The number of entries that begin where the one before them ends, in the file and in memory. Also notes
+/// whether all entries ascend.
 struct Joins {
     file: usize,
     memory: usize,
     file_ascends: bool,
-    /// Each entry begins behind the end of the one before, so that none overlap.
+    /// True if each entry begins behind the end of the one before, so that none overlap.
     memory_ascends: bool,
-    /// Every entry lies where it must.
+    /// True if every entry is in range.
     in_range: bool,
     /// The end in the file of the entry counted last, the end in memory of the last entry that is not empty,
     /// and the length in bytes of the entry counted last.
@@ -322,7 +332,7 @@ impl Default for Joins {
 }
 
 impl Joins {
-    /// Counts an entry; `same_file` tells whether the one before was of the same file.
+    /// Counts an entry. `same_file` is true if the entry before it has the same file.
     #[inline]
     fn count(&mut self, same_file: bool, offset: u64, address: usize, len_bytes: usize) {
         self.file += usize::from(same_file & (offset == self.file_end));
@@ -330,7 +340,7 @@ impl Joins {
         self.memory += usize::from(address == self.memory_end);
         self.memory_ascends &= (address >= self.memory_end) | (len_bytes == 0);
         self.file_end = offset.wrapping_add(len_bytes as u64);
-        // An empty entry, which may lie anywhere, must not hide what comes before it.
+        // An empty entry may lie anywhere, so it must not hide the end of the entry before it.
         self.memory_end = if len_bytes == 0 { self.memory_end } else { address.wrapping_add(len_bytes) };
         self.last_len_bytes = len_bytes;
     }

@@ -7,8 +7,9 @@ use cufile::cuda::{Event, Stream};
 
 use super::sync::{Instant, sleep};
 
-/// Copies between device memory and a bounce buffer; neighbours on both sides count as one, within an allocation: CUDA may
-/// refuse a copy that goes on behind the end of one, even if another begins there.
+/// Copies between device memory and a bounce buffer. Neighbours on both sides count as one copy if they lie
+/// in one allocation. CUDA may refuse a copy that crosses the end of an allocation, even if another
+/// allocation begins there.
 #[derive(Default)]
 pub(crate) struct Copies {
     /// The address of the allocation that the last copy is in.
@@ -19,7 +20,7 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// Adds one. `base` is the address of the allocation that the device memory is in.
+    /// Adds a copy. `base` is the address of the allocation that contains the device memory.
     pub fn push(&mut self, base: usize, device: *mut u8, host: *mut u8, len_bytes: usize) {
         if len_bytes == 0 {
             return;
@@ -49,11 +50,13 @@ impl Copies {
         self.lens_bytes.clear();
     }
 
+    /// Submits the copies from the bounce buffer to the device.
+    ///
     /// # Safety
-    /// The device memory must be valid for the copies until they are done, and used by nothing else.
+    /// The device memory must be valid until the copies are done, and nothing else may use it.
     pub unsafe fn issue_to_device(&self, stream: &Stream) -> cufile::Result<()> {
         match self.lens_bytes.as_slice() {
-            // SAFETY: the caller's promise; the bounce buffer holds as many bytes.
+            // SAFETY: the caller's promise; the bounce buffer has as many bytes.
             [len] => unsafe {
                 stream.copy_to_device(self.device[0], slice::from_raw_parts(self.host[0], *len))
             },
@@ -62,6 +65,8 @@ impl Copies {
         }
     }
 
+    /// Submits the copies from the device to the bounce buffer.
+    ///
     /// # Safety
     /// As for [`issue_to_device`](Self::issue_to_device).
     pub unsafe fn issue_to_host(&self, stream: &Stream) -> cufile::Result<()> {
@@ -81,9 +86,9 @@ fn as_sources(pointers: &[*mut u8]) -> &[*const u8] {
     unsafe { slice::from_raw_parts(pointers.as_ptr().cast::<*const u8>(), pointers.len()) }
 }
 
-/// Waits for copies by asking again and again: at first without giving the processor away, because small ones take
-/// microseconds, then with short sleeps, and then with longer ones, so that many workers that wait for one link do not
-/// burn a processor each.
+/// Waits for copies by asking again and again. At first it keeps the processor, because small copies take
+/// microseconds. Then it sleeps briefly between questions, and later for longer. So many workers that wait
+/// for one link do not occupy a processor each.
 pub(crate) fn wait_by_looking(event: &Event) -> cufile::Result<()> {
     let start = Instant::now();
     while !event.is_done()? {
@@ -94,7 +99,7 @@ pub(crate) fn wait_by_looking(event: &Event) -> cufile::Result<()> {
     Ok(())
 }
 
-/// Returns how long a thread sleeps before it asks again, after having waited so long; `None` for no sleep.
+/// Returns the time to sleep before asking again, after a wait of `waited`. Returns `None` for no sleep.
 fn pause_after(waited: Duration) -> Option<Duration> {
     match waited.as_micros() {
         ..20 => None,
@@ -103,10 +108,10 @@ fn pause_after(waited: Duration) -> Option<Duration> {
     }
 }
 
-/// Waits until something has ended, for some 30 seconds, and returns whether it has.
+/// Waits up to about 30 seconds until something has ended. Returns whether it has.
 pub(crate) fn ends_soon(has_ended: impl Fn() -> bool) -> bool {
     const PAUSE: Duration = Duration::from_millis(1);
-    // Counted, so that a process that stood still has its time too.
+    // The pauses are counted, so that a process that was suspended still gets its time.
     for _ in 0..30_000 {
         if has_ended() {
             return true;
@@ -136,7 +141,7 @@ mod tests {
         for (base, device, host, len_bytes) in [
             (4096, 4096, 100, 50),
             (4096, 4146, 150, 50),
-            // Not where the last one ended, on the device, on the host, and in another allocation.
+            // These continue no other: apart on the device, apart on the host, and in another allocation.
             (4096, 4200, 200, 8),
             (4096, 4208, 300, 0),
             (4096, 4208, 300, 8),

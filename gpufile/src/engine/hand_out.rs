@@ -1,8 +1,8 @@
-//! The order in which the chunks of a job are handed out: counting, without threads.
+//! The order in which a job hands out its chunks. This module only counts; it has no threads.
 
 use super::schedule::Schedule;
 
-/// The chunks of a job that are still to be handed out, and those that are out.
+/// The counts of a job's chunks: those still to be handed out, and those that are out.
 #[derive(Debug, Default)]
 pub(crate) struct HandOut {
     chunks: usize,
@@ -10,11 +10,12 @@ pub(crate) struct HandOut {
     next: usize,
     /// The number of chunks that are out.
     out: usize,
-    /// The chunks are carried out in order: one is out at a time, except that its worker may have the next one too.
+    /// True if the chunks are carried out in order. One chunk is out at a time, except that its worker may
+    /// have the next one too.
     is_serial: bool,
-    /// The last chunk is handed out when the others are done.
+    /// True if the last chunk is handed out only when the others are completed.
     last_alone: bool,
-    /// No more chunks are out at a time.
+    /// The most chunks that may be out at a time; `None` for no limit.
     at_once: Option<usize>,
 }
 
@@ -24,7 +25,7 @@ impl HandOut {
         Self { chunks, next: 0, out: 0, is_serial, last_alone: last_bytes > 0 && chunks > 1, at_once }
     }
 
-    /// Returns whether all chunks are completed that were or will be handed out.
+    /// Returns whether no chunk is out and no more will be handed out.
     pub fn is_done(&self) -> bool {
         self.all_were_out() && self.out == 0
     }
@@ -39,31 +40,31 @@ impl HandOut {
         self.next
     }
 
-    /// Returns whether a chunk can be had now.
+    /// Returns whether a chunk can be handed out now.
     pub fn is_ready(&self) -> bool {
         self.next < self.ready() && !self.is_full()
     }
 
-    /// Hands out a chunk.
+    /// Hands out a chunk, if one is ready.
     pub fn take(&mut self) -> Option<usize> {
         self.is_ready().then(|| self.hand_out())
     }
 
-    /// Hands out the next chunk of a serial job to the worker that has `chunk`, which it has to end first. So the GPU can
-    /// copy the one while the other is written.
+    /// Hands out the next chunk of a serial job to the worker that has `chunk`. That worker must complete
+    /// `chunk` first. So the GPU can copy one chunk while the worker writes the other.
     pub fn take_after(&mut self, chunk: usize) -> Option<usize> {
         let follows = self.is_serial && self.out == 1 && self.next == chunk + 1;
         (follows && self.next < self.ready()).then(|| self.hand_out())
     }
 
-    /// Takes a chunk back. Returns whether chunks that were held back can be had now.
+    /// Takes back a completed chunk. Returns whether chunks that were held back can be handed out now.
     pub fn complete(&mut self) -> bool {
         let was_held_back = self.is_full() || self.last_alone && self.next + 1 == self.chunks;
         self.out -= 1;
         was_held_back && self.is_ready()
     }
 
-    /// Hands out no more.
+    /// Stops handing out chunks.
     pub fn stop(&mut self) {
         self.next = self.chunks;
     }
@@ -81,7 +82,7 @@ impl HandOut {
         most.is_some_and(|most| self.out >= most)
     }
 
-    /// Returns the number of chunks that may have been handed out by now.
+    /// Returns the number of chunks that may be handed out by now, including those that already were.
     fn ready(&self) -> usize {
         let last_is_held_back = self.last_alone && self.out > 0;
         self.chunks - usize::from(last_is_held_back)

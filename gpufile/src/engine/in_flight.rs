@@ -6,21 +6,21 @@ use std::sync::Arc;
 use super::job::{EntryStop, Job};
 use super::workers::Workers;
 
-/// Jobs that are being carried out, which are waited for in any case.
+/// Jobs in flight. `finish` and `drop` wait for all of them.
 ///
-/// The `T` of a job says what the job is. `finished` gets it when the job is done, with what stopped the job.
-/// Its answer is what that means for all jobs together.
+/// The `T` of a job describes it. When the job is done, `finished` gets the `T`, and the stop if the job
+/// ended early. `finished` returns the stop that results for all jobs together.
 pub(crate) struct InFlight<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> {
     workers: &'w Workers,
     finished: F,
-    /// The oldest first.
+    /// The jobs, oldest first.
     jobs: [Option<(T, Arc<Job>)>; MOST],
-    /// The reason why the first stopped job stopped.
+    /// The stop of the first job that stopped.
     stop: Option<EntryStop>,
 }
 
-/// The most jobs that are in flight: enough that in practice the caller never waits for one before it makes
-/// the next.
+/// The most jobs in flight. With so many, the caller in practice never waits for a job before it makes the
+/// next.
 const MOST: usize = 32;
 
 impl<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> InFlight<'w, T, F> {
@@ -28,17 +28,17 @@ impl<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> InFlight<'w, T,
         Self { workers, finished, jobs: [const { None }; MOST], stop: None }
     }
 
-    /// Adds a job that was started; waits for the oldest if there are as many as may be.
+    /// Adds a job that was started. Waits for the oldest job if the limit is reached.
     pub fn push(&mut self, what: T, job: Arc<Job>) {
         self.replace_oldest(Some((what, job)));
     }
 
-    /// Returns whether a job was stopped, among those that were waited for so far.
+    /// Returns whether one of the jobs waited for so far was stopped.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_some()
     }
 
-    /// Waits for all; tells what stopped the first that was stopped.
+    /// Waits for all jobs. Returns the stop of the first job that stopped.
     pub fn finish(mut self) -> Option<EntryStop> {
         self.finish_all();
         self.stop.take()
@@ -48,7 +48,7 @@ impl<'w, T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> InFlight<'w, T,
         (0..MOST).for_each(|_| self.replace_oldest(None));
     }
 
-    /// Puts a job, or none, in the place of the oldest, and waits for that.
+    /// Puts a job, or none, in the place of the oldest job, and waits for the oldest.
     fn replace_oldest(&mut self, job: Option<(T, Arc<Job>)>) {
         let oldest = mem::replace(&mut self.jobs[0], job);
         self.jobs.rotate_left(1);

@@ -14,16 +14,16 @@ use crate::memory::{Memory, Place};
 use crate::open_file::Method;
 use crate::outcome::{Outcome, Stop};
 
-/// The end of a job before its last byte.
+/// The point where a job stopped before its last byte.
 pub(crate) struct EntryStop {
     /// The number of the entry, as the caller gave it.
     pub entry: usize,
-    /// Where the entry's transfer stopped, and why.
+    /// The number of the entry's bytes that were transferred, and the cause of the stop.
     pub stop: Stop,
 }
 
 impl EntryStop {
-    /// The same in a longer list, in which so many entries come before.
+    /// Returns the same stop in a longer list, which has `entries` more entries in front.
     pub fn behind(self, entries: usize) -> Self {
         Self { entry: entries + self.entry, ..self }
     }
@@ -33,13 +33,13 @@ impl EntryStop {
 #[must_use]
 pub(crate) enum NextStep {
     Nothing,
-    /// Chunks of this generation that were held back may be handed out now.
+    /// Workers may now claim chunks of this generation that were held back.
     MoreIsReady(Arc<Job>, u64),
-    /// The job is done: wake this one.
+    /// The job is done. The waker, if there is one, must be woken.
     Finished(Option<Waker>),
 }
 
-/// A job. It is used again for other transfers.
+/// A job, which is set up again for other transfers.
 #[derive(Default)]
 pub(crate) struct Job {
     work: UnsafeCell<Work>,
@@ -51,7 +51,7 @@ pub(crate) struct Job {
 
 #[derive(Default)]
 struct Work {
-    /// Its true lifetime ends when the job is done.
+    /// The transfer, whose true lifetime ends when the job is done.
     transfer: Option<Transfer<'static>>,
     chunks: Chunks,
 }
@@ -61,7 +61,7 @@ impl Work {
         self.transfer.as_ref().expect("a job with chunks has a transfer")
     }
 
-    /// Returns the stop of the job that so many bytes into a chunk make.
+    /// Converts a stop within a chunk to the stop of an entry.
     fn locate(&self, chunk: usize, stop: Stop) -> EntryStop {
         let (entry, done_bytes) = self.chunks.locate(self.transfer(), chunk, stop.done_bytes);
         EntryStop { entry, stop: Stop { done_bytes, ..stop } }
@@ -70,41 +70,45 @@ impl Work {
 
 #[derive(Default)]
 struct State {
-    /// The number of times that the job was set up. A worker that has an earlier generation gets no chunks of this one.
+    /// The number of times that the job was set up. A worker with an earlier generation gets no chunks of
+    /// this one.
     generation: u64,
-    /// The number of bytes of memory that the lists of chunks keep.
+    /// The number of bytes of memory that the lists of chunks take.
     kept_bytes: usize,
     hand_out: HandOut,
-    /// The chunk in which the transfer stopped, and what stopped it.
+    /// The chunk in which the transfer stopped, and the stop.
     stop: Option<(usize, EntryStop)>,
     waker: Option<Waker>,
 }
 
-// SAFETY: `work` changes only in `Job::set_up` and `Job::take_outcome`, called by the one who uses the job and while there
-// is no claim; it is read through claims, and by the one who uses the job. The mutex orders one after the other.
+// SAFETY: only `Job::set_up` and `Job::take_outcome` change `work`. The job's owner, which set it up, calls
+// them while no claim exists. Claims and the owner read `work`. The mutex orders these accesses.
 unsafe impl Send for Job {}
 // SAFETY: as above.
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Takes up a transfer; returns how many chunks it has, and whether they are in the caller's order.
+    /// Sets the job up for a transfer. Returns the number of chunks, and whether they are in the caller's
+    /// order.
     ///
     /// # Errors
-    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
+    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap in memory.
     ///
     /// # Safety
-    /// The job must be new or its outcome taken, and not be set up by another thread too. What the transfer refers
-    /// to must stay until the job [is done](Self::wait), and its memory must be as an [`IoBuf`](cufile::IoBuf) (for
-    /// reads, [`IoBufMut`](cufile::IoBufMut)) promises that long.
+    /// The job must be new, or its outcome must have been taken. No other thread may set it up at the same
+    /// time. Everything that the transfer refers to must stay valid until the job [is done](Self::wait). That
+    /// long, its memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
+    /// [`IoBufMut`](cufile::IoBufMut)).
     pub unsafe fn set_up(
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
     ) -> Result<(usize, bool), Refused> {
-        // SAFETY: there is no claim, and none will be until the state changes below.
+        // SAFETY: no claim exists, and none can until the state changes below.
         let work = unsafe { &mut *self.work.get() };
         work.chunks.cut_anew(transfer, schedule)?;
-        // SAFETY: only the lifetime changes; the caller keeps what it stands for until the job is done.
+        // SAFETY: only the lifetime changes. The caller keeps everything that it stands for until the job is
+        // done.
         work.transfer = Some(unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
         let (chunks, keeps_order) = (work.chunks.count(), work.chunks.keeps_order());
         let kept_bytes = work.chunks.kept_bytes();
@@ -121,7 +125,7 @@ impl Job {
         self.state().generation
     }
 
-    /// Claims a chunk of this generation. Also returns whether another can be had at once.
+    /// Claims a chunk of this generation. Also returns whether another chunk is ready.
     pub fn claim(this: &Arc<Self>, generation: u64) -> Option<(Claim, bool)> {
         let mut state = this.state();
         if state.generation != generation {
@@ -132,25 +136,25 @@ impl Job {
         Some((Claim { job: this.clone(), chunk }, state.hand_out.is_ready()))
     }
 
-    /// Tells those who wait that all chunks are out, if they are.
+    /// Notifies waiting threads if no more chunks will be handed out.
     fn note_progress(&self, state: &State) {
         if state.hand_out.all_were_out() {
             self.progressed.notify_all();
         }
     }
 
-    /// Hands out no more chunks, because nobody wants the rest. Those that are out are completed, so that no gap comes
-    /// before what was transferred.
+    /// Stops handing out chunks. Workers complete the chunks that are out, so that no gap precedes
+    /// transferred bytes.
     ///
     /// # Safety
-    /// Only for the one who set the job up and has not taken its outcome.
+    /// Only the job's owner, which set it up, may call this, and only before it takes the outcome.
     pub unsafe fn cancel(&self) {
         let mut state = self.state();
         if state.hand_out.all_were_out() {
             return;
         }
         let next = state.hand_out.next();
-        // SAFETY: nobody changes it before the outcome is taken.
+        // SAFETY: nothing changes `work` before the outcome is taken.
         let stop = unsafe { &*self.work.get() }.locate(next, Stop { done_bytes: 0, cause: None });
         state.stop = Some((next, stop));
         state.hand_out.stop();
@@ -159,12 +163,12 @@ impl Job {
             self.is_done.store(true, Ordering::Release);
         }
         self.progressed.notify_all();
-        // It is foreign code, also when it is dropped.
+        // The waker is foreign code, also when it is dropped. So the lock is released first.
         drop(state);
         drop(waker);
     }
 
-    /// Waits until all claims that were or will be made are completed.
+    /// Waits until the job is done: no more chunks will be handed out, and all claims are completed.
     pub fn wait(&self) {
         let sleep = |state| self.progressed.wait(state).unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
@@ -172,7 +176,7 @@ impl Job {
             state = sleep(state);
         }
         if !state.hand_out.is_done() {
-            // The last chunks take less time than waking up a thread may.
+            // The last chunks may take less time than waking up a thread.
             drop(state);
             look_until(|| self.is_done.load(Ordering::Acquire));
             state = self.state();
@@ -188,7 +192,7 @@ impl Job {
 
     /// Returns whether the job is done. If it is not, its end will wake `waker`.
     pub fn poll(&self, waker: &Waker) -> Poll<()> {
-        // Wakers are foreign code, which is not called while the job is locked.
+        // Wakers are foreign code, which must not run while the job is locked.
         let mut waker = Some(waker.clone());
         let mut state = self.state();
         if state.hand_out.is_done() {
@@ -199,25 +203,25 @@ impl Job {
         Poll::Pending
     }
 
-    /// Takes the reason why the transfer stopped; `None` if it was carried out to its end.
+    /// Takes the reason why the transfer stopped. Returns `None` if all of it was carried out.
     ///
     /// # Safety
-    /// Only for the one who set the job up, when it is done.
+    /// Only the job's owner, which set it up, may call this, and only when the job is done.
     pub unsafe fn take_outcome(&self) -> Option<EntryStop> {
-        // SAFETY: there is no claim, so that nobody reads it.
+        // SAFETY: no claim exists, so nothing else reads `work`.
         unsafe { (*self.work.get()).transfer = None };
         self.state().stop.take().map(|(_, stop)| stop)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is whole whatever happened to a thread that held the lock.
+        // The state is consistent even if a thread panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A chunk that was handed out to one worker, which completes it.
 ///
-/// As long as a claim exists, the job is not done, and its transfer stays as it is.
+/// As long as a claim exists, the job is not done, and its transfer does not change.
 pub(crate) struct Claim {
     job: Arc<Job>,
     chunk: usize,
@@ -225,7 +229,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     fn work(&self) -> &Work {
-        // SAFETY: nobody changes it while there is a claim.
+        // SAFETY: nothing changes `work` while a claim exists.
         unsafe { &*self.job.work.get() }
     }
 
@@ -235,7 +239,7 @@ impl Claim {
         chunks.segments(self.work().transfer(), self.chunk)
     }
 
-    /// Returns the place of the chunk's memory, which is the same for all of it.
+    /// Returns the place of the chunk's memory. A chunk has memory of one place only.
     pub fn place(&self) -> Place {
         self.work().chunks.place(self.work().transfer(), self.chunk)
     }
@@ -254,17 +258,17 @@ impl Claim {
         &self.work().transfer().method
     }
 
-    /// Returns whether it is the last chunk of the job.
+    /// Returns whether this is the last chunk of the job.
     pub fn is_last(&self) -> bool {
         self.chunk + 1 == self.work().chunks.count()
     }
 
-    /// Returns whether a chunk before this one stopped the transfer. Then nothing is to be done for this one.
+    /// Returns whether a chunk before this one stopped the transfer. If so, the worker skips this one.
     pub fn is_stopped_before(&self) -> bool {
         self.job.state().stop.as_ref().is_some_and(|(first, _)| *first < self.chunk)
     }
 
-    /// Claims the next chunk of a serial job, which must be begun after this one.
+    /// Claims the next chunk of a serial job. The worker must begin this chunk first.
     pub fn next(&self) -> Option<Self> {
         let mut state = self.job.state();
         let chunk = state.hand_out.take_after(self.chunk)?;
@@ -272,13 +276,14 @@ impl Claim {
         Some(Self { job: self.job.clone(), chunk })
     }
 
-    /// Gives the chunk back, with the outcome of its transfer.
+    /// Gives the chunk back with the outcome of its transfer.
     pub fn complete(self, outcome: Outcome) -> NextStep {
         let stop = outcome.err().map(|stop| (self.chunk, self.work().locate(self.chunk, stop)));
         let Self { job, .. } = self;
         let mut state = job.state();
         if stop.is_some() {
-            // Later chunks are not begun any more. Of those in flight, the first counts, because all before it are whole.
+            // No later chunk begins any more. Of the chunks that stopped in flight, the first counts, because
+            // all chunks before it are complete.
             state.hand_out.stop();
             let stops = state.stop.take().into_iter().chain(stop);
             state.stop = stops.min_by_key(|(chunk, _)| *chunk);
@@ -296,20 +301,21 @@ impl Claim {
     }
 }
 
-/// Jobs that are not in use, so that a transfer need not allocate one.
+/// Jobs that are not in use, kept so that a transfer need not allocate one.
 #[derive(Default)]
 pub(crate) struct IdleJobs(Mutex<Kept>);
 
 #[derive(Default)]
 struct Kept {
     jobs: Vec<Arc<Job>>,
-    /// The number of bytes of memory that the jobs' chunks keep.
+    /// The number of bytes of memory that the jobs' lists of chunks take.
     bytes: usize,
 }
 
 impl IdleJobs {
     const MOST: usize = 64;
-    /// The chunks of a million ranges in another order keep 28 MB, which transfers of fewer never need.
+    /// The most bytes that the lists of idle jobs may take. A million reordered ranges need lists of 28 MB,
+    /// which smaller transfers never need.
     const MOST_BYTES: usize = 4 << 20;
 
     pub fn take(&self) -> Arc<Job> {
@@ -319,7 +325,8 @@ impl IdleJobs {
         job
     }
 
-    /// Keeps a job whose outcome was taken. The queue may still refer to it, and will get no chunks of its next use.
+    /// Keeps a job whose outcome was taken. The queue may still refer to the job, but gets no chunks of its
+    /// next use.
     pub fn put(&self, job: Arc<Job>) {
         let bytes = job.state().kept_bytes;
         let mut kept = self.kept();
@@ -329,7 +336,7 @@ impl IdleJobs {
         }
     }
 
-    /// Frees them; returns how many bytes their chunks kept.
+    /// Frees the idle jobs. Returns the number of bytes that their lists of chunks took.
     pub fn clear(&self) -> usize {
         mem::take(&mut *self.kept()).bytes
     }

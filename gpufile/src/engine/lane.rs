@@ -1,4 +1,4 @@
-//! Two bounce buffers and a stream: while the GPU copies one, the file's side works on the other.
+//! Two bounce buffers and a stream. While the GPU copies one buffer, the file's side works on the other.
 
 use std::ops::Range;
 use std::{iter, ptr, slice};
@@ -14,8 +14,8 @@ use crate::memory::Place;
 use crate::open_file::{Method, OpenFile, Span, read_cufile};
 use crate::outcome::{Outcome, Stop, done_bytes};
 
-/// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory there is no
-/// stream, and a bounce buffer only where `O_DIRECT` needs one.
+/// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory
+/// there is no stream, and a bounce buffer only where `O_DIRECT` needs one.
 pub(crate) struct Lane {
     place: Place,
     stream: Option<Stream>,
@@ -25,8 +25,8 @@ pub(crate) struct Lane {
     copies: Copies,
 }
 
-// SAFETY: what keeps a lane from being sent by itself are pointers in `copies`, which is empty between
-// calls, and those of buffers that belong to the lane.
+// SAFETY: only pointers keep a lane from being `Send`: those in `copies`, which is empty between calls, and
+// those of buffers that belong to the lane.
 unsafe impl Send for Lane {}
 
 struct Slot {
@@ -41,7 +41,7 @@ struct Slot {
 /// A chunk whose copies are in flight.
 struct Pending {
     claim: Claim,
-    /// The outcome of what was done when it was begun.
+    /// The outcome of the work at the beginning of the chunk.
     outcome: Outcome,
 }
 
@@ -59,6 +59,8 @@ impl Lane {
         Self::new(Place::Host, None, [None, None], bounces)
     }
 
+    /// Returns a lane for device memory, with a new stream.
+    ///
     /// # Errors
     /// The error that CUDA returned.
     pub fn on_device(device: &Device, bounces: [Bounce; 2]) -> cufile::Result<Self> {
@@ -83,7 +85,7 @@ impl Lane {
         Self { place, stream, slots, next: 0, copies: Copies::default() }
     }
 
-    /// The bounce buffers, for a lane of another place.
+    /// Returns the bounce buffers, for a lane of another place.
     pub fn into_bounces(self) -> [Bounce; 2] {
         debug_assert!(!self.is_busy(), "a lane is finished before it goes");
         self.slots.map(|slot| slot.bounce)
@@ -93,7 +95,7 @@ impl Lane {
         self.place
     }
 
-    /// Returns whether chunks were begun and not completed.
+    /// Returns whether the lane has chunks that were begun and not completed.
     pub fn is_busy(&self) -> bool {
         self.slots.iter().any(|slot| slot.pending.is_some())
     }
@@ -103,10 +105,12 @@ impl Lane {
         self.slots.iter().map(|slot| slot.bounce.allocated_bytes()).sum()
     }
 
-    /// Reads a small range to device memory, and returns when it is there. Nothing may be in flight.
+    /// Reads a small range to device memory, and waits until it is there. The lane must have nothing in
+    /// flight.
     ///
     /// # Safety
-    /// `target` must be `len_bytes` of this lane's device that nothing else uses; no more than a bounce buffer has.
+    /// `target` must point to `len_bytes` bytes of memory on this lane's device, which nothing else uses. A
+    /// bounce buffer must have room for as many bytes.
     pub unsafe fn read_small(
         &mut self,
         file: &OpenFile,
@@ -124,15 +128,16 @@ impl Lane {
         if done == 0 {
             return outcome;
         }
-        // SAFETY: as many bytes were read.
+        // SAFETY: the file's side has read as many bytes.
         let source = unsafe { slice::from_raw_parts(bounce.ptr(), done) };
-        // SAFETY: the caller's promise, until the stream has been waited for.
+        // SAFETY: the caller promises that the memory is valid and unused. The next line waits for the
+        // stream.
         let copied = unsafe { stream.copy_to_device(target, source) };
         stream.synchronize().and(copied).map_err(|error| Stop::failed(0, error))?;
         outcome
     }
 
-    /// Begins a chunk, after completing the one that used the same bounce buffer.
+    /// Completes the chunk that used the same bounce buffer, and then begins this one.
     pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
         let slot = self.next;
         self.finish(slot, reports);
@@ -149,7 +154,7 @@ impl Lane {
         match outcome {
             Started::Done(outcome) => {
                 reports.completed(claim, outcome);
-                // Its copies, which began before this chunk, have most likely ended.
+                // The other slot's copies began before this chunk, so they have most likely ended.
                 self.finish(1 - slot, reports);
             }
             Started::Copying(outcome) => {
@@ -159,12 +164,12 @@ impl Lane {
         }
     }
 
-    /// Claims the next chunk of a serial job of which the lane has the one before in flight.
+    /// Claims the next chunk of a serial job, if the lane has the chunk before it in flight.
     pub fn claim_next(&self) -> Option<Claim> {
         self.slots[1 - self.next].pending.as_ref()?.claim.next()
     }
 
-    /// Completes the chunk that was begun first of those in flight.
+    /// Completes the oldest of the chunks in flight.
     pub fn finish_oldest(&mut self, reports: &mut Reports<'_>) {
         let slot = if self.slots[self.next].pending.is_some() { self.next } else { 1 - self.next };
         self.finish(slot, reports);
@@ -181,7 +186,7 @@ impl Lane {
         let outcome = match self.wait_for_copies(slot) {
             Err(error) => Err(Stop::failed(0, error)),
             Ok(()) if claim.is_stopped_before() => Ok(()),
-            // The bytes in the bounce buffer come before what stopped the chunk when it was begun.
+            // If the chunk stopped at its beginning, the bytes in the bounce buffer come before that stop.
             Ok(()) => write_out(&mut self.slots[slot], &claim).and(outcome),
         };
         self.slots[slot].writes.clear();
@@ -192,19 +197,19 @@ impl Lane {
         let Some(copied) = &self.slots[slot].copied else { return Ok(()) };
         let waited = wait_by_looking(copied);
         if let (Err(_), Some(stream)) = (&waited, &self.stream) {
-            // Whatever failed: no copy may go on when the memory goes back to its owner.
+            // Whatever failed, no copy may still run when the memory goes back to its owner.
             let _ = stream.synchronize();
         }
         waited
     }
 
-    /// Lets the GPU make the copies that were noted. `outcome` is that of the chunk so far.
+    /// Submits the noted copies to the stream. `outcome` is the chunk's outcome so far.
     fn issue_copies(&mut self, slot: usize, claim: &Claim, outcome: Outcome) -> Started {
         let Lane { stream, slots, copies, .. } = self;
         let Slot { copied, writes, .. } = &mut slots[slot];
         let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
-        // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the event. A read
-        // holds that memory alone.
+        // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the
+        // event. A read has exclusive use of that memory.
         let issued = unsafe {
             match claim.method().is_read() {
                 true => copies.issue_to_device(stream),
@@ -214,7 +219,7 @@ impl Lane {
         match issued.and_then(|()| stream.record_into(copied)) {
             Ok(()) => Started::Copying(outcome),
             Err(error) => {
-                // Some of the copies may be in flight.
+                // Some copies may be in flight.
                 let _ = stream.synchronize();
                 writes.clear();
                 Started::Done(Err(Stop::failed(0, error)))
@@ -222,7 +227,7 @@ impl Lane {
         }
     }
 
-    /// Reads a chunk into the bounce buffer, and notes the copies to where the bytes belong.
+    /// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
     fn read_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
         let Lane { stream, slots, copies, .. } = self;
         let bounce = &mut slots[slot].bounce;
@@ -260,7 +265,7 @@ impl Lane {
             for segment in run.segments() {
                 let some = segment.len_bytes.min(left);
                 let base = claim.memory(segment.entry).base();
-                // SAFETY: within what was read.
+                // SAFETY: `at` lies within the bytes that were read.
                 copies.push(base, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
                 (at, left) = (at + some, left - some);
             }
@@ -271,7 +276,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Notes the copies of a chunk into the bounce buffer, and the writes from there, which [`finish`](Self::finish) makes.
+    /// Notes the copies of a chunk into the bounce buffer. Also notes the writes from there, which
+    /// [`finish`](Self::finish) carries out.
     fn copy_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
         let Lane { stream, slots, copies, .. } = self;
         let Slot { bounce, writes, .. } = &mut slots[slot];
@@ -309,14 +315,14 @@ impl Lane {
     fn read_to_host(&mut self, slot: usize, claim: &Claim) -> Outcome {
         if let Method::ReadMapping(mapping) = claim.method() {
             let spans = claim.segments().map(|segment| segment.span());
-            // SAFETY: the ranges were checked against the mapping; the memory is the transfer's.
+            // SAFETY: the ranges were checked against the mapping; the memory belongs to the transfer.
             unsafe { mapping.read(spans, |span| span.ptr) };
             return Ok(());
         }
         let bounce = &mut self.slots[slot].bounce;
         let mut bytes = 0;
         for Segment { file, offset, ptr, len_bytes, .. } in claim.segments() {
-            // SAFETY: host memory that the transfer holds alone.
+            // SAFETY: this is host memory, of which the transfer has exclusive use.
             let outcome = unsafe { file.read_to_host(ptr, len_bytes, offset, bounce) };
             outcome.map_err(|stop| stop.after(bytes))?;
             bytes += len_bytes;
@@ -329,7 +335,7 @@ impl Lane {
         let (method, is_last) = (claim.method(), claim.is_last());
         let mut bytes = 0;
         for Segment { file, offset, ptr, len_bytes, .. } in claim.segments() {
-            // SAFETY: host memory that the transfer holds.
+            // SAFETY: this is host memory, which the transfer keeps.
             let outcome = unsafe { file.write_from_host(method, is_last, ptr, len_bytes, offset, bounce) };
             outcome.map_err(|stop| stop.after(bytes))?;
             bytes += len_bytes;
@@ -342,11 +348,11 @@ impl Lane {
 enum Started {
     /// The chunk is completed.
     Done(Outcome),
-    /// The chunk will be completed when the copies are done.
+    /// The lane completes the chunk when the copies are done.
     Copying(Outcome),
 }
 
-/// Writes what lies in the bounce buffer to its files.
+/// Writes the contents of the bounce buffer to their files.
 fn write_out(slot: &mut Slot, claim: &Claim) -> Outcome {
     for Write { entry, offset, bounce, before_bytes } in &slot.writes {
         // SAFETY: the copies into the bounce buffer have ended.
@@ -358,14 +364,14 @@ fn write_out(slot: &mut Slot, claim: &Claim) -> Outcome {
     Ok(())
 }
 
-/// Segments that follow each other in one file.
+/// A run of segments that follow each other in one file.
 struct Run<'a, I> {
     file: &'a OpenFile,
     /// The entry of the first segment.
     entry: usize,
     offset: u64,
     len_bytes: usize,
-    /// How many segments there are, at the beginning of these.
+    /// The number of segments in the run, which are the first of `segments`.
     count: usize,
     segments: I,
 }
@@ -376,7 +382,7 @@ impl<'a, I: Iterator<Item = Segment<'a>> + Clone> Run<'a, I> {
     }
 }
 
-/// Puts segments together that follow each other in one file.
+/// Joins segments that follow each other in one file into runs.
 fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl Iterator<Item = Run<'a, I>> {
     let (mut here, mut rest) = (segments.clone(), segments);
     let mut coming = rest.next();

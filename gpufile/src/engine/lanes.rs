@@ -1,4 +1,5 @@
-//! The lanes of an engine: lent to one thread at a time, kept when they come back, no more than allowed.
+//! The lanes of an engine. Each lane is lent to one thread at a time, and kept when it comes back. Their
+//! number is limited.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -10,11 +11,11 @@ use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::memory::Place;
 
-/// Lanes that are free, and how many exist.
+/// Free lanes, and the number of lanes that exist.
 pub(crate) struct Lanes {
     state: Mutex<State>,
     came_back: Condvar,
-    /// The number of threads that wait for a lane, which those that have one read without the lock.
+    /// The number of threads that wait for a lane. Threads that have a lane read it without the lock.
     waiting: AtomicUsize,
     /// The number of lanes that may exist at once.
     limit: usize,
@@ -24,17 +25,18 @@ pub(crate) struct Lanes {
 
 #[derive(Default)]
 struct State {
-    /// The one that came back first is the first.
+    /// The free lanes, of which the first came back first.
     free: VecDeque<Lane>,
     existing: usize,
     /// The number of threads that have asked for a lane. Each gets its number as a ticket.
     tickets: u64,
-    /// The ticket that is served next: threads get lanes in the order of asking.
+    /// The ticket to be served next. Threads get lanes in the order of asking.
     turn: u64,
 }
 
 impl Lanes {
-    /// Lanes of two buffers for `bounce_bytes` each, as many as `memory_bytes` suffice for, and at least one.
+    /// Returns lanes of two buffers for `bounce_bytes` each. As many may exist as fit into `memory_bytes`,
+    /// and at least one.
     pub fn new(gpus: Arc<Gpus>, bounce_bytes: usize, memory_bytes: usize) -> Self {
         let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
         Self {
@@ -47,7 +49,7 @@ impl Lanes {
         }
     }
 
-    /// Returns lanes of the same size that no other threads share, as many as these want.
+    /// Returns separate lanes with buffers of the same size. Their number has no limit.
     pub fn apart(&self) -> Self {
         Self::new(self.gpus.clone(), self.bounce_bytes, usize::MAX)
     }
@@ -57,11 +59,11 @@ impl Lanes {
         self.limit
     }
 
-    /// Lends a lane. Waits for its turn, and for a lane if there are as many as may be. A thread that has a lane must not
-    /// ask for another.
+    /// Lends a lane. Waits for the thread's turn, and for a free lane if no more may be made. A thread that
+    /// has a lane must not ask for another.
     ///
     /// # Errors
-    /// The reason why no lane could be made.
+    /// Fails with the reason why no lane could be made.
     pub fn take(&self, place: Place) -> cufile::Result<Lane> {
         let mut state = self.in_turn();
         if let Some(lane) = state.take_of(place) {
@@ -71,7 +73,8 @@ impl Lanes {
             state.existing += 1;
             None
         } else {
-            // Of other places; the one used longest ago gives its buffers, because page-locked memory takes long to have.
+            // The free lanes are of other places. The lane used longest ago gives its buffers, because
+            // allocating page-locked memory takes long.
             state.free.pop_front()
         };
         drop(state);
@@ -88,7 +91,7 @@ impl Lanes {
         })
     }
 
-    /// Waits for this thread's turn, until there is a lane or one may be made.
+    /// Waits until it is this thread's turn, and a lane is free or may be made.
     fn in_turn(&self) -> MutexGuard<'_, State> {
         let mut state = self.state();
         let ticket = state.tickets;
@@ -106,23 +109,23 @@ impl Lanes {
         }
         state.turn += 1;
         if state.turn != state.tickets {
-            // There may be one for the next, too.
+            // There may be a lane for the next thread, too.
             self.came_back.notify_all();
         }
         state
     }
 
-    /// Returns whether a thread waits for a lane. A worker with more to do then gives its own back.
+    /// Returns whether a thread waits for a lane. If so, a worker with more to do gives its lane back first.
     pub fn are_wanted(&self) -> bool {
         self.waiting() > 0
     }
 
-    /// Counts the threads that wait for a lane.
+    /// Returns the number of threads that wait for a lane.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Lends a lane for host memory, unless there are as many as may be.
+    /// Lends a lane for host memory. Returns `None` if the thread would have to wait.
     pub fn try_take_for_host(&self) -> Option<Lane> {
         let mut state = self.state();
         if state.turn != state.tickets {
@@ -136,12 +139,12 @@ impl Lanes {
         may_be_made.then(|| Lane::on_host(self.new_bounces()))
     }
 
-    /// Takes a lane back that has nothing in flight.
+    /// Takes back a lane that has nothing in flight.
     pub fn put(&self, lane: Lane) {
         debug_assert!(!lane.is_busy());
         let mut state = self.state();
         state.free.push_back(lane);
-        // Waking is a system call, which each small read would pay for.
+        // Waking is a system call. Without this check, each small read would pay for it.
         let is_wanted = state.turn != state.tickets;
         drop(state);
         if is_wanted {
@@ -149,11 +152,11 @@ impl Lanes {
         }
     }
 
-    /// Frees those that are not lent; returns how many bytes of bounce buffers that were.
+    /// Frees the lanes that are not lent. Returns the number of bytes that their bounce buffers took.
     pub fn release(&self) -> usize {
         let lanes = mem::take(&mut self.state().free);
         let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::bounce_bytes).sum());
-        // Others may only make new ones when these are gone.
+        // Other threads may make new lanes only when these are gone.
         drop(lanes);
         self.state().existing -= count;
         self.came_back.notify_all();
@@ -174,7 +177,8 @@ impl State {
         self.existing < limit || !self.free.is_empty()
     }
 
-    /// A free lane of this place: the one that came back last, which the processor's cache knows best.
+    /// Takes a free lane of this place. It is the one that came back last, because the processor's cache most
+    /// likely still has its buffers.
     fn take_of(&mut self, place: Place) -> Option<Lane> {
         let at = self.free.iter().rposition(|lane| lane.place() == place)?;
         self.free.remove(at)

@@ -17,7 +17,7 @@
 //! # Words
 //! - **transfer**: what one call asks for. It has a method and one or more entries.
 //! - **entry**: one range of one file and its memory, with the number that the caller gave it.
-//! - **method**: how the file's side moves the bytes: system calls or cuFile, or a mapping.
+//! - **method**: the means by which the file's side moves the bytes: system calls or cuFile, or a mapping.
 //! - **schedule**: the lengths of the chunks, and the order of handing them out.
 //! - **chunk**: the bytes that one worker moves at a time: a part of a large entry, or many small entries.
 //! - **segment**: the part of one entry that lies in one chunk.
@@ -27,8 +27,9 @@
 //! - **lane**: two bounce buffers and a stream. While the GPU copies one, the file's side works on the other.
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
-//! Each module names only those below it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`], [`pool`], [`lanes`],
-//! [`lane`], [`queue`], [`job`], [`read_plan`], [`write_plan`], [`chunks`], [`hand_out`], [`schedule`], [`transfer`], [`copies`], [`sync`].
+//! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
+//! [`pool`], [`lanes`], [`lane`], [`queue`], [`job`], [`read_plan`], [`write_plan`], [`chunks`],
+//! [`hand_out`], [`schedule`], [`transfer`], [`copies`], [`sync`].
 
 mod chunks;
 mod copies;
@@ -78,14 +79,14 @@ use relay::thread::RelayThread;
 /// The worker threads, bounce buffers, CUDA and cuFile driver that files share. Clones refer to the same
 /// engine; several engines may exist.
 ///
-/// Nothing is loaded, started or allocated before a transfer needs it: an engine costs nothing on a machine without
-/// CUDA. The threads end and all memory is freed when the last file and clone are gone.
+/// An engine loads, starts and allocates nothing before a transfer needs it, so it costs nothing on a machine
+/// without CUDA. Its threads end and its memory is freed when the last file and the last clone are dropped.
 ///
-/// In a child process made by `fork`, an engine that the child makes is as good as any for host memory; CUDA that the
-/// parent used does not outlast a fork. An engine that the child has from its parent has no workers there, so that the
-/// calling thread does their work; a file that the parent's threads used while it forked should be opened again.
-/// Transfers that the parent had begun never end in the child, which must not wait for them; dropping their futures
-/// leaks the buffers there.
+/// A child process made by `fork` may make an engine and use it for host memory. CUDA that the parent used
+/// does not work in the child. An engine inherited from the parent has no workers in the child: the calling
+/// thread does their work. The child should open a file again if the parent's threads used it during the
+/// fork. Transfers that the parent began never end in the child, which must not wait for them. Dropping their
+/// futures there leaks the buffers.
 ///
 /// ```
 /// use gpufile::{Engine, File};
@@ -106,14 +107,15 @@ use relay::thread::RelayThread;
 pub struct Engine(Arc<Inner>);
 
 struct Inner {
-    /// Started when a stream first waits for a transfer; `None` if the operating system gives no threads.
+    /// The thread that carries on relays, started when a stream first waits for a transfer. `None` if the
+    /// operating system starts no threads.
     relays: OnceLock<Option<RelayThread>>,
     workers: Workers,
     gpus: Arc<Gpus>,
     settings: Settings,
 }
 
-/// The configuration of an engine to be made; see [`Engine::builder`].
+/// A builder that configures a new engine; see [`Engine::builder`].
 ///
 /// ```
 /// use gpufile::{DirectIo, Engine, Settings};
@@ -157,46 +159,47 @@ impl EngineBuilder {
     }
 
     /// Sets the number of workers that share a transfer, from 1 to 1024. The calling thread waits for them.
-    /// It works too if the memory is on the host, and works alone if the number is 1.
+    /// For host memory it works too, and it works alone if the number is 1.
     ///
     /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
-    /// disk through the page cache. By `O_DIRECT`, a disk gets four requests at a time for each of its
+    /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
     /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length.
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = threads.clamp(1, MOST_THREADS);
         self
     }
 
-    /// Sets the size in bytes of the parts that a transfer is cut into. For device memory, a part is no
-    /// larger than a bounce buffer. Without this setting, the engine chooses by the size of the transfer.
+    /// Sets the length in bytes of chunks, which workers transfer one at a time. For device memory, a chunk
+    /// is no larger than a bounce buffer. Without this setting, the engine chooses by the size of the
+    /// transfer.
     pub fn chunk_bytes(mut self, chunk_bytes: usize) -> Self {
         self.settings.chunk_bytes = Some(chunk_bytes.max(1));
         self
     }
 
-    /// Sets the size of a bounce buffer in bytes, without the room that alignment takes. The engine rounds it
-    /// up to a multiple of 4096, and limits it to 1 GiB. Each worker uses two.
+    /// Sets the size of a bounce buffer in bytes, without the extra room for alignment. The engine rounds it
+    /// up to a multiple of 4096, and limits it to 1 GiB. Each worker uses two buffers.
     pub fn bounce_buffer_bytes(mut self, bounce_buffer_bytes: usize) -> Self {
         self.settings.bounce_buffer_bytes = bounce_buffer_bytes;
         self
     }
 
-    /// Sets the most memory in bytes that all bounce buffers take together. Two buffers are allowed even if
-    /// they need more. The engine starts no more workers than can have two buffers each. Stream-ordered transfers with
-    /// `O_DIRECT` have buffers of their own, which do not count.
+    /// Limits the memory of all bounce buffers together, in bytes. The engine always allows two buffers, even
+    /// if they need more. It starts no more workers than can have two buffers each. Stream-ordered transfers
+    /// with `O_DIRECT` have separate buffers, which do not count.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self
     }
 
-    /// Sets the size in bytes below which transfers of device memory do not go by cuFile, unless the file
+    /// Sets the size in bytes below which transfers of device memory do not use cuFile, unless the file
     /// [requires cuFile](RoutePolicy::RequireCufile).
     pub fn gds_threshold_bytes(mut self, gds_threshold_bytes: usize) -> Self {
         self.settings.gds_threshold_bytes = gds_threshold_bytes;
         self
     }
 
-    /// Sets whether device memory may or must go through cuFile, for files that do not set it.
+    /// Sets whether transfers of device memory may or must use cuFile, for files that do not set it.
     pub fn policy(mut self, policy: RoutePolicy) -> Self {
         self.settings.policy = policy;
         self
@@ -214,21 +217,20 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets whether reads by `O_DIRECT` may read more than was asked for, up to the next multiples of the
-    /// file system's alignment. If not, unaligned ranges go through the page cache.
+    /// Sets whether reads with `O_DIRECT` may read more than the caller asked for, up to the next multiples
+    /// of the file system's alignment. If not, unaligned ranges go through the page cache.
     pub fn overread(mut self, overread: bool) -> Self {
         self.settings.overread = overread;
         self
     }
 
-    /// Sets whether each block device has its own workers, so that a slow device does not keep others
-    /// waiting.
+    /// Sets whether each block device has its own workers, so that a slow device does not delay the others.
     pub fn pool_per_block_device(mut self, pool_per_block_device: bool) -> Self {
         self.settings.pool_per_block_device = pool_per_block_device;
         self
     }
 
-    /// Makes the engine.
+    /// Builds the engine.
     pub fn build(self) -> Engine {
         let mut settings = self.settings;
         let bounce_bytes =
@@ -245,12 +247,12 @@ impl EngineBuilder {
 static GLOBAL: OnceLock<Result<Engine, SettingsError>> = OnceLock::new();
 
 impl Engine {
-    /// Returns the process's default engine: that of [`set_global`](Self::set_global), or else one that is set by
-    /// [environment variables](Settings::from_env).
+    /// Returns the process's default engine: the one passed to [`set_global`](Self::set_global), or else one
+    /// configured by [environment variables](Settings::from_env).
     ///
     /// # Panics
-    /// If environment variables cannot be followed; [`try_global`](Self::try_global) returns the error
-    /// instead.
+    /// Panics if an environment variable is invalid, or if two variables for one setting differ.
+    /// [`try_global`](Self::try_global) returns the error instead.
     pub fn global() -> &'static Engine {
         Self::try_global().unwrap_or_else(|error| panic!("{error}"))
     }
@@ -258,13 +260,13 @@ impl Engine {
     /// Returns the same engine as [`global`](Self::global).
     ///
     /// # Errors
-    /// [`SettingsError`] if an environment variable has a value that is not valid, or if two variables for
-    /// one setting differ.
+    /// [`SettingsError`] if an environment variable has an invalid value, or if two variables for one setting
+    /// differ.
     pub fn try_global() -> Result<&'static Engine, &'static SettingsError> {
         GLOBAL.get_or_init(|| Ok(Engine::builder().settings(Settings::from_env()?).build())).as_ref()
     }
 
-    /// Makes this the process's default engine, before that is first used.
+    /// Makes this engine the process's default. The caller does so before anything uses the default engine.
     ///
     /// ```
     /// use gpufile::Engine;
@@ -276,7 +278,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The engine, if the process has a default engine.
+    /// Gives the engine back if the process already has a default engine.
     pub fn set_global(engine: Engine) -> Result<(), Engine> {
         GLOBAL.set(Ok(engine)).map_err(|engine| engine.expect("it was handed over just now"))
     }
@@ -291,16 +293,16 @@ impl Engine {
         &self.0.settings
     }
 
-    /// Returns the CUDA that device memory is copied with, loaded when first needed.
+    /// Returns the CUDA that the engine copies device memory with, and loads it if necessary.
     ///
     /// # Errors
-    /// The reason why there is no CUDA. The next call tries again.
+    /// Fails with the reason why CUDA could not be loaded. The next call tries again.
     pub fn cuda(&self) -> cufile::Result<&Cuda> {
         self.0.gpus.cuda()
     }
 
-    /// Frees the bounce buffers and other memory that no transfer uses at the moment, and returns the number of bytes. Later
-    /// transfers allocate new ones.
+    /// Frees the bounce buffers and other memory that no transfer uses at the moment. Returns the number of
+    /// bytes freed. Later transfers allocate new buffers.
     pub fn release_buffers(&self) -> usize {
         let relays = self.0.relays.get().and_then(Option::as_ref);
         self.0.workers.release_buffers() + relays.map_or(0, RelayThread::release_buffers)
@@ -314,7 +316,8 @@ impl Engine {
         &self.0.workers
     }
 
-    /// Returns the thread that carries on relays; none if the operating system gives no threads, or in a forked child.
+    /// Returns the thread that carries on relays. Returns `None` in a forked child, or if the operating
+    /// system starts no threads.
     pub(crate) fn relays(&self) -> Option<&RelayThread> {
         let workers = &self.0.workers;
         if workers.is_forked() {
@@ -326,8 +329,9 @@ impl Engine {
 }
 
 impl Route {
-    /// Returns the best route that a file of any file system can take to device memory in this process, and why there is no
-    /// better one. [`File::route`](crate::File::route) returns the route of one file.
+    /// Returns the best route to device memory that a file of any file system can take in this process. The
+    /// route says why there is no better one. [`File::route`](crate::File::route) returns the route of one
+    /// file.
     ///
     /// The first call may load CUDA and open the cuFile driver, which takes a tenth of a second or more.
     ///
@@ -346,7 +350,7 @@ impl Route {
     }
 }
 
-// A panic leaves nothing half done that a later call would find: locks protect what is whole at any time.
+// A panic leaves no half-done state for later calls: the data behind each lock is consistent at any time.
 impl UnwindSafe for Engine {}
 impl RefUnwindSafe for Engine {}
 
@@ -359,7 +363,8 @@ impl fmt::Debug for Engine {
     }
 }
 
-// Not in the modules that they are about, which the models of interleavings compile again.
+// These tests lie outside the modules that they test, because the models of interleavings compile those
+// modules again.
 #[cfg(test)]
 #[path = "hand_out/tests.rs"]
 mod hand_out_tests;
@@ -400,7 +405,7 @@ mod tests {
             assert_eq!(engine.settings().overread(), value);
             assert_eq!(engine.settings().pool_per_block_device(), !value);
         }
-        // What was set before stays.
+        // Each setter keeps the other settings.
         let all =
             built(|builder| builder.threads(3).chunk_bytes(5).overread(false).direct_read(DirectIo::Always));
         assert_eq!((all.settings().threads(), all.settings().chunk_bytes()), (3, Some(5)));

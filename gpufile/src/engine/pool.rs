@@ -1,4 +1,4 @@
-//! The threads of workers: each takes chunks from a queue and carries them out on a lane.
+//! The threads of workers. Each thread claims chunks from a queue and carries them out on a lane.
 
 use std::sync::Arc;
 
@@ -9,15 +9,17 @@ use super::queue::{Queue, Reports};
 use super::sync::{Builder, JoinHandle, as_worker, on_worker};
 use crate::outcome::Stop;
 
-/// Threads that live as long as this.
+/// A queue of jobs, and the threads that work on them as long as the pool exists.
 pub(crate) struct Pool {
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
+    /// Starts the threads; fewer if the operating system starts no more.
+    ///
     /// # Errors
-    /// That the operating system gives no thread at all.
+    /// Fails if the operating system starts no thread at all.
     pub fn new(threads: usize, lanes: &Arc<Lanes>) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let mut pool = Self { queue, threads: Vec::new() };
@@ -29,7 +31,7 @@ impl Pool {
             match spawned {
                 Ok(thread) => pool.threads.push(thread),
                 Err(error) if pool.threads.is_empty() => return Err(error),
-                // Fewer do too.
+                // Fewer threads work too.
                 Err(_) => break,
             }
         }
@@ -43,11 +45,12 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// Ends the threads. No job can be left: each has a caller or a future that waits for it and keeps the engine.
+    /// Ends the threads. No job can be left: a caller or a future waits for each job, and keeps the engine.
     fn drop(&mut self) {
         self.queue.close();
-        // The last reference to an engine may go on a worker, with a future that was woken there: a worker of this engine,
-        // or of another whose last reference goes on one of this.
+        // A worker may drop the last reference to an engine, together with a future that it woke. The worker
+        // may belong to this engine, or to another whose last reference a worker of this one drops. So a
+        // worker waits for no threads here.
         if !on_worker() {
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
         }
@@ -61,7 +64,7 @@ fn worker_loop(queue: &Queue, lanes: &Lanes) {
     loop {
         match queue.claim(lane.is_none()) {
             Some(claim) => start_chunk(lanes, &mut lane, claim, &mut reports),
-            // The other jobs had their turn.
+            // The other jobs have had their turn.
             None => match lane.as_ref().and_then(Lane::claim_next) {
                 Some(claim) => start_chunk(lanes, &mut lane, claim, &mut reports),
                 None => match lane.take() {
@@ -75,7 +78,8 @@ fn worker_loop(queue: &Queue, lanes: &Lanes) {
             },
         }
         if reports.has_wakers() {
-            // A waker is foreign code, which may use this very engine: nothing may wait for this thread then.
+            // A waker is foreign code, which may use this very engine. No other thread may wait for this one
+            // then.
             if let Some(mut lane) = lane.take() {
                 lane.finish_all(&mut reports);
                 lanes.put(lane);
@@ -85,7 +89,8 @@ fn worker_loop(queue: &Queue, lanes: &Lanes) {
     }
 }
 
-/// Does all of a job on the calling thread, or with the workers what is left of it; with a lane, if it has one.
+/// Works on a job on the calling thread, alone or with the workers, until the job is done. `lane` is the
+/// thread's lane, if it has one.
 pub(crate) fn work_inline(lanes: &Lanes, mut lane: Option<Lane>, job: &Arc<Job>) {
     let mut reports = Reports::default();
     let generation = job.generation();
@@ -100,7 +105,7 @@ pub(crate) fn work_inline(lanes: &Lanes, mut lane: Option<Lane>, job: &Arc<Job>)
     if let Some(lane) = lane {
         lanes.put(lane);
     }
-    // Workers may have claimed chunks too, if it was submitted.
+    // Workers may have claimed chunks too, if the job was submitted.
     job.wait();
     reports.wake_all();
 }

@@ -1,4 +1,4 @@
-//! The queue of jobs that workers take chunks from, and the reports of chunks that are completed.
+//! The queue of jobs from which workers claim chunks, and the reports of completed chunks.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -10,7 +10,8 @@ use super::job::{Claim, Job, NextStep};
 use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::outcome::Outcome;
 
-/// Jobs that have chunks to hand out. Each gives one chunk at a turn, so that none keeps the others waiting.
+/// Jobs that have chunks to hand out. Each job hands out one chunk per turn, so that no job keeps others
+/// waiting.
 #[derive(Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,
@@ -20,7 +21,7 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// Each with the generation of the job that it is there for.
+    /// The jobs, each with the generation that was submitted.
     jobs: VecDeque<(Arc<Job>, u64)>,
     closed: bool,
 }
@@ -32,13 +33,14 @@ impl Queue {
         if chunks == 1 { self.ready.notify_one() } else { self.ready.notify_all() }
     }
 
-    /// Lets workers that wait for a claim go.
+    /// Closes the queue, so that workers no longer wait for claims.
     pub fn close(&self) {
         self.state().closed = true;
         self.ready.notify_all();
     }
 
-    /// Claims the next chunk. Waits for one if `wait` is set; returns `None` if there is none or the queue is closed.
+    /// Claims the next chunk. Waits for one if `wait` is set. Returns `None` if there is none or the queue is
+    /// closed.
     pub fn claim(&self, wait: bool) -> Option<Claim> {
         let mut state = self.state();
         loop {
@@ -57,7 +59,8 @@ impl Queue {
         }
     }
 
-    /// Adds a job of which more chunks are ready. Others may have found nothing and gone to sleep before.
+    /// Adds a job that has more chunks ready, and wakes a worker. Workers may have found no chunk and gone to
+    /// sleep before.
     fn push_again(&self, job: Arc<Job>, generation: u64) {
         self.push(job, generation);
         self.ready.notify_one();
@@ -72,7 +75,7 @@ impl Queue {
     }
 }
 
-/// Completes claims, and collects those who must be woken.
+/// The reports of one thread, which complete claims and collect wakers.
 #[derive(Default)]
 pub(crate) struct Reports<'a> {
     queue: Option<&'a Queue>,
@@ -80,7 +83,7 @@ pub(crate) struct Reports<'a> {
 }
 
 impl<'a> Reports<'a> {
-    /// Reports of a worker of this queue.
+    /// Returns the reports of a worker of this queue.
     pub fn to(queue: &'a Queue) -> Self {
         Self { queue: Some(queue), wakers: Vec::new() }
     }
@@ -103,7 +106,8 @@ impl<'a> Reports<'a> {
 
     pub fn wake_all(&mut self) {
         for waker in self.wakers.drain(..) {
-            // Wakers are foreign code. The engine survives their panics, and what those carry.
+            // Wakers are foreign code. The engine survives their panics, and forgets the payloads, whose
+            // drops may panic too.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
                 mem::forget(panic);
             }

@@ -9,13 +9,13 @@ use crate::settings::Settings;
 /// The facts about a file that decide how it is read.
 #[derive(Debug, Clone, Copy, Default)]
 struct Facts {
-    /// True if the kernel makes up the contents as they are read.
+    /// True if the kernel generates the contents as they are read.
     is_generated: bool,
-    /// The number of requests at once, if the read goes by `O_DIRECT`.
+    /// The most requests at a time, if the read uses `O_DIRECT`. The inner `None` stands for no limit.
     direct: Option<Option<usize>>,
 }
 
-/// Returns the schedule of a read of so many bytes, of which the first range has `first_bytes` at `offset`.
+/// Returns the schedule of a read of `total_bytes`, whose first range has `first_bytes` at `offset`.
 pub(crate) fn of_file(
     open: &OpenFile,
     chunk_bytes: Option<usize>,
@@ -27,8 +27,8 @@ pub(crate) fn of_file(
     for_file(open, schedule, chunk_bytes.or(open.settings.chunk_bytes).is_none(), offset, first_bytes)
 }
 
-/// Returns the schedule by which an engine of these settings reads entries, of which there are some. The file of the first
-/// decides for all.
+/// Returns the schedule with which an engine of these settings reads entries, of which there is at least one.
+/// The file of the first entry decides for all.
 pub(crate) fn of_entries(settings: &Settings, entries: &Entries<'_>) -> Schedule {
     let schedule = Schedule::new(settings, entries.total_bytes(), entries.place(), None);
     let first = entries.get(0);
@@ -53,8 +53,9 @@ fn for_file(
     choose(facts, schedule)
 }
 
-/// Changes the schedule for all workers to that of the file. The chunks of generated contents are read in order, because
-/// the kernel makes up what comes before. A long read by `O_DIRECT` gets the lengths that disks are fastest with.
+/// Adapts the schedule for all workers to the file. Chunks of generated contents are read in order, because
+/// the kernel also generates the bytes before each chunk. A long read with `O_DIRECT` gets the chunk lengths
+/// that disks are fastest with.
 fn choose(facts: Facts, schedule: Schedule) -> Schedule {
     match facts {
         Facts { is_generated: true, .. } => Schedule { is_serial: true, ..schedule },

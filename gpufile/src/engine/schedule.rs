@@ -1,34 +1,34 @@
-//! The schedule of a transfer: how long its chunks are, and in which order workers get them.
+//! The schedule of a transfer: the lengths of its chunks, and the order in which workers get them.
 
 use crate::memory::Place;
 use crate::settings::Settings;
 
-/// The rules by which a transfer is cut into chunks and handed out.
+/// The rules for cutting a transfer into chunks and handing them out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub chunk_bytes: usize,
     /// True if the chunks at the beginning are shorter, each longer than the one before.
     pub is_graded: bool,
-    /// The number of chunks of the same call that came before, in other jobs.
+    /// The number of chunks of the same call in earlier jobs.
     pub chunks_before: usize,
-    /// The length in bytes of the last chunk, which is carried out when the others are done; 0 makes it like
-    /// the others.
+    /// The length in bytes of the last chunk, which is carried out when the others are done. With 0, the last
+    /// chunk is like the others.
     pub last_bytes: usize,
     /// True if the chunks are carried out in order, one at a time.
     pub is_serial: bool,
-    /// The most chunks that are out at a time; `None` for as many as the workers take.
+    /// The most chunks that are out at a time; `None` for no limit.
     pub at_once: Option<usize>,
     /// True if the calling thread does all of it.
     pub is_inline: bool,
 }
 
 impl Schedule {
-    /// Chooses the lengths of the chunks of a transfer of so many bytes. Without `chunk_bytes`, the settings or else the size
-    /// of the transfer decide.
+    /// Chooses the chunk lengths for a transfer of `total_bytes`. Without `chunk_bytes`, the settings decide,
+    /// or else the size of the transfer.
     ///
-    /// Chunks are short enough that each worker has several, so that all end together, and long enough to be worth a copy.
-    /// For a GPU, the first chunks are shorter, each of another length: the GPU soon has something to copy, and does not
-    /// get it all at once.
+    /// Chunks are short enough that each worker gets several, so that all workers end together. They are long
+    /// enough to be worth a copy. For a GPU, the first chunks are shorter, each of another length. So the GPU
+    /// soon has something to copy, and does not get all copies at once.
     pub fn new(settings: &Settings, total_bytes: usize, place: Place, chunk_bytes: Option<usize>) -> Self {
         const SMALLEST: usize = 512 << 10;
         const TURNS: usize = 5;
@@ -46,7 +46,7 @@ impl Schedule {
         Self { chunk_bytes, is_graded, ..Self::default() }
     }
 
-    /// Returns the most bytes that the chunk with this number has.
+    /// Returns the most bytes that the chunk with this number may have.
     pub fn chunk_len(&self, chunk: usize) -> usize {
         const FIRST: usize = 256 << 10;
         const LONGER: usize = 64 << 10;
@@ -56,8 +56,8 @@ impl Schedule {
         (FIRST + LONGER * (self.chunks_before + chunk)).min(self.chunk_bytes)
     }
 
-    /// Returns the schedule for a long transfer by `O_DIRECT`: chunks of the length that disks are fastest with, and no more
-    /// at once than the disk's queues take.
+    /// Returns the schedule for a long transfer with `O_DIRECT`. Its chunks have the length that disks are
+    /// fastest with. No more chunks are out at once than the disk's queues take.
     pub fn for_disk(self, at_once: Option<usize>) -> Self {
         Self { chunk_bytes: self.chunk_bytes.min(DISK_CHUNK_BYTES), is_graded: false, at_once, ..self }
     }
@@ -94,7 +94,7 @@ mod tests {
         for (total, chunk, is_graded) in [
             (0, 512, false),
             (1024, 512, false),
-            // A twentieth of it each, in steps of 64 KiB.
+            // From here on, a chunk has a twentieth of the total, rounded up to 64 KiB.
             (20 * 512, 512, false),
             (20 * 512 + 20, 576, true),
             (20 * 576, 576, true),

@@ -22,14 +22,15 @@ pub(crate) fn on_worker() -> bool {
     IS_WORKER.get()
 }
 
-/// Does what a worker does, on the calling thread, which is one from now on.
+/// Marks the calling thread as a worker and runs `work` on it.
 pub(super) fn as_worker(work: impl FnOnce()) {
     IS_WORKER.set(true);
-    // Someone waits for its chunk, whose memory a GPU may be writing: after a panic there is no way on.
+    // A caller waits for the worker's chunk, whose memory a GPU may be writing. So the process cannot go on
+    // after a panic.
     or_abort(work);
 }
 
-/// Does what a thread of the engine does, whose sleeps are exact; a panic ends the process.
+/// Runs the work of a thread of the engine, with exact sleeps. A panic aborts the process.
 pub(super) fn or_abort(work: impl FnOnce()) {
     sleep_exactly();
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
@@ -37,14 +38,15 @@ pub(super) fn or_abort(work: impl FnOnce()) {
     }
 }
 
-/// Lets this thread's sleeps end a microsecond late at most, not fifty: it sleeps for as long as copies take.
+/// Limits the delay of this thread's sleeps to 1 microsecond, instead of 50. The engine's threads sleep for
+/// as long as copies take.
 fn sleep_exactly() {
     const NANOSECONDS: libc::c_ulong = 1000;
-    // SAFETY: takes integers, and concerns only this thread. A failure costs time.
+    // SAFETY: the call takes integers, and concerns only this thread. A failure costs time.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, NANOSECONDS) };
 }
 
-/// Looks again and again whether something holds, for a while, as long as nobody else wants the processor.
+/// Polls until `holds` returns true. Gives up after a while, or when another thread wants the processor.
 pub(super) fn look_until(holds: impl Fn() -> bool) {
     let start = Instant::now();
     let mut last = start;
@@ -58,12 +60,12 @@ pub(super) fn look_until(holds: impl Fn() -> bool) {
     }
 }
 
-/// Returns whether to stop looking, from the time that yielding took and the time so far.
+/// Returns whether to stop polling, given the time that yielding took and the time so far.
 fn is_vain(yielding: Duration, so_far: Duration) -> bool {
-    // A thread that yields has the processor back sooner, unless another thread took it. That may be the very worker that
-    // this one waits for, which would have to share the processor with it.
+    // A thread that yields gets the processor back sooner, unless another thread took it. That may be the
+    // very worker that this thread waits for. The two would have to share the processor.
     let is_taken = yielding.as_micros() > 20;
-    // As long as it takes a link to empty the bounce buffers of many workers.
+    // A link may take this long to empty the bounce buffers of many workers.
     is_taken || so_far.as_micros() > 3000
 }
 
@@ -89,7 +91,7 @@ mod tests {
         let worker = std::thread::spawn(|| {
             assert!(!on_worker());
             as_worker(|| assert!(on_worker()));
-            // SAFETY: takes integers.
+            // SAFETY: the call takes integers.
             unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }
         });
         assert_eq!(worker.join().unwrap(), 1000);

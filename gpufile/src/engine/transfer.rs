@@ -5,10 +5,10 @@ use std::fmt;
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile, Span};
 
-/// The largest offset that the kernel has.
+/// The largest file offset of the kernel, in bytes.
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
 
-/// A range of a file, and where in a buffer its bytes go or come from.
+/// A range of a file, and the part of a buffer that its bytes go to or come from.
 ///
 /// ```
 /// use gpufile::{File, IoRange};
@@ -35,29 +35,30 @@ pub struct IoRange {
 }
 
 impl IoRange {
-    /// Returns whether the range lies in a buffer of so many bytes, and ends no later than `file_limit`.
+    /// Returns whether the range lies in a buffer of `buffer_bytes` bytes, and ends no later than
+    /// `file_limit`.
     #[inline]
     pub(crate) fn lies_within(&self, buffer_bytes: usize, file_limit: u64) -> bool {
         let (buffer_end, buffer_wraps) = self.buffer_offset.overflowing_add(self.len_bytes);
         let (file_end, file_wraps) = self.file_offset.overflowing_add(self.len_bytes as u64);
-        // Without branches, because a transfer may have a million ranges.
+        // This code has no branches, because a transfer may have a million ranges.
         !(buffer_wraps | (buffer_end > buffer_bytes) | file_wraps | (file_end > file_limit))
     }
 }
 
-/// A part of one entry: bytes of a file, and where they lie in memory.
+/// A part of one entry: bytes of a file, and their memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment<'a> {
     pub file: &'a OpenFile,
     pub offset: u64,
     pub ptr: *mut u8,
     pub len_bytes: usize,
-    /// The entry's number as the caller gave it.
+    /// The number of the entry, as the caller gave it.
     pub entry: usize,
 }
 
 impl<'a> Segment<'a> {
-    /// One range of a buffer.
+    /// Returns the segment that covers one range of a buffer.
     #[inline]
     pub fn of_range(file: &'a OpenFile, memory: &Memory, range: &IoRange, entry: usize) -> Self {
         Self {
@@ -69,7 +70,7 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// The bytes, for a transfer through a mapping of the file.
+    /// Returns the span of these bytes, for a transfer through a mapping of the file.
     pub fn span(&self) -> Span {
         Span { offset: self.offset, len_bytes: self.len_bytes, ptr: self.ptr }
     }
@@ -93,15 +94,15 @@ impl fmt::Debug for Entry<'_> {
 /// The entries of a transfer.
 #[derive(Clone, Copy)]
 pub(crate) enum Entries<'a> {
-    /// Ranges of one file and one buffer. None may end behind `file_limit`; the plan checks that, and that they lie in the
-    /// buffer.
+    /// Ranges of one file and one buffer. [`Chunks`](super::chunks::Chunks) checks that they lie in the
+    /// buffer, and end no later than `file_limit`.
     Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange], file_limit: u64 },
-    /// Entries with a file and a buffer each, whose ends the kernel can address.
+    /// Entries with a file and a buffer each. The kernel can address their ends.
     Each(&'a [Entry<'a>]),
 }
 
 impl<'a> Entries<'a> {
-    /// Ranges of one file and one buffer, which may end wherever the kernel can address them.
+    /// Returns ranges of one file and one buffer. They may end wherever the kernel can address them.
     pub fn of_file(file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange]) -> Self {
         Entries::Ranges { file, memory, ranges, file_limit: FILE_LIMIT }
     }
@@ -132,7 +133,7 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// The buffer that an entry is part of.
+    /// Returns the buffer that an entry is part of.
     #[inline]
     pub fn memory(&self, entry: usize) -> &Memory {
         match self {
@@ -141,7 +142,7 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// The first range that does not lie where it must.
+    /// Returns the number of the first range that is out of range.
     pub fn out_of_range(&self) -> Option<usize> {
         match self {
             Entries::Ranges { memory, ranges, file_limit, .. } => {
@@ -151,9 +152,8 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Returns the place of the memory, as far as it matters for how transfers are cut: a GPU if any of the
-    /// memory is on one. Bounce buffers limit the parts of device memory, and parts of host memory may as
-    /// well be as short.
+    /// Returns the place that decides how the transfer is cut: a GPU if any of the memory is on one. Bounce
+    /// buffers limit the chunks of device memory. Chunks of host memory may be as short.
     pub fn place(&self) -> Place {
         match self {
             Entries::Ranges { memory, .. } => memory.place,
@@ -164,7 +164,8 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// About how many bytes all entries have: exactly, unless they are very many.
+    /// Returns the number of bytes of all entries. The number is exact for up to 64 entries, and an estimate
+    /// for more.
     pub fn total_bytes(&self) -> usize {
         const LOOKED_AT: usize = 64;
         let count = self.len();
@@ -175,7 +176,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// What one call asks for: entries, and the method that moves their bytes.
+/// The request of one call: entries, and the method that moves their bytes.
 #[derive(Clone)]
 pub(crate) struct Transfer<'a> {
     pub method: Method,
@@ -183,7 +184,7 @@ pub(crate) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// The block device of the first file.
+    /// Returns the block device of the first file.
     pub fn block_device(&self) -> u64 {
         match &self.entries {
             Entries::Ranges { file, .. } => file.block_device,
@@ -211,7 +212,7 @@ mod tests {
     fn range_checks_cover_buffer_and_file() {
         const BUFFER: usize = 1000;
         const FILE: u64 = 1 << 40;
-        // Each with a length of 10: in the buffer, and in the file.
+        // The offsets of ranges of 10 bytes, in the buffer and in the file.
         let in_buffer = [(0, true), (990, true), (991, false), (usize::MAX - 9, false), (usize::MAX, false)];
         let in_file =
             [(0, true), (FILE - 10, true), (FILE - 9, false), (u64::MAX - 9, false), (u64::MAX, false)];
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!((entries.place(), entries.memory(1).len_bytes), (Place::Host, 20));
         let mixed = [entry(1), Entry { memory: memory(Place::Device(3), 1), ..entry(1) }];
         assert_eq!(Entries::Each(&mixed).place(), Place::Device(3));
-        // About as many, of more entries than are looked at.
+        // The number is an estimate for more than 64 entries.
         let many = vec![entry(7); 1000];
         let total = Entries::Each(&many).total_bytes();
         assert!((7000..7200).contains(&total), "{total}");

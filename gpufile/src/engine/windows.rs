@@ -1,4 +1,5 @@
-//! Very many ranges: planned window by window, while workers carry out what is planned.
+//! Reads of very many ranges. The caller prepares them window by window, while workers read the windows
+//! before.
 
 use super::chunks::Refused;
 use super::in_flight::InFlight;
@@ -15,11 +16,11 @@ const FIRST_WINDOW: usize = 1 << 10;
 const WINDOW: usize = 16 << 10;
 
 impl Workers {
-    /// As [`run`](Self::run), for a read of ranges of one buffer. Ranges behind one that is refused are not read; those
-    /// before it may have been.
+    /// Reads ranges of one buffer, as [`run`](Self::run) does. Ranges behind a refused range are not read;
+    /// ranges before it may have been.
     ///
     /// # Errors
-    /// That a range does not lie in the buffer, or that two overlap in memory.
+    /// [`Refused`] if a range does not lie in the buffer, or if two ranges overlap in memory.
     ///
     /// # Safety
     /// As for [`run`](Self::run).
@@ -39,7 +40,8 @@ impl Workers {
         unsafe { self.run(transfer, schedule) }
     }
 
-    /// `None` if the ranges want another order, which can only be found for all of them together.
+    /// Reads the ranges window by window. Returns `None` if the ranges need another order, which requires all
+    /// of them together.
     ///
     /// # Safety
     /// As for [`run`](Self::run).
@@ -59,7 +61,8 @@ impl Workers {
             let window = &ranges[start..ranges.len().min(start + window_len)];
             let entries = Entries::Ranges { file, memory, ranges: window, file_limit };
             let job = self.idle_job();
-            // SAFETY: the caller's promise; `in_flight` waits for it, and an idle job is set up by no one else.
+            // SAFETY: the caller's promise; `in_flight` waits for the job, and no other thread has the idle
+            // job.
             let set_up = unsafe {
                 job.set_up(
                     &Transfer { method: transfer.method.clone(), entries },

@@ -1,4 +1,5 @@
-//! The workers of an engine: jobs are made of transfers, given to threads or done by the caller, and waited for.
+//! The workers of an engine. They make jobs of transfers, give the jobs to threads or to the caller, and wait
+//! for them.
 
 use std::mem;
 use std::sync::{Arc, PoisonError};
@@ -16,18 +17,19 @@ use crate::outcome::{Outcome, Stop};
 
 /// Threads, the lanes that they work on, and idle jobs.
 pub(crate) struct Workers {
-    /// By block device. Before the lanes, so that the threads end first.
+    /// The threads, by block device. This field comes before the lanes, so that the threads end first.
     pools: Mutex<Vec<(u64, Arc<Pool>)>>,
     lanes: Arc<Lanes>,
     idle_jobs: IdleJobs,
     threads: usize,
     pool_per_block_device: bool,
-    /// The process that made them.
+    /// The process that made the workers.
     process: u32,
 }
 
 impl Workers {
-    /// `threads` for all block devices, or for each; started when first needed.
+    /// Returns workers with this many threads for all block devices together, or for each. The threads start
+    /// when first needed.
     pub fn new(threads: usize, pool_per_block_device: bool, lanes: Arc<Lanes>) -> Self {
         Self {
             pools: Mutex::default(),
@@ -39,19 +41,20 @@ impl Workers {
         }
     }
 
-    /// Carries out a transfer and waits for its end. Returns what stopped it before.
+    /// Carries out a transfer and waits for its end. Returns the stop if the transfer ended early.
     ///
     /// # Errors
-    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
+    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap in memory.
     ///
     /// # Safety
-    /// The memory must be as an [`IoBuf`](cufile::IoBuf) (for reads, [`IoBufMut`](cufile::IoBufMut)) promises.
+    /// The memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
+    /// [`IoBufMut`](cufile::IoBufMut)).
     pub unsafe fn run(
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
     ) -> Result<Option<EntryStop>, Refused> {
-        // SAFETY: this function returns when the job is done.
+        // SAFETY: this function returns only when the job is done.
         let (job, chunks) = unsafe { self.prepare(transfer, schedule) }?;
         let is_inline = schedule.is_inline || chunks == 1;
         let is_host = !is_inline && transfer.entries.place() == Place::Host;
@@ -62,10 +65,11 @@ impl Workers {
         Ok(self.finish(job))
     }
 
-    /// Reads a small range to device memory, by the calling thread.
+    /// Reads a small range to device memory, on the calling thread.
     ///
     /// # Safety
-    /// The memory must be as an [`IoBufMut`](cufile::IoBufMut) promises, and no larger than a bounce buffer.
+    /// The memory must meet the promises of [`IoBufMut`](cufile::IoBufMut), and be no larger than a bounce
+    /// buffer.
     pub unsafe fn read_small(&self, file: &OpenFile, memory: &Memory, offset: u64) -> Outcome {
         let mut lane = self.lanes.take(memory.place).map_err(|error| Stop::failed(0, error))?;
         // SAFETY: the caller's promise.
@@ -74,8 +78,9 @@ impl Workers {
         outcome
     }
 
-    /// Works on a job of host memory along with the workers: waking them takes longer than to copy some 100 KiB. Not if
-    /// there is no lane to be had at once: one who waits for it must not have chunks of a job.
+    /// Works on a job of host memory along with the workers, because waking them takes longer than copying
+    /// some 100 KiB. Does nothing if no lane is available at once: a thread that waits for a lane must not
+    /// hold chunks of a job.
     fn work_beside(&self, job: &Arc<Job>) {
         if job.is_done() {
             return;
@@ -85,7 +90,7 @@ impl Workers {
         }
     }
 
-    /// Lets the workers do a job. The calling thread does it if `is_inline` is set or it is a worker.
+    /// Lets the workers do a job. The calling thread does the job if `is_inline` is set or if it is a worker.
     pub fn start(&self, transfer: &Transfer<'_>, job: &Arc<Job>, chunks: usize, is_inline: bool) {
         if is_inline || on_worker() {
             self.work_inline(job);
@@ -94,27 +99,28 @@ impl Workers {
         }
     }
 
-    /// Makes a job of a transfer, which nobody works on yet; returns how many chunks it has.
+    /// Makes a job of a transfer, without starting it. Also returns the number of its chunks.
     ///
     /// # Errors
-    /// That a range does not lie in its buffer, or that two entries of a read overlap in memory.
+    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap in memory.
     ///
     /// # Safety
-    /// Everything that the transfer refers to must stay until [`finish`](Self::finish) was called with the
-    /// job. Its memory must be as an [`IoBuf`](cufile::IoBuf) (for reads, [`IoBufMut`](cufile::IoBufMut))
-    /// promises that long.
+    /// Everything that the transfer refers to must stay valid until [`finish`](Self::finish) has returned for
+    /// the job. That long, its memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
+    /// [`IoBufMut`](cufile::IoBufMut)).
     pub unsafe fn prepare(
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
     ) -> Result<(Arc<Job>, usize), Refused> {
         let job = self.idle_job();
-        // SAFETY: the caller's promise; an idle job is set up by no one else.
+        // SAFETY: the caller's promise; no other thread has the idle job.
         let (chunks, _) = unsafe { job.set_up(transfer, schedule) }?;
         Ok((job, chunks))
     }
 
-    /// Lets the workers for a block device do a job. If the operating system gives no threads, the caller does it.
+    /// Lets the workers for a block device do a job. The calling thread does the job if the operating system
+    /// starts no threads.
     pub fn submit(&self, block_device: u64, job: &Arc<Job>, chunks: usize) {
         match self.pool(block_device) {
             Some(pool) => pool.submit(job, chunks),
@@ -125,7 +131,7 @@ impl Workers {
     /// Does a job on the calling thread.
     fn work_inline(&self, job: &Arc<Job>) {
         if self.is_forked() {
-            // The parent's may be locked for ever, or lent to threads that are not here.
+            // The parent's lanes may be locked for ever, or lent to threads that do not exist here.
             return pool::work_inline(&self.lanes.apart(), None, job);
         }
         pool::work_inline(&self.lanes, None, job);
@@ -136,14 +142,14 @@ impl Workers {
         if self.is_forked() { Arc::default() } else { self.idle_jobs.take() }
     }
 
-    /// Waits for a job that was started, and returns what stopped it before its end.
+    /// Waits for a job that was started. Returns the stop if the job ended early.
     pub fn finish(&self, job: Arc<Job>) -> Option<EntryStop> {
-        // Were all workers to wait, nobody would do it.
+        // If all workers waited, no thread would do the job.
         if on_worker() && !job.is_done() {
             self.work_inline(&job);
         }
         job.wait();
-        // SAFETY: it is done, and who started it calls this.
+        // SAFETY: the job is done, and its owner calls this function.
         let stop = unsafe { job.take_outcome() };
         if !self.is_forked() {
             self.idle_jobs.put(job);
@@ -151,7 +157,7 @@ impl Workers {
         stop
     }
 
-    /// Returns lanes of the same size that no other threads share.
+    /// Returns separate lanes with buffers of the same size. Their number has no limit.
     pub fn lanes_apart(&self) -> Arc<Lanes> {
         Arc::new(self.lanes.apart())
     }
@@ -161,13 +167,13 @@ impl Workers {
         self.idle_jobs.clear() + self.lanes.release()
     }
 
-    /// Starts the threads for a block device. Returns false if the operating system gives none.
+    /// Starts the threads for a block device. Returns false if the operating system starts none.
     pub fn start_threads(&self, block_device: u64) -> bool {
         self.pool(block_device).is_some()
     }
 
-    /// Returns the threads for files on this block device; none if the operating system gives no threads, or did so in
-    /// another process.
+    /// Returns the threads for files on this block device. Returns `None` in a forked child, or if the
+    /// operating system starts no threads.
     fn pool(&self, block_device: u64) -> Option<Arc<Pool>> {
         if self.is_forked() {
             return None;
@@ -177,21 +183,23 @@ impl Workers {
         if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == key) {
             return Some(pool.clone());
         }
-        // More could have a chunk, but no lane for it.
+        // More threads could claim chunks, but would have no lanes for them.
         let threads = self.threads.min(self.lanes.limit());
         let pool = Arc::new(Pool::new(threads, &self.lanes).ok()?);
         pools.push((key, pool.clone()));
         Some(pool)
     }
 
-    /// Returns whether this is a child of the process that made the workers, whose threads are not there.
+    /// Returns whether this process is a forked child of the process that made the workers. Their threads do
+    /// not exist in the child.
     pub fn is_forked(&self) -> bool {
         self.process != std::process::id()
     }
 }
 
 impl Drop for Workers {
-    /// In a child of the process, there are no threads to be ended, nor is CUDA there to free its memory.
+    /// Forgets the threads and the lanes in a forked child. The child has no threads to end, and no CUDA to
+    /// free memory with.
     fn drop(&mut self) {
         if self.is_forked() {
             let pools = self.pools.get_mut().unwrap_or_else(PoisonError::into_inner);

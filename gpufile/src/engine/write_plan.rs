@@ -8,23 +8,23 @@ use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile, Storage};
 use crate::settings::Settings;
 
-/// Carries out a write to one file.
+/// The method and the schedule of a write.
 ///
-/// A plan may make the file longer before the write begins. Nothing cuts it off again if the write fails: others may have
-/// written there, and were told that their bytes are in the file.
+/// A plan may lengthen the file before the write begins. Nothing shortens the file again if the write fails:
+/// other callers may have written there, and their calls succeeded.
 pub(crate) struct WritePlan {
     pub method: Method,
     pub schedule: Schedule,
 }
 
-/// Below this, one write call is as fast as anything.
+/// The number of bytes below which no method is faster than one write call.
 const SMALL_BYTES: usize = 1 << 20;
-/// Larger pieces leave the processor's cache between the copy from the GPU and the copy to the page cache.
+/// The most bytes in a chunk of a serial write. Larger chunks leave the processor's cache between the copy
+/// from the GPU and the copy to the page cache.
 const SERIAL_CHUNK_BYTES: usize = 1 << 20;
-/// From here on, a file that grows gets its blocks at once.
+/// The growth in bytes from which on the engine allocates a file's new blocks at once.
 const PREALLOCATE_BYTES: usize = 16 << 20;
-/// The number of bytes that a write call writes last, so that the kernel notifies programs that watch the
-/// file.
+/// The number of bytes that a write call writes last. The kernel then notifies programs that watch the file.
 const LAST_BYTES: usize = 4096;
 
 /// The part of a file that a write covers.
@@ -33,14 +33,14 @@ struct Extent {
     start: u64,
     end: u64,
     total_bytes: usize,
-    /// Each range begins where the one before ends.
+    /// True if each range begins where the one before ends.
     is_gapless: bool,
 }
 
 impl Extent {
     fn of(ranges: impl Iterator<Item = (u64, usize)>) -> Self {
         let empty = Self { start: u64::MAX, end: 0, total_bytes: 0, is_gapless: true };
-        // Empty ranges may lie anywhere, and leave the file as long as it is.
+        // Empty ranges may lie anywhere, and do not lengthen the file.
         let ranges = ranges.filter(|(_, len_bytes)| *len_bytes > 0);
         let all = ranges.fold(empty, |all, (offset, len_bytes)| Self {
             start: all.start.min(offset),
@@ -55,28 +55,29 @@ impl Extent {
 /// The facts about a file that decide how it is written.
 struct Facts {
     storage: Storage,
-    /// The number of requests at once, if the write goes by `O_DIRECT`.
+    /// The most requests at a time, if the write uses `O_DIRECT`. The inner `None` stands for no limit.
     direct: Option<Option<usize>>,
     is_by_cufile: bool,
-    /// The length of the file in bytes; `None` if the kernel does not tell.
+    /// The length of the file in bytes. `None` if the write is short or the kernel does not tell.
     len_bytes: Option<u64>,
 }
 
 /// The steps before a write, and the method that they make possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Preparation {
-    /// None: the method is a system call, or cuFile.
+    /// No step. The method is a system call, or cuFile.
     None,
-    /// Blocks for so many bytes from an offset on, behind the end of the file. Without, it only takes longer.
+    /// Blocks behind the end of the file: from this offset on, for this many bytes. Without them, the write
+    /// only takes longer.
     Preallocate(u64, u64),
     /// A mapping of the existing file.
     Map,
-    /// Storage for so many bytes from an offset on, which makes the file longer, and a mapping.
+    /// Storage from this offset on, for this many bytes, and a mapping. The storage makes the file longer.
     AllocateAndMap(u64, u64),
 }
 
 impl WritePlan {
-    /// For one range.
+    /// Plans the write of one range.
     pub fn of_range(
         open: &OpenFile,
         chunk_bytes: Option<usize>,
@@ -88,7 +89,7 @@ impl WritePlan {
         Self::new(open, &open.settings, chunk_bytes, memory.place, extent, growth)
     }
 
-    /// For ranges of one buffer.
+    /// Plans the write of ranges of one buffer.
     pub fn of_ranges(
         open: &OpenFile,
         chunk_bytes: Option<usize>,
@@ -99,13 +100,15 @@ impl WritePlan {
         Self::new(open, &open.settings, chunk_bytes, memory.place, extent, Growth::MayAllocate)
     }
 
-    /// For one of the [`groups`] that an engine of these settings writes, alone or beside others.
+    /// Plans the write of one of the [`groups`], which an engine of these settings writes alone or beside
+    /// others.
     pub fn of_group(settings: &Settings, group: &[Entry<'_>], is_alone: bool) -> Self {
         let place = Entries::Each(group).place();
         let extent = Extent::of(group.iter().map(|entry| (entry.offset, entry.memory.len_bytes)));
         match group {
             [first, others @ ..] if others.iter().all(|entry| ptr::eq(entry.file, first.file)) => {
-                // To allocate tmpfs's pages one after the other takes longer than to write several files at once.
+                // Allocating tmpfs pages for one file after the other takes longer than writing several files
+                // at once.
                 let growth = match first.file.storage {
                     Storage::Tmpfs if !is_alone => Growth::AsWritten,
                     _ => Growth::MayAllocate,
@@ -135,7 +138,7 @@ impl WritePlan {
             storage: open.storage,
             direct: open.direct_for_write(total_bytes).map(|direct| direct.at_once),
             is_by_cufile: place != Place::Host && open.cufile(total_bytes).is_some(),
-            // A system call that short writes do without.
+            // Short writes do without this system call.
             len_bytes: if total_bytes < SMALL_BYTES { None } else { open.len_bytes().ok() },
         };
         let (schedule, preparation) = choose(&facts, parallel, is_cut_freely, extent, growth);
@@ -165,7 +168,7 @@ fn serial(parallel: Schedule, is_cut_freely: bool) -> Schedule {
     Schedule { chunk_bytes, is_serial: true, is_graded: false, ..parallel }
 }
 
-/// Chooses the schedule and the preparation of a write, from `parallel`, the schedule for all workers.
+/// Chooses the schedule and the preparation of a write. `parallel` is the schedule for all workers.
 fn choose(
     facts: &Facts,
     parallel: Schedule,
@@ -185,7 +188,7 @@ fn choose(
     let Some(len_bytes) = facts.len_bytes else { return (serial, Preparation::None) };
     let grows_from = len_bytes.max(extent.start);
     let grows_by = extent.end.saturating_sub(grows_from);
-    // The gaps between ranges stay holes.
+    // The gaps between ranges stay holes, so no blocks are allocated for them.
     let is_left_to_grow = grows_by > 0 && (!extent.is_gapless || growth == Growth::AsWritten);
     match facts.storage {
         _ if is_left_to_grow => (serial, Preparation::None),
@@ -203,8 +206,8 @@ fn choose(
     }
 }
 
-/// Entries that are written together, so that each file is written as is fastest for it: next to each other, and much of one
-/// file or little of each of several.
+/// Returns groups of neighbouring entries, each written together. A group has many bytes of one file, or few
+/// bytes of each of several files. So the engine writes each file by the plan that is fastest for it.
 pub(crate) fn groups<'e, 'a>(entries: &'e [Entry<'a>]) -> impl Iterator<Item = &'e [Entry<'a>]> {
     let mut rest = entries;
     iter::from_fn(move || {
@@ -226,12 +229,12 @@ pub(crate) fn groups<'e, 'a>(entries: &'e [Entry<'a>]) -> impl Iterator<Item = &
     })
 }
 
-/// The way in which a file becomes longer.
+/// The means by which a file becomes longer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Growth {
-    /// Blocks may be allocated before the write begins, which takes time.
+    /// The engine may allocate blocks before the write begins, which takes time.
     MayAllocate,
-    /// By the write alone.
+    /// The write alone lengthens the file.
     AsWritten,
 }
 

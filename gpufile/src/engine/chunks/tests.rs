@@ -7,7 +7,7 @@ use super::*;
 use crate::open_file::Method;
 use crate::settings::Settings;
 
-/// The address of the tests' buffers. Nothing is read from there.
+/// The address of the tests' buffers, from which nothing is read.
 const BASE: usize = 1 << 32;
 
 fn open() -> OpenFile {
@@ -24,7 +24,7 @@ fn entry(file: &OpenFile, offset: u64, address: usize, len_bytes: usize) -> Entr
     Entry { file, offset, memory: memory(BASE + address, len_bytes, Place::Host) }
 }
 
-/// Numbers that look random, and are the same each time.
+/// A generator of numbers that look random, and are the same each time.
 struct Random(u64);
 
 impl Random {
@@ -63,15 +63,16 @@ impl Random {
     }
 }
 
-/// A part of an entry: its number, how many of its bytes come before, and how many it has.
+/// A part of an entry: the entry's number, the number of its bytes before the part, and the part's length in
+/// bytes.
 type Part = (usize, usize, usize);
 
-/// The chunks that entries, in this order, are to be cut into.
+/// Returns the expected chunks of entries in this order.
 fn model(entries: &[(u64, usize, Place)], order: &[usize], schedule: &Schedule) -> Vec<Vec<Part>> {
     let mut chunks: Vec<Vec<Part>> = vec![Vec::new()];
     let mut room = schedule.chunk_len(0);
     let mut place_before = None;
-    // Where the last chunk begins within the last entry.
+    // The number of the last entry's bytes before the last chunk.
     let mut begun = 0;
     for &number in order {
         let (offset, len_bytes, place) = entries[number];
@@ -184,7 +185,7 @@ fn chunks_of_ranges_match_the_model() {
         let schedule = random.schedule();
         let (mut ranges, mut offset, mut address) = (Vec::new(), random.below(9000) as u64, 0);
         let is_tiny = random.below(2) == 0;
-        // More than are gone through at a time.
+        // There are more entries than [`Chunks`] visits at a time.
         for _ in 0..random.below(300) {
             let len_bytes = if is_tiny { random.below(200) } else { random.len_bytes(&schedule) };
             ranges.push(IoRange { file_offset: offset, buffer_offset: address, len_bytes });
@@ -202,7 +203,8 @@ fn chunks_of_ranges_match_the_model() {
     }
 }
 
-/// The order that entries of one file, by offset, address and length, are carried out in; `None` for the caller's.
+/// Returns the order of entries of one file, given by offset, address and length; `None` for the caller's
+/// order.
 fn order_of(method: Method, entries: &[(u64, usize, usize)]) -> Result<Option<Vec<usize>>, Refused> {
     let file = open();
     let entries: Vec<_> = entries
@@ -220,7 +222,7 @@ fn order_of(method: Method, entries: &[(u64, usize, usize)]) -> Result<Option<Ve
 
 #[test]
 fn the_plan_sorts_neighbours_in_memory_together() {
-    // In memory they follow each other, in the file they lie apart.
+    // The entries follow each other in memory, and lie apart in the file.
     let scattered = [(900, 200, 100), (5000, 0, 100), (0, 300, 100), (3000, 100, 100)];
     for method in [Method::Read, Method::Write] {
         assert_eq!(order_of(method, &scattered), Ok(Some(vec![1, 3, 0, 2])));
@@ -236,10 +238,10 @@ fn the_plan_sorts_by_file_if_memory_has_no_neighbours() {
     assert_eq!(order_of(Method::Read, &descending), Ok(None), "no two neighbours follow each other");
     let ascending = [(0, 3000, 100), (100, 2000, 100), (200, 1000, 100), (300, 0, 100)];
     assert_eq!(order_of(Method::Read, &ascending), Ok(Some(vec![0, 1, 2, 3])));
-    // By memory, two of three follow each other in the file, and none in memory.
+    // In the order of memory, two of three follow each other in the file, and none in memory.
     let mixed = [(100, 2000, 100), (0, 1000, 100), (900, 0, 100)];
     assert_eq!(order_of(Method::Read, &mixed), Ok(Some(vec![1, 0, 2])));
-    // As many in memory as in the file: memory decides.
+    // As many entries follow each other in memory as in the file, so memory decides.
     let both = [(100, 100, 100), (0, 0, 100)];
     assert_eq!(order_of(Method::Read, &both), Ok(Some(vec![1, 0])));
     let apart = [(100, 2000, 100), (0, 1000, 100), (3000, 100, 100), (5000, 0, 100)];
@@ -248,7 +250,7 @@ fn the_plan_sorts_by_file_if_memory_has_no_neighbours() {
 
 #[test]
 fn the_plan_avoids_going_backward_in_the_file() {
-    // Ascending in memory with one gap in it, and neighbours in the file that go back in between.
+    // The entries ascend in memory with one gap, and go back in the file between neighbours.
     let entries = [(1000, 0, 100), (1100, 200, 100), (0, 400, 100), (100, 600, 100)];
     assert_eq!(order_of(Method::Read, &entries), Ok(Some(vec![2, 3, 0, 1])));
     let forward = [(0, 0, 100), (100, 200, 100), (1000, 400, 100), (1100, 600, 100)];
@@ -258,7 +260,7 @@ fn the_plan_avoids_going_backward_in_the_file() {
 #[test]
 fn the_plan_groups_entries_by_file() {
     let files = [open(), open()];
-    // The neighbour of each lies in the same file, and in memory all lie apart, backward.
+    // The neighbour of each entry lies in the same file. In memory all lie apart, backward.
     let entries: Vec<_> = (0..6).map(|n| entry(&files[n % 2], 100 * n as u64, 1000 * (6 - n), 200)).collect();
     let mut chunks = Chunks::default();
     let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
@@ -276,10 +278,10 @@ fn only_reads_refuse_entries_that_overlap_in_memory() {
     assert!(order_of(Method::Write, &entries).is_ok());
     let touching = [(0, 500, 100), (100, 0, 100), (300, 600, 10), (200, 100, 100)];
     assert!(order_of(Method::Read, &touching).is_ok());
-    // Empty ones have no bytes to overlap with.
+    // Empty entries have no bytes to overlap with.
     let with_empty = [(0, 50, 0), (100, 0, 100), (300, 50, 0), (200, 100, 100)];
     assert!(order_of(Method::Read, &with_empty).is_ok());
-    // Two that touch are not the two that overlap.
+    // The two entries that touch are not the two that overlap.
     let behind_touching = [(0, 0, 100), (100, 100, 100), (200, 150, 100)];
     assert_eq!(order_of(Method::Read, &behind_touching), Err(Refused::Overlap(1, 2)));
     let behind_empty = [(0, 0, 100), (100, 50, 0), (200, 60, 100)];
@@ -314,7 +316,7 @@ fn refusals_name_the_first_range_out_of_bounds() {
 #[test]
 fn plans_count_the_memory_they_keep() {
     let file = open();
-    // Backward in memory, so that they are sorted.
+    // The entries go backward in memory, so that they are sorted.
     let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * n, 5000 * (40 - n as usize), 3000)).collect();
     let transfer = Transfer { method: Method::Read, entries: Entries::Each(&entries) };
     let mut chunks = Chunks::default();

@@ -37,7 +37,7 @@ fn check(chunks: usize, schedule: &Schedule, seed: u64) {
             _ => {
                 // The worker that has two chunks of a serial job ends the first one first.
                 out.remove(if schedule.is_serial { 0 } else { below(out.len()) });
-                // Those who found nothing before must be told, and nobody needs to be told twice.
+                // Workers that found no chunk before must be notified, once.
                 assert_eq!(hand_out.complete(), expected.is_none() && hand_out.is_ready());
             }
         }

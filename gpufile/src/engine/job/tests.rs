@@ -18,20 +18,20 @@ use crate::settings::Settings;
 
 const CHUNK: usize = 4096;
 
-/// A job, and the claims to its chunks by number.
+/// A job, and its claims by the numbers of their chunks.
 struct Hands<'a> {
     job: &'a Arc<Job>,
     claims: RefCell<BTreeMap<usize, Claim>>,
 }
 
-/// Sets a job up for one range of so many bytes, and lets `test` work on it.
+/// Sets a job up for one range of `len_bytes`, and lets `test` work on it.
 fn set_up(job: &Arc<Job>, len_bytes: usize, schedule: &Schedule, test: impl FnOnce(&Hands<'_>)) {
     let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
-    // Nothing is read from there.
+    // The test reads nothing from this address.
     let memory = Memory::on_host(ptr::without_provenance_mut(1 << 32), len_bytes);
     let ranges = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes }];
     let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: u64::MAX };
-    // SAFETY: no chunk is carried out, and all stays until the end of the test.
+    // SAFETY: no chunk is carried out, and everything stays until the end of the test.
     let (chunks, keeps_order) =
         unsafe { job.set_up(&Transfer { method: Method::Read, entries }, schedule) }.unwrap();
     assert_eq!((chunks, keeps_order), (len_bytes.div_ceil(CHUNK), true));
@@ -52,7 +52,7 @@ enum Then {
 }
 
 impl Hands<'_> {
-    /// Claims a chunk of this generation: its number, and whether another can be had.
+    /// Claims a chunk of this generation. Returns its number, and whether another is ready.
     fn take_of(&self, generation: u64) -> Option<(usize, bool)> {
         let (claim, more) = Job::claim(self.job, generation)?;
         Some((self.keep(claim), more))
@@ -97,11 +97,11 @@ impl Hands<'_> {
     }
 }
 
-/// The entry that was stopped, and the number of its bytes that were done.
+/// Returns the entry that stopped, and the number of its bytes that were done.
 fn outcome(hands: &Hands<'_>) -> Option<(usize, usize)> {
     assert!(hands.job.is_done());
     hands.job.wait();
-    // SAFETY: it is done, and nobody else has it.
+    // SAFETY: the job is done, and no other thread has it.
     unsafe { hands.job.take_outcome() }.map(|stop| (stop.entry, stop.stop.done_bytes))
 }
 
@@ -172,7 +172,7 @@ fn the_last_chunk_waits_for_the_others() {
         assert_eq!(job.take(), Some((2, false)));
         assert_eq!(job.complete(2, None), Then::Finished);
     });
-    // With others left, a worker comes for them anyway.
+    // A worker with other chunks comes for the last one anyway.
     with_job(4, &last_alone, |job| {
         assert_eq!(job.take(), Some((0, true)));
         assert_eq!(job.complete(0, None), Then::Nothing);
@@ -204,7 +204,7 @@ fn stops_keep_their_cause_and_count_earlier_entries() {
         let cause = std::io::Error::from_raw_os_error(libc::EIO).into();
         let stop = Stop { done_bytes: 7, cause: Some(cause) };
         assert!(matches!(job.complete_with(0, Some(stop)), NextStep::Finished(None)));
-        // SAFETY: it is done, and nobody else has it.
+        // SAFETY: the job is done, and no other thread has it.
         let stopped = unsafe { job.job.take_outcome() }.unwrap().behind(10).behind(20);
         assert_eq!((stopped.entry, stopped.stop.done_bytes), (30, 7));
         assert!(
@@ -217,7 +217,7 @@ fn stops_keep_their_cause_and_count_earlier_entries() {
 fn cancelled_jobs_end_with_their_claims_in_flight() {
     with_job(3, &Schedule::default(), |job| {
         job.take().unwrap();
-        // SAFETY: nobody else has it.
+        // SAFETY: no other thread has the job.
         unsafe { job.job.cancel() };
         assert!(!job.job.is_done() && job.take().is_none());
         assert_eq!(job.complete(0, None), Then::Finished);
@@ -265,13 +265,13 @@ fn the_last_waker_is_woken_once_at_the_end() {
     with_job(2, &Schedule::default(), |job| {
         let waker = Arc::<Wakes>::default();
         assert!(job.job.poll(&Waker::from(waker.clone())).is_pending());
-        // SAFETY: nobody else has it.
+        // SAFETY: no other thread has the job.
         unsafe { job.job.cancel() };
         assert_eq!((Arc::strong_count(&waker), waker.0.load(Ordering::Relaxed)), (1, 0));
     });
 }
 
-/// A job whose chunks keep 1 MiB: the beginnings of 65,535 chunks, and the end.
+/// Returns a job whose lists take 1 MiB: the beginnings of 65,535 chunks, and the end.
 fn large(jobs: &IdleJobs) -> Arc<Job> {
     let job = jobs.take();
     set_up(&job, 65_535 * CHUNK, &Schedule { chunk_bytes: CHUNK, ..Schedule::default() }, |_| ());

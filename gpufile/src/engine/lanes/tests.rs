@@ -20,7 +20,7 @@ fn take(lanes: &Lanes) -> Lane {
     lanes.take(Place::Host).unwrap()
 }
 
-/// A lane whose first bounce buffer has memory, at this address.
+/// Returns a lane whose first bounce buffer has memory, and the address of that memory.
 fn allocated(lanes: &Lanes) -> (Lane, usize) {
     let [mut first, second] = take(lanes).into_bounces();
     let address = first.ptr().addr();
@@ -80,14 +80,14 @@ fn lanes_are_lent_in_request_order() {
                 order.lock().unwrap().push(number);
                 lanes.put(lane);
             });
-            // Until it waits, so that the next one comes later.
+            // Waits until the thread waits, so that the next one comes later.
             while lanes.waiting() <= number {
                 thread::yield_now();
             }
         }
         assert!(lanes.are_wanted());
         lanes.put(lent);
-        // It has been its turn, so others come first.
+        // This thread has had its turn, so others come first.
         lanes.put(take(&lanes));
         order.lock().unwrap().push(4);
     });
@@ -103,7 +103,7 @@ fn free_lanes_are_released_with_their_memory() {
     lanes.put(free);
     assert_eq!(lanes.release(), Bounce::bytes_for(BOUNCE), "of one buffer, the other had none");
     assert_eq!(lanes.release(), 0);
-    // Another may be made in its stead, and no more.
+    // One lane may be made in its place, and no more.
     let another = lanes.try_take_for_host().unwrap();
     assert!(lanes.try_take_for_host().is_none());
     lanes.put(another);

@@ -1,8 +1,8 @@
-//! A transfer that a stream waits for, in parts: the host's side of it.
+//! The host's side of a transfer that a stream waits for. The transfer is carried out in parts.
 //!
-//! At the call, everything that the stream will do is submitted to it: to wait until the host has handed it a slot of the
-//! [ring], to copy, to hand the slot back. From then on the host calls CUDA no more: the holder of CUDA's locks may wait
-//! for this very stream.
+//! The call submits everything that the stream will do: wait until the host hands it a slot of the [ring],
+//! copy, and hand the slot back. From then on the host calls CUDA no more, because the holder of CUDA's locks
+//! may wait for this very stream.
 
 pub(super) mod ring;
 pub(super) mod thread;
@@ -37,18 +37,19 @@ pub(crate) enum Direction {
 pub(crate) struct Relay {
     file: NonNull<OpenFile>,
     chunk_bytes: Option<usize>,
-    /// Those that carry out the jobs. Not an `Arc`, as the ring.
+    /// The workers that carry out the jobs. Not an `Arc`, for the same reason as the ring.
     workers: NonNull<Workers>,
     direction: Direction,
     memory: Memory,
-    /// Not an `Arc`: the last one frees pinned memory, which nobody but the caller's thread may do.
+    /// Not an `Arc`: dropping the last one frees pinned memory, which only the caller's thread may do.
     ring: NonNull<Ring>,
     parts: Box<[Part]>,
     progress: Mutex<Progress>,
     ended: Condvar,
 }
 
-// SAFETY: the file, the workers, the ring and the memory stay, as `Relay::new` demands, and may be used from any thread.
+// SAFETY: the file, the workers, the ring and the memory stay valid, as `Relay::new` demands. Any thread may
+// use them.
 unsafe impl Send for Relay {}
 // SAFETY: as above.
 unsafe impl Sync for Relay {}
@@ -67,23 +68,24 @@ struct Progress {
     /// The part to be started next.
     next: usize,
     running: usize,
-    /// The number of the first part that did not come to its end, and what stopped it.
+    /// The number of the first part that stopped early, and its stop.
     stop: Option<(usize, EntryStop)>,
     /// The time at which the stream reached the transfer.
     begun: Option<Instant>,
-    /// Enough is submitted for the first part to be started: workers that wake up meanwhile slow the submitting down.
+    /// True if enough is submitted to start the first part. Workers that wake up earlier slow down the
+    /// submitting.
     is_submitted: bool,
     given_up: bool,
     ended: bool,
 }
 
 impl Relay {
-    /// A transfer that uses these turns of the ring, and releases it in [`finish`](Self::finish) or
-    /// [`give_up`](Self::give_up).
+    /// Returns a relay that uses these turns of the ring. [`finish`](Self::finish) or
+    /// [`give_up`](Self::give_up) releases the ring.
     ///
     /// # Safety
-    /// The file, the workers and the ring must stay, and the memory be as an [`IoBuf`](cufile::IoBuf) (for reads,
-    /// [`IoBufMut`](cufile::IoBufMut)) promises, until one of these has returned.
+    /// Until one of these has returned, the file, the workers and the ring must stay valid. That long, the
+    /// memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads, [`IoBufMut`](cufile::IoBufMut)).
     pub unsafe fn new(
         (file, chunk_bytes): (&OpenFile, Option<usize>),
         direction: Direction,
@@ -117,24 +119,23 @@ impl Relay {
         })
     }
 
-    /// Submits to the stream what it is to do; returns what marks the end of that.
+    /// Submits the transfer's operations to the stream, which calls `begin` when it reaches them. Returns the
+    /// event that marks their end.
     ///
     /// # Errors
     /// The error that CUDA returned; some operations may have been submitted.
-    ///
-    /// The stream calls `begin` when it reaches the transfer.
     pub fn submit(
         self: &Arc<Self>,
         stream: &Stream,
         begin: impl FnOnce(Arc<Self>) + Send + 'static,
     ) -> cufile::Result<Event> {
-        /// So many parts are submitted before the host begins. A stream has room for a thousand calls or so, past which
-        /// submitting waits for what was submitted before.
+        /// The number of parts submitted before the host begins. A stream has room for about a thousand
+        /// calls. Beyond that, submitting waits for earlier calls.
         const MOST_AHEAD: usize = 64;
         let _entered = stream.device().enter()?;
         let this = self.clone();
         stream.call_on_host(move || begin(this))?;
-        // A call takes a microsecond or two, so that what comes together is submitted together.
+        // A call takes a microsecond or two, so adjacent operations are submitted together.
         let mut words = Vec::new();
         for (number, part) in self.parts.iter().enumerate() {
             if number == MOST_AHEAD {
@@ -152,7 +153,7 @@ impl Relay {
             words.push(WordOperation::Write(word, number));
         }
         if self.direction == Direction::Write {
-            // The last use of each slot comes after the others.
+            // The stream also waits for the last use of each slot.
             words.extend(self.parts.iter().rev().take(SLOTS).map(|part| self.wait_for(part.turn)));
         }
         self.submit_words(stream, &mut words)?;
@@ -167,7 +168,8 @@ impl Relay {
     }
 
     fn submit_words(&self, stream: &Stream, words: &mut Vec<WordOperation>) -> cufile::Result<()> {
-        // SAFETY: words of the ring, which is released, so that its memory may be freed, when the stream has passed.
+        // SAFETY: these are words of the ring. Its memory may be freed only after the release, when the
+        // stream has passed.
         unsafe { stream.on_words(words) }?;
         words.clear();
         Ok(())
@@ -177,27 +179,29 @@ impl Relay {
         let device_ptr = self.memory.ptr.wrapping_add(part.before_bytes);
         let (ptr, len_bytes) = (part.host.ptr, part.host.len_bytes);
         match self.direction {
-            // SAFETY: from a slot, which the stream has then, to memory that the transfer holds alone.
+            // SAFETY: the stream then owns the slot, and the transfer has exclusive use of the memory that it
+            // copies to.
             Direction::Read => unsafe {
                 stream.copy_to_device(device_ptr, slice::from_raw_parts(ptr, len_bytes))
             },
-            // SAFETY: from memory that the transfer holds to a slot, which the stream has then.
+            // SAFETY: the transfer keeps the memory that it copies from, and the stream then owns the slot.
             Direction::Write => unsafe {
                 stream.copy_from_device(slice::from_raw_parts_mut(ptr, len_bytes), device_ptr)
             },
         }
     }
 
-    /// Notes that the stream has come to it; false if it was given up before.
+    /// Notes that the stream has reached the relay. Returns false if the relay was given up before.
     pub fn begin(&self) -> bool {
         let mut progress = self.progress();
         progress.begun = (!progress.given_up).then(Instant::now);
         progress.begun.is_some()
     }
 
-    /// Starts the parts whose turn it is; says whether the transfer has ended.
+    /// Starts the parts whose turn it is. Returns whether the transfer has ended.
     pub fn advance(self: &Arc<Self>) -> bool {
-        /// Submitting takes no longer, but where it waits for the stream, which then waits for this.
+        /// The longest time that submitting takes, unless it waits for the stream, which then waits for this
+        /// relay.
         const SUBMITTING: Duration = Duration::from_millis(1);
         let mut progress = self.progress();
         let may_start = |progress: &Progress| {
@@ -234,14 +238,14 @@ impl Relay {
             Direction::Read => {
                 self.ring().is_with_host(turn.before()) && self.ring().is_with_stream(turn.before())
             }
-            // One after the other, so that a failure leaves no gap before what was written.
+            // Parts are written one after the other, so that a failure leaves no gap before written bytes.
             Direction::Write => progress.running == 0 && self.ring().is_with_host(turn),
         }
     }
 
     fn start(self: &Arc<Self>, number: usize) {
         let part = &self.parts[number];
-        // SAFETY: it stays until the transfer has ended.
+        // SAFETY: the file stays valid until the transfer has ended.
         let file = unsafe { self.file.as_ref() };
         let IoRange { file_offset, len_bytes, .. } = part.range[0];
         let (method, schedule) = match self.direction {
@@ -257,7 +261,7 @@ impl Relay {
             }
         };
         let entries = Entries::of_file(file, part.host, &part.range);
-        // SAFETY: all of it stays until the job is finished, without which the transfer does not end.
+        // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
         let prepared = unsafe { self.workers().prepare(&Transfer { method, entries }, &schedule) };
         let (job, chunks) = prepared.expect("a checked range, which overlaps no other");
         let done = Arc::new(PartDone { relay: self.clone(), number, job: job.clone() });
@@ -267,18 +271,18 @@ impl Relay {
         self.workers().submit(file.block_device, &job, chunks);
     }
 
-    /// Hands a part to the stream, of which so many bytes were transferred.
+    /// Hands a part to the stream, of which `done_bytes` bytes were transferred.
     fn hand_on(&self, part: &Part, done_bytes: usize) {
         if self.direction == Direction::Read && self.memory.place != Place::Host {
-            // What lies behind them in the slot is of another transfer.
-            // SAFETY: the slot is the host's, and as long.
+            // The bytes behind them in the slot belong to another transfer.
+            // SAFETY: the host owns the slot, which is as long.
             unsafe { part.host.ptr.add(done_bytes).write_bytes(0, part.host.len_bytes - done_bytes) };
         }
         self.ring().hand_to_stream(part.turn);
     }
 
-    /// Waits until the transfer has ended, and returns its outcome. Once, and only when the stream has passed all that was
-    /// submitted.
+    /// Waits until the transfer has ended, and returns its outcome. The caller does so once, after the stream
+    /// has passed all submitted operations.
     pub fn finish(&self) -> Outcome {
         let mut progress = self.progress();
         while !progress.ended {
@@ -299,12 +303,13 @@ impl Relay {
         self.progress().ended
     }
 
-    /// Ends the transfer of a stream to which not all could be submitted, or that failed: nothing is started any more,
-    /// and the stream does not wait for it any more. `stream_is_done` waits for what was submitted; `is_dead` says
-    /// whether the stream will never go on. Once, instead of [`finish`](Self::finish).
+    /// Gives up the relay if not all of it could be submitted, or if the stream failed. The relay starts no
+    /// more parts, and the stream no longer waits for it. `stream_is_done` waits for the submitted
+    /// operations. `is_dead` returns whether the stream will never go on. The caller does so once, instead of
+    /// calling [`finish`](Self::finish).
     ///
-    /// The ring is not released, and nobody else gets it any more, if transfers before this one stopped in the middle of
-    /// their turns because the stream is dead.
+    /// If the stream is dead, transfers before this one may have stopped in the middle of their turns. The
+    /// ring is then not released, and nothing else gets it.
     pub fn give_up(&self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
         let mut progress = self.progress();
         progress.given_up = true;
@@ -314,8 +319,8 @@ impl Relay {
         progress.ended = true;
         drop(progress);
         let (ring, turns) = (self.ring(), self.parts.iter().map(|part| part.turn));
-        // A slot is passed on by who has it: transfers before this one may still use theirs, and those behind it may have
-        // been given theirs already.
+        // Only the owner of a slot passes it on. Transfers before this one may still use their slots, and
+        // those behind it may already have theirs.
         let in_turn = |has_passed_on: &dyn Fn(Turn) -> bool, pass_on: &dyn Fn(Turn)| {
             turns.clone().all(|turn| {
                 while !has_passed_on(turn.before()) {
@@ -340,13 +345,13 @@ impl Relay {
     }
 
     fn ring(&self) -> &Ring {
-        // SAFETY: it stays until `finish` or `give_up` has returned, before which the transfer has ended, and whoever
-        // still refers to that does not ask for it.
+        // SAFETY: the ring stays valid until `finish` or `give_up` has returned. The transfer has ended
+        // before that, and later holders of the relay do not ask for the ring.
         unsafe { self.ring.as_ref() }
     }
 
     fn workers(&self) -> &Workers {
-        // SAFETY: they stay until the transfer has ended.
+        // SAFETY: the workers stay valid until the transfer has ended.
         unsafe { self.workers.as_ref() }
     }
 
@@ -355,7 +360,7 @@ impl Relay {
     }
 }
 
-/// Is woken when the job of a part is done.
+/// The waker of a part, woken when the part's job is done.
 struct PartDone {
     relay: Arc<Relay>,
     number: usize,

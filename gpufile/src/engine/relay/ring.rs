@@ -1,8 +1,8 @@
 //! Pinned memory that the host and a stream hand to each other, slot by slot.
 //!
-//! Each use of a slot has a number, one more than the one before. Two words tell who is done with it: when the host has
-//! handed use `n` to the stream, and when the stream has handed it to the host. Both only grow, so that whoever looks
-//! late finds enough.
+//! Each use of a slot has a number, one more than the use before. Two words say which side is done with a
+//! use. The host writes the number to one word when it hands the slot to the stream. The stream writes it to
+//! the other when it hands the slot to the host. Both words only grow, so a late reader still finds enough.
 
 use std::any::Any;
 use std::sync::{Arc, PoisonError};
@@ -11,24 +11,25 @@ use cufile::cuda::Stream;
 
 use super::super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
 
-/// One that the host works on, and one that the GPU copies. More of them would leave the processor's cache before their
-/// turn comes, and that costs more than waiting for each other.
+/// The number of slots: one that the host works on, and one that the GPU copies. More slots would leave the
+/// processor's cache before their turn, and that costs more than waiting.
 pub(crate) const SLOTS: usize = 2;
 
-/// Slots for one stream at a time.
+/// Slots of pinned memory, for one stream at a time.
 pub(crate) struct Ring {
-    /// Words, then slots.
+    /// The start of the words, which the slots follow.
     start: *mut u8,
     slot_bytes: usize,
     /// The pinned memory that `start` points into.
     _memory: Box<dyn Any>,
-    /// The stream whose transfers use the ring, and how many do.
+    /// The GPU and the stream whose transfers use the ring. The next field is the number of these transfers.
     stream: Mutex<(u32, usize)>,
     transfers: AtomicUsize,
     turns: Mutex<Turns>,
 }
 
-// SAFETY: a pointer into memory that goes with it. Words are atomics; a slot belongs to whom the words say.
+// SAFETY: the pointer leads into memory that the ring owns. Words are atomics, and say which side owns a
+// slot.
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
@@ -57,7 +58,7 @@ impl Turns {
 }
 
 impl Turn {
-    /// The use of the same slot before this one.
+    /// Returns the use of the same slot before this one.
     pub fn before(self) -> Self {
         Self { number: self.number.wrapping_sub(1), ..self }
     }
@@ -73,7 +74,7 @@ impl Ring {
         Ok(Self::over(memory.as_mut_ptr(), slot_bytes, Box::new(memory)))
     }
 
-    /// A ring of memory that starts there, with room for words and slots.
+    /// Returns a ring over memory that begins at `start`, with room for words and slots.
     pub(crate) fn over(start: *mut u8, slot_bytes: usize, memory: Box<dyn Any>) -> Self {
         Self {
             start,
@@ -90,7 +91,8 @@ impl Ring {
         self.slot_bytes
     }
 
-    /// Turns are taken, and what is to be done with them submitted to the stream, without another's between.
+    /// Locks the turns. The caller keeps the lock while it takes turns and submits their operations, so that
+    /// no other transfer's come between.
     pub fn turns(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,12 +101,12 @@ impl Ring {
         self.start.wrapping_add(WORDS_BYTES + turn.slot * self.slot_bytes)
     }
 
-    /// The word by which the host hands a slot to the stream, and the value that does.
+    /// Returns the word by which the host hands a slot to the stream, and the value that does so.
     pub fn to_stream(&self, turn: Turn) -> (*mut u32, u32) {
         (self.start.wrapping_add(2 * turn.slot * STRIDE_BYTES).cast(), turn.number)
     }
 
-    /// The word by which the stream hands a slot to the host, and the value that does.
+    /// Returns the word by which the stream hands a slot to the host, and the value that does so.
     pub fn to_host(&self, turn: Turn) -> (*mut u32, u32) {
         (self.start.wrapping_add((2 * turn.slot + 1) * STRIDE_BYTES).cast(), turn.number)
     }
@@ -114,7 +116,8 @@ impl Ring {
         self.word(word).store(number, Ordering::Release);
     }
 
-    /// Only for a stream that will not, when it has come to what it was to do before.
+    /// Hands a slot to the host in place of a stream that will not. The stream must be done with all
+    /// operations before.
     pub fn hand_to_host(&self, turn: Turn) {
         let (word, number) = self.to_host(turn);
         self.word(word).store(number, Ordering::Release);
@@ -135,11 +138,11 @@ impl Ring {
     }
 
     fn word(&self, word: *mut u32) -> &AtomicU32 {
-        // SAFETY: aligned, in the ring's memory, and used by the host only as an atomic.
+        // SAFETY: the word is aligned, lies in the ring's memory, and the host uses it only as an atomic.
         unsafe { AtomicU32::from_ptr(word) }
     }
 
-    /// Ends a transfer's use of the ring, when the stream will not come to its words and slots any more.
+    /// Ends a transfer's use of the ring. The stream must not reach the transfer's words and slots any more.
     pub fn release(&self) {
         self.transfers.fetch_sub(1, Ordering::AcqRel);
     }
@@ -158,7 +161,7 @@ impl Ring {
         self.transfers.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Bytes of pinned memory.
+    /// Returns the number of bytes of pinned memory.
     fn len_bytes(&self) -> usize {
         len_bytes_for(self.slot_bytes)
     }
@@ -174,9 +177,9 @@ pub(crate) struct Rings(Mutex<Made>);
 
 #[derive(Default)]
 struct Made {
-    /// The one that was made first is the first.
+    /// The rings, in the order in which they were made.
     rings: Vec<Arc<Ring>>,
-    /// Bytes of pinned memory that they take, with those that are being made or freed.
+    /// The bytes of pinned memory of all rings, including rings that are being made or freed.
     bytes: usize,
 }
 
@@ -184,8 +187,9 @@ impl Rings {
     /// The most bytes of pinned memory that all rings take together.
     const LIMIT_BYTES: usize = 400 << 20;
 
-    /// A ring for a transfer of so many bytes on this stream, to be [released](Ring::release) after it; `None` if no more
-    /// memory may, or can, be had. Transfers of one stream follow each other, and share theirs.
+    /// Lends a ring for a transfer of `len_bytes` on this stream. The caller [releases](Ring::release) it
+    /// afterwards. Returns `None` if the limit is reached or no memory can be allocated. Transfers of one
+    /// stream follow each other, and share a ring.
     pub fn take(&self, stream: &Stream, len_bytes: usize) -> Option<Arc<Ring>> {
         let key = (stream.device().ordinal(), stream.as_raw().addr());
         let slot_bytes = slot_bytes_for(len_bytes);
@@ -229,13 +233,14 @@ impl Rings {
         Some(ring)
     }
 
-    /// Frees those that are not in use; returns how many bytes that were.
+    /// Frees the rings that are not in use. Returns the number of bytes freed.
     pub fn free_idle(&self) -> usize {
         let idle = self.made().rings.extract_if(.., |ring| ring.is_idle()).collect();
         self.free(idle)
     }
 
-    /// Frees rings that were taken out, which takes long, and then counts them no more.
+    /// Frees removed rings, which takes long, and then subtracts their bytes. Returns the number of bytes
+    /// freed.
     fn free(&self, rings: Vec<Arc<Ring>>) -> usize {
         let bytes = rings.iter().map(|ring| ring.len_bytes()).sum();
         drop(rings);
@@ -248,7 +253,8 @@ impl Rings {
     }
 }
 
-/// Long enough that a call has not much to submit, and short enough that copying begins soon.
+/// Returns the slot length in bytes for a transfer of `len_bytes`. It is long enough that a call submits
+/// little, and short enough that copying begins soon.
 pub(crate) fn slot_bytes_for(len_bytes: usize) -> usize {
     const MIB: usize = 1 << 20;
     match len_bytes {

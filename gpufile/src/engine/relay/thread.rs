@@ -1,8 +1,8 @@
 //! The thread and the workers that carry on relays.
 //!
-//! They never call CUDA, so that they go on when others cannot: a thread that frees memory of the GPU holds CUDA's locks
-//! while it waits for a stream, and streams that wait take hardware queues, without which the engine's other workers wait
-//! for their copies.
+//! They never call CUDA, so they go on when other threads cannot. A thread that frees GPU memory holds CUDA's
+//! locks while it waits for a stream. Streams that wait take hardware queues, without which the engine's
+//! other workers wait for their copies.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -19,11 +19,11 @@ pub(crate) struct RelayThread {
     pub rings: Rings,
     active: Arc<Active>,
     thread: Option<JoinHandle<()>>,
-    // After the thread, whose relays submit to them.
+    // Dropped after the thread, whose relays submit to these workers.
     workers: Workers,
 }
 
-/// Relays that streams have come to.
+/// Relays that streams have reached.
 #[derive(Default)]
 struct Active {
     state: Mutex<State>,
@@ -37,7 +37,7 @@ struct State {
 }
 
 impl Active {
-    /// Takes up a relay; does not wait.
+    /// Adds a relay that its stream has reached, without waiting.
     pub fn begin(&self, relay: Arc<Relay>) {
         if relay.begin() {
             self.state().begun.push(relay);
@@ -45,7 +45,8 @@ impl Active {
         }
     }
 
-    /// Moves what has begun to `active`, and waits for some if there is none; false if it is time to end.
+    /// Moves the relays that have begun to `active`, and waits for one if there is none. Returns false if the
+    /// thread must end.
     fn take_into(&self, active: &mut Vec<Arc<Relay>>) -> bool {
         let mut state = self.state();
         while active.is_empty() && state.begun.is_empty() {
@@ -64,10 +65,11 @@ impl Active {
 }
 
 impl RelayThread {
-    /// `lanes` must be no others', because the workers must not wait for callers of CUDA.
+    /// Starts the thread and its workers. No other workers may share `lanes`, because these workers must not
+    /// wait for callers of CUDA.
     ///
     /// # Errors
-    /// That the operating system gives no threads.
+    /// Fails if the operating system starts no threads.
     pub fn new(threads: usize, lanes: Arc<Lanes>) -> io::Result<Self> {
         let workers = Workers::new(threads, false, lanes);
         if !workers.start_threads(0) {
@@ -75,7 +77,7 @@ impl RelayThread {
         }
         let active = Arc::new(Active::default());
         let of_thread = active.clone();
-        // A stream waits for it, and with it perhaps all of the process.
+        // A stream waits for this thread, and perhaps the whole process waits with it.
         let thread = Builder::new()
             .name("gpufile-relay".to_owned())
             .spawn(move || or_abort(|| carry_on(&of_thread)))?;
@@ -86,7 +88,7 @@ impl RelayThread {
         &self.workers
     }
 
-    /// Returns what takes up a relay when its stream has come to it.
+    /// Returns the function that adds a relay when its stream has reached it.
     pub fn begin(&self) -> impl FnOnce(Arc<Relay>) + Send + 'static {
         let active = self.active.clone();
         move |relay| active.begin(relay)
@@ -99,10 +101,11 @@ impl RelayThread {
 }
 
 impl Drop for RelayThread {
-    /// No relay can be left: each has an owner that keeps the engine, or was forgotten with it.
+    /// Ends the thread. No relay can be left: each has an owner that keeps the engine, or was forgotten with
+    /// it.
     fn drop(&mut self) {
         if self.workers.is_forked() {
-            // The thread is not here.
+            // The thread does not exist in a forked child.
             mem::forget((self.thread.take(), mem::take(&mut self.rings)));
             return;
         }
@@ -114,7 +117,7 @@ impl Drop for RelayThread {
     }
 }
 
-/// Carries on what is active. What the GPU has done it learns from words in memory, so that it must look.
+/// Carries on the active relays. The thread learns the GPU's progress from words in memory, so it must poll.
 fn carry_on(active: &Active) {
     const PAUSE: Duration = Duration::from_micros(50);
     let mut relays = Vec::new();

@@ -33,7 +33,7 @@ fn metadata(open: &OpenFile) -> fs::Metadata {
 }
 
 fn is_mapped(plan: &WritePlan) -> bool {
-    // What watchers of the file wait for comes last, by a write call.
+    // A write call writes the last bytes, for programs that watch the file.
     assert_eq!(matches!(plan.method, Method::WriteMapping(_)), plan.schedule.last_bytes == 4096);
     assert!(matches!(plan.method, Method::WriteMapping(_) | Method::Write));
     assert!(!plan.schedule.is_graded);
@@ -66,7 +66,7 @@ fn tmpfs_files_are_written_through_a_mapping() {
         (vec![(0, MIB)], true),
         (vec![(0, MIB - 1)], false),
         (vec![(3 * MIB, MIB)], true),
-        // Gaps within the file are no matter.
+        // Gaps within the file do not matter.
         (vec![(0, MIB), (2 * MIB, 100)], true),
         (vec![(0, MIB / 2), (MIB, MIB / 2 - 1)], false),
     ] {
@@ -85,7 +85,7 @@ fn growing_tmpfs_files_are_allocated_at_once() {
     for (ranges, growth, becomes) in [
         (vec![(4 * MIB, MIB)], Growth::MayAllocate, Some(5 * MIB)),
         (vec![(3 * MIB, MIB), (4 * MIB, 77)], Growth::MayAllocate, Some(4 * MIB + 77)),
-        // What lies before the write stays a hole.
+        // The gap before the write stays a hole.
         (vec![(64 * MIB, MIB)], Growth::MayAllocate, Some(65 * MIB)),
         (vec![(4 * MIB, MIB)], Growth::AsWritten, None),
         (vec![(3 * MIB, MIB), (4 * MIB + 1, 77)], Growth::MayAllocate, None),

@@ -7,7 +7,7 @@ use super::relay::ring::{Ring, Rings, Turn, slot_bytes_for};
 const MIB: usize = 1 << 20;
 const WORDS_BYTES: usize = 4096;
 
-/// A ring, and where it begins.
+/// Returns a ring, and the address where it begins.
 fn ring(slot_bytes: usize) -> (Ring, usize) {
     let mut memory = vec![0u64; WORDS_BYTES / 8];
     let start = memory.as_mut_ptr();
@@ -18,7 +18,7 @@ fn take(rings: &Rings, key: (u32, usize), slot_bytes: usize) -> Option<Arc<Ring>
     rings.take_for(key, slot_bytes, || Ok(ring(slot_bytes).0))
 }
 
-/// One of those that are there.
+/// Takes one of the rings that exist.
 fn again(rings: &Rings, key: (u32, usize), slot_bytes: usize) -> Option<Arc<Ring>> {
     rings.take_for(key, slot_bytes, || panic!("none is made"))
 }
@@ -101,11 +101,11 @@ fn transfers_of_one_stream_share_a_ring() {
 fn rings_respect_the_memory_limit() {
     const LIMIT: usize = 400 * MIB;
     let rings = Rings::default();
-    // Four take all but a little.
+    // Four rings take almost all of the memory.
     let lent: Vec<_> = (0..4).map(|stream| take(&rings, (0, stream), 48 * MIB).unwrap()).collect();
     assert!(again(&rings, (0, 4), 48 * MIB).is_none());
     take(&rings, (0, 5), 7 * MIB).unwrap();
-    // One that is idle goes for one that does not fit beside it.
+    // An idle ring is freed for one that does not fit beside it.
     lent[2].release();
     take(&rings, (0, 6), 8 * MIB).unwrap();
     assert_eq!(rings.free_idle(), 0);
