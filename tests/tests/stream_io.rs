@@ -7,9 +7,10 @@ use std::time::Duration;
 
 mod support;
 
+use cufile::FileProperties;
 use cufile::cuda::WordOperation;
 use cufile_tests::bed::{Bed, pattern};
-use gpufile::{Cause, Engine, File, RoutePolicy};
+use gpufile::{Cause, DirectIo, Engine, File, RoutePolicy};
 use support::Gate;
 
 const MIB: usize = 1 << 20;
@@ -178,6 +179,28 @@ fn reads_fill_zeros_behind_the_end_of_file() {
             let found = buffer.to_vec().unwrap();
             assert!(found[..bytes.len()] == bytes && found[bytes.len()..].iter().all(|byte| *byte == 0));
         }
+    });
+}
+
+#[test]
+fn release_buffers_frees_bounce_buffers_of_streams() {
+    Bed::each(|bed| {
+        bed.file("bounced", &pattern(3 * MIB));
+        let direct_io = FileProperties::of(fs::File::open(bed.path("bounced")).unwrap()).unwrap().direct_io;
+        if direct_io.is_none() {
+            return eprintln!("skipped: no O_DIRECT here");
+        }
+        let released = [DirectIo::Never, DirectIo::Always].map(|direct_read| {
+            let engine = Engine::builder().driver(bed.driver.clone()).threads(2).build();
+            let options = File::options().read(true).engine(&engine).direct_read(direct_read);
+            let file = options.policy(RoutePolicy::PosixOnly).open(bed.path("bounced")).unwrap();
+            let stream = bed.device.stream().unwrap();
+            // An unaligned range goes through a bounce buffer on its way to the ring.
+            let (count, _) = file.read_at_on_stream(&stream, bed.device.alloc(MIB).unwrap(), 77).wait();
+            assert_eq!(count.unwrap(), MIB);
+            engine.release_buffers()
+        });
+        assert!(released[1] > released[0] + MIB, "{released:?}");
     });
 }
 
