@@ -124,7 +124,7 @@ impl Route {
     }
 
     /// Returns the POSIX route of a machine without anything that the direct routes need.
-    pub(crate) fn without_direct_path() -> Self {
+    pub(crate) fn without_direct_route() -> Self {
         Self::posix([
             (RouteKind::Gds, no_module()),
             (

@@ -147,21 +147,18 @@ impl Lane {
             (Some(_), true) => self.read_to_bounce(slot, &claim),
             (Some(_), false) => self.copy_to_bounce(slot, &claim),
         };
-        let is_copying = !self.copies.is_empty();
-        let outcome =
-            if is_copying { self.issue_copies(slot, &claim, outcome) } else { Started::Done(outcome) };
-        self.copies.clear();
-        match outcome {
-            Started::Done(outcome) => {
-                reports.completed(claim, outcome);
-                // The other slot's copies began before this chunk, so they have most likely ended.
-                self.finish(1 - slot, reports);
-            }
-            Started::Copying(outcome) => {
+        let outcome = match self.issue_copies(slot, &claim) {
+            Ok(false) => outcome,
+            Ok(true) => {
                 self.slots[slot].pending = Some(Pending { claim, outcome });
                 self.next = 1 - slot;
+                return;
             }
-        }
+            Err(error) => Err(Stop::failed(0, error)),
+        };
+        reports.completed(claim, outcome);
+        // The other slot's copies began before this chunk, so they have most likely ended.
+        self.finish(1 - slot, reports);
     }
 
     /// Claims the next chunk of a serial job, if the lane has the chunk before it in flight.
@@ -203,10 +200,16 @@ impl Lane {
         waited
     }
 
-    /// Submits the noted copies to the stream. `outcome` is the chunk's outcome so far.
-    fn issue_copies(&mut self, slot: usize, claim: &Claim, outcome: Outcome) -> Started {
+    /// Submits the noted copies to the stream. Returns whether there are any.
+    ///
+    /// # Errors
+    /// The error that CUDA returned. No copy is in flight then.
+    fn issue_copies(&mut self, slot: usize, claim: &Claim) -> cufile::Result<bool> {
         let Lane { stream, slots, copies, .. } = self;
         let Slot { copied, writes, .. } = &mut slots[slot];
+        if copies.is_empty() {
+            return Ok(false);
+        }
         let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
         // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the
         // event. A read has exclusive use of that memory.
@@ -216,15 +219,13 @@ impl Lane {
                 false => copies.issue_to_host(stream),
             }
         };
-        match issued.and_then(|()| stream.record_into(copied)) {
-            Ok(()) => Started::Copying(outcome),
-            Err(error) => {
-                // Some copies may be in flight.
-                let _ = stream.synchronize();
-                writes.clear();
-                Started::Done(Err(Stop::failed(0, error)))
-            }
-        }
+        copies.clear();
+        issued.and_then(|()| stream.record_into(copied)).inspect_err(|_| {
+            // Some copies may be in flight.
+            let _ = stream.synchronize();
+            writes.clear();
+        })?;
+        Ok(true)
     }
 
     /// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
@@ -342,14 +343,6 @@ impl Lane {
         }
         Ok(())
     }
-}
-
-/// The state of a chunk that was begun.
-enum Started {
-    /// The chunk is completed.
-    Done(Outcome),
-    /// The lane completes the chunk when the copies are done.
-    Copying(Outcome),
 }
 
 /// Writes the contents of the bounce buffer to their files.

@@ -323,7 +323,7 @@ impl Engine {
         if workers.is_forked() {
             return None;
         }
-        let start = || RelayThread::new(self.0.settings.threads, workers.lanes_apart()).ok();
+        let start = || RelayThread::new(self.0.settings.threads, workers.lanes_apart());
         self.0.relays.get_or_init(start).as_ref()
     }
 }

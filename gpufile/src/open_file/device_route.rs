@@ -44,7 +44,7 @@ impl DeviceRoute {
             RoutePolicy::Auto => true,
         };
         if only_direct && nothing_is_direct(gpus) {
-            return Ok(Self { route: Route::without_direct_path(), handle: None });
+            return Ok(Self { route: Route::without_direct_route(), handle: None });
         }
         let driver = gpus.driver()?;
         let text = |error: cufile::Error| error.to_string();
@@ -75,7 +75,7 @@ pub(crate) fn best_route(gpus: &Gpus) -> Route {
         return Route::unavailable(&error);
     }
     if nothing_is_direct(gpus) {
-        return Route::without_direct_path();
+        return Route::without_direct_route();
     }
     let properties = gpus
         .driver()

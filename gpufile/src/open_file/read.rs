@@ -8,7 +8,7 @@ use super::posix::read_full;
 use super::storage::Storage;
 use super::{OpenFile, available};
 use crate::bounce::Bounce;
-use crate::outcome::{Outcome, Stop, done_bytes};
+use crate::outcome::{Outcome, done_bytes};
 use crate::page_cache;
 use crate::settings::DirectIo;
 
@@ -93,7 +93,7 @@ impl OpenFile {
         // SAFETY: the caller's promise; the call writes behind the bytes that were read already.
         let rest =
             unsafe { read_full(self.as_fd(), target.add(done), len_bytes - done, offset + done as u64) };
-        rest.map_err(|stop: Stop| stop.after(done))
+        rest.map_err(|stop| stop.after(done))
     }
 
     /// Returns whether a read of `len_bytes` certainly goes through the page cache.

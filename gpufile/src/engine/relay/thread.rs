@@ -4,9 +4,9 @@
 //! locks while it waits for a stream. Streams that wait take hardware queues, without which the engine's
 //! other workers wait for their copies.
 
+use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-use std::{io, mem};
 
 use super::super::lanes::Lanes;
 use super::super::sync::{Builder, Condvar, JoinHandle, Mutex, MutexGuard, or_abort, sleep};
@@ -67,21 +67,20 @@ impl Active {
 impl RelayThread {
     /// Starts the thread and its workers. No other workers may share `lanes`, because these workers must not
     /// wait for callers of CUDA.
-    ///
-    /// # Errors
-    /// Fails if the operating system starts no threads.
-    pub fn new(threads: usize, lanes: Arc<Lanes>) -> io::Result<Self> {
+    /// Returns `None` if the operating system starts no threads.
+    pub fn new(threads: usize, lanes: Arc<Lanes>) -> Option<Self> {
         let workers = Workers::new(threads, false, lanes);
         if !workers.start_threads(0) {
-            return Err(io::Error::last_os_error());
+            return None;
         }
         let active = Arc::new(Active::default());
         let of_thread = active.clone();
         // A stream waits for this thread, and perhaps the whole process waits with it.
         let thread = Builder::new()
             .name("gpufile-relay".to_owned())
-            .spawn(move || or_abort(|| carry_on(&of_thread)))?;
-        Ok(Self { rings: Rings::default(), active, thread: Some(thread), workers })
+            .spawn(move || or_abort(|| carry_on(&of_thread)))
+            .ok()?;
+        Some(Self { rings: Rings::default(), active, thread: Some(thread), workers })
     }
 
     pub fn workers(&self) -> &Workers {
