@@ -11,9 +11,7 @@ use std::sync::Arc;
 
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{
-    Engine, Entries, EntryStop, FILE_LIMIT, Growth, IoRange, Schedule, Transfer, WritePlan, read_plan,
-};
+use crate::engine::{Engine, Entries, EntryStop, FILE_LIMIT, Growth, IoRange, Schedule, Transfer, WritePlan};
 use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
@@ -285,8 +283,7 @@ impl File {
 
     /// Returns the schedule of a read of `total_bytes` whose first range is `first`.
     pub(crate) fn read_schedule(&self, total_bytes: usize, place: Place, first: &IoRange) -> Schedule {
-        let first = (first.file_offset, first.len_bytes);
-        read_plan::of_file(&self.open, self.chunk_bytes, place, total_bytes, first)
+        Schedule::of_read(&self.open, self.chunk_bytes, place, total_bytes, first)
     }
 
     /// Returns the plan for writing the whole memory to `offset` in bytes.
@@ -301,7 +298,10 @@ impl File {
 
     /// Returns a buffer's memory. The calling thread chooses the file's route here, so no worker has to.
     pub(crate) fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<Memory> {
-        let memory = Memory::of(buffer, self.engine.gpus())
+        let memory = self
+            .engine
+            .gpus()
+            .memory_of(buffer)
             .map_err(|error| self.transfer_error(WRITE, offset, buffer.len_bytes(), 0, error.into()))?;
         self.choose_route(&memory);
         Ok(memory)
@@ -309,7 +309,10 @@ impl File {
 
     /// Returns the memory of a buffer to be read into, as [`memory`](Self::memory) does.
     pub(crate) fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
-        let memory = Memory::of_mut(buffer, self.engine.gpus())
+        let memory = self
+            .engine
+            .gpus()
+            .memory_of_mut(buffer)
             .map_err(|error| self.transfer_error(READ, offset, buffer.len_bytes(), 0, error.into()))?;
         self.choose_route(&memory);
         Ok(memory)

@@ -1,9 +1,11 @@
-//! CUDA and the cuFile driver, loaded and opened when first needed, and the GPUs seen so far.
+//! CUDA and the cuFile driver, loaded and opened when first needed, and the GPUs that memory is on.
 
 use std::sync::{OnceLock, PoisonError, RwLock};
 
 use cufile::cuda::{Context, Cuda, Device};
-use cufile::{Driver, IoBuf};
+use cufile::{Driver, IoBuf, IoBufMut};
+
+use crate::memory::{Memory, Place};
 
 /// The CUDA library and the cuFile driver of an engine, and of the files that it opened.
 #[derive(Debug, Default)]
@@ -61,11 +63,47 @@ impl Gpus {
         self.driver.get().is_some_and(Result::is_ok)
     }
 
-    /// Returns the ordinal of the GPU that a buffer is on.
+    /// Returns the memory of a buffer that is only read from.
+    ///
+    /// # Errors
+    /// The reason why the GPU of the buffer is unknown.
+    pub fn memory_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<Memory> {
+        let place = match buffer.is_host_accessible() {
+            true => Place::Host,
+            false => Place::Device(self.ordinal_of(buffer)?),
+        };
+        Ok(Memory {
+            ptr: buffer.as_ptr().cast_mut(),
+            len_bytes: buffer.len_bytes(),
+            place,
+            context: buffer.context(),
+            is_registered: buffer.is_registered(),
+            base_offset: buffer.base_offset(),
+        })
+    }
+
+    /// Returns the memory of a buffer that may be written.
+    ///
+    /// # Errors
+    /// As [`memory_of`](Self::memory_of).
+    pub fn memory_of_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> cufile::Result<Memory> {
+        let memory = self.memory_of(buffer)?;
+        Ok(Memory { ptr: buffer.as_mut_ptr(), ..memory })
+    }
+
+    /// Returns the GPU with an ordinal that [`memory_of`](Self::memory_of) found.
     ///
     /// # Errors
     /// The error that CUDA returned.
-    pub fn ordinal_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<u32> {
+    pub fn device(&self, ordinal: u32) -> cufile::Result<Device> {
+        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
+        match seen.iter().find(|(_, device)| device.ordinal() == ordinal) {
+            Some((_, device)) => Ok(device.clone()),
+            None => self.cuda()?.device(ordinal),
+        }
+    }
+
+    fn ordinal_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<u32> {
         let context = buffer.context();
         {
             let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
@@ -77,17 +115,5 @@ impl Gpus {
         let ordinal = device.ordinal();
         self.seen.write().unwrap_or_else(PoisonError::into_inner).push((context, device));
         Ok(ordinal)
-    }
-
-    /// Returns the GPU with an ordinal that [`ordinal_of`](Self::ordinal_of) returned.
-    ///
-    /// # Errors
-    /// The error that CUDA returned.
-    pub fn device(&self, ordinal: u32) -> cufile::Result<Device> {
-        let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
-        match seen.iter().find(|(_, device)| device.ordinal() == ordinal) {
-            Some((_, device)) => Ok(device.clone()),
-            None => self.cuda()?.device(ordinal),
-        }
     }
 }

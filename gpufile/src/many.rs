@@ -7,8 +7,8 @@ use std::slice;
 use cufile::{BufSlice, BufSliceMut, IoBuf, IoBufMut};
 
 use crate::engine::{
-    Engine, Entries, Entry, EntryStop, FILE_LIMIT, InFlight, IoRange, Refused, Transfer, WritePlan, groups,
-    read_plan,
+    Engine, Entries, Entry, EntryStop, FILE_LIMIT, InFlight, IoRange, Refused, Schedule, Transfer, WritePlan,
+    groups,
 };
 use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::file::File;
@@ -224,7 +224,7 @@ impl Engine {
             return Ok(());
         }
         let transfer = Transfer { method: Method::Read, entries: Entries::Each(entries) };
-        let schedule = read_plan::of_entries(self.settings(), &transfer.entries);
+        let schedule = Schedule::of_entries(self.settings(), &transfer.entries);
         // SAFETY: the requests hold their buffers alone.
         let outcome = unsafe { self.workers().run(&transfer, &schedule) };
         each_outcome(READ, entries, outcome)

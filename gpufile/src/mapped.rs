@@ -141,7 +141,10 @@ impl MappedFile {
 
     fn memory<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<Memory> {
         let len = buffer.len_bytes();
-        Memory::of_mut(buffer, self.file.engine().gpus())
+        self.file
+            .engine()
+            .gpus()
+            .memory_of_mut(buffer)
             .map_err(|error| self.file.transfer_error(READ, offset, len, 0, error.into()))
     }
 

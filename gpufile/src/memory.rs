@@ -3,8 +3,6 @@
 use cufile::cuda::Context;
 use cufile::{IoBuf, IoBufMut};
 
-use crate::gpus::Gpus;
-
 /// The place of memory: accessible to the host, or on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -20,9 +18,10 @@ pub(crate) struct Memory {
     pub ptr: *mut u8,
     pub len_bytes: usize,
     pub place: Place,
-    context: Option<Context>,
-    is_registered: bool,
-    base_offset: usize,
+    pub context: Option<Context>,
+    pub is_registered: bool,
+    /// The number of bytes of the allocation before the memory.
+    pub base_offset: usize,
 }
 
 // SAFETY: the pointer is used only while a transfer holds the buffer. The kernel and CUDA use it from any
@@ -35,34 +34,6 @@ impl Memory {
     /// Returns memory of the engine that the host can access.
     pub fn on_host(ptr: *mut u8, len_bytes: usize) -> Self {
         Self { ptr, len_bytes, place: Place::Host, context: None, is_registered: false, base_offset: 0 }
-    }
-
-    /// Returns the memory of a buffer that is only read from.
-    ///
-    /// # Errors
-    /// The reason why the GPU of the buffer is unknown.
-    pub fn of<B: IoBuf + ?Sized>(buffer: &B, gpus: &Gpus) -> cufile::Result<Self> {
-        let place = match buffer.is_host_accessible() {
-            true => Place::Host,
-            false => Place::Device(gpus.ordinal_of(buffer)?),
-        };
-        Ok(Self {
-            ptr: buffer.as_ptr().cast_mut(),
-            len_bytes: buffer.len_bytes(),
-            place,
-            context: buffer.context(),
-            is_registered: buffer.is_registered(),
-            base_offset: buffer.base_offset(),
-        })
-    }
-
-    /// Returns the memory of a buffer that may be written.
-    ///
-    /// # Errors
-    /// As [`of`](Self::of).
-    pub fn of_mut<B: IoBufMut + ?Sized>(buffer: &mut B, gpus: &Gpus) -> cufile::Result<Self> {
-        let memory = Self::of(buffer, gpus)?;
-        Ok(Self { ptr: buffer.as_mut_ptr(), ..memory })
     }
 
     /// Returns the address of the allocation that contains the memory. Returns the memory's own address if

@@ -1,4 +1,5 @@
-//! A transfer that workers share: its chunks, the claims to them, and what stopped it.
+//! A transfer that workers share: its chunks, the claims to them, and what stopped it. Also the order in
+//! which chunks are handed out.
 
 use std::cell::UnsafeCell;
 use std::mem;
@@ -6,7 +7,6 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
 use super::chunks::{Chunks, Refused};
-use super::hand_out::HandOut;
 use super::schedule::Schedule;
 use super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use super::transfer::{Segment, Transfer};
@@ -203,6 +203,11 @@ impl Job {
         Poll::Pending
     }
 
+    /// Returns the number of bytes of memory that the lists of chunks take.
+    pub fn kept_bytes(&self) -> usize {
+        self.state().kept_bytes
+    }
+
     /// Takes the reason why the transfer stopped. Returns `None` if all of it was carried out.
     ///
     /// # Safety
@@ -301,47 +306,90 @@ impl Claim {
     }
 }
 
-/// Jobs that are not in use, kept so that a transfer need not allocate one.
-#[derive(Default)]
-pub(crate) struct IdleJobs(Mutex<Kept>);
-
-#[derive(Default)]
-struct Kept {
-    jobs: Vec<Arc<Job>>,
-    /// The number of bytes of memory that the jobs' lists of chunks take.
-    bytes: usize,
+/// The counts of a job's chunks: those still to be handed out, and those that are out. It only counts, and
+/// knows no threads.
+#[derive(Debug, Default)]
+pub(crate) struct HandOut {
+    chunks: usize,
+    /// The chunk to be handed out next.
+    next: usize,
+    /// The number of chunks that are out.
+    out: usize,
+    /// True if the chunks are carried out in order. One chunk is out at a time, except that its worker may
+    /// have the next one too.
+    is_serial: bool,
+    /// True if the last chunk is handed out only when the others are completed.
+    last_alone: bool,
+    /// The most chunks that may be out at a time; `None` for no limit.
+    at_once: Option<usize>,
 }
 
-impl IdleJobs {
-    const MOST: usize = 64;
-    /// The most bytes that the lists of idle jobs may take. A million reordered ranges need lists of 28 MB,
-    /// which smaller transfers never need.
-    const MOST_BYTES: usize = 4 << 20;
-
-    pub fn take(&self) -> Arc<Job> {
-        let mut kept = self.kept();
-        let Some(job) = kept.jobs.pop() else { return Arc::default() };
-        kept.bytes -= job.state().kept_bytes;
-        job
+impl HandOut {
+    pub fn new(chunks: usize, schedule: &Schedule) -> Self {
+        let Schedule { is_serial, at_once, last_bytes, .. } = *schedule;
+        Self { chunks, next: 0, out: 0, is_serial, last_alone: last_bytes > 0 && chunks > 1, at_once }
     }
 
-    /// Keeps a job whose outcome was taken. The queue may still refer to the job, but gets no chunks of its
-    /// next use.
-    pub fn put(&self, job: Arc<Job>) {
-        let bytes = job.state().kept_bytes;
-        let mut kept = self.kept();
-        if kept.jobs.len() < Self::MOST && kept.bytes + bytes <= Self::MOST_BYTES {
-            kept.bytes += bytes;
-            kept.jobs.push(job);
-        }
+    /// Returns whether no chunk is out and no more will be handed out.
+    pub fn is_done(&self) -> bool {
+        self.all_were_out() && self.out == 0
     }
 
-    /// Frees the idle jobs. Returns the number of bytes that their lists of chunks took.
-    pub fn clear(&self) -> usize {
-        mem::take(&mut *self.kept()).bytes
+    /// Returns whether no more chunks will be handed out.
+    pub fn all_were_out(&self) -> bool {
+        self.next == self.chunks
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the chunk to be handed out next.
+    pub fn next(&self) -> usize {
+        self.next
+    }
+
+    /// Returns whether a chunk can be handed out now.
+    pub fn is_ready(&self) -> bool {
+        self.next < self.ready() && !self.is_full()
+    }
+
+    /// Hands out a chunk, if one is ready.
+    pub fn take(&mut self) -> Option<usize> {
+        self.is_ready().then(|| self.hand_out())
+    }
+
+    /// Hands out the next chunk of a serial job to the worker that has `chunk`. That worker must complete
+    /// `chunk` first. So the GPU can copy one chunk while the worker writes the other.
+    pub fn take_after(&mut self, chunk: usize) -> Option<usize> {
+        let follows = self.is_serial && self.out == 1 && self.next == chunk + 1;
+        (follows && self.next < self.ready()).then(|| self.hand_out())
+    }
+
+    /// Takes back a completed chunk. Returns whether chunks that were held back can be handed out now.
+    pub fn complete(&mut self) -> bool {
+        let was_held_back = self.is_full() || self.last_alone && self.next + 1 == self.chunks;
+        self.out -= 1;
+        was_held_back && self.is_ready()
+    }
+
+    /// Stops handing out chunks.
+    pub fn stop(&mut self) {
+        self.next = self.chunks;
+    }
+
+    fn hand_out(&mut self) -> usize {
+        let chunk = self.next;
+        self.next += 1;
+        self.out += 1;
+        chunk
+    }
+
+    /// Returns whether as many chunks are out as are allowed.
+    fn is_full(&self) -> bool {
+        let most = if self.is_serial { Some(1) } else { self.at_once };
+        most.is_some_and(|most| self.out >= most)
+    }
+
+    /// Returns the number of chunks that may be handed out by now, including those that already were.
+    fn ready(&self) -> usize {
+        let last_is_held_back = self.last_alone && self.out > 0;
+        self.chunks - usize::from(last_is_held_back)
     }
 }

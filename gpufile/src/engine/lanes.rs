@@ -5,11 +5,14 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
+use super::job::Claim;
 use super::lane::Lane;
+use super::queue::Reports;
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering};
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::memory::Place;
+use crate::outcome::Stop;
 
 /// Free lanes, and the number of lanes that exist.
 pub(crate) struct Lanes {
@@ -89,6 +92,27 @@ impl Lanes {
             self.state().existing -= 1;
             self.came_back.notify_all();
         })
+    }
+
+    /// Begins a chunk on a lane of its place: the thread's own `lane`, or another that takes its place. The lane
+    /// may complete the chunk later.
+    pub fn start(&self, lane: &mut Option<Lane>, claim: Claim, reports: &mut Reports<'_>) {
+        if claim.is_stopped_before() {
+            return reports.completed(claim, Ok(()));
+        }
+        let place = claim.place();
+        if let Some(mut other) = lane.take_if(|lane| lane.place() != place || self.are_wanted()) {
+            other.finish_all(reports);
+            self.put(other);
+        }
+        let lane = match lane {
+            Some(lane) => lane,
+            None => match self.take(place) {
+                Ok(taken) => lane.insert(taken),
+                Err(error) => return reports.completed(claim, Err(Stop::failed(0, error))),
+            },
+        };
+        lane.start(claim, reports);
     }
 
     /// Waits until it is this thread's turn, and a lane is free or may be made.

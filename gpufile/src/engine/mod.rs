@@ -4,14 +4,14 @@
 //!  read_at, write_many, futures …                    read_at_on_stream …
 //!        │ transfer: entries and a method                  │
 //!        ▼                                                 ▼
-//!  read_plan, write_plan ── schedule               relay ── ring (pinned slots) ◄──► the stream
-//!        │                                                 │ a transfer for each slot
+//!  schedule (reads), write_plan                    relay ── ring (pinned slots) ◄──► the stream
+//!        │ schedule                                        │ a transfer for each slot
 //!        ▼                                                 ▼
-//!  workers ── job ── chunks, hand_out              workers of the relays' own
-//!        │ claim
+//!  workers ── job ── chunks                        workers of the relays' own
+//!        │ a job
 //!        ▼
-//!  pool (threads, queue) ── lanes ── lane ── open_file: pread, O_DIRECT, mapping, cuFile
-//!                                     └──── copies: bounce buffer ◄──► GPU
+//!  queue ── workers ── lanes ── lane ── open_file: pread, O_DIRECT, mapping, cuFile
+//!            claim                └──── copies: bounce buffer ◄──► GPU
 //! ```
 //!
 //! # Words
@@ -28,19 +28,16 @@
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
-//! [`pool`], [`lanes`], [`lane`], [`queue`], [`job`], [`read_plan`], [`write_plan`], [`chunks`],
-//! [`hand_out`], [`schedule`], [`transfer`], [`copies`], [`sync`].
+//! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`chunks`], [`schedule`], [`transfer`], [`copies`],
+//! [`sync`].
 
 mod chunks;
 mod copies;
-mod hand_out;
 mod in_flight;
 mod job;
 mod lane;
 mod lanes;
-mod pool;
 mod queue;
-pub(crate) mod read_plan;
 mod relay;
 mod schedule;
 mod sync;
@@ -366,7 +363,7 @@ impl fmt::Debug for Engine {
 // These tests lie outside the modules that they test, because the models of interleavings compile those
 // modules again.
 #[cfg(test)]
-#[path = "hand_out/tests.rs"]
+#[path = "job/hand_out_tests.rs"]
 mod hand_out_tests;
 #[cfg(test)]
 #[path = "job/tests.rs"]

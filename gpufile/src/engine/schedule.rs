@@ -1,6 +1,9 @@
-//! The schedule of a transfer: the lengths of its chunks, and the order in which workers get them.
+//! The schedule of a transfer: the lengths of its chunks, and the order in which workers get them. Reads get
+//! theirs here; the plan of a write adapts it.
 
+use super::transfer::{Entries, IoRange};
 use crate::memory::Place;
+use crate::open_file::OpenFile;
 use crate::settings::Settings;
 
 /// The rules for cutting a transfer into chunks and handing them out.
@@ -22,7 +25,66 @@ pub(crate) struct Schedule {
     pub is_inline: bool,
 }
 
+/// The source of the bytes of a long read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    PageCache,
+    /// A disk, by `O_DIRECT`. It takes `at_once` requests at a time; `None` for no limit.
+    Disk {
+        at_once: Option<usize>,
+    },
+    /// The kernel, which generates the contents as they are read.
+    Generated,
+}
+
 impl Schedule {
+    /// Returns the schedule for reading `total_bytes` of a file to one place, beginning with the range
+    /// `first`. `chunk_bytes` is the length that the caller asked for.
+    pub fn of_read(
+        open: &OpenFile,
+        chunk_bytes: Option<usize>,
+        place: Place,
+        total_bytes: usize,
+        first: &IoRange,
+    ) -> Self {
+        let schedule = Self::new(&open.settings, total_bytes, place, chunk_bytes);
+        let is_asked = chunk_bytes.or(open.settings.chunk_bytes).is_some();
+        schedule.for_file(open, is_asked, first.file_offset, first.len_bytes)
+    }
+
+    /// Returns the schedule with which an engine of these settings reads entries, of which there is at least
+    /// one. The file of the first entry decides for all.
+    pub fn of_entries(settings: &Settings, entries: &Entries<'_>) -> Self {
+        let schedule = Self::new(settings, entries.total_bytes(), entries.place(), None);
+        let first = entries.get(0);
+        schedule.for_file(first.file, settings.chunk_bytes.is_some(), first.offset, first.len_bytes)
+    }
+
+    /// Asks the file for the source of the bytes, if the first range is so long that the source matters.
+    fn for_file(self, open: &OpenFile, is_asked: bool, offset: u64, first_bytes: usize) -> Self {
+        let direct = || match !is_asked && first_bytes > DISK_CHUNK_BYTES {
+            true => open.direct_for_long_read(offset, first_bytes),
+            false => None,
+        };
+        self.for_source(if first_bytes > self.chunk_bytes && open.is_generated() {
+            Source::Generated
+        } else if let Some(direct) = direct() {
+            Source::Disk { at_once: direct.at_once }
+        } else {
+            Source::PageCache
+        })
+    }
+
+    /// Adapts the schedule of a read to the source. Chunks of generated contents are read in order, because
+    /// the kernel also generates the bytes before each chunk.
+    fn for_source(self, source: Source) -> Self {
+        match source {
+            Source::PageCache => self,
+            Source::Disk { at_once } => self.for_disk(at_once),
+            Source::Generated => Self { is_serial: true, ..self },
+        }
+    }
+
     /// Chooses the chunk lengths for a transfer of `total_bytes`. Without `chunk_bytes`, the settings decide,
     /// or else the size of the transfer.
     ///
@@ -64,7 +126,7 @@ impl Schedule {
 }
 
 /// The length in bytes of the requests that disks are fastest with.
-pub(crate) const DISK_CHUNK_BYTES: usize = 1 << 20;
+const DISK_CHUNK_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -124,6 +186,15 @@ mod tests {
             assert_eq!(lengths, [5000 * KIB, 64 * KIB]);
         }
         assert_eq!(Schedule::new(&of_engine, 1 << 30, Place::Host, Some(7)).chunk_bytes, 7);
+    }
+
+    #[test]
+    fn sources_change_the_schedule_of_all_workers() {
+        let schedule = Schedule { chunk_bytes: 4 << 20, is_graded: true, ..Schedule::default() };
+        assert_eq!(schedule.for_source(Source::PageCache), schedule);
+        assert_eq!(schedule.for_source(Source::Generated), Schedule { is_serial: true, ..schedule });
+        let expected = Schedule { chunk_bytes: 1 << 20, is_graded: false, at_once: Some(4), ..schedule };
+        assert_eq!(schedule.for_source(Source::Disk { at_once: Some(4) }), expected);
     }
 
     #[test]

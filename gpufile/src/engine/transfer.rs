@@ -94,7 +94,7 @@ impl fmt::Debug for Entry<'_> {
 /// The entries of a transfer.
 #[derive(Clone, Copy)]
 pub(crate) enum Entries<'a> {
-    /// Ranges of one file and one buffer. [`Chunks`](super::chunks::Chunks) checks that they lie in the
+    /// Ranges of one file and one buffer. `Chunks` checks that they lie in the
     /// buffer, and end no later than `file_limit`.
     Ranges { file: &'a OpenFile, memory: Memory, ranges: &'a [IoRange], file_limit: u64 },
     /// Entries with a file and a buffer each. The kernel can address their ends.

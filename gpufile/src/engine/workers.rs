@@ -1,15 +1,16 @@
-//! The workers of an engine. They make jobs of transfers, give the jobs to threads or to the caller, and wait
-//! for them.
+//! The workers of an engine. A transfer becomes a job here; threads, or the caller, claim its chunks and carry
+//! them out on lanes.
 
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
 use super::chunks::Refused;
-use super::job::{EntryStop, IdleJobs, Job};
+use super::job::{EntryStop, Job};
+use super::lane::Lane;
 use super::lanes::Lanes;
-use super::pool::{self, Pool};
+use super::queue::{Queue, Reports};
 use super::schedule::Schedule;
-use super::sync::{Mutex, on_worker};
+use super::sync::{Builder, JoinHandle, Mutex, MutexGuard, as_worker, on_worker};
 use super::transfer::Transfer;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
@@ -86,7 +87,7 @@ impl Workers {
             return;
         }
         if let Some(lane) = self.lanes.try_take_for_host() {
-            pool::work_inline(&self.lanes, Some(lane), job);
+            work_inline(&self.lanes, Some(lane), job);
         }
     }
 
@@ -132,9 +133,9 @@ impl Workers {
     fn work_inline(&self, job: &Arc<Job>) {
         if self.is_forked() {
             // The parent's lanes may be locked for ever, or lent to threads that do not exist here.
-            return pool::work_inline(&self.lanes.apart(), None, job);
+            return work_inline(&self.lanes.apart(), None, job);
         }
-        pool::work_inline(&self.lanes, None, job);
+        work_inline(&self.lanes, None, job);
     }
 
     /// Returns a job that is not in use.
@@ -205,5 +206,151 @@ impl Drop for Workers {
             let pools = self.pools.get_mut().unwrap_or_else(PoisonError::into_inner);
             mem::forget((mem::take(pools), self.lanes.clone()));
         }
+    }
+}
+
+/// A queue of jobs, and the threads that work on them as long as the pool exists.
+pub(crate) struct Pool {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Starts the threads; fewer if the operating system starts no more.
+    ///
+    /// # Errors
+    /// Fails if the operating system starts no thread at all.
+    pub fn new(threads: usize, lanes: &Arc<Lanes>) -> std::io::Result<Self> {
+        let queue = Arc::new(Queue::default());
+        let mut pool = Self { queue, threads: Vec::new() };
+        for number in 0..threads {
+            let (queue, lanes) = (pool.queue.clone(), lanes.clone());
+            let spawned = Builder::new()
+                .name(format!("gpufile-{number}"))
+                .spawn(move || as_worker(|| worker_loop(&queue, &lanes)));
+            match spawned {
+                Ok(thread) => pool.threads.push(thread),
+                Err(error) if pool.threads.is_empty() => return Err(error),
+                // Fewer threads work too.
+                Err(_) => break,
+            }
+        }
+        Ok(pool)
+    }
+
+    /// Lets the workers do a job that has this many chunks.
+    pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
+        self.queue.submit(job, chunks);
+    }
+}
+
+impl Drop for Pool {
+    /// Ends the threads. No job can be left: a caller or a future waits for each job, and keeps the engine.
+    fn drop(&mut self) {
+        self.queue.close();
+        // A worker may drop the last reference to an engine, together with a future that it woke. The worker
+        // may belong to this engine, or to another whose last reference a worker of this one drops. So a
+        // worker waits for no threads here.
+        if !on_worker() {
+            self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        }
+    }
+}
+
+/// Carries out chunks from the queue until the queue is closed.
+fn worker_loop(queue: &Queue, lanes: &Lanes) {
+    let mut reports = Reports::to(queue);
+    let mut lane: Option<Lane> = None;
+    loop {
+        match queue.claim(lane.is_none()) {
+            Some(claim) => lanes.start(&mut lane, claim, &mut reports),
+            // The other jobs have had their turn.
+            None => match lane.as_ref().and_then(Lane::claim_next) {
+                Some(claim) => lanes.start(&mut lane, claim, &mut reports),
+                None => match lane.take() {
+                    Some(mut busy) if busy.is_busy() => {
+                        busy.finish_oldest(&mut reports);
+                        lane = Some(busy);
+                    }
+                    Some(idle) => lanes.put(idle),
+                    None => return,
+                },
+            },
+        }
+        if reports.has_wakers() {
+            // A waker is foreign code, which may use this very engine. No other thread may wait for this one
+            // then.
+            if let Some(mut lane) = lane.take() {
+                lane.finish_all(&mut reports);
+                lanes.put(lane);
+            }
+            reports.wake_all();
+        }
+    }
+}
+
+/// Works on a job on the calling thread, alone or with the workers, until the job is done. `lane` is the
+/// thread's lane, if it has one.
+pub(crate) fn work_inline(lanes: &Lanes, mut lane: Option<Lane>, job: &Arc<Job>) {
+    let mut reports = Reports::default();
+    let generation = job.generation();
+    loop {
+        let claimed = Job::claim(job, generation).map(|(claim, _)| claim);
+        match (claimed.or_else(|| lane.as_ref().and_then(Lane::claim_next)), &mut lane) {
+            (Some(claim), _) => lanes.start(&mut lane, claim, &mut reports),
+            (None, Some(lane)) if lane.is_busy() => lane.finish_oldest(&mut reports),
+            _ => break,
+        }
+    }
+    if let Some(lane) = lane {
+        lanes.put(lane);
+    }
+    // Workers may have claimed chunks too, if the job was submitted.
+    job.wait();
+    reports.wake_all();
+}
+
+/// Jobs that are not in use, kept so that a transfer need not allocate one.
+#[derive(Default)]
+pub(crate) struct IdleJobs(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    jobs: Vec<Arc<Job>>,
+    /// The number of bytes of memory that the jobs' lists of chunks take.
+    bytes: usize,
+}
+
+impl IdleJobs {
+    const MOST: usize = 64;
+    /// The most bytes that the lists of idle jobs may take. A million reordered ranges need lists of 28 MB,
+    /// which smaller transfers never need.
+    const MOST_BYTES: usize = 4 << 20;
+
+    pub fn take(&self) -> Arc<Job> {
+        let mut kept = self.kept();
+        let Some(job) = kept.jobs.pop() else { return Arc::default() };
+        kept.bytes -= job.kept_bytes();
+        job
+    }
+
+    /// Keeps a job whose outcome was taken. The queue may still refer to the job, but gets no chunks of its
+    /// next use.
+    pub fn put(&self, job: Arc<Job>) {
+        let bytes = job.kept_bytes();
+        let mut kept = self.kept();
+        if kept.jobs.len() < Self::MOST && kept.bytes + bytes <= Self::MOST_BYTES {
+            kept.bytes += bytes;
+            kept.jobs.push(job);
+        }
+    }
+
+    /// Frees the idle jobs. Returns the number of bytes that their lists of chunks took.
+    pub fn clear(&self) -> usize {
+        mem::take(&mut *self.kept()).bytes
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

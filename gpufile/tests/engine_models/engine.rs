@@ -2,16 +2,12 @@
 
 #[path = "../../src/engine/copies.rs"]
 mod copies;
-#[path = "../../src/engine/hand_out.rs"]
-mod hand_out;
 #[path = "../../src/engine/job.rs"]
 mod job;
 #[path = "../../src/engine/lane.rs"]
 mod lane;
 #[path = "../../src/engine/lanes.rs"]
 mod lanes;
-#[path = "../../src/engine/pool.rs"]
-mod pool;
 #[path = "../../src/engine/queue.rs"]
 mod queue;
 #[path = "../../src/engine/relay/mod.rs"]
@@ -39,6 +35,10 @@ use lanes::Lanes;
 use relay::thread::RelayThread;
 
 mod schedule {
+    use super::IoRange;
+    use crate::memory::Place;
+    use crate::open_file::OpenFile;
+
     #[derive(Debug, Clone, Copy, Default)]
     pub struct Schedule {
         pub chunk_bytes: usize,
@@ -47,15 +47,11 @@ mod schedule {
         pub last_bytes: usize,
         pub is_inline: bool,
     }
-}
 
-mod read_plan {
-    use super::Schedule;
-    use crate::memory::Place;
-    use crate::open_file::OpenFile;
-
-    pub fn of_file(file: &OpenFile, _: Option<usize>, _: Place, _: usize, _: (u64, usize)) -> Schedule {
-        file.schedule
+    impl Schedule {
+        pub fn of_read(file: &OpenFile, _: Option<usize>, _: Place, _: usize, _: &IoRange) -> Self {
+            file.schedule
+        }
     }
 }
 

@@ -35,11 +35,11 @@ pub mod file {
         }
 
         pub fn memory<B: IoBuf + ?Sized>(&self, buffer: &B, _: u64) -> Result<Memory> {
-            Ok(Memory::of(buffer, self.engine().gpus()).expect("a known place"))
+            Ok(self.engine().gpus().memory_of(buffer).expect("a known place"))
         }
 
         pub fn memory_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B, _: u64) -> Result<Memory> {
-            Ok(Memory::of_mut(buffer, self.engine().gpus()).expect("a known place"))
+            Ok(self.engine().gpus().memory_of_mut(buffer).expect("a known place"))
         }
 
         pub fn check_offset(&self, _: &'static str, _: u64, _: usize) -> Result<()> {

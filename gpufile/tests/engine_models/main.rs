@@ -27,8 +27,6 @@ mod files;
 #[path = "../../src/future.rs"]
 mod future;
 mod futures;
-#[path = "../../src/engine/hand_out.rs"]
-mod hand_out;
 #[path = "../../src/engine/job.rs"]
 mod job;
 #[path = "../../src/engine/lanes.rs"]
@@ -39,19 +37,21 @@ mod memory;
 mod outcome;
 #[path = "../../src/owned.rs"]
 mod owned;
-#[path = "../../src/engine/pool.rs"]
-mod pool;
 #[path = "../../src/engine/queue.rs"]
 mod queue;
 mod staging;
 mod stand_ins;
 #[path = "../../src/stream_io.rs"]
 mod stream_io;
+#[path = "../../src/engine/workers.rs"]
+mod workers;
 mod world;
 
 /// A stand-in for CUDA, limited to the calls by which the engine asks for GPUs.
 mod gpus {
-    use crate::cuda::{Device, IoBuf, Result};
+    use crate::GPU;
+    use crate::cuda::{Device, IoBuf, IoBufMut, Result};
+    use crate::memory::{Memory, Place};
 
     #[derive(Default)]
     pub struct Gpus;
@@ -61,8 +61,19 @@ mod gpus {
             Ok(Device(ordinal))
         }
 
-        pub fn ordinal_of<B: IoBuf + ?Sized>(&self, _: &B) -> Result<u32> {
-            Ok(0)
+        pub fn memory_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> Result<Memory> {
+            Ok(Memory {
+                ptr: buffer.as_ptr().cast_mut(),
+                len_bytes: buffer.len_bytes(),
+                place: if buffer.is_host_accessible() { Place::Host } else { GPU },
+                context: buffer.context(),
+                is_registered: buffer.is_registered(),
+                base_offset: buffer.base_offset(),
+            })
+        }
+
+        pub fn memory_of_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<Memory> {
+            Ok(Memory { ptr: buffer.as_mut_ptr(), ..self.memory_of(buffer)? })
         }
     }
 }
@@ -115,15 +126,15 @@ use bounce::Bounce;
 use cuda::{Error, IoBuf, IoBufMut, Result};
 use files::{file, open_file, route};
 use gpus::Gpus;
-use job::{EntryStop, IdleJobs, Job};
+use job::{EntryStop, Job};
 use lanes::Lanes;
 use memory::Place;
 use open_file::Method;
 use outcome::Stop;
-use pool::Pool;
 use schedule::Schedule;
 use stand_ins::{Watched, chunks, lane, schedule, sync, transfer};
 use transfer::{Entries, Transfer};
+use workers::{IdleJobs, Pool, work_inline};
 
 const GPU: Place = Place::Device(0);
 
@@ -212,7 +223,7 @@ impl Wake for Call {
 
 /// Returns schedules with different orders and limits for handing out chunks.
 fn schedules() -> impl Iterator<Item = Schedule> {
-    let with = |is_serial, at_once, last_bytes| Schedule { is_serial, at_once, last_bytes };
+    let with = |is_serial, at_once, last_bytes| Schedule { is_serial, at_once, last_bytes, is_inline: false };
     [
         with(false, None, 0),
         with(true, None, 0),
@@ -259,7 +270,7 @@ fn the_caller_works_beside_the_workers() {
             let job = Arc::<Job>::default();
             pool.submit(&job, set_up(&job, watched));
             if let Some(lane) = lanes.try_take_for_host() {
-                pool::work_inline(&lanes, Some(lane), &job);
+                work_inline(&lanes, Some(lane), &job);
             }
             job.wait();
             assert!(finish(&job, watched).is_none());
@@ -421,7 +432,7 @@ fn wakers_can_wait_for_another_job_of_their_worker() {
                 let job = Arc::<Job>::default();
                 pool.submit(&job, set_up(&job, nested));
                 if sync::on_worker() {
-                    pool::work_inline(&lanes, None, &job);
+                    work_inline(&lanes, None, &job);
                 }
                 job.wait();
                 finish(&job, nested);

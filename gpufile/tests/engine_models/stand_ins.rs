@@ -11,6 +11,7 @@ use crate::cuda::Device;
 use crate::error::Cause;
 use crate::job::Claim;
 use crate::memory::Place;
+use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};
 use crate::queue::Reports;
 
@@ -112,6 +113,7 @@ pub mod schedule {
         pub is_serial: bool,
         pub at_once: Option<usize>,
         pub last_bytes: usize,
+        pub is_inline: bool,
     }
 }
 
@@ -212,7 +214,7 @@ impl Watched {
 
 pub mod transfer {
     use super::Watched;
-    use crate::memory::Memory;
+    use crate::memory::{Memory, Place};
     use crate::open_file::Method;
 
     #[derive(Clone)]
@@ -231,7 +233,17 @@ pub mod transfer {
         pub chunk: usize,
     }
 
+    impl Transfer<'_> {
+        pub fn block_device(&self) -> u64 {
+            0
+        }
+    }
+
     impl<'a> Entries<'a> {
+        pub fn place(&self) -> Place {
+            self.0.place
+        }
+
         pub fn memory(&self, _: usize) -> &Memory {
             unreachable!("the lanes of these models have no use for it")
         }
@@ -345,6 +357,10 @@ impl Lane {
         watched.end();
         reports.completed(claim, outcome);
         self.finish(1 - slot, reports);
+    }
+
+    pub unsafe fn read_small(&mut self, _: &OpenFile, _: *mut u8, _: usize, _: u64) -> Outcome {
+        unreachable!("these models have no small reads")
     }
 
     pub fn claim_next(&self) -> Option<Claim> {

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
-use super::job::{Claim, IdleJobs, Job, NextStep};
+use super::job::{Claim, Job, NextStep};
 use super::schedule::Schedule;
 use super::transfer::{Entries, IoRange, Transfer};
+use super::workers::IdleJobs;
 use crate::error::Cause;
 use crate::memory::Memory;
 use crate::open_file::{Method, OpenFile};

@@ -17,7 +17,7 @@ use cufile::cuda::{Event, Stream, WordOperation};
 
 use self::ring::{Ring, SLOTS, Turn, Turns};
 use super::job::{EntryStop, Job};
-use super::read_plan;
+use super::schedule::Schedule;
 use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
 use super::transfer::{Entries, IoRange, Transfer};
 use super::workers::Workers;
@@ -247,16 +247,16 @@ impl Relay {
         let part = &self.parts[number];
         // SAFETY: the file stays valid until the transfer has ended.
         let file = unsafe { self.file.as_ref() };
-        let IoRange { file_offset, len_bytes, .. } = part.range[0];
         let (method, schedule) = match self.direction {
             Direction::Read => {
-                let first = (file_offset, len_bytes);
-                let place = part.host.place;
-                (Method::Read, read_plan::of_file(file, self.chunk_bytes, place, part.host.len_bytes, first))
+                let Memory { place, len_bytes, .. } = part.host;
+                let schedule = Schedule::of_read(file, self.chunk_bytes, place, len_bytes, &part.range[0]);
+                (Method::Read, schedule)
             }
             Direction::Write => {
                 let growth = Growth::AsWritten;
-                let plan = WritePlan::of_range(file, self.chunk_bytes, &part.host, file_offset, growth);
+                let offset = part.range[0].file_offset;
+                let plan = WritePlan::of_range(file, self.chunk_bytes, &part.host, offset, growth);
                 (plan.method, plan.schedule)
             }
         };

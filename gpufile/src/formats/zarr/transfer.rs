@@ -11,7 +11,6 @@ use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::Error;
 use crate::formats::Result;
 use crate::formats::memory::{addressable, allocate, zeroed};
-use crate::memory::Memory;
 
 impl Array {
     /// Reads the array into new memory of the GPU.
@@ -65,7 +64,7 @@ impl Array {
             return Ok(());
         }
         let engine = self.engine()?;
-        let memory = Memory::of_mut(buffer, engine.gpus()).map_err(|error| self.copy_error(error))?;
+        let memory = engine.gpus().memory_of_mut(buffer).map_err(|error| self.copy_error(error))?;
         let read = if raw::suits(self, region)? { raw::read } else { coded::read };
         // SAFETY: the buffer is as long as the region, and stays borrowed during the call.
         unsafe { read(self, region, &memory, &engine) }
@@ -86,7 +85,7 @@ impl Array {
             return Ok(());
         }
         let engine = self.engine()?;
-        let memory = Memory::of(buffer, engine.gpus()).map_err(|error| self.copy_error(error))?;
+        let memory = engine.gpus().memory_of(buffer).map_err(|error| self.copy_error(error))?;
         let write = if raw::suits(self, &region)? { raw::write } else { coded::write };
         // SAFETY: the buffer is as long as the array, and stays borrowed during the call.
         unsafe { write(self, &region, &memory, &engine) }

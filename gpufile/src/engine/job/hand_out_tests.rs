@@ -1,6 +1,6 @@
 //! Chunks handed out at random steps, each compared with the rules.
 
-use super::hand_out::HandOut;
+use super::job::HandOut;
 use super::schedule::Schedule;
 
 /// Takes and completes chunks at random, and checks each step against the rules.
