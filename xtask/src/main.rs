@@ -6,6 +6,7 @@ mod conformance;
 mod coverage;
 mod emit;
 mod header;
+mod kernels;
 mod limited;
 mod mutants;
 mod packages;
@@ -29,6 +30,9 @@ usage: cargo xtask COMMAND
       write the generated files of cufile-sys and cuda-rt-sys from the pinned headers, or from those in DIR, which
       must hold all three, cufile.h, cuda.h and cuda_runtime_api.h, and what they include; --check only compares and
       fails on any difference
+
+  regen-kernels [--check]
+      compile the kernels of gpufile to PTX, with the pinned compiler; --check only compares and fails on any difference
 
   public-api [--check]
       write the public API of cufile and gpufile, a line for each item, into their public-api.txt; --check only compares
@@ -80,6 +84,8 @@ fn main() -> Result<()> {
             }
             regen::run(include_dir, check)
         }
+        ["regen-kernels"] => kernels::run(false),
+        ["regen-kernels", "--check"] => kernels::run(true),
         ["public-api"] => public_api::run(false),
         ["public-api", "--check"] => public_api::run(true),
         ["conformance"] => conformance::run(),

@@ -1,4 +1,5 @@
-//! The pinned packages with headers, real libraries and libclang. pip fetches them into `target/packages`.
+//! The pinned packages with headers, real libraries, libclang and the compiler of kernels. pip fetches them into
+//! `target/packages`.
 //!
 //! pip checks each wheel against the SHA-256 given here. The repository never contains fetched files.
 
@@ -47,6 +48,14 @@ pub const LIBCLANG: &Package = &package(
     "18.1.1",
     "c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b",
     "54dda940a4a0491a9d1532bf071ea3ef26e6dbaf03b5000ed94dd7174e8f9592",
+);
+
+/// The compiler of the kernels. It is of the oldest supported CUDA, whose PTX every driver takes.
+pub const NVRTC: &Package = &package(
+    "nvidia-cuda-nvrtc-cu11",
+    "11.8.89",
+    "a8d02f3cba345be56b1ffc3e74d8f61f02bb758dd31b0f20e12277a5a244f756",
+    "8ab17ed51e7c4928f7170a0551e3e3b42f89d973bd267ced9688c238b3e10aef",
 );
 
 /// Every supported libcufile, oldest first.
