@@ -95,6 +95,8 @@ pub const CUDA_DRIVER: Header = Header {
         // stream memory operations
         "cuStreamWaitValue32_v2|cuStreamWaitValue64_v2|cuStreamWriteValue32_v2|cuStreamWriteValue64_v2",
         "cuStreamBatchMemOp_v2",
+        // kernels
+        "cuModuleLoadData|cuModuleUnload|cuModuleGetFunction|cuLaunchKernel",
     ],
     constants: &[],
     types: &["CUresult", "CUstream", "CUevent", "CUstreamBatchMemOpType"],

@@ -77,6 +77,19 @@ pub struct Functions {
     pub cuCtxGetDevice: unsafe extern "C" fn(device: *mut CUdevice) -> CUresult,
     /// `cuCtxSynchronize`, in every supported version.
     pub cuCtxSynchronize: unsafe extern "C" fn() -> CUresult,
+    /// `cuModuleLoadData`, in every supported version.
+    pub cuModuleLoadData: unsafe extern "C" fn(
+        module: *mut CUmodule,
+        image: *const ::core::ffi::c_void,
+    ) -> CUresult,
+    /// `cuModuleUnload`, in every supported version.
+    pub cuModuleUnload: unsafe extern "C" fn(hmod: CUmodule) -> CUresult,
+    /// `cuModuleGetFunction`, in every supported version.
+    pub cuModuleGetFunction: unsafe extern "C" fn(
+        hfunc: *mut CUfunction,
+        hmod: CUmodule,
+        name: *const ::core::ffi::c_char,
+    ) -> CUresult,
     /// `cuMemAlloc_v2`, in every supported version.
     pub cuMemAlloc_v2: unsafe extern "C" fn(
         dptr: *mut CUdeviceptr,
@@ -218,6 +231,20 @@ pub struct Functions {
         paramArray: *mut CUstreamBatchMemOpParams,
         flags: ::core::ffi::c_uint,
     ) -> CUresult,
+    /// `cuLaunchKernel`, in every supported version.
+    pub cuLaunchKernel: unsafe extern "C" fn(
+        f: CUfunction,
+        gridDimX: ::core::ffi::c_uint,
+        gridDimY: ::core::ffi::c_uint,
+        gridDimZ: ::core::ffi::c_uint,
+        blockDimX: ::core::ffi::c_uint,
+        blockDimY: ::core::ffi::c_uint,
+        blockDimZ: ::core::ffi::c_uint,
+        sharedMemBytes: ::core::ffi::c_uint,
+        hStream: CUstream,
+        kernelParams: *mut *mut ::core::ffi::c_void,
+        extra: *mut *mut ::core::ffi::c_void,
+    ) -> CUresult,
 }
 impl Functions {
     /// The name of every function in the table and the version that brought it, in the table's order.
@@ -293,6 +320,18 @@ impl Functions {
         },
         Symbol {
             name: "cuCtxSynchronize",
+            since: 0,
+        },
+        Symbol {
+            name: "cuModuleLoadData",
+            since: 0,
+        },
+        Symbol {
+            name: "cuModuleUnload",
+            since: 0,
+        },
+        Symbol {
+            name: "cuModuleGetFunction",
             since: 0,
         },
         Symbol {
@@ -391,6 +430,10 @@ impl Functions {
             name: "cuStreamBatchMemOp_v2",
             since: 0,
         },
+        Symbol {
+            name: "cuLaunchKernel",
+            since: 0,
+        },
     ];
     /// Fills the table from `library`.
     #[allow(
@@ -421,6 +464,9 @@ impl Functions {
                 cuCtxGetCurrent: library.required(c"cuCtxGetCurrent")?,
                 cuCtxGetDevice: library.required(c"cuCtxGetDevice")?,
                 cuCtxSynchronize: library.required(c"cuCtxSynchronize")?,
+                cuModuleLoadData: library.required(c"cuModuleLoadData")?,
+                cuModuleUnload: library.required(c"cuModuleUnload")?,
+                cuModuleGetFunction: library.required(c"cuModuleGetFunction")?,
                 cuMemAlloc_v2: library.required(c"cuMemAlloc_v2")?,
                 cuMemFree_v2: library.required(c"cuMemFree_v2")?,
                 cuMemGetAddressRange_v2: library.required(c"cuMemGetAddressRange_v2")?,
@@ -448,6 +494,7 @@ impl Functions {
                 cuStreamWriteValue32_v2: library.required(c"cuStreamWriteValue32_v2")?,
                 cuStreamWriteValue64_v2: library.required(c"cuStreamWriteValue64_v2")?,
                 cuStreamBatchMemOp_v2: library.required(c"cuStreamBatchMemOp_v2")?,
+                cuLaunchKernel: library.required(c"cuLaunchKernel")?,
             })
         }
     }

@@ -9,7 +9,7 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::{c, device, exports, memory, stream, virtual_memory};
+use crate::{c, device, exports, kernels, memory, stream, virtual_memory};
 
 /// The changes to one call. Fields that are `None` leave the call as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) struct Hit {
     pub short: Option<i64>,
     /// The byte count that a stream-ordered operation or batch entry reports without moving any.
     pub bytes: Option<i64>,
-    /// The state that a batch entry reports, or the one of a stream's capture.
+    /// The state that a batch entry reports, the one of a stream's capture, or the error of a kernel.
     pub status: Option<i64>,
     /// Microseconds to wait before the call, or before the queued work of the call.
     pub delay: Option<i64>,
@@ -357,6 +357,7 @@ fn live(what: &str) -> Option<i64> {
         "physical" => virtual_memory::live_physical(),
         "streams" => stream::live_streams(),
         "events" => stream::live_events(),
+        "modules" => kernels::live_modules(),
         "contexts" => device::live_contexts(),
         "handles" => exports::live_handles(),
         "direct-handles" => exports::live_direct_handles(),
@@ -383,14 +384,14 @@ fn live(what: &str) -> Option<i64> {
 /// | `nvidia-fs MAJOR MINOR STATUS` | the version of the kernel module, and the file systems and devices for which it has a direct path (`dstatusflags`). The bytes move in the same way. 0 0 0, which means no module, by default |
 /// | `p2pdma 0\|1` | whether the driver reports PCI P2PDMA; the bytes move in the same way |
 /// | `concurrent-managed 0\|1` | whether the host may touch managed memory while the GPU works. With 0, touching memory allocated from then on faults, as if the GPU always worked |
-/// | `capturing 0\|1` | whether another stream is captured for a graph in the default (global) mode. Allocating, waiting and querying then fail (900) on threads that have not changed their mode |
+/// | `capturing 0\|1` | whether another stream is captured for a graph in the default (global) mode. Allocating, waiting, querying and loading modules then fail (900) on threads that have not changed their mode |
 /// | `rmw 0\|1` | whether a write to a descriptor with `O_DIRECT` reads, changes and writes whole blocks of 4 KiB if its file offset or length is not a multiple of 4096 bytes. libcufile does so on a direct path, and concurrent writes to one block lose bytes; 1 by default |
 /// | `fault FUNCTION SETTING…` | changes the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
 /// | `held` | returns the number of calls and queued operations that wait because of `hold` |
 /// | `release` | lets them go on; returns their number |
 /// | `calls FUNCTION` | returns the number of calls of the function |
-/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count` |
+/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `modules`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count` |
 ///
 /// Settings of a fault:
 ///
@@ -404,7 +405,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `errno=E` | a reading or writing call returns −1 with this errno |
 /// | `short=BYTES` | a reading or writing call moves at most so many bytes |
 /// | `bytes=N` | a stream-ordered operation or a batch entry reports this count and moves no bytes |
-/// | `status=S` | the state of a batch entry, or of a stream's capture for `cudaStreamIsCapturing` |
+/// | `status=S` | the state of a batch entry, or of a stream's capture for `cudaStreamIsCapturing`. The error with which the kernel of `cuLaunchKernel` fails in its turn: it copies nothing, and from then on CUDA's calls on that GPU return the error |
 /// | `delay_us=T` | waits T microseconds before the call, or before its queued work |
 /// | `hold=1` | waits there until `release` |
 ///

@@ -21,10 +21,12 @@ struct Primary {
     runtime: bool,
     flags: u32,
     peers: u32,
+    /// The error of a kernel that failed, after which the context is of no use.
+    failed: Option<u32>,
 }
 
 static PRIMARY: Mutex<[Primary; 16]> =
-    Mutex::new([Primary { retained: 0, runtime: false, flags: 0, peers: 0 }; 16]);
+    Mutex::new([Primary { retained: 0, runtime: false, flags: 0, peers: 0, failed: None }; 16]);
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -66,7 +68,7 @@ pub(crate) fn current() -> Result<c_int, cudaError_t> {
         }
     });
     control::lock(&PRIMARY)[device as usize].runtime = true;
-    Ok(device)
+    alive().map(|()| device)
 }
 
 /// Returns the current device, without making a context.
@@ -92,7 +94,26 @@ pub(crate) fn choose(device: c_int) -> Result<(), cudaError_t> {
 /// Returns the device of the context that a call of libcuda is for.
 pub(crate) fn context() -> Result<c_int, CUresult> {
     initialised()?;
-    current_context().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+    let device = current_context().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+    match failure(device) {
+        Some(code) => Err(CUresult::from_raw(code)),
+        None => Ok(device),
+    }
+}
+
+/// Notes that a kernel failed with the error `code`, whose number is the same in both APIs.
+pub(crate) fn fail(device: c_int, code: u32) {
+    control::lock(&PRIMARY)[device as usize].failed.get_or_insert(code);
+}
+
+/// Returns the error of the kernel that failed on a device.
+pub(crate) fn failure(device: c_int) -> Option<u32> {
+    control::lock(&PRIMARY)[device as usize].failed
+}
+
+/// Fails if a kernel failed on the current device.
+pub(crate) fn alive() -> Result<(), cudaError_t> {
+    failure(peek()).map_or(Ok(()), |code| Err(cudaError_t::from_raw(code)))
 }
 
 /// Returns the device of the current context.

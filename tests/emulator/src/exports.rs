@@ -13,6 +13,7 @@ mod driver_api;
 mod driver_streams;
 mod handle;
 mod io;
+mod kernels;
 mod params;
 mod runtime;
 mod runtime_copy;

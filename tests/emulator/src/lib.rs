@@ -12,7 +12,8 @@
 //! - two `cudaMemcpyBatchAsync` at once, on any threads and streams;
 //! - two calls at once that open, close, set or read, for versions before 1.16;
 //! - an array of vectors with empty and other entries;
-//! - reading the properties or setting a limit while a transfer is in flight, for versions before 1.16.
+//! - reading the properties or setting a limit while a transfer is in flight, for versions before 1.16;
+//! - a kernel with an entry outside live memory of its GPU, with overlapping entries, or with an unloaded module.
 //!
 //! A write to a descriptor with `O_DIRECT` is unaligned if its file offset or length is not a multiple of 4096 bytes.
 //! The emulator then reads, changes and writes back a first or last block that the write covers only partly.
@@ -26,12 +27,13 @@
 //! - the null stream is one more queue, not ordered with other streams;
 //! - every context is the primary context of its device;
 //! - access rights of mapped memory hold for every device;
-//! - there are no graphs, arrays or kernels.
+//! - there are no graphs or arrays, and no kernels except gpufile's, which it knows by their names and runs on the host.
 
 mod c;
 mod control;
 mod device;
 mod exports;
+mod kernels;
 mod memory;
 mod status;
 mod stream;

@@ -22,16 +22,16 @@ use crate::device::{self, CAPACITY};
 use crate::memory::{self, Kind, Place};
 use crate::{c, stream, virtual_memory};
 
-const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+pub(super) const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-fn call(name: &'static str, body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
+pub(super) fn call(name: &'static str, body: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
     queued(name, |hit| {
         hit.sleep();
         body()
     })
 }
 
-fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), CUresult>) -> CUresult {
+pub(super) fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), CUresult>) -> CUresult {
     if control::forked() {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
@@ -45,7 +45,7 @@ fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), CUresult>) ->
     }
 }
 
-fn put<T>(pointer: *mut T, value: T) -> Result<(), CUresult> {
+pub(super) fn put<T>(pointer: *mut T, value: T) -> Result<(), CUresult> {
     c::put(pointer, value).ok_or(INVALID)
 }
 
@@ -204,14 +204,18 @@ pub unsafe extern "C" fn cuCtxGetCurrent(pctx: *mut CUcontext) -> CUresult {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(device: *mut CUdevice) -> CUresult {
-    call("cuCtxGetDevice", || put(device, device::context()?))
+    call("cuCtxGetDevice", || {
+        device::initialised()?;
+        put(device, device::current_context().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?)
+    })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSynchronize() -> CUresult {
     call("cuCtxSynchronize", || {
-        stream::synchronise(device::context()?);
-        Ok(())
+        let device = device::context()?;
+        stream::synchronise(device);
+        device::failure(device).map_or(Ok(()), |code| Err(CUresult::from_raw(code)))
     })
 }
 

@@ -6,6 +6,7 @@ use std::mem::offset_of;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
+use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::{
     cudaDeviceAttr, cudaError_t, cudaEvent_t, cudaEventDisableTiming, cudaHostFn_t, cudaMemPool_t,
     cudaMemPoolAttr, cudaMemoryType, cudaPointerAttributes, cudaPointerAttributes_anon_1, cudaStream_t,
@@ -15,6 +16,7 @@ use cuda_rt_sys::runtime::{
 use crate::c::{self, Carried};
 use crate::control::{self, Hit, lock};
 use crate::device::{self, CAPACITY};
+use crate::kernels;
 use crate::memory::{self, Kind};
 use crate::stream::{self, Event, Stream};
 
@@ -53,17 +55,16 @@ pub(super) fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), cu
         return cudaError_t::cudaErrorInitializationError;
     }
     let hit = control::enter(name);
-    let is_relaxed = CAPTURE_MODE.get() == cudaStreamCaptureMode::cudaStreamCaptureModeRelaxed;
-    let is_refused = (UNSAFE_BESIDE_CAPTURES.contains(&name) && !is_relaxed
-        || name == "cudaDeviceSynchronize")
-        && control::capturing();
+    let is_refused = UNSAFE_BESIDE_CAPTURES.contains(&name) && beside_captures().is_err()
+        || name == "cudaDeviceSynchronize" && control::capturing();
     let outcome = match hit.err {
         Some(code) => {
             hit.sleep();
             Err(cudaError_t::from_raw(code as u32))
         }
         None if is_refused => Err(cudaError_t::cudaErrorStreamCaptureUnsupported),
-        None => body(hit),
+        // A kernel may have failed while the call waited.
+        None => body(hit).and_then(|()| device::alive()),
     };
     match outcome {
         Ok(()) => cudaError_t::cudaSuccess,
@@ -72,6 +73,15 @@ pub(super) fn queued(name: &'static str, body: impl FnOnce(Hit) -> Result<(), cu
             LAST.set(error);
             error
         }
+    }
+}
+
+/// Fails a call of libcuda that could disturb a capture, unless the thread has changed its mode.
+pub(super) fn beside_captures() -> Result<(), CUresult> {
+    let is_relaxed = CAPTURE_MODE.get() == cudaStreamCaptureMode::cudaStreamCaptureModeRelaxed;
+    match control::capturing() && !is_relaxed {
+        true => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        false => Ok(()),
     }
 }
 
@@ -100,6 +110,7 @@ pub unsafe extern "C" fn cudaDeviceReset() -> cudaError_t {
         let device = device::current()?;
         stream::synchronise(device);
         memory::release_all(device);
+        kernels::unload_all(device);
         device::reset(device);
         Ok(())
     })

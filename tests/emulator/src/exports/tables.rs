@@ -7,6 +7,7 @@ use super::driver::*;
 use super::driver_api::*;
 use super::handle::*;
 use super::io::*;
+use super::kernels::*;
 use super::params::*;
 use super::runtime::*;
 use super::runtime_copy::*;
@@ -180,4 +181,8 @@ const _: driver::Functions = driver::Functions {
     cuStreamWriteValue32_v2,
     cuStreamWriteValue64_v2,
     cuStreamBatchMemOp_v2,
+    cuModuleLoadData,
+    cuModuleUnload,
+    cuModuleGetFunction,
+    cuLaunchKernel,
 };

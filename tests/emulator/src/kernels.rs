@@ -1,0 +1,246 @@
+//! Loaded modules, and the kernels that the emulator knows: those of gpufile/kernels/scatter_gather.cu.
+//!
+//! A kernel runs on the host, whole and in its turn of the stream. It aborts where the real one would damage memory.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::process::abort;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use cuda_rt_sys::driver::CUresult;
+
+use crate::control::{self, lock};
+use crate::memory::{self, Kind, Place};
+use crate::stream::fresh_handle;
+
+/// A module of one device.
+struct Module {
+    device: c_int,
+    kernels: Vec<Arc<Kernel>>,
+}
+
+/// A kernel of a module, as its PTX declares it.
+pub(crate) struct Kernel {
+    pub handle: usize,
+    pub device: c_int,
+    pub name: String,
+    /// The types of the parameters, such as `.u64`.
+    pub parameters: Vec<String>,
+    /// The most threads of a block.
+    pub most_threads: u64,
+    /// The number of launches that have not ended.
+    in_flight: AtomicUsize,
+}
+
+static MODULES: Mutex<Option<HashMap<usize, Module>>> = Mutex::new(None);
+
+/// Loads PTX for a device.
+pub(crate) fn load(ptx: &str, device: c_int) -> Result<usize, CUresult> {
+    let version = directive(ptx, ".version").and_then(|version| version.split_once('.'));
+    let (major, minor) = version.ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+    let number = |text: &str| text.parse::<c_int>().map_err(|_| CUresult::CUDA_ERROR_INVALID_PTX);
+    // CUDA 11.8 brought PTX 7.8, and CUDA 13.0 brought PTX 9.0.
+    if 1000 * (number(major)? + 4) + 10 * number(minor)? > control::driver_version() {
+        return Err(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+    }
+    directive(ptx, ".target").ok_or(CUresult::CUDA_ERROR_INVALID_PTX)?;
+    let declared: Option<Vec<_>> = ptx.split(".entry").skip(1).map(|entry| kernel(entry, device)).collect();
+    let kernels = declared.ok_or(CUresult::CUDA_ERROR_INVALID_PTX)?;
+    let handle = fresh_handle();
+    lock(&MODULES).get_or_insert_default().insert(handle, Module { device, kernels });
+    Ok(handle)
+}
+
+/// Returns the word after a directive of the PTX.
+fn directive<'a>(ptx: &'a str, name: &str) -> Option<&'a str> {
+    ptx.lines().find_map(|line| line.trim().strip_prefix(name)?.split_whitespace().next())
+}
+
+/// Reads a kernel's declaration, from its name on.
+fn kernel(entry: &str, device: c_int) -> Option<Arc<Kernel>> {
+    let (name, rest) = entry.split_once('(')?;
+    let (parameters, rest) = rest.split_once(')')?;
+    let (bounds, _) = rest.split_once('{')?;
+    let types = parameters.split(',').map(|one| one.trim().strip_prefix(".param")?.split_whitespace().next());
+    let most_threads = match directive(bounds, ".maxntid") {
+        Some(bound) => bound.trim_end_matches(',').parse().ok()?,
+        None => 1024,
+    };
+    Some(Arc::new(Kernel {
+        handle: fresh_handle(),
+        device,
+        name: name.trim().to_owned(),
+        parameters: types.map(|one| one.map(str::to_owned)).collect::<Option<_>>()?,
+        most_threads,
+        in_flight: AtomicUsize::new(0),
+    }))
+}
+
+/// Unloads a module.
+pub(crate) fn unload(handle: usize) -> Result<(), CUresult> {
+    let gone = lock(&MODULES).get_or_insert_default().remove(&handle);
+    let module = gone.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    for kernel in &module.kernels {
+        if kernel.in_flight.load(Ordering::SeqCst) > 0 {
+            violated(&kernel.name, "its module is unloaded before the kernel has ended");
+        }
+    }
+    Ok(())
+}
+
+/// Forgets every module of a device.
+pub(crate) fn unload_all(device: c_int) {
+    lock(&MODULES).get_or_insert_default().retain(|_, module| module.device != device);
+}
+
+/// Returns the number of loaded modules.
+pub(crate) fn live_modules() -> usize {
+    lock(&MODULES).get_or_insert_default().len()
+}
+
+/// Returns the kernel of a module by its name.
+pub(crate) fn find(module: usize, name: &str) -> Result<usize, CUresult> {
+    let mut modules = lock(&MODULES);
+    let module = modules.get_or_insert_default().get(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    let kernel = module.kernels.iter().find(|kernel| kernel.name == name);
+    kernel.map(|kernel| kernel.handle).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
+}
+
+/// Returns the kernel of a handle.
+pub(crate) fn of_handle(handle: usize) -> Option<Arc<Kernel>> {
+    let mut modules = lock(&MODULES);
+    let mut kernels = modules.get_or_insert_default().values().flat_map(|module| &module.kernels);
+    kernels.find(|kernel| kernel.handle == handle).cloned()
+}
+
+/// An entry of a kernel's table.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    address: u64,
+    offset: u32,
+    len: u32,
+}
+
+/// One launch of a kernel, from the call until its end.
+pub(crate) struct Launch {
+    kernel: Arc<Kernel>,
+    is_gather: bool,
+    entries: usize,
+    count: usize,
+    staging: usize,
+}
+
+impl Launch {
+    /// Prepares a launch; `None` if the emulator does not know the kernel.
+    pub(crate) fn new(kernel: Arc<Kernel>, entries: u64, count: u32, staging: u64) -> Option<Self> {
+        let is_gather = match kernel.name.as_str() {
+            "gpufile_scatter" => false,
+            "gpufile_gather" => true,
+            _ => return None,
+        };
+        kernel.in_flight.fetch_add(1, Ordering::SeqCst);
+        let (entries, staging) = (entries as usize, staging as usize);
+        Some(Self { kernel, is_gather, entries, count: count as usize, staging })
+    }
+
+    /// Checks the shape that both kernels require.
+    pub(crate) fn check_shape(&self, grid: [u32; 3], block: [u32; 3]) {
+        if grid[1..] != [1, 1] || block[1..] != [1, 1] || !block[0].is_multiple_of(32) {
+            self.violated(&format!("a grid of {grid:?} blocks of {block:?} threads"));
+        }
+    }
+
+    fn violated(&self, why: &str) -> ! {
+        violated(&self.kernel.name, why)
+    }
+
+    /// Copies every entry.
+    pub(crate) fn run(&self) {
+        let entries = self.table();
+        let mut places = Vec::with_capacity(entries.len());
+        let (mut in_place, mut staged) = (Vec::new(), Vec::new());
+        for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| entry.len > 0) {
+            let (address, len) = (entry.address as usize, entry.len as usize);
+            let what = format!("entry {index}, {len} bytes at {address:#x}");
+            let place = self.place(&what, address, len, &[Kind::Device, Kind::Managed]);
+            // From the start of the buffer, so that an entry cannot lie in another allocation.
+            let offset = entry.offset as usize;
+            let what = format!("entry {index}, {len} bytes at {offset} of the staging buffer");
+            let staging = self.place(&what, self.staging, offset + len, &EVERY_KIND);
+            in_place.push((address, len));
+            staged.push((self.staging + offset, len));
+            places.push((place, staging, offset, len));
+        }
+        let (targets, sources) = if self.is_gather { (staged, in_place) } else { (in_place, staged) };
+        self.check_overlaps(targets, sources);
+        for (place, staging, offset, len) in places {
+            let staged = staging.pointer.wrapping_add(offset);
+            let (target, source) =
+                if self.is_gather { (staged, place.pointer) } else { (place.pointer, staged) };
+            // SAFETY: the places cover these bytes and keep them mapped.
+            unsafe { ptr::copy(source, target, len) };
+        }
+    }
+
+    fn table(&self) -> Vec<Entry> {
+        if self.count == 0 {
+            return Vec::new();
+        }
+        if !self.entries.is_multiple_of(align_of::<Entry>()) {
+            self.violated("the table of entries is not aligned to 8 bytes");
+        }
+        let length = self.count * size_of::<Entry>();
+        let place = self.place("the table of entries", self.entries, length, &EVERY_KIND);
+        // The memory behind device memory may be aligned to less than its address.
+        let table = place.pointer.cast::<Entry>();
+        // SAFETY: the place covers all entries, whose fields may have any value.
+        (0..self.count).map(|index| unsafe { table.wrapping_add(index).read_unaligned() }).collect()
+    }
+
+    /// Returns memory of one of the kinds that the kernel's GPU can use.
+    fn place(&self, what: &str, address: usize, length: usize, kinds: &[Kind]) -> Place {
+        let place = memory::place(address, length)
+            .unwrap_or_else(|_| self.violated(&format!("{what}, is not in one live allocation")));
+        let found = match place.kind {
+            None => "memory that CUDA does not know",
+            Some(Kind::Device) if place.device != self.kernel.device => "memory of another GPU",
+            Some(kind) if kinds.contains(&kind) => return place,
+            Some(_) => "host memory",
+        };
+        self.violated(&format!("{what}, is {found}"))
+    }
+
+    fn check_overlaps(&self, mut targets: Vec<(usize, usize)>, sources: Vec<(usize, usize)>) {
+        targets.sort_unstable();
+        for pair in targets.windows(2) {
+            if pair[0].0 + pair[0].1 > pair[1].0 {
+                self.violated(&format!("the targets at {:#x} and {:#x} overlap", pair[0].0, pair[1].0));
+            }
+        }
+        for (source, len) in sources {
+            // Of targets that do not overlap, only the last that begins before the end can reach into the source.
+            let before = targets.partition_point(|(target, _)| *target < source + len);
+            let last = before.checked_sub(1).map(|last| targets[last]);
+            if last.is_some_and(|(target, len)| target + len > source) {
+                self.violated(&format!("a target overlaps the source at {source:#x}"));
+            }
+        }
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        self.kernel.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What a GPU reads and writes by its address. Host memory is portable.
+const EVERY_KIND: [Kind; 4] = [Kind::Device, Kind::Managed, Kind::Pinned, Kind::Registered];
+
+fn violated(kernel: &str, why: &str) -> ! {
+    eprintln!("cufile-emulator: aborting in {kernel}: {why}");
+    abort();
+}
