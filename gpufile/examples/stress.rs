@@ -187,8 +187,7 @@ impl Scene {
             |(policy, direct)| options(policy, direct).write(true).create(true).open(&written_path);
         let read = ways().map(open_read).collect::<gpufile::Result<Vec<_>>>()?;
         let written = ways().map(open_written).collect::<gpufile::Result<Vec<_>>>()?;
-        // SAFETY: nothing shortens or writes the file before it is removed.
-        let mapped = unsafe { read[0].map() }?;
+        let mapped = read[0].map()?;
         Ok(Self { read, mapped, written, written_path, engine, policies: policies.to_vec() })
     }
 }

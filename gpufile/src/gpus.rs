@@ -1,10 +1,11 @@
 //! CUDA and the cuFile driver, loaded and opened when first needed, and the GPUs that memory is on.
 
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use cufile::cuda::{Context, Cuda, Device};
 use cufile::{Driver, IoBuf, IoBufMut};
 
+use crate::kernels::Kernels;
 use crate::memory::{Memory, Place};
 
 /// The CUDA library and the cuFile driver of an engine, and of the files that it opened.
@@ -19,7 +20,12 @@ pub(crate) struct Gpus {
     /// may then name the wrong GPU. This costs time, not correctness, because CUDA's addresses are unique
     /// among GPUs.
     seen: RwLock<Vec<(Option<Context>, Device)>>,
+    /// The kernels of the GPUs that needed them, or the reason why they could not be loaded, by ordinal.
+    kernels: Mutex<Vec<(u32, LoadedKernels)>>,
 }
+
+/// The kernels of a GPU, or the reason why they could not be loaded.
+type LoadedKernels = Result<Arc<Kernels>, Arc<str>>;
 
 impl Gpus {
     /// Returns GPUs with this CUDA and this driver, if given, instead of the process's.
@@ -29,6 +35,7 @@ impl Gpus {
             cuda: cuda.map_or_else(OnceLock::new, OnceLock::from),
             driver: driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
             seen: RwLock::default(),
+            kernels: Mutex::default(),
         }
     }
 
@@ -68,15 +75,19 @@ impl Gpus {
     /// # Errors
     /// The reason why the GPU of the buffer is unknown.
     pub fn memory_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<Memory> {
-        let place = match buffer.is_host_accessible() {
-            true => Place::Host,
-            false => Place::Device(self.ordinal_of(buffer)?),
+        let (place, is_in_primary_context) = match buffer.is_host_accessible() {
+            true => (Place::Host, false),
+            false => {
+                let (ordinal, is_primary) = self.gpu_of(buffer)?;
+                (Place::Device(ordinal), is_primary)
+            }
         };
         Ok(Memory {
             ptr: buffer.as_ptr().cast_mut(),
             len_bytes: buffer.len_bytes(),
             place,
             context: buffer.context(),
+            is_in_primary_context,
             is_registered: buffer.is_registered(),
             base_offset: buffer.base_offset(),
         })
@@ -103,17 +114,37 @@ impl Gpus {
         }
     }
 
-    fn ordinal_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<u32> {
+    /// Returns the ordinal of the GPU that a buffer is on, and whether the buffer belongs to its primary
+    /// context.
+    fn gpu_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<(u32, bool)> {
         let context = buffer.context();
+        let found = |device: &Device| {
+            let primary = device.context().as_raw();
+            (device.ordinal(), context.is_some_and(|context| context.as_raw() == primary))
+        };
         {
             let seen = self.seen.read().unwrap_or_else(PoisonError::into_inner);
             if let Some((_, device)) = seen.iter().find(|(known, _)| *known == context) {
-                return Ok(device.ordinal());
+                return Ok(found(device));
             }
         }
         let device = self.cuda()?.device_of(buffer)?;
-        let ordinal = device.ordinal();
+        let gpu = found(&device);
         self.seen.write().unwrap_or_else(PoisonError::into_inner).push((context, device));
-        Ok(ordinal)
+        Ok(gpu)
+    }
+
+    /// Returns the kernels for a GPU, loaded when first needed.
+    ///
+    /// # Errors
+    /// The reason why they could not be loaded on this GPU. It stays the same.
+    pub fn kernels(&self, device: &Device) -> LoadedKernels {
+        let mut loaded = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, kernels)) = loaded.iter().find(|(ordinal, _)| *ordinal == device.ordinal()) {
+            return kernels.clone();
+        }
+        let kernels = Kernels::load(device).map(Arc::new).map_err(|error| error.to_string().into());
+        loaded.push((device.ordinal(), kernels.clone()));
+        kernels
     }
 }

@@ -194,6 +194,7 @@ mod file;
 pub mod formats;
 mod future;
 mod gpus;
+mod kernels;
 mod many;
 mod mapped;
 mod memory;

@@ -14,8 +14,11 @@ use crate::open_file::{Mapping, Method};
 
 /// A file that is mapped into memory for reading, made by [`File::map`].
 ///
-/// Workers copy ranges from the mapping, without a system call for each. Once the mapping's pages have been
-/// touched, this is the fastest method for many small ranges of a file in the page cache.
+/// The kernel copies many ranges from the mapping in one system call (`process_vm_writev`). Once the mapping's
+/// pages have been touched, this is the fastest method for many small ranges of a file in the page cache.
+///
+/// Other programs may write to the file, or shorten it, at any time. A read has the bytes of before or after
+/// such a write. A read of bytes that are gone fails with [`Cause::EndOfFile`].
 ///
 /// ```
 /// use gpufile::{File, IoRange};
@@ -24,8 +27,7 @@ use crate::open_file::{Mapping, Method};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("table.bin");
 /// # std::fs::write(&path, (0..=255).collect::<Vec<u8>>())?;
-/// // SAFETY: nothing shortens the file, or writes to it, while it is mapped.
-/// let mapped = unsafe { File::open(&path)?.map() }?;
+/// let mapped = File::open(&path)?.map()?;
 /// let mut buffer = vec![0; 2]; // or device memory
 /// let byte = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: 1 };
 /// mapped.read_many(&mut buffer, &[byte(200, 0), byte(3, 1)])?;
@@ -44,11 +46,7 @@ impl File {
     /// # Errors
     /// [`Error::File`], also if the file is not regular. Files of `/proc` count as regular, with a length of
     /// 0 bytes.
-    ///
-    /// # Safety
-    /// While the value lives, the file must not become shorter: reading a page that is gone ends the process
-    /// with `SIGBUS`. Nothing may write to a range while it is read.
-    pub unsafe fn map(&self) -> Result<MappedFile> {
+    pub fn map(&self) -> Result<MappedFile> {
         let map = || {
             let status = self.open_file().file.metadata()?;
             if !status.is_file() {

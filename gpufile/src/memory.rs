@@ -19,6 +19,8 @@ pub(crate) struct Memory {
     pub len_bytes: usize,
     pub place: Place,
     pub context: Option<Context>,
+    /// True if the memory belongs to the primary context of its GPU, so that kernels can use it.
+    pub is_in_primary_context: bool,
     pub is_registered: bool,
     /// The number of bytes of the allocation before the memory.
     pub base_offset: usize,
@@ -33,7 +35,15 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Returns memory of the engine that the host can access.
     pub fn on_host(ptr: *mut u8, len_bytes: usize) -> Self {
-        Self { ptr, len_bytes, place: Place::Host, context: None, is_registered: false, base_offset: 0 }
+        Self {
+            ptr,
+            len_bytes,
+            place: Place::Host,
+            context: None,
+            is_in_primary_context: false,
+            is_registered: false,
+            base_offset: 0,
+        }
     }
 
     /// Returns the address of the allocation that contains the memory. Returns the memory's own address if

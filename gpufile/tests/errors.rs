@@ -21,8 +21,7 @@ fn errors() -> Vec<Error> {
     let mut buffer = vec![0; 100];
     let ranges = [IoRange { file_offset: 4950, buffer_offset: 0, len_bytes: 100 }];
     let outside = [IoRange { file_offset: 0, buffer_offset: 1, len_bytes: 100 }];
-    // SAFETY: nobody writes the file or shortens it.
-    let mapped = unsafe { file.map() }.unwrap();
+    let mapped = file.map().unwrap();
     let mut another = vec![0; 100];
     let mut requests = [ReadRequest::new(&file, 4950, &mut another).unwrap()];
     vec![

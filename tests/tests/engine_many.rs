@@ -231,42 +231,82 @@ fn empty_ranges_do_not_panic_when_cuda_fails() {
     }
 }
 
-/// Counts the calls for one copy and the calls for many copies that `work` makes.
-fn copies(bed: &Bed, work: impl FnOnce()) -> (i64, i64) {
+/// Counts the copies and the launches of kernels that `work` submits.
+fn copies_and_launches(bed: &Bed, work: impl FnOnce()) -> (i64, i64) {
     let emulator = bed.emulator.as_ref().unwrap();
-    let count = || (emulator.calls("cudaMemcpyAsync"), emulator.calls("cudaMemcpyBatchAsync"));
+    let count = || (emulator.calls("cudaMemcpyAsync"), emulator.calls("cuLaunchKernel"));
     let before = count();
     work();
     let after = count();
     (after.0 - before.0, after.1 - before.1)
 }
 
+/// Ranges that lie apart in the file and in memory.
+fn scattered() -> Vec<IoRange> {
+    (0..50).map(|at| range(9000 * at as u64, 2000 * at, 1000)).collect()
+}
+
 #[test]
-fn contiguous_memory_takes_one_copy_and_scattered_one_call() {
+fn scattered_memory_takes_one_copy_and_one_launch() {
     let bytes = pattern(1 << 20);
-    for cuda in [13000, 12080] {
-        let emulator = Emulator::start();
-        emulator.control(&format!("runtime-version {cuda}"));
-        let bed = Bed::on(emulator);
+    let bed = Bed::on(Emulator::start());
+    bed.file("data", &bytes);
+    let file = open(&engine(&bed).build(), &bed.path("data"));
+    let mut buffer = bed.device.alloc(100_000).unwrap();
+    // Each comes from another place of the file. In memory they follow each other, from the last to the first.
+    let ranges: Vec<_> = (0..100).rev().map(|at| range(9000 * at as u64, 1000 * at, 1000)).collect();
+    assert_eq!(copies_and_launches(&bed, || file.read_many(&mut buffer, &ranges).unwrap()), (1, 0));
+    let read = buffer.to_vec().unwrap();
+    for IoRange { file_offset, buffer_offset, len_bytes } in ranges {
+        assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
+    }
+    assert_eq!(copies_and_launches(&bed, || file.read_many(&mut buffer, &scattered()).unwrap()), (1, 1));
+    assert_eq!(copies_and_launches(&bed, || file.write_many(&buffer, &scattered()).unwrap()), (1, 1));
+    assert!(fs::read(bed.path("data")).unwrap() == bytes);
+    // Neighbours in the file and in memory become one range.
+    let neighbours: Vec<_> = (0..50).map(|at| range(1000 * at as u64, 1000 * at, 1000)).collect();
+    assert_eq!(copies_and_launches(&bed, || file.read_many(&mut buffer, &neighbours).unwrap()), (1, 0));
+}
+
+#[test]
+fn ranges_are_copied_one_by_one_without_kernels() {
+    for (function, launches) in [("cuModuleLoadData", 0), ("cuModuleGetFunction", 0), ("cuLaunchKernel", 1)] {
+        let bytes = pattern(1 << 20);
+        let bed = Bed::on(Emulator::start());
         bed.file("data", &bytes);
-        let file = open(&engine(&bed).build(), &bed.path("data"));
+        let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
         let mut buffer = bed.device.alloc(100_000).unwrap();
-        // Each comes from another place of the file. In memory they follow each other, from the last to the first.
-        let ranges: Vec<_> = (0..100).rev().map(|at| range(9000 * at as u64, 1000 * at, 1000)).collect();
-        assert_eq!(copies(&bed, || file.read_many(&mut buffer, &ranges).unwrap()), (1, 0));
+        bed.emulator.as_ref().unwrap().fault(function, "err=1 times=all");
+        for _ in 0..2 {
+            // A launch that failed is not tried again. A copy to the staging buffer preceded it.
+            let (copies, tried) =
+                copies_and_launches(&bed, || file.read_many(&mut buffer, &scattered()).unwrap());
+            assert!([(50, 0), (50 + launches, launches)].contains(&(copies, tried)), "{function}: {copies}");
+        }
         let read = buffer.to_vec().unwrap();
-        for IoRange { file_offset, buffer_offset, len_bytes } in ranges {
+        for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
             assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
         }
-        let scattered: Vec<_> = (0..50).map(|at| range(9000 * at as u64, 2000 * at, 1000)).collect();
-        let expected = if cuda >= 13000 { (0, 1) } else { (50, 0) };
-        assert_eq!(copies(&bed, || file.read_many(&mut buffer, &scattered).unwrap()), expected);
-        assert_eq!(copies(&bed, || file.write_many(&buffer, &scattered).unwrap()), expected);
+        file.write_many(&buffer, &scattered()).unwrap();
         assert!(fs::read(bed.path("data")).unwrap() == bytes);
-        // Neighbours in the file and in memory become one range.
-        let neighbours: Vec<_> = (0..50).map(|at| range(1000 * at as u64, 1000 * at, 1000)).collect();
-        assert_eq!(copies(&bed, || file.read_many(&mut buffer, &neighbours).unwrap()), (1, 0));
     }
+}
+
+#[test]
+fn kernels_use_the_bounce_buffer_without_a_staging_buffer() {
+    let bytes = pattern(1 << 20);
+    let bed = Bed::on(Emulator::start());
+    bed.file("data", &bytes);
+    let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
+    let mut buffer = bed.device.alloc(100_000).unwrap();
+    bed.emulator.as_ref().unwrap().fault("cudaMalloc", "err=2 times=all");
+    assert_eq!(copies_and_launches(&bed, || file.read_many(&mut buffer, &scattered()).unwrap()), (0, 1));
+    let read = buffer.to_vec().unwrap();
+    for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
+        assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
+    }
+    assert_eq!(copies_and_launches(&bed, || file.write_many(&buffer, &scattered()).unwrap()), (0, 1));
+    assert!(fs::read(bed.path("data")).unwrap() == bytes);
 }
 
 #[test]

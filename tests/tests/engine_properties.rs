@@ -532,8 +532,7 @@ impl<'a> World<'a> {
             "read_at" => file.read_at(&mut memory, offset as u64),
             "read_at_inline" => file.read_at_inline(&mut memory, offset as u64),
             "read_exact_at" => file.read_exact_at(&mut memory, offset as u64).map(|()| len),
-            // SAFETY: nobody shortens or writes the file at the same time.
-            _ => unsafe { file.map() }.unwrap().read_at(&mut memory, offset as u64),
+            _ => file.map().unwrap().read_at(&mut memory, offset as u64),
         };
         let count = match result {
             Err(error) if way == "read_exact_at" && matches!(error.cause(), Cause::EndOfFile { .. }) => {
@@ -689,8 +688,7 @@ impl<'a> World<'a> {
     fn mapped_read_many(&mut self, pieces: &[Piece]) -> gpufile::Result<()> {
         let Some(first) = pieces.first() else { return Ok(()) };
         let mut memory = self.buffers[first.buffer].slice_mut(0..BUFFER_BYTES);
-        // SAFETY: nobody shortens or writes the file at the same time.
-        let mapped = unsafe { self.opens[first.open].file.map() }.unwrap();
+        let mapped = self.opens[first.open].file.map().unwrap();
         mapped.read_many(&mut memory, &Self::ranges(pieces))
     }
 

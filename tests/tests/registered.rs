@@ -74,8 +74,7 @@ fn every_call_accepts_registered_memory_on_every_route() {
             let (count, buffer) = file.write_all_at_on_stream(&stream, buffer, 0).wait();
             assert_eq!(count.unwrap(), LEN);
             holds(&bytes, &fs::read(&path).unwrap()[..LEN], "write_all_at_on_stream");
-            // SAFETY: nobody shortens the file, or writes to it at the same time.
-            let mapped = unsafe { file.map() }.unwrap();
+            let mapped = file.map().unwrap();
             let mut buffer = buffer;
             buffer.fill(0).unwrap();
             mapped.read_exact_at(&mut buffer, 0).unwrap();

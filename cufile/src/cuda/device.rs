@@ -7,7 +7,7 @@ use std::{fmt, ptr};
 
 use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute};
 
-use super::{Cuda, DeviceBuffer, Event, ManagedBuffer, PinnedBuffer, Stream};
+use super::{Cuda, DeviceBuffer, Event, ManagedBuffer, Module, PinnedBuffer, Stream};
 use crate::error::{Error, Result, check_driver, check_runtime};
 
 /// A GPU and its primary context, which lives as long as any object made on the device.
@@ -278,6 +278,18 @@ impl Device {
     #[doc(alias = "cudaEventCreateWithFlags")]
     pub fn timing_event(&self) -> Result<Event> {
         Event::with_flags(self, 0)
+    }
+
+    /// Loads kernels in PTX, which CUDA compiles for the device (`cuModuleLoadData`). That takes milliseconds,
+    /// unless CUDA finds the result of an earlier load in its cache on disk.
+    ///
+    /// # Errors
+    /// CUDA's error: `CUDA_ERROR_UNSUPPORTED_PTX_VERSION` if the PTX is newer than the display driver,
+    /// `CUDA_ERROR_INVALID_PTX`, or `CUDA_ERROR_NO_BINARY_FOR_GPU` if the PTX is for newer GPUs;
+    /// [`Error::Forked`].
+    #[doc(alias = "cuModuleLoadData")]
+    pub fn load_module(&self, ptx: &CStr) -> Result<Module> {
+        Module::new(self, ptx)
     }
 
     /// Returns the device's default stream, for work without another stream.

@@ -1,4 +1,4 @@
-//! A small safe CUDA layer for file I/O: devices, memory, streams and events.
+//! A small CUDA layer for file I/O: devices, memory, streams, events and kernels.
 //!
 //! Programs that use another CUDA crate keep using it: [`IoBuf`] takes memory of any origin, and the feature `cudarc`
 //! that crate's. No call here except [`Device::set_current`] changes the calling thread's current device or context.
@@ -18,6 +18,7 @@
 mod capture;
 mod device;
 mod foreign;
+mod kernel;
 mod mapped;
 mod memory;
 mod stream;
@@ -32,6 +33,7 @@ pub use cuda_rt_sys as sys;
 
 pub use device::{Context, Device, Entered};
 pub use foreign::DeviceMemory;
+pub use kernel::{Kernel, KernelArgument, Module};
 pub use mapped::MappedBuffer;
 pub use memory::{DeviceBuffer, ManagedBuffer, PinnedBuffer};
 pub(crate) use memory::{copy_from_host, copy_to_host, fill};

@@ -4,6 +4,8 @@
 //! sequence: a part of a large range, or many small ranges that share a bounce buffer. This module orders the
 //! entries so that neighbours in memory or in the file come together.
 
+use std::num::NonZero;
+
 use super::schedule::Schedule;
 use super::transfer::{Entries, IoRange, Segment, Transfer};
 use crate::memory::{Memory, Place};
@@ -200,6 +202,20 @@ impl Chunks {
     }
 }
 
+/// The room that is left in the chunk to be cut next.
+struct Room {
+    bytes: usize,
+    entries: usize,
+}
+
+impl Room {
+    /// Returns the room of the chunk that begins at the last of the cuts.
+    fn of_last(cuts: &[Cut], schedule: &Schedule) -> Self {
+        let entries = schedule.most_entries.map_or(usize::MAX, NonZero::get);
+        Self { bytes: schedule.chunk_len(cuts.len() - 1), entries }
+    }
+}
+
 /// Cuts ranges of one buffer into chunks. Ends early if a range is out of range.
 fn cut_ranges(
     cuts: &mut Vec<Cut>,
@@ -215,7 +231,7 @@ fn cut_ranges(
     cuts.clear();
     cuts.push(Cut { at: 0, skip_bytes: 0 });
     let mut joins = Joins::default();
-    let mut room = schedule.chunk_len(0);
+    let mut room = Room::of_last(cuts, schedule);
     for (number, block) in ranges.chunks(BLOCK).enumerate() {
         let mut block_bytes = 0usize;
         for range in block {
@@ -226,13 +242,14 @@ fn cut_ranges(
         if !joins.in_range {
             return joins;
         }
-        if block_bytes <= room {
-            room -= block_bytes;
+        if block_bytes <= room.bytes && block.len() <= room.entries {
+            room.bytes -= block_bytes;
+            room.entries -= block.len();
             continue;
         }
         for (at, range) in (number * BLOCK..).zip(block) {
             let segment = Segment::of_range(file, memory, range, at);
-            room = cut_within(cuts, at, &segment, room, schedule);
+            cut_within(cuts, at, &segment, &mut room, schedule);
         }
     }
     end_cuts(cuts, ranges.len(), &joins, schedule);
@@ -249,17 +266,17 @@ fn cut<'a>(
     cuts.push(Cut { at: 0, skip_bytes: 0 });
     let count = segments.len();
     let mut joins = Joins::default();
-    let mut room = schedule.chunk_len(0);
+    let mut room = Room::of_last(cuts, schedule);
     let mut before: Option<(*const OpenFile, Place)> = None;
     for (at, (segment, place)) in segments.enumerate() {
         let same_file = before.is_some_and(|(file, _)| std::ptr::eq(file, segment.file));
         joins.count(same_file, segment.offset, segment.ptr.addr(), segment.len_bytes);
         if before.is_some_and(|(_, before)| before != place) {
             cuts.push(Cut { at, skip_bytes: 0 });
-            room = schedule.chunk_len(cuts.len() - 1);
+            room = Room::of_last(cuts, schedule);
         }
         before = Some((segment.file, place));
-        room = cut_within(cuts, at, &segment, room, schedule);
+        cut_within(cuts, at, &segment, &mut room, schedule);
     }
     end_cuts(cuts, count, &joins, schedule);
     joins
@@ -278,25 +295,24 @@ fn end_cuts(cuts: &mut Vec<Cut>, count: usize, joins: &Joins, schedule: &Schedul
     cuts.push(Cut { at: count, skip_bytes: 0 });
 }
 
-/// Cuts a segment that is longer than the room in its chunk. Returns the room, in bytes, left in its last
-/// chunk.
+/// Begins a new chunk for the segment if the last chunk has no room for another entry. Cuts the segment if it
+/// is longer than the room in its chunk.
 #[inline]
-fn cut_within(
-    cuts: &mut Vec<Cut>,
-    at: usize,
-    segment: &Segment<'_>,
-    mut room: usize,
-    schedule: &Schedule,
-) -> usize {
-    let mut skip_bytes = 0;
-    while segment.len_bytes - skip_bytes > room {
-        let end = segment.offset.wrapping_add((skip_bytes + room) as u64);
-        let beyond = (end % CUT_ALIGNMENT) as usize;
-        skip_bytes += if beyond < room { room - beyond } else { room };
-        cuts.push(Cut { at, skip_bytes });
-        room = schedule.chunk_len(cuts.len() - 1);
+fn cut_within(cuts: &mut Vec<Cut>, at: usize, segment: &Segment<'_>, room: &mut Room, schedule: &Schedule) {
+    if room.entries == 0 {
+        cuts.push(Cut { at, skip_bytes: 0 });
+        *room = Room::of_last(cuts, schedule);
     }
-    room - (segment.len_bytes - skip_bytes)
+    let mut skip_bytes = 0;
+    while segment.len_bytes - skip_bytes > room.bytes {
+        let end = segment.offset.wrapping_add((skip_bytes + room.bytes) as u64);
+        let beyond = (end % CUT_ALIGNMENT) as usize;
+        skip_bytes += if beyond < room.bytes { room.bytes - beyond } else { room.bytes };
+        cuts.push(Cut { at, skip_bytes });
+        *room = Room::of_last(cuts, schedule);
+    }
+    room.bytes -= segment.len_bytes - skip_bytes;
+    room.entries -= 1;
 }
 
 /// The number of entries that begin where the one before them ends, in the file and in memory. Also notes

@@ -1,89 +1,122 @@
-//! Copies between the GPU and a bounce buffer.
+//! Copies between the GPU and a bounce buffer: one by one, or many by a kernel.
 
 use std::slice;
 use std::time::Duration;
 
 use cufile::cuda::{Event, Stream};
 
+use super::staging::{OneCopy, Packed, Staging};
 use super::sync::{Instant, sleep};
+use crate::bounce::Bounce;
+use crate::memory::Memory;
 
 /// Copies between device memory and a bounce buffer. Neighbours on both sides count as one copy if they lie
 /// in one allocation. CUDA may refuse a copy that crosses the end of an allocation, even if another
 /// allocation begins there.
 #[derive(Default)]
 pub(crate) struct Copies {
+    list: Vec<OneCopy>,
+    total_bytes: usize,
     /// The address of the allocation that the last copy is in.
     last_base: usize,
-    device: Vec<*mut u8>,
-    host: Vec<*mut u8>,
-    lens_bytes: Vec<usize>,
+    /// Set if kernels cannot use the device memory of a copy.
+    has_foreign: bool,
 }
 
+/// The mean length in bytes from which on copies one by one are as fast as a kernel.
+pub(super) const LONG_BYTES: usize = 1 << 20;
+
 impl Copies {
-    /// Adds a copy. `base` is the address of the allocation that contains the device memory.
-    pub fn push(&mut self, base: usize, device: *mut u8, host: *mut u8, len_bytes: usize) {
+    /// Adds a copy of `len_bytes` between a part of this memory, at `device`, and the bounce buffer, at `host`.
+    pub fn push(&mut self, memory: &Memory, device: *mut u8, host: *mut u8, len_bytes: usize) {
         if len_bytes == 0 {
             return;
         }
-        let same_base = self.last_base == base;
-        self.last_base = base;
-        if let (true, Some(last_device), Some(last_host), Some(last)) =
-            (same_base, self.device.last(), self.host.last(), self.lens_bytes.last_mut())
-            && last_device.wrapping_add(*last) == device
-            && last_host.wrapping_add(*last) == host
-        {
-            *last += len_bytes;
-            return;
+        let is_same_base = self.last_base == memory.base();
+        self.last_base = memory.base();
+        self.total_bytes += len_bytes;
+        self.has_foreign |= !memory.is_in_primary_context;
+        match self.list.last_mut() {
+            Some(last)
+                if is_same_base
+                    && last.device.wrapping_add(last.len_bytes) == device
+                    && last.host.wrapping_add(last.len_bytes) == host =>
+            {
+                last.len_bytes += len_bytes;
+            }
+            _ => self.list.push(OneCopy { device, host, len_bytes }),
         }
-        self.device.push(device);
-        self.host.push(host);
-        self.lens_bytes.push(len_bytes);
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lens_bytes.is_empty()
+        self.list.is_empty()
     }
 
     pub fn clear(&mut self) {
-        self.device.clear();
-        self.host.clear();
-        self.lens_bytes.clear();
+        self.list.clear();
+        (self.total_bytes, self.has_foreign) = (0, false);
     }
 
     /// Submits the copies from the bounce buffer to the device.
     ///
+    /// # Errors
+    /// The error that CUDA returned. Some copies may be in flight then.
+    ///
     /// # Safety
     /// The device memory must be valid until the copies are done, and nothing else may use it.
-    pub unsafe fn issue_to_device(&self, stream: &Stream) -> cufile::Result<()> {
-        match self.lens_bytes.as_slice() {
-            // SAFETY: the caller's promise; the bounce buffer has as many bytes.
-            [len] => unsafe {
-                stream.copy_to_device(self.device[0], slice::from_raw_parts(self.host[0], *len))
-            },
-            // SAFETY: as above.
-            lens => unsafe { stream.copy_batch(&self.device, as_sources(&self.host), lens) },
+    pub unsafe fn issue_to_device(
+        &self,
+        stream: &Stream,
+        staging: &mut Staging,
+        bounce: &mut Bounce,
+    ) -> cufile::Result<()> {
+        if let Some(packed) = self.pack(bounce)
+            // SAFETY: the caller's promise; nothing else uses the bounce buffer.
+            && unsafe { staging.scatter(stream, bounce, packed) }
+        {
+            return Ok(());
         }
+        for OneCopy { device, host, len_bytes } in &self.list {
+            // SAFETY: the caller's promise; the bounce buffer has as many bytes.
+            unsafe { stream.copy_to_device(*device, slice::from_raw_parts(*host, *len_bytes)) }?;
+        }
+        Ok(())
     }
 
     /// Submits the copies from the device to the bounce buffer.
     ///
+    /// # Errors
+    /// As [`issue_to_device`](Self::issue_to_device).
+    ///
     /// # Safety
     /// As for [`issue_to_device`](Self::issue_to_device).
-    pub unsafe fn issue_to_host(&self, stream: &Stream) -> cufile::Result<()> {
-        match self.lens_bytes.as_slice() {
-            // SAFETY: the caller's promise; the bounce buffer has room for as many bytes.
-            [len] => unsafe {
-                stream.copy_from_device(slice::from_raw_parts_mut(self.host[0], *len), self.device[0])
-            },
-            // SAFETY: as above.
-            lens => unsafe { stream.copy_batch(&self.host, as_sources(&self.device), lens) },
+    pub unsafe fn issue_to_host(
+        &self,
+        stream: &Stream,
+        staging: &mut Staging,
+        bounce: &mut Bounce,
+    ) -> cufile::Result<()> {
+        if let Some(packed) = self.pack(bounce)
+            // SAFETY: the caller's promise; nothing else uses the bounce buffer.
+            && unsafe { staging.gather(stream, bounce, packed) }
+        {
+            return Ok(());
         }
+        for OneCopy { device, host, len_bytes } in &self.list {
+            // SAFETY: the caller's promise; the bounce buffer has room for as many bytes.
+            unsafe { stream.copy_from_device(slice::from_raw_parts_mut(*host, *len_bytes), *device) }?;
+        }
+        Ok(())
     }
-}
 
-fn as_sources(pointers: &[*mut u8]) -> &[*const u8] {
-    // SAFETY: pointers to mutable and to constant bytes are laid out alike.
-    unsafe { slice::from_raw_parts(pointers.as_ptr().cast::<*const u8>(), pointers.len()) }
+    /// Prepares the bounce buffer for a kernel. Returns `None` if CUDA is to do the copies one by one.
+    pub(super) fn pack(&self, bounce: &mut Bounce) -> Option<Packed> {
+        let is_scattered = self.list.len() > 1 && self.total_bytes / self.list.len() < LONG_BYTES;
+        if self.has_foreign || !is_scattered {
+            return None;
+        }
+        Packed::write(&self.list, bounce)
+    }
 }
 
 /// Waits for copies by asking again and again. At first it keeps the processor, because small copies take
@@ -148,13 +181,13 @@ mod tests {
             (4216, 4216, 308, 8),
             (4216, 4224, 316, 8),
         ] {
-            copies.push(base, at(device), at(host), len_bytes);
+            copies.push(&Memory::on_host(at(base), 1000), at(device), at(host), len_bytes);
         }
-        assert_eq!(copies.device, [4096, 4200, 4208, 4216].map(at));
-        assert_eq!(copies.host, [100, 200, 300, 308].map(at));
-        assert_eq!(copies.lens_bytes, [100, 8, 8, 16]);
+        let copy = |device, host, len_bytes| OneCopy { device: at(device), host: at(host), len_bytes };
+        let expected = [copy(4096, 100, 100), copy(4200, 200, 8), copy(4208, 300, 8), copy(4216, 308, 16)];
+        assert_eq!(copies.list, expected);
         assert!(!copies.is_empty());
         copies.clear();
-        assert!(copies.is_empty() && copies.device.is_empty() && copies.host.is_empty());
+        assert!(copies.is_empty());
     }
 }

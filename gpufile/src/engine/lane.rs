@@ -1,6 +1,7 @@
 //! Two bounce buffers and a stream. While the GPU copies one buffer, the file's side works on the other.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::{iter, ptr, slice};
 
 use cufile::cuda::{Device, Event, Stream};
@@ -8,10 +9,12 @@ use cufile::cuda::{Device, Event, Stream};
 use super::copies::{Copies, wait_by_looking};
 use super::job::Claim;
 use super::queue::Reports;
+use super::staging::Staging;
 use super::transfer::Segment;
 use crate::bounce::Bounce;
+use crate::gpus::Gpus;
 use crate::memory::Place;
-use crate::open_file::{Method, OpenFile, Span, read_cufile};
+use crate::open_file::{Mapping, Method, OpenFile, Span, read_cufile};
 use crate::outcome::{Outcome, Stop, done_bytes};
 
 /// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory
@@ -19,6 +22,7 @@ use crate::outcome::{Outcome, Stop, done_bytes};
 pub(crate) struct Lane {
     place: Place,
     stream: Option<Stream>,
+    staging: Staging,
     slots: [Slot; 2],
     /// The slot to be used next, which is the one used longest ago.
     next: usize,
@@ -55,23 +59,24 @@ struct Write {
 }
 
 impl Lane {
-    pub fn on_host(bounces: [Bounce; 2]) -> Self {
-        Self::new(Place::Host, None, [None, None], bounces)
+    pub fn on_host(gpus: Arc<Gpus>, bounces: [Bounce; 2]) -> Self {
+        Self::new(Place::Host, None, gpus, [None, None], bounces)
     }
 
     /// Returns a lane for device memory, with a new stream.
     ///
     /// # Errors
     /// The error that CUDA returned.
-    pub fn on_device(device: &Device, bounces: [Bounce; 2]) -> cufile::Result<Self> {
+    pub fn on_device(device: &Device, gpus: Arc<Gpus>, bounces: [Bounce; 2]) -> cufile::Result<Self> {
         let place = Place::Device(device.ordinal());
         let events = [Some(device.event()?), Some(device.event()?)];
-        Ok(Self::new(place, Some(device.stream()?), events, bounces))
+        Ok(Self::new(place, Some(device.stream()?), gpus, events, bounces))
     }
 
     fn new(
         place: Place,
         stream: Option<Stream>,
+        gpus: Arc<Gpus>,
         events: [Option<Event>; 2],
         [one, other]: [Bounce; 2],
     ) -> Self {
@@ -82,7 +87,7 @@ impl Lane {
             pending: None,
             writes: Vec::new(),
         });
-        Self { place, stream, slots, next: 0, copies: Copies::default() }
+        Self { place, stream, staging: Staging::new(gpus), slots, next: 0, copies: Copies::default() }
     }
 
     /// Returns the bounce buffers, for a lane of another place.
@@ -100,9 +105,10 @@ impl Lane {
         self.slots.iter().any(|slot| slot.pending.is_some())
     }
 
-    /// Returns the number of bytes of memory that the bounce buffers take.
-    pub fn bounce_bytes(&self) -> usize {
-        self.slots.iter().map(|slot| slot.bounce.allocated_bytes()).sum()
+    /// Returns the number of bytes of memory that the bounce buffers and the staging buffer take.
+    pub fn buffer_bytes(&self) -> usize {
+        let bounce_bytes = self.slots.iter().map(|slot| slot.bounce.allocated_bytes());
+        bounce_bytes.sum::<usize>() + self.staging.allocated_bytes()
     }
 
     /// Reads a small range to device memory, and waits until it is there. The lane must have nothing in
@@ -205,8 +211,8 @@ impl Lane {
     /// # Errors
     /// The error that CUDA returned. No copy is in flight then.
     fn issue_copies(&mut self, slot: usize, claim: &Claim) -> cufile::Result<bool> {
-        let Lane { stream, slots, copies, .. } = self;
-        let Slot { copied, writes, .. } = &mut slots[slot];
+        let Lane { stream, staging, slots, copies, .. } = self;
+        let Slot { bounce, copied, writes, .. } = &mut slots[slot];
         if copies.is_empty() {
             return Ok(false);
         }
@@ -215,8 +221,8 @@ impl Lane {
         // event. A read has exclusive use of that memory.
         let issued = unsafe {
             match claim.method().is_read() {
-                true => copies.issue_to_device(stream),
-                false => copies.issue_to_host(stream),
+                true => copies.issue_to_device(stream, staging, bounce),
+                false => copies.issue_to_host(stream, staging, bounce),
             }
         };
         copies.clear();
@@ -235,17 +241,21 @@ impl Lane {
         let Some(stream) = stream else { unreachable!("a lane on a device") };
         if let Method::ReadMapping(mapping) = claim.method() {
             bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
-            let (mut at, base) = (0, claim.memory(0).base());
-            let place = |span: &Span| {
-                // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing uses now.
-                let target = unsafe { bounce.ptr().add(at) };
-                copies.push(base, span.ptr, target, span.len_bytes);
-                at += span.len_bytes;
-                target
-            };
-            // SAFETY: as above; the ranges were checked against the mapping.
-            unsafe { mapping.read(claim.segments().map(|segment| segment.span()), place) };
-            return Ok(());
+            let start = bounce.ptr();
+            let spans = claim.segments().scan(start, |target, segment| {
+                let span = Span { ptr: *target, ..segment.span() };
+                *target = target.wrapping_add(segment.len_bytes);
+                Some(span)
+            });
+            // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing else uses.
+            let outcome = unsafe { read_mapped(mapping, claim, spans) };
+            let (mut at, mut left) = (start, done_bytes(&outcome, usize::MAX));
+            for segment in claim.segments() {
+                let some = segment.len_bytes.min(left);
+                copies.push(claim.memory(segment.entry), segment.ptr, at, some);
+                (at, left) = (at.wrapping_add(some), left - some);
+            }
+            return outcome;
         }
         let (mut end, mut bytes) = (0, 0);
         let mut behind_bytes = claim.segments().map(|segment| segment.len_bytes).sum();
@@ -265,9 +275,9 @@ impl Lane {
             let (mut at, mut left) = (read.start, done_bytes(&read.outcome, len_bytes));
             for segment in run.segments() {
                 let some = segment.len_bytes.min(left);
-                let base = claim.memory(segment.entry).base();
+                let memory = claim.memory(segment.entry);
                 // SAFETY: `at` lies within the bytes that were read.
-                copies.push(base, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
+                copies.push(memory, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
                 (at, left) = (at + some, left - some);
             }
             read.outcome.map_err(|stop| stop.after(bytes))?;
@@ -302,9 +312,9 @@ impl Lane {
             end = start + len_bytes;
             let mut at = start;
             for segment in run.segments() {
-                let base = claim.memory(segment.entry).base();
+                let memory = claim.memory(segment.entry);
                 // SAFETY: the bounce buffer has room for a chunk and the gaps that alignment takes.
-                copies.push(base, segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
+                copies.push(memory, segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
                 at += segment.len_bytes;
             }
             writes.push(Write { entry, offset, bounce: start..end, before_bytes: bytes });
@@ -316,9 +326,8 @@ impl Lane {
     fn read_to_host(&mut self, slot: usize, claim: &Claim) -> Outcome {
         if let Method::ReadMapping(mapping) = claim.method() {
             let spans = claim.segments().map(|segment| segment.span());
-            // SAFETY: the ranges were checked against the mapping; the memory belongs to the transfer.
-            unsafe { mapping.read(spans, |span| span.ptr) };
-            return Ok(());
+            // SAFETY: this is host memory, of which the transfer has exclusive use.
+            return unsafe { read_mapped(mapping, claim, spans) };
         }
         let bounce = &mut self.slots[slot].bounce;
         let mut bytes = 0;
@@ -333,26 +342,71 @@ impl Lane {
 
     fn write_from_host(&mut self, slot: usize, claim: &Claim) -> Outcome {
         let bounce = &mut self.slots[slot].bounce;
-        let (method, is_last) = (claim.method(), claim.is_last());
+        // SAFETY: this is host memory, which the transfer keeps.
+        let mut mapped_bytes = unsafe { write_mapped(claim, claim.segments().map(|segment| segment.span())) };
         let mut bytes = 0;
         for Segment { file, offset, ptr, len_bytes, .. } in claim.segments() {
-            // SAFETY: this is host memory, which the transfer keeps.
-            let outcome = unsafe { file.write_from_host(method, is_last, ptr, len_bytes, offset, bounce) };
-            outcome.map_err(|stop| stop.after(bytes))?;
+            let done = mapped_bytes.min(len_bytes);
+            mapped_bytes -= done;
+            if done < len_bytes {
+                let (source, rest) = (ptr.wrapping_add(done), len_bytes - done);
+                // SAFETY: as above.
+                let outcome = unsafe { file.write_from_host(source, rest, offset + done as u64, bounce) };
+                outcome.map_err(|stop| stop.after(bytes + done))?;
+            }
             bytes += len_bytes;
         }
         Ok(())
     }
 }
 
+/// Reads the spans of a chunk from a mapping of its file.
+///
+/// # Safety
+/// As for [`Mapping::read`].
+unsafe fn read_mapped(
+    mapping: &Mapping,
+    claim: &Claim,
+    spans: impl Iterator<Item = Span> + Clone,
+) -> Outcome {
+    let Some(first) = claim.segments().next() else { return Ok(()) };
+    // SAFETY: the caller's promise.
+    unsafe { first.file.read_mapped(mapping, spans) }
+}
+
+/// Writes the spans of a chunk to the mapping of its file, if there is one. The last chunk goes by a system call.
+/// Returns the number of bytes written, in order.
+///
+/// # Safety
+/// As for [`Mapping::write`].
+unsafe fn write_mapped(claim: &Claim, spans: impl Iterator<Item = Span>) -> usize {
+    match claim.method() {
+        // SAFETY: the caller's promise.
+        Method::WriteMapping(mapping) if !claim.is_last() => unsafe { mapping.write(spans) },
+        _ => 0,
+    }
+}
+
 /// Writes the contents of the bounce buffer to their files.
 fn write_out(slot: &mut Slot, claim: &Claim) -> Outcome {
+    let start = slot.bounce.ptr();
+    let spans = slot.writes.iter().map(|Write { offset, bounce, .. }| Span {
+        offset: *offset,
+        len_bytes: bounce.len(),
+        ptr: start.wrapping_add(bounce.start),
+    });
+    // SAFETY: the copies into the bounce buffer have ended.
+    let mut mapped_bytes = unsafe { write_mapped(claim, spans) };
     for Write { entry, offset, bounce, before_bytes } in &slot.writes {
-        // SAFETY: the copies into the bounce buffer have ended.
-        let source = unsafe { slice::from_raw_parts(slot.bounce.ptr().add(bounce.start), bounce.len()) };
-        let file = claim.entry(*entry).file;
-        let outcome = file.write_bytes(claim.method(), claim.is_last(), source, *offset);
-        outcome.map_err(|stop| stop.after(*before_bytes))?;
+        // SAFETY: as above.
+        let source = unsafe { slice::from_raw_parts(start.add(bounce.start), bounce.len()) };
+        let done = mapped_bytes.min(source.len());
+        mapped_bytes -= done;
+        if done < source.len() {
+            let (file, rest) = (claim.entry(*entry).file, *offset + done as u64);
+            let outcome = file.write_bytes(&source[done..], rest);
+            outcome.map_err(|stop| stop.after(*before_bytes + done))?;
+        }
     }
     Ok(())
 }

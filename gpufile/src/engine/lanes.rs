@@ -83,9 +83,10 @@ impl Lanes {
         drop(state);
         let bounces = other.map_or_else(|| self.new_bounces(), Lane::into_bounces);
         let made = match place {
-            Place::Host => Ok(Lane::on_host(bounces)),
+            Place::Host => Ok(Lane::on_host(self.gpus.clone(), bounces)),
             Place::Device(ordinal) => {
-                self.gpus.device(ordinal).and_then(|device| Lane::on_device(&device, bounces))
+                let gpus = self.gpus.clone();
+                self.gpus.device(ordinal).and_then(|device| Lane::on_device(&device, gpus, bounces))
             }
         };
         made.inspect_err(|_| {
@@ -160,7 +161,7 @@ impl Lanes {
         }
         let may_be_made = state.existing < self.limit;
         state.existing += usize::from(may_be_made);
-        may_be_made.then(|| Lane::on_host(self.new_bounces()))
+        may_be_made.then(|| Lane::on_host(self.gpus.clone(), self.new_bounces()))
     }
 
     /// Takes back a lane that has nothing in flight.
@@ -176,10 +177,10 @@ impl Lanes {
         }
     }
 
-    /// Frees the lanes that are not lent. Returns the number of bytes that their bounce buffers took.
+    /// Frees the lanes that are not lent. Returns the number of bytes that their buffers took.
     pub fn release(&self) -> usize {
         let lanes = mem::take(&mut self.state().free);
-        let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::bounce_bytes).sum());
+        let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::buffer_bytes).sum());
         // Other threads may make new lanes only when these are gone.
         drop(lanes);
         self.state().existing -= count;

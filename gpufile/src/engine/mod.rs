@@ -25,11 +25,12 @@
 //! - **claim**: a chunk that was handed out to one worker.
 //! - **bounce buffer**: pinned host memory between a file and a GPU.
 //! - **lane**: two bounce buffers and a stream. While the GPU copies one, the file's side works on the other.
+//! - **staging buffer**: device memory of a lane, between a bounce buffer and scattered ranges on the GPU.
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
 //! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`chunks`], [`schedule`], [`transfer`], [`copies`],
-//! [`sync`].
+//! [`staging`], [`sync`].
 
 mod chunks;
 mod copies;
@@ -40,6 +41,7 @@ mod lanes;
 mod queue;
 mod relay;
 mod schedule;
+mod staging;
 mod sync;
 mod transfer;
 mod windows;
@@ -362,6 +364,9 @@ impl fmt::Debug for Engine {
 
 // These tests lie outside the modules that they test, because the models of interleavings compile those
 // modules again.
+#[cfg(test)]
+#[path = "copies/tests.rs"]
+mod copies_tests;
 #[cfg(test)]
 #[path = "job/hand_out_tests.rs"]
 mod hand_out_tests;

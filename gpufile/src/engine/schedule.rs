@@ -1,6 +1,8 @@
 //! The schedule of a transfer: the lengths of its chunks, and the order in which workers get them. Reads get
 //! theirs here; the plan of a write adapts it.
 
+use std::num::NonZero;
+
 use super::transfer::{Entries, IoRange};
 use crate::memory::Place;
 use crate::open_file::OpenFile;
@@ -10,6 +12,8 @@ use crate::settings::Settings;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub chunk_bytes: usize,
+    /// The most entries that have a part in one chunk; `None` for no limit.
+    pub most_entries: Option<NonZero<usize>>,
     /// True if the chunks at the beginning are shorter, each longer than the one before.
     pub is_graded: bool,
     /// The number of chunks of the same call in earlier jobs.
@@ -24,6 +28,9 @@ pub(crate) struct Schedule {
     /// True if the calling thread does all of it.
     pub is_inline: bool,
 }
+
+/// The number of bytes of a chunk for each entry that the chunk may have.
+const BYTES_FOR_ENTRY: usize = 256;
 
 /// The source of the bytes of a long read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +112,12 @@ impl Schedule {
             }
         };
         let is_graded = asked.is_none() && chunk_bytes > SMALLEST && place != Place::Host;
-        Self { chunk_bytes, is_graded, ..Self::default() }
+        // The bounce buffer has room for a table of the places of so many ranges.
+        let most_entries = match place {
+            Place::Host => None,
+            Place::Device(_) => NonZero::new((chunk_bytes / BYTES_FOR_ENTRY).max(1)),
+        };
+        Self { chunk_bytes, most_entries, is_graded, ..Self::default() }
     }
 
     /// Returns the most bytes that the chunk with this number may have.
@@ -167,7 +179,9 @@ mod tests {
             for place in [Place::Host, device] {
                 let schedule = Schedule::new(&settings, total * KIB, place, None);
                 let is_graded = is_graded && place == device;
-                let expected = Schedule { chunk_bytes: chunk * KIB, is_graded, ..Schedule::default() };
+                let most_entries = NonZero::new(if place == device { 4 * chunk } else { 0 });
+                let expected =
+                    Schedule { chunk_bytes: chunk * KIB, most_entries, is_graded, ..Schedule::default() };
                 assert_eq!(schedule, expected, "{total} KiB");
             }
         }

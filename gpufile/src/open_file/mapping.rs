@@ -1,4 +1,4 @@
-//! Mappings of files. Threads read them by copying, and let the kernel copy into them.
+//! Mappings of files. The kernel copies their bytes, so that a truncated file is an error and no signal.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,10 @@ use std::ptr;
 
 use crate::page_cache::page_bytes;
 
-/// A range of a mapped file, and the memory of its entry.
+/// The address of ranges of memory, and their number.
+type Ranges = (*const libc::iovec, libc::c_ulong);
+
+/// A range of a mapped file, and the memory that its bytes go to or come from.
 #[derive(Clone, Copy)]
 pub(crate) struct Span {
     pub offset: u64,
@@ -103,50 +106,110 @@ impl Mapping {
         self.ptr
     }
 
-    /// Copies spans, each to the memory that `place` returns. During the copy, the processor fetches the next
-    /// spans into its cache. It fetches several at a time, because looking up their pages takes longest.
+    /// Lets the kernel copy spans of the mapping to their memory, in order. Returns the number of bytes it
+    /// copied. It stops at a page that is gone (the file was truncated) or cannot be read, and sends no signal.
     ///
     /// # Safety
-    /// The spans must lie in the mapping, and the file must still be at least as long as the mapping. `place`
-    /// must return memory that is valid for writes of the span's length, and that nothing else uses.
-    pub unsafe fn read(
+    /// The memory of the spans must be valid for writes, and nothing else may use it.
+    pub unsafe fn read(&self, spans: impl Iterator<Item = Span>) -> usize {
+        let before = |span: &Span| self.prefetch(span);
+        // SAFETY: the caller's promise; the kernel checks all addresses.
+        self.exchange(spans, before, |local, remote| unsafe {
+            libc::process_vm_writev(libc::getpid(), local.0, local.1, remote.0, remote.1, 0)
+        })
+    }
+
+    /// Lets the kernel copy the memory of spans into the mapping, in order. Returns the number of bytes it
+    /// copied. It copies nothing to a page that cannot be written (the file was truncated, the disk is full),
+    /// and sends no signal.
+    ///
+    /// # Safety
+    /// The memory of the spans must be valid for reads, and nothing may write it.
+    pub unsafe fn write(&self, spans: impl Iterator<Item = Span>) -> usize {
+        // SAFETY: the caller's promise; the kernel checks all addresses.
+        self.exchange(
+            spans,
+            |_| (),
+            |local, remote| unsafe {
+                libc::process_vm_readv(libc::getpid(), local.0, local.1, remote.0, remote.1, 0)
+            },
+        )
+    }
+
+    /// Lets `call` copy between the mapping (its local ranges) and the memory of the spans (its remote ones),
+    /// with many spans in one call. A local range that cannot be accessed is an error of the call.
+    fn exchange(
         &self,
-        mut spans: impl Iterator<Item = Span> + Clone,
-        mut place: impl FnMut(&Span) -> *mut u8,
-    ) {
-        /// The bytes to read together, on the assumption that most spans are about as long as the first.
-        const TOGETHER_BYTES: usize = 16 << 10;
-        let mut coming = spans.clone().peekable();
-        let Some(first) = coming.peek() else { return };
-        let together = (TOGETHER_BYTES / first.len_bytes.max(1)).clamp(2, 16);
-        let mut prefetch = || coming.by_ref().take(together).for_each(|span| self.prefetch(&span));
-        prefetch();
-        loop {
-            prefetch();
-            let mut count = 0;
-            for span in spans.by_ref().take(together) {
-                debug_assert!(span.offset as usize + span.len_bytes <= self.len_bytes);
-                let target = place(&span);
-                // SAFETY: the caller's promise.
-                unsafe {
-                    ptr::copy_nonoverlapping(self.ptr.add(span.offset as usize), target, span.len_bytes);
-                }
+        spans: impl Iterator<Item = Span>,
+        before: impl Fn(&Span),
+        call: impl Fn(Ranges, Ranges) -> isize,
+    ) -> usize {
+        /// The most spans of a call.
+        const MOST: usize = 128;
+        /// The bytes after which a call has enough. The processor's cache then still has the first of them.
+        const ENOUGH_BYTES: usize = 64 << 10;
+        const NONE: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        let mut spans = spans.peekable();
+        let mut done = 0;
+        while spans.peek().is_some() {
+            let (mut local, mut remote) = ([NONE; MOST], [NONE; MOST]);
+            let (mut count, mut apart, mut bytes) = (0, 0usize, 0);
+            while count < MOST
+                && bytes < ENOUGH_BYTES
+                && let Some(span) = spans.next_if(|span| self.has(span))
+            {
+                before(&span);
+                let Span { offset, len_bytes, ptr } = span;
+                local[count] = libc::iovec { iov_base: self.at(offset).cast(), iov_len: len_bytes };
                 count += 1;
+                bytes += len_bytes;
+                match apart.checked_sub(1).map(|last| &mut remote[last]) {
+                    Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == ptr.cast() => {
+                        last.iov_len += len_bytes;
+                    }
+                    _ => {
+                        remote[apart] = libc::iovec { iov_base: ptr.cast(), iov_len: len_bytes };
+                        apart += 1;
+                    }
+                }
             }
-            if count < together {
-                return;
+            let copied = match bytes {
+                0 => 0,
+                _ => call((local.as_ptr(), count as _), (remote.as_ptr(), apart as _)),
+            };
+            let copied = usize::try_from(copied).unwrap_or(0);
+            done += copied;
+            if !self.keeps_pages {
+                local[..count].iter().for_each(|range| self.unmap_pages(*range));
+            }
+            if copied < bytes || count == 0 {
+                break;
             }
         }
+        done
+    }
+
+    /// Returns whether a span lies in the mapping.
+    fn has(&self, span: &Span) -> bool {
+        let start = span.offset.checked_sub(self.start);
+        let end = start.and_then(|start| start.checked_add(span.len_bytes as u64));
+        end.is_some_and(|end| end <= self.len_bytes as u64)
+    }
+
+    /// Returns the address of a byte of the file, which lies in the mapping.
+    fn at(&self, offset: u64) -> *mut u8 {
+        self.ptr.wrapping_add((offset - self.start) as usize)
     }
 
     /// Starts to load the first cache lines of a range into the processor's cache, and its page into the TLB.
+    /// Otherwise the kernel would wait for each range.
     fn prefetch(&self, span: &Span) {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             const LINE: usize = 64;
-            const MOST_BYTES: usize = 8 * LINE;
-            let start = self.ptr.wrapping_add(span.offset as usize);
+            const MOST_BYTES: usize = 16 * LINE;
+            let start = self.at(span.offset);
             for at in (0..span.len_bytes.min(MOST_BYTES)).step_by(LINE) {
                 // SAFETY: a prefetch is a hint, valid for any address.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(at).cast()) };
@@ -156,36 +219,10 @@ impl Mapping {
         let _ = span;
     }
 
-    /// Lets the kernel copy bytes into the mapping, to `offset` of the file. Returns how many bytes it
-    /// copied. The kernel copies nothing to a page that cannot be written (the file was truncated, the disk
-    /// is full), and sends no signal.
-    pub fn write(&self, source: &[u8], offset: u64) -> usize {
-        let at = offset.checked_sub(self.start).and_then(|at| usize::try_from(at).ok());
-        let fits = |at: &usize| at.checked_add(source.len()).is_some_and(|end| end <= self.len_bytes);
-        let Some(at) = at.filter(fits) else { return 0 };
-        let mut done = 0;
-        while done < source.len() {
-            let rest = &source[done..];
-            let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
-            let target = self.ptr.wrapping_add(at + done);
-            let remote = libc::iovec { iov_base: target.cast(), iov_len: rest.len() };
-            // SAFETY: the kernel checks both addresses; the target lies in this mapping.
-            let count = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
-            match usize::try_from(count) {
-                Ok(count) if count > 0 => done += count,
-                _ => break,
-            }
-        }
-        if !self.keeps_pages {
-            self.unmap_pages(at, done);
-        }
-        done
-    }
-
     /// Unmaps the mapping's pages that lie wholly in a range, until they are used again. The file keeps their
     /// contents.
-    fn unmap_pages(&self, offset: usize, len_bytes: usize) {
-        let pages = self.whole_pages(offset, len_bytes);
+    fn unmap_pages(&self, range: libc::iovec) {
+        let pages = self.whole_pages(range.iov_base.addr() - self.ptr.addr(), range.iov_len);
         if !pages.is_empty() {
             let start = self.ptr.wrapping_add(pages.start).cast();
             // SAFETY: the range lies within this mapping, which shares its pages with the file. Later
@@ -225,6 +262,12 @@ mod tests {
 
     use super::*;
 
+    fn write(mapping: &Mapping, bytes: &[u8], offset: u64) -> usize {
+        let span = Span { offset, len_bytes: bytes.len(), ptr: bytes.as_ptr().cast_mut() };
+        // SAFETY: the bytes are borrowed.
+        unsafe { mapping.write([span].into_iter()) }
+    }
+
     fn contents(file: &fs::File) -> Vec<u8> {
         let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -249,8 +292,8 @@ mod tests {
         ] {
             assert_eq!(mapping.whole_pages(offset, len_bytes), pages, "{len_bytes} bytes at {offset}");
         }
-        assert_eq!(mapping.write(&[7; 5000], page as u64), 5000);
-        mapping.unmap_pages(0, usize::MAX);
+        assert_eq!(write(&mapping, &[7; 5000], page as u64), 5000);
+        mapping.unmap_pages(libc::iovec { iov_base: mapping.at(0).cast(), iov_len: len });
         assert_eq!(contents(&file)[page..page + 5000], [7; 5000]);
     }
 
@@ -275,7 +318,7 @@ mod tests {
             (u64::MAX, 1, false),
         ] {
             let bytes = vec![offset as u8 | 1; len_bytes];
-            assert_eq!(once.write(&bytes, offset), if fits { len_bytes } else { 0 }, "{offset}");
+            assert_eq!(write(&once, &bytes, offset), if fits { len_bytes } else { 0 }, "{offset}");
             if fits {
                 expected[offset as usize..][..len_bytes].copy_from_slice(&bytes);
             }
@@ -293,10 +336,84 @@ mod tests {
             Mapping::for_writing_once(&file, 0..4 * page as u64).unwrap(),
         ] {
             file.set_len(2 * page as u64).unwrap();
-            assert_eq!(mapping.write(&vec![1; 3 * page], 0), 2 * page);
+            assert_eq!(write(&mapping, &vec![1; 3 * page], 0), 2 * page);
             assert_eq!(contents(&file), vec![1; 2 * page]);
             file.set_len(4 * page as u64).unwrap();
         }
+    }
+
+    #[test]
+    fn many_spans_are_copied_in_order() {
+        let mut random = 1u64;
+        let mut below = |most: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % most
+        };
+        let original: Vec<u8> = (0..300_001).map(|_| below(256) as u8).collect();
+        let file = tempfile::tempfile().unwrap();
+        for _ in 0..60 {
+            file.write_all_at(&original, 0).unwrap();
+            let longest = [1, 70, 700, 5000, 150_000][below(5)];
+            let count = below(1 + (200_000 / longest).min(400));
+            let (mut spans, mut end) = (Vec::new(), 0);
+            for _ in 0..count {
+                // Some of the targets touch, and some do not.
+                let (offset, len, target) = (below(150_000), below(longest + 1), end + below(2) * 3);
+                spans.push((offset, len, target));
+                end = target + len;
+            }
+            let mut memory = vec![0xee; end];
+            let start = memory.as_mut_ptr();
+            let all = || {
+                spans.iter().map(|&(offset, len_bytes, target)| Span {
+                    offset: offset as u64,
+                    len_bytes,
+                    ptr: start.wrapping_add(target),
+                })
+            };
+            let total: usize = spans.iter().map(|(_, len, _)| len).sum();
+            let mut expected = vec![0xee; end];
+            for &(offset, len, target) in &spans {
+                expected[target..][..len].copy_from_slice(&original[offset..][..len]);
+            }
+            let mapping = Mapping::for_overwriting(&file, original.len()).unwrap();
+            // SAFETY: the memory is this test's, and long enough.
+            assert_eq!(unsafe { mapping.read(all()) }, total);
+            assert!(memory == expected);
+            memory.iter_mut().for_each(|byte| *byte = !*byte);
+            let mut changed = original.clone();
+            for &(offset, len, target) in &spans {
+                changed[offset..][..len].copy_from_slice(&memory[target..][..len]);
+            }
+            // SAFETY: as above.
+            assert_eq!(unsafe { mapping.write(all()) }, total);
+            assert!(contents(&file) == changed);
+        }
+    }
+
+    #[test]
+    fn reads_stop_at_a_page_that_is_gone() {
+        let page = page_bytes() as usize;
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&vec![1; 4 * page], 0).unwrap();
+        let mapping = Mapping::for_read(&file, 4 * page).unwrap();
+        file.set_len(2 * page as u64).unwrap();
+        let mut memory = vec![0; 4 * page];
+        let start = memory.as_mut_ptr();
+        let span = |number: usize| Span {
+            offset: (number * page) as u64,
+            len_bytes: page,
+            ptr: start.wrapping_add(number * page),
+        };
+        // SAFETY: the memory is this test's, and long enough.
+        let read = |numbers: [usize; 4]| unsafe { mapping.read(numbers.into_iter().map(span)) };
+        assert_eq!(read([0, 1, 2, 3]), 2 * page);
+        assert_eq!(read([3, 0, 1, 2]), 0);
+        assert_eq!(read([1, 3, 0, 2]), page);
+        let beyond = Span { offset: 4 * page as u64, len_bytes: 1, ptr: start };
+        // SAFETY: as above.
+        assert_eq!(unsafe { mapping.read([span(0), beyond, span(1)].into_iter()) }, page);
+        assert_eq!(memory[..2 * page], vec![1; 2 * page]);
     }
 
     #[test]
@@ -308,7 +425,7 @@ mod tests {
             Mapping::for_writing_once(&file, 0..0),
         ] {
             let mapping = mapping.unwrap();
-            assert_eq!((mapping.len_bytes(), mapping.write(&[1], 0)), (0, 0));
+            assert_eq!((mapping.len_bytes(), write(&mapping, &[1], 0)), (0, 0));
         }
     }
 

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::ptr;
 
 use super::direct::Direct;
+use super::mapping::{Mapping, Span};
 use super::posix::read_full;
 use super::storage::Storage;
 use super::{OpenFile, available};
@@ -83,6 +84,37 @@ impl OpenFile {
         }
         // SAFETY: the caller's promise.
         unsafe { self.read_rest(target, len_bytes, offset, done) }
+    }
+
+    /// Reads spans from a mapping of this file. Reads by system calls what the kernel cannot copy from the
+    /// mapping, so the outcome is that of a read: a short one if the file was truncated.
+    ///
+    /// # Safety
+    /// As for [`Mapping::read`].
+    pub unsafe fn read_mapped(
+        &self,
+        mapping: &Mapping,
+        spans: impl Iterator<Item = Span> + Clone,
+    ) -> Outcome {
+        let (mut total_bytes, mut end) = (0, 0);
+        let counted = spans.clone().inspect(|span| {
+            total_bytes += span.len_bytes;
+            end = end.max(span.offset + span.len_bytes as u64);
+        });
+        // SAFETY: the caller's promise.
+        let copied = unsafe { mapping.read(counted) };
+        // The end of a truncated file reads as zeros up to the end of its page.
+        let is_whole = || self.len_bytes().is_ok_and(|len_bytes| len_bytes >= end);
+        if copied == total_bytes && is_whole() {
+            return Ok(());
+        }
+        let mut done = 0;
+        for Span { offset, len_bytes, ptr } in spans {
+            // SAFETY: the caller's promise.
+            unsafe { self.read_rest(ptr, len_bytes, offset, 0) }.map_err(|stop| stop.after(done))?;
+            done += len_bytes;
+        }
+        Ok(())
     }
 
     /// Reads the bytes after the first `done` bytes, through the page cache.

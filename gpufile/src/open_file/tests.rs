@@ -50,7 +50,7 @@ fn host_memory_is_written_at_any_address_and_offset() {
             // SAFETY: the source has as many bytes.
             let outcome = unsafe {
                 let source = source[shift..].as_ptr();
-                open.write_from_host(&Method::Write, round % 2 == 0, source, len, at as u64, &mut bounce)
+                open.write_from_host(source, len, at as u64, &mut bounce)
             };
             assert!(outcome.is_ok(), "{len} bytes at {at}: {outcome:?}");
             expected[at..at + len].copy_from_slice(&source[shift..]);

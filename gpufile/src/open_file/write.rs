@@ -1,4 +1,5 @@
-//! Writes of host and device memory to one file: by system calls, `O_DIRECT`, a mapping or cuFile.
+//! Writes of host and device memory to one file: by system calls, `O_DIRECT` or cuFile. Also the mappings for
+//! writing.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,7 +11,6 @@ use cufile::FileHandle;
 use super::blocks::{Blocks, Held, Sharing, WrittenFiles};
 use super::direct::Direct;
 use super::mapping::{Mapping, may_be_sealed};
-use super::method::Method;
 use super::posix::write_full;
 use super::storage::Storage;
 use super::{OpenFile, device_route};
@@ -28,15 +28,12 @@ impl OpenFile {
         }
     }
 
-    /// Writes host bytes. They go to the mapping of the method, except for the last chunk. They go by
-    /// `O_DIRECT` where the settings ask for it and the address allows it. All other bytes go through the
-    /// page cache.
-    pub fn write_bytes(&self, method: &Method, is_last: bool, source: &[u8], offset: u64) -> Outcome {
+    /// Writes host bytes: by `O_DIRECT` where the settings ask for it and the address allows it, and otherwise
+    /// through the page cache.
+    pub fn write_bytes(&self, source: &[u8], offset: u64) -> Outcome {
         let _held = self.hold_beside_cufile(offset, source.len());
         let mut done = 0;
-        if let (Method::WriteMapping(mapping), false) = (method, is_last) {
-            done = mapping.write(source, offset);
-        } else if let Some(direct) = self.direct_for_write(source.len()) {
+        if let Some(direct) = self.direct_for_write(source.len()) {
             // The unaligned ends go through the page cache.
             let before = direct.alignment.until_aligned(offset).min(source.len());
             let inside = direct.alignment.aligned_part(source.len() - before);
@@ -64,8 +61,6 @@ impl OpenFile {
     /// `source` must be valid for reads of `len_bytes`, and nothing may write it during the call.
     pub unsafe fn write_from_host(
         &self,
-        method: &Method,
-        is_last: bool,
         source: *const u8,
         len_bytes: usize,
         offset: u64,
@@ -78,7 +73,7 @@ impl OpenFile {
             direct.alignment.fits(source.as_ptr().wrapping_add(before), 0, 0)
         };
         if self.direct_for_write(len_bytes).is_none_or(aligned) {
-            return self.write_bytes(method, is_last, source, offset);
+            return self.write_bytes(source, offset);
         }
         let mut done = 0;
         while done < len_bytes {
@@ -88,7 +83,7 @@ impl OpenFile {
             // SAFETY: the range lies in the bounce buffer, which nothing else uses.
             let copy = unsafe { slice::from_raw_parts_mut(bounce.ptr().add(start), some) };
             copy.copy_from_slice(&source[done..done + some]);
-            self.write_bytes(method, is_last, copy, at).map_err(|stop| stop.after(done))?;
+            self.write_bytes(copy, at).map_err(|stop| stop.after(done))?;
             done += some;
         }
         Ok(())

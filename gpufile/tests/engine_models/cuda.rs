@@ -262,20 +262,6 @@ impl Stream {
         self.submit([Operation::Copy { target: target.as_mut_ptr(), source, len_bytes: target.len() }])
     }
 
-    pub unsafe fn copy_batch(
-        &self,
-        targets: &[*mut u8],
-        sources: &[*const u8],
-        lens_bytes: &[usize],
-    ) -> Result<()> {
-        let copies = targets.iter().zip(sources).zip(lens_bytes);
-        self.submit(copies.map(|((&target, &source), &len_bytes)| Operation::Copy {
-            target,
-            source,
-            len_bytes,
-        }))
-    }
-
     pub unsafe fn on_words(&self, operations: &[WordOperation]) -> Result<()> {
         self.submit(operations.iter().map(|operation| Operation::Word(*operation)))
     }

@@ -127,11 +127,12 @@ pub mod open_file {
         Read,
         ReadMapping(Arc<Mapping>),
         Write,
+        WriteMapping(Arc<Mapping>),
     }
 
     impl Method {
         pub fn is_read(&self) -> bool {
-            !matches!(self, Method::Write)
+            matches!(self, Method::Read | Method::ReadMapping(_))
         }
     }
 
@@ -216,6 +217,10 @@ pub mod open_file {
             outcome
         }
 
+        pub unsafe fn read_mapped(&self, mapping: &Mapping, _: impl Iterator<Item = Span>) -> Outcome {
+            match *mapping {}
+        }
+
         pub unsafe fn read_to_host(
             &self,
             target: *mut u8,
@@ -244,7 +249,7 @@ pub mod open_file {
             end
         }
 
-        pub fn write_bytes(&self, _: &Method, _: bool, source: &[u8], offset: u64) -> Outcome {
+        pub fn write_bytes(&self, source: &[u8], offset: u64) -> Outcome {
             let offset = offset as usize;
             if self.schedule.is_serial {
                 let mut seen = self.seen.lock().unwrap();
@@ -268,8 +273,6 @@ pub mod open_file {
 
         pub unsafe fn write_from_host(
             &self,
-            method: &Method,
-            is_last: bool,
             source: *const u8,
             len_bytes: usize,
             offset: u64,
@@ -277,7 +280,7 @@ pub mod open_file {
         ) -> Outcome {
             world::check(source, len_bytes, "a write");
             // SAFETY: the check above found the source allocated.
-            self.write_bytes(method, is_last, unsafe { slice::from_raw_parts(source, len_bytes) }, offset)
+            self.write_bytes(unsafe { slice::from_raw_parts(source, len_bytes) }, offset)
         }
 
         pub fn cufile(&self, _: usize) -> Option<&Infallible> {
@@ -296,7 +299,7 @@ pub mod open_file {
     pub enum Mapping {}
 
     impl Mapping {
-        pub unsafe fn read(&self, _: impl Iterator<Item = Span>, _: impl FnMut(&Span) -> *mut u8) {
+        pub unsafe fn write(&self, _: impl Iterator<Item = Span>) -> usize {
             match *self {}
         }
     }

@@ -67,6 +67,7 @@ mod gpus {
                 len_bytes: buffer.len_bytes(),
                 place: if buffer.is_host_accessible() { Place::Host } else { GPU },
                 context: buffer.context(),
+                is_in_primary_context: true,
                 is_registered: buffer.is_registered(),
                 base_offset: buffer.base_offset(),
             })

@@ -2,13 +2,14 @@
 //! a GPU.
 
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use schedule::Schedule;
 
 use crate::bounce::Bounce;
 use crate::cuda::Device;
 use crate::error::Cause;
+use crate::gpus::Gpus;
 use crate::job::Claim;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
@@ -317,11 +318,11 @@ pub struct Lane {
 }
 
 impl Lane {
-    pub fn on_host(_: [Bounce; 2]) -> Self {
+    pub fn on_host(_: Arc<Gpus>, _: [Bounce; 2]) -> Self {
         Self { place: Place::Host, pending: [None, None], next: 0 }
     }
 
-    pub fn on_device(device: &Device, _: [Bounce; 2]) -> cufile::Result<Self> {
+    pub fn on_device(device: &Device, _: Arc<Gpus>, _: [Bounce; 2]) -> cufile::Result<Self> {
         Ok(Self { place: Place::Device(device.ordinal()), pending: [None, None], next: 0 })
     }
 
@@ -334,7 +335,7 @@ impl Lane {
         self.place
     }
 
-    pub fn bounce_bytes(&self) -> usize {
+    pub fn buffer_bytes(&self) -> usize {
         2
     }
 

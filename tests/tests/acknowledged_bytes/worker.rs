@@ -302,8 +302,7 @@ impl<'a> Worker<'a> {
         let result = match how {
             How::Whole => file.read_exact_at(&mut buffer, offset),
             How::Inline => inline(&file, &mut buffer),
-            // SAFETY: nobody shortens the file, and nobody else writes to the slot.
-            How::Mapped => unsafe { file.map() }.and_then(|file| file.read_exact_at(&mut buffer, offset)),
+            How::Mapped => file.map().and_then(|file| file.read_exact_at(&mut buffer, offset)),
             How::Future(fate) => {
                 let future = file.read_at_async(buffer, offset);
                 return self.go_on(UnderWay::Future(future), piece, false, fate);
@@ -441,8 +440,7 @@ impl<'a> Worker<'a> {
             }
             ManyHow::Mapped => {
                 let ranges = self.ranges(&ready);
-                // SAFETY: nobody shortens the file, and nobody else writes to the slots.
-                unsafe { first.map() }.and_then(|file| file.read_many(&mut buffer, &ranges))
+                first.map().and_then(|file| file.read_many(&mut buffer, &ranges))
             }
             ManyHow::Engine => {
                 let offsets: Vec<_> = ready.iter().map(|(_, piece)| self.offset(piece)).collect();

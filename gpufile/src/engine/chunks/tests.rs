@@ -1,5 +1,6 @@
 //! Chunks compared with a model that goes through the entries byte range by byte range.
 
+use std::num::NonZero;
 use std::ptr;
 
 use super::super::transfer::Entry;
@@ -45,6 +46,7 @@ impl Random {
         };
         Schedule {
             chunk_bytes,
+            most_entries: NonZero::new(self.of(&[0, 0, 0, 1, 3, 64, 100])),
             is_graded,
             chunks_before: self.below(3),
             last_bytes: self.of(&[0, 0, 1, 100, 4096]),
@@ -71,14 +73,17 @@ type Part = (usize, usize, usize);
 fn model(entries: &[(u64, usize, Place)], order: &[usize], schedule: &Schedule) -> Vec<Vec<Part>> {
     let mut chunks: Vec<Vec<Part>> = vec![Vec::new()];
     let mut room = schedule.chunk_len(0);
+    let most_entries = schedule.most_entries.map_or(usize::MAX, NonZero::get);
+    let mut entries_left = most_entries;
     let mut place_before = None;
     // The number of the last entry's bytes before the last chunk.
     let mut begun = 0;
     for &number in order {
         let (offset, len_bytes, place) = entries[number];
-        if place_before.is_some_and(|before| before != place) {
+        if place_before.is_some_and(|before| before != place) || entries_left == 0 {
             chunks.push(Vec::new());
             room = schedule.chunk_len(chunks.len() - 1);
+            entries_left = most_entries;
         }
         place_before = Some(place);
         begun = 0;
@@ -91,8 +96,10 @@ fn model(entries: &[(u64, usize, Place)], order: &[usize], schedule: &Schedule) 
             begun += len;
             chunks.push(Vec::new());
             room = schedule.chunk_len(chunks.len() - 1);
+            entries_left = most_entries;
         }
         room -= len_bytes - begun;
+        entries_left -= 1;
         chunks.last_mut().unwrap().push((number, begun, len_bytes - begun));
     }
     if let Some(&last) = order.last().filter(|_| schedule.last_bytes > 0) {

@@ -24,7 +24,7 @@ fn take(lanes: &Lanes) -> Lane {
 fn allocated(lanes: &Lanes) -> (Lane, usize) {
     let [mut first, second] = take(lanes).into_bounces();
     let address = first.ptr().addr();
-    (Lane::on_host([first, second]), address)
+    (Lane::on_host(Arc::default(), [first, second]), address)
 }
 
 fn address(lane: Lane) -> usize {

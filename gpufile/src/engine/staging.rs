@@ -1,0 +1,169 @@
+//! The device memory through which scattered ranges pass, and the table that tells a kernel their places.
+
+use std::slice;
+use std::sync::Arc;
+
+use cufile::cuda::{DeviceBuffer, Stream};
+
+use crate::bounce::Bounce;
+use crate::gpus::Gpus;
+use crate::kernels::{Kernels, Table, TableEntry};
+
+/// The most bytes of a table entry. A warp copies an entry alone, so longer ranges have several entries.
+const MOST_ENTRY_BYTES: usize = 32 << 10;
+
+/// A copy between device memory and a bounce buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OneCopy {
+    pub device: *mut u8,
+    pub host: *mut u8,
+    pub len_bytes: usize,
+}
+
+/// The staging buffer of a lane, allocated when the lane first moves scattered ranges.
+///
+/// The bytes of a chunk and the table of their places go to the staging buffer in one copy. From there, a kernel
+/// copies each range to its place. Writes go the other way.
+pub(crate) struct Staging {
+    gpus: Arc<Gpus>,
+    state: State,
+}
+
+enum State {
+    Unused,
+    /// Without memory, the kernels use the bounce buffer itself, which is slower.
+    Ready(Arc<Kernels>, Option<DeviceBuffer>),
+    /// The kernels could not be loaded, or not be launched.
+    Unavailable,
+}
+
+/// A part of a bounce buffer: the bytes of a chunk, and behind them the table of their places.
+#[derive(Clone, Copy)]
+pub(crate) struct Packed {
+    /// The number of bytes before the table.
+    table_at: usize,
+    count: u32,
+}
+
+impl Packed {
+    /// Writes the table of these copies behind their bytes in the bounce buffer. Returns `None` if there is no
+    /// room.
+    pub fn write(copies: &[OneCopy], bounce: &mut Bounce) -> Option<Self> {
+        let start = bounce.ptr();
+        let offset = |copy: &OneCopy| copy.host.addr() - start.addr();
+        let end = copies.iter().map(|copy| offset(copy) + copy.len_bytes).max()?;
+        let table_at = end.next_multiple_of(align_of::<TableEntry>());
+        let most = bounce.len_bytes().saturating_sub(table_at) / size_of::<TableEntry>();
+        let count: usize = copies.iter().map(|copy| copy.len_bytes.div_ceil(MOST_ENTRY_BYTES)).sum();
+        if count > most {
+            return None;
+        }
+        // SAFETY: the entries lie in the bounce buffer behind the bytes, and are aligned like its start.
+        let table = unsafe { start.add(table_at) }.cast::<TableEntry>();
+        let entries = copies.iter().flat_map(|copy| {
+            (0..copy.len_bytes).step_by(MOST_ENTRY_BYTES).map(move |done| TableEntry {
+                address: copy.device.addr() as u64 + done as u64,
+                offset: (offset(copy) + done) as u32,
+                len_bytes: (copy.len_bytes - done).min(MOST_ENTRY_BYTES) as u32,
+            })
+        });
+        for (number, entry) in entries.enumerate() {
+            // SAFETY: there is room for `count` entries, as computed above.
+            unsafe { table.add(number).write(entry) };
+        }
+        Some(Self { table_at, count: u32::try_from(count).ok()? })
+    }
+
+    fn len_bytes(self) -> usize {
+        self.table_at + self.count as usize * size_of::<TableEntry>()
+    }
+
+    /// Returns the table in a buffer that begins at `start`.
+    pub fn table(self, start: *const u8) -> Table {
+        Table { entries: start.wrapping_add(self.table_at), count: self.count }
+    }
+}
+
+impl Staging {
+    pub fn new(gpus: Arc<Gpus>) -> Self {
+        Self { gpus, state: State::Unused }
+    }
+
+    /// Returns the number of bytes of device memory that the staging buffer takes.
+    pub fn allocated_bytes(&self) -> usize {
+        match &self.state {
+            State::Ready(_, Some(memory)) => memory.len_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Submits the copies of a packed bounce buffer to their places in device memory. Returns false if they
+    /// were not submitted, because this GPU cannot run the kernels.
+    ///
+    /// # Safety
+    /// Until the stream has done the work, the bounce buffer must not change, and nothing else may use the
+    /// device memory of the copies.
+    pub unsafe fn scatter(&mut self, stream: &Stream, bounce: &mut Bounce, packed: Packed) -> bool {
+        let Some((kernels, memory)) = self.prepare(stream, bounce) else { return false };
+        let start = bounce.ptr();
+        let launched = match memory {
+            // SAFETY: `packed` lies in the bounce buffer, and the staging buffer is as long. The stream's work
+            // before has ended when the copy begins. The rest is the caller's promise.
+            Some(memory) => unsafe {
+                stream
+                    .copy_to_device(memory, slice::from_raw_parts(start, packed.len_bytes()))
+                    .and_then(|()| kernels.scatter(stream, packed.table(memory), memory))
+            },
+            // SAFETY: all GPUs can use pinned memory; the caller's promise.
+            None => unsafe { kernels.scatter(stream, packed.table(start), start) },
+        };
+        self.settle(launched)
+    }
+
+    /// Submits the copies from device memory to their places in a packed bounce buffer. Returns false if not all
+    /// of them were submitted, because this GPU cannot run the kernels.
+    ///
+    /// # Safety
+    /// Until the stream has done the work, nothing else may use the bounce buffer, and nothing may write the
+    /// device memory of the copies.
+    pub unsafe fn gather(&mut self, stream: &Stream, bounce: &mut Bounce, packed: Packed) -> bool {
+        let Some((kernels, memory)) = self.prepare(stream, bounce) else { return false };
+        let start = bounce.ptr();
+        // All GPUs can read the table in pinned memory.
+        let table = packed.table(start);
+        let launched = match memory {
+            // SAFETY: as in `scatter`; the kernel writes the bytes before the table only.
+            Some(memory) => unsafe {
+                let target = slice::from_raw_parts_mut(start, packed.table_at);
+                kernels.gather(stream, table, memory).and_then(|()| stream.copy_from_device(target, memory))
+            },
+            // SAFETY: as above.
+            None => unsafe { kernels.gather(stream, table, start) },
+        };
+        self.settle(launched)
+    }
+
+    /// Returns the kernels, and the address of the staging buffer if there is one.
+    fn prepare(&mut self, stream: &Stream, bounce: &Bounce) -> Option<(Arc<Kernels>, Option<*mut u8>)> {
+        if let State::Unused = self.state {
+            self.state = match self.gpus.kernels(stream.device()) {
+                Ok(kernels) => State::Ready(kernels, stream.device().alloc(bounce.len_bytes()).ok()),
+                Err(_) => State::Unavailable,
+            };
+        }
+        match &mut self.state {
+            State::Ready(kernels, memory) => {
+                Some((kernels.clone(), memory.as_mut().map(DeviceBuffer::as_mut_ptr)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Tries no other launch if this one failed. Returns whether it succeeded.
+    fn settle(&mut self, launched: cufile::Result<()>) -> bool {
+        if launched.is_err() {
+            self.state = State::Unavailable;
+        }
+        launched.is_ok()
+    }
+}

@@ -1,0 +1,91 @@
+//! The kernels that copy many ranges within the memory of a GPU.
+
+use std::ffi::CStr;
+
+use cufile::cuda::{Device, Kernel, KernelArgument, Stream};
+
+/// The text of `kernels/scatter_gather.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
+const PTX: &str = concat!(include_str!("../kernels/scatter_gather.ptx"), "\0");
+
+/// The threads of a block, which are whole warps.
+const THREADS: u32 = 512;
+/// The most blocks of a launch. More of them copy no faster.
+const MOST_BLOCKS: u32 = 16;
+
+/// The two kernels, loaded on one GPU.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    scatter: Kernel,
+    gather: Kernel,
+}
+
+/// A range in the memory of a GPU, and its place in a staging buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct TableEntry {
+    pub address: u64,
+    /// The start of the bytes in the staging buffer, in bytes.
+    pub offset: u32,
+    pub len_bytes: u32,
+}
+
+/// A table of ranges, in memory that the GPU can read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Table {
+    /// Aligned to 8 bytes.
+    pub entries: *const u8,
+    pub count: u32,
+}
+
+impl Kernels {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// The error that CUDA returned.
+    pub fn load(device: &Device) -> cufile::Result<Self> {
+        let ptx = CStr::from_bytes_with_nul(PTX.as_bytes()).expect("a text with one NUL, at its end");
+        let module = device.load_module(ptx)?;
+        Ok(Self { scatter: module.kernel(c"gpufile_scatter")?, gather: module.kernel(c"gpufile_gather")? })
+    }
+
+    /// Copies each range of the table from the staging buffer to its address, after the stream's work so far.
+    ///
+    /// # Errors
+    /// The error that CUDA returned. The kernel was not launched then.
+    ///
+    /// # Safety
+    /// The GPU must be able to use the table, the ranges and their places in the staging buffer until the
+    /// kernel has ended. Nothing else may use the ranges until then, or write the table and the staging buffer.
+    /// The ranges must not overlap. The kernels must stay loaded until then.
+    pub unsafe fn scatter(&self, stream: &Stream, table: Table, staging: *const u8) -> cufile::Result<()> {
+        // SAFETY: the kernel takes these arguments, and copies what the table names; the rest is the caller's
+        // promise.
+        unsafe { launch(stream, &self.scatter, table, staging) }
+    }
+
+    /// Copies each range of the table from its address to the staging buffer, after the stream's work so far.
+    ///
+    /// # Errors
+    /// As [`scatter`](Self::scatter).
+    ///
+    /// # Safety
+    /// As for [`scatter`](Self::scatter), except that nothing else may use the staging buffer, and nothing may
+    /// write the ranges.
+    pub unsafe fn gather(&self, stream: &Stream, table: Table, staging: *const u8) -> cufile::Result<()> {
+        // SAFETY: as in `scatter`.
+        unsafe { launch(stream, &self.gather, table, staging) }
+    }
+}
+
+/// Launches a kernel with a warp for each entry, up to a limit.
+unsafe fn launch(stream: &Stream, kernel: &Kernel, table: Table, staging: *const u8) -> cufile::Result<()> {
+    const WARP: u32 = 32;
+    let blocks = table.count.div_ceil(THREADS / WARP).clamp(1, MOST_BLOCKS);
+    let arguments = [
+        KernelArgument::Pointer(table.entries),
+        KernelArgument::U32(table.count),
+        KernelArgument::Pointer(staging),
+    ];
+    // SAFETY: the caller's promise.
+    unsafe { stream.launch(kernel, blocks, THREADS, arguments) }
+}
