@@ -5,7 +5,7 @@
 //!
 //! - [`runtime`]: the runtime API of CUDA 11.8, 12 and 13 (`libcudart.so.11.0`, `.12`, `.13`);
 //! - [`driver`]: types of the driver API (`libcuda.so.1`). The feature `driver` adds its calls for devices, primary
-//!   contexts, virtual memory, stream memory operations and error names;
+//!   contexts, virtual memory, stream memory operations, kernels and error names;
 //! - [`loader`]: the search for both libraries.
 //!
 //! Names are C's. Enumerations are integer newtypes, because a newer library may return numbers without a name in

@@ -8,6 +8,7 @@ pub mod saves;
 mod symbols;
 pub mod traced;
 
+use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -103,6 +104,28 @@ pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
             }
         }
     }
+}
+
+/// Runs `body` in a child process, as the test `name` again. The child must abort and print `why`. A test may call this
+/// several times, each with another `why`.
+///
+/// # Panics
+/// If the child ends otherwise.
+pub fn aborts(name: &str, why: &str, body: impl FnOnce()) {
+    const VARIABLE: &str = "CUFILE_TEST_ABORTS";
+    let key = format!("{name}: {why}");
+    if let Some(chosen) = env::var_os(VARIABLE) {
+        if chosen == key.as_str() {
+            body();
+        }
+        return;
+    }
+    let program = env::current_exe().expect("the path of this program");
+    let output = Command::new(program).args([name, "--exact", "--nocapture"]).env(VARIABLE, &key).output();
+    let output = output.expect("this program runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let is_aborted = output.status.signal() == Some(libc::SIGABRT);
+    assert!(is_aborted && text.contains(why), "{why}: {}: {text}", output.status);
 }
 
 /// Runs the body of the test `name` as [`Bed::each`] does. Code that asks the dynamic loader for `libcuda.so` finds

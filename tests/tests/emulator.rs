@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -32,7 +31,7 @@ use cufile_sys::{
     CUfileIOParams_t, CUfileIOVec_t, CUfileOpcode_t, CUfileP2PFlags_t, CUfileStatsLevel1_t,
     CUfileStatsLevel2_t, CUfileStatsLevel3_t, CUfileStatus_t, cufileBatchMode, timespec,
 };
-use cufile_tests::Emulator;
+use cufile_tests::{Emulator, aborts};
 
 const MIB: usize = 1 << 20;
 const OK: cudaError_t = cudaError_t::cudaSuccess;
@@ -210,21 +209,6 @@ fn status_of_child(body: impl FnOnce() -> i32) -> i32 {
     let mut status = 0;
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     status
-}
-
-/// Runs `body` in a child process, as the test `name` again. The child must abort and print `why`.
-fn aborts(name: &str, why: &str, body: impl FnOnce()) {
-    const VARIABLE: &str = "CUFILE_TEST_ABORTS";
-    if std::env::var(VARIABLE).is_ok_and(|value| value == name) {
-        return body();
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env(VARIABLE, name)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.signal() == Some(libc::SIGABRT) && text.contains(why), "{}: {text}", output.status);
 }
 
 mod exports {

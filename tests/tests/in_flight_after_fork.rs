@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ macro_rules! guard {
 }
 
 fn guarded(emulator: &Emulator) -> (Library, Cuda) {
-    use cuda_rt_sys::driver::{CUcontext, CUdevice, CUresult};
+    use cuda_rt_sys::driver::{CUcontext, CUdevice, CUmodule, CUresult};
     use cuda_rt_sys::runtime::{cudaError_t, cudaEvent_t, cudaStream_t};
     use cufile_sys::*;
 
@@ -86,6 +87,8 @@ fn guarded(emulator: &Emulator) -> (Library, Cuda) {
         cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult;
         cuCtxGetCurrent(context: *mut CUcontext) -> CUresult;
         cuCtxPushCurrent_v2(context: CUcontext) -> CUresult;
+        cuModuleLoadData(module: *mut CUmodule, image: *const std::ffi::c_void) -> CUresult;
+        cuModuleUnload(module: CUmodule) -> CUresult;
     }
     // SAFETY: these are the emulator's functions, and those above. They end the process or do the same as the
     // emulator's.
@@ -139,6 +142,8 @@ fn forked_children_get_errors_and_drops_call_no_c_function() {
     let mut memory = Some((device.alloc(PAGE).unwrap(), cuda.device(1).unwrap()));
     let mut plain =
         Some((device.stream().unwrap(), device.event().unwrap(), device.alloc_pinned(PAGE).unwrap()));
+    const PTX: &CStr = c".version 7.8\n.target sm_52\n.entry f(.param .u32 f_param_0)\n{ret;}";
+    let mut module = Some(device.load_module(PTX).unwrap());
     let bed = Bed::on(emulator);
     let bytes = pattern(PAGE);
     let file = Arc::new(FileHandle::register(&driver, bed.file("data", &bytes)).unwrap());
@@ -193,7 +198,9 @@ fn forked_children_get_errors_and_drops_call_no_c_function() {
         is_forked(plain.as_ref().unwrap().0.is_idle());
         is_forked(plain.as_ref().unwrap().1.is_done());
         is_forked(plain.as_ref().unwrap().1.wait());
-        drop((memory.take(), plain.take()));
+        is_forked(device.load_module(PTX));
+        is_forked(module.as_ref().unwrap().kernel(c"f"));
+        drop((memory.take(), plain.take(), module.take()));
         // These are the last references to everything.
         operations.clear();
         drop((batch.take(), file.take(), stream.take(), driver.take()));

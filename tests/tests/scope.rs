@@ -2,13 +2,10 @@
 
 mod support;
 
-use std::env;
 use std::ffi::c_void;
 use std::fs;
 use std::mem;
-use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -18,6 +15,7 @@ use cufile::{
     Entry, ErrorKind, FileHandle, IoBuf, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags,
 };
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUresult, CUstream, off_t};
+use cufile_tests::aborts;
 use cufile_tests::bed::{Bed, open_with, pattern};
 use support::Tracked;
 
@@ -182,23 +180,6 @@ fn refused_transfers_return_the_borrow() {
         });
         assert_eq!(memory, [1; 100]);
     });
-}
-
-/// Runs `body` in a child process, as the test `name` again. Returns true if that aborted and printed `why`.
-fn aborts(name: &str, why: &str, body: impl FnOnce()) {
-    const CHILD: &str = "CUFILE_TEST_SCOPE_CHILD";
-    if env::var_os(CHILD).is_some() {
-        body();
-        return;
-    }
-    let output = Command::new(env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{:?}: {text}", output.status);
-    assert!(text.contains(why), "{text}");
 }
 
 #[test]

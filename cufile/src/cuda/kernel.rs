@@ -131,6 +131,7 @@ impl fmt::Debug for Kernel {
 
 /// An argument of a kernel; for [`Stream::launch`].
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub enum KernelArgument {
     /// An address in memory that the device can use.
     Pointer(*const u8),
