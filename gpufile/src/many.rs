@@ -29,10 +29,10 @@ impl File {
     /// the buffer, and ranges that overlap in it, fail with [`Cause::Invalid`].
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
-        let Some(first) = ranges.first() else { return Ok(()) };
-        let entries = self.entries(memory, ranges);
-        let schedule = self.read_schedule(entries.total_bytes(), memory.place, first);
-        let transfer = Transfer { method: Method::Read, entries };
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let (transfer, schedule) = self.plan_ranges(READ, &memory, ranges);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         let outcome = unsafe { self.engine().workers().read_ranges(&transfer, &schedule) };
         self.ranges_outcome(READ, &memory, ranges, FILE_LIMIT, outcome)
@@ -51,23 +51,38 @@ impl File {
         if ranges.is_empty() {
             return Ok(());
         }
-        let entries = self.entries(memory, ranges);
         // This check precedes the plan, because planning may make the file longer.
-        if let Some(entry) = entries.out_of_range() {
-            return Err(self.bad_range(WRITE, entry, &ranges[entry], &memory, FILE_LIMIT));
+        if let Some(entry) = self.entries(memory, ranges).out_of_range() {
+            let error = self.bad_range(WRITE, &ranges[entry], &memory, FILE_LIMIT);
+            return Err(Error::Entry { entry, error: Box::new(error) });
         }
-        let plan = WritePlan::of_ranges(self.open_file(), self.chunk_bytes(), &memory, ranges);
-        let transfer = Transfer { method: plan.method, entries };
+        let (transfer, schedule) = self.plan_ranges(WRITE, &memory, ranges);
         // SAFETY: the buffer is borrowed for as long as the call lasts.
-        let outcome = unsafe { self.engine().workers().run(&transfer, &plan.schedule) };
+        let outcome = unsafe { self.engine().workers().run(&transfer, &schedule) };
         self.ranges_outcome(WRITE, &memory, ranges, FILE_LIMIT, outcome)
     }
 
+    /// Returns the transfer of ranges, of which there is at least one, and its schedule.
+    pub(crate) fn plan_ranges<'r>(
+        &'r self,
+        operation: &'static str,
+        memory: &Memory,
+        ranges: &'r [IoRange],
+    ) -> (Transfer<'r>, Schedule) {
+        let entries = self.entries(*memory, ranges);
+        if operation == WRITE {
+            let plan = WritePlan::of_ranges(self.open_file(), self.chunk_bytes(), memory, ranges);
+            return (Transfer { method: plan.method, entries }, plan.schedule);
+        }
+        let schedule = self.read_schedule(entries.total_bytes(), memory.place, &ranges[0]);
+        (Transfer { method: Method::Read, entries }, schedule)
+    }
+
+    /// Returns the error of a range that does not lie in the buffer, or that ends behind `file_limit`.
     #[cold]
-    fn bad_range(
+    pub(crate) fn bad_range(
         &self,
         operation: &'static str,
-        entry: usize,
         range: &IoRange,
         memory: &Memory,
         file_limit: u64,
@@ -75,7 +90,7 @@ impl File {
         let IoRange { file_offset, buffer_offset, len_bytes } = *range;
         let buffer_bytes = memory.len_bytes;
         let in_buffer = buffer_offset.checked_add(len_bytes).is_some_and(|end| end <= buffer_bytes);
-        let error = match self.check_offset(operation, file_offset, len_bytes) {
+        match self.check_offset(operation, file_offset, len_bytes) {
             Err(error) => error,
             // Only mappings end before the largest offset of a file.
             Ok(()) if in_buffer => {
@@ -87,8 +102,7 @@ impl File {
                 );
                 self.transfer_error(operation, file_offset, len_bytes, 0, Cause::Invalid(text))
             }
-        };
-        Error::Entry { entry, error: Box::new(error) }
+        }
     }
 
     pub(crate) fn ranges_outcome(
@@ -100,7 +114,8 @@ impl File {
         outcome: Result<Option<EntryStop>, Refused>,
     ) -> Result<()> {
         if let Err(Refused::OutOfRange(entry)) = outcome {
-            return Err(self.bad_range(operation, entry, &ranges[entry], memory, file_limit));
+            let error = self.bad_range(operation, &ranges[entry], memory, file_limit);
+            return Err(Error::Entry { entry, error: Box::new(error) });
         }
         entry_outcome(outcome, |entry, done_bytes, cause| {
             let IoRange { file_offset, len_bytes, .. } = ranges[entry];
@@ -119,14 +134,17 @@ fn entry_outcome(
     let (entry, done_bytes, cause) = match outcome {
         Ok(None) => return Ok(()),
         Ok(Some(EntryStop { entry, stop: Stop { done_bytes, cause } })) => (entry, done_bytes, cause),
-        Err(Refused::Overlap(one, other)) => {
-            (other, 0, Some(Cause::Invalid(format!("its memory overlaps the memory of entry {one}"))))
-        }
+        Err(Refused::Overlap(one, other)) => (other, 0, Some(overlap_with(one))),
         Err(Refused::OutOfRange(entry)) => {
             (entry, 0, Some(Cause::Invalid("its range is not valid".to_owned())))
         }
     };
     Err(Error::Entry { entry, error: Box::new(error(entry, done_bytes, cause)) })
+}
+
+/// Returns the cause of the failure of an entry whose memory overlaps that of entry `other`.
+pub(crate) fn overlap_with(other: usize) -> Cause {
+    Cause::Invalid(format!("its memory overlaps the memory of entry {other}"))
 }
 
 /// A range of a file to be read and the memory for it, for [`Engine::read_many`].
@@ -185,6 +203,11 @@ impl<'a> ReadRequest<'a> {
         file.check_offset(READ, offset, memory.len_bytes)?;
         Ok(Self { entry: Entry { file: file.open_file(), offset, memory }, buffer: PhantomData })
     }
+
+    pub(crate) fn entries<'r>(requests: &'r [Self]) -> &'r [Entry<'a>] {
+        // SAFETY: a request consists only of its entry.
+        unsafe { slice::from_raw_parts(requests.as_ptr().cast(), requests.len()) }
+    }
 }
 
 impl<'a> WriteRequest<'a> {
@@ -196,6 +219,11 @@ impl<'a> WriteRequest<'a> {
         let memory = file.memory(&buffer.into(), offset)?;
         file.check_offset(WRITE, offset, memory.len_bytes)?;
         Ok(Self { entry: Entry { file: file.open_file(), offset, memory }, buffer: PhantomData })
+    }
+
+    pub(crate) fn entries<'r>(requests: &'r [Self]) -> &'r [Entry<'a>] {
+        // SAFETY: a request consists only of its entry.
+        unsafe { slice::from_raw_parts(requests.as_ptr().cast(), requests.len()) }
     }
 }
 
@@ -218,13 +246,11 @@ impl Engine {
     /// [`Error::Entry`] with the number of the first request that the engine saw fail. A request fails with
     /// [`Cause::EndOfFile`] if the file ends within its range. Other requests may have been read or not.
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<()> {
-        // SAFETY: a request consists only of its entry.
-        let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
+        let entries = ReadRequest::entries(requests);
         if entries.is_empty() {
             return Ok(());
         }
-        let transfer = Transfer { method: Method::Read, entries: Entries::Each(entries) };
-        let schedule = Schedule::of_entries(self.settings(), &transfer.entries);
+        let (transfer, schedule) = self.plan_reads(entries);
         // SAFETY: the requests hold their buffers alone.
         let outcome = unsafe { self.workers().run(&transfer, &schedule) };
         each_outcome(READ, entries, outcome)
@@ -242,11 +268,23 @@ impl Engine {
     /// have been written or not. Each file's length is then as after a failed
     /// [`write_all_at`](File::write_all_at) of all its requests.
     pub fn write_many(&self, requests: &[WriteRequest<'_>]) -> Result<()> {
-        // SAFETY: a request consists only of its entry.
-        let entries = unsafe { slice::from_raw_parts(requests.as_ptr().cast::<Entry<'_>>(), requests.len()) };
+        let entries = WriteRequest::entries(requests);
         // SAFETY: the requests hold their buffers.
         let outcome = unsafe { self.write_groups(entries) };
         each_outcome(WRITE, entries, Ok(outcome))
+    }
+
+    /// Returns the transfer of entries to be read, of which there is at least one, and its schedule.
+    pub(crate) fn plan_reads<'e>(&self, entries: &'e [Entry<'e>]) -> (Transfer<'e>, Schedule) {
+        let transfer = Transfer { method: Method::Read, entries: Entries::Each(entries) };
+        let schedule = Schedule::of_entries(self.settings(), &transfer.entries);
+        (transfer, schedule)
+    }
+
+    /// Returns the transfer of one of the [`groups`] to be written alone or beside others, and its schedule.
+    pub(crate) fn plan_writes<'e>(&self, group: &'e [Entry<'e>], is_alone: bool) -> (Transfer<'e>, Schedule) {
+        let plan = WritePlan::of_group(self.settings(), group, is_alone);
+        (Transfer { method: plan.method, entries: Entries::Each(group) }, plan.schedule)
     }
 
     /// Writes entries: each file by its fastest method, and several files at once.
@@ -260,10 +298,9 @@ impl Engine {
         let mut start = 0;
         for group in groups(entries) {
             let is_alone = group.len() == entries.len();
-            let plan = WritePlan::of_group(self.settings(), group, is_alone);
-            let transfer = Transfer { method: plan.method, entries: Entries::Each(group) };
+            let (transfer, schedule) = self.plan_writes(group, is_alone);
             // SAFETY: the caller's promise; `in_flight` waits for the job.
-            let prepared = unsafe { workers.prepare(&transfer, &plan.schedule) };
+            let prepared = unsafe { workers.prepare(&transfer, &schedule) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
             workers.start(&transfer, &job, chunks, chunks == 1 && is_alone);
             in_flight.push(start, job);

@@ -1,0 +1,471 @@
+//! Reads and writes of many ranges in one call, with an outcome for each range.
+
+use std::mem;
+use std::ops::Range;
+
+use cufile::{IoBuf, IoBufMut};
+
+use crate::engine::{
+    Engine, Entry, EntryStop, FILE_LIMIT, InFlight, IoRange, Schedule, Transfer, Workers, groups,
+};
+use crate::error::{Cause, Error, READ, Result, WRITE};
+use crate::file::File;
+use crate::many::{ReadRequest, WriteRequest, overlap_with};
+use crate::memory::Memory;
+use crate::open_file::OpenFile;
+use crate::outcome::Stop;
+
+impl File {
+    /// Reads many ranges of the file into one buffer, in one call as [`read_many`](Self::read_many). Returns
+    /// the outcome of each range, in the order of the ranges.
+    ///
+    /// An outcome is what [`read_at`](Self::read_at) returns: the number of bytes, or the error. The number
+    /// is less than the length of the range only if the file ends there. A range that fails does not stop the
+    /// others. Ranges beyond the buffer, and ranges that overlap in it, fail with [`Cause::Invalid`].
+    ///
+    /// ```
+    /// use gpufile::{File, IoRange};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("data.bin");
+    /// # std::fs::write(&path, "abcdef")?;
+    /// let mut buffer = vec![0; 8]; // or device memory
+    /// let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: 4 };
+    /// let ranges = [range(0, 0), range(4, 4), range(0, 6)]; // the last ends behind the buffer
+    /// let outcomes = File::open(&path)?.read_many_each(&mut buffer, &ranges)?;
+    /// assert!(matches!(outcomes[..], [Ok(4), Ok(2), Err(_)])); // the file ends within the second
+    /// assert_eq!(buffer[..6], *b"abcdef");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer. Nothing is read then.
+    pub fn read_many_each<B: IoBufMut + ?Sized>(
+        &self,
+        buffer: &mut B,
+        ranges: &[IoRange],
+    ) -> Result<Vec<Result<usize>>> {
+        let memory = self.memory_mut(buffer, 0)?;
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
+        Ok(unsafe { self.each_range(READ, &memory, ranges) })
+    }
+
+    /// Writes one buffer to many ranges of the file, in one call as [`write_many`](Self::write_many) and with
+    /// the same restrictions. Returns the outcome of each range, in the order of the ranges.
+    ///
+    /// An outcome is what [`write_all_at`](Self::write_all_at) returns. A range that fails does not stop the
+    /// others. Ranges beyond the buffer fail with [`Cause::Invalid`]. If a range fails, the engine may write
+    /// the others twice.
+    ///
+    /// ```
+    /// use gpufile::{File, IoRange};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("data.bin");
+    /// let buffer = b"abcd".to_vec(); // or device memory
+    /// let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: 2 };
+    /// let ranges = [range(2, 0), range(0, 3), range(0, 2)]; // the second ends behind the buffer
+    /// let outcomes = File::create(&path)?.write_many_each(&buffer, &ranges)?;
+    /// assert!(matches!(outcomes[..], [Ok(()), Err(_), Ok(())]));
+    /// assert_eq!(std::fs::read(&path)?, b"cdab");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer. Nothing is written then.
+    pub fn write_many_each<B: IoBuf + ?Sized>(
+        &self,
+        buffer: &B,
+        ranges: &[IoRange],
+    ) -> Result<Vec<Result<()>>> {
+        let memory = self.memory(buffer, 0)?;
+        // SAFETY: the buffer is borrowed for as long as the call lasts.
+        let outcomes = unsafe { self.each_range(WRITE, &memory, ranges) };
+        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
+    }
+
+    /// Carries out ranges of one buffer. Returns the outcome of each.
+    ///
+    /// # Safety
+    /// As for [`Workers::run`].
+    unsafe fn each_range(
+        &self,
+        operation: &'static str,
+        memory: &Memory,
+        ranges: &[IoRange],
+    ) -> Vec<Result<usize>> {
+        if ranges.is_empty() {
+            return Vec::new();
+        }
+        // This check precedes the plan, because planning a write may make the file longer.
+        if self.entries(*memory, ranges).out_of_range().is_some() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.each_valid_range(operation, memory, ranges) };
+        }
+        let workers = self.engine().workers();
+        let (transfer, schedule) = self.plan_ranges(operation, memory, ranges);
+        let whole = match operation {
+            // SAFETY: the caller's promise.
+            READ => unsafe { workers.read_ranges(&transfer, &schedule) },
+            // SAFETY: the caller's promise.
+            _ => unsafe { workers.run(&transfer, &schedule) },
+        };
+        let Ok(stop) = whole else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.each_valid_range(operation, memory, ranges) };
+        };
+        let lens = ranges.iter().map(|range| range.len_bytes);
+        let mut outcomes = Outcomes::of(lens, |entry, stop| {
+            let IoRange { file_offset, len_bytes, .. } = ranges[entry];
+            outcome(operation, self.open_file(), file_offset, len_bytes, stop)
+        });
+        if let Some(stop) = stop {
+            outcomes.stopped(0..ranges.len(), stop);
+        }
+        let plan = |list, _| self.plan_ranges(operation, memory, &ranges[list]);
+        // SAFETY: the caller's promise. The ranges were checked above.
+        unsafe { carry_out(workers, &mut outcomes, plan) };
+        outcomes.each
+    }
+
+    /// Carries out the valid ones among ranges that were refused together. Returns the outcome of each.
+    ///
+    /// # Safety
+    /// As for [`Workers::run`].
+    #[cold]
+    unsafe fn each_valid_range(
+        &self,
+        operation: &'static str,
+        memory: &Memory,
+        ranges: &[IoRange],
+    ) -> Vec<Result<usize>> {
+        let in_range = |range: &IoRange| range.lies_within(memory.len_bytes, FILE_LIMIT);
+        let bad = |range| (!in_range(range)).then(|| self.bad_range(operation, range, memory, FILE_LIMIT));
+        let mut refusals: Vec<Option<Error>> = ranges.iter().map(bad).collect();
+        if operation == READ {
+            let checked = ranges.iter().enumerate().filter(|(_, range)| in_range(range));
+            let spans = checked.map(|(entry, range)| (range.buffer_offset, range.len_bytes, entry));
+            for (entry, other) in overlaps(spans) {
+                let IoRange { file_offset, len_bytes, .. } = ranges[entry];
+                let error = self.transfer_error(READ, file_offset, len_bytes, 0, overlap_with(other));
+                refusals[entry] = Some(error);
+            }
+        }
+        let valid = without_refused(ranges, &refusals);
+        // SAFETY: the caller's promise.
+        with_refused(refusals, unsafe { self.each_range(operation, memory, &valid) })
+    }
+}
+
+impl Engine {
+    /// Reads many ranges of any files into any memory, in one call as [`read_many`](Self::read_many). Returns
+    /// the outcome of each request, in the order of the requests, as [`File::read_many_each`] does.
+    ///
+    /// ```
+    /// use gpufile::{Engine, File, ReadRequest};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = |name| folder.path().join(name);
+    /// # std::fs::write(path("a.bin"), "aaaa")?;
+    /// # std::fs::write(path("b.bin"), "bbbb")?;
+    /// let (a, b) = (File::options().write(true).open(path("a.bin"))?, File::open(path("b.bin"))?);
+    /// let (mut head, mut tail) = (vec![0; 4], vec![0; 4]); // or device memory
+    /// let mut requests = [ReadRequest::new(&a, 0, &mut head)?, ReadRequest::new(&b, 1, &mut tail)?];
+    /// let outcomes = Engine::global().read_many_each(&mut requests);
+    /// assert!(matches!(outcomes[..], [Err(_), Ok(3)])); // the first file may only be written
+    /// assert_eq!(tail[..3], *b"bbb");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn read_many_each(&self, requests: &mut [ReadRequest<'_>]) -> Vec<Result<usize>> {
+        // SAFETY: the requests hold their buffers alone.
+        unsafe { self.read_each(ReadRequest::entries(requests)) }
+    }
+
+    /// Writes memory to many ranges of any files, in one call as [`write_many`](Self::write_many) and with the
+    /// same restrictions. Returns the outcome of each request, in the order of the requests, as
+    /// [`File::write_many_each`] does.
+    ///
+    /// ```
+    /// use gpufile::{Engine, File, WriteRequest};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = |name| folder.path().join(name);
+    /// # std::fs::write(path("a.bin"), "aaaa")?;
+    /// let (a, b) = (File::open(path("a.bin"))?, File::create(path("b.bin"))?);
+    /// let bytes = b"abcd".to_vec(); // or device memory
+    /// let requests = [WriteRequest::new(&a, 0, &bytes)?, WriteRequest::new(&b, 0, &bytes)?];
+    /// let outcomes = Engine::global().write_many_each(&requests);
+    /// assert!(matches!(outcomes[..], [Err(_), Ok(())])); // the first file may only be read
+    /// assert_eq!(std::fs::read(path("b.bin"))?, b"abcd");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn write_many_each(&self, requests: &[WriteRequest<'_>]) -> Vec<Result<()>> {
+        let entries = WriteRequest::entries(requests);
+        let mut outcomes = outcomes_of(WRITE, entries);
+        let mut start = 0;
+        outcomes.lists.extend(groups(entries).map(|group| {
+            start += group.len();
+            start - group.len()..start
+        }));
+        let plan = |list, is_alone| self.plan_writes(&entries[list], is_alone);
+        // SAFETY: the requests hold their buffers. They were checked when they were made, and may overlap.
+        unsafe { carry_out(self.workers(), &mut outcomes, plan) };
+        outcomes.each.into_iter().map(|outcome| outcome.map(drop)).collect()
+    }
+
+    /// Reads entries. Returns the outcome of each.
+    ///
+    /// # Safety
+    /// As for [`Workers::run`].
+    unsafe fn read_each(&self, entries: &[Entry<'_>]) -> Vec<Result<usize>> {
+        if entries.is_empty() {
+            return Vec::new();
+        }
+        let (transfer, schedule) = self.plan_reads(entries);
+        // SAFETY: the caller's promise.
+        let Ok(stop) = (unsafe { self.workers().run(&transfer, &schedule) }) else {
+            let mut refusals: Vec<Option<Error>> = entries.iter().map(|_| None).collect();
+            let memories = entries.iter().map(|entry| &entry.memory).enumerate();
+            let spans = memories.map(|(entry, memory)| (memory.ptr.addr(), memory.len_bytes, entry));
+            for (entry, other) in overlaps(spans) {
+                let Entry { file, offset, memory } = &entries[entry];
+                let error = file.transfer_error(READ, *offset, memory.len_bytes, 0, overlap_with(other));
+                refusals[entry] = Some(error);
+            }
+            let valid = without_refused(entries, &refusals);
+            // SAFETY: the caller's promise.
+            return with_refused(refusals, unsafe { self.read_each(&valid) });
+        };
+        let mut outcomes = outcomes_of(READ, entries);
+        if let Some(stop) = stop {
+            outcomes.stopped(0..entries.len(), stop);
+        }
+        // SAFETY: the caller's promise. The job of all entries would have refused an overlap.
+        unsafe { carry_out(self.workers(), &mut outcomes, |list, _| self.plan_reads(&entries[list])) };
+        outcomes.each
+    }
+}
+
+/// The outcomes of entries, and the lists of those entries that are still to be carried out.
+struct Outcomes<F> {
+    /// The outcome of each entry. Unless the entry is in a list, the outcome is final.
+    each: Vec<Result<usize>>,
+    /// The lists, as ranges of the entries' numbers.
+    lists: Vec<Range<usize>>,
+    /// Converts the stop of an entry into the outcome of the entry.
+    outcome: F,
+}
+
+impl<F: Fn(usize, Stop) -> Result<usize>> Outcomes<F> {
+    /// Returns the outcomes of entries of these lengths in bytes, as if all were carried out.
+    fn of(lens: impl Iterator<Item = usize>, outcome: F) -> Self {
+        Self { each: lens.map(Ok).collect(), lists: Vec::new(), outcome }
+    }
+
+    /// Notes that a list stopped, and which of its entries are still to be carried out.
+    ///
+    /// The other entries of the list may have been carried out or not. They form lists that are at most half
+    /// as long. So a million entries are carried out 20 times at most, even if all of them fail.
+    fn stopped(&mut self, list: Range<usize>, EntryStop { entry, stop }: EntryStop) {
+        let entry = list.start + entry;
+        // Many entries share a copy to or from the GPU. If it fails, its first entry is tried again alone.
+        if list.len() > 1 && matches!(stop.cause, Some(Cause::Cufile(_))) {
+            self.lists.push(entry..entry + 1);
+        } else {
+            self.each[entry] = (self.outcome)(entry, stop);
+        }
+        let middle = list.start + list.len() / 2;
+        for others in [list.start..entry, entry + 1..list.end] {
+            let halves = [others.start..others.end.min(middle), others.start.max(middle)..others.end];
+            self.lists.extend(halves.into_iter().filter(|half| !half.is_empty()));
+        }
+    }
+}
+
+/// Returns the outcomes of requests, as if all were carried out.
+fn outcomes_of<'e>(
+    operation: &'static str,
+    entries: &'e [Entry<'e>],
+) -> Outcomes<impl Fn(usize, Stop) -> Result<usize> + 'e> {
+    let lens = entries.iter().map(|entry| entry.memory.len_bytes);
+    Outcomes::of(lens, move |entry, stop| {
+        let Entry { file, offset, memory } = &entries[entry];
+        outcome(operation, file, *offset, memory.len_bytes, stop)
+    })
+}
+
+/// Converts the stop of an entry into the outcome of the entry.
+fn outcome(
+    operation: &'static str,
+    file: &OpenFile,
+    offset: u64,
+    len_bytes: usize,
+    Stop { done_bytes, cause }: Stop,
+) -> Result<usize> {
+    let cause = match cause {
+        None if operation == READ => return Ok(done_bytes),
+        None => file.no_more(operation, offset, done_bytes),
+        Some(cause) => cause,
+    };
+    Err(file.transfer_error(operation, offset, len_bytes, done_bytes, cause))
+}
+
+/// Carries out the lists, several at once, until all outcomes are final. `plan` gets a list, and whether it
+/// is the only one.
+///
+/// # Safety
+/// As for [`Workers::run`]. The entries must lie in their buffers. Those of a read must not overlap in memory.
+unsafe fn carry_out<'a>(
+    workers: &Workers,
+    outcomes: &mut Outcomes<impl Fn(usize, Stop) -> Result<usize>>,
+    plan: impl Fn(Range<usize>, bool) -> (Transfer<'a>, Schedule),
+) {
+    while !outcomes.lists.is_empty() {
+        let lists = mem::take(&mut outcomes.lists);
+        let is_alone = lists.len() == 1;
+        let mut in_flight = InFlight::new(workers, |list, stop: Option<EntryStop>| {
+            if let Some(stop) = stop {
+                outcomes.stopped(list, stop);
+            }
+            None
+        });
+        for list in lists {
+            let (transfer, schedule) = plan(list.clone(), is_alone);
+            // SAFETY: the caller's promise; `in_flight` waits for the job.
+            let prepared = unsafe { workers.prepare(&transfer, &schedule) };
+            let (job, chunks) = prepared.expect("valid entries");
+            workers.start(&transfer, &job, chunks, chunks == 1 && is_alone);
+            in_flight.push(list, job);
+        }
+        in_flight.finish();
+    }
+}
+
+/// Returns each entry whose memory overlaps that of another entry, and the number of one such other. A span
+/// is the start, the length in bytes, and the number of an entry.
+fn overlaps(spans: impl Iterator<Item = (usize, usize, usize)>) -> Vec<(usize, usize)> {
+    let mut spans: Vec<_> = spans.filter(|(_, len_bytes, _)| *len_bytes > 0).collect();
+    spans.sort_unstable();
+    let mut found = Vec::new();
+    // The last end of all spans so far, and its entry.
+    let mut last_end: Option<(usize, usize)> = None;
+    for (start, len_bytes, entry) in spans {
+        if let Some((_, other)) = last_end.filter(|(end, _)| *end > start) {
+            found.extend([(entry, other), (other, entry)]);
+        }
+        last_end = last_end.max(Some((start + len_bytes, entry)));
+    }
+    found
+}
+
+/// Returns the entries that were not refused.
+fn without_refused<T: Copy>(entries: &[T], refusals: &[Option<Error>]) -> Vec<T> {
+    let valid: Vec<T> = entries
+        .iter()
+        .zip(refusals)
+        .filter(|(_, refusal)| refusal.is_none())
+        .map(|(entry, _)| *entry)
+        .collect();
+    assert!(valid.len() < entries.len(), "the engine refused valid entries");
+    valid
+}
+
+/// Returns the outcomes of all entries. `others` are those of the entries that were not refused.
+fn with_refused(refusals: Vec<Option<Error>>, others: Vec<Result<usize>>) -> Vec<Result<usize>> {
+    let mut others = others.into_iter();
+    let outcome = |refusal: Option<Error>| match refusal {
+        Some(error) => Err(error),
+        None => others.next().expect("an outcome for each valid entry"),
+    };
+    refusals.into_iter().map(outcome).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+
+    use super::*;
+
+    /// Carries out all lists as a transfer would that fails at these entries. Returns the outcomes, and the
+    /// number of entries that were handed to transfers.
+    fn carried_out(len: usize, fails: impl Fn(usize) -> bool, cause: fn() -> Cause) -> (Vec<bool>, usize) {
+        let error = |entry: usize, stop: Stop| {
+            assert!(fails(entry), "{entry}");
+            Err(Error::Cufile { cause: stop.cause.unwrap() })
+        };
+        let mut outcomes = Outcomes::of(iter::repeat_n(1, len), error);
+        outcomes.lists.push(0..len);
+        let mut done = vec![false; len];
+        let mut handed_out = 0;
+        while let Some(list) = outcomes.lists.pop() {
+            handed_out += list.len();
+            let failed = list.clone().find(|entry| fails(*entry));
+            done[list.start..failed.unwrap_or(list.end)].fill(true);
+            if let Some(failed) = failed {
+                let stop = Stop { done_bytes: 0, cause: Some(cause()) };
+                outcomes.stopped(list.clone(), EntryStop { entry: failed - list.start, stop });
+            }
+        }
+        assert!(done.iter().enumerate().all(|(entry, done)| *done != fails(entry)));
+        (outcomes.each.iter().map(Result::is_ok).collect(), handed_out)
+    }
+
+    #[test]
+    fn each_failed_entry_gets_its_own_error() {
+        let causes: [fn() -> Cause; 2] = [|| Cause::Invalid(String::new()), || cufile::Error::Forked.into()];
+        for cause in causes {
+            for len in [1, 2, 3, 17, 1000] {
+                for every in [1, 2, 3, 10, 999] {
+                    let fails = |entry: usize| (entry + 1).is_multiple_of(every);
+                    let (outcomes, _) = carried_out(len, fails, cause);
+                    assert!(outcomes.iter().enumerate().all(|(entry, is_ok)| *is_ok != fails(entry)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn failures_cost_no_quadratic_time() {
+        const LEN: usize = 1 << 16;
+        let cause = || Cause::Invalid(String::new());
+        for failed in [0, 1, LEN / 3, LEN / 2, LEN - 1] {
+            let (_, handed_out) = carried_out(LEN, |entry| entry == failed, cause);
+            assert!(handed_out < 2 * LEN, "{failed}: {handed_out}");
+        }
+        let (_, handed_out) = carried_out(LEN, |_| true, cause);
+        assert!(handed_out <= 17 * LEN, "{handed_out}");
+    }
+
+    #[test]
+    fn overlaps_are_those_of_all_pairs() {
+        let mut state = 1u64;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % limit as usize
+        };
+        for case in 0..2000 {
+            let (count, room, longest) = (below(9), 1 + below(60) as u64, 1 + below(30) as u64);
+            let spans: Vec<_> = (0..count).map(|entry| (below(room), below(longest), entry)).collect();
+            let do_overlap = |one: &(usize, usize, usize), other: &(usize, usize, usize)| {
+                one.2 != other.2 && one.0.max(other.0) < (one.0 + one.1).min(other.0 + other.1)
+            };
+            let found = overlaps(spans.iter().copied());
+            assert!(
+                found.iter().all(|(one, other)| do_overlap(&spans[*one], &spans[*other])),
+                "{case}: {spans:?}"
+            );
+            for span in &spans {
+                let expected = spans.iter().any(|other| do_overlap(span, other));
+                assert_eq!(found.iter().any(|(entry, _)| *entry == span.2), expected, "{case}: {spans:?}");
+            }
+        }
+    }
+}
