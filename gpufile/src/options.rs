@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -202,6 +202,40 @@ impl OpenOptions {
         }
     }
 
+    /// Uses a file that is open and stays the caller's, with its access, as [`open_fd`](Self::open_fd). The
+    /// call duplicates the descriptor (`F_DUPFD_CLOEXEC`). So either of the two may be closed first, and the
+    /// file stays open until the last transfer has ended.
+    ///
+    /// Both descriptors share the file's position, which transfers neither use nor change. As with any
+    /// descriptor of a file, closing the duplicate releases the locks of `fcntl` that the process has on the
+    /// file.
+    ///
+    /// ```
+    /// use gpufile::File;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("data.bin");
+    /// # std::fs::write(&path, "data")?;
+    /// let lent = std::fs::File::open(&path)?; // or a `BorrowedFd` of another library
+    /// let file = File::options().open_borrowed_fd(&lent)?;
+    /// let mut buffer = vec![0; 4]; // or device memory
+    /// file.read_exact_at(&mut buffer, 0)?;
+    /// drop(file);
+    /// assert_eq!(std::io::read_to_string(lent)?.as_bytes(), buffer);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open_fd`](Self::open_fd). [`Error::Open`] also if the process has too many descriptors.
+    #[doc(alias = "dup")]
+    pub fn open_borrowed_fd(&self, fd: impl AsFd) -> Result<File> {
+        let fd = fd.as_fd();
+        let duplicate = fd.try_clone_to_owned();
+        self.open_fd(duplicate.map_err(|error| Error::Open { path: path_of(fd), cause: error.into() })?)
+    }
+
     /// Takes over a file that was just opened under this path, for reading at least. Ignores access and
     /// creation options.
     ///
@@ -245,8 +279,8 @@ impl OpenOptions {
 }
 
 /// Returns the path of an open file, if the kernel reports it.
-fn path_of(file: &fs::File) -> PathBuf {
-    let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+fn path_of(file: impl AsFd) -> PathBuf {
+    let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
     fs::read_link(&link).unwrap_or(link)
 }
 

@@ -1,14 +1,15 @@
 //! Tests of opening gpufile's files: by path and options, by descriptor, and by environment variables.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cufile_tests::bed::{Bed, folders, pattern};
 use cufile_tests::{Emulator, alone, bed};
-use gpufile::{Cause, Engine, Error, File, FileProperties, RoutePolicy};
+use gpufile::{Cause, Engine, Error, File, FileProperties, IoRange, RoutePolicy};
 
 const LEN: usize = 100_001;
 
@@ -48,6 +49,46 @@ fn descriptors_keep_their_access() {
         assert!(error.to_string().contains("without write access"), "{error}");
         let flags = FileProperties::of(&only_read).unwrap().open_flags;
         assert_eq!(flags & libc::O_ACCMODE, libc::O_RDONLY);
+    });
+}
+
+#[test]
+fn borrowed_descriptors_stay_open_and_keep_their_position() {
+    Bed::each(|bed| {
+        let bytes = pattern(LEN);
+        let engine = Engine::builder().driver(bed.driver.clone()).build();
+        let mut lent = bed.file("data", &bytes);
+        lent.seek(io::SeekFrom::Start(7)).unwrap();
+        let file = File::options().engine(&engine).open_borrowed_fd(lent.as_fd()).unwrap();
+        assert_eq!(file.path(), bed.path("data"));
+        assert_ne!(file.as_fd().as_raw_fd(), lent.as_raw_fd());
+        let mut buffer = bed.device.alloc(LEN).unwrap();
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        let range = |at: usize| IoRange { file_offset: 2 * at as u64, buffer_offset: at, len_bytes: 999 };
+        file.write_many(&buffer, &[range(5000), range(0)]).unwrap();
+        let (outcome, buffer) = file.read_at_async(buffer, 0).wait();
+        assert_eq!(outcome.unwrap(), LEN);
+        drop(file);
+        assert_eq!(lent.stream_position().unwrap(), 7);
+        let mut rest = Vec::new();
+        lent.read_to_end(&mut rest).unwrap();
+        assert!(rest[..992] == bytes[7..999] && rest[9993..10_992] == bytes[5000..5999]);
+        assert!(buffer.to_vec().unwrap()[7..] == rest);
+
+        // The duplicate outlives the descriptor.
+        let file = File::options().engine(&engine).open_borrowed_fd(&lent).unwrap();
+        drop(lent);
+        let future = file.read_at_async(vec![0; LEN], 0);
+        drop(file);
+        assert!(future.wait().1[7..] == rest);
+
+        let only_read = fs::File::open(bed.path("data")).unwrap();
+        let file = File::options().engine(&engine).open_borrowed_fd(&only_read).unwrap();
+        assert_eq!(file.write_all_at(&bytes, 0).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        let appending = fs::File::options().append(true).open(bed.path("data")).unwrap();
+        let error = File::options().open_borrowed_fd(&appending).unwrap_err();
+        assert!(error.to_string().contains("O_APPEND"), "{error}");
+        assert!((&appending).write(b"more").is_ok());
     });
 }
 
