@@ -12,17 +12,18 @@ use crate::error::Result;
 use crate::file::File;
 use crate::owned::Owned;
 
-/// A transfer in flight, which owns its buffer. It needs no runtime: call [`wait`](Self::wait), or `.await`
-/// it.
+/// A transfer in flight, which owns its buffer, or its list of ranges and buffers. It needs no runtime: call
+/// [`wait`](Self::wait), or `.await` it.
 ///
-/// The transfer ends whether the future is polled or not. The output has the number of bytes and the buffer.
-/// For a read, the number is that of [`File::read_at`]; for a write, it is the length of the buffer.
+/// The transfer ends whether the future is polled or not. The output has the number of bytes and the `T` that
+/// the transfer owned: the buffer or the list. For a read of one range, the number is that of
+/// [`File::read_at`]; otherwise it is the length of all ranges.
 ///
 /// # Dropping
 /// Dropping the future does not wait. A write continues to its end, if the process lives that long, and its
 /// failure is lost. A read ends with the chunks that workers have claimed, a few MiB for each thread. A
-/// worker then drops the buffer. It also drops the file and the last reference to the engine, if nothing else
-/// refers to them. [`cancel`](Self::cancel) returns the buffer. `mem::forget` leaks it.
+/// worker then drops the buffers. It also drops the files and the last reference to the engine, if nothing
+/// else refers to them. [`cancel`](Self::cancel) returns the buffers. `mem::forget` leaks them.
 ///
 /// ```
 /// use gpufile::File;
@@ -41,13 +42,13 @@ use crate::owned::Owned;
 /// # }
 /// ```
 #[must_use = "dropping it ends a read, and loses the outcome of a write"]
-pub struct IoFuture<B> {
+pub struct IoFuture<T> {
     /// The transfer. `None` after the output was taken.
-    owned: Option<Owned<B>>,
+    owned: Option<Owned<T>>,
 }
 
 // Nothing in the future is pinned, because workers refer to the heap only.
-impl<B> Unpin for IoFuture<B> {}
+impl<T> Unpin for IoFuture<T> {}
 
 impl File {
     /// Starts to read into the whole buffer from `offset` in bytes, as [`read_at`](Self::read_at), and
@@ -73,25 +74,23 @@ impl File {
     }
 }
 
-impl<B> IoFuture<B> {
-    fn start(owned: Owned<B>) -> Self {
-        if let Some((job, chunks)) = owned.job() {
-            let file = owned.file();
-            file.engine().workers().submit(file.open_file().block_device, job, chunks);
-        }
+impl<T> IoFuture<T> {
+    pub(crate) fn start(owned: Owned<T>) -> Self {
+        owned.submit();
         Self { owned: Some(owned) }
     }
 
     /// Returns whether the transfer has ended, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&self) -> bool {
-        self.owned.as_ref().and_then(Owned::job).is_none_or(|(job, _)| job.is_done())
+        self.owned.as_ref().is_none_or(Owned::is_done)
     }
 
-    /// Waits for the end of the transfer. Returns the number of bytes that were transferred, and the buffer.
+    /// Waits for the end of the transfer. Returns the number of bytes that were transferred, and the buffer
+    /// or the list.
     ///
     /// # Panics
     /// If the output was taken by polling.
-    pub fn wait(mut self) -> (Result<usize>, B) {
+    pub fn wait(mut self) -> (Result<usize>, T) {
         self.owned.take().expect("the output was not taken").finish()
     }
 
@@ -99,25 +98,26 @@ impl<B> IoFuture<B> {
     /// few MiB for each thread. Returns the number of bytes that were transferred from the start without a
     /// gap, and the buffer.
     ///
+    /// A list of ranges has no such number. If some of it was not transferred, the result is
+    /// [`Error::Entry`](crate::Error::Entry) with the errno `ECANCELED`. The list is returned too.
+    ///
     /// The call blocks its thread. An executor's task that must not block drops the future instead.
     ///
     /// # Panics
     /// If the output was taken by polling.
-    pub fn cancel(mut self) -> (Result<usize>, B) {
+    pub fn cancel(mut self) -> (Result<usize>, T) {
         self.owned.take().expect("the output was not taken").cancel()
     }
 }
 
-impl<B> Future for IoFuture<B> {
-    type Output = (Result<usize>, B);
+impl<T> Future for IoFuture<T> {
+    type Output = (Result<usize>, T);
 
     /// # Panics
     /// If the future is polled after it returned its output.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let owned = self.owned.take().expect("not polled after the output was taken");
-        if let Some((job, _)) = owned.job()
-            && job.poll(context.waker()).is_pending()
-        {
+        if owned.poll(context.waker()).is_pending() {
             self.owned = Some(owned);
             return Poll::Pending;
         }
@@ -125,7 +125,7 @@ impl<B> Future for IoFuture<B> {
     }
 }
 
-impl<B> fmt::Debug for IoFuture<B> {
+impl<T> fmt::Debug for IoFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IoFuture").field("is_done", &self.is_done()).finish()
     }

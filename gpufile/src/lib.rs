@@ -65,7 +65,7 @@
 //! the work among all workers. [`Engine::read_many`] takes several files and buffers. [`File::read_many_each`] and
 //! [`Engine::read_many_each`] return the outcome of each range. Many small ranges of a cached file are fastest from a
 //! [`MappedFile`], but mapping is `unsafe`, because nobody may shorten the file.
-//! [`File::read_at_async`] fits when the program has other work until the bytes are there.
+//! [`File::read_at_async`] and [`File::read_many_async`] fit when the program has other work until the bytes are there.
 //!
 //! ```
 //! use gpufile::{File, IoRange};
@@ -131,6 +131,32 @@
 //!
 //! The feature `cudarc` adds the module of that name: slices, views and streams of the crate cudarc, which candle uses
 //! too.
+//!
+//! # Use memory and files of other libraries
+//!
+//! [`cuda::DeviceMemory`] is device memory of another library with its owner, and [`BufSliceMut::from_device`] borrows
+//! such memory. Both take part in all transfers. [`OpenOptions::open_borrowed_fd`] uses a file that stays another
+//! library's.
+//!
+//! ```no_run
+//! use std::os::fd::BorrowedFd;
+//! use gpufile::cuda::{Device, DeviceMemory};
+//! use gpufile::{File, IoRange, Result};
+//!
+//! /// A tensor of some framework.
+//! struct Tensor {
+//!     address: *mut u8,
+//!     len_bytes: usize,
+//! }
+//!
+//! fn load(file: BorrowedFd<'_>, ranges: &[IoRange], device: &Device, tensor: Tensor) -> Result<Tensor> {
+//!     let (address, len_bytes) = (tensor.address, tensor.len_bytes);
+//!     // SAFETY: the tensor keeps its memory until it is dropped, and no other code has the tensor.
+//!     let mut memory = unsafe { DeviceMemory::from_raw(device, address, len_bytes, tensor) };
+//!     File::options().open_borrowed_fd(file)?.read_many(&mut memory, ranges)?;
+//!     Ok(memory.into_owner())
+//! }
+//! ```
 //!
 //! # Choose settings
 //!
@@ -204,6 +230,7 @@ mod open_file;
 mod options;
 mod outcome;
 mod owned;
+mod owned_lists;
 pub mod page_cache;
 mod registration;
 mod route;
@@ -224,6 +251,7 @@ pub use future::IoFuture;
 pub use many::{ReadRequest, WriteRequest};
 pub use mapped::MappedFile;
 pub use options::OpenOptions;
+pub use owned_lists::OwnedRequest;
 pub use route::{Route, RouteKind, RoutePolicy};
 pub use settings::{DirectIo, Settings, SettingsError};
 pub use stream_io::StreamIo;

@@ -314,7 +314,7 @@ impl Engine {
 }
 
 /// Converts the outcome of requests into a result for the caller.
-fn each_outcome(
+pub(crate) fn each_outcome(
     operation: &'static str,
     entries: &[Entry<'_>],
     outcome: Result<Option<EntryStop>, Refused>,

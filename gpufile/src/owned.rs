@@ -1,208 +1,293 @@
-//! A transfer that owns its buffer, so it continues while the caller does other work.
+//! A transfer that owns its buffers, so it continues while the caller does other work.
 
 use std::io;
 use std::mem::ManuallyDrop;
 use std::process;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::task::{Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{EntryStop, Growth, IoRange, Job, Schedule, Transfer};
+use crate::engine::{Engine, EntryStop, Growth, IoRange, Job, Schedule, Transfer};
 use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::file::File;
 use crate::memory::Memory;
 use crate::open_file::Method;
 use crate::outcome::Stop;
 
-/// A buffer, a file, and the job that moves bytes between them.
+/// A buffer or a list of them, the files, and the jobs that move bytes between them.
 ///
-/// Dropping it leaves all three to the job, and to the worker that ends the job. A write continues to its
-/// end. A read ends with the chunks that were begun. Forgetting it leaks all three.
-pub(crate) struct Owned<B> {
+/// Dropping it leaves all of that to the jobs, and to the worker that ends the last of them. A write continues
+/// to its end. A read ends with the chunks that were begun. Forgetting it leaks all of it.
+pub(crate) struct Owned<T> {
     /// On the heap, at a fixed address, because workers refer to it.
-    place: NonNull<Pending<B>>,
+    place: NonNull<Pending<T>>,
     /// The process in which the transfer began, and in which it will end.
     process: u32,
 }
 
-struct Pending<B> {
-    buffer: B,
-    file: File,
-    range: [IoRange; 1],
-    /// The reason why no job exists.
+struct Pending<T> {
+    /// The value that the caller gave, and gets back.
+    owned: T,
+    /// The work to be done. `None` if it was refused.
+    work: Option<Work>,
+    /// The reason why there is no work.
     refused: Option<Error>,
-    is_write: bool,
-    job: Option<(Arc<Job>, usize)>,
 }
 
-// SAFETY: this is an owning pointer. Workers use only the memory of the buffer, as an `IoBuf` allows.
-unsafe impl<B: Send> Send for Owned<B> {}
-// SAFETY: `&Owned` gives no access to the buffer.
-unsafe impl<B: Send> Sync for Owned<B> {}
+/// The jobs of a transfer. Workers begin them only after [`Owned::submit`].
+pub(crate) struct Work {
+    /// At a fixed address, because the jobs refer to it.
+    pub list: Arc<dyn List>,
+    pub parts: Vec<Part>,
+    pub total_bytes: usize,
+    pub is_write: bool,
+}
 
-type Prepared = (Memory, IoRange, Method, Schedule);
+/// The files and ranges of a transfer, which its jobs refer to.
+pub(crate) trait List: Send + Sync {
+    /// Returns the engine whose workers carry out the jobs.
+    fn engine(&self) -> &Engine;
 
-// A worker may drop the buffer, long after its owner has gone.
+    /// Converts the stop of an entry into the outcome of the transfer.
+    fn outcome(&self, stop: EntryStop, is_cancelled: bool) -> Result<usize>;
+}
+
+/// One job of a transfer. It may refer to the list of the [`Work`] and to the value of the [`Owned`], which both
+/// stay until `Owned` has waited for the job, or for ever.
+pub(crate) struct Part {
+    pub job: Arc<Job>,
+    pub chunks: usize,
+    pub block_device: u64,
+    /// The number of the transfer's entries before those of the job.
+    pub start: usize,
+}
+
+// SAFETY: this is an owning pointer. Workers use only the memory of the buffers, as an `IoBuf` allows.
+unsafe impl<T: Send> Send for Owned<T> {}
+// SAFETY: `&Owned` gives no access to the buffers.
+unsafe impl<T: Send> Sync for Owned<T> {}
+
 impl<B: IoBuf + Send + 'static> Owned<B> {
     /// Prepares to read into the whole buffer.
     pub fn read(file: &File, buffer: B, offset: u64) -> Self
     where
         B: IoBufMut,
     {
-        Self::new(file, buffer, |file, buffer| {
+        Self::new(buffer, |buffer| {
             let memory = file.memory_mut(buffer, offset)?;
             let range = file.range(READ, offset, memory.len_bytes)?;
             let schedule = file.read_schedule(memory.len_bytes, memory.place, &range);
-            Ok((memory, range, Method::Read, schedule))
+            // SAFETY: the memory is that of the buffer.
+            Ok(unsafe { One::work(file, memory, range, Method::Read, &schedule) })
         })
     }
 
     /// Prepares to write the whole buffer.
     pub fn write(file: &File, buffer: B, offset: u64, growth: Growth) -> Self {
-        Self::new(file, buffer, |file, buffer| {
+        Self::new(buffer, |buffer| {
             let memory = file.memory(buffer, offset)?;
             let range = file.range(WRITE, offset, memory.len_bytes)?;
             let plan = file.write_plan(&memory, offset, growth);
-            Ok((memory, range, plan.method, plan.schedule))
+            // SAFETY: the memory is that of the buffer.
+            Ok(unsafe { One::work(file, memory, range, plan.method, &plan.schedule) })
         })
     }
+}
 
-    fn new(file: &File, buffer: B, prepare: impl FnOnce(&File, &mut B) -> Result<Prepared>) -> Self {
-        let range = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 0 }];
-        let pending =
-            Pending { buffer, file: file.clone(), range, refused: None, is_write: false, job: None };
-        let place = NonNull::from(Box::leak(Box::new(pending)));
+// A worker may drop the value, long after its owner has gone.
+impl<T: Send + 'static> Owned<T> {
+    /// Takes over a value. `prepare` gets it at its final address.
+    pub fn new(owned: T, prepare: impl FnOnce(&mut T) -> Result<Work>) -> Self {
+        let place = NonNull::from(Box::leak(Box::new(Pending { owned, work: None, refused: None })));
         // SAFETY: it was just made, and nothing else refers to it.
         let pending = unsafe { &mut *place.as_ptr() };
-        match prepare(&pending.file, &mut pending.buffer) {
+        match prepare(&mut pending.owned) {
+            Ok(work) => pending.work = Some(work),
             Err(error) => pending.refused = Some(error),
-            Ok((memory, range, method, schedule)) => {
-                pending.range = [range];
-                pending.is_write = !method.is_read();
-                let entries = pending.file.entries(memory, &pending.range);
-                let workers = pending.file.engine().workers();
-                // SAFETY: all of it stays until `finish` has waited for the job, or for ever.
-                let job = unsafe { workers.prepare(&Transfer { method, entries }, &schedule) };
-                pending.job = Some(job.expect("a checked range, which overlaps no other"));
-            }
         }
         Self { place, process: process::id() }
     }
 }
 
-impl<B> Owned<B> {
-    /// Returns the job and its number of chunks. Workers begin the job only after it is submitted. Returns
-    /// `None` if the transfer was refused.
-    pub fn job(&self) -> Option<(&Arc<Job>, usize)> {
-        self.pending().job.as_ref().map(|(job, chunks)| (job, *chunks))
+impl<T> Owned<T> {
+    /// Lets the workers begin.
+    pub fn submit(&self) {
+        if let Some(work) = &self.pending().work {
+            let workers = work.list.engine().workers();
+            work.parts.iter().for_each(|part| workers.submit(part.block_device, &part.job, part.chunks));
+        }
     }
 
-    pub fn file(&self) -> &File {
-        &self.pending().file
+    /// Returns whether the transfer has ended.
+    pub fn is_done(&self) -> bool {
+        self.parts().iter().all(|part| part.job.is_done())
     }
 
-    fn pending(&self) -> &Pending<B> {
-        // SAFETY: the value stays on the heap as long as `self`; the job too uses it by shared references.
+    /// Returns whether the transfer has ended. If it has not, the end of a job will wake `waker`.
+    pub fn poll(&self, waker: &Waker) -> Poll<()> {
+        match self.parts().iter().any(|part| part.job.poll(waker).is_pending()) {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        }
+    }
+
+    fn parts(&self) -> &[Part] {
+        self.pending().parts()
+    }
+
+    fn pending(&self) -> &Pending<T> {
+        // SAFETY: the value stays on the heap as long as `self`; the jobs too use it by shared references.
         unsafe { self.place.as_ref() }
     }
 
-    /// Waits for the job. Returns the number of bytes that it transferred, and the buffer.
-    pub fn finish(self) -> (Result<usize>, B) {
+    /// Waits for the jobs. Returns the number of bytes that they transferred, and the value.
+    pub fn finish(self) -> (Result<usize>, T) {
         let place = ManuallyDrop::new(self).place;
         // SAFETY: `self` is not dropped.
         unsafe { Self::take(place, false) }
     }
 
-    /// Stops the handing out of chunks, and waits for the chunks that were begun. Returns the number of bytes
-    /// that were transferred without a gap, and the buffer.
-    pub fn cancel(self) -> (Result<usize>, B) {
-        if let Some((job, _)) = self.job() {
-            // SAFETY: `new` set the job up, and its outcome is taken below.
-            unsafe { job.cancel() };
-        }
+    /// Stops the handing out of chunks, and waits for the chunks that were begun. Returns the outcome and the
+    /// value.
+    pub fn cancel(self) -> (Result<usize>, T) {
+        self.stop();
         let place = ManuallyDrop::new(self).place;
         // SAFETY: `self` is not dropped.
         unsafe { Self::take(place, true) }
     }
 
-    /// Waits for the job. Returns the number of bytes that it transferred, and the buffer.
+    fn stop(&self) {
+        for part in self.parts() {
+            // SAFETY: the part set the job up, and `take` takes its outcome later.
+            unsafe { part.job.cancel() };
+        }
+    }
+
+    /// Waits for the jobs. Returns the outcome and the value.
     ///
     /// # Safety
     /// The caller may take each place only once.
-    unsafe fn take(place: NonNull<Pending<B>>, is_cancelled: bool) -> (Result<usize>, B) {
+    unsafe fn take(place: NonNull<Pending<T>>, is_cancelled: bool) -> (Result<usize>, T) {
         // SAFETY: the value is on the heap, and taken only once.
-        let pending = unsafe { place.as_ref() };
-        let stop =
-            pending.job.as_ref().and_then(|(job, _)| pending.file.engine().workers().finish(job.clone()));
-        // SAFETY: `new` leaked it; the job is done, so nothing else refers to it.
-        let pending = *unsafe { Box::from_raw(place.as_ptr()) };
-        let Pending { buffer, file, range: [range], refused, is_write, .. } = pending;
-        if let Some(error) = refused {
-            return (Err(error), buffer);
-        }
-        let IoRange { file_offset, len_bytes, .. } = range;
-        let Some(EntryStop { stop: Stop { done_bytes: done, cause }, .. }) = stop else {
-            return (Ok(len_bytes), buffer);
-        };
-        let operation = if is_write { WRITE } else { READ };
-        let no_more = || io::Error::from(io::ErrorKind::WriteZero).into();
-        let cause: Option<Cause> = cause.or_else(|| (is_write && !is_cancelled).then(no_more));
-        match cause {
-            None => (Ok(done), buffer),
-            Some(cause) => (Err(file.transfer_error(operation, file_offset, len_bytes, done, cause)), buffer),
-        }
+        let outcome = unsafe { place.as_ref() }.work.as_ref().map(|work| work.outcome(is_cancelled));
+        // SAFETY: `new` leaked it; the jobs are done, so nothing else refers to it.
+        let Pending { owned, refused, .. } = *unsafe { Box::from_raw(place.as_ptr()) };
+        (outcome.unwrap_or_else(|| Err(refused.expect("no work"))), owned)
     }
 }
 
-impl<B> Drop for Owned<B> {
+impl<T> Pending<T> {
+    fn parts(&self) -> &[Part] {
+        self.work.as_ref().map_or(&[], |work| &work.parts)
+    }
+}
+
+impl Work {
+    /// Waits for the jobs. Returns the number of bytes that they transferred.
+    fn outcome(&self, is_cancelled: bool) -> Result<usize> {
+        let workers = self.list.engine().workers();
+        let mut first = None;
+        for part in &self.parts {
+            let stop = workers.finish(part.job.clone());
+            first = first.or(stop.map(|stop| stop.behind(part.start)));
+        }
+        first.map_or(Ok(self.total_bytes), |stop| self.list.outcome(stop, is_cancelled))
+    }
+}
+
+impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         if self.process != process::id() {
             // The workers, and any lock that they held, are in another process. So the transfer leaks.
             return;
         }
-        // The thread that ends the job frees the place, perhaps before this function returns.
-        if let Some((job, _)) = self.job().map(|(job, chunks)| (job.clone(), chunks)) {
-            if !self.pending().is_write {
-                // SAFETY: `new` set the job up, and `end` takes its outcome.
-                unsafe { job.cancel() };
-            }
-            let abandoned = Abandoned { place: self.place.cast(), end: end::<B> };
-            if job.poll(&Waker::from(Arc::new(abandoned))).is_pending() {
-                return;
-            }
+        if self.pending().work.as_ref().is_some_and(|work| !work.is_write) {
+            self.stop();
         }
-        // SAFETY: `finish` and `cancel` prevent this call, and no job was left the place.
-        unsafe { end::<B>(self.place.cast()) };
+        // SAFETY: `finish` and `cancel` prevent this call.
+        unsafe { abandon::<T>(self.place.cast()) };
     }
 }
 
-/// Takes the outcome of a transfer that no caller waits for. Drops the outcome and the buffer.
+/// Takes the outcome of a transfer that no caller waits for, if all jobs are done. Drops the outcome and the
+/// value. Otherwise leaves the place to a job that is not done.
 ///
 /// # Safety
-/// As for [`Owned::take`]. The job must be done, and the place must belong to an `Owned<B>`.
-unsafe fn end<B>(place: NonNull<()>) {
+/// As for [`Owned::take`]. The place must belong to an `Owned<T>`.
+unsafe fn abandon<T>(place: NonNull<()>) {
+    let place = place.cast::<Pending<T>>();
     // SAFETY: the caller's promise.
-    drop(unsafe { Owned::<B>::take(place.cast(), true) });
+    let jobs = unsafe { place.as_ref() }.parts().iter().map(|part| part.job.clone());
+    let jobs: Vec<_> = jobs.collect();
+    let waker = Waker::from(Arc::new(Abandoned { place: place.cast(), abandon: abandon::<T> }));
+    // If a job is not done, its worker frees the place, perhaps before `poll` returns.
+    if jobs.iter().all(|job| job.poll(&waker).is_ready()) {
+        // SAFETY: the caller's promise. No job was left the place.
+        drop(unsafe { Owned::<T>::take(place, true) });
+    }
 }
 
-/// A dropped transfer that was left to its job. The job wakes this when it is done.
+/// A dropped transfer that was left to its jobs. One job at a time has it, and wakes it when that job is done.
 struct Abandoned {
     place: NonNull<()>,
-    end: unsafe fn(NonNull<()>),
+    abandon: unsafe fn(NonNull<()>),
 }
 
-// SAFETY: this stands for an `Owned`, which is `Send` if its buffer is. Such transfers own only buffers that
-// are `Send`. One thread uses the place, once.
+// SAFETY: this stands for an `Owned`, which is `Send` if its value is. Such transfers own only values that are
+// `Send`. One thread uses the place, once.
 unsafe impl Send for Abandoned {}
 // SAFETY: as above.
 unsafe impl Sync for Abandoned {}
 
 impl Wake for Abandoned {
     fn wake(self: Arc<Self>) {
-        // SAFETY: a job wakes the owner of its place once, when the job is done. `Owned::drop` left this the
+        // SAFETY: a job wakes the owner of its place once, when the job is done. `abandon` left this the
         // place.
-        unsafe { (self.end)(self.place) };
+        unsafe { (self.abandon)(self.place) };
+    }
+}
+
+/// The range of a whole buffer.
+struct One {
+    file: File,
+    range: [IoRange; 1],
+    is_write: bool,
+}
+
+impl One {
+    /// Returns the work of one range, which was checked.
+    ///
+    /// # Safety
+    /// The memory must belong to the value of the [`Owned`] that gets the work. It must meet the promises of
+    /// [`IoBuf`] (for reads, [`IoBufMut`]).
+    unsafe fn work(file: &File, memory: Memory, range: IoRange, method: Method, schedule: &Schedule) -> Work {
+        let is_write = !method.is_read();
+        let list = Arc::new(One { file: file.clone(), range: [range], is_write });
+        let transfer = Transfer { method, entries: list.file.entries(memory, &list.range) };
+        // SAFETY: the caller's promise. The rest belongs to the list. `Owned` waits for the job.
+        let prepared = unsafe { file.engine().workers().prepare(&transfer, schedule) };
+        let (job, chunks) = prepared.expect("a checked range, which overlaps no other");
+        let part = Part { job, chunks, block_device: transfer.block_device(), start: 0 };
+        drop(transfer);
+        Work { list, parts: vec![part], total_bytes: range.len_bytes, is_write }
+    }
+}
+
+impl List for One {
+    fn engine(&self) -> &Engine {
+        self.file.engine()
+    }
+
+    fn outcome(&self, EntryStop { stop, .. }: EntryStop, is_cancelled: bool) -> Result<usize> {
+        let Stop { done_bytes: done, cause } = stop;
+        let no_more = || io::Error::from(io::ErrorKind::WriteZero).into();
+        let cause: Option<Cause> = cause.or_else(|| (self.is_write && !is_cancelled).then(no_more));
+        let [IoRange { file_offset, len_bytes, .. }] = self.range;
+        let operation = if self.is_write { WRITE } else { READ };
+        cause.map_or(Ok(done), |cause| {
+            Err(self.file.transfer_error(operation, file_offset, len_bytes, done, cause))
+        })
     }
 }

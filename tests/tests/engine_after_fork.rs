@@ -8,7 +8,7 @@ use std::thread;
 
 use cufile_tests::bed::pattern;
 use cufile_tests::in_a_fork;
-use gpufile::{Engine, File, IoRange};
+use gpufile::{Engine, File, IoRange, OwnedRequest};
 
 /// A length with work for all workers.
 const LONG: usize = (9 << 20) + 4321;
@@ -23,6 +23,10 @@ fn write_and_read(engine: &Engine, path: &Path, bytes: &[u8]) {
     let (count, read) = file.read_at_async(read, 4).wait();
     assert_eq!(count.unwrap(), bytes.len() - 1);
     assert!(read[..bytes.len() - 1] == bytes[1..]);
+    let range =
+        |at: usize| IoRange { file_offset: 3 + at as u64, buffer_offset: at, len_bytes: bytes.len() / 2 };
+    let (count, (read, _)) = file.read_many_async(read, vec![range(bytes.len() / 2), range(0)]).wait();
+    assert!(count.unwrap() == bytes.len() / 2 * 2 && read[..bytes.len() - 1] == bytes[..bytes.len() - 1]);
 }
 
 /// Reads two ranges at once.
@@ -56,12 +60,17 @@ fn engines_work_in_a_forked_child_and_its_parent() {
         File::options().write(true).create(true).engine(&engine).open(folder.path().join("busy")).unwrap();
     let busy: Vec<_> =
         (0..8).map(|turn| file.write_all_at_async(bytes.clone(), turn * LONG as u64)).collect();
+    let request =
+        |turn| OwnedRequest { file: file.clone(), offset: turn * LONG as u64, buffer: bytes.clone() };
+    let busy_list = engine.write_many_async((8..10).map(request).collect());
     let child = in_a_fork(|| {
         let engine = Engine::builder().threads(3).build();
         write_and_read(&engine, &folder.path().join("child"), &bytes);
         drop(engine);
         // SAFETY: the child ends without using or dropping the parent's values again.
         drop(unsafe { std::ptr::read(&busy) });
+        // SAFETY: as above.
+        drop(unsafe { std::ptr::read(&busy_list) });
     });
     assert_eq!(child, Ok(()));
     assert!(fs::read(folder.path().join("child")).unwrap()[3..] == bytes, "as the parent sees it");
@@ -85,6 +94,7 @@ fn engines_work_in_a_forked_child_and_its_parent() {
     });
 
     assert!(busy.into_iter().all(|write| write.wait().0.is_ok()));
+    assert_eq!(busy_list.wait().0.unwrap(), 2 * LONG);
     write_and_read(&engine, &folder.path().join("parent"), &bytes);
-    assert_eq!(fs::metadata(folder.path().join("busy")).unwrap().len(), 8 * LONG as u64);
+    assert_eq!(fs::metadata(folder.path().join("busy")).unwrap().len(), 10 * LONG as u64);
 }

@@ -7,18 +7,18 @@ use std::fs;
 use std::future::Future;
 use std::mem;
 use std::path::Path;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Barrier, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cufile::cuda::DeviceBuffer;
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Cause, Engine, EngineBuilder, File, IoFuture, IoRange, OpenOptions, RoutePolicy};
-use support::Tracked;
+use support::{Call, Tracked, block_on, poll_once, soon};
 
 const MIB: usize = 1 << 20;
 const LONG: usize = 5 * MIB + 4321;
@@ -29,56 +29,6 @@ fn engine(bed: &Bed) -> EngineBuilder {
 
 fn open(engine: &Engine, path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).engine(engine).open(path).unwrap()
-}
-
-/// Wakes a thread.
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Polls a future to its end, as the smallest executor.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
-}
-
-/// A waker that calls a function, once.
-struct Call(Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-impl Call {
-    fn waker(function: impl FnOnce() + Send + 'static) -> Waker {
-        Waker::from(Arc::new(Call(Mutex::new(Some(Box::new(function))))))
-    }
-}
-
-impl Wake for Call {
-    fn wake(self: Arc<Self>) {
-        let function = self.0.lock().unwrap().take();
-        if let Some(function) = function {
-            function();
-        }
-    }
-}
-
-/// Polls once with a waker that calls `function`. Calls it now if the transfer is over.
-fn poll_once<B>(future: &mut IoFuture<B>, function: impl FnOnce() + Send + 'static) {
-    let waker = Call::waker(function);
-    if future.is_done() {
-        return waker.wake();
-    }
-    // A transfer that ends just now counts as done. The test calls `wait` on it later.
-    let polled = Pin::new(future).poll(&mut Context::from_waker(&waker));
-    assert!(polled.is_pending(), "it ended between two lines: the caller keeps transfers busy long enough");
 }
 
 #[test]
@@ -122,15 +72,6 @@ fn failed_futures_return_the_buffer_with_the_error() {
     let read_only = OpenOptions::new().read(true).open("/dev/null").unwrap();
     let (result, _) = read_only.write_all_at_async(vec![1; 2 * MIB], 0).wait();
     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EBADF));
-}
-
-/// Waits until other threads have made a condition true.
-fn soon(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]

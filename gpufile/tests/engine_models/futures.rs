@@ -19,19 +19,19 @@ use crate::open_file::OpenFile;
 use crate::world::{self, Fault};
 use crate::{Bell, Call, GPU, explore};
 
-const CHUNK: usize = 8;
+pub const CHUNK: usize = 8;
 /// The length in bytes of three and a half chunks.
-const LEN: usize = 28;
+pub const LEN: usize = 28;
 
 /// The direction of a transfer, its memory, and its schedule.
 #[derive(Debug, Clone, Copy)]
-struct Way {
-    place: Place,
-    is_write: bool,
-    schedule: Schedule,
+pub struct Way {
+    pub place: Place,
+    pub is_write: bool,
+    pub schedule: Schedule,
 }
 
-fn ways() -> impl Iterator<Item = Way> {
+pub fn ways() -> impl Iterator<Item = Way> {
     let schedule = Schedule { chunk_bytes: CHUNK, ..Schedule::default() };
     let serial = Schedule { is_serial: true, ..schedule };
     let last_alone = Schedule { last_bytes: 4, ..schedule };
@@ -46,7 +46,7 @@ fn ways() -> impl Iterator<Item = Way> {
 }
 
 impl Way {
-    fn file(&self, engine: &Engine) -> File {
+    pub fn file(&self, engine: &Engine) -> File {
         File::new(OpenFile::new(engine, self.schedule))
     }
 

@@ -3,9 +3,10 @@
 //!
 //! - The models in this file cover workers, their queue, jobs and lanes, on [`stand_ins`] of transfers.
 //! - [`futures`] covers transfers that own their buffers, and the lanes that carry them out with a GPU.
+//! - [`lists`] covers such transfers of several buffers, each with a job.
 //! - [`staging`] covers transfers that a stream waits for, and the ring through which their bytes pass.
 //!
-//! The last two run the [`engine`] with [`cuda`] and [`files`] in place of CUDA and the kernel. [`world`]
+//! The last three run the [`engine`] with [`cuda`] and [`files`] in place of CUDA and the kernel. [`world`]
 //! fails a model if two threads use the same bytes, or if a thread uses freed memory. All atomics are
 //! sequentially consistent here.
 //!
@@ -31,6 +32,7 @@ mod futures;
 mod job;
 #[path = "../../src/engine/lanes.rs"]
 mod lanes;
+mod lists;
 #[path = "../../src/memory.rs"]
 mod memory;
 #[path = "../../src/outcome.rs"]

@@ -2,14 +2,19 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::sync::Arc;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use cufile::cuda::Stream;
 use cufile::{FileHandle, IoBuf, IoBufMut};
 use cufile_tests::bed::Bed;
+use gpufile::IoFuture;
 
 /// Registers a new file with these contents.
 pub fn register(bed: &Bed, name: &str, contents: &[u8]) -> Arc<FileHandle> {
@@ -99,5 +104,64 @@ unsafe impl IoBuf for Tracked {
 unsafe impl IoBufMut for Tracked {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.bytes.as_mut_ptr()
+    }
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Polls a future to its end, as the smallest executor.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// A waker that calls a function, once.
+pub struct Call(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Call {
+    pub fn waker(function: impl FnOnce() + Send + 'static) -> Waker {
+        Waker::from(Arc::new(Call(Mutex::new(Some(Box::new(function))))))
+    }
+}
+
+impl Wake for Call {
+    fn wake(self: Arc<Self>) {
+        let function = self.0.lock().unwrap().take();
+        if let Some(function) = function {
+            function();
+        }
+    }
+}
+
+/// Polls once with a waker that calls `function`. Calls it now if the transfer is over.
+pub fn poll_once<B>(future: &mut IoFuture<B>, function: impl FnOnce() + Send + 'static) {
+    let waker = Call::waker(function);
+    if future.is_done() {
+        return waker.wake();
+    }
+    // A transfer that ends just now counts as done. The test calls `wait` on it later.
+    let polled = Pin::new(future).poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending(), "it ended between two lines: the caller keeps transfers busy long enough");
+}
+
+/// Waits until other threads have made a condition true.
+pub fn soon(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,0 +1,320 @@
+//! Reads and writes of many ranges in flight while the caller does other work.
+
+use std::io;
+use std::mem;
+use std::sync::Arc;
+
+use cufile::{IoBuf, IoBufMut};
+
+use crate::engine::{Engine, Entry, EntryStop, FILE_LIMIT, IoRange, Refused, groups};
+use crate::error::{Error, READ, Result, WRITE};
+use crate::file::File;
+use crate::future::IoFuture;
+use crate::many::each_outcome;
+use crate::memory::Memory;
+use crate::outcome::Stop;
+use crate::owned::{List, Owned, Part, Work};
+
+impl File {
+    /// Starts to read many ranges into one buffer, as [`read_many`](Self::read_many), and returns at once.
+    ///
+    /// ```
+    /// use gpufile::{File, IoRange};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("data.bin");
+    /// # std::fs::write(&path, "abcdef")?;
+    /// let file = File::open(&path)?;
+    /// let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: 2 };
+    /// let ranges = vec![range(4, 0), range(0, 2)];
+    /// let future = file.read_many_async(vec![0; 4], ranges); // or device memory
+    /// // Other work, while workers read.
+    /// let (outcome, (buffer, ranges)) = future.wait(); // or future.await
+    /// assert_eq!((outcome?, buffer, ranges.len()), (4, b"efab".to_vec(), 2));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The output has the errors of [`read_many`](Self::read_many). To learn about each range, read the same
+    /// list by [`read_many_each`](Self::read_many_each).
+    pub fn read_many_async<B: IoBufMut + Send + 'static>(
+        &self,
+        buffer: B,
+        ranges: Vec<IoRange>,
+    ) -> IoFuture<(B, Vec<IoRange>)> {
+        IoFuture::start(Owned::new((buffer, ranges), |(buffer, ranges)| {
+            let memory = self.memory_mut(buffer, 0)?;
+            // SAFETY: memory and ranges belong to the value that is handed over.
+            unsafe { Ranges::work(self, READ, memory, ranges) }
+        }))
+    }
+
+    /// Starts to write one buffer to many ranges, as [`write_many`](Self::write_many). The call returns at
+    /// once, except for a file that becomes longer: see [`write_all_at_async`](Self::write_all_at_async).
+    ///
+    /// ```
+    /// use gpufile::{File, IoRange};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("data.bin");
+    /// let file = File::create(&path)?;
+    /// let range = |file_offset, buffer_offset| IoRange { file_offset, buffer_offset, len_bytes: 2 };
+    /// let future = file.write_many_async(b"abcd".to_vec(), vec![range(4, 0), range(0, 2)]);
+    /// let (outcome, (buffer, _)) = future.wait(); // or future.await
+    /// assert_eq!((outcome?, buffer), (4, b"abcd".to_vec()));
+    /// assert_eq!(std::fs::read(&path)?, b"cd\0\0ab");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The output has the errors of [`write_many`](Self::write_many).
+    pub fn write_many_async<B: IoBuf + Send + 'static>(
+        &self,
+        buffer: B,
+        ranges: Vec<IoRange>,
+    ) -> IoFuture<(B, Vec<IoRange>)> {
+        IoFuture::start(Owned::new((buffer, ranges), |(buffer, ranges)| {
+            let memory = self.memory(buffer, 0)?;
+            // SAFETY: memory and ranges belong to the value that is handed over.
+            unsafe { Ranges::work(self, WRITE, memory, ranges) }
+        }))
+    }
+}
+
+/// A range of a file and a buffer, which a transfer in flight owns: for [`Engine::read_many_async`] and
+/// [`Engine::write_many_async`].
+///
+/// Buffers of several types are `Box<dyn IoBufMut + Send>`. Parts of one buffer are
+/// [`OwnedPart`](crate::OwnedPart).
+///
+/// ```
+/// use gpufile::{Engine, File, OwnedRequest};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = |name| folder.path().join(name);
+/// # std::fs::write(path("a.bin"), "aaaa")?;
+/// # std::fs::write(path("b.bin"), "bbbb")?;
+/// let (a, b) = (File::open(path("a.bin"))?, File::open(path("b.bin"))?);
+/// let request = |file, buffer| OwnedRequest { file, offset: 1, buffer };
+/// let requests = vec![request(a, vec![0; 3]), request(b, vec![0; 2])]; // or device memory
+/// let future = Engine::global().read_many_async(requests);
+/// // Other work, while workers read.
+/// let (outcome, requests) = future.wait(); // or future.await
+/// assert_eq!((outcome?, &requests[1].buffer[..]), (5, b"bb".as_slice()));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct OwnedRequest<B> {
+    /// The file.
+    pub file: File,
+    /// The start of the range in the file, in bytes. The range is as long as the buffer.
+    pub offset: u64,
+    /// The memory.
+    pub buffer: B,
+}
+
+impl Engine {
+    /// Starts to read many ranges of any files, as [`read_many`](Self::read_many), and returns at once.
+    ///
+    /// # Errors
+    /// The output has the errors of [`read_many`](Self::read_many), and those of
+    /// [`ReadRequest::new`](crate::ReadRequest::new) as [`Error::Entry`].
+    pub fn read_many_async<B: IoBufMut + Send + 'static>(
+        &self,
+        requests: Vec<OwnedRequest<B>>,
+    ) -> IoFuture<Vec<OwnedRequest<B>>> {
+        IoFuture::start(Owned::new(requests, |requests| {
+            let memory =
+                |request: &mut OwnedRequest<B>| request.file.memory_mut(&mut request.buffer, request.offset);
+            let entries = entries(READ, requests, memory)?;
+            // SAFETY: memory and files belong to the value that is handed over.
+            unsafe { Requests::work(self, READ, entries) }
+        }))
+    }
+
+    /// Starts to write memory to many ranges of any files, as [`write_many`](Self::write_many). The call
+    /// returns at once, except for a file that becomes longer: see
+    /// [`write_all_at_async`](File::write_all_at_async).
+    ///
+    /// ```
+    /// use gpufile::{Engine, File, OwnedRequest};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = |name| folder.path().join(name);
+    /// let (a, b) = (File::create(path("a.bin"))?, File::create(path("b.bin"))?);
+    /// let request = |file, text: &str| OwnedRequest { file, offset: 0, buffer: text.as_bytes().to_vec() };
+    /// let future = Engine::global().write_many_async(vec![request(a, "aaaa"), request(b, "bb")]);
+    /// assert_eq!(future.wait().0?, 6); // or future.await
+    /// assert_eq!(std::fs::read(path("b.bin"))?, b"bb");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The output has the errors of [`write_many`](Self::write_many), and those of
+    /// [`WriteRequest::new`](crate::WriteRequest::new) as [`Error::Entry`].
+    pub fn write_many_async<B: IoBuf + Send + 'static>(
+        &self,
+        requests: Vec<OwnedRequest<B>>,
+    ) -> IoFuture<Vec<OwnedRequest<B>>> {
+        IoFuture::start(Owned::new(requests, |requests| {
+            let memory = |request: &mut OwnedRequest<B>| request.file.memory(&request.buffer, request.offset);
+            let entries = entries(WRITE, requests, memory)?;
+            // SAFETY: memory and files belong to the value that is handed over.
+            unsafe { Requests::work(self, WRITE, entries) }
+        }))
+    }
+}
+
+/// Returns the entries of requests, which refer to the files of the requests.
+fn entries<'r, B>(
+    operation: &'static str,
+    requests: &'r mut [OwnedRequest<B>],
+    memory: impl Fn(&mut OwnedRequest<B>) -> Result<Memory>,
+) -> Result<Vec<Entry<'r>>> {
+    let entry = |request: &'r mut OwnedRequest<B>| {
+        let memory = memory(request)?;
+        request.file.check_offset(operation, request.offset, memory.len_bytes)?;
+        Ok(Entry { file: request.file.open_file(), offset: request.offset, memory })
+    };
+    let entries = requests.iter_mut().map(entry).enumerate();
+    entries
+        .map(|(entry, made)| made.map_err(|error| Error::Entry { entry, error: Box::new(error) }))
+        .collect()
+}
+
+/// Ranges of a file and one buffer.
+struct Ranges {
+    operation: &'static str,
+    file: File,
+    memory: Memory,
+    /// The ranges, which belong to the value of the [`Owned`].
+    ranges: &'static [IoRange],
+}
+
+impl Ranges {
+    /// Returns the work of ranges.
+    ///
+    /// # Errors
+    /// The refusal of a range.
+    ///
+    /// # Safety
+    /// Memory and ranges must belong to the value that gets the work, and meet the promises of [`IoBuf`] (for reads,
+    /// [`IoBufMut`]).
+    unsafe fn work(file: &File, operation: &'static str, memory: Memory, ranges: &[IoRange]) -> Result<Work> {
+        let is_write = operation == WRITE;
+        // SAFETY: the caller's promise; the list is not used any more when the value is returned.
+        let ranges = unsafe { mem::transmute::<&[IoRange], &'static [IoRange]>(ranges) };
+        let list = Arc::new(Self { operation, file: file.clone(), memory, ranges });
+        let total_bytes = ranges.iter().fold(0, |sum: usize, range| sum.saturating_add(range.len_bytes));
+        if ranges.is_empty() {
+            return Ok(Work { list, parts: Vec::new(), total_bytes, is_write });
+        }
+        // This check precedes the plan, because planning a write may make the file longer.
+        if let Some(entry) = file.entries(memory, ranges).out_of_range() {
+            let error = file.bad_range(operation, &ranges[entry], &memory, FILE_LIMIT);
+            return Err(Error::Entry { entry, error: Box::new(error) });
+        }
+        let (transfer, schedule) = list.file.plan_ranges(operation, &memory, ranges);
+        // SAFETY: the caller's promise. The file is that of the list. `Owned` waits for the job.
+        let prepared = unsafe { file.engine().workers().prepare(&transfer, &schedule) };
+        let (job, chunks) = prepared.map_err(|refused| list.error(Err(refused)))?;
+        let parts = vec![Part { job, chunks, block_device: transfer.block_device(), start: 0 }];
+        drop(transfer);
+        Ok(Work { list, parts, total_bytes, is_write })
+    }
+
+    fn error(&self, outcome: Result<Option<EntryStop>, Refused>) -> Error {
+        self.file
+            .ranges_outcome(self.operation, &self.memory, self.ranges, FILE_LIMIT, outcome)
+            .expect_err("the transfer stopped or was refused")
+    }
+}
+
+impl List for Ranges {
+    fn engine(&self) -> &Engine {
+        self.file.engine()
+    }
+
+    fn outcome(&self, stop: EntryStop, is_cancelled: bool) -> Result<usize> {
+        Err(self.error(Ok(Some(in_list(stop, is_cancelled)))))
+    }
+}
+
+/// Entries of any files and buffers.
+struct Requests {
+    operation: &'static str,
+    engine: Engine,
+    /// The entries. Their files and memory belong to the value of the [`Owned`].
+    entries: Vec<Entry<'static>>,
+}
+
+impl Requests {
+    /// Returns the work of entries.
+    ///
+    /// # Errors
+    /// The refusal of an entry.
+    ///
+    /// # Safety
+    /// Memory and files must belong to the value that gets the work, and meet the promises of [`IoBuf`] (for reads,
+    /// [`IoBufMut`]).
+    unsafe fn work(engine: &Engine, operation: &'static str, entries: Vec<Entry<'_>>) -> Result<Work> {
+        let is_write = operation == WRITE;
+        // SAFETY: the caller's promise; the list is dropped before the value is given back.
+        let entries = unsafe { mem::transmute::<Vec<Entry<'_>>, Vec<Entry<'static>>>(entries) };
+        let list = Arc::new(Self { operation, engine: engine.clone(), entries });
+        let lens = list.entries.iter().map(|entry| entry.memory.len_bytes);
+        let total_bytes = lens.fold(0, usize::saturating_add);
+        // The engine writes several files at once, each by the plan that is fastest for it.
+        let mut groups: Vec<&[Entry<'_>]> = match is_write {
+            true => groups(&list.entries).collect(),
+            false => vec![&list.entries],
+        };
+        groups.retain(|group| !group.is_empty());
+        let mut parts = Vec::new();
+        let mut start = 0;
+        for group in groups {
+            let (transfer, schedule) = match is_write {
+                true => engine.plan_writes(group, group.len() == list.entries.len()),
+                false => engine.plan_reads(group),
+            };
+            // SAFETY: the caller's promise. The entries are those of the list. `Owned` waits for the job.
+            let prepared = unsafe { engine.workers().prepare(&transfer, &schedule) };
+            let (job, chunks) = prepared.map_err(|refused| list.error(Err(refused)))?;
+            parts.push(Part { job, chunks, block_device: transfer.block_device(), start });
+            start += group.len();
+        }
+        Ok(Work { list, parts, total_bytes, is_write })
+    }
+
+    fn error(&self, outcome: Result<Option<EntryStop>, Refused>) -> Error {
+        each_outcome(self.operation, &self.entries, outcome).expect_err("the transfer stopped or was refused")
+    }
+}
+
+impl List for Requests {
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    fn outcome(&self, stop: EntryStop, is_cancelled: bool) -> Result<usize> {
+        Err(self.error(Ok(Some(in_list(stop, is_cancelled)))))
+    }
+}
+
+/// Returns the stop of an entry of a list. It has a cause also if the list was cancelled.
+fn in_list(
+    EntryStop { entry, stop: Stop { done_bytes, cause } }: EntryStop,
+    is_cancelled: bool,
+) -> EntryStop {
+    let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED).into();
+    let cause = cause.or_else(|| is_cancelled.then(cancelled));
+    EntryStop { entry, stop: Stop { done_bytes, cause } }
+}

@@ -1,0 +1,166 @@
+//! Models of transfers that own several buffers, each with a job, and are polled, dropped and cancelled while
+//! workers carry out the jobs.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use crate::cuda::Buffer;
+use crate::engine::{Engine, EntryStop, IoRange, Transfer};
+use crate::error::{Cause, Error, Result};
+use crate::file::File;
+use crate::future::IoFuture;
+use crate::futures::{CHUNK, LEN, Way, assert_once, ways};
+use crate::open_file::{Method, OpenFile};
+use crate::owned::{List, Owned, Part, Work};
+use crate::world;
+use crate::{Bell, explore};
+
+const COUNT: usize = 3;
+const RANGE: IoRange = IoRange { file_offset: 0, buffer_offset: 0, len_bytes: LEN };
+
+/// The files of a list. Each of them is read into, or written from, one buffer.
+struct Files {
+    files: Vec<File>,
+    range: [IoRange; 1],
+}
+
+impl List for Files {
+    fn engine(&self) -> &Engine {
+        self.files[0].engine()
+    }
+
+    fn outcome(&self, EntryStop { entry, stop }: EntryStop, is_cancelled: bool) -> Result<usize> {
+        assert!(is_cancelled || stop.cause.is_some());
+        let bytes_done = entry * LEN + stop.done_bytes;
+        match stop.cause {
+            None => Ok(bytes_done),
+            Some(cause) => Err(Error { bytes_done, cause }),
+        }
+    }
+}
+
+fn start(way: Way, files: &[File], change: impl Fn(Buffer) -> Buffer) -> IoFuture<Vec<Buffer>> {
+    let buffer = || match way.is_write {
+        false => Buffer::new(way.place, LEN),
+        true => Buffer::filled(way.place, LEN),
+    };
+    let buffers: Vec<_> = files.iter().map(|_| change(buffer())).collect();
+    let method = if way.is_write { Method::Write } else { Method::Read };
+    IoFuture::start(Owned::new(buffers, |buffers| {
+        let list = Arc::new(Files { files: files.to_vec(), range: [RANGE] });
+        let part = |(start, buffer): (usize, &mut Buffer)| {
+            let file = &list.files[start];
+            let entries = file.entries(file.memory_mut(buffer, 0)?, &list.range);
+            let transfer = Transfer { method: method.clone(), entries };
+            // SAFETY: list and buffers stay until the job is done.
+            let prepared = unsafe { list.engine().workers().prepare(&transfer, &way.schedule) };
+            let (job, chunks) = prepared.unwrap();
+            Ok(Part { job, chunks, block_device: 0, start })
+        };
+        let parts = buffers.iter_mut().enumerate().map(part).collect::<Result<_>>()?;
+        Ok(Work { list: list.clone(), parts, total_bytes: COUNT * LEN, is_write: way.is_write })
+    }))
+}
+
+fn files(way: Way, engine: &Engine) -> Vec<File> {
+    (0..COUNT).map(|_| way.file(engine)).collect()
+}
+
+/// Polls a future to its end.
+fn block_on(mut future: IoFuture<Vec<Buffer>>) -> (Result<usize>, Vec<Buffer>) {
+    loop {
+        let bell = Arc::new(Bell::default());
+        match Pin::new(&mut future).poll(&mut Context::from_waker(&bell.clone().into())) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => bell.wait(),
+        }
+    }
+}
+
+/// Checks that the first `done` bytes of all buffers, one after the other, were transferred once.
+fn check(files: &[File], buffers: &[Buffer], done: usize) {
+    for (at, (file, buffer)) in files.iter().zip(buffers).enumerate() {
+        let done = done.saturating_sub(at * LEN).min(LEN);
+        assert!(buffer.bytes()[..done] == *world::pattern(0, done), "{done} bytes of buffer {at}");
+        assert_once(file, done);
+    }
+}
+
+#[test]
+fn the_end_of_each_job_wakes_its_list() {
+    for way in ways() {
+        explore(&format!("list, {way:?}"), move || {
+            let engine = Engine::new(2, 1, CHUNK);
+            let files = files(way, &engine);
+            let (result, buffers) = block_on(start(way, &files, |buffer| buffer));
+            assert_eq!(result, Ok(COUNT * LEN));
+            check(&files, &buffers, COUNT * LEN);
+            engine.assert_idle();
+        });
+    }
+}
+
+#[test]
+fn dropped_lists_free_their_buffers_after_all_jobs() {
+    for way in ways() {
+        for (polls, keeps_engine) in [(false, true), (true, true), (true, false)] {
+            explore(&format!("dropped list, polled: {polls}, engine: {keeps_engine}, {way:?}"), move || {
+                let engine = Engine::new(2, 2, CHUNK);
+                let files = files(way, &engine);
+                let dropped = Arc::new(Bell::default());
+                // The bell of the last buffer rings last.
+                let mut future = start(way, &files, |buffer| buffer.when_dropped(dropped.clone().into()));
+                let kept = keeps_engine.then_some((files, engine));
+                let waker = Waker::noop();
+                let is_over = polls && Pin::new(&mut future).poll(&mut Context::from_waker(waker)).is_ready();
+                world::pause();
+                drop(future);
+                while Arc::strong_count(&dropped) > 1 {
+                    shuttle::thread::yield_now();
+                }
+                if let Some((files, engine)) = kept {
+                    let done = if way.is_write || is_over { LEN } else { 0 };
+                    files.iter().for_each(|file| assert_once(file, done));
+                    engine.assert_idle();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn cancelled_lists_return_their_buffers() {
+    for way in ways() {
+        explore(&format!("cancelled list, {way:?}"), move || {
+            let engine = Engine::new(2, 2, CHUNK);
+            let files = files(way, &engine);
+            let future = start(way, &files, |buffer| buffer);
+            world::pause();
+            let (result, buffers) = future.cancel();
+            check(&files, &buffers, result.unwrap());
+            engine.assert_idle();
+        });
+    }
+}
+
+#[test]
+fn failed_jobs_of_a_list_spare_the_others() {
+    for way in ways() {
+        for failing in 0..COUNT {
+            explore(&format!("list that fails at {failing}, {way:?}"), move || {
+                let engine = Engine::new(2, 1, CHUNK);
+                let mut files = files(way, &engine);
+                let bad = OpenFile { bad: Some(CHUNK + 3), ..OpenFile::new(&engine, way.schedule) };
+                files[failing] = File::new(bad);
+                let (result, buffers) = block_on(start(way, &files, |buffer| buffer));
+                let bytes_done = failing * LEN + CHUNK + 3;
+                assert_eq!(result, Err(Error { bytes_done, cause: Cause::Failed }));
+                check(&files, &buffers, bytes_done);
+                let others = (0..COUNT).filter(|at| *at != failing);
+                others.for_each(|at| check(&files[at..=at], &buffers[at..=at], LEN));
+                engine.assert_idle();
+            });
+        }
+    }
+}
