@@ -307,6 +307,7 @@ fn libcuda_refuses_launches_that_no_gpu_takes() {
         }
     };
     let (one, warp) = ([1, 1, 1], [32, 1, 1]);
+    let elsewhere = bed.driver.cuda().device(1).unwrap().stream().unwrap();
     let cases = [
         (one, warp, 0, 0, true, CUresult::CUDA_SUCCESS),
         ([0, 1, 1], warp, 0, 0, true, CUresult::CUDA_ERROR_INVALID_VALUE),
@@ -317,6 +318,7 @@ fn libcuda_refuses_launches_that_no_gpu_takes() {
         (one, [544, 1, 1], 0, 0, true, CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES),
         (one, warp, 49_153, 0, true, CUresult::CUDA_ERROR_INVALID_VALUE),
         (one, warp, 0, 12345, true, CUresult::CUDA_ERROR_INVALID_HANDLE),
+        (one, warp, 0, elsewhere.as_raw().addr(), true, CUresult::CUDA_ERROR_INVALID_HANDLE),
         (one, warp, 0, 0, false, CUresult::CUDA_ERROR_INVALID_VALUE),
     ];
     for (grid, block, shared_bytes, stream, has_arguments, expected) in cases {

@@ -55,7 +55,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuFileRead", &["errno=5", "errno=4", "err=5011", "err=5030", "short=1", "short=4096", "short=70000"]),
     ("cuFileWrite", &["errno=5", "errno=28", "errno=4", "err=5011", "short=1", "short=4096", "short=70000"]),
     ("cudaMemcpyAsync", &["err=1", "err=700", "err=-1", "delay_us=500"]),
-    ("cudaMemcpyBatchAsync", &["err=1", "err=700", "err=801", "delay_us=500"]),
+    ("cuLaunchKernel", &["err=1", "err=700", "err=701", "delay_us=500"]),
     ("cuFileHandleRegister", &["err=5026", "err=5008", "cu=2"]),
     ("cuFileBufDeregister", &["err=5008"]),
     ("cuFileDriverGetProperties", &["err=5001"]),
@@ -79,6 +79,9 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuCtxPopCurrent_v2", &["err=201"]),
     ("cuCtxPushCurrent_v2", &["err=201"]),
     ("cuDevicePrimaryCtxRetain", &["err=2"]),
+    ("cuModuleGetFunction", &["err=2", "err=500"]),
+    ("cuModuleLoadData", &["err=2", "err=222", "err=801"]),
+    ("cuModuleUnload", &["err=1"]),
     ("cuStreamBatchMemOp_v2", &["err=801", "err=1"]),
 ];
 
@@ -121,6 +124,7 @@ pub const MAY_LEAVE: &[(&str, &[&str])] = &[
     ("cudaFree", &["allocations", "device-bytes"]),
     ("cudaFreeHost", &["allocations", "pinned-bytes"]),
     ("cudaEventDestroy", &["events"]),
+    ("cuModuleUnload", &["modules"]),
     // Resources that libcufile may still use stay.
     ("cuFileBufDeregister", &["buffers", "allocations", "device-bytes"]),
     // An emulated stream is a thread.
@@ -133,7 +137,7 @@ pub const MAY_LEAVE: &[(&str, &[&str])] = &[
 ];
 
 const ALL: &[&str] =
-    &["allocations", "buffers", "device-bytes", "events", "pinned-bytes", "streams", "threads"];
+    &["allocations", "buffers", "device-bytes", "events", "modules", "pinned-bytes", "streams", "threads"];
 
 impl Fault {
     pub fn random(random: &mut Random) -> Self {

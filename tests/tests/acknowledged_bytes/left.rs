@@ -8,7 +8,7 @@ use cufile_tests::Emulator;
 
 use crate::faults::{Counts, MAY_LEAVE};
 
-const LIVE: [&str; 15] = [
+const LIVE: [&str; 16] = [
     "allocations",
     "device-bytes",
     "pinned-bytes",
@@ -16,6 +16,7 @@ const LIVE: [&str; 15] = [
     "reservations",
     "physical",
     "streams",
+    "modules",
     "events",
     "contexts",
     "handles",

@@ -6,7 +6,7 @@ use super::Problem;
 use super::faults::{BATCH_ENTRY, Effect};
 
 /// The kinds of resources that the emulator counts.
-pub const KINDS: [&str; 14] = [
+pub const KINDS: [&str; 15] = [
     "allocations",
     "device-bytes",
     "pinned-bytes",
@@ -15,6 +15,7 @@ pub const KINDS: [&str; 14] = [
     "physical",
     "streams",
     "events",
+    "modules",
     "contexts",
     "handles",
     "buffers",
@@ -41,6 +42,7 @@ const SILENT: &[(&str, Silence, &str)] = &[
     ("cuDevicePrimaryCtxRelease_v2", Silence::Always, "dropping a device tells nobody"),
     ("cudaStreamDestroy", Silence::Always, "dropping a stream tells nobody"),
     ("cudaEventDestroy", Silence::Always, "dropping an event tells nobody"),
+    ("cuModuleUnload", Silence::Always, "dropping a module tells nobody"),
     ("cudaFree", Silence::Sometimes, "dropping a buffer tells nobody"),
     ("cudaFreeHost", Silence::Always, "dropping a buffer tells nobody"),
     ("cuMemUnmap", Silence::Sometimes, "dropping a buffer tells nobody"),
@@ -114,6 +116,7 @@ const TRANSFER: &[&str] = &[
 const LEFT: &[(&str, &[&str])] = &[
     ("cudaStreamDestroy", &["streams"]),
     ("cudaEventDestroy", &["events"]),
+    ("cuModuleUnload", &["modules"]),
     ("cudaFree", MEMORY),
     ("cudaFreeHost", MEMORY),
     ("cuMemUnmap", MEMORY),
@@ -122,8 +125,10 @@ const LEFT: &[(&str, &[&str])] = &[
     ("cuDevicePrimaryCtxRelease_v2", &["contexts"]),
     ("cuCtxGetCurrent", TRANSFER),
     ("cuCtxGetCurrent", MEMORY),
+    ("cuCtxGetCurrent", &["modules"]),
     ("cuCtxPushCurrent_v2", TRANSFER),
     ("cuCtxPushCurrent_v2", MEMORY),
+    ("cuCtxPushCurrent_v2", &["modules"]),
     ("cudaDeviceSynchronize", MEMORY),
     ("cudaEventSynchronize", TRANSFER),
     ("cudaStreamSynchronize", TRANSFER),

@@ -1,11 +1,12 @@
 //! Uses of `cufile` that together call every function of cuFile and CUDA that the crates call.
 
+use std::ffi::CString;
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_rt_sys::driver::CUdevice_attribute;
-use cufile::cuda::{Cuda, WordOperation};
+use cufile::cuda::{Cuda, KernelArgument, WordOperation};
 use cufile::params::{Param, Slab};
 use cufile::stats::Level;
 use cufile::{
@@ -29,6 +30,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "mapped memory", opened: true, run: mapped_memory },
     Scenario { name: "streams", opened: true, run: streams },
     Scenario { name: "copies in streams", opened: true, run: copies },
+    Scenario { name: "kernels", opened: true, run: kernels },
     Scenario { name: "read", opened: true, run: read },
     Scenario { name: "write", opened: true, run: write },
     Scenario { name: "vectors", opened: true, run: vectors },
@@ -197,6 +199,37 @@ fn copies(stage: &Stage) -> Result<(), Problem> {
     stream.synchronize()?;
     drop(stream);
     same(*target == *pattern(LEN), "copied bytes")
+}
+
+/// Scatters bytes over a buffer, by a kernel of gpufile.
+fn kernels(stage: &Stage) -> Result<(), Problem> {
+    let device = &stage.bed().device;
+    let ptx = CString::new(include_str!("../../../gpufile/kernels/scatter_gather.ptx"));
+    // They come before the stream, so that they outlive its work.
+    let kernel = device.load_module(&ptx.expect("a text without NUL"))?.kernel(c"gpufile_scatter")?;
+    let (mut source, mut target, mut table) = (device.alloc(LEN)?, device.alloc(LEN)?, device.alloc(32)?);
+    source.copy_from_host(0, &pattern(LEN))?;
+    target.fill(0)?;
+    // The halves change places.
+    let half = LEN / 2;
+    let entry = |to: usize, from: usize| {
+        let address = target.as_ptr().expose_provenance() + to;
+        [address as u64, from as u64 | (half as u64) << 32].map(u64::to_le_bytes).concat()
+    };
+    table.copy_from_host(0, &[entry(0, half), entry(half, 0)].concat())?;
+    let stream = device.stream()?;
+    let arguments = [
+        KernelArgument::Pointer(table.as_ptr()),
+        KernelArgument::U32(2),
+        KernelArgument::Pointer(source.as_ptr()),
+    ];
+    // SAFETY: the kernel takes these arguments, and all that it uses outlives the stream.
+    unsafe { stream.launch(&kernel, 1, 64, arguments) }?;
+    stream.synchronize()?;
+    drop(stream);
+    let mut swapped = pattern(LEN);
+    swapped.rotate_left(half);
+    same(target.to_vec()? == swapped, "scattered bytes")
 }
 
 pub fn register(stage: &Stage, contents: &[u8]) -> Result<Arc<FileHandle>, Problem> {

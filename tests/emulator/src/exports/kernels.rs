@@ -70,7 +70,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         let kernel = kernels::of_handle(f.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         let stream = stream::find(hStream.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         if kernel.device != device || stream.device != device {
-            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
         let (grid, block) = ([gridDimX, gridDimY, gridDimZ], [blockDimX, blockDimY, blockDimZ]);
         let fits = |found: [c_uint; 3], most: [c_uint; 3]| {
