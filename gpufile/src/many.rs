@@ -21,7 +21,7 @@ impl File {
     /// shares the work among all workers. One call is much faster than many calls of
     /// [`read_at`](Self::read_at).
     ///
-    /// It is fastest if the ranges are ordered by `buffer_offset`.
+    /// Ranges may lie scattered in the file and in the buffer. A kernel puts them in place on a GPU.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that the engine saw fail. A range fails with

@@ -2,14 +2,14 @@
 //!
 //! The entries of a transfer, one after the other, form one sequence of bytes. A chunk is a stretch of that
 //! sequence: a part of a large range, or many small ranges that share a bounce buffer. This module orders the
-//! entries so that neighbours in memory or in the file come together.
+//! entries so that neighbours in the file come together, if there are many.
 
 use std::num::NonZero;
 
 use super::schedule::Schedule;
 use super::transfer::{Entries, IoRange, Segment, Transfer};
 use crate::memory::{Memory, Place};
-use crate::open_file::OpenFile;
+use crate::open_file::{Method, OpenFile};
 
 /// The beginning of a chunk: the position of an entry in the chosen order, and a number of bytes into that
 /// entry.
@@ -26,6 +26,7 @@ pub(crate) struct Chunks {
     order: Vec<u32>,
     /// The beginnings of the chunks, and the end.
     cuts: Vec<Cut>,
+    /// Files, offsets and numbers of entries, to be sorted.
     keys: Vec<(usize, u64, u32)>,
 }
 
@@ -46,7 +47,7 @@ impl Chunks {
     /// Orders the entries and cuts them into chunks.
     ///
     /// # Errors
-    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap in memory.
+    /// [`Refused::OutOfRange`] if a range does not lie in its buffer.
     pub fn cut_anew(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<(), Refused> {
         self.order.clear();
         // The caller's order is usually good. Cutting shows whether it is, and whether a range is out of
@@ -56,16 +57,11 @@ impl Chunks {
             let bad = transfer.entries.out_of_range();
             return Err(Refused::OutOfRange(bad.expect("one of the ranges is out of range")));
         }
-        if self.sort(transfer, &given)? {
+        if !matches!(transfer.method, Method::ReadMapping(_)) && given.gains_by_file_order() {
+            self.sort_by_file(&transfer.entries);
             self.cut(transfer, schedule);
         }
         Ok(())
-    }
-
-    /// Returns whether the caller's order was kept. If so, each entry lies behind the one before it in
-    /// memory.
-    pub fn keeps_order(&self) -> bool {
-        self.order.is_empty()
     }
 
     pub fn count(&self) -> usize {
@@ -128,64 +124,19 @@ impl Chunks {
         self.order.get(at).map_or(at, |entry| *entry as usize)
     }
 
-    /// Replaces the caller's order if another is better. Returns whether it did.
-    fn sort(&mut self, transfer: &Transfer<'_>, given: &Joins) -> Result<bool, Refused> {
-        if given.memory_ascends && (given.memory >= given.file || given.file_ascends) {
-            return Ok(false);
-        }
-        self.sort_by(transfer, |segment| (0, segment.ptr.addr() as u64));
-        let mut by_memory = Joins::default();
-        let mut file = std::ptr::null();
-        for entry in &self.order {
-            let segment = transfer.entries.get(*entry as usize);
-            let same_file = std::ptr::eq(file, segment.file);
-            by_memory.count(same_file, segment.offset, segment.ptr.addr(), segment.len_bytes);
-            file = segment.file;
-        }
-        if transfer.method.is_read() && !by_memory.memory_ascends {
-            return Err(self.overlap(transfer));
-        }
-        // A copy to the GPU costs more than a read from the page cache. So memory decides the order unless
-        // the file's order joins more entries.
-        if by_memory.file > by_memory.memory || given.file > by_memory.memory {
-            self.sort_by(transfer, |segment| (std::ptr::from_ref(segment.file).addr(), segment.offset));
-        }
-        Ok(true)
-    }
-
-    fn sort_by(&mut self, transfer: &Transfer<'_>, key: impl Fn(&Segment<'_>) -> (usize, u64)) {
-        let entries = &transfer.entries;
+    fn sort_by_file(&mut self, entries: &Entries<'_>) {
         self.keys.clear();
         self.keys.extend((0..entries.len()).map(|entry| {
-            let (file, place) = key(&entries.get(entry));
-            (file, place, entry as u32)
+            let Segment { file, offset, .. } = entries.get(entry);
+            (std::ptr::from_ref(file).addr(), offset, entry as u32)
         }));
         self.keys.sort_unstable();
         self.order.clear();
         self.order.extend(self.keys.iter().map(|(.., entry)| entry));
     }
 
-    /// Returns the first two entries that overlap, in the order of memory.
-    #[cold]
-    fn overlap(&self, transfer: &Transfer<'_>) -> Refused {
-        let mut before: Option<Segment<'_>> = None;
-        for entry in &self.order {
-            let segment = transfer.entries.get(*entry as usize);
-            if segment.len_bytes == 0 {
-                continue;
-            }
-            if let Some(before) =
-                before.filter(|before| before.ptr.addr() + before.len_bytes > segment.ptr.addr())
-            {
-                return Refused::Overlap(before.entry.min(segment.entry), before.entry.max(segment.entry));
-            }
-            before = Some(segment);
-        }
-        unreachable!("the entries overlap")
-    }
-
-    /// Cuts the entries in the order chosen so far, and counts their joins.
-    fn cut(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Joins {
+    /// Cuts the entries in the order chosen so far, and surveys them.
+    fn cut(&mut self, transfer: &Transfer<'_>, schedule: &Schedule) -> Survey {
         let Self { order, cuts, .. } = self;
         let entries = &transfer.entries;
         let with_place = |entry| (entries.get(entry), entries.memory(entry).place);
@@ -224,23 +175,23 @@ fn cut_ranges(
     ranges: &[IoRange],
     file_limit: u64,
     schedule: &Schedule,
-) -> Joins {
+) -> Survey {
     // Most blocks fit as a whole into the rest of a chunk, so the loop visits only a few blocks' ranges
     // twice.
     const BLOCK: usize = 64;
     cuts.clear();
     cuts.push(Cut { at: 0, skip_bytes: 0 });
-    let mut joins = Joins::default();
+    let mut survey = Survey::default();
     let mut room = Room::of_last(cuts, schedule);
     for (number, block) in ranges.chunks(BLOCK).enumerate() {
         let mut block_bytes = 0usize;
         for range in block {
-            joins.in_range &= range.lies_within(memory.len_bytes, file_limit);
-            joins.count(true, range.file_offset, range.buffer_offset, range.len_bytes);
+            survey.in_range &= range.lies_within(memory.len_bytes, file_limit);
+            survey.count(range.file_offset, range.len_bytes);
             block_bytes = block_bytes.wrapping_add(range.len_bytes);
         }
-        if !joins.in_range {
-            return joins;
+        if !survey.in_range {
+            return survey;
         }
         if block_bytes <= room.bytes && block.len() <= room.entries {
             room.bytes -= block_bytes;
@@ -252,25 +203,27 @@ fn cut_ranges(
             cut_within(cuts, at, &segment, &mut room, schedule);
         }
     }
-    end_cuts(cuts, ranges.len(), &joins, schedule);
-    joins
+    end_cuts(cuts, ranges.len(), &survey, schedule);
+    survey
 }
 
-/// Cuts these segments into chunks, and counts the joins that the segments have in this order.
+/// Cuts these segments into chunks, and surveys them in this order.
 fn cut<'a>(
     cuts: &mut Vec<Cut>,
     segments: impl ExactSizeIterator<Item = (Segment<'a>, Place)>,
     schedule: &Schedule,
-) -> Joins {
+) -> Survey {
     cuts.clear();
     cuts.push(Cut { at: 0, skip_bytes: 0 });
     let count = segments.len();
-    let mut joins = Joins::default();
+    let mut survey = Survey::default();
     let mut room = Room::of_last(cuts, schedule);
     let mut before: Option<(*const OpenFile, Place)> = None;
     for (at, (segment, place)) in segments.enumerate() {
-        let same_file = before.is_some_and(|(file, _)| std::ptr::eq(file, segment.file));
-        joins.count(same_file, segment.offset, segment.ptr.addr(), segment.len_bytes);
+        if before.is_some_and(|(file, _)| !std::ptr::eq(file, segment.file)) {
+            survey.next_file();
+        }
+        survey.count(segment.offset, segment.len_bytes);
         if before.is_some_and(|(_, before)| before != place) {
             cuts.push(Cut { at, skip_bytes: 0 });
             room = Room::of_last(cuts, schedule);
@@ -278,17 +231,17 @@ fn cut<'a>(
         before = Some((segment.file, place));
         cut_within(cuts, at, &segment, &mut room, schedule);
     }
-    end_cuts(cuts, count, &joins, schedule);
-    joins
+    end_cuts(cuts, count, &survey, schedule);
+    survey
 }
 
 /// Cuts off the end of the last entry that the schedule holds back, if the last chunk has more of the entry.
 /// Then adds the end of all chunks.
-fn end_cuts(cuts: &mut Vec<Cut>, count: usize, joins: &Joins, schedule: &Schedule) {
+fn end_cuts(cuts: &mut Vec<Cut>, count: usize, survey: &Survey, schedule: &Schedule) {
     if schedule.last_bytes > 0 && count > 0 {
         let begun = cuts.last().filter(|cut| cut.at == count - 1).map_or(0, |cut| cut.skip_bytes);
-        if joins.last_len_bytes > begun + schedule.last_bytes {
-            let skip_bytes = joins.last_len_bytes - schedule.last_bytes;
+        if survey.last_len_bytes > begun + schedule.last_bytes {
+            let skip_bytes = survey.last_len_bytes - schedule.last_bytes;
             cuts.push(Cut { at: count - 1, skip_bytes });
         }
     }
@@ -315,50 +268,64 @@ fn cut_within(cuts: &mut Vec<Cut>, at: usize, segment: &Segment<'_>, room: &mut 
     room.entries -= 1;
 }
 
-/// The number of entries that begin where the one before them ends, in the file and in memory. Also notes
-/// whether all entries ascend.
-struct Joins {
-    file: usize,
-    memory: usize,
+/// The facts about the entries in one order that decide whether another order is better.
+struct Survey {
+    /// True if each entry begins behind the end of the one before in the file, as far as it is the same file.
     file_ascends: bool,
-    /// True if each entry begins behind the end of the one before, so that none overlap.
-    memory_ascends: bool,
     /// True if every entry is in range.
     in_range: bool,
-    /// The end in the file of the entry counted last, the end in memory of the last entry that is not empty,
-    /// and the length in bytes of the entry counted last.
+    /// The range of the file that the entries lie in, and the sum of their lengths in bytes. For several files,
+    /// these are sums over stretches of entries of one file.
+    file_start: u64,
     file_end: u64,
-    memory_end: usize,
+    spanned_bytes: u64,
+    total_bytes: u64,
+    /// The end in the file, and the length in bytes, of the entry counted last.
+    last_file_end: u64,
     last_len_bytes: usize,
 }
 
-impl Default for Joins {
+impl Default for Survey {
     fn default() -> Self {
         Self {
-            file: 0,
-            memory: 0,
             file_ascends: true,
-            memory_ascends: true,
             in_range: true,
+            file_start: u64::MAX,
             file_end: 0,
-            memory_end: 0,
+            spanned_bytes: 0,
+            total_bytes: 0,
+            last_file_end: 0,
             last_len_bytes: 0,
         }
     }
 }
 
-impl Joins {
-    /// Counts an entry. `same_file` is true if the entry before it has the same file.
+impl Survey {
+    /// Counts an entry.
     #[inline]
-    fn count(&mut self, same_file: bool, offset: u64, address: usize, len_bytes: usize) {
-        self.file += usize::from(same_file & (offset == self.file_end));
-        self.file_ascends &= !same_file | (offset >= self.file_end);
-        self.memory += usize::from(address == self.memory_end);
-        self.memory_ascends &= (address >= self.memory_end) | (len_bytes == 0);
-        self.file_end = offset.wrapping_add(len_bytes as u64);
-        // An empty entry may lie anywhere, so it must not hide the end of the entry before it.
-        self.memory_end = if len_bytes == 0 { self.memory_end } else { address.wrapping_add(len_bytes) };
+    fn count(&mut self, offset: u64, len_bytes: usize) {
+        self.file_ascends &= offset >= self.last_file_end;
+        self.last_file_end = offset.wrapping_add(len_bytes as u64);
+        self.file_start = self.file_start.min(offset);
+        self.file_end = self.file_end.max(self.last_file_end);
+        self.total_bytes = self.total_bytes.wrapping_add(len_bytes as u64);
         self.last_len_bytes = len_bytes;
+    }
+
+    /// Notes that the next entry has another file than the one before.
+    fn next_file(&mut self) {
+        self.spanned_bytes = self.spanned();
+        (self.file_start, self.file_end, self.last_file_end) = (u64::MAX, 0, 0);
+    }
+
+    fn spanned(&self) -> u64 {
+        self.spanned_bytes.saturating_add(self.file_end.saturating_sub(self.file_start))
+    }
+
+    /// Returns whether sorting the entries by file joins so many of them that it is worth its time. It is if
+    /// they fill half of the range that they lie in, because then most have a neighbour.
+    fn gains_by_file_order(&self) -> bool {
+        !self.file_ascends && self.total_bytes >= self.spanned() / 2
     }
 }
 

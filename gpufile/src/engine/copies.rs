@@ -72,7 +72,7 @@ impl Copies {
     ) -> cufile::Result<()> {
         if let Some(packed) = self.pack(bounce)
             // SAFETY: the caller's promise; nothing else uses the bounce buffer.
-            && unsafe { staging.scatter(stream, bounce, packed) }
+            && unsafe { staging.scatter(stream, bounce, packed) }?
         {
             return Ok(());
         }
@@ -98,7 +98,7 @@ impl Copies {
     ) -> cufile::Result<()> {
         if let Some(packed) = self.pack(bounce)
             // SAFETY: the caller's promise; nothing else uses the bounce buffer.
-            && unsafe { staging.gather(stream, bounce, packed) }
+            && unsafe { staging.gather(stream, bounce, packed) }?
         {
             return Ok(());
         }

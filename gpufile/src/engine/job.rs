@@ -88,36 +88,31 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Sets the job up for a transfer. Returns the number of chunks, and whether they are in the caller's
-    /// order.
+    /// Sets the job up for a transfer. Returns the number of chunks.
     ///
     /// # Errors
-    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap in memory.
+    /// [`Refused::OutOfRange`] if a range does not lie in its buffer.
     ///
     /// # Safety
     /// The job must be new, or its outcome must have been taken. No other thread may set it up at the same
     /// time. Everything that the transfer refers to must stay valid until the job [is done](Self::wait). That
     /// long, its memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)).
-    pub unsafe fn set_up(
-        &self,
-        transfer: &Transfer<'_>,
-        schedule: &Schedule,
-    ) -> Result<(usize, bool), Refused> {
+    pub unsafe fn set_up(&self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<usize, Refused> {
         // SAFETY: no claim exists, and none can until the state changes below.
         let work = unsafe { &mut *self.work.get() };
         work.chunks.cut_anew(transfer, schedule)?;
         // SAFETY: only the lifetime changes. The caller keeps everything that it stands for until the job is
         // done.
         work.transfer = Some(unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
-        let (chunks, keeps_order) = (work.chunks.count(), work.chunks.keeps_order());
+        let chunks = work.chunks.count();
         let kept_bytes = work.chunks.kept_bytes();
         let hand_out = HandOut::new(chunks, schedule);
         self.is_done.store(false, Ordering::Relaxed);
         let mut state = self.state();
         *state = State { generation: state.generation + 1, kept_bytes, hand_out, ..State::default() };
         drop(state);
-        Ok((chunks, keeps_order))
+        Ok(chunks)
     }
 
     /// Returns the number of times that the job was set up, for [`claim`](Self::claim).

@@ -360,7 +360,7 @@ impl Lane {
     }
 }
 
-/// Reads the spans of a chunk from a mapping of its file.
+/// Reads the spans of a chunk, which were checked against the mapping, from a mapping of its file.
 ///
 /// # Safety
 /// As for [`Mapping::read`].

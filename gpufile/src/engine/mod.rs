@@ -29,7 +29,7 @@
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
-//! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`chunks`], [`schedule`], [`transfer`], [`copies`],
+//! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`overlap`], [`chunks`], [`schedule`], [`transfer`], [`copies`],
 //! [`staging`], [`sync`].
 
 mod chunks;
@@ -38,6 +38,7 @@ mod in_flight;
 mod job;
 mod lane;
 mod lanes;
+mod overlap;
 mod queue;
 mod relay;
 mod schedule;

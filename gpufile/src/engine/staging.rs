@@ -97,50 +97,62 @@ impl Staging {
         }
     }
 
-    /// Submits the copies of a packed bounce buffer to their places in device memory. Returns false if they
-    /// were not submitted, because this GPU cannot run the kernels.
+    /// Submits the copies of a packed bounce buffer to their places in device memory. Returns false if this GPU
+    /// cannot run the kernels.
+    ///
+    /// # Errors
+    /// The error that CUDA returned for the copy to the staging buffer.
     ///
     /// # Safety
     /// Until the stream has done the work, the bounce buffer must not change, and nothing else may use the
     /// device memory of the copies.
-    pub unsafe fn scatter(&mut self, stream: &Stream, bounce: &mut Bounce, packed: Packed) -> bool {
-        let Some((kernels, memory)) = self.prepare(stream, bounce) else { return false };
+    pub unsafe fn scatter(
+        &mut self,
+        stream: &Stream,
+        bounce: &mut Bounce,
+        packed: Packed,
+    ) -> cufile::Result<bool> {
+        let Some((kernels, memory)) = self.prepare(stream, bounce) else { return Ok(false) };
         let start = bounce.ptr();
         let launched = match memory {
             // SAFETY: `packed` lies in the bounce buffer, and the staging buffer is as long. The stream's work
             // before has ended when the copy begins. The rest is the caller's promise.
             Some(memory) => unsafe {
-                stream
-                    .copy_to_device(memory, slice::from_raw_parts(start, packed.len_bytes()))
-                    .and_then(|()| kernels.scatter(stream, packed.table(memory), memory))
+                stream.copy_to_device(memory, slice::from_raw_parts(start, packed.len_bytes()))?;
+                kernels.scatter(stream, packed.table(memory), memory)
             },
             // SAFETY: all GPUs can use pinned memory; the caller's promise.
             None => unsafe { kernels.scatter(stream, packed.table(start), start) },
         };
-        self.settle(launched)
+        Ok(self.settle(launched))
     }
 
-    /// Submits the copies from device memory to their places in a packed bounce buffer. Returns false if not all
-    /// of them were submitted, because this GPU cannot run the kernels.
+    /// Submits the copies from device memory to their places in a packed bounce buffer. Returns false if this GPU
+    /// cannot run the kernels.
+    ///
+    /// # Errors
+    /// The error that CUDA returned for the copy from the staging buffer.
     ///
     /// # Safety
     /// Until the stream has done the work, nothing else may use the bounce buffer, and nothing may write the
     /// device memory of the copies.
-    pub unsafe fn gather(&mut self, stream: &Stream, bounce: &mut Bounce, packed: Packed) -> bool {
-        let Some((kernels, memory)) = self.prepare(stream, bounce) else { return false };
+    pub unsafe fn gather(
+        &mut self,
+        stream: &Stream,
+        bounce: &mut Bounce,
+        packed: Packed,
+    ) -> cufile::Result<bool> {
+        let Some((kernels, memory)) = self.prepare(stream, bounce) else { return Ok(false) };
         let start = bounce.ptr();
         // All GPUs can read the table in pinned memory.
         let table = packed.table(start);
-        let launched = match memory {
-            // SAFETY: as in `scatter`; the kernel writes the bytes before the table only.
-            Some(memory) => unsafe {
-                let target = slice::from_raw_parts_mut(start, packed.table_at);
-                kernels.gather(stream, table, memory).and_then(|()| stream.copy_from_device(target, memory))
-            },
-            // SAFETY: as above.
-            None => unsafe { kernels.gather(stream, table, start) },
-        };
-        self.settle(launched)
+        // SAFETY: as in `scatter`; the kernel writes the bytes before the table only.
+        let launched = unsafe { kernels.gather(stream, table, memory.unwrap_or(start)) };
+        if let (Ok(()), Some(memory)) = (&launched, memory) {
+            // SAFETY: the staging buffer is as long as the bounce buffer; the caller's promise.
+            unsafe { stream.copy_from_device(slice::from_raw_parts_mut(start, packed.table_at), memory) }?;
+        }
+        Ok(self.settle(launched))
     }
 
     /// Returns the kernels, and the address of the staging buffer if there is one.

@@ -4,10 +4,12 @@
 use super::chunks::Refused;
 use super::in_flight::InFlight;
 use super::job::EntryStop;
+use super::overlap::overlap;
 use super::schedule::Schedule;
 use super::sync::on_worker;
 use super::transfer::{Entries, Transfer};
 use super::workers::Workers;
+use crate::memory::Place;
 
 /// The number of ranges in the first window: few, so that workers begin soon. Each window has twice as many
 /// as the one before.
@@ -29,19 +31,28 @@ impl Workers {
         transfer: &Transfer<'_>,
         schedule: &Schedule,
     ) -> Result<Option<EntryStop>, Refused> {
-        let Entries::Ranges { ranges, .. } = transfer.entries else { unreachable!("ranges of one buffer") };
-        if ranges.len() >= 2 * WINDOW && !on_worker() {
+        let Entries::Ranges { ranges, memory, .. } = transfer.entries else {
+            unreachable!("ranges of one buffer")
+        };
+        if ranges.len() < 2 * WINDOW || on_worker() {
             // SAFETY: the caller's promise.
-            if let Some(outcome) = unsafe { self.read_in_windows(transfer, schedule) } {
-                return outcome;
-            }
+            return unsafe { self.run(transfer, schedule) };
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.run(transfer, schedule) }
+        let find_overlap = || overlap(&transfer.entries).map_or(Ok(()), Err);
+        match memory.place {
+            Place::Host => {
+                // Two threads must not write the same bytes.
+                find_overlap()?;
+                // SAFETY: the caller's promise.
+                unsafe { self.read_in_windows(transfer, schedule, || Ok(())) }
+            }
+            // On a GPU, either copy may come last. So there is time to look while workers read.
+            // SAFETY: the caller's promise.
+            Place::Device(_) => unsafe { self.read_in_windows(transfer, schedule, find_overlap) },
+        }
     }
 
-    /// Reads the ranges window by window. Returns `None` if the ranges need another order, which requires all
-    /// of them together.
+    /// Reads the ranges window by window. Calls `while_reading` when workers have all windows.
     ///
     /// # Safety
     /// As for [`run`](Self::run).
@@ -49,15 +60,15 @@ impl Workers {
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
-    ) -> Option<Result<Option<EntryStop>, Refused>> {
+        while_reading: impl Fn() -> Result<(), Refused>,
+    ) -> Result<Option<EntryStop>, Refused> {
         let Entries::Ranges { file, memory, ranges, file_limit } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
         let mut in_flight =
             InFlight::new(self, |start, stop: Option<EntryStop>| stop.map(|stop| stop.behind(start)));
-        let (mut start, mut window_len) = (0, FIRST_WINDOW);
-        let (mut chunks_before, mut memory_end) = (0, 0);
-        while start < ranges.len() {
+        let (mut start, mut window_len, mut chunks_before) = (0, FIRST_WINDOW, 0);
+        while start < ranges.len() && !in_flight.is_stopped() {
             let window = &ranges[start..ranges.len().min(start + window_len)];
             let entries = Entries::Ranges { file, memory, ranges: window, file_limit };
             let job = self.idle_job();
@@ -69,25 +80,17 @@ impl Workers {
                     &Schedule { chunks_before, ..*schedule },
                 )
             };
-            // Empty ranges may lie anywhere.
-            let first = window.iter().find(|range| range.len_bytes > 0);
-            let chunks = match set_up {
-                Ok((chunks, true)) if first.is_none_or(|first| first.buffer_offset >= memory_end) => chunks,
-                Err(Refused::OutOfRange(entry)) => return Some(Err(Refused::OutOfRange(start + entry))),
-                _ => return None,
-            };
-            // No overflow: the window was checked.
-            let last = window.iter().rfind(|range| range.len_bytes > 0);
-            memory_end = last.map_or(memory_end, |last| last.buffer_offset + last.len_bytes);
+            let chunks = set_up.map_err(|refused| match refused {
+                Refused::OutOfRange(entry) => Refused::OutOfRange(start + entry),
+                overlap => overlap,
+            })?;
             self.submit(file.block_device, &job, chunks);
             in_flight.push(start, job);
             chunks_before += chunks;
             start += window.len();
             window_len = WINDOW.min(2 * window_len);
-            if in_flight.is_stopped() {
-                break;
-            }
         }
-        Some(Ok(in_flight.finish()))
+        while_reading()?;
+        Ok(in_flight.finish())
     }
 }

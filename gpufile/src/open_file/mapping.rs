@@ -1,4 +1,5 @@
-//! Mappings of files. The kernel copies their bytes, so that a truncated file is an error and no signal.
+//! Mappings of files. The kernel copies their bytes, so that a truncated file is an error and no signal. Threads
+//! copy from mappings of files that certainly do not change.
 
 use std::fs;
 use std::io;
@@ -28,6 +29,8 @@ pub(crate) struct Mapping {
     start: u64,
     /// Set if pages stay mapped after they were written.
     keeps_pages: bool,
+    /// Set if the caller of `trusted` promised that the file does not change.
+    pub is_trusted: bool,
 }
 
 // SAFETY: the address range stays until the value is dropped; the methods state the permitted uses.
@@ -42,6 +45,16 @@ impl Mapping {
     /// The error of `mmap`.
     pub fn for_read(file: &fs::File, len_bytes: usize) -> io::Result<Self> {
         Self::new(file, 0..len_bytes as u64, libc::PROT_READ)
+    }
+
+    /// Returns the same mapping for [`copy`](Self::copy).
+    ///
+    /// # Safety
+    /// While the mapping exists, the file must not become shorter, and nothing may write to a span while it is
+    /// copied.
+    pub unsafe fn trusted(mut self) -> Self {
+        self.is_trusted = true;
+        self
     }
 
     /// Maps the first `len_bytes` of a file for repeated calls of [`write`](Self::write).
@@ -69,7 +82,13 @@ impl Mapping {
         let start = range.start;
         let len_bytes = usize::try_from(range.end.saturating_sub(start)).map_err(io::Error::other)?;
         if len_bytes == 0 {
-            return Ok(Self { ptr: ptr::dangling_mut(), len_bytes, start, keeps_pages: true });
+            return Ok(Self {
+                ptr: ptr::dangling_mut(),
+                len_bytes,
+                start,
+                keeps_pages: true,
+                is_trusted: false,
+            });
         }
         let at = libc::off_t::try_from(start).map_err(io::Error::other)?;
         // SAFETY: the call makes a new mapping at an address that the kernel chooses.
@@ -78,7 +97,7 @@ impl Mapping {
         };
         match mapped {
             libc::MAP_FAILED => Err(io::Error::last_os_error()),
-            mapped => Ok(Self { ptr: mapped.cast(), len_bytes, start, keeps_pages: true }),
+            mapped => Ok(Self { ptr: mapped.cast(), len_bytes, start, keeps_pages: true, is_trusted: false }),
         }
     }
 
@@ -104,6 +123,35 @@ impl Mapping {
 
     pub fn as_ptr(&self) -> *const u8 {
         self.ptr
+    }
+
+    /// Copies spans of the mapping to their memory. During the copy, the processor fetches the next spans into
+    /// its cache. It fetches several at a time, because looking up their pages takes longest.
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read). The spans must lie in the mapping, and the file must still be at least as
+    /// long as the mapping. Nothing may write to the spans.
+    pub unsafe fn copy(&self, mut spans: impl Iterator<Item = Span> + Clone) {
+        /// The bytes to copy together, on the assumption that most spans are about as long as the first.
+        const TOGETHER_BYTES: usize = 16 << 10;
+        let mut coming = spans.clone().peekable();
+        let Some(first) = coming.peek() else { return };
+        let together = (TOGETHER_BYTES / first.len_bytes.max(1)).clamp(2, 16);
+        let mut prefetch = || coming.by_ref().take(together).for_each(|span| self.prefetch(&span));
+        prefetch();
+        loop {
+            prefetch();
+            let mut count = 0;
+            for span in spans.by_ref().take(together) {
+                debug_assert!(self.has(&span));
+                // SAFETY: the caller's promise.
+                unsafe { ptr::copy_nonoverlapping(self.at(span.offset), span.ptr, span.len_bytes) };
+                count += 1;
+            }
+            if count < together {
+                return;
+            }
+        }
     }
 
     /// Lets the kernel copy spans of the mapping to their memory, in order. Returns the number of bytes it
@@ -208,7 +256,7 @@ impl Mapping {
         {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             const LINE: usize = 64;
-            const MOST_BYTES: usize = 16 * LINE;
+            const MOST_BYTES: usize = 8 * LINE;
             let start = self.at(span.offset);
             for at in (0..span.len_bytes.min(MOST_BYTES)).step_by(LINE) {
                 // SAFETY: a prefetch is a hint, valid for any address.
@@ -379,6 +427,10 @@ mod tests {
             let mapping = Mapping::for_overwriting(&file, original.len()).unwrap();
             // SAFETY: the memory is this test's, and long enough.
             assert_eq!(unsafe { mapping.read(all()) }, total);
+            assert!(memory == expected);
+            memory.fill(0xee);
+            // SAFETY: as above; nothing shortens the file.
+            unsafe { mapping.copy(all()) };
             assert!(memory == expected);
             memory.iter_mut().for_each(|byte| *byte = !*byte);
             let mut changed = original.clone();

@@ -55,6 +55,16 @@ mod schedule {
     }
 }
 
+/// A stand-in: one range overlaps nothing.
+mod overlap {
+    use super::chunks::Refused;
+    use super::transfer::Entries;
+
+    pub fn overlap(_: &Entries<'_>) -> Option<Refused> {
+        None
+    }
+}
+
 /// A stand-in for the kernels, which no model needs: each transfer has one range.
 mod staging {
     use std::sync::Arc;
@@ -89,12 +99,12 @@ mod staging {
             0
         }
 
-        pub unsafe fn scatter(&mut self, _: &Stream, _: &mut Bounce, _: Packed) -> bool {
-            false
+        pub unsafe fn scatter(&mut self, _: &Stream, _: &mut Bounce, _: Packed) -> cufile::Result<bool> {
+            Ok(false)
         }
 
-        pub unsafe fn gather(&mut self, _: &Stream, _: &mut Bounce, _: Packed) -> bool {
-            false
+        pub unsafe fn gather(&mut self, _: &Stream, _: &mut Bounce, _: Packed) -> cufile::Result<bool> {
+            Ok(false)
         }
     }
 }
@@ -291,10 +301,6 @@ mod chunks {
 
         pub fn count(&self) -> usize {
             self.cuts.len() - 1
-        }
-
-        pub fn keeps_order(&self) -> bool {
-            true
         }
 
         pub fn kept_bytes(&self) -> usize {

@@ -280,10 +280,6 @@ pub mod chunks {
             self.count
         }
 
-        pub fn keeps_order(&self) -> bool {
-            true
-        }
-
         pub fn kept_bytes(&self) -> usize {
             0
         }

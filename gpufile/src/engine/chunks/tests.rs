@@ -2,10 +2,11 @@
 
 use std::num::NonZero;
 use std::ptr;
+use std::sync::Arc;
 
 use super::super::transfer::Entry;
 use super::*;
-use crate::open_file::Method;
+use crate::open_file::{Mapping, Method};
 use crate::settings::Settings;
 
 /// The address of the tests' buffers, from which nothing is read.
@@ -213,10 +214,21 @@ fn chunks_of_ranges_match_the_model() {
 /// Returns the order of entries of one file, given by offset, address and length; `None` for the caller's
 /// order.
 fn order_of(method: Method, entries: &[(u64, usize, usize)]) -> Result<Option<Vec<usize>>, Refused> {
+    order_at(Place::Host, method, entries)
+}
+
+fn order_at(
+    place: Place,
+    method: Method,
+    entries: &[(u64, usize, usize)],
+) -> Result<Option<Vec<usize>>, Refused> {
     let file = open();
     let entries: Vec<_> = entries
         .iter()
-        .map(|&(offset, address, len_bytes)| entry(&file, offset, address, len_bytes))
+        .map(|&(offset, address, len_bytes)| Entry {
+            memory: memory(BASE + address, len_bytes, place),
+            ..entry(&file, offset, address, len_bytes)
+        })
         .collect();
     let mut chunks = Chunks::default();
     let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
@@ -224,75 +236,52 @@ fn order_of(method: Method, entries: &[(u64, usize, usize)]) -> Result<Option<Ve
     chunks.cut_anew(&transfer, &schedule)?;
     check(&chunks, &transfer, &schedule, "ordered");
     let order = (0..entries.len()).map(|at| chunks.entry(at)).collect();
-    Ok((!chunks.keeps_order()).then_some(order))
+    Ok((!chunks.order.is_empty()).then_some(order))
 }
 
 #[test]
-fn the_plan_sorts_neighbours_in_memory_together() {
-    // The entries follow each other in memory, and lie apart in the file.
-    let scattered = [(900, 200, 100), (5000, 0, 100), (0, 300, 100), (3000, 100, 100)];
-    for method in [Method::Read, Method::Write] {
-        assert_eq!(order_of(method, &scattered), Ok(Some(vec![1, 3, 0, 2])));
+fn dense_entries_are_sorted_by_file() {
+    for place in [Place::Host, Place::Device(0)] {
+        for method in [Method::Read, Method::Write] {
+            let order = |entries: &[_]| order_at(place, method.clone(), entries).unwrap();
+            let backward = [(300, 0, 100), (200, 500, 100), (100, 1000, 100), (0, 1500, 100)];
+            assert_eq!(order(&backward), Some(vec![3, 2, 1, 0]));
+            // Half of the range that the entries lie in is theirs.
+            let half = [(300, 0, 100), (0, 500, 100)];
+            assert_eq!(order(&half), Some(vec![1, 0]));
+            let sparse = [(302, 0, 100), (0, 500, 100)];
+            assert_eq!(order(&sparse), None);
+            let forward = [(0, 1500, 100), (100, 1000, 100), (200, 500, 100)];
+            assert_eq!(order(&forward), None);
+        }
     }
-    let mut sorted = scattered;
-    sorted.sort_by_key(|(_, address, _)| *address);
-    assert_eq!(order_of(Method::Read, &sorted), Ok(None));
 }
 
 #[test]
-fn the_plan_sorts_by_file_if_memory_has_no_neighbours() {
-    let descending = [(200, 0, 100), (100, 1000, 100), (0, 2000, 100), (300, 3000, 100)];
-    assert_eq!(order_of(Method::Read, &descending), Ok(None), "no two neighbours follow each other");
-    let ascending = [(0, 3000, 100), (100, 2000, 100), (200, 1000, 100), (300, 0, 100)];
-    assert_eq!(order_of(Method::Read, &ascending), Ok(Some(vec![0, 1, 2, 3])));
-    // In the order of memory, two of three follow each other in the file, and none in memory.
-    let mixed = [(100, 2000, 100), (0, 1000, 100), (900, 0, 100)];
-    assert_eq!(order_of(Method::Read, &mixed), Ok(Some(vec![1, 0, 2])));
-    // As many entries follow each other in memory as in the file, so memory decides.
-    let both = [(100, 100, 100), (0, 0, 100)];
-    assert_eq!(order_of(Method::Read, &both), Ok(Some(vec![1, 0])));
-    let apart = [(100, 2000, 100), (0, 1000, 100), (3000, 100, 100), (5000, 0, 100)];
-    assert_eq!(order_of(Method::Read, &apart), Ok(Some(vec![3, 2, 1, 0])));
+fn mappings_are_read_in_the_order_given() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(400).unwrap();
+    let mapping = Arc::new(Mapping::for_read(&file, 400).unwrap());
+    let backward = [(300, 0, 100), (200, 500, 100), (100, 1000, 100), (0, 1500, 100)];
+    assert_eq!(order_of(Method::ReadMapping(mapping), &backward), Ok(None));
 }
 
 #[test]
-fn the_plan_avoids_going_backward_in_the_file() {
-    // The entries ascend in memory with one gap, and go back in the file between neighbours.
-    let entries = [(1000, 0, 100), (1100, 200, 100), (0, 400, 100), (100, 600, 100)];
-    assert_eq!(order_of(Method::Read, &entries), Ok(Some(vec![2, 3, 0, 1])));
-    let forward = [(0, 0, 100), (100, 200, 100), (1000, 400, 100), (1100, 600, 100)];
-    assert_eq!(order_of(Method::Read, &forward), Ok(None));
-}
-
-#[test]
-fn the_plan_groups_entries_by_file() {
+fn entries_of_several_files_are_sorted_if_dense() {
     let files = [open(), open()];
-    // The neighbour of each entry lies in the same file. In memory all lie apart, backward.
-    let entries: Vec<_> = (0..6).map(|n| entry(&files[n % 2], 100 * n as u64, 1000 * (6 - n), 200)).collect();
-    let mut chunks = Chunks::default();
-    let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
-    let transfer = Transfer { method: Method::Write, entries: Entries::Each(&entries) };
-    chunks.cut_anew(&transfer, &schedule).unwrap();
-    check(&chunks, &transfer, &schedule, "two files");
-    let order: Vec<_> = (0..6).map(|at| chunks.entry(at)).collect();
-    assert_eq!(order, [5, 4, 3, 2, 1, 0], "neighbours of different files are none");
-}
-
-#[test]
-fn only_reads_refuse_entries_that_overlap_in_memory() {
-    let entries = [(0, 500, 100), (100, 0, 101), (300, 600, 10), (200, 100, 100)];
-    assert_eq!(order_of(Method::Read, &entries), Err(Refused::Overlap(1, 3)));
-    assert!(order_of(Method::Write, &entries).is_ok());
-    let touching = [(0, 500, 100), (100, 0, 100), (300, 600, 10), (200, 100, 100)];
-    assert!(order_of(Method::Read, &touching).is_ok());
-    // Empty entries have no bytes to overlap with.
-    let with_empty = [(0, 50, 0), (100, 0, 100), (300, 50, 0), (200, 100, 100)];
-    assert!(order_of(Method::Read, &with_empty).is_ok());
-    // The two entries that touch are not the two that overlap.
-    let behind_touching = [(0, 0, 100), (100, 100, 100), (200, 150, 100)];
-    assert_eq!(order_of(Method::Read, &behind_touching), Err(Refused::Overlap(1, 2)));
-    let behind_empty = [(0, 0, 100), (100, 50, 0), (200, 60, 100)];
-    assert_eq!(order_of(Method::Read, &behind_empty), Err(Refused::Overlap(0, 2)));
+    let order = |step: u64| {
+        let entries: Vec<_> =
+            (0..6).map(|n| entry(&files[n / 3], 9000 - step * n as u64, 1000 * n, 100)).collect();
+        let mut chunks = Chunks::default();
+        let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
+        let transfer = Transfer { method: Method::Write, entries: Entries::Each(&entries) };
+        chunks.cut_anew(&transfer, &schedule).unwrap();
+        check(&chunks, &transfer, &schedule, "two files");
+        (0..6).map(|at| chunks.entry(at)).collect::<Vec<_>>()
+    };
+    let dense = order(100);
+    assert!([[2, 1, 0, 5, 4, 3], [5, 4, 3, 2, 1, 0]].iter().any(|expected| *expected == *dense), "{dense:?}");
+    assert_eq!(order(1000), [0, 1, 2, 3, 4, 5]);
 }
 
 #[test]
@@ -323,8 +312,8 @@ fn refusals_name_the_first_range_out_of_bounds() {
 #[test]
 fn plans_count_the_memory_they_keep() {
     let file = open();
-    // The entries go backward in memory, so that they are sorted.
-    let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * n, 5000 * (40 - n as usize), 3000)).collect();
+    // The entries go backward in the file, so that they are sorted.
+    let entries: Vec<_> = (0..40).map(|n| entry(&file, 5000 * (40 - n), 5000 * n as usize, 3000)).collect();
     let transfer = Transfer { method: Method::Read, entries: Entries::Each(&entries) };
     let mut chunks = Chunks::default();
     assert_eq!(chunks.kept_bytes(), 0);

@@ -1,0 +1,129 @@
+//! Finds entries of a read that overlap in memory.
+
+use super::chunks::Refused;
+use super::transfer::{Entries, Segment};
+
+/// Returns two entries that overlap in memory, if there are any. Empty entries overlap nothing.
+pub(crate) fn overlap(entries: &Entries<'_>) -> Option<Refused> {
+    if ascends(spans(entries)) || !overlaps(entries) {
+        return None;
+    }
+    let mut spans: Vec<_> = spans(entries).collect();
+    spans.sort_unstable();
+    spans.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0).map(|pair| {
+        let (one, other) = (pair[0].2, pair[1].2);
+        Refused::Overlap(one.min(other), one.max(other))
+    })
+}
+
+/// The address, the length in bytes and the number of each entry that is not empty.
+fn spans(entries: &Entries<'_>) -> impl Iterator<Item = (usize, usize, usize)> {
+    let all = (0..entries.len()).map(|entry| {
+        let Segment { ptr, len_bytes, .. } = entries.get(entry);
+        (ptr.addr(), len_bytes, entry)
+    });
+    all.filter(|(_, len_bytes, _)| *len_bytes > 0)
+}
+
+/// Returns whether each span begins behind the end of the one before.
+fn ascends(spans: impl Iterator<Item = (usize, usize, usize)>) -> bool {
+    let mut end = 0;
+    spans.fold(true, |ascends, (start, len_bytes, _)| {
+        let ascends = ascends & (start >= end);
+        end = start.wrapping_add(len_bytes);
+        ascends
+    })
+}
+
+/// Returns whether any spans overlap. A span becomes a number, which is sorted in a third of the time, if the
+/// lengths and the distances in memory allow it.
+fn overlaps(entries: &Entries<'_>) -> bool {
+    const LEN_BITS: u32 = 24;
+    let base = spans(entries).map(|(start, ..)| start).min().unwrap_or(0);
+    let number = |(start, len_bytes, _)| {
+        let distance: usize = start - base;
+        let fits = len_bytes >> LEN_BITS == 0 && distance.leading_zeros() >= LEN_BITS;
+        fits.then_some(distance << LEN_BITS | len_bytes)
+    };
+    let numbers: Option<Vec<usize>> = spans(entries).map(number).collect();
+    let Some(mut numbers) = numbers else { return true };
+    numbers.sort_unstable();
+    let start = |number: usize| number >> LEN_BITS;
+    let len_bytes = |number: usize| number & ((1 << LEN_BITS) - 1);
+    numbers.windows(2).any(|pair| start(pair[0]) + len_bytes(pair[0]) > start(pair[1]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::without_provenance_mut as at;
+
+    use super::super::transfer::Entry;
+    use super::*;
+    use crate::memory::Memory;
+    use crate::open_file::OpenFile;
+    use crate::settings::Settings;
+
+    fn overlap_of(spans: &[(usize, usize)]) -> Option<Refused> {
+        let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
+        let entries: Vec<_> = spans
+            .iter()
+            .map(|&(start, len)| Entry { file: &file, offset: 0, memory: Memory::on_host(at(start), len) })
+            .collect();
+        overlap(&Entries::Each(&entries))
+    }
+
+    #[test]
+    fn overlaps_are_found_in_any_order() {
+        for (spans, expected) in [
+            (&[][..], None),
+            (&[(500, 100), (0, 101), (600, 10), (100, 100)], Some((1, 3))),
+            (&[(500, 100), (0, 100), (600, 10), (100, 100)], None),
+            (&[(0, 100), (99, 1)], Some((0, 1))),
+            (&[(100, 1), (0, 100)], None),
+            // Empty entries have no bytes to overlap with, and hide nothing.
+            (&[(50, 0), (0, 100), (50, 0), (100, 100)], None),
+            (&[(0, 100), (50, 0), (60, 100)], Some((0, 2))),
+            // The two entries that touch are not the two that overlap.
+            (&[(0, 100), (100, 100), (150, 100)], Some((1, 2))),
+            // Long entries, and entries far apart.
+            (&[(1 << 30, 1 << 25), (0, 1 << 30), (1 << 50, 7)], None),
+            (&[(1 << 30, 1 << 25), (0, (1 << 30) + 1), (1 << 50, 7)], Some((0, 1))),
+            (&[(1 << 50, 7), (0, 5), ((1 << 50) + 6, 1)], Some((0, 2))),
+            (&[(1 << 40, (1 << 24) - 1), (1, 5), ((1 << 40) + (1 << 24) - 2, 1)], Some((0, 2))),
+        ] {
+            assert_eq!(
+                overlap_of(spans),
+                expected.map(|(one, other)| Refused::Overlap(one, other)),
+                "{spans:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn overlaps_match_a_model_of_bytes() {
+        let mut random = 3u64;
+        let mut below = |most: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % most
+        };
+        let mut found = 0;
+        for _ in 0..3000 {
+            let spans: Vec<_> = (0..1 + below(12)).map(|_| (7 + below(400), below(30))).collect();
+            let mut taken = [0; 500];
+            spans
+                .iter()
+                .for_each(|(start, len)| taken[*start..start + len].iter_mut().for_each(|of| *of += 1));
+            let expected = taken.iter().any(|count| *count > 1);
+            match overlap_of(&spans) {
+                None => assert!(!expected, "{spans:?}"),
+                Some(Refused::Overlap(one, other)) => {
+                    let ((a, a_len), (b, b_len)) = (spans[one], spans[other]);
+                    assert!(one < other && a < b + b_len && b < a + a_len, "{spans:?}");
+                    found += 1;
+                }
+                Some(other) => panic!("{other:?}"),
+            }
+        }
+        assert!((500..2500).contains(&found), "{found}");
+    }
+}
