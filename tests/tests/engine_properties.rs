@@ -374,7 +374,7 @@ impl<'a> World<'a> {
         while self.random.one_in(4) {
             self.disturb();
         }
-        match self.random.below(20) {
+        match self.random.below(22) {
             0..6 => self.read(),
             6..10 => self.write(),
             10..13 => self.read_pieces("File::read_many", Self::file_read_many),
@@ -382,6 +382,7 @@ impl<'a> World<'a> {
             14 | 15 => self.read_pieces("Engine::read_many", Self::engine_read_many),
             16 | 17 => self.write_pieces("File::write_many", Self::file_write_many),
             18 => self.write_pieces("Engine::write_many", Self::engine_write_many),
+            19 | 20 => self.read_each_piece(),
             _ => self.futures(),
         }
         if self.case.is_multiple_of(64) {
@@ -693,6 +694,14 @@ impl<'a> World<'a> {
     }
 
     fn engine_read_many(&mut self, pieces: &[Piece]) -> gpufile::Result<()> {
+        self.read_requests(pieces, |engine, requests| engine.read_many(requests))
+    }
+
+    fn read_requests<R>(
+        &mut self,
+        pieces: &[Piece],
+        read: impl FnOnce(&Engine, &mut [ReadRequest<'_>]) -> R,
+    ) -> R {
         let Self { opens, buffers, engines, .. } = self;
         // The parts of each buffer, cut off from its beginning to its end, in the order of the ranges.
         let mut requests: Vec<(usize, ReadRequest<'_>)> = Vec::new();
@@ -711,7 +720,7 @@ impl<'a> World<'a> {
         }
         requests.sort_by_key(|(at, _)| *at);
         let mut requests: Vec<ReadRequest<'_>> = requests.into_iter().map(|(_, request)| request).collect();
-        engines[self.engine].read_many(&mut requests)
+        read(&engines[self.engine], &mut requests)
     }
 
     /// Fails unless the error says where the file ends.
@@ -745,6 +754,25 @@ impl<'a> World<'a> {
                 self.take_over_what_was_read(&pieces);
             }
             Err(error) => panic!("{error}"),
+        }
+        self.check_pieces(&pieces);
+    }
+
+    fn read_each_piece(&mut self) {
+        let several = self.random.one_in(2);
+        let pieces = self.pieces(false, several);
+        self.describe(if several { "Engine::read_many_each" } else { "File::read_many_each" }, &pieces);
+        let outcomes = match pieces.first() {
+            Some(first) if !several => {
+                let mut memory = self.buffers[first.buffer].slice_mut(0..BUFFER_BYTES);
+                self.opens[first.open].file.read_many_each(&mut memory, &Self::ranges(&pieces)).unwrap()
+            }
+            _ => self.read_requests(&pieces, |engine, requests| engine.read_many_each(requests)),
+        };
+        for (piece, outcome) in pieces.iter().zip(outcomes) {
+            let count = self.size(piece.open).saturating_sub(piece.offset).min(piece.len);
+            assert_eq!(outcome.unwrap(), count, "{piece:?}");
+            self.take_over(piece, count);
         }
         self.check_pieces(&pieces);
     }
@@ -791,7 +819,11 @@ impl<'a> World<'a> {
     fn file_write_many(&mut self, pieces: &[Piece]) -> gpufile::Result<()> {
         let Some(first) = pieces.first() else { return Ok(()) };
         let memory = self.buffers[first.buffer].slice(0..BUFFER_BYTES);
-        self.opens[first.open].file.write_many(&memory, &Self::ranges(pieces))
+        let (file, ranges) = (&self.opens[first.open].file, Self::ranges(pieces));
+        match self.random.one_in(2) {
+            true => file.write_many(&memory, &ranges),
+            false => file.write_many_each(&memory, &ranges)?.into_iter().collect(),
+        }
     }
 
     fn engine_write_many(&mut self, pieces: &[Piece]) -> gpufile::Result<()> {
@@ -801,7 +833,10 @@ impl<'a> World<'a> {
             WriteRequest::new(&opens[piece.open].file, piece.offset as u64, memory).unwrap()
         };
         let requests: Vec<_> = pieces.iter().map(request).collect();
-        engines[self.engine].write_many(&requests)
+        match self.random.one_in(2) {
+            true => engines[self.engine].write_many(&requests),
+            false => engines[self.engine].write_many_each(&requests).into_iter().collect(),
+        }
     }
 
     fn write_pieces(&mut self, how: &str, write: fn(&mut Self, &[Piece]) -> gpufile::Result<()>) {

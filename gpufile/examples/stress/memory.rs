@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use gpufile::cuda::{Device, DeviceBuffer, PinnedBuffer, Stream};
-use gpufile::{BufSlice, BufSliceMut, File};
+use gpufile::{BufSlice, BufSliceMut, File, IoFuture, IoRange};
 
 use super::Result;
 use super::content::compare;
@@ -121,6 +121,33 @@ impl Memory {
             None => pending!(self, buffer => file.write_all_at_async(buffer, offset)),
         }
     }
+
+    /// Reads many ranges into the buffer, which the transfer owns until its end.
+    pub fn read_many(self, file: &File, ranges: Vec<IoRange>) -> (gpufile::Result<usize>, Self) {
+        match self {
+            Self::Device(buffer) => list(file.read_many_async(buffer, ranges), Self::Device),
+            Self::Pinned(buffer) => list(file.read_many_async(buffer, ranges), Self::Pinned),
+            Self::Host(buffer) => list(file.read_many_async(buffer, ranges), Self::Host),
+        }
+    }
+
+    /// Writes the buffer, which the transfer owns until its end, to many ranges.
+    pub fn write_many(self, file: &File, ranges: Vec<IoRange>) -> (gpufile::Result<usize>, Self) {
+        match self {
+            Self::Device(buffer) => list(file.write_many_async(buffer, ranges), Self::Device),
+            Self::Pinned(buffer) => list(file.write_many_async(buffer, ranges), Self::Pinned),
+            Self::Host(buffer) => list(file.write_many_async(buffer, ranges), Self::Host),
+        }
+    }
+}
+
+/// Waits for a transfer of many ranges.
+fn list<B>(
+    future: IoFuture<(B, Vec<IoRange>)>,
+    memory: impl FnOnce(B) -> Memory,
+) -> (gpufile::Result<usize>, Memory) {
+    let (result, (buffer, _)) = future.wait();
+    (result, memory(buffer))
 }
 
 fn wrap<B>(

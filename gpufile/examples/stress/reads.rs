@@ -1,5 +1,7 @@
 //! Rounds that read.
 
+use std::mem;
+
 use gpufile::{IoRange, ReadRequest};
 
 use super::actor::Actor;
@@ -65,10 +67,23 @@ fn many(
     memory.set(0, &expected)?;
     let file = Actor::any(&scene.read, random);
     let mut part = memory.part_mut(0..expected.len());
-    let way = match random.below(2) {
+    let way = match random.below(4) {
         0 => {
             file.read_many(&mut part, &ranges)?;
             "read_many"
+        }
+        1 => {
+            let read =
+                file.read_many_each(&mut part, &ranges)?.into_iter().sum::<gpufile::Result<usize>>()?;
+            assert_eq!(read, ranges.iter().map(|range| range.len_bytes).sum::<usize>());
+            "read_many_each"
+        }
+        2 => {
+            let (result, read) =
+                mem::replace(memory, Memory::Host(Vec::new())).read_many(file, ranges.clone());
+            *memory = read;
+            result?;
+            "read_many_async"
         }
         _ => {
             scene.mapped.read_many(&mut part, &ranges)?;
@@ -99,14 +114,27 @@ fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &
         requests.push(ReadRequest::new(Actor::any(&scene.read, random), range.file_offset, part)?);
     }
     random.shuffle(&mut requests);
-    scene.engine.read_many(&mut requests)?;
+    let way = match random.below(2) {
+        0 => {
+            scene.engine.read_many(&mut requests)?;
+            "engine read_many"
+        }
+        _ => {
+            scene
+                .engine
+                .read_many_each(&mut requests)
+                .into_iter()
+                .try_for_each(|outcome| outcome.map(drop))?;
+            "engine read_many_each"
+        }
+    };
     drop(requests);
     let mut expected = vec![GAP; whole];
     for range in &ranges {
         fill(READ_SALT, range.file_offset, &mut expected[range.buffer_offset..end(range)]);
     }
-    memory.compare(0, &expected, || format!("engine's read_many of {} requests", ranges.len()))?;
-    actor.count("engine read_many", 1, ranges.iter().map(|range| range.len_bytes).sum());
+    memory.compare(0, &expected, || format!("{way} of {} requests", ranges.len()))?;
+    actor.count(way, 1, ranges.iter().map(|range| range.len_bytes).sum());
     Ok(())
 }
 

@@ -109,7 +109,7 @@ fn write(
     memory.set(0, source)?;
     let offset = |range: &IoRange| start + range.file_offset;
     let bytes = |range: &IoRange| range.buffer_offset..range.buffer_offset + range.len_bytes;
-    let way = match random.below(5) {
+    let way = match random.below(7) {
         0 => {
             for range in ranges {
                 file.write_all_at(&memory.part(bytes(range)), offset(range))?;
@@ -122,17 +122,41 @@ fn write(
             }
             "write_all_at_inline"
         }
-        2 => {
+        2..=4 => {
             let ranges: Vec<_> =
                 ranges.iter().map(|range| IoRange { file_offset: offset(range), ..*range }).collect();
-            file.write_many(&memory.part(0..source.len()), &ranges)?;
-            "write_many"
+            match random.below(3) {
+                0 => {
+                    file.write_many(&memory.part(0..source.len()), &ranges)?;
+                    "write_many"
+                }
+                1 => {
+                    let outcomes = file.write_many_each(&memory.part(0..source.len()), &ranges)?;
+                    outcomes.into_iter().collect::<gpufile::Result<()>>()?;
+                    "write_many_each"
+                }
+                _ => {
+                    let (result, written) = memory.write_many(file, ranges);
+                    memory = written;
+                    result?;
+                    "write_many_async"
+                }
+            }
         }
-        3 => {
+        5 => {
             let request = |range| WriteRequest::new(file, offset(range), memory.part(bytes(range)));
             let requests = ranges.iter().map(request).collect::<gpufile::Result<Vec<_>>>()?;
-            scene.engine.write_many(&requests)?;
-            "engine write_many"
+            match random.below(2) {
+                0 => {
+                    scene.engine.write_many(&requests)?;
+                    "engine write_many"
+                }
+                _ => {
+                    let outcomes = scene.engine.write_many_each(&requests);
+                    outcomes.into_iter().collect::<gpufile::Result<()>>()?;
+                    "engine write_many_each"
+                }
+            }
         }
         _ => {
             let stream = Scene::stream(actor.stream.as_ref(), random);
