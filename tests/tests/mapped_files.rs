@@ -1,0 +1,163 @@
+//! Files that are read through a mapping, some of which change while they are mapped.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use cufile_tests::bed::{Bed, pattern};
+use cufile_tests::random::Random;
+use gpufile::{Cause, Engine, Error, File, IoRange, MappedFile};
+
+const PAGE: usize = 4096;
+
+fn range(file_offset: usize, buffer_offset: usize, len_bytes: usize) -> IoRange {
+    IoRange { file_offset: file_offset as u64, buffer_offset, len_bytes }
+}
+
+fn engine(bed: &Bed) -> Engine {
+    Engine::builder().cuda(bed.driver.cuda().clone()).threads(3).bounce_buffer_bytes(64 << 10).build()
+}
+
+fn open(bed: &Bed, engine: &Engine, name: &str) -> File {
+    File::options().read(true).engine(engine).open(bed.path(name)).unwrap()
+}
+
+fn is_end_of_file(error: &Error) -> bool {
+    match error {
+        Error::Entry { error, .. } => is_end_of_file(error),
+        error => matches!(error.cause(), Cause::EndOfFile { .. }),
+    }
+}
+
+#[test]
+fn random_ranges_of_mappings_have_the_files_bytes() {
+    Bed::each(|bed| {
+        let bytes = pattern(700_001);
+        bed.file("data", &bytes);
+        let engine = engine(bed);
+        let file = open(bed, &engine, "data");
+        // SAFETY: nothing writes to the file.
+        let mappings = [file.map().unwrap(), unsafe { file.map_unchecked() }.unwrap()];
+        let mut random = Random::new(5);
+        for longest in [1, 64, 700, 5000, 300_000] {
+            let (mut ranges, mut end) = (Vec::new(), 0);
+            for _ in 0..(600_000 / longest).min(3000) {
+                let len = random.below(longest + 1);
+                ranges.push(range(random.below(bytes.len() - len), end, len));
+                end += len + random.below(3);
+            }
+            ranges.reverse();
+            for mapped in &mappings {
+                let (mut host, mut device) = (vec![7; end], bed.device.alloc(end).unwrap());
+                device.fill(7).unwrap();
+                mapped.read_many(&mut host, &ranges).unwrap();
+                mapped.read_many(&mut device, &ranges).unwrap();
+                let mut expected = vec![7; end];
+                for IoRange { file_offset, buffer_offset, len_bytes } in &ranges {
+                    expected[*buffer_offset..][..*len_bytes]
+                        .copy_from_slice(&bytes[*file_offset as usize..][..*len_bytes]);
+                }
+                assert!(host == expected && device.to_vec().unwrap() == expected, "{longest}");
+            }
+        }
+    });
+}
+
+#[test]
+fn missing_bytes_of_shortened_files_are_errors() {
+    Bed::each(|bed| {
+        let bytes = pattern(40 * PAGE);
+        for left in [0, 1, PAGE, 17 * PAGE + 100, 40 * PAGE - 1] {
+            let name = format!("data-{left}");
+            bed.file(&name, &bytes);
+            let engine = engine(bed);
+            let mapped = open(bed, &engine, &name).map().unwrap();
+            mapped.prefetch().unwrap();
+            let changed = fs::File::options().write(true).open(bed.path(&name)).unwrap();
+            changed.set_len(left as u64).unwrap();
+            let mut host = vec![0; bytes.len()];
+            let mut device = bed.device.alloc(bytes.len()).unwrap();
+            for error in [
+                mapped.read_at(&mut host, 0).unwrap_err(),
+                mapped.read_at(&mut device, 0).unwrap_err(),
+                mapped.read_exact_at(&mut host[..2], 40 * PAGE as u64 - 2).unwrap_err(),
+                mapped
+                    .read_many(&mut device, &[range(0, 0, 1), range(40 * PAGE - 700, 100, 700)])
+                    .unwrap_err(),
+            ] {
+                assert!(is_end_of_file(&error), "{left}: {error}");
+            }
+            // The bytes that are left can be read.
+            if left > 0 {
+                assert_eq!(mapped.read_at(&mut host[..left], 0).unwrap(), left);
+                mapped.read_many(&mut device, &[range(left - 1, 50, 1), range(0, 0, 1)]).unwrap();
+                assert!(host[..left] == bytes[..left]);
+                assert_eq!(device.to_vec().unwrap()[50], bytes[left - 1]);
+            }
+            // After it grew again, the file has zeros there.
+            changed.set_len(40 * PAGE as u64).unwrap();
+            mapped.read_exact_at(&mut host, 0).unwrap();
+            assert!(host[..left] == bytes[..left] && host[left..].iter().all(|byte| *byte == 0));
+        }
+    });
+}
+
+/// Reads the whole mapping again and again, to memory of the host and of the GPU in turn. Returns the numbers of
+/// reads that succeeded and that failed.
+fn read_again_and_again(bed: &Bed, mapped: &MappedFile, ends: &AtomicBool) -> [usize; 2] {
+    let len = mapped.len_bytes();
+    let (mut host, mut device) = (vec![0; len], bed.device.alloc(len).unwrap());
+    let ranges: Vec<_> = (0..len / 700).map(|at| range(700 * at, 700 * at, 700)).rev().collect();
+    let mut counts = [0; 2];
+    while !ends.load(Ordering::Relaxed) || counts.contains(&0) {
+        for outcome in [
+            mapped.read_exact_at(&mut host, 0),
+            mapped.read_many(&mut host, &ranges),
+            mapped.read_many(&mut device, &ranges),
+        ] {
+            match outcome {
+                Ok(()) => counts[0] += 1,
+                Err(error) => {
+                    assert!(is_end_of_file(&error), "{error}");
+                    counts[1] += 1;
+                }
+            }
+        }
+    }
+    counts
+}
+
+#[test]
+fn files_shortened_during_reads_send_no_signal() {
+    Bed::each(|bed| {
+        let bytes = pattern(70 * PAGE + 5);
+        bed.file("data", &bytes);
+        let engine = engine(bed);
+        let mapped = open(bed, &engine, "data").map().unwrap();
+        let ends = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let readers = [(); 2].map(|()| scope.spawn(|| read_again_and_again(bed, &mapped, &ends)));
+            let file = fs::File::options().write(true).open(bed.path("data")).unwrap();
+            let mut random = Random::new(11);
+            for _ in 0..300 {
+                file.set_len(random.below(bytes.len()) as u64).unwrap();
+                thread::yield_now();
+                file.write_all_at(&bytes, 0).unwrap();
+                thread::yield_now();
+            }
+            ends.store(true, Ordering::Relaxed);
+            // The readers see a shorter file at least once, and a whole one.
+            while !readers.iter().all(|reader| reader.is_finished()) {
+                file.set_len(5).unwrap();
+                thread::sleep(std::time::Duration::from_millis(5));
+                file.write_all_at(&bytes, 0).unwrap();
+                thread::sleep(std::time::Duration::from_millis(5));
+            }
+            for reader in readers {
+                let [whole, short] = reader.join().unwrap();
+                assert!(whole > 0 && short > 0, "{whole} {short}");
+            }
+        });
+    });
+}
