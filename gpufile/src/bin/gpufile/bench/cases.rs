@@ -8,15 +8,16 @@
 //! - poisoning the memory, and dropping the page cache
 //! - comparing the bytes afterwards
 
-use std::cell::Cell;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::{fs, io, process, thread};
+use std::path::Path;
+use std::{fs, io, thread};
 
 use cufile::FileProperties;
-use gpufile::{DirectIo, File, IoRange, OpenOptions, ReadRequest, WriteRequest, page_cache};
+use gpufile::{DirectIo, File, IoRange, ReadRequest, WriteRequest, page_cache};
 
-use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, in_order};
+use super::blocks::{IN_ONE_FILE, fetch_blocks, gather, store_blocks};
+use super::fresh::Fresh;
+use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, compare_each, in_order};
 use super::timing::{Measured, timed};
 use super::{Bench, GIB, KIB, MIB, Result};
 
@@ -62,6 +63,28 @@ pub const CASES: &[Case] = &[
     device("mapped-scatter-512", SOME, |bench, memory, threads| {
         mapped_scatter(bench, memory, threads, &Scatter { size: 512, ops: 262_144, stride: 1 })
     }),
+    device("mapped-scatter-4k-scattered", DEFAULT, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &Scatter { stride: 7919, ..PAGES })
+    }),
+    device("mapped-scatter-700-scattered", DEFAULT, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &Scatter { size: 700, ops: 262_144, stride: 7919 })
+    }),
+    device("mapped-scatter-512-scattered", DEFAULT, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &Scatter { size: 512, ops: 262_144, stride: 7919 })
+    }),
+    device("mapped-scatter-64-scattered", DEFAULT, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &Scatter { size: 64, ops: 1 << 20, stride: 7919 })
+    }),
+    device("kv-fetch-16k", DEFAULT, fetch_blocks::<16, IN_ONE_FILE>),
+    device("kv-fetch-64k", DEFAULT, fetch_blocks::<64, IN_ONE_FILE>),
+    device("kv-fetch-256k", DEFAULT, fetch_blocks::<256, IN_ONE_FILE>),
+    device("kv-files-fetch-64k", DEFAULT, fetch_blocks::<64, 16>),
+    device("kv-store-16k", DEFAULT, store_blocks::<16, IN_ONE_FILE>),
+    device("kv-store-64k", DEFAULT, store_blocks::<64, IN_ONE_FILE>),
+    device("kv-store-256k", DEFAULT, store_blocks::<256, IN_ONE_FILE>),
+    device("kv-files-store-64k", DEFAULT, store_blocks::<64, 16>),
+    device("gather-4k", DEFAULT, gather::<4, 65_536>),
+    device("gather-64k", DEFAULT, gather::<64, 16_384>),
     device("read-many-16m", SOME, read_many),
     device("stream-1g", DEFAULT, |bench, memory, threads| {
         stream_read(bench, memory, threads, Until::StreamIsDone)
@@ -149,7 +172,7 @@ fn scatter(bench: &Bench, memory: &mut DeviceMemory, threads: usize, scatter: &S
         let mut target = memory.poisoned(memory.len_bytes())?;
         timed(|| file.read_many(&mut target, &ranges))
     })?;
-    compare(&bench.path, memory, &ranges)?;
+    compare_each(&bench.path, &memory.to_host(&ranges)?, &ranges)?;
     Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
 }
 
@@ -169,7 +192,7 @@ fn mapped_scatter(
         let mut target = memory.poisoned(memory.len_bytes())?;
         timed(|| mapped.read_many(&mut target, &ranges))
     })?;
-    compare(&bench.path, memory, &ranges)?;
+    compare_each(&bench.path, &memory.to_host(&ranges)?, &ranges)?;
     Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
 }
 
@@ -307,37 +330,6 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
     Ok(Measured { size: part, ops: FILES, laps })
 }
 
-/// A place for a file that a case makes and removes. A file that was there before stays.
-struct Fresh {
-    path: PathBuf,
-    is_made: Cell<bool>,
-}
-
-impl Fresh {
-    fn beside(path: &Path, number: usize) -> Self {
-        let mut name = path.to_owned().into_os_string();
-        name.push(format!(".fresh-{}-{number}", process::id()));
-        Self { path: name.into(), is_made: Cell::new(false) }
-    }
-
-    fn create(&self, options: &OpenOptions) -> gpufile::Result<File> {
-        let file = options.clone().create_new(true).open(&self.path)?;
-        self.is_made.set(true);
-        Ok(file)
-    }
-
-    fn remove(&self) -> io::Result<()> {
-        if self.is_made.replace(false) { fs::remove_file(&self.path) } else { Ok(()) }
-    }
-}
-
-impl Drop for Fresh {
-    fn drop(&mut self) {
-        // The measurement stands, whether or not the file can be removed.
-        let _ = self.remove();
-    }
-}
-
 /// Reads from the disk, not the page cache. There is no warm-up: the first repetition is as cold as the others.
 fn direct_read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes.min(2 * GIB);
@@ -418,32 +410,4 @@ fn host_laps(bench: &Bench, read: impl Fn(&mut [u8]) -> Result) -> Result<Measur
     })?;
     compare(&bench.path, &memory, &in_order(size, 64 * KIB))?;
     Ok(Measured { size, ops: 1, laps })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn existing_files_are_not_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        let (options, taken) = (File::options().write(true), Fresh::beside(&path, 0));
-        fs::write(&taken.path, "precious").unwrap();
-        assert!(taken.create(&options).is_err());
-        taken.remove().unwrap();
-        let precious = taken.path.clone();
-        drop(taken);
-        assert_eq!(fs::read(precious).unwrap(), b"precious");
-
-        let free = Fresh::beside(&path, 1);
-        for _ in 0..2 {
-            free.create(&options).unwrap();
-            free.remove().unwrap();
-        }
-        free.create(&options).unwrap();
-        let made = free.path.clone();
-        drop(free);
-        assert!(!made.exists());
-    }
 }

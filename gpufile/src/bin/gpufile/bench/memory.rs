@@ -24,13 +24,22 @@ pub trait Contents {
 /// The device memory that all cases share.
 pub struct DeviceMemory {
     buffer: DeviceBuffer,
-    holds_the_file: bool,
+    holds: Holds,
+}
+
+/// The bytes of the shared memory.
+#[derive(PartialEq)]
+enum Holds {
+    File,
+    /// As many random bytes, from the first on.
+    Random(usize),
+    Other,
 }
 
 impl DeviceMemory {
     pub fn new(device: &Device, len_bytes: usize) -> Result<Self, Failure> {
         let buffer = device.alloc(len_bytes).map_err(|error| Failure::Other(error.to_string()))?;
-        Ok(Self { buffer, holds_the_file: false })
+        Ok(Self { buffer, holds: Holds::Other })
     }
 
     pub fn len_bytes(&self) -> usize {
@@ -44,16 +53,39 @@ impl DeviceMemory {
     /// Fills the memory with all of the file, unless it holds that already. The reads are plain ones. A write of the
     /// memory to the file then changes no byte, even if the engine reads wrong bytes.
     pub fn load(&mut self, bench: &Bench) -> Result {
-        if !self.holds_the_file {
+        if self.holds != Holds::File {
             let file = fs::File::open(&bench.path)?;
             let mut bytes = vec![0; 16 * MIB];
             for offset in (0..bench.file_bytes).step_by(bytes.len()) {
                 file.read_exact_at(&mut bytes, offset as u64)?;
                 self.buffer.copy_from_host(offset, &bytes)?;
             }
-            self.holds_the_file = true;
+            self.holds = Holds::File;
         }
         Ok(())
+    }
+
+    /// Fills the first bytes with random ones, unless they are that already.
+    pub fn load_random(&mut self, len_bytes: usize) -> Result {
+        if !matches!(self.holds, Holds::Random(held_bytes) if held_bytes >= len_bytes) {
+            let (mut random, mut bytes) = (Random::new(1), vec![0; 16 * MIB]);
+            for offset in (0..len_bytes).step_by(bytes.len()) {
+                let part = &mut bytes[..(16 * MIB).min(len_bytes - offset)];
+                random.fill(part);
+                self.buffer.copy_from_host(offset, part)?;
+            }
+            self.holds = Holds::Random(len_bytes);
+        }
+        Ok(())
+    }
+
+    /// Returns a copy of the memory as far as the ranges go. Thousands of ranges are compared with it faster than with
+    /// the memory.
+    pub fn to_host<'a>(&self, ranges: impl IntoIterator<Item = &'a IoRange>) -> Result<HostMemory> {
+        let end = ranges.into_iter().map(|range| range.buffer_offset + range.len_bytes).max().unwrap_or(0);
+        let mut copy = HostMemory::new(end);
+        self.copy(0, &mut copy.0)?;
+        Ok(copy)
     }
 
     /// Returns the first bytes, to be written to a file.
@@ -68,7 +100,7 @@ impl DeviceMemory {
 
     /// Returns the first bytes, to be read into.
     pub fn first_mut(&mut self, len_bytes: usize) -> BufSliceMut<'_> {
-        self.holds_the_file = false;
+        self.holds = Holds::Other;
         self.buffer.slice_mut(..len_bytes)
     }
 
@@ -118,15 +150,23 @@ pub fn compare(path: &Path, memory: &impl Contents, ranges: &[IoRange]) -> Resul
     const MOST: usize = 64;
     let mut chance = Lcg::default();
     let last = ranges.len() - 1;
+    let chosen = (0..ranges.len().min(MOST)).map(|turn| match turn {
+        turn if last < MOST => turn,
+        0 => 0,
+        1 => last,
+        _ => chance.below(ranges.len()),
+    });
+    compare_each(path, memory, chosen.map(|number| &ranges[number]))
+}
+
+/// Fails unless the memory and a file hold the same bytes, in every range.
+pub fn compare_each<'a>(
+    path: &Path,
+    memory: &impl Contents,
+    ranges: impl IntoIterator<Item = &'a IoRange>,
+) -> Result {
     let (file, mut expected, mut found) = (fs::File::open(path)?, Vec::new(), Vec::new());
-    for turn in 0..ranges.len().min(MOST) {
-        let number = match turn {
-            turn if last < MOST => turn,
-            0 => 0,
-            1 => last,
-            _ => chance.below(ranges.len()),
-        };
-        let IoRange { file_offset, buffer_offset, len_bytes } = ranges[number];
+    for &IoRange { file_offset, buffer_offset, len_bytes } in ranges {
         expected.resize(len_bytes, 0);
         found.resize(len_bytes, 0);
         file.read_exact_at(&mut expected, file_offset)?;
@@ -164,6 +204,24 @@ impl Lcg {
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 20) as usize % limit
+    }
+}
+
+/// Random bytes that do not repeat, by splitmix64.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed << 48)
+    }
+
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for word in bytes.chunks_mut(8) {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            word.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes()[..word.len()]);
+        }
     }
 }
 

@@ -8,10 +8,13 @@
 //! - `cpu` is the CPU seconds, user and system, that the process spent during the fastest repetition.
 //! - `threads=0` leaves the number of threads to the engine.
 //!
-//! This module has the command line and the order of events. [`cases`] has the measurements. [`memory`] has the buffers,
-//! and compares them with the file. [`timing`] has the clock and the line.
+//! This module has the command line and the order of events. [`cases`] and [`blocks`] have the measurements. [`memory`]
+//! has the buffers, and compares them with the file. [`fresh`] has the files beside FILE. [`timing`] has the clock and the
+//! line.
 
+mod blocks;
 mod cases;
+mod fresh;
 mod memory;
 mod timing;
 
