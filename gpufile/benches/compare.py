@@ -35,6 +35,20 @@ CASES = [
     "scatter-64k-scattered",
     "mapped-scatter-4k",
     "mapped-scatter-512",
+    "mapped-scatter-4k-scattered",
+    "mapped-scatter-700-scattered",
+    "mapped-scatter-512-scattered",
+    "mapped-scatter-64-scattered",
+    "kv-fetch-16k",
+    "kv-fetch-64k",
+    "kv-fetch-256k",
+    "kv-files-fetch-64k",
+    "kv-store-16k",
+    "kv-store-64k",
+    "kv-store-256k",
+    "kv-files-store-64k",
+    "gather-4k",
+    "gather-64k",
     "read-many-16m",
     "stream-1g",
     "stream-1g-call",
@@ -47,9 +61,11 @@ CASES = [
     "direct-write",
 ]
 OURS, PEERS = "gpufile", ["cufile", "kvikio"]
+# cufile_c moves the blocks of a KV cache also with registered memory, and by batches.
+KV_PEERS = ["cufile", "cufile-registered", "cufile-batch", "kvikio"]
 # The cases of each contender. cufile_c measures the link. Only gpufile has mapped handles, a call that writes several
-# files, and an overwrite that depends on clean pages.
-OURS_ALONE, LINK = ("mapped-", "write-fresh-", "write-over-"), ("link-",)
+# files, and an overwrite that depends on clean pages. The gathered writes are compared with the link alone.
+OURS_ALONE, LINK = ("mapped-", "write-fresh-", "write-over-", "gather-"), ("link-",)
 OFFERED = {
     OURS: [case for case in CASES if not case.startswith(LINK)],
     "cufile": [case for case in CASES if not case.startswith(OURS_ALONE)],
@@ -116,8 +132,8 @@ def requirements(on_tmpfs: bool) -> list[Requirement]:
     def rows(title: str, subject: Figure, *limits: tuple[float, Figure]) -> list[Requirement]:
         return [Requirement(title, subject, limit, (reference,)) for limit, reference in limits]
 
-    def peers(case: str) -> tuple[Figure, ...]:
-        return tuple(Figure(peer, case) for peer in PEERS)
+    def peers(case: str, names: list[str] = PEERS) -> tuple[Figure, ...]:
+        return tuple(Figure(peer, case) for peer in names)
 
     return [
         *rows(
@@ -153,6 +169,18 @@ def requirements(on_tmpfs: bool) -> list[Requirement]:
             (95, kvikio("scatter-4k")),
         ),
         *rows("scatter 512 B, mapped", ours("mapped-scatter-512"), (0.65, to_device)),
+        *rows("scatter 4 KiB, scattered and mapped", ours("mapped-scatter-4k-scattered"), (0.83, to_device)),
+        *rows("scatter 700 B, scattered and mapped", ours("mapped-scatter-700-scattered"), (0.56, to_device)),
+        *rows("scatter 512 B, scattered and mapped", ours("mapped-scatter-512-scattered"), (0.56, to_device)),
+        Requirement("scatter 64 B, scattered and mapped", ours("mapped-scatter-64-scattered"), 8),
+        *rows("scatter 4 KiB, scattered", ours("scatter-4k-scattered"), (0.97, ours("scatter-4k"))),
+        *rows("scatter 64 KiB, scattered", ours("scatter-64k-scattered"), (0.93, to_device)),
+        *rows("KV fetch, 64 KiB", ours("kv-fetch-64k"), (0.9, to_device)),
+        Requirement("KV fetch, 64 KiB", ours("kv-fetch-64k"), 4, peers("kv-fetch-64k", KV_PEERS)),
+        *rows("KV store, 64 KiB", ours("kv-store-64k"), (0.8, from_device)),
+        Requirement("KV store, 64 KiB", ours("kv-store-64k"), 1, peers("kv-store-64k", KV_PEERS)),
+        *rows("gathered write, 4 KiB", ours("gather-4k"), (0.55, from_device)),
+        *rows("gathered write, 64 KiB", ours("gather-64k"), (0.85, from_device)),
         *rows("scatter 64 KiB", ours("scatter-64k"), (3.8, kvikio("scatter-64k"))),
         *rows(
             "scatter 64 KiB, scattered",
@@ -246,7 +274,8 @@ def print_table(results: Results) -> None:
     print(
         "Medians in GB/s, or in the unit given, @ the best number of threads (CPU seconds of one repetition)\n"
     )
-    columns = [OURS, *PEERS, "cuda"]
+    columns = [OURS, *PEERS, *(peer for peer in KV_PEERS if peer not in PEERS), "cuda"]
+    columns = [peer for peer in columns if any(line["peer"] == peer for line in results.lines)]
     rows = [["case", *columns]]
     for case in CASES:
         field, factor, unit = TIMED.get(case, ("gbps", 1, ""))
@@ -277,7 +306,7 @@ def judge(results: Results, requirement: Requirement) -> list[str]:
     against = " or ".join(f"{reference.peer} {reference.case}" for reference in requirement.references)
     value = None
     if not requirement.references:
-        against = {"us_per_op": "microseconds"}[field]
+        against = {"us_per_op": "microseconds", "gbps": "GB/s"}[field]
         value = subject and subject[1][field]
     elif found:
         reference, (threads, medians) = max(found, key=lambda pair: pair[1][1]["gbps"])
@@ -326,7 +355,8 @@ def cases_of(contender: str, wanted: set[str], on_tmpfs: bool) -> list[str]:
     needed = set(wanted)
     for requirement in requirements(on_tmpfs):
         if requirement.subject.case in wanted:
-            needed.update(reference.case for reference in requirement.references if contender != OURS)
+            references = requirement.references
+            needed.update(figure.case for figure in references if (figure.peer == OURS) == (contender == OURS))
     if on_tmpfs:
         needed -= {"direct-read", "direct-write"}
     return [case for case in OFFERED[contender] if case in needed]

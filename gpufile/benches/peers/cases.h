@@ -30,10 +30,12 @@
 #define GIB (1024 * MIB)
 
 static const char *const CASES[] = {
-    "first-byte",    "link-h2d",    "link-d2h",       "read-default",         "read",
-    "scatter-4k",    "scatter-64k", "scatter-1m",     "scatter-4k-scattered", "scatter-64k-scattered",
-    "read-many-16m", "stream-1g",   "stream-1g-call", "latency-4k",           "write-over",
-    "write-fresh",   "direct-read", "direct-write",
+    "first-byte",     "link-h2d",      "link-d2h",           "read-default",         "read",
+    "scatter-4k",     "scatter-64k",   "scatter-1m",         "scatter-4k-scattered", "scatter-64k-scattered",
+    "kv-fetch-16k",   "kv-fetch-64k",  "kv-fetch-256k",      "kv-files-fetch-64k",   "kv-store-16k",
+    "kv-store-64k",   "kv-store-256k", "kv-files-store-64k", "read-many-16m",        "stream-1g",
+    "stream-1g-call", "latency-4k",    "write-over",         "write-fresh",          "direct-read",
+    "direct-write",
 };
 enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
 
@@ -50,6 +52,24 @@ static const struct scatter SCATTERS[] = {
     {"scatter-64k-scattered", 64 * KIB, 16384, 7919},
 };
 enum { SCATTER_COUNT = sizeof SCATTERS / sizeof *SCATTERS };
+
+// Blocks of a KV cache: half of those in 2 GiB of the device buffer, and their slots in files beside FILE. A
+// block has a piece in each of KV_PIECES tensors, which follow each other in the buffer. A slot has all pieces
+// of a block.
+struct blocks {
+  const char *name;
+  size_t size; // Of a piece.
+  size_t per_file;
+  bool write;
+};
+static const struct blocks BLOCKS[] = {
+    {"kv-fetch-16k", 16 * KIB, SIZE_MAX, false},   {"kv-fetch-64k", 64 * KIB, SIZE_MAX, false},
+    {"kv-fetch-256k", 256 * KIB, SIZE_MAX, false}, {"kv-files-fetch-64k", 64 * KIB, 16, false},
+    {"kv-store-16k", 16 * KIB, SIZE_MAX, true},    {"kv-store-64k", 64 * KIB, SIZE_MAX, true},
+    {"kv-store-256k", 256 * KIB, SIZE_MAX, true},  {"kv-files-store-64k", 64 * KIB, 16, true},
+};
+enum { BLOCKS_COUNT = sizeof BLOCKS / sizeof *BLOCKS, KV_PIECES = 32, KV_MOST_FILES = 64 };
+static const size_t KV_MEMORY = 2 * GIB;
 
 static const size_t MANY_SIZE = 16 * MIB; // The length of each of the reads in flight together.
 static const size_t STREAM_SIZE = GIB;
@@ -115,7 +135,8 @@ static inline bool selected(const char *name) {
 __attribute__((noreturn)) static inline void usage(const char *program) {
   fprintf(stderr,
           "usage: %s FILE [--repeats N] [CASE...]\n\n"
-          "FILE has at least 1 GiB and is overwritten; FILE.fresh comes and goes beside it.\n"
+          "FILE has at least 1 GiB and is overwritten. Files whose names begin with FILE.fresh come and go "
+          "beside it.\n"
           "A CASE is one of these, or the beginning that several have in common, such as `scatter`:\n",
           program);
   for (int i = 0; i < CASE_COUNT; i++) fprintf(stderr, "  %s\n", CASES[i]);
@@ -229,19 +250,107 @@ static inline char *device_buffer(size_t bytes) {
   return device;
 }
 
+static inline uint64_t splitmix64(uint64_t *state) {
+  uint64_t z = *state += 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
 // Fills the buffer with the mebibyte that compare.py repeats in FILE. Overwriting FILE with it changes no byte.
 static inline void fill_device_buffer(char *device, size_t bytes) {
   uint64_t *block = (uint64_t *)malloc(MIB), state = 0;
-  for (size_t i = 0; i < MIB / sizeof *block; i++) { // splitmix64
-    uint64_t z = state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    block[i] = z ^ (z >> 31);
-  }
+  for (size_t i = 0; i < MIB / sizeof *block; i++) block[i] = splitmix64(&state);
   need(cudaMemcpy(device, block, MIB, cudaMemcpyHostToDevice), "cudaMemcpy");
   for (size_t done = MIB; done < bytes; done *= 2)
     need(cudaMemcpy(device + done, device, smaller(done, bytes - done), cudaMemcpyDeviceToDevice),
          "cudaMemcpy");
   need(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   free(block);
+}
+
+// The pieces of a KV cache.
+
+struct piece {
+  size_t file, file_offset, buffer_offset;
+};
+struct pieces {
+  size_t count, files, file_bytes;
+  struct piece *list[2]; // The same places of the files, and different memory.
+  char paths[KV_MOST_FILES][4096];
+};
+
+// Makes the files, with random bytes, and the list of pieces. The caller calls remove_pieces.
+static inline struct pieces *make_pieces(const struct blocks *blocks) {
+  struct pieces *all = (struct pieces *)calloc(1, sizeof *all);
+  size_t block_bytes = KV_PIECES * blocks->size, memory_blocks = KV_MEMORY / block_bytes;
+  size_t moved = memory_blocks / 2, per_file = smaller(moved, blocks->per_file);
+  all->count = moved * KV_PIECES;
+  all->files = moved / per_file;
+  all->file_bytes = per_file * block_bytes;
+  for (size_t version = 0; version < 2; version++) {
+    struct piece *next = all->list[version] = (struct piece *)malloc(all->count * sizeof *next);
+    for (size_t i = 0; i < moved; i++) {
+      size_t block = (i + version * moved) * 7919 % memory_blocks, slot = i % per_file * 6101 % per_file;
+      for (size_t k = 0; k < KV_PIECES; k++, next++) {
+        next->file = i / per_file;
+        next->file_offset = (slot * KV_PIECES + k) * blocks->size;
+        next->buffer_offset = (k * memory_blocks + block) * blocks->size;
+      }
+    }
+  }
+  uint64_t *words = (uint64_t *)malloc(MIB), state = 2;
+  for (size_t i = 0; i < all->files; i++) {
+    snprintf(all->paths[i], sizeof *all->paths, "%s.fresh-kv-%zu", OPTIONS.file, i);
+    int fd = open(all->paths[i], O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    for (size_t at = 0; at < all->file_bytes; at += MIB) {
+      for (size_t j = 0; j < MIB / sizeof *words; j++) words[j] = splitmix64(&state);
+      if (pwrite(fd, words, MIB, (off_t)at) != (ssize_t)MIB) fail("cannot write %s: %m", all->paths[i]);
+    }
+    fsync(fd);
+    close(fd);
+  }
+  free(words);
+  return all;
+}
+
+static inline void remove_pieces(struct pieces *all) {
+  for (size_t i = 0; i < all->files; i++) unlink(all->paths[i]);
+  free(all->list[0]);
+  free(all->list[1]);
+  free(all);
+}
+
+// Poisons the memory before reads. Fills it with random bytes before writes, which do not change them.
+static inline void prepare_memory(char *device, const struct blocks *blocks) {
+  static bool is_random;
+  if (blocks->write && is_random) return;
+  is_random = blocks->write;
+  need(cudaMemset(device, 0x5a, KV_MEMORY), "cudaMemset");
+  uint64_t *words = (uint64_t *)malloc(16 * MIB), state = 1;
+  for (size_t at = 0; blocks->write && at < KV_MEMORY; at += 16 * MIB) {
+    for (size_t j = 0; j < 16 * MIB / sizeof *words; j++) words[j] = splitmix64(&state);
+    need(cudaMemcpy(device + at, words, 16 * MIB, cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  need(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  free(words);
+}
+
+// Returns true if every piece has the same bytes in its file and in the memory.
+static inline bool pieces_match(const struct pieces *all, size_t version, size_t size, const char *device) {
+  static char *memory;
+  if (!memory) memory = (char *)malloc(KV_MEMORY);
+  char *found = (char *)malloc(size);
+  bool match = true;
+  int fds[KV_MOST_FILES];
+  need(cudaMemcpy(memory, device, KV_MEMORY, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  for (size_t i = 0; i < all->files; i++) fds[i] = open(all->paths[i], O_RDONLY);
+  for (size_t i = 0; match && i < all->count; i++) {
+    const struct piece *piece = &all->list[version][i];
+    match = pread(fds[piece->file], found, size, (off_t)piece->file_offset) == (ssize_t)size &&
+            !memcmp(found, memory + piece->buffer_offset, size);
+  }
+  for (size_t i = 0; i < all->files; i++) close(fds[i]);
+  free(found);
+  return match;
 }

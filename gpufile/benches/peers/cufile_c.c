@@ -1,6 +1,7 @@
 // libcufile called from C, as NVIDIA's samples do it. Threads read and write 16 MiB at a time. Other cases use
-// the batch calls and the stream-ordered calls. The device memory is not registered. The link's own speed is
-// here too, as `peer=cuda`.
+// the batch calls and the stream-ordered calls. The device memory is not registered. The blocks of a KV cache
+// are moved also with registered memory (`peer=cufile-registered`), and by batches of it
+// (`peer=cufile-batch`), one in flight for each thread. The link's own speed is here too, as `peer=cuda`.
 #define _GNU_SOURCE
 #include "cases.h"
 
@@ -9,6 +10,7 @@
 #include <pthread.h>
 
 static const size_t PIECE = 16 * MIB;
+static const size_t BATCH = 128; // The most that libcufile takes by default.
 
 static char *device;
 static size_t device_bytes;
@@ -86,7 +88,10 @@ struct transfers {
   bool write;
   CUfileHandle_t handle;
   size_t size, ops, stride;
-  const size_t *offsets; // In the file. Without them, one transfer follows the other.
+  const size_t *offsets;      // In the file. Without them, one transfer follows the other.
+  const struct piece *pieces; // If there are any, these are the transfers.
+  const struct opened *files; // Of the pieces.
+  bool batched;
 };
 static struct {
   _Alignas(64) size_t next; // Alone in its cache line, since all threads count it up.
@@ -99,6 +104,16 @@ static struct {
 
 static void transfer(size_t i) {
   const struct transfers *work = &crew.work;
+  if (work->pieces) {
+    const struct piece *piece = &work->pieces[i];
+    off_t at = (off_t)piece->file_offset, slot = (off_t)piece->buffer_offset;
+    CUfileHandle_t handle = work->files[piece->file].handle;
+    if (work->write)
+      moved(cuFileWrite(handle, device, work->size, at, slot), work->size, "cuFileWrite");
+    else
+      moved(cuFileRead(handle, device, work->size, at, slot), work->size, "cuFileRead");
+    return;
+  }
   off_t at = (off_t)(work->offsets ? work->offsets[i] : i * work->size);
   off_t slot = (off_t)(i * work->stride % work->ops * work->size);
   if (work->write)
@@ -107,15 +122,57 @@ static void transfer(size_t i) {
     moved(cuFileRead(work->handle, device, work->size, at, slot), work->size, "cuFileRead");
 }
 
+// Moves the pieces from `first` on, at most BATCH of them, and waits for them.
+static void transfer_batch(CUfileBatchHandle_t batch, size_t first) {
+  const struct transfers *work = &crew.work;
+  CUfileIOParams_t entries[BATCH];
+  CUfileIOEvents_t events[BATCH];
+  unsigned all = (unsigned)smaller(BATCH, work->ops - first);
+  memset(entries, 0, sizeof entries);
+  for (unsigned i = 0; i < all; i++) {
+    const struct piece *piece = &work->pieces[first + i];
+    entries[i].mode = CUFILE_BATCH;
+    entries[i].opcode = work->write ? CUFILE_WRITE : CUFILE_READ;
+    entries[i].fh = work->files[piece->file].handle;
+    entries[i].cookie = &entries[i];
+    entries[i].u.batch.devPtr_base = device;
+    entries[i].u.batch.devPtr_offset = (off_t)piece->buffer_offset;
+    entries[i].u.batch.file_offset = (off_t)piece->file_offset;
+    entries[i].u.batch.size = work->size;
+  }
+  double start = stamp_now().seconds;
+  if (!cufile_ok(cuFileBatchIOSubmit(batch, all, entries, 0), "cuFileBatchIOSubmit")) return;
+  for (unsigned done = 0; done < all && !failed;) {
+    unsigned wanted = all - done, count = wanted;
+    cufile_ok(cuFileBatchIOGetStatus(batch, wanted, &count, events, NULL), "cuFileBatchIOGetStatus");
+    for (unsigned i = 0; i < count && !failed; i++)
+      if (events[i].status != CUFILE_COMPLETE || events[i].ret != work->size)
+        case_failed("batch entry: status %d, %zd bytes", (int)events[i].status, (ssize_t)events[i].ret);
+    done += count;
+    if (stamp_now().seconds - start > 60) case_failed("the batch is not done after 60 s");
+  }
+}
+
 static void *crew_member(void *unused) {
   (void)unused;
+  CUfileBatchHandle_t batch = NULL;
   cuda_ok(cudaSetDevice(0), "cudaSetDevice");
   for (;;) {
     pthread_barrier_wait(&crew.gate);
-    if (crew.dismissed) return NULL;
-    for (size_t i; !failed && (i = __sync_fetch_and_add(&crew.next, 1)) < crew.work.ops;) transfer(i);
+    if (crew.dismissed) break;
+    const bool batched = crew.work.batched;
+    if (batched && !batch) cufile_ok(cuFileBatchIOSetUp(&batch, (unsigned)BATCH), "cuFileBatchIOSetUp");
+    const size_t step = batched ? BATCH : 1;
+    for (size_t i; !failed && (i = __sync_fetch_and_add(&crew.next, step)) < crew.work.ops;) {
+      if (batched)
+        transfer_batch(batch, i);
+      else
+        transfer(i);
+    }
     pthread_barrier_wait(&crew.gate);
   }
+  if (batch) cuFileBatchIODestroy(batch);
+  return NULL;
 }
 
 static void hire_crew(int count) {
@@ -195,45 +252,51 @@ static void read_default(void) {
   finish("cufile", "read-default", OPTIONS.file_bytes, 1, 0, &samples);
 }
 
-// One batch. The time leaves setting it up and destroying it out.
-static bool read_batch(struct samples *samples, bool counted) {
-  CUfileIOParams_t entries[MANY_OPS];
-  CUfileIOEvents_t events[MANY_OPS];
-  CUfileBatchHandle_t batch;
-  const double patience = 60;
-  memset(entries, 0, sizeof entries);
-  for (size_t i = 0; i < MANY_OPS; i++) {
-    entries[i].mode = CUFILE_BATCH;
-    entries[i].opcode = CUFILE_READ;
-    entries[i].fh = file.handle;
-    entries[i].cookie = &entries[i];
-    entries[i].u.batch.devPtr_base = device;
-    entries[i].u.batch.devPtr_offset = (off_t)(i * MANY_SIZE);
-    entries[i].u.batch.file_offset = (off_t)(i * MANY_SIZE);
-    entries[i].u.batch.size = MANY_SIZE;
+// One contender and number of threads. Repetitions alternate between the two versions of the pieces, so that a
+// store that moves nothing leaves wrong bytes.
+static void move_blocks(const char *peer, const struct blocks *blocks, const struct pieces *all,
+                        struct transfers work, int threads) {
+  struct samples samples = {.count = 0};
+  size_t version = 0;
+  prepare_memory(device, blocks);
+  hire_crew(threads);
+  for (int i = -1; i < OPTIONS.repeats && !failed; i++) {
+    version = !version;
+    work.pieces = all->list[version];
+    struct stamp start = stamp_now();
+    crew_works(&work);
+    if (i >= 0) add_sample(&samples, start);
   }
-  if (!cufile_ok(cuFileBatchIOSetUp(&batch, MANY_OPS), "cuFileBatchIOSetUp")) return false;
-  struct stamp start = stamp_now();
-  cufile_ok(cuFileBatchIOSubmit(batch, MANY_OPS, entries, 0), "cuFileBatchIOSubmit");
-  for (unsigned done = 0; done < MANY_OPS && !failed;) {
-    unsigned wanted = (unsigned)MANY_OPS - done, count = wanted;
-    cufile_ok(cuFileBatchIOGetStatus(batch, wanted, &count, events, NULL), "cuFileBatchIOGetStatus");
-    for (unsigned i = 0; i < count && !failed; i++)
-      if (events[i].status != CUFILE_COMPLETE || events[i].ret != MANY_SIZE)
-        case_failed("batch entry: status %d, %zd bytes", (int)events[i].status, (ssize_t)events[i].ret);
-    done += count;
-    if (stamp_now().seconds - start.seconds > patience)
-      case_failed("the batch is not done after %.0f s", patience);
-  }
-  if (counted) add_sample(samples, start);
-  cuFileBatchIODestroy(batch);
-  return !failed;
+  dismiss_crew();
+  if (!failed && !pieces_match(all, version, blocks->size, device)) case_failed("wrong bytes");
+  finish(peer, blocks->name, work.size, work.ops, threads, &samples);
+}
+
+static void kv_blocks(const struct blocks *blocks) {
+  struct pieces *all = make_pieces(blocks);
+  struct opened files[KV_MOST_FILES] = {0};
+  for (size_t i = 0; i < all->files; i++) open_file(&files[i], all->paths[i], O_RDWR);
+  struct transfers work = {.write = blocks->write, .size = blocks->size, .ops = all->count, .files = files};
+  for (int threads = 4; threads <= 16; threads *= 2) move_blocks("cufile", blocks, all, work, threads);
+  CUfileError_t registered = cuFileBufRegister(device, KV_MEMORY, 0);
+  if (registered.err == CU_FILE_SUCCESS) {
+    for (int threads = 4; threads <= 16; threads *= 2)
+      move_blocks("cufile-registered", blocks, all, work, threads);
+  } else
+    printf("# the memory is not registered: %s\n", cufileop_status_error(registered.err));
+  work.batched = true;
+  for (int threads = 1; threads <= 4; threads *= 4) move_blocks("cufile-batch", blocks, all, work, threads);
+  if (registered.err == CU_FILE_SUCCESS) cuFileBufDeregister(device);
+  for (size_t i = 0; i < all->files; i++) close_file(&files[i]);
+  remove_pieces(all);
 }
 
 static void read_many(void) {
-  struct samples samples = {.count = 0};
-  for (int i = -1; i < OPTIONS.repeats && read_batch(&samples, i >= 0); i++) continue;
-  finish("cufile", "read-many-16m", MANY_SIZE, MANY_OPS, 1, &samples);
+  struct piece pieces[MANY_OPS];
+  for (size_t i = 0; i < MANY_OPS; i++) pieces[i] = (struct piece){0, i * MANY_SIZE, i * MANY_SIZE};
+  struct transfers work = {
+      .size = MANY_SIZE, .ops = MANY_OPS, .pieces = pieces, .files = &file, .batched = true};
+  measure("read-many-16m", 1, &work);
 }
 
 // The stream is registered, with all arguments fixed and aligned, as cuFile recommends.
@@ -364,6 +427,9 @@ int main(int argc, char **argv) {
     for (int j = 0; j < 4; j++) measure(scatter->name, scatter_threads[j], &work);
     free(offsets);
   }
+
+  for (int i = 0; i < BLOCKS_COUNT; i++)
+    if (wanted(BLOCKS[i].name)) kv_blocks(&BLOCKS[i]);
 
   if (wanted("read-many-16m")) read_many();
   if (wanted("stream-1g") || wanted("stream-1g-call")) stream_read();

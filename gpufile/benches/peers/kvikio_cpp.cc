@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -45,7 +46,7 @@ struct measurement {
 };
 
 void measure(measurement const &m, std::function<void()> const &work,
-             std::function<void()> const &prepare = nullptr) {
+             std::function<void()> const &prepare = nullptr, std::function<void()> const &check = nullptr) {
   guarded(m.name, m.threads, [&] {
     samples times{};
     for (int i = m.warm_up ? -1 : 0; i < OPTIONS.repeats; i++) {
@@ -54,6 +55,7 @@ void measure(measurement const &m, std::function<void()> const &work,
       work();
       if (i >= 0) add_sample(&times, start);
     }
+    if (check) check();
     report(PEER, m.name, m.size, m.ops, m.threads, &times);
   });
 }
@@ -70,6 +72,37 @@ void scatter_reads(FileHandle &file, char *device, scatter const &scatter, int t
     for (auto &read : reads) expect(read.get(), scatter.size);
   });
   free(offsets);
+}
+
+void move_blocks(blocks const &blocks, char *device, std::vector<int> const &counts) {
+  std::unique_ptr<pieces, void (*)(pieces *)> all(make_pieces(&blocks), remove_pieces);
+  std::vector<FileHandle> files;
+  for (size_t i = 0; i < all->files; i++) files.emplace_back(all->paths[i], blocks.write ? "r+" : "r");
+  for (int threads : counts) {
+    // The versions alternate, so that a store that moves nothing leaves wrong bytes.
+    size_t version = 0;
+    kvikio::defaults::set_thread_pool_nthreads(threads);
+    prepare_memory(device, &blocks);
+    measure(
+        {blocks.name, blocks.size, all->count, threads},
+        [&] {
+          version = !version;
+          std::vector<std::future<std::size_t>> moves;
+          moves.reserve(all->count);
+          for (size_t i = 0; i < all->count; i++) {
+            piece const &piece = all->list[version][i];
+            FileHandle &file = files[piece.file];
+            char *memory = device + piece.buffer_offset;
+            moves.push_back(blocks.write ? file.pwrite(memory, blocks.size, piece.file_offset)
+                                         : file.pread(memory, blocks.size, piece.file_offset));
+          }
+          for (auto &move : moves) expect(move.get(), blocks.size);
+        },
+        nullptr,
+        [&] {
+          if (!pieces_match(all.get(), version, blocks.size, device)) throw std::runtime_error("wrong bytes");
+        });
+  }
 }
 
 void many_reads(FileHandle &file, char *device, int threads) {
@@ -154,6 +187,8 @@ void run_cases(char *device) {
   for (scatter const &scatter : SCATTERS)
     with_threads(scatter.name, {1, 4, 8, 16},
                  [&](int threads) { scatter_reads(file, device, scatter, threads); });
+  for (blocks const &blocks : BLOCKS)
+    if (selected(blocks.name)) guarded(blocks.name, 0, [&] { move_blocks(blocks, device, {4, 8, 16}); });
   with_threads("read-many-16m", {1, 4, 8, 16}, [&](int threads) { many_reads(file, device, threads); });
   if (selected("stream-1g") || selected("stream-1g-call")) stream_read(file, device);
   if (selected("latency-4k"))
