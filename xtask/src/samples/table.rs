@@ -316,6 +316,7 @@ pub const SAMPLES: &[Sample] = &[
     sample("cudarc_checkpoint", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
     sample("fio_engine", FIO, ONE_FILE_AND_BUFFER, Survives(&["fault cuFileRead short=100"]))
         .other(&["fault cuFileRead errno=5", "fault cuFileRead after=7 errno=5"]),
+    sample("kv_blocks", PROGRAM, ONE_FILE, COPY_ON).other(COPY_FAILS),
     sample("kvikio_chunks", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("kvikio_copy", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("kvikio_futures", KVIKIO_COPIES, TWO_FILES, COPY_ON).other(COPY_FAILS),
