@@ -64,8 +64,8 @@
 //! One [`File::read_many`] is much faster than many reads: the engine packs small ranges, merges neighbours, and shares
 //! the work among all workers. [`Engine::read_many`] takes several files and buffers. [`File::read_many_each`] and
 //! [`Engine::read_many_each`] return the outcome of each range. Many small ranges of a cached file are fastest from a
-//! [`MappedFile`], but mapping is `unsafe`, because nobody may shorten the file.
-//! [`File::read_at_async`] and [`File::read_many_async`] fit when the program has other work until the bytes are there.
+//! [`MappedFile`]. [`File::read_at_async`] and [`File::read_many_async`] fit when the program has other work until the
+//! bytes are there.
 //!
 //! ```
 //! use gpufile::{File, IoRange};

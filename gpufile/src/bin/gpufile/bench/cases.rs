@@ -13,7 +13,7 @@ use std::path::Path;
 use std::{fs, io, thread};
 
 use cufile::FileProperties;
-use gpufile::{DirectIo, File, IoRange, ReadRequest, WriteRequest, page_cache};
+use gpufile::{DirectIo, File, IoRange, MappedFile, ReadRequest, WriteRequest, page_cache};
 
 use super::blocks::{IN_ONE_FILE, fetch_blocks, gather, store_blocks};
 use super::fresh::Fresh;
@@ -58,22 +58,34 @@ pub const CASES: &[Case] = &[
         scatter(bench, memory, threads, &Scatter { stride: 7919, ..BLOCKS })
     }),
     device("mapped-scatter-4k", SOME, |bench, memory, threads| {
-        mapped_scatter(bench, memory, threads, &PAGES)
+        mapped_scatter(bench, memory, threads, &PAGES, unchecked)
     }),
     device("mapped-scatter-512", SOME, |bench, memory, threads| {
-        mapped_scatter(bench, memory, threads, &Scatter { size: 512, ops: 262_144, stride: 1 })
+        mapped_scatter(bench, memory, threads, &Scatter { stride: 1, ..OF_512 }, unchecked)
     }),
     device("mapped-scatter-4k-scattered", DEFAULT, |bench, memory, threads| {
-        mapped_scatter(bench, memory, threads, &Scatter { stride: 7919, ..PAGES })
+        mapped_scatter(bench, memory, threads, &Scatter { stride: 7919, ..PAGES }, unchecked)
     }),
     device("mapped-scatter-700-scattered", DEFAULT, |bench, memory, threads| {
-        mapped_scatter(bench, memory, threads, &Scatter { size: 700, ops: 262_144, stride: 7919 })
+        mapped_scatter(bench, memory, threads, &OF_700, unchecked)
     }),
     device("mapped-scatter-512-scattered", DEFAULT, |bench, memory, threads| {
-        mapped_scatter(bench, memory, threads, &Scatter { size: 512, ops: 262_144, stride: 7919 })
+        mapped_scatter(bench, memory, threads, &OF_512, unchecked)
     }),
     device("mapped-scatter-64-scattered", DEFAULT, |bench, memory, threads| {
-        mapped_scatter(bench, memory, threads, &Scatter { size: 64, ops: 1 << 20, stride: 7919 })
+        mapped_scatter(bench, memory, threads, &OF_64, unchecked)
+    }),
+    device("mapped-checked-4k-scattered", DEFAULT, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &Scatter { stride: 7919, ..PAGES }, File::map)
+    }),
+    device("mapped-checked-700-scattered", DEFAULT, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &OF_700, File::map)
+    }),
+    device("mapped-checked-512-scattered", DEFAULT, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &OF_512, File::map)
+    }),
+    device("mapped-checked-64-scattered", DEFAULT, |bench, memory, threads| {
+        mapped_scatter(bench, memory, threads, &OF_64, File::map)
     }),
     device("kv-fetch-16k", DEFAULT, fetch_blocks::<16, IN_ONE_FILE>),
     device("kv-fetch-64k", DEFAULT, fetch_blocks::<64, IN_ONE_FILE>),
@@ -148,6 +160,9 @@ struct Scatter {
 
 const PAGES: Scatter = Scatter { size: 4 * KIB, ops: 65_536, stride: 1 };
 const BLOCKS: Scatter = Scatter { size: 64 * KIB, ops: 16_384, stride: 1 };
+const OF_700: Scatter = Scatter { size: 700, ops: 262_144, stride: 7919 };
+const OF_512: Scatter = Scatter { size: 512, ..OF_700 };
+const OF_64: Scatter = Scatter { size: 64, ops: 1 << 20, stride: 7919 };
 
 impl Scatter {
     /// The ranges, or as many of them as the memory has slots for.
@@ -182,18 +197,23 @@ fn mapped_scatter(
     memory: &mut DeviceMemory,
     threads: usize,
     scatter: &Scatter,
+    map: fn(&File) -> gpufile::Result<MappedFile>,
 ) -> Result<Measured> {
     let ranges = scatter.ranges(bench, memory);
     let file = bench.options(threads).open(&bench.path)?;
-    // SAFETY: this program does not write the file while it is mapped; the usage text
-    // forbids that to others.
-    let mapped = unsafe { file.map_unchecked() }?;
+    let mapped = map(&file)?;
     let laps = bench.warm_laps(|| {
         let mut target = memory.poisoned(memory.len_bytes())?;
         timed(|| mapped.read_many(&mut target, &ranges))
     })?;
     compare_each(&bench.path, &memory.to_host(&ranges)?, &ranges)?;
     Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
+}
+
+/// Maps the file without protection against writers.
+fn unchecked(file: &File) -> gpufile::Result<MappedFile> {
+    // SAFETY: this program does not write the file while it is mapped; the usage text forbids that to others.
+    unsafe { file.map_unchecked() }
 }
 
 /// Makes 64 large reads in one call. The time includes the making of the requests.
