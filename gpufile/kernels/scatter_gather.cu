@@ -5,8 +5,10 @@
 // Both kernels take a table of entries, in memory that the GPU can read, aligned to 8 bytes. Each warp copies whole entries.
 // Grid and blocks must be one-dimensional. A block must have a multiple of 32 threads, at most 512. Any number of blocks works.
 //
-// No target may overlap another target or a source. Addresses and offsets may have any alignment. An entry may be empty.
-// A kernel writes exactly the bytes of the targets. It reads no aligned word of 4 bytes that lies outside its source.
+// No target may overlap a source or the table. Targets of a gather must not overlap each other. Targets of a scatter may
+// overlap each other: each byte then comes from one of the entries. Addresses and offsets may have any alignment. An entry
+// may be empty. A kernel writes exactly the bytes of the targets. It reads no aligned word of 4 bytes that lies outside
+// its source.
 
 // A range: `len` bytes at `address` in memory of the GPU, and at `offset` in the staging buffer. All count bytes.
 struct Entry {

@@ -129,6 +129,44 @@ fn random_tables_move_as_in_a_plain_model() {
     Bed::each(|bed| (0..60).for_each(|seed| compare_with_model(bed, seed)));
 }
 
+/// Each byte is one that an entry has for it. Bytes that no entry has stay as they were.
+#[test]
+fn scattered_targets_may_overlap_each_other() {
+    const LEN: usize = 20_011;
+    Bed::each(|bed| {
+        let stream = bed.device.stream().unwrap();
+        let [scatter, _] = kernels(&bed.device);
+        let mut random = Random::new(1);
+        let bytes = pattern(LEN);
+        let (mut arena, staging) = (bed.device.alloc(LEN).unwrap(), filled(&bed.device, &bytes));
+        arena.fill(0xA5).unwrap();
+        let base = arena.as_mut_ptr().expose_provenance();
+        let draw = |_| {
+            let len = random.below(1500);
+            // The last bytes of the arena are in no target.
+            let at = random.below(LEN - 1000 - len);
+            let offset = random.below(LEN - len) as u32;
+            (at, Entry { address: (base + at) as u64, offset, len: len as u32 })
+        };
+        let entries: Vec<(usize, Entry)> = (0..200).map(draw).collect();
+        let table = filled(&bed.device, &table(&entries.iter().map(|(_, entry)| *entry).collect::<Vec<_>>()));
+        // SAFETY: the places lie in the arena and in the staging buffer, which live until the stream is idle.
+        unsafe { launch(&stream, &scatter, (8, 128), (table.as_ptr(), entries.len()), staging.as_ptr()) }
+            .unwrap();
+        stream.synchronize().unwrap();
+        let mut choices = vec![Vec::new(); LEN];
+        for (at, entry) in &entries {
+            let staged = &bytes[entry.offset as usize..][..entry.len as usize];
+            choices[*at..].iter_mut().zip(staged).for_each(|(choices, byte)| choices.push(*byte));
+        }
+        assert!(choices.iter().any(|choices| choices.len() > 1) && choices[LEN - 1].is_empty());
+        for (index, (byte, choices)) in arena.to_vec().unwrap().iter().zip(choices).enumerate() {
+            let is_right = if choices.is_empty() { *byte == 0xA5 } else { choices.contains(byte) };
+            assert!(is_right, "the byte {index} is {byte}, none of {choices:?}");
+        }
+    });
+}
+
 /// Every alignment of source and target, with lengths around the widths that the kernels treat apart.
 #[test]
 fn every_alignment_moves_exactly_its_bytes() {
@@ -389,8 +427,13 @@ fn the_emulator_aborts_where_a_kernel_would_damage_memory() {
         let staging = [0; 100];
         launches.run(0, (1, 32), &[entry(place, 0, 8)], staging.as_ptr());
     });
-    violation("overlap", &|launches, place, staging| {
-        launches.run(0, (1, 32), &[entry(place + 3, 0, 4), entry(place, 50, 4)], staging);
+    violation("the targets at", &|launches, place, staging| {
+        launches.run(1, (1, 32), &[entry(place, 3, 4), entry(place + 50, 0, 4)], staging);
+    });
+    violation("a target overlaps the source", &|launches, place, _| {
+        // The longer of two targets that overlap reaches into the second source.
+        let entries = [entry(place, 50, 40), entry(place + 10, 20, 5)];
+        launches.run(0, (1, 32), &entries, place as *const u8);
     });
     violation("a target overlaps the source", &|launches, place, _| {
         launches.run(1, (1, 32), &[entry(place, 50, 10), entry(place + 59, 70, 5)], place as *const u8);

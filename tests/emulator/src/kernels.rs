@@ -213,18 +213,27 @@ impl Launch {
         self.violated(&format!("{what}, is {found}"))
     }
 
+    /// Checks that no target overlaps a source. Only targets of a scatter may overlap each other.
     fn check_overlaps(&self, mut targets: Vec<(usize, usize)>, sources: Vec<(usize, usize)>) {
         targets.sort_unstable();
-        for pair in targets.windows(2) {
-            if pair[0].0 + pair[0].1 > pair[1].0 {
-                self.violated(&format!("the targets at {:#x} and {:#x} overlap", pair[0].0, pair[1].0));
+        // The start and the end of memory that targets cover, without gaps.
+        let mut covered: Vec<(usize, usize)> = Vec::new();
+        for (target, len) in targets {
+            match covered.last_mut() {
+                Some((start, end)) if *end > target => {
+                    if self.is_gather {
+                        self.violated(&format!("the targets at {start:#x} and {target:#x} overlap"));
+                    }
+                    *end = (*end).max(target + len);
+                }
+                _ => covered.push((target, target + len)),
             }
         }
         for (source, len) in sources {
-            // Of targets that do not overlap, only the last that begins before the end can reach into the source.
-            let before = targets.partition_point(|(target, _)| *target < source + len);
-            let last = before.checked_sub(1).map(|last| targets[last]);
-            if last.is_some_and(|(target, len)| target + len > source) {
+            // Only the last that begins before the end of the source can reach into it.
+            let before = covered.partition_point(|(start, _)| *start < source + len);
+            let last = before.checked_sub(1).map(|last| covered[last]);
+            if last.is_some_and(|(_, end)| end > source) {
                 self.violated(&format!("a target overlaps the source at {source:#x}"));
             }
         }
