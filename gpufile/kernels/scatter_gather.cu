@@ -1,6 +1,7 @@
 // The kernels that move many ranges between a staging buffer and their places in the memory of a GPU.
 //
-// `cargo xtask regen-kernels` compiles this file to scatter_gather.ptx, which programs load.
+// `cargo xtask regen-kernels` compiles this file to scatter_gather.ptx, and to a cubin for each of the architectures
+// that scatter_gather.sm_*.cubin name. Programs load the cubin for their GPU, otherwise the PTX.
 //
 // Both kernels take a table of entries, in memory that the GPU can read, aligned to 8 bytes. Each warp copies whole entries.
 // Grid and blocks must be one-dimensional. A block must have a multiple of 32 threads, at most 512. Any number of blocks works.

@@ -1,4 +1,4 @@
-//! `cargo xtask regen-kernels` compiles gpufile's kernels to PTX, or checks the committed PTX.
+//! `cargo xtask regen-kernels` compiles gpufile's kernels to PTX and to cubins, or checks the committed files.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -11,23 +11,40 @@ use crate::packages::{NVRTC, workspace};
 use crate::target::Target;
 
 const SOURCE: &str = "gpufile/kernels/scatter_gather.cu";
-const PTX: &str = "gpufile/kernels/scatter_gather.ptx";
 
-/// The oldest GPU that CUDA 11.8 compiles for without a warning. Every newer one takes its PTX.
-const OPTIONS: [&CStr; 2] = [c"--gpu-architecture=compute_52", c"--std=c++14"];
+/// The PTX is for the oldest GPU that CUDA 11.8 compiles for without a warning. Every newer one takes it.
+const PTX: (&str, &CStr) = ("gpufile/kernels/scatter_gather.ptx", c"--gpu-architecture=compute_52");
 
-/// Writes the PTX of the kernels, or with `check` only compares.
+/// A cubin is for the GPUs of one major compute capability, from the given minor one on. CUDA 11.8 knows none after 9.0.
+const CUBINS: [(&str, &CStr); 3] = [
+    ("gpufile/kernels/scatter_gather.sm_75.cubin", c"--gpu-architecture=sm_75"),
+    ("gpufile/kernels/scatter_gather.sm_80.cubin", c"--gpu-architecture=sm_80"),
+    ("gpufile/kernels/scatter_gather.sm_90.cubin", c"--gpu-architecture=sm_90"),
+];
+
+/// Writes the PTX and the cubins of the kernels, or with `check` only compares.
 pub fn run(check: bool) -> Result<()> {
-    let source = fs::read_to_string(workspace().join(SOURCE)).context(SOURCE)?;
-    let ptx = generated(&compile(&source)?)?;
-    let file = workspace().join(PTX);
-    if fs::read_to_string(&file).is_ok_and(|old| old == ptx) {
-        println!("{PTX} is up to date");
+    let source = CString::new(fs::read(workspace().join(SOURCE)).context(SOURCE)?)?;
+    let compiler = Compiler::load()?;
+    let (path, architecture) = PTX;
+    let ptx = CString::from_vec_with_nul(compiler.compile(&source, architecture, AS_PTX)?)?.into_string()?;
+    write(path, generated(&ptx)?.as_bytes(), check)?;
+    for (path, architecture) in CUBINS {
+        write(path, &compiler.compile(&source, architecture, AS_CUBIN)?, check)?;
+    }
+    Ok(())
+}
+
+/// Writes the file if it differs, or with `check` fails then.
+fn write(path: &str, content: &[u8], check: bool) -> Result<()> {
+    let file = workspace().join(path);
+    if fs::read(&file).is_ok_and(|old| old == content) {
+        println!("{path} is up to date");
     } else if check {
-        bail!("{PTX} differs from what {SOURCE} gives; run `cargo xtask regen-kernels`");
+        bail!("{path} differs from what {SOURCE} gives; run `cargo xtask regen-kernels`");
     } else {
-        fs::write(&file, ptx).with_context(|| format!("cannot write {}", file.display()))?;
-        println!("written: {PTX}");
+        fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("written: {path}, {} bytes", content.len());
     }
     Ok(())
 }
@@ -65,52 +82,69 @@ type Create = unsafe extern "C" fn(
 ) -> Code;
 type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Code;
 type GetLength = unsafe extern "C" fn(Program, *mut usize) -> Code;
-type GetText = unsafe extern "C" fn(Program, *mut c_char) -> Code;
+type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> Code;
+type Destroy = unsafe extern "C" fn(*mut Program) -> Code;
 
-/// Compiles `source` to PTX. NVRTC needs no GPU.
-fn compile(source: &str) -> Result<String> {
-    let folder = NVRTC.folder_of("libnvrtc.so.11.2", Target::host()?)?;
-    let open = |name: &str| {
-        let path = folder.join(name);
-        // SAFETY: a library of the pinned package, whose initialisers have no preconditions.
-        unsafe { Library::open(Some(&path), RTLD_NOW) }.with_context(|| path.display().to_string())
-    };
-    // NVRTC looks this part of itself up by its name, and finds it when it is loaded already.
-    let _builtins = open("libnvrtc-builtins.so.11.8")?;
-    let library = open("libnvrtc.so.11.2")?;
+/// The functions that return the length of a result of the compiler, and the result.
+type Output = [&'static CStr; 2];
+const AS_PTX: Output = [c"nvrtcGetPTXSize", c"nvrtcGetPTX"];
+const AS_CUBIN: Output = [c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN"];
+const LOG: Output = [c"nvrtcGetProgramLogSize", c"nvrtcGetProgramLog"];
 
-    let (source, name) = (CString::new(source)?, CString::new(SOURCE)?);
-    let options = OPTIONS.map(CStr::as_ptr);
-    let mut program = ptr::null_mut();
-    // SAFETY: the types are those of nvrtc.h. The strings outlive the calls, and there are no headers.
-    unsafe {
-        let create = library.get::<Create>(c"nvrtcCreateProgram")?;
-        let code = create(&mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null());
-        ensure!(code == 0, "nvrtcCreateProgram: {code}");
-        let code = library.get::<Compile>(c"nvrtcCompileProgram")?(
-            program,
-            options.len() as c_int,
-            options.as_ptr(),
-        );
-        let log = text(&library, program, c"nvrtcGetProgramLogSize", c"nvrtcGetProgramLog")?;
-        ensure!(code == 0 && log.trim().is_empty(), "{SOURCE} does not compile cleanly:\n{log}");
-        text(&library, program, c"nvrtcGetPTXSize", c"nvrtcGetPTX")
-    }
+/// The pinned NVRTC, which needs no GPU.
+struct Compiler {
+    library: Library,
+    /// NVRTC looks this part of itself up by its name, and finds it when it is loaded already.
+    _builtins: Library,
 }
 
-/// Returns a text of the program, by the functions that return its length and copy it.
-///
-/// # Safety
-/// The program must be one that `library` made, and alive.
-unsafe fn text(library: &Library, program: Program, length: &CStr, copy: &CStr) -> Result<String> {
-    let mut length_bytes = 0;
-    // SAFETY: the caller's promise. The types are those of nvrtc.h, and the buffer has the length that NVRTC wants.
-    unsafe {
-        let code = library.get::<GetLength>(length)?(program, &mut length_bytes);
-        ensure!(code == 0, "{}: {code}", length.to_string_lossy());
-        let mut bytes = vec![0u8; length_bytes];
-        let code = library.get::<GetText>(copy)?(program, bytes.as_mut_ptr().cast());
-        ensure!(code == 0, "{}: {code}", copy.to_string_lossy());
-        Ok(CString::from_vec_with_nul(bytes)?.into_string()?)
+impl Compiler {
+    fn load() -> Result<Self> {
+        let folder = NVRTC.folder_of("libnvrtc.so.11.2", Target::host()?)?;
+        let open = |name: &str| {
+            let path = folder.join(name);
+            // SAFETY: a library of the pinned package, whose initialisers have no preconditions.
+            unsafe { Library::open(Some(&path), RTLD_NOW) }.with_context(|| path.display().to_string())
+        };
+        let builtins = open("libnvrtc-builtins.so.11.8")?;
+        Ok(Self { library: open("libnvrtc.so.11.2")?, _builtins: builtins })
+    }
+
+    /// Compiles `source` for an architecture.
+    fn compile(&self, source: &CStr, architecture: &CStr, output: Output) -> Result<Vec<u8>> {
+        let name = CString::new(SOURCE)?;
+        let options = [architecture.as_ptr(), c"--std=c++14".as_ptr()];
+        let mut program = ptr::null_mut();
+        // SAFETY: the types are those of nvrtc.h. The strings outlive the calls, and there are no headers.
+        unsafe {
+            let create = self.library.get::<Create>(c"nvrtcCreateProgram")?;
+            let code = create(&mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null());
+            ensure!(code == 0, "nvrtcCreateProgram: {code}");
+            let compile = self.library.get::<Compile>(c"nvrtcCompileProgram")?;
+            let code = compile(program, options.len() as c_int, options.as_ptr());
+            let log = CString::from_vec_with_nul(self.get(program, LOG)?)?.into_string()?;
+            ensure!(code == 0 && log.trim().is_empty(), "{SOURCE} does not compile cleanly:\n{log}");
+            let bytes = self.get(program, output)?;
+            let code = self.library.get::<Destroy>(c"nvrtcDestroyProgram")?(&mut program);
+            ensure!(code == 0, "nvrtcDestroyProgram: {code}");
+            Ok(bytes)
+        }
+    }
+
+    /// Returns a result of the program.
+    ///
+    /// # Safety
+    /// The program must be one that this compiler made, and alive.
+    unsafe fn get(&self, program: Program, [length, copy]: Output) -> Result<Vec<u8>> {
+        let mut length_bytes = 0;
+        // SAFETY: the caller's promise. The types are those of nvrtc.h, and the buffer has the length that NVRTC wants.
+        unsafe {
+            let code = self.library.get::<GetLength>(length)?(program, &mut length_bytes);
+            ensure!(code == 0, "{}: {code}", length.to_string_lossy());
+            let mut bytes = vec![0u8; length_bytes];
+            let code = self.library.get::<GetBytes>(copy)?(program, bytes.as_mut_ptr().cast());
+            ensure!(code == 0, "{}: {code}", copy.to_string_lossy());
+            Ok(bytes)
+        }
     }
 }

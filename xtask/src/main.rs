@@ -32,7 +32,8 @@ usage: cargo xtask COMMAND
       fails on any difference
 
   regen-kernels [--check]
-      compile the kernels of gpufile to PTX, with the pinned compiler; --check only compares and fails on any difference
+      compile the kernels of gpufile to PTX and to cubins, with the pinned compiler; --check only compares and fails on
+      any difference
 
   public-api [--check]
       write the public API of cufile and gpufile, a line for each item, into their public-api.txt; --check only compares
