@@ -199,6 +199,8 @@ fn forked_children_get_errors_and_drops_call_no_c_function() {
         is_forked(plain.as_ref().unwrap().1.is_done());
         is_forked(plain.as_ref().unwrap().1.wait());
         is_forked(device.load_module(PTX));
+        // SAFETY: the device refuses the call before it reads the image.
+        is_forked(unsafe { device.load_binary(&[]) });
         is_forked(module.as_ref().unwrap().kernel(c"f"));
         drop((memory.take(), plain.take(), module.take()));
         // These are the last references to everything.

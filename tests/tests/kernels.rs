@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr::{self, null_mut};
 use std::thread;
 
-use cuda_rt_sys::driver::CUresult;
-use cufile::cuda::{Device, DeviceBuffer, Kernel, KernelArgument, PinnedBuffer, Stream};
+use cuda_rt_sys::driver::{CUdevice_attribute, CUresult};
+use cufile::cuda::{Device, DeviceBuffer, Kernel, KernelArgument, Module, PinnedBuffer, Stream};
 use cufile::{ErrorKind, IoBufMut};
 use cufile_tests::bed::{Bed, pattern};
 use cufile_tests::random::Random;
@@ -14,6 +14,13 @@ use cufile_tests::{Emulator, aborts};
 fn ptx() -> CString {
     CString::new(include_str!("../../gpufile/kernels/scatter_gather.ptx")).unwrap()
 }
+
+/// gpufile's cubins, with the compute capabilities that they are for.
+const CUBINS: [((i32, i32), &[u8]); 3] = [
+    ((7, 5), include_bytes!("../../gpufile/kernels/scatter_gather.sm_75.cubin")),
+    ((8, 0), include_bytes!("../../gpufile/kernels/scatter_gather.sm_80.cubin")),
+    ((9, 0), include_bytes!("../../gpufile/kernels/scatter_gather.sm_90.cubin")),
+];
 
 /// An entry of a kernel's table.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +39,10 @@ fn table(entries: &[Entry]) -> Vec<u8> {
 }
 
 fn kernels(device: &Device) -> [Kernel; 2] {
-    let module = device.load_module(&ptx()).unwrap();
+    kernels_of(&device.load_module(&ptx()).unwrap())
+}
+
+fn kernels_of(module: &Module) -> [Kernel; 2] {
     [module.kernel(c"gpufile_scatter").unwrap(), module.kernel(c"gpufile_gather").unwrap()]
 }
 
@@ -82,10 +92,9 @@ fn draw_entries(random: &mut Random, base: usize, arena: usize, staging: usize) 
 }
 
 /// Launches several kernels with random tables in one stream, and compares every byte of both buffers with a model.
-fn compare_with_model(bed: &Bed, seed: u64) {
+fn compare_with_model(bed: &Bed, kernels: &[Kernel; 2], seed: u64) {
     let mut random = Random::new(seed);
     let stream = bed.device.stream().unwrap();
-    let kernels = kernels(&bed.device);
     let lens = [random.below(400_000) + 1, random.below(300_000) + 1];
     let (mut arena_model, mut staging_model) = (pattern(lens[0]), pattern(lens[1] + 64));
     let shift = random.pick(&[0, 0, 1, 4, 15, 16, 63]);
@@ -126,7 +135,49 @@ fn compare_with_model(bed: &Bed, seed: u64) {
 
 #[test]
 fn random_tables_move_as_in_a_plain_model() {
-    Bed::each(|bed| (0..60).for_each(|seed| compare_with_model(bed, seed)));
+    Bed::each(|bed| {
+        let kernels = kernels(&bed.device);
+        (0..60).for_each(|seed| compare_with_model(bed, &kernels, seed));
+    });
+}
+
+/// Returns the major and the minor compute capability of a GPU.
+fn compute_capability(device: &Device) -> (i32, i32) {
+    let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    let minor = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+    (device.attribute(major).unwrap(), device.attribute(minor).unwrap())
+}
+
+#[test]
+fn cubins_load_on_the_gpus_that_they_are_for() {
+    let mut loaded = 0;
+    let mut load_all = |bed: &Bed| {
+        let capability = compute_capability(&bed.device);
+        for ((major, least), cubin) in CUBINS {
+            // The image begins at an odd address.
+            let bytes = [&[0], cubin].concat();
+            // SAFETY: NVRTC made the cubin.
+            let module = unsafe { bed.device.load_binary(&bytes[1..]) };
+            if major != capability.0 || least > capability.1 {
+                let error = module.unwrap_err().to_string();
+                assert_eq!(error, "cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU (209)", "{capability:?}");
+                continue;
+            }
+            let kernels = kernels_of(&module.unwrap());
+            (0..20).for_each(|seed| compare_with_model(bed, &kernels, seed));
+            loaded += 1;
+        }
+    };
+    let bed = Bed::emulated();
+    assert_eq!(compute_capability(&bed.device), (9, 0));
+    for capability in ["7 0", "7 5", "8 0", "8 9", "9 0", "12 0"] {
+        bed.emulator.as_ref().unwrap().control(&format!("compute-capability {capability}"));
+        load_all(&bed);
+    }
+    if let Some(bed) = Bed::real() {
+        load_all(&bed);
+    }
+    assert!((4..=5).contains(&loaded), "{loaded} cubins");
 }
 
 /// Each byte is one that an entry has for it. Bytes that no entry has stay as they were.
@@ -262,6 +313,12 @@ fn failures_to_load_name_their_reason() {
     assert_eq!(load(c""), "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE (200)");
     assert_eq!(load(c".version 7.8\n.entry f("), "cuModuleLoadData: CUDA_ERROR_INVALID_PTX (218)");
     assert_eq!(load(c".version 9.1"), "cuModuleLoadData: CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)");
+    let mut no_cubin = CUBINS[2].1.to_vec();
+    // The machine of the ELF file.
+    no_cubin[0x12] = 62;
+    // SAFETY: the emulator reads only what the headers name, and they are those of the cubin.
+    let error = unsafe { bed.device.load_binary(&no_cubin) }.unwrap_err().to_string();
+    assert_eq!(error, "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE (200)");
     emulator.control("driver-version 11070");
     assert_eq!(load(&ptx()), "cuModuleLoadData: CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222)");
     emulator.control("driver-version 11080");

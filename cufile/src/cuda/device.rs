@@ -281,7 +281,8 @@ impl Device {
     }
 
     /// Loads kernels in PTX, which CUDA compiles for the device (`cuModuleLoadData`). That takes milliseconds,
-    /// unless CUDA finds the result of an earlier load in its cache on disk.
+    /// unless CUDA finds the result of an earlier load in its cache on disk. [`load_binary`](Self::load_binary)
+    /// loads code that is compiled already.
     ///
     /// # Errors
     /// CUDA's error: `CUDA_ERROR_UNSUPPORTED_PTX_VERSION` if the PTX is newer than the display driver,
@@ -289,7 +290,39 @@ impl Device {
     /// [`Error::Forked`].
     #[doc(alias = "cuModuleLoadData")]
     pub fn load_module(&self, ptx: &CStr) -> Result<Module> {
-        Module::new(self, ptx)
+        Module::from_ptx(self, ptx)
+    }
+
+    /// Loads kernels in machine code, a cubin or a fatbin from `nvcc` or NVRTC (`cuModuleLoadData`). CUDA compiles
+    /// nothing, unless only the PTX in a fatbin fits the device.
+    ///
+    /// The code of a cubin runs only on devices of its major compute capability, with at least its minor one. PTX
+    /// beside it serves all other devices:
+    ///
+    /// ```no_run
+    /// use std::ffi::CStr;
+    ///
+    /// use cufile::cuda::{Device, Module};
+    ///
+    /// /// Loads kernels that `nvcc` compiled, by `-cubin -arch=sm_90` and by `-ptx`.
+    /// fn load(device: &Device, cubin: &'static [u8], ptx: &CStr) -> cufile::Result<Module> {
+    ///     // SAFETY: the build of this program made the cubin.
+    ///     let module = unsafe { device.load_binary(cubin) };
+    ///     module.or_else(|_| device.load_module(ptx))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// CUDA's error: `CUDA_ERROR_NO_BINARY_FOR_GPU` if the code is for other GPUs, or `CUDA_ERROR_INVALID_IMAGE`;
+    /// [`Error::Forked`].
+    ///
+    /// # Safety
+    /// `image` must be a whole cubin or fatbin, as a compiler of CUDA made it. CUDA reads as many bytes as headers in
+    /// the image name, and trusts its contents.
+    #[doc(alias = "cuModuleLoadData")]
+    pub unsafe fn load_binary(&self, image: &[u8]) -> Result<Module> {
+        // SAFETY: the caller's promise.
+        unsafe { Module::from_binary(self, image) }
     }
 
     /// Returns the device's default stream, for work without another stream.

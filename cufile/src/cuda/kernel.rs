@@ -9,8 +9,8 @@ use cuda_rt_sys::driver::{CUfunction, CUmodule};
 use super::{Device, Stream};
 use crate::error::{Error, Result, check_driver};
 
-/// Code of kernels on a device (`cuModuleLoadData`), from [`Device::load_module`]. Clones refer to the same module,
-/// which is unloaded when the last of them and of its kernels is dropped.
+/// Code of kernels on a device (`cuModuleLoadData`), from [`Device::load_module`] or [`Device::load_binary`]. Clones
+/// refer to the same module, which is unloaded when the last of them and of its kernels is dropped.
 ///
 /// ```no_run
 /// use std::ffi::CStr;
@@ -44,13 +44,32 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 impl Module {
-    pub(super) fn new(device: &Device, ptx: &CStr) -> Result<Self> {
+    pub(super) fn from_ptx(device: &Device, ptx: &CStr) -> Result<Self> {
+        // SAFETY: the text ends with a NUL.
+        unsafe { Self::load(device, ptx.as_ptr().cast()) }
+    }
+
+    /// # Safety
+    /// As for [`Device::load_binary`].
+    pub(super) unsafe fn from_binary(device: &Device, image: &[u8]) -> Result<Self> {
+        // CUDA does not document that it takes an image at any address. Compilers align images to 8 bytes.
+        let mut words = vec![0u64; image.len().div_ceil(8)];
+        // SAFETY: the words have room for the image, and are not part of it.
+        unsafe { words.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(image.as_ptr(), image.len()) };
+        // SAFETY: the image is a whole cubin or fatbin, by the caller's promise.
+        unsafe { Self::load(device, words.as_ptr().cast()) }
+    }
+
+    /// # Safety
+    /// `image` must be a text that ends with a NUL, or a whole cubin or fatbin.
+    unsafe fn load(device: &Device, image: *const c_void) -> Result<Self> {
         let _entered = device.enter()?;
         let _beside = device.cuda().beside_captures();
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` outlives the call, and the text ends with a NUL; the device's context is current.
+        // SAFETY: `raw` outlives the call, and so does the image, whose end CUDA finds, by the caller's promise. The
+        // device's context is current.
         check_driver("cuModuleLoadData", unsafe {
-            (device.cuda().driver().cuModuleLoadData)(&mut raw, ptx.as_ptr().cast())
+            (device.cuda().driver().cuModuleLoadData)(&mut raw, image)
         })?;
         Ok(Self(Arc::new(Loaded { device: device.clone(), raw })))
     }

@@ -8,6 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::Mutex;
 
 use crate::control::lock;
+use crate::cubin;
 
 /// Writes an out-parameter, unless it is null.
 pub(crate) fn put<T>(pointer: *mut T, value: T) -> Option<()> {
@@ -54,6 +55,14 @@ pub(crate) fn text(pointer: *const c_char) -> Option<String> {
     }
     // SAFETY: a string that is not null ends with a NUL, by the C caller's promise.
     Some(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+}
+
+/// Copies an ELF file, as far as its own header says; `None` if the memory contains no such file.
+pub(crate) fn elf(pointer: *const u8) -> Option<Vec<u8>> {
+    // One by one: a text may be shorter.
+    let is_elf = b"\x7fELF".iter().enumerate().all(|(at, byte)| get(pointer.wrapping_add(at)) == Some(*byte));
+    let header = is_elf.then(|| get(pointer.cast::<[u8; 64]>()))??;
+    array(pointer, cubin::len_bytes(&header))
 }
 
 /// Writes `value` and its NUL into a buffer of `length` bytes; `None` if it does not fit.

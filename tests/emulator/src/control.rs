@@ -107,6 +107,7 @@ struct Control {
     /// The CUDA version of the display driver; `None` is the runtime's.
     driver_version: Option<c_int>,
     gpus: c_int,
+    compute_capability: (c_int, c_int),
     reverse_completions: bool,
     require_context: bool,
     nvidia_fs: NvidiaFs,
@@ -132,6 +133,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         runtime_version: 13000,
         driver_version: None,
         gpus: 2,
+        compute_capability: (9, 0),
         reverse_completions: false,
         require_context: false,
         nvidia_fs: NvidiaFs::default(),
@@ -195,6 +197,11 @@ pub(crate) fn driver_version() -> c_int {
 /// Returns the number of GPUs.
 pub(crate) fn gpus() -> c_int {
     lock(&CONTROL).gpus
+}
+
+/// Returns the major and the minor compute capability of the GPUs.
+pub(crate) fn compute_capability() -> (c_int, c_int) {
+    lock(&CONTROL).compute_capability
 }
 
 /// Returns whether the entries of a batch complete from the last to the first.
@@ -278,6 +285,9 @@ impl Control {
             ("runtime-version", [version]) => self.runtime_version = version.parse().ok()?,
             ("driver-version", [version]) => self.driver_version = Some(version.parse().ok()?),
             ("gpus", [count]) => self.gpus = count.parse().ok().filter(|count| (0..=16).contains(count))?,
+            ("compute-capability", [major, minor]) => {
+                self.compute_capability = (major.parse().ok()?, minor.parse().ok()?);
+            }
             ("reverse-completions", [on]) => self.reverse_completions = flag(on)?,
             ("require-context", [on]) => self.require_context = flag(on)?,
             ("nvidia-fs", [major, minor, status]) => {
@@ -379,6 +389,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `runtime-version 12080` | the version that libcudart and libcuda report; 13000 by default |
 /// | `driver-version 12080` | the CUDA version that the display driver supports; the runtime's by default |
 /// | `gpus N` | the number of GPUs, 0 to 16; 2 by default |
+/// | `compute-capability MAJOR MINOR` | that of the GPUs, which decides which cubins they take; 9 0 by default |
 /// | `reverse-completions 0\|1` | whether a batch runs its entries from the last to the first |
 /// | `require-context 0\|1` | whether cuFile refuses device memory (5047) unless its device's context is current |
 /// | `nvidia-fs MAJOR MINOR STATUS` | the version of the kernel module, and the file systems and devices for which it has a direct path (`dstatusflags`). The bytes move in the same way. 0 0 0, which means no module, by default |

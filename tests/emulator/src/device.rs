@@ -225,7 +225,8 @@ pub(crate) fn attribute(number: u32, device: c_int) -> Option<c_int> {
         33 => device + 1,
         39 => 2048,
         40 => 3,
-        75 => 9,
+        75 => control::compute_capability().0,
+        76 => control::compute_capability().1,
         // Overlap, mapping host memory, concurrent kernels, unified addressing, stream priorities, managed memory.
         15 | 19 | 31 | 41 | 78 | 83 => 1,
         // Concurrent managed access.

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use cuda_rt_sys::driver::CUresult;
 
 use crate::control::{self, lock};
+use crate::cubin;
 use crate::memory::{self, Kind, Place};
 use crate::stream::fresh_handle;
 
@@ -21,15 +22,20 @@ struct Module {
     kernels: Vec<Arc<Kernel>>,
 }
 
-/// A kernel of a module, as its PTX declares it.
+/// A kernel as its PTX or its cubin declares it.
+pub(crate) struct Declared {
+    pub name: String,
+    /// The lengths of the parameters.
+    pub parameter_bytes: Vec<u64>,
+    /// The most threads of a block.
+    pub most_threads: u64,
+}
+
+/// A kernel of a module.
 pub(crate) struct Kernel {
     pub handle: usize,
     pub device: c_int,
-    pub name: String,
-    /// The types of the parameters, such as `.u64`.
-    pub parameters: Vec<String>,
-    /// The most threads of a block.
-    pub most_threads: u64,
+    pub declared: Declared,
     /// The number of launches that have not ended.
     in_flight: AtomicUsize,
 }
@@ -37,7 +43,7 @@ pub(crate) struct Kernel {
 static MODULES: Mutex<Option<HashMap<usize, Module>>> = Mutex::new(None);
 
 /// Loads PTX for a device.
-pub(crate) fn load(ptx: &str, device: c_int) -> Result<usize, CUresult> {
+pub(crate) fn load_ptx(ptx: &str, device: c_int) -> Result<usize, CUresult> {
     let version = directive(ptx, ".version").and_then(|version| version.split_once('.'));
     let (major, minor) = version.ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
     let number = |text: &str| text.parse::<c_int>().map_err(|_| CUresult::CUDA_ERROR_INVALID_PTX);
@@ -46,11 +52,29 @@ pub(crate) fn load(ptx: &str, device: c_int) -> Result<usize, CUresult> {
         return Err(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
     }
     directive(ptx, ".target").ok_or(CUresult::CUDA_ERROR_INVALID_PTX)?;
-    let declared: Option<Vec<_>> = ptx.split(".entry").skip(1).map(|entry| kernel(entry, device)).collect();
-    let kernels = declared.ok_or(CUresult::CUDA_ERROR_INVALID_PTX)?;
+    let kernels: Option<Vec<_>> = ptx.split(".entry").skip(1).map(declared).collect();
+    Ok(insert(kernels.ok_or(CUresult::CUDA_ERROR_INVALID_PTX)?, device))
+}
+
+/// Loads a cubin for a device.
+pub(crate) fn load_cubin(image: &[u8], device: c_int) -> Result<usize, CUresult> {
+    let ((major, minor), kernels) = cubin::read(image).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+    let capability = control::compute_capability();
+    if capability.0 != major || capability.1 < minor {
+        return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
+    }
+    Ok(insert(kernels, device))
+}
+
+/// Adds a module, and returns its handle.
+fn insert(kernels: Vec<Declared>, device: c_int) -> usize {
+    let kernel = |declared| {
+        Arc::new(Kernel { handle: fresh_handle(), device, declared, in_flight: AtomicUsize::new(0) })
+    };
+    let module = Module { device, kernels: kernels.into_iter().map(kernel).collect() };
     let handle = fresh_handle();
-    lock(&MODULES).get_or_insert_default().insert(handle, Module { device, kernels });
-    Ok(handle)
+    lock(&MODULES).get_or_insert_default().insert(handle, module);
+    handle
 }
 
 /// Returns the word after a directive of the PTX.
@@ -58,24 +82,23 @@ fn directive<'a>(ptx: &'a str, name: &str) -> Option<&'a str> {
     ptx.lines().find_map(|line| line.trim().strip_prefix(name)?.split_whitespace().next())
 }
 
-/// Reads a kernel's declaration, from its name on.
-fn kernel(entry: &str, device: c_int) -> Option<Arc<Kernel>> {
+/// Reads a kernel's declaration in PTX, from its name on.
+fn declared(entry: &str) -> Option<Declared> {
     let (name, rest) = entry.split_once('(')?;
     let (parameters, rest) = rest.split_once(')')?;
     let (bounds, _) = rest.split_once('{')?;
-    let types = parameters.split(',').map(|one| one.trim().strip_prefix(".param")?.split_whitespace().next());
+    // The bits are in the type, such as `.u64`.
+    let bytes = |parameter: &str| {
+        let name = parameter.trim().strip_prefix(".param")?.split_whitespace().next()?;
+        let bits = name.trim_start_matches(|letter: char| !letter.is_ascii_digit());
+        Some(bits.parse::<u64>().unwrap_or(0) / 8)
+    };
     let most_threads = match directive(bounds, ".maxntid") {
         Some(bound) => bound.trim_end_matches(',').parse().ok()?,
         None => 1024,
     };
-    Some(Arc::new(Kernel {
-        handle: fresh_handle(),
-        device,
-        name: name.trim().to_owned(),
-        parameters: types.map(|one| one.map(str::to_owned)).collect::<Option<_>>()?,
-        most_threads,
-        in_flight: AtomicUsize::new(0),
-    }))
+    let parameter_bytes = parameters.split(',').map(bytes).collect::<Option<_>>()?;
+    Some(Declared { name: name.trim().to_owned(), parameter_bytes, most_threads })
 }
 
 /// Unloads a module.
@@ -84,7 +107,7 @@ pub(crate) fn unload(handle: usize) -> Result<(), CUresult> {
     let module = gone.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
     for kernel in &module.kernels {
         if kernel.in_flight.load(Ordering::SeqCst) > 0 {
-            violated(&kernel.name, "its module is unloaded before the kernel has ended");
+            violated(&kernel.declared.name, "its module is unloaded before the kernel has ended");
         }
     }
     Ok(())
@@ -104,7 +127,7 @@ pub(crate) fn live_modules() -> usize {
 pub(crate) fn find(module: usize, name: &str) -> Result<usize, CUresult> {
     let mut modules = lock(&MODULES);
     let module = modules.get_or_insert_default().get(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    let kernel = module.kernels.iter().find(|kernel| kernel.name == name);
+    let kernel = module.kernels.iter().find(|kernel| kernel.declared.name == name);
     kernel.map(|kernel| kernel.handle).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
 }
 
@@ -136,7 +159,7 @@ pub(crate) struct Launch {
 impl Launch {
     /// Prepares a launch; `None` if the emulator does not know the kernel.
     pub(crate) fn new(kernel: Arc<Kernel>, entries: u64, count: u32, staging: u64) -> Option<Self> {
-        let is_gather = match kernel.name.as_str() {
+        let is_gather = match kernel.declared.name.as_str() {
             "gpufile_scatter" => false,
             "gpufile_gather" => true,
             _ => return None,
@@ -154,7 +177,7 @@ impl Launch {
     }
 
     fn violated(&self, why: &str) -> ! {
-        violated(&self.kernel.name, why)
+        violated(&self.kernel.declared.name, why)
     }
 
     /// Copies every entry.

@@ -32,6 +32,7 @@
 
 mod c;
 mod control;
+mod cubin;
 mod device;
 mod exports;
 mod kernels;

@@ -23,8 +23,11 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut CUmodule, image: *const c
         if module.is_null() {
             return Err(INVALID);
         }
-        let ptx = c::text(image.cast()).ok_or(INVALID)?;
-        put(module, ptr::without_provenance_mut(kernels::load(&ptx, device)?))
+        let handle = match c::elf(image.cast()) {
+            Some(cubin) => kernels::load_cubin(&cubin, device)?,
+            None => kernels::load_ptx(&c::text(image.cast()).ok_or(INVALID)?, device)?,
+        };
+        put(module, ptr::without_provenance_mut(handle))
     })
 }
 
@@ -81,10 +84,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
         if !shape || sharedMemBytes > MOST_SHARED_BYTES {
             return Err(INVALID);
         }
-        if threads > kernel.most_threads {
+        if threads > kernel.declared.most_threads {
             return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
         }
-        if !extra.is_null() || kernel.parameters != [".u64", ".u32", ".u64"] {
+        if !extra.is_null() || kernel.declared.parameter_bytes != [8, 4, 8] {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let arguments = c::array(kernelParams, 3).ok_or(INVALID)?;
