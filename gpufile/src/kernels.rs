@@ -8,9 +8,9 @@ use cufile::cuda::{Device, Kernel, KernelArgument, Stream};
 const PTX: &str = concat!(include_str!("../kernels/scatter_gather.ptx"), "\0");
 
 /// The threads of a block, which are whole warps.
-const THREADS: u32 = 512;
+const THREADS: u32 = 256;
 /// The most blocks of a launch. More of them copy no faster.
-const MOST_BLOCKS: u32 = 16;
+const MOST_BLOCKS: u32 = 32;
 
 /// The two kernels, loaded on one GPU.
 #[derive(Debug)]

@@ -26,7 +26,8 @@ impl File {
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that the engine saw fail. A range fails with
     /// [`Cause::EndOfFile`] if the file ends within it. Other ranges may have been read or not. Ranges beyond
-    /// the buffer, and ranges that overlap in it, fail with [`Cause::Invalid`].
+    /// the buffer, and ranges that overlap in it, fail with [`Cause::Invalid`]. In lists of 4,096 ranges or more,
+    /// ranges may overlap in device memory; each byte then comes from one of them.
     pub fn read_many<B: IoBufMut + ?Sized>(&self, buffer: &mut B, ranges: &[IoRange]) -> Result<()> {
         let memory = self.memory_mut(buffer, 0)?;
         if ranges.is_empty() {

@@ -22,7 +22,8 @@ impl Workers {
     /// ranges before it may have been.
     ///
     /// # Errors
-    /// [`Refused`] if a range does not lie in the buffer, or if two ranges overlap in memory.
+    /// [`Refused`] if a range does not lie in the buffer. Also if two ranges overlap in memory, except in long lists
+    /// of ranges of a GPU.
     ///
     /// # Safety
     /// As for [`run`](Self::run).
@@ -34,25 +35,22 @@ impl Workers {
         let Entries::Ranges { ranges, memory, .. } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
-        if ranges.len() < 2 * WINDOW || on_worker() {
+        if ranges.len() < 4 * FIRST_WINDOW || on_worker() {
             // SAFETY: the caller's promise.
             return unsafe { self.run(transfer, schedule) };
         }
-        let find_overlap = || overlap(&transfer.entries).map_or(Ok(()), Err);
-        match memory.place {
-            Place::Host => {
-                // Two threads must not write the same bytes.
-                find_overlap()?;
-                // SAFETY: the caller's promise.
-                unsafe { self.read_in_windows(transfer, schedule, || Ok(())) }
-            }
-            // On a GPU, either copy may come last. So there is time to look while workers read.
-            // SAFETY: the caller's promise.
-            Place::Device(_) => unsafe { self.read_in_windows(transfer, schedule, find_overlap) },
+        // Two threads must not write the same bytes. On a GPU they may, and either comes last. Looking for overlaps
+        // would take longer than reading.
+        if memory.place == Place::Host
+            && let Some(refused) = overlap(&transfer.entries)
+        {
+            return Err(refused);
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.read_in_windows(transfer, schedule) }
     }
 
-    /// Reads the ranges window by window. Calls `while_reading` when workers have all windows.
+    /// Reads the ranges window by window.
     ///
     /// # Safety
     /// As for [`run`](Self::run).
@@ -60,7 +58,6 @@ impl Workers {
         &self,
         transfer: &Transfer<'_>,
         schedule: &Schedule,
-        while_reading: impl Fn() -> Result<(), Refused>,
     ) -> Result<Option<EntryStop>, Refused> {
         let Entries::Ranges { file, memory, ranges, file_limit } = transfer.entries else {
             unreachable!("ranges of one buffer")
@@ -90,7 +87,6 @@ impl Workers {
             start += window.len();
             window_len = WINDOW.min(2 * window_len);
         }
-        while_reading()?;
         Ok(in_flight.finish())
     }
 }

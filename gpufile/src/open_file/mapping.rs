@@ -160,9 +160,11 @@ impl Mapping {
     /// # Safety
     /// The memory of the spans must be valid for writes, and nothing else may use it.
     pub unsafe fn read(&self, spans: impl Iterator<Item = Span>) -> usize {
+        /// The bytes of a call. The processor's cache keeps so many from the prefetch to the copy.
+        const BYTES: usize = 64 << 10;
         let before = |span: &Span| self.prefetch(span);
         // SAFETY: the caller's promise; the kernel checks all addresses.
-        self.exchange(spans, before, |local, remote| unsafe {
+        self.exchange::<128>(BYTES, spans, before, |local, remote| unsafe {
             libc::process_vm_writev(libc::getpid(), local.0, local.1, remote.0, remote.1, 0)
         })
     }
@@ -174,8 +176,10 @@ impl Mapping {
     /// # Safety
     /// The memory of the spans must be valid for reads, and nothing may write it.
     pub unsafe fn write(&self, spans: impl Iterator<Item = Span>) -> usize {
+        // Threads wait for each other in each call, so a call has as many ranges as the kernel takes.
         // SAFETY: the caller's promise; the kernel checks all addresses.
-        self.exchange(
+        self.exchange::<1024>(
+            usize::MAX,
             spans,
             |_| (),
             |local, remote| unsafe {
@@ -185,17 +189,15 @@ impl Mapping {
     }
 
     /// Lets `call` copy between the mapping (its local ranges) and the memory of the spans (its remote ones),
-    /// with many spans in one call. A local range that cannot be accessed is an error of the call.
-    fn exchange(
+    /// with up to `MOST` spans in one call, and no more when they have `enough_bytes`. A local range that cannot be
+    /// accessed is an error of the call.
+    fn exchange<const MOST: usize>(
         &self,
+        enough_bytes: usize,
         spans: impl Iterator<Item = Span>,
         before: impl Fn(&Span),
         call: impl Fn(Ranges, Ranges) -> isize,
     ) -> usize {
-        /// The most spans of a call.
-        const MOST: usize = 128;
-        /// The bytes after which a call has enough. The processor's cache then still has the first of them.
-        const ENOUGH_BYTES: usize = 64 << 10;
         const NONE: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
         let mut spans = spans.peekable();
         let mut done = 0;
@@ -203,7 +205,7 @@ impl Mapping {
             let (mut local, mut remote) = ([NONE; MOST], [NONE; MOST]);
             let (mut count, mut apart, mut bytes) = (0, 0usize, 0);
             while count < MOST
-                && bytes < ENOUGH_BYTES
+                && bytes < enough_bytes
                 && let Some(span) = spans.next_if(|span| self.has(span))
             {
                 before(&span);

@@ -213,10 +213,6 @@ fn chunks_of_ranges_match_the_model() {
 
 /// Returns the order of entries of one file, given by offset, address and length; `None` for the caller's
 /// order.
-fn order_of(method: Method, entries: &[(u64, usize, usize)]) -> Result<Option<Vec<usize>>, Refused> {
-    order_at(Place::Host, method, entries)
-}
-
 fn order_at(
     place: Place,
     method: Method,
@@ -258,12 +254,38 @@ fn dense_entries_are_sorted_by_file() {
 }
 
 #[test]
-fn mappings_are_read_in_the_order_given() {
+fn mappings_are_used_in_the_order_given() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(400).unwrap();
     let mapping = Arc::new(Mapping::for_read(&file, 400).unwrap());
     let backward = [(300, 0, 100), (200, 500, 100), (100, 1000, 100), (0, 1500, 100)];
-    assert_eq!(order_of(Method::ReadMapping(mapping), &backward), Ok(None));
+    for method in [Method::ReadMapping(mapping.clone()), Method::WriteMapping(mapping)] {
+        assert_eq!(order_at(Place::Host, method, &backward), Ok(None));
+    }
+}
+
+#[test]
+fn ranges_of_one_file_are_sorted_at_any_offset() {
+    let file = open();
+    let mut random = Random(17);
+    for base in [0, 1 << 20, 1 << 62] {
+        let mut ranges: Vec<_> = (0..500)
+            .map(|at| IoRange { file_offset: base + 70 * at, buffer_offset: 70 * at as usize, len_bytes: 60 })
+            .collect();
+        for at in 0..ranges.len() {
+            let other = random.below(ranges.len());
+            ranges.swap(at, other);
+        }
+        let memory = memory(BASE, 70 * 500, Place::Device(0));
+        let entries = Entries::Ranges { file: &file, memory, ranges: &ranges, file_limit: u64::MAX };
+        let transfer = Transfer { method: Method::Read, entries };
+        let mut chunks = Chunks::default();
+        let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
+        chunks.cut_anew(&transfer, &schedule).unwrap();
+        check(&chunks, &transfer, &schedule, "one file");
+        let offsets = (0..500).map(|at| ranges[chunks.entry(at)].file_offset);
+        assert!(offsets.eq((0..500).map(|at| base + 70 * at)));
+    }
 }
 
 #[test]
