@@ -56,7 +56,8 @@ impl Kernels {
     /// # Safety
     /// The GPU must be able to use the table, the ranges and their places in the staging buffer until the
     /// kernel has ended. Nothing else may use the ranges until then, or write the table and the staging buffer.
-    /// The ranges must not overlap. The kernels must stay loaded until then.
+    /// The ranges must not overlap the table or their places in the staging buffer. They may overlap each other:
+    /// each byte then comes from one of the entries. The kernels must stay loaded until then.
     pub unsafe fn scatter(&self, stream: &Stream, table: Table, staging: *const u8) -> cufile::Result<()> {
         // SAFETY: the kernel takes these arguments, and copies what the table names; the rest is the caller's
         // promise.
@@ -69,8 +70,8 @@ impl Kernels {
     /// As [`scatter`](Self::scatter).
     ///
     /// # Safety
-    /// As for [`scatter`](Self::scatter), except that nothing else may use the staging buffer, and nothing may
-    /// write the ranges.
+    /// As for [`scatter`](Self::scatter), except that nothing else may use the staging buffer, nothing may
+    /// write the ranges, and the places in the staging buffer must not overlap.
     pub unsafe fn gather(&self, stream: &Stream, table: Table, staging: *const u8) -> cufile::Result<()> {
         // SAFETY: as in `scatter`.
         unsafe { launch(stream, &self.gather, table, staging) }
