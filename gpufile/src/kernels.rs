@@ -2,10 +2,18 @@
 
 use std::ffi::CStr;
 
-use cufile::cuda::{Device, Kernel, KernelArgument, Stream};
+use cuda_rt_sys::driver::CUdevice_attribute;
+use cufile::cuda::{Device, Kernel, KernelArgument, Module, Stream};
 
-/// The text of `kernels/scatter_gather.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
+/// `kernels/scatter_gather.cu`, compiled for every GPU that CUDA 11.8 or newer supports.
 const PTX: &str = concat!(include_str!("../kernels/scatter_gather.ptx"), "\0");
+
+/// The same as machine code, for GPUs with this major compute capability and at least this minor one.
+const CUBINS: [((i32, i32), &[u8]); 3] = [
+    ((7, 5), include_bytes!("../kernels/scatter_gather.sm_75.cubin")),
+    ((8, 0), include_bytes!("../kernels/scatter_gather.sm_80.cubin")),
+    ((9, 0), include_bytes!("../kernels/scatter_gather.sm_90.cubin")),
+];
 
 /// The threads of a block, which are whole warps.
 const THREADS: u32 = 256;
@@ -41,10 +49,29 @@ impl Kernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// The error that CUDA returned.
+    /// The error that CUDA returned for the PTX.
     pub fn load(device: &Device) -> cufile::Result<Self> {
+        // CUDA compiles the PTX, which takes 95 to 200 ms on an H100, unless its cache on disk contains the result. A
+        // cubin is compiled already. GPUs without a cubin need the PTX.
+        if let Some(kernels) = Self::load_cubin(device) {
+            return Ok(kernels);
+        }
         let ptx = CStr::from_bytes_with_nul(PTX.as_bytes()).expect("a text with one NUL, at its end");
-        let module = device.load_module(ptx)?;
+        Self::of_module(&device.load_module(ptx)?)
+    }
+
+    /// Loads the machine code for the GPU; `None` if there is none, or if CUDA does not load it.
+    fn load_cubin(device: &Device) -> Option<Self> {
+        let major =
+            device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR).ok()?;
+        let minor =
+            device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR).ok()?;
+        let (_, cubin) = CUBINS.iter().find(|((of, least), _)| *of == major && *least <= minor)?;
+        // SAFETY: `cargo xtask regen-kernels` makes the cubins by NVRTC, and checks that they are unchanged.
+        unsafe { device.load_binary(cubin) }.and_then(|module| Self::of_module(&module)).ok()
+    }
+
+    fn of_module(module: &Module) -> cufile::Result<Self> {
         Ok(Self { scatter: module.kernel(c"gpufile_scatter")?, gather: module.kernel(c"gpufile_gather")? })
     }
 

@@ -283,12 +283,51 @@ fn ranges_are_copied_one_by_one_without_kernels() {
                 copies_and_launches(&bed, || file.read_many(&mut buffer, &scattered()).unwrap());
             assert!([(50, 0), (50 + launches, launches)].contains(&(copies, tried)), "{function}: {copies}");
         }
+        // The engine tries the cubin and the PTX, each once.
+        let loads = bed.emulator.as_ref().unwrap().calls("cuModuleLoadData");
+        assert_eq!(loads, 2 - launches, "{function}");
         let read = buffer.to_vec().unwrap();
         for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
             assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
         }
         file.write_many(&buffer, &scattered()).unwrap();
         assert!(fs::read(bed.path("data")).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn kernels_come_from_the_cubin_for_the_gpu_or_from_ptx() {
+    // A display driver of CUDA 11.7 takes no PTX of 11.8.
+    let no_ptx = "driver-version 11070";
+    let cases: [(&[&str], i64, i64); 11] = [
+        (&[no_ptx], 1, 1),
+        (&["compute-capability 8 9", no_ptx], 1, 1),
+        (&["compute-capability 7 5", no_ptx], 1, 1),
+        (&["compute-capability 7 0", no_ptx], 1, 0),
+        (&["compute-capability 12 0", no_ptx], 1, 0),
+        (&["compute-capability 7 0"], 1, 1),
+        (&["compute-capability 12 0"], 1, 1),
+        (&["fault cuModuleLoadData err=209"], 2, 1),
+        (&["fault cuModuleLoadData err=209", no_ptx], 2, 0),
+        (&["fault cuModuleGetFunction err=500"], 2, 1),
+        (&["fault cuDeviceGetAttribute err=1 times=all"], 1, 1),
+    ];
+    let bytes = pattern(1 << 20);
+    for (commands, loads, launches) in cases {
+        let bed = Bed::on(Emulator::start());
+        let emulator = bed.emulator.as_ref().unwrap();
+        bed.file("data", &bytes);
+        let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
+        let mut buffer = bed.device.alloc(100_000).unwrap();
+        for command in commands {
+            emulator.control(command);
+        }
+        let (_, launched) = copies_and_launches(&bed, || file.read_many(&mut buffer, &scattered()).unwrap());
+        assert_eq!((emulator.calls("cuModuleLoadData"), launched), (loads, launches), "{commands:?}");
+        let read = buffer.to_vec().unwrap();
+        for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
+            assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
+        }
     }
 }
 

@@ -80,7 +80,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuCtxPushCurrent_v2", &["err=201"]),
     ("cuDevicePrimaryCtxRetain", &["err=2"]),
     ("cuModuleGetFunction", &["err=2", "err=500"]),
-    ("cuModuleLoadData", &["err=2", "err=222", "err=801"]),
+    ("cuModuleLoadData", &["err=2", "err=209", "err=222", "err=801"]),
     ("cuModuleUnload", &["err=1"]),
     ("cuStreamBatchMemOp_v2", &["err=801", "err=1"]),
 ];
