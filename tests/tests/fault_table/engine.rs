@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use cufile::cuda::DeviceBuffer;
 use cufile_tests::bed::pattern;
 use gpufile::{Engine, File, IoRange, OpenOptions, RoutePolicy};
 
@@ -11,6 +12,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "engine read", opened: true, run: read },
     Scenario { name: "engine write", opened: true, run: write },
     Scenario { name: "engine many", opened: true, run: many },
+    Scenario { name: "engine each", opened: true, run: each },
+    Scenario { name: "engine lists", opened: true, run: lists },
     Scenario { name: "engine read by cuFile", opened: true, run: read_by_cufile },
     Scenario { name: "engine write by cuFile", opened: true, run: write_by_cufile },
     Scenario { name: "engine futures", opened: true, run: futures },
@@ -61,26 +64,57 @@ fn write_by_cufile(stage: &Stage) -> Result<(), Problem> {
     write_as(stage, RoutePolicy::RequireCufile)
 }
 
-fn many(stage: &Stage) -> Result<(), Problem> {
-    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
-    let mut buffer = stage.bed().device.alloc(LEN)?;
-    buffer.copy_from_host(0, &pattern(LEN))?;
-    let ranges: Vec<IoRange> = (0..20)
+/// Returns ranges with gaps between them.
+fn ranges() -> Vec<IoRange> {
+    (0..20)
         .map(|index| IoRange {
             file_offset: index * 4000,
             buffer_offset: index as usize * 4000,
             len_bytes: 700,
         })
-        .collect();
-    file.write_many(&buffer, &ranges)?;
-    buffer.fill(0)?;
-    file.read_many(&mut buffer, &ranges)?;
+        .collect()
+}
+
+fn are_right(buffer: &DeviceBuffer) -> Result<(), Problem> {
     let found = buffer.to_vec()?;
     let right = |range: &IoRange| {
         let bytes = range.buffer_offset..range.buffer_offset + range.len_bytes;
         found[bytes.clone()] == pattern(LEN)[bytes]
     };
-    same(ranges.iter().all(right), "what was written and read")
+    same(ranges().iter().all(right), "what was written and read")
+}
+
+fn many(stage: &Stage) -> Result<(), Problem> {
+    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
+    let mut buffer = stage.bed().device.alloc(LEN)?;
+    buffer.copy_from_host(0, &pattern(LEN))?;
+    file.write_many(&buffer, &ranges())?;
+    buffer.fill(0)?;
+    file.read_many(&mut buffer, &ranges())?;
+    are_right(&buffer)
+}
+
+fn each(stage: &Stage) -> Result<(), Problem> {
+    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
+    let mut buffer = stage.bed().device.alloc(LEN)?;
+    buffer.copy_from_host(0, &pattern(LEN))?;
+    file.write_many_each(&buffer, &ranges())?.into_iter().collect::<gpufile::Result<()>>()?;
+    buffer.fill(0)?;
+    let read = file.read_many_each(&mut buffer, &ranges())?.into_iter().sum::<gpufile::Result<usize>>()?;
+    same(read == 20 * 700, "the number of bytes")?;
+    are_right(&buffer)
+}
+
+fn lists(stage: &Stage) -> Result<(), Problem> {
+    let file = open(stage, b"", RoutePolicy::PosixOnly)?;
+    let mut buffer = stage.bed().device.alloc(LEN)?;
+    buffer.copy_from_host(0, &pattern(LEN))?;
+    let (written, (mut buffer, ranges)) = file.write_many_async(buffer, ranges()).wait();
+    written?;
+    buffer.fill(0)?;
+    let (read, (buffer, _)) = file.read_many_async(buffer, ranges).wait();
+    same(read? == 20 * 700, "the number of bytes")?;
+    are_right(&buffer)
 }
 
 fn futures(stage: &Stage) -> Result<(), Problem> {
