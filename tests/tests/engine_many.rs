@@ -274,9 +274,14 @@ fn ranges_are_copied_one_by_one_without_kernels() {
         let bytes = pattern(1 << 20);
         let bed = Bed::on(Emulator::start());
         bed.file("data", &bytes);
-        let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
+        let engine = engine(&bed).threads(1).build();
+        let file = open(&engine, &bed.path("data"));
         let mut buffer = bed.device.alloc(100_000).unwrap();
         bed.emulator.as_ref().unwrap().fault(function, "err=1 times=all");
+        match engine.load_kernels(&bed.device) {
+            Ok(()) => assert_eq!(launches, 1, "{function}"),
+            Err(reason) => assert!(reason.contains(function) && launches == 0, "{reason}"),
+        }
         for _ in 0..2 {
             // A launch that failed is not tried again. A copy to the staging buffer preceded it.
             let (copies, tried) =
@@ -328,6 +333,26 @@ fn kernels_come_from_the_cubin_for_the_gpu_or_from_ptx() {
         for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
             assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
         }
+    }
+}
+
+#[test]
+fn bytes_of_overlapping_device_ranges_come_from_one_of_them() {
+    let bytes = pattern(1 << 20);
+    let bed = Bed::on(Emulator::start());
+    bed.file("data", &bytes);
+    let file = open(&engine(&bed).build(), &bed.path("data"));
+    let count = 5000;
+    let mut buffer = bed.device.alloc(100 * count).unwrap();
+    // Each range lies over the ends of its two neighbours.
+    let ranges: Vec<_> =
+        (0..count - 1).map(|at| range((at * 7919 % 900_000) as u64, 100 * at, 130)).collect();
+    file.read_many(&mut buffer, &ranges).unwrap();
+    let found = buffer.to_vec().unwrap();
+    for (at, byte) in found[..100 * (count - 1)].iter().enumerate() {
+        let from = |number: usize| bytes[ranges[number].file_offset as usize + at - 100 * number];
+        let before = at % 100 < 30 && at >= 100 && *byte == from(at / 100 - 1);
+        assert!(before || *byte == from(at / 100), "{at}");
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::num::NonZero;
 
+use super::overlap::overlap;
 use super::schedule::Schedule;
 use super::transfer::{Entries, IoRange, Segment, Transfer};
 use crate::memory::{Memory, Place};
@@ -26,7 +27,7 @@ pub(crate) struct Chunks {
     order: Vec<u32>,
     /// The beginnings of the chunks, and the end.
     cuts: Vec<Cut>,
-    /// Files, offsets and numbers of entries, to be sorted; as numbers, if there is one file.
+    /// Files, offsets and numbers of entries, to be sorted. Ranges of one file are numbers.
     keys: Vec<(usize, u64, u32)>,
     numbers: Vec<u64>,
 }
@@ -64,6 +65,11 @@ impl Chunks {
             self.cut(transfer, schedule);
         }
         Ok(())
+    }
+
+    /// Returns two entries that overlap in memory, if there are any.
+    pub fn overlap(&mut self, entries: &Entries<'_>) -> Option<Refused> {
+        overlap(entries, &mut self.numbers).map(|(one, other)| Refused::Overlap(one, other))
     }
 
     pub fn count(&self) -> usize {

@@ -88,20 +88,32 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Sets the job up for a transfer. Returns the number of chunks.
+    /// Sets the job up for a transfer. Returns the number of chunks. Entries of a read may overlap in memory if
+    /// `may_overlap` is set.
     ///
     /// # Errors
-    /// [`Refused::OutOfRange`] if a range does not lie in its buffer.
+    /// [`Refused`] if a range does not lie in its buffer, or if two entries of a read overlap.
     ///
     /// # Safety
     /// The job must be new, or its outcome must have been taken. No other thread may set it up at the same
     /// time. Everything that the transfer refers to must stay valid until the job [is done](Self::wait). That
     /// long, its memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
     /// [`IoBufMut`](cufile::IoBufMut)).
-    pub unsafe fn set_up(&self, transfer: &Transfer<'_>, schedule: &Schedule) -> Result<usize, Refused> {
+    pub unsafe fn set_up(
+        &self,
+        transfer: &Transfer<'_>,
+        schedule: &Schedule,
+        may_overlap: bool,
+    ) -> Result<usize, Refused> {
         // SAFETY: no claim exists, and none can until the state changes below.
         let work = unsafe { &mut *self.work.get() };
         work.chunks.cut_anew(transfer, schedule)?;
+        if !may_overlap
+            && transfer.method.is_read()
+            && let Some(refused) = work.chunks.overlap(&transfer.entries)
+        {
+            return Err(refused);
+        }
         // SAFETY: only the lifetime changes. The caller keeps everything that it stands for until the job is
         // done.
         work.transfer = Some(unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });

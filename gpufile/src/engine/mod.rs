@@ -29,7 +29,7 @@
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
-//! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`overlap`], [`chunks`], [`schedule`], [`transfer`], [`copies`],
+//! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`], [`transfer`], [`copies`],
 //! [`staging`], [`sync`].
 
 mod chunks;
@@ -54,7 +54,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, OnceLock};
 
 use cufile::Driver;
-use cufile::cuda::Cuda;
+use cufile::cuda::{Cuda, Device};
 
 pub(crate) use chunks::Refused;
 pub(crate) use copies::{ends_soon, wait_by_looking};
@@ -299,6 +299,28 @@ impl Engine {
     /// Fails with the reason why CUDA could not be loaded. The next call tries again.
     pub fn cuda(&self) -> cufile::Result<&Cuda> {
         self.0.gpus.cuda()
+    }
+
+    /// Loads the kernels that put scattered ranges in place on a GPU. The engine does so itself when a transfer
+    /// first needs them. Without them, ranges are copied one by one, which is much slower for short ranges.
+    ///
+    /// ```no_run
+    /// use gpufile::Engine;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = Engine::global();
+    /// let device = engine.cuda()?.device(0)?;
+    /// if let Err(reason) = engine.load_kernels(&device) {
+    ///     println!("GPU 0 copies scattered ranges one by one: {reason}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The reason why the kernels cannot be loaded. It stays the same as long as the engine exists.
+    pub fn load_kernels(&self, device: &Device) -> Result<(), String> {
+        self.0.gpus.kernels(device).map(drop).map_err(|reason| reason.to_string())
     }
 
     /// Frees the bounce buffers and other memory that no transfer uses at the moment. Returns the number of

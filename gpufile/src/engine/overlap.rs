@@ -1,18 +1,18 @@
 //! Finds entries of a read that overlap in memory.
 
-use super::chunks::Refused;
 use super::transfer::{Entries, Segment};
 
-/// Returns two entries that overlap in memory, if there are any. Empty entries overlap nothing.
-pub(crate) fn overlap(entries: &Entries<'_>) -> Option<Refused> {
-    if ascends(spans(entries)) || !overlaps(entries) {
+/// Returns the numbers of two entries that overlap in memory, if there are any. Empty entries overlap nothing. The function
+/// works in `numbers`, which keeps its memory for the next call.
+pub(crate) fn overlap(entries: &Entries<'_>, numbers: &mut Vec<u64>) -> Option<(usize, usize)> {
+    if ascends(spans(entries)) || !overlaps(entries, numbers) {
         return None;
     }
     let mut spans: Vec<_> = spans(entries).collect();
     spans.sort_unstable();
     spans.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0).map(|pair| {
         let (one, other) = (pair[0].2, pair[1].2);
-        Refused::Overlap(one.min(other), one.max(other))
+        (one.min(other), one.max(other))
     })
 }
 
@@ -37,19 +37,22 @@ fn ascends(spans: impl Iterator<Item = (usize, usize, usize)>) -> bool {
 
 /// Returns whether any spans overlap. A span becomes a number, which is sorted in a third of the time, if the
 /// lengths and the distances in memory allow it.
-fn overlaps(entries: &Entries<'_>) -> bool {
+fn overlaps(entries: &Entries<'_>, numbers: &mut Vec<u64>) -> bool {
     const LEN_BITS: u32 = 24;
     let base = spans(entries).map(|(start, ..)| start).min().unwrap_or(0);
-    let number = |(start, len_bytes, _)| {
-        let distance: usize = start - base;
-        let fits = len_bytes >> LEN_BITS == 0 && distance.leading_zeros() >= LEN_BITS;
-        fits.then_some(distance << LEN_BITS | len_bytes)
-    };
-    let numbers: Option<Vec<usize>> = spans(entries).map(number).collect();
-    let Some(mut numbers) = numbers else { return true };
+    let mut fits = true;
+    numbers.clear();
+    numbers.extend(spans(entries).map(|(start, len_bytes, _)| {
+        let (distance, len_bytes) = ((start - base) as u64, len_bytes as u64);
+        fits &= len_bytes >> LEN_BITS == 0 && distance.leading_zeros() >= LEN_BITS;
+        distance << LEN_BITS | len_bytes
+    }));
+    if !fits {
+        return true;
+    }
     numbers.sort_unstable();
-    let start = |number: usize| number >> LEN_BITS;
-    let len_bytes = |number: usize| number & ((1 << LEN_BITS) - 1);
+    let start = |number: u64| number >> LEN_BITS;
+    let len_bytes = |number: u64| number & ((1 << LEN_BITS) - 1);
     numbers.windows(2).any(|pair| start(pair[0]) + len_bytes(pair[0]) > start(pair[1]))
 }
 
@@ -63,13 +66,13 @@ mod tests {
     use crate::open_file::OpenFile;
     use crate::settings::Settings;
 
-    fn overlap_of(spans: &[(usize, usize)]) -> Option<Refused> {
+    fn overlap_of(spans: &[(usize, usize)]) -> Option<(usize, usize)> {
         let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
         let entries: Vec<_> = spans
             .iter()
             .map(|&(start, len)| Entry { file: &file, offset: 0, memory: Memory::on_host(at(start), len) })
             .collect();
-        overlap(&Entries::Each(&entries))
+        overlap(&Entries::Each(&entries), &mut vec![7; 3])
     }
 
     #[test]
@@ -91,11 +94,7 @@ mod tests {
             (&[(1 << 50, 7), (0, 5), ((1 << 50) + 6, 1)], Some((0, 2))),
             (&[(1 << 40, (1 << 24) - 1), (1, 5), ((1 << 40) + (1 << 24) - 2, 1)], Some((0, 2))),
         ] {
-            assert_eq!(
-                overlap_of(spans),
-                expected.map(|(one, other)| Refused::Overlap(one, other)),
-                "{spans:?}"
-            );
+            assert_eq!(overlap_of(spans), expected, "{spans:?}");
         }
     }
 
@@ -116,12 +115,11 @@ mod tests {
             let expected = taken.iter().any(|count| *count > 1);
             match overlap_of(&spans) {
                 None => assert!(!expected, "{spans:?}"),
-                Some(Refused::Overlap(one, other)) => {
+                Some((one, other)) => {
                     let ((a, a_len), (b, b_len)) = (spans[one], spans[other]);
                     assert!(one < other && a < b + b_len && b < a + a_len, "{spans:?}");
                     found += 1;
                 }
-                Some(other) => panic!("{other:?}"),
             }
         }
         assert!((500..2500).contains(&found), "{found}");

@@ -1,10 +1,9 @@
 //! Reads of very many ranges. The caller prepares them window by window, while workers read the windows
 //! before.
 
-use super::chunks::Refused;
+use super::chunks::{Chunks, Refused};
 use super::in_flight::InFlight;
 use super::job::EntryStop;
-use super::overlap::overlap;
 use super::schedule::Schedule;
 use super::sync::on_worker;
 use super::transfer::{Entries, Transfer};
@@ -42,7 +41,7 @@ impl Workers {
         // Two threads must not write the same bytes. On a GPU they may, and either comes last. Looking for overlaps
         // would take longer than reading.
         if memory.place == Place::Host
-            && let Some(refused) = overlap(&transfer.entries)
+            && let Some(refused) = Chunks::default().overlap(&transfer.entries)
         {
             return Err(refused);
         }
@@ -75,6 +74,7 @@ impl Workers {
                 job.set_up(
                     &Transfer { method: transfer.method.clone(), entries },
                     &Schedule { chunks_before, ..*schedule },
+                    true,
                 )
             };
             let chunks = set_up.map_err(|refused| match refused {

@@ -8,7 +8,6 @@ use super::chunks::Refused;
 use super::job::{EntryStop, Job};
 use super::lane::Lane;
 use super::lanes::Lanes;
-use super::overlap::overlap;
 use super::queue::{Queue, Reports};
 use super::schedule::Schedule;
 use super::sync::{Builder, JoinHandle, Mutex, MutexGuard, as_worker, on_worker};
@@ -117,11 +116,8 @@ impl Workers {
     ) -> Result<(Arc<Job>, usize), Refused> {
         let job = self.idle_job();
         // SAFETY: the caller's promise; no other thread has the idle job.
-        let chunks = unsafe { job.set_up(transfer, schedule) }?;
-        match transfer.method.is_read().then(|| overlap(&transfer.entries)).flatten() {
-            Some(refused) => Err(refused),
-            None => Ok((job, chunks)),
-        }
+        let chunks = unsafe { job.set_up(transfer, schedule, false) }?;
+        Ok((job, chunks))
     }
 
     /// Lets the workers for a block device do a job. The calling thread does the job if the operating system

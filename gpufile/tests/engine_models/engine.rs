@@ -55,16 +55,6 @@ mod schedule {
     }
 }
 
-/// A stand-in: one range overlaps nothing.
-mod overlap {
-    use super::chunks::Refused;
-    use super::transfer::Entries;
-
-    pub fn overlap(_: &Entries<'_>) -> Option<Refused> {
-        None
-    }
-}
-
 /// A stand-in for the kernels, which no model needs: each transfer has one range.
 mod staging {
     use std::sync::Arc;
@@ -278,7 +268,7 @@ mod chunks {
     use std::iter;
 
     use super::Schedule;
-    use super::transfer::{Segment, Transfer};
+    use super::transfer::{Entries, Segment, Transfer};
     use crate::memory::Place;
 
     #[derive(Default)]
@@ -301,6 +291,10 @@ mod chunks {
 
         pub fn count(&self) -> usize {
             self.cuts.len() - 1
+        }
+
+        pub fn overlap(&mut self, _: &Entries<'_>) -> Option<Refused> {
+            None
         }
 
         pub fn kept_bytes(&self) -> usize {

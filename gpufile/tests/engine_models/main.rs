@@ -37,15 +37,6 @@ mod lists;
 mod memory;
 #[path = "../../src/outcome.rs"]
 mod outcome;
-/// A stand-in: the chunks of these models do not overlap.
-mod overlap {
-    use crate::chunks::Refused;
-    use crate::transfer::Entries;
-
-    pub fn overlap(_: &Entries<'_>) -> Option<Refused> {
-        None
-    }
-}
 #[path = "../../src/owned.rs"]
 mod owned;
 #[path = "../../src/engine/queue.rs"]
@@ -177,7 +168,7 @@ fn lanes(limit: usize) -> Arc<Lanes> {
 fn set_up(job: &Arc<Job>, watched: &'static Watched) -> usize {
     let transfer = Transfer { method: Method::Read, entries: Entries(watched) };
     // SAFETY: the transfer stays; the caller holds the job alone.
-    let chunks = unsafe { job.set_up(&transfer, &watched.schedule) }.unwrap();
+    let chunks = unsafe { job.set_up(&transfer, &watched.schedule, false) }.unwrap();
     assert_eq!(chunks, watched.chunks);
     thread::yield_now();
     watched.is_submitted();

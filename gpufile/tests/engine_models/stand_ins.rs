@@ -260,7 +260,7 @@ pub mod chunks {
 
     use super::Place;
     use super::schedule::Schedule;
-    use super::transfer::{Segment, Transfer};
+    use super::transfer::{Entries, Segment, Transfer};
 
     #[derive(Default)]
     pub struct Chunks {
@@ -278,6 +278,10 @@ pub mod chunks {
 
         pub fn count(&self) -> usize {
             self.count
+        }
+
+        pub fn overlap(&mut self, _: &Entries<'_>) -> Option<Refused> {
+            None
         }
 
         pub fn kept_bytes(&self) -> usize {

@@ -145,8 +145,19 @@ fn gpus(report: &mut Report) -> io::Result<()> {
         Err(error) => return report.line("none", error),
     };
     for ordinal in 0..cuda.device_count().unwrap_or(0) {
-        let name = cuda.device(ordinal).and_then(|device| device.name());
-        report.line(&ordinal.to_string(), name.unwrap_or_else(|error| error.to_string()))?;
+        let device = match cuda.device(ordinal) {
+            Ok(device) => device,
+            Err(error) => {
+                report.line(&ordinal.to_string(), error)?;
+                continue;
+            }
+        };
+        report.line(&ordinal.to_string(), device.name().unwrap_or_else(|error| error.to_string()))?;
+        let scattered = match Engine::builder().cuda(cuda.clone()).build().load_kernels(&device) {
+            Ok(()) => "by a kernel".to_owned(),
+            Err(reason) => format!("copied one by one: {reason}"),
+        };
+        report.line("  scattered ranges", scattered)?;
     }
     match Driver::open().and_then(|driver| driver.properties()) {
         Ok(found) => {

@@ -8,9 +8,6 @@ use crate::memory::{Memory, Place};
 /// The most bytes of repeated elements in host memory for copying.
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// The number of copies in one call of CUDA.
-const COPIES: usize = 4096;
-
 /// A buffer's memory, and the stream that copies to and from it if it is on a GPU.
 pub(super) struct Target {
     memory: Memory,
@@ -101,16 +98,10 @@ impl Target {
             }
             return Ok(());
         };
-        let mut copied = Ok(());
-        while copied.is_ok() {
-            let (targets, lens_bytes): (Vec<_>, Vec<_>) = parts.by_ref().take(COPIES).unzip();
-            if targets.is_empty() {
-                break;
-            }
-            let sources = vec![pattern.as_ptr(); targets.len()];
+        let copied = parts.try_for_each(|(target, len_bytes)| {
             // SAFETY: within the buffer, without overlap; the pattern stays until the stream has been waited for.
-            copied = unsafe { stream.copy_batch(&targets, &sources, &lens_bytes) };
-        }
+            unsafe { stream.copy_to_device(target, &pattern[..len_bytes]) }
+        });
         stream.synchronize().and(copied)
     }
 
