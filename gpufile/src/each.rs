@@ -21,7 +21,8 @@ impl File {
     ///
     /// An outcome is what [`read_at`](Self::read_at) returns: the number of bytes, or the error. The number
     /// is less than the length of the range only if the file ends there. A range that fails does not stop the
-    /// others. Ranges beyond the buffer, and ranges that overlap in it, fail with [`Cause::Invalid`].
+    /// others. Ranges beyond the buffer fail with [`Cause::Invalid`]. So do ranges that overlap in it, except
+    /// where [`read_many`](Self::read_many) permits that.
     ///
     /// ```
     /// use gpufile::{File, IoRange};

@@ -63,9 +63,16 @@
 //!
 //! One [`File::read_many`] is much faster than many reads: the engine packs small ranges, merges neighbours, and shares
 //! the work among all workers. [`Engine::read_many`] takes several files and buffers. [`File::read_many_each`] and
-//! [`Engine::read_many_each`] return the outcome of each range. Many small ranges of a cached file are fastest from a
-//! [`MappedFile`]. [`File::read_at_async`] and [`File::read_many_async`] fit when the program has other work until the
-//! bytes are there.
+//! [`Engine::read_many_each`] return the outcome of each range. [`File::read_at_async`] and [`File::read_many_async`] fit
+//! when the program has other work until the bytes are there.
+//!
+//! Ranges may have any order in the file and in the buffer. On a GPU, a kernel copies short ranges to their places. For
+//! that, each worker keeps a staging buffer of about 4.5 MiB of GPU memory, which [`Engine::release_buffers`] frees.
+//! [`File::read_many`] states which ranges may overlap.
+//!
+//! Many small ranges of a cached file are fastest from a [`MappedFile`]. [`File::map`] is safe while other programs write
+//! to the file or shorten it. [`File::map_unchecked`] is faster for ranges shorter than 4 KiB, and needs a file that nobody
+//! changes.
 //!
 //! ```
 //! use gpufile::{File, IoRange};

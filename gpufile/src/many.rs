@@ -21,7 +21,8 @@ impl File {
     /// shares the work among all workers. One call is much faster than many calls of
     /// [`read_at`](Self::read_at).
     ///
-    /// Ranges may lie scattered in the file and in the buffer. A kernel puts them in place on a GPU.
+    /// Ranges may have any order in the file and in the buffer. On a GPU, a kernel copies short ranges to their
+    /// places.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that the engine saw fail. A range fails with

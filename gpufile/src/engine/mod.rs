@@ -186,7 +186,8 @@ impl EngineBuilder {
 
     /// Limits the memory of all bounce buffers together, in bytes. The engine always allows two buffers, even
     /// if they need more. It starts no more workers than can have two buffers each. Stream-ordered transfers
-    /// with `O_DIRECT` have separate buffers, which do not count.
+    /// with `O_DIRECT` have separate buffers, which do not count. Neither do staging buffers: each worker that
+    /// moves scattered ranges has one in the memory of its GPU, as long as a bounce buffer.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self
@@ -323,8 +324,8 @@ impl Engine {
         self.0.gpus.kernels(device).map(drop).map_err(|reason| reason.to_string())
     }
 
-    /// Frees the bounce buffers and other memory that no transfer uses at the moment. Returns the number of
-    /// bytes freed. Later transfers allocate new buffers.
+    /// Frees the bounce buffers, the staging buffers on GPUs, and other memory that no transfer uses at the
+    /// moment. Returns the number of bytes freed. Later transfers allocate new buffers.
     pub fn release_buffers(&self) -> usize {
         let relays = self.0.relays.get().and_then(Option::as_ref);
         self.0.workers.release_buffers() + relays.map_or(0, RelayThread::release_buffers)
