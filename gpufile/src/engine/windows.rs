@@ -34,7 +34,12 @@ impl Workers {
         let Entries::Ranges { ranges, memory, .. } = transfer.entries else {
             unreachable!("ranges of one buffer")
         };
-        if ranges.len() < 4 * FIRST_WINDOW || on_worker() {
+        // Planning ranges of the host takes a smaller part of the time of reading them.
+        let fewest = match memory.place {
+            Place::Host => 2 * WINDOW,
+            Place::Device(_) => 4 * FIRST_WINDOW,
+        };
+        if ranges.len() < fewest || on_worker() {
             // SAFETY: the caller's promise.
             return unsafe { self.run(transfer, schedule) };
         }
