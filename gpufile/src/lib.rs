@@ -222,6 +222,9 @@
 
 mod bounce;
 mod bytes;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod cli;
 mod each;
 mod engine;
 mod error;

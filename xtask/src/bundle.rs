@@ -17,9 +17,8 @@ pub fn run(folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let mut count = 0;
-    for artifact in
-        artifacts::build(&["test", "--no-run", "--workspace", "--exclude", "xtask", "--profile", PROFILE])?
-    {
+    let tests_build = ["test", "--no-run", "--workspace", "--exclude", "xtask", "--features", "gpufile/cli"];
+    for artifact in artifacts::build(&[&tests_build[..], &["--profile", PROFILE]].concat())? {
         let target = match artifact.kind.as_str() {
             "example" => examples.join(&artifact.name),
             "test" => tests.join(&artifact.name),
@@ -31,10 +30,9 @@ pub fn run(folder: &Path) -> Result<()> {
         fs::copy(&artifact.path, &target).with_context(|| target.display().to_string())?;
         count += 1;
     }
-    for program in ["xtask", "gpufile"] {
-        for artifact in
-            artifacts::build(&["build", "--package", program, "--bin", program, "--profile", PROFILE])?
-        {
+    for (program, features) in [("xtask", &[][..]), ("gpufile", &["--features", "cli"])] {
+        let build = ["build", "--package", program, "--bin", program, "--profile", PROFILE];
+        for artifact in artifacts::build(&[&build[..], features].concat())? {
             if artifact.kind == "bin" {
                 fs::copy(&artifact.path, folder.join(program))?;
             }

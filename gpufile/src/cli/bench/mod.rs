@@ -19,18 +19,16 @@ mod memory;
 mod timing;
 
 use std::error::Error;
-use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
 use std::io::{Write, stdout};
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use gpufile::cuda::Cuda;
-use gpufile::{Engine, File, OpenOptions, Settings};
+use crate::cuda::Cuda;
+use crate::{Engine, File, OpenOptions, Settings};
 
-use crate::Failure;
+use crate::cli::Failure;
 use cases::{CASES, Case, Run};
 use memory::DeviceMemory;
 
@@ -69,24 +67,54 @@ impl Bench {
     }
 }
 
-pub fn usage() -> String {
-    let mut names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
-    names.dedup();
-    format!(
-        "gpufile bench FILE [--overwrite] [--repeats N] [--threads T] [CASE...]
-    Measures transfers of FILE, which needs 16 MiB or more. Nobody may change FILE at the same time. The program only
-    reads FILE. It makes and removes new files beside FILE, whose names begin with FILE.fresh.
+/// Measures transfers of a file.
+///
+/// FILE needs 16 MiB or more. Nobody may change FILE at the same time. The command only reads FILE. It makes and removes
+/// new files beside FILE, whose names begin with FILE.fresh.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpufile bench model.bin
+  gpufile bench model.bin --repeats 5 --threads 8 read scatter
 
-    --overwrite  also measures the cases that overwrite FILE with its own bytes: {}
-    --repeats N  repeats each case N times after a warm-up (3)
-    --threads T  gives the engine T threads instead of each case's own choices; 0 is the default
-    CASE         one of these, or the beginning that several have in common, such as `scatter`:
-                   {}
+The exit status is 1 if a case failed or bytes were wrong.")]
+pub struct Args {
+    /// The file to measure.
+    #[arg(required_unless_present = "list")]
+    file: Option<PathBuf>,
+    /// Cases, or the beginning that several have in common, such as `scatter`; all without it.
+    #[arg(value_name = "CASE", value_parser = case)]
+    cases: Vec<String>,
+    /// Also measures the cases that overwrite FILE with its own bytes.
+    #[arg(long)]
+    overwrite: bool,
+    /// Repeats each case after a warm-up.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
+    repeats: u16,
+    /// Gives the engine T threads instead of each case's own choices; 0 is the default.
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: Option<u16>,
+    /// Lists the cases.
+    #[arg(long)]
+    list: bool,
+}
 
-    The exit status is 1 if a case failed or bytes were wrong.",
-        overwriting(&CASES.iter().collect::<Vec<_>>()),
-        names.join("\n                   ")
-    )
+/// Returns the name if it is one of a case or a group.
+fn case(name: &str) -> Result<String, String> {
+    match CASES.iter().any(|case| names(name, case.name)) {
+        true => Ok(name.to_owned()),
+        false => Err("`gpufile bench --list` lists the cases".to_owned()),
+    }
+}
+
+/// Prints the names of all cases.
+fn list() -> Result<ExitCode, Failure> {
+    let mut cases: Vec<_> = CASES.iter().collect();
+    cases.dedup_by_key(|case| case.name);
+    for case in cases {
+        writeln!(stdout(), "{}{}", case.name, if case.overwrites { "  (with --overwrite)" } else { "" })?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the names of the cases that overwrite the file.
@@ -95,52 +123,16 @@ fn overwriting(cases: &[&Case]) -> String {
     names.join(", ")
 }
 
-struct Options {
-    file: PathBuf,
-    overwrite: bool,
-    repeats: usize,
-    threads: Option<usize>,
-    cases: Vec<&'static Case>,
-}
-
-impl Options {
-    fn parse(arguments: &[OsString]) -> Result<Self, Failure> {
-        let (mut file, mut overwrite, mut repeats, mut threads) = (None, false, 3, None);
-        let mut wanted = Vec::new();
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            let text = argument.to_string_lossy();
-            let mut number = |allowed: RangeInclusive<usize>| {
-                let value = arguments.next().and_then(|value| value.to_str()?.parse().ok());
-                let problem =
-                    || format!("{text} takes a number from {} to {}", allowed.start(), allowed.end());
-                value.filter(|value| allowed.contains(value)).ok_or_else(|| Failure::Usage(problem()))
-            };
-            match &*text {
-                "--overwrite" => overwrite = true,
-                "--repeats" => repeats = number(1..=100)?,
-                "--threads" => threads = Some(number(0..=1024)?),
-                option if option.starts_with('-') => {
-                    return Err(Failure::Usage(format!("`bench` has no option {option:?}")));
-                }
-                _ if file.is_none() => file = Some(PathBuf::from(argument)),
-                name if CASES.iter().any(|case| names(name, case.name)) => wanted.push(name.to_owned()),
-                name => {
-                    let problem =
-                        format!("there is no case or group of cases {name:?}: choose from the list below");
-                    return Err(Failure::Usage(problem));
-                }
-            }
-        }
-        let is_wanted = |case: &&Case| wanted.is_empty() || wanted.iter().any(|name| names(name, case.name));
-        let file =
-            file.ok_or_else(|| Failure::Usage("no FILE is given: name the file to measure".to_owned()))?;
-        let cases: Vec<_> = CASES.iter().filter(is_wanted).collect();
-        if !overwrite && let Some(name) = wanted.iter().find(|name| is_overwriting(name)) {
-            return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to allow that")));
-        }
-        Ok(Self { file, overwrite, repeats, threads, cases })
+/// Returns the cases that the command line names.
+fn chosen(arguments: &Args) -> Result<Vec<&'static Case>, Failure> {
+    let wanted = &arguments.cases;
+    if !arguments.overwrite
+        && let Some(name) = wanted.iter().find(|name| is_overwriting(name))
+    {
+        return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to allow that")));
     }
+    let is_wanted = |case: &&Case| wanted.is_empty() || wanted.iter().any(|name| names(name, case.name));
+    Ok(CASES.iter().filter(is_wanted).collect())
 }
 
 fn is_overwriting(name: &str) -> bool {
@@ -154,34 +146,36 @@ fn names(wanted: &str, name: &str) -> bool {
 }
 
 /// Measures what the command line names.
-pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
-    let mut options = Options::parse(arguments)?;
+pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    let Some(file) = arguments.file.as_ref().filter(|_| !arguments.list) else { return list() };
+    let mut cases = chosen(arguments)?;
     let bench = Bench {
-        file_bytes: file_bytes(&options.file)?,
-        path: options.file,
-        repeats: options.repeats,
+        file_bytes: file_bytes(file)?,
+        path: file.clone(),
+        repeats: usize::from(arguments.repeats),
         settings: Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?,
     };
     let mut out = stdout();
     if bench.settings != Settings::default() {
         writeln!(out, "# set by the environment: {:?}", bench.settings)?;
     }
-    let left_out = overwriting(&options.cases);
-    if !options.overwrite && !left_out.is_empty() {
+    let left_out = overwriting(&cases);
+    if !arguments.overwrite && !left_out.is_empty() {
         writeln!(out, "# left out, because they overwrite FILE (add --overwrite to allow that): {left_out}")?;
-        options.cases.retain(|case| !case.overwrites);
+        cases.retain(|case| !case.overwrites);
     }
     // No engine exists before the first case, which measures how long one takes to start.
     let mut memory = None;
-    if options.cases.iter().any(|case| matches!(case.run, Run::Device(_))) {
+    if cases.iter().any(|case| matches!(case.run, Run::Device(_))) {
         match Cuda::load().and_then(|cuda| cuda.device(0)) {
             Ok(device) => memory = Some(DeviceMemory::new(&device, bench.device_bytes())?),
             Err(reason) => writeln!(out, "# no GPU, so only host cases run: {}", one_line(&reason))?,
         }
     }
     let mut status = ExitCode::SUCCESS;
-    for case in options.cases {
-        for &threads in options.threads.as_ref().map_or(case.threads, std::slice::from_ref) {
+    let threads = arguments.threads.map(usize::from);
+    for case in cases {
+        for &threads in threads.as_ref().map_or(case.threads, std::slice::from_ref) {
             let outcome = match (&case.run, &mut memory) {
                 (Run::Host(run), _) => run(&bench, threads),
                 (Run::Device(run), Some(memory)) => run(&bench, memory, threads),

@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::{fs, io, thread};
 
+use crate::{DirectIo, File, IoRange, MappedFile, ReadRequest, WriteRequest, page_cache};
 use cufile::FileProperties;
-use gpufile::{DirectIo, File, IoRange, MappedFile, ReadRequest, WriteRequest, page_cache};
 
 use super::blocks::{IN_ONE_FILE, fetch_blocks, gather, store_blocks};
 use super::fresh::Fresh;
@@ -197,7 +197,7 @@ fn mapped_scatter(
     memory: &mut DeviceMemory,
     threads: usize,
     scatter: &Scatter,
-    map: fn(&File) -> gpufile::Result<MappedFile>,
+    map: fn(&File) -> crate::Result<MappedFile>,
 ) -> Result<Measured> {
     let ranges = scatter.ranges(bench, memory);
     let file = bench.options(threads).open(&bench.path)?;
@@ -211,7 +211,7 @@ fn mapped_scatter(
 }
 
 /// Maps the file without protection against writers.
-fn unchecked(file: &File) -> gpufile::Result<MappedFile> {
+fn unchecked(file: &File) -> crate::Result<MappedFile> {
     // SAFETY: this program does not write the file while it is mapped; the usage text forbids that to others.
     unsafe { file.map_unchecked() }
 }
@@ -226,7 +226,7 @@ fn read_many(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result
         timed(|| {
             let parts = (0..).step_by(size).zip(target.chunks(size));
             let requests = parts.map(|(offset, part)| ReadRequest::new(&file, offset, part));
-            file.engine().read_many(&mut requests.collect::<gpufile::Result<Vec<_>>>()?)
+            file.engine().read_many(&mut requests.collect::<crate::Result<Vec<_>>>()?)
         })
     })?;
     compare(&bench.path, memory, &in_order(ops * size, 64 * KIB))?;
@@ -293,7 +293,7 @@ fn overwrite(
     bench: &Bench,
     memory: &mut DeviceMemory,
     threads: usize,
-    before: impl Fn(&File) -> gpufile::Result<()>,
+    before: impl Fn(&File) -> crate::Result<()>,
 ) -> Result<Measured> {
     let size = bench.file_bytes;
     memory.load(bench)?;
@@ -336,10 +336,10 @@ fn write_fresh_files(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -
         fresh.iter().try_for_each(Fresh::remove)?;
         timed(|| {
             let files =
-                fresh.iter().map(|fresh| fresh.create(&options)).collect::<gpufile::Result<Vec<_>>>()?;
+                fresh.iter().map(|fresh| fresh.create(&options)).collect::<crate::Result<Vec<_>>>()?;
             let request =
                 |(number, file)| WriteRequest::new(file, 0, memory.part(number * part..(number + 1) * part));
-            let requests = files.iter().enumerate().map(request).collect::<gpufile::Result<Vec<_>>>()?;
+            let requests = files.iter().enumerate().map(request).collect::<crate::Result<Vec<_>>>()?;
             files[0].engine().write_many(&requests)
         })
     })?;

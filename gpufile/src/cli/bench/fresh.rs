@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
-use gpufile::{File, OpenOptions};
+use crate::{File, OpenOptions};
 
 /// A place for a file that a case makes and removes. A file that was there before stays.
 pub struct Fresh {
@@ -19,7 +19,7 @@ impl Fresh {
         Self { path: name.into(), is_made: Cell::new(false) }
     }
 
-    pub fn create(&self, options: &OpenOptions) -> gpufile::Result<File> {
+    pub fn create(&self, options: &OpenOptions) -> crate::Result<File> {
         let file = options.clone().create_new(true).open(&self.path)?;
         self.is_made.set(true);
         Ok(file)

@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use crate::IoRange;
+use crate::cuda::{Device, DeviceBuffer};
 use cufile::{BufSlice, BufSliceMut};
-use gpufile::IoRange;
-use gpufile::cuda::{Device, DeviceBuffer};
 
 use super::{Bench, MIB, Result};
-use crate::Failure;
+use crate::cli::Failure;
 
 /// The byte that fills a buffer before a read. Bytes of an earlier read cannot pass for those of a later one.
 pub const POISON: u8 = 0x5a;

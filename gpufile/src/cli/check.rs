@@ -1,49 +1,45 @@
 //! `gpufile check`: the parts of GPUDirect Storage that this machine has, and the route of a file.
 
-use std::ffi::OsString;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{fs, process};
 
+use crate::{Engine, File, RouteKind, Settings, page_cache};
 use cuda_rt_sys::{driver, runtime};
 use cufile::cuda::Cuda;
 use cufile::{Controls, Driver, Features, FileProperties, Library};
-use gpufile::{Engine, File, RouteKind, Settings, page_cache};
 
-use crate::Failure;
+use crate::cli::Failure;
 
-pub const USAGE: &str = "gpufile check [FILE|DIR]
-    Reports the libraries, GPUs and kernel modules of this machine, and the route between FILE and a GPU. In DIR
-    (the current folder by default), it makes a file for the report and removes it.
+/// Reports the libraries, GPUs and kernel modules of this machine, and the route of a file.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Example:
+  gpufile check /data
 
-    The exit status is
-      0  if the bytes go past the host's memory: by GPUDirect Storage or P2PDMA;
-      1  if an environment variable is wrong, or FILE or DIR cannot be used;
-      2  if the command line is wrong;
-      3  if the bytes go through the host's memory;
-      4  if the bytes cannot go to a GPU at all, because there is no CUDA or no GPU.";
+The exit status is
+  0  if the bytes go past the host's memory: by GPUDirect Storage or P2PDMA
+  1  if an environment variable is wrong, or PATH cannot be used
+  2  if the command line is wrong
+  3  if the bytes go through the host's memory
+  4  if the bytes cannot go to a GPU at all, because there is no CUDA or no GPU")]
+pub struct Args {
+    /// A file or a folder, in which the command makes a file and removes it.
+    #[arg(default_value = ".")]
+    path: PathBuf,
+}
 
 /// Prints the report.
-pub fn run(arguments: &[OsString]) -> Result<ExitCode, Failure> {
-    let target = match arguments {
-        [] => PathBuf::from("."),
-        [option] if option.to_string_lossy().starts_with('-') => {
-            return Err(Failure::Usage(format!("`check` has no option {option:?}")));
-        }
-        [path] => PathBuf::from(path),
-        [_, more, ..] => {
-            return Err(Failure::Usage(format!("`check` takes one FILE or DIR: leave {more:?} out")));
-        }
-    };
+pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let mut report = Report { out: io::stdout(), is_read: true };
     report.title(concat!("gpufile ", env!("CARGO_PKG_VERSION")))?;
     libraries(&mut report)?;
     gpus(&mut report)?;
     kernel(&mut report)?;
     let settings_are_good = settings(&mut report)?;
-    let route = file(&mut report, &target)?;
+    let route = file(&mut report, &arguments.path)?;
     Ok(match route {
         Some(route) if settings_are_good => ExitCode::from(status(route)),
         _ => ExitCode::FAILURE,
@@ -294,6 +290,8 @@ fn page_cache_tools(file: &File, may_drop: bool) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Args as _;
+
     use super::*;
 
     #[test]
@@ -306,7 +304,8 @@ mod tests {
             (RouteKind::Unavailable, 4),
         ] {
             assert_eq!(status(route), expected, "{route}");
-            assert!(USAGE.contains(&format!("\n      {expected}  ")), "{route}");
+            let help = Args::augment_args(clap::Command::new("check")).render_help().to_string();
+            assert!(help.contains(&format!("\n  {expected}  ")), "{route}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::{fs, io};
 
-use gpufile::{File, IoRange, ReadRequest, WriteRequest};
+use crate::{File, IoRange, ReadRequest, WriteRequest};
 
 use super::fresh::Fresh;
 use super::memory::{DeviceMemory, Random, compare_each};
@@ -148,7 +148,7 @@ fn fill(path: &Path, len_bytes: usize, random: &mut Random) -> io::Result<()> {
 fn fetch(bench: &Bench, memory: &mut DeviceMemory, threads: usize, layout: &Layout) -> Result<Measured> {
     let made = layout.make_files(bench)?;
     let options = bench.options(threads);
-    let files = made.iter().map(|made| options.open(&made.path)).collect::<gpufile::Result<Vec<_>>>()?;
+    let files = made.iter().map(|made| options.open(&made.path)).collect::<crate::Result<Vec<_>>>()?;
     let ranges = &layout.versions[0];
     let laps = bench.warm_laps(|| {
         let mut target = memory.poisoned(layout.memory_bytes)?;
@@ -177,7 +177,7 @@ fn store(bench: &Bench, memory: &mut DeviceMemory, threads: usize, layout: &Layo
     let made = layout.make_files(bench)?;
     memory.load_random(layout.memory_bytes)?;
     let options = bench.options(threads).write(true);
-    let files = made.iter().map(|made| options.open(&made.path)).collect::<gpufile::Result<Vec<_>>>()?;
+    let files = made.iter().map(|made| options.open(&made.path)).collect::<crate::Result<Vec<_>>>()?;
     let mut version = 0;
     let laps = bench.warm_laps(|| {
         version = 1 - version;

@@ -1,0 +1,91 @@
+//! The program `gpufile`: a module for each command, and the manners that all of them share.
+//!
+//! | exit status | meaning |
+//! |---|---|
+//! | 0 | The command did what it was asked for. For `check`, the fastest route is there. |
+//! | 1 | A file, a variable or a GPU cannot be used, or bytes were wrong. |
+//! | 2 | The command line is wrong. |
+//! | 3, 4 | `check` found a fallback, or no route to a GPU. |
+//! | 128 + N | The signal N ended the command: 130 for Ctrl-C. |
+//!
+//! A command has a struct `Args` and a function `run`. Results go to the standard output. Messages and progress go to the
+//! standard error output. A reader who leaves early does not change the exit status.
+
+mod bench;
+mod check;
+mod pages;
+mod usage;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The command line.
+#[derive(Parser)]
+#[command(
+    name = "gpufile",
+    version,
+    about = "Reports this machine's routes between files and GPUs, measures them, and moves files.",
+    disable_help_subcommand = true,
+    after_help = usage::ENVIRONMENT,
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Check(check::Args),
+    Bench(bench::Args),
+    Completions(pages::Completions),
+    Man(pages::Man),
+}
+
+/// The reason why a command ended early.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// The command line is wrong.
+    #[error("{0}")]
+    Usage(String),
+    /// A file, a variable or a GPU cannot be used.
+    #[error("{0}")]
+    Other(String),
+    /// The output cannot be written.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// Runs the program with its arguments, of which the first is the program's name. Returns its exit status.
+///
+/// The program writes to the standard outputs of the process. While it runs, it handles Ctrl-C.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let outcome = match Cli::try_parse_from(&arguments) {
+        Ok(Cli { command: Command::Check(arguments) }) => check::run(&arguments),
+        Ok(Cli { command: Command::Bench(arguments) }) => bench::run(&arguments),
+        Ok(Cli { command: Command::Completions(arguments) }) => pages::completions(&arguments),
+        Ok(Cli { command: Command::Man(arguments) }) => pages::man(&arguments),
+        Err(error) => usage::of_clap(&error),
+    };
+    match outcome {
+        Ok(status) => status,
+        // The reader of the output has seen enough.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error @ Failure::Usage(_)) => {
+            complain(&format!("gpufile: {error}\n{}", usage::hint(&arguments)));
+            ExitCode::from(2)
+        }
+        Err(error) => {
+            complain(&format!("gpufile: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes to the standard error output. Where nobody reads it, the exit status still tells of the failure.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}

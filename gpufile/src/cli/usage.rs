@@ -1,0 +1,101 @@
+//! Mistakes in the command line, and help.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+
+use super::{Cli, Failure};
+
+/// The end of the program's help.
+pub const ENVIRONMENT: &str = "\
+Environment:
+  GPUFILE_NUM_THREADS and others set defaults; `gpufile check` names those that are set
+  NO_COLOR                       prints without colours
+
+Exit status: 0 done, 1 failed, 2 wrong command line, 130 ended by Ctrl-C.
+`check` also ends with 3 for a fallback and 4 for no route to a GPU.";
+
+/// Prints the help that was asked for, or returns the mistake in one line.
+pub fn of_clap(error: &clap::Error) -> Result<ExitCode, Failure> {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            write!(io::stdout(), "{}", error.render())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            let commands = Cli::command();
+            let names: Vec<_> = commands.get_subcommands().map(|command| command.get_name()).collect();
+            Err(Failure::Usage(format!("no command is given: choose {}", names.join(", "))))
+        }
+        _ => Err(Failure::Usage(one_line(&error.render().to_string()))),
+    }
+}
+
+/// Returns what clap says about a mistake, without the usage that follows it.
+fn one_line(text: &str) -> String {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let end = ["\n\nUsage:", "\n\nFor more information"].iter().filter_map(|rest| text.find(rest)).min();
+    let paragraphs = text[..end.unwrap_or(text.len())].split("\n\n");
+    // Such a tip is for values that begin with a dash.
+    let useful = paragraphs.filter(|paragraph| !paragraph.trim_start().starts_with("tip: to pass"));
+    let lines = useful.map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+/// Returns the line that follows a mistake: the command that prints the help.
+pub fn hint(arguments: &[OsString]) -> String {
+    let commands = Cli::command();
+    let named = arguments.iter().skip(1).find_map(|argument| commands.find_subcommand(argument));
+    match named {
+        Some(command) => format!("`gpufile {} --help` has an example.", command.get_name()),
+        None => "`gpufile --help` lists the commands.".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn mistake(arguments: &[&str]) -> String {
+        let arguments = [&["gpufile"], arguments].concat();
+        let Err(error) = Cli::try_parse_from(arguments) else { panic!("no mistake") };
+        of_clap(&error).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn mistakes_are_one_line_without_usage() {
+        assert_eq!(mistake(&["bench", "a", "--fast"]), "unexpected argument '--fast' found");
+        assert!(mistake(&[]).starts_with("no command is given: choose check, bench, "));
+        assert_eq!(
+            mistake(&["bench", "a", "--repeat", "1"]),
+            "unexpected argument '--repeat' found; tip: a similar argument exists: '--repeats'"
+        );
+        assert_eq!(
+            mistake(&["bench", "a", "--repeats", "0"]),
+            "invalid value '0' for '--repeats <N>': 0 is not in 1..=100"
+        );
+        assert!(mistake(&["frobnicate"]).starts_with("unrecognized subcommand 'frobnicate'"));
+    }
+
+    #[test]
+    fn help_of_each_command_fits_a_screen() {
+        // 48 lines and 100 columns are a terminal of half a screen.
+        let commands = Cli::command();
+        for command in commands.get_subcommands() {
+            let help = command.clone().render_help().to_string();
+            assert!(help.lines().count() <= 48, "{help}");
+            assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+            assert!(help.contains("Example"), "{help}");
+        }
+    }
+
+    #[test]
+    fn definitions_of_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}
