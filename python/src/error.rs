@@ -1,0 +1,75 @@
+//! Exceptions for errors of `gpufile`.
+
+use std::path::Path;
+
+use gpufile::{Cause, Error};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// Returns the exception for an error.
+///
+/// A file that cannot be opened gives the `OSError` of its errno, for example `FileNotFoundError`. A failed
+/// transfer gives a `gpufile.TransferError`.
+pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    match error {
+        Error::Open { path, cause } | Error::File { path, cause, .. } => {
+            os_error(py, error.raw_os_error(), cause, path)
+        }
+        Error::Transfer { path, .. } => transfer_error(py, error, Some(path), None),
+        Error::Entry { entry, error: inner } => {
+            let path = if let Error::Transfer { path, .. } = &**inner { Some(&**path) } else { None };
+            transfer_error(py, error, path, Some(*entry))
+        }
+        _ => transfer_error(py, error, None, None),
+    }
+}
+
+/// Returns the exception for an error of CUDA or cuFile without a file.
+pub fn cuda_exception(py: Python<'_>, error: cufile::Error) -> PyErr {
+    exception(py, &Error::from(error))
+}
+
+fn os_error(py: Python<'_>, errno: Option<i32>, cause: &Cause, path: &Path) -> PyErr {
+    let text = match errno {
+        Some(errno) => strerror(py, errno).unwrap_or_else(|_| cause.to_string()),
+        None => cause.to_string(),
+    };
+    PyOSError::new_err((errno, text, path.as_os_str().to_owned()))
+}
+
+/// Returns the text of an errno without its number, which the exception adds.
+fn strerror(py: Python<'_>, errno: i32) -> PyResult<String> {
+    py.import("os")?.call_method1("strerror", (errno,))?.extract()
+}
+
+fn transfer_error(py: Python<'_>, error: &Error, path: Option<&Path>, entry: Option<usize>) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let arguments = (errno_of(error), error.to_string(), path.map(|path| path.as_os_str().to_owned()));
+        let value = transfer_error_type(py)?.call1(arguments)?;
+        value.setattr("bytes_done", error.bytes_done())?;
+        value.setattr("entry", entry)?;
+        Ok(PyErr::from_value(value))
+    };
+    make().unwrap_or_else(|failure| failure)
+}
+
+/// Returns the errno of an error, or the one that says the same as a cause without errno.
+fn errno_of(error: &Error) -> Option<i32> {
+    error.raw_os_error().or(match error.cause() {
+        Cause::Invalid(_) => Some(libc::EINVAL),
+        Cause::NoCufile(_) => Some(libc::ENOTSUP),
+        _ => None,
+    })
+}
+
+fn transfer_error_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    TYPE.import(py, "gpufile._error", "TransferError")
+}
+
+/// Returns the exception that Python's own files raise after `close`.
+pub fn closed() -> PyErr {
+    PyValueError::new_err("I/O operation on closed file")
+}

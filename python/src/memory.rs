@@ -1,0 +1,277 @@
+//! Memory of Python objects: the one place that turns an object into an address, a length and a GPU.
+//!
+//! An object offers its memory by the buffer protocol, by `__dlpack__`, by `__cuda_array_interface__` or by
+//! `__array_interface__`, in this order of preference. `export` has
+//! the exports of the first, `dlpack` reads the capsules of the second, `array_interface` the dictionaries of the others.
+
+mod array_interface;
+mod dlpack;
+mod export;
+
+use std::ffi::c_void;
+
+use cufile::cuda::sys::driver::{CUcontext, CUpointer_attribute};
+use cufile::cuda::sys::runtime::{cudaMemoryType, cudaPointerAttributes, cudaStream_t};
+use cufile::cuda::{Context, Device};
+use gpufile::{Engine, IoBuf, IoBufMut};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::error::cuda_exception;
+
+use export::Export;
+
+/// Contiguous memory of a Python object, on the host or on a GPU. It keeps the object's memory allocated.
+///
+/// While a transfer uses the memory, the Python program must leave the bytes alone. Python cannot enforce that.
+pub struct Memory {
+    address: usize,
+    len_bytes: usize,
+    place: Place,
+    /// The stream whose work so far includes writes to the memory, if the object names one.
+    stream: Option<usize>,
+    _owner: Owner,
+}
+
+/// The side that memory is on.
+enum Place {
+    Host,
+    Device { device: Device, context: Context },
+}
+
+/// The Python object that keeps memory allocated.
+enum Owner {
+    /// A buffer export, which also forbids the object to move its memory.
+    Buffer { _export: Export },
+    /// The object or its capsule.
+    Object { _object: Py<PyAny> },
+}
+
+/// The use that a transfer makes of memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// The transfer reads the memory, and writes it to a file.
+    Read,
+    /// The transfer reads a file, and writes to the memory.
+    Write,
+}
+
+/// The memory that an object says it has, before this module has checked the address.
+struct Claimed {
+    address: usize,
+    len_bytes: usize,
+    is_on_gpu: bool,
+    stream: Option<usize>,
+}
+
+impl Memory {
+    /// Returns the memory of an object.
+    ///
+    /// # Errors
+    /// `TypeError` for an object without memory, `ValueError` for memory that is not contiguous, or is read-only
+    /// though a transfer shall write to it, `BufferError` for memory of other devices than CUDA's, and the error of
+    /// CUDA.
+    pub fn of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {
+        let py = object.py();
+        let mut refused = None;
+        // SAFETY: takes any object.
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            match Export::of(object) {
+                Ok(export) => return Self::of_export(export, access),
+                // numpy does not export dates and the types of other libraries, such as bfloat16.
+                Err(error) => refused = Some(error),
+            }
+        }
+        match dlpack::claimed(object, access) {
+            Ok(Some((claimed, capsule))) => return Self::new(py, claimed, capsule),
+            Ok(None) => {}
+            Err(error) => refused = Some(error),
+        }
+        if let Some(claimed) = array_interface::claimed(object, access)? {
+            return Self::new(py, claimed, object.clone().unbind());
+        }
+        Err(refused.unwrap_or_else(|| {
+            PyTypeError::new_err(format!(
+                "{} has no memory: a buffer, __dlpack__, __cuda_array_interface__ or __array_interface__ is needed",
+                type_name(object)
+            ))
+        }))
+    }
+
+    /// Returns the memory of an export.
+    fn of_export(export: Export, access: Access) -> PyResult<Self> {
+        if access == Access::Write && export.is_read_only() {
+            return Err(read_only());
+        }
+        if !export.is_contiguous() {
+            return Err(not_contiguous());
+        }
+        Ok(Self {
+            address: export.address(),
+            len_bytes: export.len_bytes(),
+            place: Place::Host,
+            stream: None,
+            _owner: Owner::Buffer { _export: export },
+        })
+    }
+
+    fn new(py: Python<'_>, claimed: Claimed, owner: Py<PyAny>) -> PyResult<Self> {
+        let Claimed { address, len_bytes, is_on_gpu, stream } = claimed;
+        // Arrays of no elements have any address, often null.
+        let place = match is_on_gpu && len_bytes > 0 {
+            true => Place::of(py, address)?,
+            false => Place::Host,
+        };
+        Ok(Self { address, len_bytes, place, stream, _owner: Owner::Object { _object: owner } })
+    }
+
+    /// Returns the memory from `offset_bytes` on: `len_bytes` of it, or the rest.
+    ///
+    /// # Errors
+    /// `ValueError` if the memory is shorter.
+    pub fn part(self, offset_bytes: usize, len_bytes: Option<usize>) -> PyResult<Self> {
+        let rest = self.len_bytes.checked_sub(offset_bytes);
+        let part = rest.and_then(|rest| Some(len_bytes.unwrap_or(rest)).filter(|len| *len <= rest));
+        let Some(part) = part else {
+            let asked = len_bytes.map_or_else(|| "the bytes".to_owned(), |len| format!("{len} bytes"));
+            return Err(PyValueError::new_err(format!(
+                "{asked} from byte {offset_bytes} on go beyond a buffer of {} bytes",
+                self.len_bytes
+            )));
+        };
+        Ok(Self { address: self.address + offset_bytes, len_bytes: part, ..self })
+    }
+
+    /// Returns the GPU of the memory. `None` for memory of the host.
+    pub fn device(&self) -> Option<&Device> {
+        match &self.place {
+            Place::Host => None,
+            Place::Device { device, .. } => Some(device),
+        }
+    }
+
+    /// Waits until the stream that the object named has done its work so far. Call this without the GIL.
+    ///
+    /// # Errors
+    /// CUDA's error, which may be the failure of earlier work.
+    pub fn wait_for_stream(&self) -> cufile::Result<()> {
+        let (Some(device), Some(stream)) = (self.device(), self.stream) else { return Ok(()) };
+        let raw: cudaStream_t = std::ptr::without_provenance_mut(stream);
+        // SAFETY: the object named this stream for those that use its memory, and the caller holds the object. A
+        // blocking call on it is the use that its protocol describes.
+        unsafe { cufile::cuda::Stream::from_raw(device, raw) }.synchronize()
+    }
+}
+
+impl Place {
+    /// Finds the place of an address that an object declares as memory of a GPU.
+    fn of(py: Python<'_>, address: usize) -> PyResult<Self> {
+        let failed = |error| cuda_exception(py, error);
+        let cuda = Engine::global().cuda().map_err(failed)?;
+        // Initialises CUDA, and fails in a forked child.
+        cuda.device_count().map_err(failed)?;
+        let pointer: *const c_void = std::ptr::without_provenance(address);
+        // SAFETY: zeros are valid for a structure of integers and pointers.
+        let mut attributes: cudaPointerAttributes = unsafe { std::mem::zeroed() };
+        // SAFETY: `attributes` outlives the call, which does not use the memory.
+        let result = unsafe { (cuda.runtime().cudaPointerGetAttributes)(&mut attributes, pointer) };
+        let kind = attributes.type_;
+        match (result.0, kind) {
+            (0, cudaMemoryType::cudaMemoryTypeHost) => return Ok(Self::Host),
+            (0, cudaMemoryType::cudaMemoryTypeDevice | cudaMemoryType::cudaMemoryTypeManaged) => {}
+            _ => {
+                return Err(PyBufferError::new_err(format!(
+                    "no CUDA memory of this process is at the address {address:#x}"
+                )));
+            }
+        }
+        let device = cuda.device(attributes.device.unsigned_abs()).map_err(failed)?;
+        let mut raw: CUcontext = std::ptr::null_mut();
+        // SAFETY: `raw` outlives the call, which writes a context there. It fails without effect for memory of pools,
+        // which belongs to no context.
+        unsafe {
+            (cuda.driver().cuPointerGetAttribute)(
+                (&raw mut raw).cast(),
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+                address as u64,
+            )
+        };
+        let primary = device.context();
+        let context = match raw.is_null() || raw == primary.as_raw() {
+            true => primary,
+            // SAFETY: CUDA named the context of this memory. It lives as long as the memory.
+            false => unsafe { Context::from_raw(raw) },
+        };
+        Ok(Self::Device { device, context })
+    }
+}
+
+// SAFETY: the owner keeps the memory allocated, at one address, until the value is dropped. `Place::of` asked CUDA for
+// the kind of memory and its context. Python cannot keep other threads from the bytes; the docs of the package leave
+// that to its users.
+unsafe impl IoBuf for Memory {
+    fn as_ptr(&self) -> *const u8 {
+        std::ptr::with_exposed_provenance(self.address)
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    fn is_host_accessible(&self) -> bool {
+        matches!(self.place, Place::Host)
+    }
+
+    fn context(&self) -> Option<Context> {
+        match &self.place {
+            Place::Host => None,
+            Place::Device { context, .. } => Some(*context),
+        }
+    }
+}
+
+// SAFETY: `Memory::of` refused memory that is read-only, where a transfer writes to it.
+unsafe impl IoBufMut for Memory {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address)
+    }
+}
+
+/// Returns the number of bytes of an array, if its elements lie without gaps in C's or in Fortran's order.
+fn contiguous_bytes(shape: &[usize], strides: Option<&[isize]>, item_bytes: usize) -> PyResult<usize> {
+    let len_bytes = shape.iter().try_fold(item_bytes, |bytes, extent| bytes.checked_mul(*extent));
+    let len_bytes = len_bytes.ok_or_else(|| PyValueError::new_err("the shape of the array is too large"))?;
+    let Some(strides) = strides else { return Ok(len_bytes) };
+    if strides.len() != shape.len() {
+        return Err(PyValueError::new_err("the array has fewer strides than dimensions, or more"));
+    }
+    let dimensions = || shape.iter().copied().zip(strides.iter().copied());
+    match len_bytes == 0 || is_dense(dimensions().rev(), item_bytes) || is_dense(dimensions(), item_bytes) {
+        true => Ok(len_bytes),
+        false => Err(not_contiguous()),
+    }
+}
+
+/// Returns whether elements lie without gaps. The dimensions have extents and strides in bytes, the fastest first.
+fn is_dense(mut dimensions: impl Iterator<Item = (usize, isize)>, item_bytes: usize) -> bool {
+    let mut expected = item_bytes;
+    dimensions.all(|(extent, stride)| {
+        let fits = extent == 1 || usize::try_from(stride) == Ok(expected);
+        expected *= extent;
+        fits
+    })
+}
+
+fn not_contiguous() -> PyErr {
+    PyValueError::new_err("the array is not contiguous: a file has no gaps, so pass a contiguous copy")
+}
+
+fn read_only() -> PyErr {
+    PyValueError::new_err("the memory is read-only, and cannot be read into")
+}
+
+fn type_name(object: &Bound<'_, PyAny>) -> String {
+    let name = object.get_type().qualname().map(|name| name.to_string());
+    name.unwrap_or_else(|_| "the object".to_owned())
+}

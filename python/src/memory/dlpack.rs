@@ -1,0 +1,148 @@
+//! Capsules of `__dlpack__`.
+
+use std::ffi::{CStr, c_void};
+
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+use pyo3::{ffi, intern};
+
+use super::{Access, Claimed, contiguous_bytes, read_only};
+
+/// The devices whose memory can take part in transfers.
+const CPU: i32 = 1;
+const CUDA: i32 = 2;
+const CUDA_HOST: i32 = 3;
+const CUDA_MANAGED: i32 = 13;
+
+/// CUDA's null stream, as a consumer names it.
+const LEGACY_STREAM: usize = 1;
+
+/// The flag of memory that must not be written.
+const FLAG_READ_ONLY: u64 = 1;
+
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    type_code: u8,
+    type_bits: u8,
+    type_lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// The content of a capsule `dltensor_versioned`, up to the tensor.
+#[repr(C)]
+struct Versioned {
+    major: u32,
+    minor: u32,
+    manager_context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    flags: u64,
+    tensor: Tensor,
+}
+
+/// Returns the memory that an object describes by DLPack, and the capsule that keeps the memory allocated. `None` if
+/// the object has no `__dlpack__`.
+///
+/// # Errors
+/// The exception of the object; `BufferError` for devices other than the host and CUDA's GPUs; `ValueError` as
+/// [`Memory::of`](super::Memory::of).
+pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Option<(Claimed, Py<PyAny>)>> {
+    let py = object.py();
+    let (Some(export), Some(device)) = (
+        object.getattr_opt(intern!(py, "__dlpack__"))?,
+        object.getattr_opt(intern!(py, "__dlpack_device__"))?,
+    ) else {
+        return Ok(None);
+    };
+    let (device_type, _): (i32, i32) = device.call0()?.extract()?;
+    let is_on_gpu = match device_type {
+        CPU | CUDA_HOST => false,
+        CUDA | CUDA_MANAGED => true,
+        other => {
+            return Err(PyBufferError::new_err(format!(
+                "the memory is on a device of DLPack's type {other}: only the host and CUDA's GPUs are supported"
+            )));
+        }
+    };
+    let stream = is_on_gpu.then_some(LEGACY_STREAM);
+    let capsule = capsule(&export, stream)?;
+    let (tensor, flags) = tensor(&capsule)?;
+    let item_bytes = usize::from(tensor.type_bits).div_ceil(8) * usize::from(tensor.type_lanes);
+    let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
+    let shape: Vec<usize> = elements(tensor.shape, ndim);
+    let strides: Option<Vec<isize>> = (!tensor.strides.is_null()).then(|| {
+        let strides: Vec<isize> = elements(tensor.strides, ndim);
+        strides.into_iter().map(|stride| stride.saturating_mul(item_bytes as isize)).collect()
+    });
+    let len_bytes = contiguous_bytes(&shape, strides.as_deref(), item_bytes)?;
+    if access == Access::Write && flags & FLAG_READ_ONLY != 0 {
+        return Err(read_only());
+    }
+    let address = tensor.data.addr() + tensor.byte_offset as usize;
+    Ok(Some((Claimed { address, len_bytes, is_on_gpu, stream }, capsule.unbind())))
+}
+
+/// Calls `__dlpack__` for the memory itself: a copy would be of no use to a read.
+fn capsule<'py>(export: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
+    let py = export.py();
+    let arguments = PyDict::new(py);
+    if let Some(stream) = stream {
+        arguments.set_item("stream", stream)?;
+    }
+    let versioned = arguments.copy()?;
+    versioned.set_item("max_version", (1, 0))?;
+    versioned.set_item("copy", false)?;
+    match export.call((), Some(&versioned)) {
+        // Producers before DLPack 1.0 know neither keyword.
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => export.call((), Some(&arguments)),
+        outcome => outcome,
+    }
+}
+
+/// Returns the tensor and the flags of a capsule.
+fn tensor<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a Tensor, u64)> {
+    const OLD: &CStr = c"dltensor";
+    const VERSIONED: &CStr = c"dltensor_versioned";
+    let capsule = capsule.cast::<PyCapsule>()?;
+    let content = |name: &CStr| {
+        // SAFETY: `cast` found a capsule. The call checks the name.
+        let pointer = unsafe {
+            match ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) {
+                1 => ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()),
+                _ => std::ptr::null_mut(),
+            }
+        };
+        (!pointer.is_null()).then_some(pointer)
+    };
+    if let Some(pointer) = content(VERSIONED) {
+        // SAFETY: DLPack defines the content of capsules by this name, and the capsule owns it. The version comes
+        // first in all of them.
+        let major = unsafe { (*pointer.cast::<Versioned>()).major };
+        if major != 1 {
+            return Err(PyBufferError::new_err(format!("DLPack {major} is unknown: 1 is supported")));
+        }
+        // SAFETY: as above, and this is the layout of version 1.
+        let versioned = unsafe { &*pointer.cast::<Versioned>() };
+        return Ok((&versioned.tensor, versioned.flags));
+    }
+    let pointer =
+        content(OLD).ok_or_else(|| PyBufferError::new_err("__dlpack__ returned no DLPack capsule"))?;
+    // SAFETY: as above; the tensor comes first in capsules by this name.
+    Ok((unsafe { &*pointer.cast::<Tensor>() }, 0))
+}
+
+/// Returns `count` integers from `first` on.
+fn elements<T: TryFrom<i64> + Default>(first: *const i64, count: usize) -> Vec<T> {
+    if first.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the capsule has as many extents and strides as dimensions.
+    let integers = unsafe { std::slice::from_raw_parts(first, count) };
+    integers.iter().map(|integer| T::try_from(*integer).unwrap_or_default()).collect()
+}

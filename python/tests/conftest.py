@@ -1,0 +1,77 @@
+"""Fixtures: an emulated GPU in this process, and files of random bytes."""
+
+import ctypes
+import os
+import pathlib
+
+import pytest
+
+EMULATOR = os.environ.get("GPUFILE_TEST_EMULATOR")
+if EMULATOR:
+    # The libraries are loaded when gpufile first needs them.
+    for variable in ("CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"):
+        os.environ[variable] = EMULATOR
+
+
+class DeviceArray:
+    """GPU memory of the emulator, which offers itself as numba's and cupy's arrays do."""
+
+    def __init__(self, gpu, length, fields=None):
+        self.gpu, self.length = gpu, length
+        address = ctypes.c_void_p()
+        assert gpu.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(max(length, 1))) == 0
+        self.address = address.value
+        self.fields = fields or {}
+
+    @property
+    def __cuda_array_interface__(self):
+        fields = {"shape": (self.length,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+        return fields | self.fields
+
+    def get(self):
+        """Returns the bytes."""
+        out = ctypes.create_string_buffer(self.length)
+        self._copy(out, self.address, 2)
+        return out.raw
+
+    def set(self, content):
+        """Replaces the bytes."""
+        assert len(content) == self.length
+        self._copy(self.address, bytes(content), 1)
+        return self
+
+    def _copy(self, target, source, kind):
+        args = ctypes.c_void_p(target) if isinstance(target, int) else target
+        source = ctypes.c_void_p(source) if isinstance(source, int) else source
+        assert self.gpu.cudaMemcpy(args, source, ctypes.c_size_t(self.length), kind) == 0
+
+    def __del__(self):
+        self.gpu.cudaFree(ctypes.c_void_p(self.address))
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    """Returns the emulator's CUDA runtime."""
+    if not EMULATOR:
+        pytest.skip("GPUFILE_TEST_EMULATOR names no libcufile_emulator.so")
+    return ctypes.CDLL(EMULATOR)
+
+
+@pytest.fixture
+def device_array(gpu):
+    """Returns a function that allocates GPU memory of some length in bytes."""
+    return lambda length, **fields: DeviceArray(gpu, length, fields)
+
+
+@pytest.fixture
+def content():
+    """Returns random bytes, whose number is no multiple of a block."""
+    return os.urandom(1_234_567)
+
+
+@pytest.fixture
+def path(tmp_path, content) -> pathlib.Path:
+    """Returns a file with the random bytes."""
+    path = tmp_path / "data.bin"
+    path.write_bytes(content)
+    return path

@@ -1,0 +1,78 @@
+"""Reads and writes of whole files and parts, by host and GPU memory."""
+
+import errno
+
+import gpufile
+import numpy as np
+import pytest
+
+
+def test_reads_fill_host_and_gpu_memory(path, content, device_array):
+    with gpufile.File(path) as file:
+        host = bytearray(len(content))
+        assert file.read_into(host) == len(content)
+        assert host == content
+        array = device_array(len(content))
+        assert file.read_into(array) == len(content)
+        assert array.get() == content
+
+
+def test_parts_of_files_and_buffers_are_read(path, content, device_array):
+    with gpufile.File(path) as file:
+        for buffer in (np.zeros(5000, np.uint8), device_array(5000).set(bytes(5000))):
+            assert file.read_into(buffer, 777, 1003, buffer_offset=33) == 1003
+            got = buffer.get() if hasattr(buffer, "get") else buffer.tobytes()
+            assert got == bytes(33) + content[777:1780] + bytes(5000 - 1036)
+
+
+def test_reads_are_short_at_the_end(path, content):
+    with gpufile.File(path) as file:
+        buffer = bytearray(100)
+        assert file.read_into(buffer, len(content) - 7) == 7
+        assert buffer[:7] == content[-7:]
+        assert file.read_into(buffer, len(content) + 5) == 0
+
+
+def test_written_bytes_are_in_the_file(tmp_path, content, device_array):
+    path = tmp_path / "written"
+    with gpufile.File(path, "w+") as file:
+        assert file.write_from(content) == len(content)
+        assert file.write_from(device_array(3).set(b"abc"), 10) == 3
+    assert path.read_bytes() == content[:10] + b"abc" + content[13:]
+
+
+def test_modes_are_those_of_open(path, content):
+    with gpufile.File(path, "r+b") as file:
+        file.write_from(b"x", 1)
+    with gpufile.File(path, "a") as file:
+        file.write_from(b"y", 2)
+    assert path.read_bytes() == content[:1] + b"xy" + content[3:]
+    with pytest.raises(FileExistsError):
+        gpufile.File(path, "x")
+    with gpufile.File(path, "w"):
+        assert path.stat().st_size == 0
+    with pytest.raises(ValueError, match="rw"):
+        gpufile.File(path, "rw")
+
+
+def test_errors_have_errno_path_and_bytes(path, tmp_path):
+    with pytest.raises(FileNotFoundError) as missing:
+        gpufile.File(tmp_path / "missing")
+    assert missing.value.filename == str(tmp_path / "missing") and missing.value.errno == errno.ENOENT
+    with gpufile.File(path) as file, pytest.raises(gpufile.TransferError) as refused:
+        file.write_from(b"abc")
+    error = refused.value
+    assert (error.errno, error.filename, error.bytes_done) == (errno.EBADF, str(path), 0)
+    assert isinstance(error, OSError) and str(error).count(str(path)) == 1
+
+
+def test_closed_files_refuse_transfers(path):
+    file = gpufile.File(path)
+    assert not file.closed
+    file.close()
+    file.close()
+    assert file.closed
+    with pytest.raises(ValueError, match="closed"):
+        file.read_into(bytearray(1))
+    with pytest.raises(ValueError, match="closed"):
+        file.__enter__()

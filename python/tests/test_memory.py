@@ -1,0 +1,109 @@
+"""Objects that offer memory, and those that are refused."""
+
+import array
+import ctypes
+
+import gpufile
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def file(path):
+    with gpufile.File(path, "r+") as file:
+        yield file
+
+
+class Interface:
+    """An object with `__array_interface__` alone."""
+
+    def __init__(self, array):
+        self.__array_interface__ = array.__array_interface__
+        self.array = array
+
+
+class DLPack:
+    """An object with `__dlpack__` alone."""
+
+    def __init__(self, array, device=(1, 0)):
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__(**arguments)
+
+
+class OldDLPack(DLPack):
+    """A producer from before DLPack 1.0, which knows no keyword but `stream`."""
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("wrap", [lambda a: a, Interface, DLPack, OldDLPack, memoryview, np.asfortranarray])
+def test_host_arrays_of_every_protocol_are_filled(file, content, wrap):
+    for shape, dtype in [((1001,), np.uint8), ((7, 11, 13), "<f4"), ((), "<i8"), ((5, 0), "<f8"), ((1, 9, 1), "<c16")]:
+        target = np.zeros(shape, dtype)
+        wrapped = wrap(target)
+        assert file.read_into(wrapped, 3) == target.nbytes
+        filled = wrapped if isinstance(wrapped, np.ndarray) else target
+        assert filled.tobytes(order="A") == content[3 : 3 + target.nbytes]
+
+
+def test_dates_have_no_buffer_but_an_interface(file, content):
+    dates = np.zeros(9, "<M8[s]")
+    assert file.read_into(dates, 8) == 72
+    assert dates.tobytes() == content[8:80]
+
+
+def test_standard_buffers_are_written(file, path):
+    for buffer in (b"bytes", bytearray(b"array"), array.array("H", [1, 2, 3]), (ctypes.c_int * 4)(1, 2, 3, 4)):
+        length = file.write_from(buffer)
+        assert path.read_bytes()[:length] == bytes(buffer)
+
+
+def test_objects_that_cannot_be_filled_are_refused(file):
+    frozen = np.zeros(10, np.uint8)
+    frozen.flags.writeable = False
+    for read_only in (b"bytes", frozen, memoryview(frozen), Interface(frozen)):
+        with pytest.raises(ValueError, match="read-only"):
+            file.read_into(read_only)
+    matrix = np.zeros((4, 6), np.uint8)
+    for gaps in (matrix[:, ::2], matrix[:, 1:], Interface(matrix[::2]), DLPack(matrix[:, :3]), matrix[::-1]):
+        with pytest.raises(ValueError, match="not contiguous"):
+            file.read_into(gaps)
+    for nothing in (None, 5, "text", [1, 2], object()):
+        with pytest.raises(TypeError, match="no memory"):
+            file.read_into(nothing)
+    with pytest.raises(BufferError, match="type 10"):
+        file.read_into(DLPack(np.zeros(3), (10, 0)))
+
+
+def test_gpu_arrays_that_cannot_be_filled_are_refused(file, device_array):
+    with pytest.raises(ValueError, match="not contiguous"):
+        file.read_into(device_array(100, shape=(10,), strides=(2,)))
+    with pytest.raises(ValueError, match="masked"):
+        file.read_into(device_array(100, mask=object()))
+    array = device_array(100)
+    with pytest.raises(ValueError, match="read-only"):
+        file.read_into(device_array(100, data=(array.address, True)))
+    with pytest.raises(BufferError, match="no CUDA memory"):
+        file.read_into(device_array(100, data=(4096, False)))
+
+
+def test_gpu_arrays_have_any_shape_and_stream(file, content, device_array):
+    array = device_array(96, shape=(2, 3, 4), typestr="<f4", strides=(48, 16, 4), stream=1)
+    assert file.read_into(array, 11) == 96
+    assert array.get() == content[11:107]
+    assert file.read_into(device_array(0, shape=(0,), data=(0, False))) == 0
+
+
+def test_ranges_beyond_the_buffer_are_refused(file):
+    buffer = bytearray(10)
+    for arguments in ((11, None), (0, 11), (5, 6), (2**63, 2**63)):
+        with pytest.raises(ValueError, match="buffer of 10 bytes"):
+            file.read_into(buffer, 0, arguments[1], buffer_offset=arguments[0])
+    with pytest.raises(OverflowError):
+        file.read_into(buffer, -1)
