@@ -141,3 +141,42 @@ fn foreign_memory_is_transferred_and_returned_to_its_owner() {
         assert!(owner.to_vec().unwrap() == bytes);
     });
 }
+
+#[test]
+fn peer_copies_move_bytes_between_gpus() {
+    Bed::each(|bed| {
+        let (one, other) = (&bed.device, last_device(bed));
+        if one.ordinal() == other.ordinal() || !one.can_access_peer(&other).unwrap() {
+            return;
+        }
+        assert!(!one.can_access_peer(one).unwrap());
+        one.enable_peer_access(&other).unwrap();
+        one.enable_peer_access(&other).unwrap();
+        // SAFETY: takes nothing.
+        let left = unsafe { (bed.driver.cuda().runtime().cudaGetLastError)() };
+        assert_eq!(left, cudaError_t::cudaSuccess);
+        const LEN: usize = 70_001;
+        let (mut source, mut target) = (one.alloc(LEN).unwrap(), other.alloc(LEN + 2).unwrap());
+        source.copy_from_host(0, &pattern(LEN)).unwrap();
+        target.fill(9).unwrap();
+        let stream = one.stream().unwrap();
+        // SAFETY: the stream is waited for before the buffers are used or dropped.
+        unsafe { stream.copy_to_peer(&other, target.as_mut_ptr().add(1), source.as_ptr(), LEN) }.unwrap();
+        stream.synchronize().unwrap();
+        assert!(target.to_vec().unwrap() == [&[9], &pattern(LEN)[..], &[9]].concat());
+    });
+}
+
+#[test]
+fn gpus_of_different_groups_are_no_peers() {
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    emulator.control("gpus 4");
+    emulator.control("peer-group 2");
+    let devices: Vec<_> = (0..4).map(|ordinal| bed.driver.cuda().device(ordinal).unwrap()).collect();
+    let peers = |one: usize| [0, 1, 2, 3].map(|other| devices[one].can_access_peer(&devices[other]).unwrap());
+    assert_eq!(peers(0), [false, true, false, false]);
+    assert_eq!(peers(3), [false, false, true, false]);
+    let error = devices[1].enable_peer_access(&devices[2]).unwrap_err();
+    assert!(error.to_string().contains("cudaErrorPeerAccessUnsupported"), "{error}");
+}

@@ -21,6 +21,7 @@ mod foreign;
 mod kernel;
 mod mapped;
 mod memory;
+mod peer;
 mod stream;
 
 use std::fmt;

@@ -107,6 +107,7 @@ struct Control {
     /// The CUDA version of the display driver; `None` is the runtime's.
     driver_version: Option<c_int>,
     gpus: c_int,
+    peer_group: c_int,
     compute_capability: (c_int, c_int),
     reverse_completions: bool,
     require_context: bool,
@@ -133,6 +134,7 @@ static CONTROL: LazyLock<Mutex<Control>> = LazyLock::new(|| {
         runtime_version: 13000,
         driver_version: None,
         gpus: 2,
+        peer_group: 16,
         compute_capability: (9, 0),
         reverse_completions: false,
         require_context: false,
@@ -197,6 +199,12 @@ pub(crate) fn driver_version() -> c_int {
 /// Returns the number of GPUs.
 pub(crate) fn gpus() -> c_int {
     lock(&CONTROL).gpus
+}
+
+/// Returns whether a GPU can use the memory of another one.
+pub(crate) fn are_peers(device: c_int, other: c_int) -> bool {
+    let group = lock(&CONTROL).peer_group;
+    device != other && device / group == other / group
 }
 
 /// Returns the major and the minor compute capability of the GPUs.
@@ -285,6 +293,9 @@ impl Control {
             ("runtime-version", [version]) => self.runtime_version = version.parse().ok()?,
             ("driver-version", [version]) => self.driver_version = Some(version.parse().ok()?),
             ("gpus", [count]) => self.gpus = count.parse().ok().filter(|count| (0..=16).contains(count))?,
+            ("peer-group", [count]) => {
+                self.peer_group = count.parse().ok().filter(|count| (1..=16).contains(count))?;
+            }
             ("compute-capability", [major, minor]) => {
                 self.compute_capability = (major.parse().ok()?, minor.parse().ok()?);
             }
@@ -361,6 +372,7 @@ fn live(what: &str) -> Option<i64> {
     Some(match what {
         "allocations" => memory::live_allocations(),
         "device-bytes" => (0..gpus()).map(memory::used).sum(),
+        "peak-gpu-bytes" => memory::peak(),
         "pinned-bytes" => memory::pinned_bytes(),
         "host-registrations" => memory::live_registrations(),
         "reservations" => virtual_memory::live_reservations(),
@@ -389,6 +401,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `runtime-version 12080` | the version that libcudart and libcuda report; 13000 by default |
 /// | `driver-version 12080` | the CUDA version that the display driver supports; the runtime's by default |
 /// | `gpus N` | the number of GPUs, 0 to 16; 2 by default |
+/// | `peer-group N` | GPUs can use each other's memory within groups of N by ordinal; 1 to 16, 16 by default |
 /// | `compute-capability MAJOR MINOR` | that of the GPUs, which decides which cubins they take; 9 0 by default |
 /// | `reverse-completions 0\|1` | whether a batch runs its entries from the last to the first |
 /// | `require-context 0\|1` | whether cuFile refuses device memory (5047) unless its device's context is current |
@@ -402,7 +415,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `held` | returns the number of calls and queued operations that wait because of `hold` |
 /// | `release` | lets them go on; returns their number |
 /// | `calls FUNCTION` | returns the number of calls of the function |
-/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `modules`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count` |
+/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `modules`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count`. `peak-gpu-bytes` is the most bytes of memory that one GPU ever had at a time |
 ///
 /// Settings of a fault:
 ///

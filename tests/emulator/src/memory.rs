@@ -119,6 +119,8 @@ pub(crate) struct Memory {
     /// Start and end of device memory that was freed.
     freed: BTreeMap<usize, usize>,
     last_id: u64,
+    /// The most bytes that one GPU ever had.
+    peak: usize,
 }
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
@@ -256,6 +258,7 @@ pub(crate) fn allocate(kind: Kind, size: usize, device: c_int, flags: u32) -> Op
             hold: Some(Arc::new(Pair { outside, _inside: inside })),
         };
         memory.allocations.insert(base, allocation);
+        memory.peak = memory.peak.max(memory.used(device));
         Some(base)
     })
 }
@@ -315,6 +318,12 @@ pub(crate) fn register(base: usize, length: usize, device: c_int, flags: u32) ->
 /// Returns the number of bytes of a device in use.
 pub(crate) fn used(device: c_int) -> usize {
     with(|memory| memory.used(device))
+}
+
+/// Returns the most bytes of allocated memory that one GPU ever had. Memory mapped into a reserved range counts only
+/// when something is allocated beside it.
+pub(crate) fn peak() -> usize {
+    with(|memory| memory.peak)
 }
 
 /// Returns the number of bytes of host memory that CUDA allocated.

@@ -40,6 +40,7 @@ const SILENT: &[(&str, Silence, &str)] = &[
     ("cudaThreadExchangeStreamCaptureMode", Silence::Always, "what it is for fails if that matters"),
     ("cuCtxPopCurrent_v2", Silence::Always, "dropping a guard tells nobody"),
     ("cuDevicePrimaryCtxRelease_v2", Silence::Always, "dropping a device tells nobody"),
+    ("cudaGetLastError", Silence::Always, "it only clears an error that is none"),
     ("cudaStreamDestroy", Silence::Always, "dropping a stream tells nobody"),
     ("cudaEventDestroy", Silence::Always, "dropping an event tells nobody"),
     ("cuModuleUnload", Silence::Always, "dropping a module tells nobody"),

@@ -132,9 +132,11 @@ fn is_of_the_runtime(function: &str) -> bool {
 
 fn code_of(function: &str, code: i64) -> Effect {
     let not_ready = i64::from(cudaError_t::cudaErrorNotReady.as_raw());
+    let already = i64::from(cudaError_t::cudaErrorPeerAccessAlreadyEnabled.as_raw());
     match function {
         // This is an answer, not an error.
         "cudaStreamQuery" | "cudaEventQuery" if code == not_ready => Effect::Nothing,
+        "cudaDeviceEnablePeerAccess" if code == already => Effect::Nothing,
         _ => Effect::Code(code),
     }
 }

@@ -30,6 +30,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "mapped memory", opened: true, run: mapped_memory },
     Scenario { name: "streams", opened: true, run: streams },
     Scenario { name: "copies in streams", opened: true, run: copies },
+    Scenario { name: "copies between GPUs", opened: true, run: peers },
     Scenario { name: "kernels", opened: true, run: kernels },
     Scenario { name: "read", opened: true, run: read },
     Scenario { name: "write", opened: true, run: write },
@@ -199,6 +200,22 @@ fn copies(stage: &Stage) -> Result<(), Problem> {
     stream.synchronize()?;
     drop(stream);
     same(*target == *pattern(LEN), "copied bytes")
+}
+
+fn peers(stage: &Stage) -> Result<(), Problem> {
+    let (one, other) = (&stage.bed().device, stage.bed().driver.cuda().device(1)?);
+    same(one.can_access_peer(&other)?, "access to the other GPU")?;
+    one.enable_peer_access(&other)?;
+    one.enable_peer_access(&other)?;
+    // They come before the stream, so that they outlive its work.
+    let (mut source, mut target) = (one.alloc(LEN)?, other.alloc(LEN)?);
+    source.copy_from_host(0, &pattern(LEN))?;
+    let stream = one.stream()?;
+    // SAFETY: the stream is dropped first, and waits for its work.
+    unsafe { stream.copy_to_peer(&other, target.as_mut_ptr(), source.as_ptr(), LEN) }?;
+    stream.synchronize()?;
+    drop(stream);
+    same(target.to_vec()? == pattern(LEN), "bytes copied between GPUs")
 }
 
 /// Scatters bytes over a buffer, by a kernel of gpufile.

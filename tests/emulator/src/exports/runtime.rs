@@ -235,7 +235,8 @@ pub unsafe extern "C" fn cudaDeviceCanAccessPeer(
     peerDevice: c_int,
 ) -> cudaError_t {
     call("cudaDeviceCanAccessPeer", || {
-        put(canAccessPeer, c_int::from(checked(device)? != checked(peerDevice)?))
+        let are_peers = control::are_peers(checked(device)?, checked(peerDevice)?);
+        put(canAccessPeer, c_int::from(are_peers))
     })
 }
 
@@ -248,6 +249,9 @@ pub unsafe extern "C" fn cudaDeviceEnablePeerAccess(peerDevice: c_int, flags: c_
         }
         if device == peer {
             return Err(cudaError_t::cudaErrorInvalidDevice);
+        }
+        if !control::are_peers(device, peer) {
+            return Err(cudaError_t::cudaErrorPeerAccessUnsupported);
         }
         let fresh = device::enable_peer(device, peer);
         if fresh { Ok(()) } else { Err(cudaError_t::cudaErrorPeerAccessAlreadyEnabled) }
