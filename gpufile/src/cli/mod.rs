@@ -12,8 +12,18 @@
 //! standard error output. A reader who leaves early does not change the exit status.
 
 mod bench;
+mod cache;
 mod check;
+mod cp;
+mod interrupt;
+mod load;
+mod ls;
+mod model;
 mod pages;
+mod progress;
+mod table;
+mod target;
+mod units;
 mod usage;
 
 use std::ffi::OsString;
@@ -39,7 +49,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Check(check::Args),
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
+    Cp(cp::Args),
+    Load(load::Args),
+    Ls(ls::Args),
+    Cache(cache::Args),
     Completions(pages::Completions),
     Man(pages::Man),
 }
@@ -63,9 +77,15 @@ enum Failure {
 /// The program writes to the standard outputs of the process. While it runs, it handles Ctrl-C.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<_> = arguments.into_iter().collect();
+    // Without it, signals end the program all the same, and may leave a file.
+    let _watch = interrupt::watch();
     let outcome = match Cli::try_parse_from(&arguments) {
         Ok(Cli { command: Command::Check(arguments) }) => check::run(&arguments),
         Ok(Cli { command: Command::Bench(arguments) }) => bench::run(&arguments),
+        Ok(Cli { command: Command::Cp(arguments) }) => cp::run(&arguments),
+        Ok(Cli { command: Command::Load(arguments) }) => load::run(&arguments),
+        Ok(Cli { command: Command::Ls(arguments) }) => ls::run(&arguments),
+        Ok(Cli { command: Command::Cache(arguments) }) => cache::run(&arguments),
         Ok(Cli { command: Command::Completions(arguments) }) => pages::completions(&arguments),
         Ok(Cli { command: Command::Man(arguments) }) => pages::man(&arguments),
         Err(error) => usage::of_clap(&error),
@@ -83,6 +103,30 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+impl From<crate::Error> for Failure {
+    fn from(error: crate::Error) -> Self {
+        Failure::Other(error.to_string())
+    }
+}
+
+impl From<cufile::Error> for Failure {
+    fn from(error: cufile::Error) -> Self {
+        Failure::Other(error.to_string())
+    }
+}
+
+impl From<crate::formats::Error> for Failure {
+    fn from(error: crate::formats::Error) -> Self {
+        Failure::Other(error.to_string())
+    }
+}
+
+/// Writes a line to the standard output.
+fn say(text: &str) -> Result<ExitCode, Failure> {
+    writeln!(io::stdout(), "{text}")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes to the standard error output. Where nobody reads it, the exit status still tells of the failure.

@@ -40,3 +40,5 @@ pub mod zarr;
 pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
 pub use save::SaveOptions;
+#[cfg(feature = "cli")]
+pub(crate) use save::save as save_file;

@@ -68,15 +68,14 @@ impl Bench {
 }
 
 /// Measures transfers of a file.
-///
-/// FILE needs 16 MiB or more. Nobody may change FILE at the same time. The command only reads FILE. It makes and removes
-/// new files beside FILE, whose names begin with FILE.fresh.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gpufile bench model.bin
   gpufile bench model.bin --repeats 5 --threads 8 read scatter
 
+FILE needs 16 MiB or more. Nobody may change FILE at the same time. The command only reads FILE.
+It makes and removes new files beside FILE, whose names begin with FILE.fresh.
 The exit status is 1 if a case failed or bytes were wrong.")]
 pub struct Args {
     /// The file to measure.

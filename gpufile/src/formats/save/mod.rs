@@ -23,7 +23,7 @@ use crate::File;
 use crate::formats::error::of_entry;
 
 /// Writes a file under a temporary name, and renames it when it is complete.
-pub(super) fn save(
+pub(crate) fn save(
     path: &Path,
     options: &SaveOptions,
     write: impl FnOnce(&File) -> crate::Result<()>,

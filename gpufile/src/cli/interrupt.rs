@@ -1,0 +1,171 @@
+//! Ctrl-C: it ends the program at once, removes unfinished files, and tells which.
+//!
+//! A signal handler may hardly do anything. It therefore only writes the signal's number to a pipe. A thread reads the
+//! pipe, cleans up, and lets the signal end the process. No other thread has to notice anything, so this works in the
+//! middle of a transfer too.
+
+use std::fs;
+use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+/// The signals that end the program.
+const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// The end of the pipe that the handler writes to; -1 before there is one.
+static WRITE_END: AtomicI32 = AtomicI32::new(-1);
+
+/// The files that are to be removed.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// The time during which signals are handled here. Dropping it restores the earlier handlers.
+pub struct Watch(Vec<(libc::c_int, libc::sigaction)>);
+
+/// Handles signals from now on. Signals that the process ignores stay ignored, as under `nohup`.
+///
+/// # Errors
+/// There can be no pipe or thread. The signals then end the process without cleaning.
+pub fn watch() -> io::Result<Watch> {
+    static PIPE: OnceLock<PipeWriter> = OnceLock::new();
+    // One thread for the whole process. Another call at the same time would only make one more.
+    if PIPE.get().is_none() {
+        let (reader, writer) = io::pipe()?;
+        thread::Builder::new().name("signals".to_owned()).spawn(|| clean_up_on_signal(reader))?;
+        let writer = PIPE.get_or_init(|| writer);
+        WRITE_END.store(writer.as_raw_fd(), Ordering::Release);
+    }
+    let handled = SIGNALS.into_iter().filter_map(|signal| {
+        let before = action(signal, None).ok()?;
+        let mut new = before;
+        new.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
+        new.sa_flags = libc::SA_RESTART;
+        (before.sa_sigaction != libc::SIG_IGN && action(signal, Some(&new)).is_ok())
+            .then_some((signal, before))
+    });
+    Ok(Watch(handled.collect()))
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        for (signal, before) in &self.0 {
+            // The call succeeded for the same signal before.
+            let _ = action(*signal, Some(before));
+        }
+    }
+}
+
+/// Returns the action of a signal, and sets another.
+fn action(signal: libc::c_int, new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
+    // SAFETY: zeros are a valid value of the struct, and the call fills it in.
+    let mut before: libc::sigaction = unsafe { mem::zeroed() };
+    let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: both structs outlive the call. Any handler in `new` came from the kernel or is `note`, which makes only
+    // calls that are safe in a handler.
+    match unsafe { libc::sigaction(signal, new, &mut before) } {
+        0 => Ok(before),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Tells the thread of a signal. Calls nothing that may not be called in a handler.
+extern "C" fn note(signal: libc::c_int) {
+    let byte = signal as u8;
+    // SAFETY: `byte` outlives the call. The descriptor stays open for the whole process. errno is the thread's own, and
+    // is put back.
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::write(WRITE_END.load(Ordering::Acquire), (&raw const byte).cast(), 1);
+        *libc::__errno_location() = errno;
+    }
+}
+
+fn clean_up_on_signal(mut signals: PipeReader) {
+    let mut signal = [0];
+    if signals.read_exact(&mut signal).is_err() {
+        return;
+    }
+    let signal = libc::c_int::from(signal[0]);
+    // Nobody makes another file from now on.
+    let unfinished = lock();
+    let mut text = String::from("gpufile: interrupted");
+    for path in unfinished.iter() {
+        match fs::remove_file(path) {
+            Ok(()) => text += &format!("; removed the unfinished {path:?}"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => text += &format!("; the unfinished {path:?} stays: {error}"),
+        }
+    }
+    // The thread that draws a bar may hold the lock of the standard error output.
+    let clear = if io::stderr().is_terminal() { "\r\x1b[K\x1b[?25h" } else { "" };
+    if let Ok(mut stderr) = fs::File::options().append(true).open("/proc/self/fd/2") {
+        let _ = writeln!(stderr, "{clear}{text}");
+    }
+    // SAFETY: the default action has no handler. The signal then ends this process, and tells its parent which it was.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::kill(libc::getpid(), signal);
+    }
+}
+
+fn lock() -> MutexGuard<'static, Vec<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that a signal removes, until this is dropped.
+pub struct Unfinished(PathBuf);
+
+impl Unfinished {
+    /// Creates a file by `create`, and remembers it under the path that the call returns.
+    ///
+    /// A signal waits for the call to end, so no file stays that nobody knows of.
+    ///
+    /// # Errors
+    /// Those of `create`.
+    pub fn create<T, E>(create: impl FnOnce() -> Result<(T, PathBuf), E>) -> Result<(T, Self), E> {
+        let mut unfinished = lock();
+        let (created, path) = create()?;
+        unfinished.push(path.clone());
+        Ok((created, Self(path)))
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let mut unfinished = lock();
+        if let Some(place) = unfinished.iter().position(|path| *path == self.0) {
+            unfinished.swap_remove(place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watching_ends_with_the_earlier_handlers() {
+        let handler = |signal| action(signal, None).unwrap().sa_sigaction;
+        let before = SIGNALS.map(handler);
+        let watch = watch().unwrap();
+        assert!(
+            SIGNALS.into_iter().any(|signal| handler(signal) == note as extern "C" fn(libc::c_int) as usize)
+        );
+        drop(watch);
+        assert_eq!(SIGNALS.map(handler), before);
+    }
+
+    #[test]
+    fn files_are_unfinished_until_dropped() {
+        let is_known = || lock().iter().any(|path| path.ends_with("unfinished-in-a-test"));
+        let path = PathBuf::from("/nonexistent/unfinished-in-a-test");
+        let (_, file) = Unfinished::create(|| Ok::<_, io::Error>(((), path))).unwrap();
+        assert!(is_known());
+        drop(file);
+        assert!(!is_known());
+        assert!(Unfinished::create(|| Err::<((), PathBuf), _>(io::Error::other("full"))).is_err());
+    }
+}

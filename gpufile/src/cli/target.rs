@@ -1,0 +1,107 @@
+//! The memory that a command moves bytes to or from: the GPUs of `--gpu`, or host memory.
+
+use cufile::cuda::{Cuda, Device, DeviceBuffer};
+use cufile::{BufSlice, BufSliceMut};
+
+use super::Failure;
+
+/// The options that choose the memory.
+#[derive(clap::Args, Debug, Clone, Default)]
+pub struct MemoryArgs {
+    /// Uses these GPUs, by CUDA's numbers [default: 0, or host memory without a GPU].
+    #[arg(short = 'd', long, value_name = "N,N", value_delimiter = ',', conflicts_with = "host")]
+    pub gpu: Vec<u32>,
+    /// Uses host memory.
+    #[arg(long)]
+    pub host: bool,
+}
+
+/// A place of buffers.
+#[derive(Clone)]
+pub enum Place {
+    Host,
+    Gpu(Device),
+}
+
+/// A buffer in host memory or on a GPU.
+pub enum Memory {
+    Host(Vec<u8>),
+    Gpu(DeviceBuffer),
+}
+
+impl MemoryArgs {
+    /// Returns the chosen places, and the reason if host memory takes the place of a GPU.
+    ///
+    /// # Errors
+    /// A GPU that `--gpu` names cannot be used.
+    pub fn places(&self) -> Result<(Vec<Place>, Option<String>), Failure> {
+        if self.host {
+            return Ok((vec![Place::Host], None));
+        }
+        if self.gpu.is_empty() {
+            return Ok(match Cuda::load().and_then(|cuda| cuda.device(0)) {
+                Ok(device) => (vec![Place::Gpu(device)], None),
+                Err(error) => (vec![Place::Host], Some(format!("no GPU: {error}"))),
+            });
+        }
+        let cuda = Cuda::load().map_err(|error| Failure::Other(format!("cannot use --gpu: {error}")))?;
+        let count = cuda.device_count()?;
+        let place = |&ordinal: &u32| match ordinal < count {
+            true => Ok(Place::Gpu(cuda.device(ordinal)?)),
+            false => Err(Failure::Other(format!("there is no GPU {ordinal}: this process sees {count}"))),
+        };
+        Ok((self.gpu.iter().map(place).collect::<Result<_, _>>()?, None))
+    }
+}
+
+impl Place {
+    /// Allocates a buffer of zeros on the host, or of any bytes on a GPU.
+    ///
+    /// # Errors
+    /// The memory is not enough.
+    pub fn alloc(&self, len_bytes: usize) -> Result<Memory, Failure> {
+        match self {
+            Place::Host => {
+                let mut bytes = Vec::new();
+                let room = bytes.try_reserve_exact(len_bytes);
+                room.map_err(|_| Failure::Other(format!("the host has no {len_bytes} bytes of memory")))?;
+                bytes.resize(len_bytes, 0);
+                Ok(Memory::Host(bytes))
+            }
+            Place::Gpu(device) => Ok(Memory::Gpu(device.alloc(len_bytes)?)),
+        }
+    }
+
+    /// Returns a name for tables: `host` or `GPU 0`.
+    pub fn name(&self) -> String {
+        match self {
+            Place::Host => "host".to_owned(),
+            Place::Gpu(device) => format!("GPU {}", device.ordinal()),
+        }
+    }
+}
+
+impl Memory {
+    pub fn len_bytes(&self) -> usize {
+        match self {
+            Memory::Host(bytes) => bytes.len(),
+            Memory::Gpu(buffer) => buffer.len_bytes(),
+        }
+    }
+
+    /// Returns the first bytes, to be written to a file.
+    pub fn first(&self, len_bytes: usize) -> BufSlice<'_> {
+        match self {
+            Memory::Host(bytes) => BufSlice::new(&bytes[..], ..len_bytes),
+            Memory::Gpu(buffer) => buffer.slice(..len_bytes),
+        }
+    }
+
+    /// Returns the first bytes, to be read into.
+    pub fn first_mut(&mut self, len_bytes: usize) -> BufSliceMut<'_> {
+        match self {
+            Memory::Host(bytes) => BufSliceMut::new(&mut bytes[..], ..len_bytes),
+            Memory::Gpu(buffer) => buffer.slice_mut(..len_bytes),
+        }
+    }
+}
