@@ -1,15 +1,25 @@
 //! The class `File`.
 
 use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock};
 
 use gpufile::{IoBuf, OpenOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
+use crate::engine::Engine;
 use crate::error::{closed, exception};
-use crate::memory::{Access, Memory};
+use crate::future::Future;
+use crate::memory::{Access, Memory, wait_for_streams};
+use crate::route::Route;
+use crate::transfer::{self, OnStream, Transfer};
+use crate::{many, stream};
+
+/// The longest transfer that a call makes without a look for signals. Shorter ones start faster so.
+const UNINTERRUPTED_BYTES: usize = 16 << 20;
 
 /// An open file, whose bytes go to and from host and GPU memory.
 ///
@@ -32,6 +42,35 @@ impl File {
     pub fn get(&self) -> PyResult<gpufile::File> {
         self.file.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)
     }
+
+    fn many(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>, access: Access) -> PyResult<usize> {
+        let file = self.get()?;
+        let requests = many::requests(&file, buffers, offsets, access)?;
+        transfer::complete(buffers.py(), || many::start(file.engine(), requests, access))
+    }
+
+    fn many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>, access: Access) -> PyResult<Future> {
+        let file = self.get()?;
+        let requests = many::requests(&file, buffers, offsets, access)?;
+        future(buffers.py(), || many::start(file.engine(), requests, access))
+    }
+}
+
+/// Starts a read.
+fn read(file: &gpufile::File, memory: Memory, offset: u64) -> gpufile::Result<Transfer> {
+    wait_for_streams([&memory])?;
+    Ok(Transfer::new(file.read_at_async(memory, offset)))
+}
+
+/// Starts a write.
+fn write(file: &gpufile::File, memory: Memory, offset: u64) -> gpufile::Result<Transfer> {
+    wait_for_streams([&memory])?;
+    Ok(Transfer::new(file.write_all_at_async(memory, offset)))
+}
+
+/// Starts a transfer without Python's lock, and returns the future.
+fn future(py: Python<'_>, start: impl FnOnce() -> gpufile::Result<Transfer> + Send) -> PyResult<Future> {
+    py.detach(start).map(Future::new).map_err(|error| exception(py, &error))
 }
 
 /// Returns the options that a mode of Python's `open` stands for.
@@ -62,9 +101,13 @@ impl File {
     /// The modes are those of Python's ``open``, always for bytes. ``"a"`` opens a file for writing and keeps its
     /// bytes; the offset of each write is its own.
     #[new]
-    #[pyo3(signature = (path, mode = "r"))]
-    fn new(py: Python<'_>, path: PathBuf, mode: &str) -> PyResult<Self> {
+    #[pyo3(signature = (path, mode = "r", *, engine = None))]
+    fn new(py: Python<'_>, path: PathBuf, mode: &str, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
         let options = options(mode)?;
+        let options = match engine {
+            Some(engine) => options.engine(&engine.get().0),
+            None => options,
+        };
         let file = py.detach(|| options.open(&path)).map_err(|error| exception(py, &error))?;
         Ok(Self { file: RwLock::new(Some(file)), path, mode: mode.to_owned() })
     }
@@ -82,8 +125,11 @@ impl File {
     ) -> PyResult<usize> {
         let (py, file) = (buffer.py(), self.get()?);
         let mut memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
+        if memory.len_bytes() > UNINTERRUPTED_BYTES {
+            return transfer::complete(py, || read(&file, memory, offset));
+        }
         let read = || {
-            memory.wait_for_stream()?;
+            wait_for_streams([&memory])?;
             file.read_at(&mut memory, offset)
         };
         py.detach(read).map_err(|error| exception(py, &error))
@@ -100,12 +146,160 @@ impl File {
     ) -> PyResult<usize> {
         let (py, file) = (buffer.py(), self.get()?);
         let memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
+        let len_bytes = memory.len_bytes();
+        if len_bytes > UNINTERRUPTED_BYTES {
+            return transfer::complete(py, || write(&file, memory, offset));
+        }
         let write = || {
-            memory.wait_for_stream()?;
+            wait_for_streams([&memory])?;
             file.write_all_at(&memory, offset)
         };
         py.detach(write).map_err(|error| exception(py, &error))?;
-        Ok(memory.len_bytes())
+        Ok(len_bytes)
+    }
+
+    /// Starts to read as ``read_into``, and returns at once.
+    #[pyo3(signature = (buffer, offset = 0, length = None, *, buffer_offset = 0))]
+    fn read_into_async(
+        &self,
+        buffer: &Bound<'_, PyAny>,
+        offset: u64,
+        length: Option<usize>,
+        buffer_offset: usize,
+    ) -> PyResult<Future> {
+        let file = self.get()?;
+        let memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
+        future(buffer.py(), || read(&file, memory, offset))
+    }
+
+    /// Starts to write as ``write_from``, and returns at once.
+    #[pyo3(signature = (buffer, offset = 0, length = None, *, buffer_offset = 0))]
+    fn write_from_async(
+        &self,
+        buffer: &Bound<'_, PyAny>,
+        offset: u64,
+        length: Option<usize>,
+        buffer_offset: usize,
+    ) -> PyResult<Future> {
+        let file = self.get()?;
+        let memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
+        future(buffer.py(), || write(&file, memory, offset))
+    }
+
+    /// Reads as ``read_into`` after the work that was submitted to the stream. Later work of the stream waits for the read.
+    ///
+    /// ``stream`` is a ``cudaStream_t`` as an integer, or an object with ``__cuda_stream__``, ``cuda_stream`` or ``ptr``.
+    /// Keep an integer's stream alive until the transfer has ended. If the file ends early, zeros fill GPU memory.
+    #[pyo3(signature = (buffer, stream, offset = 0, length = None, *, buffer_offset = 0))]
+    fn read_into_on_stream(
+        &self,
+        buffer: &Bound<'_, PyAny>,
+        stream: &Bound<'_, PyAny>,
+        offset: u64,
+        length: Option<usize>,
+        buffer_offset: usize,
+    ) -> PyResult<Future> {
+        let file = self.get()?;
+        let mut memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
+        let stream = stream::of(stream, &mut memory)?;
+        let start = || Ok(Transfer::new(OnStream(Some(file.read_at_on_stream(&stream, memory, offset)))));
+        future(buffer.py(), start)
+    }
+
+    /// Writes as ``write_from`` after the work that was submitted to the stream. Later work of the stream waits for the
+    /// write. ``stream`` is that of ``read_into_on_stream``.
+    #[pyo3(signature = (buffer, stream, offset = 0, length = None, *, buffer_offset = 0))]
+    fn write_from_on_stream(
+        &self,
+        buffer: &Bound<'_, PyAny>,
+        stream: &Bound<'_, PyAny>,
+        offset: u64,
+        length: Option<usize>,
+        buffer_offset: usize,
+    ) -> PyResult<Future> {
+        let file = self.get()?;
+        let mut memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
+        let stream = stream::of(stream, &mut memory)?;
+        let start =
+            || Ok(Transfer::new(OnStream(Some(file.write_all_at_on_stream(&stream, memory, offset)))));
+        future(buffer.py(), start)
+    }
+
+    /// Fills each buffer from its offset, in one call that is much faster than many. Returns the number of bytes.
+    ///
+    /// Raises ``TransferError`` with the ``entry`` that failed. A file that ends within an entry is a failure.
+    fn read_many(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<usize> {
+        self.many(buffers, offsets, Access::Write)
+    }
+
+    /// Writes each buffer to its offset, in one call that is much faster than many. Returns the number of bytes.
+    ///
+    /// Raises ``TransferError`` with the ``entry`` that failed.
+    fn write_many(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<usize> {
+        self.many(buffers, offsets, Access::Read)
+    }
+
+    /// Reads as ``read_many``, and returns the outcome of each entry: the number of bytes, or the exception.
+    ///
+    /// The number is less than the length of the buffer only if the file ends there.
+    fn read_many_each<'py>(
+        &self,
+        buffers: &Bound<'py, PyAny>,
+        offsets: Vec<u64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let file = self.get()?;
+        let requests = many::requests(&file, buffers, offsets, Access::Write)?;
+        many::each(buffers.py(), file.engine(), requests, Access::Write)
+    }
+
+    /// Writes as ``write_many``, and returns the outcome of each entry: the number of bytes, or the exception.
+    fn write_many_each<'py>(
+        &self,
+        buffers: &Bound<'py, PyAny>,
+        offsets: Vec<u64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let file = self.get()?;
+        let requests = many::requests(&file, buffers, offsets, Access::Read)?;
+        many::each(buffers.py(), file.engine(), requests, Access::Read)
+    }
+
+    /// Starts to read as ``read_many``, and returns at once.
+    fn read_many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<Future> {
+        self.many_async(buffers, offsets, Access::Write)
+    }
+
+    /// Starts to write as ``write_many``, and returns at once.
+    fn write_many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<Future> {
+        self.many_async(buffers, offsets, Access::Read)
+    }
+
+    /// Returns the route between the file and GPU memory, with the reasons against better ones.
+    fn route(&self, py: Python<'_>) -> PyResult<Route> {
+        let file = self.get()?;
+        Ok(py.detach(|| Route::new(file.route())))
+    }
+
+    /// Returns the length of the file.
+    fn size(&self, py: Python<'_>) -> PyResult<u64> {
+        let file = self.get()?;
+        py.detach(|| file.len_bytes()).map_err(|error| exception(py, &error))
+    }
+
+    /// Changes the length of the file. New bytes are zeros.
+    fn truncate(&self, py: Python<'_>, size: u64) -> PyResult<()> {
+        let file = self.get()?;
+        py.detach(|| file.set_len(size)).map_err(|error| exception(py, &error))
+    }
+
+    /// Waits until the bytes of the file are durable.
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        let file = self.get()?;
+        py.detach(|| file.sync_all()).map_err(|error| exception(py, &error))
+    }
+
+    /// Returns the descriptor of the file, which stays the file's.
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.get()?.as_fd().as_raw_fd())
     }
 
     /// Closes the file. Transfers in flight keep it open until they end.

@@ -1,11 +1,19 @@
 //! The module `gpufile._gpufile`: files and memory for the Python package `gpufile`.
 //!
-//! `memory` turns Python objects into memory, `error` turns errors into exceptions, and `file` has the class `File`. The
-//! public names and their docs are in the package, in `python/gpufile`.
+//! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
+//! the class `File`, with the lists in `many`. `transfer` waits for what is in flight, for `File` and for `Future`. The
+//! public names are those of the package, in `python/gpufile`.
 
+mod check;
+mod engine;
 mod error;
 mod file;
+mod future;
+mod many;
 mod memory;
+mod route;
+mod stream;
+mod transfer;
 
 use pyo3::prelude::*;
 
@@ -13,5 +21,13 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _gpufile {
     #[pymodule_export]
+    use crate::check::main;
+    #[pymodule_export]
+    use crate::engine::Engine;
+    #[pymodule_export]
     use crate::file::File;
+    #[pymodule_export]
+    use crate::future::Future;
+    #[pymodule_export]
+    use crate::route::Route;
 }

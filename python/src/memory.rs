@@ -12,7 +12,7 @@ use std::ffi::c_void;
 
 use cufile::cuda::sys::driver::{CUcontext, CUpointer_attribute};
 use cufile::cuda::sys::runtime::{cudaMemoryType, cudaPointerAttributes, cudaStream_t};
-use cufile::cuda::{Context, Device};
+use cufile::cuda::{Context, Device, Stream};
 use gpufile::{Engine, IoBuf, IoBufMut};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -32,6 +32,8 @@ pub struct Memory {
     /// The stream whose work so far includes writes to the memory, if the object names one.
     stream: Option<usize>,
     _owner: Owner,
+    /// An object that must live as long, such as the stream of a transfer.
+    kept: Option<Held>,
 }
 
 /// The side that memory is on.
@@ -45,7 +47,19 @@ enum Owner {
     /// A buffer export, which also forbids the object to move its memory.
     Buffer { _export: Export },
     /// The object or its capsule.
-    Object { _object: Py<PyAny> },
+    Object { _object: Held },
+}
+
+/// A reference to an object, which the thread that drops it releases at once.
+struct Held(Option<Py<PyAny>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut object = self.0.take();
+        // pyo3 would release it at some later call otherwise. Without an interpreter, nothing is left to release.
+        Python::try_attach(|_| drop(object.take()));
+        std::mem::forget(object);
+    }
 }
 
 /// The use that a transfer makes of memory.
@@ -113,6 +127,7 @@ impl Memory {
             place: Place::Host,
             stream: None,
             _owner: Owner::Buffer { _export: export },
+            kept: None,
         })
     }
 
@@ -123,7 +138,14 @@ impl Memory {
             true => Place::of(py, address)?,
             false => Place::Host,
         };
-        Ok(Self { address, len_bytes, place, stream, _owner: Owner::Object { _object: owner } })
+        Ok(Self {
+            address,
+            len_bytes,
+            place,
+            stream,
+            _owner: Owner::Object { _object: Held(Some(owner)) },
+            kept: None,
+        })
     }
 
     /// Returns the memory from `offset_bytes` on: `len_bytes` of it, or the rest.
@@ -151,17 +173,31 @@ impl Memory {
         }
     }
 
-    /// Waits until the stream that the object named has done its work so far. Call this without the GIL.
-    ///
-    /// # Errors
-    /// CUDA's error, which may be the failure of earlier work.
-    pub fn wait_for_stream(&self) -> cufile::Result<()> {
-        let (Some(device), Some(stream)) = (self.device(), self.stream) else { return Ok(()) };
-        let raw: cudaStream_t = std::ptr::without_provenance_mut(stream);
-        // SAFETY: the object named this stream for those that use its memory, and the caller holds the object. A
-        // blocking call on it is the use that its protocol describes.
-        unsafe { cufile::cuda::Stream::from_raw(device, raw) }.synchronize()
+    /// Keeps another object alive as long as the memory.
+    pub fn keep(&mut self, object: Py<PyAny>) {
+        self.kept = Some(Held(Some(object)));
     }
+}
+
+/// Waits until the streams that objects named for their memory have done their work so far. Call this without the GIL.
+///
+/// # Errors
+/// CUDA's error, which may be the failure of earlier work.
+pub fn wait_for_streams<'a>(memories: impl IntoIterator<Item = &'a Memory>) -> cufile::Result<()> {
+    let mut last = None;
+    for memory in memories {
+        let (Some(device), Some(stream)) = (memory.device(), memory.stream) else { continue };
+        let this = Some((device.ordinal(), stream));
+        if this == last {
+            continue;
+        }
+        last = this;
+        let raw: cudaStream_t = std::ptr::without_provenance_mut(stream);
+        // SAFETY: the object named this stream for those that use its memory, and the caller holds the object. CUDA
+        // accepts its reserved handles here.
+        unsafe { Stream::from_raw(device, raw) }.synchronize()?;
+    }
+    Ok(())
 }
 
 impl Place {

@@ -13,6 +13,10 @@ if EMULATOR:
         os.environ[variable] = EMULATOR
 
 
+# The functions that copy between host and GPU.
+COPIES = ("cudaMemcpyAsync", "cudaMemcpyBatchAsync")
+
+
 class DeviceArray:
     """GPU memory of the emulator, which offers itself as numba's and cupy's arrays do."""
 
@@ -61,6 +65,35 @@ def gpu():
 def device_array(gpu):
     """Returns a function that allocates GPU memory of some length in bytes."""
     return lambda length, **fields: DeviceArray(gpu, length, fields)
+
+
+@pytest.fixture
+def command(gpu):
+    """Returns a function that gives the emulator a command. Faults end with the test."""
+    gpu.emulator_control.restype = ctypes.c_longlong
+
+    def command(text):
+        answer = gpu.emulator_control(text.encode())
+        assert answer >= 0, text
+        return answer
+
+    yield command
+    command("clear")
+    command("release")
+
+
+@pytest.fixture
+def slow_copies(command):
+    """Makes each copy between host and GPU take 5 ms."""
+    for function in COPIES:
+        command(f"fault {function} times=all delay_us=5000")
+
+
+@pytest.fixture
+def held_copies(command):
+    """Holds each copy between host and GPU until the emulator is told to `release`."""
+    for function in COPIES:
+        command(f"fault {function} times=all hold=1")
 
 
 @pytest.fixture

@@ -8,7 +8,26 @@
 8
 """
 
-from ._error import TransferError
-from ._gpufile import File
+from __future__ import annotations
 
-__all__ = ["File", "TransferError"]
+import os
+import sys
+
+from ._error import TransferError
+from ._gpufile import Engine, File, Future, Route, main
+
+__all__ = ["Engine", "File", "Future", "Route", "TransferError", "check"]
+
+
+def check(path: str | os.PathLike[str] = ".") -> int:
+    """Prints this machine's libraries, GPUs and kernel modules, and the route between a file or folder and a GPU.
+
+    Returns the exit status of the command ``gpufile check``: 0 if bytes go past the host's memory, 3 if they go through
+    it, 4 if there is no GPU, and 1 if a setting is wrong or the path cannot be used.
+    """
+    return main(["gpufile", "check", "--", os.fspath(path)])
+
+
+def _program() -> int:
+    """Runs the program ``gpufile``."""
+    return main(["gpufile", *sys.argv[1:]])

@@ -73,7 +73,13 @@ pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Opt
     let stream = is_on_gpu.then_some(LEGACY_STREAM);
     let capsule = capsule(&export, stream)?;
     let (tensor, flags) = tensor(&capsule)?;
-    let item_bytes = usize::from(tensor.type_bits).div_ceil(8) * usize::from(tensor.type_lanes);
+    let item_bits = usize::from(tensor.type_bits) * usize::from(tensor.type_lanes);
+    if !item_bits.is_multiple_of(8) {
+        return Err(PyBufferError::new_err(format!(
+            "elements of {item_bits} bits are not supported: pass a view as bytes"
+        )));
+    }
+    let item_bytes = item_bits / 8;
     let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
     let shape: Vec<usize> = elements(tensor.shape, ndim);
     let strides: Option<Vec<isize>> = (!tensor.strides.is_null()).then(|| {

@@ -1,0 +1,135 @@
+//! The class `Future`.
+
+use std::mem;
+use std::os::fd::IntoRawFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gpufile::Error;
+use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+
+use crate::error::exception;
+use crate::transfer::{Pause, Transfer};
+
+/// A transfer in flight. It holds the buffers until it ends.
+///
+/// ``await`` it in asyncio, or call ``result``. A future that is dropped does not wait: a write continues to its end, a
+/// read ends soon. Only a stream-ordered transfer is waited for, at most 30 seconds.
+#[pyclass(frozen, module = "gpufile", weakref)]
+pub struct Future {
+    state: Mutex<State>,
+}
+
+enum State {
+    InFlight(Transfer),
+    /// Another thread ends the transfer early.
+    Ending,
+    Ended(Result<usize, Arc<Error>>),
+}
+
+impl Future {
+    pub fn new(transfer: Transfer) -> Self {
+        Self { state: Mutex::new(State::InFlight(transfer)) }
+    }
+
+    /// Runs a function on the state, after a look at the transfer.
+    fn with<T>(&self, py: Python<'_>, look: impl FnOnce(&mut State) -> T) -> T {
+        // No thread holds the lock while it waits for a transfer or for Python's lock.
+        let mut state = self.state.lock_py_attached(py).unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let State::InFlight(transfer) = &mut *state
+            && let Some(outcome) = transfer.poll()
+        {
+            *state = State::Ended(outcome.map_err(Arc::new));
+        }
+        look(&mut state)
+    }
+}
+
+impl Drop for Future {
+    /// Waits for a stream-ordered transfer without Python's lock, which the stream's work before it may need.
+    fn drop(&mut self) {
+        let state = mem::replace(&mut self.state, Mutex::new(State::Ending));
+        // Without an interpreter, there is no lock to release.
+        let mut state = Some(state);
+        Python::try_attach(|py| py.detach(|| drop(state.take())));
+    }
+}
+
+#[pymethods]
+impl Future {
+    /// Waits for the end, and returns the number of bytes that were transferred.
+    ///
+    /// Raises ``TransferError`` if the transfer failed, and ``TimeoutError`` after ``timeout`` seconds. Ctrl-C ends the
+    /// wait, not the transfer.
+    #[pyo3(signature = (timeout = None))]
+    pub fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<usize> {
+        let limit = timeout.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)));
+        let limit = limit.transpose().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            let pause = self.with(py, |state| match state {
+                State::Ended(outcome) => Err(outcome.clone()),
+                State::InFlight(transfer) => Ok(transfer.pause()),
+                State::Ending => Ok(Pause::short()),
+            });
+            let pause = match pause {
+                Ok(pause) => pause,
+                Err(outcome) => return outcome.map_err(|error| exception(py, &error)),
+            };
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(PyTimeoutError::new_err("the transfer is still in flight"));
+            }
+            py.detach(|| pause.wait(left.unwrap_or(Duration::MAX)));
+            py.check_signals()?;
+        }
+    }
+
+    /// Waits for the end, as ``result`` without a timeout.
+    fn get(&self, py: Python<'_>) -> PyResult<usize> {
+        self.result(py, None)
+    }
+
+    /// Returns whether the transfer has ended.
+    fn done(&self, py: Python<'_>) -> bool {
+        self.with(py, |state| matches!(state, State::Ended(_)))
+    }
+
+    /// Ends the transfer early, and waits for the chunks that were begun.
+    ///
+    /// ``result`` then returns the number of bytes that were transferred from the start, or raises ``TransferError``
+    /// with the errno ``ECANCELED`` for a list. A stream-ordered transfer cannot end early: the call waits for it.
+    fn cancel(&self, py: Python<'_>) {
+        let transfer = self.with(py, |state| match mem::replace(state, State::Ending) {
+            State::InFlight(transfer) => Some(transfer),
+            other => {
+                *state = other;
+                None
+            }
+        });
+        if let Some(transfer) = transfer {
+            let outcome = py.detach(|| transfer.cancel());
+            self.with(py, |state| *state = State::Ended(outcome.map_err(Arc::new)));
+        }
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("gpufile._await")?.call_method1("outcome", (slf,))?.call_method0("__await__")
+    }
+
+    /// Returns a descriptor that becomes readable at the end, and that the caller closes. None if the transfer does not
+    /// tell its end.
+    fn _watch(&self, py: Python<'_>) -> PyResult<Option<i32>> {
+        let watch = self.with(py, |state| match state {
+            State::InFlight(transfer) => transfer.watch(),
+            _ => Ok(None),
+        });
+        Ok(watch?.map(IntoRawFd::into_raw_fd))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> &'static str {
+        if self.done(py) { "<gpufile.Future done>" } else { "<gpufile.Future in flight>" }
+    }
+}

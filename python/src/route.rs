@@ -1,0 +1,58 @@
+//! The class `Route`.
+
+use gpufile::RouteKind;
+use pyo3::prelude::*;
+
+/// The route of a file's bytes to GPU memory.
+#[pyclass(frozen, module = "gpufile", eq)]
+#[derive(PartialEq)]
+pub struct Route {
+    kind: RouteKind,
+    why_not: Vec<(RouteKind, String)>,
+}
+
+impl Route {
+    pub fn new(route: &gpufile::Route) -> Self {
+        let why_not = route.why_not().map(|(kind, reason)| (kind, reason.to_owned())).collect();
+        Self { kind: route.kind(), why_not }
+    }
+}
+
+/// Returns the word for a route in Python.
+fn word(kind: RouteKind) -> &'static str {
+    match kind {
+        RouteKind::Gds => "gds",
+        RouteKind::P2pDma => "p2pdma",
+        RouteKind::CufileCompat => "cufile-compat",
+        RouteKind::Posix => "posix",
+        _ => "unavailable",
+    }
+}
+
+#[pymethods]
+impl Route {
+    /// The way of the bytes, best first: ``"gds"`` and ``"p2pdma"`` go past the host's memory, ``"cufile-compat"`` and
+    /// ``"posix"`` through it. ``"unavailable"`` says that only host memory can be used.
+    #[getter]
+    fn kind(&self) -> &'static str {
+        word(self.kind)
+    }
+
+    /// The better routes, as a dictionary from ``kind`` to the reason against it.
+    #[getter]
+    fn why_not(&self) -> std::collections::BTreeMap<&'static str, &str> {
+        self.why_not.iter().map(|(kind, reason)| (word(*kind), reason.as_str())).collect()
+    }
+
+    fn __str__(&self) -> String {
+        let mut text = self.kind.to_string();
+        for (kind, reason) in &self.why_not {
+            text.push_str(&format!("\nnot {kind}: {reason}"));
+        }
+        text
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gpufile.Route {:?}>", self.kind())
+    }
+}

@@ -1,0 +1,72 @@
+"""Lists of buffers and offsets."""
+
+import random
+
+import gpufile
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def file(path):
+    with gpufile.File(path, "r+") as file:
+        yield file
+
+
+def _bytes(buffer):
+    return buffer.get() if hasattr(buffer, "get") else bytes(buffer)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_lists_fill_host_and_gpu_memory(file, content, device_array, asynchronous):
+    random.seed(7)
+    lengths = [random.randrange(0, 5000) for _ in range(300)]
+    offsets = [random.randrange(0, len(content) - length) for length in lengths]
+    make = [bytearray, device_array, np.empty]
+    make[2] = lambda length: np.empty(length, np.uint8)
+    buffers = [make[i % 3](length) for i, length in enumerate(lengths)]
+    if asynchronous:
+        total = file.read_many_async(buffers, offsets).result()
+    else:
+        total = file.read_many(buffers, np.array(offsets))
+    assert total == sum(lengths)
+    for buffer, offset, length in zip(buffers, offsets, lengths):
+        assert _bytes(buffer) == content[offset : offset + length]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_lists_are_written(file, path, content, device_array, asynchronous):
+    buffers = [b"one", device_array(5).set(b"three"), np.array([7], "<u4")]
+    offsets = (10, 1000, 50)
+    total = file.write_many_async(buffers, offsets).get() if asynchronous else file.write_many(buffers, offsets)
+    assert total == 12
+    expected = bytearray(content)
+    expected[10:13], expected[1000:1005], expected[50:54] = b"one", b"three", b"\7\0\0\0"
+    assert path.read_bytes() == expected
+
+
+def test_failed_entries_are_named(file, content):
+    buffers = [bytearray(10), bytearray(10), bytearray(10)]
+    end = len(content) - 4
+    with pytest.raises(gpufile.TransferError) as failed:
+        file.read_many(buffers, [0, end, 5])
+    assert (failed.value.entry, failed.value.bytes_done) == (1, 4)
+    with pytest.raises(ValueError, match="3 buffers and 2 offsets"):
+        file.read_many(buffers, [0, 1])
+    with pytest.raises(ValueError, match="read-only"):
+        file.read_many([b"abc"], [0])
+    assert file.read_many([], []) == 0
+
+
+def test_each_entry_has_its_outcome(file, path, content, device_array):
+    shared = np.zeros(10, np.uint8)
+    buffers = [bytearray(10), shared, device_array(10), shared, bytearray(3), bytearray(7)]
+    outcomes = file.read_many_each(buffers, [0, 5, len(content) - 4, 6, 2**63, 8])
+    assert [outcomes[i] for i in (0, 2, 5)] == [10, 4, 7]
+    assert [type(outcomes[i]) for i in (1, 3, 4)] == [gpufile.TransferError] * 3
+    assert "overlaps" in str(outcomes[3])
+    assert buffers[5] == content[8:15] and buffers[2].get()[:4] == content[-4:]
+    written = file.write_many_each([b"ab", device_array(3).set(b"cde"), b"f"], [0, 4, 2**63])
+    assert written[:2] == [2, 3] and isinstance(written[2], OSError)
+    assert path.read_bytes()[:7] == b"ab" + content[2:4] + b"cde"
+    assert file.write_many_each([], []) == []

@@ -1,0 +1,122 @@
+"""Signals, forks, and interpreters that exit during a transfer."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PREAMBLE = """
+import ctypes, os, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+import conftest, gpufile
+gpu = ctypes.CDLL(conftest.EMULATOR)
+path = {path!r}
+def slow():
+    for function in conftest.COPIES:
+        assert gpu.emulator_control(f"fault {{function}} times=all delay_us=20000".encode()) == 0
+def narrow():
+    return gpufile.Engine(threads=1, chunk_bytes=65536)
+"""
+
+
+@pytest.fixture
+def python(gpu, path):
+    """Returns a function that runs a program in another interpreter, and returns what it prints."""
+
+    def python(program, status=0):
+        preamble = PREAMBLE.format(tests=os.path.dirname(__file__), path=str(path))
+        command = [sys.executable, "-c", preamble + textwrap.dedent(program)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert run.returncode == status, (run.returncode, run.stdout, run.stderr)
+        return run.stdout + run.stderr
+
+    return python
+
+
+@pytest.mark.parametrize("call", ["read_into(array)", "read_many([array], [0])", "read_into_async(array).result()"])
+def test_interrupts_end_long_calls(python, call):
+    # Copies of 600 MB in pieces of 64 KiB would take minutes.
+    printed = python(f"""
+        with open(path, "wb") as long:
+            long.truncate(600_000_000)
+        array = conftest.DeviceArray(gpu, 600_000_000)
+        slow()
+        file = gpufile.File(path, engine=narrow())
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        try:
+            file.{call}
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - start < 20)
+        assert gpu.emulator_control(b"clear") == 0
+        assert file.read_into(array, length=100) == 100
+    """)
+    assert printed == "interrupted True\n"
+
+
+def test_handlers_that_return_do_not_end_a_transfer(python):
+    printed = python("""
+        count = []
+        signal.signal(signal.SIGUSR1, lambda *_: count.append(1))
+        array = conftest.DeviceArray(gpu, 1_200_000)
+        slow()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        file = gpufile.File(path, engine=narrow())
+        print(file.read_into_async(array).result(), len(count))
+    """)
+    assert printed == "1200000 1\n"
+
+
+def test_forked_children_use_files_of_the_host(python):
+    printed = python("""
+        host, array = bytearray(1000), conftest.DeviceArray(gpu, 100)
+        file = gpufile.File(path)
+        before = file.read_into_async(bytearray(1_000_000))
+        file.read_into(array)
+        child = os.fork()
+        if child == 0:
+            assert file.read_into(host) == 1000
+            assert host == open(path, "rb").read(1000)
+            assert gpufile.File(path).read_into_async(host).result() == 1000
+            try:
+                file.read_into(array)
+            except gpufile.TransferError as error:
+                assert "fork" in str(error), error
+                os._exit(7)
+            os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), before.result(), file.read_into(array))
+    """)
+    assert printed == "7 1000000 100\n"
+
+
+@pytest.mark.parametrize("kept", ["future = ", ""])
+@pytest.mark.parametrize("call", ["read_into_async(array)", "write_from_async(array)", "read_into_on_stream(array, 0)"])
+def test_interpreters_exit_during_a_transfer(python, kept, call):
+    assert python(f"""
+        array = conftest.DeviceArray(gpu, 1_000_000)
+        slow()
+        file = gpufile.File(path, "r+", engine=narrow())
+        {kept}file.{call}
+        del array
+    """) == ""
+
+
+def test_other_threads_exit_during_a_call(python):
+    assert python("""
+        array = conftest.DeviceArray(gpu, 1_000_000)
+        slow()
+        file = gpufile.File(path, engine=narrow())
+        threading.Thread(target=file.read_into, args=(array,), daemon=True).start()
+        time.sleep(0.1)
+    """) == ""
+
+
+def test_check_prints_the_route(python):
+    printed = python("""
+        print(gpufile.File(path).route())
+        sys.stdout.flush()
+        os._exit(gpufile.check(path))
+    """, status=3)
+    assert "POSIX through pinned host memory" in printed and "libcufile" in printed
