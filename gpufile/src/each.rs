@@ -343,7 +343,7 @@ unsafe fn carry_out<'a>(
             // SAFETY: the caller's promise; `in_flight` waits for the job.
             let prepared = unsafe { workers.prepare(&transfer, &schedule) };
             let (job, chunks) = prepared.expect("valid entries");
-            workers.start(&transfer, &job, chunks, chunks == 1 && is_alone);
+            workers.start(&transfer, &job, chunks == 1 && is_alone);
             in_flight.push(list, job);
         }
         in_flight.finish();

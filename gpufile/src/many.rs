@@ -304,7 +304,7 @@ impl Engine {
             // SAFETY: the caller's promise; `in_flight` waits for the job.
             let prepared = unsafe { workers.prepare(&transfer, &schedule) };
             let (job, chunks) = prepared.expect("entries that were checked, and may overlap in memory");
-            workers.start(&transfer, &job, chunks, chunks == 1 && is_alone);
+            workers.start(&transfer, &job, chunks == 1 && is_alone);
             in_flight.push(start, job);
             if in_flight.is_stopped() {
                 break;

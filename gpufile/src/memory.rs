@@ -4,7 +4,7 @@ use cufile::cuda::Context;
 use cufile::{IoBuf, IoBufMut};
 
 /// The place of memory: accessible to the host, or on a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// In memory that the host can access.
     Host,

@@ -58,7 +58,6 @@ pub(crate) trait List: Send + Sync {
 /// stay until `Owned` has waited for the job, or for ever.
 pub(crate) struct Part {
     pub job: Arc<Job>,
-    pub chunks: usize,
     pub block_device: u64,
     /// The number of the transfer's entries before those of the job.
     pub start: usize,
@@ -116,7 +115,7 @@ impl<T> Owned<T> {
     pub fn submit(&self) {
         if let Some(work) = &self.pending().work {
             let workers = work.list.engine().workers();
-            work.parts.iter().for_each(|part| workers.submit(part.block_device, &part.job, part.chunks));
+            work.parts.iter().for_each(|part| workers.submit(part.block_device, &part.job));
         }
     }
 
@@ -268,8 +267,8 @@ impl One {
         let transfer = Transfer { method, entries: list.file.entries(memory, &list.range) };
         // SAFETY: the caller's promise. The rest belongs to the list. `Owned` waits for the job.
         let prepared = unsafe { file.engine().workers().prepare(&transfer, schedule) };
-        let (job, chunks) = prepared.expect("a checked range, which overlaps no other");
-        let part = Part { job, chunks, block_device: transfer.block_device(), start: 0 };
+        let (job, _) = prepared.expect("a checked range, which overlaps no other");
+        let part = Part { job, block_device: transfer.block_device(), start: 0 };
         drop(transfer);
         Work { list, parts: vec![part], total_bytes: range.len_bytes, is_write }
     }

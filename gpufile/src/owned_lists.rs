@@ -225,8 +225,8 @@ impl Ranges {
         let (transfer, schedule) = list.file.plan_ranges(operation, &memory, ranges);
         // SAFETY: the caller's promise. The file is that of the list. `Owned` waits for the job.
         let prepared = unsafe { file.engine().workers().prepare(&transfer, &schedule) };
-        let (job, chunks) = prepared.map_err(|refused| list.error(Err(refused)))?;
-        let parts = vec![Part { job, chunks, block_device: transfer.block_device(), start: 0 }];
+        let (job, _) = prepared.map_err(|refused| list.error(Err(refused)))?;
+        let parts = vec![Part { job, block_device: transfer.block_device(), start: 0 }];
         drop(transfer);
         Ok(Work { list, parts, total_bytes, is_write })
     }
@@ -287,8 +287,8 @@ impl Requests {
             };
             // SAFETY: the caller's promise. The entries are those of the list. `Owned` waits for the job.
             let prepared = unsafe { engine.workers().prepare(&transfer, &schedule) };
-            let (job, chunks) = prepared.map_err(|refused| list.error(Err(refused)))?;
-            parts.push(Part { job, chunks, block_device: transfer.block_device(), start });
+            let (job, _) = prepared.map_err(|refused| list.error(Err(refused)))?;
+            parts.push(Part { job, block_device: transfer.block_device(), start });
             start += group.len();
         }
         Ok(Work { list, parts, total_bytes, is_write })

@@ -128,8 +128,8 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns the number of workers that share a transfer of many chunks, from 1 to 1024. The default is one
-    /// for each processor, and 16 at most: more add little on one GPU's link.
+    /// Returns the number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of
+    /// many chunks. The default is one for each processor, and 16 at most: more add little on one GPU's link.
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -147,10 +147,9 @@ impl Settings {
         self.bounce_buffer_bytes
     }
 
-    /// Returns the most bytes that all bounce buffers may have together. A transfer that needs more waits.
-    /// The default is enough for each thread to have two buffers on each of two GPUs. GPUs that are used in
-    /// turn take each other's buffers once the limit is reached. The value is never less than two buffers,
-    /// which a transfer needs.
+    /// Returns the most bytes that the bounce buffers of one GPU may have together, and those of host memory. A
+    /// transfer that needs more waits. No GPU takes another's buffers. The default is enough for each worker, and
+    /// as many callers, to have two buffers. The value is never less than two buffers, which a transfer needs.
     pub fn bounce_memory_bytes(&self) -> usize {
         let pair = Bounce::bytes_for(self.bounce_buffer_bytes).saturating_mul(2);
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);

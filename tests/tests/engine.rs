@@ -252,7 +252,8 @@ fn bounce_buffers_respect_the_memory_limit_with_many_threads() {
         let watch = move || {
             while !ended.load(Ordering::Relaxed) {
                 let live = emulator.live("pinned-bytes") as usize;
-                over.fetch_or(live > most.max(least), Ordering::Relaxed);
+                // Each of the two GPUs may have so much.
+                over.fetch_or(live > 2 * most.max(least), Ordering::Relaxed);
                 thread::sleep(Duration::from_micros(100));
             }
         };
@@ -274,7 +275,7 @@ fn bounce_buffers_respect_the_memory_limit_with_many_threads() {
             ended.store(true, Ordering::Relaxed);
             watcher.join().unwrap();
         });
-        assert!(!over.load(Ordering::Relaxed), "more than {most} bytes in buffers of {bounce}");
+        assert!(!over.load(Ordering::Relaxed), "more than {most} bytes for a GPU in buffers of {bounce}");
     }
 }
 
@@ -331,7 +332,7 @@ fn plans_of_many_ranges_are_not_kept() {
 }
 
 #[test]
-fn gpus_used_in_turn_share_existing_bounce_buffers() {
+fn gpus_used_in_turn_keep_their_bounce_buffers() {
     let emulator = Emulator::start();
     emulator.control("gpus 4");
     let bed = Bed::on(emulator);
@@ -349,42 +350,47 @@ fn gpus_used_in_turn_share_existing_bounce_buffers() {
             assert!(buffer.to_vec().unwrap() == bytes, "round {round}");
         }
         let [made, freed] = ["cudaHostAlloc", "cudaFreeHost"].map(|function| emulator.calls(function));
-        assert!(made <= 4 && freed == 0, "round {round}: {made} made, {freed} freed");
+        // Each GPU has at most two lanes of two buffers.
+        assert!(made <= 4 * 4 && freed == 0, "round {round}: {made} made, {freed} freed");
+        let streams = emulator.live("streams");
+        assert!((4..=8).contains(&streams), "round {round}: {streams} streams");
     }
-    // Transfers of host memory that need a bounce buffer take these too, and give them back.
+    assert_eq!(emulator.calls("cudaStreamDestroy"), 0);
+    // Transfers of host memory that need a bounce buffer have other buffers.
     for _ in 0..3 {
         file.read_exact_at(&mut vec![0; 4 * MIB], 0).unwrap();
         file.read_exact_at(&mut buffers[0], 0).unwrap();
     }
     assert!(buffers[0].to_vec().unwrap() == bytes);
-    assert!(emulator.live("pinned-bytes") as usize <= 20 * MIB);
+    assert!(emulator.live("pinned-bytes") as usize <= 4 * 20 * MIB);
 }
 
 #[test]
-fn transfers_do_not_wait_while_a_lane_is_destroyed() {
+fn transfers_do_not_wait_while_lanes_are_released() {
     let emulator = Emulator::start();
-    emulator.control("gpus 3");
+    emulator.control("gpus 2");
     let bed = Bed::on(emulator);
     let emulator = self::emulator(&bed);
     bed.file("data", &pattern(2 * MIB));
-    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(1).bounce_memory_bytes(20 * MIB).build();
-    let file = options(&engine).open(bed.path("data")).unwrap();
-    let [mut first, mut second, mut third] =
-        [0, 1, 2].map(|number| bed.driver.cuda().device(number).unwrap().alloc(4096).unwrap());
-    // The calling thread moves the bytes. Each of two GPUs has a lane, and there is no third lane.
+    let engine = &engine(&bed).policy(RoutePolicy::PosixOnly).threads(1).build();
+    let file = options(engine).open(bed.path("data")).unwrap();
+    let [mut first, mut second] =
+        [0, 1].map(|number| bed.driver.cuda().device(number).unwrap().alloc(4096).unwrap());
+    // The calling thread moves the bytes, on a lane of each GPU.
     file.read_exact_at(&mut first, 0).unwrap();
     file.read_exact_at(&mut second, 0).unwrap();
     let destroyed = emulator.calls("cudaStreamDestroy");
     emulator.fault("cudaStreamDestroy", "delay_us=1000000");
-    let (file, ended) = (&file, &AtomicBool::new(false));
+    let ended = &AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(move || {
-            file.read_exact_at(&mut third, 0).unwrap();
+            engine.release_buffers();
             ended.store(true, Ordering::SeqCst);
         });
         soon("the first GPU's lane is taken apart", || emulator.calls("cudaStreamDestroy") > destroyed);
         file.read_exact_at(&mut second, 0).unwrap();
-        assert!(!ended.load(Ordering::SeqCst), "it waited for the lane of another GPU");
+        file.read_exact_at(&mut first, 0).unwrap();
+        assert!(!ended.load(Ordering::SeqCst), "a read waited for lanes that are released");
     });
 }
 

@@ -5,6 +5,7 @@
 //! entries so that neighbours in the file come together, if there are many.
 
 use std::num::NonZero;
+use std::ops::Range;
 
 use super::overlap::overlap;
 use super::schedule::Schedule;
@@ -27,6 +28,8 @@ pub(crate) struct Chunks {
     order: Vec<u32>,
     /// The beginnings of the chunks, and the end.
     cuts: Vec<Cut>,
+    /// True if the chunks of each place follow one another, and there are several places.
+    are_by_place: bool,
     /// Files, offsets and numbers of entries, to be sorted. Ranges of one file are numbers.
     keys: Vec<(usize, u64, u32)>,
     numbers: Vec<u64>,
@@ -60,8 +63,15 @@ impl Chunks {
             return Err(Refused::OutOfRange(bad.expect("one of the ranges is out of range")));
         }
         let is_mapped = matches!(transfer.method, Method::ReadMapping(_) | Method::WriteMapping(_));
-        if !is_mapped && given.gains_by_file_order() {
+        let gains = !is_mapped && given.gains_by_file_order();
+        if gains {
             self.sort_by_file(&transfer.entries);
+        }
+        self.are_by_place = given.is_mixed && !schedule.is_in_order();
+        if self.are_by_place {
+            self.sort_by_place(&transfer.entries);
+        }
+        if gains || self.are_by_place {
             self.cut(transfer, schedule);
         }
         Ok(())
@@ -74,6 +84,22 @@ impl Chunks {
 
     pub fn count(&self) -> usize {
         self.cuts.len() - 1
+    }
+
+    /// Calls `share` with each place whose workers get chunks, and with these chunks. If the chunks are carried
+    /// out in order, the workers of one place get all of them.
+    pub fn for_shares(&self, transfer: &Transfer<'_>, mut share: impl FnMut(Place, Range<usize>)) {
+        let count = self.count();
+        if !self.are_by_place {
+            return share(transfer.entries.place(), 0..count);
+        }
+        let mut start = 0;
+        while start < count {
+            let place = self.place(transfer, start);
+            let end = (start..count).find(|chunk| self.place(transfer, *chunk) != place).unwrap_or(count);
+            share(place, start..end);
+            start = end;
+        }
     }
 
     /// Returns the number of bytes of memory that the lists take.
@@ -158,6 +184,14 @@ impl Chunks {
         }));
         self.keys.sort_unstable();
         self.order.extend(self.keys.iter().map(|(.., entry)| entry));
+    }
+
+    /// Brings the entries of each place together, in the order chosen so far.
+    fn sort_by_place(&mut self, entries: &Entries<'_>) {
+        if self.order.is_empty() {
+            self.order.extend(0..entries.len() as u32);
+        }
+        self.order.sort_by_key(|entry| entries.memory(*entry as usize).place);
     }
 
     /// Cuts the entries in the order chosen so far, and surveys them.
@@ -250,6 +284,7 @@ fn cut<'a>(
         }
         survey.count(segment.offset, segment.len_bytes);
         if before.is_some_and(|(_, before)| before != place) {
+            survey.is_mixed = true;
             cuts.push(Cut { at, skip_bytes: 0 });
             room = Room::of_last(cuts, schedule);
         }
@@ -299,6 +334,8 @@ struct Survey {
     file_ascends: bool,
     /// True if every entry is in range.
     in_range: bool,
+    /// True if the memory of the entries is at several places.
+    is_mixed: bool,
     /// The range of the file that the entries lie in, and the sum of their lengths in bytes. For several files,
     /// these are sums over stretches of entries of one file.
     file_start: u64,
@@ -315,6 +352,7 @@ impl Default for Survey {
         Self {
             file_ascends: true,
             in_range: true,
+            is_mixed: false,
             file_start: u64::MAX,
             file_end: 0,
             spanned_bytes: 0,

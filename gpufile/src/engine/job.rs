@@ -3,6 +3,7 @@
 
 use std::cell::UnsafeCell;
 use std::mem;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -75,10 +76,37 @@ struct State {
     generation: u64,
     /// The number of bytes of memory that the lists of chunks take.
     kept_bytes: usize,
-    hand_out: HandOut,
+    /// The chunks of each place.
+    shares: Vec<HandOut>,
     /// The chunk in which the transfer stopped, and the stop.
     stop: Option<(usize, EntryStop)>,
     waker: Option<Waker>,
+}
+
+impl State {
+    /// Returns whether no chunk is out and no more will be handed out.
+    fn is_done(&self) -> bool {
+        self.shares.iter().all(HandOut::is_done)
+    }
+
+    /// Returns whether no more chunks will be handed out.
+    fn all_were_out(&self) -> bool {
+        self.shares.iter().all(HandOut::all_were_out)
+    }
+
+    /// Returns the first chunk that was not handed out.
+    fn next(&self) -> Option<usize> {
+        self.shares.iter().filter_map(HandOut::next).min()
+    }
+
+    fn stop_handing_out(&mut self) {
+        self.shares.iter_mut().for_each(HandOut::stop);
+    }
+
+    fn share_of(&mut self, chunk: usize) -> &mut HandOut {
+        let share = self.shares.iter_mut().find(|share| share.chunks.contains(&chunk));
+        share.expect("each chunk belongs to a share")
+    }
 }
 
 // SAFETY: only `Job::set_up` and `Job::take_outcome` change `work`. The job's owner, which set it up, calls
@@ -117,14 +145,23 @@ impl Job {
         // SAFETY: only the lifetime changes. The caller keeps everything that it stands for until the job is
         // done.
         work.transfer = Some(unsafe { mem::transmute::<Transfer<'_>, Transfer<'static>>(transfer.clone()) });
-        let chunks = work.chunks.count();
-        let kept_bytes = work.chunks.kept_bytes();
-        let hand_out = HandOut::new(chunks, schedule);
+        let Work { transfer, chunks } = work;
+        let transfer = transfer.as_ref().expect("set above");
+        let kept_bytes = chunks.kept_bytes();
         self.is_done.store(false, Ordering::Relaxed);
         let mut state = self.state();
-        *state = State { generation: state.generation + 1, kept_bytes, hand_out, ..State::default() };
+        let mut shares = mem::take(&mut state.shares);
+        shares.clear();
+        chunks.for_shares(transfer, |place, chunks| shares.push(HandOut::new(place, chunks, schedule)));
+        *state = State { generation: state.generation + 1, kept_bytes, shares, ..State::default() };
         drop(state);
-        Ok(chunks)
+        Ok(chunks.count())
+    }
+
+    /// Returns the place of a share of the chunks, and the number of its chunks. Returns `None` for a number
+    /// behind that of the last share.
+    pub fn share(&self, number: usize) -> Option<(Place, usize)> {
+        self.state().shares.get(number).map(|share| (share.place, share.chunks.len()))
     }
 
     /// Returns the number of times that the job was set up, for [`claim`](Self::claim).
@@ -132,20 +169,23 @@ impl Job {
         self.state().generation
     }
 
-    /// Claims a chunk of this generation. Also returns whether another chunk is ready.
-    pub fn claim(this: &Arc<Self>, generation: u64) -> Option<(Claim, bool)> {
+    /// Claims a chunk of this generation from the share of a place; with `None`, from any share. Also returns
+    /// whether another chunk is ready there.
+    pub fn claim(this: &Arc<Self>, generation: u64, place: Option<Place>) -> Option<(Claim, bool)> {
         let mut state = this.state();
         if state.generation != generation {
             return None;
         }
-        let chunk = state.hand_out.take()?;
+        let is_meant = |share: &HandOut| place.is_none_or(|place| share.place == place) && share.is_ready();
+        let number = state.shares.iter().position(is_meant)?;
+        let chunk = state.shares[number].take()?;
         this.note_progress(&state);
-        Some((Claim { job: this.clone(), chunk }, state.hand_out.is_ready()))
+        Some((Claim { job: this.clone(), chunk }, state.shares[number].is_ready()))
     }
 
     /// Notifies waiting threads if no more chunks will be handed out.
     fn note_progress(&self, state: &State) {
-        if state.hand_out.all_were_out() {
+        if state.all_were_out() {
             self.progressed.notify_all();
         }
     }
@@ -157,16 +197,13 @@ impl Job {
     /// Only the job's owner, which set it up, may call this, and only before it takes the outcome.
     pub unsafe fn cancel(&self) {
         let mut state = self.state();
-        if state.hand_out.all_were_out() {
-            return;
-        }
-        let next = state.hand_out.next();
+        let Some(next) = state.next() else { return };
         // SAFETY: nothing changes `work` before the outcome is taken.
         let stop = unsafe { &*self.work.get() }.locate(next, Stop { done_bytes: 0, cause: None });
         state.stop = Some((next, stop));
-        state.hand_out.stop();
+        state.stop_handing_out();
         let waker = state.waker.take();
-        if state.hand_out.is_done() {
+        if state.is_done() {
             self.is_done.store(true, Ordering::Release);
         }
         self.progressed.notify_all();
@@ -179,22 +216,22 @@ impl Job {
     pub fn wait(&self) {
         let sleep = |state| self.progressed.wait(state).unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
-        while !state.hand_out.all_were_out() {
+        while !state.all_were_out() {
             state = sleep(state);
         }
-        if !state.hand_out.is_done() {
+        if !state.is_done() {
             // The last chunks may take less time than waking up a thread.
             drop(state);
             look_until(|| self.is_done.load(Ordering::Acquire));
             state = self.state();
         }
-        while !state.hand_out.is_done() {
+        while !state.is_done() {
             state = sleep(state);
         }
     }
 
     pub fn is_done(&self) -> bool {
-        self.state().hand_out.is_done()
+        self.state().is_done()
     }
 
     /// Returns whether the job is done. If it is not, its end will wake `waker`.
@@ -202,7 +239,7 @@ impl Job {
         // Wakers are foreign code, which must not run while the job is locked.
         let mut waker = Some(waker.clone());
         let mut state = self.state();
-        if state.hand_out.is_done() {
+        if state.is_done() {
             return Poll::Ready(());
         }
         mem::swap(&mut state.waker, &mut waker);
@@ -283,7 +320,7 @@ impl Claim {
     /// Claims the next chunk of a serial job. The worker must begin this chunk first.
     pub fn next(&self) -> Option<Self> {
         let mut state = self.job.state();
-        let chunk = state.hand_out.take_after(self.chunk)?;
+        let chunk = state.share_of(self.chunk).take_after(self.chunk)?;
         self.job.note_progress(&state);
         Some(Self { job: self.job.clone(), chunk })
     }
@@ -291,17 +328,17 @@ impl Claim {
     /// Gives the chunk back with the outcome of its transfer.
     pub fn complete(self, outcome: Outcome) -> NextStep {
         let stop = outcome.err().map(|stop| (self.chunk, self.work().locate(self.chunk, stop)));
-        let Self { job, .. } = self;
+        let Self { job, chunk } = self;
         let mut state = job.state();
         if stop.is_some() {
-            // No later chunk begins any more. Of the chunks that stopped in flight, the first counts, because
-            // all chunks before it are complete.
-            state.hand_out.stop();
+            // No other chunk begins any more. Of the chunks that stopped in flight, the first counts. In a
+            // transfer of one place, all chunks before it are complete.
+            state.stop_handing_out();
             let stops = state.stop.take().into_iter().chain(stop);
             state.stop = stops.min_by_key(|(chunk, _)| *chunk);
         }
-        let more_is_ready = state.hand_out.complete();
-        if state.hand_out.is_done() {
+        let more_is_ready = state.share_of(chunk).complete();
+        if state.is_done() {
             job.is_done.store(true, Ordering::Release);
             let waker = state.waker.take();
             job.progressed.notify_all();
@@ -313,11 +350,13 @@ impl Claim {
     }
 }
 
-/// The counts of a job's chunks: those still to be handed out, and those that are out. It only counts, and
-/// knows no threads.
-#[derive(Debug, Default)]
+/// The chunks of one place: those still to be handed out, and those that are out. It only counts, and knows no
+/// threads.
+#[derive(Debug)]
 pub(crate) struct HandOut {
-    chunks: usize,
+    /// The place of the workers that get the chunks.
+    place: Place,
+    chunks: Range<usize>,
     /// The chunk to be handed out next.
     next: usize,
     /// The number of chunks that are out.
@@ -332,9 +371,10 @@ pub(crate) struct HandOut {
 }
 
 impl HandOut {
-    pub fn new(chunks: usize, schedule: &Schedule) -> Self {
+    pub fn new(place: Place, chunks: Range<usize>, schedule: &Schedule) -> Self {
         let Schedule { is_serial, at_once, last_bytes, .. } = *schedule;
-        Self { chunks, next: 0, out: 0, is_serial, last_alone: last_bytes > 0 && chunks > 1, at_once }
+        let last_alone = last_bytes > 0 && chunks.len() > 1;
+        Self { place, next: chunks.start, chunks, out: 0, is_serial, last_alone, at_once }
     }
 
     /// Returns whether no chunk is out and no more will be handed out.
@@ -344,12 +384,12 @@ impl HandOut {
 
     /// Returns whether no more chunks will be handed out.
     pub fn all_were_out(&self) -> bool {
-        self.next == self.chunks
+        self.next == self.chunks.end
     }
 
-    /// Returns the chunk to be handed out next.
-    pub fn next(&self) -> usize {
-        self.next
+    /// Returns the chunk to be handed out next, if there is one.
+    pub fn next(&self) -> Option<usize> {
+        (!self.all_were_out()).then_some(self.next)
     }
 
     /// Returns whether a chunk can be handed out now.
@@ -371,14 +411,14 @@ impl HandOut {
 
     /// Takes back a completed chunk. Returns whether chunks that were held back can be handed out now.
     pub fn complete(&mut self) -> bool {
-        let was_held_back = self.is_full() || self.last_alone && self.next + 1 == self.chunks;
+        let was_held_back = self.is_full() || self.last_alone && self.next + 1 == self.chunks.end;
         self.out -= 1;
         was_held_back && self.is_ready()
     }
 
     /// Stops handing out chunks.
     pub fn stop(&mut self) {
-        self.next = self.chunks;
+        self.next = self.chunks.end;
     }
 
     fn hand_out(&mut self) -> usize {
@@ -397,6 +437,6 @@ impl HandOut {
     /// Returns the number of chunks that may be handed out by now, including those that already were.
     fn ready(&self) -> usize {
         let last_is_held_back = self.last_alone && self.out > 0;
-        self.chunks - usize::from(last_is_held_back)
+        self.chunks.end - usize::from(last_is_held_back)
     }
 }

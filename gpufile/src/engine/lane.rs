@@ -90,12 +90,6 @@ impl Lane {
         Self { place, stream, staging: Staging::new(gpus), slots, next: 0, copies: Copies::default() }
     }
 
-    /// Returns the bounce buffers, for a lane of another place.
-    pub fn into_bounces(self) -> [Bounce; 2] {
-        debug_assert!(!self.is_busy(), "a lane is finished before it goes");
-        self.slots.map(|slot| slot.bounce)
-    }
-
     pub fn place(&self) -> Place {
         self.place
     }

@@ -1,55 +1,60 @@
-//! The lanes of an engine. Each lane is lent to one thread at a time, and kept when it comes back. Their
-//! number is limited.
+//! The lanes of an engine. Each lane is lent to one thread at a time, and kept when it comes back. Each GPU
+//! has its own lanes, and so does host memory. None waits for another's.
 
-use std::collections::VecDeque;
+use std::iter;
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::job::Claim;
 use super::lane::Lane;
 use super::queue::Reports;
-use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering};
+use super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Ordering};
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::memory::Place;
 use crate::outcome::Stop;
 
-/// Free lanes, and the number of lanes that exist.
+/// The lanes of each place.
 pub(crate) struct Lanes {
-    state: Mutex<State>,
-    came_back: Condvar,
-    /// The number of threads that wait for a lane. Threads that have a lane read it without the lock.
-    waiting: AtomicUsize,
-    /// The number of lanes that may exist at once.
+    /// The lanes for host memory, and the beginning of a list with those of each GPU that was used so far.
+    host: PlaceLanes,
+    /// The number of lanes that may exist at once for each place.
     limit: usize,
     bounce_bytes: usize,
     gpus: Arc<Gpus>,
 }
 
+/// Free lanes of one place, and the number of lanes that exist.
+struct PlaceLanes {
+    place: Place,
+    state: Mutex<State>,
+    came_back: Condvar,
+    /// The number of threads that wait for a lane. Threads that have a lane read it without the lock.
+    waiting: AtomicUsize,
+    /// The next place of the list.
+    next: OnceLock<Box<PlaceLanes>>,
+}
+
 #[derive(Default)]
 struct State {
-    /// The free lanes, of which the first came back first.
-    free: VecDeque<Lane>,
+    /// The free lanes. The last one came back last.
+    free: Vec<Lane>,
     existing: usize,
     /// The number of threads that have asked for a lane. Each gets its number as a ticket.
     tickets: u64,
     /// The ticket to be served next. Threads get lanes in the order of asking.
     turn: u64,
+    /// The time at which a long transfer was last planned.
+    planned: Option<Instant>,
 }
 
 impl Lanes {
-    /// Returns lanes of two buffers for `bounce_bytes` each. As many may exist as fit into `memory_bytes`,
-    /// and at least one.
+    /// Returns lanes of two buffers for `bounce_bytes` each. For each place, as many may exist as fit into
+    /// `memory_bytes`, and at least one.
     pub fn new(gpus: Arc<Gpus>, bounce_bytes: usize, memory_bytes: usize) -> Self {
         let limit = (memory_bytes / 2 / Bounce::bytes_for(bounce_bytes)).max(1);
-        Self {
-            state: Mutex::default(),
-            came_back: Condvar::new(),
-            waiting: AtomicUsize::new(0),
-            limit,
-            bounce_bytes,
-            gpus,
-        }
+        Self { host: PlaceLanes::new(Place::Host), limit, bounce_bytes, gpus }
     }
 
     /// Returns separate lanes with buffers of the same size. Their number has no limit.
@@ -57,9 +62,14 @@ impl Lanes {
         Self::new(self.gpus.clone(), self.bounce_bytes, usize::MAX)
     }
 
-    /// Returns the number of lanes that may exist at once.
+    /// Returns the number of lanes that may exist at once for each place.
     pub fn limit(&self) -> usize {
         self.limit
+    }
+
+    /// Returns the length in bytes of the chunks that a bounce buffer is for.
+    pub fn bounce_bytes(&self) -> usize {
+        self.bounce_bytes
     }
 
     /// Lends a lane. Waits for the thread's turn, and for a free lane if no more may be made. A thread that
@@ -68,31 +78,43 @@ impl Lanes {
     /// # Errors
     /// Fails with the reason why no lane could be made.
     pub fn take(&self, place: Place) -> cufile::Result<Lane> {
-        let mut state = self.in_turn();
-        if let Some(lane) = state.take_of(place) {
+        let lanes = self.of(place);
+        let mut state = lanes.in_turn(self.limit);
+        if let Some(lane) = state.free.pop() {
             return Ok(lane);
         }
-        let other = if state.existing < self.limit {
-            state.existing += 1;
-            None
-        } else {
-            // The free lanes are of other places. The lane used longest ago gives its buffers, because
-            // allocating page-locked memory takes long.
-            state.free.pop_front()
-        };
+        state.existing += 1;
         drop(state);
-        let bounces = other.map_or_else(|| self.new_bounces(), Lane::into_bounces);
-        let made = match place {
-            Place::Host => Ok(Lane::on_host(self.gpus.clone(), bounces)),
-            Place::Device(ordinal) => {
-                let gpus = self.gpus.clone();
-                self.gpus.device(ordinal).and_then(|device| Lane::on_device(&device, gpus, bounces))
-            }
-        };
-        made.inspect_err(|_| {
-            self.state().existing -= 1;
-            self.came_back.notify_all();
+        self.make(place).inspect_err(|_| {
+            lanes.state().existing -= 1;
+            lanes.came_back.notify_all();
         })
+    }
+
+    /// Lends a lane for host memory. Returns `None` if the thread would have to wait.
+    pub fn try_take_for_host(&self) -> Option<Lane> {
+        let mut state = self.host.state();
+        if state.turn != state.tickets || !state.has_one(self.limit) {
+            return None;
+        }
+        Some(state.free.pop().unwrap_or_else(|| {
+            state.existing += 1;
+            Lane::on_host(self.gpus.clone(), self.new_bounces())
+        }))
+    }
+
+    /// Takes back a lane that has nothing in flight.
+    pub fn put(&self, lane: Lane) {
+        debug_assert!(!lane.is_busy());
+        let lanes = self.of(lane.place());
+        let mut state = lanes.state();
+        state.free.push(lane);
+        // Waking is a system call. Without this check, each small read would pay for it.
+        let is_wanted = state.turn != state.tickets;
+        drop(state);
+        if is_wanted {
+            lanes.came_back.notify_all();
+        }
     }
 
     /// Begins a chunk on a lane of its place: the thread's own `lane`, or another that takes its place. The lane
@@ -102,7 +124,7 @@ impl Lanes {
             return reports.completed(claim, Ok(()));
         }
         let place = claim.place();
-        if let Some(mut other) = lane.take_if(|lane| lane.place() != place || self.are_wanted()) {
+        if let Some(mut other) = lane.take_if(|lane| lane.place() != place || self.are_wanted(place)) {
             other.finish_all(reports);
             self.put(other);
         }
@@ -116,13 +138,82 @@ impl Lanes {
         lane.start(claim, reports);
     }
 
+    /// Returns whether a thread waits for a lane of this place. If so, a worker with more to do gives its lane
+    /// back first.
+    pub fn are_wanted(&self, place: Place) -> bool {
+        self.waiting(place) > 0
+    }
+
+    /// Returns the number of threads that wait for a lane of this place.
+    pub(super) fn waiting(&self, place: Place) -> usize {
+        self.of(place).waiting.load(Ordering::Relaxed)
+    }
+
+    /// Frees the lanes that are not lent. Returns the number of bytes that their buffers took.
+    pub fn release(&self) -> usize {
+        self.all().map(PlaceLanes::release).sum()
+    }
+
+    /// Notes that a long transfer is planned for each GPU whose bit is set in `gpus`. Returns the number of GPUs
+    /// with transfers: those, and all others that have lanes lent or had a long transfer planned lately.
+    pub fn busy_gpus(&self, gpus: u64) -> usize {
+        /// The time for which a GPU counts after a plan: longer than pauses between the reads of a loader.
+        const LATELY: Duration = Duration::from_millis(100);
+        let planned = (0..u64::BITS).filter(|ordinal| gpus & 1 << ordinal != 0);
+        planned.for_each(|ordinal| self.of(Place::Device(ordinal)).state().planned = Some(Instant::now()));
+        let is_busy = |lanes: &&PlaceLanes| {
+            let state = lanes.state();
+            let is_lately = state.planned.is_some_and(|planned| planned.elapsed() < LATELY);
+            is_lately || state.existing > state.free.len()
+        };
+        self.all().skip(1).filter(is_busy).count()
+    }
+
+    fn make(&self, place: Place) -> cufile::Result<Lane> {
+        let (gpus, bounces) = (self.gpus.clone(), self.new_bounces());
+        match place {
+            Place::Host => Ok(Lane::on_host(gpus, bounces)),
+            Place::Device(ordinal) => {
+                self.gpus.device(ordinal).and_then(|device| Lane::on_device(&device, gpus, bounces))
+            }
+        }
+    }
+
+    fn new_bounces(&self) -> [Bounce; 2] {
+        [0; 2].map(|_| Bounce::new(self.bounce_bytes))
+    }
+
+    fn of(&self, place: Place) -> &PlaceLanes {
+        let mut lanes = &self.host;
+        while lanes.place != place {
+            lanes = lanes.next.get_or_init(|| Box::new(PlaceLanes::new(place)));
+        }
+        lanes
+    }
+
+    fn all(&self) -> impl Iterator<Item = &PlaceLanes> {
+        iter::successors(Some(&self.host), |lanes| lanes.next.get().map(Box::as_ref))
+    }
+}
+
+impl PlaceLanes {
+    fn new(place: Place) -> Self {
+        Self {
+            place,
+            state: Mutex::default(),
+            came_back: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            next: OnceLock::new(),
+        }
+    }
+
     /// Waits until it is this thread's turn, and a lane is free or may be made.
-    fn in_turn(&self) -> MutexGuard<'_, State> {
+    fn in_turn(&self, limit: usize) -> MutexGuard<'_, State> {
         let mut state = self.state();
         let ticket = state.tickets;
         state.tickets += 1;
         let mut waits = false;
-        while state.turn != ticket || !state.has_one(self.limit) {
+        while state.turn != ticket || !state.has_one(limit) {
             if !waits {
                 self.waiting.fetch_add(1, Ordering::Relaxed);
                 waits = true;
@@ -140,45 +231,8 @@ impl Lanes {
         state
     }
 
-    /// Returns whether a thread waits for a lane. If so, a worker with more to do gives its lane back first.
-    pub fn are_wanted(&self) -> bool {
-        self.waiting() > 0
-    }
-
-    /// Returns the number of threads that wait for a lane.
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
-    }
-
-    /// Lends a lane for host memory. Returns `None` if the thread would have to wait.
-    pub fn try_take_for_host(&self) -> Option<Lane> {
-        let mut state = self.state();
-        if state.turn != state.tickets {
-            return None;
-        }
-        if let Some(lane) = state.take_of(Place::Host) {
-            return Some(lane);
-        }
-        let may_be_made = state.existing < self.limit;
-        state.existing += usize::from(may_be_made);
-        may_be_made.then(|| Lane::on_host(self.gpus.clone(), self.new_bounces()))
-    }
-
-    /// Takes back a lane that has nothing in flight.
-    pub fn put(&self, lane: Lane) {
-        debug_assert!(!lane.is_busy());
-        let mut state = self.state();
-        state.free.push_back(lane);
-        // Waking is a system call. Without this check, each small read would pay for it.
-        let is_wanted = state.turn != state.tickets;
-        drop(state);
-        if is_wanted {
-            self.came_back.notify_all();
-        }
-    }
-
     /// Frees the lanes that are not lent. Returns the number of bytes that their buffers took.
-    pub fn release(&self) -> usize {
+    fn release(&self) -> usize {
         let lanes = mem::take(&mut self.state().free);
         let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::buffer_bytes).sum());
         // Other threads may make new lanes only when these are gone.
@@ -186,10 +240,6 @@ impl Lanes {
         self.state().existing -= count;
         self.came_back.notify_all();
         bytes
-    }
-
-    fn new_bounces(&self) -> [Bounce; 2] {
-        [0; 2].map(|_| Bounce::new(self.bounce_bytes))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -200,12 +250,5 @@ impl Lanes {
 impl State {
     fn has_one(&self, limit: usize) -> bool {
         self.existing < limit || !self.free.is_empty()
-    }
-
-    /// Takes a free lane of this place. It is the one that came back last, because the processor's cache most
-    /// likely still has its buffers.
-    fn take_of(&mut self, place: Place) -> Option<Lane> {
-        let at = self.free.iter().rposition(|lane| lane.place() == place)?;
-        self.free.remove(at)
     }
 }

@@ -158,7 +158,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of workers that share a transfer, from 1 to 1024. The calling thread waits for them.
+    /// Sets the number of workers that share a transfer, from 1 to 1024. Each GPU that is used has as many, and so
+    /// does host memory. The calling thread waits for them.
     /// For host memory it works too, and it works alone if the number is 1.
     ///
     /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
@@ -184,8 +185,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Limits the memory of all bounce buffers together, in bytes. The engine always allows two buffers, even
-    /// if they need more. It starts no more workers than can have two buffers each. Stream-ordered transfers
+    /// Limits the memory of the bounce buffers of each GPU, and of those for host memory, in bytes. The engine
+    /// always allows two buffers, even if they need more. It starts no more workers than can have two buffers each. Stream-ordered transfers
     /// with `O_DIRECT` have separate buffers, which do not count. Neither do staging buffers: each worker that
     /// moves scattered ranges has one in the memory of its GPU, as long as a bounce buffer.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {

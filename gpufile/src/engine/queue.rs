@@ -8,12 +8,14 @@ use std::task::Waker;
 
 use super::job::{Claim, Job, NextStep};
 use super::sync::{Condvar, Mutex, MutexGuard};
+use crate::memory::Place;
 use crate::outcome::Outcome;
 
 /// Jobs that have chunks to hand out. Each job hands out one chunk per turn, so that no job keeps others
 /// waiting.
-#[derive(Default)]
 pub(crate) struct Queue {
+    /// The place of the chunks that the workers claim.
+    place: Place,
     state: Mutex<State>,
     /// Notified when jobs have chunks to hand out, and when the queue is closed.
     ready: Condvar,
@@ -27,7 +29,11 @@ struct State {
 }
 
 impl Queue {
-    /// Adds a job that has this many chunks.
+    pub fn new(place: Place) -> Self {
+        Self { place, state: Mutex::default(), ready: Condvar::new() }
+    }
+
+    /// Adds a job that has this many chunks of the place.
     pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
         self.push(job.clone(), job.generation());
         if chunks == 1 { self.ready.notify_one() } else { self.ready.notify_all() }
@@ -45,7 +51,7 @@ impl Queue {
         let mut state = self.state();
         loop {
             while let Some((job, generation)) = state.jobs.pop_front() {
-                if let Some((claim, more)) = Job::claim(&job, generation) {
+                if let Some((claim, more)) = Job::claim(&job, generation, Some(self.place)) {
                     if more {
                         state.jobs.push_back((job, generation));
                     }

@@ -3,7 +3,7 @@
 
 use std::num::NonZero;
 
-use super::transfer::{Entries, IoRange};
+use super::transfer::{Entries, IoRange, Transfer};
 use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::settings::Settings;
@@ -14,6 +14,8 @@ pub(crate) struct Schedule {
     pub chunk_bytes: usize,
     /// The most entries that have a part in one chunk; `None` for no limit.
     pub most_entries: Option<NonZero<usize>>,
+    /// True if the caller or the settings chose the length of the chunks.
+    pub is_asked: bool,
     /// True if the chunks at the beginning are shorter, each longer than the one before.
     pub is_graded: bool,
     /// The number of chunks of the same call in earlier jobs.
@@ -23,11 +25,14 @@ pub(crate) struct Schedule {
     pub last_bytes: usize,
     /// True if the chunks are carried out in order, one at a time.
     pub is_serial: bool,
-    /// The most chunks that are out at a time; `None` for no limit.
+    /// The most chunks of one place that are out at a time; `None` for no limit.
     pub at_once: Option<usize>,
     /// True if the calling thread does all of it.
     pub is_inline: bool,
 }
+
+/// The fewest bytes that are worth a copy to a GPU, unless the transfer has fewer.
+const SMALLEST: usize = 512 << 10;
 
 /// The number of bytes of a chunk for each entry that the chunk may have.
 const BYTES_FOR_ENTRY: usize = 256;
@@ -55,8 +60,7 @@ impl Schedule {
         first: &IoRange,
     ) -> Self {
         let schedule = Self::new(&open.settings, total_bytes, place, chunk_bytes);
-        let is_asked = chunk_bytes.or(open.settings.chunk_bytes).is_some();
-        schedule.for_file(open, is_asked, first.file_offset, first.len_bytes)
+        schedule.for_file(open, first.file_offset, first.len_bytes)
     }
 
     /// Returns the schedule with which an engine of these settings reads entries, of which there is at least
@@ -64,12 +68,12 @@ impl Schedule {
     pub fn of_entries(settings: &Settings, entries: &Entries<'_>) -> Self {
         let schedule = Self::new(settings, entries.total_bytes(), entries.place(), None);
         let first = entries.get(0);
-        schedule.for_file(first.file, settings.chunk_bytes.is_some(), first.offset, first.len_bytes)
+        schedule.for_file(first.file, first.offset, first.len_bytes)
     }
 
     /// Asks the file for the source of the bytes, if the first range is so long that the source matters.
-    fn for_file(self, open: &OpenFile, is_asked: bool, offset: u64, first_bytes: usize) -> Self {
-        let direct = || match !is_asked && first_bytes > DISK_CHUNK_BYTES {
+    fn for_file(self, open: &OpenFile, offset: u64, first_bytes: usize) -> Self {
+        let direct = || match !self.is_asked && first_bytes > DISK_CHUNK_BYTES {
             true => open.direct_for_long_read(offset, first_bytes),
             false => None,
         };
@@ -99,7 +103,6 @@ impl Schedule {
     /// enough to be worth a copy. For a GPU, the first chunks are shorter, each of another length. So the GPU
     /// soon has something to copy, and does not get all copies at once.
     pub fn new(settings: &Settings, total_bytes: usize, place: Place, chunk_bytes: Option<usize>) -> Self {
-        const SMALLEST: usize = 512 << 10;
         const TURNS: usize = 5;
         let buffer = settings.bounce_buffer_bytes;
         let asked = chunk_bytes.or(settings.chunk_bytes);
@@ -111,13 +114,36 @@ impl Schedule {
                 share.max(SMALLEST).min(buffer)
             }
         };
-        let is_graded = asked.is_none() && chunk_bytes > SMALLEST && place != Place::Host;
+        let is_asked = asked.is_some();
+        let is_graded = !is_asked && chunk_bytes > SMALLEST && place != Place::Host;
         // The bounce buffer has room for a table of the places of so many ranges.
         let most_entries = match place {
             Place::Host => None,
             Place::Device(_) => NonZero::new((chunk_bytes / BYTES_FOR_ENTRY).max(1)),
         };
-        Self { chunk_bytes, most_entries, is_graded, ..Self::default() }
+        Self { chunk_bytes, is_asked, most_entries, is_graded, ..Self::default() }
+    }
+
+    /// Returns whether a chunk may depend on the chunks before it.
+    pub fn is_in_order(&self) -> bool {
+        self.is_serial || self.last_bytes > 0
+    }
+
+    /// Returns the GPUs of a transfer whose chunks would be shorter if other GPUs had transfers too; 0 for other
+    /// transfers. Each GPU has a bit, as in [`Entries::gpus`].
+    pub fn gpus_to_share(&self, transfer: &Transfer<'_>) -> u64 {
+        let is_long = !self.is_asked && self.chunk_bytes > SMALLEST && transfer.method.is_read();
+        if is_long { transfer.entries.gpus() } else { 0 }
+    }
+
+    /// Returns this schedule of a transfer for `gpus`, while `busy` GPUs have transfers. The workers of all GPUs
+    /// together then fill no more bytes of bounce buffers than those of one GPU, for which the processor's cache
+    /// has room.
+    pub fn beside(self, busy: usize, gpus: u64, buffer_bytes: usize) -> Self {
+        // Each GPU has a part of the bytes, and workers of its own.
+        let share = self.chunk_bytes / gpus.count_ones().max(1) as usize;
+        let most = share.min(buffer_bytes / busy.max(1)).next_multiple_of(64 << 10);
+        Self { chunk_bytes: most.max(SMALLEST).min(self.chunk_bytes), ..self }
     }
 
     /// Returns the most bytes that the chunk with this number may have.
@@ -143,6 +169,8 @@ const DISK_CHUNK_BYTES: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
+    use crate::open_file::Method;
 
     const KIB: usize = 1 << 10;
 
@@ -185,6 +213,50 @@ mod tests {
                 assert_eq!(schedule, expected, "{total} KiB");
             }
         }
+    }
+
+    #[test]
+    fn gpus_that_are_busy_together_share_the_bounce_buffers() {
+        const MIB: usize = 1 << 20;
+        let schedule = |chunk_bytes| Schedule { chunk_bytes, ..Schedule::default() };
+        // The GPUs of the transfer and all busy ones, and the chunks before and after, for buffers of 4 MiB.
+        for (gpus, busy, before, after) in [
+            (0b1, 1, 4 * MIB, 4 * MIB),
+            (0b1, 0, 4 * MIB, 4 * MIB),
+            (0b1, 2, 4 * MIB, 2 * MIB),
+            (0b1, 3, 4 * MIB, 1408 * KIB),
+            (0b1, 4, 4 * MIB, MIB),
+            (0b1, 4, 640 * KIB, 640 * KIB),
+            (0b1, 16, 4 * MIB, 512 * KIB),
+            (0b1, 16, 100 * KIB, 100 * KIB),
+            // The four GPUs of a transfer have a quarter of its bytes each.
+            (0b1111, 4, 4 * MIB, MIB),
+            (0b1111, 4, 3 * MIB, 768 * KIB),
+            (0b1001, 4, 4 * MIB, MIB),
+            (0b1001, 2, 4 * MIB, 2 * MIB),
+        ] {
+            let found = schedule(before).beside(busy, gpus, 4 * MIB);
+            assert_eq!(found, schedule(after), "{gpus:b}, {busy} busy, {before} bytes");
+        }
+    }
+
+    #[test]
+    fn only_long_reads_of_gpus_share() {
+        let file = OpenFile::for_test(tempfile::tempfile().unwrap(), Settings::default());
+        let gpus = |place, method, schedule: &Schedule| {
+            let mut memory = Memory::on_host(std::ptr::dangling_mut(), 1 << 30);
+            memory.place = place;
+            let range = [IoRange { file_offset: 0, buffer_offset: 0, len_bytes: 1 << 30 }];
+            let entries = Entries::of_file(&file, memory, &range);
+            schedule.gpus_to_share(&Transfer { method, entries })
+        };
+        let long = Schedule { chunk_bytes: 4 << 20, ..Schedule::default() };
+        assert_eq!(gpus(Place::Device(3), Method::Read, &long), 0b1000);
+        assert_eq!(gpus(Place::Device(70), Method::Read, &long), 1 << 63);
+        assert_eq!(gpus(Place::Host, Method::Read, &long), 0);
+        assert_eq!(gpus(Place::Device(3), Method::Write, &long), 0);
+        assert_eq!(gpus(Place::Device(3), Method::Read, &Schedule { is_asked: true, ..long }), 0);
+        assert_eq!(gpus(Place::Device(3), Method::Read, &Schedule { chunk_bytes: SMALLEST, ..long }), 0);
     }
 
     #[test]

@@ -164,6 +164,18 @@ impl<'a> Entries<'a> {
         }
     }
 
+    /// Returns the GPUs of the memory. Each has the bit of its ordinal; those from 63 on share a bit.
+    pub fn gpus(&self) -> u64 {
+        let bit = |place| match place {
+            Place::Host => 0,
+            Place::Device(ordinal) => 1 << ordinal.min(u64::BITS - 1),
+        };
+        match self {
+            Entries::Ranges { memory, .. } => bit(memory.place),
+            Entries::Each(entries) => entries.iter().fold(0, |gpus, entry| gpus | bit(entry.memory.place)),
+        }
+    }
+
     /// Returns the number of bytes of all entries. The number is exact for up to 64 entries, and an estimate
     /// for more.
     pub fn total_bytes(&self) -> usize {

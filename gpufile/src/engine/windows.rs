@@ -51,7 +51,7 @@ impl Workers {
             return Err(refused);
         }
         // SAFETY: the caller's promise.
-        unsafe { self.read_in_windows(transfer, schedule) }
+        unsafe { self.read_in_windows(transfer, &self.beside_others(transfer, schedule)) }
     }
 
     /// Reads the ranges window by window.
@@ -86,7 +86,7 @@ impl Workers {
                 Refused::OutOfRange(entry) => Refused::OutOfRange(start + entry),
                 overlap => overlap,
             })?;
-            self.submit(file.block_device, &job, chunks);
+            self.submit(file.block_device, &job);
             in_flight.push(start, job);
             chunks_before += chunks;
             start += window.len();

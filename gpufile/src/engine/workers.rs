@@ -18,8 +18,8 @@ use crate::outcome::{Outcome, Stop};
 
 /// Threads, the lanes that they work on, and idle jobs.
 pub(crate) struct Workers {
-    /// The threads, by block device. This field comes before the lanes, so that the threads end first.
-    pools: Mutex<Vec<(u64, Arc<Pool>)>>,
+    /// The threads, by block device and place. This field comes before the lanes, so that the threads end first.
+    pools: Mutex<Vec<((u64, Place), Arc<Pool>)>>,
     lanes: Arc<Lanes>,
     idle_jobs: IdleJobs,
     threads: usize,
@@ -29,8 +29,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Returns workers with this many threads for all block devices together, or for each. The threads start
-    /// when first needed.
+    /// Returns workers with this many threads for host memory and for each GPU. Block devices share them, or have
+    /// as many each. The threads start when first needed.
     pub fn new(threads: usize, pool_per_block_device: bool, lanes: Arc<Lanes>) -> Self {
         Self {
             pools: Mutex::default(),
@@ -59,7 +59,7 @@ impl Workers {
         let (job, chunks) = unsafe { self.prepare(transfer, schedule) }?;
         let is_inline = schedule.is_inline || chunks == 1;
         let is_host = !is_inline && transfer.entries.place() == Place::Host;
-        self.start(transfer, &job, chunks, is_inline || is_host && self.threads == 1);
+        self.start(transfer, &job, is_inline || is_host && self.threads == 1);
         if is_host {
             self.work_beside(&job);
         }
@@ -92,11 +92,11 @@ impl Workers {
     }
 
     /// Lets the workers do a job. The calling thread does the job if `is_inline` is set or if it is a worker.
-    pub fn start(&self, transfer: &Transfer<'_>, job: &Arc<Job>, chunks: usize, is_inline: bool) {
+    pub fn start(&self, transfer: &Transfer<'_>, job: &Arc<Job>, is_inline: bool) {
         if is_inline || on_worker() {
             self.work_inline(job);
         } else {
-            self.submit(transfer.block_device(), job, chunks);
+            self.submit(transfer.block_device(), job);
         }
     }
 
@@ -116,16 +116,27 @@ impl Workers {
     ) -> Result<(Arc<Job>, usize), Refused> {
         let job = self.idle_job();
         // SAFETY: the caller's promise; no other thread has the idle job.
-        let chunks = unsafe { job.set_up(transfer, schedule, false) }?;
+        let chunks = unsafe { job.set_up(transfer, &self.beside_others(transfer, schedule), false) }?;
         Ok((job, chunks))
     }
 
-    /// Lets the workers for a block device do a job. The calling thread does the job if the operating system
-    /// starts no threads.
-    pub fn submit(&self, block_device: u64, job: &Arc<Job>, chunks: usize) {
-        match self.pool(block_device) {
-            Some(pool) => pool.submit(job, chunks),
-            None => self.work_inline(job),
+    /// Returns the schedule of a transfer, given the other GPUs that have transfers now.
+    pub fn beside_others(&self, transfer: &Transfer<'_>, schedule: &Schedule) -> Schedule {
+        match schedule.gpus_to_share(transfer) {
+            0 => *schedule,
+            gpus => schedule.beside(self.lanes.busy_gpus(gpus), gpus, self.lanes.bounce_bytes()),
+        }
+    }
+
+    /// Lets the workers for a block device do a job, those of each place their chunks. The calling thread does
+    /// the job if the operating system starts no threads.
+    pub fn submit(&self, block_device: u64, job: &Arc<Job>) {
+        let shares = (0..).map_while(|number| job.share(number));
+        for (place, chunks) in shares {
+            match self.pool(block_device, place) {
+                Some(pool) => pool.submit(job, chunks),
+                None => self.work_inline(job),
+            }
         }
     }
 
@@ -168,25 +179,25 @@ impl Workers {
         self.idle_jobs.clear() + self.lanes.release()
     }
 
-    /// Starts the threads for a block device. Returns false if the operating system starts none.
-    pub fn start_threads(&self, block_device: u64) -> bool {
-        self.pool(block_device).is_some()
+    /// Starts the threads for host memory. Returns false if the operating system starts none.
+    pub fn start_threads(&self) -> bool {
+        self.pool(0, Place::Host).is_some()
     }
 
-    /// Returns the threads for files on this block device. Returns `None` in a forked child, or if the
-    /// operating system starts no threads.
-    fn pool(&self, block_device: u64) -> Option<Arc<Pool>> {
+    /// Returns the threads for files on this block device and for memory at this place. Returns `None` in a
+    /// forked child, or if the operating system starts no threads.
+    fn pool(&self, block_device: u64, place: Place) -> Option<Arc<Pool>> {
         if self.is_forked() {
             return None;
         }
-        let key = if self.pool_per_block_device { block_device } else { 0 };
+        let key = (if self.pool_per_block_device { block_device } else { 0 }, place);
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == key) {
             return Some(pool.clone());
         }
         // More threads could claim chunks, but would have no lanes for them.
         let threads = self.threads.min(self.lanes.limit());
-        let pool = Arc::new(Pool::new(threads, &self.lanes).ok()?);
+        let pool = Arc::new(Pool::new(place, threads, &self.lanes).ok()?);
         pools.push((key, pool.clone()));
         Some(pool)
     }
@@ -216,12 +227,12 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Starts the threads; fewer if the operating system starts no more.
+    /// Starts the threads for one place; fewer if the operating system starts no more.
     ///
     /// # Errors
     /// Fails if the operating system starts no thread at all.
-    pub fn new(threads: usize, lanes: &Arc<Lanes>) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue::default());
+    pub fn new(place: Place, threads: usize, lanes: &Arc<Lanes>) -> std::io::Result<Self> {
+        let queue = Arc::new(Queue::new(place));
         let mut pool = Self { queue, threads: Vec::new() };
         for number in 0..threads {
             let (queue, lanes) = (pool.queue.clone(), lanes.clone());
@@ -295,7 +306,7 @@ pub(crate) fn work_inline(lanes: &Lanes, mut lane: Option<Lane>, job: &Arc<Job>)
     let mut reports = Reports::default();
     let generation = job.generation();
     loop {
-        let claimed = Job::claim(job, generation).map(|(claim, _)| claim);
+        let claimed = Job::claim(job, generation, None).map(|(claim, _)| claim);
         match (claimed.or_else(|| lane.as_ref().and_then(Lane::claim_next)), &mut lane) {
             (Some(claim), _) => lanes.start(&mut lane, claim, &mut reports),
             (None, Some(lane)) if lane.is_busy() => lane.finish_oldest(&mut reports),

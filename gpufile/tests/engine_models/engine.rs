@@ -52,6 +52,15 @@ mod schedule {
         pub fn of_read(file: &OpenFile, _: Option<usize>, _: Place, _: usize, _: &IoRange) -> Self {
             file.schedule
         }
+
+        /// Returns no GPU, because each model has one.
+        pub fn gpus_to_share(&self, _: &super::Transfer<'_>) -> u64 {
+            0
+        }
+
+        pub fn beside(self, _: usize, _: u64, _: usize) -> Self {
+            unreachable!("no GPU shares")
+        }
     }
 }
 
@@ -174,8 +183,10 @@ impl Engine {
     /// freed.
     pub fn assert_idle(&self) {
         let lanes = &self.0.lanes;
-        let taken: Vec<_> = (0..lanes.limit()).map(|_| lanes.take(Place::Host).unwrap()).collect();
-        taken.into_iter().for_each(|lane| lanes.put(lane));
+        for place in [Place::Host, crate::GPU] {
+            let taken: Vec<_> = (0..lanes.limit()).map(|_| lanes.take(place).unwrap()).collect();
+            taken.into_iter().for_each(|lane| lanes.put(lane));
+        }
         self.release_buffers();
         assert_eq!(world::live(Kind::Pinned), 0, "pinned memory is in use");
     }
@@ -266,6 +277,7 @@ mod transfer {
 
 mod chunks {
     use std::iter;
+    use std::ops::Range;
 
     use super::Schedule;
     use super::transfer::{Entries, Segment, Transfer};
@@ -303,6 +315,10 @@ mod chunks {
 
         pub fn place(&self, transfer: &Transfer<'_>, _: usize) -> Place {
             transfer.entries.place()
+        }
+
+        pub fn for_shares(&self, transfer: &Transfer<'_>, mut share: impl FnMut(Place, Range<usize>)) {
+            share(transfer.entries.place(), 0..self.count());
         }
 
         pub fn locate(&self, _: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {

@@ -55,8 +55,8 @@ fn start(way: Way, files: &[File], change: impl Fn(Buffer) -> Buffer) -> IoFutur
             let transfer = Transfer { method: method.clone(), entries };
             // SAFETY: list and buffers stay until the job is done.
             let prepared = unsafe { list.engine().workers().prepare(&transfer, &way.schedule) };
-            let (job, chunks) = prepared.unwrap();
-            Ok(Part { job, chunks, block_device: 0, start })
+            let (job, _) = prepared.unwrap();
+            Ok(Part { job, block_device: 0, start })
         };
         let parts = buffers.iter_mut().enumerate().map(part).collect::<Result<_>>()?;
         Ok(Work { list: list.clone(), parts, total_bytes: COUNT * LEN, is_write: way.is_write })

@@ -244,10 +244,10 @@ fn each_chunk_runs_once_and_waiters_wake() {
     for schedule in schedules() {
         for (place, limit) in [(GPU, 2), (GPU, 1), (Place::Host, 2)] {
             explore(&format!("{schedule:?} on {place:?}, {limit} lanes"), move || {
-                let pool = Pool::new(2, &lanes(limit)).unwrap();
+                let pool = Pool::new(place, 2, &lanes(limit)).unwrap();
                 // The test waits for one job; the other rings a bell.
                 let waited = leak(Watched::new(4, schedule, place));
-                let rings = leak(Watched::new(3, Schedule { at_once: None, ..schedule }, Place::Device(1)));
+                let rings = leak(Watched::new(3, Schedule { at_once: None, ..schedule }, place));
                 let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
                 pool.submit(&one, set_up(&one, waited));
                 pool.submit(&other, set_up(&other, rings));
@@ -268,7 +268,7 @@ fn the_caller_works_beside_the_workers() {
     for schedule in schedules() {
         explore(&format!("beside, {schedule:?}"), move || {
             let lanes = lanes(2);
-            let pool = Pool::new(1, &lanes).unwrap();
+            let pool = Pool::new(Place::Host, 1, &lanes).unwrap();
             let watched = leak(Watched::new(4, schedule, Place::Host));
             let job = Arc::<Job>::default();
             pool.submit(&job, set_up(&job, watched));
@@ -286,7 +286,7 @@ fn jobs_use_all_the_workers_they_allow() {
     // The third chunk continues after the fourth has begun, so a sleeping worker must be woken for the
     // fourth.
     explore("two at once", || {
-        let pool = Pool::new(2, &lanes(2)).unwrap();
+        let pool = Pool::new(Place::Host, 2, &lanes(2)).unwrap();
         let schedule = Schedule { at_once: Some(2), ..Schedule::default() };
         let watched = leak(Watched { meet: Some((2, 3)), ..Watched::new(4, schedule, Place::Host) });
         let job = Arc::<Job>::default();
@@ -297,9 +297,35 @@ fn jobs_use_all_the_workers_they_allow() {
 }
 
 #[test]
+fn workers_of_each_place_share_a_job() {
+    const OTHER: Place = Place::Device(1);
+    for schedule in schedules() {
+        for fails in [None, Some(1), Some(4)] {
+            explore(&format!("two places, {fails:?} fails, {schedule:?}"), move || {
+                let lanes = lanes(1);
+                let pools = [GPU, OTHER].map(|place| (place, Pool::new(place, 1, &lanes).unwrap()));
+                let then = Some((3, OTHER));
+                let watched = leak(Watched { then, fails, ..Watched::new(5, schedule, GPU) });
+                let job = Arc::<Job>::default();
+                set_up(&job, watched);
+                let shares: Vec<_> = (0..).map_while(|number| job.share(number)).collect();
+                let is_in_order = schedule.is_serial || schedule.last_bytes > 0;
+                assert_eq!(shares, if is_in_order { vec![(GPU, 5)] } else { vec![(GPU, 3), (OTHER, 2)] });
+                for (place, chunks) in shares {
+                    let (_, pool) = pools.iter().find(|(of, _)| *of == place).unwrap();
+                    pool.submit(&job, chunks);
+                }
+                job.wait();
+                assert_eq!(finish(&job, watched).is_some(), fails.is_some());
+            });
+        }
+    }
+}
+
+#[test]
 fn lone_serial_jobs_overlap_two_chunks() {
     explore("serial alone", || {
-        let pool = Pool::new(1, &lanes(1)).unwrap();
+        let pool = Pool::new(GPU, 1, &lanes(1)).unwrap();
         let watched = leak(Watched::new(4, Schedule { is_serial: true, ..Schedule::default() }, GPU));
         let job = Arc::<Job>::default();
         pool.submit(&job, set_up(&job, watched));
@@ -313,7 +339,7 @@ fn lone_serial_jobs_overlap_two_chunks() {
 fn serial_jobs_continue_beside_a_blocking_job() {
     // A chunk of one job continues after the last chunk of the other job has begun. The other job is serial.
     explore("serial beside", || {
-        let pool = Pool::new(2, &lanes(2)).unwrap();
+        let pool = Pool::new(GPU, 2, &lanes(2)).unwrap();
         let serial = leak(Watched::new(3, Schedule { is_serial: true, ..Schedule::default() }, GPU));
         let pair = leak(Watched { meet: Some((0, 1)), ..Watched::new(2, Schedule::default(), GPU) });
         let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
@@ -331,7 +357,7 @@ fn the_first_failure_stops_the_job() {
     for schedule in schedules() {
         for fails in [0, 2, 3] {
             explore(&format!("failing, {schedule:?}"), move || {
-                let pool = Pool::new(2, &lanes(2)).unwrap();
+                let pool = Pool::new(GPU, 2, &lanes(2)).unwrap();
                 let watched = leak(Watched { fails: Some(fails), ..Watched::new(4, schedule, GPU) });
                 let job = Arc::<Job>::default();
                 pool.submit(&job, set_up(&job, watched));
@@ -346,7 +372,7 @@ fn the_first_failure_stops_the_job() {
 #[test]
 fn jobs_are_reused_while_still_in_the_queue() {
     explore("used again", || {
-        let pool = Arc::new(Pool::new(2, &lanes(2)).unwrap());
+        let pool = Arc::new(Pool::new(GPU, 2, &lanes(2)).unwrap());
         let idle = Arc::new(IdleJobs::default());
         let callers = [2, 3].map(|chunks| {
             let (pool, idle) = (pool.clone(), idle.clone());
@@ -370,7 +396,7 @@ fn jobs_are_reused_while_still_in_the_queue() {
 fn cancelled_jobs_have_no_gap_before_their_end() {
     for schedule in schedules() {
         explore(&format!("cancelled, {schedule:?}"), move || {
-            let pool = Pool::new(2, &lanes(2)).unwrap();
+            let pool = Pool::new(GPU, 2, &lanes(2)).unwrap();
             let watched = leak(Watched::new(5, schedule, GPU));
             let job = Arc::<Job>::default();
             pool.submit(&job, set_up(&job, watched));
@@ -388,7 +414,7 @@ fn the_last_owner_ends_an_abandoned_job_once() {
     for cancels in [false, true] {
         explore(&format!("abandoned, cancelled: {cancels}"), move || {
             // As in `Owned`, the pool is dropped with the job, on a worker if a worker ends the job.
-            let pool = Arc::new(Pool::new(2, &lanes(2)).unwrap());
+            let pool = Arc::new(Pool::new(GPU, 2, &lanes(2)).unwrap());
             let watched = leak(Watched::new(3, Schedule::default(), GPU));
             let job = Arc::<Job>::default();
             pool.submit(&job, set_up(&job, watched));
@@ -424,7 +450,7 @@ fn the_last_owner_ends_an_abandoned_job_once() {
 fn wakers_can_wait_for_another_job_of_their_worker() {
     explore("a waker that waits", || {
         let lanes = lanes(1);
-        let pool = Arc::new(Pool::new(1, &lanes).unwrap());
+        let pool = Arc::new(Pool::new(GPU, 1, &lanes).unwrap());
         let watched = leak(Watched::new(2, Schedule::default(), GPU));
         let (job, done) = (Arc::<Job>::default(), Arc::new(Bell::default()));
         pool.submit(&job, set_up(&job, watched));
@@ -454,9 +480,9 @@ fn wakers_can_wait_for_another_job_of_their_worker() {
 }
 
 #[test]
-fn lanes_of_two_gpus_respect_the_limit() {
+fn lanes_of_two_gpus_respect_their_limits() {
     explore("two GPUs", || {
-        let lanes = lanes(2);
+        let lanes = lanes(1);
         let threads = [0, 1, 0].map(|gpu| {
             let lanes = lanes.clone();
             thread::spawn(move || {
@@ -470,16 +496,14 @@ fn lanes_of_two_gpus_respect_the_limit() {
         });
         lanes.release();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // There are at most two lanes, of two bytes each.
+        // There is at most one lane for each GPU, with two bytes.
         assert!(lanes.release() <= 4);
         assert_eq!(lanes.release(), 0);
         let [one, other] = [0, 1].map(|gpu| lanes.take(Place::Device(gpu)).unwrap());
-        assert!(lanes.try_take_for_host().is_none(), "there are as many as may be");
-        lanes.put(one);
-        lanes.put(other);
-        // The lane of the GPU used longest ago makes room.
+        let host = lanes.try_take_for_host().expect("no GPU has the lane of the host");
+        [one, other, host].into_iter().for_each(|lane| lanes.put(lane));
+        // Another GPU leaves the lanes of these as they are.
         lanes.put(lanes.take(Place::Device(2)).unwrap());
-        lanes.put(lanes.take(Place::Device(1)).unwrap());
-        assert_eq!(lanes.release(), 4);
+        assert_eq!(lanes.release(), 8);
     });
 }

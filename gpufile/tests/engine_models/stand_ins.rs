@@ -116,6 +116,17 @@ pub mod schedule {
         pub last_bytes: usize,
         pub is_inline: bool,
     }
+
+    impl Schedule {
+        /// Returns no GPU, because chunks have one byte here.
+        pub fn gpus_to_share(&self, _: &super::transfer::Transfer<'_>) -> u64 {
+            0
+        }
+
+        pub fn beside(self, _: usize, _: u64, _: usize) -> Self {
+            unreachable!("no GPU shares")
+        }
+    }
 }
 
 /// A transfer of chunks of one byte each, which records the events of its chunks.
@@ -123,6 +134,8 @@ pub struct Watched {
     pub chunks: usize,
     pub schedule: Schedule,
     pub place: Place,
+    /// The first chunk of another place, and that place.
+    pub then: Option<(usize, Place)>,
     /// The first chunk that fails. All chunks behind it fail too.
     pub fails: Option<usize>,
     /// Two chunks, of which the first continues only after the second has begun.
@@ -145,7 +158,7 @@ pub struct Seen {
 
 impl Watched {
     pub fn new(chunks: usize, schedule: Schedule, place: Place) -> Self {
-        Self { chunks, schedule, place, fails: None, meet: None, events: Default::default() }
+        Self { chunks, schedule, place, then: None, fails: None, meet: None, events: Default::default() }
     }
 
     pub fn seen(&self) -> sync::MutexGuard<'_, Seen> {
@@ -165,7 +178,9 @@ impl Watched {
         seen.out += 1;
         seen.most_out = seen.most_out.max(seen.out);
         let most = if self.schedule.is_serial { Some(2) } else { self.schedule.at_once };
-        assert!(most.is_none_or(|most| seen.out <= most), "{} out at once", seen.out);
+        // The limit holds for each place.
+        let places = 1 + usize::from(self.then.is_some());
+        assert!(most.is_none_or(|most| seen.out <= most * places), "{} out at once", seen.out);
         let is_last = self.schedule.last_bytes > 0 && self.chunks > 1 && chunk + 1 == self.chunks;
         assert!(!is_last || seen.out == 1, "the last is not alone");
         self.events.1.notify_all();
@@ -206,7 +221,13 @@ impl Watched {
     pub fn is_over(&self, stopped_at: Option<usize>) {
         let mut seen = self.seen();
         assert_eq!(seen.out, 0, "something is in flight");
-        let whole = stopped_at.unwrap_or(self.chunks);
+        // The workers of one place may stop before those of another have begun.
+        let whole = match stopped_at {
+            None => self.chunks,
+            // The workers of one place may stop before those of another have begun.
+            Some(_) if self.then.is_some() => 0,
+            Some(chunk) => chunk,
+        };
         assert!((0..whole).all(|chunk| seen.done.contains(&chunk)), "{whole} were said to be done");
         assert!(stopped_at.is_none_or(|chunk| !seen.done.contains(&chunk)), "more was done");
         seen.is_over = true;
@@ -257,6 +278,7 @@ pub mod transfer {
 
 pub mod chunks {
     use std::iter;
+    use std::ops::Range;
 
     use super::Place;
     use super::schedule::Schedule;
@@ -288,8 +310,19 @@ pub mod chunks {
             0
         }
 
-        pub fn place(&self, transfer: &Transfer<'_>, _: usize) -> Place {
-            transfer.entries.0.place
+        pub fn place(&self, transfer: &Transfer<'_>, chunk: usize) -> Place {
+            let watched = transfer.entries.0;
+            watched.then.filter(|(first, _)| chunk >= *first).map_or(watched.place, |(_, place)| place)
+        }
+
+        pub fn for_shares(&self, transfer: &Transfer<'_>, mut share: impl FnMut(Place, Range<usize>)) {
+            let watched = transfer.entries.0;
+            let is_in_order = watched.schedule.is_serial || watched.schedule.last_bytes > 0;
+            let then = watched.then.filter(|_| !is_in_order);
+            share(watched.place, 0..then.map_or(self.count, |(first, _)| first));
+            if let Some((first, place)) = then {
+                share(place, first..self.count);
+            }
         }
 
         pub fn locate(&self, _: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
@@ -326,11 +359,6 @@ impl Lane {
         Ok(Self { place: Place::Device(device.ordinal()), pending: [None, None], next: 0 })
     }
 
-    pub fn into_bounces(self) -> [Bounce; 2] {
-        assert!(!self.is_busy());
-        [Bounce::new(1), Bounce::new(1)]
-    }
-
     pub fn place(&self) -> Place {
         self.place
     }
@@ -347,7 +375,7 @@ impl Lane {
         let slot = self.next;
         self.finish(slot, reports);
         let (watched, chunk) = watched(&claim);
-        assert_eq!(watched.place, self.place);
+        assert_eq!(claim.place(), self.place);
         watched.begin(chunk);
         if self.place != Place::Host {
             self.pending[slot] = Some(claim);

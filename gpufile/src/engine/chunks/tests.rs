@@ -51,6 +51,7 @@ impl Random {
             is_graded,
             chunks_before: self.below(3),
             last_bytes: self.of(&[0, 0, 1, 100, 4096]),
+            is_serial: self.below(5) == 0,
             ..Schedule::default()
         }
     }
@@ -152,6 +153,25 @@ fn check(found: &Chunks, transfer: &Transfer<'_>, schedule: &Schedule, case: &st
         }
         assert!(bytes <= schedule.chunk_len(chunk), "{case}, chunk {chunk}");
     }
+    check_shares(found, transfer, schedule, case);
+}
+
+/// Checks that the workers of each place get the chunks of that place; those of one place get all chunks if they
+/// are carried out in order.
+fn check_shares(found: &Chunks, transfer: &Transfer<'_>, schedule: &Schedule, case: &str) {
+    let mut shares = Vec::new();
+    found.for_shares(transfer, |place, chunks| shares.push((place, chunks)));
+    if schedule.is_in_order() || shares.len() == 1 {
+        return assert_eq!(shares, [(transfer.entries.place(), 0..found.count())], "{case}");
+    }
+    let mut end = 0;
+    for (number, (place, chunks)) in shares.iter().enumerate() {
+        assert_eq!(chunks.start, end, "{case}");
+        end = chunks.end;
+        assert!(shares[..number].iter().all(|(other, _)| other != place), "{case}: {place:?} twice");
+        assert!(chunks.clone().all(|chunk| found.place(transfer, chunk) == *place), "{case}: {place:?}");
+    }
+    assert_eq!(end, found.count(), "{case}");
 }
 
 #[test]
@@ -251,6 +271,25 @@ fn dense_entries_are_sorted_by_file() {
             assert_eq!(order(&forward), None);
         }
     }
+}
+
+#[test]
+fn entries_of_each_place_come_together_in_their_order() {
+    let file = open();
+    let places = [Place::Device(1), Place::Host, Place::Device(0), Place::Device(1), Place::Device(0)];
+    let entries: Vec<_> = (0..5)
+        .map(|n| Entry { file: &file, offset: 9000 * n, memory: memory(BASE, 100, places[n as usize]) })
+        .collect();
+    let transfer = Transfer { method: Method::Read, entries: Entries::Each(&entries) };
+    let mut chunks = Chunks::default();
+    let order_with = |chunks: &mut Chunks, schedule: &Schedule| {
+        chunks.cut_anew(&transfer, schedule).unwrap();
+        check(chunks, &transfer, schedule, "places");
+        (0..5).map(|at| chunks.entry(at)).collect::<Vec<_>>()
+    };
+    let schedule = Schedule { chunk_bytes: 1000, ..Schedule::default() };
+    assert_eq!(order_with(&mut chunks, &schedule), [1, 2, 4, 0, 3]);
+    assert_eq!(order_with(&mut chunks, &Schedule { is_serial: true, ..schedule }), [0, 1, 2, 3, 4]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::job::HandOut;
 use super::schedule::Schedule;
+use crate::memory::Place;
 
 /// Takes and completes chunks at random, and checks each step against the rules.
 fn check(chunks: usize, schedule: &Schedule, seed: u64) {
@@ -10,7 +11,7 @@ fn check(chunks: usize, schedule: &Schedule, seed: u64) {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % most
     };
-    let mut hand_out = HandOut::new(chunks, schedule);
+    let mut hand_out = HandOut::new(Place::Host, 0..chunks, schedule);
     let (mut out, mut taken) = (Vec::new(), 0);
     let last_alone = schedule.last_bytes > 0 && chunks > 1;
     while !hand_out.is_done() {
@@ -41,7 +42,8 @@ fn check(chunks: usize, schedule: &Schedule, seed: u64) {
                 assert_eq!(hand_out.complete(), expected.is_none() && hand_out.is_ready());
             }
         }
-        assert_eq!((hand_out.next(), hand_out.all_were_out()), (taken, taken == chunks));
+        assert_eq!(hand_out.next(), (taken < chunks).then_some(taken));
+        assert_eq!(hand_out.all_were_out(), taken == chunks);
     }
     assert!(taken == chunks && out.is_empty());
 }
@@ -62,7 +64,7 @@ fn chunks_are_handed_out_by_the_rules() {
 
 #[test]
 fn a_stopped_job_hands_out_nothing() {
-    let mut hand_out = HandOut::new(3, &Schedule { last_bytes: 1, ..Schedule::default() });
+    let mut hand_out = HandOut::new(Place::Host, 0..3, &Schedule { last_bytes: 1, ..Schedule::default() });
     assert_eq!(hand_out.take(), Some(0));
     hand_out.stop();
     assert_eq!((hand_out.take(), hand_out.is_done()), (None, false));

@@ -54,7 +54,7 @@ enum Then {
 impl Hands<'_> {
     /// Claims a chunk of this generation. Returns its number, and whether another is ready.
     fn take_of(&self, generation: u64) -> Option<(usize, bool)> {
-        let (claim, more) = Job::claim(self.job, generation)?;
+        let (claim, more) = Job::claim(self.job, generation, None)?;
         Some((self.keep(claim), more))
     }
 

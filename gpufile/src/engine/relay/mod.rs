@@ -263,12 +263,12 @@ impl Relay {
         let entries = Entries::of_file(file, part.host, &part.range);
         // SAFETY: everything stays valid until the transfer ends, which is after the job is finished.
         let prepared = unsafe { self.workers().prepare(&Transfer { method, entries }, &schedule) };
-        let (job, chunks) = prepared.expect("a checked range, which overlaps no other");
+        let (job, _) = prepared.expect("a checked range, which overlaps no other");
         let done = Arc::new(PartDone { relay: self.clone(), number, job: job.clone() });
         if job.poll(&Waker::from(done.clone())).is_ready() {
             return done.wake();
         }
-        self.workers().submit(file.block_device, &job, chunks);
+        self.workers().submit(file.block_device, &job);
     }
 
     /// Hands a part to the stream, of which `done_bytes` bytes were transferred.

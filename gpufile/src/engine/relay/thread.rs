@@ -70,7 +70,7 @@ impl RelayThread {
     /// Returns `None` if the operating system starts no threads.
     pub fn new(threads: usize, lanes: Arc<Lanes>) -> Option<Self> {
         let workers = Workers::new(threads, false, lanes);
-        if !workers.start_threads(0) {
+        if !workers.start_threads() {
             return None;
         }
         let active = Arc::new(Active::default());
