@@ -485,7 +485,7 @@ impl<B: IoBuf> Batch<B> {
         if entry.len_bytes as u64 > limit {
             return Err(Error::invalid(
                 SUBMIT,
-                format!("libcufile moves at most {limit} bytes in one entry, split it"),
+                format!("libcufile moves at most {limit} bytes in one entry; split the entry"),
             ));
         }
         if !entry.file.driver().library().is(self.driver.library()) {

@@ -149,6 +149,6 @@ fn near_this_program() -> PathBuf {
     let candidates = [folder.to_owned(), folder.join("deps"), above.to_owned(), above.join("deps")];
     let found = candidates.iter().map(|folder| folder.join(FILE_NAME)).find(|file| file.exists());
     found.unwrap_or_else(|| {
-        panic!("{FILE_NAME} is not near {}; run `cargo build -p cufile-emulator`", program.display())
+        panic!("{FILE_NAME} was not found beside {}; run `cargo build -p cufile-emulator`", program.display())
     })
 }

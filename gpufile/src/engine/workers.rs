@@ -16,10 +16,13 @@ use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};
 
+/// A block device, or 0 for all, and the place of the memory.
+type PoolKey = (u64, Place);
+
 /// Threads, the lanes that they work on, and idle jobs.
 pub(crate) struct Workers {
     /// The threads, by block device and place. This field comes before the lanes, so that the threads end first.
-    pools: Mutex<Vec<((u64, Place), Arc<Pool>)>>,
+    pools: Mutex<Vec<(PoolKey, Arc<Pool>)>>,
     lanes: Arc<Lanes>,
     idle_jobs: IdleJobs,
     threads: usize,

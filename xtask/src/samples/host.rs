@@ -44,8 +44,8 @@ impl Host {
         if options.emulator {
             let folders = [executables.clone(), executables.join("../tests"), executables.join("..")];
             let library = folders.iter().map(|folder| folder.join(EMULATOR)).find(|file| file.exists());
-            let library =
-                library.with_context(|| format!("{EMULATOR} is not near {}", executables.display()))?;
+            let library = library
+                .with_context(|| format!("{EMULATOR} was not found beside {}", executables.display()))?;
             variables = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"]
                 .map(|name| (name, library.clone()))
                 .into();

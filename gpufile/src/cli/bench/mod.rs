@@ -1,7 +1,9 @@
 //! `gpufile bench`: a line for each case and number of threads, in the format of the programs in `benches/peers`.
 //!
-//!     peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
-//!     peer=NAME case=CASE threads=T error=TEXT TO THE END OF THE LINE
+//! ```text
+//! peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
+//! peer=NAME case=CASE threads=T error=TEXT TO THE END OF THE LINE
+//! ```
 //!
 //! - `seconds` is the median of the repetitions. `gbps` and `us_per_op` follow from it.
 //! - `best` is the fastest repetition.
