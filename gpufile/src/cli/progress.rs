@@ -14,6 +14,11 @@ impl Bar {
         Self::new(Some(total_bytes), template, word)
     }
 
+    /// Returns the bar of a list of steps.
+    pub fn of_steps(steps: u64, word: &str) -> Self {
+        Self::new(Some(steps), "{prefix} [{bar:30}] {pos} of {len}: {msg}", word)
+    }
+
     fn new(total: Option<u64>, template: &str, word: &str) -> Self {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
         // A template that indicatif does not accept leaves its default.
@@ -28,6 +33,16 @@ impl Bar {
     /// Adds to how much is done.
     pub fn add(&self, more: u64) {
         self.0.inc(more);
+    }
+
+    /// Sets the words behind the bar.
+    pub fn say(&self, words: String) {
+        self.0.set_message(words);
+    }
+
+    /// Takes the bar away while `print` prints.
+    pub fn hidden<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.0.suspend(print)
     }
 }
 

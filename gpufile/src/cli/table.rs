@@ -5,6 +5,9 @@ use std::io::{self, IsTerminal, Write};
 
 use serde_json::Value;
 
+const BOLD: &str = "\x1b[1m";
+const PLAIN: &str = "\x1b[0m";
+
 /// A table of texts. Its columns are as wide as their longest cell.
 pub struct Table {
     /// The first row has the titles.
@@ -48,7 +51,7 @@ impl Table {
             let line = cells.collect::<Vec<_>>().join("  ");
             let line = line.trim_end();
             match number {
-                0 if has_style => text += &format!("\x1b[1m{line}\x1b[0m\n"),
+                0 if has_style => text += &format!("{BOLD}{line}{PLAIN}\n"),
                 _ => text += &format!("{line}\n"),
             }
         }
@@ -61,6 +64,11 @@ fn has_style() -> bool {
     env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && env::var_os("TERM").is_none_or(|term| term != "dumb")
         && io::stdout().is_terminal()
+}
+
+/// Returns a text in bold type, for a standard output that shows it.
+pub fn bold(text: &str) -> String {
+    if has_style() { format!("{BOLD}{text}{PLAIN}") } else { text.to_owned() }
 }
 
 /// Prints a value as JSON.

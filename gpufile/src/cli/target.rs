@@ -6,9 +6,9 @@ use cufile::{BufSlice, BufSliceMut};
 use super::Failure;
 
 /// The options that choose the memory.
-#[derive(clap::Args, Debug, Clone, Default)]
+#[derive(clap::Args, Debug, Clone, Default, PartialEq)]
 pub struct MemoryArgs {
-    /// Uses these GPUs, by CUDA's numbers [default: 0, or host memory without a GPU].
+    /// Uses these GPUs [default: 0, or host memory without a GPU].
     #[arg(short = 'd', long, value_name = "N,N", value_delimiter = ',', conflicts_with = "host")]
     pub gpu: Vec<u32>,
     /// Uses host memory.
@@ -41,7 +41,7 @@ impl MemoryArgs {
         if self.gpu.is_empty() {
             return Ok(match Cuda::load().and_then(|cuda| cuda.device(0)) {
                 Ok(device) => (vec![Place::Gpu(device)], None),
-                Err(error) => (vec![Place::Host], Some(format!("no GPU: {error}"))),
+                Err(error) => (vec![Place::Host], Some(format!("no GPU: {}", short(&error)))),
             });
         }
         let cuda = Cuda::load().map_err(|error| Failure::Other(format!("cannot use --gpu: {error}")))?;
@@ -78,6 +78,16 @@ impl Place {
             Place::Host => "host".to_owned(),
             Place::Gpu(device) => format!("GPU {}", device.ordinal()),
         }
+    }
+}
+
+/// Returns the reason why there is no GPU. `gpufile check` has all of a long one.
+fn short(error: &cufile::Error) -> String {
+    match error {
+        cufile::Error::Load(error) => {
+            format!("{} does not load (`gpufile check` tells why)", error.library())
+        }
+        error => error.to_string(),
     }
 }
 

@@ -86,7 +86,8 @@ mod tests {
     fn help_of_each_command_fits_a_screen() {
         let commands = Cli::command();
         for command in commands.get_subcommands() {
-            let help = command.clone().render_long_help().to_string();
+            let Err(help) = Cli::try_parse_from(["gpufile", command.get_name(), "--help"]) else { panic!() };
+            let help = help.render().to_string();
             assert!(help.lines().count() <= 50, "{help}");
             assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
             assert!(help.contains("Example"), "{help}");

@@ -1,32 +1,40 @@
 //! New files beside FILE.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
+use crate::cli::interrupt::Unfinished;
 use crate::{File, OpenOptions};
 
 /// A place for a file that a case makes and removes. A file that was there before stays.
 pub struct Fresh {
     pub path: PathBuf,
-    is_made: Cell<bool>,
+    /// Set while there is a file that this made.
+    made: RefCell<Option<Unfinished>>,
 }
 
 impl Fresh {
     pub fn beside(path: &Path, number: usize) -> Self {
         let mut name = path.to_owned().into_os_string();
         name.push(format!(".fresh-{}-{number}", process::id()));
-        Self { path: name.into(), is_made: Cell::new(false) }
+        Self { path: name.into(), made: RefCell::new(None) }
     }
 
     pub fn create(&self, options: &OpenOptions) -> crate::Result<File> {
-        let file = options.clone().create_new(true).open(&self.path)?;
-        self.is_made.set(true);
+        let (file, made) = Unfinished::create(|| {
+            let file = options.clone().create_new(true).open(&self.path);
+            file.map(|file| (file, self.path.clone()))
+        })?;
+        self.made.replace(Some(made));
         Ok(file)
     }
 
     pub fn remove(&self) -> io::Result<()> {
-        if self.is_made.replace(false) { fs::remove_file(&self.path) } else { Ok(()) }
+        match self.made.take() {
+            Some(_made) => fs::remove_file(&self.path),
+            None => Ok(()),
+        }
     }
 }
 

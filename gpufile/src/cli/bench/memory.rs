@@ -201,6 +201,11 @@ impl Default for Lcg {
 }
 
 impl Lcg {
+    /// Returns other numbers for each seed.
+    pub fn of(seed: u64) -> Self {
+        Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 20) as usize % limit

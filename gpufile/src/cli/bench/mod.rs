@@ -1,4 +1,6 @@
-//! `gpufile bench`: a line for each case and number of threads, in the format of the programs in `benches/peers`.
+//! `gpufile bench`: a workload of [`workload`], or named cases.
+//!
+//! Each named case and number of threads prints a line in the format of the programs in `benches/peers`:
 //!
 //! ```text
 //! peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
@@ -19,20 +21,27 @@ mod cases;
 mod fresh;
 mod memory;
 mod timing;
+mod workload;
 
 use std::error::Error;
 use std::fmt::Display;
 use std::fs;
-use std::io::{Write, stdout};
+use std::io::{self, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cuda::Cuda;
 use crate::{Engine, File, OpenOptions, Settings};
 
+use serde_json::{Value, json};
+
 use crate::cli::Failure;
+use crate::cli::progress::Bar;
+use crate::cli::table::print_json;
 use cases::{CASES, Case, Run};
 use memory::DeviceMemory;
+use timing::Measured;
+use workload::WorkloadArgs;
 
 /// The result of a case or a part of one.
 type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
@@ -69,35 +78,46 @@ impl Bench {
     }
 }
 
-/// Measures transfers of a file.
+/// Measures transfers: named cases on a file, or a workload.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gpufile bench model.bin
-  gpufile bench model.bin --repeats 5 --threads 8 read scatter
+  gpufile bench /data                            a new file in /data, with all patterns
+  gpufile bench /data -I randread -i 4k,64k -w 1,8 -T 5 --svg speeds.svg
+  gpufile bench model.bin --repeats 5 read scatter
 
-FILE needs 16 MiB or more. Nobody may change FILE at the same time. The command only reads FILE.
-It makes and removes new files beside FILE, whose names begin with FILE.fresh.
-The exit status is 1 if a case failed or bytes were wrong.")]
+The letters and numbers of gdsio mean the same. With --overwrite, named cases write the bytes that
+the file holds. They need a file of 16 MiB or more, and make and remove files FILE.fresh-*.")]
 pub struct Args {
-    /// The file to measure.
-    #[arg(required_unless_present = "list")]
-    file: Option<PathBuf>,
-    /// Cases, or the beginning that several have in common, such as `scatter`; all without it.
+    /// The file, or a folder for a new one, which is removed afterwards.
+    #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"])]
+    path: Option<PathBuf>,
+    /// Cases or groups of them, such as `scatter`; all without a workload.
     #[arg(value_name = "CASE", value_parser = case)]
     cases: Vec<String>,
-    /// Also measures the cases that overwrite FILE with its own bytes.
+    /// The file, as gdsio takes it.
+    #[arg(short = 'f', long, value_name = "FILE", conflicts_with_all = ["path", "dir"])]
+    file: Option<PathBuf>,
+    /// The folder for a new file, as gdsio takes it.
+    #[arg(short = 'D', long, value_name = "DIR", conflicts_with = "path")]
+    dir: Option<PathBuf>,
+    /// Allows to write to an existing file; a workload destroys its bytes.
     #[arg(long)]
     overwrite: bool,
-    /// Repeats each case after a warm-up.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
-    repeats: u16,
-    /// Gives the engine T threads instead of each case's own choices; 0 is the default.
+    /// Repeats each case after a warm-up [default: 3].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    repeats: Option<u16>,
+    /// Gives the engine T threads; 0 is its default.
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: Option<u16>,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
     /// Lists the cases.
     #[arg(long)]
     list: bool,
+    #[command(flatten, next_help_heading = "Workload")]
+    workload: WorkloadArgs,
 }
 
 /// Returns the name if it is one of a case or a group.
@@ -148,21 +168,42 @@ fn names(wanted: &str, name: &str) -> bool {
 
 /// Measures what the command line names.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    let Some(file) = arguments.file.as_ref().filter(|_| !arguments.list) else { return list() };
+    let given = [&arguments.path, &arguments.file, &arguments.dir].into_iter().flatten().next();
+    let Some(path) = given.filter(|_| !arguments.list) else { return list() };
+    let is_workload = arguments.workload != WorkloadArgs::default();
+    if !is_workload && !path.is_dir() {
+        return named_cases(path, arguments);
+    }
+    if let Some(case) = arguments.cases.first() {
+        let problem =
+            format!("{case} is a named case: leave it out, or name a file without options of a workload");
+        return Err(Failure::Usage(problem));
+    }
+    if arguments.repeats.is_some() {
+        return Err(Failure::Usage("--repeats is for named cases: use --duration".to_owned()));
+    }
+    let Args { workload, threads, overwrite, json, .. } = arguments;
+    workload::run(path, workload, *threads, *overwrite, *json)
+}
+
+/// Runs the named cases.
+fn named_cases(path: &Path, arguments: &Args) -> Result<ExitCode, Failure> {
     let mut cases = chosen(arguments)?;
     let bench = Bench {
-        file_bytes: file_bytes(file)?,
-        path: file.clone(),
-        repeats: usize::from(arguments.repeats),
+        file_bytes: file_bytes(path)?,
+        path: path.to_owned(),
+        repeats: usize::from(arguments.repeats.unwrap_or(3)),
         settings: Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?,
     };
-    let mut out = stdout();
+    let mut out = Lines { is_json: arguments.json, values: Vec::new() };
     if bench.settings != Settings::default() {
-        writeln!(out, "# set by the environment: {:?}", bench.settings)?;
+        out.note(&format!("set by the environment: {:?}", bench.settings))?;
     }
     let left_out = overwriting(&cases);
     if !arguments.overwrite && !left_out.is_empty() {
-        writeln!(out, "# left out, because they overwrite FILE (add --overwrite to allow that): {left_out}")?;
+        out.note(&format!(
+            "left out, because they overwrite FILE (add --overwrite to allow that): {left_out}"
+        ))?;
         cases.retain(|case| !case.overwrites);
     }
     // No engine exists before the first case, which measures how long one takes to start.
@@ -170,29 +211,67 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     if cases.iter().any(|case| matches!(case.run, Run::Device(_))) {
         match Cuda::load().and_then(|cuda| cuda.device(0)) {
             Ok(device) => memory = Some(DeviceMemory::new(&device, bench.device_bytes())?),
-            Err(reason) => writeln!(out, "# no GPU, so only host cases run: {}", one_line(&reason))?,
+            Err(reason) => out.note(&format!("no GPU, so only host cases run: {}", one_line(&reason)))?,
         }
     }
+    let bar = Bar::of_steps(cases.len() as u64, "measuring");
     let mut status = ExitCode::SUCCESS;
     let threads = arguments.threads.map(usize::from);
     for case in cases {
+        bar.say(case.name.to_owned());
         for &threads in threads.as_ref().map_or(case.threads, std::slice::from_ref) {
             let outcome = match (&case.run, &mut memory) {
                 (Run::Host(run), _) => run(&bench, threads),
                 (Run::Device(run), Some(memory)) => run(&bench, memory, threads),
                 (Run::Device(_), None) => continue,
             };
-            let head = format!("peer={} case={}", case.peer, case.name);
-            match outcome {
-                Ok(measured) => writeln!(out, "{head} {}", measured.line(threads))?,
-                Err(error) => {
-                    writeln!(out, "{head} threads={threads} error={}", one_line(&error))?;
-                    status = ExitCode::FAILURE;
-                }
+            if outcome.is_err() {
+                status = ExitCode::FAILURE;
+            }
+            bar.hidden(|| out.line(case, threads, outcome))?;
+        }
+        bar.add(1);
+    }
+    drop(bar);
+    out.end()?;
+    Ok(status)
+}
+
+/// The lines of the named cases.
+struct Lines {
+    is_json: bool,
+    /// The lines so far, for JSON.
+    values: Vec<Value>,
+}
+
+impl Lines {
+    fn note(&self, text: &str) -> io::Result<()> {
+        if self.is_json { Ok(()) } else { writeln!(stdout(), "# {text}") }
+    }
+
+    fn line(&mut self, case: &Case, threads: usize, outcome: Result<Measured>) -> io::Result<()> {
+        let mut fields = vec![("peer", json!(case.peer)), ("case", json!(case.name))];
+        match outcome {
+            Ok(measured) if self.is_json => fields.extend(measured.fields(threads)),
+            Err(error) if self.is_json => {
+                fields.extend([("threads", json!(threads)), ("error", json!(one_line(&error)))]);
+            }
+            outcome => {
+                let rest = match outcome {
+                    Ok(measured) => measured.line(threads),
+                    Err(error) => format!("threads={threads} error={}", one_line(&error)),
+                };
+                return writeln!(stdout(), "peer={} case={} {rest}", case.peer, case.name);
             }
         }
+        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value));
+        self.values.push(Value::Object(fields.collect()));
+        Ok(())
     }
-    Ok(status)
+
+    fn end(self) -> io::Result<()> {
+        if self.is_json { print_json(&Value::Array(self.values)) } else { Ok(()) }
+    }
 }
 
 fn file_bytes(path: &Path) -> Result<usize, Failure> {

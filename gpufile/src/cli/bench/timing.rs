@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::time::Instant;
 
+use serde_json::{Value, json};
+
 use super::{Bench, Result};
 
 /// One repetition.
@@ -42,23 +44,55 @@ impl Bench {
 
 impl Measured {
     /// Returns the text of the line that follows peer and case.
-    pub fn line(mut self, threads: usize) -> String {
-        let (size, ops) = (self.size, self.ops);
-        self.laps.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let (laps, best) = (&self.laps, &self.laps[0]);
-        let median = (laps[(laps.len() - 1) / 2].seconds + laps[laps.len() / 2].seconds) / 2.0;
-        let gbps = size as f64 * ops as f64 / median / 1e9;
-        let us_per_op = median / ops as f64 * 1e6;
+    pub fn line(self, threads: usize) -> String {
+        let Figures { median, best, gbps, us_per_op, cpu } = self.figures();
         format!(
-            "size={size} ops={ops} threads={threads} seconds={median:.9} best={:.9} gbps={gbps:.3} \
-             us_per_op={us_per_op:.3} cpu={:.3}",
-            best.seconds, best.cpu_seconds
+            "size={} ops={} threads={threads} seconds={median:.9} best={best:.9} gbps={gbps:.3} \
+             us_per_op={us_per_op:.3} cpu={cpu:.3}",
+            self.size, self.ops
         )
+    }
+
+    /// Returns the fields of that line.
+    pub fn fields(self, threads: usize) -> [(&'static str, Value); 8] {
+        let Figures { median, best, gbps, us_per_op, cpu } = self.figures();
+        [
+            ("size", json!(self.size)),
+            ("ops", json!(self.ops)),
+            ("threads", json!(threads)),
+            ("seconds", json!(median)),
+            ("best", json!(best)),
+            ("gbps", json!(gbps)),
+            ("us_per_op", json!(us_per_op)),
+            ("cpu", json!(cpu)),
+        ]
+    }
+
+    fn figures(&self) -> Figures {
+        let mut laps: Vec<_> = self.laps.iter().collect();
+        laps.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let median = (laps[(laps.len() - 1) / 2].seconds + laps[laps.len() / 2].seconds) / 2.0;
+        Figures {
+            median,
+            best: laps[0].seconds,
+            gbps: self.size as f64 * self.ops as f64 / median / 1e9,
+            us_per_op: median / self.ops as f64 * 1e6,
+            cpu: laps[0].cpu_seconds,
+        }
     }
 }
 
+/// The numbers of a line.
+struct Figures {
+    median: f64,
+    best: f64,
+    gbps: f64,
+    us_per_op: f64,
+    cpu: f64,
+}
+
 /// Returns the seconds of processor time that the process has spent so far, in user and in system mode.
-fn cpu_seconds() -> f64 {
+pub fn cpu_seconds() -> f64 {
     // SAFETY: all-zero is a valid value of this struct of integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` outlives the call, which cannot fail with these arguments.
