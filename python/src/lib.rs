@@ -1,8 +1,9 @@
 //! The module `gpufile._gpufile`: files and memory for the Python package `gpufile`.
 //!
 //! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
-//! the class `File`, with the lists in `many`. `transfer` waits for what is in flight, for `File` and for `Future`. The
-//! public names are those of the package, in `python/gpufile`.
+//! the class `File`, with the lists in `many`. `transfer` waits for what is in flight, for `File` and for `Future`.
+//! `safetensors` has the headers and the groups of models. The public names are those of the package, in
+//! `python/gpufile`.
 
 mod check;
 mod engine;
@@ -12,6 +13,7 @@ mod future;
 mod many;
 mod memory;
 mod route;
+mod safetensors;
 mod stream;
 mod transfer;
 
@@ -30,4 +32,6 @@ mod _gpufile {
     use crate::future::Future;
     #[pymodule_export]
     use crate::route::Route;
+    #[pymodule_export]
+    use crate::safetensors::{Checkpoint, Group, parse_safetensors, save_safetensors, serialize_safetensors};
 }

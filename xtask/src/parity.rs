@@ -59,10 +59,12 @@ fn missing(folder: &str, cell: &str, is_in: impl Fn(&str, &str) -> bool) -> Vec<
     missing
 }
 
-/// Returns whether `source` has a test of this name. Refuses an attribute between the two lines, because it could be
-/// `ignore`.
+/// Returns whether `source` has a test of this name, in Rust or in Python. Refuses an attribute between the two lines of
+/// Rust, because it could be `ignore`.
 fn has_test(source: &str, name: &str) -> bool {
-    ["", "    "].iter().any(|indent| source.contains(&format!("#[test]\n{indent}fn {name}() {{")))
+    let is_python = name.starts_with("test_") && source.contains(&format!("\ndef {name}("));
+    is_python
+        || ["", "    "].iter().any(|indent| source.contains(&format!("#[test]\n{indent}fn {name}() {{")))
 }
 
 fn tables() -> String {

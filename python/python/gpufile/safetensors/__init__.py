@@ -1,0 +1,84 @@
+"""Models in safetensors files, to and from the memory of GPUs and of the host.
+
+The modules ``torch``, ``numpy`` and ``flax`` (for JAX) have the functions of the modules of these names in the package
+safetensors, so that changing the import is all:
+
+>>> from gpufile.safetensors import safe_open
+>>> from gpufile.safetensors.torch import load_file, save_file
+>>> weights = load_file("model.safetensors", device="cuda")
+
+``load_model`` loads a model of several files by its folder or its index.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from .._gpufile import parse_safetensors as _parse
+from .._gpufile import save_safetensors as _save_safetensors
+from . import _load
+from ._error import SafetensorError
+from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
+from ._save import TensorSpec, items_of, serialize, serialize_file
+
+__all__ = [
+    "SafeSlice",
+    "SafetensorError",
+    "TensorSpec",
+    "deserialize",
+    "load_file",
+    "load_model",
+    "safe_open",
+    "save_file",
+    "serialize",
+    "serialize_file",
+]
+
+Path = str | os.PathLike[str]
+
+
+def load_model(
+    path: Path | Iterable[Path],
+    device: Any = "cpu",
+    *,
+    framework: str = "pt",
+    only: Iterable[str] | None = None,
+    memory_budget: int | None = None,
+    progress: _load.Progress = False,
+) -> dict[str, Any]:
+    """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
+
+    The files are read at once, each into one allocation, or into several of at most ``memory_budget`` bytes. ``only``
+    has the names of the tensors to load. ``progress`` shows a bar if tqdm is installed; a function gets the bytes that
+    have arrived, and their total.
+    """
+    names = None if only is None else list(only)
+    return _load.load(open_checkpoint(path), framework_of(framework, device), names, memory_budget, progress)
+
+
+def load_file(
+    filename: Path, device: Any = "cpu", *, framework: str = "pt", memory_budget: int | None = None, progress: Any = False
+) -> dict[str, Any]:
+    """Loads a file, as :func:`load_model`."""
+    return load_model(filename, device, framework=framework, memory_budget=memory_budget, progress=progress)
+
+
+def save_file(
+    tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None, *, sync: bool = True
+) -> None:
+    """Saves tensors of torch, numpy or JAX, as the function of this name in the module of the framework."""
+    _save_safetensors(filename, items_of(tensors), metadata, sync)
+
+
+def deserialize(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the tensors in the bytes of a file: for each name the type, the shape and the bytes."""
+    return _parse(data)[0].contents(data)
+
+
+class _safe_open_handle(safe_open):
+    """An open model, by a file object with a name. The bytes are read by the name."""
+
+    def __init__(self, f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> None:
+        super().__init__(f.name, framework, device, backend=backend)

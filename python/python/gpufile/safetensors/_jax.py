@@ -1,0 +1,57 @@
+"""Arrays of JAX. The bytes arrive in memory of numpy, and JAX takes them from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import _numpy
+from ._error import SafetensorError
+
+
+class Framework:
+    """Arrays of JAX on one device, by default JAX's own default."""
+
+    is_strict = True
+    copies = True
+
+    def __init__(self, device: Any) -> None:
+        self._device = _device(device)
+        self._numpy = _numpy.Framework("cpu")
+
+    def check(self, code: str) -> None:
+        """Refuses a type that numpy lacks."""
+        self._numpy.check(code)
+
+    def allocate(self, len_bytes: int) -> np.ndarray[Any, Any]:
+        """Returns memory of numpy."""
+        return self._numpy.allocate(len_bytes)
+
+    def fill(self, tensors: dict[str, Any], base: np.ndarray[Any, Any], table: list[Any]) -> None:
+        """Adds the arrays of a table."""
+        arrays: dict[str, Any] = {}
+        self._numpy.fill(arrays, base, table)
+        for name, array in arrays.items():
+            tensors[name] = self._put(array)
+
+    def whole(self, base: np.ndarray[Any, Any], code: str, shape: list[int]) -> jax.Array:
+        """Returns the only array of the memory."""
+        return self._put(self._numpy.whole(base, code, shape))
+
+    def _put(self, array: np.ndarray[Any, Any]) -> jax.Array:
+        return jax.numpy.asarray(array) if self._device is None else jax.device_put(array, self._device)
+
+
+def _device(device: Any) -> Any:
+    """Returns the device of a name such as ``cuda:1``. ``None`` and ``cpu`` leave the choice to JAX, as safetensors."""
+    if device in (None, "cpu"):
+        return None
+    if not isinstance(device, str):
+        return device
+    platform, _, number = device.partition(":")
+    try:
+        return jax.devices(platform)[int(number or 0)]
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise SafetensorError(f"device {device} is invalid: {error}") from None

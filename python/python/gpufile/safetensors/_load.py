@@ -1,0 +1,176 @@
+"""Loading: all tensors at once, or in groups that follow each other within a memory budget."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .._gpufile import Checkpoint, Future, Group
+
+#: The default bytes of a load that hands its tensors out one after the other.
+DEFAULT_BUDGET = 1 << 30
+
+Progress = bool | Callable[[int, int], None]
+
+
+def load(
+    checkpoint: Checkpoint,
+    framework: Any,
+    names: list[str] | None = None,
+    memory_budget: int | None = None,
+    progress: Progress = False,
+) -> dict[str, Any]:
+    """Returns the tensors by name, in the order of the file."""
+    if framework.copies:
+        # Each group takes memory twice, so few are loaded at once.
+        return dict(stream(checkpoint, framework, names, memory_budget or DEFAULT_BUDGET, progress))
+    groups = checkpoint.groups(names, memory_budget)
+    bases = [framework.allocate(group.len_bytes) for group in groups]
+    loaded: dict[str, Any] = {}
+    with Meter(progress, groups) as meter, Readings(checkpoint) as readings:
+        steps = meter.steps(groups, bases)
+        for step in itertools.islice(steps, 2):
+            readings.start(*step)
+        # The bytes arrive while Python makes the views.
+        with _no_collection():
+            for group, base in zip(groups, bases):
+                framework.fill(loaded, base, group.table())
+        for step in steps:
+            meter.add(readings.wait())
+            readings.start(*step)
+        while readings:
+            meter.add(readings.wait())
+    return loaded
+
+
+def stream(
+    checkpoint: Checkpoint,
+    framework: Any,
+    names: list[str] | None = None,
+    memory_budget: int = DEFAULT_BUDGET,
+    progress: Progress = False,
+) -> Iterator[tuple[str, Any]]:
+    """Yields names and tensors as they arrive, in the order of the file.
+
+    Three groups share the budget: the one whose last tensor the caller still has, the one that is handed out, and the
+    one that is read.
+    """
+    groups = checkpoint.groups(names, max(memory_budget // 3, 1))
+    with Meter(progress, groups) as meter, Readings(checkpoint) as readings:
+        waiting: tuple[Group, Any] | None = None
+        for group in [*groups, None]:
+            begun = None
+            if group is not None:
+                begun = group, framework.allocate(group.len_bytes)
+                readings.start([(*begun, 0, group.len_bytes)], group.len_bytes)
+            if waiting is not None:
+                meter.add(readings.wait())
+                arrived: dict[str, Any] = {}
+                framework.fill(arrived, waiting[1], waiting[0].table())
+                waiting = None
+                for name in list(arrived):
+                    yield name, arrived.pop(name)
+            waiting = begun
+            del begun
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Holds the garbage collector back: many new objects, none of them garbage, would make it run again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class Readings:
+    """Reads in flight, in their order. Leaving the context ends those that nobody waited for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._readings: list[tuple[Future, int]] = []
+
+    def start(self, parts: list[tuple[Group, Any, int, int]], len_bytes: int) -> None:
+        """Starts to read the parts."""
+        self._readings.append((self._checkpoint.read(parts), len_bytes))
+
+    def wait(self) -> int:
+        """Waits for the first read, and returns the number of its bytes."""
+        reading, len_bytes = self._readings.pop(0)
+        reading.result()
+        return len_bytes
+
+    def __len__(self) -> int:
+        return len(self._readings)
+
+    def __enter__(self) -> Readings:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        while self._readings:
+            self._readings.pop(0)[0].cancel()
+
+
+class Meter:
+    """The progress of a load, in bytes: for a function, or for a bar of tqdm if it is installed."""
+
+    #: A load with progress has as many steps, unless they would be shorter than this.
+    STEPS = 32
+    SHORTEST_STEP = 256 << 20
+
+    def __init__(self, progress: Progress, groups: list[Group]) -> None:
+        self._total = sum(group.len_bytes for group in groups)
+        self._done = 0
+        self._bar = None
+        self._report = progress if callable(progress) else None
+        if progress is True:
+            self._bar = _bar(self._total)
+
+    def steps(self, groups: list[Group], bases: list[Any]) -> Iterator[tuple[list[tuple[Group, Any, int, int]], int]]:
+        """Cuts groups into steps, each with its bytes. There is only one step if nobody watches."""
+        step_bytes = max(self._total, 1)
+        if self._report is not None or self._bar is not None:
+            step_bytes = max(self._total // self.STEPS, self.SHORTEST_STEP)
+        parts: list[tuple[Group, Any, int, int]] = []
+        room = step_bytes
+        for group, base in zip(groups, bases):
+            start = 0
+            while start < group.len_bytes:
+                stop = min(group.len_bytes, start + room)
+                parts.append((group, base, start, stop))
+                room -= stop - start
+                start = stop
+                if room == 0:
+                    yield parts, step_bytes
+                    parts, room = [], step_bytes
+        if parts or self._total == 0:
+            yield parts, step_bytes - room
+
+    def add(self, len_bytes: int) -> None:
+        """Reports more bytes."""
+        self._done += len_bytes
+        if self._report is not None:
+            self._report(self._done, self._total)
+        if self._bar is not None:
+            self._bar.update(len_bytes)
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _bar(total_bytes: int) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=total_bytes, unit="B", unit_scale=True, desc="Loading")

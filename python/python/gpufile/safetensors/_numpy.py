@@ -1,0 +1,61 @@
+"""Memory and arrays of numpy, with the types of ml_dtypes if it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._dtypes import NAMES
+from ._error import SafetensorError
+
+#: The types that need ml_dtypes. Its smaller ones take a byte for each element, so they are not those of the format.
+_OF_ML_DTYPES = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+
+
+def dtype_of(code: str) -> np.dtype[Any]:
+    """Returns numpy's type for a type of the format."""
+    name = NAMES.get(code)
+    if name is None or code == "F4":
+        raise SafetensorError(f"numpy has no type for {code}, not even with ml_dtypes")
+    if code not in _OF_ML_DTYPES:
+        native: np.dtype[Any] = np.dtype(name)
+        return native
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise SafetensorError(f"numpy has no type for {code}; install ml_dtypes, which has one") from None
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+class Framework:
+    """Arrays of numpy."""
+
+    is_strict = True
+    copies = False
+
+    def __init__(self, device: Any) -> None:
+        if device not in (None, "cpu"):
+            raise SafetensorError(f"Device {device} is not supported for framework numpy")
+
+    def check(self, code: str) -> None:
+        """Refuses a type that the framework lacks."""
+        dtype_of(code)
+
+    def allocate(self, len_bytes: int) -> np.ndarray[Any, Any]:
+        """Returns memory of numpy."""
+        return np.empty(len_bytes, dtype=np.uint8)
+
+    def fill(self, tensors: dict[str, Any], base: np.ndarray[Any, Any], table: list[Any]) -> None:
+        """Adds the arrays of a table, which share the memory of ``base``."""
+        ndarray = np.ndarray
+        for code, rows in table:
+            dtype = dtype_of(code)
+            item_bytes = dtype.itemsize
+            for name, shape, _, start in rows:
+                tensors[name] = ndarray(shape, dtype, base, start * item_bytes)
+
+    def whole(self, base: np.ndarray[Any, Any], code: str, shape: list[int]) -> np.ndarray[Any, Any]:
+        """Returns the only array of the memory."""
+        return np.ndarray(shape, dtype_of(code), base)

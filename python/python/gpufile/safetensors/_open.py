@@ -1,0 +1,183 @@
+"""Open models, whose tensors are read when they are asked for."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .._gpufile import Checkpoint
+from . import _load, _slices
+from ._error import SafetensorError
+
+Path = str | os.PathLike[str]
+
+_FRAMEWORKS = {
+    "pt": "_torch",
+    "torch": "_torch",
+    "pytorch": "_torch",
+    "np": "_numpy",
+    "numpy": "_numpy",
+    "jax": "_jax",
+    "flax": "_jax",
+}
+
+
+def framework_of(name: str, device: Any) -> Any:
+    """Returns the framework of that name."""
+    module = _FRAMEWORKS.get(name)
+    if module is None:
+        raise SafetensorError(f"framework {name} is invalid: it is one of {', '.join(_FRAMEWORKS)}")
+    return importlib.import_module(f".{module}", __package__).Framework(device)
+
+
+def open_checkpoint(paths: Path | Iterable[Path]) -> Checkpoint:
+    """Opens a file, a folder or an index, or several files."""
+    paths = [paths] if isinstance(paths, (str, bytes, os.PathLike)) else list(paths)
+    try:
+        return Checkpoint(paths)
+    except FileNotFoundError:
+        for path in paths:
+            if not os.path.exists(path):
+                # Programs compare this text, so `filename`, which would add to it, stays unset.
+                error = FileNotFoundError(f"No such file or directory: {os.fspath(path)}")
+                error.errno = errno.ENOENT
+                raise error from None
+        raise
+
+
+class safe_open:
+    """An open model: a safetensors file, a folder with one model, or an index.
+
+    It works as ``safetensors.safe_open``, and iterates over names and tensors too:
+
+    >>> with safe_open("model.safetensors", framework="pt", device="cuda") as model:
+    ...     rows = model.get_slice("embedding")[:1000]
+    ...     for name, tensor in model:
+    ...         print(name, tensor.shape)
+
+    An iteration reads ahead, hands out the tensors in the order of the file, and takes at most 1 GiB beside those that
+    the program keeps. ``iter_tensors`` sets another budget. Each iteration reads the file again.
+    """
+
+    def __init__(self, filename: Path, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> None:
+        """Opens a model and reads its header. ``backend`` is for safetensors, and changes nothing here."""
+        if backend not in ("mmap", "pread"):
+            raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
+        self._checkpoint: Checkpoint | None = open_checkpoint(filename)
+        self._framework = framework_of(framework, device)
+
+    def _open(self) -> Checkpoint:
+        if self._checkpoint is None:
+            raise SafetensorError("File is closed")
+        return self._checkpoint
+
+    def keys(self) -> list[str]:
+        """Returns the names of the tensors, sorted."""
+        return sorted(self._open().names())
+
+    def offset_keys(self) -> list[str]:
+        """Returns the names of the tensors, in the order of the file."""
+        return self._open().names()
+
+    def metadata(self) -> dict[str, str] | None:
+        """Returns the metadata, or None if the file has none."""
+        return self._open().metadata()
+
+    def get_tensor(self, name: str) -> Any:
+        """Reads one tensor."""
+        return self.get_slice(name)._whole()
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Reads all tensors, which share the memory of one allocation for each file."""
+        return _load.load(self._open(), self._framework)
+
+    def get_slice(self, name: str) -> SafeSlice:
+        """Returns a tensor of which an index reads a part."""
+        checkpoint = self._open()
+        info = checkpoint.info(name)
+        if info is None:
+            raise SafetensorError(f"File does not contain tensor {name}")
+        return SafeSlice(checkpoint, self._framework, name, *info)
+
+    def iter_tensors(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        memory_budget: int = _load.DEFAULT_BUDGET,
+        progress: _load.Progress = False,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yields names and tensors as they arrive, in the order of the file.
+
+        Beside the tensors that the program keeps, the iteration takes ``memory_budget`` bytes, or three times the
+        longest tensor. Tensors that were read together share memory, which is freed with the last of them.
+        """
+        names = None if names is None else list(names)
+        return _load.stream(self._open(), self._framework, names, memory_budget, progress)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return self.iter_tensors()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_tensor(name)
+
+    def __len__(self) -> int:
+        return len(self._open())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._open()
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._checkpoint = None
+
+
+class SafeSlice:
+    """A tensor of a file. An index reads a part of it: ``get_slice("embedding")[:, ::8]``."""
+
+    def __init__(self, checkpoint: Checkpoint, framework: Any, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self._checkpoint, self._framework = checkpoint, framework
+        self._name, self._dtype, self._shape = name, dtype, shape
+
+    def get_shape(self) -> list[int]:
+        """Returns the shape that the file has for the tensor."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Returns the type that the file has for the tensor, for example ``F32``."""
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        shape = self._stored_shape()
+        if self._framework.is_strict:
+            _slices.check(index, shape)
+        plan = _slices.plan(index, shape)
+        if plan is None:
+            return self._whole()[index]
+        bounds, rest = plan
+        part = self._read(bounds)
+        return part if rest is None else part[rest]
+
+    def _whole(self) -> Any:
+        return self._read([(0, axis) for axis in self._stored_shape()])
+
+    def _stored_shape(self) -> list[int]:
+        """Returns the shape in memory. torch's type F4 has two elements in one."""
+        self._framework.check(self._dtype)
+        shape = list(self._shape)
+        if self._dtype == "F4" and shape:
+            if shape[-1] % 2:
+                raise SafetensorError(f"tensor {self._name!r}: the last axis of F4 must be even, but is {shape[-1]}")
+            shape[-1] //= 2
+        return shape
+
+    def _read(self, bounds: list[tuple[int, int]]) -> Any:
+        group = self._checkpoint.part(self._name, bounds)
+        base = self._framework.allocate(group.len_bytes)
+        if group.len_bytes:
+            self._checkpoint.read_now(group, base)
+        return self._framework.whole(base, self._dtype, [stop - start for start, stop in bounds])

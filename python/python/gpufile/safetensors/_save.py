@@ -1,0 +1,87 @@
+"""Saving: the items that the native module takes, from tensors of torch, numpy and JAX."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+from typing import Any
+
+from .._gpufile import save_safetensors, serialize_safetensors
+from ._dtypes import code_of, file_shape
+
+#: Name, type, shape as the file has it, and memory.
+Item = tuple[str, str, list[int], Any]
+
+
+class TensorSpec:
+    """The address of a tensor to save, for ``serialize`` and ``serialize_file``.
+
+    The type has the name that frameworks give it, for example ``float32``. The caller keeps the memory. The shape of
+    ``float4_e2m1fn_x2`` counts pairs of elements along the last axis, as torch does.
+    """
+
+    __slots__ = ("_data_len", "_data_ptr", "_dtype", "_shape")
+
+    def __init__(self, *, dtype: str, shape: Any, data_ptr: int, data_len: int) -> None:
+        self._dtype = code_of(dtype)
+        self._shape = file_shape(self._dtype, shape)
+        self._data_ptr, self._data_len = int(data_ptr), int(data_len)
+
+    @property
+    def dtype(self) -> str:
+        """The type as the file has it, for example ``F32``."""
+        return self._dtype
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape as the file has it, in elements."""
+        return list(self._shape)
+
+    @property
+    def data_ptr(self) -> int:
+        """The address of the first byte."""
+        return self._data_ptr
+
+    @property
+    def data_len(self) -> int:
+        """The number of bytes."""
+        return self._data_len
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorSpec(dtype={self._dtype!r}, shape={self._shape}, data_ptr={self._data_ptr},"
+            f" data_len={self._data_len})"
+        )
+
+
+def spec_items(tensors: dict[str, TensorSpec]) -> list[Item]:
+    """Returns the items of specs."""
+    for name, spec in tensors.items():
+        if not isinstance(spec, TensorSpec):
+            raise TypeError(f"tensor {name!r} must be a TensorSpec, but is a {type(spec).__name__}")
+    return [
+        (name, spec.dtype, spec.shape, (ctypes.c_ubyte * spec.data_len).from_address(spec.data_ptr) if spec.data_len else b"")
+        for name, spec in tensors.items()
+    ]
+
+
+def serialize(tensors: dict[str, TensorSpec], metadata: dict[str, str] | None = None) -> bytes:
+    """Returns the bytes of a safetensors file."""
+    return serialize_safetensors(spec_items(tensors), metadata)
+
+
+def serialize_file(
+    tensors: dict[str, TensorSpec], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
+) -> None:
+    """Saves tensors to a file, which replaces an older one as a whole."""
+    save_safetensors(filename, spec_items(tensors), metadata, True)
+
+
+def items_of(tensors: dict[str, Any]) -> list[Item]:
+    """Returns the items of tensors of any framework. The first tensor tells which."""
+    first = next(iter(tensors.values()), None) if isinstance(tensors, dict) else None
+    package = type(first).__module__.partition(".")[0]
+    module = {"jax": "flax", "jaxlib": "flax", "numpy": "numpy", "builtins": "numpy"}.get(package, "torch")
+    items: list[Item] = importlib.import_module(f".{module}", __package__).items(tensors)
+    return items

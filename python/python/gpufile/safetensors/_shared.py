@@ -1,0 +1,82 @@
+"""Tensors of torch that share memory. The names of the functions are those that ``safetensors.torch`` has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+
+def storage_ptr(tensor: torch.Tensor) -> int:
+    """Returns the address of the tensor's storage."""
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def storage_size(tensor: torch.Tensor) -> int:
+    """Returns the number of bytes of the tensor's storage."""
+    return int(tensor.untyped_storage().nbytes())
+
+
+def _end_ptr(tensor: torch.Tensor) -> int:
+    """Returns the address behind the tensor's last element."""
+    start = int(tensor.data_ptr())
+    if tensor.numel() == 0:
+        return start
+    last = sum((axis - 1) * stride for axis, stride in zip(tensor.shape, tensor.stride()))
+    return start + int((last + 1) * tensor.element_size())
+
+
+def _is_complete(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor has all bytes of its storage."""
+    starts_there = int(tensor.data_ptr()) == storage_ptr(tensor)
+    return starts_there and int(tensor.numel() * tensor.element_size()) == storage_size(tensor)
+
+
+def _find_shared_tensors(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
+    """Returns the names of tensors in sets that share memory. A tensor that shares none is alone in its set."""
+    storages: dict[tuple[torch.device, int, int], list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.device.type == "meta":
+            continue
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address != 0 and size != 0:
+            storages.setdefault((tensor.device, address, size), []).append(name)
+    found: list[set[str]] = []
+    for names in storages.values():
+        if len(names) == 1:
+            found.append(set(names))
+            continue
+        end = -1
+        for start, stop, name in sorted((tensors[name].data_ptr(), _end_ptr(tensors[name]), name) for name in names):
+            if start >= end:
+                found.append(set())
+            found[-1].add(name)
+            end = max(end, stop)
+    return found
+
+
+def _remove_duplicate_names(
+    state_dict: Mapping[str, torch.Tensor],
+    *,
+    preferred_names: Iterable[str] | None = None,
+    discard_names: Iterable[str] | None = None,
+) -> dict[str, list[str]]:
+    """Chooses one name of each set that shares memory, and returns it with the other names.
+
+    The chosen tensor has all bytes of its storage. Preferred names come first, then those that need not be discarded.
+    """
+    preferred, discarded = set(preferred_names or ()), set(discard_names or ())
+    duplicates: dict[str, list[str]] = {}
+    for names in _find_shared_tensors(state_dict):
+        complete = {name for name in names if _is_complete(state_dict[name])}
+        if not complete:
+            raise RuntimeError(
+                f"None of the tensors {sorted(names)} covers the memory that they share, so a file with one of them"
+                " would have fewer or more bytes than the model needs. Clone those that shall be saved."
+            )
+        kept = min(complete & preferred or complete - discarded or complete)
+        others = sorted(names - {kept})
+        if others:
+            duplicates[kept] = others
+    return duplicates

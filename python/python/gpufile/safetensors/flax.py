@@ -1,0 +1,73 @@
+"""Arrays of JAX in safetensors files, as ``safetensors.flax`` has them.
+
+>>> from gpufile.safetensors.flax import load_file, save_file
+>>> save_file({"ones": jax.numpy.ones((2, 3))}, "ones.safetensors")
+>>> load_file("ones.safetensors")["ones"].shape
+(2, 3)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._gpufile import save_safetensors, serialize_safetensors
+from . import _jax, _load, numpy
+from ._dtypes import code_of, file_shape
+from ._open import open_checkpoint
+from ._save import Item
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+
+def load_file(
+    filename: str | os.PathLike[str],
+    device: Any = None,
+    *,
+    backend: str = "mmap",
+    memory_budget: int | None = None,
+    progress: _load.Progress = False,
+) -> dict[str, jax.Array]:
+    """Loads a file, or a model of several files by its folder or index.
+
+    The arrays go to ``device``, or to JAX's default device. On the way, they take at most ``memory_budget`` bytes of
+    host memory (by default 1 GiB), or three times the longest. ``progress`` shows a bar if tqdm is installed; a function
+    gets the bytes that have arrived, and their total. ``backend`` changes nothing.
+    """
+    return _load.load(open_checkpoint(filename), _jax.Framework(device), None, memory_budget, progress)
+
+
+def load(data: bytes) -> dict[str, jax.Array]:
+    """Returns the arrays in the bytes of a file."""
+    return numpy.load_bytes(data, _jax.Framework(None))
+
+
+def save_file(
+    tensors: dict[str, jax.Array],
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+    *,
+    sync: bool = True,
+) -> None:
+    """Saves arrays to a file, which replaces an older one as a whole, as :func:`gpufile.safetensors.numpy.save_file`."""
+    save_safetensors(filename, items(tensors), metadata, sync)
+
+
+def save(tensors: dict[str, jax.Array], metadata: dict[str, str] | None = None) -> bytes:
+    """Returns the bytes of a file with these arrays."""
+    return serialize_safetensors(numpy.items({name: np.asarray(array) for name, array in tensors.items()}), metadata)
+
+
+def items(tensors: dict[str, jax.Array]) -> list[Item]:
+    """Returns the items of arrays. Those on one GPU are written from there."""
+    made: list[Item] = []
+    for name, array in tensors.items():
+        if isinstance(array, jax.Array) and [device.platform for device in array.devices()] == ["gpu"]:
+            code = code_of(array.dtype.name)
+            made.append((name, code, file_shape(code, array.shape), array.block_until_ready()))
+        else:
+            made += numpy.items({name: np.asarray(array)})
+    return made

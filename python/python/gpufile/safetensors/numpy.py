@@ -1,0 +1,85 @@
+"""Arrays of numpy in safetensors files, as ``safetensors.numpy`` has them.
+
+>>> from gpufile.safetensors.numpy import load_file, save_file
+>>> save_file({"ones": numpy.ones((2, 3))}, "ones.safetensors")
+>>> load_file("ones.safetensors")["ones"].shape
+(2, 3)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from .._gpufile import parse_safetensors, save_safetensors, serialize_safetensors
+from . import _load, _numpy
+from ._dtypes import code_of, file_shape
+from ._open import open_checkpoint
+from ._save import Item
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+
+def load_file(
+    filename: str | os.PathLike[str],
+    *,
+    backend: str = "mmap",
+    memory_budget: int | None = None,
+    progress: _load.Progress = False,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Loads a file, or a model of several files by its folder or index.
+
+    The arrays of each file share one allocation, or several of at most ``memory_budget`` bytes. ``progress`` shows a bar
+    if tqdm is installed; a function gets the bytes that have arrived, and their total. ``backend`` changes nothing.
+    """
+    return _load.load(open_checkpoint(filename), _numpy.Framework("cpu"), None, memory_budget, progress)
+
+
+def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns the arrays in the bytes of a file."""
+    return load_bytes(data, _numpy.Framework("cpu"))
+
+
+def load_bytes(data: bytes, framework: Any) -> dict[str, Any]:
+    """Returns the tensors in the bytes of a file."""
+    group, _ = parse_safetensors(bytes(data))
+    base = framework.allocate(group.len_bytes)
+    group.copy(data, base)
+    tensors: dict[str, Any] = {}
+    framework.fill(tensors, base, group.table())
+    return tensors
+
+
+def save_file(
+    tensor_dict: dict[str, np.ndarray[Any, Any]],
+    filename: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+    *,
+    sync: bool = True,
+) -> None:
+    """Saves arrays to a file, which replaces an older one as a whole.
+
+    A failure, or the end of the process, leaves the older file. With ``sync=False`` the call does not wait for the
+    storage, and a crash of the machine may leave an incomplete file.
+    """
+    save_safetensors(filename, items(tensor_dict), metadata, sync)
+
+
+def save(tensor_dict: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str] | None = None) -> bytes:
+    """Returns the bytes of a file with these arrays."""
+    return serialize_safetensors(items(tensor_dict), metadata)
+
+
+def items(tensors: dict[str, np.ndarray[Any, Any]]) -> list[Item]:
+    """Returns the items of arrays. Copies those that are not in C order or not little-endian."""
+    made: list[Item] = []
+    for name, array in tensors.items():
+        array = np.asarray(array)
+        code = code_of(array.dtype.name)
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        made.append((name, code, file_shape(code, array.shape), memory))
+    return made

@@ -1,0 +1,161 @@
+"""Tensors of PyTorch in safetensors files, as ``safetensors.torch`` has them.
+
+>>> from gpufile.safetensors.torch import load_file, save_file
+>>> save_file({"ones": torch.ones(2, 3)}, "ones.safetensors")
+>>> load_file("ones.safetensors", device="cuda")["ones"].shape
+torch.Size([2, 3])
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from .._gpufile import save_safetensors, serialize_safetensors
+from . import _load, _torch
+from ._dtypes import file_shape
+from ._open import open_checkpoint
+from ._save import Item
+from ._shared import _end_ptr as _end_ptr
+from ._shared import _find_shared_tensors, _remove_duplicate_names
+from ._shared import _is_complete as _is_complete
+from ._shared import storage_ptr as storage_ptr
+from ._shared import storage_size as storage_size
+from .numpy import load_bytes
+
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+
+Path = str | os.PathLike[str]
+
+
+def load_file(
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    backend: str = "mmap",
+    memory_budget: int | None = None,
+    progress: _load.Progress = False,
+) -> dict[str, torch.Tensor]:
+    """Loads a file, or a model of several files by its folder or index.
+
+    The tensors of each file share one allocation of torch, or several of at most ``memory_budget`` bytes. An allocation
+    is freed with its last tensor, so keep clones if you keep few tensors. ``progress`` shows a bar if tqdm is
+    installed; a function gets the bytes that have arrived, and their total. ``backend`` changes nothing.
+    """
+    return _load.load(open_checkpoint(filename), _torch.Framework(device), None, memory_budget, progress)
+
+
+def load(data: bytes) -> dict[str, torch.Tensor]:
+    """Returns the tensors in the bytes of a file."""
+    return load_bytes(data, _torch.Framework("cpu"))
+
+
+def save_file(
+    tensors: dict[str, torch.Tensor], filename: Path, metadata: dict[str, str] | None = None, *, sync: bool = True
+) -> None:
+    """Saves tensors of the host and of GPUs to a file, which replaces an older one as a whole.
+
+    A failure, or the end of the process, leaves the older file. With ``sync=False`` the call does not wait for the
+    storage, and a crash of the machine may leave an incomplete file. Nothing may change the tensors during the call.
+
+    Tensors that share memory raise ``RuntimeError``, those that are not contiguous ``ValueError``.
+    """
+    save_safetensors(filename, items(tensors), metadata, sync)
+
+
+def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Returns the bytes of a file with these tensors."""
+    made = [(name, code, shape, memory.to("cpu")) for name, code, shape, memory in items(tensors)]
+    return serialize_safetensors(made, metadata)
+
+
+def items(tensors: dict[str, torch.Tensor]) -> list[Item]:
+    """Checks tensors, and returns their items. The memory is that of the tensors, on their devices."""
+    _check(tensors)
+    made: list[Item] = []
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"You are trying to save a non contiguous tensor: `{name}` which is not allowed. Save the tensor that"
+                " it is a part of, or call `.contiguous()` before saving."
+            )
+        code = _torch.CODES.get(tensor.dtype)
+        if code is None:
+            raise ValueError(f"tensor {name!r}: the format has no type for {tensor.dtype}; convert the tensor first")
+        tensor = tensor.detach()
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        if tensor.device.type not in ("cpu", "cuda") or (tensor.device.type == "cuda" and not torch.version.cuda):
+            tensor = tensor.to("cpu")
+        flat = torch.as_strided(tensor, (tensor.numel(),), (1,))
+        made.append((name, code, file_shape(code, tensor.shape), flat.view(torch.uint8)))
+    return made
+
+
+def _check(tensors: Any) -> None:
+    if not isinstance(tensors, dict):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}")
+    sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
+    if sparse:
+        raise ValueError(
+            f"You are trying to save a sparse tensors: `{sparse}` which this library does not support. You can make it"
+            " a dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than"
+            " needed."
+        )
+    shared = [names for names in _find_shared_tensors(tensors) if len(names) > 1]
+    if shared:
+        raise RuntimeError(
+            f"Some tensors share memory: {shared}. A file would have their bytes several times, and a load would not"
+            " share them. `save_model` keeps one of each."
+        )
+
+
+def save_model(
+    model: torch.nn.Module, filename: Path, metadata: dict[str, str] | None = None, force_contiguous: bool = True
+) -> None:
+    """Saves the tensors of a module, and of those that share memory only one.
+
+    The metadata gets the name of each tensor that was left out, with the name of the one that has its bytes.
+    """
+    state = model.state_dict()
+    for kept, dropped in _remove_duplicate_names(state).items():
+        for name in dropped:
+            metadata = {name: kept, **(metadata or {})}
+            del state[name]
+    if force_contiguous:
+        state = {name: tensor.contiguous() for name, tensor in state.items()}
+    try:
+        save_file(state, filename, metadata)
+    except ValueError as error:
+        raise ValueError(f"{error} Or use save_model(..., force_contiguous=True), which copies such tensors.") from None
+
+
+def load_model(
+    model: torch.nn.Module, filename: Path, strict: bool = True, device: Any = "cpu", *, backend: str = "mmap"
+) -> tuple[Any, list[str]]:
+    """Loads the tensors of a file into a module, and returns the missing and the unexpected names.
+
+    If ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
+    """
+    loaded = load_file(filename, device, backend=backend)
+    duplicates = _remove_duplicate_names(model.state_dict(), preferred_names=list(loaded))
+    keys, unexpected = model.load_state_dict(loaded, strict=False)
+    missing = set(keys)
+    for dropped in duplicates.values():
+        for name in dropped:
+            if name in missing:
+                missing.remove(name)
+            else:
+                unexpected.append(name)
+    if strict and (missing or unexpected):
+        lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                lines.append(f"{kind} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names)))
+        raise RuntimeError("\n    ".join(lines))
+    return missing, unexpected

@@ -1,0 +1,93 @@
+"""Safetensors files to and from the memory of an emulated GPU."""
+
+import os
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from gpufile import _gpufile
+from gpufile.safetensors import _load, _numpy, _save
+from gpufile.safetensors import numpy as ours
+
+
+class OnDevice:
+    """A framework whose memory is that of the emulated GPU."""
+
+    copies = False
+
+    def __init__(self, device_array):
+        self.allocate = device_array
+        self.bases = []
+
+    def fill(self, tensors, base, table):
+        self.bases.append(base)
+        for code, rows in table:
+            dtype = _numpy.dtype_of(code)
+            for name, shape, strides, start in rows:
+                tensors[name] = (base, dtype, shape, strides, start * dtype.itemsize)
+
+    @staticmethod
+    def get(tensor):
+        base, dtype, shape, strides, start = tensor
+        return np.ndarray(shape, dtype, bytearray(base.get()), start, [stride * dtype.itemsize for stride in strides])
+
+
+@pytest.fixture
+def content():
+    random = np.random.default_rng(1)
+    made = {f"w{number}": random.standard_normal((number % 7, 33 + number)) for number in range(40)}
+    made |= {f"b{number}": random.integers(0, 99, 1 + number, np.uint8) for number in range(40)}
+    return made | {f"s{number}": np.float32(number) for number in range(21)} | {"large": random.bytes(9_000_001)}
+
+
+@pytest.fixture
+def model(tmp_path, content):
+    content["large"] = np.frombuffer(content["large"], np.uint8)
+    path = tmp_path / "model.safetensors"
+    ours.save_file(content, path, sync=False)
+    return path
+
+
+@pytest.mark.parametrize("budget", [None, 1, 100_000])
+def test_tensors_arrive_on_the_gpu(model, content, device_array, budget):
+    framework = OnDevice(device_array)
+    loaded = _load.load(_gpufile.Checkpoint([model]), framework, None, budget)
+    arrived = dict(_load.stream(_gpufile.Checkpoint([model]), framework, None, budget or 1 << 20))
+    assert set(loaded) == set(arrived) == set(content)
+    for name, array in content.items():
+        for tensor in (loaded[name], arrived[name]):
+            assert OnDevice.get(tensor).tobytes() == array.tobytes(), name
+
+
+def test_steps_with_progress_arrive_on_the_gpu(model, content, device_array, monkeypatch):
+    monkeypatch.setattr(_load.Meter, "SHORTEST_STEP", 70_001)
+    seen = []
+    framework = OnDevice(device_array)
+    loaded = _load.load(_gpufile.Checkpoint([model]), framework, progress=lambda *step: seen.append(step))
+    assert len(seen) > 30 and seen[-1][0] == seen[-1][1]
+    assert all(OnDevice.get(loaded[name]).tobytes() == array.tobytes() for name, array in content.items())
+
+
+def test_tensors_of_the_gpu_are_saved(tmp_path, content, device_array):
+    content.pop("large")
+    items = _save.items_of({name: np.asarray(array) for name, array in content.items()})
+    on_gpu = [(name, code, shape, device_array(len(memory)).set(memory.tobytes())) for name, code, shape, memory in items]
+    path = tmp_path / "saved.safetensors"
+    length = _gpufile.save_safetensors(path, on_gpu, {"a": "b"}, False)
+    assert length == os.path.getsize(path)
+    assert path.read_bytes() == ours.save({name: np.asarray(array) for name, array in content.items()}, {"a": "b"})
+
+
+def test_memory_of_the_wrong_length_is_refused(model, device_array):
+    checkpoint = _gpufile.Checkpoint([model])
+    (group,) = checkpoint.groups()
+    with pytest.raises(ValueError, match="go beyond a buffer"):
+        checkpoint.read([(group, device_array(group.len_bytes - 1), 0, group.len_bytes)])
+    with pytest.raises(ValueError, match="read-only"):
+        checkpoint.read([(group, bytes(group.len_bytes), 0, group.len_bytes)])
+    with pytest.raises(ValueError, match="not of this checkpoint"):
+        _gpufile.Checkpoint([model]).read([(group, bytearray(group.len_bytes), 0, group.len_bytes)])
+    reading = checkpoint.read([(group, bytearray(group.len_bytes), 0, group.len_bytes)])
+    reading.cancel()
+    assert reading.done()
