@@ -47,6 +47,27 @@
 //! # }
 //! ```
 //!
+//! A [`Placement`](formats::safetensors::Placement) spreads a model over several GPUs: whole tensors, slices for tensor
+//! parallelism, or copies. Each byte is read once, and copied between GPUs where several need it:
+//!
+//! ```no_run
+//! use gpufile::Engine;
+//! use gpufile::formats::safetensors::{Checkpoint, Cut, Placement, Share};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let cuda = Engine::global().cuda()?;
+//! let devices = [cuda.device(0)?, cuda.device(1)?];
+//! let placement = Placement::by(|tensor| match tensor.name.ends_with("o_proj.weight") {
+//!     true => Share::Slice { axis: 1, cut: Cut::Even }, // columns
+//!     false => Share::All,
+//! });
+//! let checkpoint = Checkpoint::open("model.safetensors.index.json")?;
+//! let loaded = checkpoint.load().placed(&placement).to_devices(&devices)?;
+//! println!("{} tensors and slices on {:?}", loaded[1].len(), loaded[1].device());
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A file of another format goes to the GPU by one [`File::read_exact_at`]:
 //!
 //! ```no_run

@@ -68,6 +68,22 @@ pub enum Error {
         /// The error that CUDA or the operating system returned.
         cause: Cause,
     },
+    /// Tensors could not be copied from one GPU to others.
+    #[error("cannot copy tensors of {path:?} from GPU {gpu} to other GPUs: {cause}")]
+    PeerCopy {
+        /// The file or the index that was opened.
+        path: PathBuf,
+        /// The ordinal of the GPU that the bytes were read to.
+        gpu: u32,
+        /// The error that CUDA returned.
+        cause: Cause,
+    },
+    /// The callback of a load ended it.
+    #[error("the load of {path:?} was cancelled by its callback")]
+    Cancelled {
+        /// The file or the index that was opened.
+        path: PathBuf,
+    },
     /// Two files have a tensor of the same name.
     #[error(
         "cannot open {:?} and {:?} as one model: both have tensor {tensor:?}; open only files of one model",
@@ -134,6 +150,7 @@ impl Error {
             Error::Memory { .. } => io::ErrorKind::OutOfMemory,
             Error::NoSuchTensor { .. } => io::ErrorKind::NotFound,
             Error::BufferSize { .. } => io::ErrorKind::InvalidInput,
+            Error::PeerCopy { .. } | Error::Cancelled { .. } => io::ErrorKind::Other,
             _ => io::ErrorKind::InvalidData,
         }
     }
@@ -343,6 +360,28 @@ pub enum FormatError {
         /// The number of rows of the tensor: the length of the first axis, or 0 for a scalar.
         available: u64,
     },
+    /// A placement slices a tensor along an axis that the tensor does not have.
+    #[error(
+        "tensor {tensor:?}: cannot slice axis {axis} of a tensor with {axes} axes; place it on one GPU or on all"
+    )]
+    NoSuchAxis {
+        /// The tensor.
+        tensor: String,
+        /// The axis, counted from 0.
+        axis: usize,
+        /// The number of axes of the tensor.
+        axes: usize,
+    },
+    /// A placement names a GPU that the list of the load does not have.
+    #[error("tensor {tensor:?}: cannot place it on GPU {gpu} of the list, which has {gpus} GPUs")]
+    NoSuchGpu {
+        /// The tensor.
+        tensor: String,
+        /// The position in the list, counted from 0.
+        gpu: usize,
+        /// The number of GPUs of the list.
+        gpus: usize,
+    },
     /// The caller asked for rows of an array in Fortran order.
     #[error(
         "cannot read rows of an array in Fortran order, where the elements of a row are not adjacent; read the whole array"
@@ -378,6 +417,8 @@ impl FormatError {
             FormatError::DuplicateTensor { tensor }
             | FormatError::FileOverflow { tensor }
             | FormatError::PartialByte { tensor, .. }
+            | FormatError::NoSuchAxis { tensor, .. }
+            | FormatError::NoSuchGpu { tensor, .. }
             | FormatError::SizeMismatch { tensor, .. }
             | FormatError::Backwards { tensor, .. }
             | FormatError::PastEnd { tensor, .. }

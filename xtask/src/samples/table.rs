@@ -326,6 +326,7 @@ pub const SAMPLES: &[Sample] = &[
         .other(&["fault cuFileWrite errno=28"]),
     sample("load_bench", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
     sample("load_checkpoint", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
+    sample("load_placed", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
     sample("save_checkpoint", PROGRAM, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("profiling", &[&[Input(5 * 64 * MIB), Gpu(0)]], ONE_FILE_AND_BUFFERS, READS)
         .other(&["fault cuFileStatsStart err=5030"]),

@@ -3,15 +3,18 @@
 use std::fmt;
 use std::iter;
 use std::mem;
-use std::ops::{Deref, Range};
+use std::ops::{ControlFlow, Deref, Range};
 use std::sync::Arc;
 
 use cufile::{BufSlice, BufSliceMut};
 
 use super::catalog::{Catalog, Id};
 use super::files::ModelFiles;
+use super::flow;
 use super::header::TensorInfo;
 use super::layout::Layout;
+use super::placed::PlacedLoad;
+use super::placement::Placement;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
@@ -191,6 +194,19 @@ impl<'a> Load<'a> {
     pub fn progress(mut self, watch: impl FnMut(Progress) + 'a) -> Self {
         self.progress = Some(Box::new(watch));
         self
+    }
+
+    /// Loads to several GPUs, by a placement. [`PlacedLoad::watch`] replaces a callback of
+    /// [`progress`](Self::progress).
+    pub fn placed(self, placement: &'a Placement) -> PlacedLoad<'a> {
+        let Self { model, choice, progress } = self;
+        let watch = progress.map(|mut watch| -> flow::Watcher<'a> {
+            Box::new(move |progress| {
+                watch(progress);
+                ControlFlow::Continue(())
+            })
+        });
+        PlacedLoad::new(model, choice.ids(&model.catalog).collect(), placement, watch)
     }
 
     /// Returns the number of bytes that a buffer for [`to_buffer`](Self::to_buffer) needs: the tensors, and gaps

@@ -6,11 +6,12 @@
 //! ```text
 //! opening   path → index → files → headers → catalog of tensors
 //! loading   catalog → layout of a buffer → reads, one for each stretch of adjacent tensors
+//! placing   catalog, placement → a buffer for each GPU → reads, and copies between GPUs
 //! saving    tensors → header → temporary files → rename
 //! ```
 //!
 //! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`] and
-//! [`save_sharded`] write files.
+//! [`save_sharded`] write files. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
 //!
 //! A [`Header`] needs no file. Two reads get its bytes, and it has the range of each tensor:
 //!
@@ -35,25 +36,33 @@
 //! # }
 //! ```
 
+mod arrange;
 mod catalog;
 mod checkpoint;
 mod files;
+mod flow;
 mod header;
 mod index;
 mod index_file;
 mod json;
 mod layout;
+mod links;
 mod load;
 mod parse;
+mod placed;
+mod placement;
 mod replace;
 mod save;
 pub(super) mod shards;
 mod write;
 
+pub use arrange::TensorSlice;
 pub use checkpoint::Checkpoint;
 pub use header::{Header, MAX_HEADER_LEN, TensorInfo};
 pub use index::ShardIndex;
 pub use load::{Load, Loaded, Progress, TensorView};
 pub use parse::head_len;
+pub use placed::{PartView, PlacedGroups, PlacedLoad, PlacedTensors};
+pub use placement::{Cut, Placement, Share};
 pub use save::{TensorData, save, save_sharded, save_with};
 pub use write::NewTensor;

@@ -1,0 +1,117 @@
+//! Loads a model from safetensors files to several GPUs, and prints GB/s and the contents of each GPU.
+//!
+//! usage: load_placed [--cufile|--posix] [--all|--balanced] CHECKPOINT [GPU,…]
+//!
+//! Matrices are sliced, every second one along its columns and the others along their rows. All other tensors go to each
+//! GPU. With `--all`, all tensors go to each GPU, and with `--balanced`, each tensor goes to one. Without a list of GPUs,
+//! the example uses all. It compares what is on the GPUs with tensors that it reads once more, alone. If CHECKPOINT does
+//! not exist, the example saves a small model there first. With `--cufile`, the example fails if cuFile does not work.
+//! With `--posix`, it never uses cuFile.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use common::{Arguments, Result, require_same};
+use gpufile::Engine;
+use gpufile::cuda::Device;
+use gpufile::formats::Dtype;
+use gpufile::formats::safetensors::{self, Checkpoint, Cut, PartView, Placement, Share, TensorData};
+
+fn main() -> ExitCode {
+    common::run("[--cufile|--posix] [--all|--balanced] CHECKPOINT [GPU,…]", |arguments| {
+        let path = arguments.path(0)?;
+        if !path.exists() {
+            save_small(path)?;
+            println!("made {}, which was not there", path.display());
+        }
+        let devices = devices(arguments.path(1).ok())?;
+        let placement = placement(&arguments);
+
+        let checkpoint = Checkpoint::open_with(path, &arguments.options())?;
+        let start = Instant::now();
+        let loaded = checkpoint.load().placed(&placement).to_devices(&devices)?;
+        let seconds = start.elapsed().as_secs_f64();
+        println!("loaded in {seconds:.6} seconds, {:.2} GB/s", checkpoint.len_bytes() as f64 / seconds / 1e9);
+        for on_gpu in &loaded {
+            println!(
+                "{:?}: {} tensors and slices, {} bytes",
+                on_gpu.device(),
+                on_gpu.len(),
+                on_gpu.buffer().len_bytes()
+            );
+            for part in on_gpu.iter().take(3) {
+                println!("  {} {} {:?}", part.info.name, part.info.dtype, part.shape());
+            }
+        }
+
+        for name in checkpoint.names() {
+            let whole = checkpoint.read_tensor(name)?;
+            for on_gpu in &loaded {
+                let Some(part) = on_gpu.tensor(name) else { continue };
+                let mut bytes = vec![0; part.range.len()];
+                on_gpu.buffer().copy_to_host(part.range.start, &mut bytes)?;
+                require_same(&bytes, &expected(&part, &whole), name)?;
+            }
+        }
+        println!("contents match");
+        Ok(())
+    })
+}
+
+fn placement(arguments: &Arguments) -> Placement {
+    if arguments.has("--all") {
+        return Placement::all();
+    }
+    if arguments.has("--balanced") {
+        return Placement::balanced();
+    }
+    let matrices = AtomicUsize::new(0);
+    Placement::by(move |tensor| match tensor.shape {
+        [_, _] => {
+            let axis = matrices.fetch_add(1, Ordering::Relaxed) % 2;
+            Share::Slice { axis, cut: Cut::Even }
+        }
+        _ => Share::All,
+    })
+}
+
+/// Returns the GPUs of a list such as `0,1`, or all.
+fn devices(list: Option<&Path>) -> Result<Vec<Device>> {
+    let found = |error| format!("no GPUs to use: {error}");
+    let cuda = Engine::global().cuda().map_err(found)?;
+    let ordinals = match list.and_then(Path::to_str) {
+        Some(list) => {
+            let parsed =
+                list.split(',').map(|word| word.parse().map_err(|_| format!("GPU {word}: not a number")));
+            parsed.collect::<std::result::Result<Vec<u32>, _>>()?
+        }
+        None => (0..cuda.device_count()?).collect(),
+    };
+    ordinals.into_iter().map(|ordinal| Ok(cuda.device(ordinal)?)).collect()
+}
+
+/// Returns the bytes of a part of a tensor. The elements of sliced tensors are whole bytes.
+fn expected(part: &PartView<'_>, whole: &[u8]) -> Vec<u8> {
+    let Some(slice) = part.slice else { return whole.to_vec() };
+    let axis = part.info.shape[slice.axis] as usize;
+    let outer: u64 = part.info.shape[..slice.axis].iter().product();
+    let index_bytes = whole.len() / (outer as usize * axis).max(1);
+    let indices = whole.chunks_exact(index_bytes.max(1)).enumerate();
+    let chosen = indices.filter(|(number, _)| slice.range.contains(&((number % axis) as u64)));
+    chosen.flat_map(|(_, bytes)| bytes).copied().collect()
+}
+
+/// Saves a model of 8 MiB.
+fn save_small(path: &Path) -> Result {
+    let weights: Vec<u8> = (0..2 << 20).map(|index: u32| (index / 3) as u8).collect();
+    let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();
+    let tensors: Vec<_> =
+        names.iter().map(|name| TensorData::new(name, Dtype::BF16, &[1024, 1024], &weights)).collect();
+    safetensors::save(path, &tensors, BTreeMap::new())?;
+    Ok(())
+}

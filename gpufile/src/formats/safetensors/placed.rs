@@ -1,0 +1,362 @@
+//! Loading tensors to several GPUs, and the tensors and slices on one of them.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::fmt;
+use std::iter;
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use cufile::BufSlice;
+
+use super::arrange::{Arrangement, Part, TensorSlice, part_of};
+use super::catalog::{Catalog, Id};
+use super::files::ModelFiles;
+use super::flow::{Filling, Flow, Watcher};
+use super::header::TensorInfo;
+use super::links::Links;
+use super::load::Progress;
+use super::placement::{Placement, Share};
+use crate::cuda::{Device, DeviceBuffer};
+use crate::formats::memory::out_of_memory;
+use crate::formats::{Error, FormatError, Result};
+
+/// A load of tensors to several GPUs. [`Load::placed`](super::Load::placed) makes it.
+///
+/// Each byte of the files is read once, over the link of one GPU. Tensors for several GPUs are copied between them
+/// while the rest is read, over NVLink or PCIe. GPUs that cannot use each other's memory read such tensors each. A slice
+/// along any axis reads only its bytes.
+///
+/// ```no_run
+/// use gpufile::Engine;
+/// use gpufile::formats::safetensors::{Checkpoint, Cut, Placement, Share};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let cuda = Engine::global().cuda()?;
+/// let devices = (0..cuda.device_count()?).map(|gpu| cuda.device(gpu)).collect::<Result<Vec<_>, _>>()?;
+/// let placement = Placement::by(|tensor| match tensor.shape {
+///     [_, _] => Share::Slice { axis: 1, cut: Cut::Even },
+///     _ => Share::All,
+/// });
+/// let checkpoint = Checkpoint::open("model.safetensors.index.json")?;
+/// for on_gpu in checkpoint.load().placed(&placement).to_devices(&devices)? {
+///     for part in on_gpu.iter() {
+///         println!("{:?}: {} {:?} {:?}", on_gpu.device(), part.info.name, part.shape(), part.bytes);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct PlacedLoad<'a> {
+    model: &'a ModelFiles,
+    ids: Vec<Id>,
+    placement: &'a Placement,
+    watch: Option<Watcher<'a>>,
+    ahead_bytes: usize,
+}
+
+impl<'a> PlacedLoad<'a> {
+    pub(super) fn new(
+        model: &'a ModelFiles,
+        ids: Vec<Id>,
+        placement: &'a Placement,
+        watch: Option<Watcher<'a>>,
+    ) -> Self {
+        const AHEAD_BYTES: usize = 512 << 20;
+        Self { model, ids, placement, watch, ahead_bytes: AHEAD_BYTES }
+    }
+
+    /// Calls `watch` after each part of the load: 256 MiB for each GPU, or less. If it returns
+    /// [`ControlFlow::Break`], the load ends with [`Error::Cancelled`]. The thread that loads calls it.
+    pub fn watch(mut self, watch: impl FnMut(Progress) -> ControlFlow<()> + 'a) -> Self {
+        self.watch = Some(Box::new(watch));
+        self
+    }
+
+    /// Sets the most bytes on each GPU that [`groups`](Self::groups) holds and has not returned: 512 MiB by default.
+    /// It holds at least two groups of one tensor each.
+    pub fn ahead_bytes(mut self, bytes: usize) -> Self {
+        self.ahead_bytes = bytes;
+        self
+    }
+
+    /// Loads into one allocation on each GPU. Returns the tensors of each GPU, in the order of the list.
+    ///
+    /// Besides the tensors, a GPU has gaps for alignment, fewer than 256 bytes for each tensor, and the staging buffers
+    /// of the engine: one for each worker, no longer than
+    /// [`bounce_buffer_bytes`](crate::EngineBuilder::bounce_buffer_bytes).
+    ///
+    /// # Errors
+    /// [`Error::Format`] if the placement names a GPU or an axis that does not exist, or if slices do not start and end
+    /// at whole bytes; [`Error::Memory`] if a GPU has no room; [`Error::File`] if reading fails; [`Error::PeerCopy`] if
+    /// copying between GPUs fails; [`Error::Cancelled`].
+    pub fn to_devices(self, devices: &[Device]) -> Result<Vec<PlacedTensors>> {
+        let shares = self.shares(devices)?;
+        let arrangement = arrange(self.model, &shares, devices)?;
+        // The flow is dropped first, and waits for what uses the buffers.
+        let mut buffers = Filling::allocate(self.model, devices, &arrangement)?;
+        let mut flow = Flow::new(self.model, Links::new(devices), self.watch);
+        flow.expect(arrangement.read_bytes(&self.model.catalog, &flow.links.groups));
+        let batches = flow.start(&arrangement, &mut buffers)?;
+        flow.finish(batches)?;
+        Ok(PlacedTensors::of_all(self.model, arrangement, buffers))
+    }
+
+    /// Loads groups of tensors one after the other, in the order of the files. Each item of the iterator has the
+    /// tensors of one group, as [`to_devices`](Self::to_devices) returns those of all. One group is read while the
+    /// caller has the one before. Dropping the iterator ends the load.
+    ///
+    /// ```no_run
+    /// # use gpufile::formats::safetensors::{Checkpoint, Placement};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let devices = [gpufile::Engine::global().cuda()?.device(0)?];
+    /// let checkpoint = Checkpoint::open("model.safetensors")?;
+    /// let placement = Placement::all();
+    /// for group in checkpoint.load().placed(&placement).ahead_bytes(256 << 20).groups(&devices)? {
+    ///     for on_gpu in group? {
+    ///         println!("{} tensors on {:?}", on_gpu.len(), on_gpu.device());
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Format`] as [`to_devices`](Self::to_devices). The items have its other errors. An error is the last
+    /// item.
+    pub fn groups(self, devices: &[Device]) -> Result<PlacedGroups<'a>> {
+        let shares = self.shares(devices)?;
+        // Slices of partial bytes are found now.
+        let whole = arrange(self.model, &shares, devices)?;
+        let mut flow = Flow::new(self.model, Links::new(devices), self.watch);
+        flow.expect(whole.read_bytes(&self.model.catalog, &flow.links.groups));
+        let group_bytes = (self.ahead_bytes / 2) as u64;
+        Ok(PlacedGroups {
+            flow: Some(flow),
+            in_flight: VecDeque::new(),
+            model: self.model,
+            shares: shares.into(),
+            group_bytes,
+            failed: None,
+        })
+    }
+
+    /// Returns the tensors with their shares.
+    fn shares(&self, devices: &[Device]) -> Result<Vec<(Id, Share)>> {
+        let infos = self.ids.iter().map(|id| self.model.catalog.info(*id));
+        let shares = self.placement.shares(infos, devices.len());
+        let shares = shares.map_err(|error| misplaced(self.model, error))?;
+        Ok(iter::zip(self.ids.iter().copied(), shares).collect())
+    }
+}
+
+fn arrange(model: &ModelFiles, shares: &[(Id, Share)], devices: &[Device]) -> Result<Arrangement> {
+    Arrangement::of(&model.catalog, shares, devices.len())
+        .map_err(|error| misplaced(model, error))?
+        .ok_or_else(|| out_of_memory(&model.path, u64::MAX))
+}
+
+fn misplaced(model: &ModelFiles, error: FormatError) -> Error {
+    Error::Format { path: model.path.clone(), error }
+}
+
+/// An iterator over the tensors of a model in groups, from [`PlacedLoad::groups`].
+pub struct PlacedGroups<'a> {
+    /// `None` after an error or the last group. It is dropped before the buffers that it fills.
+    flow: Option<Flow<'a>>,
+    /// The groups in flight: the next one for the caller, and the one behind it.
+    in_flight: VecDeque<Group>,
+    model: &'a ModelFiles,
+    /// The tensors of the groups to come.
+    shares: VecDeque<(Id, Share)>,
+    group_bytes: u64,
+    /// The error of allocating the group behind those in flight.
+    failed: Option<Error>,
+}
+
+/// A group in flight.
+struct Group {
+    arrangement: Arrangement,
+    buffers: Vec<Filling>,
+    /// The number of batches until its end.
+    batches: u64,
+}
+
+impl PlacedGroups<'_> {
+    /// Removes the tensors of the next group from the list: at least one, and no more bytes on a GPU than allowed.
+    fn next_shares(&mut self, gpus: usize) -> Vec<(Id, Share)> {
+        let mut bytes = vec![0; gpus];
+        let mut count = 0;
+        for &(id, share) in &self.shares {
+            let info = self.model.catalog.info(id);
+            for (gpu, bytes) in bytes.iter_mut().enumerate() {
+                let part = part_of(&info, share, gpu, gpus).expect("the shares were checked");
+                *bytes += part.map_or(0, |(_, len_bytes)| len_bytes);
+            }
+            if count > 0 && bytes.iter().any(|bytes| *bytes > self.group_bytes) {
+                break;
+            }
+            count += 1;
+        }
+        self.shares.drain(..count).collect()
+    }
+
+    /// Starts to read groups until two are in flight.
+    fn fill(&mut self, flow: &mut Flow<'_>) -> Result<()> {
+        let devices = flow.links.devices.clone();
+        while self.in_flight.len() < 2 && !self.shares.is_empty() {
+            let shares = self.next_shares(devices.len());
+            let made = arrange(self.model, &shares, &devices).and_then(|arrangement| {
+                let buffers = Filling::allocate(self.model, &devices, &arrangement)?;
+                Ok(Group { arrangement, buffers, batches: 0 })
+            });
+            match made {
+                Ok(group) => self.in_flight.push_back(group),
+                // The groups in flight come first.
+                Err(error) => {
+                    self.shares.clear();
+                    self.failed = Some(error);
+                    return Ok(());
+                }
+            }
+            let group = self.in_flight.back_mut().expect("pushed above");
+            group.batches = flow.start(&group.arrangement, &mut group.buffers)?;
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, flow: &mut Flow<'_>) -> Result<Option<Vec<PlacedTensors>>> {
+        self.fill(flow)?;
+        match self.in_flight.front() {
+            Some(group) => flow.finish(group.batches)?,
+            None => return self.failed.take().map_or(Ok(None), Err),
+        }
+        let Group { arrangement, buffers, .. } = self.in_flight.pop_front().expect("seen above");
+        Ok(Some(PlacedTensors::of_all(self.model, arrangement, buffers)))
+    }
+}
+
+impl Iterator for PlacedGroups<'_> {
+    type Item = Result<Vec<PlacedTensors>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut flow = self.flow.take()?;
+        let next = self.advance(&mut flow).transpose();
+        match next {
+            Some(Ok(_)) => self.flow = Some(flow),
+            _ => {
+                drop(flow);
+                self.in_flight.clear();
+            }
+        }
+        next
+    }
+}
+
+/// The tensors and slices of a load on one GPU, in one buffer.
+///
+/// See [`PlacedLoad`] for an example.
+pub struct PlacedTensors {
+    catalog: Arc<Catalog>,
+    /// In the order of the files.
+    parts: Vec<Part>,
+    buffer: DeviceBuffer,
+}
+
+/// A tensor of a [`PlacedTensors`], or a slice of one.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PartView<'a> {
+    /// The name, the type and the shape of the whole tensor, and its range in the data of the file.
+    pub info: TensorInfo<'a>,
+    /// The slice; `None` for the whole tensor.
+    pub slice: Option<&'a TensorSlice>,
+    /// The bytes of the tensor or the slice, in C order and little-endian.
+    pub bytes: BufSlice<'a>,
+    /// The range of these bytes in the buffer.
+    pub range: Range<usize>,
+}
+
+impl PlacedTensors {
+    fn of_all(model: &ModelFiles, arrangement: Arrangement, buffers: Vec<Filling>) -> Vec<Self> {
+        iter::zip(arrangement.gpus, buffers)
+            .map(|(list, buffer)| Self {
+                catalog: model.catalog.clone(),
+                parts: list.parts,
+                buffer: buffer.into_buffer(),
+            })
+            .collect()
+    }
+
+    /// Returns the GPU.
+    pub fn device(&self) -> &Device {
+        self.buffer.device()
+    }
+
+    /// Returns the number of tensors and slices on the GPU.
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns whether the GPU has no tensors and no slices.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Returns the tensor of that name or the slice of it, if the GPU has one.
+    pub fn tensor(&self, name: &str) -> Option<PartView<'_>> {
+        let id = self.catalog.find(name)?;
+        let found = self.parts.binary_search_by_key(&id, |part| part.id).ok()?;
+        Some(self.view(&self.parts[found]))
+    }
+
+    /// Returns the tensors and slices, file by file, in the order of their places in the file.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = PartView<'_>> {
+        self.parts.iter().map(|part| self.view(part))
+    }
+
+    /// Returns the buffer that holds all of them.
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    /// Returns the buffer. [`PartView::range`] has the range of a tensor in it.
+    pub fn into_buffer(self) -> DeviceBuffer {
+        self.buffer
+    }
+
+    fn view<'s>(&'s self, part: &'s Part) -> PartView<'s> {
+        let range = part.range.clone();
+        let bytes = BufSlice::new(&self.buffer, range.clone());
+        PartView { info: self.catalog.info(part.id), slice: part.slice.as_ref(), bytes, range }
+    }
+}
+
+impl<'a> PartView<'a> {
+    /// Returns the shape of what is on the GPU: of the tensor or of the slice.
+    pub fn shape(&self) -> Cow<'a, [u64]> {
+        let Some(TensorSlice { axis, range }) = self.slice else { return self.info.shape.into() };
+        let mut shape = self.info.shape.to_vec();
+        shape[*axis] = range.end - range.start;
+        shape.into()
+    }
+}
+
+impl fmt::Debug for PlacedLoad<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlacedLoad").field("tensors", &self.ids.len()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for PlacedGroups<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlacedGroups").field("tensors_to_come", &self.shares.len()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for PlacedTensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlacedTensors").field("tensors", &self.len()).field("buffer", &self.buffer).finish()
+    }
+}

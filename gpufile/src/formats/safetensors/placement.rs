@@ -1,0 +1,348 @@
+//! Placements: which GPU gets which part of a tensor. Nothing is read here.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::header::TensorInfo;
+use crate::formats::FormatError;
+use crate::formats::clip::clip;
+
+/// A rule that gives each tensor of a model to one or several GPUs, for [`Load::placed`](super::Load::placed).
+///
+/// A rule counts GPUs by their position in the list of the load, from 0.
+///
+/// ```
+/// use gpufile::formats::safetensors::{Cut, Placement, Share};
+///
+/// // Tensor parallelism: the first layers of a block by rows, the second by columns, and the norms everywhere.
+/// let placement = Placement::by(|tensor| match tensor.name.rsplit('.').nth(1) {
+///     Some("q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj") => Share::Slice { axis: 0, cut: Cut::Even },
+///     Some("o_proj" | "down_proj") => Share::Slice { axis: 1, cut: Cut::Even },
+///     _ => Share::All,
+/// });
+/// # let _ = placement;
+/// ```
+#[derive(Clone)]
+pub struct Placement {
+    rule: Arc<Rule>,
+}
+
+type Rule = dyn Fn(&TensorInfo<'_>) -> Share + Send + Sync;
+
+/// The part of a tensor that each GPU gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Share {
+    /// The whole tensor, on one GPU. The load chooses the GPU, so that all get about as many bytes.
+    Balanced,
+    /// The whole tensor, on the GPU at this position of the list.
+    On(usize),
+    /// A slice on each GPU: a range of indices along an axis. Slices are empty where there are fewer indices than GPUs.
+    Slice {
+        /// The axis, counted from 0, the slowest.
+        axis: usize,
+        /// The lengths of the slices.
+        cut: Cut,
+    },
+    /// The whole tensor, on each GPU.
+    All,
+}
+
+/// The lengths of the slices of an axis, if its length is no multiple of the number of GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cut {
+    /// All slices are equally long, except that the last ones are shorter or empty, as by `torch.chunk` and PyTorch's
+    /// `Shard`: 10 on 4 GPUs are 3, 3, 3 and 1.
+    Chunks,
+    /// The first slices are longer by one, as by `torch.tensor_split` and `numpy.array_split`: 10 on 4 GPUs are 3, 3, 2
+    /// and 2.
+    Even,
+}
+
+impl Placement {
+    /// Returns the placement that calls `rule` for each tensor. A load calls it once for each tensor.
+    pub fn by(rule: impl Fn(&TensorInfo<'_>) -> Share + Send + Sync + 'static) -> Self {
+        Self { rule: Arc::new(rule) }
+    }
+
+    /// Returns the placement of whole tensors, so that all GPUs get about as many bytes.
+    pub fn balanced() -> Self {
+        Self::by(|_| Share::Balanced)
+    }
+
+    /// Returns the placement of all tensors on each GPU.
+    pub fn all() -> Self {
+        Self::by(|_| Share::All)
+    }
+
+    /// Returns the share of each tensor, with a GPU for each balanced one. Each of these, from the longest to the
+    /// shortest, goes to the GPU with the fewest bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::NoSuchGpu`], [`FormatError::NoSuchAxis`].
+    pub(super) fn shares<'t>(
+        &self,
+        tensors: impl Iterator<Item = TensorInfo<'t>>,
+        gpus: usize,
+    ) -> Result<Vec<Share>, FormatError> {
+        let mut loads = vec![0u64; gpus];
+        let (mut shares, mut balanced) = (Vec::new(), Vec::new());
+        for tensor in tensors {
+            let share = (self.rule)(&tensor);
+            share.check(&tensor, gpus)?;
+            match share {
+                Share::Balanced => balanced.push((tensor.len_bytes(), shares.len())),
+                Share::On(gpu) => loads[gpu] += tensor.len_bytes(),
+                // These give each GPU about as many bytes.
+                Share::Slice { .. } | Share::All => {}
+            }
+            shares.push(share);
+        }
+        balanced.sort_by_key(|(len_bytes, number)| (u64::MAX - len_bytes, *number));
+        for (len_bytes, number) in balanced {
+            let gpu = (0..gpus).min_by_key(|gpu| loads[*gpu]).expect("the list was checked");
+            loads[gpu] += len_bytes;
+            shares[number] = Share::On(gpu);
+        }
+        Ok(shares)
+    }
+}
+
+impl fmt::Debug for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Placement").finish_non_exhaustive()
+    }
+}
+
+impl Share {
+    /// Checks that the GPU and the axis exist.
+    fn check(self, tensor: &TensorInfo<'_>, gpus: usize) -> Result<(), FormatError> {
+        let gpu = if let Share::On(gpu) = self { gpu } else { 0 };
+        if gpu >= gpus {
+            return Err(FormatError::NoSuchGpu { tensor: clip(tensor.name), gpu, gpus });
+        }
+        match self {
+            Share::Slice { axis, .. } if axis >= tensor.shape.len() => {
+                Err(FormatError::NoSuchAxis { tensor: clip(tensor.name), axis, axes: tensor.shape.len() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Cut {
+    /// Returns the indices that one of several GPUs gets of an axis with this length. The ranges of all GPUs cover the
+    /// axis without gaps and overlaps.
+    ///
+    /// ```
+    /// use gpufile::formats::safetensors::Cut;
+    ///
+    /// let lens = |cut: Cut| [0, 1, 2, 3].map(|gpu| cut.range(10, gpu, 4)).map(|range| range.end - range.start);
+    /// assert_eq!((lens(Cut::Chunks), lens(Cut::Even)), ([3, 3, 3, 1], [3, 3, 2, 2]));
+    /// ```
+    ///
+    /// # Panics
+    /// If `gpu` is not below `gpus`.
+    pub fn range(self, axis_len: u64, gpu: usize, gpus: usize) -> Range<u64> {
+        assert!(gpu < gpus, "there is no GPU {gpu} of {gpus}");
+        let (gpu, gpus) = (gpu as u64, gpus as u64);
+        match self {
+            Cut::Chunks => {
+                let len = axis_len.div_ceil(gpus);
+                let start = len.saturating_mul(gpu).min(axis_len);
+                start..start + len.min(axis_len - start)
+            }
+            Cut::Even => {
+                let (len, longer) = (axis_len / gpus, axis_len % gpus);
+                let start = len * gpu + gpu.min(longer);
+                start..start + len + u64::from(gpu < longer)
+            }
+        }
+    }
+}
+
+/// The bytes of a slice, in a tensor: runs of equal length and distance. All fields except `count` are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Runs {
+    /// The start of the first run in the tensor.
+    pub start: u64,
+    pub run_bytes: u64,
+    /// The distance between the starts of two runs.
+    pub stride_bytes: u64,
+    pub count: u64,
+}
+
+impl Runs {
+    /// Returns the runs of the indices `range` along an axis. There is one run if the slice has no gaps, and none if it
+    /// has no bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::PartialByte`] if a run does not start and end at whole bytes.
+    pub fn of(tensor: &TensorInfo<'_>, axis: usize, range: &Range<u64>) -> Result<Self, FormatError> {
+        let len_bytes = tensor.len_bytes();
+        if len_bytes == 0 || range.is_empty() {
+            return Ok(Self { start: 0, run_bytes: 0, stride_bytes: 0, count: 0 });
+        }
+        // No axis has the length 0, so each of these products divides the length of the tensor.
+        let product = |axes: &[u64]| axes.iter().map(|&axis| u128::from(axis)).product::<u128>();
+        let outer = product(&tensor.shape[..axis]);
+        let index_bits = product(&tensor.shape[axis + 1..]) * u128::from(tensor.dtype.size_bits());
+        let row_bits = index_bits * u128::from(tensor.shape[axis]);
+        if range.end - range.start == tensor.shape[axis] {
+            return Ok(Self { start: 0, run_bytes: len_bytes, stride_bytes: len_bytes, count: 1 });
+        }
+        let bits = u128::from(range.start) * index_bits..u128::from(range.end) * index_bits;
+        // If the first two runs are whole bytes, all are.
+        for row in [0, row_bits * (outer - 1).min(1)] {
+            let bits = bits.start + row..bits.end + row;
+            if bits.start % 8 != 0 || bits.end % 8 != 0 {
+                return Err(FormatError::PartialByte { tensor: clip(tensor.name), bits });
+            }
+        }
+        Ok(Self {
+            start: (bits.start / 8) as u64,
+            run_bytes: ((bits.end - bits.start) / 8) as u64,
+            stride_bytes: if outer == 1 { len_bytes } else { (row_bits / 8) as u64 },
+            count: outer as u64,
+        })
+    }
+
+    /// Returns the number of bytes of the slice.
+    pub fn len_bytes(&self) -> u64 {
+        self.run_bytes * self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::Dtype;
+
+    fn tensor<'a>(name: &'a str, dtype: Dtype, shape: &'a [u64]) -> TensorInfo<'a> {
+        let bits = shape.iter().product::<u64>() * u64::from(dtype.size_bits());
+        TensorInfo { name, dtype, shape, offsets: 7..7 + bits / 8 }
+    }
+
+    #[test]
+    fn cuts_cover_the_axis_in_order() {
+        for cut in [Cut::Chunks, Cut::Even] {
+            for gpus in 1..9 {
+                for len in (0..40).chain([u64::MAX - 1, u64::MAX]) {
+                    let mut end = 0;
+                    for gpu in 0..gpus {
+                        let range = cut.range(len, gpu, gpus);
+                        assert_eq!(range.start, end, "{cut:?} of {len} for {gpu} of {gpus}");
+                        end = range.end;
+                        let most = len.div_ceil(gpus as u64);
+                        assert!(range.end - range.start <= most);
+                        if cut == Cut::Even {
+                            assert!(range.end - range.start >= len / gpus as u64);
+                        }
+                    }
+                    assert_eq!(end, len);
+                }
+            }
+        }
+    }
+
+    /// Returns the numbers of the bits of a slice, by looking at each element.
+    fn naive(tensor: &TensorInfo<'_>, axis: usize, range: &Range<u64>) -> Vec<u64> {
+        let bits = u64::from(tensor.dtype.size_bits());
+        let elements = tensor.shape.iter().product::<u64>();
+        let index = |element: u64| {
+            let inner: u64 = tensor.shape[axis + 1..].iter().product();
+            element / inner % tensor.shape[axis]
+        };
+        (0..elements)
+            .filter(|element| range.contains(&index(*element)))
+            .flat_map(|element| element * bits..(element + 1) * bits)
+            .collect()
+    }
+
+    #[test]
+    fn runs_have_the_bits_of_the_slice() {
+        let shapes: [&[u64]; 9] =
+            [&[1], &[7], &[6, 4], &[5, 3], &[1, 9], &[9, 1], &[2, 3, 4], &[3, 1, 5, 2], &[4, 0, 3]];
+        let (mut whole, mut partial) = (0, 0);
+        for dtype in [Dtype::F4, Dtype::F6E2M3, Dtype::U8, Dtype::F32] {
+            for shape in shapes {
+                let bits = shape.iter().product::<u64>() * u64::from(dtype.size_bits());
+                if bits % 8 != 0 {
+                    continue;
+                }
+                let tensor = tensor("t", dtype, shape);
+                for axis in 0..shape.len() {
+                    for start in 0..=shape[axis] {
+                        for end in start..=shape[axis] {
+                            let expected = naive(&tensor, axis, &(start..end));
+                            let Ok(runs) = Runs::of(&tensor, axis, &(start..end)) else {
+                                // Some run does not start or end at a whole byte.
+                                let edge = |pair: &[u64]| pair[0] + 1 != pair[1];
+                                let inner = expected.windows(2).filter(|pair| edge(pair));
+                                let mut edges = vec![expected[0], expected[expected.len() - 1] + 1];
+                                edges.extend(inner.flat_map(|pair| [pair[0] + 1, pair[1]]));
+                                assert!(edges.iter().any(|edge| edge % 8 != 0), "{shape:?} {start}..{end}");
+                                partial += 1;
+                                continue;
+                            };
+                            let bytes = (0..runs.count).flat_map(|run| {
+                                let start = runs.start + run * runs.stride_bytes;
+                                start..start + runs.run_bytes
+                            });
+                            let found: Vec<_> = bytes.flat_map(|byte| byte * 8..byte * 8 + 8).collect();
+                            assert_eq!(found, expected, "{shape:?} {axis} {start}..{end}");
+                            assert_eq!(runs.len_bytes() * 8, expected.len() as u64);
+                            whole += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(whole > 500 && partial > 20, "{whole} {partial}");
+    }
+
+    #[test]
+    fn balanced_tensors_fill_the_gpus_evenly() {
+        let shapes: Vec<[u64; 1]> = (1..60).map(|number| [number * number % 41]).collect();
+        let tensors = || shapes.iter().map(|shape| tensor("t", Dtype::U8, shape));
+        for gpus in 1..9 {
+            let shares = Placement::balanced().shares(tensors(), gpus).unwrap();
+            let mut loads = vec![0; gpus];
+            for (share, shape) in shares.iter().zip(&shapes) {
+                let Share::On(gpu) = share else { panic!("{share:?} is not on one GPU") };
+                loads[*gpu] += shape[0];
+            }
+            let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
+            assert!(most - least <= 41, "{loads:?}");
+        }
+        // A GPU that has much already gets none of the others.
+        let placement = Placement::by(|tensor| match tensor.shape[0] {
+            40 => Share::On(1),
+            _ => Share::Balanced,
+        });
+        let shares = placement.shares([[3], [40], [4]].iter().map(|shape| tensor("t", Dtype::U8, shape)), 2);
+        assert_eq!(shares.unwrap(), [Share::On(0), Share::On(1), Share::On(0)]);
+    }
+
+    #[test]
+    fn missing_gpus_and_axes_are_refused() {
+        let shares = |share, gpus| {
+            let scalar = tensor("w", Dtype::F32, &[]);
+            Placement::by(move |_| share).shares([scalar].into_iter(), gpus).unwrap_err().to_string()
+        };
+        assert_eq!(
+            shares(Share::On(2), 2),
+            r#"tensor "w": cannot place it on GPU 2 of the list, which has 2 GPUs"#
+        );
+        assert_eq!(
+            shares(Share::All, 0),
+            r#"tensor "w": cannot place it on GPU 0 of the list, which has 0 GPUs"#
+        );
+        assert_eq!(
+            shares(Share::Slice { axis: 0, cut: Cut::Even }, 2),
+            r#"tensor "w": cannot slice axis 0 of a tensor with 0 axes; place it on one GPU or on all"#
+        );
+    }
+}
