@@ -7,6 +7,7 @@ use cufile::{Driver, IoBuf, IoBufMut};
 
 use crate::kernels::Kernels;
 use crate::memory::{Memory, Place};
+use crate::processors::Processors;
 
 /// The CUDA library and the cuFile driver of an engine, and of the files that it opened.
 #[derive(Debug, Default)]
@@ -132,6 +133,14 @@ impl Gpus {
         let gpu = found(&device);
         self.seen.write().unwrap_or_else(PoisonError::into_inner).push((context, device));
         Ok(gpu)
+    }
+
+    /// Returns the processors near a GPU, if some are farther away.
+    pub fn processors_near(&self, place: Place) -> Option<Processors> {
+        match place {
+            Place::Host => None,
+            Place::Device(ordinal) => Processors::near(&self.device(ordinal).ok()?),
+        }
     }
 
     /// Returns the kernels for a GPU, loaded when first needed.

@@ -263,6 +263,7 @@ mod outcome;
 mod owned;
 mod owned_lists;
 pub mod page_cache;
+mod processors;
 mod registration;
 mod route;
 mod settings;

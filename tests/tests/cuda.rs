@@ -25,6 +25,19 @@ fn last_device(bed: &Bed) -> Device {
 }
 
 #[test]
+fn devices_have_a_name_and_a_pci_address() {
+    Bed::each(|bed| {
+        let (first, last) = (&bed.device, last_device(bed));
+        assert!(!first.name().unwrap().is_empty());
+        let address = first.pci_bus_id().unwrap();
+        let parts: Vec<_> = address.split([':', '.']).map(|part| u32::from_str_radix(part, 16)).collect();
+        assert!(parts.len() == 4 && parts.iter().all(Result::is_ok), "{address}");
+        let is_one_device = first.ordinal() == last.ordinal();
+        assert_eq!(address == last.pci_bus_id().unwrap(), is_one_device);
+    });
+}
+
+#[test]
 fn events_and_streams_leave_no_context_current() {
     Bed::each(|bed| {
         let stream = last_device(bed).stream().unwrap();

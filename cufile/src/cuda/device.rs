@@ -1,11 +1,11 @@
 //! Devices and their contexts.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::{fmt, ptr};
 
-use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute};
+use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute, CUresult};
 
 use super::{Cuda, DeviceBuffer, Event, ManagedBuffer, Module, PinnedBuffer, Stream};
 use crate::error::{Error, Result, check_driver, check_runtime};
@@ -175,13 +175,30 @@ impl Device {
     /// CUDA's error.
     #[doc(alias = "cuDeviceGetName")]
     pub fn name(&self) -> Result<String> {
+        self.text("cuDeviceGetName", self.cuda().driver().cuDeviceGetName)
+    }
+
+    /// Returns the device's address on the PCI bus, such as `0000:3B:00.0`. In lower case, it is the name of a folder
+    /// of `/sys/bus/pci/devices`.
+    ///
+    /// # Errors
+    /// CUDA's error.
+    #[doc(alias = "cuDeviceGetPCIBusId")]
+    pub fn pci_bus_id(&self) -> Result<String> {
+        self.text("cuDeviceGetPCIBusId", self.cuda().driver().cuDeviceGetPCIBusId)
+    }
+
+    /// Returns the text that a function writes into an array of the given length.
+    fn text(
+        &self,
+        operation: &'static str,
+        function: unsafe extern "C" fn(*mut c_char, c_int, CUdevice) -> CUresult,
+    ) -> Result<String> {
         self.cuda().check_alive()?;
         let mut text = [0 as c_char; 256];
         let [room @ .., _] = &mut text;
         // SAFETY: the length given leaves the last byte as it is, a terminating zero.
-        check_driver("cuDeviceGetName", unsafe {
-            (self.cuda().driver().cuDeviceGetName)(room.as_mut_ptr(), room.len() as i32, self.0.ordinal)
-        })?;
+        check_driver(operation, unsafe { function(room.as_mut_ptr(), room.len() as c_int, self.0.ordinal) })?;
         // SAFETY: the array ends in a zero.
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }

@@ -14,6 +14,7 @@ use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::memory::Place;
 use crate::outcome::Stop;
+use crate::processors::Processors;
 
 /// The lanes of each place.
 pub(crate) struct Lanes {
@@ -70,6 +71,11 @@ impl Lanes {
     /// Returns the length in bytes of the chunks that a bounce buffer is for.
     pub fn bounce_bytes(&self) -> usize {
         self.bounce_bytes
+    }
+
+    /// Returns the processors that the workers of a place should keep to, if not all.
+    pub fn processors_near(&self, place: Place) -> Option<Processors> {
+        self.gpus.processors_near(place)
     }
 
     /// Lends a lane. Waits for the thread's turn, and for a free lane if no more may be made. A thread that

@@ -236,12 +236,16 @@ impl Pool {
     /// Fails if the operating system starts no thread at all.
     pub fn new(place: Place, threads: usize, lanes: &Arc<Lanes>) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::new(place));
+        let near = lanes.processors_near(place);
         let mut pool = Self { queue, threads: Vec::new() };
         for number in 0..threads {
             let (queue, lanes) = (pool.queue.clone(), lanes.clone());
-            let spawned = Builder::new()
-                .name(format!("gpufile-{number}"))
-                .spawn(move || as_worker(|| worker_loop(&queue, &lanes)));
+            let spawned = Builder::new().name(format!("gpufile-{number}")).spawn(move || {
+                if let Some(near) = near {
+                    near.keep_this_thread();
+                }
+                as_worker(|| worker_loop(&queue, &lanes));
+            });
             match spawned {
                 Ok(thread) => pool.threads.push(thread),
                 Err(error) if pool.threads.is_empty() => return Err(error),
