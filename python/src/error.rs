@@ -31,6 +31,11 @@ pub fn cuda_exception(py: Python<'_>, error: cufile::Error) -> PyErr {
     exception(py, &Error::from(error))
 }
 
+/// Returns the exception for a cause without a file.
+pub fn cause_exception(py: Python<'_>, cause: Cause) -> PyErr {
+    exception(py, &Error::Cufile { cause })
+}
+
 fn os_error(py: Python<'_>, errno: Option<i32>, cause: &Cause, path: &Path) -> PyErr {
     let text = match errno {
         Some(errno) => strerror(py, errno).unwrap_or_else(|_| cause.to_string()),

@@ -273,6 +273,20 @@ impl File {
         self.many_async(buffers, offsets, Access::Read)
     }
 
+    /// Returns the same open file for transfers in chunks of another length.
+    fn with_chunk_bytes(&self, chunk_bytes: usize) -> PyResult<Self> {
+        let other = self.get()?.with_chunk_bytes(chunk_bytes);
+        Ok(Self { file: RwLock::new(Some(other)), path: self.path.clone(), mode: self.mode.clone() })
+    }
+
+    /// Returns the same open file for transfers by another engine.
+    fn with_engine(&self, py: Python<'_>, engine: &Bound<'_, Engine>) -> PyResult<Self> {
+        let (file, engine) = (self.get()?, &engine.get().0);
+        let other = py.detach(|| gpufile::File::options().engine(engine).open_borrowed_fd(&file));
+        let other = other.map_err(|error| exception(py, &error))?;
+        Ok(Self { file: RwLock::new(Some(other)), path: self.path.clone(), mode: self.mode.clone() })
+    }
+
     /// Returns the route between the file and GPU memory, with the reasons against better ones.
     fn route(&self, py: Python<'_>) -> PyResult<Route> {
         let file = self.get()?;

@@ -2,16 +2,18 @@
 //!
 //! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
 //! the class `File`, with the lists in `many`. `transfer` waits for what is in flight, for `File` and for `Future`.
-//! `safetensors` has the headers and the groups of models. The public names are those of the package, in
-//! `python/gpufile`.
+//! `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
+//! names are those of the package, in `python/gpufile`.
 
 mod check;
+mod driver;
 mod engine;
 mod error;
 mod file;
 mod future;
 mod many;
 mod memory;
+mod page_cache;
 mod route;
 mod safetensors;
 mod stream;
@@ -25,11 +27,19 @@ mod _gpufile {
     #[pymodule_export]
     use crate::check::main;
     #[pymodule_export]
+    use crate::driver::{
+        close_driver, driver_properties, libcufile_version, open_driver, set_driver_limit, set_poll_mode,
+    };
+    #[pymodule_export]
     use crate::engine::Engine;
     #[pymodule_export]
     use crate::file::File;
     #[pymodule_export]
     use crate::future::Future;
+    #[pymodule_export]
+    use crate::memory::{deregister, memory_of, register};
+    #[pymodule_export]
+    use crate::page_cache::page_cache_residency;
     #[pymodule_export]
     use crate::route::Route;
     #[pymodule_export]

@@ -2,13 +2,16 @@
 //!
 //! An object offers its memory by the buffer protocol, by `__dlpack__`, by `__cuda_array_interface__` or by
 //! `__array_interface__`, in this order of preference. `export` has
-//! the exports of the first, `dlpack` reads the capsules of the second, `array_interface` the dictionaries of the others.
+//! the exports of the first, `dlpack` reads the capsules of the second, `array_interface` the dictionaries of the others. `registered` has the memory that cuFile
+//! knows.
 
 mod array_interface;
 mod dlpack;
 mod export;
+mod registered;
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use cufile::cuda::sys::driver::{CUcontext, CUpointer_attribute};
 use cufile::cuda::sys::runtime::{cudaMemoryType, cudaPointerAttributes, cudaStream_t};
@@ -21,6 +24,8 @@ use pyo3::prelude::*;
 use crate::error::cuda_exception;
 
 use export::Export;
+use registered::Registration;
+pub use registered::{deregister, register};
 
 /// Contiguous memory of a Python object, on the host or on a GPU. It keeps the object's memory allocated.
 ///
@@ -31,6 +36,8 @@ pub struct Memory {
     place: Place,
     /// The stream whose work so far includes writes to the memory, if the object names one.
     stream: Option<usize>,
+    /// The registration that covers the memory, if cuFile knows it.
+    registration: Option<Arc<Registration>>,
     _owner: Owner,
     /// An object that must live as long, such as the stream of a transfer.
     kept: Option<Held>,
@@ -126,6 +133,7 @@ impl Memory {
             len_bytes: export.len_bytes(),
             place: Place::Host,
             stream: None,
+            registration: None,
             _owner: Owner::Buffer { _export: export },
             kept: None,
         })
@@ -138,11 +146,16 @@ impl Memory {
             true => Place::of(py, address)?,
             false => Place::Host,
         };
+        let registration = match &place {
+            Place::Host => None,
+            Place::Device { .. } => registered::covering(address, len_bytes),
+        };
         Ok(Self {
             address,
             len_bytes,
             place,
             stream,
+            registration,
             _owner: Owner::Object { _object: Held(Some(owner)) },
             kept: None,
         })
@@ -244,7 +257,7 @@ impl Place {
 }
 
 // SAFETY: the owner keeps the memory allocated, at one address, until the value is dropped. `Place::of` asked CUDA for
-// the kind of memory and its context. Python cannot keep other threads from the bytes; the docs of the package leave
+// the kind of memory and its context. The registration covers the memory, and lives as long as the value. Python cannot keep other threads from the bytes; the docs of the package leave
 // that to its users.
 unsafe impl IoBuf for Memory {
     fn as_ptr(&self) -> *const u8 {
@@ -257,6 +270,14 @@ unsafe impl IoBuf for Memory {
 
     fn is_host_accessible(&self) -> bool {
         matches!(self.place, Place::Host)
+    }
+
+    fn base_offset(&self) -> usize {
+        self.registration.as_ref().map_or(0, |registration| registration.offset_of(self.address))
+    }
+
+    fn is_registered(&self) -> bool {
+        self.registration.is_some()
     }
 
     fn context(&self) -> Option<Context> {
@@ -272,6 +293,16 @@ unsafe impl IoBufMut for Memory {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address)
     }
+}
+
+/// Returns the length of a buffer in bytes, and its GPU. None stands for the host.
+///
+/// Raises as a transfer of the buffer would, into it if ``writable`` is true.
+#[pyfunction]
+#[pyo3(signature = (buffer, writable = false))]
+pub fn memory_of(buffer: &Bound<'_, PyAny>, writable: bool) -> PyResult<(usize, Option<u32>)> {
+    let memory = Memory::of(buffer, if writable { Access::Write } else { Access::Read })?;
+    Ok((memory.len_bytes(), memory.device().map(Device::ordinal)))
 }
 
 /// Returns the number of bytes of an array, if its elements lie without gaps in C's or in Fortran's order.

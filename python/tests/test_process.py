@@ -120,3 +120,31 @@ def test_check_prints_the_route(python):
         os._exit(gpufile.check(path))
     """, status=3)
     assert "POSIX through pinned host memory" in printed and "libcufile" in printed
+
+
+def test_driver_properties_are_set_before_it_opens(python):
+    assert python("""
+        import gpufile.kvikio.cufile_driver as driver
+        assert driver.libcufile_version() >= (1, 0)
+        before = driver.get("max_device_cache_size")
+        with driver.set({"max_device_cache_size": 2048, "poll_thresh_size": 64, "poll_mode": True}):
+            assert [driver.get(name) for name in ("max_device_cache_size", "poll_thresh_size")] == [2048, 64]
+            assert driver.get("poll_mode") is True
+        assert driver.get("max_device_cache_size") == before and not driver.get("poll_mode")
+        driver.driver_open()
+        try:
+            driver.set("poll_mode", True)
+        except RuntimeError as error:
+            assert "cannot set poll_mode" in str(error), error
+        else:
+            raise AssertionError
+        driver.driver_close()
+        for name, message in [("major_version", "read-only"), ("no_such_property", "no_such_property")]:
+            try:
+                driver.set(name, 3)
+            except KeyError as error:
+                assert message in str(error), error
+            else:
+                raise AssertionError
+        assert driver.get("is_gds_available") is False
+    """) == ""

@@ -14,9 +14,9 @@ import os
 import sys
 
 from ._error import TransferError
-from ._gpufile import Engine, File, Future, Route, main
+from ._gpufile import Engine, File, Future, Route, deregister, main, register
 
-__all__ = ["Engine", "File", "Future", "Route", "TransferError", "check"]
+__all__ = ["Engine", "File", "Future", "Route", "TransferError", "check", "deregister", "register"]
 
 
 def check(path: str | os.PathLike[str] = ".") -> int:

@@ -1,0 +1,46 @@
+"""The API of kvikio 26.10 for files, on gpufile: ``import gpufile.kvikio as kvikio``.
+
+Errors of files are ``CuFileError``, which is both a ``RuntimeError``, as kvikio raises, and an ``OSError`` with errno and
+filename. Two differences remain. Remote files are not here. The engine chooses ``task_size`` until it is set.
+"""
+
+from .buffer import bounce_buffer_free, memory_deregister, memory_register
+from .cufile import CuFile, CuFileError, IOFuture, IOFutureStream
+from .defaults import CompatMode
+from .mmap import Mmap, MmapHandle
+from .page_cache import (
+    clear_page_cache,
+    drop_file_page_cache,
+    drop_system_page_cache,
+    get_page_cache_info,
+)
+from .stream import stream_deregister, stream_register
+
+#: The version of kvikio whose API this is.
+__version__ = "26.10.0"
+
+__all__ = [
+    "CompatMode",
+    "CuFile",
+    "CuFileError",
+    "IOFuture",
+    "IOFutureStream",
+    "Mmap",
+    "MmapHandle",
+    "__version__",
+    "bounce_buffer_free",
+    "clear_page_cache",
+    "drop_file_page_cache",
+    "drop_system_page_cache",
+    "get_page_cache_info",
+    "is_remote_file_available",
+    "memory_deregister",
+    "memory_register",
+    "stream_deregister",
+    "stream_register",
+]
+
+
+def is_remote_file_available() -> bool:
+    """Returns False: gpufile reads files of file systems."""
+    return False

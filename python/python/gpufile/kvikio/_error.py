@@ -1,0 +1,37 @@
+"""The exception of this package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+
+class CuFileError(OSError, RuntimeError):
+    """A failed operation on a file. kvikio raises ``RuntimeError``, and Python's own files ``OSError``."""
+
+    #: Bytes that were transferred, from the start of the range.
+    bytes_done: int = 0
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def refused(errno: int, text: str, path: str | None = None) -> CuFileError:
+    """Returns the exception for an operation that is refused with an errno."""
+    return CuFileError(errno, f"{text}: {os.strerror(errno)}", path)
+
+
+@contextlib.contextmanager
+def translated(operation: str | None = None) -> Iterator[None]:
+    """Raises a ``CuFileError`` for each ``OSError``, with the operation before its text."""
+    try:
+        yield
+    except CuFileError:
+        raise
+    except OSError as error:
+        place = "" if error.filename is None else f" {error.filename!r}"
+        text = f"{operation}{place}: {error.strerror}" if operation else str(error)
+        translated = CuFileError(error.errno, text, error.filename)
+        translated.bytes_done = getattr(error, "bytes_done", 0)
+        raise translated from error

@@ -1,0 +1,32 @@
+"""Registered GPU memory, and bounce buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import Engine, deregister, register
+from . import defaults
+from ._error import translated
+
+
+def memory_register(buf: Any) -> None:
+    """Registers the whole allocation that a GPU buffer lies in with cuFile.
+
+    The registration keeps the buffer alive. Without GPUDirect Storage, there is nothing to register.
+    """
+    if not defaults.is_compat_mode_preferred():
+        with translated():
+            register(buf)
+
+
+def memory_deregister(buf: Any) -> None:
+    """Ends the registration of the allocation that a GPU buffer lies in."""
+    if not defaults.is_compat_mode_preferred():
+        with translated():
+            deregister(buf)
+
+
+def bounce_buffer_free() -> int:
+    """Frees the bounce buffers that no transfer uses, and returns the number of bytes."""
+    engines = {id(engine): engine for engine in (defaults.engine(), Engine.default())}
+    return sum(engine.release_buffers() for engine in engines.values())

@@ -1,0 +1,197 @@
+"""Files, and the futures of their transfers."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pathlib
+from collections.abc import Generator
+from typing import Any
+
+from .. import File, Future
+from .._gpufile import memory_of
+from . import defaults
+from ._error import CuFileError, refused, translated
+from .page_cache import (
+    clear_page_cache,
+    drop_file_page_cache,
+    drop_system_page_cache,
+    get_page_cache_info,
+)
+
+__all__ = [
+    "CuFile",
+    "CuFileError",
+    "IOFuture",
+    "IOFutureStream",
+    "clear_page_cache",
+    "drop_file_page_cache",
+    "drop_system_page_cache",
+    "get_page_cache_info",
+]
+
+
+class IOFuture:
+    """A transfer in flight."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future) -> None:
+        self._future = future
+
+    def get(self) -> int:
+        """Waits for the end, and returns the number of bytes."""
+        with translated():
+            return self._future.result()
+
+    def done(self) -> bool:
+        """Returns whether the transfer has ended."""
+        return self._future.done()
+
+    def __await__(self) -> Generator[Any, None, int]:
+        with translated():
+            return (yield from self._future.__await__())
+
+
+class IOFutureStream:
+    """A stream-ordered transfer. Keep it until the stream has passed the transfer."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future) -> None:
+        self._future = future
+
+    def check_bytes_done(self) -> int:
+        """Waits until the stream has passed the transfer, and returns the number of bytes."""
+        with translated():
+            return self._future.result()
+
+
+class CuFile:
+    """An open file. A buffer is any object with contiguous memory, on a GPU or on the host."""
+
+    def __init__(self, file: pathlib.Path | str, flags: str = "r") -> None:
+        self._engine = defaults.engine()
+        with translated("Unable to open file"):
+            self._file = File(file, str(flags), engine=self._engine)
+        access = self.open_flags() & os.O_ACCMODE
+        self._reads, self._writes = access != os.O_WRONLY, access != os.O_RDONLY
+
+    def close(self) -> None:
+        """Closes the file. Transfers in flight keep it open until they end."""
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        """Returns whether the file is closed."""
+        return self._file.closed
+
+    def fileno(self) -> int:
+        """Returns the descriptor of the file."""
+        return self._file.fileno()
+
+    def open_flags(self) -> int:
+        """Returns the flags of the descriptor, as of ``open(2)``."""
+        return fcntl.fcntl(self._file.fileno(), fcntl.F_GETFL)
+
+    def __enter__(self) -> CuFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def pread(
+        self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
+    ) -> IOFuture:
+        """Starts to read ``size`` bytes, by default as many as the buffer has."""
+        file = self._for("read", task_size)
+        with translated():
+            return IOFuture(file.read_into_async(buf, file_offset, size))
+
+    def pwrite(
+        self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
+    ) -> IOFuture:
+        """Starts to write ``size`` bytes, by default as many as the buffer has."""
+        file = self._for("write", task_size)
+        with translated():
+            return IOFuture(file.write_from_async(buf, file_offset, size))
+
+    def read(
+        self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
+    ) -> int:
+        """Reads as ``pread``, and returns the number of bytes."""
+        file = self._for("read", task_size)
+        with translated():
+            return file.read_into(buf, file_offset, size)
+
+    def write(
+        self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
+    ) -> int:
+        """Writes as ``pwrite``, and returns the number of bytes."""
+        file = self._for("write", task_size)
+        with translated():
+            return file.write_from(buf, file_offset, size)
+
+    def raw_read(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
+        """Reads into GPU memory from ``dev_offset`` on."""
+        file = self._for("read", None)
+        _check_device(buf)
+        with translated():
+            return file.read_into(buf, file_offset, size, buffer_offset=dev_offset)
+
+    def raw_write(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
+        """Writes GPU memory from ``dev_offset`` on."""
+        file = self._for("write", None)
+        _check_device(buf)
+        with translated():
+            return file.write_from(buf, file_offset, size, buffer_offset=dev_offset)
+
+    def raw_read_async(
+        self,
+        buf: Any,
+        raw_stream: int,
+        size: int | None = None,
+        file_offset: int = 0,
+        dev_offset: int = 0,
+    ) -> IOFutureStream:
+        """Reads into GPU memory after the stream's work so far. Later work of the stream waits for the read."""
+        file = self._for("read", None)
+        _check_device(buf)
+        with translated():
+            read = file.read_into_on_stream(buf, raw_stream, file_offset, size, buffer_offset=dev_offset)
+            return IOFutureStream(read)
+
+    def raw_write_async(
+        self,
+        buf: Any,
+        raw_stream: int,
+        size: int | None = None,
+        file_offset: int = 0,
+        dev_offset: int = 0,
+    ) -> IOFutureStream:
+        """Writes GPU memory after the stream's work so far. Later work of the stream waits for the write."""
+        file = self._for("write", None)
+        _check_device(buf)
+        with translated():
+            write = file.write_from_on_stream(buf, raw_stream, file_offset, size, buffer_offset=dev_offset)
+            return IOFutureStream(write)
+
+    def _for(self, operation: str, task_size: int | None) -> File:
+        """Returns the file for an operation by the present settings."""
+        if self._file.closed:
+            raise refused(errno.EBADF, f"cannot {operation} a closed file", self._file.name)
+        if not (self._reads if operation == "read" else self._writes):
+            text = f"cannot {operation} {self._file.name!r}, which was opened without that"
+            raise refused(errno.EPERM, text, self._file.name)
+        engine = defaults.engine()
+        if engine is not self._engine:
+            with translated():
+                self._file, self._engine = self._file.with_engine(engine), engine
+        return self._file.with_chunk_bytes(task_size) if task_size else self._file
+
+
+def _check_device(buf: Any) -> None:
+    length, device = memory_of(buf)
+    if device is None and length > 0:
+        raise ValueError("Non-CUDA buffers not supported")

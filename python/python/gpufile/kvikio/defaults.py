@@ -1,0 +1,174 @@
+"""The settings of transfers by this package: ``get``, and ``set`` for good or for a ``with`` block."""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, overload
+
+from .. import Engine
+from .._gpufile import driver_properties
+
+
+class CompatMode(enum.IntEnum):
+    """The choice between cuFile and plain reads and writes."""
+
+    #: cuFile, and an error where it does not work.
+    OFF = 0
+    #: Plain reads and writes.
+    ON = 1
+    #: The faster of both.
+    AUTO = 2
+
+
+def _compat_mode(value: Any) -> CompatMode:
+    if isinstance(value, str):
+        return CompatMode[value.upper()]
+    return CompatMode(value)
+
+
+def _not_negative(value: Any) -> int:
+    number = value.__index__()
+    if number < 0:
+        raise OverflowError("can't convert negative value to an unsigned number")
+    return int(number)
+
+
+def _positive(value: Any) -> int:
+    number = _not_negative(value)
+    if number == 0:
+        raise ValueError("the value has to be a positive integer")
+    return number
+
+
+def _status_codes(value: Any) -> list[int]:
+    codes = list(value)
+    if not all(isinstance(code, int) for code in codes):
+        raise TypeError("HTTP status codes are integers")
+    return codes
+
+
+def _mode_of_environment() -> CompatMode:
+    text = os.environ.get("GPUFILE_COMPAT_MODE", os.environ.get("KVIKIO_COMPAT_MODE", "auto"))
+    words = {"ON": ("ON", "TRUE", "YES", "1"), "OFF": ("OFF", "FALSE", "NO", "0")}
+    return next((CompatMode[mode] for mode in words if text.upper() in words[mode]), CompatMode.AUTO)
+
+
+# The settings, each with the check of a value, and the value until one is set.
+_SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "compat_mode": (_compat_mode, _mode_of_environment),
+    "num_threads": (_positive, lambda: Engine.default().threads),
+    "task_size": (_positive, lambda: Engine.default().chunk_bytes or 4 << 20),
+    "gds_threshold": (_not_negative, lambda: Engine.default().gds_threshold_bytes),
+    "bounce_buffer_size": (_positive, lambda: Engine.default().bounce_buffer_bytes),
+    "auto_direct_io_read": (bool, lambda: True),
+    "auto_direct_io_write": (bool, lambda: True),
+    # Settings of remote files, which are kept and have no effect.
+    "http_max_attempts": (_positive, lambda: 3),
+    "http_status_codes": (_status_codes, lambda: [429, 500, 502, 503, 504]),
+    "http_timeout": (_positive, lambda: 60),
+}
+_ALIASES = {"thread_pool_nthreads": "num_threads"}
+
+_lock = threading.Lock()
+_values: dict[str, Any] = {}
+_engine: Engine | None = None
+
+
+def _check(name: str) -> str:
+    name = _ALIASES.get(name, name)
+    if name not in _SETTINGS:
+        raise KeyError(name)
+    return name
+
+
+def get(config_name: str) -> Any:
+    """Returns the value of a setting."""
+    name = _check(config_name)
+    value = _values.get(name)
+    return _SETTINGS[name][1]() if value is None else value
+
+
+class ConfigContextManager:
+    """The effect of ``set``, which leaving a ``with`` block takes back."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        new = {_check(name): _SETTINGS[_check(name)][0](value) for name, value in config.items()}
+        with _lock:
+            self._old = {name: _values.get(name) for name in new}
+        _replace(new)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exception: object) -> None:
+        _replace(self._old)
+
+
+def _replace(new: dict[str, Any]) -> None:
+    global _engine
+    with _lock:
+        _values.update(new)
+        _engine = None
+
+
+@overload
+def set(config: dict[str, Any], /) -> ConfigContextManager: ...
+@overload
+def set(key: str, value: Any, /) -> ConfigContextManager: ...
+def set(*config: Any) -> ConfigContextManager:
+    """Sets one setting, ``set(name, value)``, or several, ``set({name: value})``.
+
+    Transfers that start later follow them. In a ``with`` statement, the old values return at the end of the block.
+    """
+    if len(config) == 1 and isinstance(config[0], dict):
+        return ConfigContextManager(config[0])
+    if len(config) == 2 and isinstance(config[0], str):
+        return ConfigContextManager({config[0]: config[1]})
+    raise ValueError("call set(name, value) or set({name: value})")
+
+
+def is_compat_mode_preferred() -> bool:
+    """Returns whether transfers go by plain reads and writes: by ``compat_mode``, or because cuFile has no direct path."""
+    mode = get("compat_mode")
+    if mode != CompatMode.AUTO:
+        return bool(mode == CompatMode.ON)
+    try:
+        return not driver_properties()["has_direct_path"]
+    except OSError:
+        return True
+
+
+def engine() -> Engine:
+    """Returns the engine that follows the settings."""
+    global _engine
+    with _lock:
+        if _engine is None:
+            _engine = _build() if any(value is not None for value in _values.values()) else Engine.default()
+        return _engine
+
+
+def _build() -> Engine:
+    mode = _values.get("compat_mode")
+    policies = {CompatMode.OFF: "cufile", CompatMode.ON: "posix", CompatMode.AUTO: "auto"}
+    direct = {None: None, True: "auto", False: "never"}
+    return Engine(
+        threads=_values.get("num_threads"),
+        chunk_bytes=_values.get("task_size"),
+        gds_threshold_bytes=_values.get("gds_threshold"),
+        bounce_buffer_bytes=_values.get("bounce_buffer_size"),
+        policy=None if mode is None else policies[mode],  # type: ignore[arg-type]
+        direct_read=direct[_values.get("auto_direct_io_read")],  # type: ignore[arg-type]
+        direct_write=direct[_values.get("auto_direct_io_write")],  # type: ignore[arg-type]
+    )
+
+
+def __getattr__(name: str) -> Callable[[], Any]:
+    """Returns the getter of a setting by its name, as kvikio had them before ``get``."""
+    try:
+        _check(name)
+    except KeyError:
+        raise AttributeError(name) from None
+    return lambda: get(name)

@@ -1,0 +1,67 @@
+"""The kernel's page cache."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from .._gpufile import page_cache_residency
+from ._error import translated
+
+_File: TypeAlias = os.PathLike[str] | str | int | io.IOBase
+
+
+@contextlib.contextmanager
+def _descriptor(file: _File) -> Iterator[int]:
+    if isinstance(file, io.IOBase):
+        yield file.fileno()
+    elif isinstance(file, int):
+        yield file
+    elif isinstance(file, (os.PathLike, str)):
+        with translated("Unable to open file"):
+            descriptor = os.open(file, os.O_RDONLY)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    else:
+        raise ValueError(f"a path, a descriptor or a file is needed, not {file!r}")
+
+
+def get_page_cache_info(file: _File, offset: int = 0, length: int = 0) -> tuple[int, int]:
+    """Returns the number of cached pages of a range of a file, and the number of its pages.
+
+    A length of 0 stands for the rest of the file.
+    """
+    with _descriptor(file) as descriptor, translated():
+        end = offset + length if length else max(offset, os.fstat(descriptor).st_size)
+        return page_cache_residency(descriptor, offset, end)
+
+
+def drop_file_page_cache(file: _File, offset: int = 0, length: int = 0, sync_first: bool = True) -> None:
+    """Drops the pages of a range of a file from the page cache. A length of 0 stands for the rest of the file."""
+    with _descriptor(file) as descriptor, translated():
+        if sync_first:
+            os.fdatasync(descriptor)
+        os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+def drop_system_page_cache(reclaim_dentries_and_inodes: bool = True, sync_first: bool = True) -> bool:
+    """Drops all clean pages of the machine, and its entries of folders too. Returns False without the right to do that."""
+    if sync_first:
+        os.sync()
+    command = ["/sbin/sysctl", f"vm.drop_caches={3 if reclaim_dentries_and_inodes else 1}"]
+    for prefix in ([], ["sudo", "--non-interactive"]):
+        with contextlib.suppress(OSError):
+            if subprocess.run([*prefix, *command], capture_output=True).returncode == 0:
+                return True
+    return False
+
+
+def clear_page_cache(reclaim_dentries_and_inodes: bool = True, clear_dirty_pages: bool = True) -> bool:
+    """Drops as ``drop_system_page_cache``, which replaces this function."""
+    return drop_system_page_cache(reclaim_dentries_and_inodes, clear_dirty_pages)

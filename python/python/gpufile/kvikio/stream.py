@@ -1,0 +1,11 @@
+"""Streams, which cuFile asks programs to register."""
+
+from __future__ import annotations
+
+
+def stream_register(raw_stream: int, flags: int) -> None:
+    """Does nothing. gpufile orders transfers with a stream without cuFile, and needs no registration."""
+
+
+def stream_deregister(raw_stream: int) -> None:
+    """Does nothing, as ``stream_register``."""

@@ -1,0 +1,95 @@
+"""A store for zarr 3 whose chunks go to and from GPU memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer.core import default_buffer_prototype
+from zarr.storage import LocalStore
+
+from .cufile import CuFile
+
+
+def _range(size: int, request: ByteRequest | None) -> tuple[int, int]:
+    """Returns the first byte of a request and the byte after the last one, within a file."""
+    match request:
+        case None:
+            return 0, size
+        case RangeByteRequest(start, end):
+            return min(start, size), min(end, size)
+        case OffsetByteRequest(offset):
+            return min(offset, size), size
+        case SuffixByteRequest(suffix):
+            return max(0, size - suffix), size
+        case _:
+            raise TypeError(f"Unexpected byte_range, got {request}")
+
+
+def _get(path: pathlib.Path, prototype: BufferPrototype, request: ByteRequest | None) -> Buffer | None:
+    try:
+        size = os.stat(path).st_size
+        start, end = _range(size, request)
+        if path.is_dir():
+            return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    array: Any = prototype.nd_buffer.create(shape=(max(0, end - start),), dtype="B").as_ndarray_like()
+    if array.nbytes > 0:
+        with CuFile(path) as file:
+            file.read(array, file_offset=start)
+    return prototype.buffer.from_array_like(array)
+
+
+def _put(path: pathlib.Path, value: Buffer, exclusive: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Readers see the old bytes or the new ones.
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with CuFile(part, "w") as file:
+            file.write(value.as_array_like())
+        if exclusive:
+            os.link(part, path)
+        else:
+            os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class GDSStore(LocalStore):
+    """A store in a folder. Use it with ``zarr.config.enable_gpu()`` for arrays in GPU memory."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}('{self}')"
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """Returns a value, or the part of it that is asked for. None if there is no such key."""
+        if not self._is_open:
+            await self._open()
+        prototype = prototype or default_buffer_prototype()
+        return await asyncio.to_thread(_get, self.root / key, prototype, byte_range)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Returns parts of several values."""
+        return await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges))
+
+    async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
+        if not self._is_open:
+            await self._open()
+        self._check_writable()
+        if not isinstance(value, Buffer):
+            raise TypeError(f"GDSStore.set(): `value` must be a Buffer instance. Got an instance of {type(value)} instead.")
+        await asyncio.to_thread(_put, self.root / key, value, exclusive)

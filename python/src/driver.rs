@@ -1,0 +1,85 @@
+//! The cuFile driver of the process, for programs that configure it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cufile::{Controls, Driver, DriverProperties, Library};
+use gpufile::Engine;
+use pyo3::exceptions::{PyKeyError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::cuda_exception;
+
+/// The openings by `open_driver`.
+static OPEN: Mutex<Vec<Driver>> = Mutex::new(Vec::new());
+
+fn lock() -> MutexGuard<'static, Vec<Driver>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open() -> cufile::Result<Driver> {
+    Driver::builder().cuda(Engine::global().cuda()?.clone()).open()
+}
+
+/// Opens the cuFile driver until ``close_driver``. Transfers open it when they need it.
+#[pyfunction]
+pub fn open_driver(py: Python<'_>) -> PyResult<()> {
+    let driver = py.detach(open).map_err(|error| cuda_exception(py, error))?;
+    lock().push(driver);
+    Ok(())
+}
+
+/// Closes what ``open_driver`` opened. The driver stays open while other openings remain.
+#[pyfunction]
+pub fn close_driver(py: Python<'_>) -> PyResult<()> {
+    let driver = lock().pop();
+    let driver = driver.ok_or_else(|| PyRuntimeError::new_err("open_driver was not called before"))?;
+    py.detach(|| driver.close()).map_err(|failed| cuda_exception(py, failed.error))
+}
+
+/// Returns the version of libcufile: major and minor.
+#[pyfunction]
+pub fn libcufile_version(py: Python<'_>) -> PyResult<(u32, u32)> {
+    let library = py.detach(Library::load).map_err(|error| cuda_exception(py, error))?;
+    let version = library.version();
+    Ok((version.major, version.minor))
+}
+
+/// Returns the properties of the cuFile driver, which the call opens if it is not open. Lengths are in bytes.
+#[pyfunction]
+pub fn driver_properties(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let properties = py.detach(|| open()?.properties()).map_err(|error| cuda_exception(py, error))?;
+    let DriverProperties { controls, nvidia_fs, file_systems, .. } = &properties;
+    let dict = PyDict::new(py);
+    dict.set_item("has_direct_path", nvidia_fs.is_some() && !file_systems.is_empty())?;
+    dict.set_item("nvidia_fs", nvidia_fs)?;
+    dict.set_item("allow_compat_mode", controls.contains(Controls::COMPAT_MODE))?;
+    dict.set_item("poll_mode", controls.contains(Controls::POLL_MODE))?;
+    dict.set_item("poll_threshold_bytes", properties.poll_threshold_bytes)?;
+    dict.set_item("max_device_cache_bytes", properties.max_device_cache_bytes)?;
+    dict.set_item("per_buffer_cache_bytes", properties.per_buffer_cache_bytes)?;
+    dict.set_item("max_device_pinned_bytes", properties.max_device_pinned_bytes)?;
+    Ok(dict)
+}
+
+/// Sets polling for transfers up to a length, for the next opening of the driver.
+#[pyfunction]
+pub fn set_poll_mode(py: Python<'_>, enabled: bool, threshold_bytes: u64) -> PyResult<()> {
+    let set = || Library::load()?.params().set_poll_mode(enabled, threshold_bytes);
+    py.detach(set).map_err(|error| cuda_exception(py, error))
+}
+
+/// Sets a limit, ``"max_device_cache_bytes"`` or ``"max_device_pinned_bytes"``, for the next opening of the driver.
+#[pyfunction]
+pub fn set_driver_limit(py: Python<'_>, name: &str, bytes: u64) -> PyResult<()> {
+    let set = || {
+        let library = Library::load()?;
+        match name {
+            "max_device_cache_bytes" => library.params().set_max_cache_size(bytes).map(Some),
+            "max_device_pinned_bytes" => library.params().set_max_pinned_memory(bytes).map(Some),
+            _ => Ok(None),
+        }
+    };
+    let set = py.detach(set).map_err(|error| cuda_exception(py, error))?;
+    set.ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+}

@@ -1,0 +1,104 @@
+//! Registrations of GPU memory with cuFile, which Python names by objects in the memory.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cufile::{IoBuf, RegisteredBuffer};
+use gpufile::Engine;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::{Access, Memory};
+use crate::error::cause_exception;
+
+/// The registration of one allocation. It ends with the last transfer that uses it.
+pub(super) struct Registration {
+    /// The addresses of the allocation.
+    range: Range<usize>,
+    _buffer: RegisteredBuffer<Memory>,
+}
+
+impl Registration {
+    /// Returns the distance of an address from the registered base.
+    pub fn offset_of(&self, address: usize) -> usize {
+        address - self.range.start
+    }
+}
+
+static REGISTRATIONS: Mutex<Vec<Arc<Registration>>> = Mutex::new(Vec::new());
+
+/// The number of registrations, so that programs without any look no further.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn lock() -> MutexGuard<'static, Vec<Arc<Registration>>> {
+    REGISTRATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the registration that covers some addresses.
+pub(super) fn covering(address: usize, len_bytes: usize) -> Option<Arc<Registration>> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let end = address.checked_add(len_bytes)?;
+    let covers = |registration: &&Arc<Registration>| {
+        registration.range.start <= address && end <= registration.range.end
+    };
+    lock().iter().find(covers).cloned()
+}
+
+/// Registers the whole GPU allocation that a buffer lies in with cuFile.
+///
+/// Transfers by GPUDirect Storage then need not pin the memory each time. Other transfers work as before. The
+/// registration keeps the buffer alive until ``deregister``.
+#[pyfunction]
+pub fn register(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = buffer.py();
+    let mut memory = Memory::of(buffer, Access::Read)?;
+    let range = allocation(&memory)?;
+    if covering(range.start, range.len()).is_some() {
+        return Err(PyValueError::new_err("the memory is registered already"));
+    }
+    (memory.address, memory.len_bytes) = (range.start, range.len());
+    let engine = Engine::try_global().map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let registered = py.detach(|| engine.register(memory).map_err(|failed| failed.error));
+    let registered = registered.map_err(|cause| cause_exception(py, cause))?;
+    let mut registrations = lock();
+    registrations.push(Arc::new(Registration { range, _buffer: registered }));
+    COUNT.store(registrations.len(), Ordering::Release);
+    Ok(())
+}
+
+/// Ends the registration of the GPU allocation that a buffer lies in. Transfers in flight keep it until they end.
+#[pyfunction]
+pub fn deregister(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+    let memory = Memory::of(buffer, Access::Read)?;
+    let range = allocation(&memory)?;
+    let mut registrations = lock();
+    let Some(index) = registrations.iter().position(|registration| registration.range == range) else {
+        return Err(PyValueError::new_err("the memory is not registered"));
+    };
+    let registration = registrations.swap_remove(index);
+    COUNT.store(registrations.len(), Ordering::Release);
+    // Both may release objects, whose code may register others.
+    drop(registrations);
+    buffer.py().detach(|| drop((registration, memory)));
+    Ok(())
+}
+
+/// Returns the addresses of the allocation that memory of a GPU lies in.
+fn allocation(memory: &Memory) -> PyResult<Range<usize>> {
+    let Some(device) = memory.device().filter(|_| memory.len_bytes() > 0) else {
+        return Err(PyValueError::new_err("only memory of a GPU can be registered"));
+    };
+    let (mut start, mut len_bytes) = (0, 0);
+    let get = device.cuda().driver().cuMemGetAddressRange_v2;
+    // SAFETY: both outlive the call, and CUDA accepts any address.
+    let result = unsafe { get(&mut start, &mut len_bytes, memory.address as u64) };
+    let start = start as usize;
+    match result.0 {
+        0 => Ok(start..start + len_bytes),
+        // Memory without one allocation is registered by itself.
+        _ => Ok(memory.address..memory.address + memory.len_bytes()),
+    }
+}

@@ -1,0 +1,160 @@
+"""The package gpufile.kvikio, beside kvikio's own tests (see run_kvikio_tests.py)."""
+
+import asyncio
+import errno
+import os
+
+import numpy as np
+import pytest
+
+import gpufile
+import gpufile.kvikio as kvikio
+import gpufile.kvikio.cufile_driver
+import gpufile.kvikio.defaults
+import gpufile.kvikio.numpy
+
+
+def test_files_read_and_write_gpu_memory(path, content, device_array):
+    array = device_array(5000)
+    with kvikio.CuFile(path, "r+") as file:
+        assert file.pread(array, file_offset=17).get() == 5000
+        assert array.get() == content[17:5017]
+        assert file.write(array, 100, file_offset=3) == 100
+        assert file.pwrite(array, 50, 9000, task_size=13).get() == 50
+        assert file.raw_read(array, 10, file_offset=3, dev_offset=4990) == 10
+        assert array.get()[-10:] == content[17:27]
+        with pytest.raises(ValueError, match="beyond a buffer of 5000"):
+            file.read(array, 5001)
+        assert asyncio.run(_await(file.pread(array))) == 5000
+    assert path.read_bytes()[:110] == content[:3] + content[17:117] + content[103:110]
+
+
+async def _await(future):
+    return await future
+
+
+def test_errors_are_those_of_kvikio_and_of_the_system(path, device_array):
+    with pytest.raises(RuntimeError) as missing:
+        kvikio.CuFile(path.with_name("missing"))
+    error = missing.value
+    assert (error.errno, error.filename) == (errno.ENOENT, str(path.with_name("missing")))
+    assert "Unable to open file" in str(error) and "No such file" in str(error)
+    file = kvikio.CuFile(path)
+    with pytest.raises(RuntimeError, match="Operation not permitted") as refused:
+        file.write(b"abc")
+    assert isinstance(refused.value, OSError)
+    with pytest.raises(ValueError, match="Non-CUDA"):
+        file.raw_read(bytearray(3))
+    file.close()
+    with pytest.raises(kvikio.CuFileError, match="closed"):
+        file.read(bytearray(3))
+
+
+def test_settings_hold_for_open_files(path, content, device_array, command):
+    array = device_array(300_000)
+    with kvikio.CuFile(path) as file:
+        for threads, length in [(1, 70_000), (3, 4096), (2, 199)]:
+            with kvikio.defaults.set({"num_threads": threads, "task_size": length}):
+                engine = kvikio.defaults.engine()
+                assert (engine.threads, engine.chunk_bytes) == (threads, length)
+                assert file.read(array, 100_000, 5) == 100_000
+                assert array.get()[:100_000] == content[5:100_005]
+        assert kvikio.defaults.engine().threads == gpufile.Engine.default().threads
+        before = command("calls cuFileRead")
+        with kvikio.defaults.set("compat_mode", kvikio.CompatMode.OFF):
+            file.read(array)
+        assert command("calls cuFileRead") > before
+    with kvikio.defaults.set("compat_mode", kvikio.CompatMode.ON):
+        assert kvikio.defaults.is_compat_mode_preferred()
+
+
+def test_wrong_settings_change_nothing():
+    before = kvikio.defaults.get("num_threads")
+    for name, value, error in [
+        ("num_threads", 0, ValueError),
+        ("task_size", -1, OverflowError),
+        ("no_such_setting", 1, KeyError),
+        ("http_status_codes", ["a"], TypeError),
+        ("compat_mode", 7, ValueError),
+    ]:
+        with pytest.raises(error):
+            kvikio.defaults.set({"num_threads": 3, name: value})
+    with pytest.raises(ValueError):
+        kvikio.defaults.set("num_threads")
+    assert kvikio.defaults.get("num_threads") == kvikio.defaults.num_threads() == before
+    with pytest.raises(AttributeError):
+        kvikio.defaults.no_such_setting
+
+
+def test_regions_of_files_are_read(path, content, device_array):
+    region = kvikio.MmapHandle(path, "r", 3000, 1001)
+    array = device_array(3000)
+    assert region.read(array, offset=1001) == 3000
+    assert array.get() == content[1001:4001]
+    assert region.pread(array, 500, 2000).get() == 500
+    assert array.get()[:500] == content[2000:2500]
+    for size, offset in [(1, 1000), (1, 4001), (3000, 1002), (-1, 1500)]:
+        with pytest.raises(IndexError, match="out of bound"):
+            region.read(array, size, offset)
+    assert (region.initial_map_size(), region.initial_map_offset()) == (3000, 1001)
+    with pytest.raises(ValueError, match="beyond a buffer"):
+        region.read(device_array(2999), offset=1001)
+
+
+def test_arrays_are_read_from_the_position_of_a_file(tmp_path):
+    path = tmp_path / "numbers"
+    numbers = np.arange(60, dtype="<i4").reshape(5, 12)
+    kvikio.numpy.tofile(numbers.T, path)
+    assert np.array_equal(np.fromfile(path, "<i4"), numbers.T.ravel())
+    assert np.array_equal(kvikio.numpy.fromfile(path, "<i4", 7, offset=8), numbers.T.ravel()[2:9])
+    with open(path, "rb") as file:
+        file.seek(12)
+        assert np.array_equal(kvikio.numpy.fromfile(file, "<i4", offset=4), numbers.T.ravel()[4:])
+    like = kvikio.numpy.LikeWrapper(np.empty(()))
+    assert np.array_equal(np.fromfile(path, "<i4", like=like), numbers.T.ravel())
+    assert kvikio.numpy.fromfile(path, "<i4", offset=10_000).shape == (0,)
+
+
+def test_page_cache_is_counted_and_dropped(path, content):
+    cached, pages = kvikio.get_page_cache_info(path)
+    assert 0 <= cached <= pages == -(-len(content) // os.sysconf("SC_PAGESIZE"))
+    kvikio.drop_file_page_cache(str(path))
+    with open(path, "rb") as file:
+        assert kvikio.get_page_cache_info(file, 5000, 10)[1] == 1
+        assert kvikio.get_page_cache_info(file.fileno(), 10**9) == (0, 0)
+
+
+def test_memory_is_registered_as_a_whole_allocation(path, content, device_array, command):
+    array = device_array(100_000)
+    part = device_array(100_000, shape=(1000,), data=(array.address + 5000, False))
+    live = command("live buffers")
+    gpufile.register(part)
+    assert command("live buffers") == live + 1
+    with pytest.raises(ValueError, match="already"):
+        gpufile.register(array)
+    with kvikio.defaults.set("compat_mode", kvikio.CompatMode.OFF), kvikio.CuFile(path) as file:
+        assert file.read(array, 50_000, 3) == 50_000
+        assert array.get()[:50_000] == content[3:50_003]
+        future = file.pread(part, file_offset=9)
+        gpufile.deregister(array)
+        assert future.get() == 1000 and array.get()[5000:6000] == content[9:1009]
+    del future
+    assert command("live buffers") == live
+    with pytest.raises(ValueError, match="not registered"):
+        gpufile.deregister(part)
+    with pytest.raises(ValueError, match="only memory of a GPU"):
+        gpufile.register(bytearray(5))
+
+
+def test_zarr_arrays_round_trip(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    import gpufile.kvikio.zarr
+
+    store = gpufile.kvikio.zarr.GDSStore(tmp_path)
+    array = zarr.create_array(store, name="a", shape=(70, 33), chunks=(16, 11), dtype="<f4")
+    values = np.random.default_rng(3).random((70, 33), dtype="f4")
+    array[:] = values
+    array[5:9, 2] = values[5:9, 2] = 7
+    assert np.array_equal(zarr.open_array(tmp_path / "a")[:], values)
+    assert np.array_equal(zarr.open_array(gpufile.kvikio.zarr.GDSStore(tmp_path), path="a")[3:40], values[3:40])
+    assert not list(tmp_path.rglob("*.partial"))
