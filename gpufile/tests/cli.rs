@@ -50,42 +50,8 @@ fn lines(out: &str) -> Vec<HashMap<&str, &str>> {
 }
 
 #[test]
-fn check_reports_no_device_route_without_cuda() {
-    let folder = tempfile::tempdir().unwrap();
-    let (status, out, err) = run(&[OsStr::new("check"), folder.path().as_os_str()], &[]);
-    assert_eq!((status, &*err), (4, ""), "{out}");
-    for part in [
-        "libcuda could not be loaded (set CUDA_LIBRARY",
-        "libcudart could not be loaded (set CUDART_LIBRARY",
-        "libcufile could not be loaded (set CUFILE_LIBRARY",
-        "/nonexistent/library.so",
-        "nvidia-fs",
-        "P2PDMA",
-        "threads",
-        "file system",
-        "O_DIRECT",
-        "% cached",
-        "none, only host memory can be used here",
-        "not POSIX through pinned host memory: libcuda and libcudart could not be loaded",
-    ] {
-        assert!(out.contains(part), "{part}: {out}");
-    }
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the file is removed");
-}
-
-#[test]
-fn check_does_not_change_the_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("precious");
-    fs::write(&path, "precious").unwrap();
-    let (status, out, _) = run(&[OsStr::new("check"), path.as_os_str()], &[]);
-    assert_eq!(status, 4, "{out}");
-    assert_eq!(fs::read(&path).unwrap(), b"precious");
-}
-
-#[test]
 fn the_route_without_cuda_is_unavailable() {
-    // In this process, only a host without CUDA shows the route. `check` shows it everywhere.
+    // In this process, only a host without CUDA shows the route. `cli_check` shows it everywhere.
     if gpufile::cuda::Cuda::load().is_ok() {
         return eprintln!("skipped: there is CUDA");
     }
@@ -131,19 +97,6 @@ fn full_output_is_a_failure() {
         let err = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(1) && err.contains("No space left"), "{err}");
     }
-}
-
-#[test]
-fn check_continues_after_a_wrong_variable_or_missing_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let arguments = [OsStr::new("check"), folder.path().as_os_str()];
-    let (status, out, _) = run(&arguments, &[("GPUFILE_NUM_THREADS", "many")]);
-    assert_eq!(status, 1, "{out}");
-    assert!(out.contains("GPUFILE_NUM_THREADS is \"many\"") && out.contains("route"), "{out}");
-
-    let (status, out, _) = run(&["check", "/nonexistent/file"], &[]);
-    assert_eq!(status, 1, "{out}");
-    assert!(out.contains("kernel") && out.contains("cannot open \"/nonexistent/file\""), "{out}");
 }
 
 #[test]

@@ -1,0 +1,202 @@
+//! `--try`: a small write and read that prove the route, by what libcufile and nvidia-fs count.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cufile::Driver;
+use cufile::cuda::Device;
+
+use super::machine::Opened;
+use super::nvidia_fs::Statistics;
+use super::root::Root;
+use super::target::own_path;
+use crate::{Engine, File, RouteKind};
+
+/// The length of the write and of the read. It is longer than the shortest transfer that uses cuFile.
+pub const BYTES: usize = 1 << 20;
+
+/// A write and a read that brought back the same bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// The GPU whose memory took part; `None` for host memory.
+    pub gpu: Option<u32>,
+    pub route: RouteKind,
+    pub write: Duration,
+    pub read: Duration,
+    /// The writes and reads that libcufile counted; `None` if it counts none.
+    pub by_cufile: Option<(u64, u64)>,
+    /// The writes and reads that nvidia-fs counted, of all processes; `None` if it counts none.
+    pub by_nvidia_fs: Option<(u64, u64)>,
+}
+
+impl Attempt {
+    /// Returns whether the counters agree with the route; `None` if nothing counts on it.
+    pub fn proven(&self) -> Option<bool> {
+        let moved = |(writes, reads)| writes > 0 && reads > 0;
+        match self.route {
+            RouteKind::Gds => self.by_nvidia_fs.map(moved),
+            RouteKind::P2pDma | RouteKind::CufileCompat => self.by_cufile.map(moved),
+            // gpufile moves these bytes itself.
+            RouteKind::Posix | RouteKind::Unavailable => Some(true),
+        }
+    }
+
+    /// Returns what the counters show.
+    pub fn proof(&self) -> String {
+        let count = |name: &str, counted: Option<(u64, u64)>| {
+            counted.map(|(writes, reads)| format!("{name} counted {writes} writes and {reads} reads"))
+        };
+        let counted = [count("libcufile", self.by_cufile), count("nvidia-fs", self.by_nvidia_fs)];
+        let counted: Vec<String> = counted.into_iter().flatten().collect();
+        match self.proven() {
+            None => {
+                let hint =
+                    "nothing counts on this route (nvidia-fs counts with its parameter rw_stats_enabled=1)";
+                [counted.as_slice(), &[hint.to_owned()]].concat().join(", ")
+            }
+            Some(_) if counted.is_empty() => "gpufile moved the bytes itself".to_owned(),
+            Some(_) => counted.join(", "),
+        }
+    }
+}
+
+/// Writes a file of this command beside or in the path, reads it back and compares it. Nothing stays.
+///
+/// # Errors
+/// What failed, with its reason.
+pub fn attempt(
+    root: &Root,
+    path: &Path,
+    engine: &Engine,
+    opened: &Opened,
+    gpu: u32,
+) -> Result<Attempt, String> {
+    let real = path.canonicalize().map_err(|error| format!("cannot open {path:?}: {error}"))?;
+    let folder = if real.is_dir() { real.as_path() } else { real.parent().unwrap_or(Path::new("/")) };
+    let own = own_path(folder);
+    let options = File::options().read(true).write(true).create_new(true).engine(engine);
+    let file = options.open(&own).map_err(|error| error.to_string())?;
+    // Without a name, nothing stays even if the process is killed.
+    fs::remove_file(&own).map_err(|error| format!("cannot remove {own:?}: {error}"))?;
+    let device = opened
+        .cuda
+        .as_ref()
+        .ok()
+        .map(|cuda| cuda.device(gpu))
+        .transpose()
+        .map_err(|error| error.to_string())?;
+    let before = Counters::of(root, opened.driver.as_ref());
+    let (write, read) = round_trip(&file, device.as_ref())?;
+    let after = Counters::of(root, opened.driver.as_ref());
+    Ok(Attempt {
+        gpu: device.map(|device| device.ordinal()),
+        route: file.route().kind(),
+        write,
+        read,
+        by_cufile: difference(before.cufile, after.cufile),
+        by_nvidia_fs: difference(before.nvidia_fs, after.nvidia_fs),
+    })
+}
+
+/// Writes and reads the same bytes. Returns the time of each.
+fn round_trip(file: &File, device: Option<&Device>) -> Result<(Duration, Duration), String> {
+    let bytes: Vec<u8> =
+        (0..BYTES as u32 / 4).flat_map(|i| i.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
+    let (back, write, read) = match device {
+        Some(device) => on_gpu(file, device, &bytes),
+        None => on_host(file, &bytes),
+    }
+    .map_err(|error| error.to_string())?;
+    if back == bytes {
+        Ok((write, read))
+    } else {
+        Err("the bytes that came back differ from those written".to_owned())
+    }
+}
+
+type Outcome = Result<(Vec<u8>, Duration, Duration), Box<dyn std::error::Error>>;
+
+fn on_gpu(file: &File, device: &Device, bytes: &[u8]) -> Outcome {
+    let mut memory = device.alloc(bytes.len())?;
+    memory.copy_from_host(0, bytes)?;
+    let start = Instant::now();
+    file.write_all_at(&memory, 0)?;
+    let write = start.elapsed();
+    memory.fill(0)?;
+    let start = Instant::now();
+    file.read_exact_at(&mut memory, 0)?;
+    let read = start.elapsed();
+    Ok((memory.to_vec()?, write, read))
+}
+
+fn on_host(file: &File, bytes: &[u8]) -> Outcome {
+    let start = Instant::now();
+    file.write_all_at(bytes, 0)?;
+    let write = start.elapsed();
+    let mut back = vec![0; bytes.len()];
+    let start = Instant::now();
+    file.read_exact_at(&mut back[..], 0)?;
+    Ok((back, write, start.elapsed()))
+}
+
+/// The writes and reads counted so far.
+struct Counters {
+    cufile: Option<(u64, u64)>,
+    nvidia_fs: Option<(u64, u64)>,
+}
+
+impl Counters {
+    fn of(root: &Root, driver: Option<&Driver>) -> Self {
+        let statistics = driver.and_then(|driver| driver.statistics().basic().ok());
+        let module = root.text("/proc/driver/nvidia-fs/stats").and_then(|text| Statistics::parse(&text));
+        Self {
+            cufile: statistics.map(|stats| (stats.write.operations.ok, stats.read.operations.ok)),
+            nvidia_fs: module
+                .filter(|stats| stats.counts)
+                .map(|stats| (stats.writes.count, stats.reads.count)),
+        }
+    }
+}
+
+fn difference(before: Option<(u64, u64)>, after: Option<(u64, u64)>) -> Option<(u64, u64)> {
+    let ((writes, reads), (more_writes, more_reads)) = (before?, after?);
+    Some((more_writes.saturating_sub(writes), more_reads.saturating_sub(reads)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_prove_or_disprove_the_route() {
+        let of = |route, by_cufile, by_nvidia_fs| Attempt {
+            gpu: Some(0),
+            route,
+            write: Duration::ZERO,
+            read: Duration::ZERO,
+            by_cufile,
+            by_nvidia_fs,
+        };
+        for (route, by_cufile, by_nvidia_fs, expected) in [
+            (RouteKind::Gds, Some((1, 1)), Some((1, 1)), Some(true)),
+            (RouteKind::Gds, Some((1, 1)), Some((1, 0)), Some(false)),
+            (RouteKind::Gds, Some((1, 1)), None, None),
+            (RouteKind::P2pDma, Some((2, 1)), None, Some(true)),
+            (RouteKind::P2pDma, Some((0, 0)), None, Some(false)),
+            (RouteKind::P2pDma, None, None, None),
+            (RouteKind::Posix, Some((0, 0)), None, Some(true)),
+            // Another process moves bytes at the same time.
+            (RouteKind::Posix, None, Some((1, 1)), Some(true)),
+        ] {
+            let attempt = of(route, by_cufile, by_nvidia_fs);
+            assert_eq!(attempt.proven(), expected, "{route}: {}", attempt.proof());
+            assert_eq!(attempt.proof().contains("rw_stats_enabled"), expected.is_none());
+        }
+        assert_eq!(difference(Some((3, 5)), Some((4, 5))), Some((1, 0)));
+        assert_eq!(
+            (difference(None, Some((1, 1))), difference(Some((9, 9)), Some((1, 1)))),
+            (None, Some((0, 0)))
+        );
+    }
+}

@@ -1,0 +1,124 @@
+//! `gpufile check`: the route of files on this machine, why no better one is taken, and what would change that.
+//!
+//! Facts are gathered by one module each, from sysfs, procfs, the environment and the libraries. `verdict` turns them
+//! into causes without any call of the system. `text` and `json` print the outcome.
+
+mod acs;
+mod attempt;
+mod block;
+mod cause;
+mod cufile_json;
+mod features;
+mod gpus;
+mod json;
+mod kernel;
+mod libraries;
+mod machine;
+mod mounts;
+mod network;
+mod nvidia_fs;
+mod outcome;
+mod pci;
+mod root;
+mod storage;
+mod target;
+mod text;
+mod variables;
+mod verdict;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use self::machine::{Machine, Opened};
+use self::outcome::{Outcome, Verdict};
+use self::root::Root;
+use self::target::Target;
+use super::Failure;
+use crate::{Engine, Settings};
+
+/// Reports the route of files to a GPU, why no better one is taken, and what would change that.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpufile check /data
+  gpufile check --try --json /data /scratch
+  gpufile check /proc/1234/fd/5      the file as another program opened it
+
+The exit status is the worst of all paths:
+  0  fast: the bytes go past the host's memory, by GPUDirect Storage or P2PDMA
+  3  fallback: the bytes pass through the host's memory
+  4  impossible: no bytes go to a GPU, because there is no CUDA or no GPU
+  1  failed: a variable is wrong, a path cannot be used, or --try failed
+  2  the command line is wrong")]
+pub struct Args {
+    /// Files or folders. A folder keeps its contents.
+    #[arg(default_value = ".")]
+    path: Vec<PathBuf>,
+    /// Proves the route by a write and a read of 1 MiB, in a file of its own beside PATH.
+    #[arg(long = "try")]
+    tries: bool,
+    /// The GPU that takes part in --try.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    gpu: u32,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
+    /// Prints all facts, and everything that was tried.
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// Prints the report.
+pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    let root = Root::of_machine();
+    let (machine, opened) = Machine::gather(&root);
+    let engine = engine(&opened);
+    let outcomes: Vec<Outcome> = arguments
+        .path
+        .iter()
+        .map(|path| outcome(&root, path, arguments, (&machine, &opened), &engine))
+        .collect();
+    let worst = outcomes.iter().map(Outcome::verdict).max().unwrap_or(Verdict::Failed);
+    let report = if arguments.json {
+        format!("{:#}\n", json::report(&machine, &outcomes, worst))
+    } else {
+        text::report(&machine, &outcomes, arguments.verbose)
+    };
+    match io::stdout().write_all(report.as_bytes()) {
+        // The reader has seen enough, and the exit status still has to be right.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
+        _ => {}
+    }
+    Ok(ExitCode::from(worst.status()))
+}
+
+/// Returns an engine with the libraries that are open, so that each file sees the driver that the report describes.
+fn engine(opened: &Opened) -> Engine {
+    // The route is worth knowing even where a variable is wrong.
+    let builder = Engine::builder().settings(Settings::from_env().unwrap_or_default());
+    match (&opened.driver, &opened.cuda) {
+        (Some(driver), _) => builder.driver(driver.clone()),
+        (None, Ok(cuda)) => builder.cuda(cuda.clone()),
+        (None, Err(_)) => builder,
+    }
+    .build()
+}
+
+fn outcome(
+    root: &Root,
+    path: &Path,
+    arguments: &Args,
+    machine: (&Machine, &Opened),
+    engine: &Engine,
+) -> Outcome {
+    let (machine, opened) = machine;
+    let target = Target::of(root, path, engine);
+    let causes = match &target {
+        Ok(target) => verdict::causes(machine, target),
+        Err(_) => verdict::causes_of_machine(machine),
+    };
+    let tries = arguments.tries && target.is_ok();
+    let attempt = tries.then(|| attempt::attempt(root, path, engine, opened, arguments.gpu));
+    Outcome { path: path.to_owned(), target, causes, attempt }
+}

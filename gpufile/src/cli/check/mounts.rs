@@ -1,0 +1,115 @@
+//! The mount that a path is on, from `/proc/self/mountinfo`.
+
+use std::path::{Path, PathBuf};
+
+/// A mounted file system.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Mount {
+    pub point: PathBuf,
+    pub file_system: String,
+    /// The device, server or name that is mounted.
+    pub source: String,
+    /// The options of the mount and of the file system.
+    pub options: Vec<String>,
+    /// Major and minor number of the device.
+    pub device: (u32, u32),
+}
+
+impl Mount {
+    /// Returns whether an option is set.
+    pub fn has(&self, option: &str) -> bool {
+        self.options.iter().any(|set| set == option)
+    }
+
+    /// Returns the value of an option `name=value`.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.options.iter().find_map(|option| option.strip_prefix(name)?.strip_prefix('='))
+    }
+}
+
+/// Returns the mount that an absolute path without links is on: the last of those with the longest mount point.
+pub fn of_path(mountinfo: &str, path: &Path) -> Option<Mount> {
+    let over = mountinfo.lines().filter_map(parse).filter(|mount| path.starts_with(&mount.point));
+    over.max_by_key(|mount| mount.point.components().count())
+}
+
+/// Parses a line: ID, parent, device, root, mount point, options, optional fields, a dash, type, source, options.
+fn parse(line: &str) -> Option<Mount> {
+    let (front, back) = line.split_once(" - ")?;
+    let front: Vec<&str> = front.split(' ').collect();
+    let back: Vec<&str> = back.split(' ').collect();
+    let (major, minor) = front.get(2)?.split_once(':')?;
+    let mut options: Vec<String> = front.get(5)?.split(',').map(str::to_owned).collect();
+    for option in back.get(2)?.split(',') {
+        if !options.iter().any(|known| known == option) {
+            options.push(option.to_owned());
+        }
+    }
+    Some(Mount {
+        point: PathBuf::from(unescape(front.get(4)?)),
+        file_system: (*back.first()?).to_owned(),
+        source: unescape(back.get(1)?),
+        options,
+        device: (major.parse().ok()?, minor.parse().ok()?),
+    })
+}
+
+/// Replaces the kernel's `\040` and other octal escapes.
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.get(..3).and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
+            Some(byte) => {
+                plain.push(char::from(byte));
+                plain.push_str(&part[3..]);
+            }
+            None => {
+                plain.push('\\');
+                plain.push_str(part);
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+41 27 0:40 / /data rw,noatime shared:5 master:2 - nfs4 server:/export rw,vers=4.2,proto=rdma,port=20049
+42 41 253:3 / /data/my\\040disk ro - xfs /dev/mapper/vg-my\\040disk rw,noquota
+43 41 0:50 / /data/my\\040disk rw - tmpfs tmpfs rw,size=1024k";
+
+    fn of(path: &str) -> Mount {
+        of_path(MOUNTS, Path::new(path)).unwrap()
+    }
+
+    #[test]
+    fn longest_and_last_mount_point_wins() {
+        assert_eq!((of("/").file_system, of("/database/file").device), ("ext4".to_owned(), (254, 0)));
+        assert_eq!(of("/data").source, "server:/export");
+        assert_eq!(of("/data/my disk/file").file_system, "tmpfs");
+        let without_last = MOUNTS.rsplit_once('\n').unwrap().0;
+        let disk = of_path(without_last, Path::new("/data/my disk/file")).unwrap();
+        assert_eq!((disk.source.as_str(), disk.device), ("/dev/mapper/vg-my disk", (253, 3)));
+    }
+
+    #[test]
+    fn options_of_mount_and_file_system_are_joined() {
+        let nfs = of("/data/x");
+        assert_eq!(nfs.value("proto"), Some("rdma"));
+        assert!(nfs.has("noatime") && !nfs.has("proto") && !nfs.has("ro"));
+        assert_eq!(nfs.options.iter().filter(|option| *option == "rw").count(), 1);
+    }
+
+    #[test]
+    fn broken_lines_are_skipped() {
+        assert_eq!(of_path("", Path::new("/")), None);
+        assert_eq!(of_path("27 1 254:0 / / rw\n1 2 x:y / / rw - ext4 a rw\n1 - 2", Path::new("/")), None);
+        assert_eq!(unescape("a\\b\\134\\04"), "a\\b\\\\04");
+    }
+}

@@ -1,0 +1,167 @@
+//! The kinds of file systems that the advice distinguishes.
+
+use super::mounts::Mount;
+
+/// A kind of file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Storage {
+    /// ext4 and xfs, which cuFile reaches on local disks.
+    Local,
+    Tmpfs,
+    Overlay,
+    /// NFS, and true if it is mounted over RDMA.
+    Nfs(bool),
+    Lustre,
+    Weka,
+    BeeGfs,
+    Gpfs,
+    /// btrfs, zfs and bcachefs.
+    CopyOnWrite(String),
+    /// A file system that a process serves.
+    Fuse(String),
+    Other(String),
+}
+
+impl Storage {
+    /// Returns the kind of a file system by its name and its mount.
+    pub fn of(file_system: &str, mount: Option<&Mount>) -> Self {
+        match file_system {
+            "ext4" | "xfs" => Storage::Local,
+            "tmpfs" | "ramfs" | "devtmpfs" => Storage::Tmpfs,
+            "overlay" | "overlayfs" | "aufs" => Storage::Overlay,
+            "nfs" | "nfs4" => Storage::Nfs(mount.and_then(|mount| mount.value("proto")) == Some("rdma")),
+            "lustre" => Storage::Lustre,
+            "wekafs" => Storage::Weka,
+            "beegfs" | "beegfs_nodev" => Storage::BeeGfs,
+            "gpfs" => Storage::Gpfs,
+            "btrfs" | "zfs" | "bcachefs" => Storage::CopyOnWrite(file_system.to_owned()),
+            fuse if fuse == "fuseblk" || fuse == "fuse" || fuse.starts_with("fuse.") => {
+                Storage::Fuse(file_system.to_owned())
+            }
+            other => Storage::Other(other.to_owned()),
+        }
+    }
+
+    /// Returns whether the bytes come over the network by RDMA, if they come past the host's memory.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Storage::Nfs(_) | Storage::Lustre | Storage::Weka | Storage::BeeGfs | Storage::Gpfs)
+    }
+
+    /// Returns the word for the kind in JSON.
+    pub fn key(&self) -> &'static str {
+        match self {
+            Storage::Local => "local",
+            Storage::Tmpfs => "tmpfs",
+            Storage::Overlay => "overlay",
+            Storage::Nfs(_) => "nfs",
+            Storage::Lustre => "lustre",
+            Storage::Weka => "weka",
+            Storage::BeeGfs => "beegfs",
+            Storage::Gpfs => "gpfs",
+            Storage::CopyOnWrite(_) => "copy-on-write",
+            Storage::Fuse(_) => "fuse",
+            Storage::Other(_) => "other-file-system",
+        }
+    }
+
+    /// Returns why the direct routes do not reach the file system.
+    pub fn problem(&self) -> String {
+        match self {
+            Storage::Local => {
+                "the file system is ext4 or xfs, but libcufile has no direct path to its disk".to_owned()
+            }
+            Storage::Tmpfs => {
+                "tmpfs keeps its files in host memory, so all their bytes pass through it".to_owned()
+            }
+            Storage::Overlay => {
+                "overlay is the layered file system of a container; cuFile has no direct path to it"
+                    .to_owned()
+            }
+            Storage::Nfs(false) => "NFS is mounted over TCP; the direct path needs NFS over RDMA".to_owned(),
+            Storage::Nfs(true) => {
+                "NFS is mounted over RDMA, but libcufile reports no direct path to NFS".to_owned()
+            }
+            Storage::Lustre => "libcufile reports no direct path to Lustre".to_owned(),
+            Storage::Weka => "libcufile reports no direct path to WekaFS".to_owned(),
+            Storage::BeeGfs => "libcufile reports no direct path to BeeGFS".to_owned(),
+            Storage::Gpfs => "libcufile reports no direct path to Spectrum Scale (GPFS)".to_owned(),
+            Storage::CopyOnWrite(name) => format!("cuFile has no direct path to {name}"),
+            Storage::Fuse(name) => {
+                format!("a process in user space serves {name}, and the bytes pass through it")
+            }
+            Storage::Other(name) => format!("cuFile has no direct path to {name}"),
+        }
+    }
+
+    /// Returns what would change that.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Storage::Local => "put the file system on an NVMe disk, or on a partition of one",
+            Storage::Tmpfs => {
+                "nothing is slower here than memory; for a direct path, use ext4 or xfs on an NVMe disk"
+            }
+            Storage::Overlay => {
+                "mount a folder of the host that is on ext4 or xfs into the container (docker run -v /data:/data), and use it"
+            }
+            Storage::Nfs(false) => {
+                "mount with proto=rdma,port=20049 from a server that supports it, and install the RDMA client of MOFED or DOCA"
+            }
+            Storage::Nfs(true) => {
+                "install MOFED or DOCA with NFS over RDMA, load nvidia-fs after it, and name the network cards in \
+                 rdma_dev_addr_list of cufile.json"
+            }
+            Storage::Lustre => {
+                "use the EXAScaler client with GPUDirect over an o2ib network, and load nvidia-fs after it; then raise \
+                 osc.*.max_pages_per_rpc to 16M and osc.*.max_rpcs_in_flight to 32, and turn osc.*.checksums off"
+            }
+            Storage::Weka => {
+                "name the RDMA addresses of the network cards in properties.rdma_dev_addr_list of cufile.json; each \
+                 backend host needs twice its share of the read throughput"
+            }
+            Storage::BeeGfs => {
+                "use a BeeGFS client that is built for GPUDirect Storage, with RDMA, and load nvidia-fs after it"
+            }
+            Storage::Gpfs => {
+                "turn GPUDirect Storage on in Spectrum Scale (verbsGPUDirectStorage), with RDMA, and load nvidia-fs"
+            }
+            Storage::CopyOnWrite(_) => "use xfs, or ext4 with data=ordered, on an NVMe disk",
+            Storage::Fuse(_) => {
+                "use the storage's kernel client, or copy the files to ext4 or xfs on an NVMe disk"
+            }
+            Storage::Other(_) => {
+                "use ext4, xfs, or a network file system with RDMA that cuFile knows: Lustre, WekaFS, NFS, BeeGFS"
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_mounts_give_the_kind() {
+        let over = |protocol: &str| Mount { options: vec![format!("proto={protocol}")], ..Mount::default() };
+        for (name, mount, expected) in [
+            ("ext4", None, "local"),
+            ("nfs4", Some(over("tcp")), "nfs"),
+            ("lustre", None, "lustre"),
+            ("wekafs", None, "weka"),
+            ("beegfs_nodev", None, "beegfs"),
+            ("gpfs", None, "gpfs"),
+            ("btrfs", None, "copy-on-write"),
+            ("fuse.sshfs", None, "fuse"),
+            ("fuseblk", None, "fuse"),
+            ("fusectl", None, "other-file-system"),
+            ("overlay", None, "overlay"),
+            ("9p", None, "other-file-system"),
+        ] {
+            assert_eq!(Storage::of(name, mount.as_ref()).key(), expected, "{name}");
+        }
+        assert_eq!(Storage::of("nfs", Some(&over("rdma"))), Storage::Nfs(true));
+        assert_eq!(
+            [over("tcp"), over("rdma6")].map(|mount| Storage::of("nfs", Some(&mount))),
+            [Storage::Nfs(false), Storage::Nfs(false)]
+        );
+    }
+}
