@@ -10,8 +10,8 @@
 //! saving    tensors → header → temporary files → rename
 //! ```
 //!
-//! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`] and
-//! [`save_sharded`] write files. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
+//! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`],
+//! [`save_sharded`] and [`save_shards`] write files. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
 //!
 //! A [`Header`] needs no file. Two reads get its bytes, and it has the range of each tensor:
 //!
@@ -53,6 +53,7 @@ mod placed;
 mod placement;
 mod replace;
 mod save;
+mod sharded;
 pub(super) mod shards;
 mod write;
 
@@ -64,5 +65,6 @@ pub use load::{Load, Loaded, Progress, TensorView};
 pub use parse::head_len;
 pub use placed::{PartView, PlacedGroups, PlacedLoad, PlacedTensors};
 pub use placement::{Cut, Placement, Share};
-pub use save::{TensorData, save, save_sharded, save_with};
+pub use save::{TensorData, save, save_with};
+pub use sharded::{save_sharded, save_shards};
 pub use write::NewTensor;

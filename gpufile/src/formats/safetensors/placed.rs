@@ -17,6 +17,7 @@ use super::header::TensorInfo;
 use super::links::Links;
 use super::load::Progress;
 use super::placement::{Placement, Share};
+use super::save::TensorData;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::memory::out_of_memory;
 use crate::formats::{Error, FormatError, Result};
@@ -340,6 +341,12 @@ impl<'a> PartView<'a> {
         let mut shape = self.info.shape.to_vec();
         shape[*axis] = range.end - range.start;
         shape.into()
+    }
+
+    /// Returns the whole tensor, to save it again. Returns `None` for a slice, which is not the tensor of that name.
+    pub fn to_save(&self) -> Option<TensorData<'a>> {
+        let TensorInfo { name, dtype, shape, .. } = self.info;
+        self.slice.is_none().then(|| TensorData::new(name, dtype, shape, self.bytes))
     }
 }
 

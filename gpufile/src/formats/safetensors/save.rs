@@ -1,23 +1,20 @@
-//! Saving models to one file or to several.
+//! Saving models to one file, and the plan of a file.
 
 use std::collections::BTreeMap;
 use std::iter;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cufile::BufSlice;
 
 use super::header::Header;
-use super::index::is_plain;
 use super::load::TensorView;
 use super::replace::Place;
-use super::shards::ShardNames;
 use super::write::NewTensor;
-use crate::WriteRequest;
-use crate::formats::clip::clip;
 use crate::formats::error::of_entry;
 use crate::formats::memory::check_len;
-use crate::formats::save::{Folder, Temporary, no_file_name, open_clean};
+use crate::formats::save::{Folder, Temporary, open_clean};
 use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
+use crate::{File, WriteRequest};
 
 /// A tensor to save, in the memory of the host or a GPU.
 ///
@@ -59,7 +56,7 @@ impl<'a> From<TensorView<'a>> for TensorData<'a> {
 /// of the file in bytes.
 ///
 /// The file is equal to the one that the `safetensors` library writes: the types with the largest elements first, then
-/// by name. If there is an index beside the path, the file replaces that model too, as [`save_sharded`] describes: the
+/// by name. If there is an index beside the path, the file replaces that model too, as [`save_sharded`](super::save_sharded) describes: the
 /// index and its shards are removed.
 ///
 /// ```
@@ -109,7 +106,7 @@ pub fn save_with(
 }
 
 /// A new file, checked and laid out.
-struct Plan<'a> {
+pub(super) struct Plan<'a> {
     header: Header,
     head: Vec<u8>,
     /// The offset of each tensor in the file, and its bytes. Sorted by offset.
@@ -117,7 +114,7 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn of<'t>(
+    pub fn of<'t>(
         path: &Path,
         tensors: impl Iterator<Item = &'t TensorData<'a>> + Clone,
         metadata: BTreeMap<String, String>,
@@ -140,7 +137,7 @@ impl<'a> Plan<'a> {
         Ok(Self { header, head, parts })
     }
 
-    fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
+    pub fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
         let header = self.header.clone();
         let save = || {
             let folder = open_clean(path, options.sync)?;
@@ -151,104 +148,20 @@ impl<'a> Plan<'a> {
     }
 
     fn write(self, folder: &Folder, path: &Path, options: &SaveOptions) -> crate::Result<Temporary> {
-        Temporary::written(folder, path, options, |file| {
-            let head = WriteRequest::new(file, 0, self.head.as_slice());
-            let parts = self.parts.into_iter().map(|(start, bytes)| WriteRequest::new(file, start, bytes));
-            let requests = iter::once(head).chain(parts).collect::<crate::Result<Vec<_>>>()?;
-            file.engine().write_many(&requests)
-        })
+        Temporary::written(folder, path, options, |file| file.engine().write_many(&self.requests(file)?))
+    }
+
+    /// Returns what to write to the file.
+    ///
+    /// # Errors
+    /// As [`WriteRequest::new`].
+    pub fn requests<'p>(&'p self, file: &'p File) -> crate::Result<Vec<WriteRequest<'p>>> {
+        let head = WriteRequest::new(file, 0, self.head.as_slice());
+        let parts = self.parts.iter().map(|(start, bytes)| WriteRequest::new(file, *start, *bytes));
+        iter::once(head).chain(parts).collect()
     }
 }
 
-/// Saves tensors to several files of at most `shard_bytes` bytes of data each, and an index beside them. Returns the
-/// path for [`Checkpoint::open`]: the index, or `path` itself if one file is enough.
-///
-/// For the path `model.safetensors` the index is `model.safetensors.index.json`, as in the models of Hugging Face. The
-/// shards are `model-RANDOM-00001-of-00002.safetensors` and so on, with other digits for each save. The shards
-/// take the tensors in the order given. A tensor longer than `shard_bytes` gets a separate file. Each file has all of
-/// the metadata.
-///
-/// # Older models
-/// The new model replaces an older one as a whole, even if one of them is a single file. A program that opens the
-/// folder or the index during the save, or after the process was killed, finds the old model or the new one. The save
-/// then removes the shards of the old index whose names are those of shards of this model.
-///
-/// On file systems without hard links, [`Checkpoint::open`] can fail for a moment during the save: it finds a single
-/// file beside an index of another model.
-///
-/// # Errors
-/// As [`save`].
-///
-/// [`Checkpoint::open`]: super::Checkpoint::open
-pub fn save_sharded(
-    path: impl AsRef<Path>,
-    tensors: &[TensorData<'_>],
-    metadata: BTreeMap<String, String>,
-    shard_bytes: u64,
-    options: &SaveOptions,
-) -> Result<PathBuf> {
-    let path = path.as_ref();
-    let shards = distribute(tensors, shard_bytes);
-    if let [only] = shards[..] {
-        Plan::of(path, only.iter(), metadata)?.save(path, options)?;
-        return Ok(path.to_owned());
-    }
-
-    // Every check comes before the first write.
-    let failed = |error| Error::Save { path: path.to_owned(), error: of_entry(error) };
-    let folder_name = path.file_name().ok_or_else(|| failed(no_file_name(path)))?;
-    let model = folder_name.to_string_lossy();
-    let names = ShardNames::new(&model).map_err(|error| {
-        failed(crate::Error::File { operation: "name shards of", path: path.to_owned(), cause: error.into() })
-    })?;
-    let mut plans = Vec::with_capacity(shards.len());
-    let mut weight_map = serde_json::Map::new();
-    for (number, shard) in (1..).zip(&shards) {
-        let file = names.name(number, shards.len());
-        for TensorData { name, .. } in *shard {
-            if !is_plain(&file) || folder_name.to_str().is_none() {
-                let error = FormatError::FileName { tensor: clip(name), file: clip(&file) };
-                return Err(malformed(path, error));
-            }
-            if weight_map.insert((*name).to_owned(), file.as_str().into()).is_some() {
-                return Err(malformed(path, FormatError::DuplicateTensor { tensor: clip(name) }));
-            }
-        }
-        plans.push((Plan::of(path, shard.iter(), metadata.clone())?, file));
-    }
-    let bytes = tensors.iter().map(|tensor| tensor.bytes.len_bytes() as u64);
-    let total_size = bytes.fold(0, u64::saturating_add);
-    let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
-
-    let save = || {
-        let folder = open_clean(path, options.sync)?;
-        let place = Place::new(&folder, path, options);
-        let mut written = Vec::with_capacity(plans.len());
-        for (plan, file) in plans {
-            written.push((plan.write(&folder, &path.with_file_name(&file), options)?, file));
-        }
-        place.put_shards(written, format!("{index:#}\n"))?;
-        Ok(place.index_path().to_owned())
-    };
-    save().map_err(failed)
-}
-
-/// Cuts the tensors, in their order, into slices of at most `shard_bytes` bytes, or of one longer tensor.
-fn distribute<'t, 'a>(tensors: &'t [TensorData<'a>], shard_bytes: u64) -> Vec<&'t [TensorData<'a>]> {
-    let mut shards = Vec::new();
-    let (mut start, mut room) = (0, shard_bytes);
-    for (at, tensor) in tensors.iter().enumerate() {
-        let len_bytes = tensor.bytes.len_bytes() as u64;
-        if len_bytes > room && start < at {
-            shards.push(&tensors[start..at]);
-            (start, room) = (at, shard_bytes);
-        }
-        room = room.saturating_sub(len_bytes);
-    }
-    shards.push(&tensors[start..]);
-    shards
-}
-
-fn malformed(path: &Path, error: FormatError) -> Error {
+pub(super) fn malformed(path: &Path, error: FormatError) -> Error {
     Error::Format { path: path.to_owned(), error }
 }

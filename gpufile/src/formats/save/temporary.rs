@@ -72,16 +72,37 @@ impl Temporary {
         options: &SaveOptions,
         write: impl FnOnce(&File) -> crate::Result<()>,
     ) -> crate::Result<Self> {
-        let temporary = Self::create(folder, target)?;
-        let copy = temporary.file.try_clone();
-        let copy = copy.map_err(|error| failed("open", &temporary.path, error))?;
-        let file = options.files.take_over(temporary.path.clone(), copy)?;
-        write(&file)?;
-        match options.sync {
-            true => file.sync_all()?,
-            false => close_copy(&file).map_err(|error| file.failed("close", error))?,
+        let mut written = Self::written_together(folder, &[target], options, |files| write(&files[0]))?;
+        Ok(written.pop().expect("one file for one target"))
+    }
+
+    /// Creates a file for each target, and writes all of them in one call. Then waits for the storage if the options say
+    /// so.
+    ///
+    /// # Errors
+    /// As [`written`](Self::written). None of the files is left then.
+    pub fn written_together(
+        folder: &Folder,
+        targets: &[&Path],
+        options: &SaveOptions,
+        write: impl FnOnce(&[File]) -> crate::Result<()>,
+    ) -> crate::Result<Vec<Self>> {
+        let (mut temporaries, mut files) = (Vec::with_capacity(targets.len()), Vec::new());
+        for target in targets {
+            let temporary = Self::create(folder, target)?;
+            let copy = temporary.file.try_clone();
+            let copy = copy.map_err(|error| failed("open", &temporary.path, error))?;
+            files.push(options.files.take_over(temporary.path.clone(), copy)?);
+            temporaries.push(temporary);
         }
-        Ok(temporary)
+        write(&files)?;
+        for file in &files {
+            match options.sync {
+                true => file.sync_all()?,
+                false => close_copy(file).map_err(|error| file.failed("close", error))?,
+            }
+        }
+        Ok(temporaries)
     }
 
     pub fn path(&self) -> &Path {
