@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use cufile::OwnedPart;
 
@@ -14,7 +14,7 @@ use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::allocate;
 use crate::formats::{Error, Result};
-use crate::{IoFuture, OwnedRequest};
+use crate::{IoFuture, IoRange};
 
 /// The callback of a load.
 pub(super) type Watcher<'a> = Box<dyn FnMut(Progress) -> ControlFlow<()> + 'a>;
@@ -72,20 +72,66 @@ struct PeerCopy {
 // SAFETY: the addresses are used only by CUDA, which any thread may call.
 unsafe impl Send for PeerCopy {}
 
-/// Reads of several GPUs, and the copies of what they read.
+/// Ranges of one file for the buffer of one GPU, in the order of both.
+struct List {
+    file: u32,
+    gpu: usize,
+    /// The part of the buffer that the ranges lie in, in bytes.
+    place: Range<usize>,
+    /// Buffer offsets count from the start of the part.
+    ranges: Vec<IoRange>,
+}
+
+/// Reads for several GPUs, and the copies of what they read.
 #[derive(Default)]
 struct Batch {
-    requests: Vec<OwnedRequest<OwnedPart<DeviceBuffer>>>,
+    lists: Vec<List>,
     copies: Vec<PeerCopy>,
+    ranges: usize,
     /// The number of bytes that each GPU reads.
     loads: Vec<usize>,
 }
 
-/// A batch in flight.
+impl Batch {
+    fn new(gpus: usize) -> Self {
+        Self { loads: vec![0; gpus], ..Self::default() }
+    }
+
+    fn is_full(&self) -> bool {
+        /// For each GPU.
+        const MOST_BYTES: usize = 256 << 20;
+        const MOST_RANGES: usize = 1 << 18;
+        self.ranges >= MOST_RANGES || self.loads.iter().any(|load| *load >= MOST_BYTES)
+    }
+
+    fn push(&mut self, file: u32, file_offset: u64, gpu: usize, at: usize, len_bytes: usize) {
+        self.ranges += 1;
+        self.loads[gpu] += len_bytes;
+        let last = self.lists.iter_mut().rev().find(|list| list.gpu == gpu);
+        if let Some(list) = last.filter(|list| list.file == file) {
+            list.ranges.push(IoRange { file_offset, buffer_offset: at - list.place.start, len_bytes });
+            list.place.end = at + len_bytes;
+            return;
+        }
+        let ranges = vec![IoRange { file_offset, buffer_offset: 0, len_bytes }];
+        self.lists.push(List { file, gpu, place: at..at + len_bytes, ranges });
+    }
+}
+
+/// A batch in flight. Dropping it ends its reads, and waits for those that workers have begun.
 struct Started {
-    future: IoFuture<Vec<OwnedRequest<OwnedPart<DeviceBuffer>>>>,
+    reads: Vec<IoFuture<(OwnedPart<DeviceBuffer>, Vec<IoRange>)>>,
     copies: Vec<PeerCopy>,
     len_bytes: u64,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        for read in self.reads.drain(..) {
+            // The caller has the error of an earlier read, or does not want the rest.
+            let _ = read.cancel();
+        }
+    }
 }
 
 /// The reads and copies of a load. A batch is read while those before it are copied to other GPUs, and the next one
@@ -104,13 +150,6 @@ pub(super) struct Flow<'a> {
 }
 
 impl<'a> Flow<'a> {
-    /// The most bytes of a batch for each GPU, except for one more read.
-    const BATCH_BYTES: usize = 256 << 20;
-    /// The most reads of a batch. Each takes about 200 bytes of host memory.
-    const BATCH_READS: usize = 1 << 18;
-    /// The most batches in flight.
-    const AT_ONCE: usize = 2;
-
     pub fn new(model: &'a ModelFiles, links: Links, watch: Option<Watcher<'a>>) -> Self {
         let progress = Progress { done_bytes: 0, total_bytes: 0 };
         Self { model, in_flight: VecDeque::new(), links, watch, progress, started: 0, read: 0 }
@@ -126,22 +165,17 @@ impl<'a> Flow<'a> {
     /// # Errors
     /// The errors of [`finish`](Self::finish), for earlier batches.
     pub fn start(&mut self, arrangement: &Arrangement, buffers: &mut [Filling]) -> Result<u64> {
-        let gpus = buffers.len();
-        let fresh = || Batch { loads: vec![0; gpus], ..Batch::default() };
-        let mut batch = fresh();
+        let mut batch = Batch::new(buffers.len());
         let (catalog, groups) = (self.model.catalog.clone(), self.links.groups.clone());
         arrangement.moves(&catalog, &groups, |step| {
             match step {
                 Move::Read { file, offset, gpu, at, len } => {
                     // The copies of the last read belong to the same batch.
-                    if batch.requests.len() >= Self::BATCH_READS
-                        || batch.loads.iter().any(|load| *load >= Self::BATCH_BYTES)
-                    {
-                        self.submit(mem::replace(&mut batch, fresh()))?;
+                    if batch.is_full() {
+                        let full = mem::replace(&mut batch, Batch::new(buffers.len()));
+                        self.submit(full, buffers)?;
                     }
-                    let file = self.model.files[file as usize].clone();
-                    batch.requests.push(OwnedRequest { file, offset, buffer: buffers[gpu].take(at, len) });
-                    batch.loads[gpu] += len;
+                    batch.push(file, offset, gpu, at, len);
                 }
                 Move::Copy { from, to, len } => batch.copies.push(PeerCopy {
                     from: (from.0, buffers[from.0].start.wrapping_add(from.1)),
@@ -151,7 +185,7 @@ impl<'a> Flow<'a> {
             }
             Ok::<(), Error>(())
         })?;
-        self.submit(batch)?;
+        self.submit(batch, buffers)?;
         Ok(self.started)
     }
 
@@ -166,44 +200,44 @@ impl<'a> Flow<'a> {
         self.links.wait(&self.model.path)
     }
 
-    fn submit(&mut self, Batch { requests, copies, loads }: Batch) -> Result<()> {
-        let Some(first) = requests.first() else { return Ok(()) };
-        while self.in_flight.len() >= Self::AT_ONCE {
+    fn submit(&mut self, batch: Batch, buffers: &mut [Filling]) -> Result<()> {
+        const AT_ONCE: usize = 2;
+        if batch.lists.is_empty() {
+            return Ok(());
+        }
+        while self.in_flight.len() >= AT_ONCE {
             self.finish_oldest()?;
         }
-        let engine = first.file.engine().clone();
+        let Batch { lists, copies, loads, .. } = batch;
+        let read = |List { file, gpu, place, ranges }: List| {
+            let part = buffers[gpu].take(place.start, place.len());
+            self.model.files[file as usize].read_many_async(part, ranges)
+        };
+        let reads = lists.into_iter().map(read).collect();
         let len_bytes = loads.iter().map(|load| *load as u64).sum();
-        let future = engine.read_many_async(requests);
-        self.in_flight.push_back(Started { future, copies, len_bytes });
+        self.in_flight.push_back(Started { reads, copies, len_bytes });
         self.started += 1;
         Ok(())
     }
 
     fn finish_oldest(&mut self) -> Result<()> {
-        let Some(Started { future, copies, len_bytes }) = self.in_flight.pop_front() else { return Ok(()) };
-        let (outcome, requests) = future.wait();
-        drop(requests);
-        outcome.map_err(of_entry)?;
+        let Some(mut batch) = self.in_flight.pop_front() else { return Ok(()) };
+        while let Some(read) = batch.reads.pop() {
+            let (outcome, parts) = read.wait();
+            drop(parts);
+            outcome.map_err(of_entry)?;
+        }
         self.read += 1;
-        for PeerCopy { from, to, len_bytes } in copies {
-            // SAFETY: the source was read, and nothing writes it again. The target lies between the parts that were
-            // taken from its buffer, so no read has it. The buffers outlive the flow or a call of `finish`, whichever
-            // ends first, and both wait for the copy.
+        for PeerCopy { from, to, len_bytes } in batch.copies.drain(..) {
+            // SAFETY: the source was read, and nothing writes it again. No range that is read lies in the target, and no
+            // other copy has it. The buffers outlive the flow or a call of `finish`, whichever ends first, and both wait
+            // for the copy.
             unsafe { self.links.copy(&self.model.path, from, to, len_bytes) }?;
         }
-        self.progress.done_bytes += len_bytes;
+        self.progress.done_bytes += batch.len_bytes;
         match self.watch.as_mut().map(|watch| watch(self.progress)) {
             Some(ControlFlow::Break(())) => Err(Error::Cancelled { path: self.model.path.clone() }),
             _ => Ok(()),
-        }
-    }
-}
-
-impl Drop for Flow<'_> {
-    fn drop(&mut self) {
-        for batch in self.in_flight.drain(..) {
-            // The caller has the error of an earlier batch, or does not want the rest.
-            let _ = batch.future.cancel();
         }
     }
 }

@@ -33,7 +33,7 @@ const AT_ONCE: usize = 8;
 /// file beside an index of another model.
 ///
 /// # Errors
-/// As [`save`].
+/// As [`save`](super::save).
 ///
 /// [`Checkpoint::open`]: super::Checkpoint::open
 pub fn save_sharded(
@@ -73,7 +73,7 @@ pub fn save_sharded(
 /// ```
 ///
 /// # Errors
-/// As [`save`]. Two tensors of one name are an error, also in different lists.
+/// As [`save`](super::save). Two tensors of one name are an error, also in different lists.
 ///
 /// [`Checkpoint::open`]: super::Checkpoint::open
 pub fn save_shards(
