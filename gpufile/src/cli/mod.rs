@@ -23,6 +23,7 @@ mod pages;
 mod progress;
 mod table;
 mod target;
+mod top;
 mod units;
 mod usage;
 
@@ -54,6 +55,7 @@ enum Command {
     Load(load::Args),
     Ls(ls::Args),
     Cache(cache::Args),
+    Top(top::Args),
     Completions(pages::Completions),
     Man(pages::Man),
 }
@@ -86,6 +88,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Cli { command: Command::Load(arguments) }) => load::run(&arguments),
         Ok(Cli { command: Command::Ls(arguments) }) => ls::run(&arguments),
         Ok(Cli { command: Command::Cache(arguments) }) => cache::run(&arguments),
+        Ok(Cli { command: Command::Top(arguments) }) => top::run(&arguments),
         Ok(Cli { command: Command::Completions(arguments) }) => pages::completions(&arguments),
         Ok(Cli { command: Command::Man(arguments) }) => pages::man(&arguments),
         Err(error) => usage::of_clap(&error),

@@ -30,6 +30,11 @@ impl Table {
         io::stdout().write_all(self.text(has_style()).as_bytes())
     }
 
+    /// Returns the table without styles.
+    pub fn plain(&self) -> String {
+        self.text(false)
+    }
+
     fn text(&self, has_style: bool) -> String {
         let is_left = |column: usize| self.rows[0][column].ends_with('<');
         let shown = |number: usize, column: usize| match number {

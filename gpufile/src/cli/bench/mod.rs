@@ -86,8 +86,9 @@ Examples:
   gpufile bench /data -I randread -i 4k,64k -w 1,8 -T 5 --svg speeds.svg
   gpufile bench model.bin --repeats 5 read scatter
 
-The letters and numbers of gdsio mean the same. With --overwrite, named cases write the bytes that
-the file holds. They need a file of 16 MiB or more, and make and remove files FILE.fresh-*.")]
+Without --io, an existing file is only read. The letters and numbers of gdsio mean the same.
+With --overwrite, named cases write the bytes that the file holds. They need a file of 16 MiB or
+more, and make and remove files FILE.fresh-*.")]
 pub struct Args {
     /// The file, or a folder for a new one, which is removed afterwards.
     #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"])]

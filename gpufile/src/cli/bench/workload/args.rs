@@ -9,7 +9,7 @@ use crate::{DirectIo, RoutePolicy};
 /// The options of a workload. Without any, `bench` runs its named cases.
 #[derive(clap::Args, Debug, Clone, Default, PartialEq)]
 pub struct WorkloadArgs {
-    /// Does read, write, randread, randwrite, mix, randmix [default: the first four].
+    /// Does read,write,randread,randwrite,mix,randmix [default: first 4].
     #[arg(short = 'I', long, value_name = "IO,IO", value_delimiter = ',', value_parser = Io::parse)]
     pub io: Vec<Io>,
     /// Moves bytes by auto, cufile, posix, host.

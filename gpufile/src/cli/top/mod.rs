@@ -1,0 +1,242 @@
+//! `gpufile top`: the counters of nvidia-fs, and the processes that use libcufile, live.
+//!
+//! [`nvidia_fs`] parses the kernel module's statistics. [`processes`] finds the processes. cuFile's own counters are in
+//! the memory of each process, so no other process can read them.
+
+mod nvidia_fs;
+mod processes;
+
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::Failure;
+use super::table::Table;
+use super::units::{Bytes, gbps};
+use nvidia_fs::Stats;
+use processes::Process;
+
+/// Shows the counters of nvidia-fs, and the processes that use libcufile, until Ctrl-C.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpufile top
+  gpufile top --interval 5 --count 12 --json > counters.jsonl
+
+Speeds of processes are those of the storage: what the page cache has is not counted.
+cuFile's own counters stay in each process: NVIDIA's gds_stats asks a process for them.")]
+pub struct Args {
+    /// Waits this many seconds between two looks.
+    #[arg(short = 'n', long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    interval: u32,
+    /// Ends after this many looks.
+    #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    count: Option<u32>,
+    /// Prints a line of JSON for each look.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The state of the machine at one time.
+struct Look {
+    time: Instant,
+    stats: Result<Stats, String>,
+    processes: Vec<Process>,
+}
+
+impl Look {
+    fn new() -> Self {
+        Self {
+            time: Instant::now(),
+            stats: stats(Path::new("/proc/driver/nvidia-fs")),
+            processes: processes::all(Path::new("/proc")),
+        }
+    }
+}
+
+/// Returns the statistics of nvidia-fs, or the reason why there are none and what changes that.
+fn stats(folder: &Path) -> Result<Stats, String> {
+    match fs::read_to_string(folder.join("stats")) {
+        Ok(text) => Ok(Stats::parse(&text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err("nvidia-fs is not loaded, so no bytes go by it: \
+            `modprobe nvidia-fs` loads it where GPUDirect Storage is installed; P2PDMA needs no nvidia-fs"
+                .to_owned())
+        }
+        Err(error) => Err(format!("cannot read {:?}: {error}", folder.join("stats"))),
+    }
+}
+
+/// Looks again and again.
+pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    let interval = Duration::from_secs(arguments.interval.into());
+    let is_screen = !arguments.json && io::stdout().is_terminal();
+    let mut before = Look::new();
+    for turn in 0_u64.. {
+        if arguments.count.is_some_and(|count| turn >= u64::from(count)) {
+            break;
+        }
+        thread::sleep(interval);
+        let now = Look::new();
+        let text =
+            if arguments.json { format!("{}\n", to_json(&before, &now)) } else { screen(&before, &now) };
+        // Begins at the upper left corner of the screen, and clears what is left below.
+        let text = if is_screen { format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")) } else { text };
+        let mut out = io::stdout();
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        before = now;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the processes of both looks, with the bytes that each has read and written in between.
+fn moved<'a>(before: &Look, now: &'a Look) -> Vec<(&'a Process, u64, u64)> {
+    let earlier = |process: &Process| before.processes.iter().find(|other| other.is_same(process));
+    let moved = |process: &'a Process| {
+        let (read, written) = earlier(process)
+            .map_or((process.read_bytes, process.written_bytes), |earlier| {
+                (earlier.read_bytes, earlier.written_bytes)
+            });
+        (process, process.read_bytes.saturating_sub(read), process.written_bytes.saturating_sub(written))
+    };
+    now.processes.iter().map(moved).collect()
+}
+
+fn screen(before: &Look, now: &Look) -> String {
+    let seconds = (now.time - before.time).as_secs_f64();
+    let speed = |bytes: u64| format!("{:.3}", gbps(bytes, seconds));
+    let mut text = String::new();
+    match (&before.stats, &now.stats) {
+        (Ok(before), Ok(now)) => {
+            let mut table = Table::new(&["nvidia-fs<", "GB/s", "calls/s", "calls", "errors"]);
+            for (name, before, now) in
+                [("read", &before.read, &now.read), ("write", &before.write, &now.write)]
+            {
+                let calls = now.calls.saturating_sub(before.calls) as f64 / seconds;
+                let bytes = now.bytes.saturating_sub(before.bytes);
+                let row = [
+                    name.to_owned(),
+                    speed(bytes),
+                    format!("{calls:.0}"),
+                    now.calls.to_string(),
+                    now.errors.to_string(),
+                ];
+                table.row(row.to_vec());
+            }
+            text += &table.plain();
+            let (buffers, processes) = (Bytes(now.shadow_buffer_bytes), now.processes);
+            text += &format!("shadow buffers {buffers}, processes {processes}");
+            text += &format!(", maps of GPU memory {}\n", now.active_maps);
+            if let Some(hint) = now.hint() {
+                text += &format!("{hint}\n");
+            }
+            if !now.gpus.is_empty() {
+                let mut table = Table::new(&["GPU<", "registered", "cache", "across root ports"]);
+                for gpu in &now.gpus {
+                    let sizes = [gpu.registered_bytes, gpu.cache_bytes].map(|bytes| Bytes(bytes).to_string());
+                    let [registered, cache] = sizes;
+                    table.row(vec![
+                        gpu.address.clone(),
+                        registered,
+                        cache,
+                        format!("{} %", gpu.cross_root_percent),
+                    ]);
+                }
+                text += &format!("\n{}", table.plain());
+            }
+        }
+        (_, Err(why)) | (Err(why), Ok(_)) => text += &format!("{why}\n"),
+    }
+    let moved = moved(before, now);
+    text += "\n";
+    if moved.is_empty() {
+        text += "no process that this user may see has loaded libcufile\n";
+        return text;
+    }
+    let mut table = Table::new(&["PID", "read GB/s", "write GB/s", "program<"]);
+    for (process, read, written) in moved {
+        table.row(vec![process.pid.to_string(), speed(read), speed(written), process.name.clone()]);
+    }
+    text + &table.plain()
+}
+
+fn to_json(before: &Look, now: &Look) -> Value {
+    let seconds = (now.time - before.time).as_secs_f64();
+    let process = |(process, read, written): (&Process, u64, u64)| {
+        json!({
+            "pid": process.pid,
+            "program": process.name,
+            "read_gbps": gbps(read, seconds),
+            "write_gbps": gbps(written, seconds),
+        })
+    };
+    let nvidia_fs = match (&before.stats, &now.stats) {
+        (Ok(before), Ok(now)) => json!({
+            "read_gbps": gbps(now.read.bytes.saturating_sub(before.read.bytes), seconds),
+            "write_gbps": gbps(now.write.bytes.saturating_sub(before.write.bytes), seconds),
+            "reads": now.read.calls,
+            "writes": now.write.calls,
+            "read_errors": now.read.errors,
+            "write_errors": now.write.errors,
+            "counts_transfers": now.counts_transfers,
+            "shadow_buffer_bytes": now.shadow_buffer_bytes,
+            "processes": now.processes,
+            "active_maps": now.active_maps,
+            "gpus": now.gpus.iter().map(|gpu| json!({
+                "address": gpu.address,
+                "registered_bytes": gpu.registered_bytes,
+                "cache_bytes": gpu.cache_bytes,
+                "cross_root_percent": gpu.cross_root_percent,
+            })).collect::<Vec<_>>(),
+        }),
+        (_, Err(why)) | (Err(why), Ok(_)) => json!({ "missing": why }),
+    };
+    json!({
+        "seconds": seconds,
+        "nvidia_fs": nvidia_fs,
+        "processes": moved(before, now).into_iter().map(process).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(time: Instant, mib: u64, bytes: u64) -> Look {
+        let stats = Stats::parse(&format!("Reads : n={mib} ok={mib} err=1 readMiB={mib} io_state_err=0\n"));
+        let name = "loader".to_owned();
+        let process = Process { pid: 7, start: 5, name, read_bytes: bytes, written_bytes: 0 };
+        Look { time, stats: Ok(stats), processes: vec![process] }
+    }
+
+    #[test]
+    fn speeds_are_differences_of_two_looks() {
+        let start = Instant::now();
+        let (before, now) = (look(start, 1000, 0), look(start + Duration::from_secs(2), 3000, 4_000_000_000));
+        let value = to_json(&before, &now);
+        let speed = value["nvidia_fs"]["read_gbps"].as_f64().unwrap();
+        assert!((speed - 1.048_576).abs() < 1e-9, "{value}");
+        assert_eq!(value["processes"][0]["read_gbps"], 2.0);
+        let text = screen(&before, &now);
+        assert!(text.contains("1.049     1000   3000       1") && text.contains("loader"), "{text}");
+        // Another process with the same number has moved nothing yet.
+        let mut other = look(start, 1000, 0);
+        other.processes[0].start = 4;
+        assert_eq!(to_json(&other, &now)["processes"][0]["read_gbps"], 0.0);
+    }
+
+    #[test]
+    fn missing_module_is_explained() {
+        let folder = tempfile::tempdir().unwrap();
+        let why = stats(folder.path()).unwrap_err();
+        assert!(why.contains("nvidia-fs is not loaded") && why.contains("modprobe"), "{why}");
+        fs::write(folder.path().join("stats"), "Reads : n=4\n").unwrap();
+        assert_eq!(stats(folder.path()).unwrap().read.calls, 4);
+    }
+}
