@@ -34,7 +34,9 @@ fn process(root: &Path, pid: u32) -> Option<Process> {
     let folder = root.join(pid.to_string());
     let read =
         |name: &str| fs::read(folder.join(name)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let is_cufile = |line: &str| line.rsplit('/').next().is_some_and(|file| file.starts_with("libcufile") && file.contains(".so"));
+    let is_cufile = |line: &str| {
+        line.rsplit('/').next().is_some_and(|file| file.starts_with("libcufile") && file.contains(".so"))
+    };
     if !read("maps").ok()?.lines().any(|line| line.contains('/') && is_cufile(line)) {
         return None;
     }

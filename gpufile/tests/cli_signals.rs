@@ -1,0 +1,183 @@
+//! Ctrl-C, closed outputs and terminals, for the commands of the program `gpufile`.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+mod program;
+
+use program::{command, file, names};
+
+/// Waits until the folder has a file with this in its name.
+fn wait_for(folder: &Path, part: &str) -> String {
+    let start = Instant::now();
+    loop {
+        if let Some(name) = names(folder).into_iter().find(|name| name.contains(part)) {
+            return name;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no file {part}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, signal: libc::c_int) {
+    // SAFETY: takes integers. The child has not been waited for, so its number is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
+}
+
+/// Signals a command when it has made a file with this in its name. Checks that it ends at once, and returns what it says.
+fn interrupted(mut command: Command, folder: &Path, part: &str, number: libc::c_int) -> (String, String) {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let name = wait_for(folder, part);
+    thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
+    signal(&child, number);
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    let status = child.wait().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert_eq!(status.signal(), Some(number), "{status}: {err}");
+    (name, err)
+}
+
+#[test]
+fn interrupted_bench_removes_and_names_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    for (number, options) in
+        [(libc::SIGINT, &["-T", "60"][..]), (libc::SIGTERM, &["--gpu", "0,1", "-T", "60"])]
+    {
+        let command = command([&["bench", path, "-s", "8m", "-i", "64k", "-I", "write"], options].concat());
+        let (name, err) = interrupted(command, folder.path(), "gpufile-bench-", number);
+        assert!(err.contains("gpufile: interrupted; removed the unfinished") && err.contains(&name), "{err}");
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+    // A named case that makes files beside the one that it measures.
+    let measured = file(folder.path(), "file", 16 << 20);
+    let command = command(["bench", measured.to_str().unwrap(), "--repeats", "100", "kv-store-16k"]);
+    let (name, err) = interrupted(command, folder.path(), ".fresh-", libc::SIGINT);
+    assert!(err.contains(&name), "{err}");
+    assert_eq!(names(folder.path()), ["file"]);
+}
+
+#[test]
+fn interrupted_copy_leaves_the_old_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = file(folder.path(), "source", 8 << 20);
+    let target = folder.path().join("target");
+    fs::write(&target, "precious").unwrap();
+    for options in [&["--gpu", "0"][..], &[]] {
+        // Byte by byte, the copy takes minutes.
+        let paths = [source.to_str().unwrap(), target.to_str().unwrap()];
+        let command = command([&["cp", "--buffer", "1"], options, &paths].concat());
+        let (name, err) = interrupted(command, folder.path(), ".gpufile-tmp", libc::SIGINT);
+        assert!(err.contains("removed the unfinished") && err.contains(&name), "{err}");
+        assert_eq!(fs::read(&target).unwrap(), b"precious");
+        assert_eq!(names(folder.path()), ["source", "target"]);
+    }
+}
+
+#[test]
+fn ignored_signals_stay_ignored() {
+    let folder = tempfile::tempdir().unwrap();
+    let program =
+        command(["bench", folder.path().to_str().unwrap(), "-s", "1m", "-i", "4k", "-I", "read", "-T", "1"]);
+    let mut ignoring = Command::new("sh");
+    ignoring.args(["-c", "trap '' INT; exec \"$0\" \"$@\""]).arg(program.get_program());
+    ignoring
+        .args(program.get_args())
+        .envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut child = ignoring.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_for(folder.path(), "gpufile-bench-");
+    signal(&child, libc::SIGINT);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// Returns an output that nobody reads.
+fn nobody() -> Stdio {
+    io::pipe().unwrap().1.into()
+}
+
+fn full() -> Stdio {
+    File::options().write(true).open("/dev/full").unwrap().into()
+}
+
+#[test]
+fn closed_and_full_outputs_never_panic() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "file", 100_000);
+    let (path, place) = (path.to_str().unwrap(), folder.path().to_str().unwrap());
+    let copy = folder.path().join("copy");
+    let commands: &[&[&str]] = &[
+        &["bench", place, "-s", "1m", "-i", "64k", "-w", "2"],
+        &["bench", path, "-i", "4k", "--json"],
+        &["bench", path, "-i", "4k", "--csv"],
+        &["cp", path, copy.to_str().unwrap()],
+        &["cache", path],
+        &["top", "--count", "1"],
+        &["completions", "zsh"],
+        &["man", "bench"],
+        &["cp", "--help"],
+    ];
+    for arguments in commands {
+        let status = command(*arguments).stdout(nobody()).stderr(nobody()).status().unwrap();
+        assert_eq!(status.code(), Some(0), "{arguments:?}");
+        let status = command(*arguments).stdout(full()).stderr(full()).status().unwrap();
+        assert_eq!(status.code(), Some(1), "{arguments:?}");
+    }
+    assert_eq!(names(folder.path()), ["copy", "file"]);
+    let status = command(["frobnicate"]).stdout(full()).stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(2));
+}
+
+/// Returns both ends of a terminal.
+fn terminal() -> (File, OwnedFd) {
+    let (mut screen, mut program) = (-1, -1);
+    let (name, modes) = (std::ptr::null_mut(), std::ptr::null());
+    let size = libc::winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the numbers and the size outlive the call. The other pointers may be null.
+    let opened = unsafe { libc::openpty(&mut screen, &mut program, name, modes, &size) };
+    assert_eq!(opened, 0, "{}", io::Error::last_os_error());
+    // SAFETY: the call has opened both, and nothing else owns them.
+    unsafe { (File::from_raw_fd(screen), OwnedFd::from_raw_fd(program)) }
+}
+
+/// Runs a command on a terminal, and returns what the terminal gets.
+fn on_terminal(mut command: Command) -> String {
+    let (mut screen, end) = terminal();
+    command.env("TERM", "xterm").stdin(Stdio::null()).stdout(end.try_clone().unwrap()).stderr(end);
+    let mut child = command.spawn().unwrap();
+    // The last copies of the program's end are in the command.
+    drop(command);
+    let mut bytes = Vec::new();
+    // A terminal that no program has open any more is an error of reading.
+    let _ = screen.read_to_end(&mut bytes);
+    assert!(child.wait().unwrap().success(), "{}", String::from_utf8_lossy(&bytes));
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn terminals_get_progress_and_bold_titles() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let bench = || command(["bench", place, "-s", "1m", "-i", "64k", "-I", "read", "-w", "1", "-T", "1"]);
+    let text = on_terminal(bench());
+    assert!(text.contains("measuring [") && text.contains("\x1b[1mio "), "{text:?}");
+    // The bar is cleared before a line is printed.
+    let row = text.find("host memory").or(text.find("POSIX")).unwrap();
+    assert!(text[..row].contains("\x1b[2K"), "{text:?}");
+
+    let mut plain = bench();
+    plain.env("NO_COLOR", "1");
+    let text = on_terminal(plain);
+    assert!(!text.contains("\x1b[1m") && text.contains("GB/s"), "{text:?}");
+
+    let output = bench().output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    assert!(!text.contains(&0x1b) && !text.is_empty(), "no terminal, no escape sequences");
+}
