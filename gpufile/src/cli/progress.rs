@@ -16,7 +16,7 @@ impl Bar {
 
     /// Returns the bar of a list of steps.
     pub fn of_steps(steps: u64, word: &str) -> Self {
-        Self::new(Some(steps), "{prefix} [{bar:30}] {pos} of {len}: {msg}", word)
+        Self::new(Some(steps), "{prefix} [{bar:30}] {pos} of {len}, {elapsed}: {msg}", word)
     }
 
     fn new(total: Option<u64>, template: &str, word: &str) -> Self {

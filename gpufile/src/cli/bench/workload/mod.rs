@@ -30,6 +30,7 @@ use super::timing::cpu_seconds;
 use super::{KIB, MIB, Result};
 use crate::cli::progress::Bar;
 use crate::cli::target::Place;
+use crate::cli::units::Bytes;
 use crate::cli::{Failure, complain};
 use crate::{DirectIo, Engine, File, Settings, page_cache};
 
@@ -111,13 +112,8 @@ pub fn run(
     let count = runs.len() as u64;
     let bar = Bar::of_steps(count, "measuring");
     for run in runs {
-        bar.say(format!(
-            "{} by {}, {} bytes, {} workers",
-            run.io.name(),
-            run.via.name(),
-            run.io_bytes,
-            run.workers
-        ));
+        let size = Bytes(run.io_bytes as u64);
+        bar.say(format!("{} by {}, {size}, {} workers", run.io.name(), run.via.name(), run.workers));
         let host = [Place::Host];
         let places = if run.via == Via::Host { &host[..] } else { &places[..] };
         let setting = Setting { settings: &settings, arguments, threads, file: &file, region_bytes };
@@ -167,8 +163,10 @@ fn check(runs: &[Run], region_bytes: u64) -> Result<(), Failure> {
     let is_too_long = |run: &&Run| region_bytes / (run.io_bytes as u64) < run.workers.max(run.depth);
     match runs.iter().find(is_too_long) {
         None => Ok(()),
-        Some(Run { io_bytes, workers, .. }) => Err(Failure::Usage(format!(
-            "{workers} workers with {io_bytes} bytes each need more than {region_bytes} bytes of the file: raise --size"
+        Some(Run { io_bytes, workers, depth, .. }) => Err(Failure::Usage(format!(
+            "{workers} workers and depth {depth} with {} each need more than {} of the file: raise --size",
+            Bytes(*io_bytes as u64),
+            Bytes(region_bytes)
         ))),
     }
 }
@@ -323,6 +321,6 @@ mod tests {
         assert_eq!(found, [of("read"), of("write")].concat());
         assert!(check(&runs, 60).is_ok());
         let error = check(&runs, 59).unwrap_err().to_string();
-        assert!(error.contains("3 workers with 20 bytes each need more than 59 bytes"), "{error}");
+        assert!(error.contains("3 workers and depth 1 with 20 B each need more than 59 B"), "{error}");
     }
 }
