@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::AsFd;
 
 use cuda_rt_sys::{driver, runtime};
+use cufile::params::Param;
 use cufile::{Controls, Driver, DriverProperties, Features, FileProperties, FileSystems};
 
 /// The routes between a file and device memory, best first. Host memory always goes by plain reads and writes.
@@ -95,6 +96,10 @@ pub struct Route {
 /// The reason why cuFile is not used where it would stage bytes in host memory itself.
 const SLOWER: &str = "staging by gpufile is faster; RoutePolicy::RequireCufile selects cuFile anyway";
 
+/// The reason against direct routes that the properties of the driver do not show.
+const FORCED: &str = "libcufile is set to its compatibility mode: force_compat_mode in cufile.json or by the program, or \
+                      CUFILE_FORCE_COMPAT_MODE";
+
 impl Route {
     /// Returns the route of device memory.
     pub fn kind(&self) -> RouteKind {
@@ -151,11 +156,22 @@ impl Route {
 
     /// Returns cuFile's route for a file that cuFile has accepted or is about to accept.
     pub(crate) fn cufile(driver: &Driver, file: impl AsFd) -> cufile::Result<Self> {
-        Ok(Self::of_driver(&driver.properties()?, Some(&FileProperties::of(file)?)))
+        Self::of_driver(driver, Some(&FileProperties::of(file)?))
     }
 
     /// Returns cuFile's route for a file, or its best route for any file.
-    pub(crate) fn of_driver(driver: &DriverProperties, file: Option<&FileProperties>) -> Self {
+    pub(crate) fn of_driver(driver: &Driver, file: Option<&FileProperties>) -> cufile::Result<Self> {
+        let route = Self::of_properties(&driver.properties()?, file);
+        // Versions before 1.14 do not tell.
+        let is_forced = || driver.library().params().get(Param::FORCE_COMPAT_MODE).unwrap_or(false);
+        Ok(if route.is_direct() && is_forced() {
+            Self { kind: RouteKind::CufileCompat, why_not: vec![(RouteKind::Gds, FORCED.to_owned())] }
+        } else {
+            route
+        })
+    }
+
+    fn of_properties(driver: &DriverProperties, file: Option<&FileProperties>) -> Self {
         let mut why_not = Vec::new();
         let posix_only = driver.controls.contains(Controls::POSIX_IO_MODE);
         let kind = if posix_only {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use cufile::params::Param;
 use cufile::{FileProperties, FileSystems};
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, libraries, pattern};
@@ -204,6 +205,28 @@ fn direct_routes_need_driver_support_for_the_file_system() {
                     assert!(reason.contains(&file_system), "{reason}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn forced_compatibility_mode_leaves_no_direct_route() {
+    for folder in folders() {
+        let emulator = Emulator::start();
+        load_nvidia_fs(&emulator);
+        let cuda = cufile::cuda::Cuda::from_sys(emulator.driver(), emulator.runtime()).unwrap();
+        let library = cufile::Library::from_sys(emulator.cufile()).unwrap();
+        let builder = cufile::Driver::builder().library(library).cuda(cuda);
+        let driver = builder.set(Param::FORCE_COMPAT_MODE, true).open().unwrap();
+        let engine = Engine::builder().driver(driver).build();
+        assert_eq!(Route::best(&engine).kind(), RouteKind::Posix);
+        let path = folder.path().join("forced");
+        fs::write(&path, b"").unwrap();
+        let file = File::options().read(true).engine(&engine).open(&path).unwrap();
+        assert_eq!(file.route().kind(), RouteKind::Posix);
+        if on_nvme(folder.path()).is_ok() {
+            let reason = file.route().why_not_gds().unwrap();
+            assert!(reason.contains("CUFILE_FORCE_COMPAT_MODE"), "{reason}");
         }
     }
 }

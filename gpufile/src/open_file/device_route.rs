@@ -77,12 +77,12 @@ pub(crate) fn best_route(gpus: &Gpus) -> Route {
     if nothing_is_direct(gpus) {
         return Route::without_direct_route();
     }
-    let properties = gpus
+    let route = gpus
         .driver()
         .map_err(str::to_owned)
-        .and_then(|driver| driver.properties().map_err(|error| error.to_string()));
-    match properties {
-        Ok(driver) => Route::of_driver(&driver, None).or_posix(),
+        .and_then(|driver| Route::of_driver(driver, None).map_err(|error| error.to_string()));
+    match route {
+        Ok(route) => route.or_posix(),
         Err(reason) => Route::posix([(RouteKind::CufileCompat, reason)]),
     }
 }
