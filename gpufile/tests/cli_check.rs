@@ -192,7 +192,7 @@ fn keys_of_json_are_stable() {
         };
         assert_eq!(
             keys(&found),
-            "cufile_driver cufile_json exit_status features gpufile gpus kernel libraries network_cards paths variables \
+            "cufile_driver cufile_json disks exit_status features gpufile gpus kernel libraries network_cards paths variables \
              verdict"
         );
         assert_eq!(
@@ -216,6 +216,7 @@ fn worst_path_decides_the_exit_status() {
         out.contains("/nonexistent/file: FAILED: cannot open \"/nonexistent/file\": No such file"),
         "{out}"
     );
+    assert!(out.contains("1. there is no such path (/nonexistent/file)\n     -> name a file"), "{out}");
     assert!(out.contains("\nmachine\n"), "{out}");
 }
 
@@ -250,8 +251,10 @@ fn compatibility_mode_is_a_cause_wherever_it_is_set() {
         ("CUFILE_FORCE_COMPAT_MODE", OsStr::new("true"), "compat-mode-by-environment"),
         ("CUFILE_ENV_PATH_JSON", json.as_os_str(), "compat-mode-by-cufile-json"),
     ] {
-        let (status, found) = report(emulated("").arg(folder.path()).env(variable, value));
-        assert_eq!((status, causes(&found)[0]), (3, cause), "{found:#}");
+        for commands in ["", "p2pdma 1"] {
+            let (status, found) = report(emulated(commands).arg(folder.path()).env(variable, value));
+            assert_eq!((status, causes(&found)[0]), (3, cause), "{found:#}");
+        }
     }
     let (_, out) = run(emulated("").arg("/").env("CUFILE_ENV_PATH_JSON", &json));
     assert!(out.contains("properties.force_compat_mode = true (default false)\n"), "{out}");

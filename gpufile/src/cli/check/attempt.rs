@@ -1,6 +1,5 @@
 //! `--try`: a small write and read that prove the route, by what libcufile and nvidia-fs count.
 
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use cufile::cuda::Device;
 use super::machine::Opened;
 use super::nvidia_fs::Statistics;
 use super::root::Root;
-use super::target::own_path;
+use super::target::{Target, named};
 use crate::{Engine, File, RouteKind};
 
 /// The length of the write and of the read. It is longer than the shortest transfer that uses cuFile.
@@ -22,7 +21,8 @@ pub struct Attempt {
     /// The GPU whose memory took part; `None` for host memory.
     pub gpu: Option<u32>,
     pub route: RouteKind,
-    pub write: Duration,
+    /// The time of the write; `None` if nothing can be written.
+    pub write: Option<Duration>,
     pub read: Duration,
     /// The writes and reads that libcufile counted; `None` if it counts none.
     pub by_cufile: Option<(u64, u64)>,
@@ -33,7 +33,7 @@ pub struct Attempt {
 impl Attempt {
     /// Returns whether the counters agree with the route; `None` if nothing counts on it.
     pub fn proven(&self) -> Option<bool> {
-        let moved = |(writes, reads)| writes > 0 && reads > 0;
+        let moved = |(writes, reads)| reads > 0 && (writes > 0 || self.write.is_none());
         match self.route {
             RouteKind::Gds => self.by_nvidia_fs.map(moved),
             RouteKind::P2pDma | RouteKind::CufileCompat => self.by_cufile.map(moved),
@@ -61,33 +61,33 @@ impl Attempt {
     }
 }
 
-/// Writes a file of this command beside or in the path, reads it back and compares it. Nothing stays.
+/// Writes a file of this command beside or in the path, reads it back and compares it. Nothing stays. Where nothing can
+/// be written, only reads from a file that is there.
 ///
 /// # Errors
 /// What failed, with its reason.
 pub fn attempt(
     root: &Root,
-    path: &Path,
+    target: &Target,
     engine: &Engine,
     opened: &Opened,
     gpu: u32,
 ) -> Result<Attempt, String> {
-    let real = path.canonicalize().map_err(|error| format!("cannot open {path:?}: {error}"))?;
-    let folder = if real.is_dir() { real.as_path() } else { real.parent().unwrap_or(Path::new("/")) };
-    let own = own_path(folder);
-    let options = File::options().read(true).write(true).create_new(true).engine(engine);
-    let file = options.open(&own).map_err(|error| error.to_string())?;
-    // Without a name, nothing stays even if the process is killed.
-    fs::remove_file(&own).map_err(|error| format!("cannot remove {own:?}: {error}"))?;
-    let device = opened
-        .cuda
-        .as_ref()
-        .ok()
-        .map(|cuda| cuda.device(gpu))
-        .transpose()
-        .map_err(|error| error.to_string())?;
+    let (file, is_own) = match own(&target.path, engine) {
+        Ok(file) => (file, true),
+        Err(error) => {
+            let sample = target.sample.as_ref().filter(|_| target.read_only.is_some()).ok_or(error)?;
+            (
+                File::options().read(true).engine(engine).open(sample).map_err(|error| error.to_string())?,
+                false,
+            )
+        }
+    };
+    let device = opened.cuda.as_ref().ok().map(|cuda| cuda.device(gpu)).transpose();
+    let device = device.map_err(|error| error.to_string())?;
     let before = Counters::of(root, opened.driver.as_ref());
-    let (write, read) = round_trip(&file, device.as_ref())?;
+    let (write, read) =
+        if is_own { round_trip(&file, device.as_ref())? } else { (None, only_read(&file, device.as_ref())?) };
     let after = Counters::of(root, opened.driver.as_ref());
     Ok(Attempt {
         gpu: device.map(|device| device.ordinal()),
@@ -99,8 +99,15 @@ pub fn attempt(
     })
 }
 
+/// Makes a file in the folder of the path. Without a name, it does not stay even if the process is killed.
+fn own(path: &Path, engine: &Engine) -> Result<File, String> {
+    let real = path.canonicalize().map_err(|error| format!("cannot open {path:?}: {error}"))?;
+    let folder = if real.is_dir() { real.as_path() } else { real.parent().unwrap_or(Path::new("/")) };
+    named(folder, engine)
+}
+
 /// Writes and reads the same bytes. Returns the time of each.
-fn round_trip(file: &File, device: Option<&Device>) -> Result<(Duration, Duration), String> {
+fn round_trip(file: &File, device: Option<&Device>) -> Result<(Option<Duration>, Duration), String> {
     let bytes: Vec<u8> =
         (0..BYTES as u32 / 4).flat_map(|i| i.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
     let (back, write, read) = match device {
@@ -109,10 +116,26 @@ fn round_trip(file: &File, device: Option<&Device>) -> Result<(Duration, Duratio
     }
     .map_err(|error| error.to_string())?;
     if back == bytes {
-        Ok((write, read))
+        Ok((Some(write), read))
     } else {
         Err("the bytes that came back differ from those written".to_owned())
     }
+}
+
+/// Reads the start of a file. Returns the time.
+fn only_read(file: &File, device: Option<&Device>) -> Result<Duration, String> {
+    let len_bytes = BYTES.min(file.len_bytes().map_err(|error| error.to_string())? as usize);
+    let mut host = vec![0; len_bytes];
+    let Some(device) = device else {
+        let start = Instant::now();
+        return file
+            .read_exact_at(&mut host[..], 0)
+            .map(|()| start.elapsed())
+            .map_err(|error| error.to_string());
+    };
+    let mut memory = device.alloc(len_bytes).map_err(|error| error.to_string())?;
+    let start = Instant::now();
+    file.read_exact_at(&mut memory, 0).map(|()| start.elapsed()).map_err(|error| error.to_string())
 }
 
 type Outcome = Result<(Vec<u8>, Duration, Duration), Box<dyn std::error::Error>>;
@@ -173,7 +196,7 @@ mod tests {
         let of = |route, by_cufile, by_nvidia_fs| Attempt {
             gpu: Some(0),
             route,
-            write: Duration::ZERO,
+            write: Some(Duration::ZERO),
             read: Duration::ZERO,
             by_cufile,
             by_nvidia_fs,
@@ -193,6 +216,8 @@ mod tests {
             assert_eq!(attempt.proven(), expected, "{route}: {}", attempt.proof());
             assert_eq!(attempt.proof().contains("rw_stats_enabled"), expected.is_none());
         }
+        let only_read = Attempt { write: None, ..of(RouteKind::P2pDma, Some((0, 1)), None) };
+        assert_eq!(only_read.proven(), Some(true));
         assert_eq!(difference(Some((3, 5)), Some((4, 5))), Some((1, 0)));
         assert_eq!(
             (difference(None, Some((1, 1))), difference(Some((9, 9)), Some((1, 1)))),

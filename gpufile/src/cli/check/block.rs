@@ -98,6 +98,16 @@ pub fn stack_of_name(root: &Root, name: &str) -> Vec<Layer> {
     layers
 }
 
+/// Returns every disk that is reached by PCI, with its name.
+pub fn disks(root: &Root) -> Vec<(String, Disk)> {
+    let folders = root.list("/sys/block").into_iter().filter_map(|link| link.canonicalize().ok());
+    let disks = folders.filter_map(|folder| match kind(&folder) {
+        Kind::Disk(disk) if !disk.pci.is_empty() => Some((root::name(&folder), disk)),
+        _ => None,
+    });
+    disks.collect()
+}
+
 fn add(folder: &Path, layers: &mut Vec<Layer>) {
     let name = root::name(folder);
     if layers.len() >= MOST_LAYERS || layers.iter().any(|layer| layer.name == name) {
@@ -222,6 +232,10 @@ mod tests {
         let Kind::Disk(disk) = &layers[5].kind else { panic!("{layers:?}") };
         assert_eq!((disk.bus, disk.pci.as_slice()), (Bus::NvmePcie, &["0000:13:00.0".to_owned()][..]));
         assert_eq!(texts(&stack_of_name(&fake.root(), "nvme2n1")), ["nvme2n1 (NVMe)"]);
+        fake.link("/sys/block/dm-0", dm)
+            .link("/sys/block/nvme3n1", &format!("{PORT}/0000:13:00.0/nvme/nvme3/nvme3n1"));
+        let names: Vec<_> = disks(&fake.root()).into_iter().map(|(name, disk)| (name, disk.pci)).collect();
+        assert_eq!(names, [("nvme3n1".to_owned(), vec!["0000:13:00.0".to_owned()])]);
     }
 
     #[test]

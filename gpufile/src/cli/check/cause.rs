@@ -36,6 +36,8 @@ pub type Misnamed = Option<(&'static str, String)>;
 /// A cause.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cause {
+    /// The path cannot be opened. True if it is missing.
+    CannotOpen(bool),
     /// A variable has a value that gpufile refuses.
     WrongVariable(String),
     /// A variable that gpufile does not read, and the nearest that it reads.
@@ -82,6 +84,8 @@ pub enum Cause {
     OpenFlags(Vec<&'static str>),
     AppendOnly,
     ReadOnly(ReadOnly),
+    /// The folder cannot be written, and holds no file that could be opened.
+    NoFile,
     /// A reason that only the library knows.
     Other(String),
     /// An old libcufile: its version, the number of calls that it lacks, the first of them, and its version.
@@ -118,13 +122,16 @@ impl Cause {
     /// Returns the effect.
     pub fn effect(&self) -> Effect {
         match self {
-            Cause::NoLibcuda(..) | Cause::NoLibcudart(_) | Cause::NoDevice(_) | Cause::CudaFails(_) => {
-                Effect::Stops
-            }
+            Cause::CannotOpen(_)
+            | Cause::NoLibcuda(..)
+            | Cause::NoLibcudart(_)
+            | Cause::NoDevice(_)
+            | Cause::CudaFails(_) => Effect::Stops,
             Cause::WrongVariable(_)
             | Cause::UnknownVariable(..)
             | Cause::AppendOnly
             | Cause::ReadOnly(_)
+            | Cause::NoFile
             | Cause::OldLibcufile { .. }
             | Cause::WekaWrites => Effect::Limits,
             Cause::Iommu
@@ -139,6 +146,7 @@ impl Cause {
     /// Returns the word for the cause in JSON.
     pub fn key(&self) -> &'static str {
         match self {
+            Cause::CannotOpen(_) => "cannot-open",
             Cause::WrongVariable(_) => "wrong-variable",
             Cause::UnknownVariable(..) => "unknown-variable",
             Cause::NoLibcuda(..) => "no-libcuda",
@@ -164,6 +172,7 @@ impl Cause {
             Cause::OpenFlags(_) => "open-flags",
             Cause::AppendOnly => "append-only",
             Cause::ReadOnly(_) => "read-only",
+            Cause::NoFile => "no-file",
             Cause::Other(_) => "other",
             Cause::OldLibcufile { .. } => "old-libcufile",
             Cause::WekaWrites => "weka-writes",
@@ -180,6 +189,8 @@ impl Cause {
     pub fn problem(&self) -> String {
         match self {
             Cause::WrongVariable(error) | Cause::CudaFails(error) | Cause::Other(error) => error.clone(),
+            Cause::CannotOpen(true) => "there is no such path".to_owned(),
+            Cause::CannotOpen(false) => "the path cannot be opened for reading".to_owned(),
             Cause::UnknownVariable(name, _) => format!("gpufile reads no variable {name}"),
             Cause::NoLibcuda(Some(named), _) => misnamed("libcuda", named),
             Cause::NoLibcudart(Some(named)) => misnamed("libcudart", named),
@@ -231,6 +242,7 @@ impl Cause {
             }
             Cause::ReadOnly(ReadOnly::Immutable) => "the file is immutable, so writes fail".to_owned(),
             Cause::ReadOnly(ReadOnly::Permissions) => "this user may not write here".to_owned(),
+            Cause::NoFile => "no file was found here, so the route is that of the folder".to_owned(),
             Cause::OldLibcufile { version: (major, minor), calls, first, since } => {
                 format!(
                     "libcufile {major}.{minor} lacks {calls} calls, such as {first} of {}.{}",
@@ -261,6 +273,12 @@ impl Cause {
     /// Returns what would change that.
     pub fn remedy(&self) -> String {
         let text = match self {
+            Cause::CannotOpen(true) => {
+                "name a file or folder that exists; a container shows only what is mounted into it"
+            }
+            Cause::CannotOpen(false) => {
+                "run as a user who may read it; sockets and broken links have no route"
+            }
             Cause::WrongVariable(_) => "set it to an accepted value, or unset it",
             Cause::UnknownVariable(_, Some(nearest)) => {
                 return format!("the nearest that it reads is {nearest}");
@@ -342,6 +360,7 @@ impl Cause {
             Cause::ReadOnly(ReadOnly::Mount) => "`mount -o remount,rw` allows writes; reads need nothing",
             Cause::ReadOnly(ReadOnly::Immutable) => "`chattr -i` allows writes; reads need nothing",
             Cause::ReadOnly(ReadOnly::Permissions) => "change the permissions to write; reads need nothing",
+            Cause::NoFile => "name a file, or a folder with files",
             Cause::Other(_) => "`gpufile check --verbose` lists the facts that the route depends on",
             Cause::OldLibcufile { .. } => {
                 "install a newer one (pip install -U nvidia-cufile), and set CUFILE_LIBRARY to it"

@@ -58,6 +58,9 @@ fn default(key: &str) -> Option<Value> {
         "properties.max_direct_io_size_kb" => json!(16384),
         "properties.max_device_cache_size_kb" => json!(131_072),
         "properties.per_buffer_cache_size_kb" => json!(1024),
+        "properties.max_device_pinned_mem_size_kb" => json!(33_554_432),
+        "properties.poll_mode_max_size_kb" => json!(4),
+        "properties.max_batch_io_timeout_msecs" => json!(5),
         "properties.force_compat_mode"
         | "properties.use_pci_p2pdma"
         | "properties.use_poll_mode"

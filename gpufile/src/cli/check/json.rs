@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::acs::Acs;
-use super::block::{Kind, Layer};
+use super::block::{Disk, Kind, Layer};
 use super::cause::Cause;
 use super::features;
 use super::kernel::Iommu;
@@ -34,6 +34,12 @@ pub fn report(machine: &Machine, outcomes: &[Outcome], worst: Verdict) -> Value 
             "rdma": nic.has_rdma,
             "pci": pci(&nic.pci),
             "distances": distances(machine, &nic.pci),
+        })).collect::<Vec<_>>(),
+        "disks": machine.disks.iter().map(|(name, disk)| json!({
+            "name": name,
+            "bus": disk.bus.name(),
+            "addresses": disk.pci,
+            "distances": nearest(machine, disk),
         })).collect::<Vec<_>>(),
         "kernel": kernel(machine),
         "cufile_driver": match &machine.driver {
@@ -85,7 +91,7 @@ fn path(machine: &Machine, outcome: &Outcome) -> Value {
             "gpu": attempt.gpu,
             "route": route(attempt.route),
             "bytes": super::attempt::BYTES,
-            "write_seconds": attempt.write.as_secs_f64(),
+            "write_seconds": attempt.write.map(|time| time.as_secs_f64()),
             "read_seconds": attempt.read.as_secs_f64(),
             "proven": attempt.proven(),
             "counted": attempt.proof(),
@@ -124,10 +130,15 @@ fn layer(machine: &Machine, layer: &Layer) -> Value {
     if let Kind::Disk(disk) = &layer.kind {
         found["bus"] = json!(disk.bus.name());
         found["addresses"] = json!(disk.pci);
-        let nearest = disk.pci.iter().filter_map(|address| machine.device(address)).next();
-        found["distances"] = nearest.map_or(Value::Null, |device| distances(machine, device));
+        found["distances"] = nearest(machine, disk);
     }
     found
+}
+
+/// Returns the distances of the first PCI device of a disk.
+fn nearest(machine: &Machine, disk: &Disk) -> Value {
+    let device = disk.pci.iter().find_map(|address| machine.device(address));
+    device.map_or(Value::Null, |device| distances(machine, device))
 }
 
 fn distances(machine: &Machine, device: &PciDevice) -> Value {

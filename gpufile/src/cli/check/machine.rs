@@ -6,6 +6,7 @@ use cufile::cuda::Cuda;
 use cufile::params::Param;
 use cufile::{Controls, Driver, Feature, Features, FileSystems};
 
+use super::block::{self, Disk};
 use super::cufile_json::Configuration;
 use super::gpus::{self, Gpu, NoGpus};
 use super::kernel::Kernel;
@@ -24,6 +25,8 @@ pub struct Machine {
     /// Every PCI device: also NVIDIA's GPUs that CUDA does not show.
     pub devices: Vec<PciDevice>,
     pub nics: Vec<Nic>,
+    /// Every disk that is reached by PCI, by its name.
+    pub disks: Vec<(String, Disk)>,
     pub kernel: Kernel,
     /// The properties of the cuFile driver, or the reason why it does not open.
     pub driver: Result<DriverFacts, String>,
@@ -72,6 +75,7 @@ impl Machine {
             libraries: Libraries::load(),
             gpus: gpus::all(&cuda, &devices),
             nics: network::cards(root),
+            disks: block::disks(root),
             kernel: Kernel::of(
                 root,
                 &devices.iter().filter(|device| device.is_nvidia_gpu()).collect::<Vec<_>>(),

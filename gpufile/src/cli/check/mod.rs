@@ -116,9 +116,9 @@ fn outcome(
     let target = Target::of(root, path, engine);
     let causes = match &target {
         Ok(target) => verdict::causes(machine, target),
-        Err(_) => verdict::causes_of_machine(machine),
+        Err(_) => verdict::causes_without_path(machine, path.try_exists().is_ok_and(|exists| !exists)),
     };
-    let tries = arguments.tries && target.is_ok();
-    let attempt = tries.then(|| attempt::attempt(root, path, engine, opened, arguments.gpu));
+    let tried = target.as_ref().ok().filter(|_| arguments.tries);
+    let attempt = tried.map(|target| attempt::attempt(root, target, engine, opened, arguments.gpu));
     Outcome { path: path.to_owned(), target, causes, attempt }
 }

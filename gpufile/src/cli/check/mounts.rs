@@ -45,6 +45,10 @@ fn parse(line: &str) -> Option<Mount> {
             options.push(option.to_owned());
         }
     }
+    // A bind mount may be read-only on a file system that is not.
+    if options.iter().any(|option| option == "ro") {
+        options.retain(|option| option != "rw");
+    }
     Some(Mount {
         point: PathBuf::from(unescape(front.get(4)?)),
         file_system: (*back.first()?).to_owned(),
@@ -104,6 +108,8 @@ mod tests {
         assert_eq!(nfs.value("proto"), Some("rdma"));
         assert!(nfs.has("noatime") && !nfs.has("proto") && !nfs.has("ro"));
         assert_eq!(nfs.options.iter().filter(|option| *option == "rw").count(), 1);
+        let bind = parse("43 27 254:0 /usr /ro ro,relatime - ext4 /dev/vda rw,discard").unwrap();
+        assert_eq!(bind.options, ["ro", "relatime", "discard"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::attempt::Attempt;
-use super::cause::Cause;
+use super::cause::{Cause, Effect};
 use super::target::Target;
 use crate::RouteKind;
 
@@ -62,6 +62,11 @@ impl Verdict {
 }
 
 impl Outcome {
+    /// Returns whether a setting of libcufile contradicts a direct route.
+    fn is_staged_anyway(&self) -> bool {
+        self.causes.iter().any(|cause| cause.effect() == Effect::Stages)
+    }
+
     /// Returns the verdict. Causes that only limit or slow do not change it.
     pub fn verdict(&self) -> Verdict {
         match (&self.target, &self.attempt) {
@@ -70,6 +75,7 @@ impl Outcome {
             (Ok(target), Some(Ok(attempt))) if attempt.proven() == Some(false) => {
                 Verdict::on(target.route).max(Verdict::Fallback)
             }
+            (Ok(target), _) if self.is_staged_anyway() => Verdict::on(target.route).max(Verdict::Fallback),
             (Ok(target), _) => Verdict::on(target.route),
         }
     }
@@ -81,6 +87,12 @@ impl Outcome {
             (Ok(_), Some(Err(error))) => format!("the attempt failed: {error}"),
             (Ok(target), Some(Ok(attempt))) if attempt.proven() == Some(false) => {
                 format!("{}, but the counters do not show it: {}", target.route, attempt.proof())
+            }
+            (Ok(target), _) if target.is_direct() && self.is_staged_anyway() => {
+                format!(
+                    "{} is there, but libcufile is set to pass the bytes through host memory",
+                    target.route
+                )
             }
             (Ok(target), _) => match Verdict::on(target.route) {
                 Verdict::Fallback => format!("the bytes pass through host memory ({})", target.route),
@@ -131,11 +143,19 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_libcufile_outweigh_the_route() {
+        let staged =
+            Outcome { causes: vec![Cause::Other("set so".to_owned())], ..outcome(RouteKind::P2pDma) };
+        assert_eq!(staged.verdict(), Verdict::Fallback);
+        assert!(staged.headline().contains("is there, but"), "{}", staged.headline());
+    }
+
+    #[test]
     fn unproven_route_is_a_fallback() {
         let attempt = Attempt {
             gpu: Some(0),
             route: RouteKind::Gds,
-            write: Duration::ZERO,
+            write: Some(Duration::ZERO),
             read: Duration::ZERO,
             by_cufile: Some((1, 1)),
             by_nvidia_fs: Some((0, 0)),

@@ -20,6 +20,8 @@ pub enum Storage {
     /// A file system that a process serves.
     Fuse(String),
     Other(String),
+    /// The kernel does not show the name.
+    Unknown,
 }
 
 impl Storage {
@@ -38,6 +40,7 @@ impl Storage {
             fuse if fuse == "fuseblk" || fuse == "fuse" || fuse.starts_with("fuse.") => {
                 Storage::Fuse(file_system.to_owned())
             }
+            "unknown" => Storage::Unknown,
             other => Storage::Other(other.to_owned()),
         }
     }
@@ -61,6 +64,7 @@ impl Storage {
             Storage::CopyOnWrite(_) => "copy-on-write",
             Storage::Fuse(_) => "fuse",
             Storage::Other(_) => "other-file-system",
+            Storage::Unknown => "unknown-file-system",
         }
     }
 
@@ -90,6 +94,9 @@ impl Storage {
                 format!("a process in user space serves {name}, and the bytes pass through it")
             }
             Storage::Other(name) => format!("cuFile has no direct path to {name}"),
+            Storage::Unknown => {
+                "the file system is unknown, because /proc/self/mountinfo is missing".to_owned()
+            }
         }
     }
 
@@ -128,6 +135,7 @@ impl Storage {
             Storage::Fuse(_) => {
                 "use the storage's kernel client, or copy the files to ext4 or xfs on an NVMe disk"
             }
+            Storage::Unknown => "mount /proc; cuFile needs it, too",
             Storage::Other(_) => {
                 "use ext4, xfs, or a network file system with RDMA that cuFile knows: Lustre, WekaFS, NFS, BeeGFS"
             }
@@ -155,6 +163,7 @@ mod tests {
             ("fusectl", None, "other-file-system"),
             ("overlay", None, "overlay"),
             ("9p", None, "other-file-system"),
+            ("unknown", None, "unknown-file-system"),
         ] {
             assert_eq!(Storage::of(name, mount.as_ref()).key(), expected, "{name}");
         }

@@ -1,21 +1,26 @@
 //! The facts about a path: file system, mount, block devices, access and route.
 
+use std::collections::VecDeque;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
-use cufile::FileProperties;
+use cufile::{FileProperties, FileType};
 
 use super::block::{self, Kind, Layer};
 use super::mounts::{self, Mount};
-use super::root::Root;
+use super::root::{self, Root};
 use crate::{Engine, File, RouteKind, page_cache};
 
 /// The facts about a path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     pub path: PathBuf,
+    /// The regular file that stands for the path: the path itself, or one found in a folder that cannot be written.
+    pub sample: Option<PathBuf>,
+    /// True if the facts are those of a folder, because no file in it could be opened.
+    pub is_folder: bool,
     /// The type of the file system, as the kernel names it.
     pub file_system: String,
     pub mount: Option<Mount>,
@@ -54,7 +59,7 @@ impl Target {
     /// The reason why the path cannot be opened.
     pub fn of(root: &Root, path: &Path, engine: &Engine) -> Result<Self, String> {
         let real = path.canonicalize().map_err(|error| format!("cannot open {path:?}: {error}"))?;
-        let file = open(path, &real, engine)?;
+        let (file, sample) = open(path, &real, engine)?;
         let properties = FileProperties::of(&file).map_err(|error| error.to_string())?;
         let mountinfo = root.text("/proc/self/mountinfo").unwrap_or_default();
         let mount = mounts::of_path(&mountinfo, &real);
@@ -77,7 +82,9 @@ impl Target {
                 .then(|| page_cache::residency(&file, 0..u64::MAX).ok())
                 .flatten()
                 .map(|found| found.fraction()),
+            is_folder: properties.file_type == FileType::Directory,
             path: path.to_owned(),
+            sample,
         })
     }
 
@@ -95,17 +102,21 @@ impl Target {
     }
 }
 
-/// Opens a file for reading, or a file without a name in a folder.
-fn open(path: &Path, real: &Path, engine: &Engine) -> Result<File, String> {
+/// Opens a file for reading, or a file without a name in a folder. Also returns the path of a file that existed.
+fn open(path: &Path, real: &Path, engine: &Engine) -> Result<(File, Option<PathBuf>), String> {
     let options = || File::options().read(true).engine(engine);
     if !real.is_dir() {
-        return options().open(path).map_err(|error| error.to_string());
+        let file = options().open(path).map_err(|error| error.to_string())?;
+        return Ok((file, real.is_file().then(|| real.to_owned())));
     }
     let unnamed = options().write(true).custom_flags(libc::O_TMPFILE).open(real);
     match unnamed {
         // A registration may fail because the file has no name.
-        Ok(file) if !is_refused(&file) => Ok(file),
-        _ => named(real, engine).or_else(|error| existing(real, engine).ok_or(error)),
+        Ok(file) if !is_refused(&file) => Ok((file, None)),
+        _ => match named(real, engine) {
+            Ok(file) => Ok((file, None)),
+            Err(error) => existing(real, engine).ok_or(error),
+        },
     }
 }
 
@@ -115,8 +126,8 @@ fn is_refused(file: &File) -> bool {
     route.kind() == RouteKind::Posix && route.why_not().map(|(kind, _)| kind).eq([RouteKind::CufileCompat])
 }
 
-/// Makes a file in the folder, and removes it at once.
-fn named(folder: &Path, engine: &Engine) -> Result<File, String> {
+/// Makes a file in the folder, and removes it at once. It serves until it is closed.
+pub fn named(folder: &Path, engine: &Engine) -> Result<File, String> {
     let path = own_path(folder);
     let options = File::options().read(true).write(true).create_new(true).engine(engine);
     let file = options.open(&path).map_err(|error| error.to_string())?;
@@ -125,15 +136,35 @@ fn named(folder: &Path, engine: &Engine) -> Result<File, String> {
 }
 
 /// Returns a path in the folder that no other program uses.
-pub fn own_path(folder: &Path) -> PathBuf {
+fn own_path(folder: &Path) -> PathBuf {
     folder.join(format!(".gpufile-check-{}", process::id()))
 }
 
-/// Opens the first regular file of a folder that cannot be written. Without one, opens the folder itself.
-fn existing(folder: &Path, engine: &Engine) -> Option<File> {
-    let files = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_file());
+/// The entries of folders that the search for a file looks at.
+const MOST_ENTRIES: usize = 4096;
+
+/// Opens a regular file in a folder that cannot be written, or below. Without one, opens the folder itself.
+fn existing(folder: &Path, engine: &Engine) -> Option<(File, Option<PathBuf>)> {
     let options = File::options().read(true).engine(engine);
-    files.take(16).find_map(|path| options.open(path).ok()).or_else(|| options.open(folder).ok())
+    let (mut folders, mut seen, mut empty) = (VecDeque::from([folder.to_owned()]), 0, None);
+    while let Some(next) = folders.pop_front() {
+        for path in root::list(&next) {
+            let Ok(metadata) = path.symlink_metadata() else { continue };
+            seen += 1;
+            if metadata.is_dir() && seen < MOST_ENTRIES {
+                folders.push_back(path);
+            } else if metadata.is_file()
+                && let Ok(file) = options.open(&path)
+            {
+                // A read proves more from a file that holds something.
+                if metadata.len() > 0 {
+                    return Some((file, Some(path)));
+                }
+                empty.get_or_insert((file, None));
+            }
+        }
+    }
+    empty.or_else(|| options.open(folder).ok().map(|file| (file, None)))
 }
 
 /// Returns the block devices. A file system such as btrfs names its device only as the source of the mount.
@@ -204,6 +235,8 @@ pub mod tests {
         let disk = Disk { bus: Bus::NvmePcie, pci: vec!["0000:19:00.0".to_owned()] };
         Target {
             path: PathBuf::from("/data"),
+            sample: None,
+            is_folder: false,
             file_system: "ext4".to_owned(),
             mount: Some(Mount {
                 point: PathBuf::from("/data"),
@@ -240,6 +273,24 @@ pub mod tests {
         assert!(file.cached.is_some());
         assert_eq!(file.file_system, FileProperties::of(fs::File::open(&path).unwrap()).unwrap().file_system);
         assert_eq!(file.mount.unwrap().file_system, found.file_system);
+    }
+
+    #[test]
+    fn search_for_a_file_goes_below_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = Engine::builder().build();
+        let is_folder = || {
+            let (file, path) = existing(folder.path(), &engine).unwrap();
+            assert_eq!(path, None);
+            FileProperties::of(&file).unwrap().file_type == FileType::Directory
+        };
+        assert!(is_folder());
+        fs::create_dir_all(folder.path().join("a/b")).unwrap();
+        fs::write(folder.path().join("a/empty"), "").unwrap();
+        assert!(!is_folder());
+        fs::write(folder.path().join("a/b/file"), "x").unwrap();
+        let (_, found) = existing(folder.path(), &engine).unwrap();
+        assert_eq!(found, Some(folder.path().join("a/b/file")));
     }
 
     #[test]

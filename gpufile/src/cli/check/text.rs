@@ -1,6 +1,7 @@
 //! The report as text: the verdict first, then what to do, then the facts.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use super::acs::Acs;
 use super::attempt::{Attempt, BYTES};
@@ -40,7 +41,7 @@ pub fn report(machine: &Machine, outcomes: &[Outcome], is_verbose: bool) -> Stri
     report.title("machine");
     report.libraries(machine);
     report.gpus(machine);
-    report.cards(machine);
+    report.disks_and_cards(machine);
     report.kernel(machine);
     report.configuration(machine);
     report.features(machine);
@@ -174,13 +175,16 @@ impl Report {
 
     fn attempt(&mut self, attempt: &Attempt) {
         let place = attempt.gpu.map_or("host memory".to_owned(), |gpu| format!("the memory of GPU {gpu}"));
-        let (write, read) = (attempt.write.as_secs_f64() * 1e3, attempt.read.as_secs_f64() * 1e3);
-        let found = format!(
-            "{} MiB from {place} in {write:.1} ms, and back in {read:.1} ms, with equal bytes; {}",
-            BYTES >> 20,
-            attempt.proof()
-        );
-        self.line("try", &found);
+        let millis = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
+        let read = millis(attempt.read);
+        let moved = match attempt.write {
+            Some(write) => {
+                let write = millis(write);
+                format!("{} MiB from {place} in {write}, and back in {read}, with equal bytes", BYTES >> 20)
+            }
+            None => format!("read into {place} in {read}; nothing can be written here"),
+        };
+        self.line("try", &format!("{moved}; {}", attempt.proof()));
     }
 
     fn libraries(&mut self, machine: &Machine) {
@@ -226,11 +230,17 @@ impl Report {
         }
     }
 
-    fn cards(&mut self, machine: &Machine) {
+    fn disks_and_cards(&mut self, machine: &Machine) {
         let is_verbose = self.is_verbose;
         for nic in machine.nics.iter().filter(|nic| nic.has_rdma || is_verbose) {
             self.line("network", &format!("{} at {}", nic.names.join(" "), nic.pci.address));
             self.distances(machine, "", &nic.pci);
+        }
+        for (name, disk) in machine.disks.iter().filter(|_| is_verbose) {
+            for device in disk.pci.iter().filter_map(|address| machine.device(address)) {
+                self.line("disk", &format!("{name} ({}) at {}", disk.bus.name(), device.address));
+                self.distances(machine, "", device);
+            }
         }
     }
 

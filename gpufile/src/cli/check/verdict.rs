@@ -18,7 +18,10 @@ pub fn causes(machine: &Machine, target: &Target) -> Vec<Cause> {
     let mut causes = Vec::new();
     variables(machine, &mut causes);
     cuda(machine, &mut causes);
-    if !target.is_direct() {
+    if target.is_direct() {
+        // The driver does not show every setting that turns its direct paths off.
+        configuration(machine, &mut causes);
+    } else {
         stages(machine, target, &storage, &mut causes);
     }
     limits(machine, target, &storage, &mut causes);
@@ -28,9 +31,9 @@ pub fn causes(machine: &Machine, target: &Target) -> Vec<Cause> {
     causes
 }
 
-/// Returns the causes that hold for the machine without any path.
-pub fn causes_of_machine(machine: &Machine) -> Vec<Cause> {
-    let mut causes = Vec::new();
+/// Returns the causes for a path that cannot be opened, and those that hold for the machine.
+pub fn causes_without_path(machine: &Machine, is_missing: bool) -> Vec<Cause> {
+    let mut causes = vec![Cause::CannotOpen(is_missing)];
     variables(machine, &mut causes);
     cuda(machine, &mut causes);
     cufile(machine, &mut causes);
@@ -72,16 +75,21 @@ fn cufile(machine: &Machine, causes: &mut Vec<Cause>) {
             causes.push(Cause::CompatByVariable(name.clone(), value.clone()));
         }
     }
+    configuration(machine, causes);
+    if machine.libraries.cufile.found.is_err() {
+        causes.push(Cause::NoLibcufile(machine.libraries.cufile.misnamed()));
+    } else if let (Ok(_), Err(error)) = (&machine.gpus, &machine.driver) {
+        causes.push(Cause::DriverFails(error.clone()));
+    }
+}
+
+/// Adds the settings of libcufile that turn its direct paths off.
+fn configuration(machine: &Machine, causes: &mut Vec<Cause>) {
     for key in ["properties.force_compat_mode", "properties.vanilla_posix_io_mode"] {
         if let Some(change) = machine.configuration.switched_on(key) {
             let is_variable = Some(&change.from) != machine.configuration.file.as_ref();
             causes.push(Cause::CompatByCufile(change.clone(), is_variable));
         }
-    }
-    if machine.libraries.cufile.found.is_err() {
-        causes.push(Cause::NoLibcufile(machine.libraries.cufile.misnamed()));
-    } else if let (Ok(_), Err(error)) = (&machine.gpus, &machine.driver) {
-        causes.push(Cause::DriverFails(error.clone()));
     }
 }
 
@@ -113,7 +121,8 @@ fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
     if is_reachable && !has_direct_path && machine.kernel.nvidia_fs.is_none() {
         no_module(machine, target, causes);
     }
-    if target.alignment.is_none() && matches!(storage, Storage::Local) {
+    let is_journal = causes.contains(&Cause::Journal);
+    if target.alignment.is_none() && *storage == Storage::Local && !is_journal && !target.is_folder {
         causes.push(Cause::NoDirectIo(target.file_system.clone()));
     }
     if target.udev_record == Some(false) {
@@ -186,6 +195,9 @@ fn limits(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
         causes.push(Cause::AppendOnly);
     }
     causes.extend(target.read_only.map(Cause::ReadOnly));
+    if target.is_folder {
+        causes.push(Cause::NoFile);
+    }
     old_library(machine, causes);
     if *storage == Storage::Weka
         && target.is_direct()
