@@ -49,7 +49,7 @@ def open_checkpoint(paths: Path | Iterable[Path]) -> Checkpoint:
 
 
 class safe_open:
-    """An open model: a safetensors file, a folder with one model, or an index.
+    """An open model: a safetensors file, a folder with one model, an index, or several files.
 
     It works as ``safetensors.safe_open``, and iterates over names and tensors too:
 
@@ -62,7 +62,9 @@ class safe_open:
     the program keeps. ``iter_tensors`` sets another budget. Each iteration reads the file again.
     """
 
-    def __init__(self, filename: Path, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> None:
+    def __init__(
+        self, filename: Path | Iterable[Path], framework: str, device: Any = "cpu", *, backend: str = "mmap"
+    ) -> None:
         """Opens a model and reads its header. ``backend`` is for safetensors, and changes nothing here."""
         if backend not in ("mmap", "pread"):
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')

@@ -1,0 +1,211 @@
+"""Storages of PyTorch to and from files, as ``torch.cuda.gds`` has them, and checkpoints that are saved beside training.
+
+>>> from gpufile.torch import GdsFile, Saver
+>>> file = GdsFile("weights.bin", os.O_CREAT | os.O_RDWR)
+>>> file.save_storage(weights.untyped_storage())
+>>> with Saver() as saver:
+...     saved = saver.save(model.state_dict(), "checkpoint.safetensors")
+...     train(model)
+...     saved.result()
+
+``gpufile.safetensors.torch`` loads and saves safetensors files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from . import _gpufile
+from ._gpufile import File
+from .safetensors.torch import items
+
+__all__ = ["GdsFile", "Saver", "gds_deregister_buffer", "gds_register_buffer"]
+
+#: The registered storages, by their addresses.
+_registered: dict[int, torch.Tensor] = {}
+
+
+def gds_register_buffer(s: Any) -> None:
+    """Registers a storage of a GPU with cuFile, so that GPUDirect Storage need not pin it for each transfer.
+
+    ``RuntimeError`` if it is registered already, is not on a GPU, or if cuFile refuses.
+    """
+    storage = _bytes_of(s)
+    if storage.data_ptr() in _registered:
+        raise RuntimeError("cannot register the storage: it is registered already")
+    with _as_torch():
+        _register(storage)
+    _registered[storage.data_ptr()] = storage
+
+
+def gds_deregister_buffer(s: Any) -> None:
+    """Ends the registration of a storage. ``RuntimeError`` if it is not registered."""
+    storage = _bytes_of(s)
+    if _registered.pop(storage.data_ptr(), None) is None:
+        raise RuntimeError("cannot deregister the storage: it is not registered")
+    with _as_torch():
+        _gpufile.deregister(storage)
+        # An allocation of torch has many storages, and cuFile registers all of it. The others stay registered.
+        for other in _registered.values():
+            _register(other)
+
+
+def _register(storage: torch.Tensor) -> None:
+    try:
+        _gpufile.register(storage)
+    except ValueError as error:
+        if "already" not in str(error):
+            raise
+
+
+class GdsFile:
+    """An open file, for storages of GPUs and of the host.
+
+    It works as ``torch.cuda.gds.GdsFile``, on every file system and without libcufile too. ``O_DIRECT`` is not needed:
+    gpufile chooses the route, and takes any length and offset. Transfers see the work of the current stream.
+    """
+
+    def __init__(self, filename: str | os.PathLike[str], flags: int) -> None:
+        """Opens a file. ``flags`` are those of ``os.open``."""
+        self.filename = filename
+        self.flags = flags
+        self.handle: File | None = None
+        # Creates and truncates as the flags ask for. gpufile then opens the file with the same access.
+        os.close(os.open(filename, flags & ~os.O_DIRECT))
+        mode = {os.O_RDONLY: "r", os.O_WRONLY: "a", os.O_RDWR: "r+"}[flags & os.O_ACCMODE]
+        self._file = File(os.fspath(filename), mode)
+        self.fd = self._file.fileno()
+        self.register_handle()
+
+    def register_handle(self) -> None:
+        """Makes the file usable again after ``deregister_handle``."""
+        if self.handle is not None:
+            raise AssertionError("Cannot register a handle that is already registered.")
+        self.handle = self._file
+
+    def deregister_handle(self) -> None:
+        """Makes the file unusable until ``register_handle``."""
+        if self.handle is None:
+            raise AssertionError("Cannot deregister a handle that is not registered.")
+        self.handle = None
+
+    def load_storage(self, storage: Any, offset: int = 0) -> None:
+        """Reads the whole storage from ``offset`` in bytes. ``RuntimeError`` if the read fails or the file ends before."""
+        if self.handle is None:
+            raise AssertionError("Cannot load data from a file that is not registered.")
+        memory = _bytes_of(storage)
+        with _as_torch():
+            read = self.handle.read_into(memory, offset)
+        if read != memory.nbytes:
+            raise RuntimeError(
+                f"cannot read {memory.nbytes} bytes at {offset} of {os.fspath(self.filename)!r}: the file ends after"
+                f" {read} of them"
+            )
+
+    def save_storage(self, storage: Any, offset: int = 0) -> None:
+        """Writes the whole storage to ``offset`` in bytes. ``RuntimeError`` if the write fails."""
+        if self.handle is None:
+            raise AssertionError("Cannot save data to a file that is not registered.")
+        with _as_torch():
+            self.handle.write_from(_bytes_of(storage), offset)
+
+
+class Saver:
+    """A saver of checkpoints, which writes safetensors files while the program goes on.
+
+    Saves take place one after the other, in their order. Each replaces an older file as a whole: a failure, or the end
+    of the process, leaves the older file. Leaving the context waits for all saves, and raises the first failure.
+
+    The program may change tensors after ``save`` has returned, because the saver writes a copy. Copies on the
+    ``"device"`` of the tensors are fast, and need as much memory again. Copies on the ``"host"`` leave the GPU's memory
+    alone. With ``snapshot=None`` there is no copy, and the tensors must stay unchanged until the save has ended.
+    """
+
+    def __init__(self, *, snapshot: Literal["device", "host"] | None = "device", sync: bool = True) -> None:
+        """Makes a saver. With ``sync=False``, a crash of the machine may leave an incomplete file."""
+        if snapshot not in ("device", "host", None):
+            raise ValueError(f'snapshot must be "device", "host" or None, but is {snapshot!r}')
+        self._snapshot, self._sync = snapshot, sync
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpufile-saver")
+        self._saves: list[Future[int]] = []
+
+    def save(
+        self, tensors: dict[str, torch.Tensor], path: str | os.PathLike[str], metadata: dict[str, str] | None = None
+    ) -> Future[int]:
+        """Starts to save tensors, and returns a future of the file's length in bytes.
+
+        Its ``result`` raises the failure of the save. Tensors that cannot be saved raise here, as in
+        ``gpufile.safetensors.torch.save_file``.
+        """
+        made = items(tensors)
+        metadata = dict(metadata) if metadata is not None else None
+        if self._snapshot is not None:
+            made = [(name, code, shape, self._copy(memory)) for name, code, shape, memory in made]
+        done = [_record(device) for device in {tensor.device for tensor in tensors.values()} if device.type == "cuda"]
+
+        def write() -> int:
+            for event in done:
+                event.synchronize()
+            return _gpufile.save_safetensors(os.fspath(path), made, metadata, self._sync)
+
+        self._saves = [save for save in self._saves if not save.done() or save.exception() is not None]
+        self._saves.append(self._thread.submit(write))
+        return self._saves[-1]
+
+    def _copy(self, memory: torch.Tensor) -> torch.Tensor:
+        if self._snapshot == "device" or memory.device.type == "cpu":
+            return memory.clone()
+        copy = torch.empty(memory.shape, dtype=memory.dtype, device="cpu", pin_memory=True)
+        return copy.copy_(memory, non_blocking=True)
+
+    def close(self) -> None:
+        """Waits for all saves, and raises the first failure among them."""
+        self._thread.shutdown()
+        saves, self._saves = self._saves, []
+        for save in saves:
+            save.result()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # The exception of the program comes first.
+            self._thread.shutdown()
+
+
+def _record(device: torch.device) -> Any:
+    """Returns an event after the work of the device's current stream so far."""
+    cuda: Any = torch.cuda
+    event = cuda.Event()
+    event.record(cuda.current_stream(device))
+    return event
+
+
+def _bytes_of(storage: Any) -> torch.Tensor:
+    """Returns the bytes of a storage as a tensor."""
+    if not isinstance(storage, (torch.UntypedStorage, torch.storage.TypedStorage)):
+        raise TypeError(f"a storage of torch is needed, not a {type(storage).__name__}: call .untyped_storage()")
+    either: Any = storage
+    tensor: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=either.device).set_(either.untyped())
+    return tensor
+
+
+@contextlib.contextmanager
+def _as_torch() -> Iterator[None]:
+    """Raises the exception that torch raises for failed transfers."""
+    try:
+        yield
+    except (OSError, ValueError, BufferError) as error:
+        raise RuntimeError(str(error)) from error
