@@ -32,6 +32,8 @@ fn emulator() -> PathBuf {
 fn check(library: &Path) -> Command {
     let mut command = Command::new(program());
     command.env_clear().arg("check");
+    // Where qemu runs the program, it finds the C library by this.
+    command.envs(env::var_os("QEMU_LD_PREFIX").map(|folder| ("QEMU_LD_PREFIX", folder)));
     for variable in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {
         command.env(variable, library);
     }
@@ -104,7 +106,10 @@ fn report_fits_a_screen() {
         [&mut without_libraries(), &mut emulated("gpus 2"), &mut emulated("version 1110; p2pdma 1")]
     {
         let (_, out) = run(command.arg(folder.path()).arg("--try"));
-        assert!(out.lines().count() <= 48, "{out}");
+        // A large machine has more lines of these.
+        let of_machine =
+            |line: &&str| ["  GPU ", "  network ", "            "].iter().any(|name| line.starts_with(name));
+        assert!(out.lines().filter(|line| !of_machine(line)).count() <= 48, "{out}");
         let longest =
             out.lines().filter(|line| line.split_whitespace().count() > 2).map(|line| line.chars().count());
         assert!(longest.max() <= Some(130), "{out}");
@@ -146,7 +151,7 @@ fn tmpfs_and_folder_fall_back_without_a_direct_path() {
     assert_eq!((path["try"]["proven"].as_bool(), path["try"]["gpu"].as_u64()), (Some(true), Some(0)));
     assert_eq!(found["gpus"].as_array().unwrap().len(), 2);
     assert_eq!(found["features"]["gpu-memory"], true);
-    assert!(causes(&found).len() > 1 && !causes(&found).contains(&"other"), "{found:#}");
+    assert!(!causes(&found).is_empty() && !causes(&found).contains(&"other"), "{found:#}");
 
     let (status, found) = report(emulated("nvidia-fs 2 17 4095").arg("/dev/shm"));
     if found["paths"][0]["file_system"] == "tmpfs" {
@@ -226,6 +231,9 @@ fn devices_and_old_libraries_are_causes() {
     assert_eq!((status, causes(&found)[0]), (4, "no-device"));
     let (_, found) = report(emulated("version 1140").arg("/"));
     assert!(causes(&found).contains(&"old-libcufile"), "{found:#}");
+    let features = &found["features"];
+    let expected = [("parameters", true), ("statistics", false), ("p2p-flags", false), ("compat-mode", true)];
+    assert!(expected.iter().all(|(key, is_there)| features[key] == *is_there), "{features:#}");
     let (_, found) = report(emulated("fault cuFileDriverOpen times=all err=5011").arg("/"));
     assert!(causes(&found).contains(&"driver-fails"), "{found:#}");
     let (_, found) = report(emulated("").arg("/").env("CUFILE_LIBRARY", "/nonexistent/library.so"));

@@ -119,10 +119,10 @@ mod tests {
 
     #[test]
     fn old_versions_lack_the_calls_of_newer_ones() {
-        assert!(calls_since((1, 20)).is_empty() && calls_since((2, 0)).is_empty());
+        assert!(calls_since((2, 0)).is_empty());
         let missing = calls_since((1, 18));
         assert!(missing.contains(&("cuFileReadv", (1, 19))), "{missing:?}");
-        assert!(missing.iter().all(|(_, since)| *since == (1, 19)));
+        assert!(missing.iter().all(|(_, since)| *since >= (1, 19)));
         assert!(calls_since((1, 11)).len() > calls_since((1, 14)).len());
     }
 

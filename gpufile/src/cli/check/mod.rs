@@ -18,6 +18,7 @@ mod mounts;
 mod network;
 mod nvidia_fs;
 mod outcome;
+mod page;
 mod pci;
 mod root;
 mod storage;
@@ -25,6 +26,7 @@ mod target;
 mod text;
 mod variables;
 mod verdict;
+mod words;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

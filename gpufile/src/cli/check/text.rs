@@ -11,11 +11,10 @@ use super::kernel::Iommu;
 use super::libraries::Library;
 use super::machine::Machine;
 use super::outcome::Outcome;
+use super::page::Page;
 use super::pci::{Distance, PciDevice};
 use super::target::Target;
 
-/// The width in columns of a line, except for words that are longer.
-const WIDTH: usize = 100;
 /// The causes that the short report has.
 const MOST_CAUSES: usize = 5;
 /// The changed values of libcufile's configuration that the short report has.
@@ -23,69 +22,37 @@ const MOST_CHANGES: usize = 4;
 
 /// Returns the report.
 pub fn report(machine: &Machine, outcomes: &[Outcome], is_verbose: bool) -> String {
-    let mut report = Report { text: String::new(), is_verbose };
+    let mut report = Report { page: Page::default(), is_verbose };
     for outcome in outcomes {
         let verdict = outcome.verdict().key().to_uppercase();
-        report.wrapped(&format!("{}: {verdict}: ", outcome.path.display()), &outcome.headline());
+        report.page.wrapped(&format!("{}: {verdict}: ", outcome.path.display()), &outcome.headline());
     }
     report.causes(outcomes);
     for outcome in outcomes {
         if let Ok(target) = &outcome.target {
-            report.title(&outcome.path.display().to_string());
+            report.page.title(&outcome.path.display().to_string());
             report.target(machine, target);
         }
         if let Some(Ok(attempt)) = &outcome.attempt {
             report.attempt(attempt);
         }
     }
-    report.title("machine");
+    report.page.title("machine");
     report.libraries(machine);
     report.gpus(machine);
     report.disks_and_cards(machine);
     report.kernel(machine);
     report.configuration(machine);
     report.features(machine);
-    report.text
+    report.page.text
 }
 
 struct Report {
-    text: String,
+    page: Page,
     is_verbose: bool,
 }
 
 impl Report {
-    fn title(&mut self, title: &str) {
-        let _ = writeln!(self.text, "\n{title}");
-    }
-
-    fn line(&mut self, name: &str, found: &str) {
-        self.wrapped(&format!("  {name:<14}"), found);
-    }
-
-    /// Writes a text after its beginning. Lines that are too long go on below the text.
-    fn wrapped(&mut self, first: &str, text: &str) {
-        let indent = first.chars().count().min(16);
-        for (index, paragraph) in text.lines().enumerate() {
-            let (mut line, start) = match index {
-                0 => (first.to_owned(), first.chars().count()),
-                _ => (" ".repeat(indent), indent),
-            };
-            let mut start = start;
-            for word in paragraph.split_whitespace() {
-                let used = line.chars().count();
-                if used > start && used + 1 + word.chars().count() > WIDTH {
-                    let _ = writeln!(self.text, "{}", line.trim_end());
-                    (line, start) = (" ".repeat(indent), indent);
-                }
-                if line.chars().count() > start {
-                    line.push(' ');
-                }
-                line.push_str(word);
-            }
-            let _ = writeln!(self.text, "{}", line.trim_end());
-        }
-    }
-
     /// Writes the causes of all paths, each once, worst first.
     fn causes(&mut self, outcomes: &[Outcome]) {
         let mut found: Vec<(&Cause, Vec<String>)> = Vec::new();
@@ -102,7 +69,7 @@ impl Report {
         if found.is_empty() {
             return;
         }
-        self.title("what to do");
+        self.page.title("what to do");
         let shown = if self.is_verbose { found.len() } else { found.len().min(MOST_CAUSES) };
         for (index, (cause, paths)) in found[..shown].iter().enumerate() {
             // A cause that not all paths share names its paths.
@@ -113,11 +80,11 @@ impl Report {
                 Effect::Limits => "limit: ",
                 Effect::Slows => "slower: ",
             };
-            self.wrapped(&format!("  {}. ", index + 1), &format!("{note}{}{paths}", cause.problem()));
-            self.wrapped("     -> ", &cause.remedy());
+            self.page.wrapped(&format!("  {}. ", index + 1), &format!("{note}{}{paths}", cause.problem()));
+            self.page.wrapped("     -> ", &cause.remedy());
         }
         if shown < found.len() {
-            let _ = writeln!(self.text, "  {} more: gpufile check --verbose", found.len() - shown);
+            let _ = writeln!(self.page.text, "  {} more: gpufile check --verbose", found.len() - shown);
         }
     }
 
@@ -135,14 +102,14 @@ impl Report {
             }
             None => target.file_system.clone(),
         };
-        self.line("file system", &file_system);
+        self.page.line("file system", &file_system);
         if !target.layers.is_empty() {
             let names: Vec<String> = target.layers.iter().map(ToString::to_string).collect();
             let record = match target.udev_record {
                 Some(false) => "; no udev record",
                 _ => "",
             };
-            self.line("block device", &format!("{}{record}", names.join(" > ")));
+            self.page.line("block device", &format!("{}{record}", names.join(" > ")));
         }
         for (name, disk) in target.disks() {
             for device in disk.pci.iter().filter_map(|address| machine.device(address)) {
@@ -153,13 +120,13 @@ impl Report {
             target.alignment.map_or("none, or unknown to the kernel".to_owned(), |(memory, offset)| {
                 format!("memory at {memory}, offset and length at {offset} bytes")
             });
-        self.line("O_DIRECT", &alignment);
+        self.page.line("O_DIRECT", &alignment);
         if let Some(cached) = target.cached {
-            self.line("page cache", &format!("{:.0} % of the file", 100.0 * cached));
+            self.page.line("page cache", &format!("{:.0} % of the file", 100.0 * cached));
         }
         if self.is_verbose {
             for (kind, reason) in &target.why_not {
-                self.line("route", &format!("not {kind}: {reason}"));
+                self.page.line("route", &format!("not {kind}: {reason}"));
             }
         }
     }
@@ -169,7 +136,7 @@ impl Report {
         let found: Vec<String> =
             gpus.map(|(ordinal, pci)| format!("GPU {ordinal}: {}", Distance::between(pci, device))).collect();
         if !found.is_empty() {
-            self.line(name, &found.join("; "));
+            self.page.line(name, &found.join("; "));
         }
     }
 
@@ -184,7 +151,7 @@ impl Report {
             }
             None => format!("read into {place} in {read}; nothing can be written here"),
         };
-        self.line("try", &format!("{moved}; {}", attempt.proof()));
+        self.page.line("try", &format!("{moved}; {}", attempt.proof()));
     }
 
     fn libraries(&mut self, machine: &Machine) {
@@ -201,12 +168,12 @@ impl Report {
                     None => "not found".to_owned(),
                 },
             };
-            self.line(name, &text);
+            self.page.line(name, &text);
         }
         if self.is_verbose
             && let Err(error) = &machine.driver
         {
-            self.line("cuFile driver", &error.replace("; ", "\n"));
+            self.page.line("cuFile driver", &error.replace("; ", "\n"));
         }
     }
 
@@ -221,11 +188,11 @@ impl Report {
                 facts.extend(pci.numa_node.map(|node| format!("node {node}")));
             }
             facts.extend(gpu.no_kernel.as_ref().map(|reason| format!("no kernel: {reason}")));
-            self.line(&format!("GPU {}", gpu.ordinal), &facts.join(", "));
+            self.page.line(&format!("GPU {}", gpu.ordinal), &facts.join(", "));
         }
         for device in machine.devices.iter().filter(|device| device.is_nvidia_gpu()) {
             if !machine.gpus().iter().any(|gpu| gpu.address == device.address) {
-                self.line("GPU", &format!("{} on the PCI bus, not shown by CUDA", device.address));
+                self.page.line("GPU", &format!("{} on the PCI bus, not shown by CUDA", device.address));
             }
         }
     }
@@ -233,12 +200,12 @@ impl Report {
     fn disks_and_cards(&mut self, machine: &Machine) {
         let is_verbose = self.is_verbose;
         for nic in machine.nics.iter().filter(|nic| nic.has_rdma || is_verbose) {
-            self.line("network", &format!("{} at {}", nic.names.join(" "), nic.pci.address));
+            self.page.line("network", &format!("{} at {}", nic.names.join(" "), nic.pci.address));
             self.distances(machine, "", &nic.pci);
         }
         for (name, disk) in machine.disks.iter().filter(|_| is_verbose) {
             for device in disk.pci.iter().filter_map(|address| machine.device(address)) {
-                self.line("disk", &format!("{name} ({}) at {}", disk.bus.name(), device.address));
+                self.page.line("disk", &format!("{name} ({}) at {}", disk.bus.name(), device.address));
                 self.distances(machine, "", device);
             }
         }
@@ -261,7 +228,8 @@ impl Report {
         let driver =
             kernel.display_driver.as_ref().map(|version| format!(", nvidia {version}")).unwrap_or_default();
         let acs = acs(machine);
-        self.line("kernel", &format!("Linux {release}{driver}, P2PDMA {p2pdma}, IOMMU {iommu}, ACS {acs}"));
+        self.page
+            .line("kernel", &format!("Linux {release}{driver}, P2PDMA {p2pdma}, IOMMU {iommu}, ACS {acs}"));
         let module = match &kernel.nvidia_fs {
             None => "not loaded".to_owned(),
             Some(module) => {
@@ -280,7 +248,7 @@ impl Report {
                 format!("loaded, {}{counted}{off}", module.version)
             }
         };
-        self.line("nvidia-fs", &module);
+        self.page.line("nvidia-fs", &module);
     }
 
     fn configuration(&mut self, machine: &Machine) {
@@ -290,27 +258,27 @@ impl Report {
             (Some(file), None) => file.clone(),
             (None, _) => "none (libcufile's defaults)".to_owned(),
         };
-        self.line("cufile.json", &file);
+        self.page.line("cufile.json", &file);
         let shown = if self.is_verbose { found.changed.len() } else { found.changed.len().min(MOST_CHANGES) };
         for change in &found.changed[..shown] {
             let default =
                 change.default.as_ref().map_or(String::new(), |default| format!(" (default {default})"));
             let is_of_file = Some(&change.from) == found.file.as_ref();
             let from = if is_of_file { String::new() } else { format!(", from {}", change.from) };
-            self.line("", &format!("{} = {}{default}{from}", change.key, change.value));
+            self.page.line("", &format!("{} = {}{default}{from}", change.key, change.value));
         }
         if shown < found.changed.len() {
-            self.line("", &format!("and {} more changed values", found.changed.len() - shown));
+            self.page.line("", &format!("and {} more changed values", found.changed.len() - shown));
         }
         if !machine.variables.read.is_empty() {
             let read: Vec<String> =
                 machine.variables.read.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            self.line("variables", &read.join(" "));
+            self.page.line("variables", &read.join(" "));
         }
     }
 
     fn features(&mut self, machine: &Machine) {
-        self.title("features here");
+        self.page.title("features here");
         for pair in features::table(machine).chunks(2) {
             let cells: Vec<String> = pair
                 .iter()
@@ -318,7 +286,7 @@ impl Report {
                     format!("{:<4}{:<38}", if feature.is_there { "yes" } else { "no" }, feature.name)
                 })
                 .collect();
-            let _ = writeln!(self.text, "  {}", cells.concat().trim_end());
+            let _ = writeln!(self.page.text, "  {}", cells.concat().trim_end());
         }
     }
 }

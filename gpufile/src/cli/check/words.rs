@@ -1,0 +1,214 @@
+//! The words for each cause: what is wrong, and what would change that.
+
+use super::cause::Cause;
+use super::cufile_json::Change;
+use super::target::ReadOnly;
+
+impl Cause {
+    /// Returns what is wrong, as a clause without a full stop.
+    pub fn problem(&self) -> String {
+        match self {
+            Cause::WrongVariable(error) | Cause::CudaFails(error) | Cause::Other(error) => error.clone(),
+            Cause::CannotOpen(true) => "there is no such path".to_owned(),
+            Cause::CannotOpen(false) => "the path cannot be opened for reading".to_owned(),
+            Cause::UnknownVariable(name, _) => format!("gpufile reads no variable {name}"),
+            Cause::NoLibcuda(Some(named), _) => misnamed("libcuda", named),
+            Cause::NoLibcudart(Some(named)) => misnamed("libcudart", named),
+            Cause::NoLibcufile(Some(named)) => misnamed("libcufile", named),
+            Cause::NoLibcuda(None, _) => {
+                "libcuda, the library of NVIDIA's display driver, is not found".to_owned()
+            }
+            Cause::NoLibcudart(None) => "libcudart, CUDA's runtime, is not found".to_owned(),
+            Cause::NoDevice(0) => "CUDA works, but there is no GPU".to_owned(),
+            Cause::NoDevice(count) => format!("the PCI bus has {count} GPUs of NVIDIA, but CUDA shows none"),
+            Cause::NoLibcufile(None) => "libcufile is not found".to_owned(),
+            Cause::CompatByVariable(name, value) => format!("{name}={value} excludes cuFile"),
+            Cause::CompatByCufile(Change { key, value, from, .. }, is_variable) => match is_variable {
+                true => format!("{from} turns cuFile's direct paths off"),
+                false => format!("{key} is {value} in {from}, which turns cuFile's direct paths off"),
+            },
+            Cause::Denied(Change { key, from, .. }) => format!("{key} in {from} excludes this path"),
+            Cause::DriverFails(error) => format!("the cuFile driver does not open: {error}"),
+            Cause::NoNvidiaFs(_) => "the kernel module nvidia-fs is not loaded".to_owned(),
+            Cause::NoP2pDma { kernel_lacks: true, .. } => {
+                "this kernel is built without PCI P2PDMA".to_owned()
+            }
+            Cause::NoP2pDma { .. } => "no GPU offers its memory by PCI P2PDMA".to_owned(),
+            Cause::FileSystem(storage) => storage.problem(),
+            Cause::Journal => {
+                "ext4 is mounted with data=journal, which writes all data twice through host memory"
+                    .to_owned()
+            }
+            Cause::Lvm(volume) => format!("the file system is on the LVM volume {volume}"),
+            Cause::Mapper(name, sort) if sort == "crypt" => {
+                format!(
+                    "the file system is on the encrypted device {name}, so the processor must see every byte"
+                )
+            }
+            Cause::Mapper(name, _) => format!("the file system is on {name}, a device of the device mapper"),
+            Cause::Md(name, level) => format!("the file system is on {name}, a software RAID ({level})"),
+            Cause::Loop(name) => format!("the file system is in a file, by the loop device {name}"),
+            Cause::Disk(name, sort) => format!("{name} is a {sort} disk, which cannot write into a GPU"),
+            Cause::NoUdevRecord(path) => {
+                format!("udev does not describe the block device: {path} names no file system")
+            }
+            Cause::NoDirectIo(file_system) => format!("{file_system} does not support O_DIRECT for the file"),
+            Cause::OpenFlags(flags) => {
+                format!("the file is open with {}, which cuFile refuses", flags.join(" and "))
+            }
+            Cause::AppendOnly => "the file can only be appended to, and cuFile refuses O_APPEND".to_owned(),
+            Cause::ReadOnly(ReadOnly::Mount) => {
+                "the file system is mounted read-only, so writes fail".to_owned()
+            }
+            Cause::ReadOnly(ReadOnly::Immutable) => "the file is immutable, so writes fail".to_owned(),
+            Cause::ReadOnly(ReadOnly::Permissions) => "this user may not write here".to_owned(),
+            Cause::NoFile => "no file was found here, so the route is that of the folder".to_owned(),
+            Cause::OldLibcufile { version: (major, minor), calls, first, since } => {
+                format!(
+                    "libcufile {major}.{minor} lacks {calls} calls, such as {first} of {}.{}",
+                    since.0, since.1
+                )
+            }
+            Cause::WekaWrites => "WekaFS writes pass through host memory".to_owned(),
+            Cause::Iommu => {
+                "the IOMMU translates, so transfers between devices go up through the CPU's root ports"
+                    .to_owned()
+            }
+            Cause::Acs(bridges) => format!(
+                "ACS on {} of the PCIe bridges ({}) sends transfers between devices up to the CPU",
+                bridges.len(),
+                shortened(bridges)
+            ),
+            Cause::SmallBar { gpu, bar_bytes, memory_bytes } => {
+                format!("BAR1 of {gpu} has {} MiB for {} MiB of memory", bar_bytes >> 20, memory_bytes >> 20)
+            }
+            Cause::NarrowLink(name, link) => {
+                format!("the link of {name} has {} of its {} lanes", link.lanes, link.max_lanes)
+            }
+            Cause::Far { from, gpu, distance } => format!("{from} and {gpu}: {distance}"),
+            Cause::NoRdmaCard => "there is no network card with RDMA".to_owned(),
+        }
+    }
+
+    /// Returns what would change that.
+    pub fn remedy(&self) -> String {
+        let text = match self {
+            Cause::CannotOpen(true) => {
+                "name a file or folder that exists; a container shows only what is mounted into it"
+            }
+            Cause::CannotOpen(false) => {
+                "run as a user who may read it; sockets and broken links have no route"
+            }
+            Cause::WrongVariable(_) => "set it to an accepted value, or unset it",
+            Cause::UnknownVariable(_, Some(nearest)) => {
+                return format!("the nearest that it reads is {nearest}");
+            }
+            Cause::UnknownVariable(_, None) => {
+                "unset it; `cargo doc -p gpufile` lists the variables at Settings::from_env"
+            }
+            Cause::NoLibcuda(Some((variable, _)), _)
+            | Cause::NoLibcudart(Some((variable, _)))
+            | Cause::NoLibcufile(Some((variable, _))) => {
+                return format!(
+                    "set {variable} to the library, or unset it; while it is set, no other file is tried"
+                );
+            }
+            Cause::NoLibcuda(None, true) => {
+                "start the container with the GPUs (docker run --gpus all), by the NVIDIA Container Toolkit"
+            }
+            Cause::NoLibcuda(None, false) => {
+                "install NVIDIA's display driver, or set CUDA_LIBRARY to the file; host memory works without it"
+            }
+            Cause::NoLibcudart(None) => {
+                "install CUDA's runtime (pip install nvidia-cuda-runtime), or set CUDART_LIBRARY to the file"
+            }
+            Cause::NoDevice(_) => {
+                "unset CUDA_VISIBLE_DEVICES, and give the container its GPUs; `nvidia-smi -L` lists them"
+            }
+            Cause::CudaFails(_) => {
+                "run `nvidia-smi`: the display driver and its kernel module must be of one version"
+            }
+            Cause::NoLibcufile(None) => {
+                "install it (pip install nvidia-cufile, or the package nvidia-gds), or set CUFILE_LIBRARY to the file"
+            }
+            Cause::CompatByVariable(name, _) => return format!("unset {name}, or set it to auto"),
+            Cause::CompatByCufile(Change { from, .. }, true) => return format!("unset {from}"),
+            Cause::CompatByCufile(..) => {
+                "set it to false there, or name another file in CUFILE_ENV_PATH_JSON"
+            }
+            Cause::Denied(_) => "take the entry out of the list",
+            Cause::DriverFails(_) => {
+                "read libcufile's log file (cufile.log), or set CUFILE_LOGGING_LEVEL=TRACE and try again"
+            }
+            Cause::NoNvidiaFs(true) => "NVIDIA has none for WSL; boot Linux itself",
+            Cause::NoNvidiaFs(false) => {
+                "install the package nvidia-gds on the host and run `modprobe nvidia_fs`; containers use the host's"
+            }
+            Cause::NoP2pDma { kernel_lacks: true, .. } => {
+                "use Linux 6.2 or newer with CONFIG_PCI_P2PDMA, or nvidia-fs"
+            }
+            Cause::NoP2pDma { nvme_multipath: true, .. } => {
+                "boot with nvme_core.multipath=N, load the open nvidia module with static BAR1, and set \
+                 properties.use_pci_p2pdma in cufile.json; nvidia-fs works without"
+            }
+            Cause::NoP2pDma { .. } => {
+                "load the open nvidia module with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\", \
+                 and set properties.use_pci_p2pdma in cufile.json; nvidia-fs works without"
+            }
+            Cause::FileSystem(storage) => storage.remedy(),
+            Cause::Journal => "mount it with data=ordered",
+            Cause::Lvm(_) | Cause::Loop(_) => {
+                "put the file system on an NVMe disk, on a partition of one, or on md raid0"
+            }
+            Cause::Mapper(..) => {
+                "put the file system on the disk itself; self-encrypting disks need no dm-crypt"
+            }
+            Cause::Md(_, level) if ["raid0", "raid1", "raid10"].contains(&level.as_str()) => {
+                "let udev describe the array (a rule with IMPORT{program}=\"mdadm --detail --export $devnode\"); \
+                 P2PDMA also needs block.raid.use_pci_p2pdma in cufile.json"
+            }
+            Cause::Md(..) => "use raid0, raid1 or raid10: the processor computes the parity of other levels",
+            Cause::Disk(..) => "use an NVMe disk; a virtual machine needs it passed through",
+            Cause::NoUdevRecord(_) => {
+                "mount /run/udev of the host into the container (-v /run/udev:/run/udev:ro), or run udevd"
+            }
+            Cause::NoDirectIo(_) => {
+                "turn off data journaling, inline data, encryption and compression of the file, or use xfs"
+            }
+            Cause::OpenFlags(_) => "open the file without them; each transfer has an offset anyway",
+            Cause::AppendOnly => "`chattr -a` lifts it; or write a new file, and rename it",
+            Cause::ReadOnly(ReadOnly::Mount) => "`mount -o remount,rw` allows writes; reads need nothing",
+            Cause::ReadOnly(ReadOnly::Immutable) => "`chattr -i` allows writes; reads need nothing",
+            Cause::ReadOnly(ReadOnly::Permissions) => "change the permissions to write; reads need nothing",
+            Cause::NoFile => "name a file, or a folder with files",
+            Cause::Other(_) => "`gpufile check --verbose` lists the facts that the route depends on",
+            Cause::OldLibcufile { .. } => {
+                "install a newer one (pip install -U nvidia-cufile), and set CUFILE_LIBRARY to it"
+            }
+            Cause::WekaWrites => "set fs.weka.rdma_write_support in cufile.json, if the cluster supports it",
+            Cause::Iommu => {
+                "turn it off in the firmware or by intel_iommu=off or amd_iommu=off; where it must stay, boot with iommu=pt"
+            }
+            Cause::Acs(_) => "turn ACS off in the firmware, or at boot: setpci -s BRIDGE ECAP_ACS+6.w=0000",
+            Cause::SmallBar { .. } => {
+                "turn on Resizable BAR and Above 4G Decoding in the firmware; until then, register no large buffers"
+            }
+            Cause::NarrowLink(..) => "seat the card again, or move it to a slot with all lanes",
+            Cause::Far { .. } => "place the two under one PCIe switch, or use the GPU that is nearer",
+            Cause::NoRdmaCard => "the direct path needs one, best under the PCIe switch of the GPU",
+        };
+        text.to_owned()
+    }
+}
+
+fn misnamed(library: &str, (variable, path): &(&'static str, String)) -> String {
+    format!("{variable} is {path:?}, from which {library} does not load")
+}
+
+/// Returns the first names of a list, and the number of the others.
+fn shortened(names: &[String]) -> String {
+    match names {
+        [first, second, third, _, ..] => format!("{first}, {second}, {third} and {} more", names.len() - 3),
+        few => few.join(", "),
+    }
+}
