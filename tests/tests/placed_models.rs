@@ -100,15 +100,16 @@ fn mixed(gpus: usize, turn: usize) -> Placement {
     })
 }
 
-/// Returns the bytes of a part, taken from the whole tensor index by index.
+/// Returns the bytes of a part, taken from each row of the whole tensor.
 fn expected(part: &PartView<'_>, whole: &[u8]) -> Vec<u8> {
     let Some(slice) = part.slice else { return whole.to_vec() };
     let inner: u64 = part.info.shape[slice.axis + 1..].iter().product();
-    let bits = inner * u64::from(part.info.dtype.size_bits());
-    let axis = part.info.shape[slice.axis] as usize;
-    let indices = whole.chunks_exact((bits / 8).max(1) as usize).enumerate();
-    let chosen = indices.filter(|(number, _)| slice.range.contains(&((number % axis) as u64)));
-    chosen.flat_map(|(_, bytes)| bytes).copied().collect()
+    let index_bits = inner * u64::from(part.info.dtype.size_bits());
+    let bytes = |indices: u64| (indices * index_bits / 8) as usize;
+    let (row, start, end) =
+        (bytes(part.info.shape[slice.axis]), bytes(slice.range.start), bytes(slice.range.end));
+    let rows: Vec<_> = whole.chunks_exact(row.max(1)).map(|row| &row[start..end]).collect();
+    rows.concat()
 }
 
 /// Checks the contents of all parts. Returns the names, each as often as it is on a GPU.
@@ -175,6 +176,11 @@ fn shared_bytes_are_read_once_for_each_group_of_peers() {
     let bed = Bed::emulated();
     let path = saved(&bed);
     let checkpoint = open(&bed, &path, RoutePolicy::PosixOnly);
+    counts(&bed);
+    // Without shared bytes, the access between GPUs stays as it is.
+    let (all, balanced) = (devices(&bed, 8), Placement::balanced());
+    check(&checkpoint.load().placed(&balanced).to_devices(&all).unwrap(), &all);
+    assert_eq!(emulator(&bed).calls("cudaDeviceEnablePeerAccess"), 0);
     for gpus in counts(&bed) {
         let devices = devices(&bed, gpus);
         for group in [1, 2, 3, 16] {
@@ -194,6 +200,11 @@ fn shared_bytes_are_read_once_for_each_group_of_peers() {
             assert_eq!(are_copied, gpus > 1 && group > 1);
         }
     }
+    // GPUs that cannot get more peers read for themselves.
+    emulator(&bed).fault("cudaDeviceEnablePeerAccess", "err=711 times=all");
+    let copies = emulator(&bed).calls("cudaMemcpyPeerAsync");
+    check(&checkpoint.load().placed(&Placement::all()).to_devices(&all).unwrap(), &all);
+    assert_eq!(emulator(&bed).calls("cudaMemcpyPeerAsync"), copies);
 }
 
 #[test]
@@ -318,7 +329,8 @@ fn failures_are_errors_and_the_next_load_succeeds() {
     let is_file = |error: &Error| matches!(error, Error::File(_));
     let is_memory = |error: &Error| matches!(error, Error::Memory { .. });
     type Kind<'a> = &'a dyn Fn(&Error) -> bool;
-    let faults: [(&str, Kind<'_>); 6] = [
+    let faults: [(&str, Kind<'_>); 7] = [
+        ("cudaStreamSynchronize err=719 times=all", &is_peer),
         ("cudaMemcpyPeerAsync err=700", &is_peer),
         ("cudaMemcpyPeerAsync after=3 err=217", &is_peer),
         ("cudaStreamCreateWithFlags err=2", &|error| is_peer(error) || is_file(error)),

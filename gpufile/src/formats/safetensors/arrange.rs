@@ -142,18 +142,13 @@ impl Arrangement {
         }
         spreader.flush()
     }
+}
 
-    /// Returns the number of bytes of all reads, if GPUs of these groups copy from each other.
-    pub fn read_bytes(&self, catalog: &Catalog, groups: &[Vec<usize>]) -> u64 {
-        let mut bytes = 0;
-        let counted: Result<(), ()> = self.moves(catalog, groups, |step| {
-            if let Move::Read { len, .. } = step {
-                bytes += len as u64;
-            }
-            Ok(())
-        });
-        counted.map_or(0, |()| bytes)
-    }
+/// Returns the number of bytes to read for tensors with these shares, if GPUs copy from each other in so many groups.
+pub(super) fn read_bytes(catalog: &Catalog, tensors: &[(Id, Share)], groups: usize) -> u64 {
+    let reads = |share| if share == Share::All { groups as u64 } else { 1 };
+    let bytes = tensors.iter().map(|(id, share)| catalog.info(*id).len_bytes().saturating_mul(reads(*share)));
+    bytes.fold(0, u64::saturating_add)
 }
 
 /// Returns the slice of a tensor that a GPU gets, and the number of bytes of it or of the whole tensor. Returns `None`

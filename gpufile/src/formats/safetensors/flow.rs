@@ -6,10 +6,12 @@ use std::ops::{ControlFlow, Range};
 
 use cufile::OwnedPart;
 
-use super::arrange::{Arrangement, Move, Parts};
+use super::arrange::{Arrangement, Move, Parts, read_bytes};
+use super::catalog::Id;
 use super::files::ModelFiles;
 use super::links::Links;
 use super::load::Progress;
+use super::placement::Share;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::allocate;
@@ -150,14 +152,17 @@ pub(super) struct Flow<'a> {
 }
 
 impl<'a> Flow<'a> {
-    pub fn new(model: &'a ModelFiles, links: Links, watch: Option<Watcher<'a>>) -> Self {
-        let progress = Progress { done_bytes: 0, total_bytes: 0 };
+    /// Returns the flow of a load of these tensors, which has read nothing yet.
+    pub fn new(
+        model: &'a ModelFiles,
+        shares: &[(Id, Share)],
+        devices: &[Device],
+        watch: Option<Watcher<'a>>,
+    ) -> Self {
+        let links = Links::new(devices, shares.iter().any(|(_, share)| *share == Share::All));
+        let total_bytes = read_bytes(&model.catalog, shares, links.groups.len());
+        let progress = Progress { done_bytes: 0, total_bytes };
         Self { model, in_flight: VecDeque::new(), links, watch, progress, started: 0, read: 0 }
-    }
-
-    /// Adds to the number of bytes to read that the callback gets.
-    pub fn expect(&mut self, len_bytes: u64) {
-        self.progress.total_bytes += len_bytes;
     }
 
     /// Starts the reads of an arrangement. Returns the number of batches started so far, for [`finish`](Self::finish).

@@ -17,14 +17,14 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Finds the groups. Lets the GPUs of a group use each other's memory.
-    pub fn new(devices: &[Device]) -> Self {
+    /// Finds the groups if there is something to share. Lets the GPUs of a group use each other's memory.
+    pub fn new(devices: &[Device], is_shared: bool) -> Self {
         let may_use = |one: &Device, other: &Device| {
             one.can_access_peer(other).is_ok_and(|can| can) && one.enable_peer_access(other).is_ok()
         };
         // If CUDA refuses, or a GPU has failed, each GPU reads for itself and reports its own errors.
         let are_peers = |one: usize, other: usize| {
-            may_use(&devices[one], &devices[other]) && may_use(&devices[other], &devices[one])
+            is_shared && may_use(&devices[one], &devices[other]) && may_use(&devices[other], &devices[one])
         };
         Self {
             streams: devices.iter().map(|_| None).collect(),

@@ -14,7 +14,6 @@ use super::catalog::{Catalog, Id};
 use super::files::ModelFiles;
 use super::flow::{Filling, Flow, Watcher};
 use super::header::TensorInfo;
-use super::links::Links;
 use super::load::Progress;
 use super::placement::{Placement, Share};
 use super::save::TensorData;
@@ -97,8 +96,7 @@ impl<'a> PlacedLoad<'a> {
         let arrangement = arrange(self.model, &shares, devices)?;
         // The flow is dropped first, and waits for what uses the buffers.
         let mut buffers = Filling::allocate(self.model, devices, &arrangement)?;
-        let mut flow = Flow::new(self.model, Links::new(devices), self.watch);
-        flow.expect(arrangement.read_bytes(&self.model.catalog, &flow.links.groups));
+        let mut flow = Flow::new(self.model, &shares, devices, self.watch);
         let batches = flow.start(&arrangement, &mut buffers)?;
         flow.finish(batches)?;
         Ok(PlacedTensors::of_all(self.model, arrangement, buffers))
@@ -129,9 +127,8 @@ impl<'a> PlacedLoad<'a> {
     pub fn groups(self, devices: &[Device]) -> Result<PlacedGroups<'a>> {
         let shares = self.shares(devices)?;
         // Slices of partial bytes are found now.
-        let whole = arrange(self.model, &shares, devices)?;
-        let mut flow = Flow::new(self.model, Links::new(devices), self.watch);
-        flow.expect(whole.read_bytes(&self.model.catalog, &flow.links.groups));
+        arrange(self.model, &shares, devices)?;
+        let flow = Flow::new(self.model, &shares, devices, self.watch);
         let group_bytes = (self.ahead_bytes / 2) as u64;
         Ok(PlacedGroups {
             flow: Some(flow),
