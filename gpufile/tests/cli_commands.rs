@@ -170,6 +170,38 @@ fn models_are_listed_and_loaded_to_several_gpus() {
 }
 
 #[test]
+fn zarr_groups_are_listed_or_named_as_unsupported() {
+    let folder = tempfile::tempdir().unwrap();
+    let array = r#"{"zarr_format":2,"shape":[6,4],"chunks":[2,2],"dtype":"<f4","compressor":null,"fill_value":0,"order":"C","filters":null}"#;
+    let group = r#"{"zarr_format":2}"#;
+    for (path, name, text) in [
+        (".", ".zgroup", group),
+        ("inner", ".zgroup", group),
+        ("inner/b", ".zarray", array),
+        ("a", ".zarray", array),
+    ] {
+        fs::create_dir_all(folder.path().join(path)).unwrap();
+        fs::write(folder.path().join(path).join(name), text).unwrap();
+    }
+    // No chunk and no other folder counts.
+    fs::create_dir_all(folder.path().join("notes")).unwrap();
+    let path = folder.path().to_str().unwrap();
+    if cfg!(feature = "zarr") {
+        let listed = json(["ls", "--json", path]);
+        let names: Vec<_> =
+            listed["tensors"].as_array().unwrap().iter().map(|array| &array["name"]).collect();
+        assert_eq!(names, ["/a", "/inner/b"]);
+        assert_eq!(
+            (&listed["tensors"][1]["shape"], &listed["total_bytes"]),
+            (&serde_json::json!([6, 4]), &192.into())
+        );
+    } else {
+        let (status, _, err) = run(["ls", path]);
+        assert!(status == 1 && err.contains("--features cli,zarr"), "{err}");
+    }
+}
+
+#[test]
 fn cache_command_drops_and_warms_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), "file", 1_000_001);
