@@ -1,7 +1,8 @@
 //! `gpufile check` as a user runs it: on the emulator, without any library, and in a bare environment.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -223,6 +224,19 @@ fn worst_path_decides_the_exit_status() {
     );
     assert!(out.contains("1. there is no such path (/nonexistent/file)\n     -> name a file"), "{out}");
     assert!(out.contains("\nmachine\n"), "{out}");
+}
+
+#[test]
+fn pipes_and_devices_are_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let name = CString::new(pipe.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the name is terminated and outlives the call.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let (status, out) = run(emulated("").arg(&pipe).arg("--try"));
+    assert!(status == 1 && out.contains("only files and folders have a route"), "{out}");
+    let (status, found) = report(emulated("").arg("/dev/null"));
+    assert_eq!((status, causes(&found)), (3, vec!["not-regular"]), "{found:#}");
 }
 
 #[test]

@@ -67,6 +67,8 @@ pub enum Cause {
         nvme_multipath: bool,
     },
     FileSystem(Storage),
+    /// The path is a device or the like, by the words for its type.
+    NotRegular(String),
     /// ext4 writes file data to its journal.
     Journal,
     Lvm(String),
@@ -161,6 +163,7 @@ impl Cause {
             Cause::NoNvidiaFs(_) => "no-nvidia-fs",
             Cause::NoP2pDma { .. } => "no-p2pdma",
             Cause::FileSystem(storage) => storage.key(),
+            Cause::NotRegular(_) => "not-regular",
             Cause::Journal => "ext4-journal",
             Cause::Lvm(_) => "lvm",
             Cause::Mapper(..) => "device-mapper",

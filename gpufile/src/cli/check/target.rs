@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
@@ -19,8 +20,8 @@ pub struct Target {
     pub path: PathBuf,
     /// The regular file that stands for the path: the path itself, or one found in a folder that cannot be written.
     pub sample: Option<PathBuf>,
-    /// True if the facts are those of a folder, because no file in it could be opened.
-    pub is_folder: bool,
+    /// The type of what was opened: a directory, if no file in it could be opened.
+    pub file_type: FileType,
     /// The type of the file system, as the kernel names it.
     pub file_system: String,
     pub mount: Option<Mount>,
@@ -59,6 +60,11 @@ impl Target {
     /// The reason why the path cannot be opened.
     pub fn of(root: &Root, path: &Path, engine: &Engine) -> Result<Self, String> {
         let real = path.canonicalize().map_err(|error| format!("cannot open {path:?}: {error}"))?;
+        let kind = fs::metadata(&real).map_err(|error| format!("cannot open {path:?}: {error}"))?.file_type();
+        // Opening a pipe would wait for a writer.
+        if kind.is_fifo() || kind.is_socket() {
+            return Err(format!("{path:?} is no file: only files and folders have a route"));
+        }
         let (file, sample) = open(path, &real, engine)?;
         let properties = FileProperties::of(&file).map_err(|error| error.to_string())?;
         let mountinfo = root.text("/proc/self/mountinfo").unwrap_or_default();
@@ -82,7 +88,7 @@ impl Target {
                 .then(|| page_cache::residency(&file, 0..u64::MAX).ok())
                 .flatten()
                 .map(|found| found.fraction()),
-            is_folder: properties.file_type == FileType::Directory,
+            file_type: properties.file_type,
             path: path.to_owned(),
             sample,
         })
@@ -236,7 +242,7 @@ pub mod tests {
         Target {
             path: PathBuf::from("/data"),
             sample: None,
-            is_folder: false,
+            file_type: FileType::Regular,
             file_system: "ext4".to_owned(),
             mount: Some(Mount {
                 point: PathBuf::from("/data"),

@@ -1,6 +1,8 @@
 //! The verdict: from the facts to the causes, in the order in which they are worth mending. No call of the system.
 
 use super::acs::Acs;
+use cufile::FileType;
+
 use super::block::{Bus, Kind};
 use super::cause::{Cause, Effect};
 use super::gpus::NoGpus;
@@ -99,6 +101,9 @@ fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
     cufile(machine, causes);
     denied(machine, target, causes);
     open_flags(target, causes);
+    if !matches!(target.file_type, FileType::Regular | FileType::Directory) {
+        return causes.push(Cause::NotRegular(target.file_type.to_string()));
+    }
     let direct_driver =
         machine.driver.as_ref().ok().filter(|driver| driver.nvidia_fs.is_some() || driver.p2pdma);
     let has_direct_path = direct_driver.is_some();
@@ -122,7 +127,11 @@ fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
         no_module(machine, target, causes);
     }
     let is_journal = causes.contains(&Cause::Journal);
-    if target.alignment.is_none() && *storage == Storage::Local && !is_journal && !target.is_folder {
+    if target.alignment.is_none()
+        && *storage == Storage::Local
+        && !is_journal
+        && target.file_type == FileType::Regular
+    {
         causes.push(Cause::NoDirectIo(target.file_system.clone()));
     }
     if target.udev_record == Some(false) {
@@ -195,7 +204,7 @@ fn limits(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
         causes.push(Cause::AppendOnly);
     }
     causes.extend(target.read_only.map(Cause::ReadOnly));
-    if target.is_folder {
+    if target.file_type == FileType::Directory {
         causes.push(Cause::NoFile);
     }
     old_library(machine, causes);

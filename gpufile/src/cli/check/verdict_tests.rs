@@ -199,6 +199,12 @@ fn missing_device_tells_those_on_the_bus() {
 }
 
 #[test]
+fn devices_are_no_regular_files() {
+    let device = with(mounted("devtmpfs", &[]), |target| target.file_type = FileType::CharDevice);
+    only(&machine(), &device, "not-regular", "it is a character device", "folder");
+}
+
+#[test]
 fn missing_udev_record_names_its_path() {
     let target = with(staged(), |target| target.udev_record = Some(false));
     only(&machine(), &target, "no-udev-record", "/run/udev/data/b259:0", "-v /run/udev:/run/udev:ro");
@@ -335,7 +341,7 @@ fn access_limits_do_not_hide_the_route() {
     }
     only(
         &machine(),
-        &with(good(), |target| target.is_folder = true),
+        &with(good(), |target| target.file_type = FileType::Directory),
         "no-file",
         "that of the folder",
         "name a file",
@@ -425,7 +431,10 @@ fn broken_settings_and_drivers_keep_their_errors() {
     only(&unknown(None), &good(), "unknown-variable", "GPUFILE_X", "unset it");
     let without = with(staged(), |target| target.alignment = None);
     only(&machine(), &without, "no-o-direct", "ext4", "xfs");
-    assert_eq!(causes(&machine(), &with(without, |target| target.is_folder = true))[0].key(), "other");
+    assert_eq!(
+        causes(&machine(), &with(without, |target| target.file_type = FileType::Directory))[0].key(),
+        "other"
+    );
     let journal = with(staged(), |target| target.mount.as_mut().unwrap().options = chain(&["data=journal"]));
     let journal = with(journal, |target| target.alignment = None);
     only(&machine(), &journal, "ext4-journal", "data=journal", "data=ordered");

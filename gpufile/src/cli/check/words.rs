@@ -35,6 +35,7 @@ impl Cause {
             }
             Cause::NoP2pDma { .. } => "no GPU offers its memory by PCI P2PDMA".to_owned(),
             Cause::FileSystem(storage) => storage.problem(),
+            Cause::NotRegular(kind) => format!("it is a {kind}, and cuFile takes regular files"),
             Cause::Journal => {
                 "ext4 is mounted with data=journal, which writes all data twice through host memory"
                     .to_owned()
@@ -96,9 +97,7 @@ impl Cause {
             Cause::CannotOpen(true) => {
                 "name a file or folder that exists; a container shows only what is mounted into it"
             }
-            Cause::CannotOpen(false) => {
-                "run as a user who may read it; sockets and broken links have no route"
-            }
+            Cause::CannotOpen(false) => "run as a user who may read it; devices and pipes have no route",
             Cause::WrongVariable(_) => "set it to an accepted value, or unset it",
             Cause::UnknownVariable(_, Some(nearest)) => {
                 return format!("the nearest that it reads is {nearest}");
@@ -156,6 +155,7 @@ impl Cause {
                  and set properties.use_pci_p2pdma in cufile.json; nvidia-fs works without"
             }
             Cause::FileSystem(storage) => storage.remedy(),
+            Cause::NotRegular(_) => "name a file, or the folder with the files",
             Cause::Journal => "mount it with data=ordered",
             Cause::Lvm(_) | Cause::Loop(_) => {
                 "put the file system on an NVMe disk, on a partition of one, or on md raid0"
