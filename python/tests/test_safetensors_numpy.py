@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import struct
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -360,3 +362,34 @@ def test_specs_and_contents_equal_those_of_safetensors(tmp_path):
         gs.TensorSpec(dtype="nonsense", shape=[1], data_ptr=0, data_len=0)
     with pytest.raises(TypeError, match="TensorSpec"):
         gs.serialize({"x": {"dtype": "float32"}})
+
+
+def test_failures_of_the_program_end_a_load(model, monkeypatch):
+    monkeypatch.setattr(gs._load.Meter, "SHORTEST_STEP", 1000)
+
+    def fail(done, total):
+        raise KeyError(done)
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            ours.load_file(model, progress=fail)
+    with gs.safe_open(model, "np") as opened, pytest.raises(KeyError):
+        for _ in opened.iter_tensors(memory_budget=1000, progress=fail):
+            pass
+    same(ours.load_file(model), reference.load_file(model))
+
+
+@pytest.mark.parametrize("end", ["", "del tensors", "tensors.close()", "raise SystemExit", "os.fork() or os._exit(0)"])
+def test_interpreters_exit_during_an_iteration(model, end):
+    program = f"""if True:
+        import os
+        from gpufile.safetensors import safe_open
+        opened = safe_open({str(model)!r}, "np")
+        tensors = opened.iter_tensors(memory_budget=30_000)
+        name, array = next(tensors)
+        assert array.nbytes and name in opened
+        {end}
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
