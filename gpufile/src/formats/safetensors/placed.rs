@@ -1,23 +1,18 @@
-//! Loading tensors to several GPUs, and the tensors and slices on one of them.
+//! Loading tensors to several GPUs, at once or in groups.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::iter;
-use std::ops::{ControlFlow, Range};
-use std::sync::Arc;
+use std::ops::ControlFlow;
 
-use cufile::BufSlice;
-
-use super::arrange::{Arrangement, Part, TensorSlice, part_of};
-use super::catalog::{Catalog, Id};
+use super::arrange::{Arrangement, part_of};
+use super::catalog::Id;
 use super::files::ModelFiles;
 use super::flow::{Filling, Flow, Watcher};
-use super::header::TensorInfo;
 use super::load::Progress;
+use super::on_gpu::PlacedTensors;
 use super::placement::{Placement, Share};
-use super::save::TensorData;
-use crate::cuda::{Device, DeviceBuffer};
+use crate::cuda::Device;
 use crate::formats::memory::out_of_memory;
 use crate::formats::{Error, FormatError, Result};
 
@@ -252,101 +247,6 @@ impl Iterator for PlacedGroups<'_> {
     }
 }
 
-/// The tensors and slices of a load on one GPU, in one buffer.
-///
-/// See [`PlacedLoad`] for an example.
-pub struct PlacedTensors {
-    catalog: Arc<Catalog>,
-    /// In the order of the files.
-    parts: Vec<Part>,
-    buffer: DeviceBuffer,
-}
-
-/// A tensor of a [`PlacedTensors`], or a slice of one.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct PartView<'a> {
-    /// The name, the type and the shape of the whole tensor, and its range in the data of the file.
-    pub info: TensorInfo<'a>,
-    /// The slice; `None` for the whole tensor.
-    pub slice: Option<&'a TensorSlice>,
-    /// The bytes of the tensor or the slice, in C order and little-endian.
-    pub bytes: BufSlice<'a>,
-    /// The range of these bytes in the buffer.
-    pub range: Range<usize>,
-}
-
-impl PlacedTensors {
-    fn of_all(model: &ModelFiles, arrangement: Arrangement, buffers: Vec<Filling>) -> Vec<Self> {
-        iter::zip(arrangement.gpus, buffers)
-            .map(|(list, buffer)| Self {
-                catalog: model.catalog.clone(),
-                parts: list.parts,
-                buffer: buffer.into_buffer(),
-            })
-            .collect()
-    }
-
-    /// Returns the GPU.
-    pub fn device(&self) -> &Device {
-        self.buffer.device()
-    }
-
-    /// Returns the number of tensors and slices on the GPU.
-    pub fn len(&self) -> usize {
-        self.parts.len()
-    }
-
-    /// Returns whether the GPU has no tensors and no slices.
-    pub fn is_empty(&self) -> bool {
-        self.parts.is_empty()
-    }
-
-    /// Returns the tensor of that name or the slice of it, if the GPU has one.
-    pub fn tensor(&self, name: &str) -> Option<PartView<'_>> {
-        let id = self.catalog.find(name)?;
-        let found = self.parts.binary_search_by_key(&id, |part| part.id).ok()?;
-        Some(self.view(&self.parts[found]))
-    }
-
-    /// Returns the tensors and slices, file by file, in the order of their places in the file.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = PartView<'_>> {
-        self.parts.iter().map(|part| self.view(part))
-    }
-
-    /// Returns the buffer that holds all of them.
-    pub fn buffer(&self) -> &DeviceBuffer {
-        &self.buffer
-    }
-
-    /// Returns the buffer. [`PartView::range`] has the range of a tensor in it.
-    pub fn into_buffer(self) -> DeviceBuffer {
-        self.buffer
-    }
-
-    fn view<'s>(&'s self, part: &'s Part) -> PartView<'s> {
-        let range = part.range.clone();
-        let bytes = BufSlice::new(&self.buffer, range.clone());
-        PartView { info: self.catalog.info(part.id), slice: part.slice.as_ref(), bytes, range }
-    }
-}
-
-impl<'a> PartView<'a> {
-    /// Returns the shape of what is on the GPU: of the tensor or of the slice.
-    pub fn shape(&self) -> Cow<'a, [u64]> {
-        let Some(TensorSlice { axis, range }) = self.slice else { return self.info.shape.into() };
-        let mut shape = self.info.shape.to_vec();
-        shape[*axis] = range.end - range.start;
-        shape.into()
-    }
-
-    /// Returns the whole tensor, to save it again. Returns `None` for a slice, which is not the tensor of that name.
-    pub fn to_save(&self) -> Option<TensorData<'a>> {
-        let TensorInfo { name, dtype, shape, .. } = self.info;
-        self.slice.is_none().then(|| TensorData::new(name, dtype, shape, self.bytes))
-    }
-}
-
 impl fmt::Debug for PlacedLoad<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PlacedLoad").field("tensors", &self.ids.len()).finish_non_exhaustive()
@@ -356,11 +256,5 @@ impl fmt::Debug for PlacedLoad<'_> {
 impl fmt::Debug for PlacedGroups<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PlacedGroups").field("tensors_to_come", &self.shares.len()).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for PlacedTensors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlacedTensors").field("tensors", &self.len()).field("buffer", &self.buffer).finish()
     }
 }
