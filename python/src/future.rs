@@ -2,11 +2,12 @@
 
 use std::mem;
 use std::os::fd::IntoRawFd;
+use std::process;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpufile::Error;
-use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
@@ -20,6 +21,8 @@ use crate::transfer::{Pause, Transfer};
 #[pyclass(frozen, module = "gpufile", weakref)]
 pub struct Future {
     state: Mutex<State>,
+    /// The process that started the transfer.
+    process: u32,
 }
 
 enum State {
@@ -31,11 +34,17 @@ enum State {
 
 impl Future {
     pub fn new(transfer: Transfer) -> Self {
-        Self { state: Mutex::new(State::InFlight(transfer)) }
+        Self { state: Mutex::new(State::InFlight(transfer)), process: process::id() }
     }
 
     /// Runs a function on the state, after a look at the transfer.
-    fn with<T>(&self, py: Python<'_>, look: impl FnOnce(&mut State) -> T) -> T {
+    ///
+    /// # Errors
+    /// `RuntimeError` in a forked child, which has no workers for the transfer.
+    fn with<T>(&self, py: Python<'_>, look: impl FnOnce(&mut State) -> T) -> PyResult<T> {
+        if self.process != process::id() {
+            return Err(PyRuntimeError::new_err("the transfer belongs to the process that forked this one"));
+        }
         // No thread holds the lock while it waits for a transfer or for Python's lock.
         let mut state = self.state.lock_py_attached(py).unwrap_or_else(|poisoned| poisoned.into_inner());
         if let State::InFlight(transfer) = &mut *state
@@ -43,7 +52,7 @@ impl Future {
         {
             *state = State::Ended(outcome.map_err(Arc::new));
         }
-        look(&mut state)
+        Ok(look(&mut state))
     }
 }
 
@@ -51,6 +60,10 @@ impl Drop for Future {
     /// Waits for a stream-ordered transfer without Python's lock, which the stream's work before it may need.
     fn drop(&mut self) {
         let state = mem::replace(&mut self.state, Mutex::new(State::Ending));
+        if self.process != process::id() {
+            // The transfer and its buffers stay the parent's.
+            return mem::forget(state);
+        }
         // Without an interpreter, there is no lock to release.
         let mut state = Some(state);
         Python::try_attach(|py| py.detach(|| drop(state.take())));
@@ -73,7 +86,7 @@ impl Future {
                 State::Ended(outcome) => Err(outcome.clone()),
                 State::InFlight(transfer) => Ok(transfer.pause()),
                 State::Ending => Ok(Pause::short()),
-            });
+            })?;
             let pause = match pause {
                 Ok(pause) => pause,
                 Err(outcome) => return outcome.map_err(|error| exception(py, &error)),
@@ -93,7 +106,7 @@ impl Future {
     }
 
     /// Returns whether the transfer has ended.
-    fn done(&self, py: Python<'_>) -> bool {
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, |state| matches!(state, State::Ended(_)))
     }
 
@@ -101,18 +114,19 @@ impl Future {
     ///
     /// ``result`` then returns the number of bytes that were transferred from the start, or raises ``TransferError``
     /// with the errno ``ECANCELED`` for a list. A stream-ordered transfer cannot end early: the call waits for it.
-    fn cancel(&self, py: Python<'_>) {
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let transfer = self.with(py, |state| match mem::replace(state, State::Ending) {
             State::InFlight(transfer) => Some(transfer),
             other => {
                 *state = other;
                 None
             }
-        });
+        })?;
         if let Some(transfer) = transfer {
             let outcome = py.detach(|| transfer.cancel());
-            self.with(py, |state| *state = State::Ended(outcome.map_err(Arc::new)));
+            self.with(py, |state| *state = State::Ended(outcome.map_err(Arc::new)))?;
         }
+        Ok(())
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -125,11 +139,15 @@ impl Future {
         let watch = self.with(py, |state| match state {
             State::InFlight(transfer) => transfer.watch(),
             _ => Ok(None),
-        });
+        })?;
         Ok(watch?.map(IntoRawFd::into_raw_fd))
     }
 
     fn __repr__(&self, py: Python<'_>) -> &'static str {
-        if self.done(py) { "<gpufile.Future done>" } else { "<gpufile.Future in flight>" }
+        match self.done(py) {
+            Ok(true) => "<gpufile.Future done>",
+            Ok(false) => "<gpufile.Future in flight>",
+            Err(_) => "<gpufile.Future of another process>",
+        }
     }
 }

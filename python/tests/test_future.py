@@ -42,7 +42,7 @@ def test_failed_futures_raise_each_time(path):
         assert failed.value.errno == errno.EBADF
 
 
-def test_results_time_out_while_in_flight(file, device_array, held_copies, command, content):
+def test_results_time_out_while_in_flight(file, device_array, held_copies, content):
     array = device_array(100_000)
     future = file.read_into_async(array)
     with pytest.raises(TimeoutError):
@@ -50,32 +50,33 @@ def test_results_time_out_while_in_flight(file, device_array, held_copies, comma
     with pytest.raises(TimeoutError):
         future.result(0.05)
     assert not future.done() and "in flight" in repr(future)
-    command("clear"), command("release")
+    held_copies(future)
     assert future.result(timeout=60) == 100_000
     assert array.get() == content[:100_000]
     with pytest.raises(ValueError):
         future.result(float("inf"))
 
 
-def test_buffers_live_until_the_transfer_ends(file, device_array, held_copies, command):
+def test_buffers_live_until_the_transfer_ends(file, device_array, held_copies):
     array = device_array(5000)
     alive = weakref.ref(array)
     future = file.read_into_async(array)
     del array
     gc.collect()
     assert alive() is not None
-    command("clear"), command("release")
+    held_copies(future)
     future.result()
     gc.collect()
     assert alive() is None
 
 
-def test_exported_buffers_cannot_move_in_flight(file, device_array, held_copies, command):
-    host = bytearray(50_000_000)
-    future = file.read_into_async(host)
-    if not future.done():
-        with pytest.raises(BufferError):
-            host.append(1)
+def test_exported_buffers_cannot_move_in_flight(file, device_array, held_copies):
+    host = bytearray(5000)
+    # The list is in flight until its other entry has been copied.
+    future = file.read_many_async([host, device_array(5000)], [0, 0])
+    with pytest.raises(BufferError):
+        host.append(1)
+    held_copies(future)
     future.result()
     host.append(1)
 
@@ -120,7 +121,7 @@ def test_asyncio_awaits_many_transfers_at_once(file, content, device_array):
     asyncio.run(read())
 
 
-def test_the_event_loop_runs_while_a_transfer_is_held(file, device_array, held_copies, command):
+def test_the_event_loop_runs_while_a_transfer_is_held(file, device_array, held_copies):
     async def read():
         future = file.read_into_async(device_array(100_000))
         task = asyncio.ensure_future(future)
@@ -128,7 +129,7 @@ def test_the_event_loop_runs_while_a_transfer_is_held(file, device_array, held_c
         await asyncio.sleep(0.05)
         assert not task.done()
         second.cancel()
-        command("clear"), command("release")
+        held_copies(future)
         assert await asyncio.wait_for(task, 60) == 100_000
 
     asyncio.run(read())

@@ -73,20 +73,31 @@ def test_forked_children_use_files_of_the_host(python):
     printed = python("""
         host, array = bytearray(1000), conftest.DeviceArray(gpu, 100)
         file = gpufile.File(path)
-        before = file.read_into_async(bytearray(1_000_000))
         file.read_into(array)
+        slow()
+        befores = [file.read_into_async(conftest.DeviceArray(gpu, 1_000_000)), file.read_into_on_stream(array, 0)]
         child = os.fork()
         if child == 0:
             assert file.read_into(host) == 1000
             assert host == open(path, "rb").read(1000)
             assert gpufile.File(path).read_into_async(host).result() == 1000
+            for before in befores:
+                for call in (before.result, before.done, before.cancel):
+                    try:
+                        call()
+                    except RuntimeError as error:
+                        assert "forked" in str(error), error
+                    else:
+                        os._exit(2)
+                assert "another process" in repr(before)
+            del before, befores
             try:
                 file.read_into(array)
             except gpufile.TransferError as error:
                 assert "fork" in str(error), error
                 os._exit(7)
             os._exit(1)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), before.result(), file.read_into(array))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *[before.result() for before in befores])
     """)
     assert printed == "7 1000000 100\n"
 

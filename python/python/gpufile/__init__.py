@@ -25,6 +25,8 @@ def check(path: str | os.PathLike[str] = ".") -> int:
     Returns the exit status of the command ``gpufile check``: 0 if bytes go past the host's memory, 3 if they go through
     it, 4 if there is no GPU, and 1 if a setting is wrong or the path cannot be used.
     """
+    # The report goes to the standard output of the process, past Python's buffer.
+    sys.stdout.flush()
     return main(["gpufile", "check", "--", os.fspath(path)])
 
 
