@@ -5,7 +5,7 @@
 //! middle of a transfer too.
 
 use std::fs;
-use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, IsTerminal, PipeReader, PipeWriter, Read};
 use std::mem;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -99,11 +99,11 @@ fn clean_up_on_signal(mut signals: PipeReader) {
             Err(error) => text += &format!("; the unfinished {path:?} stays: {error}"),
         }
     }
-    // The thread that draws a bar may hold the lock of the standard error output.
     let clear = if io::stderr().is_terminal() { "\r\x1b[K\x1b[?25h" } else { "" };
-    if let Ok(mut stderr) = fs::File::options().append(true).open("/proc/self/fd/2") {
-        let _ = writeln!(stderr, "{clear}{text}");
-    }
+    let text = format!("{clear}{text}\n");
+    // Not by the standard library: the thread that draws a bar may hold its lock of the output.
+    // SAFETY: the text outlives the call. Where nobody reads it, the call only fails.
+    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
     // SAFETY: the default action has no handler. The signal then ends this process, and tells its parent which it was.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
