@@ -127,6 +127,7 @@ fn devices(stage: &Stage) -> Result<(), Problem> {
     let buffer = device.alloc(1)?;
     same(cuda.device_of(&buffer)?.ordinal() == 1, "the GPU of a buffer")?;
     device.name()?;
+    device.pci_bus_id()?;
     device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     device.synchronize()?;
     device.set_current()?;
