@@ -325,9 +325,16 @@ impl Lane {
         }
         let bounce = &mut self.slots[slot].bounce;
         let mut bytes = 0;
-        for Segment { file, offset, ptr, len_bytes, .. } in claim.segments() {
+        for run in adjacent(claim.segments()) {
+            let Run { file, offset, ptr, len_bytes, .. } = run;
+            let spans = run.segments().map(|segment| segment.span());
             // SAFETY: this is host memory, of which the transfer has exclusive use.
-            let outcome = unsafe { file.read_to_host(ptr, len_bytes, offset, bounce) };
+            let outcome = unsafe {
+                match run.count {
+                    1 => file.read_to_host(ptr, len_bytes, offset, bounce),
+                    _ => file.read_adjacent_to_host(spans, len_bytes, offset, bounce),
+                }
+            };
             outcome.map_err(|stop| stop.after(bytes))?;
             bytes += len_bytes;
         }
@@ -338,16 +345,28 @@ impl Lane {
         let bounce = &mut self.slots[slot].bounce;
         // SAFETY: this is host memory, which the transfer keeps.
         let mut mapped_bytes = unsafe { write_mapped(claim, claim.segments().map(|segment| segment.span())) };
-        let mut bytes = 0;
-        for Segment { file, offset, ptr, len_bytes, .. } in claim.segments() {
-            let done = mapped_bytes.min(len_bytes);
+        let mut bytes = mapped_bytes;
+        let rest = claim.segments().filter_map(move |segment| {
+            let done = mapped_bytes.min(segment.len_bytes);
             mapped_bytes -= done;
-            if done < len_bytes {
-                let (source, rest) = (ptr.wrapping_add(done), len_bytes - done);
-                // SAFETY: as above.
-                let outcome = unsafe { file.write_from_host(source, rest, offset + done as u64, bounce) };
-                outcome.map_err(|stop| stop.after(bytes + done))?;
-            }
+            (done < segment.len_bytes).then(|| Segment {
+                offset: segment.offset + done as u64,
+                ptr: segment.ptr.wrapping_add(done),
+                len_bytes: segment.len_bytes - done,
+                ..segment
+            })
+        });
+        for run in adjacent(rest) {
+            let Run { file, offset, ptr, len_bytes, .. } = run;
+            let spans = run.segments().map(|segment| segment.span());
+            // SAFETY: as above.
+            let outcome = unsafe {
+                match run.count {
+                    1 => file.write_from_host(ptr, len_bytes, offset, bounce),
+                    _ => file.write_adjacent_from_host(spans, len_bytes, offset, bounce),
+                }
+            };
+            outcome.map_err(|stop| stop.after(bytes))?;
             bytes += len_bytes;
         }
         Ok(())
@@ -411,6 +430,8 @@ struct Run<'a, I> {
     /// The entry of the first segment.
     entry: usize,
     offset: u64,
+    /// The memory of the first segment.
+    ptr: *mut u8,
     len_bytes: usize,
     /// The number of segments in the run, which are the first of `segments`.
     count: usize,
@@ -428,8 +449,8 @@ fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl It
     let (mut here, mut rest) = (segments.clone(), segments);
     let mut coming = rest.next();
     iter::from_fn(move || {
-        let Segment { file, entry, offset, len_bytes, .. } = coming?;
-        let mut run = Run { file, entry, offset, len_bytes, count: 1, segments: here.clone() };
+        let Segment { file, entry, offset, ptr, len_bytes } = coming?;
+        let mut run = Run { file, entry, offset, ptr, len_bytes, count: 1, segments: here.clone() };
         loop {
             here = rest.clone();
             coming = rest.next();

@@ -2,7 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
 
+use super::mapping::Span;
 use crate::outcome::{Outcome, Stop};
 
 /// The most bytes that one call of the kernel moves, on every Linux file system: 2 GiB minus a page.
@@ -32,6 +34,71 @@ pub(super) unsafe fn write_full(file: BorrowedFd<'_>, source: *const u8, len: us
         None => Stop::failed(stop.done_bytes, io::Error::from(io::ErrorKind::WriteZero)),
         Some(_) => stop,
     })
+}
+
+/// Reads spans of memory that follow each other in the file, many with one call.
+///
+/// # Safety
+/// As for [`read_full`], for each span.
+pub(super) unsafe fn read_adjacent(file: BorrowedFd<'_>, spans: impl Iterator<Item = Span>) -> Outcome {
+    let many = |list: &[libc::iovec], at| {
+        // SAFETY: the caller's promise.
+        unsafe { libc::preadv(file.as_raw_fd(), list.as_ptr(), list.len() as libc::c_int, at) }
+    };
+    // SAFETY: as above.
+    transfer_adjacent(spans, many, |span| unsafe { read_full(file, span.ptr, span.len_bytes, span.offset) })
+}
+
+/// Writes spans of memory that follow each other in the file, many with one call.
+///
+/// # Safety
+/// As for [`write_full`], for each span.
+pub(super) unsafe fn write_adjacent(file: BorrowedFd<'_>, spans: impl Iterator<Item = Span>) -> Outcome {
+    let many = |list: &[libc::iovec], at| {
+        // SAFETY: the caller's promise.
+        unsafe { libc::pwritev(file.as_raw_fd(), list.as_ptr(), list.len() as libc::c_int, at) }
+    };
+    // SAFETY: as above.
+    transfer_adjacent(spans, many, |span| unsafe { write_full(file, span.ptr, span.len_bytes, span.offset) })
+}
+
+/// Transfers up to 64 spans with a call of `many`, and what that call left with calls of `one`.
+fn transfer_adjacent(
+    spans: impl Iterator<Item = Span>,
+    many: impl Fn(&[libc::iovec], libc::off_t) -> isize,
+    one: impl Fn(Span) -> Outcome,
+) -> Outcome {
+    const MOST: usize = 64;
+    const NONE: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+    let mut spans = spans.peekable();
+    let mut bytes = 0;
+    while let Some(first) = spans.peek() {
+        let mut offset = first.offset;
+        let mut list = [NONE; MOST];
+        let mut count = 0;
+        for (part, Span { ptr, len_bytes, .. }) in list.iter_mut().zip(&mut spans) {
+            *part = libc::iovec { iov_base: ptr.cast(), iov_len: len_bytes };
+            count += 1;
+        }
+        let moved = match libc::off_t::try_from(offset) {
+            Ok(at) if count > 1 => many(&list[..count], at),
+            _ => 0,
+        };
+        // A failed call moved nothing. The calls for single spans find the reason.
+        let mut moved = usize::try_from(moved).unwrap_or(0);
+        for libc::iovec { iov_base, iov_len } in &list[..count] {
+            let done = moved.min(*iov_len);
+            moved -= done;
+            if done < *iov_len {
+                let ptr = iov_base.cast::<u8>().wrapping_add(done);
+                let rest = Span { ptr, len_bytes: iov_len - done, offset: offset + done as u64 };
+                one(rest).map_err(|stop| stop.after(bytes + done))?;
+            }
+            bytes += iov_len;
+            offset += *iov_len as u64;
+        }
+    }
+    Ok(())
 }
 
 /// Repeats a call until `len` bytes are transferred, the call moves nothing, or the call fails.
@@ -87,6 +154,54 @@ mod tests {
         let Some(Cause::Io(error)) = cause else { panic!("{cause:?}") };
         assert_eq!((done_bytes, error.raw_os_error()), (4, Some(libc::EOVERFLOW)));
         assert!(transfer(1, u64::MAX, |_, _, _| 1).unwrap_err().cause.is_some());
+    }
+
+    /// Carries out spans of these lengths, of which `many` moves at most so many bytes in a call. Returns the
+    /// outcome, and the parts that were moved one by one.
+    fn adjacent(lens: &[usize], most: isize, fails_at: u64) -> (Outcome, Vec<(usize, u64, usize)>) {
+        let mut offset = 100;
+        let spans = lens.iter().map(|len_bytes| {
+            offset += *len_bytes as u64;
+            let start = offset - *len_bytes as u64;
+            Span {
+                offset: start,
+                len_bytes: *len_bytes,
+                ptr: ptr::without_provenance_mut(7000 + start as usize),
+            }
+        });
+        let ones = RefCell::new(Vec::new());
+        let many = |list: &[libc::iovec], _| {
+            assert!(list.len() > 1, "one span needs no list");
+            most.min(list.iter().map(|part| part.iov_len as isize).sum())
+        };
+        let outcome = transfer_adjacent(spans, many, |Span { offset, len_bytes, ptr }| {
+            if (offset..offset + len_bytes as u64).contains(&fails_at) {
+                return Err(Stop::end_of_file((fails_at - offset) as usize));
+            }
+            ones.borrow_mut().push((ptr.addr(), offset, len_bytes));
+            Ok(())
+        });
+        (outcome, ones.into_inner())
+    }
+
+    #[test]
+    fn spans_that_a_list_leaves_are_moved_singly() {
+        let never = u64::MAX;
+        assert!(matches!(adjacent(&[10, 0, 20], 30, never), (Ok(()), ones) if ones.is_empty()));
+        assert!(matches!(adjacent(&[10], 30, never), (Ok(()), ones) if ones == [(7100, 100, 10)]));
+        let (outcome, ones) = adjacent(&[10, 20, 5], 13, never);
+        assert!(outcome.is_ok());
+        assert_eq!(ones, [(7113, 113, 17), (7130, 130, 5)]);
+        // A call that fails, such as one that a signal interrupted.
+        let (outcome, ones) = adjacent(&[10, 20], -1, never);
+        assert!(outcome.is_ok());
+        assert_eq!(ones, [(7100, 100, 10), (7110, 110, 20)]);
+        let Stop { done_bytes, .. } = adjacent(&[10, 20, 5], 13, 120).0.unwrap_err();
+        assert_eq!(done_bytes, 20);
+        // Each list has 64 spans, and the last span is alone.
+        let (outcome, ones) = adjacent(&[3; 129], isize::MAX, never);
+        assert!(outcome.is_ok());
+        assert_eq!(ones, [(7484, 484, 3)]);
     }
 
     #[test]

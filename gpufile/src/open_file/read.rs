@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::direct::Direct;
 use super::mapping::{Mapping, Span};
-use super::posix::read_full;
+use super::posix::{read_adjacent, read_full};
 use super::storage::Storage;
 use super::{OpenFile, available};
 use crate::bounce::Bounce;
@@ -84,6 +84,31 @@ impl OpenFile {
         }
         // SAFETY: the caller's promise.
         unsafe { self.read_rest(target, len_bytes, offset, done) }
+    }
+
+    /// Reads spans of host memory that follow each other in the file and have `len_bytes` together.
+    ///
+    /// # Safety
+    /// As for [`read_to_host`](Self::read_to_host), for each span.
+    pub unsafe fn read_adjacent_to_host(
+        &self,
+        spans: impl Iterator<Item = Span>,
+        len_bytes: usize,
+        offset: u64,
+        bounce: &mut Bounce,
+    ) -> Outcome {
+        if self.direct_for_read(offset, len_bytes).is_none() {
+            // SAFETY: the caller's promise.
+            return unsafe { read_adjacent(self.as_fd(), spans) };
+        }
+        let mut bytes = 0;
+        for Span { offset, len_bytes, ptr } in spans {
+            // SAFETY: the caller's promise.
+            let outcome = unsafe { self.read_to_host(ptr, len_bytes, offset, bounce) };
+            outcome.map_err(|stop| stop.after(bytes))?;
+            bytes += len_bytes;
+        }
+        Ok(())
     }
 
     /// Reads spans from a mapping of this file. Reads by system calls what the kernel cannot copy from the

@@ -10,8 +10,8 @@ use cufile::FileHandle;
 
 use super::blocks::{Blocks, Held, Sharing, WrittenFiles};
 use super::direct::Direct;
-use super::mapping::{Mapping, may_be_sealed};
-use super::posix::write_full;
+use super::mapping::{Mapping, Span, may_be_sealed};
+use super::posix::{write_adjacent, write_full};
 use super::storage::Storage;
 use super::{OpenFile, device_route};
 use crate::bounce::Bounce;
@@ -85,6 +85,32 @@ impl OpenFile {
             copy.copy_from_slice(&source[done..done + some]);
             self.write_bytes(copy, at).map_err(|stop| stop.after(done))?;
             done += some;
+        }
+        Ok(())
+    }
+
+    /// Writes spans of host memory that follow each other in the file and have `len_bytes` together.
+    ///
+    /// # Safety
+    /// As for [`write_from_host`](Self::write_from_host), for each span.
+    pub unsafe fn write_adjacent_from_host(
+        &self,
+        spans: impl Iterator<Item = Span>,
+        len_bytes: usize,
+        offset: u64,
+        bounce: &mut Bounce,
+    ) -> Outcome {
+        if self.direct_for_write(len_bytes).is_none() {
+            let _held = self.hold_beside_cufile(offset, len_bytes);
+            // SAFETY: the caller's promise.
+            return unsafe { write_adjacent(self.as_fd(), spans) };
+        }
+        let mut bytes = 0;
+        for Span { offset, len_bytes, ptr } in spans {
+            // SAFETY: the caller's promise.
+            let outcome = unsafe { self.write_from_host(ptr, len_bytes, offset, bounce) };
+            outcome.map_err(|stop| stop.after(bytes))?;
+            bytes += len_bytes;
         }
         Ok(())
     }

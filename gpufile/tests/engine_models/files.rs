@@ -232,6 +232,26 @@ pub mod open_file {
             unsafe { self.read_rest(target, len_bytes, offset, 0) }
         }
 
+        pub unsafe fn read_adjacent_to_host(
+            &self,
+            _: impl Iterator<Item = Span>,
+            _: usize,
+            _: u64,
+            _: &mut Bounce,
+        ) -> Outcome {
+            unreachable!("the chunks of these models have one segment each")
+        }
+
+        pub unsafe fn write_adjacent_from_host(
+            &self,
+            _: impl Iterator<Item = Span>,
+            _: usize,
+            _: u64,
+            _: &mut Bounce,
+        ) -> Outcome {
+            unreachable!("the chunks of these models have one segment each")
+        }
+
         pub fn read_to_bounce(
             &self,
             bounce: &mut Bounce,
