@@ -29,6 +29,9 @@ const MOVING: usize = 4;
 const C: &[(Function, &[i32])] = &[
     (interpose::PREAD, &[libc::EIO, libc::EINTR, libc::EINVAL]),
     (interpose::PWRITE, &[libc::EIO, libc::ENOSPC, libc::EDQUOT, libc::EINTR, libc::EINVAL]),
+    (interpose::PREADV, &[libc::EIO, libc::EINTR, libc::EINVAL]),
+    (interpose::PWRITEV, &[libc::EIO, libc::ENOSPC, libc::EINTR, libc::EINVAL]),
+    (interpose::PROCESS_VM_READV, &[libc::EFAULT, libc::EPERM, libc::ENOSYS]),
     (interpose::PROCESS_VM_WRITEV, &[libc::EFAULT, libc::EPERM, libc::ENOSYS]),
     (interpose::FALLOCATE, &[libc::ENOSPC, libc::EOPNOTSUPP, libc::EINTR, libc::EIO]),
     (interpose::FTRUNCATE, &[libc::EIO, libc::EINTR]),
@@ -59,6 +62,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuFileHandleRegister", &["err=5026", "err=5008", "cu=2"]),
     ("cuFileBufDeregister", &["err=5008"]),
     ("cuFileDriverGetProperties", &["err=5001"]),
+    ("cuFileGetParameterBool", &["err=5001"]),
     ("cudaMalloc", &["err=2"]),
     ("cudaHostAlloc", &["err=2", "err=1"]),
     ("cudaFree", &["err=1", "err=700"]),
@@ -78,6 +82,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuCtxGetDevice", &["err=201"]),
     ("cuCtxPopCurrent_v2", &["err=201"]),
     ("cuCtxPushCurrent_v2", &["err=201"]),
+    ("cuDeviceGetPCIBusId", &["err=999"]),
     ("cuDevicePrimaryCtxRetain", &["err=2"]),
     ("cuModuleGetFunction", &["err=2", "err=500"]),
     ("cuModuleLoadData", &["err=2", "err=209", "err=222", "err=801"]),
@@ -179,7 +184,9 @@ impl Fault {
         let times = random.pick(&[1, 2, 5, u64::MAX]);
         vec![
             Self::of_c(interpose::PWRITE, Effect::Errno(code), skip, times),
-            Self::of_c(interpose::PROCESS_VM_WRITEV, Effect::Errno(libc::EFAULT), skip, times),
+            Self::of_c(interpose::PWRITEV, Effect::Errno(code), skip, times),
+            // This is the call that writes to mappings.
+            Self::of_c(interpose::PROCESS_VM_READV, Effect::Errno(libc::EFAULT), skip, times),
         ]
     }
 

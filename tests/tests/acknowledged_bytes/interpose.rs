@@ -40,7 +40,8 @@ macro_rules! functions {
 }
 
 functions! {
-    PREAD = "pread"; PWRITE = "pwrite"; PROCESS_VM_WRITEV = "process_vm_writev"; FALLOCATE = "fallocate";
+    PREAD = "pread"; PWRITE = "pwrite"; PREADV = "preadv"; PWRITEV = "pwritev";
+    PROCESS_VM_READV = "process_vm_readv"; PROCESS_VM_WRITEV = "process_vm_writev"; FALLOCATE = "fallocate";
     FTRUNCATE = "ftruncate64"; MMAP = "mmap"; MADVISE = "madvise"; MINCORE = "mincore"; CACHESTAT = "cachestat";
     FSYNC = "fsync"; FDATASYNC = "fdatasync"; OPEN = "open64"; CLOSE = "close"; FCNTL = "fcntl";
     FSTATFS = "fstatfs64"; FSTAT = "fstat"; STATX = "statx"; RENAME = "rename";
@@ -269,43 +270,52 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn process_vm_writev(
-    process: c_int,
-    local: *const libc::iovec,
-    local_count: c_ulong,
-    remote: *const libc::iovec,
-    remote_count: c_ulong,
-    flags: c_ulong,
-) -> isize {
-    type Next = unsafe extern "C" fn(
-        c_int,
-        *const libc::iovec,
-        c_ulong,
-        *const libc::iovec,
-        c_ulong,
-        c_ulong,
-    ) -> isize;
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let address = ptr::with_exposed_provenance::<c_void>(next(&NEXT, c"process_vm_writev"));
-    // SAFETY: the C library's function has this type.
-    let next = unsafe { std::mem::transmute::<*const c_void, Next>(address) };
-    match strike(PROCESS_VM_WRITEV) {
-        Some(Effect::Errno(code)) => {
-            set_errno(code);
-            return -1;
+/// Defines functions that move the bytes of a list. A short one moves a part of the first range.
+macro_rules! interpose_lists {
+    ($($name:ident as $function:expr => (
+        $($before:ident: $before_type:ty,)* [$list:ident, $count:ident: $count_type:ty] $(, $after:ident: $after_type:ty)*
+    );)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            $($before: $before_type,)* $list: *const libc::iovec, $count: $count_type $(, $after: $after_type)*
+        ) -> isize {
+            type Next = unsafe extern "C" fn(
+                $($before_type,)* *const libc::iovec, $count_type $(, $after_type)*
+            ) -> isize;
+            static NEXT: AtomicUsize = AtomicUsize::new(0);
+            let name = CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).unwrap();
+            let address = ptr::with_exposed_provenance::<c_void>(next(&NEXT, name));
+            // SAFETY: the C library's function has this type.
+            let next = unsafe { std::mem::transmute::<*const c_void, Next>(address) };
+            match strike($function) {
+                Some(Effect::Errno(code)) => {
+                    set_errno(code);
+                    return -1;
+                }
+                Some(Effect::Short(most)) if $count > 0 => {
+                    // SAFETY: there is one.
+                    let mut part = unsafe { *$list };
+                    part.iov_len = part.iov_len.min(most.max(1));
+                    // SAFETY: a part of what the caller promises.
+                    return unsafe { next($($before,)* &part, 1 $(, $after)*) };
+                }
+                _ => {}
+            }
+            // SAFETY: the caller keeps the promise.
+            unsafe { next($($before,)* $list, $count $(, $after)*) }
         }
-        Some(Effect::Short(most)) if local_count == 1 => {
-            // SAFETY: there is one.
-            let mut part = unsafe { *local };
-            part.iov_len = part.iov_len.min(most.max(1));
-            // SAFETY: a part of what the caller promises.
-            return unsafe { next(process, &part, 1, remote, remote_count, flags) };
-        }
-        _ => {}
-    }
-    // SAFETY: the caller keeps the promise.
-    unsafe { next(process, local, local_count, remote, remote_count, flags) }
+    )*};
+}
+
+interpose_lists! {
+    preadv as PREADV => (fd: c_int, [list, count: c_int], offset: i64);
+    pwritev as PWRITEV => (fd: c_int, [list, count: c_int], offset: i64);
+    process_vm_readv as PROCESS_VM_READV => (
+        process: c_int, [local, local_count: c_ulong], remote: *const libc::iovec, remote_count: c_ulong, flags: c_ulong
+    );
+    process_vm_writev as PROCESS_VM_WRITEV => (
+        process: c_int, [local, local_count: c_ulong], remote: *const libc::iovec, remote_count: c_ulong, flags: c_ulong
+    );
 }
 
 fn is_of_this_program(address: *const c_void) -> bool {
