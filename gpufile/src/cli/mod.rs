@@ -19,6 +19,7 @@ mod interrupt;
 mod load;
 mod ls;
 mod model;
+mod nvidia_fs;
 mod pages;
 mod progress;
 mod table;

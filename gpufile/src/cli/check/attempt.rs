@@ -7,9 +7,9 @@ use cufile::Driver;
 use cufile::cuda::Device;
 
 use super::machine::Opened;
-use super::nvidia_fs::Statistics;
 use super::root::Root;
 use super::target::{Target, named};
+use crate::cli::nvidia_fs::Stats;
 use crate::{Engine, File, RouteKind};
 
 /// The length of the write and of the read. It is longer than the shortest transfer that uses cuFile.
@@ -172,12 +172,12 @@ struct Counters {
 impl Counters {
     fn of(root: &Root, driver: Option<&Driver>) -> Self {
         let statistics = driver.and_then(|driver| driver.statistics().basic().ok());
-        let module = root.text("/proc/driver/nvidia-fs/stats").and_then(|text| Statistics::parse(&text));
+        let module = root.text("/proc/driver/nvidia-fs/stats").map(|text| Stats::parse(&text));
         Self {
             cufile: statistics.map(|stats| (stats.write.operations.ok, stats.read.operations.ok)),
             nvidia_fs: module
-                .filter(|stats| stats.counts)
-                .map(|stats| (stats.writes.count, stats.reads.count)),
+                .filter(|stats| stats.counts_transfers)
+                .map(|stats| (stats.write.calls, stats.read.calls)),
         }
     }
 }

@@ -1,7 +1,5 @@
 //! The GPUs that CUDA shows, joined with their PCI devices.
 
-use std::ffi::{CStr, c_char};
-
 use cufile::cuda::{Cuda, Device};
 
 use super::pci::PciDevice;
@@ -58,7 +56,8 @@ pub fn all(cuda: &cufile::Result<Cuda>, devices: &[PciDevice]) -> Result<Vec<Gpu
 }
 
 fn gpu(cuda: &Cuda, device: &Device, devices: &[PciDevice]) -> Gpu {
-    let address = address(cuda, device);
+    // In lower case, as in sysfs.
+    let address = device.pci_bus_id().unwrap_or_default().to_lowercase();
     Gpu {
         ordinal: device.ordinal(),
         name: device.name().unwrap_or_else(|error| error.to_string()),
@@ -74,20 +73,4 @@ fn memory_bytes(cuda: &Cuda, device: &Device) -> Option<u64> {
     // SAFETY: `bytes` outlives the call, and the device is CUDA's own number of it.
     let code = unsafe { (cuda.driver().cuDeviceTotalMem_v2)(&mut bytes, device.ordinal().cast_signed()) };
     (code == cuda_rt_sys::driver::CUresult::CUDA_SUCCESS).then_some(bytes as u64)
-}
-
-/// Returns the PCI address as sysfs writes it, or an empty text.
-fn address(cuda: &Cuda, device: &Device) -> String {
-    let mut text = [0 as c_char; 32];
-    let [room @ .., _] = &mut text;
-    // SAFETY: the length given leaves the last byte as it is, a terminating zero.
-    let code = unsafe {
-        let len = room.len() as i32;
-        (cuda.driver().cuDeviceGetPCIBusId)(room.as_mut_ptr(), len, device.ordinal().cast_signed())
-    };
-    if code != cuda_rt_sys::driver::CUresult::CUDA_SUCCESS {
-        return String::new();
-    }
-    // SAFETY: the array ends in a zero.
-    unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().to_lowercase()
 }

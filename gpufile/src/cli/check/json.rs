@@ -195,14 +195,14 @@ fn kernel(machine: &Machine) -> Value {
         })).collect::<Vec<_>>(),
         "nvidia_fs": kernel.nvidia_fs.as_ref().map(|module| json!({
             "version": module.version,
-            "statistics": module.statistics.map(|found| json!({
-                "reads": found.reads.count,
-                "failed_reads": found.reads.failed,
-                "read_mib": found.reads.mib,
-                "writes": found.writes.count,
-                "failed_writes": found.writes.failed,
-                "written_mib": found.writes.mib,
-                "registered_mib": found.registered_mib,
+            "statistics": module.statistics.as_ref().map(|found| json!({
+                "reads": found.read.calls,
+                "failed_reads": found.read.errors,
+                "read_mib": found.read.bytes >> 20,
+                "writes": found.write.calls,
+                "failed_writes": found.write.errors,
+                "written_mib": found.write.bytes >> 20,
+                "registered_mib": found.registered_bytes() >> 20,
             })),
         })),
     })

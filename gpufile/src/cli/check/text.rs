@@ -14,6 +14,7 @@ use super::outcome::Outcome;
 use super::page::Page;
 use super::pci::{Distance, PciDevice};
 use super::target::Target;
+use crate::cli::nvidia_fs::Transfers;
 
 /// The causes that the short report has.
 const MOST_CAUSES: usize = 5;
@@ -233,17 +234,16 @@ impl Report {
         let module = match &kernel.nvidia_fs {
             None => "not loaded".to_owned(),
             Some(module) => {
-                let counted = module.statistics.map_or(String::new(), |found| {
-                    let (reads, writes) = (found.reads, found.writes);
-                    format!(
-                        "; {} reads of {} MiB ({} failed), {} writes of {} MiB ({} failed), {} MiB registered",
-                        reads.count, reads.mib, reads.failed, writes.count, writes.mib, writes.failed, found.registered_mib
-                    )
+                let counted = module.statistics.as_ref().map_or(String::new(), |found| {
+                    let text = |of: &Transfers, calls| {
+                        format!("{} {calls} of {} MiB ({} failed)", of.calls, of.bytes >> 20, of.errors)
+                    };
+                    let (reads, writes) = (text(&found.read, "reads"), text(&found.write, "writes"));
+                    format!("; {reads}, {writes}, {} MiB registered", found.registered_bytes() >> 20)
                 });
-                let off = if module.statistics.is_some_and(|found| !found.counts) {
-                    "; it counts no transfers"
-                } else {
-                    ""
+                let off = match &module.statistics {
+                    Some(found) if !found.counts_transfers => "; it counts no transfers",
+                    _ => "",
                 };
                 format!("loaded, {}{counted}{off}", module.version)
             }

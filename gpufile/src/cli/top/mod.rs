@@ -1,9 +1,8 @@
 //! `gpufile top`: the counters of nvidia-fs, and the processes that use libcufile, live.
 //!
-//! [`nvidia_fs`] parses the kernel module's statistics. [`processes`] finds the processes. cuFile's own counters are in
+//! [`super::nvidia_fs`] parses the kernel module's statistics. [`processes`] finds the processes. cuFile's own counters are in
 //! the memory of each process, so no other process can read them.
 
-mod nvidia_fs;
 mod processes;
 
 use std::fs;
@@ -16,9 +15,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::Failure;
+use super::nvidia_fs::Stats;
 use super::table::Table;
 use super::units::{Bytes, gbps};
-use nvidia_fs::Stats;
 use processes::Process;
 
 /// Shows the counters of nvidia-fs, and the processes that use libcufile, until Ctrl-C.

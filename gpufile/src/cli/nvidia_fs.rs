@@ -1,7 +1,7 @@
 //! The statistics of the kernel module nvidia-fs, as `/proc/driver/nvidia-fs/stats` has them.
 
 /// The counters of one version of the module or another. A counter that a version lacks is 0.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stats {
     pub read: Transfers,
     pub write: Transfers,
@@ -14,14 +14,14 @@ pub struct Stats {
     pub gpus: Vec<Gpu>,
 }
 
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Transfers {
     pub calls: u64,
     pub errors: u64,
     pub bytes: u64,
 }
 
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Gpu {
     /// The PCI address.
     pub address: String,
@@ -97,6 +97,11 @@ impl Stats {
         }
     }
 
+    /// Returns the bytes of all GPUs' memory that are registered now.
+    pub fn registered_bytes(&self) -> u64 {
+        self.gpus.iter().fold(0, |sum: u64, gpu| sum.saturating_add(gpu.registered_bytes))
+    }
+
     /// Returns what would change that transfers are not counted.
     pub fn hint(&self) -> Option<&'static str> {
         (!self.counts_transfers).then_some(
@@ -145,6 +150,7 @@ GPU 0000:e7:00.0  uuid:4-5-6 : Registered_MiB=0 Cache_MiB=0
             cross_root_percent: 25,
         };
         assert_eq!(stats.gpus[0], expected);
+        assert_eq!(stats.registered_bytes(), 64 * MIB);
         assert_eq!(stats.hint(), None);
     }
 
