@@ -219,7 +219,7 @@ impl Checkpoint {
     }
 }
 
-/// Why no group can be planned.
+/// The reason why no group can be planned.
 enum Refusal {
     /// There is no such tensor.
     Missing(String),

@@ -95,7 +95,7 @@ fn dropped_reads_return_at_once_and_stop() {
     assert!(begun <= 8, "{begun} of 64 pieces, two of each worker and as many that were just taken");
     emulator.control("clear");
     file.read_exact_at(&mut bed.device.alloc(64 * MIB).unwrap(), 0).unwrap();
-    assert_eq!(copies(), begun + 64, "nothing more of it was read meanwhile");
+    assert_eq!(copies(), begun + 64, "no more of it was read");
 }
 
 #[test]

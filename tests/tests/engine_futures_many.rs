@@ -435,7 +435,7 @@ fn panicking_wakers_and_buffers_spare_other_transfers() {
 }
 
 #[test]
-fn buffers_of_a_dropped_list_stay_until_the_last_job_ends() {
+fn dropped_lists_keep_buffers_until_the_last_job_ends() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(1).build();

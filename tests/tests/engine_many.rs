@@ -301,7 +301,7 @@ fn ranges_are_copied_one_by_one_without_kernels() {
 }
 
 #[test]
-fn kernels_come_from_the_cubin_for_the_gpu_or_from_ptx() {
+fn kernels_come_from_cubin_or_ptx_by_architecture() {
     // A display driver of CUDA 11.7 takes no PTX of 11.8.
     let no_ptx = "driver-version 11070";
     let cases: [(&[&str], i64, i64); 11] = [

@@ -332,7 +332,7 @@ fn failures_to_load_name_their_reason() {
 }
 
 #[test]
-fn other_devices_refuse_a_kernel_and_a_failed_launch_does_nothing() {
+fn refused_and_failed_launches_do_nothing() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let [scatter, _] = kernels(&bed.device);

@@ -4,7 +4,7 @@ use crate::kernels::Declared;
 
 /// `EM_CUDA`.
 const MACHINE: u16 = 190;
-/// What precedes a kernel's name in the name of the section that describes it.
+/// The text before a kernel's name in the name of the section that describes it.
 const ATTRIBUTES: &str = ".nv.info.";
 
 /// Returns the compute capability that the machine code is for, and the kernels; `None` if `image` is no cubin.

@@ -269,7 +269,7 @@ impl Drop for Launch {
     }
 }
 
-/// What a GPU reads and writes by its address. Host memory is portable.
+/// Memory that a GPU reads and writes by its address. Host memory is portable.
 const EVERY_KIND: [Kind; 4] = [Kind::Device, Kind::Managed, Kind::Pinned, Kind::Registered];
 
 fn violated(kernel: &str, why: &str) -> ! {
