@@ -337,7 +337,7 @@ impl<B: IoBuf + 'static> Batch<B> {
 }
 
 impl<B: IoBuf> Batch<B> {
-    /// Does what [`new`](Self::new) does for a batch that ends before its buffers' lifetime.
+    /// Sets a batch up as [`new`](Self::new) does, if it ends before its buffers' lifetime.
     pub(crate) fn set_up(driver: &Driver, capacity: usize) -> Result<Self> {
         const OPERATION: &str = "cuFileBatchIOSetUp";
         let properties = driver.properties()?;

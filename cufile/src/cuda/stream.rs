@@ -30,7 +30,7 @@ pub struct Stream {
 
 /// The owner of a stream, which destroys it.
 enum Owner {
-    /// This value, when it is dropped.
+    /// The [`Stream`], which destroys it when it is dropped.
     Value,
     /// The code that created it.
     Elsewhere,

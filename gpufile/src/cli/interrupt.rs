@@ -121,7 +121,7 @@ pub struct Unfinished(PathBuf);
 impl Unfinished {
     /// Creates a file by `create`, and remembers it under the path that the call returns.
     ///
-    /// A signal waits for the call to end, so no file stays that nobody knows of.
+    /// A signal waits for the call to end, so no unknown file stays.
     ///
     /// # Errors
     /// Those of `create`.

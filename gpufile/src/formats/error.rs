@@ -314,7 +314,7 @@ pub enum FormatError {
         tensor: String,
         /// The start of the range, in bytes from the start of the data.
         start: u64,
-        /// The end of the range, likewise.
+        /// The end of the range, in bytes from the start of the data.
         end: u64,
     },
     /// A tensor's range ends after the file does.

@@ -65,7 +65,7 @@ impl Attempt {
 /// be written, only reads from a file that is there.
 ///
 /// # Errors
-/// A failed step, with its reason.
+/// The failed step, with its reason.
 pub fn attempt(
     root: &Root,
     target: &Target,

@@ -92,7 +92,7 @@ fn share(number: usize, axes: usize, gpus: usize) -> Share {
 }
 
 #[test]
-fn every_byte_comes_to_its_places_once() {
+fn every_byte_reaches_its_places_once() {
     let shapes: [&[u64]; 10] =
         [&[], &[5], &[1, 7], &[3, 4, 5], &[0, 3], &[9, 2], &[2, 0], &[1], &[13, 3], &[1, 1, 1]];
     let dtypes = [Dtype::U8, Dtype::F32, Dtype::BF16, Dtype::F64, Dtype::I8];
