@@ -407,11 +407,14 @@ fn small_reads_progress_beside_long_reads() {
         for _ in 0..3 {
             scope.spawn(move || {
                 let mut buffer = device.alloc(LONG).unwrap();
-                while !all_read.load(Ordering::SeqCst) {
+                loop {
                     file.read_exact_at(&mut buffer, 0).unwrap();
                     // Each has 18 chunks. A few of them pass between two small reads.
                     let long_reads = long_reads.fetch_add(1, Ordering::SeqCst);
                     assert!(long_reads < 1000, "the worker kept its lane while another waited for it");
+                    if all_read.load(Ordering::SeqCst) {
+                        break;
+                    }
                 }
                 assert!(buffer.to_vec().unwrap() == pattern(LONG));
             });
