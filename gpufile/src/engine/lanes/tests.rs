@@ -1,8 +1,9 @@
 //! Lanes for host memory, which need no GPU.
 
+use std::iter;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::lane::Lane;
 use super::lanes::Lanes;
@@ -133,14 +134,18 @@ fn host_memory_waits_for_no_lane_of_a_gpu() {
 
 #[test]
 fn gpus_with_planned_transfers_are_busy_for_a_while() {
-    let lanes = lanes(1);
-    assert_eq!(lanes.busy_gpus(0), 0);
-    assert_eq!(lanes.busy_gpus(0b1), 1);
-    assert_eq!(lanes.busy_gpus(0b10), 2);
-    assert_eq!(lanes.busy_gpus(0b1010), 3);
-    let host = take(&lanes);
-    assert_eq!(lanes.busy_gpus(0), 3, "host memory is no GPU");
-    lanes.put(host);
-    thread::sleep(Duration::from_millis(120));
+    const WHILE: Duration = Duration::from_millis(100);
+    let found = || {
+        let (lanes, start) = (lanes(1), Instant::now());
+        let mut counts = [0, 0b1, 0b10, 0b1010].map(|gpus| lanes.busy_gpus(gpus)).to_vec();
+        let host = take(&lanes);
+        counts.push(lanes.busy_gpus(0));
+        lanes.put(host);
+        (lanes, counts, start.elapsed())
+    };
+    // A busy machine may stop the test for longer than a GPU counts as busy.
+    let (lanes, counts, _) = iter::repeat_with(found).find(|(.., took)| *took < WHILE).unwrap();
+    assert_eq!(counts, [0, 1, 2, 3, 3], "host memory is no GPU");
+    thread::sleep(WHILE + Duration::from_millis(1));
     assert_eq!(lanes.busy_gpus(0b100), 1);
 }
