@@ -127,6 +127,8 @@ impl Workers {
     pub fn beside_others(&self, transfer: &Transfer<'_>, schedule: &Schedule) -> Schedule {
         match schedule.gpus_to_share(transfer) {
             0 => *schedule,
+            // The parent's lanes may be locked for ever.
+            _ if self.is_forked() => *schedule,
             gpus => schedule.beside(self.lanes.busy_gpus(gpus), gpus, self.lanes.bounce_bytes()),
         }
     }
