@@ -62,6 +62,16 @@ pub(super) unsafe fn write_adjacent(file: BorrowedFd<'_>, spans: impl Iterator<I
     transfer_adjacent(spans, many, |span| unsafe { write_full(file, span.ptr, span.len_bytes, span.offset) })
 }
 
+/// Transfers spans by a call of `one` for each.
+pub(super) fn one_by_one(spans: impl Iterator<Item = Span>, mut one: impl FnMut(Span) -> Outcome) -> Outcome {
+    let mut bytes = 0;
+    for span in spans {
+        one(span).map_err(|stop| stop.after(bytes))?;
+        bytes += span.len_bytes;
+    }
+    Ok(())
+}
+
 /// Transfers up to 64 spans with a call of `many`, and what that call left with calls of `one`.
 fn transfer_adjacent(
     spans: impl Iterator<Item = Span>,

@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::direct::Direct;
 use super::mapping::{Mapping, Span};
-use super::posix::{read_adjacent, read_full};
+use super::posix::{one_by_one, read_adjacent, read_full};
 use super::storage::Storage;
 use super::{OpenFile, available};
 use crate::bounce::Bounce;
@@ -101,14 +101,10 @@ impl OpenFile {
             // SAFETY: the caller's promise.
             return unsafe { read_adjacent(self.as_fd(), spans) };
         }
-        let mut bytes = 0;
-        for Span { offset, len_bytes, ptr } in spans {
+        one_by_one(spans, |Span { offset, len_bytes, ptr }| {
             // SAFETY: the caller's promise.
-            let outcome = unsafe { self.read_to_host(ptr, len_bytes, offset, bounce) };
-            outcome.map_err(|stop| stop.after(bytes))?;
-            bytes += len_bytes;
-        }
-        Ok(())
+            unsafe { self.read_to_host(ptr, len_bytes, offset, bounce) }
+        })
     }
 
     /// Reads spans from a mapping of this file. Reads by system calls what the kernel cannot copy from the
@@ -138,13 +134,10 @@ impl OpenFile {
         if copied == total_bytes && is_whole() {
             return Ok(());
         }
-        let mut done = 0;
-        for Span { offset, len_bytes, ptr } in spans {
+        one_by_one(spans, |Span { offset, len_bytes, ptr }| {
             // SAFETY: the caller's promise.
-            unsafe { self.read_rest(ptr, len_bytes, offset, 0) }.map_err(|stop| stop.after(done))?;
-            done += len_bytes;
-        }
-        Ok(())
+            unsafe { self.read_rest(ptr, len_bytes, offset, 0) }
+        })
     }
 
     /// Reads the bytes after the first `done` bytes, through the page cache.

@@ -11,7 +11,7 @@ use cufile::FileHandle;
 use super::blocks::{Blocks, Held, Sharing, WrittenFiles};
 use super::direct::Direct;
 use super::mapping::{Mapping, Span, may_be_sealed};
-use super::posix::{write_adjacent, write_full};
+use super::posix::{one_by_one, write_adjacent, write_full};
 use super::storage::Storage;
 use super::{OpenFile, device_route};
 use crate::bounce::Bounce;
@@ -105,14 +105,10 @@ impl OpenFile {
             // SAFETY: the caller's promise.
             return unsafe { write_adjacent(self.as_fd(), spans) };
         }
-        let mut bytes = 0;
-        for Span { offset, len_bytes, ptr } in spans {
+        one_by_one(spans, |Span { offset, len_bytes, ptr }| {
             // SAFETY: the caller's promise.
-            let outcome = unsafe { self.write_from_host(ptr, len_bytes, offset, bounce) };
-            outcome.map_err(|stop| stop.after(bytes))?;
-            bytes += len_bytes;
-        }
-        Ok(())
+            unsafe { self.write_from_host(ptr, len_bytes, offset, bounce) }
+        })
     }
 
     /// Writes device memory by cuFile.
