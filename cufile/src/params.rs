@@ -384,7 +384,7 @@ impl Params<'_> {
         T::get(self.0, param)
     }
 
-    /// Sets a parameter for the next opening of the driver. Since cuFile 1.14.
+    /// Sets a parameter for the next opening of the driver. The last close discards it. Since cuFile 1.14.
     ///
     /// libcufile may accept a value outside the [`limits`](Self::limits) here and refuse to open with it.
     ///

@@ -13,8 +13,52 @@ use crate::error::cuda_exception;
 /// The openings by `open_driver`.
 static OPEN: Mutex<Vec<Driver>> = Mutex::new(Vec::new());
 
-fn lock() -> MutexGuard<'static, Vec<Driver>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+/// The settings of the program for later openings.
+static SETTINGS: Mutex<Settings> =
+    Mutex::new(Settings { poll_mode: None, max_cache_bytes: None, max_pinned_bytes: None });
+
+/// Settings of the driver, which libcufile discards when the driver closes.
+#[derive(Clone, Copy)]
+struct Settings {
+    /// The state of polling, and the most bytes of a transfer that it is for.
+    poll_mode: Option<(bool, u64)>,
+    max_cache_bytes: Option<u64>,
+    max_pinned_bytes: Option<u64>,
+}
+
+impl Settings {
+    /// Sets them again after a close. If the driver stays open for others, they hold already.
+    fn renew() -> cufile::Result<()> {
+        match lock(&SETTINGS).apply() {
+            Err(cufile::Error::InUse { .. }) => Ok(()),
+            renewed => renewed,
+        }
+    }
+
+    /// Sets them for the next opening.
+    fn apply(self) -> cufile::Result<()> {
+        let library = Library::load()?;
+        let params = library.params();
+        if let Some((enabled, threshold_bytes)) = self.poll_mode {
+            params.set_poll_mode(enabled, threshold_bytes)?;
+        }
+        self.max_cache_bytes.map_or(Ok(()), |bytes| params.set_max_cache_size(bytes))?;
+        self.max_pinned_bytes.map_or(Ok(()), |bytes| params.set_max_pinned_memory(bytes))
+    }
+
+    /// Changes the settings of the program, unless libcufile refuses them.
+    fn change(change: impl FnOnce(&mut Self)) -> cufile::Result<()> {
+        let mut settings = lock(&SETTINGS);
+        let mut changed = *settings;
+        change(&mut changed);
+        changed.apply()?;
+        *settings = changed;
+        Ok(())
+    }
+}
+
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn open() -> cufile::Result<Driver> {
@@ -25,16 +69,17 @@ fn open() -> cufile::Result<Driver> {
 #[pyfunction]
 pub fn open_driver(py: Python<'_>) -> PyResult<()> {
     let driver = py.detach(open).map_err(|error| cuda_exception(py, error))?;
-    lock().push(driver);
+    lock(&OPEN).push(driver);
     Ok(())
 }
 
 /// Closes what ``open_driver`` opened. The driver stays open while other openings remain.
 #[pyfunction]
 pub fn close_driver(py: Python<'_>) -> PyResult<()> {
-    let driver = lock().pop();
+    let driver = lock(&OPEN).pop();
     let driver = driver.ok_or_else(|| PyRuntimeError::new_err("open_driver was not called before"))?;
-    py.detach(|| driver.close()).map_err(|failed| cuda_exception(py, failed.error))
+    py.detach(|| driver.close()).map_err(|failed| cuda_exception(py, failed.error))?;
+    py.detach(Settings::renew).map_err(|error| cuda_exception(py, error))
 }
 
 /// Returns the version of libcufile: major and minor.
@@ -48,7 +93,13 @@ pub fn libcufile_version(py: Python<'_>) -> PyResult<(u32, u32)> {
 /// Returns the properties of the cuFile driver, which the call opens if it is not open. Lengths are in bytes.
 #[pyfunction]
 pub fn driver_properties(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let properties = py.detach(|| open()?.properties()).map_err(|error| cuda_exception(py, error))?;
+    let ask = || {
+        // This opening ends here.
+        let properties = open()?.properties();
+        Settings::renew()?;
+        properties
+    };
+    let properties = py.detach(ask).map_err(|error| cuda_exception(py, error))?;
     let DriverProperties { controls, nvidia_fs, file_systems, .. } = &properties;
     let dict = PyDict::new(py);
     dict.set_item("has_direct_path", nvidia_fs.is_some() && !file_systems.is_empty())?;
@@ -65,21 +116,18 @@ pub fn driver_properties(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// Sets polling for transfers up to a length, for the next opening of the driver.
 #[pyfunction]
 pub fn set_poll_mode(py: Python<'_>, enabled: bool, threshold_bytes: u64) -> PyResult<()> {
-    let set = || Library::load()?.params().set_poll_mode(enabled, threshold_bytes);
-    py.detach(set).map_err(|error| cuda_exception(py, error))
+    let change = || Settings::change(|settings| settings.poll_mode = Some((enabled, threshold_bytes)));
+    py.detach(change).map_err(|error| cuda_exception(py, error))
 }
 
 /// Sets a limit, ``"max_device_cache_bytes"`` or ``"max_device_pinned_bytes"``, for the next opening of the driver.
 #[pyfunction]
 pub fn set_driver_limit(py: Python<'_>, name: &str, bytes: u64) -> PyResult<()> {
-    let set = || {
-        let library = Library::load()?;
-        match name {
-            "max_device_cache_bytes" => library.params().set_max_cache_size(bytes).map(Some),
-            "max_device_pinned_bytes" => library.params().set_max_pinned_memory(bytes).map(Some),
-            _ => Ok(None),
-        }
+    let change: fn(&mut Settings, u64) = match name {
+        "max_device_cache_bytes" => |settings, bytes| settings.max_cache_bytes = Some(bytes),
+        "max_device_pinned_bytes" => |settings, bytes| settings.max_pinned_bytes = Some(bytes),
+        _ => return Err(PyKeyError::new_err(name.to_owned())),
     };
-    let set = py.detach(set).map_err(|error| cuda_exception(py, error))?;
-    set.ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    py.detach(|| Settings::change(|settings| change(settings, bytes)))
+        .map_err(|error| cuda_exception(py, error))
 }

@@ -159,3 +159,23 @@ def test_driver_properties_are_set_before_it_opens(python):
                 raise AssertionError
         assert driver.get("is_gds_available") is False
     """) == ""
+
+
+@pytest.mark.parametrize("version", [1150, 1200])
+def test_driver_settings_outlive_openings(python, version):
+    printed = python(f"""
+        assert gpu.emulator_control(b"version {version}") == 0
+        from gpufile.kvikio import cufile_driver as driver
+        default = driver.get("poll_thresh_size")
+        with driver.set("poll_thresh_size", 1024):
+            with driver.set({{"poll_thresh_size": 2048, "max_device_cache_size": 4096}}):
+                assert [driver.get("poll_thresh_size") for _ in range(3)] == [2048] * 3
+            assert driver.get("poll_thresh_size") == 1024
+            driver.driver_open()
+            assert driver.get("poll_thresh_size") == 1024
+            driver.driver_close()
+            assert driver.get("poll_thresh_size") == 1024
+        assert driver.get("poll_thresh_size") == default != 1024
+        print("same")
+    """)
+    assert printed == "same\n"

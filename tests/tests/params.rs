@@ -591,6 +591,26 @@ fn old_versions_are_not_queried_during_transfers() {
 }
 
 #[test]
+fn the_last_close_discards_parameters() {
+    for version in ["1.15", "1.16", "1.20"] {
+        let emulator = Emulator::posing_as(version);
+        let (library, cuda) = libraries(&emulator);
+        let open = |builder: cufile::DriverBuilder| {
+            builder.library(library.clone()).cuda(cuda.clone()).open().unwrap()
+        };
+        let before = library.params().get(Param::MAX_IO_THREADS).unwrap();
+        let driver = open(Driver::builder().set(Param::MAX_IO_THREADS, before + 1));
+        let second = open(Driver::builder());
+        driver.close().unwrap();
+        assert_eq!(library.params().get(Param::MAX_IO_THREADS).unwrap(), before + 1, "{version}");
+        second.close().unwrap();
+        assert_eq!(library.params().get(Param::MAX_IO_THREADS).unwrap(), before, "{version}");
+        open(Driver::builder()).close().unwrap();
+        assert_eq!(library.params().get(Param::MAX_IO_THREADS).unwrap(), before, "{version}");
+    }
+}
+
+#[test]
 fn old_versions_accept_parameters_after_the_last_close() {
     let emulator = Emulator::posing_as("1.15");
     let (library, cuda) = libraries(&emulator);

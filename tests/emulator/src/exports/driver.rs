@@ -91,6 +91,7 @@ fn close() -> Result<(), CUfileError_t> {
     *opened = opened.checked_sub(1).ok_or(failed(5001))?;
     if *opened == 0 {
         IS_BEGUN.store(false, Ordering::SeqCst);
+        params::close();
         stats::close();
     }
     Ok(())

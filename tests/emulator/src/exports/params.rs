@@ -90,6 +90,12 @@ pub(super) fn forget() {
     *lock(&PARAMS) = Params::configured();
 }
 
+/// Discards the program's settings for good.
+pub(super) fn close() {
+    *lock(&CHOSEN) = None;
+    forget();
+}
+
 /// Takes over the program's settings.
 pub(super) fn take_over() {
     let chosen = lock(&CHOSEN).clone();
