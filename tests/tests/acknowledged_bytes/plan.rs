@@ -309,9 +309,9 @@ impl EnginePlan {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lengths {
     Any,
-    /// For small file systems.
+    /// Short lengths, for small file systems.
     Small,
-    /// Often so long that the engine allocates a file's blocks in advance.
+    /// Lengths that are often so long that the engine allocates a file's blocks in advance.
     OftenLong,
 }
 
