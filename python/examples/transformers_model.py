@@ -3,7 +3,8 @@
     python transformers_model.py FOLDER [DEVICE]
 
 FOLDER has config.json and the safetensors files of a model. transformers takes the tensors as they are, so the model is
-in memory once. Its tensors share the allocations that gpufile.safetensors loaded them into.
+in memory once. Its tensors share the allocations that gpufile.safetensors loaded them into. The model is lazy, because
+transformers reserves memory for the tensors before it asks for them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import transformers
 
-from gpufile.safetensors import load_model
+from gpufile.safetensors import LazyModel
 
 
 def from_pretrained(folder: str, device: str, **options: Any) -> Any:
@@ -24,7 +25,7 @@ def from_pretrained(folder: str, device: str, **options: Any) -> Any:
     # This is the line. The path is None, because transformers takes either a path or a state_dict. Its classes AutoModel…
     # take no None.
     model = architecture.from_pretrained(
-        None, config=config, state_dict=load_model(folder, device), device_map=device, **options
+        None, config=config, state_dict=LazyModel(folder, device), device_map=device, **options
     )
     if model.can_generate():
         try:

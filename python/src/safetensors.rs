@@ -2,18 +2,21 @@
 //!
 //! A [`Checkpoint`] has the headers of a model. It plans [`Group`]s: tensors that lie in one allocation. The package
 //! allocates the memory of each group, starts a read, and makes the views of the tensors while the bytes arrive.
-//! `layout` places tensors in a group, `save` writes files.
+//! `choice` finds the tensors and slices of a load, `layout` places them in a group, `save` writes files.
 
+mod choice;
 mod layout;
 mod save;
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
+use std::iter::Peekable;
 use std::path::PathBuf;
+use std::slice::Iter;
 use std::sync::Arc;
 
 use cufile::OwnedPart;
-use gpufile::formats::safetensors::{self, Header, TensorInfo};
+use gpufile::formats::safetensors::{self, Header, TensorInfo, TensorSlice};
 use gpufile::formats::{Dtype, Error, FormatError};
 use gpufile::{Engine, IoBuf, IoBufMut, OwnedRequest};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
@@ -25,7 +28,8 @@ use crate::error::exception;
 use crate::future::Future;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::transfer::Transfer;
-use layout::{Layout, Stretch};
+use choice::{Refusal, Slices};
+use layout::{Chosen, Layout, Place, Stretch};
 pub use save::{save_safetensors, serialize_safetensors};
 
 /// The headers of a safetensors file, or of a model in several.
@@ -34,7 +38,7 @@ pub struct Checkpoint {
     checkpoint: Arc<safetensors::Checkpoint>,
 }
 
-/// Tensors of one file that lie in one allocation.
+/// Tensors of one file, and slices of them, that lie in one allocation.
 #[pyclass(frozen, module = "gpufile._gpufile")]
 pub struct Group {
     source: Source,
@@ -104,18 +108,47 @@ impl Checkpoint {
         info.map(|info| Ok((info.dtype.name(), PyTuple::new(py, info.shape)?))).transpose()
     }
 
+    /// Returns name, type, shape and number of bytes of all tensors, or of those with these names, in the order of
+    /// `names()`.
+    #[pyo3(signature = (names = None))]
+    fn tensors<'py>(&self, py: Python<'py>, names: Option<Vec<String>>) -> PyResult<Bound<'py, PyList>> {
+        let chosen = names.map(|names| choice::choose(&self.checkpoint, &names, None)).transpose();
+        let chosen = chosen.map_err(|refusal| refusal.exception(py))?;
+        let tensors = PyList::empty(py);
+        for (file, (_, header)) in self.checkpoint.files().enumerate() {
+            let mut chosen = chosen.as_ref().map(|chosen| chosen[file].iter().peekable());
+            for (number, info) in (0..).zip(header.tensors()) {
+                let is_chosen = |chosen: &mut Peekable<Iter<'_, Chosen>>| {
+                    chosen.next_if(|chosen| chosen.number == number).is_some()
+                };
+                if chosen.as_mut().is_none_or(is_chosen) {
+                    let shape = PyTuple::new(py, info.shape)?;
+                    tensors.append((info.name, info.dtype.name(), shape, info.len_bytes()))?;
+                }
+            }
+        }
+        Ok(tensors)
+    }
+
     /// Plans the groups of all tensors, or of those with these names. A group has at most `limit_bytes` bytes, or one
     /// tensor.
-    #[pyo3(signature = (names = None, limit_bytes = None))]
+    ///
+    /// `slices` has an axis and a cut, "chunks" or "even", of tensors that are cut into slices. The groups then have the
+    /// slice for this place out of so many, by default for 0 out of 1.
+    #[pyo3(signature = (names = None, limit_bytes = None, slices = None, place = None))]
     fn groups(
         &self,
         py: Python<'_>,
         names: Option<Vec<String>>,
         limit_bytes: Option<u64>,
+        slices: Option<HashMap<String, (usize, String)>>,
+        place: Option<(usize, usize)>,
     ) -> PyResult<Vec<Group>> {
         let limit_bytes = limit_bytes.unwrap_or(u64::MAX);
         let layouts = py.detach(|| {
-            let chosen = names.map(|names| self.choose(&names)).transpose()?;
+            let slices = slices.map(|slices| Slices { slices, place: place.unwrap_or((0, 1)) });
+            let chosen =
+                names.map(|names| choice::choose(&self.checkpoint, &names, slices.as_ref())).transpose()?;
             let all = self.checkpoint.files().enumerate().map(|(file, (_, header))| {
                 let chosen = chosen.as_ref().map(|chosen| &chosen[file][..]);
                 Ok((file, Layout::of(header, chosen, limit_bytes).ok_or(Refusal::Size)?))
@@ -203,39 +236,6 @@ impl Checkpoint {
     }
 }
 
-impl Checkpoint {
-    /// Returns the numbers of the tensors with these names: for each file, in the order of the file.
-    fn choose(&self, names: &[String]) -> Result<Vec<Vec<u32>>, Refusal> {
-        let mut wanted: HashSet<_> = names.iter().map(String::as_str).collect();
-        let mut chosen = Vec::new();
-        for (_, header) in self.checkpoint.files() {
-            let numbers = (0..).zip(header.tensors()).filter(|(_, info)| wanted.remove(info.name));
-            chosen.push(numbers.map(|(number, _)| number).collect());
-        }
-        match wanted.into_iter().min() {
-            Some(missing) => Err(Refusal::Missing(missing.to_owned())),
-            None => Ok(chosen),
-        }
-    }
-}
-
-/// The reason why no group can be planned.
-enum Refusal {
-    /// There is no such tensor.
-    Missing(String),
-    /// The tensors have more bytes than memory can have.
-    Size,
-}
-
-impl Refusal {
-    fn exception(self, py: Python<'_>) -> PyErr {
-        match self {
-            Refusal::Missing(name) => safetensor_error(py, format!("File does not contain tensor {name}")),
-            Refusal::Size => PyMemoryError::new_err("the tensors have more bytes than memory can have"),
-        }
-    }
-}
-
 impl Source {
     fn header(&self) -> &Header {
         match self {
@@ -247,6 +247,40 @@ impl Source {
     }
 }
 
+/// Tensors of one type that follow each other in the memory, as lists for Python.
+struct Run<'py> {
+    dtype: Dtype,
+    /// In elements.
+    end: usize,
+    lens: Bound<'py, PyList>,
+    names: Bound<'py, PyList>,
+    shapes: Bound<'py, PyList>,
+}
+
+impl<'py> Run<'py> {
+    fn new(py: Python<'py>, dtype: Dtype, start: usize) -> Self {
+        let list = || PyList::empty(py);
+        Self { dtype, end: start, lens: list(), names: list(), shapes: list() }
+    }
+
+    /// Appends a tensor, and the gap before it. `start` and `len` are in elements.
+    fn append(&mut self, name: &str, shape: &Bound<'py, PyTuple>, start: usize, len: usize) -> PyResult<()> {
+        // A tensor without elements has no place.
+        if len > 0 && start > self.end {
+            let gap = start - self.end;
+            self.push(None, &PyTuple::new(shape.py(), [gap])?, gap)?;
+        }
+        self.push(Some(name), shape, len)
+    }
+
+    fn push(&mut self, name: Option<&str>, shape: &Bound<'py, PyTuple>, len: usize) -> PyResult<()> {
+        self.end += len;
+        self.lens.append(len)?;
+        self.names.append(name)?;
+        self.shapes.append(shape)
+    }
+}
+
 #[pymethods]
 impl Group {
     /// The number of bytes that the memory needs.
@@ -255,29 +289,32 @@ impl Group {
         self.layout.len_bytes
     }
 
-    /// Returns the tensors in runs of one type: the type, and for each tensor the name, the shape, the strides and the
-    /// start in the memory, the latter two in elements. Packed elements count in bytes.
+    /// Returns the tensors in runs of one type, as they follow each other in the memory: the type, the start of the
+    /// run, and lists of the lengths, names and shapes. Starts and lengths are in elements, and packed elements count
+    /// in bytes. A gap between tensors has the name `None`.
     fn table<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let runs = PyList::empty(py);
-        let mut run: Option<(Dtype, Bound<'py, PyList>)> = None;
+        let mut open: Option<Run<'py>> = None;
         let mut shapes = HashMap::new();
         let mut places = self.layout.places.iter().peekable();
         for (number, info) in (0..).zip(self.source.header().tensors()) {
-            let Some((_, start)) = places.next_if(|place| place.0 == number) else { continue };
-            let rows = match &run {
-                Some((dtype, rows)) if *dtype == info.dtype => rows,
+            let Some(Place { chosen, start }) = places.next_if(|place| place.chosen.number == number) else {
+                continue;
+            };
+            let start = start / layout::element_bytes(&info) as usize;
+            let run = match &mut open {
+                Some(run) if run.dtype == info.dtype => run,
                 _ => {
-                    let rows = PyList::empty(py);
-                    runs.append((info.dtype.name(), &rows))?;
-                    &run.insert((info.dtype, rows)).1
+                    let run = Run::new(py, info.dtype, start);
+                    runs.append((info.dtype.name(), start, &run.lens, &run.names, &run.shapes))?;
+                    open.insert(run)
                 }
             };
-            let (shape, strides) = match shapes.entry((info.shape, info.dtype.size_bits() < 8)) {
+            let (shape, len) = match shapes.entry((info.shape, info.dtype.size_bits(), &chosen.slice)) {
                 Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(shape_and_strides(py, &info)?),
+                Entry::Vacant(entry) => entry.insert(shape_of(py, &info, chosen.slice.as_ref())?),
             };
-            let element_bytes = info.dtype.size_bits().div_ceil(8) as usize;
-            rows.append((info.name, &*shape, &*strides, start / element_bytes))?;
+            run.append(info.name, shape, start, *len)?;
         }
         Ok(runs)
     }
@@ -322,20 +359,23 @@ fn other_bytes() -> PyErr {
     PyValueError::new_err("these are not the bytes that the group was planned for")
 }
 
-/// Returns shape and strides in elements. Those of packed types count the bytes of the last axis.
-fn shape_and_strides<'py>(
+/// Returns the shape of a tensor or of a slice of it, and the number of elements. Those of packed types count the bytes
+/// of the last axis.
+fn shape_of<'py>(
     py: Python<'py>,
     info: &TensorInfo<'_>,
-) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyTuple>)> {
-    let Some(shape) = layout::stored_shape(info) else {
+    slice: Option<&TensorSlice>,
+) -> PyResult<(Bound<'py, PyTuple>, usize)> {
+    let whole = || Some(layout::stored_shape(info)?.into_iter().map(|axis| (0, axis)).collect());
+    let Some(bounds) = slice.map_or_else(whole, |slice| layout::bounds_of(info, slice)) else {
         let text = format!(
             "tensor {:?}: {} elements are packed into bytes, so the last axis must have whole bytes; its shape is {:?}",
             info.name, info.dtype, info.shape
         );
         return Err(safetensor_error(py, text));
     };
-    let strides = layout::strides(&shape);
-    Ok((PyTuple::new(py, shape)?, PyTuple::new(py, strides)?))
+    let len = layout::part_bytes(info, &bounds) / layout::element_bytes(info);
+    Ok((PyTuple::new(py, bounds.iter().map(|(start, stop)| stop - start))?, len as usize))
 }
 
 /// Parses the bytes of a file. Returns the group of all tensors, and the metadata.

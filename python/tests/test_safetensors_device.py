@@ -22,15 +22,17 @@ class OnDevice:
 
     def fill(self, tensors, base, table):
         self.bases.append(base)
-        for code, rows in table:
+        for code, start, lens, names, shapes in table:
             dtype = _numpy.dtype_of(code)
-            for name, shape, strides, start in rows:
-                tensors[name] = (base, dtype, shape, strides, start * dtype.itemsize)
+            for name, shape, length in zip(names, shapes, lens):
+                tensors[name] = (base, dtype, shape, start * dtype.itemsize)
+                start += length
+        tensors.pop(None, None)
 
     @staticmethod
     def get(tensor):
-        base, dtype, shape, strides, start = tensor
-        return np.ndarray(shape, dtype, bytearray(base.get()), start, [stride * dtype.itemsize for stride in strides])
+        base, dtype, shape, start = tensor
+        return np.ndarray(shape, dtype, bytearray(base.get()), start)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,6 +18,7 @@ reference = pytest.importorskip("safetensors.numpy")
 import safetensors as reference_package
 
 import gpufile.safetensors as gs
+from gpufile.safetensors import _load
 from gpufile.safetensors import numpy as ours
 
 SHAPES = [(), (0,), (1,), (3, 0, 5), (7,), (3, 5), (1, 1, 1), (2, 3, 4, 5), (1023,), (129, 257)]
@@ -379,6 +381,23 @@ def test_failures_of_the_program_end_a_load(model, monkeypatch):
     same(ours.load_file(model), reference.load_file(model))
 
 
+def test_lazy_models_load_once_at_their_first_use(model, monkeypatch):
+    loads = []
+    load = _load.load
+    monkeypatch.setattr(_load, "load", lambda *arguments: loads.append(1) or load(*arguments))
+    expected = reference.load_file(model)
+    lazy = gs.LazyModel(model, framework="np")
+    name = next(iter(lazy))
+    assert (len(lazy), set(lazy), name in lazy, 5 in lazy) == (len(expected), set(expected), True, False)
+    with pytest.raises(KeyError, match="nothing"):
+        lazy["nothing"]
+    assert loads == []
+    with ThreadPoolExecutor(8) as threads:
+        assert len({id(array) for array in threads.map(lazy.get, [name] * 99)}) == 1
+    same(dict(lazy.items()), expected)
+    assert loads == [1]
+
+
 @pytest.mark.parametrize("end", ["", "del tensors", "tensors.close()", "raise SystemExit", "os.fork() or os._exit(0)"])
 def test_interpreters_exit_during_an_iteration(model, end):
     program = f"""if True:
@@ -391,5 +410,7 @@ def test_interpreters_exit_during_an_iteration(model, end):
         {end}
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, capture_output=True, text=True)
+    # Python 3.12 and newer warn of forks beside threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+    done = subprocess.run(command, env=environment, timeout=60, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

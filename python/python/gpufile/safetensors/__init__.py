@@ -7,25 +7,31 @@ safetensors, so that changing the import is all:
 >>> from gpufile.safetensors.torch import load_file, save_file
 >>> weights = load_file("model.safetensors", device="cuda")
 
-``load_model`` loads a model of several files by its folder or its index.
+``load_model`` loads a model of several files by its folder or its index, to one device or, by a ``Placement``, to several.
+``LazyModel`` loads one when a tensor is first used.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
 
 from .._gpufile import parse_safetensors as _parse
 from .._gpufile import save_safetensors as _save_safetensors
-from . import _load
+from . import _load, _placed
 from ._error import SafetensorError
+from ._lazy import LazyModel
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
+from ._placement import Placement, Share
 from ._save import TensorSpec, items_of, serialize, serialize_file
 
 __all__ = [
+    "LazyModel",
+    "Placement",
     "SafeSlice",
     "SafetensorError",
+    "Share",
     "TensorSpec",
     "deserialize",
     "load_file",
@@ -39,23 +45,61 @@ __all__ = [
 Path = str | os.PathLike[str]
 
 
+@overload
 def load_model(
     path: Path | Iterable[Path],
     device: Any = "cpu",
     *,
+    placement: None = None,
     framework: str = "pt",
     only: Iterable[str] | None = None,
     memory_budget: int | None = None,
     progress: _load.Progress = False,
-) -> dict[str, Any]:
+) -> dict[str, Any]: ...
+@overload
+def load_model(
+    path: Path | Iterable[Path],
+    device: Sequence[Any],
+    *,
+    placement: Placement,
+    framework: str = "pt",
+    only: Iterable[str] | None = None,
+    memory_budget: int | None = None,
+    progress: _load.Progress = False,
+) -> list[dict[str, Any]]: ...
+def load_model(
+    path: Path | Iterable[Path],
+    device: Any = "cpu",
+    *,
+    placement: Placement | None = None,
+    framework: str = "pt",
+    only: Iterable[str] | None = None,
+    memory_budget: int | None = None,
+    progress: _load.Progress = False,
+) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
 
     The files are read at once, each into one allocation, or into several of at most ``memory_budget`` bytes. ``only``
     has the names of the tensors to load. ``progress`` shows a bar if tqdm is installed; a function gets the bytes that
     have arrived, and their total.
+
+    With a ``placement``, ``device`` is a list, and the result has a dictionary for each device in it. Each byte is read
+    once, over the link of one GPU. Tensors for all GPUs are copied between them while the rest is read. For a group of
+    processes, there is ``gpufile.safetensors.torch.load_distributed``.
     """
     names = None if only is None else list(only)
-    return _load.load(open_checkpoint(path), framework_of(framework, device), names, memory_budget, progress)
+    is_list = isinstance(device, (list, tuple))
+    if placement is None:
+        if is_list:
+            raise ValueError("several devices need a placement, for example Placement.balanced()")
+        return _load.load(open_checkpoint(path), framework_of(framework, device), names, memory_budget, progress)
+    if not is_list or not device:
+        raise ValueError(f"a placement needs a list of devices, not {device!r}")
+    frameworks = [framework_of(framework, one) for one in device]
+    for one, made in zip(device, frameworks):
+        if made.copies:
+            raise ValueError(f"a placement is for GPUs of CUDA and for the host, not for {one} of framework {framework}")
+    return _placed.load(open_checkpoint(path), frameworks, placement, names, memory_budget, progress)
 
 
 def load_file(

@@ -15,6 +15,9 @@ DEFAULT_BUDGET = 1 << 30
 
 Progress = bool | Callable[[int, int], None]
 
+#: The bytes of a group from start to stop, and the group's memory.
+Part = tuple[Group, Any, int, int]
+
 
 def load(
     checkpoint: Checkpoint,
@@ -35,7 +38,7 @@ def load(
         for step in itertools.islice(steps, 2):
             readings.start(*step)
         # The bytes arrive while Python makes the views.
-        with _no_collection():
+        with no_collection():
             for group, base in zip(groups, bases):
                 framework.fill(loaded, base, group.table())
         for step in steps:
@@ -78,7 +81,7 @@ def stream(
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Holds the garbage collector back: many new objects, none of them garbage, would make it run again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -89,6 +92,24 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def cut(groups: list[Group], bases: list[Any], step_bytes: int) -> Iterator[list[Part]]:
+    """Cuts groups into steps of as many bytes. The last one is shorter."""
+    parts: list[Part] = []
+    room = step_bytes
+    for group, base in zip(groups, bases):
+        start = 0
+        while start < group.len_bytes:
+            stop = min(group.len_bytes, start + room)
+            parts.append((group, base, start, stop))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield parts
+                parts, room = [], step_bytes
+    if parts:
+        yield parts
+
+
 class Readings:
     """Reads in flight, in their order. Leaving the context ends those that nobody waited for."""
 
@@ -96,7 +117,7 @@ class Readings:
         self._checkpoint = checkpoint
         self._readings: list[tuple[Future, int]] = []
 
-    def start(self, parts: list[tuple[Group, Any, int, int]], len_bytes: int) -> None:
+    def start(self, parts: list[Part], len_bytes: int) -> None:
         """Starts to read the parts."""
         self._readings.append((self._checkpoint.read(parts), len_bytes))
 
@@ -132,25 +153,14 @@ class Meter:
         if progress is True:
             self._bar = _bar(self._total)
 
-    def steps(self, groups: list[Group], bases: list[Any]) -> Iterator[tuple[list[tuple[Group, Any, int, int]], int]]:
+    def steps(self, groups: list[Group], bases: list[Any]) -> Iterator[tuple[list[Part], int]]:
         """Cuts groups into steps, each with its bytes. There is only one step if nobody watches."""
         step_bytes = max(self._total, 1)
         if self._report is not None or self._bar is not None:
             step_bytes = max(self._total // self.STEPS, self.SHORTEST_STEP)
-        parts: list[tuple[Group, Any, int, int]] = []
-        room = step_bytes
-        for group, base in zip(groups, bases):
-            start = 0
-            while start < group.len_bytes:
-                stop = min(group.len_bytes, start + room)
-                parts.append((group, base, start, stop))
-                room -= stop - start
-                start = stop
-                if room == 0:
-                    yield parts, step_bytes
-                    parts, room = [], step_bytes
-        if parts or self._total == 0:
-            yield parts, step_bytes - room
+        # Loads without bytes report that, too.
+        for parts in cut(groups, bases, step_bytes) if self._total else [[]]:
+            yield parts, sum(stop - start for _, _, start, stop in parts)
 
     def add(self, len_bytes: int) -> None:
         """Reports more bytes."""

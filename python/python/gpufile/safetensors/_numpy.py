@@ -47,14 +47,24 @@ class Framework:
         """Returns memory of numpy."""
         return np.empty(len_bytes, dtype=np.uint8)
 
+    def copy(self, target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], start: int, stop: int) -> None:
+        """Copies bytes from the same place in other memory."""
+        target[start:stop] = source[start:stop]
+
+    def finish(self) -> None:
+        """Does nothing: copies have ended."""
+
     def fill(self, tensors: dict[str, Any], base: np.ndarray[Any, Any], table: list[Any]) -> None:
         """Adds the arrays of a table, which share the memory of ``base``."""
         ndarray = np.ndarray
-        for code, rows in table:
+        for code, start, lens, names, shapes in table:
             dtype = dtype_of(code)
-            item_bytes = dtype.itemsize
-            for name, shape, _, start in rows:
-                tensors[name] = ndarray(shape, dtype, base, start * item_bytes)
+            start_bytes = start * dtype.itemsize
+            for name, shape, length in zip(names, shapes, lens):
+                tensors[name] = ndarray(shape, dtype, base, start_bytes)
+                start_bytes += length * dtype.itemsize
+        # The gaps between tensors.
+        tensors.pop(None, None)  # type: ignore[call-overload]
 
     def whole(self, base: np.ndarray[Any, Any], code: str, shape: list[int]) -> np.ndarray[Any, Any]:
         """Returns the only array of the memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class Framework:
         kind = self.device.type
         #: True if bytes arrive on the host, and torch copies them to the device.
         self.copies = not (kind == "cpu" or (kind == "cuda" and torch.version.cuda))
+        #: The streams for copies from other devices: that of this device and that of the other.
+        self._streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 
     def check(self, code: str) -> None:
         """Refuses a type that the framework lacks."""
@@ -48,16 +51,44 @@ class Framework:
         len_bytes = -(-len_bytes // _UNIT) * _UNIT
         return torch.empty(len_bytes, dtype=torch.uint8, device="cpu" if self.copies else self.device)
 
+    def copy(self, target: torch.Tensor, source: torch.Tensor, start: int, stop: int) -> None:
+        """Starts to copy bytes from the same place in the memory of another device.
+
+        torch orders a copy with the current streams of both devices. So each pair of devices has streams of its own,
+        or each copy would wait for another.
+        """
+        if not (target.is_cuda and source.is_cuda):
+            target[start:stop].copy_(source[start:stop])
+            return
+        streams = self._streams.get(source.device)
+        if streams is None:
+            new_stream: Any = torch.cuda.Stream
+            streams = [new_stream(tensor.device) for tensor in (target, source)]
+            for stream in streams:
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
+            self._streams[source.device] = streams
+        with torch.cuda.stream(streams[0]), torch.cuda.stream(streams[1]):
+            target[start:stop].copy_(source[start:stop], non_blocking=True)
+
+    def finish(self) -> None:
+        """Waits for the copies."""
+        for stream in itertools.chain(*self._streams.values()):
+            stream.synchronize()
+        self._streams.clear()
+
     def fill(self, tensors: dict[str, Any], base: torch.Tensor, table: list[Any]) -> None:
         """Adds the tensors of a table, which share the memory of ``base``."""
         if self.copies:
             base = base.to(self.device)
-        as_strided = torch.as_strided
-        for code, rows in table:
-            typed = base.view(dtype_of(code))
-            for name, shape, strides, start in rows:
-                # Without `data`, all would be views of one tensor for autograd, with one count of changes.
-                tensors[name] = as_strided(typed, shape, strides, start).data
+        for code, start, lens, names, shapes in table:
+            run = base.view(dtype_of(code))[start : start + sum(lens)]
+            # One call makes all tensors. Views of one tensor would have one count of changes for autograd; these are
+            # none. `resize_` changes their shapes alone, faster than a view does.
+            parts = torch.unsafe_split_with_sizes(run, lens)
+            shaped = [part if len(shape) == 1 else part.resize_(shape) for part, shape in zip(parts, shapes)]
+            tensors.update(zip(names, shaped))
+        # The gaps between tensors.
+        tensors.pop(None, None)  # type: ignore[call-overload]
 
     def whole(self, base: torch.Tensor, code: str, shape: list[int]) -> torch.Tensor:
         """Returns the only tensor of the memory."""

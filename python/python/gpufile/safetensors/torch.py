@@ -15,6 +15,7 @@ import torch
 
 from .._gpufile import save_safetensors, serialize_safetensors
 from . import _load, _torch
+from ._distributed import load_distributed
 from ._dtypes import file_shape
 from ._open import open_checkpoint
 from ._save import Item
@@ -25,7 +26,7 @@ from ._shared import storage_ptr as storage_ptr
 from ._shared import storage_size as storage_size
 from .numpy import load_bytes
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = ["load", "load_distributed", "load_file", "load_model", "save", "save_file", "save_model"]
 
 Path = str | os.PathLike[str]
 

@@ -1,0 +1,207 @@
+"""Loading by a group of processes, one for each device, with torch.distributed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from . import _load, _placed, _torch
+from ._open import open_checkpoint
+from ._placement import Placement
+
+Path = str | os.PathLike[str]
+
+_T = TypeVar("_T")
+
+
+def load_distributed(
+    path: Path | Iterable[Path],
+    placement: Placement,
+    *,
+    group: Any = None,
+    device: Any = None,
+    only: Iterable[str] | None = None,
+    memory_budget: int | None = None,
+    progress: _load.Progress = False,
+) -> dict[str, torch.Tensor]:
+    """Loads a model by a group of processes, and returns the tensors of this one.
+
+    Each rank of the group calls this, with the same model, ``placement`` and ``memory_budget``. A rank is a device of
+    the placement. Each reads its tensors and slices, and a part of the tensors for all, which they then gather.
+
+    ``group`` is a group of ``torch.distributed``, by default all processes. ``device`` is by default the current GPU for
+    NCCL, else the host. The other arguments are those of :func:`gpufile.safetensors.load_model`; ``progress`` counts
+    the bytes of this rank's tensors.
+
+    If a rank fails, all raise: it the cause, and the others ``RuntimeError``. If a process ends, the others get the error
+    or the timeout of the group's backend.
+
+    >>> torch.distributed.init_process_group("nccl")
+    >>> torch.cuda.set_device(torch.distributed.get_rank())
+    >>> weights = load_distributed("Llama-3.1-8B", Placement.all())
+    """
+    peers = _Peers(group, device)
+    with contextlib.ExitStack() as stack:
+
+        def open_share() -> _Share:
+            checkpoint = open_checkpoint(path)
+            names = None if only is None else list(only)
+            plan = _placed.Plan(checkpoint, placement, names, memory_budget, peers.count)
+            return stack.enter_context(_Share(checkpoint, plan, peers, progress))
+
+        share, failure = _attempt(open_share)
+        peers.exchange(failure, None if share is None else share.digest)
+        assert share is not None
+        _, failure = _attempt(share.begin)
+        for piece in share.pieces:
+            if failure is None:
+                _, failure = _attempt(share.wait)
+            if peers.gather(share.shared_bases[piece.group], piece, failure):
+                break
+            if failure is None:
+                _, failure = _attempt(share.meter.add, piece.stop - piece.start)
+        if failure is None:
+            _, failure = _attempt(share.finish)
+        peers.exchange(failure)
+        return share.plan.sort(share.loaded)
+
+
+class _Share:
+    """The tensors of one rank, and the reads into them."""
+
+    def __init__(self, checkpoint: Any, plan: _placed.Plan, peers: _Peers, progress: _load.Progress) -> None:
+        self.plan, self.peers = plan, peers
+        self.pieces = list(plan.pieces())
+        self.loaded: dict[str, Any] = {}
+        own = plan.own(peers.rank)
+        # The last part of a group may be shorter than the others, which a gathering takes as equally long.
+        room = _placed.UNIT * peers.count
+        self.shared_bases = [peers.framework.allocate(group.len_bytes + room) for group in plan.shared]
+        own_bases = [peers.framework.allocate(group.len_bytes) for group in own]
+        self._views = list(zip(plan.shared + own, self.shared_bases + own_bases))
+        self.meter = _load.Meter(progress, plan.shared + own)
+        self._readings = _load.Readings(checkpoint)
+        self._steps = self._reads(_load.cut(own, own_bases, _placed.STEP_BYTES))
+        #: Equal on all ranks that load the same.
+        self.digest = _digest([plan.tensors, plan.shares, self.pieces])
+
+    def _reads(self, own: Iterable[list[_load.Part]]) -> Iterator[_placed.Step]:
+        """Yields a step for each piece, and then those of the tensors for this rank alone."""
+        for piece in self.pieces:
+            group, base = self.plan.shared[piece.group], self.shared_bases[piece.group]
+            yield _placed.Step([(group, base, *piece.part(self.peers.rank))], [piece])
+        for parts in own:
+            yield _placed.Step(parts, [])
+
+    def _start(self) -> None:
+        for step in self._steps:
+            step.start(self._readings)
+            return
+
+    def begin(self) -> None:
+        """Starts to read, and makes the tensors while the bytes arrive."""
+        for _ in range(_placed.AT_ONCE):
+            self._start()
+        with _load.no_collection():
+            for group, base in self._views:
+                self.peers.framework.fill(self.loaded, base, group.table())
+
+    def wait(self) -> int:
+        """Waits for the next step, and starts the one after those in flight. Returns the bytes."""
+        len_bytes = self._readings.wait()
+        self._start()
+        return len_bytes
+
+    def finish(self) -> None:
+        """Waits for the tensors of this rank alone."""
+        while self._readings:
+            self.meter.add(self.wait())
+
+    def __enter__(self) -> _Share:
+        self.meter.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._readings.__exit__(*exception)
+        self.meter.__exit__(*exception)
+
+
+class _Peers:
+    """The ranks of a group, and what they exchange."""
+
+    def __init__(self, group: Any, device: Any) -> None:
+        self._group = group
+        self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("this process does not belong to the group")
+        if device is None:
+            has_nccl = "nccl" in dist.get_backend_config(group)
+            device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else "cpu"
+        self.framework = _torch.Framework(device)
+        if self.framework.copies:
+            raise ValueError(f"a placement is for GPUs of CUDA and for the host, not for {device}")
+        #: The gatherings in flight, each with the number of ranks that had failed before it.
+        self._gathering: deque[tuple[Any, Any, torch.Tensor]] = deque()
+
+    def gather(self, base: torch.Tensor, piece: _placed.Piece, failure: BaseException | None) -> bool:
+        """Starts to gather the parts of a piece. Returns whether a rank had failed before the last one.
+
+        The answer is the same on all ranks, so that all stop at the same piece.
+        """
+        failed = torch.tensor(failure is not None, dtype=torch.int32, device=self.framework.device)
+        count = dist.all_reduce(failed, group=self._group, async_op=True)
+        whole = base[piece.start : piece.start + piece.part_bytes * self.count]
+        part = whole[piece.part_bytes * self.rank : piece.part_bytes * (self.rank + 1)]
+        parts = dist.all_gather_into_tensor(whole, part, group=self._group, async_op=True)
+        self._gathering.append((count, parts, failed))
+        return len(self._gathering) > 1 and self._end_first()
+
+    def _end_first(self) -> bool:
+        count, parts, failed = self._gathering.popleft()
+        count.wait()
+        parts.wait()
+        # This waits for the stream, which waits for both.
+        return bool(failed.item())
+
+    def exchange(self, failure: BaseException | None, digest: str | None = None) -> None:
+        """Tells the other ranks of a failure, and raises if a rank failed or loads something else."""
+        text = None if failure is None else f"{type(failure).__name__}: {failure}"
+        outcomes: list[Any] = [None] * self.count
+        try:
+            while self._gathering:
+                self._end_first()
+            is_on_gpu = self.framework.device.type == "cuda"
+            with torch.cuda.device(self.framework.device) if is_on_gpu else contextlib.nullcontext():
+                dist.all_gather_object(outcomes, (text, digest), group=self._group)
+        except Exception:
+            # The cause says more than the end of the connection.
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
+        for rank, (text, other) in enumerate(outcomes):
+            if text is not None:
+                raise RuntimeError(f"rank {rank} of the group failed to load its part of the model: {text}")
+        for rank, (_, other) in enumerate(outcomes):
+            if other != outcomes[0][1]:
+                raise RuntimeError(f"rank {rank} of the group has another model, placement or budget than rank 0")
+
+
+def _attempt(act: Callable[..., _T], *arguments: Any) -> tuple[_T | None, BaseException | None]:
+    """Calls a function, and returns its exception: a rank that failed goes on to exchange with the others."""
+    try:
+        return act(*arguments), None
+    except BaseException as error:
+        return None, error
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=int).encode()).hexdigest()

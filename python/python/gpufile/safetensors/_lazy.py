@@ -1,0 +1,46 @@
+"""Models whose tensors are loaded when the first of them is used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from . import _load
+from ._open import framework_of, open_checkpoint
+
+
+class LazyModel(Mapping[str, Any]):
+    """A model as a mapping of names to tensors. The first use of a tensor loads all of them, as ``load_model`` does.
+
+    A program can plan its memory by the names before there are tensors. transformers sets as many bytes aside as the model
+    has before it uses the tensors. They then take that memory, not more beside it.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], device: Any = "cpu", *, framework: str = "pt"
+    ) -> None:
+        """Opens a model and reads its headers. The arguments are those of ``load_model``."""
+        self._checkpoint = open_checkpoint(path)
+        self._framework = framework_of(framework, device)
+        self._names = self._checkpoint.names()
+        self._lock = threading.Lock()
+        self._tensors: dict[str, Any] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._checkpoint:
+            raise KeyError(name)
+        with self._lock:
+            if self._tensors is None:
+                self._tensors = _load.load(self._checkpoint, self._framework)
+            return self._tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._checkpoint
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

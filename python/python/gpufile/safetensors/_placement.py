@@ -1,0 +1,107 @@
+"""Placements: which device gets which part of a tensor. Nothing is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Cut = Literal["chunks", "even"]
+
+
+class Share(NamedTuple):
+    """The part of a tensor that each device gets."""
+
+    kind: Literal["balanced", "on", "slice", "all"]
+    device: int = 0
+    axis: int = 0
+    cut: Cut = "even"
+
+    @staticmethod
+    def balanced() -> Share:
+        """Returns the share of the whole tensor, on one device. The load chooses it: all get about as many bytes."""
+        return Share("balanced")
+
+    @staticmethod
+    def on(device: int) -> Share:
+        """Returns the share of the whole tensor, on the device at this position of the list."""
+        return Share("on", device=device)
+
+    @staticmethod
+    def slice(axis: int, cut: Cut = "even") -> Share:
+        """Returns the share of a slice on each device: a range of indices along an axis.
+
+        If the length is no multiple of the number of devices, ``"even"`` makes the first slices longer by one, as
+        ``torch.tensor_split`` does. ``"chunks"`` makes the last ones shorter or empty, as ``torch.chunk`` and PyTorch's
+        ``Shard`` do. 10 on 4 devices are 3, 3, 2 and 2, or 3, 3, 3 and 1.
+        """
+        return Share("slice", axis=axis, cut=cut)
+
+    @staticmethod
+    def all() -> Share:
+        """Returns the share of the whole tensor, on each device."""
+        return Share("all")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A rule that gives each tensor of a model to one or several devices, by their positions in a list.
+
+    >>> def rule(name, dtype, shape):
+    ...     if name.endswith(("q_proj.weight", "up_proj.weight")):
+    ...         return Share.slice(axis=0)
+    ...     return Share.slice(axis=1) if name.endswith(("o_proj.weight", "down_proj.weight")) else Share.all()
+    >>> load_model("Llama-3.1-8B", ["cuda:0", "cuda:1"], placement=Placement.by(rule))
+    """
+
+    _rule: Callable[[str, str, tuple[int, ...]], Share]
+
+    @staticmethod
+    def by(rule: Callable[[str, str, tuple[int, ...]], Share]) -> Placement:
+        """Returns the placement that calls ``rule`` once for each tensor, with its name, type (``"F32"``) and shape."""
+        return Placement(rule)
+
+    @staticmethod
+    def balanced() -> Placement:
+        """Returns the placement of whole tensors, so that all devices get about as many bytes."""
+        share = Share.balanced()
+        return Placement(lambda *_: share)
+
+    @staticmethod
+    def all() -> Placement:
+        """Returns the placement of all tensors on each device."""
+        share = Share.all()
+        return Placement(lambda *_: share)
+
+    def _shares(self, tensors: list[tuple[str, str, tuple[int, ...], int]], devices: int) -> list[Share]:
+        """Returns the share of each tensor, with a device for each balanced one.
+
+        Each of these, from the longest to the shortest, goes to the device with the fewest bytes.
+        """
+        loads = [0] * devices
+        shares: list[Share] = []
+        balanced: list[int] = []
+        for number, (name, dtype, shape, len_bytes) in enumerate(tensors):
+            share = self._rule(name, dtype, shape)
+            if not isinstance(share, Share):
+                raise TypeError(f"tensor {name!r}: the rule of the placement returned {share!r}, not a Share")
+            kind, device, axis, _ = share
+            if kind == "balanced":
+                balanced.append(number)
+            elif kind == "on":
+                if device not in range(devices):
+                    raise ValueError(
+                        f"tensor {name!r}: cannot place it on device {device} of the list, which has {devices}"
+                    )
+                loads[device] += len_bytes
+            elif kind == "slice" and axis not in range(len(shape)):
+                raise ValueError(
+                    f"tensor {name!r}: cannot slice axis {axis} of a tensor with {len(shape)} axes; place it on one"
+                    " device or on all"
+                )
+            shares.append(share)
+        for number in sorted(balanced, key=lambda number: -tensors[number][-1]):
+            device = min(range(devices), key=loads.__getitem__)
+            loads[device] += tensors[number][-1]
+            shares[number] = Share.on(device)
+        return shares

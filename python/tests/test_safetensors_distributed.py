@@ -1,0 +1,228 @@
+"""Models loaded by several processes with torch.distributed. The processes run this file."""
+
+import datetime
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+distributed = pytest.importorskip("torch.distributed")
+
+import gpufile.safetensors as gs
+from gpufile.safetensors import Placement, Share, _distributed, _placed
+from gpufile.safetensors.torch import load_distributed, save_file
+
+SHAPES = [(), (0,), (1,), (3, 0, 5), (7,), (5, 3), (1, 9), (2, 3, 4, 6), (1023, 3), (4, 20_001)]
+SHARES = [Share.balanced(), Share.on(0), Share.all(), Share.slice(0), Share.slice(1, "chunks"), Share.all()]
+
+
+def mixed(name, dtype, shape):
+    """Gives the tensors shares of all kinds."""
+    share = SHARES[sum(map(ord, name)) % len(SHARES)]
+    return share if share.kind != "slice" or share.axis < len(shape) else Share.all()
+
+
+PLACEMENTS = [Placement.by(mixed), Placement.all(), Placement.balanced(), Placement.by(lambda *_: Share.on(0))]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a folder with a model of two files."""
+    generator = torch.Generator().manual_seed(1)
+    (tmp_path / "model").mkdir()
+    for file in range(2):
+        tensors = {
+            f"{file}.{number}.{dtype}": torch.randint(0, 99, shape, generator=generator).to(dtype)
+            for number, shape in enumerate(SHAPES)
+            for dtype in (torch.uint8, torch.bfloat16, torch.float64)
+        }
+        save_file(tensors, tmp_path / "model" / f"{file}.safetensors", sync=False)
+    return tmp_path
+
+
+def run(scenario, folder, count, limit=60):
+    """Runs a scenario by as many processes, and returns their exit codes and what they printed."""
+    command = [sys.executable, __file__, scenario, str(folder), str(count)]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(count)
+    ]
+    try:
+        texts = [rank.communicate(timeout=limit)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [rank.returncode for rank in ranks], texts
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_ranks_load_what_one_process_loads(folder, count):
+    codes, texts = run("loads", folder, count)
+    assert codes == [0] * count, "\n".join(texts)
+
+
+def test_ranks_load_to_their_gpus(folder):
+    count = torch.cuda.device_count()
+    if os.environ.get("GPUFILE_TEST_EMULATOR") or count < 2:
+        pytest.skip("there are emulated GPUs, or torch has fewer than two")
+    for scenario in ("loads", "failures"):
+        codes, texts = run(f"{scenario}-nccl", folder, count, 300)
+        assert codes == [0] * count, "\n".join(texts)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_failures_of_one_rank_end_all(folder, count):
+    codes, texts = run("failures", folder, count)
+    assert codes == [0] * count, "\n".join(texts)
+
+
+@pytest.mark.parametrize("scenario", ["killed-at-start", "killed-while-loading"])
+def test_killed_ranks_end_the_others(folder, scenario):
+    start = time.monotonic()
+    codes, texts = run(scenario, folder, 3)
+    assert codes == [0, 9, 0], "\n".join(texts)
+    assert all("RuntimeError" in texts[rank] for rank in (0, 2)), texts
+    assert time.monotonic() - start < 50
+
+
+# The functions below run in the processes.
+
+
+def files_of(folder):
+    return sorted((folder / "model").iterdir())
+
+
+def same(one, other):
+    assert list(one) == list(other)
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype and torch.equal(tensor.cpu(), other[name]), name
+
+
+def loads(folder, rank, count):
+    """Compares each rank's tensors with those of a load by one process, again and again."""
+    for step, budget in [(128 << 20, None), (8192, None), (4096, 50_000)]:
+        _placed.STEP_BYTES = step
+        for placement in PLACEMENTS:
+            expected = gs.load_model(files_of(folder), ["cpu"] * count, placement=placement)[rank]
+            seen = []
+            loaded = load_distributed(
+                files_of(folder), placement, memory_budget=budget, progress=lambda *step: seen.append(step)
+            )
+            same(loaded, expected)
+            assert not expected or seen[-1][0] == seen[-1][1] >= sum(t.nbytes for t in loaded.values())
+    names = ["0.4.torch.uint8", "1.9.torch.float64"]
+    loaded = load_distributed(folder / "model" / "0.safetensors", Placement.all(), only=names[:1])
+    assert list(loaded) == names[:1]
+    # A part of the processes is a group, too.
+    group = distributed.new_group([count - 1])
+    if rank == count - 1:
+        assert len(load_distributed(files_of(folder), Placement.all(), group=group)) == 60
+    else:
+        with pytest.raises(ValueError, match="does not belong to the group"):
+            load_distributed(files_of(folder), Placement.all(), group=group)
+
+
+def failures(folder, rank, count):
+    """Lets the last rank fail in several ways. Each load after a failure is right."""
+    _placed.STEP_BYTES = 8192
+    is_last = rank == count - 1
+    broken = folder / f"broken-{rank}"
+    whole = files_of(folder)[0]
+
+    def fails(error, text, placement=Placement.all(), path=whole, **options):
+        expected, found = (error, text) if is_last else (RuntimeError, f"rank {count - 1} of the group failed.*{text}")
+        with pytest.raises(expected, match=f"(?s){found}"):
+            load_distributed(path, placement, **options)
+        same(load_distributed(whole, Placement.all()), gs.load_file(whole))
+
+    # A file that is too short for its header, one that is missing, and one that gets short during the load.
+    broken.write_bytes(whole.read_bytes()[: -5 if is_last else None])
+    fails(gs.SafetensorError, "incomplete|bytes", path=broken)
+    fails(FileNotFoundError, "nothing", path=folder / "nothing" if is_last else whole)
+    opened = _distributed.open_checkpoint
+
+    def shorten(path):
+        checkpoint = opened(path)
+        os.truncate(path, 300_000)
+        return checkpoint
+
+    for placement in PLACEMENTS[:2]:
+        broken.write_bytes(whole.read_bytes())
+        if is_last:
+            _distributed.open_checkpoint = shorten
+            with pytest.raises(OSError, match="broken"):
+                load_distributed(broken, placement)
+            _distributed.open_checkpoint = opened
+        else:
+            with pytest.raises(RuntimeError, match=f"rank {count - 1} of the group failed"):
+                load_distributed(broken, placement)
+        same(load_distributed(whole, placement), gs.load_model(whole, ["cpu"] * count, placement=placement)[rank])
+
+    def stop(done, total):
+        raise KeyboardInterrupt("stop")
+
+    fails(KeyboardInterrupt, "stop", progress=stop if is_last else False)
+    wrong = Placement.by(lambda *_: Share.on(count))
+    fails(ValueError, "cannot place it on device", wrong if is_last else Placement.all())
+    # No memory.
+    allocate = _distributed._torch.Framework.allocate
+
+    def refuse(framework, len_bytes):
+        raise MemoryError("no memory")
+
+    if is_last:
+        _distributed._torch.Framework.allocate = refuse
+        with pytest.raises(MemoryError):
+            load_distributed(whole, Placement.all())
+        _distributed._torch.Framework.allocate = allocate
+    else:
+        with pytest.raises(RuntimeError, match="no memory"):
+            load_distributed(whole, Placement.all())
+    # Ranks that do not load the same.
+    with pytest.raises(RuntimeError, match=f"rank {count - 1} of the group has another model, placement or budget"):
+        load_distributed(whole, Placement.all(), only=["0.4.torch.uint8"] if is_last else None)
+    same(load_distributed(whole, Placement.all()), gs.load_file(whole))
+
+
+def killed(folder, rank, progress):
+    """Loses rank 1."""
+    _placed.STEP_BYTES = 4096
+    distributed.barrier()
+    with pytest.raises(Exception) as caught:
+        if rank == 1 and progress is None:
+            os._exit(9)
+        load_distributed(files_of(folder), Placement.all(), progress=progress if rank == 1 else False)
+    print(repr(caught.value))
+
+
+def main():
+    folder, count, rank = pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    scenario = sys.argv[1].removesuffix("-nccl")
+    backend = "gloo" if scenario == sys.argv[1] else "nccl"
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(
+        backend,
+        init_method=f"file://{folder}/{sys.argv[1]}",
+        rank=rank,
+        world_size=count,
+        timeout=datetime.timedelta(seconds=15),
+    )
+    if scenario == "loads":
+        loads(folder, rank, count)
+    elif scenario == "failures":
+        failures(folder, rank, count)
+    else:
+        killed(folder, rank, None if scenario == "killed-at-start" else lambda done, total: os._exit(9))
+    if scenario.startswith("killed"):
+        # Those that are left wait for nobody.
+        os._exit(0)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
