@@ -9,15 +9,12 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use common::{Result, require_same};
+use common::{Result, require_same, save_small};
 use gpufile::IoBuf;
-use gpufile::formats::Dtype;
-use gpufile::formats::safetensors::{self, Checkpoint, Loaded, Progress, TensorData};
+use gpufile::formats::safetensors::{Checkpoint, Loaded, Progress};
 
 fn main() -> ExitCode {
     common::run("[--cufile|--posix] CHECKPOINT [GPU]", |arguments| {
@@ -88,14 +85,4 @@ fn sample(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<u8>)>> {
         }
     }
     Ok(some)
-}
-
-/// Saves a model of 8 MiB.
-fn save_small(path: &Path) -> Result {
-    let weights: Vec<u8> = (0..2 << 20).map(|index: u32| (index / 3) as u8).collect();
-    let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();
-    let tensors: Vec<_> =
-        names.iter().map(|name| TensorData::new(name, Dtype::BF16, &[1024, 1024], &weights)).collect();
-    safetensors::save(path, &tensors, BTreeMap::new())?;
-    Ok(())
 }

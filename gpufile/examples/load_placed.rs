@@ -10,17 +10,15 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use common::{Arguments, Result, require_same};
+use common::placed::{expected, placement};
+use common::{Result, require_same, save_small};
 use gpufile::Engine;
 use gpufile::cuda::Device;
-use gpufile::formats::Dtype;
-use gpufile::formats::safetensors::{self, Checkpoint, Cut, PartView, Placement, Share, TensorData};
+use gpufile::formats::safetensors::Checkpoint;
 
 fn main() -> ExitCode {
     common::run("[--cufile|--posix] [--all|--balanced] CHECKPOINT [GPU,…]", |arguments| {
@@ -63,23 +61,6 @@ fn main() -> ExitCode {
     })
 }
 
-fn placement(arguments: &Arguments) -> Placement {
-    if arguments.has("--all") {
-        return Placement::all();
-    }
-    if arguments.has("--balanced") {
-        return Placement::balanced();
-    }
-    let matrices = AtomicUsize::new(0);
-    Placement::by(move |tensor| match tensor.shape {
-        [_, _] => {
-            let axis = matrices.fetch_add(1, Ordering::Relaxed) % 2;
-            Share::Slice { axis, cut: Cut::Even }
-        }
-        _ => Share::All,
-    })
-}
-
 /// Returns the GPUs of a list such as `0,1`, or all.
 fn devices(list: Option<&Path>) -> Result<Vec<Device>> {
     let found = |error| format!("no GPUs to use: {error}");
@@ -93,25 +74,4 @@ fn devices(list: Option<&Path>) -> Result<Vec<Device>> {
         None => (0..cuda.device_count()?).collect(),
     };
     ordinals.into_iter().map(|ordinal| Ok(cuda.device(ordinal)?)).collect()
-}
-
-/// Returns the bytes of a part of a tensor. The elements of sliced tensors are whole bytes.
-fn expected(part: &PartView<'_>, whole: &[u8]) -> Vec<u8> {
-    let Some(slice) = part.slice else { return whole.to_vec() };
-    let axis = part.info.shape[slice.axis] as usize;
-    let outer: u64 = part.info.shape[..slice.axis].iter().product();
-    let index_bytes = whole.len() / (outer as usize * axis).max(1);
-    let indices = whole.chunks_exact(index_bytes.max(1)).enumerate();
-    let chosen = indices.filter(|(number, _)| slice.range.contains(&((number % axis) as u64)));
-    chosen.flat_map(|(_, bytes)| bytes).copied().collect()
-}
-
-/// Saves a model of 8 MiB.
-fn save_small(path: &Path) -> Result {
-    let weights: Vec<u8> = (0..2 << 20).map(|index: u32| (index / 3) as u8).collect();
-    let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();
-    let tensors: Vec<_> =
-        names.iter().map(|name| TensorData::new(name, Dtype::BF16, &[1024, 1024], &weights)).collect();
-    safetensors::save(path, &tensors, BTreeMap::new())?;
-    Ok(())
 }

@@ -68,6 +68,8 @@
 //! # }
 //! ```
 //!
+//! With the feature `nccl`, several processes load such a model together, each to its own GPU: see the module `ranks`.
+//!
 //! A file of another format goes to the GPU by one [`File::read_exact_at`]:
 //!
 //! ```no_run
@@ -264,6 +266,8 @@ mod owned;
 mod owned_lists;
 pub mod page_cache;
 mod processors;
+#[cfg(feature = "nccl")]
+pub mod ranks;
 mod registration;
 mod route;
 mod settings;

@@ -150,6 +150,21 @@ fn cases_and_threads_can_be_chosen() {
 }
 
 #[test]
+fn cases_of_gpus_need_gpus() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), 16 * MIB);
+    let path = path.to_str().unwrap();
+    let (status, out, _) = run(&["bench", path, "gpus"], &[]);
+    assert_eq!((status, lines(&out).len()), (0, 0), "{out}");
+    assert!(out.contains("# no GPU"), "{out}");
+    let (status, out, err) = run(&["bench", path, "--gpu", "0,1", "gpus"], &[]);
+    assert_eq!((status, &*out), (1, ""), "{err}");
+    assert!(err.starts_with("gpufile: cannot use --gpu: libcuda could not be loaded"), "{err}");
+    let (status, _, err) = run(&["bench", path, "--host", "gpus"], &[]);
+    assert!(status == 2 && err.contains("gpus is a named case"), "{err}");
+}
+
+#[test]
 fn bench_reports_settings_from_the_environment() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), 16 * MIB);

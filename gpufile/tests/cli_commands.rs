@@ -296,7 +296,7 @@ fn workloads_run_for_a_time_and_print_csv_and_svg() {
 }
 
 #[test]
-fn existing_files_are_written_only_when_told() {
+fn existing_files_are_written_only_if_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), "precious", 300_000);
     let before = fs::read(&path).unwrap();

@@ -1,5 +1,8 @@
 //! Tests of models that are loaded to several GPUs: whole tensors, slices and copies.
 
+#[path = "support/placements.rs"]
+mod placements;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -16,6 +19,7 @@ use gpufile::formats::safetensors::{
 };
 use gpufile::formats::{Dtype, Error, SaveOptions};
 use gpufile::{Engine, IoRange, OpenOptions, RoutePolicy};
+use placements::mixed;
 
 /// The name, type and shape of each tensor. Those with a `2` or a `3` are large.
 const MODEL: [(&str, Dtype, &[u64]); 15] = [
@@ -82,24 +86,6 @@ fn emulator(bed: &Bed) -> &Emulator {
     bed.emulator.as_ref().unwrap()
 }
 
-/// Gives each tensor another kind of share.
-fn mixed(gpus: usize, turn: usize) -> Placement {
-    Placement::by(move |tensor: &TensorInfo<'_>| {
-        let number = MODEL.iter().position(|(name, ..)| *name == tensor.name).unwrap();
-        let axes = tensor.shape.len();
-        // Slices of the packed types are whole bytes only along the first axis.
-        let most = if tensor.dtype == Dtype::F4 { 1 } else { axes };
-        let cut = if number.is_multiple_of(2) { Cut::Even } else { Cut::Chunks };
-        match (number + turn) % 5 {
-            0 => Share::All,
-            1 => Share::On(number % gpus),
-            2 if axes > 0 => Share::Slice { axis: most - 1, cut },
-            3 if axes > 0 => Share::Slice { axis: 0, cut },
-            _ => Share::Balanced,
-        }
-    })
-}
-
 /// Returns the bytes of a part, taken from each row of the whole tensor.
 fn expected(part: &PartView<'_>, whole: &[u8]) -> Vec<u8> {
     let Some(slice) = part.slice else { return whole.to_vec() };
@@ -155,7 +141,7 @@ fn every_gpu_gets_its_tensors_and_slices() {
                 let (checkpoint, devices) = (open(bed, &path, policy), devices(bed, gpus));
                 for turn in 0..5 {
                     let load = || checkpoint.load();
-                    check(&load().placed(&mixed(gpus, turn)).to_devices(&devices).unwrap(), &devices);
+                    check(&load().placed(&mixed(&MODEL, gpus, turn)).to_devices(&devices).unwrap(), &devices);
                 }
                 for (placement, copies) in [(Placement::all(), gpus), (Placement::balanced(), 1)] {
                     // A load can be repeated.
@@ -214,7 +200,7 @@ fn groups_have_all_tensors_once_and_in_order() {
         for gpus in counts(bed) {
             let (checkpoint, devices) = (open(bed, &path, RoutePolicy::PosixOnly), devices(bed, gpus));
             for (turn, ahead_bytes) in [0, 100_000, 5 << 20, usize::MAX].into_iter().enumerate() {
-                let placement = mixed(gpus, turn);
+                let placement = mixed(&MODEL, gpus, turn);
                 let all = checkpoint.load().placed(&placement).to_devices(&devices).unwrap();
                 let mut found: Vec<Vec<String>> = vec![Vec::new(); gpus];
                 let groups = checkpoint.load().placed(&placement).ahead_bytes(ahead_bytes);
@@ -390,13 +376,13 @@ fn a_failed_gpu_gives_an_error_and_others_go_on() {
         file.read_many(&mut buffer, &ranges).unwrap_err();
         for turn in 0..5 {
             let load = checkpoint.load();
-            let error = load.placed(&mixed(gpus, turn)).to_devices(&devices).unwrap_err();
+            let error = load.placed(&mixed(&MODEL, gpus, turn)).to_devices(&devices).unwrap_err();
             assert!(error.to_string().contains("cudaErrorIllegalAddress"), "{error}");
         }
         let mut others = devices;
         others.remove(failing);
         if !others.is_empty() {
-            let placement = mixed(others.len(), 0);
+            let placement = mixed(&MODEL, others.len(), 0);
             check(&checkpoint.load().placed(&placement).to_devices(&others).unwrap(), &others);
         }
     }
@@ -413,7 +399,8 @@ fn truncated_shards_are_reported_by_name() {
         let bytes = fs::read(shard.path()).unwrap();
         file.set_len(header.file_len() - 1).unwrap();
         for turn in 0..5 {
-            let error = checkpoint.load().placed(&mixed(gpus, turn)).to_devices(&devices).unwrap_err();
+            let error =
+                checkpoint.load().placed(&mixed(&MODEL, gpus, turn)).to_devices(&devices).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "{error}");
             let name = shard.path().file_name().unwrap().to_str().unwrap();
             assert!(error.to_string().contains(name), "{error}");

@@ -20,7 +20,7 @@ pub struct Header {
     pub constants: &'static [&'static str],
     /// Regular expressions of types that are bound in addition.
     types: &'static [&'static str],
-    /// Left out: functions that must not be called, and types that other modules define.
+    /// The names to leave out: functions that must not be called, and types that other modules define.
     blocked: &'static [&'static str],
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loads safetensors files to GPU memory by other loaders, and prints how long that takes.
+"""Loads safetensors files into tensors of PyTorch in GPU memory, and prints how long each loader takes.
 
 The cases and their files are those of ../../examples/load_bench.rs, which prints the same line for gpufile:
 
@@ -9,6 +9,11 @@ The cases and their files are those of ../../examples/load_bench.rs, which print
 `seconds` is the best of three loads after one to warm up. A load begins with opening the files, and ends when every
 tensor is a tensor of PyTorch in GPU memory. A loader that takes longer than SLOW for the first load gets one more load,
 not three. The program makes missing files by Python alone. They are then in the page cache.
+
+Under torchrun, the ranks load each model together, and each gets all tensors on its GPU. Those of DISTRIBUTED can do so.
+`seconds` is then the time of the slowest rank, and `gbps` counts the bytes of the model once:
+
+    torchrun --standalone --nproc-per-node 4 loaders.py DIR
 """
 
 from __future__ import annotations
@@ -25,7 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
-DEVICE = "cuda:0"
+RANK = int(os.environ.get("RANK", 0))
+IS_RANKED = "RANK" in os.environ
+DEVICE = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
 REPEATS = 3
 SLOW = 5.0  # seconds
 # Seconds before each load. The GPU clears memory after it was freed, and the next user of that memory waits for it.
@@ -95,6 +102,15 @@ def by_safetensors(paths: list[str]) -> tuple[dict, object]:
     return tensors, None
 
 
+def by_safetensors_prefetch(paths: list[str]) -> tuple[dict, object]:
+    from safetensors import safe_open
+
+    # All files are on the way before the first tensor is taken.
+    files = [safe_open(path, framework="pt", device=DEVICE) for path in paths]
+    loaders = [file.prefetch(threads=len(os.sched_getaffinity(0))) for file in files]
+    return {name: tensor for loader in loaders for name, tensor in loader}, (files, loaders)
+
+
 def by_fastsafetensors(paths: list[str]) -> tuple[dict, object]:
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
@@ -121,12 +137,39 @@ def by_instanttensor(paths: list[str]) -> tuple[dict, object]:
         return dict(file.tensors()), None
 
 
+def by_gpufile(paths: list[str]) -> tuple[dict, object]:
+    from gpufile.safetensors import load_model
+
+    return load_model(paths, DEVICE), None
+
+
+def by_gpufile_ranks(paths: list[str]) -> tuple[dict, object]:
+    from gpufile.safetensors import Placement
+    from gpufile.safetensors.torch import load_distributed
+
+    return load_distributed(paths, Placement.all(), device=DEVICE), None
+
+
+def by_instanttensor_ranks(paths: list[str]) -> tuple[dict, object]:
+    import torch
+    from instanttensor import safe_open
+
+    group = torch.distributed.group.WORLD
+    with safe_open(paths, framework="pt", device=torch.cuda.current_device(), process_group=group) as file:
+        return dict(file.tensors()), None
+
+
+OURS = "gpufile-python"
+
 PEERS: dict[str, Callable[[list[str]], tuple[dict, object]]] = {
     "safetensors": by_safetensors,
+    "safetensors-prefetch": by_safetensors_prefetch,
     "fastsafetensors": by_fastsafetensors,
     "runai": by_runai,
     "instanttensor": by_instanttensor,
 }
+LOADERS = {OURS: by_gpufile, **PEERS}
+DISTRIBUTED = {OURS: by_gpufile_ranks, "instanttensor": by_instanttensor_ranks}
 
 
 def check(case: Case, tensors: dict) -> None:
@@ -148,14 +191,23 @@ def seconds_of(case: Case, peer: str, paths: list[str]) -> float:
 
     took: list[float] = []
     repeats = REPEATS
+    load = (DISTRIBUTED if IS_RANKED else LOADERS)[peer]
+    has_gpu = DEVICE != "cpu"
     while len(took) < 1 + repeats:
         gc.collect()
-        torch.cuda.empty_cache()
+        if has_gpu:
+            torch.cuda.empty_cache()
         time.sleep(PAUSE)
+        if IS_RANKED:
+            torch.distributed.barrier()
         start = time.perf_counter()
-        tensors, owner = PEERS[peer](paths)
-        torch.cuda.synchronize()
-        took.append(time.perf_counter() - start)
+        tensors, owner = load(paths)
+        if has_gpu:
+            torch.cuda.synchronize()
+        seconds = torch.tensor(time.perf_counter() - start, device=DEVICE)
+        if IS_RANKED:
+            torch.distributed.all_reduce(seconds, torch.distributed.ReduceOp.MAX)
+        took.append(seconds.item())
         if len(took) == 1:
             check(case, tensors)
             repeats = REPEATS if took[0] <= SLOW else 1
@@ -193,25 +245,58 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of the files; made if missing")
-    parser.add_argument("peers", metavar="PEER", nargs="*", help=f"of {', '.join(PEERS)} (all)")
+    parser.add_argument("peers", metavar="PEER", nargs="*", help=f"of {', '.join(LOADERS)} (all)")
     parser.add_argument("--cases", metavar="A,B", help=f"of {', '.join(case.name for case in CASES)} (all)")
     parser.add_argument("--keep", action="store_true", help="leave the files of all cases")
     parser.add_argument("--make", action="store_true", help="make the files, and load nothing")
+    parser.add_argument("--cpu", action="store_true", help="load to the host, to try the program without a GPU")
     options = parser.parse_args()
+    known = DISTRIBUTED if IS_RANKED else LOADERS
     for peer in options.peers:
-        if peer not in PEERS:
-            parser.error(f"there is no peer `{peer}`; the peers are {', '.join(PEERS)}")
+        if peer not in known:
+            parser.error(f"there is no loader `{peer}`; the loaders are {', '.join(known)}")
+    join_ranks(options.cpu)
 
     options.folder.mkdir(parents=True, exist_ok=True)
     for case in chosen_cases(options.cases):
+        paths = case.paths(options.folder)
         try:
-            paths = case.make(options.folder)
-            for peer in [] if options.make else options.peers or PEERS:
-                print(measure(case, peer, paths), flush=True)
+            if RANK == 0:
+                case.make(options.folder)
+            wait_for_ranks()
+            for peer in [] if options.make else options.peers or known:
+                line = measure(case, peer, paths)
+                if RANK == 0 or " error=" in line:
+                    print(line, flush=True)
+            wait_for_ranks()
         finally:
-            if not (options.keep or options.make):
-                for path in case.paths(options.folder):
+            if RANK == 0 and not (options.keep or options.make):
+                for path in paths:
                     path.unlink(missing_ok=True)
+    if IS_RANKED:
+        import torch
+
+        torch.distributed.destroy_process_group()
+
+
+def join_ranks(is_on_cpu: bool) -> None:
+    """Joins the processes of torchrun, if it started this one."""
+    global DEVICE
+    if is_on_cpu:
+        DEVICE = "cpu"
+    if IS_RANKED:
+        import torch
+
+        if not is_on_cpu:
+            torch.cuda.set_device(DEVICE)
+        torch.distributed.init_process_group("gloo" if is_on_cpu else "nccl")
+
+
+def wait_for_ranks() -> None:
+    if IS_RANKED:
+        import torch
+
+        torch.distributed.barrier()
 
 
 if __name__ == "__main__":

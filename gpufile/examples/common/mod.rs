@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each example uses a part of it")]
 
+pub mod placed;
+
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::io::Read;
@@ -9,6 +12,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use gpufile::cuda::Device;
+use gpufile::formats::Dtype;
+use gpufile::formats::safetensors::{self, TensorData};
 use gpufile::{Engine, File, OpenOptions, RoutePolicy};
 
 pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -156,4 +161,14 @@ pub fn all_of(moved: usize, expected: usize, what: &str) -> Result {
         return Ok(());
     }
     Err(format!("{what}: {moved} of {expected} bytes").into())
+}
+
+/// Saves a model of 8 MiB.
+pub fn save_small(path: &Path) -> Result {
+    let weights: Vec<u8> = (0..2 << 20).map(|index: u32| (index / 3) as u8).collect();
+    let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();
+    let tensors: Vec<_> =
+        names.iter().map(|name| TensorData::new(name, Dtype::BF16, &[1024, 1024], &weights)).collect();
+    safetensors::save(path, &tensors, BTreeMap::new())?;
+    Ok(())
 }

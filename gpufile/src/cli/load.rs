@@ -117,10 +117,14 @@ fn load_one(
     let start = Instant::now();
     let mut before = 0;
     let load = model.load().only(header.tensors().map(|tensor| tensor.name))?;
-    let load = load.progress(|progress| {
-        bar.add(progress.done_bytes - before);
-        before = progress.done_bytes;
-    });
+    // A load that reports its progress is read in steps, which takes longer.
+    let load = match bar.is_hidden() {
+        true => load,
+        false => load.progress(|progress| {
+            bar.add(progress.done_bytes - before);
+            before = progress.done_bytes;
+        }),
+    };
     let tensors = match place {
         Place::Host => Tensors::Host(load.to_host()?.into_buffer()),
         Place::Gpu(device) => Tensors::Gpu(load.to_device(device)?.into_buffer()),

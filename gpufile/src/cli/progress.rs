@@ -30,6 +30,11 @@ impl Bar {
         Self(bar)
     }
 
+    /// Returns whether there is no terminal to show it.
+    pub fn is_hidden(&self) -> bool {
+        self.0.is_hidden()
+    }
+
     /// Adds to how much is done.
     pub fn add(&self, more: u64) {
         self.0.inc(more);

@@ -81,7 +81,7 @@ impl Place {
     }
 }
 
-/// Returns the reason why there is no GPU. `gpufile check` has all of a long one.
+/// Returns the reason why there is no GPU. `gpufile check` shows a long one whole.
 fn short(error: &cufile::Error) -> String {
     match error {
         cufile::Error::Load(error) => {

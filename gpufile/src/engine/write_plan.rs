@@ -58,7 +58,7 @@ struct Facts {
     /// The most requests at a time, if the write uses `O_DIRECT`. The inner `None` stands for no limit.
     direct: Option<Option<usize>>,
     is_by_cufile: bool,
-    /// The length of the file in bytes. `None` if the write is short or the kernel does not tell.
+    /// The length of the file in bytes. `None` if the write is short or the kernel does not report it.
     len_bytes: Option<u64>,
 }
 

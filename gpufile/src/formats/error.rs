@@ -78,6 +78,15 @@ pub enum Error {
         /// The error that CUDA returned.
         cause: Cause,
     },
+    /// Ranks could not load together.
+    #[cfg(feature = "nccl")]
+    #[error("cannot load {path:?} together with other ranks: {error}")]
+    Ranks {
+        /// The file or the index that was opened.
+        path: PathBuf,
+        /// The problem.
+        error: crate::ranks::RankError,
+    },
     /// The callback of a load ended it.
     #[error("the load of {path:?} was cancelled by its callback")]
     Cancelled {
@@ -151,6 +160,10 @@ impl Error {
             Error::NoSuchTensor { .. } => io::ErrorKind::NotFound,
             Error::BufferSize { .. } => io::ErrorKind::InvalidInput,
             Error::PeerCopy { .. } | Error::Cancelled { .. } => io::ErrorKind::Other,
+            #[cfg(feature = "nccl")]
+            Error::Ranks { error: crate::ranks::RankError::TimedOut { .. }, .. } => io::ErrorKind::TimedOut,
+            #[cfg(feature = "nccl")]
+            Error::Ranks { .. } => io::ErrorKind::Other,
             _ => io::ErrorKind::InvalidData,
         }
     }
@@ -247,7 +260,7 @@ pub enum FormatError {
     Duplicate {
         /// The key.
         key: String,
-        /// The tensor in whose description it occurs, for a key in one.
+        /// The tensor, if the key is in the description of one.
         tensor: Option<String>,
         /// The offset of the second one in the file, in bytes, if it is known.
         offset: Option<u64>,

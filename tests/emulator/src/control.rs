@@ -365,7 +365,9 @@ fn is_function(name: &str) -> bool {
         cuda_rt_sys::runtime::Functions::SYMBOLS,
         cuda_rt_sys::driver::Functions::SYMBOLS,
     ];
-    name == BATCH_ENTRY || tables.into_iter().flatten().any(|symbol| symbol.name == name)
+    name == BATCH_ENTRY
+        || exports::NCCL.contains(&name)
+        || tables.into_iter().flatten().any(|symbol| symbol.name == name)
 }
 
 fn live(what: &str) -> Option<i64> {
@@ -384,6 +386,7 @@ fn live(what: &str) -> Option<i64> {
         "handles" => exports::live_handles(),
         "direct-handles" => exports::live_direct_handles(),
         "buffers" => exports::live_buffers(),
+        "communicators" => exports::live_comms(),
         "batches" => exports::live_batches(),
         "stream-registrations" => exports::live_stream_registrations(),
         "use-count" => exports::use_count(),
@@ -415,7 +418,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `held` | returns the number of calls and queued operations that wait because of `hold` |
 /// | `release` | lets them go on; returns their number |
 /// | `calls FUNCTION` | returns the number of calls of the function |
-/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `modules`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `stream-registrations`, or the `use-count`. `peak-gpu-bytes` is the most bytes of memory that one GPU ever had at a time |
+/// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `modules`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `communicators`, `stream-registrations`, or the `use-count`. `peak-gpu-bytes` is the most bytes of memory that one GPU ever had at a time |
 ///
 /// Settings of a fault:
 ///
@@ -429,7 +432,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `errno=E` | a reading or writing call returns −1 with this errno |
 /// | `short=BYTES` | a reading or writing call moves at most so many bytes |
 /// | `bytes=N` | a stream-ordered operation or a batch entry reports this count and moves no bytes |
-/// | `status=S` | the state of a batch entry, or of a stream's capture for `cudaStreamIsCapturing`. The error with which the kernel of `cuLaunchKernel` fails in its turn: it copies nothing, and from then on CUDA's calls on that GPU return the error |
+/// | `status=S` | the state of a batch entry, or of a stream's capture for `cudaStreamIsCapturing`. The state that `ncclCommGetAsyncError` reports. The error with which the kernel of `cuLaunchKernel` fails in its turn: it copies nothing, and from then on CUDA's calls on that GPU return the error |
 /// | `delay_us=T` | waits T microseconds before the call, or before its queued work |
 /// | `hold=1` | waits there until `release` |
 ///

@@ -1,4 +1,4 @@
-//! libcufile, libcudart and libcuda in one shared object, without a GPU.
+//! libcufile, libcudart, libcuda and libnccl in one shared object, without a GPU.
 //!
 //! The emulator moves bytes with `pread` and `pwrite`. "Device" memory is an address range that faults, with a hidden
 //! twin for the emulator's copies. So a host access that should have been a copy is a segmentation fault. Each stream
@@ -28,6 +28,7 @@
 //! - the null stream is one more queue, not ordered with other streams;
 //! - every context is the primary context of its device;
 //! - access rights of mapped memory hold for every device;
+//! - ranks of libnccl are on one host, their communicators never block, and each collective call is in a group;
 //! - there are no graphs or arrays, and no kernels except gpufile's, which it knows by their names and runs on the host.
 
 mod c;
@@ -37,6 +38,7 @@ mod device;
 mod exports;
 mod kernels;
 mod memory;
+mod ranks;
 mod status;
 mod stream;
 mod virtual_memory;

@@ -29,7 +29,7 @@ impl Host {
     pub fn prepare(options: &Options) -> Result<Self> {
         if options.bin_dir.is_none() {
             let packages = ["--package", "cufile", "--package", "gpufile"];
-            let features = ["--features", "gpufile/cudarc,gpufile/zarr"];
+            let features = ["--features", "gpufile/cudarc,gpufile/nccl,gpufile/zarr"];
             build(&[&packages[..], &["--examples"], &features[..]].concat())?;
             if options.emulator {
                 build(&["--package", "cufile-emulator"])?;
@@ -46,7 +46,7 @@ impl Host {
             let library = folders.iter().map(|folder| folder.join(EMULATOR)).find(|file| file.exists());
             let library = library
                 .with_context(|| format!("{EMULATOR} was not found beside {}", executables.display()))?;
-            variables = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY"]
+            variables = ["CUFILE_LIBRARY", "CUDART_LIBRARY", "CUDA_LIBRARY", "NCCL_LIBRARY"]
                 .map(|name| (name, library.clone()))
                 .into();
             // cudarc asks the dynamic loader for libcuda.

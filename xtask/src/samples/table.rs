@@ -327,6 +327,11 @@ pub const SAMPLES: &[Sample] = &[
     sample("load_bench", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
     sample("load_checkpoint", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
     sample("load_placed", PROGRAM, ONE_FILE, READ_ON).other(&["fault cuFileRead errno=5"]),
+    sample("load_ranks", &[&[CUFILE, Output], &[Output], &[POSIX, Output]], ONE_FILE, READ_ON).other(&[
+        "fault cuFileRead errno=5",
+        "fault ncclCommInitRankConfig err=2",
+        "fault ncclAllGather err=4",
+    ]),
     sample("save_checkpoint", PROGRAM, TWO_FILES, COPY_ON).other(COPY_FAILS),
     sample("profiling", &[&[Input(5 * 64 * MIB), Gpu(0)]], ONE_FILE_AND_BUFFERS, READS)
         .other(&["fault cuFileStatsStart err=5030"]),

@@ -12,16 +12,20 @@
 //! - `cpu` is the CPU seconds, user and system, that the process spent during the fastest repetition.
 //! - `threads=0` leaves the number of threads to the engine.
 //!
-//! This module has the command line and the order of events. [`cases`] and [`blocks`] have the measurements. [`memory`]
-//! has the buffers, and compares them with the file. [`fresh`] has the files beside FILE. [`timing`] has the clock and the
+//! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`], [`blocks`],
+//! [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with the file. [`fresh`] has the files beside FILE. [`timing`] has the clock and the
 //! line.
 
 mod blocks;
 mod cases;
 mod fresh;
 mod memory;
+mod models;
+mod reads;
+mod several;
 mod timing;
 mod workload;
+mod writes;
 
 use std::error::Error;
 use std::fmt::Display;
@@ -30,7 +34,7 @@ use std::io::{self, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::cuda::Cuda;
+use crate::cuda::{Cuda, Device};
 use crate::{Engine, File, OpenOptions, Settings};
 
 use serde_json::{Value, json};
@@ -85,6 +89,7 @@ Examples:
   gpufile bench /data                            a new file in /data, with all patterns
   gpufile bench /data -I randread -i 4k,64k -w 1,8 -T 5 --svg speeds.svg
   gpufile bench model.bin --repeats 5 read scatter
+  gpufile bench model.bin --gpu 0,1 gpus         the cases of several GPUs, which only run if named
 
 Without --io, an existing file is only read. The letters and numbers of gdsio mean the same.
 With --overwrite, named cases write the bytes that the file holds. They need a file of 16 MiB or
@@ -153,7 +158,11 @@ fn chosen(arguments: &Args) -> Result<Vec<&'static Case>, Failure> {
     {
         return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to allow that")));
     }
-    let is_wanted = |case: &&Case| wanted.is_empty() || wanted.iter().any(|name| names(name, case.name));
+    // The cases of several GPUs need as much memory on each, so they run only if they are named.
+    let is_wanted = |case: &&Case| match &wanted[..] {
+        [] => !matches!(case.run, Run::Gpus(_)),
+        wanted => wanted.iter().any(|name| names(name, case.name)),
+    };
     Ok(CASES.iter().filter(is_wanted).collect())
 }
 
@@ -171,8 +180,13 @@ fn names(wanted: &str, name: &str) -> bool {
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let given = [&arguments.path, &arguments.file, &arguments.dir].into_iter().flatten().next();
     let Some(path) = given.filter(|_| !arguments.list) else { return list() };
-    let is_workload = arguments.workload != WorkloadArgs::default();
-    if !is_workload && !path.is_dir() {
+    // The GPUs of named cases are no workload.
+    let memory = &arguments.workload.memory;
+    let no_workload = match arguments.cases.is_empty() || memory.host {
+        true => WorkloadArgs::default(),
+        false => WorkloadArgs { memory: memory.clone(), ..WorkloadArgs::default() },
+    };
+    if arguments.workload == no_workload && !path.is_dir() {
         return named_cases(path, arguments);
     }
     if let Some(case) = arguments.cases.first() {
@@ -208,12 +222,21 @@ fn named_cases(path: &Path, arguments: &Args) -> Result<ExitCode, Failure> {
         cases.retain(|case| !case.overwrites);
     }
     // No engine exists before the first case, which measures how long one takes to start.
-    let mut memory = None;
-    if cases.iter().any(|case| matches!(case.run, Run::Device(_))) {
-        match Cuda::load().and_then(|cuda| cuda.device(0)) {
-            Ok(device) => memory = Some(DeviceMemory::new(&device, bench.device_bytes())?),
-            Err(reason) => out.note(&format!("no GPU, so only host cases run: {}", one_line(&reason)))?,
+    let (mut gpus, mut memory) = (Vec::new(), None);
+    if cases.iter().any(|case| !matches!(case.run, Run::Host(_))) {
+        let listed = &arguments.workload.memory.gpu;
+        match Cuda::load().and_then(|cuda| gpus_of(&cuda, listed)) {
+            Ok(found) => gpus = found,
+            Err(reason) if listed.is_empty() => {
+                out.note(&format!("no GPU, so only host cases run: {}", one_line(&reason)))?;
+            }
+            Err(reason) => return Err(Failure::Other(format!("cannot use --gpu: {}", one_line(&reason)))),
         }
+    }
+    if cases.iter().any(|case| matches!(case.run, Run::Device(_)))
+        && let Some(first) = gpus.first()
+    {
+        memory = Some(DeviceMemory::new(first, bench.device_bytes())?);
     }
     let bar = Bar::of_steps(cases.len() as u64, "measuring");
     let mut status = ExitCode::SUCCESS;
@@ -224,7 +247,8 @@ fn named_cases(path: &Path, arguments: &Args) -> Result<ExitCode, Failure> {
             let outcome = match (&case.run, &mut memory) {
                 (Run::Host(run), _) => run(&bench, threads),
                 (Run::Device(run), Some(memory)) => run(&bench, memory, threads),
-                (Run::Device(_), None) => continue,
+                (Run::Gpus(run), _) if !gpus.is_empty() => run(&bench, &gpus, threads),
+                (Run::Device(_) | Run::Gpus(_), _) => continue,
             };
             if outcome.is_err() {
                 status = ExitCode::FAILURE;
@@ -236,6 +260,14 @@ fn named_cases(path: &Path, arguments: &Args) -> Result<ExitCode, Failure> {
     drop(bar);
     out.end()?;
     Ok(status)
+}
+
+/// Returns the GPUs of a list, or all.
+fn gpus_of(cuda: &Cuda, listed: &[u32]) -> cufile::Result<Vec<Device>> {
+    match listed {
+        [] => (0..cuda.device_count()?).map(|ordinal| cuda.device(ordinal)).collect(),
+        listed => listed.iter().map(|ordinal| cuda.device(*ordinal)).collect(),
+    }
 }
 
 /// The lines of the named cases.

@@ -266,7 +266,7 @@ impl fmt::Debug for Checkpoint {
 /// Calls `open` with the bytes of the index, or without them if there is no index. Calls it again if it fails and the
 /// index has changed.
 fn unless_replaced(index: &Path, open: impl Fn(Option<&[u8]>) -> Result<Checkpoint>) -> Result<Checkpoint> {
-    /// A bound, for a process that replaces the index without end.
+    /// The most calls. A process may replace the index again and again.
     const TRIES: usize = 100;
     let mut json = read_index(index)?;
     let mut opened = open(json.as_deref());

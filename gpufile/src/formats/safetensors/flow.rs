@@ -10,16 +10,13 @@ use super::arrange::{Arrangement, Move, Parts, read_bytes};
 use super::catalog::Id;
 use super::files::ModelFiles;
 use super::links::Links;
-use super::load::Progress;
 use super::placement::Share;
+use super::progress::{Progress, Watcher};
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::allocate;
 use crate::formats::{Error, Result};
 use crate::{IoFuture, IoRange};
-
-/// The callback of a load.
-pub(super) type Watcher<'a> = Box<dyn FnMut(Progress) -> ControlFlow<()> + 'a>;
 
 /// The buffer of a GPU while it is filled, from its start to its end.
 pub(super) struct Filling {
@@ -40,12 +37,22 @@ impl Filling {
     /// # Errors
     /// [`Error::Memory`].
     pub fn allocate(model: &ModelFiles, devices: &[Device], arrangement: &Arrangement) -> Result<Vec<Self>> {
-        let one = |(device, parts): (&Device, &Parts)| {
-            let mut buffer = allocate(&model.path, device, parts.len_bytes)?;
-            let start = buffer.as_mut_ptr();
-            Ok(Self { rest: Some(OwnedPart::new(buffer)), taken: 0, start })
-        };
-        devices.iter().zip(&arrangement.gpus).map(one).collect()
+        devices.iter().zip(&arrangement.gpus).map(|(device, parts)| Self::new(model, device, parts)).collect()
+    }
+
+    /// Allocates the buffer of one GPU.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn new(model: &ModelFiles, device: &Device, parts: &Parts) -> Result<Self> {
+        let mut buffer = allocate(&model.path, device, parts.len_bytes)?;
+        let start = buffer.as_mut_ptr();
+        Ok(Self { rest: Some(OwnedPart::new(buffer)), taken: 0, start })
+    }
+
+    /// Returns the address of a byte of the buffer.
+    pub fn address(&self, at: usize) -> *mut u8 {
+        self.start.wrapping_add(at)
     }
 
     /// Takes the bytes from `at` to `at + len_bytes`, which lie behind those taken before.
@@ -86,16 +93,16 @@ struct List {
 
 /// Reads for several GPUs, and the copies of what they read.
 #[derive(Default)]
-struct Batch {
+pub(super) struct Batch {
     lists: Vec<List>,
     copies: Vec<PeerCopy>,
-    ranges: usize,
+    pub ranges: usize,
     /// The number of bytes that each GPU reads.
     loads: Vec<usize>,
 }
 
 impl Batch {
-    fn new(gpus: usize) -> Self {
+    pub fn new(gpus: usize) -> Self {
         Self { loads: vec![0; gpus], ..Self::default() }
     }
 
@@ -106,7 +113,7 @@ impl Batch {
         self.ranges >= MOST_RANGES || self.loads.iter().any(|load| *load >= MOST_BYTES)
     }
 
-    fn push(&mut self, file: u32, file_offset: u64, gpu: usize, at: usize, len_bytes: usize) {
+    pub fn push(&mut self, file: u32, file_offset: u64, gpu: usize, at: usize, len_bytes: usize) {
         self.ranges += 1;
         self.loads[gpu] += len_bytes;
         let last = self.lists.iter_mut().rev().find(|list| list.gpu == gpu);
@@ -118,13 +125,39 @@ impl Batch {
         let ranges = vec![IoRange { file_offset, buffer_offset: 0, len_bytes }];
         self.lists.push(List { file, gpu, place: at..at + len_bytes, ranges });
     }
+
+    /// Starts the reads.
+    pub fn start(self, model: &ModelFiles, buffers: &mut [Filling]) -> Started {
+        let read = |List { file, gpu, place, ranges }: List| {
+            let part = buffers[gpu].take(place.start, place.len());
+            model.files[file as usize].read_many_async(part, ranges)
+        };
+        let reads = self.lists.into_iter().map(read).collect();
+        let len_bytes = self.loads.iter().map(|load| *load as u64).sum();
+        Started { reads, copies: self.copies, len_bytes }
+    }
 }
 
 /// A batch in flight. Dropping it ends its reads, and waits for those that workers have begun.
-struct Started {
+pub(super) struct Started {
     reads: Vec<IoFuture<(OwnedPart<DeviceBuffer>, Vec<IoRange>)>>,
     copies: Vec<PeerCopy>,
-    len_bytes: u64,
+    pub len_bytes: u64,
+}
+
+impl Started {
+    /// Waits for the reads.
+    ///
+    /// # Errors
+    /// [`Error::File`] of one that failed. Others may be in flight then.
+    pub fn finish_reads(&mut self) -> Result<()> {
+        while let Some(read) = self.reads.pop() {
+            let (outcome, parts) = read.wait();
+            drop(parts);
+            outcome.map_err(of_entry)?;
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Started {
@@ -183,8 +216,8 @@ impl<'a> Flow<'a> {
                     batch.push(file, offset, gpu, at, len);
                 }
                 Move::Copy { from, to, len } => batch.copies.push(PeerCopy {
-                    from: (from.0, buffers[from.0].start.wrapping_add(from.1)),
-                    to: (to.0, buffers[to.0].start.wrapping_add(to.1)),
+                    from: (from.0, buffers[from.0].address(from.1)),
+                    to: (to.0, buffers[to.0].address(to.1)),
                     len_bytes: len,
                 }),
             }
@@ -213,25 +246,14 @@ impl<'a> Flow<'a> {
         while self.in_flight.len() >= AT_ONCE {
             self.finish_oldest()?;
         }
-        let Batch { lists, copies, loads, .. } = batch;
-        let read = |List { file, gpu, place, ranges }: List| {
-            let part = buffers[gpu].take(place.start, place.len());
-            self.model.files[file as usize].read_many_async(part, ranges)
-        };
-        let reads = lists.into_iter().map(read).collect();
-        let len_bytes = loads.iter().map(|load| *load as u64).sum();
-        self.in_flight.push_back(Started { reads, copies, len_bytes });
+        self.in_flight.push_back(batch.start(self.model, buffers));
         self.started += 1;
         Ok(())
     }
 
     fn finish_oldest(&mut self) -> Result<()> {
         let Some(mut batch) = self.in_flight.pop_front() else { return Ok(()) };
-        while let Some(read) = batch.reads.pop() {
-            let (outcome, parts) = read.wait();
-            drop(parts);
-            outcome.map_err(of_entry)?;
-        }
+        batch.finish_reads()?;
         self.read += 1;
         for PeerCopy { from, to, len_bytes } in batch.copies.drain(..) {
             // SAFETY: the source was read, and nothing writes it again. No range that is read lies in the target, and no

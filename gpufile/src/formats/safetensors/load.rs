@@ -10,11 +10,12 @@ use cufile::{BufSlice, BufSliceMut};
 
 use super::catalog::{Catalog, Id};
 use super::files::ModelFiles;
-use super::flow;
 use super::header::TensorInfo;
 use super::layout::Layout;
 use super::placed::PlacedLoad;
 use super::placement::Placement;
+use super::progress::{self, Progress};
+use super::save::TensorData;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
@@ -51,33 +52,6 @@ pub struct Load<'a> {
 }
 
 type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
-
-/// The progress of a load, as [`Load::progress`] reports it.
-///
-/// ```
-/// # use std::collections::BTreeMap;
-/// use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
-/// # use gpufile::formats::{Dtype, Result};
-///
-/// # fn main() -> Result<()> {
-/// # let path = std::env::temp_dir().join(format!("gpufile-progress-{}.safetensors", std::process::id()));
-/// # safetensors::save(&path, &[TensorData::new("w", Dtype::U8, &[4], &[1_u8, 2, 3, 4][..])], BTreeMap::new())?;
-/// let mut last = None;
-/// Checkpoint::open(&path)?.load().progress(|progress| last = Some(progress)).to_host()?;
-/// let last = last.unwrap();
-/// assert_eq!((last.done_bytes, last.total_bytes), (4, 4));
-/// # std::fs::remove_file(path).ok();
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Progress {
-    /// The number of bytes read so far.
-    pub done_bytes: u64,
-    /// The number of bytes to read.
-    pub total_bytes: u64,
-}
 
 /// Loaded tensors in one buffer.
 ///
@@ -200,7 +174,7 @@ impl<'a> Load<'a> {
     /// [`progress`](Self::progress).
     pub fn placed(self, placement: &'a Placement) -> PlacedLoad<'a> {
         let Self { model, choice, progress } = self;
-        let watch = progress.map(|mut watch| -> flow::Watcher<'a> {
+        let watch = progress.map(|mut watch| -> progress::Watcher<'a> {
             Box::new(move |progress| {
                 watch(progress);
                 ControlFlow::Continue(())
@@ -362,6 +336,13 @@ fn read_step(mut reads: Vec<Read<'_>>) -> Result<()> {
         reads.into_iter().map(|Read { file, offset, memory }| ReadRequest::new(file, offset, memory));
     let mut requests = requests.collect::<crate::Result<Vec<_>>>()?;
     Ok(engine.read_many(&mut requests).map_err(of_entry)?)
+}
+
+impl<'a> From<TensorView<'a>> for TensorData<'a> {
+    /// Returns a loaded tensor, to save it again.
+    fn from(view: TensorView<'a>) -> Self {
+        Self { name: view.info.name, dtype: view.info.dtype, shape: view.info.shape, bytes: view.bytes }
+    }
 }
 
 impl<B: IoBuf> Loaded<B> {

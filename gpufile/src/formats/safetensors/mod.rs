@@ -7,6 +7,7 @@
 //! opening   path → index → files → headers → catalog of tensors
 //! loading   catalog → layout of a buffer → reads, one for each stretch of adjacent tensors
 //! placing   catalog, placement → a buffer for each GPU → reads, and copies between GPUs
+//! ranks     catalog, placement → a buffer for this GPU → this rank's reads, and exchanges with the other ranks
 //! saving    tensors → header → temporary files → rename
 //! ```
 //!
@@ -37,6 +38,8 @@
 //! ```
 
 mod arrange;
+#[cfg(feature = "nccl")]
+mod by_rank;
 mod catalog;
 mod checkpoint;
 mod files;
@@ -52,6 +55,7 @@ mod on_gpu;
 mod parse;
 mod placed;
 mod placement;
+mod progress;
 mod replace;
 mod save;
 mod sharded;
@@ -62,11 +66,12 @@ pub use arrange::TensorSlice;
 pub use checkpoint::Checkpoint;
 pub use header::{Header, MAX_HEADER_LEN, TensorInfo};
 pub use index::ShardIndex;
-pub use load::{Load, Loaded, Progress, TensorView};
+pub use load::{Load, Loaded, TensorView};
 pub use on_gpu::{PartView, PlacedTensors};
 pub use parse::head_len;
 pub use placed::{PlacedGroups, PlacedLoad};
 pub use placement::{Cut, Placement, Share};
+pub use progress::Progress;
 pub use save::{TensorData, save, save_with};
 pub use sharded::{save_sharded, save_shards};
 pub use write::NewTensor;

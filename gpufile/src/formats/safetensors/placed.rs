@@ -8,10 +8,10 @@ use std::ops::ControlFlow;
 use super::arrange::{Arrangement, part_of};
 use super::catalog::Id;
 use super::files::ModelFiles;
-use super::flow::{Filling, Flow, Watcher};
-use super::load::Progress;
+use super::flow::{Filling, Flow};
 use super::on_gpu::PlacedTensors;
 use super::placement::{Placement, Share};
+use super::progress::{Progress, Watcher};
 use crate::cuda::Device;
 use crate::formats::memory::out_of_memory;
 use crate::formats::{Error, FormatError, Result};
@@ -44,11 +44,11 @@ use crate::formats::{Error, FormatError, Result};
 /// ```
 #[must_use]
 pub struct PlacedLoad<'a> {
-    model: &'a ModelFiles,
+    pub(super) model: &'a ModelFiles,
     ids: Vec<Id>,
     placement: &'a Placement,
-    watch: Option<Watcher<'a>>,
-    ahead_bytes: usize,
+    pub(super) watch: Option<Watcher<'a>>,
+    pub(super) ahead_bytes: usize,
 }
 
 impl<'a> PlacedLoad<'a> {
@@ -87,8 +87,8 @@ impl<'a> PlacedLoad<'a> {
     /// at whole bytes; [`Error::Memory`] if a GPU has no room; [`Error::File`] if reading fails; [`Error::PeerCopy`] if
     /// copying between GPUs fails; [`Error::Cancelled`].
     pub fn to_devices(self, devices: &[Device]) -> Result<Vec<PlacedTensors>> {
-        let shares = self.shares(devices)?;
-        let arrangement = arrange(self.model, &shares, devices)?;
+        let shares = self.shares(devices.len())?;
+        let arrangement = arrange(self.model, &shares, devices.len())?;
         // The flow is dropped first, and waits for what uses the buffers.
         let mut buffers = Filling::allocate(self.model, devices, &arrangement)?;
         let mut flow = Flow::new(self.model, &shares, devices, self.watch);
@@ -120,9 +120,9 @@ impl<'a> PlacedLoad<'a> {
     /// [`Error::Format`] as [`to_devices`](Self::to_devices). The items have its other errors. An error is the last
     /// item.
     pub fn groups(self, devices: &[Device]) -> Result<PlacedGroups<'a>> {
-        let shares = self.shares(devices)?;
+        let shares = self.shares(devices.len())?;
         // Slices of partial bytes are found now.
-        arrange(self.model, &shares, devices)?;
+        arrange(self.model, &shares, devices.len())?;
         let flow = Flow::new(self.model, &shares, devices, self.watch);
         let group_bytes = (self.ahead_bytes / 2) as u64;
         Ok(PlacedGroups {
@@ -136,16 +136,16 @@ impl<'a> PlacedLoad<'a> {
     }
 
     /// Returns the tensors with their shares.
-    fn shares(&self, devices: &[Device]) -> Result<Vec<(Id, Share)>> {
+    pub(super) fn shares(&self, gpus: usize) -> Result<Vec<(Id, Share)>> {
         let infos = self.ids.iter().map(|id| self.model.catalog.info(*id));
-        let shares = self.placement.shares(infos, devices.len());
+        let shares = self.placement.shares(infos, gpus);
         let shares = shares.map_err(|error| misplaced(self.model, error))?;
         Ok(iter::zip(self.ids.iter().copied(), shares).collect())
     }
 }
 
-fn arrange(model: &ModelFiles, shares: &[(Id, Share)], devices: &[Device]) -> Result<Arrangement> {
-    Arrangement::of(&model.catalog, shares, devices.len())
+pub(super) fn arrange(model: &ModelFiles, shares: &[(Id, Share)], gpus: usize) -> Result<Arrangement> {
+    Arrangement::of(&model.catalog, shares, gpus)
         .map_err(|error| misplaced(model, error))?
         .ok_or_else(|| out_of_memory(&model.path, u64::MAX))
 }
@@ -200,7 +200,7 @@ impl PlacedGroups<'_> {
         let devices = flow.links.devices.clone();
         while self.in_flight.len() < 2 && !self.shares.is_empty() {
             let shares = self.next_shares(devices.len());
-            let made = arrange(self.model, &shares, &devices).and_then(|arrangement| {
+            let made = arrange(self.model, &shares, devices.len()).and_then(|arrangement| {
                 let buffers = Filling::allocate(self.model, &devices, &arrangement)?;
                 Ok(Group { arrangement, buffers, batches: 0 })
             });

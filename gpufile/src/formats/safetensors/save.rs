@@ -7,7 +7,6 @@ use std::path::Path;
 use cufile::BufSlice;
 
 use super::header::Header;
-use super::load::TensorView;
 use super::replace::Place;
 use super::write::NewTensor;
 use crate::formats::error::of_entry;
@@ -42,13 +41,6 @@ impl<'a> TensorData<'a> {
     /// Returns a tensor to save.
     pub fn new(name: &'a str, dtype: Dtype, shape: &'a [u64], bytes: impl Into<BufSlice<'a>>) -> Self {
         Self { name, dtype, shape, bytes: bytes.into() }
-    }
-}
-
-impl<'a> From<TensorView<'a>> for TensorData<'a> {
-    /// Returns a loaded tensor, to save it again.
-    fn from(view: TensorView<'a>) -> Self {
-        Self { name: view.info.name, dtype: view.info.dtype, shape: view.info.shape, bytes: view.bytes }
     }
 }
 

@@ -1,0 +1,66 @@
+//! The errors of a group of ranks.
+
+use std::time::Duration;
+
+use cuda_rt_sys::LoadError;
+
+use crate::error::Cause;
+
+/// The reason why ranks could not do something together.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RankError {
+    /// libnccl is missing, or older than 2.14.
+    #[error("{0}; install NCCL 2.14 or newer")]
+    Load(#[from] LoadError),
+    /// NCCL returned an error. The group has ended.
+    #[error("{operation}: {message} (NCCL's code {code})")]
+    Nccl {
+        /// The call of NCCL.
+        operation: &'static str,
+        /// NCCL's code.
+        code: u32,
+        /// NCCL's words for the code. They may name a setting that makes NCCL print the cause.
+        message: String,
+    },
+    /// CUDA returned an error. The group has ended.
+    #[error("rank {rank}: {cause}")]
+    Cuda {
+        /// This rank.
+        rank: usize,
+        /// The error that CUDA returned.
+        cause: Cause,
+    },
+    /// Other ranks did not take part in time. The group has ended.
+    #[error(
+        "rank {rank} of {ranks} waited {timeout:?} for the other ranks; see which of them ended or stopped, and start all \
+         again"
+    )]
+    TimedOut {
+        /// This rank.
+        rank: usize,
+        /// The number of ranks.
+        ranks: usize,
+        /// The most time to wait.
+        timeout: Duration,
+    },
+    /// Another rank failed and ended the operation of all. The group can be used again.
+    #[error("rank {rank} failed: {message}")]
+    Failed {
+        /// The rank that failed.
+        rank: usize,
+        /// The start of its error.
+        message: String,
+    },
+    /// Another rank loads other tensors, or places them otherwise. The group can be used again.
+    #[error(
+        "rank {rank} loads other tensors than rank 0, or by another placement; call all ranks with the same"
+    )]
+    Differs {
+        /// The lowest rank that differs from rank 0.
+        rank: usize,
+    },
+    /// The group ended by an earlier error.
+    #[error("the group of ranks ended by an earlier error; join a new one by a new id")]
+    Ended,
+}
