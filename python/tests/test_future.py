@@ -42,7 +42,7 @@ def test_failed_futures_raise_each_time(path):
         assert failed.value.errno == errno.EBADF
 
 
-def test_results_time_out_while_in_flight(file, device_array, held_copies, content):
+def test_results_time_out_while_in_flight(file, device_array, let_copies_go, content):
     array = device_array(100_000)
     future = file.read_into_async(array)
     with pytest.raises(TimeoutError):
@@ -50,33 +50,33 @@ def test_results_time_out_while_in_flight(file, device_array, held_copies, conte
     with pytest.raises(TimeoutError):
         future.result(0.05)
     assert not future.done() and "in flight" in repr(future)
-    held_copies(future)
+    let_copies_go()
     assert future.result(timeout=60) == 100_000
     assert array.get() == content[:100_000]
     with pytest.raises(ValueError):
         future.result(float("inf"))
 
 
-def test_buffers_live_until_the_transfer_ends(file, device_array, held_copies):
+def test_buffers_live_until_the_transfer_ends(file, device_array, let_copies_go):
     array = device_array(5000)
     alive = weakref.ref(array)
     future = file.read_into_async(array)
     del array
     gc.collect()
     assert alive() is not None
-    held_copies(future)
+    let_copies_go()
     future.result()
     gc.collect()
     assert alive() is None
 
 
-def test_exported_buffers_cannot_move_in_flight(file, device_array, held_copies):
+def test_exported_buffers_cannot_move_in_flight(file, device_array, let_copies_go):
     host = bytearray(5000)
     # The list is in flight until its other entry has been copied.
     future = file.read_many_async([host, device_array(5000)], [0, 0])
     with pytest.raises(BufferError):
         host.append(1)
-    held_copies(future)
+    let_copies_go()
     future.result()
     host.append(1)
 
@@ -96,7 +96,7 @@ def test_cancelled_reads_stop_early(tmp_path, device_array, slow_copies):
     path = tmp_path / "long"
     path.write_bytes(b"x" * 100_000_000)
     array = device_array(100_000_000)
-    with gpufile.File(path, engine=gpufile.Engine(threads=1, chunk_bytes=1_000_000)) as file:
+    with gpufile.File(path, engine=gpufile.Engine(threads=1, chunk_bytes=100_000)) as file:
         future = file.read_into_async(array)
         future.cancel()
         assert future.done()
@@ -121,7 +121,7 @@ def test_asyncio_awaits_many_transfers_at_once(file, content, device_array):
     asyncio.run(read())
 
 
-def test_the_event_loop_runs_while_a_transfer_is_held(file, device_array, held_copies):
+def test_the_event_loop_runs_while_a_transfer_is_held(file, device_array, let_copies_go):
     async def read():
         future = file.read_into_async(device_array(100_000))
         task = asyncio.ensure_future(future)
@@ -129,7 +129,7 @@ def test_the_event_loop_runs_while_a_transfer_is_held(file, device_array, held_c
         await asyncio.sleep(0.05)
         assert not task.done()
         second.cancel()
-        held_copies(future)
+        let_copies_go()
         assert await asyncio.wait_for(task, 60) == 100_000
 
     asyncio.run(read())

@@ -61,8 +61,13 @@ def test_handlers_that_return_do_not_end_a_transfer(python):
         count = []
         signal.signal(signal.SIGUSR1, lambda *_: count.append(1))
         array = conftest.DeviceArray(gpu, 1_200_000)
-        slow()
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        assert gpu.emulator_control(b"fault cudaMemcpyAsync hold=1") == 0
+        def interrupt():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not count:
+                time.sleep(0.01)
+            gpu.emulator_control(b"release")
+        threading.Timer(0.1, interrupt).start()
         file = gpufile.File(path, engine=narrow())
         print(file.read_into_async(array).result(), len(count))
     """)

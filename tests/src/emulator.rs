@@ -4,6 +4,8 @@ use std::env;
 use std::ffi::{CString, c_char, c_longlong};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cuda_rt_sys::loader::{Search, SharedLibrary};
 use tempfile::TempPath;
@@ -124,6 +126,12 @@ impl Emulator {
         self.control(&format!("fault {function} {settings}"));
     }
 
+    /// Holds calls of `function`, or the work that they queue, as in `settings`, such as `"times=all"`.
+    pub fn hold(&self, function: &str, settings: &str) -> Held<'_> {
+        self.fault(function, &format!("hold=1 {settings}"));
+        Held(self)
+    }
+
     /// Returns the number of calls of `function`.
     pub fn calls(&self, function: &str) -> i64 {
         self.control(&format!("calls {function}"))
@@ -132,6 +140,53 @@ impl Emulator {
     /// Returns the number of live objects of the kind `what`, such as `"handles"`.
     pub fn live(&self, what: &str) -> i64 {
         self.control(&format!("live {what}"))
+    }
+}
+
+/// Keeps calls waiting until it is dropped.
+#[must_use]
+pub struct Held<'a>(&'a Emulator);
+
+impl Held<'_> {
+    /// Returns the number of calls, or of queued operations, that wait now.
+    pub fn count(&self) -> i64 {
+        self.0.control("held")
+    }
+
+    /// Waits until `count` calls wait.
+    pub fn wait_for(&self, count: i64) {
+        let start = Instant::now();
+        while self.count() < count {
+            assert!(start.elapsed() < Duration::from_secs(60), "{} of {count} calls wait", self.count());
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets the calls go on, and holds no later ones.
+    pub fn release(self) {}
+
+    /// Runs `wait`, which calls `function` and waits there for the held calls, and releases them then.
+    pub fn release_during<T>(self, function: &str, wait: impl FnOnce() -> T) -> T {
+        let emulator = self.0;
+        let before = emulator.calls(function);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let start = Instant::now();
+                while emulator.calls(function) == before && start.elapsed() < Duration::from_secs(60) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                // The function takes a moment until it waits.
+                thread::sleep(Duration::from_millis(50));
+                self.release();
+            });
+            wait()
+        })
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.control("release");
     }
 }
 

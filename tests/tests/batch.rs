@@ -20,7 +20,7 @@ use cufile_sys::{
 };
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, open_with, pattern};
-use support::{Life, Tracked, register};
+use support::{Life, Tracked, register, soon};
 
 const PAGE: usize = 4096;
 
@@ -515,17 +515,17 @@ fn polling_respects_the_least_and_the_most_completions() {
     let file = register(&bed, "data", &pattern(8 * PAGE));
     let mut batch = Batch::new(&bed.driver, 8).unwrap();
     assert_eq!(batch.poll(5, 5, None).unwrap().len(), 0, "nothing in flight is nothing to wait for");
-    bed.emulator.as_ref().unwrap().fault("batch-entry", "after=4 delay_us=200000");
+    let held = bed.emulator.as_ref().unwrap().hold("batch-entry", "after=4");
     batch.submit(pages(&file, 8)).unwrap();
     assert_eq!(batch.poll(4, 3, None).unwrap().len(), 3);
     assert_eq!(batch.poll(1, 8, None).unwrap().len(), 1);
     let before = Instant::now();
     assert_eq!(batch.poll(1, 8, Some(Duration::ZERO)).unwrap().len(), 0);
     assert_eq!(batch.poll(1, 8, Some(Duration::from_millis(20))).unwrap().len(), 0);
-    assert!((Duration::from_millis(20)..Duration::from_millis(150)).contains(&before.elapsed()));
+    assert!(before.elapsed() >= Duration::from_millis(20));
+    held.release();
     let mut completions = Vec::new();
     assert_eq!(batch.poll_into(100, usize::MAX, Some(Duration::MAX), &mut completions).unwrap(), 4);
-    assert!(before.elapsed() > Duration::from_millis(100));
     assert_eq!((completions.len(), batch.in_flight()), (4, 0));
 }
 
@@ -534,14 +534,15 @@ fn cancelling_returns_every_buffer_after_destruction() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(8 * PAGE));
         let mut batch = Batch::new(&bed.driver, 8).unwrap();
-        if let Some(emulator) = &bed.emulator {
-            emulator.fault("batch-entry", "after=3 delay_us=100000");
-        }
+        let held = bed.emulator.as_ref().map(|emulator| emulator.hold("batch-entry", "after=3"));
         batch.submit(pages(&file, 8)).unwrap();
-        if bed.emulator.is_some() {
-            std::thread::sleep(Duration::from_millis(30));
-        }
-        let mut completions = batch.cancel().unwrap();
+        let mut completions = match held {
+            None => batch.cancel().unwrap(),
+            Some(held) => {
+                held.wait_for(1);
+                held.release_during("cuFileBatchIOCancel", || batch.cancel().unwrap())
+            }
+        };
         completions.sort_by_key(|completion| completion.id);
         assert!(completions.iter().map(|completion| completion.id).eq(0..8));
         for completion in &completions {
@@ -572,15 +573,12 @@ fn an_idle_batch_is_destroyed_without_cancelling() {
     assert_eq!((emulator.live("batches"), emulator.calls("cuFileBatchIOCancel")), (0, 0));
 }
 
-/// Makes a batch with one entry, which takes a while.
-fn slow(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
+/// Makes a batch with one entry.
+fn in_flight(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
     let file = register(bed, "data", &pattern(PAGE));
     let mut batch = Batch::new(&bed.driver, 1).unwrap();
     let (buffer, life) = Tracked::new(PAGE);
     let buffer = RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap();
-    if let Some(emulator) = &bed.emulator {
-        emulator.fault("batch-entry", "delay_us=100000");
-    }
     batch.submit([Entry::read(&file, buffer, 0)]).unwrap();
     (batch, life)
 }
@@ -588,10 +586,12 @@ fn slow(bed: &Bed) -> (Batch<RegisteredBuffer<Tracked>>, Arc<Life>) {
 #[test]
 fn cancelling_waits_if_libcufile_cannot_cancel() {
     let bed = Bed::emulated();
-    let (batch, life) = slow(&bed);
-    bed.emulator.as_ref().unwrap().fault("cuFileBatchIOCancel", "err=5042");
+    let emulator = bed.emulator.as_ref().unwrap();
+    let held = emulator.hold("batch-entry", "");
+    let (batch, life) = in_flight(&bed);
+    emulator.fault("cuFileBatchIOCancel", "err=5042");
     life.over.store(true, Ordering::SeqCst);
-    let completions = batch.cancel().unwrap();
+    let completions = held.release_during("cuFileBatchIOCancel", || batch.cancel().unwrap());
     assert!(matches!(completions[0].result, Ok(PAGE)));
     assert_eq!(completions[0].buffer.as_ref().unwrap().get().bytes(), pattern(PAGE));
 }
@@ -599,18 +599,28 @@ fn cancelling_waits_if_libcufile_cannot_cancel() {
 #[test]
 fn dropping_a_batch_waits_before_the_buffers_are_freed() {
     Bed::each(|bed| {
-        let (mut batch, life) = slow(bed);
-        let before = Instant::now();
+        let held = bed.emulator.as_ref().map(|emulator| emulator.hold("batch-entry", ""));
+        let (mut batch, life) = in_flight(bed);
         assert!(!life.is_freed());
-        life.over.store(true, Ordering::SeqCst);
         if let Some(emulator) = &bed.emulator {
             assert_eq!(batch.poll(1, 1, Some(Duration::ZERO)).unwrap().len(), 0);
             assert_eq!(emulator.live("handles"), 1, "the entry keeps its file registered");
         }
-        drop(batch);
+        std::thread::scope(|scope| {
+            let life = Arc::clone(&life);
+            let end = move || {
+                std::thread::sleep(Duration::from_millis(50));
+                life.over.store(true, Ordering::SeqCst);
+                drop(held);
+            };
+            match bed.emulator {
+                Some(_) => drop(scope.spawn(end)),
+                None => end(),
+            }
+            drop(batch);
+        });
         assert!(life.is_freed());
         if let Some(emulator) = &bed.emulator {
-            assert!(before.elapsed() > Duration::from_millis(50));
             assert_eq!((emulator.live("batches"), emulator.live("handles")), (0, 0));
         }
     });
@@ -624,18 +634,17 @@ fn forgotten_batches_leak_memory_in_use() {
         let mut batch = Batch::new(&bed.driver, 1).unwrap();
         let (buffer, life) = Tracked::new(PAGE);
         let address = buffer.bytes().as_ptr();
-        if let Some(emulator) = &bed.emulator {
-            emulator.fault("batch-entry", "delay_us=50000");
-        }
+        let held = bed.emulator.as_ref().map(|emulator| emulator.hold("batch-entry", ""));
         batch.submit([Entry::read(&file, buffer, 0)]).unwrap();
         drop(file);
         let mut forgotten = ManuallyDrop::new(batch);
         // Freed memory would be given out again.
         let others: Vec<_> = (0..64).map(|_| vec![0xee_u8; PAGE]).collect();
-        std::thread::sleep(Duration::from_millis(200));
+        drop(held);
+        // SAFETY: the buffer was leaked. The read may still write to it, so the compiler must not keep a value.
+        let byte = |at: usize| unsafe { address.wrapping_add(at).read_volatile() };
+        soon("the read ends", || (0..PAGE).all(|at| byte(at) == bytes[at]));
         assert!(!life.is_freed());
-        // SAFETY: the buffer was leaked, and the read into it has had time to end.
-        assert_eq!(unsafe { std::slice::from_raw_parts(address, PAGE) }, bytes);
         assert!(others.iter().flatten().all(|byte| *byte == 0xee));
         if let Some(emulator) = &bed.emulator {
             assert_eq!((emulator.live("handles"), emulator.live("batches")), (1, 1));
@@ -694,7 +703,8 @@ fn buffers_are_leaked_if_libcufile_can_neither_report_nor_cancel() {
     for cancel in [true, false] {
         let bed = Bed::emulated();
         let emulator = bed.emulator.as_ref().unwrap();
-        let (batch, life) = slow(&bed);
+        let _held = emulator.hold("batch-entry", "");
+        let (batch, life) = in_flight(&bed);
         emulator.fault("cuFileBatchIOGetStatus", "times=all err=5041");
         emulator.fault("cuFileBatchIOCancel", "times=all err=5042");
         if cancel {
@@ -719,8 +729,9 @@ fn an_error_while_cancelling_loses_no_completion() {
         let buffers = [(); 2].map(|()| bed.device.alloc(PAGE).unwrap());
         let [done, slow] = buffers.map(|buffer| Entry::read(&file, buffer, 0));
         batch.submit([done.id(1)]).unwrap();
-        std::thread::sleep(Duration::from_millis(30));
-        emulator.fault("batch-entry", "delay_us=100000");
+        soon("the first entry begins", || emulator.calls("batch-entry") == 1);
+        std::thread::sleep(Duration::from_millis(200));
+        let _held = emulator.hold("batch-entry", "");
         if submission_fails {
             emulator.fault("cuFileBatchIOSubmit", "err=5035");
         }

@@ -374,15 +374,16 @@ mod faults {
     fn held_operations_wait_until_released() {
         let rig = rig();
         let (stream, buffer) = (rig.stream(), rig.device(1));
-        rig.emulator.fault("cudaMemsetAsync", "hold=1");
+        let held = rig.emulator.hold("cudaMemsetAsync", "times=all");
         assert_eq!(unsafe { (rig.cuda.cudaMemsetAsync)(buffer, 3, 1, stream) }, OK);
-        while rig.emulator.control("held") == 0 {
-            thread::sleep(Duration::from_millis(1));
-        }
+        held.wait_for(1);
         assert_eq!(unsafe { (rig.cuda.cudaStreamQuery)(stream) }, cudaError_t::cudaErrorNotReady);
         assert_eq!(rig.emulator.control("release"), 1);
         rig.synchronise(stream);
-        assert_eq!((rig.bytes(buffer, 1), rig.emulator.control("held")), (vec![3], 0));
+        assert_eq!((rig.bytes(buffer, 1), held.count()), (vec![3], 0));
+        assert_eq!(unsafe { (rig.cuda.cudaMemsetAsync)(buffer, 4, 1, stream) }, OK);
+        rig.synchronise(stream);
+        assert_eq!(rig.bytes(buffer, 1), [4], "a release ends the fault");
     }
 
     #[test]
@@ -768,12 +769,13 @@ mod streams {
     fn queued_work_runs_later_and_in_order() {
         let rig = rig();
         let (stream, pointer) = (rig.stream(), rig.device(4));
-        rig.emulator.fault("cudaMemsetAsync", "delay_us=200000");
+        let held = rig.emulator.hold("cudaMemsetAsync", "");
         unsafe {
             assert_eq!((rig.cuda.cudaMemsetAsync)(pointer, 1, 4, stream), OK);
             assert_eq!((rig.cuda.cudaMemsetAsync)(pointer, 2, 2, stream), OK);
             assert_eq!((rig.cuda.cudaStreamQuery)(stream), cudaError_t::cudaErrorNotReady);
             assert_eq!((rig.cuda.cudaGetLastError)(), OK, "not ready is no error");
+            held.release();
             rig.synchronise(stream);
             assert_eq!((rig.cuda.cudaStreamQuery)(stream), OK);
             assert_eq!(rig.bytes(pointer, 4), [2, 2, 1, 1]);
@@ -790,7 +792,7 @@ mod streams {
         let rig = rig();
         let (first, second, pointer) = (rig.stream(), rig.stream(), rig.device(1));
         let (mut start, mut end) = (null_mut(), null_mut());
-        rig.emulator.fault("cudaMemsetAsync", "delay_us=200000");
+        let held = rig.emulator.hold("cudaMemsetAsync", "delay_us=200000");
         unsafe {
             assert_eq!((rig.cuda.cudaEventCreate)(&mut start), OK);
             assert_eq!((rig.cuda.cudaEventCreate)(&mut end), OK);
@@ -801,6 +803,7 @@ mod streams {
             assert_eq!((rig.cuda.cudaEventQuery)(end), cudaError_t::cudaErrorNotReady);
             assert_eq!((rig.cuda.cudaStreamWaitEvent)(second, end, 0), OK);
             assert_eq!((rig.cuda.cudaMemsetAsync)(pointer, 2, 1, second), OK);
+            held.release();
             rig.synchronise(second);
             assert_eq!((rig.cuda.cudaEventQuery)(end), OK);
             assert_eq!(rig.bytes(pointer, 1), [2]);
@@ -848,10 +851,11 @@ mod streams {
         let mut pointer = null_mut();
         unsafe {
             assert_eq!((rig.cuda.cudaMallocAsync)(&mut pointer, 64, stream), OK);
-            rig.emulator.fault("cudaMemsetAsync", "delay_us=200000");
+            let held = rig.emulator.hold("cudaMemsetAsync", "");
             assert_eq!((rig.cuda.cudaMemsetAsync)(pointer, 1, 64, stream), OK);
             assert_eq!((rig.cuda.cudaFreeAsync)(pointer, stream), OK);
             assert_eq!(rig.emulator.live("allocations"), 1);
+            held.release();
             rig.synchronise(stream);
             assert_eq!(rig.emulator.live("allocations"), 0);
             assert_eq!((rig.cuda.cudaFreeAsync)(pointer, stream), INVALID);
@@ -1501,12 +1505,13 @@ mod batches {
         let file = file(&[1; 64]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(64));
         let batch = rig.set_up(8).unwrap();
-        rig.emulator.fault("batch-entry", "after=1 delay_us=500000");
+        let held = rig.emulator.hold("batch-entry", "after=1");
         let mut entries = [1, 2].map(|cookie| entry(handle, buffer, 8, cookie));
         assert_eq!(rig.submit(batch, &mut entries), Ok(()));
         assert_eq!(rig.events(batch, 1, LONG).len(), 1);
         assert_eq!(rig.events(batch, 0, Duration::ZERO), []);
         assert_eq!(rig.events(batch, 1, Duration::from_millis(1)), []);
+        held.release();
         assert_eq!(rig.events(batch, 1, LONG), [(2, COMPLETE, 8)]);
     }
 
@@ -1525,7 +1530,7 @@ mod batches {
         assert_eq!(events, [(failed, -1), (COMPLETE, 3), (timeout, -5044), (COMPLETE, 64)]);
         assert_eq!(rig.submit(batch, &mut [entry(null_mut(), buffer, 1, 0)]), Err(5022));
         let mut many = [entry(handle, buffer, 1, 0); 8];
-        rig.emulator.fault("batch-entry", "delay_us=200000");
+        let _held = rig.emulator.hold("batch-entry", "");
         assert_eq!((rig.submit(batch, &mut many), rig.submit(batch, &mut many)), (Ok(()), Err(5037)));
     }
 
@@ -1535,10 +1540,11 @@ mod batches {
         let file = file(&[1; 64]);
         let (handle, buffer) = (rig.register(&file).unwrap(), rig.device(64));
         let batch = rig.set_up(8).unwrap();
-        rig.emulator.fault("batch-entry", "delay_us=200000");
+        let held = rig.emulator.hold("batch-entry", "");
         let mut entries = [entry(handle, buffer, 8, 1); 4];
         assert_eq!(rig.submit(batch, &mut entries), Ok(()));
-        assert_eq!(code(unsafe { (rig.cufile.cuFileBatchIOCancel)(batch) }), Ok(()));
+        let cancel = || code(unsafe { (rig.cufile.cuFileBatchIOCancel)(batch) });
+        assert_eq!(held.release_during("cuFileBatchIOCancel", cancel), Ok(()));
         assert_eq!(rig.events(batch, 4, LONG), []);
         assert!(rig.emulator.calls("batch-entry") < 4);
         assert_eq!(rig.submit(batch, &mut entries), Err(5030), "it is not to be used again");

@@ -380,9 +380,9 @@ fn transfers_do_not_wait_while_lanes_are_released() {
     file.read_exact_at(&mut first, 0).unwrap();
     file.read_exact_at(&mut second, 0).unwrap();
     let destroyed = emulator.calls("cudaStreamDestroy");
-    emulator.fault("cudaStreamDestroy", "delay_us=1000000");
     let ended = &AtomicBool::new(false);
     thread::scope(|scope| {
+        let _held = emulator.hold("cudaStreamDestroy", "");
         scope.spawn(move || {
             engine.release_buffers();
             ended.store(true, Ordering::SeqCst);
@@ -552,16 +552,15 @@ fn workers_share_a_large_cufile_transfer() {
         let mut buffer = bed.device.alloc(8 * MIB).unwrap();
         for function in ["cuFileRead", "cuFileWrite"] {
             let before = emulator.calls(function);
-            emulator.fault(function, "delay_us=100000 times=all");
-            let start = Instant::now();
-            match function {
-                "cuFileRead" => file.read_exact_at(&mut buffer, 0).unwrap(),
-                _ => file.write_all_at(&buffer, 0).unwrap(),
-            }
-            // One after the other, the transfers take 800 ms.
-            assert!(start.elapsed() < Duration::from_millis(600), "{:?}", start.elapsed());
+            thread::scope(|scope| {
+                let held = emulator.hold(function, "times=all");
+                scope.spawn(|| match function {
+                    "cuFileRead" => file.read_exact_at(&mut buffer, 0).unwrap(),
+                    _ => file.write_all_at(&buffer, 0).unwrap(),
+                });
+                held.wait_for(4);
+            });
             assert_eq!(emulator.calls(function) - before, 8);
-            emulator.control("clear");
         }
         assert!(buffer.to_vec().unwrap() == bytes && fs::read(&path).unwrap() == bytes);
         assert_eq!(emulator.calls("cudaHostAlloc"), 0, "the bytes need no host memory");

@@ -85,15 +85,15 @@ fn dropped_reads_return_at_once_and_stop() {
     let copies = || emulator.calls("cudaMemcpyAsync") - before;
     let device_bytes = || emulator.live("device-bytes");
     let allocated = device_bytes();
-    emulator.fault("cudaMemcpyAsync", "delay_us=300000 times=all");
+    let held = emulator.hold("cudaMemcpyAsync", "times=all");
     let future = file.read_at_async(bed.device.alloc(64 * MIB).unwrap(), 0);
-    soon("the first copy begins", || copies() > 0);
+    held.wait_for(1);
     drop(future);
     assert!(device_bytes() > allocated, "a copy is under way, and needs the buffer");
+    held.release();
     soon("a worker drops the buffer", || device_bytes() == allocated);
     let begun = copies();
     assert!(begun <= 8, "{begun} of 64 pieces, two of each worker and as many that were just taken");
-    emulator.control("clear");
     file.read_exact_at(&mut bed.device.alloc(64 * MIB).unwrap(), 0).unwrap();
     assert_eq!(copies(), begun + 64, "no more of it was read");
 }
@@ -109,16 +109,15 @@ fn dropped_transfers_keep_the_engine_until_they_end() {
         let file = open(&engine(&bed).threads(2).build(), &bed.path("data"));
         let buffer = bed.device.alloc(2 * MIB).unwrap();
         file.read_at(&mut bed.device.alloc(2 * MIB).unwrap(), 0).unwrap();
-        let copies = emulator.calls("cudaMemcpyAsync");
-        emulator.fault("cudaMemcpyAsync", "delay_us=100000 times=all");
+        let held = emulator.hold("cudaMemcpyAsync", "times=all");
         let future =
             if is_write { file.write_all_at_async(buffer, 0) } else { file.read_at_async(buffer, 0) };
-        soon("the first copy begins", || emulator.calls("cudaMemcpyAsync") > copies);
+        held.wait_for(1);
         // They take the engine along, on a worker.
         drop((file, future));
         assert!(emulator.live("streams") > before[2], "the engine is still there");
+        held.release();
         soon("nothing is left", || kinds.map(|kind| emulator.live(kind)) == before);
-        emulator.control("clear");
     }
 }
 
@@ -128,14 +127,15 @@ fn workers_survive_a_buffer_that_panics_when_dropped() {
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("data", &pattern(2 * MIB));
     let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
-    emulator.fault("cudaMemcpyAsync", "delay_us=200000");
+    let held = emulator.hold("cudaMemcpyAsync", "times=all");
     let busy = file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0);
-    let (buffer, life) = Tracked::new(2 * MIB);
+    let (buffer, life) = Tracked::of(bed.device.alloc(2 * MIB).unwrap());
     life.panics.store(true, Ordering::SeqCst);
     let copy = open(file.engine(), &bed.path("copy"));
     let future = copy.write_all_at_async(buffer, 0);
     life.over.store(true, Ordering::SeqCst);
     drop((future, copy));
+    held.release();
     soon("a worker drops the buffer", || life.is_freed());
     assert_eq!(busy.wait().0.unwrap(), 2 * MIB);
     assert_eq!(file.read_at_async(vec![0; 2 * MIB], 0).wait().0.unwrap(), 2 * MIB);
@@ -144,11 +144,13 @@ fn workers_survive_a_buffer_that_panics_when_dropped() {
 
 #[test]
 fn cancelling_waits_for_chunks_in_flight_and_returns_the_buffer() {
+    // All chunks would take seconds.
+    const CHUNK: usize = MIB / 16;
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     let bytes = pattern(32 * MIB);
     bed.file("data", &bytes);
-    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(2).chunk_bytes(MIB).build();
+    let engine = engine(&bed).policy(RoutePolicy::PosixOnly).threads(2).chunk_bytes(CHUNK).build();
     let file = open(&engine, &bed.path("data"));
     file.read_exact_at(&mut bed.device.alloc(4 * MIB).unwrap(), 0).unwrap();
     let mut source = bed.device.alloc(32 * MIB).unwrap();
@@ -161,8 +163,8 @@ fn cancelling_waits_for_chunks_in_flight_and_returns_the_buffer() {
     let (read, buffer) = future.cancel();
     let copies = emulator.calls("cudaMemcpyAsync") - begun;
     let read = read.unwrap();
-    assert_eq!(read, copies as usize * MIB, "what was begun was read, and nothing else");
-    assert!(read > 0 && read <= 8 * MIB && buffer.to_vec().unwrap()[..read] == bytes[..read]);
+    assert_eq!(read, copies as usize * CHUNK, "what was begun was read, and nothing else");
+    assert!(read > 0 && read < 32 * MIB && buffer.to_vec().unwrap()[..read] == bytes[..read]);
 
     let copy = open(&engine, &bed.path("copy"));
     let (written, source) = copy.write_all_at_async(source, MIB as u64).cancel();
@@ -221,7 +223,7 @@ fn futures_accept_another_thread_and_another_waker() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(2 * MIB));
     let file = open(&engine(&bed).build(), &bed.path("data"));
-    bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "delay_us=50000 times=all");
+    let held = bed.emulator.as_ref().unwrap().hold("cudaMemcpyAsync", "times=all");
     let calls = Arc::new(AtomicUsize::new(0));
     let (sender, woken) = mpsc::channel();
     let mut future = file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0);
@@ -230,6 +232,7 @@ fn futures_accept_another_thread_and_another_waker() {
         first.fetch_add(1, Ordering::Relaxed);
     });
     poll_once(&mut future, move || sender.send(()).unwrap());
+    held.release();
     let future = thread::spawn(move || {
         woken.recv_timeout(Duration::from_secs(20)).expect("the last waker is woken");
         assert!(future.is_done());
@@ -302,13 +305,14 @@ fn panicking_wakers_do_not_affect_other_transfers() {
     let bed = Bed::emulated();
     bed.file("data", &pattern(2 * MIB));
     let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
-    bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "delay_us=50000 times=1");
+    let held = bed.emulator.as_ref().unwrap().hold("cudaMemcpyAsync", "times=1");
     let mut future = file.read_at_async(bed.device.alloc(2 * MIB).unwrap(), 0);
     let (sender, called) = mpsc::channel();
     poll_once(&mut future, move || {
         sender.send(()).unwrap();
         std::panic::panic_any(Payload);
     });
+    held.release();
     called.recv_timeout(Duration::from_secs(20)).unwrap();
     assert_eq!(future.wait().0.unwrap(), 2 * MIB);
     assert_eq!(file.read_at_async(vec![0; 2 * MIB], 0).wait().0.unwrap(), 2 * MIB);
@@ -363,10 +367,10 @@ fn wakers_do_not_wait_for_another_transfer() {
     let (target, mut source) = (bed.device.alloc(MIB / 2).unwrap(), bed.device.alloc(100 * MIB).unwrap());
     source.copy_from_host(0, &pattern(100 * MIB)).unwrap();
     // The worker is busy until both are submitted. Each copy of the write takes a while.
-    emulator.control("fault cudaMemcpyAsync delay_us=200000");
-    emulator.control("fault cudaMemcpyAsync delay_us=10000 after=1 times=all");
+    let held = emulator.hold("cudaMemcpyAsync", "");
+    emulator.fault("cudaMemcpyAsync", "delay_us=10000 after=1 times=all");
     let busy = read.read_at_async(bed.device.alloc(MIB / 2).unwrap(), 0);
-    thread::sleep(Duration::from_millis(20));
+    held.wait_for(1);
     let mut future = read.read_at_async(target, 0);
     let (sender, woken) = mpsc::channel();
     poll_once(&mut future, move || sender.send(Instant::now()).unwrap());
@@ -376,7 +380,13 @@ fn wakers_do_not_wait_for_another_transfer() {
         buffer_offset: number * 50 * MIB,
         len_bytes: 50 * MIB,
     };
-    written.write_many(&source, &[half(0), half(1)]).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(100));
+            held.release();
+        });
+        written.write_many(&source, &[half(0), half(1)]).unwrap();
+    });
     let late = woken.recv().unwrap().elapsed();
     assert!(late > Duration::from_millis(300), "the write went on for {late:?}");
     for (count, _) in [busy.wait(), future.wait()] {
@@ -403,7 +413,7 @@ fn long_writes_do_not_block_other_transfers() {
         source.copy_from_host(0, &bytes).unwrap();
         source
     });
-    emulator.fault("cudaMemcpyAsync", "delay_us=20000 times=all");
+    emulator.fault("cudaMemcpyAsync", "delay_us=50000 times=all");
     let written = ["one", "two"].map(|name| open(&engine, &bed.path(name)));
     let halves = [0, 24 * MIB].map(|at| IoRange {
         file_offset: (2 * at) as u64,
@@ -421,7 +431,7 @@ fn long_writes_do_not_block_other_transfers() {
         }
         thread::sleep(Duration::from_millis(100));
         read.read_exact_at(&mut target, 0).unwrap();
-        assert_eq!(ended.load(Ordering::SeqCst), 0, "the read waited for writes of 48 pieces, 20 ms each");
+        assert_eq!(ended.load(Ordering::SeqCst), 0, "the read waited for writes of 48 pieces, 50 ms each");
     });
     emulator.control("clear");
     assert!(target.to_vec().unwrap() == pattern(2 * MIB));
@@ -437,7 +447,7 @@ fn workers_can_drop_the_last_reference_to_another_engine() {
     bed.file("data", &pattern(MIB));
     let [one, two] = [0; 2].map(|_| open(&engine(&bed).threads(1).build(), &bed.path("data")));
     let buffers = [0; 2].map(|_| bed.device.alloc(MIB).unwrap());
-    bed.emulator.as_ref().unwrap().fault("cudaMemcpyAsync", "delay_us=1000000 times=all");
+    let held = bed.emulator.as_ref().unwrap().hold("cudaMemcpyAsync", "times=all");
     let both = Arc::new(Barrier::new(2));
     let (sender, ended) = mpsc::channel();
     let [to_one, to_two] = buffers;
@@ -452,6 +462,7 @@ fn workers_can_drop_the_last_reference_to_another_engine() {
             sender.send(()).unwrap();
         });
     }
+    held.release();
     for future in reading {
         future.wait().0.unwrap();
     }

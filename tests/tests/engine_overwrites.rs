@@ -500,19 +500,14 @@ fn failed_writes_keep_bytes_written_before_them() {
             let path = folder.path().join("data");
             let file = open(&engine, &path);
             file.set_len(0).unwrap();
-            emulator.fault("cudaMemcpyAsync", "err=2 times=all hold=1");
             thread::scope(|scope| {
-                let begun = emulator.calls("cudaMemcpyAsync");
+                let held = emulator.hold("cudaMemcpyAsync", "err=2 times=all");
+                emulator.fault("cudaMemcpyAsync", "err=2 times=all");
                 let failing = scope.spawn(|| write(&file));
                 // From now on the file may be longer than the written bytes.
-                while emulator.calls("cudaMemcpyAsync") == begun {
-                    thread::yield_now();
-                }
+                held.wait_for(1);
                 file.write_all_at(&bytes, 0).unwrap();
-                while !failing.is_finished() {
-                    emulator.control("release");
-                    thread::yield_now();
-                }
+                held.release();
                 assert_eq!(failing.join().unwrap().bytes_done(), 0, "{way}");
             });
             emulator.control("clear");

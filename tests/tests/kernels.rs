@@ -271,18 +271,16 @@ fn launches_run_later_and_in_order() {
     let address = place.as_mut_ptr().expose_provenance() as u64;
     let entries = [Entry { address, offset: 0, len: 5 }, Entry { address, offset: 5, len: 5 }];
     let table = filled(&bed.device, &table(&entries));
-    emulator.fault("cuLaunchKernel", "hold=1");
+    let held = emulator.hold("cuLaunchKernel", "");
     // SAFETY: all buffers live until the stream is idle; the second launch reads what the first wrote.
     unsafe {
         launch(&stream, &scatter, (1, 32), (table.as_ptr(), 1), staging.as_ptr()).unwrap();
         launch(&stream, &gather, (1, 32), (table.as_ptr().wrapping_add(16), 1), staging.as_ptr()).unwrap();
     }
     let event = stream.record().unwrap();
-    while emulator.control("held") == 0 {
-        thread::yield_now();
-    }
+    held.wait_for(1);
     assert!(!event.is_done().unwrap() && !stream.is_idle().unwrap());
-    emulator.control("release");
+    held.release();
     event.wait().unwrap();
     assert_eq!(staging.to_vec().unwrap(), b"hellohello");
 }
@@ -367,10 +365,11 @@ fn a_failed_kernel_fails_later_calls_on_its_device() {
     let emulator = bed.emulator.as_ref().unwrap();
     let [scatter, _] = kernels(&bed.device);
     let stream = bed.device.stream().unwrap();
-    emulator.fault("cuLaunchKernel", "status=700 delay_us=20000");
+    let held = emulator.hold("cuLaunchKernel", "status=700");
     // SAFETY: there are no entries.
     unsafe { launch(&stream, &scatter, (1, 32), (ptr::null(), 0), ptr::null()) }.unwrap();
     let event = stream.record().unwrap();
+    held.release();
     assert_eq!(event.wait().unwrap_err().raw_code(), Some(700));
     assert_eq!(event.is_done().unwrap_err().raw_code(), Some(700));
     assert_eq!(stream.synchronize().unwrap_err().raw_code(), Some(700));

@@ -563,13 +563,11 @@ fn old_versions_are_not_queried_during_transfers() {
         let (driver, emulator) = (&bed.driver, bed.emulator.as_ref().unwrap());
         let before = driver.properties().unwrap();
         let file = FileHandle::register(driver, bed.file("data", &[7; 4096])).unwrap();
-        emulator.fault("cuFileRead", "delay_us=300000");
         thread::scope(|threads| {
+            let held = emulator.hold("cuFileRead", "");
             // The emulator ends the process if another thread asks at the same time.
             let read = threads.spawn(|| file.read_at(&mut bed.device.alloc(4096).unwrap(), 0));
-            while emulator.calls("cuFileRead") == 0 {
-                thread::yield_now();
-            }
+            held.wait_for(1);
             assert_eq!(driver.properties().unwrap(), before);
             let (library, cuda) = (driver.library().clone(), driver.cuda().clone());
             let second = Driver::builder().library(library).cuda(cuda).open().unwrap();
@@ -585,6 +583,7 @@ fn old_versions_are_not_queried_during_transfers() {
             for result in set {
                 assert!(matches!(result, Err(Error::InUse { .. })), "{version}: {result:?}");
             }
+            held.release();
             assert_eq!(read.join().unwrap().unwrap(), 4096);
         });
     }

@@ -506,21 +506,12 @@ fn shards_are_written_at_once() {
     for gpus in counts(&bed) {
         let (checkpoint, devices) = (open(&bed, &path, RoutePolicy::PosixOnly), devices(&bed, gpus));
         let loaded = checkpoint.load().placed(&Placement::balanced()).to_devices(&devices).unwrap();
-        emulator(&bed).fault("cudaMemcpyAsync", "times=all hold=1");
         thread::scope(|scope| {
+            let held = emulator(&bed).hold("cudaMemcpyAsync", "times=all");
             let saving = scope.spawn(|| save_shards(&bed.path("at-once.safetensors"), &loaded));
             // Each GPU has one worker, so so many copies wait only if all GPUs copy.
-            let start = Instant::now();
-            while emulator(&bed).control("held") < gpus as i64 && start.elapsed().as_secs() < 20 {
-                thread::sleep(Duration::from_millis(1));
-            }
-            let held = emulator(&bed).control("held");
-            emulator(&bed).control("clear");
-            while !saving.is_finished() {
-                emulator(&bed).control("release");
-                thread::sleep(Duration::from_millis(1));
-            }
-            assert!(held >= gpus as i64, "{held} of {gpus} GPUs copied");
+            held.wait_for(gpus as i64);
+            held.release();
             assert_saved(&saving.join().unwrap().unwrap());
         });
     }

@@ -78,9 +78,10 @@ fn transfers(bed: &Bed) {
     let completion = batch.wait_all().unwrap().pop().unwrap();
     assert_eq!(completion.result.unwrap(), LEN);
     // Without this, the transfer may be over before it can be cancelled.
-    bed.emulator.as_ref().unwrap().fault("batch-entry", "delay_us=500000");
+    let held = bed.emulator.as_ref().unwrap().hold("batch-entry", "");
     batch.submit([Entry::read(&file, completion.buffer.unwrap(), 0)]).unwrap();
-    let buffer = batch.cancel().unwrap().pop().unwrap().buffer.unwrap();
+    let cancelled = held.release_during("cuFileBatchIOCancel", || batch.cancel().unwrap());
+    let buffer = cancelled.into_iter().next().unwrap().buffer.unwrap();
     drop(buffer.deregister().unwrap());
     drop(Arc::into_inner(file).unwrap().deregister().unwrap());
 }

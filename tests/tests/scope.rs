@@ -189,16 +189,14 @@ fn scopes_abort_if_a_batch_may_never_end() {
         let emulator = bed.emulator.as_ref().unwrap();
         let file = register(&bed, "data", &pattern(LEN));
         let mut memory = vec![0; LEN];
-        emulator.fault("batch-entry", "hold=1");
+        let held = emulator.hold("batch-entry", "");
         emulator.fault("cuFileBatchIOGetStatus", "times=all err=5030");
         emulator.fault("cuFileBatchIOCancel", "times=all err=5030");
         cufile::scope(|scope| {
             let batch = scope.batch(&bed.driver, 1).unwrap();
             batch.submit([Entry::read(&file, &mut memory[..], 0)]).unwrap();
             // Destroying a batch would wait for transfers in flight.
-            while emulator.control("held") == 0 {
-                thread::sleep(Duration::from_millis(1));
-            }
+            held.wait_for(1);
         });
     });
 }

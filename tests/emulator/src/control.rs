@@ -30,8 +30,8 @@ pub(crate) struct Hit {
     pub status: Option<i64>,
     /// Microseconds to wait before the call, or before the queued work of the call.
     pub delay: Option<i64>,
-    /// True if the call or its work waits there until the test releases it.
-    pub hold: bool,
+    /// The number of releases before the call. The call or its work waits until there is one more.
+    pub hold: Option<u64>,
 }
 
 impl Hit {
@@ -40,8 +40,8 @@ impl Hit {
         if let Some(delay) = self.delay {
             thread::sleep(Duration::from_micros(delay.unsigned_abs()));
         }
-        if self.hold {
-            Held::wait();
+        if let Some(before) = self.hold {
+            Held::wait(before);
         }
     }
 
@@ -64,20 +64,28 @@ struct Held {
 
 static HELD: Mutex<Held> = Mutex::new(Held { waiting: 0, releases: 0 });
 static RELEASED: Condvar = Condvar::new();
+/// A test that hangs ends with an abort.
+const LONGEST_HOLD: Duration = Duration::from_secs(300);
 
 impl Held {
-    fn wait() {
+    fn wait(before: u64) {
         let mut held = lock(&HELD);
-        let before = held.releases;
         held.waiting += 1;
         while held.releases == before {
-            held = RELEASED.wait(held).unwrap_or_else(PoisonError::into_inner);
+            let waited = RELEASED.wait_timeout(held, LONGEST_HOLD).unwrap_or_else(PoisonError::into_inner);
+            held = waited.0;
+            if waited.1.timed_out() {
+                eprintln!("a call was held, and nothing released it");
+                std::process::abort();
+            }
         }
         held.waiting -= 1;
     }
 
-    /// Releases all waiting calls; returns their number.
+    /// Holds no more calls, and releases all that wait or are about to; returns the number of those that wait.
     fn release() -> usize {
+        let mut control = lock(&CONTROL);
+        control.faults.retain(|fault| fault.hit.hold.is_none());
         let mut held = lock(&HELD);
         held.releases += 1;
         RELEASED.notify_all();
@@ -269,7 +277,9 @@ pub(crate) fn enter(name: &'static str) -> Hit {
         }
     }
     control.faults.retain(|fault| fault.left > 0);
-    chosen.unwrap_or_default()
+    let mut hit = chosen.unwrap_or_default();
+    hit.hold = hit.hold.map(|_| lock(&HELD).releases);
+    hit
 }
 
 impl Control {
@@ -352,7 +362,7 @@ fn fault(function: &str, settings: &[&str]) -> Option<Fault> {
             "bytes" => fault.hit.bytes = Some(number),
             "status" => fault.hit.status = Some(number),
             "delay_us" => fault.hit.delay = Some(number),
-            "hold" => fault.hit.hold = number != 0,
+            "hold" => fault.hit.hold = (number != 0).then_some(0),
             _ => return None,
         }
     }
@@ -416,7 +426,7 @@ fn live(what: &str) -> Option<i64> {
 /// | `fault FUNCTION SETTING…` | changes the next call of a function, or of `batch-entry` |
 /// | `clear` | removes the faults |
 /// | `held` | returns the number of calls and queued operations that wait because of `hold` |
-/// | `release` | lets them go on; returns their number |
+/// | `release` | lets them go on, and removes the faults with `hold`; returns their number |
 /// | `calls FUNCTION` | returns the number of calls of the function |
 /// | `live WHAT` | returns the number of live `allocations`, `device-bytes`, `pinned-bytes`, `host-registrations`, `reservations`, `physical`, `streams`, `events`, `modules`, `contexts`, `handles`, `direct-handles` (with `O_DIRECT`), `buffers`, `batches`, `communicators`, `stream-registrations`, or the `use-count`. `peak-gpu-bytes` is the most bytes of memory that one GPU ever had at a time |
 ///

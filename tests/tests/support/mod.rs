@@ -59,25 +59,31 @@ impl Life {
     }
 }
 
-/// Host memory that notes its freeing.
+/// Memory that notes its freeing.
 #[derive(Debug)]
-pub struct Tracked {
-    bytes: Vec<u8>,
+pub struct Tracked<B = Vec<u8>> {
+    memory: B,
     life: Arc<Life>,
 }
 
 impl Tracked {
     pub fn new(len_bytes: usize) -> (Tracked, Arc<Life>) {
-        let life = Arc::<Life>::default();
-        (Tracked { bytes: vec![0; len_bytes], life: Arc::clone(&life) }, life)
+        Tracked::of(vec![0; len_bytes])
     }
 
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.memory
     }
 }
 
-impl Drop for Tracked {
+impl<B> Tracked<B> {
+    pub fn of(memory: B) -> (Tracked<B>, Arc<Life>) {
+        let life = Arc::<Life>::default();
+        (Tracked { memory, life: Arc::clone(&life) }, life)
+    }
+}
+
+impl<B> Drop for Tracked<B> {
     fn drop(&mut self) {
         self.life.freed_too_early.store(!self.life.over.load(Ordering::SeqCst), Ordering::SeqCst);
         self.life.freed.store(true, Ordering::SeqCst);
@@ -85,25 +91,25 @@ impl Drop for Tracked {
     }
 }
 
-// SAFETY: the vector inside keeps the promise.
-unsafe impl IoBuf for Tracked {
+// SAFETY: the memory inside keeps the promise.
+unsafe impl<B: IoBuf> IoBuf for Tracked<B> {
     fn as_ptr(&self) -> *const u8 {
-        self.bytes.as_ptr()
+        IoBuf::as_ptr(&self.memory)
     }
 
     fn len_bytes(&self) -> usize {
-        self.bytes.len()
+        self.memory.len_bytes()
     }
 
     fn is_host_accessible(&self) -> bool {
-        true
+        self.memory.is_host_accessible()
     }
 }
 
-// SAFETY: the vector inside keeps the promise.
-unsafe impl IoBufMut for Tracked {
+// SAFETY: the memory inside keeps the promise.
+unsafe impl<B: IoBufMut> IoBufMut for Tracked<B> {
     fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.bytes.as_mut_ptr()
+        IoBufMut::as_mut_ptr(&mut self.memory)
     }
 }
 
