@@ -1,0 +1,214 @@
+//! The headers of a model, the plans of groups, and the reads into them.
+
+use std::collections::HashMap;
+use std::iter::Peekable;
+use std::path::PathBuf;
+use std::slice::Iter;
+use std::sync::Arc;
+
+use cufile::OwnedPart;
+use gpufile::formats::safetensors;
+use gpufile::{Engine, OwnedRequest};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use super::choice::{self, Refusal, Slices};
+use super::format_exception;
+use super::group::{Group, Source};
+use super::layout::{Chosen, Layout, Stretch};
+use crate::error::exception;
+use crate::future::Future;
+use crate::memory::{Access, Memory, wait_for_streams};
+use crate::transfer::Transfer;
+
+/// The headers of a safetensors file, or of a model in several.
+#[pyclass(frozen, module = "gpufile._gpufile")]
+pub struct Checkpoint {
+    checkpoint: Arc<safetensors::Checkpoint>,
+}
+
+#[pymethods]
+impl Checkpoint {
+    /// Opens a file, a folder or an index, or several files.
+    #[new]
+    fn new(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
+        let open = || match &paths[..] {
+            [path] => safetensors::Checkpoint::open(path).map_err(Box::new),
+            paths => safetensors::Checkpoint::open_many(paths).map_err(Box::new),
+        };
+        let checkpoint = py.detach(open).map_err(|error| format_exception(py, error))?;
+        Ok(Self { checkpoint: Arc::new(checkpoint) })
+    }
+
+    fn __len__(&self) -> usize {
+        self.checkpoint.len()
+    }
+
+    fn __contains__(&self, name: &str) -> bool {
+        self.checkpoint.tensor(name).is_some()
+    }
+
+    /// The paths of the files.
+    #[getter]
+    fn files(&self) -> Vec<PathBuf> {
+        self.checkpoint.files().map(|(file, _)| file.path().to_owned()).collect()
+    }
+
+    /// The number of bytes of all tensors.
+    #[getter]
+    fn len_bytes(&self) -> u64 {
+        self.checkpoint.len_bytes()
+    }
+
+    /// Returns the names of the tensors, file by file, in the order of their places in the file.
+    fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.checkpoint.tensors().map(|tensor| tensor.name).collect::<Vec<_>>())
+    }
+
+    /// Returns the metadata of all files. `None` if they have none.
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let entries = PyDict::new(py);
+        for (key, value) in self.checkpoint.files().flat_map(|(_, header)| header.metadata()) {
+            entries.set_item(key, value)?;
+        }
+        Ok(Some(entries).filter(|entries| !entries.is_empty()))
+    }
+
+    /// Returns type and shape of a tensor, as the file has them. `None` if there is no such tensor.
+    fn info<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+    ) -> PyResult<Option<(&'static str, Bound<'py, PyTuple>)>> {
+        let info = self.checkpoint.tensor(name);
+        info.map(|info| Ok((info.dtype.name(), PyTuple::new(py, info.shape)?))).transpose()
+    }
+
+    /// Returns name, type, shape and number of bytes of all tensors, or of those with these names, in the order of
+    /// `names()`.
+    #[pyo3(signature = (names = None))]
+    fn tensors<'py>(&self, py: Python<'py>, names: Option<Vec<String>>) -> PyResult<Bound<'py, PyList>> {
+        let chosen = names.map(|names| choice::choose(&self.checkpoint, &names, None)).transpose();
+        let chosen = chosen.map_err(|refusal| refusal.exception(py))?;
+        let tensors = PyList::empty(py);
+        for (file, (_, header)) in self.checkpoint.files().enumerate() {
+            let mut chosen = chosen.as_ref().map(|chosen| chosen[file].iter().peekable());
+            for (number, info) in (0..).zip(header.tensors()) {
+                let is_chosen = |chosen: &mut Peekable<Iter<'_, Chosen>>| {
+                    chosen.next_if(|chosen| chosen.number == number).is_some()
+                };
+                if chosen.as_mut().is_none_or(is_chosen) {
+                    let shape = PyTuple::new(py, info.shape)?;
+                    tensors.append((info.name, info.dtype.name(), shape, info.len_bytes()))?;
+                }
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// Plans the groups of all tensors, or of those with these names. A group has at most `limit_bytes` bytes, or one
+    /// tensor.
+    ///
+    /// `slices` has an axis and a cut, "chunks" or "even", of tensors that are cut into slices. The groups then have the
+    /// slice for this place out of so many, by default for 0 out of 1.
+    #[pyo3(signature = (names = None, limit_bytes = None, slices = None, place = None))]
+    fn groups(
+        &self,
+        py: Python<'_>,
+        names: Option<Vec<String>>,
+        limit_bytes: Option<u64>,
+        slices: Option<HashMap<String, (usize, String)>>,
+        place: Option<(usize, usize)>,
+    ) -> PyResult<Vec<Group>> {
+        let limit_bytes = limit_bytes.unwrap_or(u64::MAX);
+        let layouts = py.detach(|| {
+            let slices = slices.map(|slices| Slices { slices, place: place.unwrap_or((0, 1)) });
+            let chosen =
+                names.map(|names| choice::choose(&self.checkpoint, &names, slices.as_ref())).transpose()?;
+            let all = self.checkpoint.files().enumerate().map(|(file, (_, header))| {
+                let chosen = chosen.as_ref().map(|chosen| &chosen[file][..]);
+                Ok((file, Layout::of(header, chosen, limit_bytes).ok_or(Refusal::Size)?))
+            });
+            all.collect::<Result<Vec<_>, Refusal>>()
+        });
+        let layouts = layouts.map_err(|refusal| refusal.exception(py))?;
+        let group = |file, layout| {
+            let source = Source::File { checkpoint: Arc::clone(&self.checkpoint), file };
+            Group { source, layout }
+        };
+        let groups = layouts
+            .into_iter()
+            .flat_map(|(file, layouts)| layouts.into_iter().map(move |layout| (file, layout)));
+        Ok(groups.map(|(file, layout)| group(file, layout)).collect())
+    }
+
+    /// Plans a group of a part of one tensor: the elements from start to stop along each axis. The last axis of types
+    /// with packed elements counts bytes.
+    fn part(&self, py: Python<'_>, name: &str, bounds: Vec<(u64, u64)>) -> PyResult<Group> {
+        let missing = || Refusal::Missing(name.to_owned()).exception(py);
+        let (_, header) = self.checkpoint.file_of(name).ok_or_else(missing)?;
+        let info = header.get(name).ok_or_else(missing)?;
+        let file =
+            self.checkpoint.files().position(|(_, other)| std::ptr::eq(header, other)).ok_or_else(missing)?;
+        let start = header.in_file(info.offsets.clone()).start;
+        let layout = py.detach(|| Layout::of_part(&info, start, &bounds));
+        let layout = layout.ok_or_else(|| PyValueError::new_err("the part does not lie in the tensor"))?;
+        let source = Source::File { checkpoint: Arc::clone(&self.checkpoint), file };
+        Ok(Group { source, layout })
+    }
+
+    /// Reads a group into the start of its memory, and waits. Ctrl-C ends the wait for a long read.
+    fn read_now(&self, group: &Bound<'_, Group>, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        /// The longest read, in bytes, that a signal waits for.
+        const SHORT_BYTES: usize = 16 << 20;
+        let (py, Group { source, layout }) = (group.py(), group.get());
+        let (true, [stretch], Source::File { checkpoint, file }) =
+            (layout.len_bytes <= SHORT_BYTES, &layout.stretches[..], source)
+        else {
+            let part = (group.clone(), object.clone(), 0, layout.len_bytes);
+            return self.read(py, vec![part])?.result(py, None).map(drop);
+        };
+        let file = checkpoint.files().nth(*file).expect("a group of a file of its checkpoint").0;
+        let mut memory = Memory::of(object, Access::Write)?.part(0, Some(layout.len_bytes))?;
+        let read = || {
+            wait_for_streams([&memory])?;
+            file.read_exact_at(&mut memory, stretch.file_offset)
+        };
+        py.detach(read).map_err(|error| exception(py, &error))
+    }
+
+    /// Starts to read groups, each into the start of its memory. Of each group, reads the bytes from start to stop in
+    /// its memory.
+    fn read(
+        &self,
+        py: Python<'_>,
+        parts: Vec<(Bound<'_, Group>, Bound<'_, PyAny>, usize, usize)>,
+    ) -> PyResult<Future> {
+        let files: Vec<_> = self.checkpoint.files().map(|(file, _)| file).collect();
+        let mut requests = Vec::new();
+        for (group, object, start, stop) in parts {
+            let Group { source: Source::File { checkpoint, file }, layout, .. } = group.get() else {
+                return Err(PyValueError::new_err("the group is not of this checkpoint"));
+            };
+            if !Arc::ptr_eq(checkpoint, &self.checkpoint) {
+                return Err(PyValueError::new_err("the group is not of this checkpoint"));
+            }
+            let memory = Memory::of(&object, Access::Write)?.part(0, Some(layout.len_bytes))?;
+            let stretches: Vec<_> = layout.within(start, stop).collect();
+            let ranges = stretches.iter().map(Stretch::in_buffer);
+            py.detach(|| wait_for_streams([&memory])).map_err(|error| exception(py, &error.into()))?;
+            let buffers = OwnedPart::ranges(memory, ranges);
+            requests.extend(stretches.iter().zip(buffers).map(|(stretch, buffer)| OwnedRequest {
+                file: files[*file].clone(),
+                offset: stretch.file_offset,
+                buffer,
+            }));
+        }
+        let future = py.detach(|| match files.first() {
+            Some(file) => file.engine().read_many_async(requests),
+            None => Engine::global().read_many_async(requests),
+        });
+        Ok(Future::new(Transfer::new(future)))
+    }
+}
