@@ -125,6 +125,9 @@ impl Memory {
         if access == Access::Write && export.is_read_only() {
             return Err(read_only());
         }
+        if export.has_objects() {
+            return Err(objects());
+        }
         if !export.is_contiguous() {
             return Err(not_contiguous());
         }
@@ -336,6 +339,10 @@ fn not_contiguous() -> PyErr {
 
 fn read_only() -> PyErr {
     PyValueError::new_err("the memory is read-only, and cannot be read into")
+}
+
+fn objects() -> PyErr {
+    PyValueError::new_err("the elements are references to Python's objects, and a file cannot have these")
 }
 
 fn type_name(object: &Bound<'_, PyAny>) -> String {

@@ -107,3 +107,31 @@ def test_ranges_beyond_the_buffer_are_refused(file):
             file.read_into(buffer, 0, arguments[1], buffer_offset=arguments[0])
     with pytest.raises(OverflowError):
         file.read_into(buffer, -1)
+
+
+class Described:
+    """An array that only has the dictionary of its memory."""
+
+    def __init__(self, array):
+        self.array = array
+
+    @property
+    def __array_interface__(self):
+        return self.array.__array_interface__
+
+
+@pytest.mark.parametrize("wrap", [lambda array: array, Described])
+def test_references_to_objects_are_refused(file, wrap):
+    record = np.zeros(3, [("a", "i4"), ("b", [("c", "O"), ("d", "u1")])])
+    for array in [np.array([1, "x", None] * 10, object), record]:
+        for transfer in [file.read_into, file.write_from]:
+            with pytest.raises(ValueError, match="objects"):
+                transfer(wrap(array))
+    # A field's name is no type.
+    named = np.zeros(3, [("O", "i4"), ("xOy", "u1")])
+    assert file.read_into(wrap(named)) == 15
+
+
+def test_references_of_ctypes_are_refused(file):
+    with pytest.raises(ValueError, match="objects"):
+        file.read_into((ctypes.py_object * 3)(1, 2, 3))

@@ -3,9 +3,9 @@
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
-use super::{Access, Claimed, contiguous_bytes, read_only};
+use super::{Access, Claimed, contiguous_bytes, objects, read_only};
 
 /// Returns the memory that an object describes by one of the dictionaries. `None` if it has neither.
 pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Option<Claimed>> {
@@ -33,6 +33,10 @@ fn of(fields: &Bound<'_, PyDict>, access: Access, is_on_gpu: bool) -> PyResult<C
     let strides: Option<Vec<isize>> =
         strides.map(|strides| strides.cast::<PyTuple>()?.extract()).transpose()?;
     let typestr: String = required("typestr")?.extract()?;
+    let fields_of_records = fields.get_item("descr")?.filter(|descr| !descr.is_none());
+    if has_objects(&typestr) || fields_of_records.map_or(Ok(false), |descr| any_has_objects(&descr))? {
+        return Err(objects());
+    }
     let len_bytes = contiguous_bytes(&shape, strides.as_deref(), item_bytes(&typestr)?)?;
     if access == Access::Write && is_read_only && len_bytes > 0 {
         return Err(read_only());
@@ -40,6 +44,25 @@ fn of(fields: &Bound<'_, PyDict>, access: Access, is_on_gpu: bool) -> PyResult<C
     let stream = fields.get_item("stream")?.filter(|stream| !stream.is_none());
     let stream = stream.map(|stream| stream.extract::<usize>()).transpose()?;
     Ok(Claimed { address, len_bytes, is_on_gpu, stream })
+}
+
+fn has_objects(typestr: &str) -> bool {
+    typestr.get(1..2) == Some("O")
+}
+
+/// Returns whether one of the fields refers to objects. A field has a name, and a type string or fields.
+fn any_has_objects(fields: &Bound<'_, PyAny>) -> PyResult<bool> {
+    for field in fields.try_iter()? {
+        let kind = field?.get_item(1)?;
+        let found = match kind.cast::<PyList>() {
+            Ok(fields) => any_has_objects(fields)?,
+            Err(_) => has_objects(&kind.extract::<String>()?),
+        };
+        if found {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Returns the length of one element in bytes, which a type string such as `<f4` ends with.

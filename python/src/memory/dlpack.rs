@@ -60,6 +60,12 @@ pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Opt
     ) else {
         return Ok(None);
     };
+    // torch's tensors say so beside DLPack: the numbers are the negated bytes.
+    if let Some(is_negated) = object.getattr_opt(intern!(py, "is_neg"))?
+        && is_negated.call0()?.is_truthy()?
+    {
+        return Err(PyBufferError::new_err("the tensor has its negative bit set: pass tensor.resolve_neg()"));
+    }
     let (device_type, _): (i32, i32) = device.call0()?.extract()?;
     let is_on_gpu = match device_type {
         CPU | CUDA_HOST => false,

@@ -1,5 +1,6 @@
 //! Exports of the buffer protocol.
 
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
 use pyo3::ffi;
@@ -42,6 +43,16 @@ impl Export {
 
     pub fn is_read_only(&self) -> bool {
         self.0.readonly != 0
+    }
+
+    /// Returns whether the elements refer to Python's objects. Fields of records have their names between colons.
+    pub fn has_objects(&self) -> bool {
+        if self.0.format.is_null() {
+            return false;
+        }
+        // SAFETY: the exporter keeps the string until the export is released.
+        let format = unsafe { CStr::from_ptr(self.0.format) }.to_string_lossy();
+        format.split(':').step_by(2).any(|types| types.contains('O'))
     }
 
     /// Returns whether the bytes lie without gaps, in C's or in Fortran's order.
