@@ -1,7 +1,6 @@
 //! The class `Future`.
 
 use std::mem;
-use std::os::fd::IntoRawFd;
 use std::process;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,8 +12,9 @@ use pyo3::sync::MutexExt;
 
 use crate::error::exception;
 use crate::transfer::{Pause, Transfer};
+use crate::watch::Watch;
 
-/// A transfer in flight. It holds the buffers until it ends.
+/// A transfer in flight. It holds the buffers until it has ended and ``done``, ``result`` or ``await`` has seen that.
 ///
 /// ``await`` it in asyncio, or call ``result``. A future that is dropped does not wait: a write continues to its end, a
 /// read ends soon. Only a stream-ordered transfer is waited for, at most 30 seconds.
@@ -123,8 +123,10 @@ impl Future {
             }
         })?;
         if let Some(transfer) = transfer {
+            let waker = transfer.waker();
             let outcome = py.detach(|| transfer.cancel());
             self.with(py, |state| *state = State::Ended(outcome.map_err(Arc::new)))?;
+            waker.wake();
         }
         Ok(())
     }
@@ -133,14 +135,13 @@ impl Future {
         slf.py().import("gpufile._await")?.call_method1("outcome", (slf,))?.call_method0("__await__")
     }
 
-    /// Returns a descriptor that becomes readable at the end, and that the caller closes. None if the transfer does not
-    /// tell its end.
-    fn _watch(&self, py: Python<'_>) -> PyResult<Option<i32>> {
-        let watch = self.with(py, |state| match state {
-            State::InFlight(transfer) => transfer.watch(),
-            _ => Ok(None),
-        })?;
-        Ok(watch?.map(IntoRawFd::into_raw_fd))
+    /// Adds the number to the watch at the end, if the transfer is in flight. Returns False if it does not tell its end.
+    fn _watch(&self, py: Python<'_>, watch: &Bound<'_, Watch>, number: u64) -> PyResult<bool> {
+        self.with(py, |state| match state {
+            State::InFlight(transfer) => transfer.watch(watch.get().ends(), number),
+            State::Ending => false,
+            State::Ended(_) => true,
+        })
     }
 
     fn __repr__(&self, py: Python<'_>) -> &'static str {

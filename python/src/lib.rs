@@ -1,7 +1,8 @@
 //! The module `gpufile._gpufile`: files and memory for the Python package `gpufile`.
 //!
 //! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
-//! the class `File`, with the lists in `many`. `transfer` waits for what is in flight, for `File` and for `Future`.
+//! the class `File`, with the lists in `many`. `transfer` waits for what is in flight, for `File` and for `Future`, and `watch` tells event loops
+//! of ends.
 //! `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
@@ -18,6 +19,7 @@ mod route;
 mod safetensors;
 mod stream;
 mod transfer;
+mod watch;
 
 use pyo3::prelude::*;
 
@@ -44,4 +46,6 @@ mod _gpufile {
     use crate::route::Route;
     #[pymodule_export]
     use crate::safetensors::{Checkpoint, Group, parse_safetensors, save_safetensors, serialize_safetensors};
+    #[pymodule_export]
+    use crate::watch::Watch;
 }

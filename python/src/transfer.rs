@@ -1,19 +1,17 @@
 //! Transfers in flight, and the wait for them with an eye on Python's signals.
 
-use std::fs::File;
-use std::io::Write;
 use std::mem;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use gpufile::{Error, IoFuture, StreamIo};
+use gpufile::{IoFuture, StreamIo};
 use pyo3::prelude::*;
 
 use crate::error::exception;
 use crate::memory::Memory;
+use crate::watch::Ends;
 
 /// The time between two looks for signals. Ctrl-C ends a transfer no earlier.
 const BETWEEN_SIGNALS: Duration = Duration::from_millis(50);
@@ -80,8 +78,8 @@ struct Progress {
 #[derive(Default)]
 struct Woken {
     is_woken: bool,
-    /// Counters of the kernel (`eventfd`), which event loops watch.
-    watches: Vec<File>,
+    /// The event loops that watch the transfer, and the numbers that they gave it.
+    watches: Vec<(Arc<Ends>, u64)>,
 }
 
 impl Progress {
@@ -102,9 +100,8 @@ impl Wake for Progress {
     fn wake(self: Arc<Self>) {
         let mut woken = self.lock();
         woken.is_woken = true;
-        for mut watch in mem::take(&mut woken.watches) {
-            // The counter takes the number unless it is full, and then it is readable already.
-            let _ = watch.write(&1u64.to_ne_bytes());
+        for (ends, number) in mem::take(&mut woken.watches) {
+            ends.add(number);
         }
         self.condvar.notify_all();
     }
@@ -140,24 +137,18 @@ impl Transfer {
         Pause { progress: self.progress.clone(), longest }
     }
 
-    /// Returns a descriptor that becomes readable at the end. `None` if the transfer does not wake.
-    ///
-    /// # Errors
-    /// The error of `eventfd` or of `dup`.
-    pub fn watch(&self) -> std::io::Result<Option<OwnedFd>> {
-        if !self.in_flight.wakes() {
-            return Ok(None);
+    /// Adds `number` to `ends` at the end of the transfer. Returns false if the transfer does not wake.
+    pub fn watch(&self, ends: Arc<Ends>, number: u64) -> bool {
+        let wakes = self.in_flight.wakes();
+        if wakes {
+            self.progress.lock().watches.push((ends, number));
         }
-        // SAFETY: takes integers.
-        let raw = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if raw < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the call above made the descriptor.
-        let watch = unsafe { OwnedFd::from_raw_fd(raw) };
-        let theirs = watch.try_clone()?;
-        self.progress.lock().watches.push(watch.into());
-        Ok(Some(theirs))
+        wakes
+    }
+
+    /// Returns what wakes the threads and event loops that wait for the transfer.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
     }
 }
 
@@ -184,11 +175,24 @@ impl Pause {
 /// # Errors
 /// The exception of the handler; the exception for the error of the transfer.
 pub fn complete(py: Python<'_>, start: impl FnOnce() -> gpufile::Result<Transfer> + Send) -> PyResult<usize> {
-    let outcome = |outcome: gpufile::Result<usize>| outcome.map_err(|error| exception(py, &error));
-    let mut transfer = py.detach(start).map_err(|error: Error| exception(py, &error))?;
+    outcome(py, start)?.map_err(|error| exception(py, &error))
+}
+
+/// Waits as [`complete`], and returns the outcome.
+///
+/// # Errors
+/// The exception of the handler.
+pub fn outcome(
+    py: Python<'_>,
+    start: impl FnOnce() -> gpufile::Result<Transfer> + Send,
+) -> PyResult<gpufile::Result<usize>> {
+    let mut transfer = match py.detach(start) {
+        Ok(transfer) => transfer,
+        Err(error) => return Ok(Err(error)),
+    };
     loop {
         if let Some(ended) = transfer.poll() {
-            return outcome(ended);
+            return Ok(ended);
         }
         let pause = transfer.pause();
         py.detach(|| pause.wait(Duration::MAX));

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import os
 import threading
 import time
 import weakref
@@ -117,6 +118,42 @@ def test_asyncio_awaits_many_transfers_at_once(file, content, device_array):
         assert buffers[3] == content[3:3006] and buffers[20].get() == content[20:40_020]
         with pytest.raises(gpufile.TransferError):
             await file.read_into_async(bytearray(1), 2**63)
+
+    asyncio.run(read())
+
+
+def test_cancelling_wakes_the_tasks_that_await(file, device_array, let_copies_go):
+    async def cancel():
+        # No copy ends before the release, so the read is in flight.
+        future = file.read_into_async(device_array(100_000))
+        tasks = [asyncio.ensure_future(future) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        cancelling = asyncio.create_task(asyncio.to_thread(future.cancel))
+        await asyncio.sleep(0.05)
+        let_copies_go()
+        await cancelling
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        assert outcomes == [future.result()] * 3
+
+    asyncio.run(cancel())
+
+
+def test_tasks_of_one_loop_share_a_descriptor(file, device_array, let_copies_go):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    async def read():
+        first = asyncio.ensure_future(file.read_into_async(device_array(100)))
+        await asyncio.sleep(0.05)
+        before = descriptors()
+        others = [asyncio.ensure_future(file.read_into_async(device_array(100))) for _ in range(50)]
+        await asyncio.sleep(0.05)
+        assert descriptors() == before
+        let_copies_go()
+        assert await asyncio.gather(first, *others) == [100] * 51
+        assert descriptors() == before - 1
+        # The second use.
+        assert await file.read_into_async(device_array(100)) == 100
 
     asyncio.run(read())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import itertools
 from typing import TYPE_CHECKING
+
+from ._gpufile import Watch
 
 if TYPE_CHECKING:
     from ._gpufile import Future
@@ -12,19 +14,47 @@ if TYPE_CHECKING:
 
 async def outcome(future: Future) -> int:
     """Waits until the future is done without blocking the loop, and returns its result."""
+    loop = asyncio.get_running_loop()
     while not future.done():
-        descriptor = future._watch()
-        if descriptor is None:
+        awaited = _of_loops.get(loop) or _Awaited(loop)
+        if not await awaited.wait(future):
             # Stream-ordered transfers wake nobody.
             return await asyncio.to_thread(future.result)
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        loop.add_reader(descriptor, ended.set)
-        try:
-            # The transfer may have ended before there was a descriptor.
-            if not future.done():
-                await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
     return future.result()
+
+
+class _Awaited:
+    """The futures that the tasks of one loop await. They share one descriptor."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._watch = loop, Watch()
+        self._numbers = itertools.count()
+        self._ended: dict[int, asyncio.Event] = {}
+        loop.add_reader(self._watch.fileno(), self._wake)
+        _of_loops[loop] = self
+
+    async def wait(self, future: Future) -> bool:
+        """Waits until the future is done. Returns False at once if it does not tell its end."""
+        number = next(self._numbers)
+        ended = self._ended[number] = asyncio.Event()
+        try:
+            tells = future._watch(self._watch, number)
+            # It may have ended before there was a watch.
+            if tells and not future.done():
+                await ended.wait()
+            return tells
+        finally:
+            del self._ended[number]
+            if not self._ended:
+                self._loop.remove_reader(self._watch.fileno())
+                del _of_loops[self._loop]
+
+    def _wake(self) -> None:
+        for number in self._watch.take():
+            # A task that was cancelled waits no more.
+            if number in self._ended:
+                self._ended[number].set()
+
+
+#: The loops with tasks that wait. Each loop's thread uses only its own.
+_of_loops: dict[asyncio.AbstractEventLoop, _Awaited] = {}
