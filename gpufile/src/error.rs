@@ -122,7 +122,9 @@ pub enum Cause {
 fn advice(operation: &str, cause: &Cause) -> String {
     let Cause::Io(error) = cause else { return String::new() };
     match error.raw_os_error() {
-        Some(libc::EBADF) => format!(", because the file was opened without {operation} access"),
+        Some(libc::EBADF) => {
+            format!(", because the file was opened without {operation} access, or its descriptor was closed")
+        }
         Some(libc::ESPIPE) => {
             ", because only files have offsets, and this is a pipe or a terminal".to_owned()
         }

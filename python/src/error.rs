@@ -1,5 +1,7 @@
 //! Exceptions for errors of `gpufile`.
 
+use std::fmt::Display;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use gpufile::{Cause, Error};
@@ -15,7 +17,7 @@ use pyo3::types::PyType;
 pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::Open { path, cause } | Error::File { path, cause, .. } => {
-            os_error(py, error.raw_os_error(), cause, path)
+            os_error(py, errno_of(error), cause, path)
         }
         Error::Transfer { path, .. } => transfer_error(py, error, Some(path), None),
         Error::Entry { entry, error: inner } => {
@@ -36,7 +38,8 @@ pub fn cause_exception(py: Python<'_>, cause: Cause) -> PyErr {
     exception(py, &Error::Cufile { cause })
 }
 
-fn os_error(py: Python<'_>, errno: Option<i32>, cause: &Cause, path: &Path) -> PyErr {
+/// Returns the `OSError` of an errno, or one with the text of the cause.
+pub fn os_error(py: Python<'_>, errno: Option<i32>, cause: impl Display, path: &Path) -> PyErr {
     let text = match errno {
         Some(errno) => strerror(py, errno).unwrap_or_else(|_| cause.to_string()),
         None => cause.to_string(),
@@ -65,6 +68,7 @@ fn errno_of(error: &Error) -> Option<i32> {
     error.raw_os_error().or(match error.cause() {
         Cause::Invalid(_) => Some(libc::EINVAL),
         Cause::NoCufile(_) => Some(libc::ENOTSUP),
+        Cause::Io(error) if error.kind() == ErrorKind::InvalidInput => Some(libc::EINVAL),
         _ => None,
     })
 }

@@ -1,8 +1,11 @@
 //! The class `File`.
 
 use std::ffi::OsString;
+use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 use gpufile::{IoBuf, OpenOptions};
@@ -11,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::engine::Engine;
-use crate::error::{closed, exception};
+use crate::error::{closed, exception, os_error};
 use crate::future::Future;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::route::Route;
@@ -73,6 +76,25 @@ fn future(py: Python<'_>, start: impl FnOnce() -> gpufile::Result<Transfer> + Se
     py.detach(start).map(Future::new).map_err(|error| exception(py, &error))
 }
 
+/// Returns the path that a string, bytes or an object with `__fspath__` stands for.
+pub fn path_of(object: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    let path: PathBuf = object.py().import("os")?.call_method1("fsdecode", (object,))?.extract()?;
+    match path.as_os_str().as_bytes().contains(&0) {
+        true => Err(PyValueError::new_err("embedded null byte")),
+        false => Ok(path),
+    }
+}
+
+/// Refuses a folder, and a FIFO: opening one waits for another process, and it has no offsets.
+fn check_kind(path: &Path) -> Result<(), i32> {
+    match fs::metadata(path).map(|status| status.file_type()) {
+        Ok(kind) if kind.is_dir() => Err(libc::EISDIR),
+        Ok(kind) if kind.is_fifo() => Err(libc::ESPIPE),
+        // Opening tells the error.
+        _ => Ok(()),
+    }
+}
+
 /// Returns the options that a mode of Python's `open` stands for.
 fn options(mode: &str) -> PyResult<OpenOptions> {
     let options = gpufile::File::options();
@@ -102,7 +124,9 @@ impl File {
     /// bytes; the offset of each write is its own.
     #[new]
     #[pyo3(signature = (path, mode = "r", *, engine = None))]
-    fn new(py: Python<'_>, path: PathBuf, mode: &str, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
+    fn new(path: &Bound<'_, PyAny>, mode: &str, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
+        let (py, path) = (path.py(), path_of(path)?);
+        py.detach(|| check_kind(&path)).map_err(|errno| os_error(py, Some(errno), "", &path))?;
         let options = options(mode)?;
         let options = match engine {
             Some(engine) => options.engine(&engine.get().0),

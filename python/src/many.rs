@@ -1,5 +1,7 @@
 //! Lists of buffers and offsets.
 
+use std::time::{Duration, Instant};
+
 use gpufile::{Engine, File, IoBuf, OwnedRequest, ReadRequest, WriteRequest};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -7,10 +9,14 @@ use pyo3::types::PyList;
 
 use crate::error::exception;
 use crate::memory::{Access, Memory, wait_for_streams};
-use crate::transfer::Transfer;
+use crate::transfer::{self, Transfer};
 
-/// Bytes of one step of a list with an outcome for each entry. Signals are seen between steps.
-const STEP_BYTES: usize = 1 << 30;
+/// Bytes of the first step of a list with an outcome for each entry. Signals are seen between steps.
+const FIRST_STEP_BYTES: usize = 16 << 20;
+/// The most bytes of a step.
+const LONGEST_STEP_BYTES: usize = 1 << 30;
+/// A step that takes less time is followed by a longer one.
+const SHORT: Duration = Duration::from_millis(50);
 
 /// Returns the entries of a list: each buffer with its offset.
 ///
@@ -58,27 +64,44 @@ pub fn each<'py>(
     let outcomes = PyList::empty(py);
     py.detach(|| wait_for_streams(requests.iter().map(|request| &request.buffer)))
         .map_err(|error| crate::error::cuda_exception(py, error))?;
-    let mut rest = &mut requests[..];
-    while !rest.is_empty() {
-        let (step, behind) = rest.split_at_mut(step_len(rest));
-        for outcome in py.detach(|| step_outcomes(engine, step, access)) {
+    let mut step_bytes = FIRST_STEP_BYTES;
+    while !requests.is_empty() {
+        let behind = requests.split_off(step_len(&requests, step_bytes));
+        let start = Instant::now();
+        let ended = match requests.pop_if(|request| request.buffer.len_bytes() > step_bytes) {
+            Some(long) => vec![transfer::outcome(py, || alone(long, access))?],
+            None => py.detach(|| step_outcomes(engine, &mut requests, access)),
+        };
+        for outcome in ended {
             match outcome {
                 Ok(bytes) => outcomes.append(bytes)?,
                 Err(error) => outcomes.append(exception(py, &error).into_value(py))?,
             }
         }
-        rest = behind;
+        requests = behind;
         py.check_signals()?;
+        if start.elapsed() < SHORT {
+            step_bytes = (2 * step_bytes).min(LONGEST_STEP_BYTES);
+        }
     }
     Ok(outcomes)
 }
 
-/// Returns the number of entries that make up the next step.
-fn step_len(requests: &[OwnedRequest<Memory>]) -> usize {
+/// Starts the transfer of an entry that is longer than a step. It ends early if a signal comes.
+fn alone(request: OwnedRequest<Memory>, access: Access) -> gpufile::Result<Transfer> {
+    let OwnedRequest { file, offset, buffer } = request;
+    Ok(Transfer::new(match access {
+        Access::Write => file.read_at_async(buffer, offset),
+        Access::Read => file.write_all_at_async(buffer, offset),
+    }))
+}
+
+/// Returns the number of entries that make up the next step: so many bytes, or one entry.
+fn step_len(requests: &[OwnedRequest<Memory>], step_bytes: usize) -> usize {
     let mut bytes = 0usize;
     let fits = |request: &&OwnedRequest<Memory>| {
         bytes = bytes.saturating_add(request.buffer.len_bytes());
-        bytes <= STEP_BYTES
+        bytes <= step_bytes
     };
     requests.iter().take_while(fits).count().max(1)
 }

@@ -1,6 +1,7 @@
 """Reads and writes of whole files and parts, by host and GPU memory."""
 
 import errno
+import os
 
 import gpufile
 import numpy as np
@@ -76,3 +77,29 @@ def test_closed_files_refuse_transfers(path):
         file.read_into(bytearray(1))
     with pytest.raises(ValueError, match="closed"):
         file.__enter__()
+
+
+def test_paths_of_every_kind_open(path, content):
+    for name in [path, str(path), os.fsencode(path)]:
+        with gpufile.File(name) as file:
+            assert file.size() == len(content) and os.fspath(file.name) == str(path)
+    with pytest.raises(ValueError, match="null byte"):
+        gpufile.File("a\0b")
+    with pytest.raises(TypeError):
+        gpufile.File(3)
+
+
+def test_folders_and_fifos_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(IsADirectoryError):
+        gpufile.File(tmp_path)
+    for mode in ["r", "w", "r+"]:
+        with pytest.raises(OSError) as refused:
+            gpufile.File(tmp_path / "fifo", mode)
+        assert refused.value.errno == errno.ESPIPE
+
+
+def test_lengths_beyond_the_kernel_limit_have_an_errno(path):
+    with gpufile.File(path, "r+") as file, pytest.raises(OSError) as refused:
+        file.truncate(2**63)
+    assert refused.value.errno == errno.EINVAL

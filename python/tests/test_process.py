@@ -35,7 +35,15 @@ def python(gpu, path):
     return python
 
 
-@pytest.mark.parametrize("call", ["read_into(array)", "read_many([array], [0])", "read_into_async(array).result()"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "read_into(array)",
+        "read_many([array], [0])",
+        "read_many_each([array], [0])",
+        "read_into_async(array).result()",
+    ],
+)
 def test_interrupts_end_long_calls(python, call):
     # Copies of 600 MB in pieces of 64 KiB would take minutes.
     printed = python(f"""

@@ -18,6 +18,7 @@ use super::format_exception;
 use super::group::{Group, Source};
 use super::layout::{Chosen, Layout, Stretch};
 use crate::error::exception;
+use crate::file::path_of;
 use crate::future::Future;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::transfer::Transfer;
@@ -32,7 +33,8 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a file, a folder or an index, or several files.
     #[new]
-    fn new(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
+    fn new(py: Python<'_>, paths: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let paths: Vec<PathBuf> = paths.iter().map(path_of).collect::<PyResult<_>>()?;
         let open = || match &paths[..] {
             [path] => safetensors::Checkpoint::open(path).map_err(Box::new),
             paths => safetensors::Checkpoint::open_many(paths).map_err(Box::new),
