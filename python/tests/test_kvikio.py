@@ -158,3 +158,28 @@ def test_zarr_arrays_round_trip(tmp_path):
     assert np.array_equal(zarr.open_array(tmp_path / "a")[:], values)
     assert np.array_equal(zarr.open_array(gpufile.kvikio.zarr.GDSStore(tmp_path), path="a")[3:40], values[3:40])
     assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("length", [10, 5000, None])
+def test_stored_values_are_read_as_one_version(tmp_path, monkeypatch, length):
+    pytest.importorskip("zarr")
+    import gpufile.kvikio.zarr as module
+
+    store = module.GDSStore(tmp_path)
+    (tmp_path / "value").write_bytes(b"a" * 1000)
+    (tmp_path / "folder").mkdir()
+
+    def replace_and_open(path):
+        if length is None:
+            os.unlink(path)
+        else:
+            path.with_name("new").write_bytes(b"b" * length)
+            path.with_name("new").replace(path)
+        return kvikio.CuFile(path)
+
+    for mode in (kvikio.CompatMode.ON, kvikio.CompatMode.OFF):
+        with kvikio.defaults.set("compat_mode", mode):
+            assert asyncio.run(store.get("folder")) is None
+    monkeypatch.setattr(module, "CuFile", replace_and_open)
+    value = asyncio.run(store.get("value"))
+    assert (value and value.to_bytes()) == (length and b"b" * length)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pathlib
+import stat
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +16,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
 from zarr.storage import LocalStore
 
+from ._error import CuFileError, refused
 from .cufile import CuFile
 
 
@@ -34,16 +37,21 @@ def _range(size: int, request: ByteRequest | None) -> tuple[int, int]:
 
 def _get(path: pathlib.Path, prototype: BufferPrototype, request: ByteRequest | None) -> Buffer | None:
     try:
-        size = os.stat(path).st_size
-        start, end = _range(size, request)
-        if path.is_dir():
+        file = CuFile(path)
+    except CuFileError as error:
+        # cuFile refuses folders.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR) or path.is_dir():
             return None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    array: Any = prototype.nd_buffer.create(shape=(max(0, end - start),), dtype="B").as_ndarray_like()
-    if array.nbytes > 0:
-        with CuFile(path) as file:
-            file.read(array, file_offset=start)
+        raise
+    # Writers replace the file, so the open one keeps its length and its bytes.
+    with file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        start, end = _range(status.st_size, request)
+        array: Any = prototype.nd_buffer.create(shape=(max(0, end - start),), dtype="B").as_ndarray_like()
+        if array.nbytes > 0 and file.read(array, file_offset=start) != array.nbytes:
+            raise refused(errno.EIO, f"{path} became shorter while it was read", str(path))
     return prototype.buffer.from_array_like(array)
 
 
