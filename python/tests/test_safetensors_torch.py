@@ -14,6 +14,7 @@ from safetensors import safe_open as reference_open
 import gpufile.safetensors as gs
 from gpufile.safetensors import _dtypes, _torch
 from gpufile.safetensors import torch as ours
+from gpufile.safetensors._shared import _remove_duplicate_names
 
 SHAPES = [(), (0,), (1,), (3, 0, 5), (7,), (3, 5), (1, 1, 1), (2, 3, 4, 6), (1023,)]
 #: The package safetensors reads and writes these.
@@ -200,6 +201,27 @@ def test_modules_round_trip_with_tied_weights(tmp_path):
     with pytest.raises(RuntimeError, match='Missing key.*"extra"'):
         ours.load_model(other, path)
     assert ours.load_model(other, path, strict=False) == ({"extra"}, [])
+
+
+def test_modules_of_loaded_tensors_save_and_load(tmp_path):
+    def module():
+        made = torch.nn.ModuleDict({name: torch.nn.Linear(5, 5) for name in "abc"})
+        made.b.weight = made.a.weight
+        return made
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    model, other = module(), module()
+    ours.save_model(model, first)
+    other.load_state_dict(ours.load_file(first), assign=True, strict=False)
+    other.b.weight = other.a.weight
+    ours.save_model(other, second)
+    assert second.read_bytes() == first.read_bytes()
+    assert ours.load_model(other, first) == (set(), [])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name])
+    buffer = torch.zeros(10)
+    with pytest.raises(RuntimeError, match="None of the tensors"):
+        _remove_duplicate_names({"a": buffer[:6], "b": buffer[4:]})
 
 
 def test_folders_load_with_all_shards(tmp_path):

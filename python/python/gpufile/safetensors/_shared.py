@@ -28,8 +28,12 @@ def _end_ptr(tensor: torch.Tensor) -> int:
 
 def _is_complete(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor has all bytes of its storage."""
-    starts_there = int(tensor.data_ptr()) == storage_ptr(tensor)
-    return starts_there and int(tensor.numel() * tensor.element_size()) == storage_size(tensor)
+    return _has_range(tensor, storage_ptr(tensor), storage_ptr(tensor) + storage_size(tensor))
+
+
+def _has_range(tensor: torch.Tensor, start: int, stop: int) -> bool:
+    """Returns whether the tensor has all bytes between two addresses, and no others."""
+    return int(tensor.data_ptr()) == start and int(tensor.numel() * tensor.element_size()) == stop - start
 
 
 def _find_shared_tensors(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
@@ -64,19 +68,22 @@ def _remove_duplicate_names(
 ) -> dict[str, list[str]]:
     """Chooses one name of each set that shares memory, and returns it with the other names.
 
-    The chosen tensor has all bytes of its storage. Preferred names come first, then those that need not be discarded.
+    The chosen tensor has all bytes of the set. Preferred names come first, then those that need not be discarded.
     """
     preferred, discarded = set(preferred_names or ()), set(discard_names or ())
     duplicates: dict[str, list[str]] = {}
     for names in _find_shared_tensors(state_dict):
-        complete = {name for name in names if _is_complete(state_dict[name])}
+        # The storage may be longer than the set: loaded tensors are parts of one allocation.
+        if len(names) == 1:
+            continue
+        start = min(state_dict[name].data_ptr() for name in names)
+        stop = max(_end_ptr(state_dict[name]) for name in names)
+        complete = {name for name in names if _has_range(state_dict[name], start, stop)}
         if not complete:
             raise RuntimeError(
                 f"None of the tensors {sorted(names)} covers the memory that they share, so a file with one of them"
                 " would have fewer or more bytes than the model needs. Clone those that shall be saved."
             )
         kept = min(complete & preferred or complete - discarded or complete)
-        others = sorted(names - {kept})
-        if others:
-            duplicates[kept] = others
+        duplicates[kept] = sorted(names - {kept})
     return duplicates
