@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 
 import pytest
 
@@ -151,6 +152,52 @@ def test_failed_saves_keep_the_old_file_and_raise(tmp_path):
         raise KeyError
     with pytest.raises(ValueError, match="snapshot"):
         Saver(snapshot="disk")
+
+
+@pytest.fixture
+def held_saver(monkeypatch):
+    """Returns a saver, an event that lets its saves go on, and weak references to its copies."""
+    go_on, copies = threading.Event(), []
+    save, copy = _gpufile.save_safetensors, Saver._copy
+
+    def wait_and_save(*arguments):
+        assert go_on.wait(60)
+        return save(*arguments)
+
+    def remember(saver, memory):
+        made = copy(saver, memory)
+        copies.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(_gpufile, "save_safetensors", wait_and_save)
+    monkeypatch.setattr(Saver, "_copy", remember)
+    yield Saver(sync=False), go_on, copies
+    go_on.set()
+
+
+def test_cancelled_saves_leave_the_others(tmp_path, held_saver):
+    saver, go_on, copies = held_saver
+    first, cancelled = (saver.save({"x": torch.ones(9)}, tmp_path / name) for name in ("first", "cancelled"))
+    assert cancelled.cancel()
+    assert copies[0]() is not None and copies[1]() is None
+    last = saver.save({"x": torch.ones(9)}, tmp_path / "last")
+    go_on.set()
+    saver.close()
+    assert first.result() == last.result()
+    assert sorted(os.listdir(tmp_path)) == ["first", "last"]
+
+
+def test_ended_saves_keep_no_copies(tmp_path, held_saver):
+    saver, go_on, copies = held_saver
+    go_on.set()
+    saved = saver.save({"x": torch.ones(9)}, tmp_path / "x")
+    failed = saver.save({"x": torch.ones(9)}, tmp_path / "none" / "x")
+    assert saved.result() > 0
+    with pytest.raises(FileNotFoundError):
+        failed.result()
+    assert [copy() for copy in copies] == [None, None]
+    with pytest.raises(FileNotFoundError):
+        saver.close()
 
 
 def test_the_program_goes_on_during_a_save(tmp_path):

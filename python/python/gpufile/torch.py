@@ -141,8 +141,8 @@ class Saver:
     ) -> Future[int]:
         """Starts to save tensors, and returns a future of the file's length in bytes.
 
-        Its ``result`` raises the failure of the save. Tensors that cannot be saved raise here, as in
-        ``gpufile.safetensors.torch.save_file``.
+        Its ``result`` raises the failure of the save, and its ``cancel`` takes back a save that has not begun. Tensors
+        that cannot be saved raise here, as in ``gpufile.safetensors.torch.save_file``.
         """
         made = items(tensors)
         metadata = dict(metadata) if metadata is not None else None
@@ -151,13 +151,20 @@ class Saver:
         done = [_record(device) for device in {tensor.device for tensor in tensors.values()} if device.type == "cuda"]
 
         def write() -> int:
-            for event in done:
-                event.synchronize()
-            return _gpufile.save_safetensors(os.fspath(path), made, metadata, self._sync)
+            try:
+                for event in done:
+                    event.synchronize()
+                return _gpufile.save_safetensors(os.fspath(path), made, metadata, self._sync)
+            finally:
+                # A failure would keep this frame, and with it the copies.
+                made.clear()
 
-        self._saves = [save for save in self._saves if not save.done() or save.exception() is not None]
-        self._saves.append(self._thread.submit(write))
-        return self._saves[-1]
+        save = self._thread.submit(write)
+        # A cancelled save waits in the queue for its turn.
+        save.add_done_callback(lambda _: made.clear())
+        self._saves = [save for save in self._saves if not save.done() or _failed(save)]
+        self._saves.append(save)
+        return save
 
     def _copy(self, memory: torch.Tensor) -> torch.Tensor:
         if self._snapshot == "device" or memory.device.type == "cpu":
@@ -166,10 +173,10 @@ class Saver:
         return copy.copy_(memory, non_blocking=True)
 
     def close(self) -> None:
-        """Waits for all saves, and raises the first failure among them."""
+        """Waits for all saves, and raises the first failure among them. A cancelled save is none."""
         self._thread.shutdown()
         saves, self._saves = self._saves, []
-        for save in saves:
+        for save in filter(_failed, saves):
             save.result()
 
     def __enter__(self) -> Saver:
@@ -183,6 +190,11 @@ class Saver:
         else:
             # The exception of the program comes first.
             self._thread.shutdown()
+
+
+def _failed(save: Future[int]) -> bool:
+    """Returns whether a save that has ended failed."""
+    return not save.cancelled() and save.exception() is not None
 
 
 def _record(device: torch.device) -> Any:
