@@ -57,7 +57,9 @@ def test_settings_hold_for_open_files(path, content, device_array, command):
             with kvikio.defaults.set({"num_threads": threads, "task_size": length}):
                 engine = kvikio.defaults.engine()
                 assert (engine.threads, engine.chunk_bytes) == (threads, length)
+                descriptor = file.fileno()
                 assert file.read(array, 100_000, 5) == 100_000
+                assert file.fileno() == descriptor and os.fstat(descriptor).st_size == len(content)
                 assert array.get()[:100_000] == content[5:100_005]
         assert kvikio.defaults.engine().threads == gpufile.Engine.default().threads
         before = command("calls cuFileRead")

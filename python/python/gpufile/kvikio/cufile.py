@@ -74,13 +74,15 @@ class CuFile:
     def __init__(self, file: pathlib.Path | str, flags: str = "r") -> None:
         self._engine = defaults.engine()
         with translated("Unable to open file"):
-            self._file = File(file, str(flags), engine=self._engine)
+            # The file that was opened keeps its descriptor. Transfers take the one of the present engine.
+            self._file = self._current = File(file, str(flags), engine=self._engine)
         access = self.open_flags() & os.O_ACCMODE
         self._reads, self._writes = access != os.O_WRONLY, access != os.O_RDONLY
 
     def close(self) -> None:
         """Closes the file. Transfers in flight keep it open until they end."""
         self._file.close()
+        self._current.close()
 
     @property
     def closed(self) -> bool:
@@ -88,7 +90,7 @@ class CuFile:
         return self._file.closed
 
     def fileno(self) -> int:
-        """Returns the descriptor of the file."""
+        """Returns the descriptor of the file, which stays the same until ``close``."""
         return self._file.fileno()
 
     def open_flags(self) -> int:
@@ -187,8 +189,8 @@ class CuFile:
         engine = defaults.engine()
         if engine is not self._engine:
             with translated():
-                self._file, self._engine = self._file.with_engine(engine), engine
-        return self._file.with_chunk_bytes(task_size) if task_size else self._file
+                self._current, self._engine = self._file.with_engine(engine), engine
+        return self._current.with_chunk_bytes(task_size) if task_size else self._current
 
 
 def _check_device(buf: Any) -> None:
