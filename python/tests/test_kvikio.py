@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -86,6 +88,30 @@ def test_wrong_settings_change_nothing():
     assert kvikio.defaults.get("num_threads") == kvikio.defaults.num_threads() == before
     with pytest.raises(AttributeError):
         kvikio.defaults.no_such_setting
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "2 True True"),
+        ({"KVIKIO_COMPAT_MODE": " Yes", "KVIKIO_AUTO_DIRECT_IO_READ": "off"}, "1 False True"),
+        ({"KVIKIO_AUTO_DIRECT_IO_READ": "on", "GPUFILE_DIRECT_READ": "never"}, "2 False True"),
+        ({"GPUFILE_COMPAT_MODE": "0", "GPUFILE_DIRECT_WRITE": "NO", "GPUFILE_DIRECT_READ": "always"}, "0 True False"),
+        ({"KVIKIO_COMPAT_MODE": "bogus"}, "KVIKIO_COMPAT_MODE"),
+    ],
+)
+def test_settings_follow_the_environment(variables, expected):
+    program = """if True:
+        import gpufile.kvikio.defaults as defaults
+        names = ["compat_mode", "auto_direct_io_read", "auto_direct_io_write"]
+        try:
+            print(*(defaults.get(name) for name in names))
+        except RuntimeError as error:
+            print(error)
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUFILE_", "KVIKIO_"))}
+    printed = subprocess.run([sys.executable, "-c", program], env=kept | variables, capture_output=True, text=True)
+    assert expected in printed.stdout, printed.stderr
 
 
 def test_regions_of_files_are_read(path, content, device_array):

@@ -50,10 +50,22 @@ def _status_codes(value: Any) -> list[int]:
     return codes
 
 
+def _word(name: str, of_kvikio: str) -> str:
+    """Returns ``on``, ``off`` or another word, by the environment variables of a setting."""
+    # The native module refuses wrong values, and does not return these settings.
+    Engine.default()
+    word = os.environ.get(name, os.environ.get(of_kvikio, "auto")).strip().lower()
+    words = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off", "never": "off"}
+    return words.get(word, word)
+
+
 def _mode_of_environment() -> CompatMode:
-    text = os.environ.get("GPUFILE_COMPAT_MODE", os.environ.get("KVIKIO_COMPAT_MODE", "auto"))
-    words = {"ON": ("ON", "TRUE", "YES", "1"), "OFF": ("OFF", "FALSE", "NO", "0")}
-    return next((CompatMode[mode] for mode in words if text.upper() in words[mode]), CompatMode.AUTO)
+    modes = {"on": CompatMode.ON, "off": CompatMode.OFF}
+    return modes.get(_word("GPUFILE_COMPAT_MODE", "KVIKIO_COMPAT_MODE"), CompatMode.AUTO)
+
+
+def _direct_of_environment(access: str) -> bool:
+    return _word(f"GPUFILE_DIRECT_{access}", f"KVIKIO_AUTO_DIRECT_IO_{access}") != "off"
 
 
 # The settings, each with the check of a value, and the value until one is set.
@@ -63,8 +75,8 @@ _SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
     "task_size": (_positive, lambda: Engine.default().chunk_bytes or 4 << 20),
     "gds_threshold": (_not_negative, lambda: Engine.default().gds_threshold_bytes),
     "bounce_buffer_size": (_positive, lambda: Engine.default().bounce_buffer_bytes),
-    "auto_direct_io_read": (bool, lambda: True),
-    "auto_direct_io_write": (bool, lambda: True),
+    "auto_direct_io_read": (bool, lambda: _direct_of_environment("READ")),
+    "auto_direct_io_write": (bool, lambda: _direct_of_environment("WRITE")),
     # Settings of remote files, which are kept and have no effect.
     "http_max_attempts": (_positive, lambda: 3),
     "http_status_codes": (_status_codes, lambda: [429, 500, 502, 503, 504]),
