@@ -52,6 +52,39 @@ def test_flags_open_files_as_os_open(tmp_path):
     assert path.read_bytes() == b""
 
 
+@pytest.mark.parametrize("flag", [os.O_APPEND, os.O_NOATIME, os.O_ACCMODE])
+def test_flags_without_effect_are_refused(tmp_path, flag):
+    with pytest.raises(ValueError, match="flags must"):
+        GdsFile(tmp_path / "x.bin", os.O_CREAT | os.O_RDWR | flag)
+    assert not os.listdir(tmp_path)
+
+
+def test_unnamed_files_hold_storages(tmp_path):
+    storage = torch.arange(4, dtype=torch.uint8).untyped_storage()
+    file = GdsFile(tmp_path, os.O_TMPFILE | os.O_RDWR)
+    file.save_storage(storage)
+    assert os.pread(file.fd, 9, 0) == bytes(range(4)) and not os.listdir(tmp_path)
+
+
+def test_errors_name_the_file(tmp_path):
+    with pytest.raises(RuntimeError, match=str(tmp_path / "x.bin")):
+        GdsFile(tmp_path / "x.bin", os.O_CREAT).save_storage(torch.ones(1).untyped_storage())
+
+
+@pytest.mark.parametrize("flag", [os.O_SYNC, os.O_DSYNC, 0])
+def test_synchronous_files_wait_for_the_storage(tmp_path, flag):
+    syncs = []
+
+    class Handle:
+        def __init__(self, file):
+            self.write_from, self.sync = file.write_from, lambda: syncs.append(file.sync())
+
+    file = GdsFile(tmp_path / "x.bin", os.O_CREAT | os.O_RDWR | flag)
+    file.handle = Handle(file.handle)
+    file.save_storage(torch.ones(1).untyped_storage())
+    assert len(syncs) == bool(flag)
+
+
 def test_files_that_end_early_fail_the_load(tmp_path):
     file = GdsFile(tmp_path / "x.bin", os.O_CREAT | os.O_RDWR)
     file.save_storage(torch.zeros(10, dtype=torch.uint8).untyped_storage())

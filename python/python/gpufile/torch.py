@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from . import _gpufile
-from ._gpufile import File
+from ._gpufile import Engine, File
 from .safetensors.torch import items
 
 __all__ = ["GdsFile", "Saver", "gds_deregister_buffer", "gds_register_buffer"]
@@ -73,14 +73,29 @@ class GdsFile:
     """
 
     def __init__(self, filename: str | os.PathLike[str], flags: int) -> None:
-        """Opens a file. ``flags`` are those of ``os.open``."""
+        """Opens a file. ``flags`` are those of ``os.open``.
+
+        With ``O_SYNC`` or ``O_DSYNC``, each save waits for the storage.
+        ``O_APPEND`` and ``O_NOATIME`` raise ``ValueError``.
+        """
         self.filename = filename
         self.flags = flags
         self.handle: File | None = None
-        # Creates and truncates as the flags ask for. gpufile then opens the file with the same access.
-        os.close(os.open(filename, flags & ~os.O_DIRECT))
-        mode = {os.O_RDONLY: "r", os.O_WRONLY: "a", os.O_RDWR: "r+"}[flags & os.O_ACCMODE]
-        self._file = File(os.fspath(filename), mode)
+        mode = {os.O_RDONLY: "r", os.O_WRONLY: "a", os.O_RDWR: "r+"}.get(flags & os.O_ACCMODE)
+        if mode is None:
+            raise ValueError("flags must have one of O_RDONLY, O_WRONLY and O_RDWR")
+        for name in ("O_APPEND", "O_NOATIME"):
+            if flags & getattr(os, name):
+                raise ValueError(f"flags must not have {name}, which gpufile does not follow")
+        # Creates and truncates as the flags ask for. gpufile then opens the same file with the same access, whatever
+        # has that name by now.
+        descriptor = os.open(filename, flags & ~os.O_DIRECT)
+        try:
+            with File(f"/proc/self/fd/{descriptor}", mode) as opened:
+                # The duplicate has the name of the file, for errors.
+                self._file = opened.with_engine(Engine.default())
+        finally:
+            os.close(descriptor)
         self.fd = self._file.fileno()
         self.register_handle()
 
@@ -115,6 +130,9 @@ class GdsFile:
             raise AssertionError("Cannot save data to a file that is not registered.")
         with _as_torch():
             self.handle.write_from(_bytes_of(storage), offset)
+            # O_SYNC has the bit of O_DSYNC.
+            if self.flags & os.O_DSYNC:
+                self.handle.sync()
 
 
 class Saver:
