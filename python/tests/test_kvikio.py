@@ -143,6 +143,22 @@ def test_arrays_are_read_from_the_position_of_a_file(tmp_path):
     assert kvikio.numpy.fromfile(path, "<i4", offset=10_000).shape == (0,)
 
 
+def test_open_files_are_read_by_their_descriptors(tmp_path):
+    path = tmp_path / "numbers"
+    numbers = np.arange(10, dtype="<i4")
+    with open(path, "w+b") as file:
+        # These bytes are still in Python's buffer.
+        file.write(numbers.tobytes() + b"!")
+        path.rename(tmp_path / "renamed")
+        path.write_bytes(bytes(40))
+        for read in (kvikio.numpy.fromfile, np.fromfile):
+            file.seek(4)
+            assert np.array_equal(read(file, "<i4", 3, offset=4), numbers[2:5]) and file.tell() == 20
+            assert np.array_equal(read(file, "<i4"), numbers[5:]) and file.tell() == 40
+        kvikio.numpy.tofile(numbers[:2], file)
+    assert (tmp_path / "renamed").read_bytes() == numbers[:2].tobytes() and path.read_bytes() == bytes(40)
+
+
 def test_page_cache_is_counted_and_dropped(path, content):
     cached, pages = kvikio.get_page_cache_info(path)
     assert 0 <= cached <= pages == -(-len(content) // os.sysconf("SC_PAGESIZE"))

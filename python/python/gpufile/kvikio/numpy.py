@@ -22,11 +22,14 @@ class LikeWrapper:
         return func(*args, **kwargs)
 
 
-def _place(file: Any) -> tuple[str, int]:
-    """Returns the path of a file, and the position from which its reader would go on."""
-    if hasattr(file, "fileno") and hasattr(file, "name"):
-        return file.name, file.tell() if hasattr(file, "tell") else 0
-    return os.fspath(file), 0
+def _path(file: Any) -> str:
+    """Returns a path of a file. That of an open file works for unnamed and replaced ones too."""
+    if hasattr(file, "fileno"):
+        if hasattr(file, "flush"):
+            file.flush()
+        return f"/proc/self/fd/{file.fileno()}"
+    path: str = os.fspath(file)
+    return path
 
 
 def fromfile(
@@ -34,23 +37,30 @@ def fromfile(
 ) -> Any:
     """Returns the elements of a file from ``offset`` bytes on, as ``numpy.fromfile`` does for binary files.
 
+    An open file is read from its position on, which then moves behind the elements.
+
     ``like`` is an array of the library whose array is returned.
     """
     if sep != "":
         raise NotImplementedError("Non-default value of the `sep` argument is not supported: text is not read")
-    path, position = _place(file)
-    offset += position
-    available = max(0, os.stat(path).st_size - offset) // np.dtype(dtype).itemsize
-    count = available if count == -1 else min(count, available)
-    shape = (count,)
-    array = np.empty(shape, dtype) if like is None else np.empty_like(like, shape=shape, dtype=dtype)
-    with CuFile(path) as opened:
-        opened.read(array, file_offset=offset)
+    moves = hasattr(file, "fileno") and hasattr(file, "tell")
+    if moves:
+        offset += file.tell()
+    itemsize = np.dtype(dtype).itemsize
+    with CuFile(_path(file)) as opened:
+        available = max(0, os.fstat(opened.fileno()).st_size - offset) // itemsize
+        shape = (available if count == -1 else min(count, available),)
+        array = np.empty(shape, dtype) if like is None else np.empty_like(like, shape=shape, dtype=dtype)
+        read = opened.read(array, file_offset=offset)
+    if read < array.nbytes:
+        # Another program has shortened the file.
+        array = array[: read // itemsize]
+    if moves:
+        file.seek(offset + array.nbytes)
     return array
 
 
 def tofile(ary: Any, file: Any) -> None:
     """Replaces a file with the bytes of an array, in C's order."""
-    path, _ = _place(file)
-    with CuFile(path, "w") as opened:
+    with CuFile(_path(file), "w") as opened:
         opened.write(np.ascontiguousarray(ary, like=ary))
