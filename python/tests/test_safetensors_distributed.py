@@ -168,6 +168,9 @@ def failures(folder, rank, count):
     fails(KeyboardInterrupt, "stop", progress=stop if is_last else False)
     wrong = Placement.by(lambda *_: Share.on(count))
     fails(ValueError, "cannot place it on device", wrong if is_last else Placement.all())
+    fails(ValueError, "not for meta", device="meta" if is_last else None)
+    fails(gs.SafetensorError, "is invalid", device="nothing" if is_last else None)
+    fails((AssertionError, RuntimeError), "", device="cuda:63" if is_last else None)
     # No memory.
     allocate = _distributed._torch.Framework.allocate
 

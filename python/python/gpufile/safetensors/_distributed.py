@@ -48,10 +48,11 @@ def load_distributed(
     >>> torch.cuda.set_device(torch.distributed.get_rank())
     >>> weights = load_distributed("Llama-3.1-8B", Placement.all())
     """
-    peers = _Peers(group, device)
+    peers = _Peers(group)
     with contextlib.ExitStack() as stack:
 
         def open_share() -> _Share:
+            peers.use(device)
             checkpoint = open_checkpoint(path)
             names = None if only is None else list(only)
             plan = _placed.Plan(checkpoint, placement, names, memory_budget, peers.count)
@@ -137,19 +138,30 @@ class _Share:
 class _Peers:
     """The ranks of a group, and what they exchange."""
 
-    def __init__(self, group: Any, device: Any) -> None:
+    framework: _torch.Framework
+
+    def __init__(self, group: Any) -> None:
         self._group = group
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("this process does not belong to the group")
+        #: The GPU of this rank, if there is one.
+        self._gpu: torch.device | None = None
+        #: The gatherings in flight, each with the number of ranks that had failed before it.
+        self._gathering: deque[tuple[Any, Any, torch.Tensor]] = deque()
+
+    def use(self, device: Any) -> None:
+        """Takes the device of this rank. A rank that fails here still exchanges with the others."""
         if device is None:
-            has_nccl = "nccl" in dist.get_backend_config(group)
+            has_nccl = "nccl" in dist.get_backend_config(self._group)
             device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else "cpu"
         self.framework = _torch.Framework(device)
         if self.framework.copies:
             raise ValueError(f"a placement is for GPUs of CUDA and for the host, not for {device}")
-        #: The gatherings in flight, each with the number of ranks that had failed before it.
-        self._gathering: deque[tuple[Any, Any, torch.Tensor]] = deque()
+        if self.framework.device.type == "cuda":
+            # Raises without that GPU.
+            torch.cuda.get_device_properties(self.framework.device)
+            self._gpu = self.framework.device
 
     def gather(self, base: torch.Tensor, piece: _placed.Piece, failure: BaseException | None) -> bool:
         """Starts to gather the parts of a piece. Returns whether a rank had failed before the last one.
@@ -178,8 +190,7 @@ class _Peers:
         try:
             while self._gathering:
                 self._end_first()
-            is_on_gpu = self.framework.device.type == "cuda"
-            with torch.cuda.device(self.framework.device) if is_on_gpu else contextlib.nullcontext():
+            with contextlib.nullcontext() if self._gpu is None else torch.cuda.device(self._gpu):
                 dist.all_gather_object(outcomes, (text, digest), group=self._group)
         except Exception:
             # The cause says more than the end of the connection.
