@@ -150,6 +150,7 @@ def test_only_chosen_tensors_are_placed(model):
         (Share.slice(2), ValueError, "cannot slice axis 2 of a tensor with 2 axes; place it"),
         (Share.slice(-1), ValueError, "cannot slice axis -1"),
         (Share.slice(0, "halves"), ValueError, 'cannot cut "halves"; the cuts are "chunks" and "even"'),
+        (Share("whole"), ValueError, "there is no share of kind 'whole'"),
         ("all", TypeError, "the rule of the placement returned 'all', not a Share"),
     ],
 )

@@ -99,6 +99,8 @@ class Placement:
                     f"tensor {name!r}: cannot slice axis {axis} of a tensor with {len(shape)} axes; place it on one"
                     " device or on all"
                 )
+            elif kind not in ("slice", "all"):
+                raise ValueError(f"tensor {name!r}: there is no share of kind {kind!r}")
             shares.append(share)
         for number in sorted(balanced, key=lambda number: -tensors[number][-1]):
             device = min(range(devices), key=loads.__getitem__)
