@@ -77,6 +77,7 @@ def test_wrong_settings_change_nothing():
     for name, value, error in [
         ("num_threads", 0, ValueError),
         ("task_size", -1, OverflowError),
+        ("num_threads", 1.5, TypeError),
         ("no_such_setting", 1, KeyError),
         ("http_status_codes", ["a"], TypeError),
         ("compat_mode", 7, ValueError),
@@ -124,6 +125,9 @@ def test_regions_of_files_are_read(path, content, device_array):
     for size, offset in [(1, 1000), (1, 4001), (3000, 1002), (-1, 1500)]:
         with pytest.raises(IndexError, match="out of bound"):
             region.read(array, size, offset)
+    for size, offset in [(-1, 0), (None, -1)]:
+        with pytest.raises(OverflowError, match="negative"):
+            kvikio.MmapHandle(path, "r", size, offset)
     assert (region.initial_map_size(), region.initial_map_offset()) == (3000, 1001)
     with pytest.raises(ValueError, match="beyond a buffer"):
         region.read(device_array(2999), offset=1001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 import os
 import threading
 from collections.abc import Callable
@@ -30,10 +31,10 @@ def _compat_mode(value: Any) -> CompatMode:
 
 
 def _not_negative(value: Any) -> int:
-    number = value.__index__()
+    number = operator.index(value)
     if number < 0:
         raise OverflowError("can't convert negative value to an unsigned number")
-    return int(number)
+    return number
 
 
 def _positive(value: Any) -> int:

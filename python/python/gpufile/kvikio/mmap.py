@@ -32,6 +32,9 @@ class Mmap:
             raise ValueError(f"Unknown file open flag {flags!r}")
         if flags.replace("b", "") != "r":
             raise refused(errno.ENOTSUP, f"a file can be mapped with the flag 'r', not {flags!r}")
+        for value in (initial_map_size or 0, initial_map_offset):
+            if value < 0:
+                raise OverflowError(f"the size and the offset of a region must not be negative, but one is {value}")
         with translated("Unable to open file"):
             self._file = File(file_path, engine=defaults.engine())
         self._file_size = self._file.size()
