@@ -29,7 +29,7 @@ class LazyModel(Mapping[str, Any]):
         self._tensors: dict[str, Any] | None = None
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._checkpoint:
+        if name not in self:
             raise KeyError(name)
         with self._lock:
             if self._tensors is None:

@@ -162,7 +162,8 @@ class SafeSlice:
             return self._whole()[index]
         bounds, rest = plan
         part = self._read(bounds)
-        return part if rest is None else part[rest]
+        # The dots make numpy return an array of no axes, as safetensors does, not a scalar.
+        return part if rest is None else part[(*rest, ...)]
 
     def _whole(self) -> Any:
         return self._read([(0, axis) for axis in self._stored_shape()])
