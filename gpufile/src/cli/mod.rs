@@ -129,7 +129,7 @@ impl From<crate::formats::Error> for Failure {
 
 /// Writes a line to the standard output.
 fn say(text: &str) -> Result<ExitCode, Failure> {
-    writeln!(io::stdout(), "{text}")?;
+    table::print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,4 +1,4 @@
-//! Tables and JSON on the standard output.
+//! The standard output: tables, JSON and other text.
 
 use std::env;
 use std::io::{self, IsTerminal, Write};
@@ -27,7 +27,7 @@ impl Table {
 
     /// Prints the table. On a terminal, the titles are bold.
     pub fn print(&self) -> io::Result<()> {
-        io::stdout().write_all(self.text(has_style()).as_bytes())
+        print(&self.text(has_style()))
     }
 
     /// Returns the table without styles.
@@ -78,7 +78,15 @@ pub fn bold(text: &str) -> String {
 
 /// Prints a value as JSON.
 pub fn print_json(value: &Value) -> io::Result<()> {
-    writeln!(io::stdout(), "{value:#}")
+    print(&format!("{value:#}\n"))
+}
+
+/// Writes to the standard output. Succeeds without a reader, because the exit status still has to be right.
+pub fn print(text: &str) -> io::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome,
+    }
 }
 
 #[cfg(test)]

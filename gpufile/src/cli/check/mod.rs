@@ -28,7 +28,6 @@ mod variables;
 mod verdict;
 mod words;
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -37,6 +36,7 @@ use self::outcome::{Outcome, Verdict};
 use self::root::Root;
 use self::target::Target;
 use super::Failure;
+use super::table::print;
 use crate::{Engine, Settings};
 
 /// Reports the route of files to a GPU, why no better one is taken, and what would change that.
@@ -87,11 +87,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     } else {
         text::report(&machine, &outcomes, arguments.verbose)
     };
-    match io::stdout().write_all(report.as_bytes()) {
-        // The reader has seen enough, and the exit status still has to be right.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
-        _ => {}
-    }
+    print(&report)?;
     Ok(ExitCode::from(worst.status()))
 }
 
