@@ -1,7 +1,7 @@
 //! `gpufile cache`: the part of each file that the page cache holds.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,6 +11,7 @@ use super::progress::Bar;
 use super::table::{Table, print_json};
 use super::units::Bytes;
 use super::{Failure, complain};
+use crate::formats::open_unblocked;
 use crate::page_cache::{self, Residency};
 
 /// Reports how much of each file is in the page cache, and drops or fills it.
@@ -20,7 +21,9 @@ Examples:
   gpufile cache *.safetensors
   gpufile cache --drop model.bin && gpufile load model.bin
 
-The exit status is 1 if a file cannot be used. The others are reported all the same.")]
+The exit status is 1 if a file cannot be used. The others are reported all the same.
+The kernel may report only files that the user owns or may write. Of others, --drop and
+--warm do their work and report `?`, in JSON null.")]
 pub struct Args {
     /// Regular files.
     #[arg(required = true)]
@@ -39,8 +42,10 @@ pub struct Args {
 /// The state of a file, before and after the change that was asked for.
 struct Found {
     len_bytes: u64,
-    before: Residency,
-    after: Option<Residency>,
+    /// `None` if the kernel keeps it from this user.
+    before: Option<Residency>,
+    /// `None` without a change.
+    after: Option<Option<Residency>>,
 }
 
 /// Reports, and drops or fills.
@@ -64,37 +69,55 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-fn look(path: &Path, arguments: &Args) -> std::io::Result<Found> {
-    let file = File::open(path)?;
-    let before = page_cache::residency(&file, 0..u64::MAX)?;
+fn look(path: &Path, arguments: &Args) -> io::Result<Found> {
+    let file = open_unblocked(path)?;
+    let before = page_cache::residency(&file, 0..u64::MAX);
+    if !arguments.drop && !arguments.warm {
+        return Ok(Found { len_bytes: file.metadata()?.len(), before: Some(before?), after: None });
+    }
+    let before = if_told(before)?;
     let len_bytes = file.metadata()?.len();
     if arguments.drop {
         page_cache::drop(&file, 0..u64::MAX)?;
-    } else if arguments.warm {
-        warm(&file, len_bytes)?;
     } else {
-        return Ok(Found { len_bytes, before, after: None });
+        warm(&file, len_bytes)?;
     }
-    let after = page_cache::residency(&file, 0..u64::MAX)?;
+    let after = if_told(page_cache::residency(&file, 0..u64::MAX))?;
+    if before.is_none() || after.is_none() {
+        let reason = "only its owner, and users who may write it, are told";
+        complain(&format!("gpufile: {path:?}: how much of it is cached is unknown: {reason}"));
+    }
     Ok(Found { len_bytes, before, after: Some(after) })
 }
 
+/// Returns nothing if the kernel keeps the answer from this user. Dropping and reading a file need no answer.
+fn if_told(residency: io::Result<Residency>) -> io::Result<Option<Residency>> {
+    match residency {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        residency => residency.map(Some),
+    }
+}
+
 /// Reads all of a file. The kernel's hint for this would return before the bytes are there.
-fn warm(mut file: &File, len_bytes: u64) -> std::io::Result<()> {
+fn warm(mut file: &File, len_bytes: u64) -> io::Result<()> {
     let bar = Bar::of_bytes(len_bytes, "reading");
     let mut buffer = vec![0; 4 << 20];
     loop {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(count) => bar.add(count as u64),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-fn percent(residency: &Residency) -> String {
-    format!("{:.0} %", 100.0 * residency.fraction())
+fn percent(residency: Option<&Residency>) -> String {
+    residency.map_or_else(unknown, |residency| format!("{:.0} %", 100.0 * residency.fraction()))
+}
+
+fn unknown() -> String {
+    "?".to_owned()
 }
 
 fn table(found: &[(&PathBuf, Found)]) -> Table {
@@ -103,14 +126,15 @@ fn table(found: &[(&PathBuf, Found)]) -> Table {
     titles.extend(is_changed.then_some("now"));
     let mut table = Table::new(&titles);
     for (path, found) in found {
-        let dirty = found.before.dirty.map(|pages| Bytes(pages * page_cache::page_bytes()).to_string());
+        let dirty = found.before.and_then(|before| before.dirty);
+        let dirty = dirty.map(|pages| Bytes(pages * page_cache::page_bytes()).to_string());
         let mut cells = vec![
             path.display().to_string(),
             Bytes(found.len_bytes).to_string(),
-            percent(&found.before),
-            dirty.unwrap_or_else(|| "?".to_owned()),
+            percent(found.before.as_ref()),
+            dirty.unwrap_or_else(unknown),
         ];
-        cells.extend(found.after.as_ref().map(percent));
+        cells.extend(found.after.map(|after| percent(after.as_ref())));
         table.row(cells);
     }
     table
@@ -129,7 +153,7 @@ fn to_json(path: &Path, found: &Found) -> Value {
         "file": path.to_string_lossy(),
         "bytes": found.len_bytes,
         "page_bytes": page_cache::page_bytes(),
-        "before": state(&found.before),
-        "after": found.after.as_ref().map(state),
+        "before": found.before.as_ref().map(state),
+        "after": found.after.flatten().as_ref().map(state),
     })
 }

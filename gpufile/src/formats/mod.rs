@@ -41,4 +41,4 @@ pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
 pub use save::SaveOptions;
 #[cfg(feature = "cli")]
-pub(crate) use save::save as save_file;
+pub(crate) use {regular::open_unblocked, save::save as save_file};
