@@ -79,3 +79,55 @@ fn cache_changes_files_of_other_users() {
         assert!(status == 1 && err.contains("not permitted"), "{err}");
     }
 }
+
+/// Returns `check` of a folder without any library.
+fn check(path: &Path) -> Command {
+    let mut command = command(["check"]);
+    for library in ["CUDA_LIBRARY", "CUDART_LIBRARY", "CUFILE_LIBRARY"] {
+        command.env(library, "/nonexistent/library.so");
+    }
+    command.arg(path);
+    command
+}
+
+#[test]
+fn relative_configuration_begins_at_the_current_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("my.json"), r#"{"properties": {"force_compat_mode": true}}"#).unwrap();
+    let mut check = check(folder.path());
+    let (_, out, _) = run(check.current_dir(folder.path()).env("CUFILE_ENV_PATH_JSON", "my.json"));
+    assert!(out.contains("properties.force_compat_mode is true in my.json"), "{out}");
+}
+
+#[test]
+fn broken_configurations_are_named_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    pipe(&path("pipe"));
+    fs::write(path("bom.json"), "\u{feff}{}").unwrap();
+    fs::write(path("binary.json"), [0xff, 0xfe]).unwrap();
+    for (file, reason) in [
+        (path("pipe"), "not a regular file"),
+        ("/dev/zero".into(), "not a regular file"),
+        (path("."), "not a regular file"),
+        (path("none.json"), "No such file"),
+        (path("bom.json"), "not JSON"),
+        (path("binary.json"), "invalid utf-8"),
+    ] {
+        let mut check = check(folder.path());
+        let (_, out, _) = run(check.args(["--json"]).env("CUFILE_ENV_PATH_JSON", &file));
+        let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let causes = report["paths"][0]["causes"].as_array().unwrap();
+        let broken = causes.iter().find(|cause| cause["cause"] == "broken-cufile-json").unwrap();
+        assert!(broken["problem"].as_str().unwrap().contains(reason), "{broken}");
+        assert!(broken["remedy"].as_str().unwrap().contains("unset CUFILE_ENV_PATH_JSON"), "{broken}");
+    }
+}
+
+#[test]
+fn wrong_variable_is_the_first_thing_to_do() {
+    let mut check = check(Path::new("/nonexistent"));
+    let (status, out, _) = run(check.arg("/").env("GPUFILE_NUM_THREADS", "x"));
+    assert!(status == 1 && out.contains("\n/: FAILED: a variable is wrong\n"), "{out}");
+    assert!(out.contains("  2. the environment variable GPUFILE_NUM_THREADS is \"x\""), "{out}");
+}

@@ -15,6 +15,7 @@ mod bench;
 mod cache;
 mod check;
 mod cp;
+mod files;
 mod interrupt;
 mod load;
 mod ls;

@@ -8,6 +8,8 @@ use super::target::ReadOnly;
 /// The effect of a cause, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
+    /// The check fails.
+    Fails,
     /// No bytes reach a GPU.
     Stops,
     /// The bytes pass through host memory.
@@ -22,6 +24,7 @@ impl Effect {
     /// Returns the word for the effect in JSON.
     pub fn key(self) -> &'static str {
         match self {
+            Effect::Fails => "fails",
             Effect::Stops => "stops",
             Effect::Stages => "stages",
             Effect::Limits => "limits",
@@ -42,6 +45,12 @@ pub enum Cause {
     WrongVariable(String),
     /// A variable that gpufile does not read, and the nearest that it reads.
     UnknownVariable(String, Option<&'static str>),
+    /// The `cufile.json` in force cannot be read or parsed.
+    BrokenConfiguration {
+        file: String,
+        error: String,
+        is_named_by_variable: bool,
+    },
     /// libcuda does not load. True in a container.
     NoLibcuda(Misnamed, bool),
     /// libcudart does not load.
@@ -124,13 +133,12 @@ impl Cause {
     /// Returns the effect.
     pub fn effect(&self) -> Effect {
         match self {
-            Cause::CannotOpen(_)
-            | Cause::NoLibcuda(..)
-            | Cause::NoLibcudart(_)
-            | Cause::NoDevice(_)
-            | Cause::CudaFails(_) => Effect::Stops,
-            Cause::WrongVariable(_)
-            | Cause::UnknownVariable(..)
+            Cause::CannotOpen(_) | Cause::WrongVariable(_) => Effect::Fails,
+            Cause::NoLibcuda(..) | Cause::NoLibcudart(_) | Cause::NoDevice(_) | Cause::CudaFails(_) => {
+                Effect::Stops
+            }
+            Cause::UnknownVariable(..)
+            | Cause::BrokenConfiguration { .. }
             | Cause::AppendOnly
             | Cause::ReadOnly(_)
             | Cause::NoFile
@@ -151,6 +159,7 @@ impl Cause {
             Cause::CannotOpen(_) => "cannot-open",
             Cause::WrongVariable(_) => "wrong-variable",
             Cause::UnknownVariable(..) => "unknown-variable",
+            Cause::BrokenConfiguration { .. } => "broken-cufile-json",
             Cause::NoLibcuda(..) => "no-libcuda",
             Cause::NoLibcudart(_) => "no-libcudart",
             Cause::NoDevice(_) => "no-device",

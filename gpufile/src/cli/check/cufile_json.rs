@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::root::Root;
+use crate::cli::files;
 
 /// The configuration.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -10,7 +11,7 @@ pub struct Configuration {
     /// The file, and the variable that names it, if one does; `None` without a file.
     pub file: Option<String>,
     pub is_named_by_variable: bool,
-    /// The reason why the file has no effect.
+    /// The reason why the file cannot be read or parsed.
     pub error: Option<String>,
     /// The values that differ from the defaults, and those without a default that is known here.
     pub changed: Vec<Change>,
@@ -31,6 +32,8 @@ pub struct Change {
 const PATH_VARIABLE: &str = "CUFILE_ENV_PATH_JSON";
 /// The file without that variable.
 const USUAL_PATH: &str = "/etc/cufile.json";
+/// The most bytes of the file. NVIDIA's has less than 20 KB.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// The variables that override a value of the file.
 const OVERRIDES: &[(&str, &str)] = &[
@@ -83,7 +86,9 @@ impl Configuration {
         let is_named_by_variable = named.is_some();
         let path = named.unwrap_or_else(|| USUAL_PATH.to_owned());
         let mut found = Self { is_named_by_variable, ..Self::default() };
-        match std::fs::read_to_string(root.at(&path)) {
+        // A relative path begins at the folder of the process.
+        let place = if path.starts_with('/') { root.at(&path) } else { path.clone().into() };
+        match files::read(&place, MOST_BYTES) {
             Ok(text) => {
                 found.file = Some(path.clone());
                 match parse(&text) {
@@ -145,8 +150,9 @@ fn is_on(value: &Value) -> bool {
     }
 }
 
-fn parse(text: &str) -> Result<Map<String, Value>, serde_json::Error> {
-    serde_json::from_str(&plain(text))
+fn parse(text: &[u8]) -> Result<Map<String, Value>, String> {
+    let text = str::from_utf8(text).map_err(|error| error.to_string())?;
+    serde_json::from_str(&plain(text)).map_err(|error| error.to_string())
 }
 
 /// Calls `each` for every value that is no object, with its path. Empty objects count as values.
@@ -314,7 +320,7 @@ mod tests {
     #[test]
     fn strings_keep_slashes_commas_and_escapes() {
         let text = r#"{"a": "x, } // /* \" ,]", "b": ["\\",]}"#;
-        let values = parse(text).unwrap();
+        let values = parse(text.as_bytes()).unwrap();
         assert_eq!(values["a"], "x, } // /* \" ,]");
         assert_eq!(values["b"], json!(["\\"]));
     }

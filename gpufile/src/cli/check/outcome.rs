@@ -62,16 +62,20 @@ impl Verdict {
 }
 
 impl Outcome {
+    fn has(&self, effect: Effect) -> bool {
+        self.causes.iter().any(|cause| cause.effect() == effect)
+    }
+
     /// Returns whether a setting of libcufile contradicts a direct route.
     fn is_staged_anyway(&self) -> bool {
-        self.causes.iter().any(|cause| cause.effect() == Effect::Stages)
+        self.has(Effect::Stages)
     }
 
     /// Returns the verdict. Causes that only limit or slow do not change it.
     pub fn verdict(&self) -> Verdict {
         match (&self.target, &self.attempt) {
             (Err(_), _) | (_, Some(Err(_))) => Verdict::Failed,
-            _ if self.causes.iter().any(|cause| matches!(cause, Cause::WrongVariable(_))) => Verdict::Failed,
+            _ if self.has(Effect::Fails) => Verdict::Failed,
             (Ok(target), Some(Ok(attempt))) if attempt.proven() == Some(false) => {
                 Verdict::on(target.route).max(Verdict::Fallback)
             }
@@ -85,6 +89,7 @@ impl Outcome {
         match (&self.target, &self.attempt) {
             (Err(error), _) => error.clone(),
             (Ok(_), Some(Err(error))) => format!("the attempt failed: {error}"),
+            (Ok(_), _) if self.has(Effect::Fails) => "a variable is wrong".to_owned(),
             (Ok(target), Some(Ok(attempt))) if attempt.proven() == Some(false) => {
                 format!("{}, but the counters do not show it: {}", target.route, attempt.proof())
             }

@@ -77,7 +77,7 @@ impl Report {
             let paths =
                 if paths.len() < outcomes.len() { format!(" ({})", paths.join(", ")) } else { String::new() };
             let note = match cause.effect() {
-                Effect::Stops | Effect::Stages => "",
+                Effect::Fails | Effect::Stops | Effect::Stages => "",
                 Effect::Limits => "limit: ",
                 Effect::Slows => "slower: ",
             };
@@ -254,7 +254,7 @@ impl Report {
     fn configuration(&mut self, machine: &Machine) {
         let found = &machine.configuration;
         let file = match (&found.file, &found.error) {
-            (Some(file), Some(error)) => format!("{file} has no effect: {error}"),
+            (Some(file), Some(error)) => format!("{file} cannot be used: {error}"),
             (Some(file), None) => file.clone(),
             (None, _) => "none (libcufile's defaults)".to_owned(),
         };

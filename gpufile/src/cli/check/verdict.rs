@@ -85,11 +85,19 @@ fn cufile(machine: &Machine, causes: &mut Vec<Cause>) {
     }
 }
 
-/// Adds the settings of libcufile that turn its direct paths off.
+/// Adds the settings of libcufile that turn its direct paths off, and the reason why these are unknown.
 fn configuration(machine: &Machine, causes: &mut Vec<Cause>) {
+    let configuration = &machine.configuration;
+    if let (Some(file), Some(error)) = (&configuration.file, &configuration.error) {
+        causes.push(Cause::BrokenConfiguration {
+            file: file.clone(),
+            error: error.clone(),
+            is_named_by_variable: configuration.is_named_by_variable,
+        });
+    }
     for key in ["properties.force_compat_mode", "properties.vanilla_posix_io_mode"] {
-        if let Some(change) = machine.configuration.switched_on(key) {
-            let is_variable = Some(&change.from) != machine.configuration.file.as_ref();
+        if let Some(change) = configuration.switched_on(key) {
+            let is_variable = Some(&change.from) != configuration.file.as_ref();
             causes.push(Cause::CompatByCufile(change.clone(), is_variable));
         }
     }

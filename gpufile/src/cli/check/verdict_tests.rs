@@ -453,3 +453,32 @@ fn worst_effects_come_first() {
     assert_eq!(keys, ["no-device", "overlay", "unknown-variable", "old-libcufile", "iommu"]);
     assert!(found.is_sorted_by_key(Cause::effect));
 }
+
+#[test]
+fn broken_configuration_is_a_limit_on_every_route() {
+    let broken = with(machine(), |machine| {
+        machine.configuration.file = Some("/etc/cufile.json".to_owned());
+        machine.configuration.error = Some("it is not JSON".to_owned());
+    });
+    only(
+        &broken,
+        &good(),
+        "broken-cufile-json",
+        "/etc/cufile.json cannot be used: it is not JSON",
+        "mend or remove",
+    );
+    let keys = |target| causes(&broken, target).iter().map(Cause::key).collect::<Vec<_>>();
+    assert!(keys(&staged()).contains(&"broken-cufile-json"));
+    assert_eq!(causes_without_path(&broken, true)[1].key(), "broken-cufile-json");
+}
+
+#[test]
+fn causes_that_fail_the_check_come_first() {
+    let wrong = with(machine(), |machine| {
+        machine.variables.error = Some("wrong".to_owned());
+        machine.gpus = Err(NoGpus::NoDevice);
+    });
+    assert_eq!(causes(&wrong, &good())[0], Cause::WrongVariable("wrong".to_owned()));
+    let keys: Vec<_> = causes_without_path(&wrong, true).iter().map(Cause::key).collect();
+    assert_eq!(keys[..3], ["cannot-open", "wrong-variable", "no-device"]);
+}

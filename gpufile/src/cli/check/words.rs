@@ -12,6 +12,9 @@ impl Cause {
             Cause::CannotOpen(true) => "there is no such path".to_owned(),
             Cause::CannotOpen(false) => "the path cannot be opened for reading".to_owned(),
             Cause::UnknownVariable(name, _) => format!("gpufile reads no variable {name}"),
+            Cause::BrokenConfiguration { file, error, .. } => {
+                format!("libcufile's configuration {file} cannot be used: {error}")
+            }
             Cause::NoLibcuda(Some(named), _) => misnamed("libcuda", named),
             Cause::NoLibcudart(Some(named)) => misnamed("libcudart", named),
             Cause::NoLibcufile(Some(named)) => misnamed("libcufile", named),
@@ -105,6 +108,10 @@ impl Cause {
             Cause::UnknownVariable(_, None) => {
                 "unset it; `cargo doc -p gpufile` lists the variables at Settings::from_env"
             }
+            Cause::BrokenConfiguration { is_named_by_variable: true, .. } => {
+                "mend it, or unset CUFILE_ENV_PATH_JSON; this report has none of its values"
+            }
+            Cause::BrokenConfiguration { .. } => "mend or remove it; this report has none of its values",
             Cause::NoLibcuda(Some((variable, _)), _)
             | Cause::NoLibcudart(Some((variable, _)))
             | Cause::NoLibcufile(Some((variable, _))) => {
