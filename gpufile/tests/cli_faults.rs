@@ -1,5 +1,6 @@
 //! The commands `check`, `ls`, `cache` and `top` on files, names and outputs that something is wrong with.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -7,6 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::{fs, io};
+
+use gpufile::formats::Dtype;
+use gpufile::formats::safetensors::{TensorData, save};
 
 mod program;
 
@@ -130,4 +134,23 @@ fn wrong_variable_is_the_first_thing_to_do() {
     let (status, out, _) = run(check.arg("/").env("GPUFILE_NUM_THREADS", "x"));
     assert!(status == 1 && out.contains("\n/: FAILED: a variable is wrong\n"), "{out}");
     assert!(out.contains("  2. the environment variable GPUFILE_NUM_THREADS is \"x\""), "{out}");
+}
+
+#[test]
+fn names_of_files_are_escaped_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = folder.path().join("\x1b]0;owned\x07\n");
+    fs::create_dir(&inner).unwrap();
+    let path = inner.join("\x1b]0;owned\x07\n.safetensors");
+    let tensor = TensorData::new("w", Dtype::U8, &[4], &[1_u8; 4][..]);
+    save(&path, &[tensor], BTreeMap::new()).unwrap();
+    for arguments in [&["cache"][..], &["check", "/dev/null"], &["ls"], &["load", "--host"]] {
+        let (status, out, err) = run(command(arguments).arg(&path));
+        assert!([0, 3].contains(&status), "{out}{err}");
+        assert!(out.contains("\\u{1b}]0;owned\\u{7}\\n.safetensors"), "{out}");
+        assert!(
+            !out.contains(['\x1b', '\x07']) && !out.lines().any(|line| line.starts_with(".safetensors")),
+            "{out}"
+        );
+    }
 }

@@ -20,9 +20,10 @@ impl Table {
         Self { rows: vec![titles.iter().map(|&title| title.to_owned()).collect()] }
     }
 
+    /// Adds a row, with control characters escaped.
     pub fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.rows[0].len());
-        self.rows.push(cells);
+        self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
     /// Prints the table. On a terminal, the titles are bold.
@@ -76,6 +77,11 @@ pub fn bold(text: &str) -> String {
     if has_style() { format!("{BOLD}{text}{PLAIN}") } else { text.to_owned() }
 }
 
+/// Escapes the control characters of a text, such as a file's name. They could command the terminal, or end a line.
+pub fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
 /// Prints a value as JSON.
 pub fn print_json(value: &Value) -> io::Result<()> {
     print(&format!("{value:#}\n"))
@@ -100,5 +106,12 @@ mod tests {
         table.row(vec!["longer".to_owned(), "12345678".to_owned()]);
         assert_eq!(table.text(false), "name       bytes\né              1\nlonger  12345678\n");
         assert!(table.text(true).starts_with("\x1b[1mname       bytes\x1b[0m\n"));
+    }
+
+    #[test]
+    fn names_cannot_command_the_terminal() {
+        let mut table = Table::new(&["name<", "bytes"]);
+        table.row(vec!["a\x1b[2Jé\n".to_owned(), "1".to_owned()]);
+        assert_eq!(table.plain(), "name           bytes\na\\u{1b}[2Jé\\n      1\n");
     }
 }

@@ -2,10 +2,12 @@
 
 use std::fmt::Write;
 
+use crate::cli::table::printable;
+
 /// The width in columns of a line, except for words that are longer.
 const WIDTH: usize = 100;
 
-/// The page.
+/// The page. It escapes control characters, except the ends of lines in a finding.
 #[derive(Debug, Default)]
 pub struct Page {
     pub text: String,
@@ -14,7 +16,7 @@ pub struct Page {
 impl Page {
     /// Writes a title after an empty line.
     pub fn title(&mut self, title: &str) {
-        let _ = writeln!(self.text, "\n{title}");
+        let _ = writeln!(self.text, "\n{}", printable(title));
     }
 
     /// Writes a name, and what was found beside it.
@@ -24,14 +26,15 @@ impl Page {
 
     /// Writes a text after its beginning. Lines that are too long go on below the text.
     pub fn wrapped(&mut self, first: &str, text: &str) {
+        let first = printable(first);
         let indent = first.chars().count().min(16);
         for (index, paragraph) in text.lines().enumerate() {
             let (mut line, start) = match index {
-                0 => (first.to_owned(), first.chars().count()),
+                0 => (first.clone(), first.chars().count()),
                 _ => (" ".repeat(indent), indent),
             };
             let mut start = start;
-            for word in paragraph.split_whitespace() {
+            for word in printable(paragraph).split_whitespace() {
                 let used = line.chars().count();
                 if used > start && used + 1 + word.chars().count() > WIDTH {
                     let _ = writeln!(self.text, "{}", line.trim_end());
@@ -68,5 +71,13 @@ mod tests {
         let long = "x".repeat(150);
         page.wrapped("a: ", &format!("{long} b"));
         assert_eq!(page.text, format!("a: {long}\n   b\n"));
+    }
+
+    #[test]
+    fn names_cannot_command_the_terminal() {
+        let mut page = Page::default();
+        page.title("a\nb\x1b");
+        page.wrapped("c\nd: ", "e\x1b]0;f\x07\ng");
+        assert_eq!(page.text, "\na\\nb\\u{1b}\nc\\nd: e\\u{1b}]0;f\\u{7}\n      g\n");
     }
 }

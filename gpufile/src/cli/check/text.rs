@@ -15,6 +15,7 @@ use super::page::Page;
 use super::pci::{Distance, PciDevice};
 use super::target::Target;
 use crate::cli::nvidia_fs::Transfers;
+use crate::cli::table::printable;
 
 /// The causes that the short report has.
 const MOST_CAUSES: usize = 5;
@@ -58,7 +59,7 @@ impl Report {
     fn causes(&mut self, outcomes: &[Outcome]) {
         let mut found: Vec<(&Cause, Vec<String>)> = Vec::new();
         for outcome in outcomes {
-            let path = outcome.path.display().to_string();
+            let path = printable(&outcome.path.to_string_lossy());
             for cause in &outcome.causes {
                 match found.iter_mut().find(|(known, _)| *known == cause) {
                     Some((_, paths)) => paths.push(path.clone()),
@@ -97,8 +98,8 @@ impl Report {
                 format!(
                     "{} from {}, on {} ({options})",
                     target.file_system,
-                    mount.source,
-                    mount.point.display()
+                    printable(&mount.source),
+                    printable(&mount.point.to_string_lossy())
                 )
             }
             None => target.file_system.clone(),
@@ -254,8 +255,8 @@ impl Report {
     fn configuration(&mut self, machine: &Machine) {
         let found = &machine.configuration;
         let file = match (&found.file, &found.error) {
-            (Some(file), Some(error)) => format!("{file} cannot be used: {error}"),
-            (Some(file), None) => file.clone(),
+            (Some(file), Some(error)) => format!("{} cannot be used: {error}", printable(file)),
+            (Some(file), None) => printable(file),
             (None, _) => "none (libcufile's defaults)".to_owned(),
         };
         self.page.line("cufile.json", &file);
@@ -265,7 +266,7 @@ impl Report {
                 change.default.as_ref().map_or(String::new(), |default| format!(" (default {default})"));
             let is_of_file = Some(&change.from) == found.file.as_ref();
             let from = if is_of_file { String::new() } else { format!(", from {}", change.from) };
-            self.page.line("", &format!("{} = {}{default}{from}", change.key, change.value));
+            self.page.line("", &format!("{} = {}{default}{from}", printable(&change.key), change.value));
         }
         if shown < found.changed.len() {
             self.page.line("", &format!("and {} more changed values", found.changed.len() - shown));
@@ -273,7 +274,7 @@ impl Report {
         if !machine.variables.read.is_empty() {
             let read: Vec<String> =
                 machine.variables.read.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            self.page.line("variables", &read.join(" "));
+            self.page.line("variables", &printable(&read.join(" ")));
         }
     }
 
