@@ -1,9 +1,9 @@
 //! The commands `check`, `ls`, `cache` and `top` on files, names and outputs that something is wrong with.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -152,5 +152,39 @@ fn names_of_files_are_escaped_everywhere() {
             !out.contains(['\x1b', '\x07']) && !out.lines().any(|line| line.starts_with(".safetensors")),
             "{out}"
         );
+    }
+}
+
+#[test]
+fn broken_zarr_arrays_are_named_beside_the_others() {
+    if cfg!(not(feature = "zarr")) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let array = r#"{"zarr_format":2,"shape":[6],"chunks":[2],"dtype":"<f4","compressor":null,"fill_value":0,"order":"C","filters":null}"#;
+    let node = |name: &[u8], file: &str, text: &str| {
+        let inner = folder.path().join(OsStr::from_bytes(name));
+        fs::create_dir_all(&inner).unwrap();
+        fs::write(inner.join(file), text).unwrap();
+    };
+    let broken = r#"{"zarr_format":3,"node_type":"arr"#;
+    node(b"alone", "zarr.json", broken);
+    let (status, out, err) = run(command(["ls"]).arg(folder.path().join("alone")));
+    assert!(status == 1 && out.is_empty() && err.contains("alone/zarr.json\": EOF"), "{out}{err}");
+
+    node(b".", ".zgroup", r#"{"zarr_format":2}"#);
+    node(b"caf\xe9", ".zarray", array);
+    node(b"group", "zarr.json", "{}");
+    node(b"group/inner", ".zarray", array);
+    node(b"half", ".zarray", &array[..20]);
+    fs::create_dir(folder.path().join("loop")).unwrap();
+    symlink("zarr.json", folder.path().join("loop/zarr.json")).unwrap();
+    let (status, out, err) = run(command(["ls", "--json"]).arg(folder.path()));
+    let listed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let names: Vec<_> =
+        listed["tensors"].as_array().unwrap().iter().map(|array| array["name"].as_str().unwrap()).collect();
+    assert_eq!((status, names), (1, vec!["/caf\u{fffd}", "/group/inner"]), "{out}{err}");
+    for named in ["alone/zarr.json", "group/zarr.json", "half", "loop"] {
+        assert_eq!(err.lines().filter(|line| line.contains(named)).count(), 1, "{named}: {err}");
     }
 }
