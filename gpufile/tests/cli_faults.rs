@@ -188,3 +188,22 @@ fn broken_zarr_arrays_are_named_beside_the_others() {
         assert_eq!(err.lines().filter(|line| line.contains(named)).count(), 1, "{named}: {err}");
     }
 }
+
+#[test]
+fn check_reports_the_route_that_cp_takes() {
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = file(folder.path(), "file", 5000);
+    for commands in ["", "p2pdma 1", "nvidia-fs 2 17 4095"] {
+        for mode in ["auto", "off"] {
+            let variables = [("CUFILE_EMULATOR", commands), ("GPUFILE_COMPAT_MODE", mode)];
+            let mut copy = command(["cp", "--json", "--gpu", "0"]);
+            let (status, out, err) = run(copy.arg(&path).arg(folder.path().join("copy")).envs(variables));
+            assert_eq!(status, 0, "{out}{err}");
+            let copied: serde_json::Value = serde_json::from_str(&out).unwrap();
+            let route = copied["routes"][0].as_str().unwrap();
+            let (_, out, _) = run(command(["check"]).arg(&path).envs(variables));
+            let verdict: Vec<_> = out.split("\n\n").next().unwrap().split_whitespace().collect();
+            assert!(verdict.join(" ").ends_with(&format!("({route})")), "{route}: {out}");
+        }
+    }
+}

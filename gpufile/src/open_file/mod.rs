@@ -19,6 +19,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::{fs, io};
 
+#[cfg(feature = "cli")]
+pub(crate) use device_route::direct_is_thinkable;
 pub(crate) use device_route::{best_route, read_cufile};
 pub(crate) use direct::{Direct, open_flags};
 pub(crate) use mapping::{Mapping, Span};

@@ -94,6 +94,11 @@ impl Machine {
         self.gpus.as_deref().unwrap_or_default()
     }
 
+    /// Returns whether a GPU offers its memory to other PCI devices, as the kernel shows it.
+    pub fn offers_p2p_memory(&self) -> bool {
+        self.devices.iter().any(|device| device.is_nvidia_gpu() && device.has_p2p_memory)
+    }
+
     /// Returns a PCI device by its address.
     pub fn device(&self, address: &str) -> Option<&PciDevice> {
         self.devices.iter().find(|device| device.address == address)

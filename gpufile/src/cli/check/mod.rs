@@ -37,7 +37,8 @@ use self::root::Root;
 use self::target::Target;
 use super::Failure;
 use super::table::print;
-use crate::{Engine, Settings};
+use crate::open_file::direct_is_thinkable;
+use crate::{Engine, RoutePolicy, Settings};
 
 /// Reports the route of files to a GPU, why no better one is taken, and what would change that.
 #[derive(clap::Args)]
@@ -75,7 +76,7 @@ pub struct Args {
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let root = Root::of_machine();
     let (machine, opened) = Machine::gather(&root);
-    let engine = engine(&opened);
+    let engine = engine(&machine, &opened);
     let outcomes: Vec<Outcome> = arguments
         .path
         .iter()
@@ -91,14 +92,16 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(worst.status()))
 }
 
-/// Returns an engine with the libraries that are open, so that each file sees the driver that the report describes.
-fn engine(opened: &Opened) -> Engine {
+/// Returns an engine with the libraries that are open, whose files have the routes that they have in other programs.
+fn engine(machine: &Machine, opened: &Opened) -> Engine {
     // The route is worth knowing even where a variable is wrong.
     let builder = Engine::builder().settings(Settings::from_env().unwrap_or_default());
+    // Without a direct route in sight, an engine opens no driver, and an open one would change the routes.
+    let opens_driver = machine.policy != RoutePolicy::Auto || direct_is_thinkable();
     match (&opened.driver, &opened.cuda) {
-        (Some(driver), _) => builder.driver(driver.clone()),
-        (None, Ok(cuda)) => builder.cuda(cuda.clone()),
-        (None, Err(_)) => builder,
+        (Some(driver), _) if opens_driver => builder.driver(driver.clone()),
+        (_, Ok(cuda)) => builder.cuda(cuda.clone()),
+        (_, Err(_)) => builder,
     }
     .build()
 }

@@ -114,7 +114,9 @@ fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
     }
     let direct_driver =
         machine.driver.as_ref().ok().filter(|driver| driver.nvidia_fs.is_some() || driver.p2pdma);
-    let has_direct_path = direct_driver.is_some();
+    // Engines open no driver where the kernel shows neither.
+    let is_shown = machine.kernel.nvidia_fs.is_some() || machine.offers_p2p_memory();
+    let has_direct_path = direct_driver.is_some() && is_shown;
     match storage {
         Storage::Local => {
             if target.mount.as_ref().is_some_and(|mount| mount.value("data") == Some("journal")) {
@@ -158,8 +160,7 @@ fn stages(machine: &Machine, target: &Target, storage: &Storage, causes: &mut Ve
 fn no_module(machine: &Machine, target: &Target, causes: &mut Vec<Cause>) {
     causes.push(Cause::NoNvidiaFs(machine.kernel.is_wsl()));
     let has_nvme = target.disks().any(|(_, disk)| disk.bus == Bus::NvmePcie);
-    let offers = machine.devices.iter().any(|device| device.is_nvidia_gpu() && device.has_p2p_memory);
-    if has_nvme && !offers && machine.gpus.is_ok() {
+    if has_nvme && !machine.offers_p2p_memory() && machine.gpus.is_ok() {
         causes.push(Cause::NoP2pDma {
             kernel_lacks: machine.kernel.p2pdma == Some(false),
             nvme_multipath: machine.kernel.nvme_multipath,
