@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::{fs, io};
+use std::{fs, io, ptr};
 
 use gpufile::formats::Dtype;
 use gpufile::formats::safetensors::{TensorData, save};
@@ -205,5 +207,28 @@ fn check_reports_the_route_that_cp_takes() {
             let verdict: Vec<_> = out.split("\n\n").next().unwrap().split_whitespace().collect();
             assert!(verdict.join(" ").ends_with(&format!("({route})")), "{route}: {out}");
         }
+    }
+}
+
+#[test]
+fn top_sends_no_sequences_to_a_dumb_terminal() {
+    for (term, expected) in [("dumb", false), ("xterm", true)] {
+        let (mut terminal, mut end) = (-1, -1);
+        let none = ptr::null_mut();
+        // SAFETY: the call writes two descriptors, and takes no name and no settings.
+        let code = unsafe { libc::openpty(&mut terminal, &mut end, none, ptr::null_mut(), ptr::null_mut()) };
+        if code != 0 {
+            return eprintln!("skipped: no terminal: {}", io::Error::last_os_error());
+        }
+        // SAFETY: nothing else owns the new descriptors.
+        let (terminal, end) = unsafe { (OwnedFd::from_raw_fd(terminal), OwnedFd::from_raw_fd(end)) };
+        let mut top = command(["top", "--count", "1"]);
+        let status = top.env("TERM", term).stdout(end).status().unwrap();
+        drop(top);
+        let mut out = Vec::new();
+        // The terminal without its other end is an error.
+        let _ = fs::File::from(terminal).read_to_end(&mut out);
+        assert!(status.success() && !out.is_empty());
+        assert_eq!(out.contains(&b'\x1b'), expected, "{term}: {}", out.escape_ascii());
     }
 }

@@ -67,9 +67,12 @@ impl Table {
 
 /// Returns true if the standard output shows styles: on a terminal, unless `NO_COLOR` forbids them.
 fn has_style() -> bool {
-    env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-        && env::var_os("TERM").is_none_or(|term| term != "dumb")
-        && io::stdout().is_terminal()
+    env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && is_screen()
+}
+
+/// Returns true if the standard output is a terminal that follows escape sequences.
+pub fn is_screen() -> bool {
+    env::var_os("TERM").is_none_or(|term| term != "dumb") && io::stdout().is_terminal()
 }
 
 /// Returns a text in bold type, for a standard output that shows it.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use cufile::FileType;
+
 use super::attempt::Attempt;
 use super::cause::{Cause, Effect};
 use super::target::Target;
@@ -101,10 +103,19 @@ impl Outcome {
             }
             (Ok(target), _) => match Verdict::on(target.route) {
                 Verdict::Fallback => format!("the bytes pass through host memory ({})", target.route),
-                Verdict::Impossible => "no bytes reach a GPU; host memory can be read and written".to_owned(),
+                Verdict::Impossible => format!("no bytes reach a GPU; {}", on_host(target)),
                 _ => format!("the bytes go past host memory ({})", target.route),
             },
         }
+    }
+}
+
+/// Returns what transfers of host memory can do with the path.
+fn on_host(target: &Target) -> &'static str {
+    match target.file_type {
+        FileType::Directory => "no file was found here to read or write",
+        _ if target.read_only.is_some() => "the bytes can be read into host memory, and not written",
+        _ => "host memory can be read and written",
     }
 }
 
@@ -112,7 +123,7 @@ impl Outcome {
 mod tests {
     use std::time::Duration;
 
-    use super::super::target::tests::good;
+    use super::super::target::{ReadOnly, tests::good};
     use super::*;
 
     fn outcome(route: RouteKind) -> Outcome {
@@ -153,6 +164,19 @@ mod tests {
             Outcome { causes: vec![Cause::Other("set so".to_owned())], ..outcome(RouteKind::P2pDma) };
         assert_eq!(staged.verdict(), Verdict::Fallback);
         assert!(staged.headline().contains("is there, but"), "{}", staged.headline());
+    }
+
+    #[test]
+    fn headline_promises_only_what_the_path_allows() {
+        let headline = |target: Target| {
+            let target = Target { route: RouteKind::Unavailable, ..target };
+            Outcome { target: Ok(target), ..outcome(RouteKind::Unavailable) }.headline()
+        };
+        assert!(headline(good()).ends_with("host memory can be read and written"));
+        let read_only = Target { read_only: Some(ReadOnly::Mount), ..good() };
+        assert!(headline(read_only).ends_with("and not written"));
+        let no_file = Target { file_type: FileType::Directory, ..good() };
+        assert!(headline(no_file).ends_with("no file was found here to read or write"));
     }
 
     #[test]

@@ -203,8 +203,10 @@ fn read_only(path: &Path, mount: Option<&Mount>, attributes: u64) -> Option<Read
         return Some(ReadOnly::Immutable);
     }
     let text = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // A new file in a folder needs both rights.
+    let rights = if path.is_dir() { libc::W_OK | libc::X_OK } else { libc::W_OK };
     // SAFETY: the path is terminated and outlives the call.
-    let is_refused = unsafe { libc::access(text.as_ptr(), libc::W_OK) } != 0;
+    let is_refused = unsafe { libc::access(text.as_ptr(), rights) } != 0;
     match io::Error::last_os_error().raw_os_error() {
         Some(libc::EROFS) if is_refused => Some(ReadOnly::Mount),
         _ => is_refused.then_some(ReadOnly::Permissions),

@@ -6,7 +6,7 @@
 mod processes;
 
 use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::nvidia_fs::Stats;
-use super::table::Table;
+use super::table::{Table, is_screen};
 use super::units::{Bytes, gbps};
 use processes::Process;
 
@@ -74,7 +74,7 @@ fn stats(folder: &Path) -> Result<Stats, String> {
 /// Looks again and again.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     let interval = Duration::from_secs(arguments.interval.into());
-    let is_screen = !arguments.json && io::stdout().is_terminal();
+    let is_screen = !arguments.json && is_screen();
     let mut before = Look::new();
     for turn in 0_u64.. {
         if arguments.count.is_some_and(|count| turn >= u64::from(count)) {
