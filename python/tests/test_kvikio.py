@@ -145,6 +145,8 @@ def test_arrays_are_read_from_the_position_of_a_file(tmp_path):
     like = kvikio.numpy.LikeWrapper(np.empty(()))
     assert np.array_equal(np.fromfile(path, "<i4", like=like), numbers.T.ravel())
     assert kvikio.numpy.fromfile(path, "<i4", offset=10_000).shape == (0,)
+    with pytest.raises(FileNotFoundError):
+        kvikio.numpy.fromfile(path.with_name("none"), "<i4")
 
 
 def test_open_files_are_read_by_their_descriptors(tmp_path):

@@ -14,7 +14,7 @@ from safetensors import safe_open as reference_open
 import gpufile.safetensors as gs
 from gpufile.safetensors import _dtypes, _torch
 from gpufile.safetensors import torch as ours
-from gpufile.safetensors._shared import _remove_duplicate_names
+from gpufile.safetensors._shared import _remove_duplicate_names, duplicate_names
 
 SHAPES = [(), (0,), (1,), (3, 0, 5), (7,), (3, 5), (1, 1, 1), (2, 3, 4, 6), (1023,)]
 #: The package safetensors reads and writes these.
@@ -221,7 +221,11 @@ def test_modules_of_loaded_tensors_save_and_load(tmp_path):
         assert torch.equal(value, other.state_dict()[name])
     buffer = torch.zeros(10)
     with pytest.raises(RuntimeError, match="None of the tensors"):
-        _remove_duplicate_names({"a": buffer[:6], "b": buffer[4:]})
+        duplicate_names({"a": buffer[:6], "b": buffer[4:]})
+    # The functions with safetensors' name for it are stricter.
+    for strict in (_remove_duplicate_names, reference._remove_duplicate_names):
+        with pytest.raises(RuntimeError):
+            strict({"a": buffer[:6]})
 
 
 def test_folders_load_with_all_shards(tmp_path):

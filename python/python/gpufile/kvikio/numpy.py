@@ -46,8 +46,10 @@ def fromfile(
     moves = hasattr(file, "fileno") and hasattr(file, "tell")
     if moves:
         offset += file.tell()
-    itemsize = np.dtype(dtype).itemsize
-    with CuFile(_path(file)) as opened:
+    itemsize, path = np.dtype(dtype).itemsize, _path(file)
+    # Raises FileNotFoundError, as kvikio does, where a CuFile raises another error.
+    os.stat(path)
+    with CuFile(path) as opened:
         available = max(0, os.fstat(opened.fileno()).st_size - offset) // itemsize
         shape = (available if count == -1 else min(count, available),)
         array = np.empty(shape, dtype) if like is None else np.empty_like(like, shape=shape, dtype=dtype)

@@ -66,6 +66,21 @@ def _remove_duplicate_names(
     preferred_names: Iterable[str] | None = None,
     discard_names: Iterable[str] | None = None,
 ) -> dict[str, list[str]]:
+    """Chooses names as ``duplicate_names``. Raises as safetensors does if no tensor of a set has all of its storage."""
+    for names in _find_shared_tensors(state_dict):
+        if not any(_is_complete(state_dict[name]) for name in names):
+            raise RuntimeError(
+                f"None of the tensors {sorted(names)} has all bytes of its storage. Clone those that shall be saved."
+            )
+    return duplicate_names(state_dict, preferred_names=preferred_names, discard_names=discard_names)
+
+
+def duplicate_names(
+    state_dict: Mapping[str, torch.Tensor],
+    *,
+    preferred_names: Iterable[str] | None = None,
+    discard_names: Iterable[str] | None = None,
+) -> dict[str, list[str]]:
     """Chooses one name of each set that shares memory, and returns it with the other names.
 
     The chosen tensor has all bytes of the set. Preferred names come first, then those that need not be discarded.

@@ -20,8 +20,9 @@ from ._dtypes import file_shape
 from ._open import open_checkpoint
 from ._save import Item
 from ._shared import _end_ptr as _end_ptr
-from ._shared import _find_shared_tensors, _remove_duplicate_names
+from ._shared import _find_shared_tensors, duplicate_names
 from ._shared import _is_complete as _is_complete
+from ._shared import _remove_duplicate_names as _remove_duplicate_names
 from ._shared import storage_ptr as storage_ptr
 from ._shared import storage_size as storage_size
 from .numpy import load_bytes
@@ -124,7 +125,7 @@ def save_model(
     The metadata gets the name of each tensor that was left out, with the name of the one that has its bytes.
     """
     state = model.state_dict()
-    for kept, dropped in _remove_duplicate_names(state).items():
+    for kept, dropped in duplicate_names(state).items():
         for name in dropped:
             metadata = {name: kept, **(metadata or {})}
             del state[name]
@@ -144,7 +145,7 @@ def load_model(
     If ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
     """
     loaded = load_file(filename, device, backend=backend)
-    duplicates = _remove_duplicate_names(model.state_dict(), preferred_names=list(loaded))
+    duplicates = duplicate_names(model.state_dict(), preferred_names=list(loaded))
     keys, unexpected = model.load_state_dict(loaded, strict=False)
     missing = set(keys)
     for dropped in duplicates.values():
