@@ -95,8 +95,12 @@ fn load(model: &Checkpoint, places: &[Place]) -> Result<Vec<Loaded>, Failure> {
     };
     thread::scope(|scope| {
         let threads = places.iter().enumerate();
-        let threads: Vec<_> =
-            threads.map(|(number, place)| scope.spawn(move || share(number, place))).collect();
+        let start =
+            |(number, place)| thread::Builder::new().spawn_scoped(scope, move || share(number, place));
+        let threads: Vec<_> = threads
+            .map(start)
+            .collect::<Result<_, _>>()
+            .map_err(|error| Failure::Other(format!("cannot start a thread that loads: {error}")))?;
         let mut loaded = Vec::new();
         for thread in threads {
             let part =

@@ -1,5 +1,6 @@
 //! A bar on the standard error output, if that is a terminal.
 
+use std::thread;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -26,7 +27,9 @@ impl Bar {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_prefix(word.to_owned());
-        bar.enable_steady_tick(Duration::from_millis(200));
+        if !bar.is_hidden() {
+            keep_moving(&bar);
+        }
         Self(bar)
     }
 
@@ -49,6 +52,20 @@ impl Bar {
     pub fn hidden<T>(&self, print: impl FnOnce() -> T) -> T {
         self.0.suspend(print)
     }
+}
+
+/// Draws a bar again from time to time, so that its clock goes on. Without a thread it moves with the work alone, while
+/// `enable_steady_tick` would panic.
+fn keep_moving(bar: &ProgressBar) {
+    let bar = bar.downgrade();
+    let tick = move || {
+        while let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+            bar.tick();
+            drop(bar);
+            thread::sleep(Duration::from_millis(200));
+        }
+    };
+    let _ = thread::Builder::new().name("progress".to_owned()).spawn(tick);
 }
 
 impl Drop for Bar {

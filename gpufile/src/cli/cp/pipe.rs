@@ -36,7 +36,7 @@ pub fn copy(
         give_back.send(buffer).expect("the receiver is in this function");
     }
     thread::scope(|scope| {
-        let reader = scope.spawn(move || {
+        let reader = move || {
             for (at, len_bytes) in parts(ranges, part_bytes) {
                 // A writer that failed keeps the buffers, and has the error.
                 let Ok(mut buffer) = empty.recv() else { return Ok(()) };
@@ -46,7 +46,9 @@ pub fn copy(
                 }
             }
             Ok(())
-        });
+        };
+        let reader = thread::Builder::new().spawn_scoped(scope, reader);
+        let reader = reader.map_err(|error| source.failed("start a thread that reads", error))?;
         let write = |(buffer, at, len_bytes): (Memory, u64, usize)| {
             target.write_all_at(&buffer.first(len_bytes), at)?;
             bar.add(len_bytes as u64);
