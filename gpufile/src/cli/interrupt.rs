@@ -27,9 +27,17 @@ pub struct Watch(Vec<(libc::c_int, libc::sigaction)>);
 
 /// Handles signals from now on. Signals that the process ignores stay ignored, as under `nohup`.
 ///
-/// # Errors
-/// There can be no pipe or thread. The signals then end the process without cleaning.
-pub fn watch() -> io::Result<Watch> {
+/// If there can be no pipe or thread, the signals end the process without cleaning.
+pub fn watch() -> Watch {
+    // Without a limit's signal, a write beyond the limit is an error like that of a full file system.
+    let limit = replace(libc::SIGXFSZ, libc::SIG_IGN);
+    let handler = note as extern "C" fn(libc::c_int) as usize;
+    let ending = listen().map(|()| SIGNALS.into_iter().filter_map(|signal| replace(signal, handler)));
+    Watch(limit.into_iter().chain(ending.into_iter().flatten()).collect())
+}
+
+/// Starts the thread that waits for the handler.
+fn listen() -> io::Result<()> {
     static PIPE: OnceLock<PipeWriter> = OnceLock::new();
     // One thread for the whole process. Another call at the same time would only make one more.
     if PIPE.get().is_none() {
@@ -38,15 +46,16 @@ pub fn watch() -> io::Result<Watch> {
         let writer = PIPE.get_or_init(|| writer);
         WRITE_END.store(writer.as_raw_fd(), Ordering::Release);
     }
-    let handled = SIGNALS.into_iter().filter_map(|signal| {
-        let before = action(signal, None).ok()?;
-        let mut new = before;
-        new.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
-        new.sa_flags = libc::SA_RESTART;
-        (before.sa_sigaction != libc::SIG_IGN && action(signal, Some(&new)).is_ok())
-            .then_some((signal, before))
-    });
-    Ok(Watch(handled.collect()))
+    Ok(())
+}
+
+/// Handles a signal by `handler`, unless the process ignores it. Returns the earlier action.
+fn replace(signal: libc::c_int, handler: usize) -> Option<(libc::c_int, libc::sigaction)> {
+    let before = action(signal, None).ok()?;
+    let mut new = before;
+    new.sa_sigaction = handler;
+    new.sa_flags = libc::SA_RESTART;
+    (before.sa_sigaction != libc::SIG_IGN && action(signal, Some(&new)).is_ok()).then_some((signal, before))
 }
 
 impl Drop for Watch {
@@ -63,8 +72,8 @@ fn action(signal: libc::c_int, new: Option<&libc::sigaction>) -> io::Result<libc
     // SAFETY: zeros are a valid value of the struct, and the call fills it in.
     let mut before: libc::sigaction = unsafe { mem::zeroed() };
     let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: both structs outlive the call. Any handler in `new` came from the kernel or is `note`, which makes only
-    // calls that are safe in a handler.
+    // SAFETY: both structs outlive the call. Any handler in `new` came from the kernel, is none, or is `note`, which makes
+    // only calls that are safe in a handler.
     match unsafe { libc::sigaction(signal, new, &mut before) } {
         0 => Ok(before),
         _ => Err(io::Error::last_os_error()),
@@ -149,13 +158,13 @@ mod tests {
     #[test]
     fn watching_ends_with_the_earlier_handlers() {
         let handler = |signal| action(signal, None).unwrap().sa_sigaction;
-        let before = SIGNALS.map(handler);
-        let watch = watch().unwrap();
+        let before = (SIGNALS.map(handler), handler(libc::SIGXFSZ));
+        let watch = watch();
         assert!(
             SIGNALS.into_iter().any(|signal| handler(signal) == note as extern "C" fn(libc::c_int) as usize)
         );
         drop(watch);
-        assert_eq!(SIGNALS.map(handler), before);
+        assert_eq!((SIGNALS.map(handler), handler(libc::SIGXFSZ)), before);
     }
 
     #[test]

@@ -81,7 +81,6 @@ enum Failure {
 /// The program writes to the standard outputs of the process. While it runs, it handles Ctrl-C.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<_> = arguments.into_iter().collect();
-    // Without it, signals end the program all the same, and may leave a file.
     let _watch = interrupt::watch();
     let outcome = match Cli::try_parse_from(&arguments) {
         Ok(Cli { command: Command::Check(arguments) }) => check::run(&arguments),
