@@ -135,10 +135,25 @@ impl Unfinished {
     /// # Errors
     /// Those of `create`.
     pub fn create<T, E>(create: impl FnOnce() -> Result<(T, PathBuf), E>) -> Result<(T, Self), E> {
-        let mut unfinished = lock();
+        let held = Held::new();
         let (created, path) = create()?;
-        unfinished.push(path.clone());
-        Ok((created, Self(path)))
+        Ok((created, held.remember(path)))
+    }
+}
+
+/// The time during which a signal waits, because a file is created.
+pub struct Held(MutexGuard<'static, Vec<PathBuf>>);
+
+impl Held {
+    /// Makes signals wait from now on.
+    pub fn new() -> Self {
+        Self(lock())
+    }
+
+    /// Remembers the file that was created, and lets signals end the program again.
+    pub fn remember(mut self, path: PathBuf) -> Unfinished {
+        self.0.push(path.clone());
+        Unfinished(path)
     }
 }
 

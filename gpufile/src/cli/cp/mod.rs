@@ -1,20 +1,21 @@
 //! `gpufile cp`: copies a file through GPU or host memory.
 //!
 //! The copy is written under a temporary name, and renamed when it is complete. [`holes`] finds the parts of the source
-//! that have data. [`pipe`] moves these.
+//! that have data. [`pipe`] moves these. [`access`] keeps the permissions.
 
+mod access;
 mod holes;
 mod pipe;
 
-use std::fs::{self, Metadata, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::interrupt::Unfinished;
+use super::interrupt::Held;
 use super::model::options;
 use super::progress::Bar;
 use super::table::print_json;
@@ -22,7 +23,7 @@ use super::target::{MemoryArgs, Place};
 use super::units::{Bytes, Time, gbps, size};
 use super::{Failure, say};
 use crate::formats::{SaveOptions, save_file};
-use crate::{Error, File, page_cache};
+use crate::page_cache;
 
 /// Copies a file through host memory, or through the memory of a GPU.
 #[derive(clap::Args)]
@@ -31,7 +32,8 @@ Examples:
   gpufile cp model.bin /fast/model.bin
   gpufile cp --gpu 0 --verify model.bin /fast/
 
-DST has all of the copy, or is left as it was. Holes stay holes, and permissions are kept.")]
+DST has all of the copy, or is left as it was. Holes stay holes. Permissions are kept, with POSIX
+ACLs; where DST can have no ACL, only its owner may use the copy of a file with one.")]
 pub struct Args {
     /// The file to copy.
     #[arg(value_name = "SRC")]
@@ -106,28 +108,37 @@ fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
     let options = options()?;
     let source = options.clone().open(path)?;
     let data = holes::data(&source, status.len());
-    let data = data.map_err(|error| Failure::Other(format!("cannot find the holes of {path:?}: {error}")))?;
-    let data_bytes: u64 = data.iter().map(|range| range.end - range.start).sum();
+    let mut data =
+        data.map_err(|error| Failure::Other(format!("cannot find the holes of {path:?}: {error}")))?;
+    let mut data_bytes: u64 = data.iter().map(|range| range.end - range.start).sum();
     // Small files need no long buffers.
     let buffer_bytes = arguments.buffer.min(data_bytes.max(1)) as usize;
     let buffers = [place.alloc(buffer_bytes)?, place.alloc(buffer_bytes)?];
     let bar = Bar::of_bytes(if arguments.verify { 2 * data_bytes } else { data_bytes }, "copying");
     let start = Instant::now();
     let (mut unfinished, mut took, mut write_route) = (None, Duration::ZERO, None);
-    let save = SaveOptions::new().files(&options).sync(!arguments.no_sync);
+    let mut len_bytes = status.len();
+    let mut save = SaveOptions::new().files(&options).sync(!arguments.no_sync);
+    save.kept = Some((status.dev(), status.ino()));
+    // Until the copy has its permissions, others must not open it: they could read what is written later.
+    save.mode = 0o600;
+    // The save creates a file before it calls the closure.
+    let held = Held::new();
     save_file(&target, &save, |copy| {
-        // A file from before this line would be removed by the next copy into the folder.
-        let remembered = Unfinished::create(|| Ok::<_, Error>(((), copy.path().to_owned())));
-        unfinished = remembered.ok().map(|((), file)| file);
-        // Before there are bytes that only some may read.
-        set_mode(copy, status.mode())?;
+        unfinished = Some(held.remember(copy.path().to_owned()));
+        access::copy(&source, copy, status.mode())?;
         copy.set_len(status.len())?;
         pipe::copy(&source, copy, &data, buffers, &bar)?;
+        len_bytes = pipe::copy_rest(&source, copy, status.len(), &bar)?;
+        if len_bytes > status.len() {
+            data.push(status.len()..len_bytes);
+            data_bytes += len_bytes - status.len();
+        }
         write_route = Some(copy.route().kind());
         took = start.elapsed();
         if arguments.verify {
             // Bytes that are still in the page cache would prove nothing about the storage.
-            page_cache::drop(copy, 0..u64::MAX).map_err(|error| failed("write back", copy, error))?;
+            page_cache::drop(copy, 0..u64::MAX).map_err(|error| copy.failed("write back", error))?;
             pipe::compare(&source, copy, &data, &bar)?;
         }
         Ok(())
@@ -138,7 +149,7 @@ fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
     let routes = write_route
         .filter(|_| on_gpu)
         .map(|write| [source.route().kind(), write].map(|kind| kind.to_string()));
-    Ok(Copied { target, len_bytes: status.len(), data_bytes, took, routes })
+    Ok(Copied { target, len_bytes, data_bytes, took, routes })
 }
 
 /// Returns the state of a source, which must be a regular file.
@@ -172,18 +183,10 @@ fn target(source: &Path, status: &Metadata, target: &Path) -> Result<PathBuf, Fa
         Ok(there) if !there.is_file() => Err(failed(&path, &"it is not a regular file")),
         // The file behind a link is replaced, not the link.
         Ok(_) => fs::canonicalize(&path).map_err(|error| failed(&path, &error)),
+        Err(_) if path.read_link().is_ok() => {
+            Err(failed(&path, &"it is a symbolic link to a file that cannot be found"))
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(path),
         Err(error) => Err(failed(&path, &error)),
     }
-}
-
-/// Gives a file the permissions of another. The bits that let a program run as its owner are left out.
-fn set_mode(file: &File, mode: u32) -> crate::Result<()> {
-    let permissions = Permissions::from_mode(mode & 0o777);
-    fs::set_permissions(file.path(), permissions)
-        .map_err(|error| failed("set the permissions of", file, error))
-}
-
-fn failed(operation: &'static str, file: &File, error: std::io::Error) -> Error {
-    Error::File { operation, path: file.path().to_owned(), cause: error.into() }
 }

@@ -63,6 +63,26 @@ pub fn copy(
     })
 }
 
+/// Copies the bytes from `at` to the end of a file, through host memory. Returns the end.
+///
+/// A file can have more bytes than its length says: others write to it, or the kernel makes its bytes when it is read, as
+/// in `/proc`.
+///
+/// # Errors
+/// The first failure.
+pub fn copy_rest(source: &File, target: &File, mut at: u64, bar: &Bar) -> Result<u64> {
+    let mut part = vec![0; 1 << 20];
+    loop {
+        let len_bytes = source.read_at(&mut part[..], at)?;
+        if len_bytes == 0 {
+            return Ok(at);
+        }
+        target.write_all_at(&part[..len_bytes], at)?;
+        at += len_bytes as u64;
+        bar.add(len_bytes as u64);
+    }
+}
+
 /// Compares ranges of two files, through host memory.
 ///
 /// # Errors

@@ -132,7 +132,7 @@ impl<'a> Plan<'a> {
     pub fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
         let header = self.header.clone();
         let save = || {
-            let folder = open_clean(path, options.sync)?;
+            let folder = open_clean(path, options)?;
             let file = self.write(&folder, path, options)?;
             Place::new(&folder, path, options).put_file(file, header.tensors().map(|tensor| tensor.name))
         };

@@ -119,7 +119,7 @@ pub fn save_shards(
     let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
 
     let save = || {
-        let folder = open_clean(path, options.sync)?;
+        let folder = open_clean(path, options)?;
         let place = Place::new(&folder, path, options);
         let mut written = Vec::with_capacity(plans.len());
         for plans in plans.chunks(AT_ONCE) {

@@ -101,15 +101,23 @@ pub(super) fn remove_unnamed<'a>(
 /// Removes the shards that a killed save left: those of its temporary index that the present index does not name.
 /// Returns whether the temporary index can be removed too.
 ///
-/// Keeps shards whose names are not from [`ShardNames`], because another program may have written them since.
-pub(in crate::formats) fn remove_abandoned(left: &Path, index_path: &Path) -> bool {
+/// Keeps shards whose names are not from [`ShardNames`], because another program may have written them since. Keeps all if
+/// it must keep one.
+pub(in crate::formats) fn remove_abandoned(
+    left: &Path,
+    index_path: &Path,
+    is_kept: impl Fn(&fs::Metadata) -> bool,
+) -> bool {
     let model = index_path.file_name().and_then(|name| name.to_str()?.strip_suffix(INDEX_SUFFIX));
     // A temporary file for another target has no shards.
     let Some(model) = model else { return true };
     let Ok(Some(json)) = read_index(left) else { return false };
     // A save names no shard before its index is complete.
     let Ok(index) = ShardIndex::parse(&json) else { return true };
-    remove_unnamed(index_path, model, index.files().iter().map(String::as_str), &[Namer::Us]).is_ok()
+    let is_kept =
+        |file: &String| fs::metadata(index_path.with_file_name(file)).is_ok_and(|file| is_kept(&file));
+    !index.files().iter().any(is_kept)
+        && remove_unnamed(index_path, model, index.files().iter().map(String::as_str), &[Namer::Us]).is_ok()
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub(crate) fn save(
     write: impl FnOnce(&File) -> crate::Result<()>,
 ) -> Result<()> {
     let save = || {
-        let folder = open_clean(path, options.sync)?;
+        let folder = open_clean(path, options)?;
         Temporary::written(&folder, path, options, write)?.replace(path)?;
         folder.sync()
     };

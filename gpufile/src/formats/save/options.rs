@@ -26,11 +26,18 @@ use crate::OpenOptions;
 /// `.NAME.RANDOM.gpufile-tmp`. The first save of another process into that folder removes them. On local file systems a
 /// saving process locks its temporary files (`flock`), and files without a lock are removed. On other file systems,
 /// files are removed a day after the last write to them.
+///
+/// A write beyond the process's limit of file sizes (`RLIMIT_FSIZE`) kills it by `SIGXFSZ`. If it ignores this signal, as
+/// Python does, the save fails instead.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct SaveOptions {
     pub(super) files: OpenOptions,
     pub(in crate::formats) sync: bool,
+    /// The device and the inode number of a file that is not removed, even if a killed process left it.
+    pub(crate) kept: Option<(u64, u64)>,
+    /// The permissions that a file is created with, less the umask.
+    pub(crate) mode: u32,
 }
 
 impl Default for SaveOptions {
@@ -42,7 +49,7 @@ impl Default for SaveOptions {
 impl SaveOptions {
     /// Returns the default options: the global engine, and waiting for the storage.
     pub fn new() -> Self {
-        Self { files: OpenOptions::new(), sync: true }
+        Self { files: OpenOptions::new(), sync: true, kept: None, mode: 0o666 }
     }
 
     /// Sets the engine, the policy and the use of `O_DIRECT` of the file. Ignores access and creation options.

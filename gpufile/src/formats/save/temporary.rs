@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, IntoRawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::folder::{Folder, failed, no_file_name};
@@ -23,11 +23,11 @@ pub(in crate::formats) struct Temporary {
 }
 
 impl Temporary {
-    /// Creates a file in the folder, named after its target.
+    /// Creates a file in the folder, named after its target, with these permissions less the umask.
     ///
     /// # Errors
     /// [`crate::Error::Open`]. No file is left then.
-    pub fn create(folder: &Folder, target: &Path) -> crate::Result<Self> {
+    pub fn create(folder: &Folder, target: &Path, mode: u32) -> crate::Result<Self> {
         let name = target.file_name().ok_or_else(|| no_file_name(target))?;
         loop {
             let open_error = |error: io::Error, path: &Path| crate::Error::Open {
@@ -36,7 +36,8 @@ impl Temporary {
             };
             let number = random().map_err(|error| open_error(error, target))?;
             let path = target.with_file_name(temporary_name(name, number));
-            let file = match fs::File::options().read(true).write(true).create_new(true).open(&path) {
+            let mut new = fs::File::options();
+            let file = match new.read(true).write(true).create_new(true).mode(mode).open(&path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 opened => opened.map_err(|error| open_error(error, &path))?,
             };
@@ -89,7 +90,7 @@ impl Temporary {
     ) -> crate::Result<Vec<Self>> {
         let (mut temporaries, mut files) = (Vec::with_capacity(targets.len()), Vec::new());
         for target in targets {
-            let temporary = Self::create(folder, target)?;
+            let temporary = Self::create(folder, target, options.mode)?;
             let copy = temporary.file.try_clone();
             let copy = copy.map_err(|error| failed("open", &temporary.path, error))?;
             files.push(options.files.take_over(temporary.path.clone(), copy)?);
@@ -170,7 +171,7 @@ mod tests {
         let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
         let target = place.path().join("a");
         let folder = Folder::open(&target, false).unwrap();
-        let temporary = Temporary::create(&folder, &target).unwrap();
+        let temporary = Temporary::create(&folder, &target, 0o666).unwrap();
         let other = fs::File::open(temporary.path()).unwrap();
         assert_eq!(try_lock(&other).unwrap_err().kind(), ErrorKind::WouldBlock);
     }
