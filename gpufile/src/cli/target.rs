@@ -61,13 +61,7 @@ impl Place {
     /// The memory is not enough.
     pub fn alloc(&self, len_bytes: usize) -> Result<Memory, Failure> {
         match self {
-            Place::Host => {
-                let mut bytes = Vec::new();
-                let room = bytes.try_reserve_exact(len_bytes);
-                room.map_err(|_| Failure::Other(format!("the host has no {len_bytes} bytes of memory")))?;
-                bytes.resize(len_bytes, 0);
-                Ok(Memory::Host(bytes))
-            }
+            Place::Host => Ok(Memory::Host(host_bytes(len_bytes)?)),
             Place::Gpu(device) => Ok(Memory::Gpu(device.alloc(len_bytes)?)),
         }
     }
@@ -79,6 +73,18 @@ impl Place {
             Place::Gpu(device) => format!("GPU {}", device.ordinal()),
         }
     }
+}
+
+/// Allocates zeros on the host, for lengths that the command line chooses.
+///
+/// # Errors
+/// The memory is not enough. `vec!` would end the program, and leave the files that it made.
+pub fn host_bytes(len_bytes: usize) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let room = bytes.try_reserve_exact(len_bytes);
+    room.map_err(|_| Failure::Other(format!("the host has no {len_bytes} bytes of memory")))?;
+    bytes.resize(len_bytes, 0);
+    Ok(bytes)
 }
 
 /// Returns the reason why there is no GPU. `gpufile check` shows a long one whole.

@@ -11,6 +11,7 @@ use cufile::{BufSlice, BufSliceMut};
 
 use super::{Bench, MIB, Result};
 use crate::cli::Failure;
+use crate::cli::target::host_bytes;
 
 /// The byte that fills a buffer before a read. Bytes of an earlier read cannot pass for those of a later one.
 pub const POISON: u8 = 0x5a;
@@ -83,7 +84,7 @@ impl DeviceMemory {
     /// the memory.
     pub fn to_host<'a>(&self, ranges: impl IntoIterator<Item = &'a IoRange>) -> Result<HostMemory> {
         let end = ranges.into_iter().map(|range| range.buffer_offset + range.len_bytes).max().unwrap_or(0);
-        let mut copy = HostMemory::new(end);
+        let mut copy = HostMemory::new(end)?;
         self.copy(0, &mut copy.0)?;
         Ok(copy)
     }
@@ -127,8 +128,8 @@ impl Contents for DeviceMemory {
 pub struct HostMemory(Vec<u8>);
 
 impl HostMemory {
-    pub fn new(len_bytes: usize) -> Self {
-        Self(vec![0; len_bytes])
+    pub fn new(len_bytes: usize) -> Result<Self, Failure> {
+        Ok(Self(host_bytes(len_bytes)?))
     }
 
     /// Returns all bytes, poisoned.
@@ -256,7 +257,7 @@ mod tests {
     fn compare_finds_bytes_that_were_not_read() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), [7; 4096]).unwrap();
-        let mut memory = HostMemory::new(4096);
+        let mut memory = HostMemory::new(4096).unwrap();
         memory.poisoned()[1..].fill(7);
         assert!(compare(file.path(), &memory, &in_order(4096, 4096)).is_err());
     }

@@ -33,6 +33,7 @@ use std::fs;
 use std::io::{self, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread::{self, Scope, ScopedJoinHandle};
 
 use crate::cuda::{Cuda, Device};
 use crate::{Engine, File, OpenOptions, Settings};
@@ -318,6 +319,15 @@ fn file_bytes(path: &Path) -> Result<usize, Failure> {
         }
         bytes => usize::try_from(bytes).map_err(|error| failed(&error)),
     }
+}
+
+/// Spawns a thread in a scope. `Scope::spawn` panics where there can be no more threads.
+fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    let spawned = thread::Builder::new().spawn_scoped(scope, work);
+    spawned.map_err(|error| format!("cannot start a thread: {error}").into())
 }
 
 fn one_line(text: &dyn Display) -> String {

@@ -8,7 +8,7 @@ use cufile::FileProperties;
 
 use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, compare_each, in_order};
 use super::timing::{Measured, timed};
-use super::{Bench, GIB, KIB, MIB, Result};
+use super::{Bench, GIB, KIB, MIB, Result, spawn};
 use crate::{DirectIo, File, IoRange, MappedFile, ReadRequest, page_cache};
 
 /// Measures the start of an engine, the opening of the file and a read of its first bytes. Only a CUDA context exists
@@ -221,17 +221,17 @@ pub fn host_pread(bench: &Bench, threads: usize) -> Result<Measured> {
     host_laps(bench, |target| {
         thread::scope(|scope| {
             let parts = (0..).step_by(share).zip(target.chunks_mut(share));
-            let running: Vec<_> =
-                parts.map(|(offset, part)| scope.spawn(move || file.read_exact_at(part, offset))).collect();
-            running.into_iter().try_for_each(|thread| thread.join().expect("pread does not panic"))
-        })?;
-        Ok(())
+            let running = parts.map(|(offset, part)| spawn(scope, move || file.read_exact_at(part, offset)));
+            let running: Vec<_> = running.collect::<Result<_>>()?;
+            running.into_iter().try_for_each(|thread| thread.join().expect("pread does not panic"))?;
+            Ok(())
+        })
     })
 }
 
 fn host_laps(bench: &Bench, read: impl Fn(&mut [u8]) -> Result) -> Result<Measured> {
     let size = bench.file_bytes;
-    let mut memory = HostMemory::new(size);
+    let mut memory = HostMemory::new(size)?;
     let laps = bench.warm_laps(|| {
         let target = memory.poisoned();
         timed(|| read(target))

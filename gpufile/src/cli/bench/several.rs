@@ -4,7 +4,7 @@ use std::thread;
 
 use super::memory::{DeviceMemory, compare, in_order};
 use super::timing::{Lap, Measured, timed};
-use super::{Bench, KIB, MIB, Result};
+use super::{Bench, KIB, MIB, Result, spawn};
 use crate::cuda::Device;
 use crate::{IoRange, ReadRequest};
 
@@ -25,12 +25,14 @@ fn share_of(bench: &Bench, gpus: &[Device]) -> Result<usize> {
 }
 
 /// Runs `work` for each GPU in a separate thread, and waits for all.
-fn on_each<T: Send>(items: Vec<T>, work: impl Fn(usize, T) -> crate::Result<()> + Sync) -> crate::Result<()> {
+fn on_each<T: Send>(items: Vec<T>, work: impl Fn(usize, T) -> crate::Result<()> + Sync) -> Result {
     let work = &work;
     thread::scope(|scope| {
         let threads = items.into_iter().enumerate();
-        let threads: Vec<_> = threads.map(|(number, item)| scope.spawn(move || work(number, item))).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("a transfer does not panic"))
+        let threads = threads.map(|(number, item)| spawn(scope, move || work(number, item)));
+        let threads: Vec<_> = threads.collect::<Result<_>>()?;
+        threads.into_iter().try_for_each(|thread| thread.join().expect("a transfer does not panic"))?;
+        Ok(())
     })
 }
 

@@ -13,8 +13,9 @@ mod worker;
 use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Barrier;
-use std::sync::atomic::AtomicBool;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Instant;
 
@@ -27,9 +28,9 @@ use target_file::TargetFile;
 use worker::{Buffer, Job, Tally, Worker};
 
 use super::timing::cpu_seconds;
-use super::{KIB, MIB, Result};
+use super::{KIB, MIB, Result, spawn};
 use crate::cli::progress::Bar;
-use crate::cli::target::Place;
+use crate::cli::target::{Place, host_bytes};
 use crate::cli::units::Bytes;
 use crate::cli::{Failure, complain};
 use crate::{DirectIo, Engine, File, Settings, page_cache};
@@ -247,20 +248,26 @@ impl Setting<'_> {
 
 /// Runs all threads of all places. Returns their tallies, place by place, and the seconds and CPU seconds.
 fn all_threads(run: &Run, places: &[Place], jobs: &[Job<'_>]) -> Result<(Vec<Tally>, f64, f64)> {
-    let ready = &Barrier::new(places.len() * run.workers as usize + 1);
+    let gate = RwLock::new(());
     thread::scope(|scope| {
+        // Opens at the latest when this returns, so no worker waits for one that could not be spawned.
+        let closed = gate.write();
+        let (preparing, prepared) = mpsc::channel();
         let mut threads = Vec::new();
         for (place, job) in places.iter().zip(jobs) {
             for number in 0..run.workers {
-                let outcome = move || one_thread(run, place, job, number, ready);
+                let start = Start { preparing: preparing.clone(), gate: &gate };
+                let outcome = move || one_thread(run, place, job, number, start);
                 // Boxes of errors stay in their threads.
-                threads.push(scope.spawn(move || outcome().map_err(|error| error.to_string())));
+                let thread = spawn(scope, move || outcome().map_err(|error| error.to_string()));
+                threads.push(thread.inspect_err(|_| job.is_over.store(true, Ordering::Relaxed))?);
             }
         }
-        // All have their buffers. The clocks of the workers start after the second meeting.
-        ready.wait();
+        drop(preparing);
+        // Fails when no worker prepares any more. Their clocks start when the gate opens.
+        let _ = prepared.recv();
         let cpu_before = cpu_seconds();
-        ready.wait();
+        drop(closed);
         let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         let cpu = cpu_seconds() - cpu_before;
         let outcome = |outcome: thread::Result<Result<_, String>>| -> Result<(Tally, [Instant; 2])> {
@@ -282,29 +289,42 @@ fn one_thread(
     place: &Place,
     job: &Job<'_>,
     number: u64,
-    ready: &Barrier,
+    start: Start<'_>,
 ) -> Result<(Tally, [Instant; 2])> {
     match place {
-        Place::Host => start(Ok((0..run.depth).map(|_| vec![0; run.io_bytes]).collect()), job, number, ready),
+        Place::Host => {
+            let buffers = (0..run.depth).map(|_| Ok(host_bytes(run.io_bytes)?)).collect();
+            start.run(buffers, job, number)
+        }
         Place::Gpu(device) => {
             let buffers = (0..run.depth).map(|_| Ok(device.alloc(run.io_bytes)?)).collect();
-            start(buffers, job, number, ready)
+            start.run(buffers, job, number)
         }
     }
 }
 
-fn start<B: Buffer>(
-    buffers: Result<Vec<B>>,
-    job: &Job<'_>,
-    number: u64,
-    ready: &Barrier,
-) -> Result<(Tally, [Instant; 2])> {
-    let worker = buffers.and_then(|buffers| Worker::new(job, number, buffers));
-    ready.wait();
-    ready.wait();
-    let start = Instant::now();
-    let tally = worker?.run()?;
-    Ok((tally, [start, Instant::now()]))
+/// The common start of all threads.
+struct Start<'a> {
+    /// Lives while the thread prepares.
+    preparing: Sender<()>,
+    /// Closed by a writer until all threads are prepared.
+    gate: &'a RwLock<()>,
+}
+
+impl Start<'_> {
+    fn run<B: Buffer>(
+        self,
+        buffers: Result<Vec<B>>,
+        job: &Job<'_>,
+        number: u64,
+    ) -> Result<(Tally, [Instant; 2])> {
+        let worker = buffers.and_then(|buffers| Worker::new(job, number, buffers));
+        drop(self.preparing);
+        drop(self.gate.read());
+        let start = Instant::now();
+        let tally = worker?.run()?;
+        Ok((tally, [start, Instant::now()]))
+    }
 }
 
 #[cfg(test)]

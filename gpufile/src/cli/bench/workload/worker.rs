@@ -13,6 +13,7 @@ use hdrhistogram::Histogram;
 use super::super::Result;
 use super::super::memory::{Lcg, POISON, Random};
 use super::args::Io;
+use crate::cli::target::host_bytes;
 use crate::{File, IoFuture};
 
 /// Memory of one transfer.
@@ -102,7 +103,7 @@ pub struct Worker<'a, B> {
 impl<'a, B: Buffer> Worker<'a, B> {
     pub fn new(job: &'a Job<'a>, number: u64, mut buffers: Vec<B>) -> Result<Self> {
         let mut random = Random::new(number + 1);
-        let mut bytes = vec![0; job.io_bytes];
+        let mut bytes = host_bytes(job.io_bytes)?;
         for buffer in &mut buffers {
             random.fill(&mut bytes);
             buffer.put(&bytes)?;
@@ -180,7 +181,8 @@ impl<'a, B: Buffer> Worker<'a, B> {
     /// Returns the bytes that a transfer must have at its end, if these are compared.
     fn prepare(&mut self, buffer: &mut B, at: u64, is_write: bool) -> Result<Vec<u8>> {
         let Some(file) = self.job.verify else { return Ok(Vec::new()) };
-        let mut expected = vec![POISON; self.job.io_bytes];
+        let mut expected = host_bytes(self.job.io_bytes)?;
+        expected.fill(POISON);
         if is_write {
             self.random.fill(&mut expected);
             buffer.put(&expected)?;
@@ -211,7 +213,7 @@ impl<'a, B: Buffer> Worker<'a, B> {
         let count = if is_write { &mut self.tally.written_bytes } else { &mut self.tally.read_bytes };
         *count += buffer.len_bytes() as u64;
         if let Some(file) = self.job.verify {
-            let mut found = vec![0; expected.len()];
+            let mut found = host_bytes(expected.len())?;
             match is_write {
                 true => file.read_exact_at(&mut found, at)?,
                 false => buffer.get(&mut found)?,

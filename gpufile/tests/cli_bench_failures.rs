@@ -1,0 +1,57 @@
+//! Failures of `gpufile bench`: resources that run out, outputs that nobody reads, and charts.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::process::{Command, Output};
+
+mod program;
+
+use program::{command, file, names};
+
+/// Returns the exit status, the standard output and the standard error output.
+fn outcome(command: &mut Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let code = status.code().unwrap_or_else(|| panic!("{status}"));
+    (code, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+/// Returns the program with these arguments, under a limit of the shell.
+fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>) -> Command {
+    let program = command(arguments);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("{limit}; exec \"$0\" \"$@\"")]).arg(program.get_program());
+    limited.args(program.get_args());
+    limited
+}
+
+#[test]
+fn bench_without_enough_memory_removes_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let big = ["bench", path, "-s", "60m", "-i", "20m", "-w", "3", "--depth", "3", "--host", "-I", "read"];
+    let (status, _, err) = outcome(&mut limited("ulimit -v 300000", big));
+    assert!(status == 1 && err.contains("the host has no 20971520 bytes of memory"), "{err}");
+    assert_eq!(names(folder.path()), [""; 0]);
+
+    let path = folder.path().join("sparse");
+    fs::File::create(&path).unwrap().set_len(400 << 20).unwrap();
+    let case = ["bench", path.to_str().unwrap(), "--threads", "1", "--repeats", "1", "host-read"];
+    let (status, out, err) = outcome(&mut limited("ulimit -v 300000", case));
+    assert!(status == 1 && out.contains("error=the host has no 419430400 bytes"), "{out}{err}");
+}
+
+#[test]
+fn bench_without_enough_threads_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "file", 16 << 20);
+    let path = path.to_str().unwrap();
+    let problem = "cannot start a thread: Resource temporarily unavailable";
+    // The address space has room for a few of such large stacks.
+    let limit = "ulimit -v 4000000; export RUST_MIN_STACK=268435456";
+    let workload = ["bench", path, "-i", "1k", "-I", "read", "-w", "64", "--host"];
+    let (status, _, err) = outcome(&mut limited(limit, workload));
+    assert!(status == 1 && err.contains(problem) && err.lines().count() == 1, "{err}");
+    let case = ["bench", path, "--threads", "64", "--repeats", "1", "host-read"];
+    let (status, out, err) = outcome(&mut limited(limit, case));
+    assert!(status == 1 && err.is_empty() && out.contains(&format!("error={problem}")), "{out}{err}");
+}
