@@ -2,7 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
+
+use serde_json::Value;
 
 mod program;
 
@@ -13,6 +16,10 @@ fn outcome(command: &mut Command) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let code = status.code().unwrap_or_else(|| panic!("{status}"));
     (code, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> (i32, String, String) {
+    outcome(&mut command(arguments))
 }
 
 /// Returns the program with these arguments, under a limit of the shell.
@@ -54,4 +61,51 @@ fn bench_without_enough_threads_fails() {
     let case = ["bench", path, "--threads", "64", "--repeats", "1", "host-read"];
     let (status, out, err) = outcome(&mut limited(limit, case));
     assert!(status == 1 && err.is_empty() && out.contains(&format!("error={problem}")), "{out}{err}");
+}
+
+#[test]
+fn charts_never_overwrite_the_measured_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "file", 100_000);
+    let before = fs::read(&path).unwrap();
+    symlink(&path, folder.path().join("symlink")).unwrap();
+    fs::hard_link(&path, folder.path().join("link")).unwrap();
+    fs::write(folder.path().join("chart"), "an earlier chart").unwrap();
+    let bench = |file: &str, chart: &str| {
+        let [file, chart] = [file, chart].map(|name| folder.path().join(name));
+        run(["bench", "-i", "4k", "-I", "read", "-s", "90k", "-f"].map(OsStr::new).into_iter().chain([
+            file.as_os_str(),
+            OsStr::new("--svg"),
+            chart.as_os_str(),
+        ]))
+    };
+    for (measured, chart) in [("file", "file"), ("file", "symlink"), ("symlink", "link"), ("new", "new")] {
+        let (status, out, err) = bench(measured, chart);
+        assert!(
+            status == 2 && out.is_empty() && err.contains("--svg would overwrite the measured file"),
+            "{err}"
+        );
+    }
+    assert_eq!(fs::read(&path).unwrap(), before);
+    assert_eq!(names(folder.path()), ["chart", "file", "link", "symlink"]);
+    assert_eq!(bench("file", "chart").0, 0);
+    let chart = fs::read_to_string(folder.path().join("chart")).unwrap();
+    assert!(chart.starts_with("<svg") && chart.ends_with("</svg>\n"), "{chart}");
+}
+
+#[test]
+fn charts_that_cannot_be_written_lose_no_results() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "file", 100_000);
+    let workload = ["bench", path.to_str().unwrap(), "-i", "4k", "-I", "read", "--json", "--svg"];
+    // The path shows before the runs that it is wrong.
+    let (status, out, err) = run(workload.into_iter().chain(["/nonexistent/chart"]));
+    assert!(
+        status == 1 && out.is_empty() && err.contains("cannot write \"/nonexistent/chart\""),
+        "{out}{err}"
+    );
+    let (status, out, err) = run(workload.into_iter().chain(["/dev/full"]));
+    assert!(status == 1 && err.contains("cannot write \"/dev/full\": No space left"), "{err}");
+    let results: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(results["runs"].as_array().unwrap().len(), 1, "{out}");
 }

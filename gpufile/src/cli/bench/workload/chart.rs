@@ -1,9 +1,15 @@
-//! A chart of speeds: against the size of a transfer, and against the number of threads.
+//! A chart of speeds, against the size of a transfer and against the number of threads, and its file.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use super::Row;
+use crate::cli::Failure;
+use crate::cli::interrupt::Unfinished;
 use crate::cli::units::Bytes;
 
 const WIDTH: f64 = 560.0;
@@ -19,6 +25,69 @@ const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00
 
 /// The points of each line, by the name of the line: the value below the chart, and GB/s.
 type Lines = BTreeMap<String, BTreeMap<u64, f64>>;
+
+/// The file of a chart. It is open before the runs, so none runs for a chart that cannot be written.
+pub struct ChartFile<'a> {
+    path: &'a Path,
+    file: File,
+    /// Set for a new file, until it has the chart.
+    made: Option<Unfinished>,
+}
+
+impl<'a> ChartFile<'a> {
+    /// Opens the file, or makes it. An earlier chart stays until there is a new one.
+    ///
+    /// # Errors
+    /// The file cannot be written, or is the measured one.
+    pub fn open(path: &'a Path, measured: &Path) -> Result<Self, Failure> {
+        let failed = |error| cannot_write(path, &error);
+        let created = Unfinished::create(|| {
+            let file = File::options().write(true).create_new(true).open(path);
+            file.map(|file| (file, path.to_owned()))
+        });
+        let (file, made) = match created {
+            Ok((file, made)) => (Ok(file), Some(made)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                (File::options().write(true).create(true).truncate(false).open(path), None)
+            }
+            Err(error) => (Err(error), None),
+        };
+        let this = Self { path, file: file.map_err(failed)?, made };
+        let identity = |file: fs::Metadata| (file.dev(), file.ino());
+        let [own, other] = [this.file.metadata(), fs::metadata(measured)];
+        if identity(own.map_err(failed)?) == identity(other.map_err(failed)?) {
+            return Err(Failure::Usage(format!("--svg would overwrite the measured file {path:?}")));
+        }
+        Ok(this)
+    }
+
+    /// Writes the chart.
+    ///
+    /// # Errors
+    /// The file system refuses it.
+    pub fn write(mut self, chart: &str) -> Result<(), Failure> {
+        // Devices and pipes cannot be shortened.
+        let is_file = self.file.metadata().is_ok_and(|file| file.is_file());
+        let emptied = if is_file { self.file.set_len(0) } else { Ok(()) };
+        let written = emptied.and_then(|()| self.file.write_all(chart.as_bytes()));
+        written.map_err(|error| cannot_write(self.path, &error))?;
+        self.made = None;
+        Ok(())
+    }
+}
+
+impl Drop for ChartFile<'_> {
+    fn drop(&mut self) {
+        if self.made.is_some() {
+            // An empty file would only be in the way.
+            let _ = fs::remove_file(self.path);
+        }
+    }
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    Failure::Other(format!("cannot write {path:?}: {error}"))
+}
 
 /// Returns the chart as SVG: a panel for the sizes, and one for the threads if there are several.
 pub fn draw(rows: &[Row]) -> String {

@@ -23,6 +23,7 @@ use hdrhistogram::Histogram;
 
 pub use args::WorkloadArgs;
 use args::{Io, Via};
+use chart::ChartFile;
 use report::{Format, Report};
 use target_file::TargetFile;
 use worker::{Buffer, Job, Tally, Worker};
@@ -105,6 +106,7 @@ pub fn run(
         (_, true) => Format::Csv,
         _ => Format::Table,
     };
+    let svg = arguments.svg.as_deref().map(|svg| ChartFile::open(svg, &file.path)).transpose()?;
     let mut report = Report::new(format)?;
     if file.is_made() {
         report.note(&format!("{:?} is new, and is removed afterwards", file.path))?;
@@ -129,11 +131,10 @@ pub fn run(
         bar.add(1);
     }
     drop(bar);
-    if let Some(path) = &arguments.svg {
-        let written = std::fs::write(path, chart::draw(report.rows()));
-        written.map_err(|error| Failure::Other(format!("cannot write {path:?}: {error}")))?;
-    }
     report.end()?;
+    if let Some(svg) = svg {
+        svg.write(&chart::draw(report.rows()))?;
+    }
     Ok(status)
 }
 
