@@ -31,7 +31,8 @@ fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
 fn run<S: AsRef<OsStr>>(arguments: &[S], variables: &[(&str, &str)]) -> (i32, String, String) {
     let output = command(arguments).envs(variables.iter().copied()).output().unwrap();
     let Output { status, stdout, stderr } = output;
-    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+    let code = status.code().unwrap_or_else(|| panic!("{status}"));
+    (code, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
 /// Makes a file whose bytes differ from place to place.
@@ -107,8 +108,8 @@ fn bench_without_gpu_runs_host_cases_and_says_why() {
     let before = fs::read(&path).unwrap();
     let (status, out, err) =
         run(&[OsStr::new("bench"), path.as_os_str(), OsStr::new("--repeats"), OsStr::new("2")], &[]);
-    assert_eq!((status, &*err), (0, ""), "{out}");
-    assert!(out.contains("# no GPU, so only host cases run: libcuda could not be loaded"), "{out}");
+    assert_eq!((status, err.lines().count()), (0, 2), "{out}{err}");
+    assert!(err.contains("gpufile: no GPU, so only host cases run: libcuda could not be loaded"), "{err}");
 
     let lines = lines(&out);
     let found: Vec<_> = lines.iter().map(|line| (line["peer"], line["case"], line["threads"])).collect();
@@ -132,21 +133,22 @@ fn cases_and_threads_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), 16 * MIB);
     let path = path.to_str().unwrap();
-    let (status, out, _) = run(&["bench", path, "--threads", "3", "--repeats", "1", "host"], &[]);
-    assert_eq!(status, 0, "{out}");
-    assert!(!out.contains("no GPU"), "nobody asked for one: {out}");
+    let (status, out, err) = run(&["bench", path, "--threads", "3", "--repeats", "1", "host"], &[]);
+    assert_eq!((status, &*err), (0, ""), "nobody asked for a GPU: {out}");
     assert_eq!(lines(&out).iter().map(|line| line["threads"]).collect::<Vec<_>>(), ["3", "3"]);
 
-    let (status, out, _) = run(&["bench", path, "scatter", "write-over", "--overwrite"], &[]);
-    assert_eq!((status, lines(&out).len()), (0, 0), "{out}");
-    assert!(!out.contains("# left out"), "{out}");
+    let (status, out, err) = run(&["bench", path, "scatter", "write-over", "--overwrite"], &[]);
+    assert_eq!((status, &*out), (0, ""));
+    assert!(!err.contains("left out"), "{err}");
     // Some cases of the group leave the file alone.
-    let (status, out, _) = run(&["bench", path, "write"], &[]);
-    assert_eq!((status, lines(&out).len()), (0, 0), "{out}");
-    assert!(
-        out.contains("# left out, because they overwrite FILE (add --overwrite to allow that): write-over"),
-        "{out}"
-    );
+    for (arguments, expected) in
+        [(&["bench", path, "write"][..], ""), (&["bench", path, "write", "--json"], "[]\n")]
+    {
+        let (status, out, err) = run(arguments, &[]);
+        assert_eq!((status, &*out), (0, expected), "{err}");
+        let left_out = "left out, because they overwrite FILE (add --overwrite to allow that): write-over";
+        assert!(err.contains(left_out) && err.contains("no GPU, so only host cases run"), "{err}");
+    }
 }
 
 #[test]
@@ -154,9 +156,9 @@ fn cases_of_gpus_need_gpus() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), 16 * MIB);
     let path = path.to_str().unwrap();
-    let (status, out, _) = run(&["bench", path, "gpus"], &[]);
-    assert_eq!((status, lines(&out).len()), (0, 0), "{out}");
-    assert!(out.contains("# no GPU"), "{out}");
+    let (status, out, err) = run(&["bench", path, "gpus"], &[]);
+    assert_eq!((status, &*out), (0, ""));
+    assert!(err.contains("no GPU"), "{err}");
     let (status, out, err) = run(&["bench", path, "--gpu", "0,1", "gpus"], &[]);
     assert_eq!((status, &*out), (1, ""), "{err}");
     assert!(err.starts_with("gpufile: cannot use --gpu: libcuda could not be loaded"), "{err}");
@@ -169,9 +171,9 @@ fn bench_reports_settings_from_the_environment() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), 16 * MIB);
     let arguments = ["bench", path.to_str().unwrap(), "--repeats", "1", "host-read"];
-    let (status, out, _) = run(&arguments, &[("GPUFILE_CHUNK_SIZE", "70001")]);
+    let (status, out, err) = run(&arguments, &[("GPUFILE_CHUNK_SIZE", "70001")]);
     assert_eq!((status, lines(&out).len()), (0, 6), "{out}");
-    assert!(out.starts_with("# ") && out.contains("70001"), "{out}");
+    assert!(err.starts_with("gpufile: set by the environment: ") && err.contains("70001"), "{err}");
     let (status, _, err) = run(&arguments, &[("GPUFILE_CHUNK_SIZE", "few")]);
     assert!(status == 1 && err.contains("GPUFILE_CHUNK_SIZE is \"few\""), "{err}");
 }

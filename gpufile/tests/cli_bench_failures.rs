@@ -2,10 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 mod program;
 
@@ -64,6 +65,27 @@ fn bench_without_enough_threads_fails() {
 }
 
 #[test]
+fn failures_count_even_if_nobody_reads_the_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "file", 16 << 20);
+    let path = path.to_str().unwrap();
+    let failing = "fault cudaMemcpy times=all err=1; fault cudaMemcpyAsync times=all err=1";
+    let workload = ["bench", path, "-i", "1m", "-I", "read"];
+    let case = ["bench", path, "--repeats", "1", "read-default"];
+    for (arguments, form) in
+        [(&workload[..], ""), (&workload, "--csv"), (&workload, "--json"), (&case, ""), (&case, "--json")]
+    {
+        for (commands, expected) in [(failing, 1), ("gpus 1", 0)] {
+            let mut command = command(arguments.iter().copied().chain((!form.is_empty()).then_some(form)));
+            let nobody = io::pipe().unwrap().1;
+            let output = command.env("CUFILE_EMULATOR", commands).stdout(nobody).output().unwrap();
+            let err = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(expected), "{arguments:?} {form} {commands}: {err}");
+        }
+    }
+}
+
+#[test]
 fn charts_never_overwrite_the_measured_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), "file", 100_000);
@@ -108,4 +130,47 @@ fn charts_that_cannot_be_written_lose_no_results() {
     assert!(status == 1 && err.contains("cannot write \"/dev/full\": No space left"), "{err}");
     let results: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(results["runs"].as_array().unwrap().len(), 1, "{out}");
+}
+
+#[test]
+fn notes_do_not_depend_on_the_form_of_the_results() {
+    let folder = tempfile::tempdir().unwrap();
+    let new = folder.path().join("new");
+    for form in ["--json", "--csv"] {
+        let (status, _, err) =
+            run(["bench", new.to_str().unwrap(), "-s", "1m", "-i", "64k", "-I", "read", form]);
+        assert!(status == 0 && err.contains("is new, and is removed afterwards"), "{form}: {err}");
+    }
+}
+
+#[test]
+fn words_after_the_file_option_are_cases() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "file", 16 << 20);
+    let path = path.to_str().unwrap();
+    let (status, out, err) = run(["bench", "--repeats", "1", "-f", path, "read-default", "latency"]);
+    assert!(status == 0 && out.lines().count() == 2 && out.contains("case=latency-4k"), "{out}{err}");
+    let (status, _, err) = run(["bench", "-f", path, "other"]);
+    assert!(status == 2 && err.contains("\"other\" is no case"), "{err}");
+    let (status, _, err) = run(["bench", "-D", folder.path().to_str().unwrap(), "read"]);
+    assert!(status == 2 && err.contains("read is a named case"), "{err}");
+}
+
+#[test]
+fn cases_are_listed_as_json() {
+    let (status, out, err) = run(["bench", "--list", "--json"]);
+    assert_eq!(status, 0, "{err}");
+    let listed: Value = serde_json::from_str(&out).unwrap();
+    let listed = listed.as_array().unwrap();
+    for (case, overwrites) in [("first-byte", false), ("write-over", true), ("host-read", false)] {
+        assert!(listed.contains(&json!({ "case": case, "overwrites": overwrites })), "{out}");
+    }
+}
+
+#[test]
+fn short_files_are_not_blamed_on_the_size_option() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file(folder.path(), "empty", 0);
+    let (status, _, err) = run(["bench", path.to_str().unwrap(), "-i", "4k"]);
+    assert!(status == 2 && err.contains("0 B of the file: name a longer file"), "{err}");
 }

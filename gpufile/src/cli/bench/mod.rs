@@ -40,9 +40,9 @@ use crate::{Engine, File, OpenOptions, Settings};
 
 use serde_json::{Value, json};
 
-use crate::cli::Failure;
 use crate::cli::progress::Bar;
 use crate::cli::table::print_json;
+use crate::cli::{Failure, complain};
 use cases::{CASES, Case, Run};
 use memory::DeviceMemory;
 use timing::Measured;
@@ -103,10 +103,10 @@ pub struct Args {
     #[arg(value_name = "CASE", value_parser = case)]
     cases: Vec<String>,
     /// The file, as gdsio takes it.
-    #[arg(short = 'f', long, value_name = "FILE", conflicts_with_all = ["path", "dir"])]
+    #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "dir")]
     file: Option<PathBuf>,
     /// The folder for a new file, as gdsio takes it.
-    #[arg(short = 'D', long, value_name = "DIR", conflicts_with = "path")]
+    #[arg(short = 'D', long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Allows to write to an existing file; a workload destroys its bytes.
     #[arg(long)]
@@ -136,9 +136,14 @@ fn case(name: &str) -> Result<String, String> {
 }
 
 /// Prints the names of all cases.
-fn list() -> Result<ExitCode, Failure> {
+fn list(is_json: bool) -> Result<ExitCode, Failure> {
     let mut cases: Vec<_> = CASES.iter().collect();
     cases.dedup_by_key(|case| case.name);
+    if is_json {
+        let of_case = |case: &&Case| json!({ "case": case.name, "overwrites": case.overwrites });
+        print_json(&cases.iter().map(of_case).collect())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     for case in cases {
         writeln!(stdout(), "{}{}", case.name, if case.overwrites { "  (with --overwrite)" } else { "" })?;
     }
@@ -151,16 +156,28 @@ fn overwriting(cases: &[&Case]) -> String {
     names.join(", ")
 }
 
+/// Returns the file or folder, and the names of cases. After --file or --dir, all words are cases.
+fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
+    let Args { path, file, dir, cases, .. } = arguments;
+    let Some(named) = file.as_deref().or(dir.as_deref()) else {
+        return Ok(path.as_deref().map(|path| (path, cases.clone())));
+    };
+    let mut cases = cases.clone();
+    if let Some(first) = path {
+        let problem =
+            |hint| Failure::Usage(format!("{named:?} is the path, and {first:?} is no case: {hint}"));
+        cases.insert(0, case(&first.to_string_lossy()).map_err(problem)?);
+    }
+    Ok(Some((named, cases)))
+}
+
 /// Returns the cases that the command line names.
-fn chosen(arguments: &Args) -> Result<Vec<&'static Case>, Failure> {
-    let wanted = &arguments.cases;
-    if !arguments.overwrite
-        && let Some(name) = wanted.iter().find(|name| is_overwriting(name))
-    {
+fn chosen(wanted: &[String], may_overwrite: bool) -> Result<Vec<&'static Case>, Failure> {
+    if !may_overwrite && let Some(name) = wanted.iter().find(|name| is_overwriting(name)) {
         return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to allow that")));
     }
     // The cases of several GPUs need as much memory on each, so they run only if they are named.
-    let is_wanted = |case: &&Case| match &wanted[..] {
+    let is_wanted = |case: &&Case| match wanted {
         [] => !matches!(case.run, Run::Gpus(_)),
         wanted => wanted.iter().any(|name| names(name, case.name)),
     };
@@ -179,18 +196,18 @@ fn names(wanted: &str, name: &str) -> bool {
 
 /// Measures what the command line names.
 pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
-    let given = [&arguments.path, &arguments.file, &arguments.dir].into_iter().flatten().next();
-    let Some(path) = given.filter(|_| !arguments.list) else { return list() };
+    let target = target(arguments)?.filter(|_| !arguments.list);
+    let Some((path, cases)) = target else { return list(arguments.json) };
     // The GPUs of named cases are no workload.
     let memory = &arguments.workload.memory;
-    let no_workload = match arguments.cases.is_empty() || memory.host {
+    let no_workload = match cases.is_empty() || memory.host {
         true => WorkloadArgs::default(),
         false => WorkloadArgs { memory: memory.clone(), ..WorkloadArgs::default() },
     };
     if arguments.workload == no_workload && !path.is_dir() {
-        return named_cases(path, arguments);
+        return named_cases(path, &cases, arguments);
     }
-    if let Some(case) = arguments.cases.first() {
+    if let Some(case) = cases.first() {
         let problem =
             format!("{case} is a named case: leave it out, or name a file without options of a workload");
         return Err(Failure::Usage(problem));
@@ -203,8 +220,8 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// Runs the named cases.
-fn named_cases(path: &Path, arguments: &Args) -> Result<ExitCode, Failure> {
-    let mut cases = chosen(arguments)?;
+fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitCode, Failure> {
+    let mut cases = chosen(wanted, arguments.overwrite)?;
     let bench = Bench {
         file_bytes: file_bytes(path)?,
         path: path.to_owned(),
@@ -213,13 +230,12 @@ fn named_cases(path: &Path, arguments: &Args) -> Result<ExitCode, Failure> {
     };
     let mut out = Lines { is_json: arguments.json, values: Vec::new() };
     if bench.settings != Settings::default() {
-        out.note(&format!("set by the environment: {:?}", bench.settings))?;
+        complain(&format!("gpufile: set by the environment: {:?}", bench.settings));
     }
     let left_out = overwriting(&cases);
     if !arguments.overwrite && !left_out.is_empty() {
-        out.note(&format!(
-            "left out, because they overwrite FILE (add --overwrite to allow that): {left_out}"
-        ))?;
+        let why = "because they overwrite FILE (add --overwrite to allow that)";
+        complain(&format!("gpufile: left out, {why}: {left_out}"));
         cases.retain(|case| !case.overwrites);
     }
     // No engine exists before the first case, which measures how long one takes to start.
@@ -229,7 +245,7 @@ fn named_cases(path: &Path, arguments: &Args) -> Result<ExitCode, Failure> {
         match Cuda::load().and_then(|cuda| gpus_of(&cuda, listed)) {
             Ok(found) => gpus = found,
             Err(reason) if listed.is_empty() => {
-                out.note(&format!("no GPU, so only host cases run: {}", one_line(&reason)))?;
+                complain(&format!("gpufile: no GPU, so only host cases run: {}", one_line(&reason)));
             }
             Err(reason) => return Err(Failure::Other(format!("cannot use --gpu: {}", one_line(&reason)))),
         }
@@ -279,10 +295,6 @@ struct Lines {
 }
 
 impl Lines {
-    fn note(&self, text: &str) -> io::Result<()> {
-        if self.is_json { Ok(()) } else { writeln!(stdout(), "# {text}") }
-    }
-
     fn line(&mut self, case: &Case, threads: usize, outcome: Result<Measured>) -> io::Result<()> {
         let mut fields = vec![("peer", json!(case.peer)), ("case", json!(case.name))];
         match outcome {
@@ -295,7 +307,7 @@ impl Lines {
                     Ok(measured) => measured.line(threads),
                     Err(error) => format!("threads={threads} error={}", one_line(&error)),
                 };
-                return writeln!(stdout(), "peer={} case={} {rest}", case.peer, case.name);
+                return even_unread(writeln!(stdout(), "peer={} case={} {rest}", case.peer, case.name));
             }
         }
         let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value));
@@ -304,7 +316,7 @@ impl Lines {
     }
 
     fn end(self) -> io::Result<()> {
-        if self.is_json { print_json(&Value::Array(self.values)) } else { Ok(()) }
+        if self.is_json { even_unread(print_json(&Value::Array(self.values))) } else { Ok(()) }
     }
 }
 
@@ -318,6 +330,14 @@ fn file_bytes(path: &Path) -> Result<usize, Failure> {
             Err(failed(&format_args!("{} bytes are too few; name a file of 16 MiB or more", metadata.len())))
         }
         bytes => usize::try_from(bytes).map_err(|error| failed(&error)),
+    }
+}
+
+/// Ignores that nobody reads the output any more. The runs go on, because they determine the exit status.
+fn even_unread(printed: io::Result<()>) -> io::Result<()> {
+    match printed {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
     }
 }
 

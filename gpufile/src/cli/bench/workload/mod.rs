@@ -99,7 +99,9 @@ pub fn run(
     let writes = io.iter().any(|io| io.writes);
     let len_bytes = needed.unwrap_or_else(|| target_file::default_len(path));
     let region_bytes = len_bytes / places.len() as u64;
-    check(&runs, region_bytes)?;
+    // No size has more of a file than there is.
+    let is_whole = path.is_file() && len_bytes >= target_file::default_len(path);
+    check(&runs, region_bytes, if is_whole { "name a longer file" } else { "raise --size" })?;
     let file = TargetFile::new(path, len_bytes, writes, overwrite)?;
     let format = match (json, arguments.csv) {
         (true, _) => Format::Json,
@@ -107,10 +109,10 @@ pub fn run(
         _ => Format::Table,
     };
     let svg = arguments.svg.as_deref().map(|svg| ChartFile::open(svg, &file.path)).transpose()?;
-    let mut report = Report::new(format)?;
     if file.is_made() {
-        report.note(&format!("{:?} is new, and is removed afterwards", file.path))?;
+        complain(&format!("gpufile: {:?} is new, and is removed afterwards", file.path));
     }
+    let mut report = Report::new(format)?;
     let mut status = ExitCode::SUCCESS;
     let count = runs.len() as u64;
     let bar = Bar::of_steps(count, "measuring");
@@ -124,7 +126,7 @@ pub fn run(
             Ok(row) => bar.hidden(|| report.row(row))?,
             Err(error) => {
                 let error = super::one_line(&error);
-                bar.hidden(|| report.failure(&run, &error))?;
+                bar.hidden(|| report.failure(&run, &error));
                 status = ExitCode::FAILURE;
             }
         }
@@ -161,12 +163,12 @@ fn places(arguments: &WorkloadArgs) -> Result<(Vec<Place>, Vec<Via>), Failure> {
 }
 
 /// Refuses runs whose threads would not all have a block.
-fn check(runs: &[Run], region_bytes: u64) -> Result<(), Failure> {
+fn check(runs: &[Run], region_bytes: u64, advice: &str) -> Result<(), Failure> {
     let is_too_long = |run: &&Run| region_bytes / (run.io_bytes as u64) < run.workers.max(run.depth);
     match runs.iter().find(is_too_long) {
         None => Ok(()),
         Some(Run { io_bytes, workers, depth, .. }) => Err(Failure::Usage(format!(
-            "{workers} workers and depth {depth} with {} each need more than {} of the file: raise --size",
+            "{workers} workers and depth {depth} with {} each need more than {} of the file: {advice}",
             Bytes(*io_bytes as u64),
             Bytes(region_bytes)
         ))),
@@ -340,8 +342,8 @@ mod tests {
         let found: Vec<_> = runs.iter().map(|run| (run.io.name(), run.workers, run.io_bytes)).collect();
         let of = |io| [(io, 1, 10), (io, 1, 20), (io, 3, 10), (io, 3, 20)];
         assert_eq!(found, [of("read"), of("write")].concat());
-        assert!(check(&runs, 60).is_ok());
-        let error = check(&runs, 59).unwrap_err().to_string();
+        assert!(check(&runs, 60, "").is_ok());
+        let error = check(&runs, 59, "").unwrap_err().to_string();
         assert!(error.contains("3 workers and depth 1 with 20 B each need more than 59 B"), "{error}");
     }
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::super::even_unread;
 use super::{Row, Run};
+use crate::cli::complain;
 use crate::cli::table::{bold, print_json};
 use crate::cli::units::{Bytes, Time, gbps};
 
@@ -29,35 +31,26 @@ const CSV_HEAD: &str = "io,via,route,io_bytes,workers,depth,places,read_bytes,wr
 
 impl Report {
     pub fn new(format: Format) -> io::Result<Self> {
-        match format {
-            Format::Table => writeln!(stdout(), "{}", bold(&table_head()))?,
-            Format::Csv => writeln!(stdout(), "{CSV_HEAD}")?,
-            Format::Json => {}
-        }
+        even_unread(match format {
+            Format::Table => writeln!(stdout(), "{}", bold(&table_head())),
+            Format::Csv => writeln!(stdout(), "{CSV_HEAD}"),
+            Format::Json => Ok(()),
+        })?;
         Ok(Self { format, rows: Vec::new(), failures: Vec::new() })
     }
 
-    /// Prints a line about the table.
-    pub fn note(&mut self, text: &str) -> io::Result<()> {
-        if self.format == Format::Table {
-            writeln!(io::stderr(), "gpufile: {text}").or(Ok(()))
-        } else {
-            Ok(())
-        }
-    }
-
     pub fn row(&mut self, row: Row) -> io::Result<()> {
-        match self.format {
-            Format::Table => writeln!(stdout(), "{}", table_line(&row))?,
-            Format::Csv => writeln!(stdout(), "{}", csv_line(&row))?,
-            Format::Json => {}
-        }
+        even_unread(match self.format {
+            Format::Table => writeln!(stdout(), "{}", table_line(&row)),
+            Format::Csv => writeln!(stdout(), "{}", csv_line(&row)),
+            Format::Json => Ok(()),
+        })?;
         self.rows.push(row);
         Ok(())
     }
 
     /// Reports a run that failed.
-    pub fn failure(&mut self, run: &Run, error: &str) -> io::Result<()> {
+    pub fn failure(&mut self, run: &Run, error: &str) {
         let Run { io, via, io_bytes, workers, depth } = run;
         let text = format!(
             "{} by {} of {} with {workers} workers and depth {depth}: {error}",
@@ -66,9 +59,7 @@ impl Report {
             Bytes(*io_bytes as u64)
         );
         self.failures.push(json!(text));
-        // Where nobody reads it, the exit status still tells of the failure.
-        let _ = writeln!(io::stderr(), "gpufile: {text}");
-        Ok(())
+        complain(&format!("gpufile: {text}"));
     }
 
     pub fn rows(&self) -> &[Row] {
@@ -80,9 +71,8 @@ impl Report {
         if self.format != Format::Json {
             return Ok(());
         }
-        print_json(
-            &json!({ "runs": self.rows.iter().map(to_json).collect::<Vec<_>>(), "failures": self.failures }),
-        )
+        let runs: Vec<_> = self.rows.iter().map(to_json).collect();
+        even_unread(print_json(&json!({ "runs": runs, "failures": self.failures })))
     }
 }
 
