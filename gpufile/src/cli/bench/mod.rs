@@ -41,7 +41,7 @@ use crate::{Engine, File, OpenOptions, Settings};
 use serde_json::{Value, json};
 
 use crate::cli::progress::Bar;
-use crate::cli::table::print_json;
+use crate::cli::table::{print, print_json};
 use crate::cli::{Failure, complain};
 use cases::{CASES, Case, Run};
 use memory::DeviceMemory;
@@ -307,7 +307,7 @@ impl Lines {
                     Ok(measured) => measured.line(threads),
                     Err(error) => format!("threads={threads} error={}", one_line(&error)),
                 };
-                return even_unread(writeln!(stdout(), "peer={} case={} {rest}", case.peer, case.name));
+                return print(&format!("peer={} case={} {rest}\n", case.peer, case.name));
             }
         }
         let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value));
@@ -316,7 +316,7 @@ impl Lines {
     }
 
     fn end(self) -> io::Result<()> {
-        if self.is_json { even_unread(print_json(&Value::Array(self.values))) } else { Ok(()) }
+        if self.is_json { print_json(&Value::Array(self.values)) } else { Ok(()) }
     }
 }
 
@@ -330,14 +330,6 @@ fn file_bytes(path: &Path) -> Result<usize, Failure> {
             Err(failed(&format_args!("{} bytes are too few; name a file of 16 MiB or more", metadata.len())))
         }
         bytes => usize::try_from(bytes).map_err(|error| failed(&error)),
-    }
-}
-
-/// Ignores that nobody reads the output any more. The runs go on, because they determine the exit status.
-fn even_unread(printed: io::Result<()>) -> io::Result<()> {
-    match printed {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => printed,
     }
 }
 

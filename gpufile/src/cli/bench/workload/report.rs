@@ -1,14 +1,13 @@
 //! The rows of a workload, as a table, CSV or JSON.
 
-use std::io::{self, Write, stdout};
+use std::io;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::even_unread;
 use super::{Row, Run};
 use crate::cli::complain;
-use crate::cli::table::{bold, print_json};
+use crate::cli::table::{bold, print, print_json};
 use crate::cli::units::{Bytes, Time, gbps};
 
 /// The form of a report.
@@ -31,20 +30,20 @@ const CSV_HEAD: &str = "io,via,route,io_bytes,workers,depth,places,read_bytes,wr
 
 impl Report {
     pub fn new(format: Format) -> io::Result<Self> {
-        even_unread(match format {
-            Format::Table => writeln!(stdout(), "{}", bold(&table_head())),
-            Format::Csv => writeln!(stdout(), "{CSV_HEAD}"),
+        match format {
+            Format::Table => print(&format!("{}\n", bold(&table_head()))),
+            Format::Csv => print(&format!("{CSV_HEAD}\n")),
             Format::Json => Ok(()),
-        })?;
+        }?;
         Ok(Self { format, rows: Vec::new(), failures: Vec::new() })
     }
 
     pub fn row(&mut self, row: Row) -> io::Result<()> {
-        even_unread(match self.format {
-            Format::Table => writeln!(stdout(), "{}", table_line(&row)),
-            Format::Csv => writeln!(stdout(), "{}", csv_line(&row)),
+        match self.format {
+            Format::Table => print(&format!("{}\n", table_line(&row))),
+            Format::Csv => print(&format!("{}\n", csv_line(&row))),
             Format::Json => Ok(()),
-        })?;
+        }?;
         self.rows.push(row);
         Ok(())
     }
@@ -72,7 +71,7 @@ impl Report {
             return Ok(());
         }
         let runs: Vec<_> = self.rows.iter().map(to_json).collect();
-        even_unread(print_json(&json!({ "runs": runs, "failures": self.failures })))
+        print_json(&json!({ "runs": runs, "failures": self.failures }))
     }
 }
 
