@@ -48,13 +48,15 @@ pub(crate) fn open_unblocked(path: &Path) -> io::Result<fs::File> {
     }
 }
 
-/// Returns whether two paths lead to the same file.
+/// Returns whether two paths lead to the same regular file.
 pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
-    let identity = |path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
-    match (identity(one), identity(other)) {
-        (Ok(one), Ok(other)) => one == other,
-        _ => false,
-    }
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
+
+/// Returns the device and the inode of the regular file that a path leads to, if there is one.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 #[cfg(test)]

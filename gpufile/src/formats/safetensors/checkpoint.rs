@@ -14,7 +14,7 @@ use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::clip::clip;
 use crate::formats::head::malformed;
 use crate::formats::memory::{addressable, check_len, zeroed};
-use crate::formats::regular::is_same_file;
+use crate::formats::regular::identity;
 use crate::formats::{Error, Result};
 use crate::{File, IoBufMut, OpenOptions};
 
@@ -133,10 +133,12 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::TwoModels`].
     fn unless_beside(self, other: &Path) -> Result<Self> {
-        if !other.is_file() || self.model.files.iter().any(|file| is_same_file(file.path(), other)) {
-            return Ok(self);
+        // Looks at the file once, because a save may remove it at any time.
+        let beside = identity(other);
+        match beside.is_none() || self.model.files.iter().any(|file| identity(file.path()) == beside) {
+            true => Ok(self),
+            false => Err(Error::TwoModels { index: self.model.path, file: other.to_owned() }),
         }
-        Err(Error::TwoModels { index: self.model.path, file: other.to_owned() })
     }
 
     /// Returns the number of tensors.
