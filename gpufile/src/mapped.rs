@@ -93,7 +93,7 @@ impl MappedFile {
     /// for the disk nor for page faults.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`], with [`Cause::EndOfFile`] if the file has become shorter.
     pub fn prefetch(&self) -> Result<()> {
         if self.len_bytes() == 0 {
             return Ok(());
@@ -102,7 +102,18 @@ impl MappedFile {
         // SAFETY: the range is the mapping's own.
         match unsafe { libc::madvise(start, self.len_bytes(), libc::MADV_POPULATE_READ) } {
             0 => Ok(()),
-            _ => Err(self.file.failed("prefetch", io::Error::last_os_error())),
+            _ => Err(self.prefetch_error(io::Error::last_os_error())),
+        }
+    }
+
+    fn prefetch_error(&self, error: io::Error) -> Error {
+        let path = self.file.path().to_owned();
+        match self.file.len_bytes() {
+            // Pages that are gone count as a bad address.
+            Ok(at) if error.raw_os_error() == Some(libc::EFAULT) && at < self.len_bytes() as u64 => {
+                Error::File { operation: "prefetch", path, cause: Cause::EndOfFile { at } }
+            }
+            _ => self.file.failed("prefetch", error),
         }
     }
 

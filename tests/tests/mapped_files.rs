@@ -76,6 +76,13 @@ fn missing_bytes_of_shortened_files_are_errors() {
             mapped.prefetch().unwrap();
             let changed = fs::File::options().write(true).open(bed.path(&name)).unwrap();
             changed.set_len(left as u64).unwrap();
+            match mapped.prefetch() {
+                Err(Error::File { cause: Cause::EndOfFile { at }, .. }) => assert_eq!(at, left as u64),
+                prefetched => {
+                    prefetched.unwrap();
+                    assert_eq!(left, 40 * PAGE - 1, "the last page is there");
+                }
+            }
             let mut host = vec![0; bytes.len()];
             let mut device = bed.device.alloc(bytes.len()).unwrap();
             for error in [
