@@ -37,8 +37,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// The output has the errors of [`read_many`](Self::read_many). To learn about each range, read the same
-    /// list by [`read_many_each`](Self::read_many_each).
+    /// The output has the errors of [`read_many`](Self::read_many). Ranges that overlap in the buffer fail in lists of
+    /// any length. To learn about each range, read the same list by [`read_many_each`](Self::read_many_each).
     pub fn read_many_async<B: IoBufMut + Send + 'static>(
         &self,
         buffer: B,
