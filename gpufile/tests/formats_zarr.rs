@@ -117,6 +117,7 @@ fn arrays_of_every_codec_round_trip_whole_and_by_region() {
         (&[&compressed_shards], false),
         (&[LITTLE, CRC32C], false),
         (&[&checked_shards], false),
+        (&[LITTLE, blosc], false),
     ] {
         for (shape, chunk) in [([5, 700], [2, 300]), ([4, 600], [2, 300]), ([3, 1000], [4, 1000])] {
             let (_folder, store) = store_with("zarr.json", &v3(&shape, &chunk, 9, SLASH, codecs));
@@ -135,6 +136,40 @@ fn arrays_of_every_codec_round_trip_whole_and_by_region() {
             store.erase_prefix(&StorePrefix::new("a/c/").unwrap()).unwrap();
             array.as_zarrs().store_array_subset(&whole, numbers.clone()).unwrap();
             assert!(array.read_to_host().unwrap() == numbers, "{codecs:?}");
+        }
+    }
+}
+
+#[test]
+fn blosc_chunks_of_any_type_size_are_read() {
+    let blosc = |type_size: u32| {
+        format!(
+            r#"{{"name":"blosc","configuration":{{"cname":"lz4","clevel":1,"shuffle":"shuffle",
+            "typesize":{type_size},"blocksize":0}}}}"#
+        )
+    };
+    let shards_of = |codec: &str| {
+        format!(
+            r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[2,50],"codecs":[{codec}],
+            "index_codecs":[{LITTLE},{CRC32C}]}}}}"#
+        )
+    };
+    let turned = r#"{"name":"transpose","configuration":{"order":[1,0]}}"#;
+    // These divide the bytes of a chunk or not, and of what blosc compresses or not.
+    for type_size in [1, 2, 7, 16, 255] {
+        let blosc = &blosc(type_size);
+        for codecs in [
+            &[LITTLE, blosc][..],
+            &[turned, LITTLE, blosc],
+            &[LITTLE, GZIP, blosc],
+            &[&shards_of(&format!("{LITTLE},{blosc}"))],
+            &[&shards_of(LITTLE), blosc],
+        ] {
+            let (_folder, store) = store_with("zarr.json", &v3(&[5, 700], &[2, 300], 9, SLASH, codecs));
+            let array = Array::open(&store, "/a").unwrap();
+            array.write_from(&count(3500)).unwrap();
+            assert!(array.read_to_host().unwrap() == count(3500), "{codecs:?}");
+            assert_regions(&array);
         }
     }
 }
@@ -186,6 +221,37 @@ fn raw_chunks_are_padded_with_the_fill_value() {
             assert!(fs::read(folder.path().join("a").join(key)).unwrap() == numbers(rows, 300), "{key}");
         }
     }
+}
+
+#[test]
+fn writes_replace_damaged_chunks_at_the_edge() {
+    for codecs in [&[LITTLE, GZIP][..], &[BIG], &[LITTLE]] {
+        // Short runs of raw chunks take the way of coded chunks.
+        let (folder, store) = store_with("zarr.json", &v3(&[3, 5], &[2, 4], 0x0102, SLASH, codecs));
+        let array = Array::open(&store, "/a").unwrap();
+        for key in ["c/0/0", "c/0/1", "c/1/0", "c/1/1"] {
+            let path = folder.path().join("a").join(key);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "damaged").unwrap();
+        }
+        array.write_from(&count(15)).unwrap();
+        assert_eq!(array.read_to_host().unwrap(), count(15));
+        let whole = array.as_zarrs().retrieve_chunk(&[1, 1]).unwrap().into_fixed().unwrap();
+        let numbers = [14, 0x0102, 0x0102, 0x0102, 0x0102, 0x0102, 0x0102, 0x0102_u16];
+        assert_eq!(*whole, numbers.map(u16::to_ne_bytes).concat(), "elements beyond the array");
+    }
+}
+
+#[test]
+fn write_errors_name_the_chunk() {
+    let (folder, store) = store_with("zarr.json", &v3(&[4], &[2], 9, SLASH, &[LITTLE, GZIP]));
+    let array = Array::open(&store, "/a").unwrap();
+    fs::create_dir_all(folder.path().join("a/c/1/folder")).unwrap();
+    let error = array.write_from(&count(4)).unwrap_err();
+    assert!(
+        is_zarr(&error, |error| matches!(error, ZarrError::Chunk { key, .. } if key == "a/c/1")),
+        "{error}"
+    );
 }
 
 #[test]

@@ -33,9 +33,13 @@ use crate::{Cause, Engine};
 /// the read or write, as for coded chunks.
 ///
 /// # Coded chunks
-/// zarrs decodes or encodes all other chunks on the host, in its threads. This crate copies the elements to or from the
-/// buffer in bands of the array, of about 128 MiB or one row of chunks. Chunks with checksums, and shards of such
-/// chunks, are decoded as a whole even for a small region, because zarrs checks the checksum only then.
+/// zarrs decodes or encodes all other chunks on the host, in several threads. This crate copies the elements to or from
+/// the buffer in bands of the array, of about 128 MiB or one row of chunks. A write gives elements beyond the array the
+/// fill value.
+///
+/// Some chunks, and shards of such chunks, are decoded as a whole even for a small region: those with checksums, because
+/// zarrs checks the checksum only then, and those of blosc behind another codec or with a `typesize` that does not
+/// divide the size of an element.
 ///
 /// # Unknown sources
 /// Metadata is untrusted input, and an array without files may claim any size. For a store from an unknown source,
@@ -66,7 +70,7 @@ pub struct Array {
     len_bytes: u64,
     longest_chunk_bytes: u64,
     has_raw_chunks: bool,
-    has_checksums: bool,
+    needs_whole_chunks: bool,
 }
 
 impl Array {
@@ -106,14 +110,14 @@ impl Array {
         match check() {
             Ok((element_bytes, len_bytes, longest_chunk_bytes)) => {
                 let has_raw_chunks = grid::is_raw(&array, element_bytes);
-                let has_checksums = grid::has_checksums(&array);
+                let needs_whole_chunks = grid::needs_whole_chunks(&array, element_bytes);
                 Ok(Self {
                     array,
                     element_bytes,
                     len_bytes,
                     longest_chunk_bytes,
                     has_raw_chunks,
-                    has_checksums,
+                    needs_whole_chunks,
                 })
             }
             Err(error) => Err(Error::Zarr { path: folder(&array.storage(), array.path().as_str()), error }),
@@ -144,8 +148,8 @@ impl Array {
         self.longest_chunk_bytes
     }
 
-    pub(super) fn has_checksums(&self) -> bool {
-        self.has_checksums
+    pub(super) fn needs_whole_chunks(&self) -> bool {
+        self.needs_whole_chunks
     }
 
     /// Returns whether the chunks are [raw](#raw-chunks): the file of a chunk has the bytes of its elements in memory.

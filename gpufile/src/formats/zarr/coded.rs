@@ -14,9 +14,9 @@ use super::parallel::share;
 use super::runs::Runs;
 use super::target::Target;
 use crate::Engine;
-use crate::formats::Result;
 use crate::formats::clip::clip;
 use crate::formats::memory::{addressable, out_of_memory, zeroed};
+use crate::formats::{Error, Result};
 use crate::memory::Memory;
 
 /// The number of bytes of the array that are decoded or encoded at a time, unless one row of chunks has more. Also
@@ -36,7 +36,7 @@ pub(super) unsafe fn read(
 ) -> Result<()> {
     let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
     for band in bands(array, region)? {
-        let bytes = match array.has_checksums() {
+        let bytes = match array.needs_whole_chunks() {
             true => decode_whole_chunks(array, &band, engine)?,
             false => decode(array, &band)?,
         };
@@ -63,23 +63,16 @@ fn decode(array: &Array, band: &Band) -> Result<Vec<u8>> {
     }
 }
 
-/// Decodes all chunks of a band as a whole, because zarrs checks the checksum only then.
+/// Decodes all chunks of a band as a whole.
 fn decode_whole_chunks(array: &Array, band: &Band, engine: &Engine) -> Result<Vec<u8>> {
-    let chunks = array.checked(Chunks::meeting(array.as_zarrs(), &band.region))?;
-    let at_a_time = BAND_BYTES / array.longest_chunk_bytes().max(1);
-    let threads = engine.settings().threads().min(at_a_time as usize);
     let mut bytes = zeroed(&array.folder(), band.len_bytes)?;
     let target = Target::new(Memory::on_host(bytes.as_mut_ptr(), bytes.len()), engine);
     let target = target.map_err(|error| array.copy_error(error))?;
-    share(chunks.count(), 1, threads, |turn| {
-        let indices = chunks.indices(turn.start);
-        let extent = Extent::of(array.as_zarrs(), &indices, array.element_bytes());
-        let extent = array.checked(extent.and_then(|extent| extent.meeting(&band.region)))?;
-        let runs = Runs::new(&extent.origin, &extent.shape, &band.region, array.element_bytes());
-        let Some(chunk) = decode_chunk(array, &indices, &extent)? else {
+    each_chunk(array, band, engine.settings().threads(), |indices, extent, runs, options| {
+        let Some(chunk) = decode_chunk(array, indices, extent, options)? else {
             let fill = array.as_zarrs().fill_value().as_ne_bytes();
             // SAFETY: in the bytes of the band; chunks are disjoint, and each has one turn.
-            return unsafe { target.fill(&runs, fill) }.map_err(|error| array.copy_error(error));
+            return unsafe { target.fill(runs, fill) }.map_err(|error| array.copy_error(error));
         };
         runs.iter().try_for_each(|run| {
             let run_bytes = &chunk[run.in_chunk as usize..][..runs.run_bytes];
@@ -90,20 +83,43 @@ fn decode_whole_chunks(array: &Array, band: &Band, engine: &Engine) -> Result<Ve
     Ok(bytes)
 }
 
+/// Calls `work` for each chunk of a band, with its indices, its extent, its runs in the band, and options by which zarrs
+/// uses the processors that other chunks leave. Uses fewer threads where the chunks would take too much memory.
+fn each_chunk(
+    array: &Array,
+    band: &Band,
+    threads: usize,
+    work: impl Fn(&[u64], &Extent, &Runs, &CodecOptions) -> Result<()> + Sync,
+) -> Result<()> {
+    let chunks = array.checked(Chunks::meeting(array.as_zarrs(), &band.region))?;
+    let at_a_time = (BAND_BYTES / array.longest_chunk_bytes().max(1)).min(chunks.count());
+    let threads = threads.min(at_a_time as usize).max(1);
+    let mut options = CodecOptions::default();
+    options.set_concurrent_target((options.concurrent_target() / threads).max(1));
+    share(chunks.count(), 1, threads, |turn| {
+        let indices = chunks.indices(turn.start);
+        let extent = Extent::of(array.as_zarrs(), &indices, array.element_bytes());
+        let extent = array.checked(extent.and_then(|extent| extent.meeting(&band.region)))?;
+        let runs = Runs::new(&extent.origin, &extent.shape, &band.region, array.element_bytes());
+        work(&indices, &extent, &runs, &options)
+    })
+}
+
 /// Decodes a chunk, if it has a file.
-fn decode_chunk(array: &Array, indices: &[u64], extent: &Extent) -> Result<Option<Vec<u8>>> {
+fn decode_chunk(
+    array: &Array,
+    indices: &[u64],
+    extent: &Extent,
+    options: &CodecOptions,
+) -> Result<Option<Vec<u8>>> {
     let zarrs = array.as_zarrs();
-    let failed = |message| {
-        let key = clip(zarrs.chunk_key(indices).as_str());
-        array.error(ZarrError::Chunk { key, message })
-    };
+    let failed = |message| chunk_error(array, indices, message);
     let encoded = guarded(|| zarrs.retrieve_encoded_chunk(indices)).map_err(failed)?;
     let Some(encoded) = encoded else { return Ok(None) };
     has_memory(array, extent.len_bytes)?;
     let bytes = guarded(|| {
         let representation = zarrs.chunk_array_representation(indices)?;
-        let options = CodecOptions::default();
-        let decoded = zarrs.codecs().decode(encoded.into(), &representation, &options)?;
+        let decoded = zarrs.codecs().decode(encoded.into(), &representation, options)?;
         decoded.into_fixed().map(Cow::into_owned).map_err(ArrayError::from)
     });
     let bytes = bytes.map_err(failed)?;
@@ -113,10 +129,16 @@ fn decode_chunk(array: &Array, indices: &[u64], extent: &Extent) -> Result<Optio
     }
 }
 
+/// Returns the error of zarrs for a chunk.
+fn chunk_error(array: &Array, indices: &[u64], message: String) -> Error {
+    let key = clip(array.as_zarrs().chunk_key(indices).as_str());
+    array.error(ZarrError::Chunk { key, message })
+}
+
 /// Checks that the host has memory for a chunk. Without memory, zarrs would end the process.
 ///
 /// # Errors
-/// [`crate::formats::Error::Memory`].
+/// [`Error::Memory`].
 fn has_memory(array: &Array, len_bytes: u64) -> Result<()> {
     let mut bytes = Vec::<u8>::new();
     let reserved = bytes.try_reserve_exact(addressable(&array.folder(), len_bytes)?);
@@ -141,12 +163,30 @@ pub(super) unsafe fn write(
         let mut bytes = zeroed(&array.folder(), band.len_bytes)?;
         // SAFETY: the caller's promise; the band lies in the region.
         unsafe { target.get(band.start, &mut bytes) }.map_err(|error| array.copy_error(error))?;
-        let subset = ArraySubset::new_with_ranges(&band.region);
-        let stored =
-            guarded(|| array.as_zarrs().store_array_subset_opt(&subset, bytes, &CodecOptions::default()));
-        stored.map_err(|message| array.error(ZarrError::Codec { message }))?;
+        encode(array, &band, &bytes)?;
     }
     Ok(())
+}
+
+/// Encodes all chunks of a band, in as many threads as zarrs would use. Elements beyond the array get the fill value.
+/// zarrs by itself would read them from the old file, which may be damaged.
+fn encode(array: &Array, band: &Band, bytes: &[u8]) -> Result<()> {
+    let zarrs = array.as_zarrs();
+    let threads = CodecOptions::default().concurrent_target();
+    each_chunk(array, band, threads, |indices, extent, runs, options| {
+        let len_bytes = addressable(&array.folder(), extent.len_bytes)?;
+        let mut chunk = zeroed(&array.folder(), len_bytes)?;
+        if runs.total_bytes() < extent.len_bytes {
+            let fill = zarrs.fill_value().as_ne_bytes();
+            chunk.chunks_exact_mut(fill.len()).for_each(|element| element.copy_from_slice(fill));
+        }
+        for run in runs.iter() {
+            let target = &mut chunk[run.in_chunk as usize..][..runs.run_bytes];
+            target.copy_from_slice(&bytes[run.in_region..][..runs.run_bytes]);
+        }
+        guarded(|| zarrs.store_chunk_opt(indices, chunk, options))
+            .map_err(|message| chunk_error(array, indices, message))
+    })
 }
 
 /// Adjacent rows of a region, whose bytes are one range of it.

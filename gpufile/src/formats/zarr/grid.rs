@@ -79,21 +79,26 @@ fn check_inner(configuration: &Map<String, Value>, element_bytes: usize) -> Resu
     inner.into_iter().try_for_each(|configuration| check_inner(configuration, element_bytes))
 }
 
-/// Returns whether chunks, or the chunks in shards, have a checksum. zarrs checks it only if it decodes the whole
-/// chunk. zarrs always decodes the index of a shard as a whole.
-pub(super) fn has_checksums(array: &ZarrsArray) -> bool {
-    let codecs = array.codecs();
-    codecs.bytes_to_bytes_codecs().iter().any(|codec| is_checksum(codec.identifier()))
-        || codecs.array_to_bytes_codec().configuration().is_some_and(|shards| has_inner_checksums(&shards))
+/// Returns whether chunks must be decoded as a whole. zarrs always decodes the index of a shard so.
+pub(super) fn needs_whole_chunks(array: &ZarrsArray, element_bytes: usize) -> bool {
+    let codecs = array.codecs().create_metadatas();
+    let codecs = serde_json::to_value(codecs).expect("metadata is JSON");
+    need_whole_chunks(codecs.as_array().map_or(&[], Vec::as_slice), element_bytes)
 }
 
-/// Searches a codec's configuration for checksums, as deep as [`check_inner`] does.
-fn has_inner_checksums(configuration: &Map<String, Value>) -> bool {
-    let mut codecs = configuration.get("codecs").and_then(Value::as_array).into_iter().flatten();
-    codecs.any(|codec| {
-        let name = codec.as_str().or_else(|| codec.get("name")?.as_str());
-        let inner = codec.get("configuration").and_then(Value::as_object);
-        name.is_some_and(is_checksum) || inner.is_some_and(has_inner_checksums)
+/// Returns whether zarrs fails to read parts of chunks, or of chunks in shards, with these codecs. It checks a checksum
+/// only if it decodes the whole chunk. Of what blosc has compressed, zarrs otherwise loses the end behind the last
+/// multiple of the type size.
+fn need_whole_chunks(codecs: &[Value], element_bytes: usize) -> bool {
+    let mut has_elements = true;
+    codecs.iter().any(|codec| {
+        let name = codec.as_str().or_else(|| codec.get("name")?.as_str()).unwrap_or_default();
+        let setting = |key| codec.get("configuration")?.get(key);
+        let type_size = setting("typesize").and_then(Value::as_u64).unwrap_or(1).max(1) as usize;
+        let is_cut = name.contains("blosc") && !(has_elements && element_bytes.is_multiple_of(type_size));
+        has_elements &= ["bytes", "transpose"].contains(&name);
+        let inner = setting("codecs").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        is_checksum(name) || is_cut || need_whole_chunks(inner, element_bytes)
     })
 }
 

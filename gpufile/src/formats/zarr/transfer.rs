@@ -75,9 +75,9 @@ impl Array {
     ///
     /// # Errors
     /// [`Error::BufferSize`](crate::formats::Error::BufferSize); [`Error::Save`](crate::formats::Error::Save) if a file
-    /// cannot be written; [`Error::Zarr`](crate::formats::Error::Zarr) if encoding fails;
-    /// [`Error::File`](crate::formats::Error::File), [`Error::Memory`](crate::formats::Error::Memory). Other chunks may
-    /// be new then.
+    /// cannot be written; [`Error::Zarr`](crate::formats::Error::Zarr), with the chunk, if a coded chunk cannot be encoded
+    /// or written; [`Error::File`](crate::formats::Error::File), [`Error::Memory`](crate::formats::Error::Memory). Other
+    /// chunks may be new then.
     pub fn write_from<B: IoBuf + ?Sized>(&self, buffer: &B) -> Result<()> {
         let region = self.whole();
         self.check_buffer(&region, buffer.len_bytes())?;
