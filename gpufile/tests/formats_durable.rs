@@ -1,6 +1,6 @@
 //! Tests of errors that file systems report late, and of syncs. Functions of this file replace the C library's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -47,6 +47,21 @@ extern "C" fn close(fd: c_int) -> c_int {
 /// The folder in which no file can be created, or the folder that cannot be opened, and the errno.
 static REFUSED: Mutex<Option<(PathBuf, bool, c_int)>> = Mutex::new(None);
 
+/// The folder whose file system has no space for more new files than this number.
+static ROOM: Mutex<Option<(PathBuf, usize)>> = Mutex::new(None);
+
+/// Returns whether a full file system refuses a new file in the folder.
+fn is_full(folder: Option<&Path>) -> bool {
+    match &mut *ROOM.lock().unwrap() {
+        Some((full, 0)) => folder == Some(full),
+        Some((full, room)) if folder == Some(full) => {
+            *room -= 1;
+            false
+        }
+        _ => false,
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     // SAFETY: the caller's string, as for the C library's function.
@@ -58,6 +73,11 @@ extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c
     {
         // SAFETY: the location is this thread's.
         unsafe { *libc::__errno_location() = *errno };
+        return -1;
+    }
+    if creates && is_full(name.parent()) {
+        // SAFETY: the location is this thread's.
+        unsafe { *libc::__errno_location() = libc::ENOSPC };
         return -1;
     }
     // SAFETY: the C library's function does the same, with the same contract.
@@ -86,10 +106,47 @@ extern "C" fn linkat(
 
 /// Saves a model of `count` files.
 fn save_files(path: &Path, count: usize) {
+    try_to_save_files(path, count).unwrap();
+}
+
+/// Saves as [`save_files`]. Returns the errno of a failure.
+fn try_to_save_files(path: &Path, count: usize) -> Result<PathBuf, Option<i32>> {
     let names: Vec<_> = (0..count).map(|number| format!("{count}.{number}")).collect();
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], [7].as_slice())).collect();
-    safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &SaveOptions::new()).unwrap();
+    let saved = safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &SaveOptions::new());
+    saved.map_err(|error| match error {
+        Error::Save { error, .. } => error.raw_os_error(),
+        error => panic!("{error}"),
+    })
+}
+
+#[test]
+fn full_file_systems_keep_the_old_model() {
+    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let listed = |folder: &Path| {
+        let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+        names.collect::<BTreeSet<_>>()
+    };
+    for (old, new) in [(1, 1), (1, 2), (2, 1), (2, 3)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let opened = try_to_save_files(&path, old).unwrap();
+        let before = listed(folder.path());
+        let mut room = 0;
+        loop {
+            *ROOM.lock().unwrap() = Some((folder.path().to_owned(), room));
+            let saved = try_to_save_files(&path, new);
+            *ROOM.lock().unwrap() = None;
+            let Err(errno) = saved else { break };
+            assert_eq!(errno, Some(libc::ENOSPC));
+            assert_eq!(listed(folder.path()), before, "{old} to {new} with room for {room}");
+            assert_eq!(Checkpoint::open(&opened).unwrap().len(), old);
+            room += 1;
+        }
+        assert!(room >= new);
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), new);
+    }
 }
 
 #[test]
@@ -121,6 +178,22 @@ fn saves_keep_shards_of_an_unreadable_index() {
     let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let left = names.filter(|name| name.as_bytes().ends_with(b".gpufile-tmp")).count();
     assert_eq!((left, fs::read_dir(folder.path()).unwrap().count()), (1, 1 + 2 + 4));
+}
+
+#[test]
+fn left_indexes_name_the_longest_model() {
+    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let model = format!("{}.safetensors", "n".repeat(214 - ".safetensors".len()));
+    let path = folder.path().join(&model);
+    let index = try_to_save_files(&path, 2).unwrap();
+    *REFUSED.lock().unwrap() = Some((index, false, libc::EIO));
+    save_files(&path, 3);
+    *REFUSED.lock().unwrap() = None;
+    // By the name, a later process finds the index that tells which shards to remove.
+    let mut names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let left = names.find(|name| name.as_bytes().ends_with(b".gpufile-tmp")).unwrap();
+    assert!(left.as_bytes().starts_with(format!(".{model}.index.json.").as_bytes()), "{left:?}");
 }
 
 /// Saves where opening fails with this errno. Returns the errno of the save.

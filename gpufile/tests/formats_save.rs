@@ -1,8 +1,10 @@
 //! Tests that saved files are complete or not there.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -407,6 +409,28 @@ fn opening_during_replacement_finds_one_whole_model() {
 }
 
 #[test]
+fn folders_open_while_the_old_file_is_removed() {
+    let folder = tempdir().unwrap();
+    let (file, shard) = (folder.path().join("model.safetensors"), folder.path().join("shard"));
+    save_bytes(&shard, "m", 1, 1);
+    fs::write(folder.path().join("model.safetensors.index.json"), r#"{"weight_map": {"m.0": "shard"}}"#)
+        .unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            // A save of shards removes the old file while the index names a link to it.
+            while !done.load(Ordering::Relaxed) {
+                fs::hard_link(&shard, &file).unwrap();
+                fs::remove_file(&file).unwrap();
+            }
+        });
+        let failed = (0..20_000).find_map(|_| Checkpoint::open(folder.path()).err());
+        done.store(true, Ordering::Relaxed);
+        assert!(failed.is_none(), "{}", failed.unwrap());
+    });
+}
+
+#[test]
 fn concurrent_saves_leave_one_whole_model() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
@@ -441,6 +465,32 @@ fn invalid_shards_are_refused_before_writing() {
     let error = save("m.safetensors", &[tensor("a"), TensorData::new("b", Dtype::U8, &[9], &bytes)]);
     assert!(matches!(error, Error::BufferSize { .. }), "{error}");
     assert!(listed(folder.path()).is_empty());
+}
+
+#[test]
+fn shards_of_unfit_names_are_refused_before_writing() {
+    let folder = tempdir().unwrap();
+    let byte = vec![0];
+    let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[1], &byte));
+    let save = |name: &OsStr| {
+        let path = folder.path().join(name);
+        safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &quick())
+            .map_err(|error| error.to_string())
+    };
+    let long = |len: usize| format!("{}.safetensors", "n".repeat(len - ".safetensors".len()));
+    for (name, cause) in [
+        (OsStr::from_bytes(b"m\xff.safetensors"), "its name is not UTF-8"),
+        (OsStr::new(&long(215)), "its name has more than 214 bytes"),
+        (OsStr::new(&long(255)), "its name has more than 214 bytes"),
+    ] {
+        let error = save(name).unwrap_err();
+        assert!(error.contains("cannot name shards of") && error.ends_with(cause), "{error}");
+        assert!(listed(folder.path()).is_empty());
+        // One file is enough.
+        safetensors::save_with(folder.path().join(name), &tensors, BTreeMap::new(), &quick()).unwrap();
+        fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    assert_eq!(Checkpoint::open(save(OsStr::new(&long(214))).unwrap()).unwrap().len(), 2);
 }
 
 #[test]

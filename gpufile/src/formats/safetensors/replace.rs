@@ -25,10 +25,10 @@ use super::files::ModelFiles;
 use super::index::{ShardIndex, is_plain};
 use super::index_file::{index_path, read_index};
 use super::shards::{Namer, ShardNames, remove_unnamed};
-use crate::OpenOptions;
 use crate::formats::SaveOptions;
 use crate::formats::regular::is_same_file;
 use crate::formats::save::{Folder, Temporary};
+use crate::{Cause, OpenOptions};
 
 /// The place of a model: a file, or an index with shards.
 pub(super) struct Place<'a> {
@@ -65,7 +65,7 @@ impl<'a> Place<'a> {
         if let Some(shard) = &shards
             && self.link(file.path(), shard)?
         {
-            self.put_index(index_of(names.map(|name| (name, shard.as_str()))))?;
+            self.put_index(self.write_index(&index_of(names.map(|name| (name, shard.as_str()))))?)?;
         }
         file.replace(self.path)?;
         self.folder.sync()?;
@@ -86,6 +86,8 @@ impl<'a> Place<'a> {
         let old_file = if is_in_file { self.new_name()? } else { None };
         let new = shards.iter().map(|(_, name)| name.clone());
         let _journal = self.journal(old.into_iter().chain(new).chain(old_file.clone()))?;
+        // Every write comes before the old file is removed, because a write may fail.
+        let index = self.write_index(&index)?;
         for (shard, name) in shards {
             shard.replace(&self.path.with_file_name(name))?;
         }
@@ -94,7 +96,8 @@ impl<'a> Place<'a> {
             && let Ok(model) = ModelFiles::open([self.path], &OpenOptions::new())
             && self.link(self.path, old_file)?
         {
-            self.put_index(index_of(model.catalog.tensors().map(|tensor| (tensor.name, old_file.as_str()))))?;
+            let names = model.catalog.tensors().map(|tensor| (tensor.name, old_file.as_str()));
+            self.put_index(self.write_index(&index_of(names))?)?;
             self.remove("remove", self.path)?;
         }
         self.put_index(index)?;
@@ -110,10 +113,14 @@ impl<'a> Place<'a> {
 
     /// Returns the name of a shard with the whole model; `None` if no index can name it.
     fn new_name(&self) -> crate::Result<Option<String>> {
-        let Some(model) = self.path.file_name().and_then(|name| name.to_str()) else { return Ok(None) };
-        let names =
-            ShardNames::new(model).map_err(|error| self.failed("name shards of", self.path, error))?;
-        Ok(Some(names.name(1, 1)).filter(|name| is_plain(name)))
+        let model = self.path.file_name().expect("the path names a file");
+        match ShardNames::new(model) {
+            Ok(names) => Ok(Some(names.name(1, 1)).filter(|name| is_plain(name))),
+            Err(Cause::Invalid(_)) => Ok(None),
+            Err(cause) => {
+                Err(crate::Error::File { operation: "name shards of", path: self.path.to_owned(), cause })
+            }
+        }
     }
 
     fn refuse_folders(&self) -> crate::Result<()> {
@@ -137,8 +144,7 @@ impl<'a> Place<'a> {
     }
 
     /// Replaces the index, after the names of its shards have reached the storage.
-    fn put_index(&self, json: String) -> crate::Result<()> {
-        let index = self.write_index(&json)?;
+    fn put_index(&self, index: Temporary) -> crate::Result<()> {
         self.folder.sync()?;
         index.replace(&self.index_path)?;
         self.folder.sync()

@@ -33,7 +33,8 @@ const AT_ONCE: usize = 8;
 /// file beside an index of another model.
 ///
 /// # Errors
-/// As [`save`](super::save).
+/// As [`save`](super::save). If more than one file is needed, [`Error::Save`] if the name of the file at `path` is not
+/// UTF-8 or has more than 214 bytes.
 ///
 /// [`Checkpoint::open`]: super::Checkpoint::open
 pub fn save_sharded(
@@ -73,7 +74,7 @@ pub fn save_sharded(
 /// ```
 ///
 /// # Errors
-/// As [`save`](super::save). Two tensors of one name are an error, also in different lists.
+/// As [`save_sharded`]. Two tensors of one name are an error, also in different lists.
 ///
 /// [`Checkpoint::open`]: super::Checkpoint::open
 pub fn save_shards(
@@ -94,17 +95,16 @@ pub fn save_shards(
 
     // Every check comes before the first write.
     let failed = |error| Error::Save { path: path.to_owned(), error: of_entry(error) };
-    let folder_name = path.file_name().ok_or_else(|| failed(no_file_name(path)))?;
-    let model = folder_name.to_string_lossy();
-    let names = ShardNames::new(&model).map_err(|error| {
-        failed(crate::Error::File { operation: "name shards of", path: path.to_owned(), cause: error.into() })
+    let model = path.file_name().ok_or_else(|| failed(no_file_name(path)))?;
+    let names = ShardNames::new(model).map_err(|cause| {
+        failed(crate::Error::File { operation: "name shards of", path: path.to_owned(), cause })
     })?;
     let mut plans = Vec::with_capacity(shards.len());
     let mut weight_map = serde_json::Map::new();
     for (number, shard) in (1..).zip(&shards) {
         let file = names.name(number, shards.len());
         for TensorData { name, .. } in shard.iter() {
-            if !is_plain(&file) || folder_name.to_str().is_none() {
+            if !is_plain(&file) {
                 let error = FormatError::FileName { tensor: clip(name), file: clip(&file) };
                 return Err(malformed(path, error));
             }

@@ -1,13 +1,15 @@
 //! The names of shards, and the removal of shards that no index names.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use super::index::{ShardIndex, is_plain};
 use super::index_file::{INDEX_SUFFIX, parse_index, read_index};
+use crate::Cause;
 use crate::formats::Result;
 use crate::formats::random::{is_random, random};
+use crate::formats::save::MOST_BYTES;
 
 /// The names of the shards that one save writes: `model-RANDOM-00001-of-00003.safetensors`.
 ///
@@ -17,12 +19,20 @@ pub(super) struct ShardNames<'a> {
     random: u64,
 }
 
+/// The longest name of a model with shards. By the name of its temporary index, which must not be cut, a later process
+/// finds the model of shards that a killed one left.
+const MOST_MODEL_BYTES: usize = MOST_BYTES - INDEX_SUFFIX.len();
+
 impl<'a> ShardNames<'a> {
     /// Returns new names for the shards of a model that would have this file name if it were one file.
     ///
     /// # Errors
-    /// The operating system's error if it has no random bytes.
-    pub fn new(model: &'a str) -> io::Result<Self> {
+    /// [`Cause::Invalid`] if the name is not UTF-8 or too long. The operating system's error if it has no random bytes.
+    pub fn new(model: &'a OsStr) -> Result<Self, Cause> {
+        let model = model.to_str().ok_or_else(|| Cause::Invalid("its name is not UTF-8".to_owned()))?;
+        if model.len() > MOST_MODEL_BYTES {
+            return Err(Cause::Invalid(format!("its name has more than {MOST_MODEL_BYTES} bytes")));
+        }
         Ok(Self { model: Split::of(model), random: random()? })
     }
 
@@ -127,7 +137,7 @@ mod tests {
     #[test]
     fn shards_are_recognised_by_their_names() {
         for model in ["model.safetensors", "a.b.c", "model", ".hidden", "é-1.x"] {
-            let names = ShardNames::new(model).unwrap();
+            let names = ShardNames::new(OsStr::new(model)).unwrap();
             for name in [names.name(1, 1), names.name(100_000, 100_001)] {
                 assert_eq!(namer(model, &name), Some(Namer::Us), "{name}");
                 assert_eq!(namer("other.safetensors", &name), None, "{name}");

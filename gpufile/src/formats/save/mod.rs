@@ -13,6 +13,7 @@ use std::path::Path;
 pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
 pub(super) use leftovers::open_clean;
+pub(super) use names::MOST_BYTES;
 #[cfg(feature = "zarr")]
 pub(super) use names::target_of;
 pub use options::SaveOptions;

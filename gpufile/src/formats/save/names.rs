@@ -8,10 +8,11 @@ use crate::formats::random::is_random;
 /// The end of the names of temporary files.
 const SUFFIX: &str = ".gpufile-tmp";
 
-/// Returns `.NAME.RANDOM.gpufile-tmp`.
+/// The longest name that a temporary name has all of. File systems allow 255 bytes, and the rest has 30.
+pub(in crate::formats) const MOST_BYTES: usize = 255 - 30;
+
+/// Returns `.NAME.RANDOM.gpufile-tmp`, where NAME is cut if it is long.
 pub(super) fn temporary_name(name: &OsStr, number: u64) -> OsString {
-    /// File systems allow 255 bytes, and the rest of the name has less than the difference.
-    const MOST_BYTES: usize = 200;
     let name = name.as_bytes();
     let mut temporary = b".".to_vec();
     temporary.extend_from_slice(&name[..name.len().min(MOST_BYTES)]);
@@ -38,7 +39,7 @@ mod tests {
         for name in ["a", "a.b", ".hidden", "é", &long] {
             let temporary = temporary_name(OsStr::new(name), random().unwrap());
             assert!(temporary.len() <= 255, "{temporary:?}");
-            assert_eq!(target_of(temporary.as_bytes()), Some(&name.as_bytes()[..name.len().min(200)]));
+            assert_eq!(target_of(temporary.as_bytes()), Some(&name.as_bytes()[..name.len().min(MOST_BYTES)]));
         }
         for name in [
             "a.0123456789abcdef.gpufile-tmp",
