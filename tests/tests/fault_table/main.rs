@@ -158,8 +158,9 @@ struct Case<'a> {
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Case<'_> {
-    /// Runs the scenario on a thread without a context, and releases the calls that the fault holds.
-    fn run(&self, stage: &Arc<Stage>) -> Result<Result<(), Problem>, String> {
+    /// Runs the scenario on a thread without a context, and releases the calls that the fault holds. Also returns
+    /// whether it held one.
+    fn run(&self, stage: &Arc<Stage>) -> Result<(Result<(), Problem>, bool), String> {
         let (sender, receiver) = mpsc::channel();
         let (scenario, shared) = (self.scenario, Arc::clone(stage));
         let thread = thread::spawn(move || {
@@ -167,17 +168,22 @@ impl Case<'_> {
             drop(shared);
             let _ = sender.send(outcome);
         });
-        let started = Instant::now();
+        let (started, mut was_held) = (Instant::now(), false);
         let outcome = loop {
             match receiver.recv_timeout(Duration::from_millis(2)) {
                 Ok(outcome) => break outcome,
                 Err(RecvTimeoutError::Disconnected) => return Err("panics".to_owned()),
                 Err(RecvTimeoutError::Timeout) if started.elapsed() > LIMIT => return Err("hangs".to_owned()),
-                Err(RecvTimeoutError::Timeout) => _ = stage.emulator().control("release"),
+                // A release ends the fault, so it must not come before the call.
+                Err(RecvTimeoutError::Timeout) if stage.emulator().control("held") > 0 => {
+                    was_held = true;
+                    stage.emulator().control("release");
+                }
+                Err(RecvTimeoutError::Timeout) => {}
             }
         };
         thread.join().map_err(|_| "panics".to_owned())?;
-        Ok(outcome)
+        Ok((outcome, was_held))
     }
 
     /// Returns true if the fault was reported, or `None` if it did not strike. Fails with the reason if its outcome
@@ -186,10 +192,13 @@ impl Case<'_> {
         let emulator = stage.emulator();
         let (live, calls) = (stage.live(), emulator.calls(self.function));
         emulator.fault(self.function, &format!("after={} {}", self.after, self.fault.settings));
-        let outcome = self.run(stage)?;
+        let (outcome, was_held) = self.run(stage)?;
         emulator.control("clear");
         if emulator.calls(self.function) - calls <= self.after as i64 {
             return Ok(None);
+        }
+        if self.fault.settings.contains("hold=1") && !was_held {
+            return Err("is not held".to_owned());
         }
         expected::judge(self.scenario.name, self.function, &self.fault.effect, &outcome)?;
         let left = self.settled(stage, &live);
@@ -197,7 +206,7 @@ impl Case<'_> {
             return Err(format!("leaves {kind} after {outcome:?}"));
         }
         let live = stage.live();
-        if let Err(problem) = self.run(stage)? {
+        if let (Err(problem), _) = self.run(stage)? {
             return Err(format!("fails afterwards: {problem:?}"));
         }
         let left = self.settled(stage, &live);

@@ -160,13 +160,13 @@ pub unsafe extern "C" fn cudaDeviceGetPCIBusId(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaGetLastError() -> cudaError_t {
-    control::enter("cudaGetLastError");
+    control::enter("cudaGetLastError").sleep();
     LAST.replace(cudaError_t::cudaSuccess)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaPeekAtLastError() -> cudaError_t {
-    control::enter("cudaPeekAtLastError");
+    control::enter("cudaPeekAtLastError").sleep();
     LAST.get()
 }
 
