@@ -15,11 +15,11 @@ use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::cuda::Device;
 use gpufile::formats::safetensors::{
-    self, Checkpoint, Cut, PartView, PlacedTensors, Placement, Share, TensorData, TensorInfo,
+    self, Checkpoint, Cut, PlacedTensors, Placement, Share, TensorData, TensorInfo,
 };
 use gpufile::formats::{Dtype, Error, SaveOptions};
 use gpufile::{Engine, IoRange, OpenOptions, RoutePolicy};
-use placements::mixed;
+use placements::{expected, mixed};
 
 /// The name, type and shape of each tensor. Those with a `2` or a `3` are large.
 const MODEL: [(&str, Dtype, &[u64]); 15] = [
@@ -84,18 +84,6 @@ fn counts(bed: &Bed) -> Vec<usize> {
 
 fn emulator(bed: &Bed) -> &Emulator {
     bed.emulator.as_ref().unwrap()
-}
-
-/// Returns the bytes of a part, taken from each row of the whole tensor.
-fn expected(part: &PartView<'_>, whole: &[u8]) -> Vec<u8> {
-    let Some(slice) = part.slice else { return whole.to_vec() };
-    let inner: u64 = part.info.shape[slice.axis + 1..].iter().product();
-    let index_bits = inner * u64::from(part.info.dtype.size_bits());
-    let bytes = |indices: u64| (indices * index_bits / 8) as usize;
-    let (row, start, end) =
-        (bytes(part.info.shape[slice.axis]), bytes(slice.range.start), bytes(slice.range.end));
-    let rows: Vec<_> = whole.chunks_exact(row.max(1)).map(|row| &row[start..end]).collect();
-    rows.concat()
 }
 
 /// Checks the contents of all parts. Returns the names, each as often as it is on a GPU.

@@ -19,13 +19,11 @@ use std::time::{Duration, Instant};
 use cufile::Driver;
 use cufile_tests::Emulator;
 use cufile_tests::bed::pattern;
-use gpufile::formats::safetensors::{
-    self, Checkpoint, PartView, PlacedTensors, Placement, Share, TensorData,
-};
+use gpufile::formats::safetensors::{self, Checkpoint, PlacedTensors, Placement, Share, TensorData};
 use gpufile::formats::{Dtype, Error, SaveOptions};
 use gpufile::ranks::{RankError, RankGroup, UniqueId};
 use gpufile::{Engine, OpenOptions, RoutePolicy};
-use placements::mixed;
+use placements::{expected, mixed};
 use tempfile::TempDir;
 
 /// The name, type and shape of each tensor.
@@ -187,18 +185,6 @@ impl Rank {
             assert!(bytes[part.range.clone()] == expected(&part, &contents[name]), "{name}");
         }
     }
-}
-
-/// Returns the bytes of a part, taken from each row of the whole tensor.
-fn expected(part: &PartView<'_>, whole: &[u8]) -> Vec<u8> {
-    let Some(slice) = part.slice else { return whole.to_vec() };
-    let inner: u64 = part.info.shape[slice.axis + 1..].iter().product();
-    let index_bits = inner * u64::from(part.info.dtype.size_bits());
-    let bytes = |indices: u64| (indices * index_bits / 8) as usize;
-    let (row, start, end) =
-        (bytes(part.info.shape[slice.axis]), bytes(slice.range.start), bytes(slice.range.end));
-    let rows: Vec<_> = whole.chunks_exact(row.max(1)).map(|row| &row[start..end]).collect();
-    rows.concat()
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! A placement with every kind of share.
+//! A placement with every kind of share, and the bytes of a part.
 
 use gpufile::formats::Dtype;
-use gpufile::formats::safetensors::{Cut, Placement, Share, TensorInfo};
+use gpufile::formats::safetensors::{Cut, PartView, Placement, Share, TensorInfo};
 
 /// The name, the type and the shape of each tensor.
 pub type Model = [(&'static str, Dtype, &'static [u64])];
@@ -22,4 +22,16 @@ pub fn mixed(model: &'static Model, gpus: usize, turn: usize) -> Placement {
             _ => Share::Balanced,
         }
     })
+}
+
+/// Returns the bytes of a part, taken from each row of the whole tensor.
+pub fn expected(part: &PartView<'_>, whole: &[u8]) -> Vec<u8> {
+    let Some(slice) = part.slice else { return whole.to_vec() };
+    let inner: u64 = part.info.shape[slice.axis + 1..].iter().product();
+    let index_bits = inner * u64::from(part.info.dtype.size_bits());
+    let bytes = |indices: u64| (indices * index_bits / 8) as usize;
+    let (row, start, end) =
+        (bytes(part.info.shape[slice.axis]), bytes(slice.range.start), bytes(slice.range.end));
+    let rows: Vec<_> = whole.chunks_exact(row.max(1)).map(|row| &row[start..end]).collect();
+    rows.concat()
 }

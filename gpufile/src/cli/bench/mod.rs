@@ -13,12 +13,13 @@
 //! - `threads=0` leaves the number of threads to the engine.
 //!
 //! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`], [`blocks`],
-//! [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with the file. [`fresh`] has the files beside FILE. [`timing`] has the clock and the
-//! line.
+//! [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with the file.
+//! [`fresh`] has the files beside FILE. [`timing`] has the clock, and [`lines`] prints.
 
 mod blocks;
 mod cases;
 mod fresh;
+mod lines;
 mod memory;
 mod models;
 mod reads;
@@ -30,7 +31,7 @@ mod writes;
 use std::error::Error;
 use std::fmt::Display;
 use std::fs;
-use std::io::{self, Write, stdout};
+use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -38,14 +39,14 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use crate::cuda::{Cuda, Device};
 use crate::{Engine, File, OpenOptions, Settings};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cli::progress::Bar;
-use crate::cli::table::{print, print_json};
+use crate::cli::table::print_json;
 use crate::cli::{Failure, complain};
 use cases::{CASES, Case, Run};
+use lines::Lines;
 use memory::DeviceMemory;
-use timing::Measured;
 use workload::WorkloadArgs;
 
 /// The result of a case or a part of one.
@@ -228,7 +229,7 @@ fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitC
         repeats: usize::from(arguments.repeats.unwrap_or(3)),
         settings: Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?,
     };
-    let mut out = Lines { is_json: arguments.json, values: Vec::new() };
+    let mut out = Lines::new(arguments.json);
     if bench.settings != Settings::default() {
         complain(&format!("gpufile: set by the environment: {:?}", bench.settings));
     }
@@ -284,39 +285,6 @@ fn gpus_of(cuda: &Cuda, listed: &[u32]) -> cufile::Result<Vec<Device>> {
     match listed {
         [] => (0..cuda.device_count()?).map(|ordinal| cuda.device(ordinal)).collect(),
         listed => listed.iter().map(|ordinal| cuda.device(*ordinal)).collect(),
-    }
-}
-
-/// The lines of the named cases.
-struct Lines {
-    is_json: bool,
-    /// The lines so far, for JSON.
-    values: Vec<Value>,
-}
-
-impl Lines {
-    fn line(&mut self, case: &Case, threads: usize, outcome: Result<Measured>) -> io::Result<()> {
-        let mut fields = vec![("peer", json!(case.peer)), ("case", json!(case.name))];
-        match outcome {
-            Ok(measured) if self.is_json => fields.extend(measured.fields(threads)),
-            Err(error) if self.is_json => {
-                fields.extend([("threads", json!(threads)), ("error", json!(one_line(&error)))]);
-            }
-            outcome => {
-                let rest = match outcome {
-                    Ok(measured) => measured.line(threads),
-                    Err(error) => format!("threads={threads} error={}", one_line(&error)),
-                };
-                return print(&format!("peer={} case={} {rest}\n", case.peer, case.name));
-            }
-        }
-        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value));
-        self.values.push(Value::Object(fields.collect()));
-        Ok(())
-    }
-
-    fn end(self) -> io::Result<()> {
-        if self.is_json { print_json(&Value::Array(self.values)) } else { Ok(()) }
     }
 }
 

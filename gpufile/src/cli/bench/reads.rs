@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::{fs, io, thread};
 
-use cufile::FileProperties;
+use cufile::{BufSliceMut, FileProperties};
 
 use super::memory::{DeviceMemory, HostMemory, Lcg, POISON, compare, compare_each, in_order};
 use super::timing::{Measured, timed};
@@ -70,14 +70,8 @@ pub fn scatter(
     threads: usize,
     scatter: &Scatter,
 ) -> Result<Measured> {
-    let ranges = scatter.ranges(bench, memory);
     let file = bench.options(threads).open(&bench.path)?;
-    let laps = bench.warm_laps(|| {
-        let mut target = memory.poisoned(memory.len_bytes())?;
-        timed(|| file.read_many(&mut target, &ranges))
-    })?;
-    compare_each(&bench.path, &memory.to_host(&ranges)?, &ranges)?;
-    Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
+    scattered(bench, memory, scatter, |target, ranges| file.read_many(target, ranges))
 }
 
 /// Reads the same ranges from a mapping. The warm-up touches every page that is read.
@@ -88,12 +82,20 @@ pub fn mapped_scatter(
     scatter: &Scatter,
     map: fn(&File) -> crate::Result<MappedFile>,
 ) -> Result<Measured> {
+    let mapped = map(&bench.options(threads).open(&bench.path)?)?;
+    scattered(bench, memory, scatter, |target, ranges| mapped.read_many(target, ranges))
+}
+
+fn scattered(
+    bench: &Bench,
+    memory: &mut DeviceMemory,
+    scatter: &Scatter,
+    read: impl Fn(&mut BufSliceMut<'_>, &[IoRange]) -> crate::Result<()>,
+) -> Result<Measured> {
     let ranges = scatter.ranges(bench, memory);
-    let file = bench.options(threads).open(&bench.path)?;
-    let mapped = map(&file)?;
     let laps = bench.warm_laps(|| {
         let mut target = memory.poisoned(memory.len_bytes())?;
-        timed(|| mapped.read_many(&mut target, &ranges))
+        timed(|| read(&mut target, &ranges))
     })?;
     compare_each(&bench.path, &memory.to_host(&ranges)?, &ranges)?;
     Ok(Measured { size: scatter.size, ops: ranges.len(), laps })
