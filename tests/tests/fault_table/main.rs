@@ -168,20 +168,19 @@ impl Case<'_> {
             drop(shared);
             let _ = sender.send(outcome);
         });
+        // A release ends the fault, so it must not come before the call.
+        let release = || stage.emulator().control("held") > 0 && stage.emulator().control("release") > 0;
         let (started, mut was_held) = (Instant::now(), false);
         let outcome = loop {
             match receiver.recv_timeout(Duration::from_millis(2)) {
                 Ok(outcome) => break outcome,
                 Err(RecvTimeoutError::Disconnected) => return Err("panics".to_owned()),
                 Err(RecvTimeoutError::Timeout) if started.elapsed() > LIMIT => return Err("hangs".to_owned()),
-                // A release ends the fault, so it must not come before the call.
-                Err(RecvTimeoutError::Timeout) if stage.emulator().control("held") > 0 => {
-                    was_held = true;
-                    stage.emulator().control("release");
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => was_held |= release(),
             }
         };
+        // A scenario may end without the held work.
+        was_held |= release();
         thread.join().map_err(|_| "panics".to_owned())?;
         Ok((outcome, was_held))
     }
