@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -32,6 +32,14 @@ fn signal(child: &Child, signal: libc::c_int) {
 
 /// Signals a command when it has made a file with this in its name. Checks that it ends at once, and returns what it says.
 fn interrupted(mut command: Command, folder: &Path, part: &str, number: libc::c_int) -> (String, String) {
+    // A program in the background of a script ignores SIGINT, and so do the programs that it starts.
+    // SAFETY: sets a disposition, which is safe to call between fork and exec.
+    unsafe {
+        command.pre_exec(move || match libc::signal(number, libc::SIG_DFL) {
+            libc::SIG_ERR => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let name = wait_for(folder, part);
     thread::sleep(Duration::from_millis(100));
