@@ -6,6 +6,7 @@ use std::time::Duration;
 use cufile::cuda::{Event, Stream};
 
 use super::staging::{OneCopy, Packed, Staging};
+use super::streams::Streams;
 use super::sync::{Instant, sleep};
 use crate::bounce::Bounce;
 use crate::memory::Memory;
@@ -25,6 +26,9 @@ pub(crate) struct Copies {
 
 /// The mean length in bytes from which on copies one by one are as fast as a kernel.
 pub(super) const LONG_BYTES: usize = 1 << 20;
+
+/// The most bytes that a processor's own cache holds until the GPU copies them, in about.
+const MOST_DEMOTED_BYTES: usize = 1 << 20;
 
 impl Copies {
     /// Adds a copy of `len_bytes` between a part of this memory, at `device`, and the bounce buffer, at `host`.
@@ -57,56 +61,69 @@ impl Copies {
         (self.total_bytes, self.has_foreign) = (0, false);
     }
 
-    /// Submits the copies from the bounce buffer to the device.
+    /// Hands bytes that this processor has just written over to the GPU, which copies much faster what no
+    /// processor's own cache holds. Does nothing for long copies, whose bytes leave that cache by themselves. A
+    /// copy that shares the link with no other takes less time without.
+    pub fn demote(&self, bounce: &mut Bounce) {
+        let ends = self.list.iter().map(|copy| copy.host.addr() + copy.len_bytes);
+        if let Some(end) = ends.max()
+            && self.total_bytes <= MOST_DEMOTED_BYTES
+        {
+            let start = bounce.ptr().addr();
+            bounce.demote(end - start);
+        }
+    }
+
+    /// Submits the copies from the bounce buffer to the device. Returns the stream whose work comes last.
     ///
     /// # Errors
     /// The error that CUDA returned. Some copies may be in flight then.
     ///
     /// # Safety
     /// The device memory must be valid until the copies are done, and nothing else may use it.
-    pub unsafe fn issue_to_device(
+    pub unsafe fn issue_to_device<'a>(
         &self,
-        stream: &Stream,
+        streams: &'a Streams,
         staging: &mut Staging,
         bounce: &mut Bounce,
-    ) -> cufile::Result<()> {
+    ) -> cufile::Result<&'a Stream> {
         if let Some(packed) = self.pack(bounce)
-            // SAFETY: the caller's promise; nothing else uses the bounce buffer.
-            && unsafe { staging.scatter(stream, bounce, packed) }?
+            // SAFETY: the caller's promise; nothing else uses the bounce buffer and its staging buffer.
+            && let Some(last) = unsafe { staging.scatter(streams, bounce, packed) }?
         {
-            return Ok(());
+            return Ok(last);
         }
         for OneCopy { device, host, len_bytes } in &self.list {
             // SAFETY: the caller's promise; the bounce buffer has as many bytes.
-            unsafe { stream.copy_to_device(*device, slice::from_raw_parts(*host, *len_bytes)) }?;
+            unsafe { streams.copies.copy_to_device(*device, slice::from_raw_parts(*host, *len_bytes)) }?;
         }
-        Ok(())
+        Ok(&streams.copies)
     }
 
-    /// Submits the copies from the device to the bounce buffer.
+    /// Submits the copies from the device to the bounce buffer. Returns the stream.
     ///
     /// # Errors
     /// As [`issue_to_device`](Self::issue_to_device).
     ///
     /// # Safety
     /// As for [`issue_to_device`](Self::issue_to_device).
-    pub unsafe fn issue_to_host(
+    pub unsafe fn issue_to_host<'a>(
         &self,
-        stream: &Stream,
+        stream: &'a Stream,
         staging: &mut Staging,
         bounce: &mut Bounce,
-    ) -> cufile::Result<()> {
+    ) -> cufile::Result<&'a Stream> {
         if let Some(packed) = self.pack(bounce)
-            // SAFETY: the caller's promise; nothing else uses the bounce buffer.
+            // SAFETY: the caller's promise; nothing else uses the bounce buffer and its staging buffer.
             && unsafe { staging.gather(stream, bounce, packed) }?
         {
-            return Ok(());
+            return Ok(stream);
         }
         for OneCopy { device, host, len_bytes } in &self.list {
             // SAFETY: the caller's promise; the bounce buffer has room for as many bytes.
             unsafe { stream.copy_from_device(slice::from_raw_parts_mut(*host, *len_bytes), *device) }?;
         }
-        Ok(())
+        Ok(stream)
     }
 
     /// Prepares the bounce buffer for a kernel. Returns `None` if CUDA is to do the copies one by one.

@@ -312,6 +312,11 @@ impl Claim {
         self.chunk + 1 == self.work().chunks.count()
     }
 
+    /// Returns whether the job has no other chunk.
+    pub fn is_only(&self) -> bool {
+        self.work().chunks.count() == 1
+    }
+
     /// Returns whether a chunk before this one stopped the transfer. If so, the worker skips this one.
     pub fn is_stopped_before(&self) -> bool {
         self.job.state().stop.as_ref().is_some_and(|(first, _)| *first < self.chunk)

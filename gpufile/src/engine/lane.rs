@@ -1,4 +1,4 @@
-//! Two bounce buffers and a stream. While the GPU copies one buffer, the file's side works on the other.
+//! Two bounce buffers. While the GPU copies one of them, the file's side works on the other.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use super::copies::{Copies, wait_by_looking};
 use super::job::Claim;
 use super::queue::Reports;
 use super::staging::Staging;
+use super::streams::Streams;
 use super::transfer::Segment;
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
@@ -17,12 +18,11 @@ use crate::memory::Place;
 use crate::open_file::{Mapping, Method, OpenFile, Span, read_cufile};
 use crate::outcome::{Outcome, Stop, done_bytes};
 
-/// Two bounce buffers, used in turn, and the stream that copies between them and one GPU. For host memory
-/// there is no stream, and a bounce buffer only where `O_DIRECT` needs one.
+/// Two bounce buffers, used in turn, and the streams that copy between them and one GPU. For host memory
+/// there are no streams, and a bounce buffer only where `O_DIRECT` needs one.
 pub(crate) struct Lane {
     place: Place,
-    stream: Option<Stream>,
-    staging: Staging,
+    streams: Option<LaneStreams>,
     slots: [Slot; 2],
     /// The slot to be used next, which is the one used longest ago.
     next: usize,
@@ -33,8 +33,24 @@ pub(crate) struct Lane {
 // those of buffers that belong to the lane.
 unsafe impl Send for Lane {}
 
+/// The streams of a lane for device memory.
+struct LaneStreams {
+    /// For writes, and for small reads, which thus wait for no other lane's copies.
+    own: Stream,
+    /// For reads. All lanes of the GPU share them.
+    shared: Arc<Streams>,
+}
+
+impl LaneStreams {
+    /// Waits for all work in these streams, which may be that of other lanes.
+    fn synchronize(&self) -> cufile::Result<()> {
+        self.own.synchronize().and(self.shared.synchronize())
+    }
+}
+
 struct Slot {
     bounce: Bounce,
+    staging: Staging,
     /// Marks the end of the copies from or to the bounce buffer.
     copied: Option<Event>,
     pending: Option<Pending>,
@@ -63,19 +79,25 @@ impl Lane {
         Self::new(Place::Host, None, gpus, [None, None], bounces)
     }
 
-    /// Returns a lane for device memory, with a new stream.
+    /// Returns a lane for device memory, which shares these streams.
     ///
     /// # Errors
     /// The error that CUDA returned.
-    pub fn on_device(device: &Device, gpus: Arc<Gpus>, bounces: [Bounce; 2]) -> cufile::Result<Self> {
+    pub fn on_device(
+        device: &Device,
+        shared: Arc<Streams>,
+        gpus: Arc<Gpus>,
+        bounces: [Bounce; 2],
+    ) -> cufile::Result<Self> {
         let place = Place::Device(device.ordinal());
         let events = [Some(device.event()?), Some(device.event()?)];
-        Ok(Self::new(place, Some(device.stream()?), gpus, events, bounces))
+        let streams = LaneStreams { own: device.stream()?, shared };
+        Ok(Self::new(place, Some(streams), gpus, events, bounces))
     }
 
     fn new(
         place: Place,
-        stream: Option<Stream>,
+        streams: Option<LaneStreams>,
         gpus: Arc<Gpus>,
         events: [Option<Event>; 2],
         [one, other]: [Bounce; 2],
@@ -83,11 +105,12 @@ impl Lane {
         let [first, second] = events;
         let slots = [(one, first), (other, second)].map(|(bounce, copied)| Slot {
             bounce,
+            staging: Staging::new(gpus.clone()),
             copied,
             pending: None,
             writes: Vec::new(),
         });
-        Self { place, stream, staging: Staging::new(gpus), slots, next: 0, copies: Copies::default() }
+        Self { place, streams, slots, next: 0, copies: Copies::default() }
     }
 
     pub fn place(&self) -> Place {
@@ -99,10 +122,9 @@ impl Lane {
         self.slots.iter().any(|slot| slot.pending.is_some())
     }
 
-    /// Returns the number of bytes of memory that the bounce buffers and the staging buffer take.
+    /// Returns the number of bytes of memory that the bounce buffers and the staging buffers take.
     pub fn buffer_bytes(&self) -> usize {
-        let bounce_bytes = self.slots.iter().map(|slot| slot.bounce.allocated_bytes());
-        bounce_bytes.sum::<usize>() + self.staging.allocated_bytes()
+        self.slots.iter().map(|slot| slot.bounce.allocated_bytes() + slot.staging.allocated_bytes()).sum()
     }
 
     /// Reads a small range to device memory, and waits until it is there. The lane must have nothing in
@@ -120,7 +142,7 @@ impl Lane {
     ) -> Outcome {
         debug_assert!(!self.is_busy());
         let bounce = &mut self.slots[self.next].bounce;
-        let Some(stream) = &self.stream else { unreachable!("a lane on a device") };
+        let Some(LaneStreams { own: stream, .. }) = &self.streams else { unreachable!("a lane on a device") };
         bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
         // SAFETY: the bounce buffer is long enough, and nothing uses it.
         let outcome = unsafe { file.read_rest(bounce.ptr(), len_bytes, offset, 0) };
@@ -141,7 +163,7 @@ impl Lane {
     pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
         let slot = self.next;
         self.finish(slot, reports);
-        let outcome = match (&self.stream, claim.method().is_read()) {
+        let outcome = match (&self.streams, claim.method().is_read()) {
             (None, true) => self.read_to_host(slot, &claim),
             (None, false) => self.write_from_host(slot, &claim),
             (Some(_), true) => self.read_to_bounce(slot, &claim),
@@ -193,36 +215,41 @@ impl Lane {
     fn wait_for_copies(&self, slot: usize) -> cufile::Result<()> {
         let Some(copied) = &self.slots[slot].copied else { return Ok(()) };
         let waited = wait_by_looking(copied);
-        if let (Err(_), Some(stream)) = (&waited, &self.stream) {
+        if let (Err(_), Some(streams)) = (&waited, &self.streams) {
             // Whatever failed, no copy may still run when the memory goes back to its owner.
-            let _ = stream.synchronize();
+            let _ = streams.synchronize();
         }
         waited
     }
 
-    /// Submits the noted copies to the stream. Returns whether there are any.
+    /// Submits the noted copies to the streams. Returns whether there are any.
     ///
     /// # Errors
     /// The error that CUDA returned. No copy is in flight then.
     fn issue_copies(&mut self, slot: usize, claim: &Claim) -> cufile::Result<bool> {
-        let Lane { stream, staging, slots, copies, .. } = self;
-        let Slot { bounce, copied, writes, .. } = &mut slots[slot];
+        let Lane { streams, slots, copies, .. } = self;
+        let Slot { bounce, staging, copied, writes, .. } = &mut slots[slot];
         if copies.is_empty() {
             return Ok(false);
         }
-        let (Some(stream), Some(copied)) = (stream, copied) else { unreachable!("a lane on a device") };
+        let (Some(streams), Some(copied)) = (streams, copied) else { unreachable!("a lane on a device") };
         // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the
         // event. A read has exclusive use of that memory.
         let issued = unsafe {
             match claim.method().is_read() {
-                true => copies.issue_to_device(stream, staging, bounce),
-                false => copies.issue_to_host(stream, staging, bounce),
+                true => {
+                    if !claim.is_only() {
+                        copies.demote(bounce);
+                    }
+                    copies.issue_to_device(&streams.shared, staging, bounce)
+                }
+                false => copies.issue_to_host(&streams.own, staging, bounce),
             }
         };
         copies.clear();
-        issued.and_then(|()| stream.record_into(copied)).inspect_err(|_| {
+        issued.and_then(|last| last.record_into(copied)).inspect_err(|_| {
             // Some copies may be in flight.
-            let _ = stream.synchronize();
+            let _ = streams.synchronize();
             writes.clear();
         })?;
         Ok(true)
@@ -230,9 +257,9 @@ impl Lane {
 
     /// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
     fn read_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        let Lane { stream, slots, copies, .. } = self;
+        let Lane { streams, slots, copies, .. } = self;
         let bounce = &mut slots[slot].bounce;
-        let Some(stream) = stream else { unreachable!("a lane on a device") };
+        let Some(LaneStreams { own: stream, .. }) = streams else { unreachable!("a lane on a device") };
         if let Method::ReadMapping(mapping) = claim.method() {
             bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
             let start = bounce.ptr();
@@ -284,9 +311,9 @@ impl Lane {
     /// Notes the copies of a chunk into the bounce buffer. Also notes the writes from there, which
     /// [`finish`](Self::finish) carries out.
     fn copy_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        let Lane { stream, slots, copies, .. } = self;
+        let Lane { streams, slots, copies, .. } = self;
         let Slot { bounce, writes, .. } = &mut slots[slot];
-        let Some(stream) = stream else { unreachable!("a lane on a device") };
+        let Some(LaneStreams { own: stream, .. }) = streams else { unreachable!("a lane on a device") };
         let (mut end, mut bytes) = (0, 0);
         let mut behind_bytes: usize = claim.segments().map(|segment| segment.len_bytes).sum();
         for run in adjacent(claim.segments()) {

@@ -3,12 +3,15 @@
 
 use std::iter;
 use std::mem;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Duration;
+
+use cufile::cuda::Device;
 
 use super::job::Claim;
 use super::lane::Lane;
 use super::queue::Reports;
+use super::streams::Streams;
 use super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Ordering};
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
@@ -33,6 +36,8 @@ struct PlaceLanes {
     came_back: Condvar,
     /// The number of threads that wait for a lane. Threads that have a lane read it without the lock.
     waiting: AtomicUsize,
+    /// The streams that the lanes of a GPU share.
+    streams: Mutex<Weak<Streams>>,
     /// The next place of the list.
     next: OnceLock<Box<PlaceLanes>>,
 }
@@ -180,7 +185,8 @@ impl Lanes {
         match place {
             Place::Host => Ok(Lane::on_host(gpus, bounces)),
             Place::Device(ordinal) => {
-                self.gpus.device(ordinal).and_then(|device| Lane::on_device(&device, gpus, bounces))
+                let device = self.gpus.device(ordinal)?;
+                Lane::on_device(&device, self.of(place).streams(&device)?, gpus, bounces)
             }
         }
     }
@@ -209,8 +215,23 @@ impl PlaceLanes {
             state: Mutex::default(),
             came_back: Condvar::new(),
             waiting: AtomicUsize::new(0),
+            streams: Mutex::default(),
             next: OnceLock::new(),
         }
+    }
+
+    /// Returns the streams of the GPU, which exist as long as a lane has them.
+    ///
+    /// # Errors
+    /// The error that CUDA returned.
+    fn streams(&self, device: &Device) -> cufile::Result<Arc<Streams>> {
+        let mut kept = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(streams) = kept.upgrade() {
+            return Ok(streams);
+        }
+        let streams = Arc::new(Streams::new(device)?);
+        *kept = Arc::downgrade(&streams);
+        Ok(streams)
     }
 
     /// Waits until it is this thread's turn, and a lane is free or may be made.

@@ -24,13 +24,13 @@
 //! - **job**: a transfer that workers share.
 //! - **claim**: a chunk that was handed out to one worker.
 //! - **bounce buffer**: pinned host memory between a file and a GPU.
-//! - **lane**: two bounce buffers and a stream. While the GPU copies one, the file's side works on the other.
-//! - **staging buffer**: device memory of a lane, between a bounce buffer and scattered ranges on the GPU.
+//! - **lane**: two bounce buffers. While the GPU copies one, the file's side works on the other.
+//! - **staging buffer**: device memory beside a bounce buffer, through which scattered ranges on the GPU pass.
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
 //! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`], [`transfer`], [`copies`],
-//! [`staging`], [`sync`].
+//! [`staging`], [`streams`], [`sync`].
 
 mod chunks;
 mod copies;
@@ -43,6 +43,7 @@ mod queue;
 mod relay;
 mod schedule;
 mod staging;
+mod streams;
 mod sync;
 mod transfer;
 mod windows;

@@ -31,8 +31,11 @@ pub(crate) struct Schedule {
     pub is_inline: bool,
 }
 
-/// The fewest bytes that are worth a copy to a GPU, unless the transfer has fewer.
+/// The fewest bytes that are worth a worker, unless the transfer has fewer.
 const SMALLEST: usize = 512 << 10;
+
+/// The same for copies to or from a GPU, which take place while workers read and write.
+const SMALLEST_COPY: usize = 256 << 10;
 
 /// The number of bytes of a chunk for each entry that the chunk may have.
 const BYTES_FOR_ENTRY: usize = 256;
@@ -106,16 +109,17 @@ impl Schedule {
         const TURNS: usize = 5;
         let buffer = settings.bounce_buffer_bytes;
         let asked = chunk_bytes.or(settings.chunk_bytes);
+        let smallest = if place == Place::Host { SMALLEST } else { SMALLEST_COPY };
         let chunk_bytes = match (asked, place) {
             (Some(bytes), Place::Host) => bytes,
             (Some(bytes), Place::Device(_)) => bytes.min(buffer),
             (None, _) => {
                 let share = (total_bytes / settings.threads.saturating_mul(TURNS)).next_multiple_of(64 << 10);
-                share.max(SMALLEST).min(buffer)
+                share.max(smallest).min(buffer)
             }
         };
         let is_asked = asked.is_some();
-        let is_graded = !is_asked && chunk_bytes > SMALLEST && place != Place::Host;
+        let is_graded = !is_asked && chunk_bytes > smallest && place != Place::Host;
         // The bounce buffer has room for a table of the places of so many ranges.
         let most_entries = match place {
             Place::Host => None,
@@ -193,18 +197,20 @@ mod tests {
     fn each_worker_has_several_chunks_worth_a_copy() {
         let settings = settings(4, 4096 * KIB, None);
         let device = Place::Device(0);
-        for (total, chunk, is_graded) in [
-            (0, 512, false),
-            (1024, 512, false),
+        for (total, on_host, on_device, is_graded) in [
+            (0, 512, 256, false),
+            (1024, 512, 256, false),
             // From here on, a chunk has a twentieth of the total, rounded up to 64 KiB.
-            (20 * 512, 512, false),
-            (20 * 512 + 20, 576, true),
-            (20 * 576, 576, true),
-            (20 * 4096, 4096, true),
-            (20 * 4097, 4096, true),
-            (1 << 30, 4096, true),
+            (20 * 256, 512, 256, false),
+            (20 * 256 + 20, 512, 320, true),
+            (20 * 512, 512, 512, true),
+            (20 * 512 + 20, 576, 576, true),
+            (20 * 576, 576, 576, true),
+            (20 * 4096, 4096, 4096, true),
+            (20 * 4097, 4096, 4096, true),
+            (1 << 30, 4096, 4096, true),
         ] {
-            for place in [Place::Host, device] {
+            for (place, chunk) in [(Place::Host, on_host), (device, on_device)] {
                 let schedule = Schedule::new(&settings, total * KIB, place, None);
                 let is_graded = is_graded && place == device;
                 let most_entries = NonZero::new(if place == device { 4 * chunk } else { 0 });

@@ -3,8 +3,9 @@
 use std::slice;
 use std::sync::Arc;
 
-use cufile::cuda::{DeviceBuffer, Stream};
+use cufile::cuda::{Device, DeviceBuffer, Event, Stream};
 
+use super::streams::Streams;
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::kernels::{Kernels, Table, TableEntry};
@@ -20,7 +21,7 @@ pub(crate) struct OneCopy {
     pub len_bytes: usize,
 }
 
-/// The staging buffer of a lane, allocated when the lane first moves scattered ranges.
+/// The staging buffer beside a bounce buffer, allocated when scattered ranges first pass through both.
 ///
 /// The bytes of a chunk and the table of their places go to the staging buffer in one copy. From there, a kernel
 /// copies each range to its place. Writes go the other way.
@@ -31,10 +32,17 @@ pub(crate) struct Staging {
 
 enum State {
     Unused,
-    /// Without memory, the kernels use the bounce buffer itself, which is slower.
-    Ready(Arc<Kernels>, Option<DeviceBuffer>),
+    Ready(Ready),
     /// The kernels could not be loaded, or not be launched.
     Unavailable,
+}
+
+struct Ready {
+    kernels: Arc<Kernels>,
+    /// Without memory, the kernels use the bounce buffer itself, which is slower.
+    memory: Option<DeviceBuffer>,
+    /// Marks the end of the copy to the staging buffer, for which a kernel in another stream waits.
+    staged: Event,
 }
 
 /// A part of a bounce buffer: the bytes of a chunk, and behind them the table of their places.
@@ -92,58 +100,66 @@ impl Staging {
     /// Returns the number of bytes of device memory that the staging buffer takes.
     pub fn allocated_bytes(&self) -> usize {
         match &self.state {
-            State::Ready(_, Some(memory)) => memory.len_bytes(),
+            State::Ready(Ready { memory: Some(memory), .. }) => memory.len_bytes(),
             _ => 0,
         }
     }
 
-    /// Submits the copies of a packed bounce buffer to their places in device memory. Returns false if this GPU
-    /// cannot run the kernels.
+    /// Submits the copies of a packed bounce buffer to their places in device memory, and returns the stream whose
+    /// work comes last. Returns `None` if this GPU cannot run the kernels.
     ///
     /// # Errors
     /// The error that CUDA returned for the copy to the staging buffer.
     ///
     /// # Safety
-    /// Until the stream has done the work, the bounce buffer must not change, and nothing else may use the
-    /// device memory of the copies.
-    pub unsafe fn scatter(
+    /// All work with these buffers must have ended. Until the streams have done the work, the bounce buffer must
+    /// not change, and nothing else may use the staging buffer and the device memory of the copies.
+    pub unsafe fn scatter<'a>(
         &mut self,
-        stream: &Stream,
+        streams: &'a Streams,
         bounce: &mut Bounce,
         packed: Packed,
-    ) -> cufile::Result<bool> {
-        let Some((kernels, memory)) = self.prepare(stream, bounce) else { return Ok(false) };
+    ) -> cufile::Result<Option<&'a Stream>> {
+        let Streams { copies, kernels: stream } = streams;
+        let Some(Ready { kernels, memory, staged }) = self.prepare(copies.device(), bounce) else {
+            return Ok(None);
+        };
         let start = bounce.ptr();
         let launched = match memory {
-            // SAFETY: `packed` lies in the bounce buffer, and the staging buffer is as long. The stream's work
-            // before has ended when the copy begins. The rest is the caller's promise.
+            // SAFETY: `packed` lies in the bounce buffer, and the staging buffer is as long. The kernel comes after
+            // the copy. The rest is the caller's promise.
             Some(memory) => unsafe {
-                stream.copy_to_device(memory, slice::from_raw_parts(start, packed.len_bytes()))?;
+                let memory = memory.as_mut_ptr();
+                copies.copy_to_device(memory, slice::from_raw_parts(start, packed.len_bytes()))?;
+                copies.record_into(staged)?;
+                stream.wait_event(staged)?;
                 kernels.scatter(stream, packed.table(memory), memory)
             },
             // SAFETY: all GPUs can use pinned memory; the caller's promise.
             None => unsafe { kernels.scatter(stream, packed.table(start), start) },
         };
-        Ok(self.settle(launched))
+        Ok(self.settle(launched).then_some(stream))
     }
 
     /// Submits the copies from device memory to their places in a packed bounce buffer. Returns false if this GPU
     /// cannot run the kernels.
     ///
     /// # Errors
-    /// The error that CUDA returned for the copy from the staging buffer.
+    /// The error that CUDA returned for the copy from the staging buffer. The kernel may be in flight then.
     ///
     /// # Safety
-    /// Until the stream has done the work, nothing else may use the bounce buffer, and nothing may write the
-    /// device memory of the copies.
+    /// All work with these buffers must have ended. Until the stream has done the work, nothing else may use them,
+    /// and nothing may write the device memory of the copies.
     pub unsafe fn gather(
         &mut self,
         stream: &Stream,
         bounce: &mut Bounce,
         packed: Packed,
     ) -> cufile::Result<bool> {
-        let Some((kernels, memory)) = self.prepare(stream, bounce) else { return Ok(false) };
-        let start = bounce.ptr();
+        let Some(Ready { kernels, memory, .. }) = self.prepare(stream.device(), bounce) else {
+            return Ok(false);
+        };
+        let (start, memory) = (bounce.ptr(), memory.as_mut().map(DeviceBuffer::as_mut_ptr));
         // All GPUs can read the table in pinned memory.
         let table = packed.table(start);
         // SAFETY: as in `scatter`; the kernel writes the bytes before the table only.
@@ -155,18 +171,19 @@ impl Staging {
         Ok(self.settle(launched))
     }
 
-    /// Returns the kernels, and the address of the staging buffer if there is one.
-    fn prepare(&mut self, stream: &Stream, bounce: &Bounce) -> Option<(Arc<Kernels>, Option<*mut u8>)> {
+    /// Loads the kernels and allocates the staging buffer when first called.
+    fn prepare(&mut self, device: &Device, bounce: &Bounce) -> Option<&mut Ready> {
         if let State::Unused = self.state {
-            self.state = match self.gpus.kernels(stream.device()) {
-                Ok(kernels) => State::Ready(kernels, stream.device().alloc(bounce.len_bytes()).ok()),
-                Err(_) => State::Unavailable,
+            self.state = match (self.gpus.kernels(device), device.event()) {
+                (Ok(kernels), Ok(staged)) => {
+                    let memory = device.alloc(bounce.len_bytes()).ok();
+                    State::Ready(Ready { kernels, memory, staged })
+                }
+                _ => State::Unavailable,
             };
         }
         match &mut self.state {
-            State::Ready(kernels, memory) => {
-                Some((kernels.clone(), memory.as_mut().map(DeviceBuffer::as_mut_ptr)))
-            }
+            State::Ready(ready) => Some(ready),
             _ => None,
         }
     }

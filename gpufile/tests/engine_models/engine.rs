@@ -12,6 +12,8 @@ mod lanes;
 mod queue;
 #[path = "../../src/engine/relay/mod.rs"]
 mod relay;
+#[path = "../../src/engine/streams.rs"]
+mod streams;
 #[path = "../../src/engine/workers.rs"]
 mod workers;
 
@@ -68,6 +70,7 @@ mod schedule {
 mod staging {
     use std::sync::Arc;
 
+    use super::streams::Streams;
     use crate::bounce::Bounce;
     use crate::cuda::Stream;
     use crate::gpus::Gpus;
@@ -98,8 +101,13 @@ mod staging {
             0
         }
 
-        pub unsafe fn scatter(&mut self, _: &Stream, _: &mut Bounce, _: Packed) -> cufile::Result<bool> {
-            Ok(false)
+        pub unsafe fn scatter<'a>(
+            &mut self,
+            _: &'a Streams,
+            _: &mut Bounce,
+            _: Packed,
+        ) -> cufile::Result<Option<&'a Stream>> {
+            Ok(None)
         }
 
         pub unsafe fn gather(&mut self, _: &Stream, _: &mut Bounce, _: Packed) -> cufile::Result<bool> {

@@ -15,6 +15,7 @@ use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};
 use crate::queue::Reports;
+use streams::Streams;
 
 /// The synchronisation and the clock of the models, by shuttle. Its scheduler chooses at each step which
 /// thread runs next.
@@ -343,6 +344,19 @@ pub mod lane {
     pub use super::Lane;
 }
 
+/// A stand-in for the streams of a GPU, which no lane uses here.
+pub mod streams {
+    use crate::cuda::Device;
+
+    pub struct Streams;
+
+    impl Streams {
+        pub fn new(_: &Device) -> cufile::Result<Self> {
+            Ok(Self)
+        }
+    }
+}
+
 /// A stand-in for the engine's lane, which carries out chunks of device memory later.
 pub struct Lane {
     place: Place,
@@ -355,7 +369,7 @@ impl Lane {
         Self { place: Place::Host, pending: [None, None], next: 0 }
     }
 
-    pub fn on_device(device: &Device, _: Arc<Gpus>, _: [Bounce; 2]) -> cufile::Result<Self> {
+    pub fn on_device(device: &Device, _: Arc<Streams>, _: Arc<Gpus>, _: [Bounce; 2]) -> cufile::Result<Self> {
         Ok(Self { place: Place::Device(device.ordinal()), pending: [None, None], next: 0 })
     }
 

@@ -76,6 +76,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cudaStreamDestroy", &["err=999"]),
     ("cudaStreamIsCapturing", &["err=1"]),
     ("cudaStreamSynchronize", &["err=1", "err=700"]),
+    ("cudaStreamWaitEvent", &["err=1", "err=999"]),
     ("cudaLaunchHostFunc", &["err=1", "err=2", "delay_us=500"]),
     ("cudaThreadExchangeStreamCaptureMode", &["err=1"]),
     ("cuCtxGetCurrent", &["err=3"]),
