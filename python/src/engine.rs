@@ -11,24 +11,24 @@ use pyo3::prelude::*;
 #[pyclass(frozen, module = "gpufile")]
 pub struct Engine(pub gpufile::Engine);
 
-fn policy(word: &str) -> PyResult<RoutePolicy> {
-    match word {
-        "auto" => Ok(RoutePolicy::Auto),
-        "cufile" => Ok(RoutePolicy::RequireCufile),
-        "posix" => Ok(RoutePolicy::PosixOnly),
-        _ => Err(PyValueError::new_err(format!(
-            "{word:?} is no policy: use \"auto\", \"cufile\" or \"posix\""
-        ))),
-    }
+/// The words for policies, and for the uses of `O_DIRECT`.
+const POLICIES: [(&str, RoutePolicy); 3] =
+    [("auto", RoutePolicy::Auto), ("cufile", RoutePolicy::RequireCufile), ("posix", RoutePolicy::PosixOnly)];
+const DIRECT: [(&str, DirectIo); 3] =
+    [("auto", DirectIo::Auto), ("always", DirectIo::Always), ("never", DirectIo::Never)];
+
+/// Returns the value that a word names.
+fn value<T: Copy>(words: &[(&'static str, T)], word: &str) -> PyResult<T> {
+    let found = words.iter().find(|(name, _)| *name == word);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = words.iter().map(|(name, _)| format!("{name:?}")).collect();
+        PyValueError::new_err(format!("{word:?}: use {}", names.join(", ")))
+    })
 }
 
-fn direct_io(word: &str) -> PyResult<DirectIo> {
-    match word {
-        "auto" => Ok(DirectIo::Auto),
-        "always" => Ok(DirectIo::Always),
-        "never" => Ok(DirectIo::Never),
-        _ => Err(PyValueError::new_err(format!("{word:?}: use \"auto\", \"always\" or \"never\""))),
-    }
+/// Returns the word for a value.
+fn word<T: PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
+    words.iter().find(|(_, named)| *named == value).map_or("other", |(name, _)| name)
 }
 
 /// Sets an argument that was given.
@@ -70,9 +70,11 @@ impl Engine {
         let builder = given(builder, bounce_buffer_bytes, EngineBuilder::bounce_buffer_bytes);
         let builder = given(builder, bounce_memory_bytes, EngineBuilder::bounce_memory_bytes);
         let builder = given(builder, gds_threshold_bytes, EngineBuilder::gds_threshold_bytes);
-        let builder = given(builder, policy.map(self::policy).transpose()?, EngineBuilder::policy);
-        let builder = given(builder, direct_read.map(direct_io).transpose()?, EngineBuilder::direct_read);
-        let builder = given(builder, direct_write.map(direct_io).transpose()?, EngineBuilder::direct_write);
+        let policy = policy.map(|word| value(&POLICIES, word)).transpose()?;
+        let builder = given(builder, policy, EngineBuilder::policy);
+        let direct = |word| value(&DIRECT, word);
+        let builder = given(builder, direct_read.map(direct).transpose()?, EngineBuilder::direct_read);
+        let builder = given(builder, direct_write.map(direct).transpose()?, EngineBuilder::direct_write);
         let builder = given(builder, overread, EngineBuilder::overread);
         let builder = given(builder, pool_per_block_device, EngineBuilder::pool_per_block_device);
         Ok(Self(builder.build()))
@@ -109,9 +111,45 @@ impl Engine {
         self.0.settings().bounce_buffer_bytes()
     }
 
+    /// The most memory that the bounce buffers for the host and for each GPU take.
+    #[getter]
+    fn bounce_memory_bytes(&self) -> usize {
+        self.0.settings().bounce_memory_bytes()
+    }
+
     /// The length below which transfers do not use GPUDirect Storage.
     #[getter]
     fn gds_threshold_bytes(&self) -> usize {
         self.0.settings().gds_threshold_bytes()
+    }
+
+    /// The choice between cuFile and plain reads and writes: ``"auto"``, ``"cufile"`` or ``"posix"``.
+    #[getter]
+    fn policy(&self) -> &'static str {
+        word(&POLICIES, self.0.settings().policy())
+    }
+
+    /// The use of ``O_DIRECT`` by reads: ``"auto"``, ``"always"`` or ``"never"``.
+    #[getter]
+    fn direct_read(&self) -> &'static str {
+        word(&DIRECT, self.0.settings().direct_read())
+    }
+
+    /// The use of ``O_DIRECT`` by writes.
+    #[getter]
+    fn direct_write(&self) -> &'static str {
+        word(&DIRECT, self.0.settings().direct_write())
+    }
+
+    /// True if reads by ``O_DIRECT`` may read more than was asked for, to be aligned.
+    #[getter]
+    fn overread(&self) -> bool {
+        self.0.settings().overread()
+    }
+
+    /// True if each block device has threads of its own.
+    #[getter]
+    fn pool_per_block_device(&self) -> bool {
+        self.0.settings().pool_per_block_device()
     }
 }

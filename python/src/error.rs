@@ -1,6 +1,5 @@
 //! Exceptions for errors of `gpufile`.
 
-use std::fmt::Display;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -16,9 +15,10 @@ use pyo3::types::PyType;
 /// transfer gives a `gpufile.TransferError`.
 pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
-        Error::Open { path, cause } | Error::File { path, cause, .. } => {
-            os_error(py, errno_of(error), cause, path)
-        }
+        Error::Open { path, cause } | Error::File { path, cause, .. } => match error.raw_os_error() {
+            Some(errno) => os_error(py, errno, path),
+            None => os_error_with(errno_of(error), cause.to_string(), path),
+        },
         Error::Transfer { path, .. } => transfer_error(py, error, Some(path), None),
         Error::Entry { entry, error: inner } => {
             let path = if let Error::Transfer { path, .. } = &**inner { Some(&**path) } else { None };
@@ -38,12 +38,14 @@ pub fn cause_exception(py: Python<'_>, cause: Cause) -> PyErr {
     exception(py, &Error::Cufile { cause })
 }
 
-/// Returns the `OSError` of an errno, or one with the text of the cause.
-pub fn os_error(py: Python<'_>, errno: Option<i32>, cause: impl Display, path: &Path) -> PyErr {
-    let text = match errno {
-        Some(errno) => strerror(py, errno).unwrap_or_else(|_| cause.to_string()),
-        None => cause.to_string(),
-    };
+/// Returns the `OSError` of an errno, with the operating system's text.
+pub fn os_error(py: Python<'_>, errno: i32, path: &Path) -> PyErr {
+    let text = strerror(py, errno).unwrap_or_default();
+    os_error_with(Some(errno), text, path)
+}
+
+/// Returns the `OSError` of an errno, if there is one, with this text.
+fn os_error_with(errno: Option<i32>, text: String, path: &Path) -> PyErr {
     PyOSError::new_err((errno, text, path.as_os_str().to_owned()))
 }
 

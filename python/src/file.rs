@@ -1,12 +1,12 @@
 //! The class `File`.
 
 use std::ffi::OsString;
-use std::fs;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
+use std::{fs, io};
 
 use gpufile::{IoBuf, OpenOptions};
 use pyo3::exceptions::PyValueError;
@@ -87,12 +87,41 @@ pub fn path_of(object: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
 
 /// Refuses a folder, and a FIFO: opening one waits for another process, and it has no offsets.
 fn check_kind(path: &Path) -> Result<(), i32> {
-    match fs::metadata(path).map(|status| status.file_type()) {
-        Ok(kind) if kind.is_dir() => Err(libc::EISDIR),
-        Ok(kind) if kind.is_fifo() => Err(libc::ESPIPE),
-        // Opening tells the error.
+    // Opening tells the error.
+    fs::metadata(path).map_or(Ok(()), |status| refuse(status.file_type()))
+}
+
+fn refuse(kind: fs::FileType) -> Result<(), i32> {
+    match kind {
+        _ if kind.is_dir() => Err(libc::EISDIR),
+        _ if kind.is_fifo() => Err(libc::ESPIPE),
         _ => Ok(()),
     }
+}
+
+/// Duplicates a descriptor. Also returns the mode that stands for its access.
+///
+/// # Errors
+/// The operating system's, for no descriptor, or one of a folder or a FIFO.
+fn duplicate(number: RawFd) -> Result<(OwnedFd, &'static str), i32> {
+    let last = || io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    // SAFETY: the call takes integers; the kernel checks the number.
+    let duplicate = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
+    if duplicate < 0 {
+        return Err(last());
+    }
+    // SAFETY: the call has made it, and nothing else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(duplicate) };
+    // SAFETY: as above.
+    let mode = match unsafe { libc::fcntl(duplicate, libc::F_GETFL) } & libc::O_ACCMODE {
+        libc::O_RDONLY => "r",
+        libc::O_WRONLY => "a",
+        _ => "r+",
+    };
+    let file = fs::File::from(fd);
+    let status = file.metadata().map_err(|_| last())?;
+    refuse(status.file_type())?;
+    Ok((file.into(), mode))
 }
 
 /// Returns the options that a mode of Python's `open` stands for.
@@ -126,13 +155,35 @@ impl File {
     #[pyo3(signature = (path, mode = "r", *, engine = None))]
     fn new(path: &Bound<'_, PyAny>, mode: &str, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
         let (py, path) = (path.py(), path_of(path)?);
-        py.detach(|| check_kind(&path)).map_err(|errno| os_error(py, Some(errno), "", &path))?;
+        py.detach(|| check_kind(&path)).map_err(|errno| os_error(py, errno, &path))?;
         let options = options(mode)?;
         let options = match engine {
             Some(engine) => options.engine(&engine.get().0),
             None => options,
         };
         let file = py.detach(|| options.open(&path)).map_err(|error| exception(py, &error))?;
+        Ok(Self { file: RwLock::new(Some(file)), path, mode: mode.to_owned() })
+    }
+
+    /// Returns a file for a descriptor, or for an object with ``fileno``. The descriptor stays the caller's, who may close it
+    /// at once.
+    ///
+    /// Access is that of the descriptor. Both share the position of the file, which transfers neither use nor change.
+    #[staticmethod]
+    #[pyo3(signature = (fd, *, engine = None))]
+    fn from_fd(fd: &Bound<'_, PyAny>, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
+        let py = fd.py();
+        let number =
+            if fd.hasattr("fileno")? { fd.call_method0("fileno")?.extract()? } else { fd.extract()? };
+        let (fd, mode) = duplicate(number)
+            .map_err(|errno| os_error(py, errno, Path::new(&format!("descriptor {number}"))))?;
+        let options = gpufile::File::options();
+        let options = match engine {
+            Some(engine) => options.engine(&engine.get().0),
+            None => options,
+        };
+        let file = py.detach(|| options.open_fd(fd)).map_err(|error| exception(py, &error))?;
+        let path = file.path().to_owned();
         Ok(Self { file: RwLock::new(Some(file)), path, mode: mode.to_owned() })
     }
 

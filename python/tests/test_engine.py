@@ -35,12 +35,18 @@ def test_engines_take_settings_and_refuse_others(path, content):
         pool_per_block_device=True,
     )
     assert (engine.threads, engine.chunk_bytes, engine.gds_threshold_bytes) == (3, 5000, 7)
-    assert engine.bounce_buffer_bytes == 1 << 20
+    assert (engine.bounce_buffer_bytes, engine.bounce_memory_bytes) == (1 << 20, 64 << 20)
+    assert (engine.direct_read, engine.direct_write) == ("never", "always")
+    assert not engine.overread and engine.pool_per_block_device
+    for policy in ("auto", "cufile", "posix"):
+        assert gpufile.Engine(policy=policy).policy == policy
     buffer = bytearray(300_000)
     with gpufile.File(path, engine=engine) as file:
         assert file.read_into(buffer) == 300_000 and buffer == content[:300_000]
         other = file.with_engine(gpufile.Engine(threads=1)).with_chunk_bytes(70_001)
     assert other.read_into(buffer, 9) == 300_000 and buffer == content[9:300_009]
+    with pytest.raises(ValueError, match='"fast": use "auto", "cufile", "posix"'):
+        gpufile.Engine(policy="fast")
     for wrong in ({"policy": "fast"}, {"direct_read": "yes"}, {"threads": -1}, {"thread": 1}):
         with pytest.raises((ValueError, OverflowError, TypeError)):
             gpufile.Engine(**wrong)

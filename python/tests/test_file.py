@@ -56,6 +56,46 @@ def test_modes_are_those_of_open(path, content):
         gpufile.File(path, "rw")
 
 
+def test_descriptors_stay_the_callers(path, content):
+    buffer = bytearray(10)
+    with open(path, "r+b") as lent:
+        with gpufile.File.from_fd(lent) as file:
+            assert (file.name, file.mode) == (str(path), "r+") and file.fileno() != lent.fileno()
+            assert file.read_into(buffer, 5) == 10 and buffer == content[5:15] and lent.tell() == 0
+            file.write_from(b"xyz", 3)
+        assert lent.read(6) == content[:3] + b"xyz"
+    for access, mode in ((os.O_RDONLY, "r"), (os.O_WRONLY, "a")):
+        descriptor = os.open(path, access)
+        file = gpufile.File.from_fd(descriptor, engine=gpufile.Engine(threads=1))
+        os.close(descriptor)
+        assert file.mode == mode
+        read, write = lambda: file.read_into(buffer, 20), lambda: file.write_from(buffer, 20)
+        works, fails = (read, write) if mode == "r" else (write, read)
+        works()
+        with pytest.raises(OSError) as caught:
+            fails()
+        assert caught.value.errno == errno.EBADF and caught.value.filename == str(path)
+    assert path.read_bytes()[20:30] == content[20:30] == bytes(buffer)
+
+
+def test_only_descriptors_of_files_are_taken(path, tmp_path):
+    opened = [os.open(tmp_path, os.O_RDONLY), *os.pipe(), os.open(path, os.O_RDWR | os.O_APPEND)]
+    before = os.listdir("/proc/self/fd")
+    for number, wrong in ((-1, errno.EBADF), (1 << 20, errno.EBADF), (opened[0], errno.EISDIR), (opened[1], errno.ESPIPE)):
+        with pytest.raises(OSError) as caught:
+            gpufile.File.from_fd(number)
+        assert caught.value.errno == wrong
+    with pytest.raises(OSError, match="O_APPEND ignores the offsets of writes") as caught:
+        gpufile.File.from_fd(opened[3])
+    assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, str(path))
+    for wrong in ("3", None, 1 << 40):
+        with pytest.raises((TypeError, OverflowError)):
+            gpufile.File.from_fd(wrong)
+    assert os.listdir("/proc/self/fd") == before
+    for descriptor in opened:
+        os.close(descriptor)
+
+
 def test_errors_have_errno_path_and_bytes(path, tmp_path):
     with pytest.raises(FileNotFoundError) as missing:
         gpufile.File(tmp_path / "missing")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from . import _gpufile
-from ._gpufile import Engine, File
+from ._gpufile import File
 from .safetensors.torch import items
 
 __all__ = ["GdsFile", "Saver", "gds_deregister_buffer", "gds_register_buffer"]
@@ -81,19 +81,14 @@ class GdsFile:
         self.filename = filename
         self.flags = flags
         self.handle: File | None = None
-        mode = {os.O_RDONLY: "r", os.O_WRONLY: "a", os.O_RDWR: "r+"}.get(flags & os.O_ACCMODE)
-        if mode is None:
+        if flags & os.O_ACCMODE not in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
             raise ValueError("flags must have one of O_RDONLY, O_WRONLY and O_RDWR")
         for name in ("O_APPEND", "O_NOATIME"):
             if flags & getattr(os, name):
                 raise ValueError(f"flags must not have {name}, which gpufile does not follow")
-        # Creates and truncates as the flags ask for. gpufile then opens the same file with the same access, whatever
-        # has that name by now.
         descriptor = os.open(filename, flags & ~os.O_DIRECT)
         try:
-            with File(f"/proc/self/fd/{descriptor}", mode) as opened:
-                # The duplicate has the name of the file, for errors.
-                self._file = opened.with_engine(Engine.default())
+            self._file = File.from_fd(descriptor)
         finally:
             os.close(descriptor)
         self.fd = self._file.fileno()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import operator
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, overload
@@ -51,33 +50,20 @@ def _status_codes(value: Any) -> list[int]:
     return codes
 
 
-def _word(name: str, of_kvikio: str) -> str:
-    """Returns ``on``, ``off`` or another word, by the environment variables of a setting."""
-    # The native module refuses wrong values, and does not return these settings.
-    Engine.default()
-    word = os.environ.get(name, os.environ.get(of_kvikio, "auto")).strip().lower()
-    words = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off", "never": "off"}
-    return words.get(word, word)
-
-
-def _mode_of_environment() -> CompatMode:
-    modes = {"on": CompatMode.ON, "off": CompatMode.OFF}
-    return modes.get(_word("GPUFILE_COMPAT_MODE", "KVIKIO_COMPAT_MODE"), CompatMode.AUTO)
-
-
-def _direct_of_environment(access: str) -> bool:
-    return _word(f"GPUFILE_DIRECT_{access}", f"KVIKIO_AUTO_DIRECT_IO_{access}") != "off"
+def _mode_of_process() -> CompatMode:
+    modes = {"cufile": CompatMode.OFF, "posix": CompatMode.ON}
+    return modes.get(Engine.default().policy, CompatMode.AUTO)
 
 
 # The settings, each with the check of a value, and the value until one is set.
 _SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
-    "compat_mode": (_compat_mode, _mode_of_environment),
+    "compat_mode": (_compat_mode, _mode_of_process),
     "num_threads": (_positive, lambda: Engine.default().threads),
     "task_size": (_positive, lambda: Engine.default().chunk_bytes or 4 << 20),
     "gds_threshold": (_not_negative, lambda: Engine.default().gds_threshold_bytes),
     "bounce_buffer_size": (_positive, lambda: Engine.default().bounce_buffer_bytes),
-    "auto_direct_io_read": (bool, lambda: _direct_of_environment("READ")),
-    "auto_direct_io_write": (bool, lambda: _direct_of_environment("WRITE")),
+    "auto_direct_io_read": (bool, lambda: Engine.default().direct_read != "never"),
+    "auto_direct_io_write": (bool, lambda: Engine.default().direct_write != "never"),
     # Settings of remote files, which are kept and have no effect.
     "http_max_attempts": (_positive, lambda: 3),
     "http_status_codes": (_status_codes, lambda: [429, 500, 502, 503, 504]),

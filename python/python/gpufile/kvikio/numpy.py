@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
-from .cufile import CuFile
+from .._gpufile import File
+from . import defaults
 
 
 class LikeWrapper:
@@ -22,14 +22,13 @@ class LikeWrapper:
         return func(*args, **kwargs)
 
 
-def _path(file: Any) -> str:
-    """Returns a path of a file. That of an open file works for unnamed and replaced ones too."""
-    if hasattr(file, "fileno"):
-        if hasattr(file, "flush"):
-            file.flush()
-        return f"/proc/self/fd/{file.fileno()}"
-    path: str = os.fspath(file)
-    return path
+def _open(file: Any, mode: str) -> File:
+    """Opens a path, or returns the same open file for gpufile."""
+    if not hasattr(file, "fileno"):
+        return File(file, mode, engine=defaults.engine())
+    if hasattr(file, "flush"):
+        file.flush()
+    return File.from_fd(file, engine=defaults.engine())
 
 
 def fromfile(
@@ -46,14 +45,12 @@ def fromfile(
     moves = hasattr(file, "fileno") and hasattr(file, "tell")
     if moves:
         offset += file.tell()
-    itemsize, path = np.dtype(dtype).itemsize, _path(file)
-    # Raises FileNotFoundError, as kvikio does, where a CuFile raises another error.
-    os.stat(path)
-    with CuFile(path) as opened:
-        available = max(0, os.fstat(opened.fileno()).st_size - offset) // itemsize
+    itemsize = np.dtype(dtype).itemsize
+    with _open(file, "r") as opened:
+        available = max(0, opened.size() - offset) // itemsize
         shape = (available if count == -1 else min(count, available),)
         array = np.empty(shape, dtype) if like is None else np.empty_like(like, shape=shape, dtype=dtype)
-        read = opened.read(array, file_offset=offset)
+        read = opened.read_into(array, offset)
     if read < array.nbytes:
         # Another program has shortened the file.
         array = array[: read // itemsize]
@@ -64,5 +61,6 @@ def fromfile(
 
 def tofile(ary: Any, file: Any) -> None:
     """Replaces a file with the bytes of an array, in C's order."""
-    with CuFile(_path(file), "w") as opened:
-        opened.write(np.ascontiguousarray(ary, like=ary))
+    with _open(file, "w") as opened:
+        opened.truncate(0)
+        opened.write_from(np.ascontiguousarray(ary, like=ary))
