@@ -84,15 +84,10 @@ impl Bounce {
     /// Asks the processor to move the first `len_bytes` from its own cache to the one that all processors share
     /// (`cldemote`). A GPU reads bytes much faster from there.
     pub fn demote(&mut self, len_bytes: usize) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            const LINE: usize = 64;
-            let start = self.ptr();
-            for line in (0..len_bytes.min(self.len_bytes)).step_by(LINE) {
-                let address = start.wrapping_add(line);
-                // SAFETY: the instruction is a hint, which changes no memory. Processors without it do nothing.
-                unsafe { asm!("cldemote [{}]", in(reg) address, options(nostack, preserves_flags)) };
-            }
+        const LINE: usize = 64;
+        let start = self.ptr();
+        for line in (0..len_bytes.min(self.len_bytes)).step_by(LINE) {
+            demote_line(start.wrapping_add(line));
         }
     }
 
@@ -109,6 +104,16 @@ impl Drop for Bounce {
         }
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+fn demote_line(address: *mut u8) {
+    // SAFETY: the instruction is a hint, which changes no memory. Processors without it do nothing.
+    unsafe { asm!("cldemote [{}]", in(reg) address, options(nostack, preserves_flags)) };
+}
+
+/// Other processors have no such instruction.
+#[cfg(not(target_arch = "x86_64"))]
+fn demote_line(_: *mut u8) {}
 
 #[cfg(test)]
 mod tests {
