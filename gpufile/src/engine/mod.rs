@@ -187,9 +187,10 @@ impl EngineBuilder {
     }
 
     /// Limits the memory of the bounce buffers of each GPU, and of those for host memory, in bytes. The engine
-    /// always allows two buffers, even if they need more. It starts no more workers than can have two buffers each. Stream-ordered transfers
-    /// with `O_DIRECT` have separate buffers, which do not count. Neither do staging buffers: each worker that
-    /// moves scattered ranges has one or two in the memory of its GPU, each as long as a bounce buffer.
+    /// always allows two buffers, even if they need more. It starts no more workers than can have two buffers
+    /// each. Stream-ordered transfers with `O_DIRECT` have separate buffers, which do not count. Neither do
+    /// staging buffers: each worker that moves scattered ranges has one or two in the memory of its GPU, each as
+    /// long as a bounce buffer.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self
