@@ -165,6 +165,18 @@ def test_open_files_are_read_by_their_descriptors(tmp_path):
     assert (tmp_path / "renamed").read_bytes() == numbers[:2].tobytes() and path.read_bytes() == bytes(40)
 
 
+@pytest.mark.parametrize("mode", ["rb", "r+b", "ab", "a+b"])
+def test_the_access_of_open_files_does_not_matter(tmp_path, mode):
+    path = tmp_path / "numbers"
+    for numbers in (np.arange(10, dtype="<i4"), np.arange(3, dtype="<i4")):
+        path.write_bytes(b"old bytes" * 9)
+        with open(path, mode) as file:
+            kvikio.numpy.tofile(numbers, file)
+            file.seek(4)
+            assert np.array_equal(kvikio.numpy.fromfile(file, "<i4"), numbers[1:])
+        assert path.read_bytes() == numbers.tobytes()
+
+
 def test_page_cache_is_counted_and_dropped(path, content):
     cached, pages = kvikio.get_page_cache_info(path)
     assert 0 <= cached <= pages == -(-len(content) // os.sysconf("SC_PAGESIZE"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 
-from .._gpufile import File
-from . import defaults
+from .cufile import CuFile
 
 
 class LikeWrapper:
@@ -22,13 +22,17 @@ class LikeWrapper:
         return func(*args, **kwargs)
 
 
-def _open(file: Any, mode: str) -> File:
-    """Opens a path, or returns the same open file for gpufile."""
-    if not hasattr(file, "fileno"):
-        return File(file, mode, engine=defaults.engine())
-    if hasattr(file, "flush"):
-        file.flush()
-    return File.from_fd(file, engine=defaults.engine())
+def _path(file: Any) -> str:
+    """Returns a path of a file, by which it is opened anew: its own access does not matter, as with kvikio.
+
+    The path of an open file works for unnamed and replaced ones too.
+    """
+    if hasattr(file, "fileno"):
+        if hasattr(file, "flush"):
+            file.flush()
+        return f"/proc/self/fd/{file.fileno()}"
+    path: str = os.fspath(file)
+    return path
 
 
 def fromfile(
@@ -45,12 +49,14 @@ def fromfile(
     moves = hasattr(file, "fileno") and hasattr(file, "tell")
     if moves:
         offset += file.tell()
-    itemsize = np.dtype(dtype).itemsize
-    with _open(file, "r") as opened:
-        available = max(0, opened.size() - offset) // itemsize
+    itemsize, path = np.dtype(dtype).itemsize, _path(file)
+    # Raises FileNotFoundError, as kvikio does, where a CuFile raises another error.
+    os.stat(path)
+    with CuFile(path) as opened:
+        available = max(0, os.fstat(opened.fileno()).st_size - offset) // itemsize
         shape = (available if count == -1 else min(count, available),)
         array = np.empty(shape, dtype) if like is None else np.empty_like(like, shape=shape, dtype=dtype)
-        read = opened.read_into(array, offset)
+        read = opened.read(array, file_offset=offset)
     if read < array.nbytes:
         # Another program has shortened the file.
         array = array[: read // itemsize]
@@ -61,6 +67,5 @@ def fromfile(
 
 def tofile(ary: Any, file: Any) -> None:
     """Replaces a file with the bytes of an array, in C's order."""
-    with _open(file, "w") as opened:
-        opened.truncate(0)
-        opened.write_from(np.ascontiguousarray(ary, like=ary))
+    with CuFile(_path(file), "w") as opened:
+        opened.write(np.ascontiguousarray(ary, like=ary))
