@@ -1,15 +1,11 @@
 //! The class `File`.
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
-use std::{fs, io};
 
-use gpufile::{IoBuf, OpenOptions};
-use pyo3::exceptions::PyValueError;
+use gpufile::IoBuf;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -17,6 +13,7 @@ use crate::engine::Engine;
 use crate::error::{closed, exception, os_error};
 use crate::future::Future;
 use crate::memory::{Access, Memory, wait_for_streams};
+use crate::opening::{check_kind, duplicate, options, path_of, with_engine};
 use crate::route::Route;
 use crate::transfer::{self, OnStream, Transfer};
 use crate::{many, stream};
@@ -76,75 +73,6 @@ fn future(py: Python<'_>, start: impl FnOnce() -> gpufile::Result<Transfer> + Se
     py.detach(start).map(Future::new).map_err(|error| exception(py, &error))
 }
 
-/// Returns the path that a string, bytes or an object with `__fspath__` stands for.
-pub fn path_of(object: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
-    let path: PathBuf = object.py().import("os")?.call_method1("fsdecode", (object,))?.extract()?;
-    match path.as_os_str().as_bytes().contains(&0) {
-        true => Err(PyValueError::new_err("embedded null byte")),
-        false => Ok(path),
-    }
-}
-
-/// Refuses a folder, and a FIFO: opening one waits for another process, and it has no offsets.
-fn check_kind(path: &Path) -> Result<(), i32> {
-    // Opening tells the error.
-    fs::metadata(path).map_or(Ok(()), |status| refuse(status.file_type()))
-}
-
-fn refuse(kind: fs::FileType) -> Result<(), i32> {
-    match kind {
-        _ if kind.is_dir() => Err(libc::EISDIR),
-        _ if kind.is_fifo() => Err(libc::ESPIPE),
-        _ => Ok(()),
-    }
-}
-
-/// Duplicates a descriptor. Also returns the mode that stands for its access.
-///
-/// # Errors
-/// The operating system's, for no descriptor, or one of a folder or a FIFO.
-fn duplicate(number: RawFd) -> Result<(OwnedFd, &'static str), i32> {
-    let last = || io::Error::last_os_error().raw_os_error().unwrap_or(0);
-    // SAFETY: the call takes integers; the kernel checks the number.
-    let duplicate = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
-    if duplicate < 0 {
-        return Err(last());
-    }
-    // SAFETY: the call has made it, and nothing else owns it.
-    let fd = unsafe { OwnedFd::from_raw_fd(duplicate) };
-    // SAFETY: as above.
-    let mode = match unsafe { libc::fcntl(duplicate, libc::F_GETFL) } & libc::O_ACCMODE {
-        libc::O_RDONLY => "r",
-        libc::O_WRONLY => "a",
-        _ => "r+",
-    };
-    let file = fs::File::from(fd);
-    let status = file.metadata().map_err(|_| last())?;
-    refuse(status.file_type())?;
-    Ok((file.into(), mode))
-}
-
-/// Returns the options that a mode of Python's `open` stands for.
-fn options(mode: &str) -> PyResult<OpenOptions> {
-    let options = gpufile::File::options();
-    let options = match mode.replace('b', "").as_str() {
-        "r" => options.read(true),
-        "r+" => options.read(true).write(true),
-        "w" => options.write(true).create(true).truncate(true),
-        "w+" => options.read(true).write(true).create(true).truncate(true),
-        "a" => options.write(true).create(true),
-        "a+" => options.read(true).write(true).create(true),
-        "x" => options.write(true).create_new(true),
-        "x+" => options.read(true).write(true).create_new(true),
-        _ => {
-            return Err(PyValueError::new_err(format!(
-                "{mode:?} is no mode: use \"r\", \"r+\", \"w\", \"w+\", \"a\", \"a+\", \"x\" or \"x+\""
-            )));
-        }
-    };
-    Ok(options)
-}
-
 #[pymethods]
 impl File {
     /// Opens a file.
@@ -156,11 +84,7 @@ impl File {
     fn new(path: &Bound<'_, PyAny>, mode: &str, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
         let (py, path) = (path.py(), path_of(path)?);
         py.detach(|| check_kind(&path)).map_err(|errno| os_error(py, errno, &path))?;
-        let options = options(mode)?;
-        let options = match engine {
-            Some(engine) => options.engine(&engine.get().0),
-            None => options,
-        };
+        let options = with_engine(options(mode)?, engine);
         let file = py.detach(|| options.open(&path)).map_err(|error| exception(py, &error))?;
         Ok(Self { file: RwLock::new(Some(file)), path, mode: mode.to_owned() })
     }
@@ -177,11 +101,7 @@ impl File {
             if fd.hasattr("fileno")? { fd.call_method0("fileno")?.extract()? } else { fd.extract()? };
         let (fd, mode) = duplicate(number)
             .map_err(|errno| os_error(py, errno, Path::new(&format!("descriptor {number}"))))?;
-        let options = gpufile::File::options();
-        let options = match engine {
-            Some(engine) => options.engine(&engine.get().0),
-            None => options,
-        };
+        let options = with_engine(gpufile::File::options(), engine);
         let file = py.detach(|| options.open_fd(fd)).map_err(|error| exception(py, &error))?;
         let path = file.path().to_owned();
         Ok(Self { file: RwLock::new(Some(file)), path, mode: mode.to_owned() })

@@ -14,6 +14,7 @@ mod file;
 mod future;
 mod many;
 mod memory;
+mod opening;
 mod page_cache;
 mod route;
 mod safetensors;

@@ -18,9 +18,9 @@ use super::format_exception;
 use super::group::{Group, Source};
 use super::layout::{Chosen, Layout, Stretch};
 use crate::error::exception;
-use crate::file::path_of;
 use crate::future::Future;
 use crate::memory::{Access, Memory, wait_for_streams};
+use crate::opening::path_of;
 use crate::transfer::Transfer;
 
 /// The headers of a safetensors file, or of a model in several.
