@@ -27,7 +27,7 @@ pub(crate) struct Copies {
 /// The mean length in bytes from which on copies one by one are as fast as a kernel.
 pub(super) const LONG_BYTES: usize = 1 << 20;
 
-/// The most bytes that a processor's own cache holds until the GPU copies them, in about.
+/// The most bytes of a chunk whose bytes a processor's own cache mostly still holds when the GPU copies them.
 const MOST_DEMOTED_BYTES: usize = 1 << 20;
 
 impl Copies {
@@ -61,9 +61,8 @@ impl Copies {
         (self.total_bytes, self.has_foreign) = (0, false);
     }
 
-    /// Hands bytes that this processor has just written over to the GPU, which copies much faster what no
-    /// processor's own cache holds. Does nothing for long copies, whose bytes leave that cache by themselves. A
-    /// copy that shares the link with no other takes less time without.
+    /// Moves the bytes of short copies out of the processor's own cache, from where the GPU copies slowly. The bytes of
+    /// long copies have left it when the GPU gets to them.
     pub fn demote(&self, bounce: &mut Bounce) {
         let ends = self.list.iter().map(|copy| copy.host.addr() + copy.len_bytes);
         if let Some(end) = ends.max()

@@ -238,7 +238,7 @@ impl Lane {
         let issued = unsafe {
             match claim.method().is_read() {
                 true => {
-                    if !claim.is_only() {
+                    if is_limited_by_link(claim) {
                         copies.demote(bounce);
                     }
                     copies.issue_to_device(&streams.shared, staging, bounce)
@@ -398,6 +398,14 @@ impl Lane {
         }
         Ok(())
     }
+}
+
+/// Returns whether so many threads read beside this one that copies to the GPU limit the transfer. Otherwise the
+/// threads do, and have no time to spare.
+fn is_limited_by_link(claim: &Claim) -> bool {
+    const FEWEST_THREADS: usize = 12;
+    let threads = claim.segments().next().map(|segment| segment.file.settings.threads());
+    !claim.is_only() && threads >= Some(FEWEST_THREADS)
 }
 
 /// Reads the spans of a chunk, which were checked against the mapping, from a mapping of its file.

@@ -120,6 +120,11 @@ pub mod open_file {
         pub fn policy(&self) -> RoutePolicy {
             self.0
         }
+
+        /// A scheduler runs one thread at a time.
+        pub fn threads(&self) -> usize {
+            1
+        }
     }
 
     #[derive(Clone)]
