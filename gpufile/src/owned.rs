@@ -115,7 +115,7 @@ impl<T> Owned<T> {
     pub fn submit(&self) {
         if let Some(work) = &self.pending().work {
             let workers = work.list.engine().workers();
-            work.parts.iter().for_each(|part| workers.submit(part.block_device, &part.job));
+            work.parts.iter().for_each(|part| workers.submit(part.block_device, &part.job, None));
         }
     }
 

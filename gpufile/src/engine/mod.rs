@@ -404,6 +404,9 @@ mod job_tests;
 #[path = "lanes/tests.rs"]
 mod lanes_tests;
 #[cfg(test)]
+#[path = "queue/tests.rs"]
+mod queue_tests;
+#[cfg(test)]
 #[path = "relay/ring/tests.rs"]
 mod ring_tests;
 

@@ -11,8 +11,8 @@ use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::memory::Place;
 use crate::outcome::Outcome;
 
-/// Jobs that have chunks to hand out. Each job hands out one chunk per turn, so that no job keeps others
-/// waiting.
+/// Jobs that have chunks to hand out. They take turns, and hand out one chunk per turn, so that no job keeps
+/// others waiting. Jobs of one call share a turn, and come one after the other.
 pub(crate) struct Queue {
     /// The place of the chunks that the workers claim.
     place: Place,
@@ -23,9 +23,47 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// The jobs, each with the generation that was submitted.
-    jobs: VecDeque<(Arc<Job>, u64)>,
+    jobs: VecDeque<Submitted>,
     closed: bool,
+}
+
+/// A job as it was submitted.
+struct Submitted {
+    job: Arc<Job>,
+    generation: u64,
+    /// True if the job is behind the one before it in the queue, and shares the turn of that job.
+    is_behind: bool,
+}
+
+impl State {
+    /// Adds a job behind `before` if the queue has that one, otherwise with a turn of its own.
+    fn push(&mut self, job: &Arc<Job>, before: Option<&Arc<Job>>) {
+        let is_before = |of: &Submitted| before.is_some_and(|before| Arc::ptr_eq(&of.job, before));
+        let before = self.jobs.iter().rposition(is_before);
+        let at = before.map_or(self.jobs.len(), |before| before + 1);
+        let generation = job.generation();
+        self.jobs.insert(at, Submitted { job: job.clone(), generation, is_behind: before.is_some() });
+    }
+
+    /// Claims a chunk of the job whose turn it is. Returns `None` if no job has one.
+    fn claim(&mut self, place: Place) -> Option<Claim> {
+        while let Some(first) = self.jobs.pop_front() {
+            let claimed = Job::claim(&first.job, first.generation, Some(place));
+            let mut sharing = self.jobs.iter().take_while(|job| job.is_behind).count();
+            if matches!(claimed, Some((_, true))) {
+                self.jobs.push_front(first);
+                sharing += 1;
+            } else if let Some(next) = self.jobs.front_mut() {
+                next.is_behind = false;
+            }
+            if let Some((claim, _)) = claimed {
+                // The next turn is that of another call.
+                self.jobs.rotate_left(sharing);
+                return Some(claim);
+            }
+        }
+        None
+    }
 }
 
 impl Queue {
@@ -33,9 +71,10 @@ impl Queue {
         Self { place, state: Mutex::default(), ready: Condvar::new() }
     }
 
-    /// Adds a job that has this many chunks of the place.
-    pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
-        self.push(job.clone(), job.generation());
+    /// Adds a job that has this many chunks of the place. They come behind those of `before`, an earlier job of
+    /// the same call.
+    pub fn submit(&self, job: &Arc<Job>, chunks: usize, before: Option<&Arc<Job>>) {
+        self.state().push(job, before);
         if chunks == 1 { self.ready.notify_one() } else { self.ready.notify_all() }
     }
 
@@ -50,13 +89,9 @@ impl Queue {
     pub fn claim(&self, wait: bool) -> Option<Claim> {
         let mut state = self.state();
         loop {
-            while let Some((job, generation)) = state.jobs.pop_front() {
-                if let Some((claim, more)) = Job::claim(&job, generation, Some(self.place)) {
-                    if more {
-                        state.jobs.push_back((job, generation));
-                    }
-                    return Some(claim);
-                }
+            let claim = state.claim(self.place);
+            if claim.is_some() {
+                return claim;
             }
             if state.closed || !wait {
                 return None;
@@ -68,12 +103,8 @@ impl Queue {
     /// Adds a job that has more chunks ready, and wakes a worker. Workers may have found no chunk and gone to
     /// sleep before.
     fn push_again(&self, job: Arc<Job>, generation: u64) {
-        self.push(job, generation);
+        self.state().jobs.push_back(Submitted { job, generation, is_behind: false });
         self.ready.notify_one();
-    }
-
-    fn push(&self, job: Arc<Job>, generation: u64) {
-        self.state().jobs.push_back((job, generation));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -1,9 +1,11 @@
 //! Reads of very many ranges. The caller prepares them window by window, while workers read the windows
 //! before.
 
+use std::sync::Arc;
+
 use super::chunks::{Chunks, Refused};
 use super::in_flight::InFlight;
-use super::job::EntryStop;
+use super::job::{EntryStop, Job};
 use super::schedule::Schedule;
 use super::sync::on_worker;
 use super::transfer::{Entries, Transfer};
@@ -69,6 +71,7 @@ impl Workers {
         let mut in_flight =
             InFlight::new(self, |start, stop: Option<EntryStop>| stop.map(|stop| stop.behind(start)));
         let (mut start, mut window_len, mut chunks_before) = (0, FIRST_WINDOW, 0);
+        let mut before: Option<Arc<Job>> = None;
         while start < ranges.len() && !in_flight.is_stopped() {
             let window = &ranges[start..ranges.len().min(start + window_len)];
             let entries = Entries::Ranges { file, memory, ranges: window, file_limit };
@@ -86,7 +89,9 @@ impl Workers {
                 Refused::OutOfRange(entry) => Refused::OutOfRange(start + entry),
                 overlap => overlap,
             })?;
-            self.submit(file.block_device, &job);
+            // The chunks of the first window are shorter, so that the GPU soon has something to copy.
+            self.submit(file.block_device, &job, before.as_ref());
+            before = Some(job.clone());
             in_flight.push(start, job);
             chunks_before += chunks;
             start += window.len();

@@ -99,7 +99,7 @@ impl Workers {
         if is_inline || on_worker() {
             self.work_inline(job);
         } else {
-            self.submit(transfer.block_device(), job);
+            self.submit(transfer.block_device(), job, None);
         }
     }
 
@@ -133,13 +133,14 @@ impl Workers {
         }
     }
 
-    /// Lets the workers for a block device do a job, those of each place their chunks. The calling thread does
-    /// the job if the operating system starts no threads.
-    pub fn submit(&self, block_device: u64, job: &Arc<Job>) {
+    /// Lets the workers for a block device do a job, those of each place their chunks. They begin the chunks of
+    /// `before` first, which is an earlier job of the same call. The calling thread does the job if the operating
+    /// system starts no threads.
+    pub fn submit(&self, block_device: u64, job: &Arc<Job>, before: Option<&Arc<Job>>) {
         let shares = (0..).map_while(|number| job.share(number));
         for (place, chunks) in shares {
             match self.pool(block_device, place) {
-                Some(pool) => pool.submit(job, chunks),
+                Some(pool) => pool.submit(job, chunks, before),
                 None => self.work_inline(job),
             }
         }
@@ -258,9 +259,9 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Lets the workers do a job that has this many chunks.
-    pub fn submit(&self, job: &Arc<Job>, chunks: usize) {
-        self.queue.submit(job, chunks);
+    /// Lets the workers do a job that has this many chunks, behind `before`.
+    pub fn submit(&self, job: &Arc<Job>, chunks: usize, before: Option<&Arc<Job>>) {
+        self.queue.submit(job, chunks, before);
     }
 }
 

@@ -136,6 +136,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::{env, mem};
 
+use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, MaxSteps, Runner, thread};
@@ -264,8 +265,10 @@ fn each_chunk_runs_once_and_waiters_wake() {
                 let waited = leak(Watched::new(4, schedule, place));
                 let rings = leak(Watched::new(3, Schedule { at_once: None, ..schedule }, place));
                 let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
-                pool.submit(&one, set_up(&one, waited));
-                pool.submit(&other, set_up(&other, rings));
+                pool.submit(&one, set_up(&one, waited), None);
+                // Both orders are right, whatever one waits for.
+                let before = thread_rng().gen_bool(0.5).then_some(&one);
+                pool.submit(&other, set_up(&other, rings), before);
                 let bell = Arc::new(Bell::default());
                 if other.poll(&Waker::from(bell.clone())).is_pending() {
                     bell.wait();
@@ -286,7 +289,7 @@ fn the_caller_works_beside_the_workers() {
             let pool = Pool::new(Place::Host, 1, &lanes).unwrap();
             let watched = leak(Watched::new(4, schedule, Place::Host));
             let job = Arc::<Job>::default();
-            pool.submit(&job, set_up(&job, watched));
+            pool.submit(&job, set_up(&job, watched), None);
             if let Some(lane) = lanes.try_take_for_host() {
                 work_inline(&lanes, Some(lane), &job);
             }
@@ -305,7 +308,7 @@ fn jobs_use_all_the_workers_they_allow() {
         let schedule = Schedule { at_once: Some(2), ..Schedule::default() };
         let watched = leak(Watched { meet: Some((2, 3)), ..Watched::new(4, schedule, Place::Host) });
         let job = Arc::<Job>::default();
-        pool.submit(&job, set_up(&job, watched));
+        pool.submit(&job, set_up(&job, watched), None);
         job.wait();
         finish(&job, watched);
     });
@@ -328,7 +331,7 @@ fn workers_of_each_place_share_a_job() {
                 assert_eq!(shares, if is_in_order { vec![(GPU, 5)] } else { vec![(GPU, 3), (OTHER, 2)] });
                 for (place, chunks) in shares {
                     let (_, pool) = pools.iter().find(|(of, _)| *of == place).unwrap();
-                    pool.submit(&job, chunks);
+                    pool.submit(&job, chunks, None);
                 }
                 job.wait();
                 assert_eq!(finish(&job, watched).is_some(), fails.is_some());
@@ -343,7 +346,7 @@ fn lone_serial_jobs_overlap_two_chunks() {
         let pool = Pool::new(GPU, 1, &lanes(1)).unwrap();
         let watched = leak(Watched::new(4, Schedule { is_serial: true, ..Schedule::default() }, GPU));
         let job = Arc::<Job>::default();
-        pool.submit(&job, set_up(&job, watched));
+        pool.submit(&job, set_up(&job, watched), None);
         job.wait();
         finish(&job, watched);
         assert_eq!(watched.seen().most_out, 2);
@@ -358,8 +361,8 @@ fn serial_jobs_continue_beside_a_blocking_job() {
         let serial = leak(Watched::new(3, Schedule { is_serial: true, ..Schedule::default() }, GPU));
         let pair = leak(Watched { meet: Some((0, 1)), ..Watched::new(2, Schedule::default(), GPU) });
         let (one, other) = (Arc::<Job>::default(), Arc::<Job>::default());
-        pool.submit(&one, set_up(&one, serial));
-        pool.submit(&other, set_up(&other, pair));
+        pool.submit(&one, set_up(&one, serial), None);
+        pool.submit(&other, set_up(&other, pair), None);
         one.wait();
         other.wait();
         finish(&one, serial);
@@ -375,7 +378,7 @@ fn the_first_failure_stops_the_job() {
                 let pool = Pool::new(GPU, 2, &lanes(2)).unwrap();
                 let watched = leak(Watched { fails: Some(fails), ..Watched::new(4, schedule, GPU) });
                 let job = Arc::<Job>::default();
-                pool.submit(&job, set_up(&job, watched));
+                pool.submit(&job, set_up(&job, watched), None);
                 job.wait();
                 let Stop { done_bytes, cause } = finish(&job, watched).expect("a chunk fails").stop;
                 assert_eq!((done_bytes, cause), (fails, Some(error::Cause::Failed)));
@@ -395,7 +398,7 @@ fn jobs_are_reused_while_still_in_the_queue() {
                 for _ in 0..3 {
                     let watched = leak(Watched::new(chunks, Schedule::default(), GPU));
                     let job = idle.take();
-                    pool.submit(&job, set_up(&job, watched));
+                    pool.submit(&job, set_up(&job, watched), None);
                     job.wait();
                     assert!(finish(&job, watched).is_none());
                     idle.put(job);
@@ -414,7 +417,7 @@ fn cancelled_jobs_have_no_gap_before_their_end() {
             let pool = Pool::new(GPU, 2, &lanes(2)).unwrap();
             let watched = leak(Watched::new(5, schedule, GPU));
             let job = Arc::<Job>::default();
-            pool.submit(&job, set_up(&job, watched));
+            pool.submit(&job, set_up(&job, watched), None);
             thread::yield_now();
             // SAFETY: the job was set up above.
             unsafe { job.cancel() };
@@ -432,7 +435,7 @@ fn the_last_owner_ends_an_abandoned_job_once() {
             let pool = Arc::new(Pool::new(GPU, 2, &lanes(2)).unwrap());
             let watched = leak(Watched::new(3, Schedule::default(), GPU));
             let job = Arc::<Job>::default();
-            pool.submit(&job, set_up(&job, watched));
+            pool.submit(&job, set_up(&job, watched), None);
             let ended = Arc::new(Bell::default());
             let end = {
                 let (job, ended) = (job.clone(), ended.clone());
@@ -468,13 +471,13 @@ fn wakers_can_wait_for_another_job_of_their_worker() {
         let pool = Arc::new(Pool::new(GPU, 1, &lanes).unwrap());
         let watched = leak(Watched::new(2, Schedule::default(), GPU));
         let (job, done) = (Arc::<Job>::default(), Arc::new(Bell::default()));
-        pool.submit(&job, set_up(&job, watched));
+        pool.submit(&job, set_up(&job, watched), None);
         let use_pool = {
             let (pool, lanes, done) = (pool.clone(), lanes.clone(), done.clone());
             move || {
                 let nested = leak(Watched::new(3, Schedule::default(), GPU));
                 let job = Arc::<Job>::default();
-                pool.submit(&job, set_up(&job, nested));
+                pool.submit(&job, set_up(&job, nested), None);
                 if sync::on_worker() {
                     work_inline(&lanes, None, &job);
                 }

@@ -68,6 +68,8 @@ struct Progress {
     /// The part to be started next.
     next: usize,
     running: usize,
+    /// The job of the part that was started last.
+    latest: Option<Arc<Job>>,
     /// The number of the first part that stopped early, and its stop.
     stop: Option<(usize, EntryStop)>,
     /// The time at which the stream reached the transfer.
@@ -268,7 +270,9 @@ impl Relay {
         if job.poll(&Waker::from(done.clone())).is_ready() {
             return done.wake();
         }
-        self.workers().submit(file.block_device, &job);
+        // The stream waits for the part before.
+        let before = self.progress().latest.replace(job.clone());
+        self.workers().submit(file.block_device, &job, before.as_ref());
     }
 
     /// Hands a part to the stream, of which `done_bytes` bytes were transferred.
