@@ -48,7 +48,10 @@ pub fn run(folder: &Path) -> Result<()> {
 }
 
 const RUN_TESTS: &str = r#"#!/bin/sh
-# Runs every test program of the bundle. CUFILE_REQUIRE_GPU=1 makes a host without a GPU a failure.
+# Runs every test program of the bundle. CUFILE_REQUIRE_GPU=1 makes a host without a GPU a failure. Test files are on the
+# file system of temporary files: cuFile before 1.16 takes none on tmpfs.
+CUFILE_TEST_DIR=${CUFILE_TEST_DIR:-${TMPDIR:-/tmp}}
+export CUFILE_TEST_DIR
 cd "$(dirname "$0")/tests" || exit 1
 status=0
 for test in ./*; do
