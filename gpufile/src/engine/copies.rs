@@ -22,6 +22,8 @@ pub(crate) struct Copies {
     last_base: usize,
     /// Set if kernels cannot use the device memory of a copy.
     has_foreign: bool,
+    /// The table for a kernel. Without it, CUDA does the copies one by one.
+    packed: Option<Packed>,
 }
 
 /// The mean length in bytes from which on copies one by one are as fast as a kernel.
@@ -58,7 +60,7 @@ impl Copies {
 
     pub fn clear(&mut self) {
         self.list.clear();
-        (self.total_bytes, self.has_foreign) = (0, false);
+        (self.total_bytes, self.has_foreign, self.packed) = (0, false, None);
     }
 
     /// Moves the bytes of short copies out of the processor's own cache, from where the GPU copies slowly. The bytes of
@@ -86,7 +88,7 @@ impl Copies {
         staging: &mut Staging,
         bounce: &mut Bounce,
     ) -> cufile::Result<&'a Stream> {
-        if let Some(packed) = self.pack(bounce)
+        if let Some(packed) = self.packed
             // SAFETY: the caller's promise; nothing else uses the bounce buffer and its staging buffer.
             && let Some(last) = unsafe { staging.scatter(streams, bounce, packed) }?
         {
@@ -112,7 +114,7 @@ impl Copies {
         staging: &mut Staging,
         bounce: &mut Bounce,
     ) -> cufile::Result<&'a Stream> {
-        if let Some(packed) = self.pack(bounce)
+        if let Some(packed) = self.packed
             // SAFETY: the caller's promise; nothing else uses the bounce buffer and its staging buffer.
             && unsafe { staging.gather(stream, bounce, packed) }?
         {
@@ -125,7 +127,12 @@ impl Copies {
         Ok(stream)
     }
 
-    /// Prepares the bounce buffer for a kernel. Returns `None` if CUDA is to do the copies one by one.
+    /// Prepares the bounce buffer for a kernel, if one is to do the copies. That takes longer than submitting them.
+    pub fn prepare(&mut self, bounce: &mut Bounce) {
+        self.packed = self.pack(bounce);
+    }
+
+    /// Writes a table for a kernel. Returns `None` if CUDA is to do the copies one by one.
     pub(super) fn pack(&self, bounce: &mut Bounce) -> Option<Packed> {
         let is_scattered = self.list.len() > 1 && self.total_bytes / self.list.len() < LONG_BYTES;
         if self.has_foreign || !is_scattered {
@@ -139,8 +146,13 @@ impl Copies {
 /// microseconds. Then it sleeps briefly between questions, and later for longer. So many workers that wait
 /// for one link do not occupy a processor each.
 pub(crate) fn wait_by_looking(event: &Event) -> cufile::Result<()> {
+    wait_until(|| event.is_done())
+}
+
+/// Waits until `is_done` returns true, in the same way.
+pub(crate) fn wait_until(is_done: impl Fn() -> cufile::Result<bool>) -> cufile::Result<()> {
     let start = Instant::now();
-    while !event.is_done()? {
+    while !is_done()? {
         if let Some(pause) = pause_after(start.elapsed()) {
             sleep(pause);
         }

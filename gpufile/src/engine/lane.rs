@@ -6,11 +6,10 @@ use std::{iter, ptr, slice};
 
 use cufile::cuda::{Device, Event, Stream};
 
-use super::copies::{Copies, wait_by_looking};
+use super::buffers::{Buffers, Contents};
 use super::job::Claim;
 use super::queue::Reports;
-use super::staging::Staging;
-use super::streams::Streams;
+use super::submitter::Submitter;
 use super::transfer::Segment;
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
@@ -26,33 +25,25 @@ pub(crate) struct Lane {
     slots: [Slot; 2],
     /// The slot to be used next, which is the one used longest ago.
     next: usize,
-    copies: Copies,
 }
-
-// SAFETY: only pointers keep a lane from being `Send`: those in `copies`, which is empty between calls, and
-// those of buffers that belong to the lane.
-unsafe impl Send for Lane {}
 
 /// The streams of a lane for device memory.
 struct LaneStreams {
     /// For writes, and for small reads, which thus wait for no other lane's copies.
     own: Stream,
-    /// For reads. All lanes of the GPU share them.
-    shared: Arc<Streams>,
+    /// For reads. All lanes of the GPU share it.
+    shared: Arc<Submitter>,
 }
 
 impl LaneStreams {
     /// Waits for all work in these streams, which may be that of other lanes.
     fn synchronize(&self) -> cufile::Result<()> {
-        self.own.synchronize().and(self.shared.synchronize())
+        self.own.synchronize().and(self.shared.streams.synchronize())
     }
 }
 
 struct Slot {
-    bounce: Bounce,
-    staging: Staging,
-    /// Marks the end of the copies from or to the bounce buffer.
-    copied: Option<Event>,
+    buffers: Arc<Buffers>,
     pending: Option<Pending>,
     /// The writes to files that are due when the copies are done.
     writes: Vec<Write>,
@@ -79,13 +70,13 @@ impl Lane {
         Self::new(Place::Host, None, gpus, [None, None], bounces)
     }
 
-    /// Returns a lane for device memory, which shares these streams.
+    /// Returns a lane for device memory, whose reads are submitted by `shared`.
     ///
     /// # Errors
     /// The error that CUDA returned.
     pub fn on_device(
         device: &Device,
-        shared: Arc<Streams>,
+        shared: Arc<Submitter>,
         gpus: Arc<Gpus>,
         bounces: [Bounce; 2],
     ) -> cufile::Result<Self> {
@@ -104,13 +95,11 @@ impl Lane {
     ) -> Self {
         let [first, second] = events;
         let slots = [(one, first), (other, second)].map(|(bounce, copied)| Slot {
-            bounce,
-            staging: Staging::new(gpus.clone()),
-            copied,
+            buffers: Arc::new(Buffers::new(bounce, gpus.clone(), copied)),
             pending: None,
             writes: Vec::new(),
         });
-        Self { place, streams, slots, next: 0, copies: Copies::default() }
+        Self { place, streams, slots, next: 0 }
     }
 
     pub fn place(&self) -> Place {
@@ -124,7 +113,7 @@ impl Lane {
 
     /// Returns the number of bytes of memory that the bounce buffers and the staging buffers take.
     pub fn buffer_bytes(&self) -> usize {
-        self.slots.iter().map(|slot| slot.bounce.allocated_bytes() + slot.staging.allocated_bytes()).sum()
+        self.slots.iter().map(|slot| slot.buffers.allocated_bytes()).sum()
     }
 
     /// Reads a small range to device memory, and waits until it is there. The lane must have nothing in
@@ -141,7 +130,7 @@ impl Lane {
         offset: u64,
     ) -> Outcome {
         debug_assert!(!self.is_busy());
-        let bounce = &mut self.slots[self.next].bounce;
+        let bounce = &mut self.slots[self.next].buffers.lock().bounce;
         let Some(LaneStreams { own: stream, .. }) = &self.streams else { unreachable!("a lane on a device") };
         bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
         // SAFETY: the bounce buffer is long enough, and nothing uses it.
@@ -169,16 +158,16 @@ impl Lane {
             (Some(_), true) => self.read_to_bounce(slot, &claim),
             (Some(_), false) => self.copy_to_bounce(slot, &claim),
         };
-        let outcome = match self.issue_copies(slot, &claim) {
-            Ok(false) => outcome,
-            Ok(true) => {
-                self.slots[slot].pending = Some(Pending { claim, outcome });
-                self.next = 1 - slot;
+        if self.submit_copies(slot, &claim) {
+            self.slots[slot].pending = Some(Pending { claim, outcome });
+            self.next = 1 - slot;
+            if !self.slots[slot].buffers.have_failed() {
                 return;
             }
-            Err(error) => Err(Stop::failed(0, error)),
-        };
-        reports.completed(claim, outcome);
+            self.finish(slot, reports);
+        } else {
+            reports.completed(claim, outcome);
+        }
         // The other slot's copies began before this chunk, so they have most likely ended.
         self.finish(1 - slot, reports);
     }
@@ -213,8 +202,7 @@ impl Lane {
     }
 
     fn wait_for_copies(&self, slot: usize) -> cufile::Result<()> {
-        let Some(copied) = &self.slots[slot].copied else { return Ok(()) };
-        let waited = wait_by_looking(copied);
+        let waited = self.slots[slot].buffers.wait();
         if let (Err(_), Some(streams)) = (&waited, &self.streams) {
             // Whatever failed, no copy may still run when the memory goes back to its owner.
             let _ = streams.synchronize();
@@ -222,43 +210,37 @@ impl Lane {
         waited
     }
 
-    /// Submits the noted copies to the streams. Returns whether there are any.
-    ///
-    /// # Errors
-    /// The error that CUDA returned. No copy is in flight then.
-    fn issue_copies(&mut self, slot: usize, claim: &Claim) -> cufile::Result<bool> {
-        let Lane { streams, slots, copies, .. } = self;
-        let Slot { bounce, staging, copied, writes, .. } = &mut slots[slot];
+    /// Submits the noted copies, or has them submitted. Returns whether there are any.
+    fn submit_copies(&mut self, slot: usize, claim: &Claim) -> bool {
+        let Lane { streams, slots, .. } = self;
+        let buffers = &slots[slot].buffers;
+        let mut contents = buffers.lock();
+        let Contents { bounce, copies, .. } = &mut *contents;
         if copies.is_empty() {
-            return Ok(false);
+            return false;
         }
-        let (Some(streams), Some(copied)) = (streams, copied) else { unreachable!("a lane on a device") };
-        // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the
-        // event. A read has exclusive use of that memory.
-        let issued = unsafe {
-            match claim.method().is_read() {
-                true => {
-                    if is_limited_by_link(claim) {
-                        copies.demote(bounce);
-                    }
-                    copies.issue_to_device(&streams.shared, staging, bounce)
-                }
-                false => copies.issue_to_host(&streams.own, staging, bounce),
+        copies.prepare(bounce);
+        let is_read = claim.method().is_read();
+        if is_read && is_limited_by_link(claim) {
+            copies.demote(bounce);
+        }
+        drop(contents);
+        let Some(streams) = streams else { unreachable!("a lane on a device") };
+        // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the copies. A
+        // read has exclusive use of that memory. The lane uses the buffers again only when the copies have ended.
+        unsafe {
+            match is_read {
+                true => streams.shared.submit(buffers),
+                false => buffers.submit_to_host(&streams.own),
             }
-        };
-        copies.clear();
-        issued.and_then(|last| last.record_into(copied)).inspect_err(|_| {
-            // Some copies may be in flight.
-            let _ = streams.synchronize();
-            writes.clear();
-        })?;
-        Ok(true)
+        }
+        true
     }
 
     /// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
     fn read_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        let Lane { streams, slots, copies, .. } = self;
-        let bounce = &mut slots[slot].bounce;
+        let Lane { streams, slots, .. } = self;
+        let Contents { bounce, copies, .. } = &mut *slots[slot].buffers.lock();
         let Some(LaneStreams { own: stream, .. }) = streams else { unreachable!("a lane on a device") };
         if let Method::ReadMapping(mapping) = claim.method() {
             bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
@@ -311,8 +293,9 @@ impl Lane {
     /// Notes the copies of a chunk into the bounce buffer. Also notes the writes from there, which
     /// [`finish`](Self::finish) carries out.
     fn copy_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        let Lane { streams, slots, copies, .. } = self;
-        let Slot { bounce, writes, .. } = &mut slots[slot];
+        let Lane { streams, slots, .. } = self;
+        let Slot { buffers, writes, .. } = &mut slots[slot];
+        let Contents { bounce, copies, .. } = &mut *buffers.lock();
         let Some(LaneStreams { own: stream, .. }) = streams else { unreachable!("a lane on a device") };
         let (mut end, mut bytes) = (0, 0);
         let mut behind_bytes: usize = claim.segments().map(|segment| segment.len_bytes).sum();
@@ -350,7 +333,7 @@ impl Lane {
             // SAFETY: this is host memory, of which the transfer has exclusive use.
             return unsafe { read_mapped(mapping, claim, spans) };
         }
-        let bounce = &mut self.slots[slot].bounce;
+        let bounce = &mut self.slots[slot].buffers.lock().bounce;
         let mut bytes = 0;
         for run in adjacent(claim.segments()) {
             let Run { file, offset, ptr, len_bytes, .. } = run;
@@ -369,7 +352,7 @@ impl Lane {
     }
 
     fn write_from_host(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        let bounce = &mut self.slots[slot].bounce;
+        let bounce = &mut self.slots[slot].buffers.lock().bounce;
         // SAFETY: this is host memory, which the transfer keeps.
         let mut mapped_bytes = unsafe { write_mapped(claim, claim.segments().map(|segment| segment.span())) };
         let mut bytes = mapped_bytes;
@@ -437,7 +420,7 @@ unsafe fn write_mapped(claim: &Claim, spans: impl Iterator<Item = Span>) -> usiz
 
 /// Writes the contents of the bounce buffer to their files.
 fn write_out(slot: &mut Slot, claim: &Claim) -> Outcome {
-    let start = slot.bounce.ptr();
+    let start = slot.buffers.lock().bounce.ptr();
     let spans = slot.writes.iter().map(|Write { offset, bounce, .. }| Span {
         offset: *offset,
         len_bytes: bounce.len(),

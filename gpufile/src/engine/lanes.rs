@@ -11,7 +11,7 @@ use cufile::cuda::Device;
 use super::job::Claim;
 use super::lane::Lane;
 use super::queue::Reports;
-use super::streams::Streams;
+use super::submitter::Submitter;
 use super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Ordering};
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
@@ -36,8 +36,8 @@ struct PlaceLanes {
     came_back: Condvar,
     /// The number of threads that wait for a lane. Threads that have a lane read it without the lock.
     waiting: AtomicUsize,
-    /// The streams that the lanes of a GPU share.
-    streams: Mutex<Weak<Streams>>,
+    /// The submitter that the lanes of a GPU share.
+    submitter: Mutex<Weak<Submitter>>,
     /// The next place of the list.
     next: OnceLock<Box<PlaceLanes>>,
 }
@@ -186,7 +186,7 @@ impl Lanes {
             Place::Host => Ok(Lane::on_host(gpus, bounces)),
             Place::Device(ordinal) => {
                 let device = self.gpus.device(ordinal)?;
-                Lane::on_device(&device, self.of(place).streams(&device)?, gpus, bounces)
+                Lane::on_device(&device, self.of(place).submitter(&device)?, gpus, bounces)
             }
         }
     }
@@ -215,23 +215,23 @@ impl PlaceLanes {
             state: Mutex::default(),
             came_back: Condvar::new(),
             waiting: AtomicUsize::new(0),
-            streams: Mutex::default(),
+            submitter: Mutex::default(),
             next: OnceLock::new(),
         }
     }
 
-    /// Returns the streams of the GPU, which exist as long as a lane has them.
+    /// Returns the submitter of the GPU, which exists as long as a lane has it.
     ///
     /// # Errors
     /// The error that CUDA returned.
-    fn streams(&self, device: &Device) -> cufile::Result<Arc<Streams>> {
-        let mut kept = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(streams) = kept.upgrade() {
-            return Ok(streams);
+    fn submitter(&self, device: &Device) -> cufile::Result<Arc<Submitter>> {
+        let mut kept = self.submitter.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(submitter) = kept.upgrade() {
+            return Ok(submitter);
         }
-        let streams = Arc::new(Streams::new(device)?);
-        *kept = Arc::downgrade(&streams);
-        Ok(streams)
+        let submitter = Arc::new(Submitter::new(device)?);
+        *kept = Arc::downgrade(&submitter);
+        Ok(submitter)
     }
 
     /// Waits until it is this thread's turn, and a lane is free or may be made.

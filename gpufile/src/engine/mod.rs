@@ -29,9 +29,10 @@
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
-//! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`], [`transfer`], [`copies`],
-//! [`staging`], [`streams`], [`sync`].
+//! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`], [`transfer`],
+//! [`submitter`], [`buffers`], [`copies`], [`staging`], [`streams`], [`sync`].
 
+mod buffers;
 mod chunks;
 mod copies;
 mod in_flight;
@@ -44,6 +45,7 @@ mod relay;
 mod schedule;
 mod staging;
 mod streams;
+mod submitter;
 mod sync;
 mod transfer;
 mod windows;

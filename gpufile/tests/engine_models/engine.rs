@@ -1,5 +1,7 @@
 //! The engine with its own jobs, lanes, rings and streams, on the stand-ins for CUDA and files.
 
+#[path = "../../src/engine/buffers.rs"]
+mod buffers;
 #[path = "../../src/engine/copies.rs"]
 mod copies;
 #[path = "../../src/engine/job.rs"]
@@ -14,6 +16,8 @@ mod queue;
 mod relay;
 #[path = "../../src/engine/streams.rs"]
 mod streams;
+#[path = "../../src/engine/submitter.rs"]
+mod submitter;
 #[path = "../../src/engine/workers.rs"]
 mod workers;
 
@@ -82,6 +86,7 @@ mod staging {
         pub len_bytes: usize,
     }
 
+    #[derive(Clone, Copy)]
     pub struct Packed;
 
     pub struct Staging;

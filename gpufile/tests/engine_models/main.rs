@@ -151,7 +151,7 @@ use memory::Place;
 use open_file::Method;
 use outcome::Stop;
 use schedule::Schedule;
-use stand_ins::{Watched, chunks, lane, schedule, streams, sync, transfer};
+use stand_ins::{Watched, chunks, lane, schedule, submitter, sync, transfer};
 use transfer::{Entries, Transfer};
 use workers::{IdleJobs, Pool, work_inline};
 

@@ -15,7 +15,7 @@ use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};
 use crate::queue::Reports;
-use streams::Streams;
+use submitter::Submitter;
 
 /// The synchronisation and the clock of the models, by shuttle. Its scheduler chooses at each step which
 /// thread runs next.
@@ -344,13 +344,13 @@ pub mod lane {
     pub use super::Lane;
 }
 
-/// A stand-in for the streams of a GPU, which no lane uses here.
-pub mod streams {
+/// A stand-in for the submitter of a GPU, which no lane uses here.
+pub mod submitter {
     use crate::cuda::Device;
 
-    pub struct Streams;
+    pub struct Submitter;
 
-    impl Streams {
+    impl Submitter {
         pub fn new(_: &Device) -> cufile::Result<Self> {
             Ok(Self)
         }
@@ -369,7 +369,12 @@ impl Lane {
         Self { place: Place::Host, pending: [None, None], next: 0 }
     }
 
-    pub fn on_device(device: &Device, _: Arc<Streams>, _: Arc<Gpus>, _: [Bounce; 2]) -> cufile::Result<Self> {
+    pub fn on_device(
+        device: &Device,
+        _: Arc<Submitter>,
+        _: Arc<Gpus>,
+        _: [Bounce; 2],
+    ) -> cufile::Result<Self> {
         Ok(Self { place: Place::Device(device.ordinal()), pending: [None, None], next: 0 })
     }
 

@@ -1,0 +1,111 @@
+//! A bounce buffer and its staging buffer, and the copies of one chunk between them and a GPU.
+
+use std::mem;
+use std::sync::{Arc, PoisonError};
+
+use cufile::cuda::{Event, Stream};
+
+use super::copies::{Copies, wait_by_looking, wait_until};
+use super::staging::Staging;
+use super::streams::Streams;
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+use crate::bounce::Bounce;
+use crate::gpus::Gpus;
+
+/// The buffers of one chunk at a time. A lane fills and empties them. Another thread may submit their copies.
+pub(crate) struct Buffers {
+    contents: Mutex<Contents>,
+    /// False from the time when copies are to be submitted until they are.
+    is_submitted: Arc<AtomicBool>,
+}
+
+pub(crate) struct Contents {
+    pub bounce: Bounce,
+    /// The copies of the chunk, which are noted first and then submitted.
+    pub copies: Copies,
+    staging: Staging,
+    /// Marks the end of the copies. Host memory has no event.
+    copied: Option<Event>,
+    /// The outcome of submitting the copies.
+    submitted: cufile::Result<()>,
+}
+
+// SAFETY: only pointers keep the contents from being `Send`: those of the copies, which any thread may submit, and
+// those of buffers that belong to the contents.
+unsafe impl Send for Contents {}
+
+impl Buffers {
+    pub fn new(bounce: Bounce, gpus: Arc<Gpus>, copied: Option<Event>) -> Self {
+        let (copies, staging) = (Copies::default(), Staging::new(gpus));
+        let contents = Contents { bounce, copies, staging, copied, submitted: Ok(()) };
+        Self { contents: Mutex::new(contents), is_submitted: Arc::new(AtomicBool::new(true)) }
+    }
+
+    /// Returns the contents. A lane does not keep them while copies are to be submitted.
+    pub fn lock(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of bytes of memory that the buffers take.
+    pub fn allocated_bytes(&self) -> usize {
+        let contents = self.lock();
+        contents.bounce.allocated_bytes() + contents.staging.allocated_bytes()
+    }
+
+    /// Notes that a thread will submit the copies, for which [`wait`](Self::wait) then waits.
+    pub fn will_be_submitted(&self) {
+        self.is_submitted.store(false, Ordering::Release);
+    }
+
+    /// Submits the noted copies from the bounce buffer to the device.
+    ///
+    /// # Safety
+    /// Until [`wait`](Self::wait) has returned, the device memory must be valid, nothing else may use it, and nothing
+    /// may change the contents.
+    pub unsafe fn submit_to_device(self: Arc<Self>, streams: &Streams) {
+        // SAFETY: the caller's promise.
+        self.submit(|Contents { bounce, copies, staging, .. }| unsafe {
+            copies.issue_to_device(streams, staging, bounce)
+        });
+        let is_submitted = self.is_submitted.clone();
+        // The lane may free the buffers as soon as it has waited.
+        drop(self);
+        is_submitted.store(true, Ordering::Release);
+    }
+
+    /// Submits the noted copies from the device to the bounce buffer.
+    ///
+    /// # Safety
+    /// As for [`submit_to_device`](Self::submit_to_device).
+    pub unsafe fn submit_to_host(&self, stream: &Stream) {
+        // SAFETY: the caller's promise.
+        self.submit(|Contents { bounce, copies, staging, .. }| unsafe {
+            copies.issue_to_host(stream, staging, bounce)
+        });
+    }
+
+    /// Submits copies by `issue`, which returns the stream whose work comes last.
+    fn submit<'s>(&self, issue: impl FnOnce(&mut Contents) -> cufile::Result<&'s Stream>) {
+        let mut contents = self.lock();
+        let issued = issue(&mut contents);
+        contents.copies.clear();
+        let Some(copied) = &contents.copied else { unreachable!("copies of a device have an event") };
+        contents.submitted = issued.and_then(|last| last.record_into(copied));
+    }
+
+    /// Returns whether the copies were submitted, and CUDA refused them.
+    pub fn have_failed(&self) -> bool {
+        self.is_submitted.load(Ordering::Acquire) && self.lock().submitted.is_err()
+    }
+
+    /// Waits until the copies have ended.
+    ///
+    /// # Errors
+    /// The error that CUDA returned. Some copies may still be in flight then.
+    pub fn wait(&self) -> cufile::Result<()> {
+        wait_until(|| Ok(self.is_submitted.load(Ordering::Acquire)))?;
+        let mut contents = self.lock();
+        mem::replace(&mut contents.submitted, Ok(()))?;
+        contents.copied.as_ref().map_or(Ok(()), wait_by_looking)
+    }
+}

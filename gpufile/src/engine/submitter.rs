@@ -1,0 +1,62 @@
+//! Submits the copies of many threads to the streams of a GPU.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::{Arc, PoisonError};
+
+use cufile::cuda::Device;
+
+use super::buffers::Buffers;
+use super::streams::Streams;
+use super::sync::{Mutex, MutexGuard};
+
+/// The streams of a GPU, and the filled buffers whose copies are to be submitted to them.
+///
+/// CUDA lets one thread at a time submit. It takes longer for a thread on another processor than before, whose
+/// cache has nothing of CUDA's, and others wait meanwhile. So one thread submits the copies of all threads that come
+/// meanwhile, and these go on to their next chunks.
+pub(crate) struct Submitter {
+    pub streams: Streams,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    filled: VecDeque<Arc<Buffers>>,
+    /// True while a thread submits what is in the list.
+    is_busy: bool,
+}
+
+impl Submitter {
+    /// Returns a submitter with new streams of a GPU.
+    ///
+    /// # Errors
+    /// The error that CUDA returned.
+    pub fn new(device: &Device) -> cufile::Result<Self> {
+        Ok(Self { streams: Streams::new(device)?, state: Mutex::default() })
+    }
+
+    /// Submits the copies that were noted in these buffers, or leaves them to a thread that is submitting others.
+    ///
+    /// # Safety
+    /// As for [`Buffers::submit_to_device`].
+    pub unsafe fn submit(&self, buffers: &Arc<Buffers>) {
+        buffers.will_be_submitted();
+        let mut state = self.state();
+        state.filled.push_back(buffers.clone());
+        if mem::replace(&mut state.is_busy, true) {
+            return;
+        }
+        while let Some(next) = state.filled.pop_front() {
+            drop(state);
+            // SAFETY: the promise of the thread that left these buffers here.
+            unsafe { next.submit_to_device(&self.streams) };
+            state = self.state();
+        }
+        state.is_busy = false;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
