@@ -3,7 +3,7 @@
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
-use cufile::cuda::{Event, Stream};
+use cufile::cuda::{Device, Event, Stream};
 
 use super::copies::{Copies, wait_by_looking, wait_until};
 use super::staging::Staging;
@@ -33,6 +33,21 @@ pub(crate) struct Contents {
 // SAFETY: only pointers keep the contents from being `Send`: those of the copies, which any thread may submit, and
 // those of buffers that belong to the contents.
 unsafe impl Send for Contents {}
+
+impl Contents {
+    /// Does what takes longer than submitting the noted copies, so that a thread that submits for others need not.
+    pub fn prepare(&mut self, device: &Device) {
+        let Self { bounce, copies, staging, .. } = self;
+        if copies.prepare(bounce) {
+            staging.prepare(device, bounce);
+        }
+    }
+
+    /// Moves the bytes of short copies out of the processor's own cache, from where the GPU copies slowly.
+    pub fn demote(&mut self) {
+        self.copies.demote(&mut self.bounce);
+    }
+}
 
 impl Buffers {
     pub fn new(bounce: Bounce, gpus: Arc<Gpus>, copied: Option<Event>) -> Self {

@@ -127,9 +127,10 @@ impl Copies {
         Ok(stream)
     }
 
-    /// Prepares the bounce buffer for a kernel, if one is to do the copies. That takes longer than submitting them.
-    pub fn prepare(&mut self, bounce: &mut Bounce) {
+    /// Prepares the bounce buffer for a kernel, if one is to do the copies. Returns whether one is.
+    pub fn prepare(&mut self, bounce: &mut Bounce) -> bool {
         self.packed = self.pack(bounce);
+        self.packed.is_some()
     }
 
     /// Writes a table for a kernel. Returns `None` if CUDA is to do the copies one by one.

@@ -215,17 +215,16 @@ impl Lane {
         let Lane { streams, slots, .. } = self;
         let buffers = &slots[slot].buffers;
         let mut contents = buffers.lock();
-        let Contents { bounce, copies, .. } = &mut *contents;
-        if copies.is_empty() {
+        if contents.copies.is_empty() {
             return false;
         }
-        copies.prepare(bounce);
+        let Some(streams) = streams else { unreachable!("a lane on a device") };
+        contents.prepare(streams.own.device());
         let is_read = claim.method().is_read();
         if is_read && is_limited_by_link(claim) {
-            copies.demote(bounce);
+            contents.demote();
         }
         drop(contents);
-        let Some(streams) = streams else { unreachable!("a lane on a device") };
         // SAFETY: the claim keeps the transfer's memory until the chunk is completed, which is after the copies. A
         // read has exclusive use of that memory. The lane uses the buffers again only when the copies have ended.
         unsafe {

@@ -105,6 +105,19 @@ impl Staging {
         }
     }
 
+    /// Loads the kernels and allocates the staging buffer when first called, if possible.
+    pub fn prepare(&mut self, device: &Device, bounce: &Bounce) {
+        if let State::Unused = self.state {
+            self.state = match (self.gpus.kernels(device), device.event()) {
+                (Ok(kernels), Ok(staged)) => {
+                    let memory = device.alloc(bounce.len_bytes()).ok();
+                    State::Ready(Ready { kernels, memory, staged })
+                }
+                _ => State::Unavailable,
+            };
+        }
+    }
+
     /// Submits the copies of a packed bounce buffer to their places in device memory, and returns the stream whose
     /// work comes last. Returns `None` if this GPU cannot run the kernels.
     ///
@@ -121,9 +134,7 @@ impl Staging {
         packed: Packed,
     ) -> cufile::Result<Option<&'a Stream>> {
         let Streams { copies, kernels: stream } = streams;
-        let Some(Ready { kernels, memory, staged }) = self.prepare(copies.device(), bounce) else {
-            return Ok(None);
-        };
+        let State::Ready(Ready { kernels, memory, staged }) = &mut self.state else { return Ok(None) };
         let start = bounce.ptr();
         let launched = match memory {
             // SAFETY: `packed` lies in the bounce buffer, and the staging buffer is as long. The kernel comes after
@@ -156,9 +167,7 @@ impl Staging {
         bounce: &mut Bounce,
         packed: Packed,
     ) -> cufile::Result<bool> {
-        let Some(Ready { kernels, memory, .. }) = self.prepare(stream.device(), bounce) else {
-            return Ok(false);
-        };
+        let State::Ready(Ready { kernels, memory, .. }) = &mut self.state else { return Ok(false) };
         let (start, memory) = (bounce.ptr(), memory.as_mut().map(DeviceBuffer::as_mut_ptr));
         // All GPUs can read the table in pinned memory.
         let table = packed.table(start);
@@ -169,23 +178,6 @@ impl Staging {
             unsafe { stream.copy_from_device(slice::from_raw_parts_mut(start, packed.table_at), memory) }?;
         }
         Ok(self.settle(launched))
-    }
-
-    /// Loads the kernels and allocates the staging buffer when first called.
-    fn prepare(&mut self, device: &Device, bounce: &Bounce) -> Option<&mut Ready> {
-        if let State::Unused = self.state {
-            self.state = match (self.gpus.kernels(device), device.event()) {
-                (Ok(kernels), Ok(staged)) => {
-                    let memory = device.alloc(bounce.len_bytes()).ok();
-                    State::Ready(Ready { kernels, memory, staged })
-                }
-                _ => State::Unavailable,
-            };
-        }
-        match &mut self.state {
-            State::Ready(ready) => Some(ready),
-            _ => None,
-        }
     }
 
     /// Tries no other launch if this one failed. Returns whether it succeeded.

@@ -76,7 +76,7 @@ mod staging {
 
     use super::streams::Streams;
     use crate::bounce::Bounce;
-    use crate::cuda::Stream;
+    use crate::cuda::{Device, Stream};
     use crate::gpus::Gpus;
 
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +104,10 @@ mod staging {
 
         pub fn allocated_bytes(&self) -> usize {
             0
+        }
+
+        pub fn prepare(&mut self, _: &Device, _: &Bounce) {
+            unreachable!("a transfer of one range has one copy")
         }
 
         pub unsafe fn scatter<'a>(
