@@ -1,7 +1,8 @@
 //! Tests of many ranges in one call: refusals, the texts of failures, and the number of copies.
 
-use std::fs;
 use std::path::Path;
+use std::time::Duration;
+use std::{fs, thread};
 
 use cufile_tests::Emulator;
 use cufile_tests::bed::{Bed, folders, pattern};
@@ -167,6 +168,35 @@ fn errors_count_only_bytes_that_were_read() {
         let (number, error) = entry(file.read_many(&mut buffer, &ranges));
         assert_eq!(error.bytes_done(), 0, "entry {number}: {error}");
     }
+}
+
+#[test]
+fn long_lists_are_read_from_their_beginning() {
+    const RANGES: usize = 1 << 13;
+    const LEN: usize = 1 << 10;
+    /// The first ranges, which are planned together and have several chunks.
+    const FIRST: usize = 1 << 10;
+    let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &pattern(RANGES * LEN));
+    let file = open(&engine(&bed).threads(1).build(), &bed.path("data"));
+    let mut target = bed.device.alloc(2 * RANGES * LEN).unwrap();
+    let ranges: Vec<_> = (0..RANGES).map(|at| range((at * LEN) as u64, 2 * at * LEN, LEN)).collect();
+    let held = emulator.hold("cudaHostAlloc", "");
+    emulator.fault("cudaMemcpyAsync", "err=2 after=1");
+    let failed = thread::scope(|scope| {
+        let reading = scope.spawn(|| entry(file.read_many(&mut target, &ranges)));
+        // The worker has the first chunk. Meanwhile the caller plans the other ranges.
+        held.wait_for(1);
+        thread::sleep(Duration::from_millis(30));
+        held.release();
+        reading.join().unwrap()
+    });
+    assert!((1..FIRST).contains(&failed.0), "{failed:?}");
+    emulator.control("clear");
+    file.read_many(&mut target, &ranges).unwrap();
+    let (found, bytes) = (target.to_vec().unwrap(), pattern(RANGES * LEN));
+    assert!(found.chunks(2 * LEN).zip(bytes.chunks(LEN)).all(|(found, bytes)| found[..LEN] == *bytes));
 }
 
 #[test]
