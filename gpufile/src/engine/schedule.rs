@@ -37,7 +37,7 @@ const SMALLEST: usize = 512 << 10;
 /// The same for copies to or from a GPU, which take place while workers read and write.
 const SMALLEST_COPY: usize = 256 << 10;
 
-/// The number of bytes of a chunk for each entry that the chunk may have.
+/// The number of bytes of a bounce buffer for each entry that a chunk may have.
 const BYTES_FOR_ENTRY: usize = 256;
 
 /// The source of the bytes of a long read.
@@ -120,10 +120,10 @@ impl Schedule {
         };
         let is_asked = asked.is_some();
         let is_graded = !is_asked && chunk_bytes > smallest && place != Place::Host;
-        // The bounce buffer has room for a table of the places of so many ranges.
+        // A bounce buffer has room for a table of the places of so many ranges, beside its chunk.
         let most_entries = match place {
             Place::Host => None,
-            Place::Device(_) => NonZero::new((chunk_bytes / BYTES_FOR_ENTRY).max(1)),
+            Place::Device(_) => NonZero::new((buffer / BYTES_FOR_ENTRY).max(1)),
         };
         Self { chunk_bytes, is_asked, most_entries, is_graded, ..Self::default() }
     }
@@ -213,7 +213,7 @@ mod tests {
             for (place, chunk) in [(Place::Host, on_host), (device, on_device)] {
                 let schedule = Schedule::new(&settings, total * KIB, place, None);
                 let is_graded = is_graded && place == device;
-                let most_entries = NonZero::new(if place == device { 4 * chunk } else { 0 });
+                let most_entries = NonZero::new(if place == device { 4 * 4096 } else { 0 });
                 let expected =
                     Schedule { chunk_bytes: chunk * KIB, most_entries, is_graded, ..Schedule::default() };
                 assert_eq!(schedule, expected, "{total} KiB");
