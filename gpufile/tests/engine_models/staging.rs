@@ -136,6 +136,9 @@ fn a_transfer_is_done_when_its_bytes_are_there() {
             }
             assert!(look(submitted.buffer_ptr(), LEN) == world::pattern(0, LEN), "not there");
             assert_eq!(way.check(&file, submitted.wait()), Ok(LEN));
+            // The only worker begins with the bytes that the stream needs first.
+            let seen = file.open_file().seen.lock().unwrap().transferred.clone();
+            assert!(seen.is_sorted(), "{seen:?}");
             engine.assert_idle();
         });
     }
