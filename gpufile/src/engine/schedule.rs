@@ -37,7 +37,11 @@ const SMALLEST: usize = 512 << 10;
 /// The same for copies to or from a GPU, which take place while workers read and write.
 const SMALLEST_COPY: usize = 256 << 10;
 
-/// The number of bytes of a bounce buffer for each entry that a chunk may have.
+/// The number of chunks that each worker gets of a transfer, unless chunks would be too short or too long.
+const TURNS: usize = 5;
+
+/// The number of bytes of a chunk for each entry that the chunk may have. Long lists may have more entries in short
+/// chunks, as many as in a chunk that fills a bounce buffer.
 const BYTES_FOR_ENTRY: usize = 256;
 
 /// The source of the bytes of a long read.
@@ -106,7 +110,6 @@ impl Schedule {
     /// enough to be worth a copy. For a GPU, the first chunks are shorter, each of another length. So the GPU
     /// soon has something to copy, and does not get all copies at once.
     pub fn new(settings: &Settings, total_bytes: usize, place: Place, chunk_bytes: Option<usize>) -> Self {
-        const TURNS: usize = 5;
         let buffer = settings.bounce_buffer_bytes;
         let asked = chunk_bytes.or(settings.chunk_bytes);
         let smallest = if place == Place::Host { SMALLEST } else { SMALLEST_COPY };
@@ -120,12 +123,20 @@ impl Schedule {
         };
         let is_asked = asked.is_some();
         let is_graded = !is_asked && chunk_bytes > smallest && place != Place::Host;
-        // A bounce buffer has room for a table of the places of so many ranges, beside its chunk.
+        // The bounce buffer has room for a table of the places of so many ranges.
         let most_entries = match place {
             Place::Host => None,
-            Place::Device(_) => NonZero::new((buffer / BYTES_FOR_ENTRY).max(1)),
+            Place::Device(_) => NonZero::new((chunk_bytes / BYTES_FOR_ENTRY).max(1)),
         };
         Self { chunk_bytes, is_asked, most_entries, is_graded, ..Self::default() }
+    }
+
+    /// Returns this schedule for a list of `count` entries, for `threads` workers. If each would get many chunks of few
+    /// bytes, the chunks may have more entries.
+    pub fn for_list(self, count: usize, threads: usize, buffer_bytes: usize) -> Self {
+        let share = (count / threads.saturating_mul(TURNS)).min(buffer_bytes / BYTES_FOR_ENTRY);
+        let most = |most: NonZero<usize>| NonZero::new(share).map_or(most, |share| most.max(share));
+        Self { most_entries: self.most_entries.map(most), ..self }
     }
 
     /// Returns whether a chunk may depend on the chunks before it.
@@ -213,11 +224,34 @@ mod tests {
             for (place, chunk) in [(Place::Host, on_host), (device, on_device)] {
                 let schedule = Schedule::new(&settings, total * KIB, place, None);
                 let is_graded = is_graded && place == device;
-                let most_entries = NonZero::new(if place == device { 4 * 4096 } else { 0 });
+                let most_entries = NonZero::new(if place == device { 4 * chunk } else { 0 });
                 let expected =
                     Schedule { chunk_bytes: chunk * KIB, most_entries, is_graded, ..Schedule::default() };
                 assert_eq!(schedule, expected, "{total} KiB");
             }
+        }
+    }
+
+    #[test]
+    fn long_lists_have_more_entries_in_a_chunk() {
+        const BUFFER: usize = 4 << 20;
+        let most = |entries: usize, count, threads| {
+            let schedule = Schedule { most_entries: NonZero::new(entries), ..Schedule::default() };
+            let found = schedule.for_list(count, threads, BUFFER);
+            assert_eq!(Schedule { most_entries: schedule.most_entries, ..found }, schedule);
+            found.most_entries.map_or(0, NonZero::get)
+        };
+        for (entries, count, threads, expected) in [
+            (1024, 0, 16, 1024),
+            (1024, 4096, 16, 1024),
+            (3328, 1 << 20, 16, (1 << 20) / 80),
+            (3328, 1 << 20, 4, 16 << 10),
+            (16 << 10, usize::MAX, 1, 16 << 10),
+            (1024, 1 << 20, usize::MAX, 1024),
+            // Host memory has no limit.
+            (0, 1 << 20, 16, 0),
+        ] {
+            assert_eq!(most(entries, count, threads), expected, "{count} entries, {threads} threads");
         }
     }
 

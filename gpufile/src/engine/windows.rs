@@ -52,8 +52,9 @@ impl Workers {
         {
             return Err(refused);
         }
+        let schedule = schedule.for_list(ranges.len(), self.threads, self.lanes.bounce_bytes());
         // SAFETY: the caller's promise.
-        unsafe { self.read_in_windows(transfer, &self.beside_others(transfer, schedule)) }
+        unsafe { self.read_in_windows(transfer, &self.beside_others(transfer, &schedule)) }
     }
 
     /// Reads the ranges window by window.

@@ -23,9 +23,9 @@ type PoolKey = (u64, Place);
 pub(crate) struct Workers {
     /// The threads, by block device and place. This field comes before the lanes, so that the threads end first.
     pools: Mutex<Vec<(PoolKey, Arc<Pool>)>>,
-    lanes: Arc<Lanes>,
+    pub(super) lanes: Arc<Lanes>,
     idle_jobs: IdleJobs,
-    threads: usize,
+    pub(super) threads: usize,
     pool_per_block_device: bool,
     /// The process that made the workers.
     process: u32,
