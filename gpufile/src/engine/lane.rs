@@ -1,20 +1,19 @@
 //! Two bounce buffers. While the GPU copies one of them, the file's side works on the other.
 
-use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
-use std::{iter, ptr, slice};
 
 use cufile::cuda::{Device, Event, Stream};
 
-use super::buffers::{Buffers, Contents};
+use super::buffers::Buffers;
+use super::file_side::{Write, note_writes, read_to_bounce, read_to_host, write_from_host, write_out};
 use super::job::Claim;
 use super::queue::Reports;
 use super::submitter::Submitter;
-use super::transfer::Segment;
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::memory::Place;
-use crate::open_file::{Mapping, Method, OpenFile, Span, read_cufile};
+use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop, done_bytes};
 
 /// Two bounce buffers, used in turn, and the streams that copy between them and one GPU. For host memory
@@ -54,15 +53,6 @@ struct Pending {
     claim: Claim,
     /// The outcome of the work at the beginning of the chunk.
     outcome: Outcome,
-}
-
-/// A range of an entry's file whose bytes lie in a bounce buffer.
-struct Write {
-    entry: usize,
-    offset: u64,
-    bounce: Range<usize>,
-    /// The number of bytes of the chunk before this range.
-    before_bytes: usize,
 }
 
 impl Lane {
@@ -152,12 +142,7 @@ impl Lane {
     pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
         let slot = self.next;
         self.finish(slot, reports);
-        let outcome = match (&self.streams, claim.method().is_read()) {
-            (None, true) => self.read_to_host(slot, &claim),
-            (None, false) => self.write_from_host(slot, &claim),
-            (Some(_), true) => self.read_to_bounce(slot, &claim),
-            (Some(_), false) => self.copy_to_bounce(slot, &claim),
-        };
+        let outcome = self.begin(slot, &claim);
         if self.submit_copies(slot, &claim) {
             self.slots[slot].pending = Some(Pending { claim, outcome });
             self.next = 1 - slot;
@@ -170,6 +155,19 @@ impl Lane {
         }
         // The other slot's copies began before this chunk, so they have most likely ended.
         self.finish(1 - slot, reports);
+    }
+
+    /// Does what the file's side has to do before the copies, which this notes.
+    fn begin(&mut self, slot: usize, claim: &Claim) -> Outcome {
+        let Slot { buffers, writes, .. } = &mut self.slots[slot];
+        let contents = &mut *buffers.lock();
+        let device = self.streams.as_ref().map(|streams| streams.own.device());
+        match (device, claim.method().is_read()) {
+            (None, true) => read_to_host(claim, &mut contents.bounce),
+            (None, false) => write_from_host(claim, &mut contents.bounce),
+            (Some(device), true) => read_to_bounce(claim, device, contents),
+            (Some(device), false) => note_writes(claim, device, contents, writes),
+        }
     }
 
     /// Claims the next chunk of a serial job, if the lane has the chunk before it in flight.
@@ -191,13 +189,16 @@ impl Lane {
 
     fn finish(&mut self, slot: usize, reports: &mut Reports<'_>) {
         let Some(Pending { claim, outcome }) = self.slots[slot].pending.take() else { return };
-        let outcome = match self.wait_for_copies(slot) {
+        let waited = self.wait_for_copies(slot);
+        let Slot { buffers, writes, .. } = &mut self.slots[slot];
+        let outcome = match waited {
             Err(error) => Err(Stop::failed(0, error)),
             Ok(()) if claim.is_stopped_before() => Ok(()),
             // If the chunk stopped at its beginning, the bytes in the bounce buffer come before that stop.
-            Ok(()) => write_out(&mut self.slots[slot], &claim).and(outcome),
+            // SAFETY: the copies have ended.
+            Ok(()) => unsafe { write_out(writes, &claim, &mut buffers.lock().bounce) }.and(outcome),
         };
-        self.slots[slot].writes.clear();
+        writes.clear();
         reports.completed(claim, outcome);
     }
 
@@ -235,151 +236,6 @@ impl Lane {
         }
         true
     }
-
-    /// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
-    fn read_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        let Lane { streams, slots, .. } = self;
-        let Contents { bounce, copies, .. } = &mut *slots[slot].buffers.lock();
-        let Some(LaneStreams { own: stream, .. }) = streams else { unreachable!("a lane on a device") };
-        if let Method::ReadMapping(mapping) = claim.method() {
-            bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
-            let start = bounce.ptr();
-            let spans = claim.segments().scan(start, |target, segment| {
-                let span = Span { ptr: *target, ..segment.span() };
-                *target = target.wrapping_add(segment.len_bytes);
-                Some(span)
-            });
-            // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing else uses.
-            let outcome = unsafe { read_mapped(mapping, claim, spans) };
-            let (mut at, mut left) = (start, done_bytes(&outcome, usize::MAX));
-            for segment in claim.segments() {
-                let some = segment.len_bytes.min(left);
-                copies.push(claim.memory(segment.entry), segment.ptr, at, some);
-                (at, left) = (at.wrapping_add(some), left - some);
-            }
-            return outcome;
-        }
-        let (mut end, mut bytes) = (0, 0);
-        let mut behind_bytes = claim.segments().map(|segment| segment.len_bytes).sum();
-        for run in adjacent(claim.segments()) {
-            let Run { file, offset, len_bytes, .. } = run;
-            behind_bytes -= len_bytes;
-            if let Some(handle) = file.cufile(len_bytes) {
-                for segment in run.segments() {
-                    let mut memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
-                    read_cufile(handle, &mut memory, segment.offset).map_err(|stop| stop.after(bytes))?;
-                    bytes += segment.len_bytes;
-                }
-                continue;
-            }
-            bounce.pin(stream.device()).map_err(|error| Stop::failed(bytes, error))?;
-            let read = file.read_to_bounce(bounce, end, offset, len_bytes, behind_bytes);
-            let (mut at, mut left) = (read.start, done_bytes(&read.outcome, len_bytes));
-            for segment in run.segments() {
-                let some = segment.len_bytes.min(left);
-                let memory = claim.memory(segment.entry);
-                // SAFETY: `at` lies within the bytes that were read.
-                copies.push(memory, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
-                (at, left) = (at + some, left - some);
-            }
-            read.outcome.map_err(|stop| stop.after(bytes))?;
-            bytes += len_bytes;
-            end = at;
-        }
-        Ok(())
-    }
-
-    /// Notes the copies of a chunk into the bounce buffer. Also notes the writes from there, which
-    /// [`finish`](Self::finish) carries out.
-    fn copy_to_bounce(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        let Lane { streams, slots, .. } = self;
-        let Slot { buffers, writes, .. } = &mut slots[slot];
-        let Contents { bounce, copies, .. } = &mut *buffers.lock();
-        let Some(LaneStreams { own: stream, .. }) = streams else { unreachable!("a lane on a device") };
-        let (mut end, mut bytes) = (0, 0);
-        let mut behind_bytes: usize = claim.segments().map(|segment| segment.len_bytes).sum();
-        for run in adjacent(claim.segments()) {
-            let Run { file, entry, offset, len_bytes, .. } = run;
-            behind_bytes -= len_bytes;
-            if let Some(handle) = file.cufile(len_bytes) {
-                for segment in run.segments() {
-                    let memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
-                    let outcome = file.write_cufile(handle, &memory, segment.offset);
-                    outcome.map_err(|stop| stop.after(bytes))?;
-                    bytes += segment.len_bytes;
-                }
-                continue;
-            }
-            bounce.pin(stream.device()).map_err(|error| Stop::failed(bytes, error))?;
-            let start = file.place_for_write(end, offset, len_bytes, bounce.len_bytes() - behind_bytes);
-            end = start + len_bytes;
-            let mut at = start;
-            for segment in run.segments() {
-                let memory = claim.memory(segment.entry);
-                // SAFETY: the bounce buffer has room for a chunk and the gaps that alignment takes.
-                copies.push(memory, segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
-                at += segment.len_bytes;
-            }
-            writes.push(Write { entry, offset, bounce: start..end, before_bytes: bytes });
-            bytes += len_bytes;
-        }
-        Ok(())
-    }
-
-    fn read_to_host(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        if let Method::ReadMapping(mapping) = claim.method() {
-            let spans = claim.segments().map(|segment| segment.span());
-            // SAFETY: this is host memory, of which the transfer has exclusive use.
-            return unsafe { read_mapped(mapping, claim, spans) };
-        }
-        let bounce = &mut self.slots[slot].buffers.lock().bounce;
-        let mut bytes = 0;
-        for run in adjacent(claim.segments()) {
-            let Run { file, offset, ptr, len_bytes, .. } = run;
-            let spans = run.segments().map(|segment| segment.span());
-            // SAFETY: this is host memory, of which the transfer has exclusive use.
-            let outcome = unsafe {
-                match run.count {
-                    1 => file.read_to_host(ptr, len_bytes, offset, bounce),
-                    _ => file.read_adjacent_to_host(spans, len_bytes, offset, bounce),
-                }
-            };
-            outcome.map_err(|stop| stop.after(bytes))?;
-            bytes += len_bytes;
-        }
-        Ok(())
-    }
-
-    fn write_from_host(&mut self, slot: usize, claim: &Claim) -> Outcome {
-        let bounce = &mut self.slots[slot].buffers.lock().bounce;
-        // SAFETY: this is host memory, which the transfer keeps.
-        let mut mapped_bytes = unsafe { write_mapped(claim, claim.segments().map(|segment| segment.span())) };
-        let mut bytes = mapped_bytes;
-        let rest = claim.segments().filter_map(move |segment| {
-            let done = mapped_bytes.min(segment.len_bytes);
-            mapped_bytes -= done;
-            (done < segment.len_bytes).then(|| Segment {
-                offset: segment.offset + done as u64,
-                ptr: segment.ptr.wrapping_add(done),
-                len_bytes: segment.len_bytes - done,
-                ..segment
-            })
-        });
-        for run in adjacent(rest) {
-            let Run { file, offset, ptr, len_bytes, .. } = run;
-            let spans = run.segments().map(|segment| segment.span());
-            // SAFETY: as above.
-            let outcome = unsafe {
-                match run.count {
-                    1 => file.write_from_host(ptr, len_bytes, offset, bounce),
-                    _ => file.write_adjacent_from_host(spans, len_bytes, offset, bounce),
-                }
-            };
-            outcome.map_err(|stop| stop.after(bytes))?;
-            bytes += len_bytes;
-        }
-        Ok(())
-    }
 }
 
 /// Returns whether so many threads read beside this one that copies to the GPU limit the transfer. Otherwise the
@@ -388,96 +244,4 @@ fn is_limited_by_link(claim: &Claim) -> bool {
     const FEWEST_THREADS: usize = 12;
     let threads = claim.segments().next().map(|segment| segment.file.settings.threads());
     !claim.is_only() && threads >= Some(FEWEST_THREADS)
-}
-
-/// Reads the spans of a chunk, which were checked against the mapping, from a mapping of its file.
-///
-/// # Safety
-/// As for [`Mapping::read`].
-unsafe fn read_mapped(
-    mapping: &Mapping,
-    claim: &Claim,
-    spans: impl Iterator<Item = Span> + Clone,
-) -> Outcome {
-    let Some(first) = claim.segments().next() else { return Ok(()) };
-    // SAFETY: the caller's promise.
-    unsafe { first.file.read_mapped(mapping, spans) }
-}
-
-/// Writes the spans of a chunk to the mapping of its file, if there is one. The last chunk goes by a system call.
-/// Returns the number of bytes written, in order.
-///
-/// # Safety
-/// As for [`Mapping::write`].
-unsafe fn write_mapped(claim: &Claim, spans: impl Iterator<Item = Span>) -> usize {
-    match claim.method() {
-        // SAFETY: the caller's promise.
-        Method::WriteMapping(mapping) if !claim.is_last() => unsafe { mapping.write(spans) },
-        _ => 0,
-    }
-}
-
-/// Writes the contents of the bounce buffer to their files.
-fn write_out(slot: &mut Slot, claim: &Claim) -> Outcome {
-    let start = slot.buffers.lock().bounce.ptr();
-    let spans = slot.writes.iter().map(|Write { offset, bounce, .. }| Span {
-        offset: *offset,
-        len_bytes: bounce.len(),
-        ptr: start.wrapping_add(bounce.start),
-    });
-    // SAFETY: the copies into the bounce buffer have ended.
-    let mut mapped_bytes = unsafe { write_mapped(claim, spans) };
-    for Write { entry, offset, bounce, before_bytes } in &slot.writes {
-        // SAFETY: as above.
-        let source = unsafe { slice::from_raw_parts(start.add(bounce.start), bounce.len()) };
-        let done = mapped_bytes.min(source.len());
-        mapped_bytes -= done;
-        if done < source.len() {
-            let (file, rest) = (claim.entry(*entry).file, *offset + done as u64);
-            let outcome = file.write_bytes(&source[done..], rest);
-            outcome.map_err(|stop| stop.after(*before_bytes + done))?;
-        }
-    }
-    Ok(())
-}
-
-/// A run of segments that follow each other in one file.
-struct Run<'a, I> {
-    file: &'a OpenFile,
-    /// The entry of the first segment.
-    entry: usize,
-    offset: u64,
-    /// The memory of the first segment.
-    ptr: *mut u8,
-    len_bytes: usize,
-    /// The number of segments in the run, which are the first of `segments`.
-    count: usize,
-    segments: I,
-}
-
-impl<'a, I: Iterator<Item = Segment<'a>> + Clone> Run<'a, I> {
-    fn segments(&self) -> impl Iterator<Item = Segment<'a>> {
-        self.segments.clone().take(self.count)
-    }
-}
-
-/// Joins segments that follow each other in one file into runs.
-fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(segments: I) -> impl Iterator<Item = Run<'a, I>> {
-    let (mut here, mut rest) = (segments.clone(), segments);
-    let mut coming = rest.next();
-    iter::from_fn(move || {
-        let Segment { file, entry, offset, ptr, len_bytes } = coming?;
-        let mut run = Run { file, entry, offset, ptr, len_bytes, count: 1, segments: here.clone() };
-        loop {
-            here = rest.clone();
-            coming = rest.next();
-            match coming {
-                Some(next) if ptr::eq(next.file, file) && next.offset == offset + run.len_bytes as u64 => {
-                    run.len_bytes += next.len_bytes;
-                    run.count += 1;
-                }
-                _ => return Some(run),
-            }
-        }
-    })
 }

@@ -10,7 +10,7 @@
 //!  workers ── job ── chunks                        workers of the relays' own
 //!        │ a job
 //!        ▼
-//!  queue ── workers ── lanes ── lane ── open_file: pread, O_DIRECT, mapping, cuFile
+//!  queue ── workers ── lanes ── lane ── file_side ── open_file: pread, O_DIRECT, mapping, cuFile
 //!            claim                └──── copies: bounce buffer ◄──► GPU
 //! ```
 //!
@@ -21,6 +21,7 @@
 //! - **schedule**: the lengths of the chunks, and the order of handing them out.
 //! - **chunk**: the bytes that one worker moves at a time: a part of a large entry, or many small entries.
 //! - **segment**: the part of one entry that lies in one chunk.
+//! - **run**: segments of a chunk that follow each other in one file.
 //! - **job**: a transfer that workers share.
 //! - **claim**: a chunk that was handed out to one worker.
 //! - **bounce buffer**: pinned host memory between a file and a GPU.
@@ -30,12 +31,13 @@
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
-//! [`lanes`], [`lane`], [`queue`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`], [`transfer`],
-//! [`submitter`], [`buffers`], [`copies`], [`staging`], [`streams`], [`sync`].
+//! [`lanes`], [`lane`], [`queue`], [`file_side`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`],
+//! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`streams`], [`sync`].
 
 mod buffers;
 mod chunks;
 mod copies;
+mod file_side;
 mod in_flight;
 mod job;
 mod lane;
@@ -43,6 +45,7 @@ mod lanes;
 mod overlap;
 mod queue;
 mod relay;
+mod runs;
 mod schedule;
 mod staging;
 mod streams;

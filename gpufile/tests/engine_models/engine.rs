@@ -4,6 +4,8 @@
 mod buffers;
 #[path = "../../src/engine/copies.rs"]
 mod copies;
+#[path = "../../src/engine/file_side.rs"]
+mod file_side;
 #[path = "../../src/engine/job.rs"]
 mod job;
 #[path = "../../src/engine/lane.rs"]
@@ -14,6 +16,8 @@ mod lanes;
 mod queue;
 #[path = "../../src/engine/relay/mod.rs"]
 mod relay;
+#[path = "../../src/engine/runs.rs"]
+mod runs;
 #[path = "../../src/engine/streams.rs"]
 mod streams;
 #[path = "../../src/engine/submitter.rs"]

@@ -1,0 +1,231 @@
+//! The file's side of a chunk: its ranges go between files and a bounce buffer, or host memory.
+
+use std::ops::Range;
+use std::slice;
+
+use cufile::cuda::Device;
+
+use super::buffers::Contents;
+use super::job::Claim;
+use super::runs::{Run, adjacent};
+use super::transfer::Segment;
+use crate::bounce::Bounce;
+use crate::open_file::{Mapping, Method, Span, read_cufile};
+use crate::outcome::{Outcome, Stop, done_bytes};
+
+/// A range of an entry's file whose bytes lie in a bounce buffer.
+pub(super) struct Write {
+    entry: usize,
+    offset: u64,
+    bounce: Range<usize>,
+    /// The number of bytes of the chunk before this range.
+    before_bytes: usize,
+}
+
+/// Reads a chunk into the bounce buffer, and notes the copies from there to the device memory.
+pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Contents) -> Outcome {
+    if let Method::ReadMapping(mapping) = claim.method() {
+        return read_mapping_to_bounce(mapping, claim, device, contents);
+    }
+    let Contents { bounce, copies, .. } = contents;
+    let (mut end, mut bytes) = (0, 0);
+    let mut behind_bytes = claim.segments().map(|segment| segment.len_bytes).sum();
+    for run in adjacent(claim.segments()) {
+        let Run { file, offset, len_bytes, .. } = run;
+        behind_bytes -= len_bytes;
+        if let Some(handle) = file.cufile(len_bytes) {
+            for segment in run.segments() {
+                let mut memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
+                read_cufile(handle, &mut memory, segment.offset).map_err(|stop| stop.after(bytes))?;
+                bytes += segment.len_bytes;
+            }
+            continue;
+        }
+        bounce.pin(device).map_err(|error| Stop::failed(bytes, error))?;
+        let read = file.read_to_bounce(bounce, end, offset, len_bytes, behind_bytes);
+        let (mut at, mut left) = (read.start, done_bytes(&read.outcome, len_bytes));
+        for segment in run.segments() {
+            let some = segment.len_bytes.min(left);
+            let memory = claim.memory(segment.entry);
+            // SAFETY: `at` lies within the bytes that were read.
+            copies.push(memory, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
+            (at, left) = (at + some, left - some);
+        }
+        read.outcome.map_err(|stop| stop.after(bytes))?;
+        bytes += len_bytes;
+        end = at;
+    }
+    Ok(())
+}
+
+/// Does what [`read_to_bounce`] does, from a mapping of the file.
+fn read_mapping_to_bounce(
+    mapping: &Mapping,
+    claim: &Claim,
+    device: &Device,
+    Contents { bounce, copies, .. }: &mut Contents,
+) -> Outcome {
+    bounce.pin(device).map_err(|error| Stop::failed(0, error))?;
+    let start = bounce.ptr();
+    let spans = claim.segments().scan(start, |target, segment| {
+        let span = Span { ptr: *target, ..segment.span() };
+        *target = target.wrapping_add(segment.len_bytes);
+        Some(span)
+    });
+    // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing else uses.
+    let outcome = unsafe { read_mapped(mapping, claim, spans) };
+    let (mut at, mut left) = (start, done_bytes(&outcome, usize::MAX));
+    for segment in claim.segments() {
+        let some = segment.len_bytes.min(left);
+        copies.push(claim.memory(segment.entry), segment.ptr, at, some);
+        (at, left) = (at.wrapping_add(some), left - some);
+    }
+    outcome
+}
+
+/// Notes the copies of a chunk into the bounce buffer, and the writes from there, which are due when the copies are
+/// done. Ranges that cuFile takes are written at once.
+pub(super) fn note_writes(
+    claim: &Claim,
+    device: &Device,
+    Contents { bounce, copies, .. }: &mut Contents,
+    writes: &mut Vec<Write>,
+) -> Outcome {
+    let (mut end, mut bytes) = (0, 0);
+    let mut behind_bytes: usize = claim.segments().map(|segment| segment.len_bytes).sum();
+    for run in adjacent(claim.segments()) {
+        let Run { file, entry, offset, len_bytes, .. } = run;
+        behind_bytes -= len_bytes;
+        if let Some(handle) = file.cufile(len_bytes) {
+            for segment in run.segments() {
+                let memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
+                let outcome = file.write_cufile(handle, &memory, segment.offset);
+                outcome.map_err(|stop| stop.after(bytes))?;
+                bytes += segment.len_bytes;
+            }
+            continue;
+        }
+        bounce.pin(device).map_err(|error| Stop::failed(bytes, error))?;
+        let start = file.place_for_write(end, offset, len_bytes, bounce.len_bytes() - behind_bytes);
+        end = start + len_bytes;
+        let mut at = start;
+        for segment in run.segments() {
+            let memory = claim.memory(segment.entry);
+            // SAFETY: the bounce buffer has room for a chunk and the gaps that alignment takes.
+            copies.push(memory, segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
+            at += segment.len_bytes;
+        }
+        writes.push(Write { entry, offset, bounce: start..end, before_bytes: bytes });
+        bytes += len_bytes;
+    }
+    Ok(())
+}
+
+/// Writes the contents of the bounce buffer to their files.
+///
+/// # Safety
+/// The copies into the bounce buffer must have ended.
+pub(super) unsafe fn write_out(writes: &[Write], claim: &Claim, bounce: &mut Bounce) -> Outcome {
+    let start = bounce.ptr();
+    let spans = writes.iter().map(|Write { offset, bounce, .. }| Span {
+        offset: *offset,
+        len_bytes: bounce.len(),
+        ptr: start.wrapping_add(bounce.start),
+    });
+    // SAFETY: the caller's promise.
+    let mut mapped_bytes = unsafe { write_mapped(claim, spans) };
+    for Write { entry, offset, bounce, before_bytes } in writes {
+        // SAFETY: as above.
+        let source = unsafe { slice::from_raw_parts(start.add(bounce.start), bounce.len()) };
+        let done = mapped_bytes.min(source.len());
+        mapped_bytes -= done;
+        if done < source.len() {
+            let (file, rest) = (claim.entry(*entry).file, *offset + done as u64);
+            let outcome = file.write_bytes(&source[done..], rest);
+            outcome.map_err(|stop| stop.after(*before_bytes + done))?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a chunk to host memory, through the bounce buffer only where `O_DIRECT` needs one.
+pub(super) fn read_to_host(claim: &Claim, bounce: &mut Bounce) -> Outcome {
+    if let Method::ReadMapping(mapping) = claim.method() {
+        let spans = claim.segments().map(|segment| segment.span());
+        // SAFETY: this is host memory, of which the transfer has exclusive use.
+        return unsafe { read_mapped(mapping, claim, spans) };
+    }
+    let mut bytes = 0;
+    for run in adjacent(claim.segments()) {
+        let Run { file, offset, ptr, len_bytes, .. } = run;
+        let spans = run.segments().map(|segment| segment.span());
+        // SAFETY: this is host memory, of which the transfer has exclusive use.
+        let outcome = unsafe {
+            match run.count {
+                1 => file.read_to_host(ptr, len_bytes, offset, bounce),
+                _ => file.read_adjacent_to_host(spans, len_bytes, offset, bounce),
+            }
+        };
+        outcome.map_err(|stop| stop.after(bytes))?;
+        bytes += len_bytes;
+    }
+    Ok(())
+}
+
+/// Writes a chunk from host memory, through the bounce buffer only where `O_DIRECT` needs one.
+pub(super) fn write_from_host(claim: &Claim, bounce: &mut Bounce) -> Outcome {
+    // SAFETY: this is host memory, which the transfer keeps.
+    let mut mapped_bytes = unsafe { write_mapped(claim, claim.segments().map(|segment| segment.span())) };
+    let mut bytes = mapped_bytes;
+    let rest = claim.segments().filter_map(move |segment| {
+        let done = mapped_bytes.min(segment.len_bytes);
+        mapped_bytes -= done;
+        (done < segment.len_bytes).then(|| Segment {
+            offset: segment.offset + done as u64,
+            ptr: segment.ptr.wrapping_add(done),
+            len_bytes: segment.len_bytes - done,
+            ..segment
+        })
+    });
+    for run in adjacent(rest) {
+        let Run { file, offset, ptr, len_bytes, .. } = run;
+        let spans = run.segments().map(|segment| segment.span());
+        // SAFETY: as above.
+        let outcome = unsafe {
+            match run.count {
+                1 => file.write_from_host(ptr, len_bytes, offset, bounce),
+                _ => file.write_adjacent_from_host(spans, len_bytes, offset, bounce),
+            }
+        };
+        outcome.map_err(|stop| stop.after(bytes))?;
+        bytes += len_bytes;
+    }
+    Ok(())
+}
+
+/// Reads the spans of a chunk, which were checked against the mapping, from a mapping of its file.
+///
+/// # Safety
+/// As for [`Mapping::read`].
+unsafe fn read_mapped(
+    mapping: &Mapping,
+    claim: &Claim,
+    spans: impl Iterator<Item = Span> + Clone,
+) -> Outcome {
+    let Some(first) = claim.segments().next() else { return Ok(()) };
+    // SAFETY: the caller's promise.
+    unsafe { first.file.read_mapped(mapping, spans) }
+}
+
+/// Writes the spans of a chunk to the mapping of its file, if there is one. The last chunk goes by a system call.
+/// Returns the number of bytes written, in order.
+///
+/// # Safety
+/// As for [`Mapping::write`].
+unsafe fn write_mapped(claim: &Claim, spans: impl Iterator<Item = Span>) -> usize {
+    match claim.method() {
+        // SAFETY: the caller's promise.
+        Method::WriteMapping(mapping) if !claim.is_last() => unsafe { mapping.write(spans) },
+        _ => 0,
+    }
+}
