@@ -22,6 +22,9 @@ const SMALL_BYTES: usize = 1 << 20;
 /// The most bytes in a chunk of a serial write. Larger chunks leave the processor's cache between the copy
 /// from the GPU and the copy to the page cache.
 const SERIAL_CHUNK_BYTES: usize = 1 << 20;
+/// The most bytes in a chunk that a worker writes through a mapping. With larger chunks, the bytes that all workers have
+/// on their way leave the cache that processors share.
+const MAPPED_CHUNK_BYTES: usize = 2 << 20;
 /// The growth in bytes from which on the engine allocates a file's new blocks at once.
 const PREALLOCATE_BYTES: usize = 16 << 20;
 /// The number of bytes that a write call writes last. The kernel then notifies programs that watch the file.
@@ -197,7 +200,9 @@ fn choose(
         }
         Storage::LocalDisk | Storage::Other => (serial, Preparation::None),
         Storage::Tmpfs => {
-            let schedule = Schedule { last_bytes: LAST_BYTES, ..parallel };
+            let most = if is_cut_freely { MAPPED_CHUNK_BYTES } else { usize::MAX };
+            let chunk_bytes = parallel.chunk_bytes.min(most);
+            let schedule = Schedule { chunk_bytes, last_bytes: LAST_BYTES, ..parallel };
             match grows_by {
                 0 => (schedule, Preparation::Map),
                 _ => (schedule, Preparation::AllocateAndMap(grows_from, grows_by)),

@@ -211,7 +211,7 @@ fn facts_decide_how_a_file_is_written() {
     let parallel = Schedule { chunk_bytes: 4 * MIB, is_graded: true, ..Schedule::default() };
     let even = Schedule { is_graded: false, ..parallel };
     let serial = Schedule { chunk_bytes: MIB, is_serial: true, ..even };
-    let mapped = Schedule { last_bytes: 4096, ..even };
+    let mapped = Schedule { chunk_bytes: 2 * MIB, last_bytes: 4096, ..even };
     let long = Facts {
         storage: Storage::Tmpfs,
         direct: None,
@@ -238,4 +238,8 @@ fn facts_decide_how_a_file_is_written() {
         let found = choose(&facts, parallel, true, extent, Growth::MayAllocate);
         assert_eq!(found, expected, "{:?} at {offset}", facts.storage);
     }
+    // The caller's length of chunks stays.
+    let extent = Extent::of([(0, 32 * MIB)].into_iter());
+    let (schedule, _) = choose(&long, parallel, false, extent, Growth::MayAllocate);
+    assert_eq!(schedule, Schedule { chunk_bytes: 4 * MIB, ..mapped });
 }
