@@ -32,7 +32,8 @@
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
 //! [`lanes`], [`lane`], [`queue`], [`file_side`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`],
-//! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`streams`], [`sync`].
+//! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`staging_memory`], [`streams`],
+//! [`sync`].
 
 mod buffers;
 mod chunks;
@@ -48,6 +49,7 @@ mod relay;
 mod runs;
 mod schedule;
 mod staging;
+mod staging_memory;
 mod streams;
 mod submitter;
 mod sync;
