@@ -24,6 +24,7 @@ from pathlib import Path
 
 CASES = [
     "first-byte",
+    "first-kernel",
     "link-h2d",
     "link-d2h",
     "read-default",
@@ -69,7 +70,7 @@ OURS, PEERS = "gpufile", ["cufile", "kvikio"]
 KV_PEERS = ["cufile", "cufile-registered", "cufile-batch", "kvikio"]
 # The cases of each contender. cufile_c measures the link. Only gpufile has mapped handles, a call that writes several
 # files, and an overwrite that depends on clean pages. The gathered writes are compared with the link alone.
-OURS_ALONE, LINK = ("mapped-", "write-fresh-", "write-over-", "gather-"), ("link-",)
+OURS_ALONE, LINK = ("first-kernel", "mapped-", "write-fresh-", "write-over-", "gather-"), ("link-",)
 OFFERED = {
     OURS: [case for case in CASES if not case.startswith(LINK)],
     "cufile": [case for case in CASES if not case.startswith(OURS_ALONE)],
@@ -93,6 +94,7 @@ MEBIBYTE = 1 << 20
 # The figures that are not printed in GB/s: the field, the factor and the unit.
 TIMED = {
     "first-byte": ("seconds", 1e3, "ms"),
+    "first-kernel": ("us_per_op", 1e-3, "ms"),
     "stream-1g-call": ("us_per_op", 1, "us"),
     "latency-4k": ("us_per_op", 1, "us"),
 }
@@ -211,6 +213,7 @@ def requirements(on_tmpfs: bool) -> list[Requirement]:
         Requirement("direct read", ours("direct-read"), 1, peers("direct-read"), disk_only=True),
         Requirement("direct write", ours("direct-write"), 1, peers("direct-write"), disk_only=True),
         Requirement("first byte", ours("first-byte"), 0.1, (cufile("first-byte"),), at_most=True),
+        Requirement("first use of a kernel", ours("first-kernel"), 5000, at_most=True),
     ]
 
 

@@ -16,8 +16,8 @@ use super::blocks::{IN_ONE_FILE, fetch_blocks, gather, store_blocks};
 use super::memory::DeviceMemory;
 use super::models::{by_rows_and_columns, load_model, save_one, save_shards};
 use super::reads::{
-    BLOCKS, OF_64, OF_512, OF_700, PAGES, Scatter, Until, direct_read, first_byte, host_pread, host_read,
-    latency, mapped_scatter, read, read_many, scatter, stream_read, unchecked,
+    BLOCKS, OF_64, OF_512, OF_700, PAGES, Scatter, Until, direct_read, first_byte, first_kernel, host_pread,
+    host_read, latency, mapped_scatter, read, read_many, scatter, stream_read, unchecked,
 };
 use super::several::{one_alone, pinned_copies, read_each, read_file_by_each, read_many_on_all};
 use super::timing::Measured;
@@ -50,6 +50,7 @@ const SOME: &[usize] = &[0, 4, 8, 16];
 
 pub const CASES: &[Case] = &[
     device("first-byte", DEFAULT, first_byte),
+    device("first-kernel", DEFAULT, first_kernel),
     device("read-default", DEFAULT, read),
     device("read", &[1, 2, 4, 8, 12, 16], read),
     device("scatter-4k", SOME, |bench, memory, threads| scatter(bench, memory, threads, &PAGES)),

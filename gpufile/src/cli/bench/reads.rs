@@ -23,6 +23,24 @@ pub fn first_byte(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> R
     Ok(Measured { size, ops: 1, laps: vec![lap] })
 }
 
+/// Measures the time that the first list of scattered ranges takes beyond later ones: kernels are loaded and staging
+/// buffers allocated. The workers, their bounce buffers and CUDA have been used before.
+pub fn first_kernel(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
+    let file = bench.options(threads).open(&bench.path)?;
+    let ranges = Scatter { stride: 7919, ..BLOCKS }.ranges(bench, memory);
+    for _ in 0..3 {
+        file.read_exact_at(&mut memory.first_mut(bench.file_bytes), 0)?;
+    }
+    let mut lap = || {
+        let mut target = memory.poisoned(memory.len_bytes())?;
+        timed(|| file.read_many(&mut target, &ranges))
+    };
+    let first = lap()?;
+    let later = [lap()?, lap()?, lap()?];
+    compare_each(&bench.path, &memory.to_host(&ranges)?, &ranges)?;
+    Ok(Measured { size: 0, ops: 1, laps: vec![first.beyond(later)] })
+}
+
 /// Reads all of the file in one call.
 pub fn read(bench: &Bench, memory: &mut DeviceMemory, threads: usize) -> Result<Measured> {
     let size = bench.file_bytes;
