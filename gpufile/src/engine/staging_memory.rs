@@ -7,9 +7,10 @@ use cufile::cuda::{Device, DeviceBuffer};
 
 use super::sync::Mutex;
 
-/// The number of staging buffers that one call of `cudaMalloc` allocates. A call takes 0.1 to 0.3 ms, and all lanes of
-/// a GPU need staging buffers at about the same time.
-const AT_ONCE: usize = 4;
+/// The number of staging buffers that one call of `cudaMalloc` allocates: as many as a lane has. A call takes 0.1 to
+/// 0.3 ms, and all lanes of a GPU need staging buffers at about the same time. More at once would take memory that
+/// loaders promise not to use.
+const AT_ONCE: usize = 2;
 
 /// Staging buffers that were allocated together with others, and are not in use yet.
 #[derive(Default)]
