@@ -84,9 +84,8 @@ impl Lane {
         [one, other]: [Bounce; 2],
     ) -> Self {
         let [first, second] = events;
-        let staging = streams.as_ref().map(|streams| streams.shared.staging.clone()).unwrap_or_default();
         let slots = [(one, first), (other, second)].map(|(bounce, copied)| Slot {
-            buffers: Arc::new(Buffers::new(bounce, gpus.clone(), staging.clone(), copied)),
+            buffers: Arc::new(Buffers::new(bounce, gpus.clone(), copied)),
             pending: None,
             writes: Vec::new(),
         });

@@ -32,8 +32,7 @@
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
 //! [`lanes`], [`lane`], [`queue`], [`file_side`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`],
-//! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`staging_memory`], [`streams`],
-//! [`sync`].
+//! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`streams`], [`sync`].
 
 mod buffers;
 mod chunks;
@@ -49,7 +48,6 @@ mod relay;
 mod runs;
 mod schedule;
 mod staging;
-mod staging_memory;
 mod streams;
 mod submitter;
 mod sync;

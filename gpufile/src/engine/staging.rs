@@ -3,9 +3,8 @@
 use std::slice;
 use std::sync::Arc;
 
-use cufile::cuda::{Device, Event, Stream};
+use cufile::cuda::{Device, DeviceBuffer, Event, Stream};
 
-use super::staging_memory::{StagingBuffer, StagingMemory};
 use super::streams::Streams;
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
@@ -28,7 +27,6 @@ pub(crate) struct OneCopy {
 /// copies each range to its place. Writes go the other way.
 pub(crate) struct Staging {
     gpus: Arc<Gpus>,
-    available: Arc<StagingMemory>,
     state: State,
 }
 
@@ -42,7 +40,7 @@ enum State {
 struct Ready {
     kernels: Arc<Kernels>,
     /// Without memory, the kernels use the bounce buffer itself, which is slower.
-    memory: Option<StagingBuffer>,
+    memory: Option<DeviceBuffer>,
     /// Marks the end of the copy to the staging buffer, for which a kernel in another stream waits.
     staged: Event,
 }
@@ -95,8 +93,8 @@ impl Packed {
 }
 
 impl Staging {
-    pub fn new(gpus: Arc<Gpus>, available: Arc<StagingMemory>) -> Self {
-        Self { gpus, available, state: State::Unused }
+    pub fn new(gpus: Arc<Gpus>) -> Self {
+        Self { gpus, state: State::Unused }
     }
 
     /// Returns the number of bytes of device memory that the staging buffer takes.
@@ -112,7 +110,7 @@ impl Staging {
         if let State::Unused = self.state {
             self.state = match (self.gpus.kernels(device), device.event()) {
                 (Ok(kernels), Ok(staged)) => {
-                    let memory = self.available.take(device, bounce.len_bytes());
+                    let memory = device.alloc(bounce.len_bytes()).ok();
                     State::Ready(Ready { kernels, memory, staged })
                 }
                 _ => State::Unavailable,
@@ -170,7 +168,7 @@ impl Staging {
         packed: Packed,
     ) -> cufile::Result<bool> {
         let State::Ready(Ready { kernels, memory, .. }) = &mut self.state else { return Ok(false) };
-        let (start, memory) = (bounce.ptr(), memory.as_mut().map(StagingBuffer::as_mut_ptr));
+        let (start, memory) = (bounce.ptr(), memory.as_mut().map(DeviceBuffer::as_mut_ptr));
         // All GPUs can read the table in pinned memory.
         let table = packed.table(start);
         // SAFETY: as in `scatter`; the kernel writes the bytes before the table only.

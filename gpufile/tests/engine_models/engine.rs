@@ -78,7 +78,6 @@ mod schedule {
 mod staging {
     use std::sync::Arc;
 
-    use super::staging_memory::StagingMemory;
     use super::streams::Streams;
     use crate::bounce::Bounce;
     use crate::cuda::{Device, Stream};
@@ -103,7 +102,7 @@ mod staging {
     }
 
     impl Staging {
-        pub fn new(_: Arc<Gpus>, _: Arc<StagingMemory>) -> Self {
+        pub fn new(_: Arc<Gpus>) -> Self {
             Self
         }
 
@@ -128,11 +127,6 @@ mod staging {
             Ok(false)
         }
     }
-}
-
-mod staging_memory {
-    #[derive(Default)]
-    pub struct StagingMemory;
 }
 
 mod write_plan {
