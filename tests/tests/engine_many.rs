@@ -404,6 +404,36 @@ fn kernels_use_the_bounce_buffer_without_a_staging_buffer() {
 }
 
 #[test]
+fn staging_buffers_are_allocated_and_freed_together() {
+    let bytes = pattern(1 << 20);
+    let bed = Bed::on(Emulator::start());
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &bytes);
+    let count = || (emulator.calls("cudaMalloc"), emulator.calls("cudaFree"));
+    // Chunks of 16 KiB take turns at the two buffers of the lane.
+    let engine = engine(&bed).threads(1).bounce_buffer_bytes(16 << 10).build();
+    let file = open(&engine, &bed.path("data"));
+    let mut buffer = bed.device.alloc(100_000).unwrap();
+    let mut read = |allocated, freed| {
+        let (mallocs, frees) = count();
+        let (copies, launches) =
+            copies_and_launches(&bed, || file.read_many(&mut buffer, &scattered()).unwrap());
+        assert!(copies >= launches && launches >= 3, "{copies} copies, {launches} launches");
+        let read = buffer.to_vec().unwrap();
+        for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
+            assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
+        }
+        engine.release_buffers();
+        assert_eq!(count(), (mallocs + allocated, frees + freed));
+    };
+    read(1, 1);
+    read(1, 1);
+    // The first call is for several buffers and fails, the second is for one, and the third for several.
+    emulator.fault("cudaMalloc", "err=2");
+    read(3, 2);
+}
+
+#[test]
 fn many_small_direct_ranges_fit_into_bounce_buffers() {
     for folder in folders() {
         Bed::each(|bed| {

@@ -7,6 +7,7 @@ use cufile::cuda::{Device, Event, Stream};
 
 use super::copies::{Copies, wait_by_looking, wait_until};
 use super::staging::Staging;
+use super::staging_memory::StagingMemory;
 use super::streams::Streams;
 use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::bounce::Bounce;
@@ -50,8 +51,14 @@ impl Contents {
 }
 
 impl Buffers {
-    pub fn new(bounce: Bounce, gpus: Arc<Gpus>, copied: Option<Event>) -> Self {
-        let (copies, staging) = (Copies::default(), Staging::new(gpus));
+    /// Returns buffers whose staging buffer will come from `available`.
+    pub fn new(
+        bounce: Bounce,
+        gpus: Arc<Gpus>,
+        available: Arc<StagingMemory>,
+        copied: Option<Event>,
+    ) -> Self {
+        let (copies, staging) = (Copies::default(), Staging::new(gpus, available));
         let contents = Contents { bounce, copies, staging, copied, submitted: Ok(()) };
         Self { contents: Mutex::new(contents), is_submitted: Arc::new(AtomicBool::new(true)) }
     }

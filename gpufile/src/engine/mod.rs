@@ -32,7 +32,8 @@
 //!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
 //! [`lanes`], [`lane`], [`queue`], [`file_side`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`],
-//! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`streams`], [`sync`].
+//! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`staging_memory`], [`streams`],
+//! [`sync`].
 
 mod buffers;
 mod chunks;
@@ -48,6 +49,7 @@ mod relay;
 mod runs;
 mod schedule;
 mod staging;
+mod staging_memory;
 mod streams;
 mod submitter;
 mod sync;
@@ -195,8 +197,8 @@ impl EngineBuilder {
     /// Limits the memory of the bounce buffers of each GPU, and of those for host memory, in bytes. The engine
     /// always allows two buffers, even if they need more. It starts no more workers than can have two buffers
     /// each. Stream-ordered transfers with `O_DIRECT` have separate buffers, which do not count. Neither do
-    /// staging buffers: each worker that moves scattered ranges has one or two in the memory of its GPU, each as
-    /// long as a bounce buffer.
+    /// staging buffers: each worker that moves scattered ranges has two in the memory of its GPU, each as long as
+    /// a bounce buffer.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self

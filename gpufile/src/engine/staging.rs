@@ -3,8 +3,9 @@
 use std::slice;
 use std::sync::Arc;
 
-use cufile::cuda::{Device, DeviceBuffer, Event, Stream};
+use cufile::cuda::{Device, Event, Stream};
 
+use super::staging_memory::{StagingBuffer, StagingMemory};
 use super::streams::Streams;
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
@@ -27,6 +28,7 @@ pub(crate) struct OneCopy {
 /// copies each range to its place. Writes go the other way.
 pub(crate) struct Staging {
     gpus: Arc<Gpus>,
+    available: Arc<StagingMemory>,
     state: State,
 }
 
@@ -40,7 +42,7 @@ enum State {
 struct Ready {
     kernels: Arc<Kernels>,
     /// Without memory, the kernels use the bounce buffer itself, which is slower.
-    memory: Option<DeviceBuffer>,
+    memory: Option<StagingBuffer>,
     /// Marks the end of the copy to the staging buffer, for which a kernel in another stream waits.
     staged: Event,
 }
@@ -93,8 +95,8 @@ impl Packed {
 }
 
 impl Staging {
-    pub fn new(gpus: Arc<Gpus>) -> Self {
-        Self { gpus, state: State::Unused }
+    pub fn new(gpus: Arc<Gpus>, available: Arc<StagingMemory>) -> Self {
+        Self { gpus, available, state: State::Unused }
     }
 
     /// Returns the number of bytes of device memory that the staging buffer takes.
@@ -110,7 +112,7 @@ impl Staging {
         if let State::Unused = self.state {
             self.state = match (self.gpus.kernels(device), device.event()) {
                 (Ok(kernels), Ok(staged)) => {
-                    let memory = device.alloc(bounce.len_bytes()).ok();
+                    let memory = self.available.take(device, bounce.len_bytes());
                     State::Ready(Ready { kernels, memory, staged })
                 }
                 _ => State::Unavailable,
@@ -168,7 +170,7 @@ impl Staging {
         packed: Packed,
     ) -> cufile::Result<bool> {
         let State::Ready(Ready { kernels, memory, .. }) = &mut self.state else { return Ok(false) };
-        let (start, memory) = (bounce.ptr(), memory.as_mut().map(DeviceBuffer::as_mut_ptr));
+        let (start, memory) = (bounce.ptr(), memory.as_mut().map(StagingBuffer::as_mut_ptr));
         // All GPUs can read the table in pinned memory.
         let table = packed.table(start);
         // SAFETY: as in `scatter`; the kernel writes the bytes before the table only.
