@@ -434,6 +434,28 @@ fn staging_buffers_are_allocated_and_freed_together() {
 }
 
 #[test]
+fn four_workers_allocate_staging_buffers_in_three_calls() {
+    let bed = Bed::on(Emulator::start());
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &pattern(1 << 20));
+    let engine = engine(&bed).threads(4).bounce_buffer_bytes(16 << 10).build();
+    let file = open(&engine, &bed.path("data"));
+    let mut buffer = bed.device.alloc(100_000).unwrap();
+    let (mallocs, live) = (emulator.calls("cudaMalloc"), emulator.live("device-bytes"));
+    for _ in 0..20 {
+        file.read_many(&mut buffer, &scattered()).unwrap();
+        let more = emulator.live("device-bytes") - live;
+        // A buffer for chunks of four pages has room for five, and four pages more.
+        assert!([2, 4, 8].map(|count| count * 9 * 4096).contains(&more), "{more} bytes");
+    }
+    let calls = emulator.calls("cudaMalloc") - mallocs;
+    assert!((1..=3).contains(&calls), "{calls} calls");
+    drop(file);
+    drop(engine);
+    assert_eq!(emulator.live("device-bytes"), live);
+}
+
+#[test]
 fn many_small_direct_ranges_fit_into_bounce_buffers() {
     for folder in folders() {
         Bed::each(|bed| {

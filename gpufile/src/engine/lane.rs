@@ -9,7 +9,6 @@ use super::buffers::Buffers;
 use super::file_side::{Write, note_writes, read_to_bounce, read_to_host, write_from_host, write_out};
 use super::job::Claim;
 use super::queue::Reports;
-use super::staging_memory::StagingMemory;
 use super::submitter::Submitter;
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
@@ -22,8 +21,6 @@ use crate::outcome::{Outcome, Stop, done_bytes};
 pub(crate) struct Lane {
     place: Place,
     streams: Option<LaneStreams>,
-    /// Memory for the staging buffers of both slots.
-    staging: Arc<StagingMemory>,
     slots: [Slot; 2],
     /// The slot to be used next, which is the one used longest ago.
     next: usize,
@@ -87,13 +84,13 @@ impl Lane {
         [one, other]: [Bounce; 2],
     ) -> Self {
         let [first, second] = events;
-        let staging = Arc::<StagingMemory>::default();
+        let staging = streams.as_ref().map(|streams| streams.shared.staging.clone()).unwrap_or_default();
         let slots = [(one, first), (other, second)].map(|(bounce, copied)| Slot {
             buffers: Arc::new(Buffers::new(bounce, gpus.clone(), staging.clone(), copied)),
             pending: None,
             writes: Vec::new(),
         });
-        Self { place, streams, staging, slots, next: 0 }
+        Self { place, streams, slots, next: 0 }
     }
 
     pub fn place(&self) -> Place {
@@ -107,8 +104,7 @@ impl Lane {
 
     /// Returns the number of bytes of memory that the bounce buffers and the staging buffers take.
     pub fn buffer_bytes(&self) -> usize {
-        let in_slots: usize = self.slots.iter().map(|slot| slot.buffers.allocated_bytes()).sum();
-        in_slots + self.staging.unused_bytes()
+        self.slots.iter().map(|slot| slot.buffers.allocated_bytes()).sum()
     }
 
     /// Reads a small range to device memory, and waits until it is there. The lane must have nothing in

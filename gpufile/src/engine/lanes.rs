@@ -258,15 +258,23 @@ impl PlaceLanes {
         state
     }
 
-    /// Frees the lanes that are not lent. Returns the number of bytes that their buffers took.
+    /// Frees the lanes that are not lent, and with the last one the staging buffers that none has used yet. Returns the
+    /// number of bytes that were freed.
     fn release(&self) -> usize {
+        let unused_before = self.unused_staging_bytes();
         let lanes = mem::take(&mut self.state().free);
-        let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::buffer_bytes).sum());
+        let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::buffer_bytes).sum::<usize>());
         // Other threads may make new lanes only when these are gone.
         drop(lanes);
         self.state().existing -= count;
         self.came_back.notify_all();
-        bytes
+        bytes + unused_before.saturating_sub(self.unused_staging_bytes())
+    }
+
+    /// Returns the number of bytes of staging buffers that no lane has used yet.
+    fn unused_staging_bytes(&self) -> usize {
+        let submitter = self.submitter.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        submitter.map_or(0, |submitter| submitter.unused_staging_bytes())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

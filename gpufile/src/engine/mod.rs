@@ -198,7 +198,7 @@ impl EngineBuilder {
     /// always allows two buffers, even if they need more. It starts no more workers than can have two buffers
     /// each. Stream-ordered transfers with `O_DIRECT` have separate buffers, which do not count. Neither do
     /// staging buffers: each worker that moves scattered ranges has two in the memory of its GPU, each as long as
-    /// a bounce buffer.
+    /// a bounce buffer. Up to as many more may be allocated ahead.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self

@@ -1,19 +1,25 @@
-//! Device memory for the staging buffers of a lane.
+//! Device memory for the staging buffers of a GPU.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 
 use cufile::IoBuf;
 use cufile::cuda::{Device, DeviceBuffer};
 
 use super::sync::{Mutex, MutexGuard};
 
-/// The number of staging buffers that one call of `cudaMalloc` allocates: those of a lane. A call takes 0.1 to 0.3 ms,
-/// and all lanes of a GPU need staging buffers at about the same time.
-const AT_ONCE: usize = 2;
+/// The fewest staging buffers that one call of `cudaMalloc` allocates, which are those of a lane, and the most. A call
+/// takes 0.1 to 0.3 ms, and all lanes of a GPU need staging buffers at about the same time.
+const AT_ONCE: (usize, usize) = (2, 16);
 
-/// The staging buffers of a lane that were allocated together with others, and are not in use yet.
+/// The staging buffers that were allocated together with others, and the memory of all.
 #[derive(Default)]
-pub(crate) struct StagingMemory(Mutex<Vec<StagingBuffer>>);
+pub(crate) struct StagingMemory(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    unused: Vec<StagingBuffer>,
+    allocations: Vec<Weak<DeviceBuffer>>,
+}
 
 /// A part of an allocation, which is freed with its last part.
 pub(crate) struct StagingBuffer {
@@ -24,27 +30,39 @@ pub(crate) struct StagingBuffer {
 
 impl StagingMemory {
     /// Returns a staging buffer of this length, which is the same for all. Returns `None` if the GPU has no memory left.
+    /// Allocates as many as there are already, or one if the memory does not suffice for them.
     pub fn take(&self, device: &Device, len_bytes: usize) -> Option<StagingBuffer> {
-        let mut unused = self.unused();
-        if unused.is_empty() {
-            let several = device.alloc(AT_ONCE * len_bytes).map(|several| (several, AT_ONCE));
+        let mut state = self.state();
+        if state.unused.is_empty() {
+            let (fewest, most) = AT_ONCE;
+            let count = (state.live_bytes() / len_bytes).clamp(fewest, most);
+            let several = device.alloc(count * len_bytes).map(|several| (several, count));
             let (allocation, count) =
                 several.or_else(|_| device.alloc(len_bytes).map(|one| (one, 1))).ok()?;
             let allocation = Arc::new(allocation);
+            state.allocations.push(Arc::downgrade(&allocation));
             let part =
                 |part| StagingBuffer { allocation: allocation.clone(), start: part * len_bytes, len_bytes };
-            unused.extend((0..count).map(part));
+            state.unused.extend((0..count).map(part));
         }
-        unused.pop_if(|buffer| buffer.len_bytes == len_bytes)
+        state.unused.pop_if(|buffer| buffer.len_bytes == len_bytes)
     }
 
     /// Returns the number of bytes that are allocated and not in use yet.
     pub fn unused_bytes(&self) -> usize {
-        self.unused().iter().map(StagingBuffer::len_bytes).sum()
+        self.state().unused.iter().map(StagingBuffer::len_bytes).sum()
     }
 
-    fn unused(&self) -> MutexGuard<'_, Vec<StagingBuffer>> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Returns the number of bytes that were allocated and not freed.
+    fn live_bytes(&mut self) -> usize {
+        self.allocations.retain(|allocation| allocation.strong_count() > 0);
+        self.allocations.iter().filter_map(Weak::upgrade).map(|allocation| allocation.len_bytes()).sum()
     }
 }
 

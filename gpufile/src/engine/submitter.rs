@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use cufile::cuda::Device;
 
 use super::buffers::Buffers;
+use super::staging_memory::StagingMemory;
 use super::streams::Streams;
 use super::sync::{Mutex, MutexGuard};
 
@@ -17,6 +18,8 @@ use super::sync::{Mutex, MutexGuard};
 /// meanwhile, and these go on to their next chunks.
 pub(crate) struct Submitter {
     pub streams: Streams,
+    /// Memory for the staging buffers of all lanes.
+    pub staging: Arc<StagingMemory>,
     state: Mutex<State>,
 }
 
@@ -33,7 +36,12 @@ impl Submitter {
     /// # Errors
     /// The error that CUDA returned.
     pub fn new(device: &Device) -> cufile::Result<Self> {
-        Ok(Self { streams: Streams::new(device)?, state: Mutex::default() })
+        Ok(Self { streams: Streams::new(device)?, staging: Arc::default(), state: Mutex::default() })
+    }
+
+    /// Returns the number of bytes of staging buffers that no lane has used yet.
+    pub fn unused_staging_bytes(&self) -> usize {
+        self.staging.unused_bytes()
     }
 
     /// Submits the copies that were noted in these buffers, or leaves them to a thread that is submitting others.

@@ -354,6 +354,10 @@ pub mod submitter {
         pub fn new(_: &Device) -> cufile::Result<Self> {
             Ok(Self)
         }
+
+        pub fn unused_staging_bytes(&self) -> usize {
+            0
+        }
     }
 }
 
