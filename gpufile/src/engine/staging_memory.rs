@@ -11,12 +11,13 @@ use super::sync::{Mutex, MutexGuard};
 /// takes 0.1 to 0.3 ms, and all lanes of a GPU need staging buffers at about the same time.
 const AT_ONCE: (usize, usize) = (2, 16);
 
-/// The staging buffers that were allocated together with others, and the memory of all.
+/// Memory for the staging buffers of a GPU, allocated for several at once.
 #[derive(Default)]
 pub(crate) struct StagingMemory(Mutex<State>);
 
 #[derive(Default)]
 struct State {
+    /// The staging buffers that no lane has taken yet.
     unused: Vec<StagingBuffer>,
     allocations: Vec<Weak<DeviceBuffer>>,
 }
