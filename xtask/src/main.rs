@@ -55,9 +55,10 @@ usage: cargo xtask COMMAND
       run the tests that cufile/COVERAGE.md names, each alone on the emulator; fails if a function of cuFile is missing
       there, if its test does not call it, or if it is no alias of an item of cufile
 
-  mutants [--count N] [--seed S] [--list]
+  mutants [--count N] [--seed S] [--since COMMIT] [--list]
       draw N (100) of all mutants that cargo-mutants makes, by the seed S (1), run the tests with each, and list those
-      that no test noticed; --list only names the sample; needs cargo-mutants and cargo-nextest
+      that no test noticed; --since draws from the files that differ from COMMIT; --list only names the sample; needs
+      cargo-mutants and cargo-nextest
 
   speed-chart
       draw docs/speed.svg, the bars of README.md, from a table of BENCHMARKS.md

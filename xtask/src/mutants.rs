@@ -20,24 +20,25 @@ pub struct Options {
     count: usize,
     seed: u64,
     list: bool,
+    /// Draws only from files that differ from this commit.
+    since: Option<String>,
 }
 
 impl Options {
-    /// Parses `--count N`, `--seed S` and `--list`.
+    /// Parses `--count N`, `--seed S`, `--since COMMIT` and `--list`.
     ///
     /// # Errors
-    /// An unknown option, or one without its number.
+    /// An unknown option, or one without its value.
     pub fn parse(options: &[&str]) -> Result<Self> {
-        let mut parsed = Self { count: 100, seed: 1, list: false };
+        let mut parsed = Self { count: 100, seed: 1, list: false, since: None };
         let mut words = options.iter();
         while let Some(&option) = words.next() {
-            let mut number = || {
-                let number = words.next().and_then(|number| number.parse::<u64>().ok());
-                number.with_context(|| format!("{option} is a number"))
-            };
+            let mut value = || words.next().with_context(|| format!("{option} needs a value"));
+            let number = |value: &str| value.parse().with_context(|| format!("{option} is a number"));
             match option {
-                "--count" => parsed.count = number()? as usize,
-                "--seed" => parsed.seed = number()?,
+                "--count" => parsed.count = number(value()?)? as usize,
+                "--seed" => parsed.seed = number(value()?)?,
+                "--since" => parsed.since = Some(value()?.to_string()),
                 "--list" => parsed.list = true,
                 _ => bail!("{option}: not an option"),
             }
@@ -64,7 +65,11 @@ struct Outcomes {
 pub fn run(options: &Options) -> Result<()> {
     let tree = Tree::copy()?;
     let all = tree.mutants()?;
-    let sample = sample(all.clone(), options.count, options.seed);
+    let drawn_from = match &options.since {
+        None => all.clone(),
+        Some(commit) => in_files(&all, &changed_since(commit)?),
+    };
+    let sample = sample(drawn_from, options.count, options.seed);
     if options.list {
         sample.iter().for_each(|name| println!("{name}"));
         return Ok(());
@@ -96,6 +101,24 @@ pub fn run(options: &Options) -> Result<()> {
     );
     total.survived.iter().for_each(|name| println!("  {name}"));
     Ok(())
+}
+
+/// Returns the paths of the files that differ from this commit.
+fn changed_since(commit: &str) -> Result<Vec<String>> {
+    let diff = Command::new("git")
+        .current_dir(workspace())
+        .args(["diff", "--name-only", "-z", commit, "--"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start git")?;
+    ensure!(diff.status.success(), "git diff {commit}: {}", diff.status);
+    Ok(String::from_utf8(diff.stdout)?.split_terminator('\0').map(str::to_owned).collect())
+}
+
+/// Returns the mutants in these files. The name of a mutant begins with its file and a colon.
+fn in_files(names: &[String], files: &[String]) -> Vec<String> {
+    let is_in = |name: &&String| files.iter().any(|file| name.split(':').next() == Some(file));
+    names.iter().filter(is_in).cloned().collect()
 }
 
 /// Returns some of the names, the same for the same seed, in the order of the source.
@@ -199,7 +222,11 @@ impl Tree {
         let others: String = others.map(|name| format!("{name}\n")).collect();
         fs::write(out.join("mutants.out/caught.txt"), others)?;
         let mut command = self.cargo_mutants(&["--in-place", "--no-times", "--iterate", "--output"]);
-        command.arg(&out).args(packages.iter().map(|package| format!("--cargo-arg=--package={package}")));
+        // Test programs that need a feature are built only with it.
+        command
+            .arg(&out)
+            .arg("--all-features")
+            .args(packages.iter().map(|package| format!("--cargo-arg=--package={package}")));
         command.args(targets.iter().map(|target| format!("--cargo-arg={target}")));
         let status = command.status().context("cannot start cargo")?;
         let outcomes = out.join("mutants.out/outcomes.json");
@@ -267,11 +294,19 @@ mod tests {
     }
 
     #[test]
+    fn mutants_belong_to_the_file_they_name() {
+        let names = ["a/src/b.rs:1: replace x", "a/src/bb.rs:1: replace x"].map(str::to_owned);
+        assert_eq!(in_files(&names, &["a/src/b.rs".to_owned()]), names[..1]);
+        assert_eq!(in_files(&names, &[]), [""; 0]);
+    }
+
+    #[test]
     fn count_and_seed_options_need_numbers() {
-        assert_eq!(Options::parse(&[]).unwrap(), Options { count: 100, seed: 1, list: false });
-        let all = ["--count", "20", "--seed", "7", "--list"];
-        assert_eq!(Options::parse(&all).unwrap(), Options { count: 20, seed: 7, list: true });
-        for wrong in [&["--count"][..], &["--seed", "x"], &["20"]] {
+        assert_eq!(Options::parse(&[]).unwrap(), Options { count: 100, seed: 1, list: false, since: None });
+        let all = ["--count", "20", "--seed", "7", "--list", "--since", "main"];
+        let since = Some("main".to_owned());
+        assert_eq!(Options::parse(&all).unwrap(), Options { count: 20, seed: 7, list: true, since });
+        for wrong in [&["--count"][..], &["--seed", "x"], &["--since"], &["20"]] {
             assert!(Options::parse(wrong).is_err(), "{wrong:?}");
         }
     }
