@@ -1,26 +1,83 @@
-//! Detection of a fork after CUDA was initialised.
+//! The generations of a process, which tell a forked child from its parent.
+//!
+//! After a fork, the child has a copy of the parent's memory and none of its threads. What those threads were to do
+//! never happens, and a lock that one of them held stays locked. So a value that waits for threads, locks or CUDA
+//! notes the generation in which it was made. In a later one, it returns or leaks instead of waiting.
+//!
+//! Process ids do not tell: the main processes of two PID namespaces both have 1, and one may fork the other.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// The number of forks so far, or a higher one. It only grows.
+static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the number of forks between the first process that called this and the present one.
-pub(crate) fn generation() -> u32 {
-    static HANDLER: Once = Once::new();
-    HANDLER.call_once(|| {
-        // SAFETY: the handler only touches an atomic, which is allowed between fork and exec.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-    });
-    current()
+/// A process among those that forked each other.
+///
+/// ```
+/// use cufile::fork::Generation;
+///
+/// let made_in = Generation::current();
+/// // In a forked child, this would be false.
+/// assert!(made_in.is_current());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Generation(u32);
+
+impl Generation {
+    /// Returns the generation of this process.
+    #[doc(alias = "pthread_atfork")]
+    pub fn current() -> Self {
+        static ARE_COUNTED: AtomicBool = AtomicBool::new(false);
+        // Not a `Once`: a fork while another thread runs it would leave the child waiting for that thread. Two threads
+        // may get here at once. Each fork then counts twice.
+        if !ARE_COUNTED.load(Ordering::Acquire) {
+            // SAFETY: the handler only changes an atomic, which is allowed between fork and exec.
+            let failed = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+            ARE_COUNTED.store(failed == 0, Ordering::Release);
+        }
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Returns false in a forked child of the process that this generation stands for.
+    #[inline]
+    pub fn is_current(self) -> bool {
+        FORKS.load(Ordering::Relaxed) == self.0
+    }
 }
 
-/// Returns the generation without making sure that forks are counted: the process must have called [`generation`]
-/// before.
-pub(crate) fn current() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-extern "C" fn forked() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Forks, and returns whether `holds` in the child.
+    fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child only forks, compares numbers and ends.
+        let child = unsafe { libc::fork() };
+        assert_ne!(child, -1);
+        if child == 0 {
+            let holds = holds();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(holds.into()) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1
+    }
+
+    #[test]
+    fn each_fork_begins_another_generation() {
+        let ours = Generation::current();
+        assert!(in_a_child(|| {
+            let theirs = Generation::current();
+            !ours.is_current()
+                && theirs.is_current()
+                && in_a_child(|| !theirs.is_current() && !ours.is_current())
+        }));
+        assert!(ours.is_current() && ours == Generation::current());
+    }
 }

@@ -47,7 +47,8 @@ mod driver;
 mod error;
 mod failed;
 mod file_info;
-mod fork;
+#[doc(hidden)]
+pub mod fork;
 mod handle;
 mod library;
 mod memory;

@@ -7,7 +7,7 @@ use std::{fmt, ptr};
 use cufile_sys::Functions;
 
 use crate::error::{Error, Result, check};
-use crate::fork;
+use crate::fork::Generation;
 
 /// A version of libcufile, `major.minor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -175,8 +175,8 @@ pub(crate) fn one_opening_at_a_time() -> Result<MutexGuard<'static, ()>> {
 }
 
 fn lock_unless_forked(mutex: &'static Mutex<()>) -> Result<MutexGuard<'static, ()>> {
-    static FIRST_BY: OnceLock<u32> = OnceLock::new();
-    if *FIRST_BY.get_or_init(fork::generation) != fork::current() {
+    static FIRST_BY: OnceLock<Generation> = OnceLock::new();
+    if !FIRST_BY.get_or_init(Generation::current).is_current() {
         return Err(Error::Forked);
     }
     Ok(mutex.lock().unwrap_or_else(PoisonError::into_inner))

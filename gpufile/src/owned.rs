@@ -2,11 +2,11 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::process;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 
+use cufile::fork::Generation;
 use cufile::{IoBuf, IoBufMut};
 
 use crate::engine::{Engine, EntryStop, Growth, IoRange, Job, Schedule, Transfer};
@@ -24,7 +24,7 @@ pub(crate) struct Owned<T> {
     /// On the heap, at a fixed address, because workers refer to it.
     place: NonNull<Pending<T>>,
     /// The process in which the transfer began, and in which it will end.
-    process: u32,
+    generation: Generation,
 }
 
 struct Pending<T> {
@@ -106,7 +106,7 @@ impl<T: Send + 'static> Owned<T> {
             Ok(work) => pending.work = Some(work),
             Err(error) => pending.refused = Some(error),
         }
-        Self { place, process: process::id() }
+        Self { place, generation: Generation::current() }
     }
 }
 
@@ -198,7 +198,7 @@ impl Work {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        if self.process != process::id() {
+        if !self.generation.is_current() {
             // The workers, and any lock that they held, are in another process. So the transfer leaks.
             return;
         }

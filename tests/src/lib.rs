@@ -12,6 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 use std::{env, io};
 
 use bed::Bed;
@@ -82,21 +83,26 @@ fn alone_with(name: &str, change: impl FnOnce(&mut Command), body: impl FnOnce()
 /// # Panics
 /// If the kernel refuses to fork.
 pub fn in_a_fork(child: impl FnOnce()) -> Result<(), String> {
-    const SECONDS: u32 = 20;
+    const PATIENCE: Duration = Duration::from_secs(20);
     // SAFETY: the child uses no thread or lock of the parent's, and ends without returning.
     match unsafe { libc::fork() } {
         -1 => panic!("fork: {}", io::Error::last_os_error()),
         0 => {
-            // SAFETY: takes an integer; the signal ends a child that hangs.
-            unsafe { libc::alarm(SECONDS) };
             let ended = catch_unwind(AssertUnwindSafe(child));
             // SAFETY: ends the process without running the parent's code.
             unsafe { libc::_exit(if ended.is_ok() { 0 } else { 1 }) }
         }
         pid => {
-            let mut status = 0;
+            let (begun, mut status) = (Instant::now(), 0);
             // SAFETY: `status` outlives the call.
-            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+            while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } != pid {
+                if begun.elapsed() > PATIENCE {
+                    // A child that hangs. The first process of a PID namespace heeds no other signal.
+                    // SAFETY: the child was not waited for, so it has the process id still.
+                    unsafe { libc::kill(pid, libc::SIGKILL) };
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
             match status {
                 0 => Ok(()),
                 _ if libc::WIFSIGNALED(status) => Err(format!("ended by signal {}", libc::WTERMSIG(status))),

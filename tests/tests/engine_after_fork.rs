@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use cufile_tests::bed::pattern;
-use cufile_tests::in_a_fork;
+use cufile_tests::{alone, in_a_fork};
 use gpufile::{Engine, File, IoRange, OwnedRequest};
 
 /// A length with work for all workers.
@@ -37,9 +37,52 @@ fn read_two(file: &File) {
     assert!(read == pattern(8)[..]);
 }
 
-// There is one test, because a fork copies the state of other tests.
+/// Begins a PID namespace, in which the next child has the process id 1. Returns false if that is not permitted.
+fn begin_namespace(flags: i32) -> bool {
+    // SAFETY: takes an integer.
+    let began = unsafe { libc::unshare(libc::CLONE_NEWPID | flags) } == 0;
+    if !began {
+        eprintln!("skipped: no PID namespace: {}", std::io::Error::last_os_error());
+    }
+    began
+}
+
+#[test]
+fn equal_process_ids_do_not_hide_a_fork() {
+    alone("equal_process_ids_do_not_hide_a_fork", || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        let bytes = pattern(LONG);
+        let ended = in_a_fork(|| {
+            if !begin_namespace(libc::CLONE_NEWUSER) {
+                return;
+            }
+            let ended = in_a_fork(|| {
+                assert_eq!(std::process::id(), 1);
+                let engine = Engine::builder().threads(3).build();
+                write_and_read(&engine, &path, &bytes);
+                if !begin_namespace(0) {
+                    return;
+                }
+                let ended = in_a_fork(|| {
+                    assert_eq!(std::process::id(), 1);
+                    write_and_read(&engine, &path, &bytes);
+                });
+                assert_eq!(ended, Ok(()));
+            });
+            assert_eq!(ended, Ok(()));
+        });
+        assert_eq!(ended, Ok(()));
+    });
+}
+
 #[test]
 fn engines_work_in_a_forked_child_and_its_parent() {
+    // A separate process, because a fork copies the state of other tests.
+    alone("engines_work_in_a_forked_child_and_its_parent", forks_of_a_busy_engine);
+}
+
+fn forks_of_a_busy_engine() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = pattern(LONG);
     let engine = Engine::builder().threads(3).build();

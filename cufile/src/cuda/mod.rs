@@ -41,7 +41,7 @@ pub(crate) use memory::{copy_from_host, copy_to_host, fill};
 pub use stream::{Event, Stream, WordOperation};
 
 use crate::error::{Error, Result, check_driver};
-use crate::fork;
+use crate::fork::Generation;
 use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::Part;
 
@@ -55,8 +55,8 @@ pub struct Cuda(Arc<Loaded>);
 struct Loaded {
     driver: driver::Library,
     runtime: runtime::Library,
-    /// The fork generation of the process that initialised it: CUDA does not outlast a fork.
-    generation: u32,
+    /// The process that initialised it: CUDA does not outlast a fork.
+    generation: Generation,
 }
 
 impl Cuda {
@@ -85,7 +85,7 @@ impl Cuda {
     /// # Errors
     /// [`Error::NoDevice`], or the error of `cuInit`.
     pub fn from_sys(driver: driver::Library, runtime: runtime::Library) -> Result<Self> {
-        let generation = fork::generation();
+        let generation = Generation::current();
         // SAFETY: cuInit may be called any number of times, from any thread.
         match check_driver("cuInit", unsafe { (driver.cuInit)(0) }) {
             Err(Error::CudaDriver { code: driver::CUresult::CUDA_ERROR_NO_DEVICE, .. }) => {
@@ -190,7 +190,7 @@ impl Cuda {
 
     #[inline]
     pub(crate) fn is_alive(&self) -> bool {
-        fork::current() == self.0.generation
+        self.0.generation.is_current()
     }
 
     /// Returns the table of driver functions, for calls that this crate does not wrap.

@@ -4,6 +4,8 @@
 use std::mem;
 use std::sync::{Arc, PoisonError};
 
+use cufile::fork::Generation;
+
 use super::chunks::Refused;
 use super::job::{EntryStop, Job};
 use super::lane::Lane;
@@ -28,7 +30,7 @@ pub(crate) struct Workers {
     pub(super) threads: usize,
     pool_per_block_device: bool,
     /// The process that made the workers.
-    process: u32,
+    generation: Generation,
 }
 
 impl Workers {
@@ -41,7 +43,7 @@ impl Workers {
             idle_jobs: IdleJobs::default(),
             threads,
             pool_per_block_device,
-            process: std::process::id(),
+            generation: Generation::current(),
         }
     }
 
@@ -211,7 +213,7 @@ impl Workers {
     /// Returns whether this process is a forked child of the process that made the workers. Their threads do
     /// not exist in the child.
     pub fn is_forked(&self) -> bool {
-        self.process != std::process::id()
+        !self.generation.is_current()
     }
 }
 

@@ -9,9 +9,11 @@
 //! at once, and takes no others before it has released them. Hence no writer waits for a writer that waits.
 
 use std::collections::HashMap;
+use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::{process, ptr};
+
+use cufile::fork::Generation;
 
 /// The files that are being written, by block device and inode. All descriptors of a file share its blocks.
 #[derive(Debug, Default)]
@@ -26,15 +28,15 @@ impl WrittenFiles {
     pub fn of_process() -> Arc<Self> {
         /// The files of the process that called last, never freed. A fork could find a lock taken, so there
         /// is none.
-        static LAST: AtomicPtr<(u32, Arc<WrittenFiles>)> = AtomicPtr::new(ptr::null_mut());
+        static LAST: AtomicPtr<(Generation, Arc<WrittenFiles>)> = AtomicPtr::new(ptr::null_mut());
         loop {
             let last = LAST.load(Ordering::Acquire);
             // SAFETY: a value that was stored here is never freed.
             match unsafe { last.as_ref() } {
-                Some((process, files)) if *process == process::id() => return files.clone(),
+                Some((generation, files)) if generation.is_current() => return files.clone(),
                 _ => {}
             }
-            let new = Box::into_raw(Box::new((process::id(), Arc::default())));
+            let new = Box::into_raw(Box::new((Generation::current(), Arc::default())));
             if LAST.compare_exchange(last, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 // SAFETY: the box was made above, and nothing else refers to it.
                 drop(unsafe { Box::from_raw(new) });
@@ -52,15 +54,17 @@ impl WrittenFiles {
         if files.len() == files.capacity() {
             files.retain(|_, blocks| blocks.strong_count() > 0);
         }
-        let blocks = Arc::default();
+        let blocks = Arc::new(Blocks::new());
         files.insert(file, Arc::downgrade(&blocks));
         blocks
     }
 }
 
 /// The current writers of a file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Blocks {
+    /// The process whose threads write.
+    generation: Generation,
     state: Mutex<State>,
     /// Notified when a writer ends while others wait.
     freed: Condvar,
@@ -105,9 +109,18 @@ impl Writer {
 }
 
 impl Blocks {
+    fn new() -> Self {
+        Self { generation: Generation::current(), state: Mutex::default(), freed: Condvar::new() }
+    }
+
+    /// Returns false in a forked child, where no thread releases what the parent's threads held.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.generation.is_current()
+    }
+
     /// Waits until a range's blocks may be written, and holds them until the result is dropped. Returns
     /// `None` for an empty range.
-    pub(super) fn hold(&self, offset: u64, len_bytes: usize, sharing: Sharing) -> Option<Held<'_>> {
+    pub(super) fn hold(self: &Arc<Self>, offset: u64, len_bytes: usize, sharing: Sharing) -> Option<Held> {
         if len_bytes == 0 {
             return None;
         }
@@ -119,7 +132,7 @@ impl Blocks {
             state.waiting -= 1;
         }
         state.writers.push(writer);
-        Some(Held { blocks: self, writer })
+        Some(Held { blocks: self.clone(), writer })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -130,12 +143,12 @@ impl Blocks {
 
 /// The blocks that a writer holds, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Held<'a> {
-    blocks: &'a Blocks,
+pub(super) struct Held {
+    blocks: Arc<Blocks>,
     writer: Writer,
 }
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
         let mut state = self.blocks.state();
         if let Some(at) = state.writers.iter().position(|writer| *writer == self.writer) {
@@ -158,21 +171,28 @@ mod tests {
     use super::Sharing::{Alone, Shared};
     use super::*;
 
-    #[test]
-    fn forked_children_start_with_no_written_files() {
-        let ours = WrittenFiles::of_process();
-        assert!(Arc::ptr_eq(&ours, &WrittenFiles::of_process()));
-        // SAFETY: the child compares two pointers and ends.
+    /// Forks, and returns whether `holds` in the child.
+    fn in_a_child(holds: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child uses only its own locks, and ends without returning.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let same = Arc::ptr_eq(&ours, &WrittenFiles::of_process());
+            let holds = holds();
             // SAFETY: ends the child.
-            unsafe { libc::_exit(same.into()) };
+            unsafe { libc::_exit(holds.into()) };
         }
         let mut status = 0;
         // SAFETY: `status` outlives the call.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0, "the child shares the files");
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1
+    }
+
+    #[test]
+    fn forked_children_start_with_no_written_files() {
+        let ours = WrittenFiles::of_process();
+        assert!(Arc::ptr_eq(&ours, &WrittenFiles::of_process()));
+        assert!(in_a_child(|| !Arc::ptr_eq(&ours, &WrittenFiles::of_process())));
+        let blocks = ours.blocks_of((1, 1));
+        assert!(blocks.is_of_this_process() && in_a_child(|| !blocks.is_of_this_process()));
     }
 
     fn bear_each_other(one: (u64, usize, Sharing), other: (u64, usize, Sharing)) -> bool {
@@ -217,14 +237,14 @@ mod tests {
 
     #[test]
     fn empty_ranges_hold_no_block() {
-        let blocks = Blocks::default();
+        let blocks = Arc::new(Blocks::new());
         let _alone = blocks.hold(0, 10, Alone);
         assert!(blocks.hold(5, 0, Alone).is_none());
     }
 
     #[test]
     fn exclusive_writers_wait_for_shared_writers() {
-        let blocks = Blocks::default();
+        let blocks = Arc::new(Blocks::new());
         let (first, second) = (blocks.hold(0, 10, Shared), blocks.hold(10, 10, Shared));
         let elsewhere = blocks.hold(4096, 10, Alone);
         thread::scope(|scope| {
@@ -244,7 +264,7 @@ mod tests {
     #[test]
     fn only_shared_writers_hold_one_block_together() {
         const COUNT: usize = 6;
-        let blocks = Blocks::default();
+        let blocks = Arc::new(Blocks::new());
         // The number of writers that share each block; -1 while one writer holds it alone.
         let found: [AtomicI32; COUNT] = Default::default();
         thread::scope(|scope| {

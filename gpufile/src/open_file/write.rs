@@ -117,13 +117,22 @@ impl OpenFile {
         device_route::write_cufile(handle, memory, offset)
     }
 
-    fn blocks(&self) -> &Blocks {
-        self.blocks.get_or_init(|| WrittenFiles::of_process().blocks_of((self.block_device, self.inode)))
+    /// Returns the blocks of the file. In a forked child, an inherited file has those of the child.
+    fn blocks(&self) -> Arc<Blocks> {
+        match self.blocks.get() {
+            Some(blocks) if blocks.is_of_this_process() => blocks.clone(),
+            _ => {
+                let found = WrittenFiles::of_process().blocks_of((self.block_device, self.inode));
+                // If another thread was first, both found the same.
+                let _ = self.blocks.set(found.clone());
+                found
+            }
+        }
     }
 
     /// Holds the blocks of a range that the kernel writes, because cuFile must not write to them at the same
     /// time. Holds nothing for files of tmpfs, to which cuFile never writes directly.
-    fn hold_beside_cufile(&self, offset: u64, len_bytes: usize) -> Option<Held<'_>> {
+    fn hold_beside_cufile(&self, offset: u64, len_bytes: usize) -> Option<Held> {
         match self.storage {
             Storage::Tmpfs => None,
             _ => self.blocks().hold(offset, len_bytes, Sharing::Shared),
