@@ -787,6 +787,66 @@ mod streams {
         assert_eq!(rig.emulator.live("streams"), 0);
     }
 
+    /// A handle that is the same number for any thread.
+    fn implicit(handle: usize) -> cudaStream_t {
+        std::ptr::without_provenance_mut(handle)
+    }
+
+    #[test]
+    fn each_thread_has_its_own_stream() {
+        let rig = rig();
+        let (pointer, mine) = (rig.device(1), implicit(2));
+        let address = pointer.expose_provenance();
+        let held = rig.emulator.hold("cudaMemsetAsync", "");
+        thread::scope(|scope| {
+            let submitted = scope.spawn(|| unsafe {
+                let pointer = std::ptr::with_exposed_provenance_mut(address);
+                assert_eq!((rig.cuda.cudaMemsetAsync)(pointer, 7, 1, implicit(2)), OK);
+                (rig.cuda.cudaStreamQuery)(implicit(2))
+            });
+            assert_eq!(submitted.join().unwrap(), cudaError_t::cudaErrorNotReady);
+        });
+        held.wait_for(1);
+        unsafe {
+            assert_eq!((rig.cuda.cudaStreamQuery)(mine), OK, "another stream than that of the thread");
+            rig.synchronise(mine);
+            held.release();
+            assert_eq!((rig.cuda.cudaDeviceSynchronize)(), OK, "waits for work of threads that ended");
+        }
+        assert_eq!((rig.bytes(pointer, 1), rig.emulator.live("streams")), (vec![7], 0));
+    }
+
+    #[test]
+    fn null_stream_takes_turns_with_blocking_streams() {
+        let rig = rig();
+        let mut created = null_mut();
+        assert_eq!(unsafe { (rig.cuda.cudaStreamCreate)(&mut created) }, OK);
+        for (first, second, in_turn) in [
+            (created, implicit(0), true),
+            (implicit(2), implicit(1), true),
+            (implicit(0), implicit(2), true),
+            (implicit(1), created, true),
+            (implicit(2), created, false),
+            (rig.stream(), implicit(0), false),
+            (implicit(0), rig.stream(), false),
+        ] {
+            let pointer = rig.device(1);
+            let held = rig.emulator.hold("cudaMemsetAsync", "");
+            unsafe {
+                assert_eq!((rig.cuda.cudaMemsetAsync)(pointer, 1, 1, first), OK);
+                held.wait_for(1);
+                assert_eq!((rig.cuda.cudaMemsetAsync)(pointer, 2, 1, second), OK);
+                let start = Instant::now();
+                while (rig.cuda.cudaStreamQuery)(second) != OK && start.elapsed() < Duration::from_millis(20)
+                {
+                }
+                held.release();
+                assert_eq!((rig.cuda.cudaDeviceSynchronize)(), OK);
+            }
+            assert_eq!(rig.bytes(pointer, 1), [if in_turn { 2 } else { 1 }], "{first:?} {second:?}");
+        }
+    }
+
     #[test]
     fn events_order_streams_and_measure_time() {
         let rig = rig();

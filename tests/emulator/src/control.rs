@@ -9,7 +9,7 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::{c, device, exports, kernels, memory, stream, virtual_memory};
+use crate::{c, device, event, exports, kernels, memory, stream, virtual_memory};
 
 /// The changes to one call. Fields that are `None` leave the call as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -389,8 +389,8 @@ fn live(what: &str) -> Option<i64> {
         "host-registrations" => memory::live_registrations(),
         "reservations" => virtual_memory::live_reservations(),
         "physical" => virtual_memory::live_physical(),
-        "streams" => stream::live_streams(),
-        "events" => stream::live_events(),
+        "streams" => stream::live(),
+        "events" => event::live(),
         "modules" => kernels::live_modules(),
         "contexts" => device::live_contexts(),
         "handles" => exports::live_handles(),

@@ -25,7 +25,7 @@
 //!
 //! The emulator is simpler than CUDA:
 //!
-//! - the null stream is one more queue, not ordered with other streams;
+//! - synchronising with the null stream waits for its own work alone;
 //! - every context is the primary context of its device;
 //! - access rights of mapped memory hold for every device;
 //! - ranks of libnccl are on one host, their communicators never block, and each collective call is in a group;
@@ -35,9 +35,11 @@ mod c;
 mod control;
 mod cubin;
 mod device;
+mod event;
 mod exports;
 mod kernels;
 mod memory;
+mod queue;
 mod ranks;
 mod status;
 mod stream;

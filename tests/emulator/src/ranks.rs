@@ -108,7 +108,7 @@ impl Comm {
         let work = std::mem::take(&mut *lock(&self.submitted));
         let is_at_work = !work.is_empty() || self.peers.get().is_none();
         for (stream, job) in work {
-            stream.queue.push(job);
+            stream.push(job);
         }
         is_at_work
     }

@@ -17,8 +17,9 @@ use super::params::{self, Number};
 use super::{driver, stats};
 use crate::c::{self, Carried};
 use crate::control::{self, BATCH_ENTRY, Hit, lock};
+use crate::queue::Queue;
 use crate::status::{self, INVALID, failed};
-use crate::stream::{self, Queue};
+use crate::stream;
 
 #[derive(Default)]
 struct Progress {

@@ -528,7 +528,7 @@ fn wait(
     device::context()?;
     let holds = comparison(flags)?;
     let stream = stream::find(stream.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    stream.queue.push(move || {
+    stream.push(move || {
         hit.sleep();
         let place = place;
         while !holds(load(place.pointer), value, mask) {
@@ -550,7 +550,7 @@ fn write(
         return Err(INVALID);
     }
     let stream = stream::find(stream.addr()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    stream.queue.push(move || {
+    stream.push(move || {
         hit.sleep();
         let place = place;
         store(place.pointer, value);

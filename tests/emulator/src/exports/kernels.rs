@@ -97,7 +97,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         let launch =
             Launch::new(kernel, entries, count, staging).ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED)?;
         launch.check_shape(grid, block);
-        stream.queue.push(move || {
+        stream.push(move || {
             hit.sleep();
             match hit.status {
                 Some(code) => device::fail(device, code as u32),

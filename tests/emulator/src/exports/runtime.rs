@@ -16,9 +16,10 @@ use cuda_rt_sys::runtime::{
 use crate::c::{self, Carried};
 use crate::control::{self, Hit, lock};
 use crate::device::{self, CAPACITY};
+use crate::event::{self, Event};
 use crate::kernels;
 use crate::memory::{self, Kind};
-use crate::stream::{self, Event, Stream};
+use crate::stream::{self, Stream};
 
 pub(super) const INVALID: cudaError_t = cudaError_t::cudaErrorInvalidValue;
 
@@ -101,7 +102,7 @@ pub(super) fn find_stream(stream: cudaStream_t) -> Result<Arc<Stream>, cudaError
 
 fn find_event(event: cudaEvent_t) -> Result<Arc<Event>, cudaError_t> {
     device::current()?;
-    stream::event(event.addr()).ok_or(cudaError_t::cudaErrorInvalidResourceHandle)
+    event::find(event.addr()).ok_or(cudaError_t::cudaErrorInvalidResourceHandle)
 }
 
 #[unsafe(no_mangle)]
@@ -317,7 +318,7 @@ pub unsafe extern "C" fn cudaStreamWaitEvent(
     call("cudaStreamWaitEvent", || {
         let (stream, event) = (find_stream(stream)?, find_event(event)?);
         let number = event.asked();
-        stream.queue.push(move || event.wait(number));
+        stream.push(move || event.wait(number));
         Ok(())
     })
 }
@@ -325,7 +326,7 @@ pub unsafe extern "C" fn cudaStreamWaitEvent(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaError_t {
     call("cudaStreamSynchronize", || {
-        find_stream(stream)?.queue.wait();
+        find_stream(stream)?.wait();
         Ok(())
     })
 }
@@ -333,7 +334,7 @@ pub unsafe extern "C" fn cudaStreamSynchronize(stream: cudaStream_t) -> cudaErro
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamQuery(stream: cudaStream_t) -> cudaError_t {
     call("cudaStreamQuery", || {
-        let idle = find_stream(stream)?.queue.is_idle();
+        let idle = find_stream(stream)?.is_idle();
         if idle { Ok(()) } else { Err(cudaError_t::cudaErrorNotReady) }
     })
 }
@@ -370,7 +371,7 @@ fn create_event(pointer: *mut cudaEvent_t, flags: c_uint) -> Result<(), cudaErro
     if flags > 7 || pointer.is_null() {
         return Err(INVALID);
     }
-    let event = stream::create_event(flags & cudaEventDisableTiming == 0);
+    let event = event::create(flags & cudaEventDisableTiming == 0);
     put(pointer, ptr::without_provenance_mut(event))
 }
 
@@ -414,7 +415,7 @@ pub unsafe extern "C" fn cudaEventSynchronize(event: cudaEvent_t) -> cudaError_t
 pub unsafe extern "C" fn cudaEventDestroy(event: cudaEvent_t) -> cudaError_t {
     call("cudaEventDestroy", || {
         find_event(event)?;
-        let destroyed = stream::destroy_event(event.addr());
+        let destroyed = event::destroy(event.addr());
         if destroyed { Ok(()) } else { Err(cudaError_t::cudaErrorInvalidResourceHandle) }
     })
 }
@@ -451,7 +452,7 @@ pub unsafe extern "C" fn cudaLaunchHostFunc(
         let stream = find_stream(stream)?;
         let function = fn_.ok_or(INVALID)?;
         let data = Carried(userData);
-        stream.queue.push(move || {
+        stream.push(move || {
             hit.sleep();
             // SAFETY: function and data are valid until the function has run, by the C caller's promise.
             unsafe { function(data.get()) };
@@ -714,7 +715,7 @@ pub unsafe extern "C" fn cudaFreeAsync(devPtr: *mut c_void, hStream: cudaStream_
         memory::find(base)
             .filter(|found| found.base == base && found.kind == Kind::Device && found.physical.is_none())
             .ok_or(INVALID)?;
-        stream.queue.push(move || {
+        stream.push(move || {
             hit.sleep();
             memory::release(base, &[Kind::Device]);
         });

@@ -131,14 +131,14 @@ impl Copy {
     ) -> Result<(), cudaError_t> {
         let stream = find_stream(stream)?;
         let wait = wait || copy.as_ref().is_some_and(Self::blocks);
-        stream.queue.push(move || {
+        stream.push(move || {
             hit.sleep();
             if let Some(copy) = copy {
                 copy.run();
             }
         });
         if wait {
-            stream.queue.wait();
+            stream.wait();
         }
         Ok(())
     }
@@ -361,12 +361,12 @@ pub unsafe extern "C" fn cudaMemcpyBatchAsync(
         }
         let stream = find_stream(stream)?;
         let wait = planned.iter().any(Copy::blocks);
-        stream.queue.push(move || {
+        stream.push(move || {
             hit.sleep();
             planned.iter().for_each(Copy::run);
         });
         if wait {
-            stream.queue.wait();
+            stream.wait();
         }
         Ok(())
     })
@@ -388,7 +388,7 @@ pub(super) fn fill(
     if place.kind.is_none() {
         return Err(INVALID);
     }
-    stream.queue.push(move || {
+    stream.push(move || {
         hit.sleep();
         let whole = place;
         // SAFETY: the range was checked against its allocation, which `whole` keeps.
@@ -401,7 +401,7 @@ pub(super) fn fill(
 pub unsafe extern "C" fn cudaMemset(devPtr: *mut c_void, value: c_int, count: usize) -> cudaError_t {
     call("cudaMemset", || {
         fill(devPtr, value as u8, count, NULL_STREAM, Hit::default())?;
-        find_stream(NULL_STREAM)?.queue.wait();
+        find_stream(NULL_STREAM)?.wait();
         Ok(())
     })
 }

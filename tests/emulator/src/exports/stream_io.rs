@@ -35,7 +35,7 @@ fn find(stream: CUstream) -> Result<Arc<Stream>, CUfileError_t> {
 pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -> CUfileError_t {
     status::call("cuFileStreamRegister", || {
         driver::open_for_use()?;
-        find(stream)?.queue.wait();
+        find(stream)?.wait();
         match lock(&REGISTERED).entry(stream.addr()) {
             Entry::Occupied(_) => Err(INVALID),
             Entry::Vacant(entry) => {
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError_t {
     status::call("cuFileStreamDeregister", || {
-        find(stream)?.queue.wait();
+        find(stream)?.wait();
         lock(&REGISTERED).remove(&stream.addr()).map(drop).ok_or(INVALID)
     })
 }
@@ -125,7 +125,7 @@ fn submit(operation: Operation, stream: CUstream, hit: Hit) -> Result<(), CUfile
     let (handle, base) = (Carried(operation.handle), Carried(operation.base));
     let bytes = Carried(operation.bytes);
     let write = operation.write;
-    stream.queue.push(move || {
+    stream.push(move || {
         let arguments = (size.value(), file_offset.value(), buffer_offset.value());
         let (Some(size), Some(file_offset), Some(buffer_offset)) = arguments else { return };
         let request =

@@ -1,0 +1,107 @@
+//! Queues with a thread each.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+use crate::control::lock;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    pushed: u64,
+    finished: u64,
+    closed: bool,
+}
+
+/// Jobs that one thread runs in their order.
+#[derive(Default)]
+pub(crate) struct Queue {
+    jobs: Mutex<Jobs>,
+    changed: Condvar,
+}
+
+impl Queue {
+    /// Starts a queue and its thread, which ends after [`close`](Self::close).
+    pub(crate) fn start(name: &str) -> Arc<Self> {
+        let queue = Arc::new(Self::default());
+        let worker = Arc::clone(&queue);
+        let spawned = thread::Builder::new().name(name.to_owned()).spawn(move || worker.work());
+        spawned.expect("a thread for an emulated queue");
+        queue
+    }
+
+    fn work(&self) {
+        loop {
+            let mut jobs = lock(&self.jobs);
+            let job = loop {
+                match jobs.waiting.pop_front() {
+                    Some(job) => break job,
+                    None if jobs.closed => return,
+                    None => jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            drop(jobs);
+            job();
+            lock(&self.jobs).finished += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Adds a job.
+    pub(crate) fn push(&self, job: impl FnOnce() + Send + 'static) {
+        let mut jobs = lock(&self.jobs);
+        jobs.waiting.push_back(Box::new(job));
+        jobs.pushed += 1;
+        drop(jobs);
+        self.changed.notify_all();
+    }
+
+    /// Returns whether every job is done.
+    pub(crate) fn is_idle(&self) -> bool {
+        let jobs = lock(&self.jobs);
+        jobs.finished == jobs.pushed
+    }
+
+    /// Waits for the present jobs of the queue.
+    pub(crate) fn wait(&self) {
+        self.wait_for(self.pushed());
+    }
+
+    /// Returns the number of jobs so far.
+    pub(crate) fn pushed(&self) -> u64 {
+        lock(&self.jobs).pushed
+    }
+
+    /// Waits until so many jobs are done.
+    pub(crate) fn wait_for(&self, count: u64) {
+        let mut jobs = lock(&self.jobs);
+        while jobs.finished < count {
+            jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Returns whether the queue takes no more jobs and all are done.
+    pub(crate) fn is_over(&self) -> bool {
+        let jobs = lock(&self.jobs);
+        jobs.closed && jobs.finished == jobs.pushed
+    }
+
+    /// Drops the jobs that have not begun and waits for the running one.
+    pub(crate) fn drain(&self) {
+        let mut jobs = lock(&self.jobs);
+        jobs.pushed -= jobs.waiting.len() as u64;
+        let dropped = std::mem::take(&mut jobs.waiting);
+        drop(jobs);
+        drop(dropped);
+        self.wait();
+    }
+
+    /// Lets the thread end once the queue is empty.
+    pub(crate) fn close(&self) {
+        lock(&self.jobs).closed = true;
+        self.changed.notify_all();
+    }
+}
