@@ -23,6 +23,35 @@
 //! A part of a slice is a view, `Synced::new(weights.slice_mut(..1024))`. [`Stream::from_cudarc`] makes a [`Stream`]
 //! for stream-ordered transfers from cudarc's; with [`Synced::in_its_stream`] this thread does not wait for it.
 //! cudarc's pinned memory needs none of this: `PinnedHostSlice::as_mut_slice` waits itself and returns bytes.
+//!
+//! # Per-thread streams
+//! cudarc's `per_thread_stream`, which candle's `Device::new_cuda` uses, is one value for many streams: each thread has
+//! its own, and work goes to that of the calling thread. No call waits for the stream of another thread. So
+//! [`Synced::new`] waits for all work of the context then, and [`Stream::from_cudarc`] returns the null stream. CUDA
+//! runs the null stream's work after the earlier work of every per-thread stream, and before their later work:
+//!
+//! ```no_run
+//! use cudarc::driver::CudaContext;
+//! use cufile::cuda::Stream;
+//! use cufile::cudarc::Synced;
+//! use cufile::{Driver, FileHandle, RegisteredStream, StreamFlags};
+//!
+//! let mine = CudaContext::new(0)?.per_thread_stream();
+//! let driver = Driver::open()?;
+//! let file = FileHandle::register(&driver, std::fs::File::open("weights.bin")?)?.into();
+//! let all = Stream::from_cudarc(driver.cuda(), mine.clone())?;
+//! let all = RegisteredStream::register(&driver, all, StreamFlags::empty())?;
+//!
+//! let weights = mine.alloc_zeros::<f32>(1 << 20)?;
+//! // SAFETY: its first use is a transfer in a stream from `from_cudarc`.
+//! let weights = unsafe { Synced::in_its_stream(weights) }?;
+//! let (bytes, weights) = all.read_at(&file, weights, 0)?.wait()?;
+//! println!("{bytes} bytes: {:?}", mine.clone_dtoh(&weights.into_inner())?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! libcuda (580.159) can hang at the end of a thread whose per-thread stream has work left. Such a thread should call
+//! `synchronize` of the stream before it ends.
 
 use std::sync::Arc;
 use std::{fmt, mem, ptr};
@@ -35,7 +64,7 @@ use ::cudarc::driver::{
 use bytemuck::AnyBitPattern;
 use cuda_rt_sys::driver::CUresult;
 
-use crate::cuda::{Context, Cuda, Stream};
+use crate::cuda::{Context, Cuda, Stream, is_implicit_stream};
 use crate::error::{Error, Result};
 use crate::memory::{IoBuf, IoBufMut};
 
@@ -91,32 +120,45 @@ pub struct Synced<S> {
 }
 
 impl<S: Slice> Synced<S> {
-    /// Waits for the slice's stream, and for uses on other streams that cudarc tracks. These are the writing
-    /// uses, and the reading ones too if a file can be read into `S`. Like cudarc's own calls, this leaves the
-    /// slice's context current on the calling thread.
+    /// Waits for the submitted work that may use the slice. Like cudarc's own calls, this leaves the slice's
+    /// context current on the calling thread.
     ///
-    /// A caller that has turned cudarc's tracking off (`CudaContext::disable_event_tracking`) must wait for
-    /// other streams itself.
+    /// If cudarc created the slice's stream, this waits for that stream, and for uses on other streams that cudarc
+    /// tracks. These are the writing uses, and the last reading one too if a file can be read into `S`.
+    ///
+    /// The work of the default stream and the [per-thread stream](self#per-thread-streams) is not tracked. For their
+    /// slices, this waits for all work of the context. It does so, too, if cudarc's tracking is off
+    /// (`CudaContext::disable_event_tracking`).
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the memory belongs to another context than a primary one; CUDA's error, which may be
     /// the failure of earlier work.
     #[doc(alias = "cuStreamSynchronize")]
+    #[doc(alias = "cuCtxSynchronize")]
     pub fn new(slice: S) -> Result<Self> {
         let (synced, stream) = Self::behind_its_stream(slice)?;
-        stream.synchronize().map_err(|error| failed("cuStreamSynchronize", error))?;
+        // The slice keeps its stream, and cudarc tracks uses while a stream that it created is alive.
+        if is_implicit_stream(stream.cu_stream().cast())
+            || !stream.context().is_managing_stream_synchronization()
+        {
+            stream.context().synchronize().map_err(|error| failed("cuCtxSynchronize", error))?;
+        } else {
+            stream.synchronize().map_err(|error| failed("cuStreamSynchronize", error))?;
+        }
         Ok(synced)
     }
 
-    /// Makes only the slice's stream wait for uses on other streams, unlike [`new`](Self::new), where this
-    /// thread waits. Use it for transfers in that very stream.
+    /// Makes only the slice's stream wait for tracked uses on other streams, unlike [`new`](Self::new), where
+    /// this thread waits. Use it for transfers in that very stream.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     ///
     /// # Safety
     /// The first transfer must be ordered behind the present work of the slice's stream, for example by a
-    /// [`Stream::from_cudarc`] of it.
+    /// [`Stream::from_cudarc`] of it. The present work of the [per-thread stream](self#per-thread-streams) is that
+    /// of every thread; `from_cudarc` orders behind all of it. No other work may use the slice, except uses that
+    /// cudarc tracks.
     pub unsafe fn in_its_stream(slice: S) -> Result<Self> {
         Ok(Self::behind_its_stream(slice)?.0)
     }
@@ -231,12 +273,14 @@ slices! {
 impl Stream {
     /// Returns a stream that shares cudarc's and keeps it alive. Dropping the value neither waits nor destroys.
     ///
+    /// For the [per-thread stream](crate::cudarc#per-thread-streams), this returns the null stream, whose work comes
+    /// after the earlier work of that stream on every thread, and before its later work. Waiting for the null
+    /// stream waits for its own work alone.
+    ///
     /// # Errors
-    /// [`Error::InvalidInput`] if the stream's context is not its GPU's primary context in `cuda`. The same for
-    /// cudarc's per-thread stream, which is another one on each thread. Also CUDA's error.
+    /// [`Error::InvalidInput`] if the stream's context is not its GPU's primary context in `cuda`. Also CUDA's error.
     pub fn from_cudarc(cuda: &Cuda, stream: Arc<CudaStream>) -> Result<Self> {
         const OPERATION: &str = "Stream::from_cudarc";
-        const PER_THREAD: usize = 2;
         let context: &Arc<CudaContext> = stream.context();
         let ordinal = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
         let device = cuda.device(ordinal)?;
@@ -244,12 +288,6 @@ impl Stream {
             return Err(Error::invalid(
                 OPERATION,
                 "the stream is not in the GPU's primary context; make its context by CudaContext::new",
-            ));
-        }
-        if stream.cu_stream().addr() == PER_THREAD {
-            return Err(Error::invalid(
-                OPERATION,
-                "the per-thread stream is another one on each thread; use CudaContext::new_stream",
             ));
         }
         Ok(Stream::lent(&device, stream))

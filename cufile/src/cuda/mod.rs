@@ -38,6 +38,8 @@ pub use kernel::{Kernel, KernelArgument, Module};
 pub use mapped::MappedBuffer;
 pub use memory::{DeviceBuffer, ManagedBuffer, PinnedBuffer};
 pub(crate) use memory::{copy_from_host, copy_to_host, fill};
+#[cfg(feature = "cudarc")]
+pub(crate) use stream::is_implicit_stream;
 pub use stream::{Event, Stream, WordOperation};
 
 use crate::error::{Error, Result, check_driver};

@@ -28,6 +28,18 @@ pub struct Stream {
     owner: Owner,
 }
 
+/// Returns whether a handle means a stream that CUDA makes itself: the null stream (null, `cudaStreamLegacy`), or that
+/// of the calling thread (`cudaStreamPerThread`).
+pub(crate) fn is_implicit_stream(raw: cudaStream_t) -> bool {
+    raw.addr() <= 2
+}
+
+/// Returns the handle of a stream that is the same on all threads, because any thread may use a [`Stream`]. The null
+/// stream takes turns with the streams of threads.
+fn same_on_all_threads(raw: cudaStream_t) -> cudaStream_t {
+    if is_implicit_stream(raw) { ptr::null_mut() } else { raw }
+}
+
 /// The owner of a stream, which destroys it.
 enum Owner {
     /// The [`Stream`], which destroys it when it is dropped.
@@ -62,18 +74,21 @@ impl Stream {
 
     /// Returns a stream of other code. Dropping the value neither waits nor destroys.
     ///
+    /// `cudaStreamPerThread` is another stream on each thread. The null stream takes its place: it runs its work
+    /// after the earlier work of all these streams, and they run theirs after its earlier work.
+    ///
     /// # Safety
     /// `raw` must be null or a stream of the device's primary context that stays alive as long as the value. A
     /// [`RegisteredStream`](crate::RegisteredStream) may hold the value even after the registered stream was
-    /// dropped. `raw` must not be `cudaStreamPerThread`, which is another stream on each thread.
+    /// dropped.
     pub unsafe fn from_raw(device: &Device, raw: cudaStream_t) -> Self {
-        Self { device: device.clone(), raw, owner: Owner::Elsewhere }
+        Self { device: device.clone(), raw: same_on_all_threads(raw), owner: Owner::Elsewhere }
     }
 
     /// Returns a stream of the device's primary context that cudarc made.
     #[cfg(feature = "cudarc")]
     pub(crate) fn lent(device: &Device, stream: Arc<CudaStream>) -> Self {
-        let raw = stream.cu_stream().cast();
+        let raw = same_on_all_threads(stream.cu_stream().cast());
         Self { device: device.clone(), raw, owner: Owner::Cudarc { _stream: stream } }
     }
 

@@ -60,12 +60,9 @@ fn key(driver: &Driver) -> usize {
     driver.library().functions().cuFileStreamDeregister as usize
 }
 
+/// Returns the key of a stream in [`Streams`]. The null stream has several handles in CUDA, but one here.
 fn handle(stream: &Stream) -> usize {
-    match stream.as_raw().addr() {
-        // `cudaStreamLegacy` is the null stream.
-        0 | 1 => 0,
-        other => other,
-    }
+    stream.as_raw().addr()
 }
 
 impl Registered {
