@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::codecs::Chain;
 use super::error::{ZarrError, guarded};
-use super::grid::{self, ZarrsArray};
+use super::grid::{self, Element, ZarrsArray};
 use super::metadata;
 use super::store::FileStore;
 use crate::formats::memory::check_len;
@@ -29,22 +30,26 @@ use crate::{Cause, Engine};
 /// gives them the fill value.
 ///
 /// A read or write of raw chunks is direct if the bytes that are adjacent in both the chunk and the region are a whole
-/// chunk or at least 512 bytes. The chunk with the first element of the region decides for all. Otherwise zarrs does
-/// the read or write, as for coded chunks.
+/// chunk or at least 512 bytes. The chunk with the first element of the region decides for all. Otherwise the chunks are
+/// read or written as coded chunks.
 ///
 /// # Coded chunks
-/// zarrs decodes or encodes all other chunks on the host, in several threads. This crate copies the elements to or from
-/// the buffer in bands of the array, of about 128 MiB or one row of chunks. A write gives elements beyond the array the
+/// This crate decodes all other chunks on the host, and zarrs encodes them, in several threads. For a GPU, the elements
+/// are copied in bands of the array, of about 128 MiB or one row of chunks. A write gives elements beyond the array the
 /// fill value.
 ///
-/// Some chunks, and shards of such chunks, are decoded as a whole even for a small region: those with checksums, because
-/// zarrs checks the checksum only then, and those of blosc behind another codec or with a `typesize` that does not
-/// divide the size of an element.
+/// Of chunks without compression, a read reads the bytes of the region. Of shards, it reads the index and the chunks
+/// that lie in the region. All other chunks are decoded as a whole even for a small region. Checksums of what is read
+/// are checked.
 ///
 /// # Unknown sources
 /// Metadata is untrusted input, and an array without files may claim any size. For a store from an unknown source,
-/// check [`len_bytes`](Self::len_bytes) before you allocate memory for all of the array. zarrs may unpack a
-/// compressed chunk to much more than the chunk's size, on the host, before it refuses the chunk.
+/// check [`len_bytes`](Self::len_bytes) before you allocate memory for all of the array.
+///
+/// A read takes memory for the chunks that it decodes at a time: 128 MiB of them, or one. For a chunk of n bytes, that is
+/// at most 6 n and 64 KiB, and 2 n for each level of shards. The metadata says n. A decoder takes at most 2^15 bytes for
+/// each byte that it decodes. A file that is longer than its chunk can be is not read. A shard may have 2^22 chunks, and
+/// its index takes 16 bytes for each. Memory that the host lacks is an error.
 ///
 /// # Example
 /// The [module](super) has an example for host memory. With a GPU:
@@ -66,11 +71,10 @@ use crate::{Cause, Engine};
 /// ```
 pub struct Array {
     array: ZarrsArray,
-    element_bytes: usize,
+    element: Element,
     len_bytes: u64,
     longest_chunk_bytes: u64,
-    has_raw_chunks: bool,
-    needs_whole_chunks: bool,
+    chain: Chain,
 }
 
 impl Array {
@@ -82,6 +86,8 @@ impl Array {
     pub fn open(store: &Arc<FileStore>, path: &str) -> Result<Self> {
         let path = format!("/{}", path.trim_matches('/'));
         let opened = metadata::read(store, &path).and_then(|metadata| {
+            // zarrs must not make codecs that are not supported, and its errors name no field.
+            Chain::of(&metadata, Element { bytes: 1, number_bytes: 1 })?;
             guarded(|| ZarrsArray::new_with_metadata(store.clone(), &path, metadata))
                 .map_err(|message| ZarrError::Open { message })
         });
@@ -94,31 +100,22 @@ impl Array {
     /// Takes an array of zarrs, for example from its `ArrayBuilder`. The metadata need not be written yet.
     ///
     /// # Errors
-    /// [`Error::Zarr`] if the elements have no bytes or differ in length, or if the array or a chunk is too large.
+    /// [`Error::Zarr`] if the elements have no bytes or differ in length, if the array or a chunk is too large, or if a
+    /// codec is [not supported](super#supported-arrays).
     pub fn new(array: zarrs::array::Array<FileStore>) -> Result<Self> {
         let check = || {
-            let element_bytes = grid::element_bytes(&array)?;
-            let len_bytes = grid::array_bytes(&array, element_bytes)?;
-            let mut longest_chunk_bytes = grid::longest_chunk_bytes(&array, element_bytes)?;
+            let element = grid::element(&array)?;
+            let len_bytes = grid::array_bytes(&array, element)?;
+            let mut longest_chunk_bytes = grid::longest_chunk_bytes(&array, element)?;
             if array.chunk_grid_shape().iter().all(|&chunks| chunks > 0) {
-                let first = grid::Extent::of(&array, &vec![0; array.dimensionality()], element_bytes)?;
+                let first = grid::Extent::of(&array, &vec![0; array.dimensionality()], element)?;
                 longest_chunk_bytes = longest_chunk_bytes.max(first.len_bytes);
             }
-            grid::check_inner_chunks(&array, element_bytes)?;
-            Ok((element_bytes, len_bytes, longest_chunk_bytes))
+            Ok((element, len_bytes, longest_chunk_bytes, Chain::of(array.metadata(), element)?))
         };
         match check() {
-            Ok((element_bytes, len_bytes, longest_chunk_bytes)) => {
-                let has_raw_chunks = grid::is_raw(&array, element_bytes);
-                let needs_whole_chunks = grid::needs_whole_chunks(&array, element_bytes);
-                Ok(Self {
-                    array,
-                    element_bytes,
-                    len_bytes,
-                    longest_chunk_bytes,
-                    has_raw_chunks,
-                    needs_whole_chunks,
-                })
+            Ok((element, len_bytes, longest_chunk_bytes, chain)) => {
+                Ok(Self { array, element, len_bytes, longest_chunk_bytes, chain })
             }
             Err(error) => Err(Error::Zarr { path: folder(&array.storage(), array.path().as_str()), error }),
         }
@@ -136,7 +133,11 @@ impl Array {
 
     /// Returns the number of bytes of one element.
     pub fn element_bytes(&self) -> usize {
-        self.element_bytes
+        self.element.bytes
+    }
+
+    pub(super) fn element(&self) -> Element {
+        self.element
     }
 
     /// Returns the number of bytes of all elements.
@@ -148,13 +149,13 @@ impl Array {
         self.longest_chunk_bytes
     }
 
-    pub(super) fn needs_whole_chunks(&self) -> bool {
-        self.needs_whole_chunks
+    pub(super) fn chain(&self) -> &Chain {
+        &self.chain
     }
 
     /// Returns whether the chunks are [raw](#raw-chunks): the file of a chunk has the bytes of its elements in memory.
     pub fn has_raw_chunks(&self) -> bool {
-        self.has_raw_chunks
+        self.chain.is_raw()
     }
 
     /// Checks that the array has the region, and that a buffer is as long.
@@ -172,7 +173,7 @@ impl Array {
             true => "the array".to_owned(),
             false => "the region".to_owned(),
         };
-        check_len(&self.folder(), what, elements * self.element_bytes as u64, buffer_bytes)
+        check_len(&self.folder(), what, elements * self.element.bytes as u64, buffer_bytes)
     }
 
     /// Returns the folder of the array, for errors.
@@ -219,7 +220,7 @@ impl fmt::Debug for Array {
             .field("path", &self.folder())
             .field("shape", &self.shape())
             .field("data_type", self.array.data_type())
-            .field("has_raw_chunks", &self.has_raw_chunks)
+            .field("has_raw_chunks", &self.has_raw_chunks())
             .finish_non_exhaustive()
     }
 }

@@ -1,13 +1,12 @@
-//! Coded chunks: the codecs of zarrs decode and encode them on the host, and each band of the array is copied at once.
+//! Coded chunks: this crate decodes them on the host, and zarrs encodes them. Each band of the array is copied to or
+//! from a GPU at once.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
-use zarrs::array::ArrayError;
-use zarrs::array::codec::{ArrayToBytesCodecTraits, CodecOptions};
-use zarrs::array_subset::ArraySubset;
+use zarrs::array::codec::CodecOptions;
 
 use super::array::Array;
+use super::decode::{Decoder, Place, Source};
 use super::error::{ZarrError, guarded};
 use super::grid::{Chunks, Extent};
 use super::parallel::share;
@@ -19,8 +18,8 @@ use crate::formats::memory::{addressable, out_of_memory, zeroed};
 use crate::formats::{Error, Result};
 use crate::memory::Memory;
 
-/// The number of bytes of the array that are decoded or encoded at a time, unless one row of chunks has more. Also
-/// limits the bytes of chunks that are decoded as a whole at a time, unless one chunk has more.
+/// The number of bytes of the array that are copied to or from a GPU at a time, unless one row of chunks has more. Also
+/// limits the bytes of chunks that are decoded or encoded at a time, unless one chunk has more.
 const BAND_BYTES: u64 = 128 << 20;
 
 /// Reads a region of the array, which is not empty.
@@ -35,98 +34,50 @@ pub(super) unsafe fn read(
     engine: &Engine,
 ) -> Result<()> {
     let target = Target::new(*memory, engine).map_err(|error| array.copy_error(error))?;
+    if target.is_on_host() {
+        return decode(array, region, &target, engine);
+    }
     for band in bands(array, region)? {
-        let bytes = match array.needs_whole_chunks() {
-            true => decode_whole_chunks(array, &band, engine)?,
-            false => decode(array, &band)?,
-        };
+        let mut bytes = zeroed(&array.folder(), band.len_bytes)?;
+        decode(array, &band.region, &Target::on_host(&mut bytes), engine)?;
         // SAFETY: the caller's promise; the band lies in the region.
         unsafe { target.put(band.start, &bytes) }.map_err(|error| array.copy_error(error))?;
     }
     Ok(())
 }
 
-/// Decodes a band, and of its chunks only the parts in the band where the codecs can do that.
-fn decode(array: &Array, band: &Band) -> Result<Vec<u8>> {
-    let subset = ArraySubset::new_with_ranges(&band.region);
-    let bytes = guarded(|| {
-        let decoded = array.as_zarrs().retrieve_array_subset_opt(&subset, &CodecOptions::default())?;
-        decoded.into_fixed().map(Cow::into_owned).map_err(ArrayError::from)
-    });
-    let bytes = bytes.map_err(|message| array.error(culprit(array, &band.region, message)))?;
-    match bytes.len() == band.len_bytes {
-        true => Ok(bytes),
-        false => {
-            let message = format!("{} bytes instead of {}", bytes.len(), band.len_bytes);
-            Err(array.error(ZarrError::Codec { message }))
-        }
-    }
-}
-
-/// Decodes all chunks of a band as a whole.
-fn decode_whole_chunks(array: &Array, band: &Band, engine: &Engine) -> Result<Vec<u8>> {
-    let mut bytes = zeroed(&array.folder(), band.len_bytes)?;
-    let target = Target::new(Memory::on_host(bytes.as_mut_ptr(), bytes.len()), engine);
-    let target = target.map_err(|error| array.copy_error(error))?;
-    each_chunk(array, band, engine.settings().threads(), |indices, extent, runs, options| {
-        let Some(chunk) = decode_chunk(array, indices, extent, options)? else {
-            let fill = array.as_zarrs().fill_value().as_ne_bytes();
-            // SAFETY: in the bytes of the band; chunks are disjoint, and each has one turn.
-            return unsafe { target.fill(runs, fill) }.map_err(|error| array.copy_error(error));
-        };
-        runs.iter().try_for_each(|run| {
-            let run_bytes = &chunk[run.in_chunk as usize..][..runs.run_bytes];
-            // SAFETY: as above.
-            unsafe { target.put(run.in_region, run_bytes) }.map_err(|error| array.copy_error(error))
-        })
-    })?;
-    Ok(bytes)
-}
-
-/// Calls `work` for each chunk of a band, with its indices, its extent, its runs in the band, and options by which zarrs
-/// uses the processors that other chunks leave. Uses fewer threads where the chunks would take too much memory.
-fn each_chunk(
-    array: &Array,
-    band: &Band,
-    threads: usize,
-    work: impl Fn(&[u64], &Extent, &Runs, &CodecOptions) -> Result<()> + Sync,
-) -> Result<()> {
-    let chunks = array.checked(Chunks::meeting(array.as_zarrs(), &band.region))?;
-    let at_a_time = (BAND_BYTES / array.longest_chunk_bytes().max(1)).min(chunks.count());
-    let threads = threads.min(at_a_time as usize).max(1);
-    let mut options = CodecOptions::default();
-    options.set_concurrent_target((options.concurrent_target() / threads).max(1));
-    share(chunks.count(), 1, threads, |turn| {
-        let indices = chunks.indices(turn.start);
-        let extent = Extent::of(array.as_zarrs(), &indices, array.element_bytes());
-        let extent = array.checked(extent.and_then(|extent| extent.meeting(&band.region)))?;
-        let runs = Runs::new(&extent.origin, &extent.shape, &band.region, array.element_bytes());
-        work(&indices, &extent, &runs, &options)
+/// Decodes the parts of chunks that lie in a region to the memory of the region.
+fn decode(array: &Array, region: &[Range<u64>], target: &Target, engine: &Engine) -> Result<()> {
+    let most_threads = engine.settings().threads();
+    each_chunk(array, region, most_threads, |indices, extent, threads| {
+        let key = array.as_zarrs().chunk_key(indices).to_string();
+        let path = array.store().path_of(&key);
+        let path = path.ok_or_else(|| array.error(ZarrError::no_chunk_key(&key)))?;
+        let decoder = Decoder { array, key: &key, region, target };
+        let place = Place { origin: &extent.origin, shape: &extent.shape };
+        let Some((file, len_bytes)) = array.store().open(&path)? else { return decoder.fill(place) };
+        let source = Source::File { file: &file, start: 0, len_bytes };
+        decoder.read(array.chain(), source, place, (most_threads / threads).max(1))
     })
 }
 
-/// Decodes a chunk, if it has a file.
-fn decode_chunk(
+/// Calls `work` for each chunk of a region, with its indices, its extent, and the number of threads that do so at a
+/// time. Uses fewer threads where the chunks would take too much memory.
+fn each_chunk(
     array: &Array,
-    indices: &[u64],
-    extent: &Extent,
-    options: &CodecOptions,
-) -> Result<Option<Vec<u8>>> {
-    let zarrs = array.as_zarrs();
-    let failed = |message| chunk_error(array, indices, message);
-    let encoded = guarded(|| zarrs.retrieve_encoded_chunk(indices)).map_err(failed)?;
-    let Some(encoded) = encoded else { return Ok(None) };
-    has_memory(array, extent.len_bytes)?;
-    let bytes = guarded(|| {
-        let representation = zarrs.chunk_array_representation(indices)?;
-        let decoded = zarrs.codecs().decode(encoded.into(), &representation, options)?;
-        decoded.into_fixed().map(Cow::into_owned).map_err(ArrayError::from)
-    });
-    let bytes = bytes.map_err(failed)?;
-    match bytes.len() as u64 == extent.len_bytes {
-        true => Ok(Some(bytes)),
-        false => Err(failed(format!("{} bytes instead of {}", bytes.len(), extent.len_bytes))),
-    }
+    region: &[Range<u64>],
+    threads: usize,
+    work: impl Fn(&[u64], &Extent, usize) -> Result<()> + Sync,
+) -> Result<()> {
+    let chunks = array.checked(Chunks::meeting(array.as_zarrs(), region))?;
+    let at_a_time = (BAND_BYTES / array.longest_chunk_bytes().max(1)).min(chunks.count());
+    let threads = threads.min(at_a_time as usize).max(1);
+    share(chunks.count(), 1, threads, |turn| {
+        let indices = chunks.indices(turn.start);
+        let extent = Extent::of(array.as_zarrs(), &indices, array.element());
+        let extent = array.checked(extent.and_then(|extent| extent.meeting(region)))?;
+        work(&indices, &extent, threads)
+    })
 }
 
 /// Returns the error of zarrs for a chunk.
@@ -172,8 +123,11 @@ pub(super) unsafe fn write(
 /// zarrs by itself would read them from the old file, which may be damaged.
 fn encode(array: &Array, band: &Band, bytes: &[u8]) -> Result<()> {
     let zarrs = array.as_zarrs();
-    let threads = CodecOptions::default().concurrent_target();
-    each_chunk(array, band, threads, |indices, extent, runs, options| {
+    let processors = CodecOptions::default().concurrent_target();
+    each_chunk(array, &band.region, processors, |indices, extent, threads| {
+        let mut options = CodecOptions::default();
+        options.set_concurrent_target((processors / threads).max(1));
+        let runs = Runs::new(&extent.origin, &extent.shape, &band.region, array.element_bytes());
         let len_bytes = addressable(&array.folder(), extent.len_bytes)?;
         let mut chunk = zeroed(&array.folder(), len_bytes)?;
         if runs.total_bytes() < extent.len_bytes {
@@ -184,7 +138,7 @@ fn encode(array: &Array, band: &Band, bytes: &[u8]) -> Result<()> {
             let target = &mut chunk[run.in_chunk as usize..][..runs.run_bytes];
             target.copy_from_slice(&bytes[run.in_region..][..runs.run_bytes]);
         }
-        guarded(|| zarrs.store_chunk_opt(indices, chunk, options))
+        guarded(|| zarrs.store_chunk_opt(indices, chunk, &options))
             .map_err(|message| chunk_error(array, indices, message))
     })
 }
@@ -212,7 +166,7 @@ fn bands(array: &Array, region: &[Range<u64>]) -> Result<Vec<Band>> {
         let mut end = start;
         while end < rows.end && (end == start || (end - start) * row_bytes < BAND_BYTES) {
             corner[0] = end;
-            let extent = array.checked(Extent::at(array.as_zarrs(), &corner, element_bytes))?;
+            let extent = array.checked(Extent::at(array.as_zarrs(), &corner, array.element()))?;
             end = (extent.origin[0] + extent.shape[0]).min(rows.end);
         }
         let mut band = region.to_vec();
@@ -225,28 +179,4 @@ fn bands(array: &Array, region: &[Range<u64>]) -> Result<Vec<Band>> {
         start = end;
     }
     Ok(bands)
-}
-
-/// Returns the error of the first damaged chunk of a region. Tries one chunk after the other, because the error of
-/// zarrs does not name it.
-fn culprit(array: &Array, region: &[Range<u64>], message: String) -> ZarrError {
-    let all = || ZarrError::Codec { message: message.clone() };
-    let Ok(chunks) = Chunks::meeting(array.as_zarrs(), region) else { return all() };
-    for number in 0..chunks.count() {
-        let indices = chunks.indices(number);
-        let Ok(extent) = Extent::of(array.as_zarrs(), &indices, array.element_bytes()) else { return all() };
-        let part =
-            region.iter().zip(extent.origin.iter().zip(&extent.shape)).map(|(wanted, (&origin, &len))| {
-                wanted.start.max(origin) - origin..wanted.end.min(origin + len) - origin
-            });
-        let part = ArraySubset::new_with_ranges(&part.collect::<Vec<_>>());
-        let read = guarded(|| {
-            let options = CodecOptions::default();
-            array.as_zarrs().retrieve_chunk_subset_opt(&indices, &part, &options).map(drop)
-        });
-        if let Err(message) = read {
-            return ZarrError::Chunk { key: clip(chunks.key(&indices).as_str()), message };
-        }
-    }
-    all()
 }

@@ -22,10 +22,10 @@ use crate::formats::clip::clip;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ZarrError {
-    /// There is no array, or zarrs refuses its metadata.
+    /// There is no array, its metadata are wrong, or it has something that is [not supported](super#supported-arrays).
     #[error("cannot open the array: {message}")]
     Open {
-        /// The text of zarrs' error, escaped, and cut if it is long.
+        /// The text of the error, with the field or the codec, escaped, and cut if it is long.
         message: String,
     },
     /// The array does not fit one buffer of bytes.
@@ -65,13 +65,7 @@ pub enum ZarrError {
     Chunk {
         /// The chunk's key in the store, cut if it is long.
         key: String,
-        /// The text of the error, usually zarrs' own, escaped, and cut if it is long.
-        message: String,
-    },
-    /// Chunks could not be read and decoded, or encoded and written. The error of zarrs does not name them.
-    #[error("{message}")]
-    Codec {
-        /// The text of the error, usually zarrs' own, escaped, and cut if it is long.
+        /// The text of the error, escaped, and cut if it is long.
         message: String,
     },
 }
@@ -86,8 +80,7 @@ impl ZarrError {
     }
 }
 
-/// Calls zarrs, and returns its result, or the text of its error or panic. zarrs panics on some damaged metadata and
-/// chunks.
+/// Calls zarrs, and returns its result, or the text of its error or panic. zarrs panics on some damaged metadata.
 pub(super) fn guarded<T, E: fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     // `work` only reads its captures, or the caller drops them after a failure.
     match catch_unwind(AssertUnwindSafe(work)) {

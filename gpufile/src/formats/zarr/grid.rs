@@ -1,8 +1,7 @@
-//! The chunks of an array: those that meet a region, their extents, and the test for raw chunks.
+//! The chunks of an array: those that meet a region, and their extents.
 
 use std::ops::Range;
 
-use serde_json::{Map, Value};
 use zarrs::array::DataType;
 use zarrs::storage::StoreKey;
 
@@ -18,18 +17,39 @@ const MAX_ARRAY_BYTES: u64 = i64::MAX as u64;
 /// The most bytes that a chunk may have. zarrs multiplies the number of its elements by small numbers.
 const MAX_CHUNK_BYTES: u64 = 1 << 48;
 
-/// Returns the number of bytes of one element.
-pub(super) fn element_bytes(array: &ZarrsArray) -> Result<usize, ZarrError> {
-    match array.data_type().fixed_size() {
-        Some(0) => Err(ZarrError::Unsupported { what: "elements without bytes" }),
-        Some(element_bytes) => Ok(element_bytes),
-        None => Err(ZarrError::Unsupported { what: "elements of different lengths" }),
-    }
+/// The size of an element.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Element {
+    pub bytes: usize,
+    /// The length of the numbers in it that have a byte order, or 1.
+    pub number_bytes: usize,
+}
+
+/// Returns the size of the elements.
+pub(super) fn element(array: &ZarrsArray) -> Result<Element, ZarrError> {
+    let data_type = array.data_type();
+    let bytes = match data_type.fixed_size() {
+        Some(0) => return Err(ZarrError::Unsupported { what: "elements without bytes" }),
+        Some(bytes) => bytes,
+        None => return Err(ZarrError::Unsupported { what: "elements of different lengths" }),
+    };
+    let number_bytes = match data_type {
+        DataType::RawBits(_) => 1,
+        DataType::Extension(_) => return Err(ZarrError::Unsupported { what: "data types of other crates" }),
+        _ if data_type.name().starts_with("complex") => bytes / 2,
+        _ => bytes,
+    };
+    Ok(Element { bytes, number_bytes })
 }
 
 /// Returns the number of bytes of all elements.
-pub(super) fn array_bytes(array: &ZarrsArray, element_bytes: usize) -> Result<u64, ZarrError> {
-    size("the array", array.shape(), element_bytes, MAX_ARRAY_BYTES)
+pub(super) fn array_bytes(array: &ZarrsArray, element: Element) -> Result<u64, ZarrError> {
+    size("the array", array.shape(), element.bytes, MAX_ARRAY_BYTES)
+}
+
+/// Returns the number of bytes of a chunk of this shape.
+pub(super) fn chunk_bytes(shape: &[u64], element: Element) -> Result<u64, ZarrError> {
+    size("a chunk", shape, element.bytes, MAX_CHUNK_BYTES)
 }
 
 fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u64) -> Result<u64, ZarrError> {
@@ -47,7 +67,7 @@ fn size(what: &'static str, shape: &[u64], element_bytes: usize, limit_bytes: u6
 ///
 /// Checks the lengths of chunks that a grid lists, because zarrs adds and multiplies them unchecked. Where a sum
 /// wraps around, chunks overlap or lie outside of the array.
-pub(super) fn longest_chunk_bytes(array: &ZarrsArray, element_bytes: usize) -> Result<u64, ZarrError> {
+pub(super) fn longest_chunk_bytes(array: &ZarrsArray, element: Element) -> Result<u64, ZarrError> {
     let metadata = array.chunk_grid().create_metadata();
     let axes =
         metadata.configuration().and_then(|configuration| configuration.get("chunk_shape")?.as_array());
@@ -58,68 +78,7 @@ pub(super) fn longest_chunk_bytes(array: &ZarrsArray, element_bytes: usize) -> R
         lens.clone().try_fold(0u64, u64::checked_add).ok_or(NO_GRID)?;
         longest.push(lens.max().unwrap_or(0));
     }
-    size("a chunk", &longest, element_bytes, MAX_CHUNK_BYTES)
-}
-
-/// Checks the sizes of the chunks that shards are made of, which zarrs multiplies out before it compares them with the
-/// shard.
-pub(super) fn check_inner_chunks(array: &ZarrsArray, element_bytes: usize) -> Result<(), ZarrError> {
-    match array.codecs().array_to_bytes_codec().configuration() {
-        Some(configuration) => check_inner(&configuration, element_bytes),
-        None => Ok(()),
-    }
-}
-
-/// Checks a codec's configuration. Shards have a shape of chunks, and a list of codecs, which may have shards again.
-fn check_inner(configuration: &Map<String, Value>, element_bytes: usize) -> Result<(), ZarrError> {
-    let list = |key| configuration.get(key).and_then(Value::as_array).into_iter().flatten();
-    let shape: Vec<u64> = list("chunk_shape").map(|axis| axis.as_u64().unwrap_or(u64::MAX)).collect();
-    size("a chunk", &shape, element_bytes, MAX_CHUNK_BYTES)?;
-    let inner = list("codecs").filter_map(|codec| codec.get("configuration")?.as_object());
-    inner.into_iter().try_for_each(|configuration| check_inner(configuration, element_bytes))
-}
-
-/// Returns whether chunks must be decoded as a whole. zarrs always decodes the index of a shard so.
-pub(super) fn needs_whole_chunks(array: &ZarrsArray, element_bytes: usize) -> bool {
-    let codecs = array.codecs().create_metadatas();
-    let codecs = serde_json::to_value(codecs).expect("metadata is JSON");
-    need_whole_chunks(codecs.as_array().map_or(&[], Vec::as_slice), element_bytes)
-}
-
-/// Returns whether zarrs fails to read parts of chunks, or of chunks in shards, with these codecs. It checks a checksum
-/// only if it decodes the whole chunk. Of what blosc has compressed, zarrs otherwise loses the end behind the last
-/// multiple of the type size.
-fn need_whole_chunks(codecs: &[Value], element_bytes: usize) -> bool {
-    let mut has_elements = true;
-    codecs.iter().any(|codec| {
-        let name = codec.as_str().or_else(|| codec.get("name")?.as_str()).unwrap_or_default();
-        let setting = |key| codec.get("configuration")?.get(key);
-        let type_size = setting("typesize").and_then(Value::as_u64).unwrap_or(1).max(1) as usize;
-        let is_cut = name.contains("blosc") && !(has_elements && element_bytes.is_multiple_of(type_size));
-        has_elements &= ["bytes", "transpose"].contains(&name);
-        let inner = setting("codecs").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        is_checksum(name) || is_cut || need_whole_chunks(inner, element_bytes)
-    })
-}
-
-fn is_checksum(codec: &str) -> bool {
-    ["adler32", "crc32c", "fletcher32"].iter().any(|checksum| codec.contains(checksum))
-}
-
-/// Returns whether the bytes in the file of a chunk are those of its elements in C order, as this machine has them.
-pub(super) fn is_raw(array: &ZarrsArray, element_bytes: usize) -> bool {
-    let codecs = array.codecs();
-    let codec = codecs.array_to_bytes_codec();
-    let is_native = || {
-        let native = if cfg!(target_endian = "little") { "little" } else { "big" };
-        let configuration = codec.configuration();
-        configuration.as_ref().and_then(|configuration| configuration.get("endian")?.as_str()) == Some(native)
-    };
-    codecs.array_to_array_codecs().is_empty()
-        && codecs.bytes_to_bytes_codecs().is_empty()
-        && array.storage_transformers().create_metadatas().is_empty()
-        && codec.identifier() == "bytes"
-        && (element_bytes == 1 || matches!(array.data_type(), DataType::RawBits(_)) || is_native())
+    chunk_bytes(&longest, element)
 }
 
 /// The start of a chunk, and its length along each axis, including the part beyond the array.
@@ -132,11 +91,11 @@ pub(super) struct Extent {
 
 impl Extent {
     /// Returns the extent of the chunk with these indices.
-    pub fn of(array: &ZarrsArray, indices: &[u64], element_bytes: usize) -> Result<Self, ZarrError> {
+    pub fn of(array: &ZarrsArray, indices: &[u64], element: Element) -> Result<Self, ZarrError> {
         let grid = array.chunk_grid();
         match (grid.chunk_origin(indices), grid.chunk_shape_u64(indices)) {
             (Ok(Some(origin)), Ok(Some(shape))) => {
-                let len_bytes = size("a chunk", &shape, element_bytes, MAX_CHUNK_BYTES)?;
+                let len_bytes = chunk_bytes(&shape, element)?;
                 Ok(Self { origin, shape, len_bytes })
             }
             _ => Err(NO_GRID),
@@ -151,10 +110,10 @@ impl Extent {
         if self.origin.iter().zip(&self.shape).zip(region).all(meets) { Ok(self) } else { Err(NO_GRID) }
     }
 
-    /// Returns the extent of the chunk that has the element with these indices.
-    pub fn at(array: &ZarrsArray, element: &[u64], element_bytes: usize) -> Result<Self, ZarrError> {
-        let Ok(Some(indices)) = array.chunk_grid().chunk_indices(element) else { return Err(NO_GRID) };
-        Self::of(array, &indices, element_bytes)
+    /// Returns the extent of the chunk that has the element at these indices.
+    pub fn at(array: &ZarrsArray, at: &[u64], element: Element) -> Result<Self, ZarrError> {
+        let Ok(Some(indices)) = array.chunk_grid().chunk_indices(at) else { return Err(NO_GRID) };
+        Self::of(array, &indices, element)
     }
 
     /// Returns the length in bytes of runs in a region with such chunks, except at the region's edges.

@@ -5,12 +5,16 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zarrs::metadata::ArrayMetadata;
-use zarrs::metadata::v2::{ArrayMetadataV2, ArrayMetadataV2Order};
 use zarrs::metadata::v3::ArrayMetadataV3;
 use zarrs::storage::{ReadableStorageTraits, StoreKey};
 
-use super::error::{ZarrError, plain_text};
+use super::codecs::refused;
+use super::error::ZarrError;
 use super::store::FileStore;
+use super::version_2;
+
+/// The most bytes of a document of an array. Parsing takes some tens of bytes for each.
+const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
 
 /// Reads the metadata of the array at a path in the store, of version 3 if the array has it.
 pub(super) fn read(store: &FileStore, path: &str) -> Result<ArrayMetadata, ZarrError> {
@@ -18,41 +22,28 @@ pub(super) fn read(store: &FileStore, path: &str) -> Result<ArrayMetadata, ZarrE
         let unknown = metadata.additional_fields.iter().find(|(_, field)| field.must_understand());
         return match unknown {
             Some((name, _)) => {
-                Err(open_error(format_args!("the field {name:?} must be understood, and is not known")))
+                Err(refused(format_args!("the field {name:?} must be understood, and is not known")))
             }
             None => Ok(ArrayMetadata::V3(metadata)),
         };
     }
-    let Some(mut metadata) = document::<Value>(store, path, ".zarray")? else {
-        return Err(open_error("there is neither zarr.json nor .zarray"));
+    let Some(metadata) = document::<Value>(store, path, ".zarray")? else {
+        return Err(refused("there is neither zarr.json nor .zarray"));
     };
-    // zarr-python writes truth values, and zarrs reads only numbers.
-    if let Some(fill_value) = metadata.get_mut("fill_value")
-        && let Some(truth) = fill_value.as_bool()
-    {
-        *fill_value = u8::from(truth).into();
-    }
-    let metadata = serde_json::from_value::<ArrayMetadataV2>(metadata);
-    let mut metadata = metadata.map_err(|error| open_error(format_args!(".zarray: {error}")))?;
-    if let Some(attributes) = document(store, path, ".zattrs")? {
-        metadata.attributes = attributes;
-    }
-    if metadata.shape.is_empty() {
-        // Without axes the order has no meaning, and zarrs would make an unchecked permutation of them.
-        metadata.order = ArrayMetadataV2Order::C;
-    }
-    Ok(ArrayMetadata::V2(metadata))
+    let attributes = document(store, path, ".zattrs")?.unwrap_or_default();
+    Ok(ArrayMetadata::V3(version_2::convert(metadata, attributes)?))
 }
 
 /// Reads a JSON document in the folder of an array; `None` if there is no such file.
 fn document<T: DeserializeOwned>(store: &FileStore, path: &str, name: &str) -> Result<Option<T>, ZarrError> {
     let key = format!("{path}/{name}");
-    let key = StoreKey::new(key.trim_start_matches('/')).map_err(open_error)?;
-    let Some(json) = store.get(&key).map_err(open_error)? else { return Ok(None) };
-    let parsed = serde_json::from_slice(&json);
-    parsed.map(Some).map_err(|error| open_error(format_args!("{name}: {error}")))
-}
-
-fn open_error(error: impl std::fmt::Display) -> ZarrError {
-    ZarrError::Open { message: plain_text(error) }
+    let key = StoreKey::new(key.trim_start_matches('/')).map_err(refused)?;
+    if store.size_key(&key).map_err(refused)?.is_some_and(|len_bytes| len_bytes > MAX_DOCUMENT_BYTES) {
+        return Err(refused(format_args!("{name} is over the limit of {MAX_DOCUMENT_BYTES} bytes")));
+    }
+    let Some(json) = store.get(&key).map_err(refused)? else { return Ok(None) };
+    let mut parser = serde_json::Deserializer::from_slice(&json);
+    let parsed = serde_path_to_error::deserialize(&mut parser).map_err(|error| error.to_string());
+    let ended = |parsed| parser.end().map(|()| Some(parsed)).map_err(|error| error.to_string());
+    parsed.and_then(ended).map_err(|error| refused(format_args!("{name}: {error}")))
 }

@@ -2,11 +2,22 @@
 //!
 //! A [`FileStore`] is a folder with arrays and groups of Zarr version 3 or 2, for zarrs and this crate. An [`Array`] on
 //! it is read whole or in part into one buffer of the host or a GPU, and written from one buffer. The engine transfers
-//! [raw chunks](Array#raw-chunks) directly. The codecs of zarrs handle the others on the host.
+//! [raw chunks](Array#raw-chunks) directly. This crate decodes the others on the host, and zarrs encodes them.
 //!
 //! Use [`zarrs`] itself, which this module re-exports, for everything else: creating, resizing, attributes, groups.
-//! The codecs `blosc`, `crc32c`, `gzip`, `sharding`, `transpose` and `zstd` are compiled in.
-//! Others are features of zarrs 0.22: enable them in your own dependency on zarrs.
+//!
+//! # Supported arrays
+//! | | read and written | refused when the array is opened |
+//! |---|---|---|
+//! | codecs of version 3 | `bytes`, `transpose`, `gzip`, `zstd`, `blosc` with each of its compressors, `crc32c`, `numcodecs.zlib`, `sharding_indexed` with up to four levels | all others; `index_codecs` other than `bytes` and `crc32c` |
+//! | compressors of version 2 | `gzip`, `zlib`, `zstd`, `blosc` | all others, such as `lz4`, `bz2`, `lzma` |
+//! | filters of version 2 | | all |
+//! | data types of version 3 | all of zarrs with a fixed length | `string`, `bytes`, `fixed_length_utf32`, `null_terminated_bytes`, `struct` |
+//! | data types of version 2 | `b1`, `i1` to `i8`, `u1` to `u8`, `f2` to `f8`, `c8`, `c16`, in either byte order | `S`, `U`, `V`, `M8`, `m8`, `O`, records |
+//! | fill values of version 2 | numbers, also `1.0` for an integer and 0 or 1 for a truth value, pairs of numbers for complex types, `NaN`, `Infinity`, `-Infinity`, `null` for 0 | other texts, numbers of another type |
+//! | storage transformers | | all |
+//!
+//! The error of a refused array names the codec or the field.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -34,7 +45,9 @@
 //! ```
 
 mod array;
+mod codecs;
 mod coded;
+mod decode;
 mod error;
 mod grid;
 mod keys;
@@ -43,9 +56,13 @@ mod metadata;
 mod parallel;
 mod raw;
 mod runs;
+mod shards;
 mod store;
 mod target;
 mod transfer;
+mod transpose;
+mod unpack;
+mod version_2;
 
 pub use array::Array;
 pub use error::ZarrError;

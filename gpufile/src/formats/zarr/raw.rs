@@ -38,7 +38,7 @@ pub(super) fn suits(array: &Array, region: &[Range<u64>]) -> Result<bool> {
         return Ok(false);
     }
     let start: Vec<_> = region.iter().map(|wanted| wanted.start).collect();
-    let extent = array.checked(Extent::at(array.as_zarrs(), &start, array.element_bytes()))?;
+    let extent = array.checked(Extent::at(array.as_zarrs(), &start, array.element()))?;
     let run_bytes = extent.usual_run_bytes(region, array.element_bytes());
     Ok(run_bytes >= MIN_RUN_BYTES || run_bytes as u64 >= extent.len_bytes)
 }
@@ -55,7 +55,7 @@ pub(super) unsafe fn read(
     engine: &Engine,
 ) -> Result<()> {
     let chunks = array.checked(Chunks::meeting(array.as_zarrs(), region))?;
-    let first = array.checked(Extent::of(array.as_zarrs(), &chunks.indices(0), array.element_bytes()))?;
+    let first = array.checked(Extent::of(array.as_zarrs(), &chunks.indices(0), array.element()))?;
     let files = (TURN_BYTES / first.len_bytes.max(1)).clamp(1, FILES);
     share(chunks.count(), files, READERS, |turn| {
         // SAFETY: the caller's promise; chunks are disjoint, and each has one turn.
@@ -135,7 +135,7 @@ struct Chunk {
 impl Chunk {
     fn of(array: &Array, chunks: &Chunks<'_>, number: u64, region: &[Range<u64>]) -> Result<Self> {
         let indices = chunks.indices(number);
-        let extent = Extent::of(array.as_zarrs(), &indices, array.element_bytes());
+        let extent = Extent::of(array.as_zarrs(), &indices, array.element());
         let extent = array.checked(extent.and_then(|extent| extent.meeting(region)))?;
         let runs = Runs::new(&extent.origin, &extent.shape, region, array.element_bytes());
         let key = chunks.key(&indices).to_string();

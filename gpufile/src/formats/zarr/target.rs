@@ -27,6 +27,15 @@ impl Target {
         Ok(Self { memory, stream })
     }
 
+    /// Returns the target of bytes on the host.
+    pub fn on_host(bytes: &mut [u8]) -> Self {
+        Self { memory: Memory::on_host(bytes.as_mut_ptr(), bytes.len()), stream: None }
+    }
+
+    pub fn is_on_host(&self) -> bool {
+        self.stream.is_none()
+    }
+
     /// Copies bytes to the buffer.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Transfers of an array: reading and writing it. Chooses between raw chunks and the codecs of zarrs.
+//! Transfers of an array: reading and writing it. Chooses between raw and coded chunks.
 
 use std::ops::Range;
 

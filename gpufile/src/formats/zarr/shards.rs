@@ -1,0 +1,107 @@
+//! Shards: chunks that have an index and chunks. Only the chunks that lie in the region are read.
+
+use super::codecs::{Index, Shards};
+use super::decode::{Decoder, Place, Source, longest as longest_chunk};
+use super::grid::{Element, chunk_bytes};
+use super::parallel::share;
+use super::unpack::{CHECKSUM_BYTES, checked};
+use crate::formats::Result;
+
+/// The most chunks that a shard may have. Its index then takes 64 MiB.
+const MAX_CHUNKS: u64 = 4 << 20;
+
+/// The bytes of an entry of an index: the offset and the length of a chunk in the shard, in bytes.
+const ENTRY_BYTES: usize = 16;
+
+/// The most bytes of chunks that are decoded at a time, unless one has more.
+const AT_A_TIME_BYTES: u64 = 128 << 20;
+
+/// Returns the most bytes of a shard of this shape, if its chunks do not overlap and leave no gaps.
+pub(super) fn longest(shards: &Shards, shape: &[u64], element: Element) -> u64 {
+    let counts = shape.iter().zip(&shards.chunk_shape).map(|(len, chunk)| len.div_ceil(*chunk));
+    let count = counts.fold(1_u64, u64::saturating_mul);
+    let chunk = longest_chunk(&shards.chain, &shards.chunk_shape, element, shards.chain.packings.len());
+    count.saturating_mul(chunk.saturating_add(ENTRY_BYTES as u64)).saturating_add(CHECKSUM_BYTES as u64)
+}
+
+/// Reads the part of a shard that lies in the region of the decoder.
+pub(super) fn read(
+    decoder: &Decoder<'_>,
+    shards: &Shards,
+    source: Source<'_>,
+    place: Place<'_>,
+    threads: usize,
+) -> Result<()> {
+    let counts = place.shape.iter().zip(&shards.chunk_shape);
+    let counts: Option<Vec<_>> =
+        counts.map(|(len, chunk)| len.is_multiple_of(*chunk).then(|| len / chunk)).collect();
+    let Some(counts) = counts else {
+        let (chunk, shard) = (&shards.chunk_shape, place.shape);
+        return Err(decoder.error(format_args!("chunks of {chunk:?} do not divide a shard of {shard:?}")));
+    };
+    let index = read_index(decoder, shards.index, source, &counts)?;
+
+    // The chunks that lie in the region: the number of the first along each axis, and how many.
+    let axes = place.origin.iter().zip(&shards.chunk_shape).zip(decoder.region);
+    let (firsts, wanted): (Vec<_>, Vec<_>) = axes
+        .zip(place.shape)
+        .map(|(((origin, chunk), region), len)| {
+            let start = region.start.saturating_sub(*origin) / chunk;
+            let end = (region.end - origin).min(*len).div_ceil(*chunk);
+            (start, end - start)
+        })
+        .unzip();
+    let chunk_bytes = chunk_bytes(&shards.chunk_shape, decoder.array.element());
+    let chunk_bytes = decoder.array.checked(chunk_bytes)?;
+    let threads = threads.min((AT_A_TIME_BYTES / chunk_bytes.max(1)) as usize).max(1);
+    share(wanted.iter().product(), 1, threads, |turn| {
+        let (mut rest, mut number, mut stride) = (turn.start, 0, 1);
+        let mut origin = place.origin.to_vec();
+        for axis in (0..origin.len()).rev() {
+            let at = firsts[axis] + rest % wanted[axis];
+            rest /= wanted[axis];
+            number += at * stride;
+            stride *= counts[axis];
+            origin[axis] += at * shards.chunk_shape[axis];
+        }
+        let chunk = Place { origin: &origin, shape: &shards.chunk_shape };
+        let entry = &index[number as usize * ENTRY_BYTES..][..ENTRY_BYTES];
+        let [offset, len_bytes] = [0, 8].map(|at| {
+            let bytes = *entry[at..].first_chunk().expect("an entry has 16 bytes");
+            if shards.index.is_big_endian { u64::from_be_bytes(bytes) } else { u64::from_le_bytes(bytes) }
+        });
+        if (offset, len_bytes) == (u64::MAX, u64::MAX) {
+            return decoder.fill(chunk);
+        }
+        let Some(source) = source.part(offset, len_bytes) else {
+            let shard_bytes = source.len_bytes();
+            return Err(decoder.error(format_args!(
+                "the index says {len_bytes} bytes at byte {offset} of a shard of {shard_bytes}"
+            )));
+        };
+        decoder.read(&shards.chain, source, chunk, 1)
+    })
+}
+
+/// Reads the index of a shard with so many chunks along each axis.
+fn read_index(decoder: &Decoder<'_>, index: Index, source: Source<'_>, counts: &[u64]) -> Result<Vec<u8>> {
+    let count = counts.iter().try_fold(1_u64, |count, axis| count.checked_mul(*axis));
+    let Some(count) = count.filter(|count| *count <= MAX_CHUNKS) else {
+        return Err(decoder.error(format_args!("a shard has more than {MAX_CHUNKS} chunks")));
+    };
+    let checksum_bytes = if index.has_checksum { CHECKSUM_BYTES } else { 0 };
+    let index_bytes = count * ENTRY_BYTES as u64 + checksum_bytes as u64;
+    let start = if index.is_at_start { Some(0) } else { source.len_bytes().checked_sub(index_bytes) };
+    let Some(part) = start.and_then(|start| source.part(start, index_bytes)) else {
+        let shard_bytes = source.len_bytes();
+        return Err(decoder.error(format_args!(
+            "a shard of {shard_bytes} bytes is too short for its index of {index_bytes}"
+        )));
+    };
+    let mut bytes = part.whole(decoder)?.into_owned();
+    if index.has_checksum {
+        let content = checked(&bytes).map_err(|text| decoder.error(format_args!("the index: {text}")))?.len();
+        bytes.truncate(content);
+    }
+    Ok(bytes)
+}
