@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::packages::workspace;
+use crate::workspace::workspace;
 
 /// An executable or shared library.
 pub struct Artifact {

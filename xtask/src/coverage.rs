@@ -11,8 +11,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::artifacts;
 use crate::limited;
-use crate::packages::{self, target_folder, workspace};
+use crate::packages;
 use crate::since;
+use crate::workspace::{target_folder, workspace};
 
 const TABLE: &str = "cufile/COVERAGE.md";
 /// The guide with a second table of the functions, with every item of each.

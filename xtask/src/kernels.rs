@@ -7,8 +7,9 @@ use std::{fs, ptr};
 use anyhow::{Context, Result, bail, ensure};
 use libloading::os::unix::{Library, RTLD_NOW};
 
-use crate::packages::{NVRTC, workspace};
+use crate::packages::NVRTC;
 use crate::target::Target;
+use crate::workspace::workspace;
 
 const SOURCE: &str = "gpufile/kernels/scatter_gather.cu";
 

@@ -14,10 +14,12 @@ mod packages;
 mod parity;
 mod public_api;
 mod regen;
+mod release;
 mod samples;
 mod since;
 mod speed_chart;
 mod target;
+mod workspace;
 
 use std::env;
 

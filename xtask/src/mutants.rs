@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::packages::workspace;
+use crate::workspace::workspace;
 
 /// The settings of the command line.
 #[derive(Debug, PartialEq)]

@@ -10,6 +10,7 @@ use std::{env, fs};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::target::Target;
+use crate::workspace::target_folder;
 
 /// A wheel for Linux, pinned by version and, for each target, SHA-256.
 pub struct Package {
@@ -202,15 +203,6 @@ fn find(folder: &Path, name: &str) -> Option<PathBuf> {
 
 fn python() -> Command {
     Command::new(env::var_os("PYTHON").unwrap_or_else(|| "python3".into()))
-}
-
-/// Returns the root of the workspace.
-pub fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
-}
-
-pub fn target_folder() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
 /// Runs a command to its end and fails if it does.

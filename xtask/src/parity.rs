@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::packages::workspace;
+use crate::workspace::workspace;
 
 const FOLDER: &str = "docs";
 const TABLES: &str = "docs/parity.md";

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::packages::{target_folder, workspace};
+use crate::workspace::{target_folder, workspace};
 
 const CRATES: [&str; 2] = ["cufile", "gpufile"];
 

@@ -8,9 +8,10 @@ use quote::quote;
 
 use crate::emit::Bound;
 use crate::header::{CUDA_DRIVER, CUDA_RUNTIME, CUFILE, crt_headers};
-use crate::packages::{CUDA_HEADER, CUFILE_HEADER, workspace};
+use crate::packages::{CUDA_HEADER, CUFILE_HEADER};
 use crate::since;
 use crate::target::Target;
+use crate::workspace::workspace;
 
 /// Generates everything from the pinned headers, or from those in `include_dir`, which must hold all three.
 pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {

@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-use crate::packages::workspace;
+use crate::workspace::workspace;
 
 const BENCHMARKS: &str = "BENCHMARKS.md";
 const CHART: &str = "docs/speed.svg";

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::packages;
+use crate::workspace::workspace;
 
 /// A processor, with Linux and glibc.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl Target {
             return Some(emulator);
         }
         let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-        rustc.current_dir(packages::workspace()).args(["--print=target-libdir", "--target", &self.triple()]);
+        rustc.current_dir(workspace()).args(["--print=target-libdir", "--target", &self.triple()]);
         let output = rustc.output().ok()?;
         let folder = String::from_utf8(output.stdout).ok()?;
         (!Path::new(folder.trim()).exists())

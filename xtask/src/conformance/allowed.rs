@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use super::Release;
+use crate::release::Release;
 
 /// The difference between the header and our bindings.
 pub enum Theirs {

@@ -15,8 +15,8 @@ use syn::{File, Item};
 
 use super::surface::Surface;
 use crate::header::Header;
-use crate::packages::workspace;
 use crate::target::Target;
+use crate::workspace::workspace;
 
 /// The measurements, as text, by the item that was measured.
 pub type Facts = BTreeMap<String, String>;

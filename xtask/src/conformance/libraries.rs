@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::Release;
 use crate::artifacts;
 use crate::limited::{self, Run};
 use crate::packages::Package;
+use crate::release::Release;
 use crate::target::Target;
 
 /// The time limit of a group of checks, which takes milliseconds. Checks that reach it hang.

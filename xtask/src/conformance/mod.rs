@@ -14,40 +14,14 @@ use anyhow::{Context, Result, bail};
 use syn::File;
 
 use crate::header::{self, Header, crt_headers};
-use crate::packages::{self, CUDA_HEADER, Package, target_folder, workspace};
+use crate::packages::{self, CUDA_HEADER, Package};
+use crate::release::Release;
 use crate::since;
 use crate::target::Target;
+use crate::workspace::{target_folder, workspace};
 use allowed::Ledger;
 use layout::{CHeader, Facts, Module, measure_ours};
 use surface::Surface;
-
-/// Major and minor version.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Release(u32, u32);
-
-impl Release {
-    /// # Panics
-    /// If the text is not MAJOR.MINOR; all such texts are in this program.
-    pub fn parse(text: &str) -> Self {
-        let (major, minor) = text.split_once('.').expect("a release is MAJOR.MINOR");
-        Self(major.parse().expect("a number"), minor.parse().expect("a number"))
-    }
-
-    pub fn major(self) -> u32 {
-        self.0
-    }
-
-    /// Returns the number in the form of the libraries' version calls.
-    pub fn number(self) -> u32 {
-        self.0 * 1000 + self.1 * 10
-    }
-}
-
-impl Display for Release {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0, self.1)
-    }
-}
 
 /// One of our modules, with all of its compared facts.
 struct Ours {
@@ -199,7 +173,7 @@ impl Conformance {
         }
         let mut measured = measure_ours(&modules, scratch, target)?;
         let batch = surface::alias(&parse("cuda-rt-sys/src/runtime/mod.rs")?, "cudaMemcpyBatchAsync_v12080")?;
-        let batch = ("cudaMemcpyBatchAsync", Release(12, 9), batch);
+        let batch = ("cudaMemcpyBatchAsync", Release::parse("12.9"), batch);
         let [cufile, runtime, driver] = &modules;
         Ok([
             self.side(cufile, &header::CUFILE, since::CUFILE, "cufile-sys/src", Vec::new(), &mut measured)?,

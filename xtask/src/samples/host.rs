@@ -12,7 +12,8 @@ use anyhow::{Context, Result};
 use super::table::{Argument, LARGE, LARGE_EMULATED, Sample};
 use super::{LIMIT, Options};
 use crate::limited::{self, Run};
-use crate::packages::{self, target_folder, workspace};
+use crate::packages;
+use crate::workspace::{target_folder, workspace};
 
 const EMULATOR: &str = "libcufile_emulator.so";
 

@@ -373,7 +373,7 @@ pub const SAMPLES: &[Sample] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packages::workspace;
+    use crate::workspace::workspace;
 
     #[test]
     fn every_example_has_one_row() {
