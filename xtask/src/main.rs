@@ -38,8 +38,8 @@ usage: cargo xtask COMMAND
       any difference
 
   public-api [--check]
-      write the public API of cufile and gpufile, a line for each item, into their public-api.txt; --check only compares
-      and fails on any difference
+      write the public API of cufile and gpufile, a line for each item that no derive and no bitflags makes, into their
+      public-api.txt, and count it; --check only compares and fails on any difference
 
   conformance
       compare the bindings with the header of every supported libcufile and CUDA runtime through a C compiler, for
