@@ -3,6 +3,7 @@
 use std::alloc::{self, Layout, handle_alloc_error};
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
+use std::io;
 
 use cufile::cuda::{Device, PinnedBuffer};
 
@@ -34,11 +35,6 @@ impl Bounce {
     pub fn bytes_for(chunk_bytes: usize) -> usize {
         let with_gaps = chunk_bytes.saturating_add(chunk_bytes / 8);
         with_gaps.div_ceil(Self::ALIGNMENT).saturating_add(4).saturating_mul(Self::ALIGNMENT)
-    }
-
-    /// Returns the number of bytes that a buffer for chunks of `chunk_bytes` has beside the chunk.
-    pub fn spare_bytes(chunk_bytes: usize) -> usize {
-        Self::bytes_for(chunk_bytes) - chunk_bytes
     }
 
     pub fn len_bytes(&self) -> usize {
@@ -78,6 +74,17 @@ impl Bounce {
             Allocation::Pinned(pinned) => pinned.as_mut_ptr(),
             Allocation::Plain(plain) => *plain,
             Allocation::None => unreachable!("allocated above"),
+        }
+    }
+
+    /// Returns the address of `len_bytes` bytes that begin at byte `start`.
+    ///
+    /// # Errors
+    /// Fails if the buffer has no such bytes.
+    pub fn part(&mut self, start: usize, len_bytes: usize) -> io::Result<*mut u8> {
+        match start.checked_add(len_bytes) {
+            Some(end) if end <= self.len_bytes => Ok(self.ptr().wrapping_add(start)),
+            _ => Err(io::Error::other("a chunk does not fit into its bounce buffer")),
         }
     }
 
@@ -123,10 +130,16 @@ mod tests {
     fn buffers_have_room_for_gaps_and_alignment() {
         for (chunk_bytes, pages) in [(1, 5), (4096, 6), (8 * 4096, 13), (16 << 20, 4612)] {
             assert_eq!(Bounce::bytes_for(chunk_bytes), pages * 4096);
-            assert_eq!(Bounce::spare_bytes(chunk_bytes), pages * 4096 - chunk_bytes);
             let mut bounce = Bounce::new(chunk_bytes);
             assert_eq!((bounce.len_bytes(), bounce.allocated_bytes()), (pages * 4096, 0));
             assert!(bounce.ptr().addr().is_multiple_of(4096));
+            let (start, end) = (bounce.ptr(), bounce.len_bytes());
+            for (at, len_bytes) in [(0, end), (end, 0), (end - 7, 7)] {
+                assert_eq!(bounce.part(at, len_bytes).unwrap(), start.wrapping_add(at));
+            }
+            for (at, len_bytes) in [(0, end + 1), (end + 1, 0), (end - 7, 8), (1, usize::MAX)] {
+                assert!(bounce.part(at, len_bytes).is_err(), "{len_bytes} bytes at {at}");
+            }
             assert_eq!(bounce.allocated_bytes(), pages * 4096);
         }
         assert_eq!(Bounce::bytes_for(usize::MAX), usize::MAX);

@@ -113,6 +113,14 @@ pub enum Cause {
         /// The end of the file, or of the mapping of it, in bytes.
         at: u64,
     },
+    /// The kernel or cuFile returned no bytes before the end of the file, as if the file ended there.
+    #[error("the read ended at byte {at}, although the file has {end} bytes")]
+    EndedEarly {
+        /// The place from which no bytes came, in bytes from the beginning of the file.
+        at: u64,
+        /// The length of the file, in bytes.
+        end: u64,
+    },
     /// cuFile was required and does not work for the file.
     #[error("cuFile is required, but does not work here: {0}")]
     NoCufile(String),
@@ -172,6 +180,7 @@ impl Error {
             Cause::Cufile(error) => error.io_kind(),
             Cause::Invalid(_) => io::ErrorKind::InvalidInput,
             Cause::EndOfFile { .. } => io::ErrorKind::UnexpectedEof,
+            Cause::EndedEarly { .. } => io::ErrorKind::Other,
             Cause::NoCufile(_) => io::ErrorKind::Unsupported,
         }
     }

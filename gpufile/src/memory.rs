@@ -52,10 +52,14 @@ impl Memory {
         self.ptr.addr().wrapping_sub(self.base_offset)
     }
 
-    /// Returns the part of `len_bytes` at `ptr`, which must lie within the memory.
+    /// Returns the part of `len_bytes` at `ptr`.
+    ///
+    /// # Panics
+    /// Panics if the part does not lie within the memory. Transfers check their ranges before.
     pub fn part(&self, ptr: *mut u8, len_bytes: usize) -> Self {
-        let offset = ptr.addr() - self.ptr.addr();
-        debug_assert!(offset + len_bytes <= self.len_bytes);
+        let offset = ptr.addr().wrapping_sub(self.ptr.addr());
+        let end = offset.checked_add(len_bytes);
+        assert!(end.is_some_and(|end| end <= self.len_bytes), "a part lies within its memory");
         Self { ptr, len_bytes, base_offset: self.base_offset + offset, ..*self }
     }
 }

@@ -10,7 +10,7 @@ use super::job::Claim;
 use super::runs::{Run, adjacent};
 use super::transfer::Segment;
 use crate::bounce::Bounce;
-use crate::open_file::{Mapping, Method, Span, read_cufile};
+use crate::open_file::{Mapping, Method, Span};
 use crate::outcome::{Outcome, Stop, done_bytes};
 
 /// A range of an entry's file whose bytes lie in a bounce buffer.
@@ -36,7 +36,8 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
         if let Some(handle) = file.cufile(len_bytes) {
             for segment in run.segments() {
                 let mut memory = claim.memory(segment.entry).part(segment.ptr, segment.len_bytes);
-                read_cufile(handle, &mut memory, segment.offset).map_err(|stop| stop.after(bytes))?;
+                let outcome = file.read_cufile(handle, &mut memory, segment.offset);
+                outcome.map_err(|stop| stop.after(bytes))?;
                 bytes += segment.len_bytes;
             }
             continue;
@@ -46,9 +47,8 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
         let (mut at, mut left) = (read.start, done_bytes(&read.outcome, len_bytes));
         for segment in run.segments() {
             let some = segment.len_bytes.min(left);
-            let memory = claim.memory(segment.entry);
-            // SAFETY: `at` lies within the bytes that were read.
-            copies.push(memory, segment.ptr, unsafe { bounce.ptr().add(at) }, some);
+            let source = bounce.part(at, some).map_err(|error| Stop::failed(bytes, error))?;
+            copies.push(claim.memory(segment.entry), segment.ptr, source, some);
             (at, left) = (at + some, left - some);
         }
         read.outcome.map_err(|stop| stop.after(bytes))?;
@@ -66,15 +66,16 @@ fn read_mapping_to_bounce(
     Contents { bounce, copies, .. }: &mut Contents,
 ) -> Outcome {
     bounce.pin(device).map_err(|error| Stop::failed(0, error))?;
-    let start = bounce.ptr();
+    let total_bytes = claim.segments().fold(0, |sum: usize, segment| sum.saturating_add(segment.len_bytes));
+    let start = bounce.part(0, total_bytes).map_err(|error| Stop::failed(0, error))?;
     let spans = claim.segments().scan(start, |target, segment| {
         let span = Span { ptr: *target, ..segment.span() };
         *target = target.wrapping_add(segment.len_bytes);
         Some(span)
     });
-    // SAFETY: a chunk has no more bytes than a bounce buffer, which nothing else uses.
+    // SAFETY: `part` returned the address of as many bytes, which nothing else uses.
     let outcome = unsafe { read_mapped(mapping, claim, spans) };
-    let (mut at, mut left) = (start, done_bytes(&outcome, usize::MAX));
+    let (mut at, mut left) = (start, done_bytes(&outcome, total_bytes));
     for segment in claim.segments() {
         let some = segment.len_bytes.min(left);
         copies.push(claim.memory(segment.entry), segment.ptr, at, some);
@@ -106,13 +107,13 @@ pub(super) fn note_writes(
             continue;
         }
         bounce.pin(device).map_err(|error| Stop::failed(bytes, error))?;
-        let start = file.place_for_write(end, offset, len_bytes, bounce.len_bytes() - behind_bytes);
+        let room_bytes = bounce.len_bytes().saturating_sub(behind_bytes);
+        let start = file.place_for_write(end, offset, len_bytes, room_bytes);
         end = start + len_bytes;
         let mut at = start;
         for segment in run.segments() {
-            let memory = claim.memory(segment.entry);
-            // SAFETY: the bounce buffer has room for a chunk and the gaps that alignment takes.
-            copies.push(memory, segment.ptr, unsafe { bounce.ptr().add(at) }, segment.len_bytes);
+            let target = bounce.part(at, segment.len_bytes).map_err(|error| Stop::failed(bytes, error))?;
+            copies.push(claim.memory(segment.entry), segment.ptr, target, segment.len_bytes);
             at += segment.len_bytes;
         }
         writes.push(Write { entry, offset, bounce: start..end, before_bytes: bytes });
@@ -126,7 +127,8 @@ pub(super) fn note_writes(
 /// # Safety
 /// The copies into the bounce buffer must have ended.
 pub(super) unsafe fn write_out(writes: &[Write], claim: &Claim, bounce: &mut Bounce) -> Outcome {
-    let start = bounce.ptr();
+    let end = writes.iter().map(|write| write.bounce.end).max().unwrap_or(0);
+    let start = bounce.part(0, end).map_err(|error| Stop::failed(0, error))?;
     let spans = writes.iter().map(|Write { offset, bounce, .. }| Span {
         offset: *offset,
         len_bytes: bounce.len(),

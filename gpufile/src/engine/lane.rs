@@ -111,8 +111,7 @@ impl Lane {
     /// flight.
     ///
     /// # Safety
-    /// `target` must point to `len_bytes` bytes of memory on this lane's device, which nothing else uses. A
-    /// bounce buffer must have room for as many bytes.
+    /// `target` must point to `len_bytes` bytes of memory on this lane's device, which nothing else uses.
     pub unsafe fn read_small(
         &mut self,
         file: &OpenFile,
@@ -120,18 +119,19 @@ impl Lane {
         len_bytes: usize,
         offset: u64,
     ) -> Outcome {
-        debug_assert!(!self.is_busy());
+        assert!(!self.is_busy(), "nothing else uses the lane's buffers");
         let bounce = &mut self.slots[self.next].buffers.lock().bounce;
         let Some(LaneStreams { own: stream, .. }) = &self.streams else { unreachable!("a lane on a device") };
         bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
-        // SAFETY: the bounce buffer is long enough, and nothing uses it.
-        let outcome = unsafe { file.read_rest(bounce.ptr(), len_bytes, offset, 0) };
+        let staged = bounce.part(0, len_bytes).map_err(|error| Stop::failed(0, error))?;
+        // SAFETY: `part` returned the address of `len_bytes` bytes, which nothing uses.
+        let outcome = unsafe { file.read_rest(staged, len_bytes, offset, 0) };
         let done = done_bytes(&outcome, len_bytes);
         if done == 0 {
             return outcome;
         }
         // SAFETY: the file's side has read as many bytes.
-        let source = unsafe { slice::from_raw_parts(bounce.ptr(), done) };
+        let source = unsafe { slice::from_raw_parts(staged, done) };
         // SAFETY: the caller promises that the memory is valid and unused. The next line waits for the
         // stream.
         let copied = unsafe { stream.copy_to_device(target, source) };

@@ -116,7 +116,7 @@ impl Lanes {
 
     /// Takes back a lane that has nothing in flight.
     pub fn put(&self, lane: Lane) {
-        debug_assert!(!lane.is_busy());
+        assert!(!lane.is_busy(), "nothing uses the buffers of a free lane");
         let lanes = self.of(lane.place());
         let mut state = lanes.state();
         state.free.push(lane);

@@ -1,6 +1,9 @@
 //! The arithmetic of `O_DIRECT`: the bounds of aligned ranges, and the place of their bytes in a buffer.
 
-/// A number of bytes of which offsets, lengths and addresses must be multiples. It is a power of two.
+use crate::bounce::Bounce;
+
+/// A number of bytes of which offsets and lengths must be multiples, and addresses up to the alignment of bounce
+/// buffers. It is a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment(pub usize);
 
@@ -10,9 +13,11 @@ impl Alignment {
         position.next_multiple_of(self.0)
     }
 
-    /// Returns whether address, offset and length are all aligned.
+    /// Returns whether address, offset and length are all aligned. Addresses need no more than the alignment of bounce
+    /// buffers.
     pub fn fits(self, address: *const u8, offset: u64, len_bytes: usize) -> bool {
-        (address.addr() as u64 | offset | len_bytes as u64).is_multiple_of(self.0 as u64)
+        let is_in_place = address.addr().is_multiple_of(self.0.min(Bounce::ALIGNMENT));
+        is_in_place && (offset | len_bytes as u64).is_multiple_of(self.0 as u64)
     }
 
     /// Returns the number of bytes between `offset` and the next aligned one.
@@ -28,8 +33,13 @@ impl Alignment {
     /// Returns the smallest aligned range around a range: the bytes by which it begins earlier, and its
     /// length in bytes.
     pub fn enclosing(self, offset: u64, len_bytes: usize) -> (usize, usize) {
-        let head = (offset % self.0 as u64) as usize;
+        let head = self.head(offset);
         (head, self.up(head + len_bytes))
+    }
+
+    /// Returns the number of bytes between the last aligned offset and this one.
+    pub fn head(self, offset: u64) -> usize {
+        (offset % self.0 as u64) as usize
     }
 
     /// Returns the place for reading a range into an aligned buffer whose first `end` bytes are taken. At
@@ -42,19 +52,29 @@ impl Alignment {
         len_bytes: usize,
         behind_bytes: usize,
     ) -> Option<usize> {
-        let (head, whole) = self.enclosing(offset, len_bytes);
-        let first = self.up(end);
-        let start = first + head;
-        let fits = first + whole <= room_bytes && start + len_bytes + behind_bytes <= room_bytes;
-        fits.then_some(start)
+        let head = self.head(offset);
+        let whole = head.checked_add(len_bytes)?.checked_next_multiple_of(self.0)?;
+        let first = end.checked_next_multiple_of(self.0)?;
+        let start = first.checked_add(head)?;
+        let whole_end = first.checked_add(whole)?;
+        let behind_end = start.checked_add(len_bytes)?.checked_add(behind_bytes)?;
+        (whole_end.max(behind_end) <= room_bytes).then_some(start)
+    }
+
+    /// Returns the most bytes of a range that a buffer has room for, wherever the range begins, with all of the
+    /// enclosing range. Returns 0 for a buffer without room for that.
+    pub fn most_bytes(self, room_bytes: usize) -> usize {
+        room_bytes.saturating_sub(2 * self.0)
     }
 
     /// Returns the place of a range to be written in an aligned buffer whose first `end` bytes are taken.
     /// From this place, the aligned part can be written. Returns `end` itself if there is no room for that.
     pub fn place_for_write(self, (end, room_bytes): (usize, usize), offset: u64, len_bytes: usize) -> usize {
-        let (head, _) = self.enclosing(offset, len_bytes);
-        let start = self.up(end) + head;
-        if start + len_bytes <= room_bytes { start } else { end }
+        let place = || {
+            let start = end.checked_next_multiple_of(self.0)?.checked_add(self.head(offset))?;
+            (start.checked_add(len_bytes)? <= room_bytes).then_some(start)
+        };
+        place().unwrap_or(end)
     }
 }
 
@@ -98,6 +118,12 @@ mod tests {
             let address = std::ptr::without_provenance(address);
             assert_eq!(SECTOR.fits(address, offset, len_bytes), aligned);
         }
+        let large = Alignment(64 << 10);
+        for (address, offset, aligned) in
+            [(4096, 1 << 20, true), (2048, 1 << 20, false), (1 << 16, 4096, false)]
+        {
+            assert_eq!(large.fits(std::ptr::without_provenance(address), offset, 1 << 16), aligned);
+        }
     }
 
     #[test]
@@ -115,6 +141,22 @@ mod tests {
             assert_eq!(place(room_bytes), Some(start), "{what}");
             assert_eq!(place(room_bytes - 1), None, "{what}");
         }
+        for (end, len_bytes, behind_bytes) in [(usize::MAX, 1, 0), (0, usize::MAX, 0), (0, 1, usize::MAX)] {
+            assert_eq!(SECTOR.place_for_read((end, usize::MAX), 700, len_bytes, behind_bytes), None);
+        }
+    }
+
+    #[test]
+    fn buffers_have_room_for_ranges_at_any_offset() {
+        for (room_bytes, most) in [(0, 0), (1023, 0), (1024, 0), (1025, 1), (8192, 7168)] {
+            assert_eq!(SECTOR.most_bytes(room_bytes), most);
+            for offset in 0..if most > 0 { 1024 } else { 0 } {
+                assert!(
+                    SECTOR.place_for_read((0, room_bytes), offset, most, 0).is_some(),
+                    "{most} at {offset}"
+                );
+            }
+        }
     }
 
     #[test]
@@ -125,6 +167,9 @@ mod tests {
             if start > end {
                 assert_eq!(place(start + len_bytes - 1), end, "{len_bytes} bytes at {offset} behind {end}");
             }
+        }
+        for (end, len_bytes) in [(usize::MAX, 1), (1, usize::MAX)] {
+            assert_eq!(SECTOR.place_for_write((end, usize::MAX), 700, len_bytes), end);
         }
     }
 }

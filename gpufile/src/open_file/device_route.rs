@@ -9,9 +9,11 @@ use std::{fs, io};
 use cufile::FileHandle;
 
 use super::direct;
+use super::repeat::repeat;
+use crate::error::Cause;
 use crate::gpus::Gpus;
 use crate::memory::Memory;
-use crate::outcome::{Outcome, Stop};
+use crate::outcome::Outcome;
 use crate::route::{Route, RouteKind, RoutePolicy};
 
 /// The route of a file, and its handle if the route uses cuFile.
@@ -119,35 +121,28 @@ fn a_gpu_offers_p2p_memory(devices: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Reads to device memory by cuFile.
-pub(crate) fn read_cufile(handle: &FileHandle, memory: &mut Memory, offset: u64) -> Outcome {
+/// Reads from a file of `len_bytes` to device memory by cuFile.
+pub(super) fn read_cufile(
+    handle: &FileHandle,
+    memory: &mut Memory,
+    offset: u64,
+    len_bytes: impl Fn() -> Option<u64>,
+) -> Outcome {
     let len = memory.len_bytes;
-    through_cufile(len, |done| {
-        handle.read_range_at(memory, done, len - done, offset.saturating_add(done as u64))
-    })
+    let call = |done, most| {
+        let at = offset.saturating_add(done as u64);
+        handle.read_range_at(memory, done, most, at).map_err(Cause::from)
+    };
+    repeat(len, offset, call, len_bytes)
 }
 
 /// Writes device memory by cuFile. The caller holds the blocks of the range.
 pub(super) fn write_cufile(handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
-    let len = memory.len_bytes;
-    through_cufile(len, |done| {
-        handle.write_range_at(memory, done, len - done, offset.saturating_add(done as u64))
-    })
-}
-
-/// Repeats a cuFile call until `len` bytes are transferred. Stops if a call moves nothing, which means the
-/// end of the file.
-fn through_cufile(len: usize, mut call: impl FnMut(usize) -> cufile::Result<usize>) -> Outcome {
-    let mut done = 0;
-    while done < len {
-        match call(done) {
-            Ok(0) => return Err(Stop::end_of_file(done)),
-            Ok(count) => done += count,
-            Err(cufile::Error::Io { source, .. }) if source.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Stop::failed(done, error)),
-        }
-    }
-    Ok(())
+    let call = |done, most| {
+        let at = offset.saturating_add(done as u64);
+        handle.write_range_at(memory, done, most, at).map_err(Cause::from)
+    };
+    repeat(memory.len_bytes, offset, call, || None)
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cufile::FileProperties;
 
 use super::alignment::Alignment;
+use super::repeat::impossible_count;
+use crate::bounce::Bounce;
 
 /// A descriptor of a file with `O_DIRECT`.
 #[derive(Debug)]
@@ -26,19 +28,15 @@ pub(crate) struct Direct {
 
 impl Direct {
     /// Opens the same file again with `O_DIRECT`. Returns `None` where the file system does not offer
-    /// `O_DIRECT` for the file. Returns `None` too if the alignment does not fit `spare_bytes`, the room in
-    /// bytes that bounce buffers have beside a chunk.
-    pub fn of(file: &fs::File, spare_bytes: usize) -> Option<Self> {
+    /// `O_DIRECT` for the file. Returns `None` too if bounce buffers are not aligned enough for it.
+    pub fn of(file: &fs::File) -> Option<Self> {
         let alignment = FileProperties::of(file).ok()?.direct_io?;
-        let alignment = alignment.memory_bytes.max(alignment.offset_bytes).max(512) as usize;
-        if !alignment.is_power_of_two() || 2 * alignment > spare_bytes {
-            return None;
-        }
+        let alignment = alignment_of(alignment.memory_bytes as usize, alignment.offset_bytes as usize)?;
         /// With more requests, devices with a single queue were slower.
         const REQUESTS_PER_QUEUE: usize = 4;
         let at_once = hardware_queues(file).map(|queues| queues * REQUESTS_PER_QUEUE);
         let file = reopen(file, libc::O_DIRECT).ok()?;
-        Some(Self { file, alignment: Alignment(alignment), works: AtomicBool::new(true), at_once })
+        Some(Self { file, alignment, works: AtomicBool::new(true), at_once })
     }
 
     pub fn works(&self) -> bool {
@@ -57,7 +55,7 @@ impl Direct {
     pub unsafe fn read_enclosing(&self, target: *mut u8, len_bytes: usize, offset: u64) -> usize {
         let (head, whole) = self.alignment.enclosing(offset, len_bytes);
         // SAFETY: the caller's promise.
-        let count = self.retry(|| unsafe {
+        let count = self.retry(whole, || unsafe {
             let at = (offset - head as u64) as libc::off_t;
             libc::pread(self.file.as_raw_fd(), target.sub(head).cast(), whole, at)
         });
@@ -76,7 +74,7 @@ impl Direct {
             let rest = &source[done..];
             let at = (offset + done as u64) as libc::off_t;
             // SAFETY: the bytes belong to a slice.
-            let count = self.retry(|| unsafe {
+            let count = self.retry(rest.len(), || unsafe {
                 libc::pwrite(self.file.as_raw_fd(), rest.as_ptr().cast(), rest.len(), at)
             });
             match count {
@@ -89,11 +87,12 @@ impl Direct {
         (done, None)
     }
 
-    /// Repeats a call that a signal interrupted. Records a refusal of `O_DIRECT` by the file system.
-    fn retry(&self, call: impl Fn() -> isize) -> io::Result<usize> {
+    /// Repeats a call that a signal interrupted. Records a refusal of `O_DIRECT` by the file system. A count of more
+    /// than `most` bytes is an error.
+    fn retry(&self, most: usize, call: impl Fn() -> isize) -> io::Result<usize> {
         loop {
             if let Ok(count) = usize::try_from(call()) {
-                return Ok(count);
+                return if count <= most { Ok(count) } else { Err(impossible_count()) };
             }
             let error = io::Error::last_os_error();
             if is_refusal(&error) {
@@ -104,6 +103,12 @@ impl Direct {
             }
         }
     }
+}
+
+/// Returns the alignment for both memory and offsets. Returns `None` if bounce buffers do not have that of memory.
+fn alignment_of(memory_bytes: usize, offset_bytes: usize) -> Option<Alignment> {
+    let bytes = memory_bytes.max(offset_bytes).max(512);
+    (bytes.is_power_of_two() && memory_bytes <= Bounce::ALIGNMENT).then_some(Alignment(bytes))
 }
 
 /// Returns whether the error means that the file system does not support the operation.
@@ -166,18 +171,34 @@ mod tests {
     }
 
     #[test]
-    fn alignments_too_large_for_bounce_buffers_disable_direct_io() {
+    fn direct_io_needs_memory_alignment_of_bounce_buffers() {
+        for (memory_bytes, offset_bytes, expected) in [
+            (0, 0, Some(512)),
+            (4, 512, Some(512)),
+            (512, 4096, Some(4096)),
+            (4096, 512, Some(4096)),
+            (512, 64 << 10, Some(64 << 10)),
+            (8192, 8192, None),
+            (512, 3000, None),
+        ] {
+            let found = alignment_of(memory_bytes, offset_bytes);
+            assert_eq!(found, expected.map(Alignment), "{memory_bytes}, {offset_bytes}");
+        }
         // The folder of the build is often on a disk.
         let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let Some(direct) = Direct::of(&file, usize::MAX) else {
-            assert!(Direct::of(&file, 0).is_none());
-            return;
-        };
-        assert!(direct.works() && direct.alignment.0 >= 512);
-        assert!(has_o_direct(&direct.file).unwrap() && !has_o_direct(&file).unwrap());
-        assert!(Direct::of(&file, 2 * direct.alignment.0).is_some());
-        assert!(Direct::of(&file, 2 * direct.alignment.0 - 1).is_none());
-        assert_eq!(direct.at_once, hardware_queues(&file).map(|queues| 4 * queues));
+        if let Some(direct) = Direct::of(&file) {
+            assert!(direct.works() && direct.alignment.0 >= 512);
+            assert!(has_o_direct(&direct.file).unwrap() && !has_o_direct(&file).unwrap());
+            assert_eq!(direct.at_once, hardware_queues(&file).map(|queues| 4 * queues));
+        }
+    }
+
+    #[test]
+    fn counts_beyond_the_request_are_failures() {
+        let direct = of_file(tempfile::tempfile().unwrap());
+        assert_eq!(direct.retry(10, || 10).unwrap(), 10);
+        assert_eq!(direct.retry(10, || 11).unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert!(direct.works());
     }
 
     #[test]

@@ -126,16 +126,17 @@ impl Mapping {
     }
 
     /// Copies spans of the mapping to their memory. During the copy, the processor fetches the next spans into
-    /// its cache. It fetches several at a time, because looking up their pages takes longest.
+    /// its cache. It fetches several at a time, because looking up their pages takes longest. Returns false at a span
+    /// that does not lie in the mapping.
     ///
     /// # Safety
-    /// As for [`read`](Self::read). The spans must lie in the mapping, and the file must still be at least as
-    /// long as the mapping. Nothing may write to the spans.
-    pub unsafe fn copy(&self, mut spans: impl Iterator<Item = Span> + Clone) {
+    /// As for [`read`](Self::read). The file must still be at least as long as the mapping. Nothing may write to the
+    /// spans.
+    pub unsafe fn copy(&self, mut spans: impl Iterator<Item = Span> + Clone) -> bool {
         /// The bytes to copy together, on the assumption that most spans are about as long as the first.
         const TOGETHER_BYTES: usize = 16 << 10;
         let mut coming = spans.clone().peekable();
-        let Some(first) = coming.peek() else { return };
+        let Some(first) = coming.peek() else { return true };
         let together = (TOGETHER_BYTES / first.len_bytes.max(1)).clamp(2, 16);
         let mut prefetch = || coming.by_ref().take(together).for_each(|span| self.prefetch(&span));
         prefetch();
@@ -143,13 +144,15 @@ impl Mapping {
             prefetch();
             let mut count = 0;
             for span in spans.by_ref().take(together) {
-                debug_assert!(self.has(&span));
-                // SAFETY: the caller's promise.
+                if !self.has(&span) {
+                    return false;
+                }
+                // SAFETY: the span lies in the mapping; the rest is the caller's promise.
                 unsafe { ptr::copy_nonoverlapping(self.at(span.offset), span.ptr, span.len_bytes) };
                 count += 1;
             }
             if count < together {
-                return;
+                return true;
             }
         }
     }
@@ -227,7 +230,7 @@ impl Mapping {
                 0 => 0,
                 _ => call((local.as_ptr(), count as _), (remote.as_ptr(), apart as _)),
             };
-            let copied = usize::try_from(copied).unwrap_or(0);
+            let copied = usize::try_from(copied).ok().filter(|copied| *copied <= bytes).unwrap_or(0);
             done += copied;
             if !self.keeps_pages {
                 local[..count].iter().for_each(|range| self.unmap_pages(*range));
@@ -246,9 +249,9 @@ impl Mapping {
         end.is_some_and(|end| end <= self.len_bytes as u64)
     }
 
-    /// Returns the address of a byte of the file, which lies in the mapping.
+    /// Returns the address of a byte of the file. It lies in the mapping if the mapping [has](Self::has) the byte.
     fn at(&self, offset: u64) -> *mut u8 {
-        self.ptr.wrapping_add((offset - self.start) as usize)
+        self.ptr.wrapping_add(offset.wrapping_sub(self.start) as usize)
     }
 
     /// Starts to load the first cache lines of a range into the processor's cache, and its page into the TLB.
@@ -432,7 +435,7 @@ mod tests {
             assert!(memory == expected);
             memory.fill(0xee);
             // SAFETY: as above; nothing shortens the file.
-            unsafe { mapping.copy(all()) };
+            assert!(unsafe { mapping.copy(all()) });
             assert!(memory == expected);
             memory.iter_mut().for_each(|byte| *byte = !*byte);
             let mut changed = original.clone();
@@ -467,6 +470,10 @@ mod tests {
         let beyond = Span { offset: 4 * page as u64, len_bytes: 1, ptr: start };
         // SAFETY: as above.
         assert_eq!(unsafe { mapping.read([span(0), beyond, span(1)].into_iter()) }, page);
+        for (offset, len_bytes) in [(4 * page as u64, 1), (1, usize::MAX), (u64::MAX, 1)] {
+            // SAFETY: as above.
+            assert!(!unsafe { mapping.copy([Span { offset, len_bytes, ptr: start }].into_iter()) });
+        }
         assert_eq!(memory[..2 * page], vec![1; 2 * page]);
     }
 

@@ -10,6 +10,7 @@ mod mapping;
 mod method;
 mod posix;
 mod read;
+mod repeat;
 mod storage;
 mod write;
 
@@ -19,15 +20,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::{fs, io};
 
+pub(crate) use device_route::best_route;
 #[cfg(feature = "cli")]
 pub(crate) use device_route::direct_is_thinkable;
-pub(crate) use device_route::{best_route, read_cufile};
 pub(crate) use direct::{Direct, open_flags};
 pub(crate) use mapping::{Mapping, Span};
 pub(crate) use method::Method;
 pub(crate) use storage::Storage;
 
-use crate::bounce::Bounce;
 use crate::error::{Cause, Error, WRITE};
 use crate::gpus::Gpus;
 use crate::route::{Route, RoutePolicy};
@@ -153,8 +153,7 @@ impl OpenFile {
 
     /// Returns the same file with `O_DIRECT`, if the file system offers that.
     fn direct(&self) -> Option<&Direct> {
-        let spare_bytes = || Bounce::spare_bytes(self.settings.bounce_buffer_bytes);
-        let direct = self.direct.get_or_init(|| Direct::of(&self.file, spare_bytes()));
+        let direct = self.direct.get_or_init(|| Direct::of(&self.file));
         direct.as_ref().filter(|direct| direct.works())
     }
 }

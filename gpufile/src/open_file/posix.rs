@@ -5,20 +5,20 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use super::mapping::Span;
+use super::repeat::{impossible_count, repeat};
+use super::storage::known_len_bytes;
 use crate::outcome::{Outcome, Stop};
-
-/// The most bytes that one call of the kernel moves, on every Linux file system: 2 GiB minus a page.
-const KERNEL_LIMIT: usize = 0x7fff_f000;
 
 /// Reads `len` bytes from `offset` to `target`.
 ///
 /// # Safety
 /// `target` must be valid for writes of `len` bytes by the kernel.
 pub(super) unsafe fn read_full(file: BorrowedFd<'_>, target: *mut u8, len: usize, offset: u64) -> Outcome {
-    // SAFETY: the caller's promise; the call stays within `len`.
-    transfer(len, offset, |done, chunk, at| unsafe {
-        libc::pread(file.as_raw_fd(), target.add(done).cast(), chunk, at)
-    })
+    let call = |done, most, at| {
+        // SAFETY: the caller's promise; the call stays within `len`.
+        unsafe { libc::pread(file.as_raw_fd(), target.add(done).cast(), most, at) }
+    };
+    transfer(len, offset, call, || known_len_bytes(file))
 }
 
 /// Writes `len` bytes from `source` to `offset`.
@@ -26,11 +26,11 @@ pub(super) unsafe fn read_full(file: BorrowedFd<'_>, target: *mut u8, len: usize
 /// # Safety
 /// `source` must be valid for reads of `len` bytes by the kernel.
 pub(super) unsafe fn write_full(file: BorrowedFd<'_>, source: *const u8, len: usize, offset: u64) -> Outcome {
-    // SAFETY: the caller's promise; the call stays within `len`.
-    let outcome = transfer(len, offset, |done, chunk, at| unsafe {
-        libc::pwrite(file.as_raw_fd(), source.add(done).cast(), chunk, at)
-    });
-    outcome.map_err(|stop| match stop.cause {
+    let call = |done, most, at| {
+        // SAFETY: the caller's promise; the call stays within `len`.
+        unsafe { libc::pwrite(file.as_raw_fd(), source.add(done).cast(), most, at) }
+    };
+    transfer(len, offset, call, || None).map_err(|stop| match stop.cause {
         None => Stop::failed(stop.done_bytes, io::Error::from(io::ErrorKind::WriteZero)),
         Some(_) => stop,
     })
@@ -96,6 +96,9 @@ fn transfer_adjacent(
         };
         // A failed call moved nothing. The calls for single spans find the reason.
         let mut moved = usize::try_from(moved).unwrap_or(0);
+        if moved > list[..count].iter().map(|part| part.iov_len).sum() {
+            return Err(Stop::failed(bytes, impossible_count()));
+        }
         for libc::iovec { iov_base, iov_len } in &list[..count] {
             let done = moved.min(*iov_len);
             moved -= done;
@@ -111,26 +114,19 @@ fn transfer_adjacent(
     Ok(())
 }
 
-/// Repeats a call until `len` bytes are transferred, the call moves nothing, or the call fails.
-fn transfer(len: usize, offset: u64, call: impl Fn(usize, usize, libc::off_t) -> isize) -> Outcome {
-    let mut done = 0;
-    while done < len {
+/// Repeats a system call, which gets the number of bytes moved before, the number that it may move, and the offset.
+fn transfer(
+    len: usize,
+    offset: u64,
+    call: impl Fn(usize, usize, libc::off_t) -> isize,
+    len_bytes: impl Fn() -> Option<u64>,
+) -> Outcome {
+    let call = |done, most| {
         let at = offset.checked_add(done as u64).and_then(|at| libc::off_t::try_from(at).ok());
-        let Some(at) = at else {
-            return Err(Stop::failed(done, io::Error::from_raw_os_error(libc::EOVERFLOW)));
-        };
-        match call(done, (len - done).min(KERNEL_LIMIT), at) {
-            0 => return Err(Stop::end_of_file(done)),
-            count if count > 0 => done += count as usize,
-            _ => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(Stop::failed(done, error));
-                }
-            }
-        }
-    }
-    Ok(())
+        let at = at.ok_or_else(|| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
+        usize::try_from(call(done, most, at)).map_err(|_| io::Error::last_os_error().into())
+    };
+    repeat(len, offset, call, len_bytes)
 }
 
 #[cfg(test)]
@@ -139,36 +135,22 @@ mod tests {
 
     use super::*;
     use crate::error::Cause;
-    use crate::outcome::done_bytes;
-
-    #[test]
-    fn partial_transfers_continue_at_their_end() {
-        let calls = RefCell::new(Vec::new());
-        let outcome = transfer(10, 100, |done, chunk, at| {
-            calls.borrow_mut().push((done, chunk, at));
-            chunk.min(4) as isize
-        });
-        assert!(outcome.is_ok());
-        assert_eq!(*calls.borrow(), [(0, 10, 100), (4, 6, 104), (8, 2, 108)]);
-    }
-
-    #[test]
-    fn transfers_end_short_at_the_end_of_file() {
-        let outcome = transfer(10, 0, |done, _, _| if done == 0 { 7 } else { 0 });
-        assert!(matches!(outcome, Err(Stop { done_bytes: 7, cause: None })));
-    }
 
     #[test]
     fn an_overflowing_offset_fails_after_the_bytes_before_it() {
-        let Stop { done_bytes, cause } = transfer(10, i64::MAX as u64 - 3, |_, _, _| 4).unwrap_err();
+        let Stop { done_bytes, cause } = transfer(10, i64::MAX as u64 - 3, |_, _, _| 4, || None).unwrap_err();
         let Some(Cause::Io(error)) = cause else { panic!("{cause:?}") };
         assert_eq!((done_bytes, error.raw_os_error()), (4, Some(libc::EOVERFLOW)));
-        assert!(transfer(1, u64::MAX, |_, _, _| 1).unwrap_err().cause.is_some());
+        assert!(transfer(1, u64::MAX, |_, _, _| 1, || None).unwrap_err().cause.is_some());
     }
 
-    /// Carries out spans of these lengths, of which `many` moves at most so many bytes in a call. Returns the
-    /// outcome, and the parts that were moved one by one.
-    fn adjacent(lens: &[usize], most: isize, fails_at: u64) -> (Outcome, Vec<(usize, u64, usize)>) {
+    /// Carries out spans of these lengths. A call for many spans returns `most` of their bytes. Returns the outcome,
+    /// and the parts that were moved one by one.
+    fn adjacent(
+        lens: &[usize],
+        most: impl Fn(isize) -> isize,
+        fails_at: u64,
+    ) -> (Outcome, Vec<(usize, u64, usize)>) {
         let mut offset = 100;
         let spans = lens.iter().map(|len_bytes| {
             offset += *len_bytes as u64;
@@ -182,7 +164,7 @@ mod tests {
         let ones = RefCell::new(Vec::new());
         let many = |list: &[libc::iovec], _| {
             assert!(list.len() > 1, "one span needs no list");
-            most.min(list.iter().map(|part| part.iov_len as isize).sum())
+            most(list.iter().map(|part| part.iov_len as isize).sum())
         };
         let outcome = transfer_adjacent(spans, many, |Span { offset, len_bytes, ptr }| {
             if (offset..offset + len_bytes as u64).contains(&fails_at) {
@@ -197,29 +179,29 @@ mod tests {
     #[test]
     fn spans_that_a_list_leaves_are_moved_singly() {
         let never = u64::MAX;
-        assert!(matches!(adjacent(&[10, 0, 20], 30, never), (Ok(()), ones) if ones.is_empty()));
-        assert!(matches!(adjacent(&[10], 30, never), (Ok(()), ones) if ones == [(7100, 100, 10)]));
-        let (outcome, ones) = adjacent(&[10, 20, 5], 13, never);
+        assert!(
+            matches!(adjacent(&[10, 0, 20], |all| all.min(30), never), (Ok(()), ones) if ones.is_empty())
+        );
+        assert!(
+            matches!(adjacent(&[10], |all| all.min(30), never), (Ok(()), ones) if ones == [(7100, 100, 10)])
+        );
+        let (outcome, ones) = adjacent(&[10, 20, 5], |all| all.min(13), never);
         assert!(outcome.is_ok());
         assert_eq!(ones, [(7113, 113, 17), (7130, 130, 5)]);
         // A call that fails, such as one that a signal interrupted.
-        let (outcome, ones) = adjacent(&[10, 20], -1, never);
+        let (outcome, ones) = adjacent(&[10, 20], |_| -1, never);
         assert!(outcome.is_ok());
         assert_eq!(ones, [(7100, 100, 10), (7110, 110, 20)]);
-        let Stop { done_bytes, .. } = adjacent(&[10, 20, 5], 13, 120).0.unwrap_err();
+        let Stop { done_bytes, .. } = adjacent(&[10, 20, 5], |all| all.min(13), 120).0.unwrap_err();
         assert_eq!(done_bytes, 20);
         // Each list has 64 spans, and the last span is alone.
-        let (outcome, ones) = adjacent(&[3; 129], isize::MAX, never);
+        let (outcome, ones) = adjacent(&[3; 129], |all| all, never);
         assert!(outcome.is_ok());
         assert_eq!(ones, [(7484, 484, 3)]);
-    }
-
-    #[test]
-    fn no_call_exceeds_the_kernel_transfer_limit() {
-        let outcome = transfer(5 << 30, 0, |_, chunk, _| {
-            assert!(chunk <= KERNEL_LIMIT);
-            chunk as isize
-        });
-        assert_eq!(done_bytes(&outcome, 5 << 30), 5 << 30);
+        let (outcome, ones) = adjacent(&[3; 129], |all| all + 1, never);
+        let Stop { done_bytes, cause: Some(Cause::Io(error)) } = outcome.unwrap_err() else {
+            panic!("no cause")
+        };
+        assert_eq!((done_bytes, error.raw_os_error(), ones), (0, Some(libc::EIO), Vec::new()));
     }
 }

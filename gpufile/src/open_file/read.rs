@@ -1,15 +1,18 @@
-//! Reads of one file into host memory, by `O_DIRECT` or through the page cache.
+//! Reads of one file into host memory, by `O_DIRECT` or through the page cache, and into device memory by cuFile.
 
 use std::os::fd::AsFd;
 use std::ptr;
 
+use cufile::FileHandle;
+
 use super::direct::Direct;
 use super::mapping::{Mapping, Span};
 use super::posix::{one_by_one, read_adjacent, read_full};
-use super::storage::Storage;
-use super::{OpenFile, available};
+use super::storage::{Storage, known_len_bytes};
+use super::{OpenFile, available, device_route};
 use crate::bounce::Bounce;
-use crate::outcome::{Outcome, done_bytes};
+use crate::memory::Memory;
+use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::page_cache;
 use crate::settings::DirectIo;
 
@@ -34,21 +37,24 @@ impl OpenFile {
         behind_bytes: usize,
     ) -> BounceRead {
         let room = (end, bounce.len_bytes());
-        if let Some(direct) = self.direct_for_read(offset, len_bytes)
-            && let Some(start) = direct.alignment.place_for_read(room, offset, len_bytes, behind_bytes)
-        {
-            // SAFETY: the range lies in the bounce buffer, which nothing else uses.
-            let target = unsafe { bounce.ptr().add(start) };
-            // SAFETY: as above, with the over-read around it.
-            let done = unsafe { direct.read_enclosing(target, len_bytes, offset) };
-            // SAFETY: as above.
-            let outcome = unsafe { self.read_rest(target, len_bytes, offset, done) };
-            return BounceRead { start, outcome };
-        }
-        debug_assert!(end + len_bytes <= bounce.len_bytes());
-        // SAFETY: a bounce buffer has room for a chunk, and nothing else uses it.
-        let outcome = unsafe { self.read_rest(bounce.ptr().add(end), len_bytes, offset, 0) };
-        BounceRead { start: end, outcome }
+        let direct = self.direct_for_read(offset, len_bytes).and_then(|direct| {
+            let start = direct.alignment.place_for_read(room, offset, len_bytes, behind_bytes)?;
+            Some((direct, start))
+        });
+        let start = direct.map_or(end, |(_, start)| start);
+        let target = match bounce.part(start, len_bytes) {
+            Ok(target) => target,
+            Err(error) => return BounceRead { start, outcome: Err(Stop::failed(0, error)) },
+        };
+        let done = match direct {
+            // SAFETY: `place_for_read` found room in the bounce buffer for the enclosing range, and nothing else uses
+            // the buffer.
+            Some((direct, _)) => unsafe { direct.read_enclosing(target, len_bytes, offset) },
+            None => 0,
+        };
+        // SAFETY: `part` returned the address of `len_bytes` bytes, which nothing else uses.
+        let outcome = unsafe { self.read_rest(target, len_bytes, offset, done) };
+        BounceRead { start, outcome }
     }
 
     /// Reads into host memory.
@@ -64,18 +70,18 @@ impl OpenFile {
     ) -> Outcome {
         let mut done = 0;
         if let Some(direct) = self.direct_for_read(offset, len_bytes) {
+            let most = direct.alignment.most_bytes(bounce.len_bytes());
             if direct.alignment.fits(target, offset, len_bytes) {
                 // SAFETY: the caller's promise.
                 done = unsafe { direct.read_enclosing(target, len_bytes, offset) };
-            } else {
+            } else if most > 0 {
                 while done < len_bytes {
-                    let some = (len_bytes - done).min(bounce.len_bytes() - 2 * direct.alignment.0);
+                    let some = (len_bytes - done).min(most);
                     let read = self.read_to_bounce(bounce, 0, offset + done as u64, some, 0);
                     let count = done_bytes(&read.outcome, some);
+                    let source = bounce.part(read.start, count).map_err(|error| Stop::failed(done, error))?;
                     // SAFETY: both ranges have `count` bytes, and the engine owns the bounce buffer.
-                    unsafe {
-                        ptr::copy_nonoverlapping(bounce.ptr().add(read.start), target.add(done), count);
-                    }
+                    unsafe { ptr::copy_nonoverlapping(source, target.add(done), count) };
                     read.outcome.map_err(|stop| stop.after(done))?;
                     done += count;
                 }
@@ -111,15 +117,14 @@ impl OpenFile {
     /// mapping, so the outcome is that of a read: a short one if the file was truncated.
     ///
     /// # Safety
-    /// As for [`Mapping::read`]. The spans must lie in the mapping.
+    /// As for [`Mapping::read`].
     pub unsafe fn read_mapped(
         &self,
         mapping: &Mapping,
         spans: impl Iterator<Item = Span> + Clone,
     ) -> Outcome {
-        if mapping.is_trusted {
-            // SAFETY: the caller's promise, and that of `trusted`.
-            unsafe { mapping.copy(spans) };
+        // SAFETY: the caller's promise, and that of `trusted`.
+        if mapping.is_trusted && unsafe { mapping.copy(spans.clone()) } {
             return Ok(());
         }
         let (mut total_bytes, mut end) = (0, 0);
@@ -149,6 +154,11 @@ impl OpenFile {
         let rest =
             unsafe { read_full(self.as_fd(), target.add(done), len_bytes - done, offset + done as u64) };
         rest.map_err(|stop| stop.after(done))
+    }
+
+    /// Reads device memory by cuFile.
+    pub fn read_cufile(&self, handle: &FileHandle, memory: &mut Memory, offset: u64) -> Outcome {
+        device_route::read_cufile(handle, memory, offset, || known_len_bytes(&self.file))
     }
 
     /// Returns whether a read of `len_bytes` certainly goes through the page cache.

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd};
 
 use super::direct::open_flags;
 
@@ -26,12 +27,7 @@ impl Storage {
     /// # Errors
     /// The error of `fstatfs` or `fcntl`.
     pub fn of(file: &fs::File, metadata: &fs::Metadata) -> io::Result<Self> {
-        // SAFETY: zeros are valid, and the kernel fills them in.
-        let mut stat: libc::statfs64 = unsafe { std::mem::zeroed() };
-        // SAFETY: `stat` outlives the call.
-        if unsafe { libc::fstatfs64(file.as_raw_fd(), &mut stat) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let stat = file_system(file)?;
         // `O_SYNC` includes `O_DSYNC`.
         let waits = open_flags(file)? & libc::O_DSYNC != 0;
         Ok(Self::by(&stat, metadata.is_file(), waits))
@@ -53,6 +49,31 @@ impl Storage {
     }
 }
 
+fn file_system(file: impl AsFd) -> io::Result<libc::statfs64> {
+    // SAFETY: zeros are valid, and the kernel fills them in.
+    let mut stat: libc::statfs64 = unsafe { mem::zeroed() };
+    // SAFETY: `stat` outlives the call.
+    match unsafe { libc::fstatfs64(file.as_fd().as_raw_fd(), &mut stat) } {
+        0 => Ok(stat),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Returns the length of a regular file in bytes. Returns `None` if the kernel does not report it. Returns `None` too
+/// on file systems that state a length without knowing it, for example a page for each file of sysfs.
+pub(super) fn known_len_bytes(file: impl AsFd) -> Option<u64> {
+    const CONFIGFS_MAGIC: libc::__fsword_t = 0x6265_6570;
+    // SAFETY: zeros are valid, and the kernel fills them in.
+    let mut stat: libc::stat64 = unsafe { mem::zeroed() };
+    // SAFETY: `stat` outlives the call.
+    let is_known = unsafe { libc::fstat64(file.as_fd().as_raw_fd(), &mut stat) } == 0
+        && stat.st_mode & libc::S_IFMT == libc::S_IFREG
+        && file_system(file).is_ok_and(|system| {
+            ![libc::SYSFS_MAGIC, libc::PROC_SUPER_MAGIC, CONFIGFS_MAGIC].contains(&system.f_type)
+        });
+    is_known.then_some(stat.st_size.unsigned_abs())
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::OpenOptionsExt;
@@ -61,7 +82,7 @@ mod tests {
 
     fn stat(f_type: libc::__fsword_t, f_flags: libc::__fsword_t) -> libc::statfs64 {
         // SAFETY: zeros are valid.
-        libc::statfs64 { f_type, f_flags, ..unsafe { std::mem::zeroed() } }
+        libc::statfs64 { f_type, f_flags, ..unsafe { mem::zeroed() } }
     }
 
     #[test]
@@ -74,6 +95,18 @@ mod tests {
         for (f_flags, waits) in [(0, false), (0x10, false), (0, true)] {
             assert_eq!(Storage::by(&stat(libc::TMPFS_MAGIC, f_flags), true, waits), Storage::Tmpfs);
             assert_eq!(Storage::by(&stat(0, f_flags), true, waits), Storage::Other);
+        }
+    }
+
+    #[test]
+    fn only_real_files_have_a_known_length() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(5000).unwrap();
+        assert_eq!(known_len_bytes(&file), Some(5000));
+        for unknown in ["/proc/self/maps", "/sys/kernel/mm/transparent_hugepage/enabled", "/dev/zero", "/"] {
+            if let Ok(file) = fs::File::open(unknown) {
+                assert_eq!(known_len_bytes(&file), None, "{unknown}");
+            }
         }
     }
 

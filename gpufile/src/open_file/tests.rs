@@ -3,6 +3,7 @@ use std::os::unix::fs::FileExt;
 
 use super::read::{BounceRead, DIRECT_MIN_BYTES};
 use super::*;
+use crate::bounce::Bounce;
 use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::page_cache;
 use crate::settings::DirectIo;

@@ -72,16 +72,20 @@ impl OpenFile {
             let before = direct.alignment.until_aligned(offset);
             direct.alignment.fits(source.as_ptr().wrapping_add(before), 0, 0)
         };
-        if self.direct_for_write(len_bytes).is_none_or(aligned) {
+        let unaligned = self.direct_for_write(len_bytes).filter(|direct| !aligned(direct));
+        let has_room = |direct: &&Direct| direct.alignment.most_bytes(bounce.len_bytes()) > 0;
+        let Some(Direct { alignment, .. }) = unaligned.filter(has_room) else {
             return self.write_bytes(source, offset);
-        }
+        };
         let mut done = 0;
         while done < len_bytes {
             let at = offset + done as u64;
-            let start = self.place_for_write(0, at, len_bytes - done, usize::MAX);
-            let some = (len_bytes - done).min(bounce.len_bytes() - start);
-            // SAFETY: the range lies in the bounce buffer, which nothing else uses.
-            let copy = unsafe { slice::from_raw_parts_mut(bounce.ptr().add(start), some) };
+            let start = alignment.head(at);
+            // The buffer is longer than the alignment, so each part has at least a byte.
+            let some = (len_bytes - done).min(bounce.len_bytes().saturating_sub(start));
+            let target = bounce.part(start, some).map_err(|error| Stop::failed(done, error))?;
+            // SAFETY: `part` returned the address of `some` bytes, which nothing else uses.
+            let copy = unsafe { slice::from_raw_parts_mut(target, some) };
             copy.copy_from_slice(&source[done..done + some]);
             self.write_bytes(copy, at).map_err(|stop| stop.after(done))?;
             done += some;

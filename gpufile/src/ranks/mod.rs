@@ -194,7 +194,7 @@ impl RankGroup {
     /// [`end_if_in_flight`](Self::end_if_in_flight) returns, nothing else may write it, and on ranks other than the root
     /// nothing may read it.
     pub(crate) unsafe fn start(&mut self, report: &Report, spreads: &[Spread]) -> Result<(), RankError> {
-        debug_assert!(self.in_flight.is_none());
+        assert!(self.in_flight.is_none(), "one transfer is in flight at a time");
         if self.comm.is_null() {
             return Err(RankError::Ended);
         }

@@ -312,13 +312,13 @@ pub mod open_file {
             None
         }
 
+        pub fn read_cufile(&self, handle: &Infallible, _: &mut Memory, _: u64) -> Outcome {
+            match *handle {}
+        }
+
         pub fn write_cufile(&self, handle: &Infallible, _: &Memory, _: u64) -> Outcome {
             match *handle {}
         }
-    }
-
-    pub fn read_cufile(handle: &Infallible, _: &mut Memory, _: u64) -> Outcome {
-        match *handle {}
     }
 
     pub enum Mapping {}

@@ -114,8 +114,10 @@ impl Target {
         stream.synchronize().and(copied)
     }
 
+    /// Returns the address of a part, which must lie within the target.
     fn part(&self, start: usize, len_bytes: usize) -> *mut u8 {
-        debug_assert!(start + len_bytes <= self.memory.len_bytes);
+        let end = start.checked_add(len_bytes);
+        assert!(end.is_some_and(|end| end <= self.memory.len_bytes), "a part lies within its target");
         self.memory.ptr.wrapping_add(start)
     }
 }
