@@ -1,47 +1,14 @@
 //! Tests of allocations. Parsing a header allocates in proportion to its bytes, for any numbers in it. Loading does
 //! not allocate for each tensor.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod counting;
 
+use std::collections::BTreeMap;
+
+use counting::{calls, peak};
+use gpufile::formats::Dtype;
 use gpufile::formats::npy::NpyHeader;
 use gpufile::formats::safetensors::{Checkpoint, Header, NewTensor, ShardIndex};
-use gpufile::formats::{Dtype, FormatError};
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-static CALLS: AtomicUsize = AtomicUsize::new(0);
-
-struct Counting;
-
-// SAFETY: every call goes to `System` with unchanged arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(now, Ordering::Relaxed);
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the block came from `System`, with this layout.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Runs the parser, and returns the most bytes that were allocated at a time beyond those before.
-fn peak<T>(parse: impl FnOnce() -> Result<T, FormatError>) -> usize {
-    let before = NOW.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    drop(parse());
-    PEAK.load(Ordering::Relaxed) - before
-}
 
 fn safetensors(json: &str) -> Vec<u8> {
     let mut file = (json.len() as u64).to_le_bytes().to_vec();
@@ -73,12 +40,12 @@ fn loading_allocates_a_few_times() {
     let path = folder.path().join("model.safetensors");
     std::fs::write(&path, model).unwrap();
 
-    let before = CALLS.load(Ordering::Relaxed);
+    let before = calls();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let loaded = checkpoint.load_to_host().unwrap();
     assert!(loaded.iter().all(|tensor| tensor.range.len() == 16));
     assert!(names.iter().all(|name| loaded.tensor(name).is_some()));
-    let calls = CALLS.load(Ordering::Relaxed) - before;
+    let calls = calls() - before;
     assert!(calls < 500, "{calls} allocations for 20,000 tensors");
 }
 
