@@ -2,12 +2,13 @@
 //!
 //! A [`Checkpoint`] has the headers of a model. It plans [`Group`]s: tensors that lie in one allocation. The package
 //! allocates the memory of each group, starts a read, and makes the views of the tensors while the bytes arrive.
-//! `choice` finds the tensors and slices of a load, `layout` places them in a group, `save` writes files.
+//! `choice` finds the tensors and slices of a load, `layout` places them in a group, `runs` are the bytes of a slice, `save` writes files.
 
 mod checkpoint;
 mod choice;
 mod group;
 mod layout;
+mod runs;
 mod save;
 
 use gpufile::formats::Error;

@@ -16,7 +16,8 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use super::choice::{self, Refusal, Slices};
 use super::format_exception;
 use super::group::{Group, Source};
-use super::layout::{Chosen, Layout, Stretch};
+use super::layout::{Chosen, Layout};
+use super::runs::Stretch;
 use crate::error::exception;
 use crate::future::Future;
 use crate::memory::{Access, Memory, wait_for_streams};
@@ -165,11 +166,16 @@ impl Checkpoint {
         /// The longest read, in bytes, that a signal waits for.
         const SHORT_BYTES: usize = 16 << 20;
         let (py, Group { source, layout }) = (group.py(), group.get());
-        let (true, [stretch], Source::File { checkpoint, file }) =
-            (layout.len_bytes <= SHORT_BYTES, &layout.stretches[..], source)
+        let (true, Some(stretch), Source::File { checkpoint, file }) =
+            (layout.len_bytes <= SHORT_BYTES, layout.only_stretch(), source)
         else {
-            let part = (group.clone(), object.clone(), 0, layout.len_bytes);
-            return self.read(py, vec![part])?.result(py, None).map(drop);
+            let mut start = 0;
+            while start < layout.len_bytes {
+                let (stop, _) = layout.step(start, usize::MAX, layout.most_stretches());
+                self.read(py, vec![(group.clone(), object.clone(), start, stop)])?.result(py, None)?;
+                start = stop;
+            }
+            return Ok(());
         };
         let file = checkpoint.files().nth(*file).expect("a group of a file of its checkpoint").0;
         let mut memory = Memory::of(object, Access::Write)?.part(0, Some(layout.len_bytes))?;
@@ -197,6 +203,12 @@ impl Checkpoint {
                 return Err(PyValueError::new_err("the group is not of this checkpoint"));
             }
             let memory = Memory::of(&object, Access::Write)?.part(0, Some(layout.len_bytes))?;
+            let most = layout.most_stretches();
+            if layout.step(start, stop.saturating_sub(start), most).0 < stop.min(layout.len_bytes) {
+                let text =
+                    format!("bytes {start} to {stop} of a group are more than {most} ranges of its file");
+                return Err(PyValueError::new_err(text));
+            }
             let stretches: Vec<_> = layout.within(start, stop).collect();
             let ranges = stretches.iter().map(Stretch::in_buffer);
             py.detach(|| wait_for_streams([&memory])).map_err(|error| exception(py, &error.into()))?;

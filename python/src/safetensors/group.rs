@@ -82,6 +82,12 @@ impl Group {
         self.layout.len_bytes
     }
 
+    /// Returns the end of the longest part from `start` on that one read may have, and the number of its reads of
+    /// adjacent bytes. It has at most so many of both.
+    fn step(&self, start: usize, most_bytes: usize, most_reads: usize) -> (usize, usize) {
+        self.layout.step(start, most_bytes, most_reads)
+    }
+
     /// Returns the tensors in runs of one type, as they follow each other in the memory: the type, the start of the
     /// run, and lists of the lengths, names and shapes. Starts and lengths are in elements, and packed elements count
     /// in bytes. A gap between tensors has the name `None`.
@@ -134,7 +140,7 @@ impl Group {
         if !memory.is_host_accessible() {
             return Err(PyValueError::new_err("the memory is on a GPU"));
         }
-        for stretch in &self.layout.stretches {
+        for stretch in self.layout.within(0, self.layout.len_bytes) {
             let from = stretch.file_offset as usize;
             let source = data.get(from..from + stretch.len_bytes);
             let source = source.ok_or_else(other_bytes)?;

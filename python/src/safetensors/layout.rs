@@ -1,15 +1,15 @@
 //! The places of tensors in memory, without I/O.
 
-use std::ops::Range;
-
 use gpufile::formats::safetensors::{Header, TensorInfo, TensorSlice};
+
+use super::runs::{Runs, Stretch};
 
 /// Tensors of one file and slices of them, or a part of one tensor, in one allocation.
 #[derive(Default)]
 pub struct Layout {
     pub len_bytes: usize,
     /// In the order of the file, and that of the memory.
-    pub stretches: Vec<Stretch>,
+    runs: Vec<Runs>,
     /// In the order of the file.
     pub places: Vec<Place>,
 }
@@ -27,14 +27,6 @@ pub struct Chosen {
     pub number: u32,
     /// `None` for the whole tensor. The indices are those of the file.
     pub slice: Option<TensorSlice>,
-}
-
-/// Bytes that are adjacent in the file and in the memory. All fields are in bytes.
-#[derive(Clone, Copy)]
-pub struct Stretch {
-    pub file_offset: u64,
-    pub buffer_offset: usize,
-    pub len_bytes: usize,
 }
 
 /// The alignment of every tensor that has as many bytes. Kernels load 16 bytes at once, and some, such as those of
@@ -101,7 +93,7 @@ impl Layout {
         &mut self,
         info: &TensorInfo<'_>,
         file_offset: u64,
-        mut at: usize,
+        at: usize,
         bounds: &[(u64, u64)],
     ) -> Option<()> {
         if part_bytes(info, bounds) == 0 {
@@ -113,23 +105,21 @@ impl Layout {
         // The axes from `inner` on are taken whole, except the first of them.
         let whole = shape.iter().zip(bounds).rev().take_while(|(axis, bound)| **bound == (0, **axis)).count();
         let inner = (shape.len() - whole).saturating_sub(1);
-        let (start, run_bytes) = match bounds.get(inner) {
+        let (start, len_bytes) = match bounds.get(inner) {
             Some((start, stop)) => (start * strides[inner], (stop - start) * strides[inner]),
             None => (0, element_bytes(info)),
         };
-        let run_bytes = usize::try_from(run_bytes).ok()?;
-        let mut index: Vec<_> = bounds[..inner].iter().map(|(start, _)| *start).collect();
-        loop {
-            let outer: u64 = index.iter().zip(&strides).map(|(at, stride)| at * stride).sum();
-            self.append(file_offset + outer + start, at, run_bytes)?;
-            at += run_bytes;
-            // Counts `index` up, the last axis first.
-            let Some(axis) = (0..inner).rev().find(|axis| index[*axis] + 1 < bounds[*axis].1) else { break };
-            index[axis] += 1;
-            for later in axis + 1..inner {
-                index[later] = bounds[later].0;
-            }
+        let len_bytes = usize::try_from(len_bytes).ok()?;
+        let outer: u64 = bounds[..inner].iter().zip(&strides).map(|((at, _), stride)| at * stride).sum();
+        let file_offset = file_offset + outer + start;
+        if bounds[..inner].iter().all(|(start, stop)| stop - start == 1) {
+            return self.append(file_offset, at, len_bytes);
         }
+        let first = Stretch { file_offset, buffer_offset: at, len_bytes };
+        let axes = bounds[..inner].iter().zip(&strides);
+        let runs = Runs::new(first, axes.map(|((start, stop), stride)| (stop - start, *stride)))?;
+        self.len_bytes = runs.in_buffer().end;
+        self.runs.push(runs);
         Some(())
     }
 
@@ -138,41 +128,53 @@ impl Layout {
         if len_bytes == 0 {
             return Some(());
         }
-        match self.stretches.last_mut() {
+        match self.runs.last_mut().filter(|open| open.count() == 1).map(|open| &mut open.first) {
             Some(open) if open.file_end() == file_offset && open.in_buffer().end == start => {
                 open.len_bytes += len_bytes;
             }
-            _ => self.stretches.push(Stretch { file_offset, buffer_offset: start, len_bytes }),
+            _ => self.runs.push(Runs::one(Stretch { file_offset, buffer_offset: start, len_bytes })),
         }
         self.len_bytes = start.checked_add(len_bytes)?;
         Some(())
     }
 
+    /// Returns the only stretch, if there is only one.
+    pub fn only_stretch(&self) -> Option<Stretch> {
+        match &self.runs[..] {
+            [runs] if runs.count() == 1 => Some(runs.first),
+            _ => None,
+        }
+    }
+
     /// Returns the parts of the stretches that lie in this range of the memory, in bytes.
     pub fn within(&self, start: usize, stop: usize) -> impl Iterator<Item = Stretch> {
-        let first = self.stretches.partition_point(|stretch| stretch.in_buffer().end <= start);
-        let stretches =
-            self.stretches[first..].iter().take_while(move |stretch| stretch.buffer_offset < stop);
-        stretches.map(move |stretch| {
-            let Range { start: first, end } = stretch.in_buffer();
-            let (from, to) = (start.max(first), stop.min(end));
-            Stretch {
-                file_offset: stretch.file_offset + (from - first) as u64,
-                buffer_offset: from,
-                len_bytes: to - from,
+        self.runs_of(start, stop).flat_map(move |runs| runs.within(start..stop))
+    }
+
+    /// Returns the end of the longest part of the memory from `start` on that has at most so many bytes and stretches.
+    /// Also returns the number of its stretches.
+    pub fn step(&self, start: usize, most_bytes: usize, most_stretches: usize) -> (usize, usize) {
+        let stop = start.saturating_add(most_bytes).min(self.len_bytes);
+        let mut left = most_stretches;
+        for runs in self.runs_of(start, stop) {
+            let numbers = runs.numbers(&(start..stop));
+            if numbers.len() > left {
+                let reached = runs.first.buffer_offset + (numbers.start + left) * runs.first.len_bytes;
+                return (reached.max(start), most_stretches);
             }
-        })
-    }
-}
-
-impl Stretch {
-    /// Returns the range in the memory.
-    pub fn in_buffer(&self) -> Range<usize> {
-        self.buffer_offset..self.buffer_offset + self.len_bytes
+            left -= numbers.len();
+        }
+        (stop, most_stretches - left)
     }
 
-    fn file_end(&self) -> u64 {
-        self.file_offset + self.len_bytes as u64
+    /// Returns the most stretches that one read may have: enough to keep the engine busy, or those of whole tensors.
+    pub fn most_stretches(&self) -> usize {
+        (1 << 18).max(self.runs.len())
+    }
+
+    fn runs_of(&self, start: usize, stop: usize) -> impl Iterator<Item = &Runs> {
+        let first = self.runs.partition_point(|runs| runs.in_buffer().end <= start);
+        self.runs[first..].iter().take_while(move |runs| runs.first.buffer_offset < stop)
     }
 }
 

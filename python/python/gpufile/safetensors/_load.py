@@ -12,6 +12,8 @@ from .._gpufile import Checkpoint, Future, Group
 
 #: The default bytes of a load that hands its tensors out one after the other.
 DEFAULT_BUDGET = 1 << 30
+#: The most ranges of a file that a step reads. Each takes some hundred bytes of memory while it is read.
+STEP_READS = 1 << 18
 
 Progress = bool | Callable[[int, int], None]
 
@@ -93,19 +95,20 @@ def no_collection() -> Iterator[None]:
 
 
 def cut(groups: list[Group], bases: list[Any], step_bytes: int) -> Iterator[list[Part]]:
-    """Cuts groups into steps of as many bytes. The last one is shorter."""
+    """Cuts groups into steps of as many bytes. The last one is shorter, and those of thin slices are."""
     parts: list[Part] = []
-    room = step_bytes
+    room, reads = step_bytes, STEP_READS
     for group, base in zip(groups, bases):
         start = 0
         while start < group.len_bytes:
-            stop = min(group.len_bytes, start + room)
+            stop, count = group.step(start, room, reads)
             parts.append((group, base, start, stop))
             room -= stop - start
+            reads -= count
             start = stop
-            if room == 0:
+            if room == 0 or reads == 0:
                 yield parts
-                parts, room = [], step_bytes
+                parts, room, reads = [], step_bytes, STEP_READS
     if parts:
         yield parts
 
