@@ -127,10 +127,10 @@ impl<B> Entry<B> {
 
     /// Returns the entry's result, from its final status and the `count` that libcufile reported.
     fn result(&self, status: Status, count: isize) -> Result<usize> {
-        match decode(GET_STATUS, Raw::Completion(count)) {
+        match decode(GET_STATUS, Raw::Completion { count, asked: self.len_bytes }) {
             Ok(count) if status == Status::COMPLETE => Ok(count),
-            Err(error) => Err(error.about(self)),
-            Ok(_) => {
+            Err(error) if status == Status::COMPLETE || count < 0 => Err(error.about(self)),
+            _ => {
                 let operation = format!("{GET_STATUS}({self}): the entry ended as {status:?}").into();
                 let errno = match status {
                     Status::INVALID => libc::EINVAL,

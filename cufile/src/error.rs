@@ -251,29 +251,38 @@ impl From<Error> for io::Error {
 pub(crate) enum Raw {
     /// The status of a call.
     Status(CUfileError_t),
-    /// The return value of a transfer, and errno right after it. errno counts only if the value is −1 (it was 0
-    /// before the call).
-    Transfer(isize, i32),
-    /// The byte count of a stream-ordered or batch operation, for which there is no errno.
-    Completion(isize),
+    /// The return value of a transfer of at most `asked` bytes, and errno right after it. errno counts only if the
+    /// value is −1 (it was 0 before the call).
+    Transfer { count: isize, asked: usize, errno: i32 },
+    /// The byte count of a stream-ordered or batch operation of at most `asked` bytes, for which there is no errno.
+    Completion { count: isize, asked: usize },
 }
 
-/// Decodes every result of cuFile. Returns the byte count, 0 for a status.
+/// Decodes every result of cuFile. Returns the byte count, at most as many as asked for; 0 for a status.
 pub(crate) fn decode(operation: &'static str, raw: Raw) -> Result<usize> {
     let number = match raw {
         Raw::Status(status) if status.err == CUfileOpError::CU_FILE_SUCCESS => return Ok(0),
-        Raw::Transfer(count, _) | Raw::Completion(count) if count >= 0 => return Ok(count as usize),
+        Raw::Transfer { count, asked, .. } | Raw::Completion { count, asked } if count >= 0 => {
+            return match count as usize {
+                count if count <= asked => Ok(count),
+                // Such a count does not tell how many bytes were moved.
+                count => Err(Error::Io {
+                    operation: format!("{count} bytes of at most {asked} from {operation}").into(),
+                    source: io::Error::from_raw_os_error(libc::EIO),
+                }),
+            };
+        }
         Raw::Status(status) => {
             let code = OpError(status.err.as_raw() as i32).positive();
             let cuda = (code == OpError::CUDA_DRIVER_ERROR).then_some(status.cu_err);
             return Err(Error::CuFile { operation: operation.into(), code, cuda, advice: None });
         }
-        Raw::Transfer(-1, 0) | Raw::Completion(-1) => {
+        Raw::Transfer { count: -1, errno: 0, .. } | Raw::Completion { count: -1, .. } => {
             return Err(Error::Unspecified { operation: operation.into() });
         }
-        Raw::Transfer(-1, errno) => i64::from(errno),
+        Raw::Transfer { count: -1, errno, .. } => i64::from(errno),
         // isize::MIN has no positive counterpart; it saturates into an unknown code.
-        Raw::Transfer(count, _) | Raw::Completion(count) => (count as i64).saturating_neg(),
+        Raw::Transfer { count, .. } | Raw::Completion { count, .. } => (count as i64).saturating_neg(),
     };
     let number = i32::try_from(number).unwrap_or(i32::MAX);
     if cufile_sys::IS_CUFILE_ERR(number) {
@@ -493,6 +502,14 @@ mod tests {
         Raw::Status(CUfileError_t { err: CUfileOpError::from_raw(err), cu_err: CUresult::from_raw(cu_err) })
     }
 
+    fn transfer(count: isize, errno: i32) -> Raw {
+        Raw::Transfer { count, asked: 4096, errno }
+    }
+
+    fn completion(count: isize) -> Raw {
+        Raw::Completion { count, asked: 4096 }
+    }
+
     fn code(raw: Raw) -> (Option<OpError>, Option<i32>) {
         let error = decode("cuFileRead", raw).unwrap_err();
         (error.op_error(), error.raw_code())
@@ -500,26 +517,36 @@ mod tests {
 
     #[test]
     fn counts_and_success_ignore_errno() {
-        assert_eq!(decode("cuFileRead", Raw::Transfer(4096, 25)).unwrap(), 4096);
-        assert_eq!(decode("cuFileRead", Raw::Transfer(0, 25)).unwrap(), 0);
-        assert_eq!(decode("cuFileReadAsync", Raw::Completion(7)).unwrap(), 7);
+        assert_eq!(decode("cuFileRead", transfer(4096, 25)).unwrap(), 4096);
+        assert_eq!(decode("cuFileRead", transfer(0, 25)).unwrap(), 0);
+        assert_eq!(decode("cuFileReadAsync", completion(7)).unwrap(), 7);
         assert_eq!(decode("cuFileDriverOpen", status(0, 3)).unwrap(), 0);
     }
 
     #[test]
+    fn counts_beyond_what_was_asked_for_are_errors() {
+        for raw in [transfer(4097, 0), transfer(isize::MAX, 25), completion(4097), completion(isize::MAX)] {
+            let error = decode("cuFileRead", raw).unwrap_err();
+            assert_eq!((error.raw_code(), error.kind()), (Some(libc::EIO), ErrorKind::Io));
+            assert!(error.to_string().contains("bytes of at most 4096 from cuFileRead: "), "{error}");
+        }
+        assert_eq!(decode("cuFileRead", completion(4096)).unwrap(), 4096);
+    }
+
+    #[test]
     fn minus_one_takes_the_code_from_errno() {
-        assert_eq!(code(Raw::Transfer(-1, 5019)), (Some(OpError::INVALID_FILE_OPEN_FLAG), Some(5019)));
-        assert_eq!(code(Raw::Transfer(-1, 22)), (None, Some(22)));
-        assert_eq!(code(Raw::Transfer(-1, 5)), (None, Some(5)));
+        assert_eq!(code(transfer(-1, 5019)), (Some(OpError::INVALID_FILE_OPEN_FLAG), Some(5019)));
+        assert_eq!(code(transfer(-1, 22)), (None, Some(22)));
+        assert_eq!(code(transfer(-1, 5)), (None, Some(5)));
     }
 
     #[test]
     fn other_negative_values_are_negated_codes() {
-        assert_eq!(code(Raw::Transfer(-5016, 9)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
-        assert_eq!(code(Raw::Completion(-5016)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
-        assert_eq!(code(Raw::Completion(-22)), (None, Some(22)));
-        assert_eq!(code(Raw::Completion(isize::MIN)), (Some(OpError(i32::MAX)), Some(i32::MAX)));
-        for raw in [Raw::Completion(-1), Raw::Transfer(-1, 0)] {
+        assert_eq!(code(transfer(-5016, 9)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
+        assert_eq!(code(completion(-5016)), (Some(OpError::INVALID_MAPPING_SIZE), Some(5016)));
+        assert_eq!(code(completion(-22)), (None, Some(22)));
+        assert_eq!(code(completion(isize::MIN)), (Some(OpError(i32::MAX)), Some(i32::MAX)));
+        for raw in [completion(-1), transfer(-1, 0)] {
             let unspecified = decode("cuFileReadAsync", raw).unwrap_err();
             assert!(matches!(unspecified, Error::Unspecified { .. }));
         }
@@ -556,9 +583,9 @@ mod tests {
 
     #[test]
     fn conversion_to_io_error_keeps_errno() {
-        let error = decode("cuFileWrite", Raw::Transfer(-1, libc::ENOSPC)).unwrap_err();
+        let error = decode("cuFileWrite", transfer(-1, libc::ENOSPC)).unwrap_err();
         assert_eq!(io::Error::from(error).raw_os_error(), Some(libc::ENOSPC));
-        let error = decode("cuFileWrite", Raw::Transfer(-1, 5019)).unwrap_err();
+        let error = decode("cuFileWrite", transfer(-1, 5019)).unwrap_err();
         let error = io::Error::from(error);
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
         assert!(error.to_string().contains("CU_FILE_INVALID_FILE_OPEN_FLAG"));

@@ -229,8 +229,8 @@ impl FileHandle {
             // SAFETY: the handle is registered; the buffer is borrowed mutably.
             unsafe { (self.driver.library().functions().cuFileRead)(self.raw, ptr.cast(), len_bytes, at, 0) }
         })?;
-        // SAFETY: libcufile has written as many bytes.
-        Ok(unsafe { slice::from_raw_parts_mut(ptr.cast(), done.min(len_bytes)) })
+        // SAFETY: libcufile has written as many bytes, which are no more than it was asked for.
+        Ok(unsafe { slice::from_raw_parts_mut(ptr.cast(), done) })
     }
 
     /// Writes the whole buffer to `file_offset` in bytes, with as many calls of `cuFileWrite` as needed. Mind
@@ -324,7 +324,8 @@ impl FileHandle {
         })
     }
 
-    /// Makes the checks common to all transfers, makes the buffer's context current, and decodes the result.
+    /// Makes the checks common to all transfers of at most `len_bytes` bytes, makes the buffer's context current, and
+    /// decodes the result.
     #[inline]
     pub(crate) fn transfer(
         &self,
@@ -341,7 +342,8 @@ impl FileHandle {
         let count = call(offset);
         // errno counts only for −1, and only right after the call.
         let errno = if count == -1 { errno() } else { 0 };
-        decode(operation, Raw::Transfer(count, errno)).map_err(|error| self.failed(error, offset, len_bytes))
+        decode(operation, Raw::Transfer { count, asked: len_bytes, errno })
+            .map_err(|error| self.failed(error, offset, len_bytes))
     }
 
     #[cold]

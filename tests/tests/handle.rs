@@ -91,14 +91,33 @@ fn reads_fill_uninitialised_memory() {
 }
 
 #[test]
-fn excess_byte_counts_are_limited_to_the_buffer() {
+fn counts_greater_than_asked_for_are_errors() {
     let bed = Bed::emulated();
+    let emulator = bed.emulator.as_ref().unwrap();
     let (file, bytes) = registered(&bed, "data");
-    bed.emulator.as_ref().unwrap().fault("cuFileRead", "after=1 ret=5000");
-    let mut memory = Vec::with_capacity(4096);
-    let target = &mut memory.spare_capacity_mut()[..4096];
-    assert_eq!(file.read_uninit_at(target, 0).unwrap(), &bytes[..4096]);
-    assert_eq!(file.read_uninit_at(target, 0).unwrap().len(), 4096);
+    let mut two = [vec![0; 500], vec![0; 500]];
+    let mut memory = Vec::with_capacity(1000);
+    let mut buffer = vec![0u8; 1000];
+    let checked = |function: &str, result: Result<usize, Error>| {
+        let error = result.unwrap_err();
+        assert_eq!((error.raw_code(), error.kind()), (Some(libc::EIO), ErrorKind::Io));
+        let named = format!("1001 bytes of at most 1000 from {function}(1000 bytes at 0 of ");
+        assert!(error.to_string().starts_with(&named), "{error}");
+    };
+    for function in ["cuFileRead", "cuFileWrite", "cuFileReadv", "cuFileWritev"] {
+        emulator.fault(function, "times=all ret=1001");
+    }
+    checked("cuFileRead", file.read_at(&mut buffer, 0));
+    checked("cuFileRead", file.read_range_at(&mut bytes.clone(), 7, 1000, 0));
+    checked("cuFileRead", file.read_exact_at(&mut buffer, 0).map(|()| 0));
+    checked("cuFileRead", file.read_uninit_at(&mut memory.spare_capacity_mut()[..1000], 0).map(|_| 0));
+    checked("cuFileWrite", file.write_at(&buffer, 0));
+    checked("cuFileWrite", file.write_range_at(&bytes, 7, 1000, 0));
+    checked("cuFileWrite", file.write_all_at(&buffer, 0).map(|()| 0));
+    checked("cuFileReadv", file.readv_at(&mut two, 0));
+    checked("cuFileWritev", file.writev_at(&two, 0));
+    emulator.control("clear");
+    assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 1000);
 }
 
 #[test]

@@ -392,6 +392,7 @@ impl RegisteredStream {
         };
         let mut pending = Box::new(Pending {
             bytes: Arc::new(AtomicIsize::new(UNWRITTEN)),
+            asked: arguments.len_bytes(),
             arguments: arguments.clone(),
             buffer,
             file: Arc::clone(file),

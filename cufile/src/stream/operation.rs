@@ -51,6 +51,8 @@ unsafe impl<B> Sync for Operation<B> {}
 pub(super) struct Pending<B> {
     /// Written by C.
     pub(super) bytes: Arc<AtomicIsize>,
+    /// The length at submission. A later length is never greater.
+    pub(super) asked: usize,
     pub(super) arguments: LateBound,
     pub(super) buffer: B,
     pub(super) file: Arc<FileHandle>,
@@ -178,8 +180,8 @@ impl<B> Operation<B> {
         match self.end() {
             Err(error) => Err(Failed::new(error, Kept(State::Leaked))),
             Ok(ended) => {
-                let Pending { bytes, buffer, operation, .. } = *ended;
-                match decode(operation, Raw::Completion(bytes.load(Ordering::Acquire))) {
+                let Pending { bytes, asked, buffer, operation, .. } = *ended;
+                match decode(operation, Raw::Completion { count: bytes.load(Ordering::Acquire), asked }) {
                     Ok(bytes) => Ok((bytes, buffer)),
                     Err(error) => Err(Failed::new(error, Kept::free(buffer))),
                 }

@@ -55,6 +55,9 @@ fn runtime_codes() -> impl Iterator<Item = i64> {
 /// The numbers that Linux gives to errors.
 const ERRNOS: std::ops::Range<i64> = 1..134;
 
+/// The error of a count greater than asked for.
+const EIO: i64 = 5;
+
 /// Returns all faults of `function`, for a transfer of `len` bytes.
 pub fn of(function: &str, len: usize) -> Vec<Fault> {
     let mut faults = vec![
@@ -76,6 +79,7 @@ pub fn of(function: &str, len: usize) -> Vec<Fault> {
                 faults.push(fault(format!("ret=-{code}"), Effect::Code(code)));
             }
             faults.push(fault("ret=-1", Effect::Unspecified));
+            faults.push(fault("ret=999999999", Effect::Code(EIO)));
             faults.extend(lens.map(|len| fault(format!("short={len}"), Effect::Short(len))));
         }
         "cuFileReadAsync" | "cuFileWriteAsync" => {
@@ -120,10 +124,11 @@ fn statuses() -> impl Iterator<Item = Fault> {
 /// Returns the faults that the byte count of a queued operation can express.
 fn completions() -> impl Iterator<Item = Fault> {
     let numbers = ERRNOS.chain(cufile_codes());
-    numbers.map(|number| {
+    let failures = numbers.map(|number| {
         let effect = if number == 1 { Effect::Unspecified } else { Effect::Code(number) };
         fault(format!("bytes=-{number}"), effect)
-    })
+    });
+    failures.chain([fault("bytes=999999999", Effect::Code(EIO))])
 }
 
 fn is_of_the_runtime(function: &str) -> bool {
