@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ops::{DerefMut, RangeBounds};
+use std::process::abort;
 use std::{fmt, ptr, slice};
 
 use cuda_rt_sys::runtime::{cudaMemoryType, cudaPointerAttributes};
@@ -104,6 +105,8 @@ bitflags::bitflags! {
 pub struct RegisteredBuffer<B: IoBuf> {
     buffer: ManuallyDrop<B>,
     registered_bytes: usize,
+    /// True if the buffer is a borrow, which cannot be leaked.
+    is_borrowed: bool,
     driver: Driver,
 }
 
@@ -118,19 +121,20 @@ impl<B: IoBuf + 'static> RegisteredBuffer<B> {
     pub fn register(driver: &Driver, buffer: B, flags: RegisterFlags) -> Result<Self, Failed<B>> {
         let registered_bytes = buffer.len_bytes();
         // SAFETY: all of the buffer. It is owned: it stays allocated if the registration is forgotten.
-        unsafe { Self::register_bytes(driver, buffer, registered_bytes, flags) }
+        unsafe { Self::register_bytes(driver, buffer, registered_bytes, flags, false) }
     }
 }
 
 impl<B: IoBuf> RegisteredBuffer<B> {
     /// # Safety
     /// So many bytes from the buffer's start must belong to it, though they need not be mapped yet. A
-    /// registration of memory that is not owned must be dropped or deregistered before the borrow ends.
+    /// registration of memory that is not owned must have `is_borrowed`, and must be dropped before the borrow ends.
     unsafe fn register_bytes(
         driver: &Driver,
         buffer: B,
         registered_bytes: usize,
         flags: RegisterFlags,
+        is_borrowed: bool,
     ) -> Result<Self, Failed<B>> {
         let registered = || {
             driver.check_alive()?;
@@ -147,7 +151,8 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         };
         match registered() {
             Ok(()) => {
-                Ok(Self { buffer: ManuallyDrop::new(buffer), registered_bytes, driver: driver.clone() })
+                let buffer = ManuallyDrop::new(buffer);
+                Ok(Self { buffer, registered_bytes, is_borrowed, driver: driver.clone() })
             }
             Err(error) => Err(Failed::new(error, buffer)),
         }
@@ -277,9 +282,12 @@ impl Driver {
     /// `work` gets all of the buffer, as a part that uses the registration.
     ///
     /// # Errors
-    /// As [`RegisteredBuffer::register`]. cuFile's error if it refused to deregister the memory after `work`.
-    /// This drops the result of `work` then, and freeing the memory can deadlock with nvidia-fs. If `work`
-    /// panics, this ignores the refusal.
+    /// As [`RegisteredBuffer::register`].
+    ///
+    /// # Aborts
+    /// Borrowed memory cannot be leaked. If it stayed registered, freeing it could deadlock with nvidia-fs, and
+    /// libcufile would take later memory at its address for registered memory. So the process aborts if libcufile
+    /// twice refuses to deregister the memory, or once after a panic of `work`.
     #[doc(alias = "cuFileBufRegister")]
     #[doc(alias = "cuFileBufDeregister")]
     pub fn with_registered<R>(
@@ -290,9 +298,10 @@ impl Driver {
     ) -> Result<R> {
         let len_bytes = buffer.len_bytes();
         // SAFETY: all of the buffer; `work` cannot keep the registration from its end here.
-        let registered = unsafe { RegisteredBuffer::register_bytes(self, buffer, len_bytes, flags) }?;
+        let registered = unsafe { RegisteredBuffer::register_bytes(self, buffer, len_bytes, flags, true) }?;
         let result = work(registered.slice(..));
-        registered.deregister()?;
+        // Dropping an error tries once more, and does not return if that fails.
+        drop(registered.deregister());
         Ok(result)
     }
 
@@ -322,7 +331,7 @@ impl Driver {
     /// ```
     ///
     /// # Errors
-    /// As [`with_registered`](Self::with_registered).
+    /// As [`with_registered`](Self::with_registered), which also tells when the process aborts.
     #[doc(alias = "cuFileBufRegister")]
     #[doc(alias = "cuFileBufDeregister")]
     pub fn with_registered_mut<R>(
@@ -333,9 +342,11 @@ impl Driver {
     ) -> Result<R> {
         let len_bytes = buffer.len_bytes();
         // SAFETY: all of the buffer; `work` cannot keep the registration from its end here.
-        let mut registered = unsafe { RegisteredBuffer::register_bytes(self, buffer, len_bytes, flags) }?;
+        let mut registered =
+            unsafe { RegisteredBuffer::register_bytes(self, buffer, len_bytes, flags, true) }?;
         let result = work(registered.slice_mut(..));
-        registered.deregister()?;
+        // Dropping an error tries once more, and does not return if that fails.
+        drop(registered.deregister());
         Ok(result)
     }
 }
@@ -355,7 +366,7 @@ impl RegisteredBuffer<MappedBuffer> {
     ) -> Result<Self, Failed<MappedBuffer>> {
         let reserved_bytes = buffer.reserved_bytes();
         // SAFETY: the reserved range is the buffer's own.
-        unsafe { Self::register_bytes(driver, buffer, reserved_bytes, flags) }
+        unsafe { Self::register_bytes(driver, buffer, reserved_bytes, flags, false) }
     }
 
     /// Maps more of the reserved range, as [`MappedBuffer::grow`] does.
@@ -381,19 +392,20 @@ impl RegisteredBuffer<MappedBuffer> {
 
 impl<B: IoBuf> Drop for RegisteredBuffer<B> {
     fn drop(&mut self) {
-        // Ignored here; `deregister` returns the error.
-        let gone = match self.deregister_raw() {
+        let kept = match self.deregister_raw() {
             // A forked child does not own the registration.
-            Ok(()) | Err(Error::Forked) => true,
-            Err(error) => matches!(
-                error.op_error(),
-                Some(OpError::MEMORY_NOT_REGISTERED | OpError::DRIVER_NOT_INITIALIZED)
-            ),
+            Ok(()) | Err(Error::Forked) => None,
+            Err(error) => match error.op_error() {
+                Some(OpError::MEMORY_NOT_REGISTERED | OpError::DRIVER_NOT_INITIALIZED) => None,
+                _ => Some(error),
+            },
         };
-        if gone {
-            // Memory that is still registered leaks instead. SAFETY: dropped here alone, and not used
-            // afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.buffer) };
+        match kept {
+            // SAFETY: dropped here alone, and not used afterwards.
+            None => unsafe { ManuallyDrop::drop(&mut self.buffer) },
+            Some(error) if self.is_borrowed => give_up(&error),
+            // Memory that is still registered leaks. `deregister` returns the error.
+            Some(_) => {}
         }
     }
 }
@@ -438,6 +450,13 @@ impl<B: IoBuf> fmt::Debug for RegisteredBuffer<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RegisteredBuffer({} bytes at {:p})", self.len_bytes(), self.as_ptr())
     }
+}
+
+/// Ends the process, because borrowed memory is about to be used or freed while it is registered.
+#[cold]
+fn give_up(error: &Error) -> ! {
+    eprintln!("cufile: aborting, because borrowed memory is still registered: {error}");
+    abort();
 }
 
 fn base(buffer: &impl IoBuf) -> *const c_void {
