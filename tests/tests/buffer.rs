@@ -143,7 +143,11 @@ fn refused_registrations_describe_the_memory() {
     Bed::each(|bed| {
         let error = register(bed, Longer(bed.device.alloc(LEN).unwrap(), 1 << 40)).unwrap_err();
         assert_eq!(error.op_error(), Some(OpError::CUDA_POINTER_RANGE_ERROR), "{error}");
-        assert!(error.to_string().contains("the allocation ends after"), "{error}");
+        let text = error.to_string();
+        let end = text.split("the allocation ends after ").nth(1).and_then(|end| end.strip_suffix(" bytes"));
+        let left: usize = end.unwrap_or_default().parse().unwrap_or_else(|_| panic!("{text}"));
+        // A GPU may have allocated more than was asked for.
+        assert!(left == LEN || bed.is_real() && left > LEN, "{text}");
         let memory = bed.device.alloc(LEN).unwrap();
         let nothing = bed.driver.with_registered(&memory.slice(..0), RegisterFlags::empty(), |_| ());
         let error = nothing.unwrap_err();
