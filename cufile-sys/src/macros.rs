@@ -38,9 +38,12 @@ pub const CU_FILE_P2P_FLAG_DMABUF: CUfileP2PFlags_t = CUfileP2PFlags_t::CUFILE_D
 pub const CU_FILE_P2P_FLAG_C2C: CUfileP2PFlags_t = CUfileP2PFlags_t::CUFILE_C2C.mask();
 
 impl CUfileP2PFlags_t {
-    /// Returns the bit mask that the calls take for this bit position.
+    /// Returns the bit mask that the calls take for this bit position; no bit for a position that they cannot express.
     pub const fn mask(self) -> Self {
-        Self(1 << self.0)
+        match 1_u32.checked_shl(self.0) {
+            Some(mask) => Self(mask),
+            None => Self(0),
+        }
     }
 }
 
@@ -81,5 +84,8 @@ mod tests {
             CUfileP2PFlags_t::CUFILE_NVIDIA_PEERMEM.mask(),
         ];
         assert_eq!(masks.map(CUfileP2PFlags_t::as_raw), [1, 2, 4, 8, 16]);
+        for (position, mask) in [(31, 1 << 31), (32, 0), (u32::MAX, 0)] {
+            assert_eq!(CUfileP2PFlags_t::from_raw(position).mask().as_raw(), mask);
+        }
     }
 }
