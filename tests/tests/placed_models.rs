@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -294,6 +295,17 @@ fn cancelled_loads_leave_no_memory() {
         let mut groups = load.groups(&devices).unwrap();
         let error = groups.find_map(Result::err).unwrap();
         assert!(matches!(error, Error::Cancelled { .. }), "{error}");
+        assert!(groups.next().is_none());
+        drop(groups);
+        assert_freed();
+
+        // A panic does not look like the end of the model.
+        let load =
+            checkpoint.load().placed(&placement).ahead_bytes(1 << 20).watch(|_| panic!("the callback"));
+        let mut groups = load.groups(&devices).unwrap();
+        let next = AssertUnwindSafe(|| groups.find_map(Result::err));
+        catch_unwind(next).unwrap_err();
+        assert!(matches!(groups.next(), Some(Err(Error::Cancelled { .. }))));
         assert!(groups.next().is_none());
         drop(groups);
         assert_freed();

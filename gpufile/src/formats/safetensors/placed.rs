@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::iter;
+use std::mem;
 use std::ops::ControlFlow;
 
 use super::arrange::{Arrangement, part_of};
@@ -117,7 +118,7 @@ impl<'a> PlacedLoad<'a> {
     ///
     /// # Errors
     /// [`Error::Format`] as [`to_devices`](Self::to_devices). The items have its other errors. An error is the last
-    /// item.
+    /// item. After a panic of the callback, the last item is [`Error::Cancelled`].
     pub fn groups(self, devices: &[Device]) -> Result<PlacedGroups<'a>> {
         let shares = self.shares(devices.len())?;
         // Slices of partial bytes are found now.
@@ -131,6 +132,7 @@ impl<'a> PlacedLoad<'a> {
             shares: shares.into(),
             group_bytes,
             failed: None,
+            is_interrupted: false,
         })
     }
 
@@ -165,6 +167,8 @@ pub struct PlacedGroups<'a> {
     group_bytes: u64,
     /// The error of allocating the group behind those in flight.
     failed: Option<Error>,
+    /// True during a call, and after one that a panic of the callback ended.
+    is_interrupted: bool,
 }
 
 /// A group in flight.
@@ -233,8 +237,14 @@ impl Iterator for PlacedGroups<'_> {
     type Item = Result<Vec<PlacedTensors>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let mut flow = self.flow.take()?;
+        let Some(mut flow) = self.flow.take() else {
+            // Without an error, it would look like the end of the model.
+            let error = || Error::Cancelled { path: self.model.path.clone() };
+            return mem::take(&mut self.is_interrupted).then(|| Err(error()));
+        };
+        self.is_interrupted = true;
         let next = self.advance(&mut flow).transpose();
+        self.is_interrupted = false;
         match next {
             Some(Ok(_)) => self.flow = Some(flow),
             _ => {
