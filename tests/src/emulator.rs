@@ -10,8 +10,6 @@ use std::time::{Duration, Instant};
 use cuda_rt_sys::loader::{Search, SharedLibrary};
 use tempfile::TempPath;
 
-use crate::symbols;
-
 const FILE_NAME: &str = "libcufile_emulator.so";
 
 type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
@@ -22,6 +20,7 @@ type Control = unsafe extern "C" fn(command: *const c_char) -> c_longlong;
 /// the library itself is never unloaded.
 pub struct Emulator {
     path: TempPath,
+    library: SharedLibrary,
     control: Control,
 }
 
@@ -41,30 +40,23 @@ impl Emulator {
 
     /// Starts the newest libcufile that the bindings know, with two GPUs and CUDA 13.
     pub fn start() -> Self {
-        Self::load(i32::MAX)
-    }
-
-    /// Starts an older libcufile, such as `"1.14"`, without later functions.
-    pub fn posing_as(version: &str) -> Self {
-        let known = Self::VERSIONS.into_iter().find(|(name, _)| *name == version);
-        let (_, version) = known.unwrap_or_else(|| panic!("{version} is none of {:?}", Self::VERSIONS));
-        let emulator = Self::load(version);
-        emulator.control(&format!("version {version}"));
-        emulator
-    }
-
-    fn load(version: i32) -> Self {
-        let mut library = built();
-        let newer = cufile_sys::Functions::SYMBOLS.iter().filter(|symbol| symbol.since > version);
-        symbols::hide(&mut library, newer.map(|symbol| symbol.name));
         let path = tempfile::Builder::new()
             .prefix("libcufile-emulator-")
             .suffix(".so")
             .tempfile()
             .expect("a file for a copy of the emulator")
             .into_temp_path();
-        fs::write(&path, library).expect("a copy of the emulator");
+        fs::write(&path, built()).expect("a copy of the emulator");
         Self::of_file(path)
+    }
+
+    /// Starts an older libcufile, such as `"1.14"`, without later functions.
+    pub fn posing_as(version: &str) -> Self {
+        let known = Self::VERSIONS.into_iter().find(|(name, _)| *name == version);
+        let (_, version) = known.unwrap_or_else(|| panic!("{version} is none of {:?}", Self::VERSIONS));
+        let emulator = Self::start();
+        emulator.control(&format!("version {version}"));
+        emulator
     }
 
     /// Starts the newest libcufile, loaded from a new file at `path`.
@@ -77,11 +69,11 @@ impl Emulator {
         let search =
             Search { library: "cufile-emulator", variable: "CUFILE_LIBRARY", names: &[], toolkit: false };
         // SAFETY: loading the emulator is always safe.
-        let loaded =
+        let library =
             unsafe { SharedLibrary::load_from(&search, &path) }.unwrap_or_else(|error| panic!("{error}"));
         // SAFETY: the declaration is that of the emulator.
-        let control = unsafe { loaded.required(c"emulator_control") };
-        Self { path, control: control.unwrap_or_else(|error| panic!("{error}")) }
+        let control = unsafe { library.required(c"emulator_control") };
+        Self { path, library, control: control.unwrap_or_else(|error| panic!("{error}")) }
     }
 
     /// Returns the file, for `CUFILE_LIBRARY`, `CUDART_LIBRARY` and `CUDA_LIBRARY` of a child process.
@@ -107,6 +99,13 @@ impl Emulator {
         // SAFETY: the emulator keeps the contract of libcuda.
         unsafe { cuda_rt_sys::driver::Library::load_from(&self.path) }
             .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Returns whether the dynamic loader finds `function` in it at this moment.
+    pub fn exports(&self, function: &str) -> bool {
+        let name = CString::new(function).expect("a name without NUL");
+        // SAFETY: the address is not used.
+        unsafe { self.library.optional::<*const ()>(&name) }.is_some()
     }
 
     /// Runs a command of `cufile_emulator::emulator_control`, and returns the answer.

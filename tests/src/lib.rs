@@ -5,7 +5,6 @@ pub mod counting;
 mod emulator;
 pub mod random;
 pub mod saves;
-mod symbols;
 pub mod traced;
 
 use std::os::unix::process::ExitStatusExt;

@@ -302,6 +302,35 @@ mod exports {
     }
 
     #[test]
+    fn older_versions_lack_newer_functions() {
+        const VERSION: &str = "CUFILE_EMULATOR";
+        let posing =
+            std::env::var(VERSION).ok().and_then(|commands| commands.strip_prefix("version ")?.parse().ok());
+        if let Some(version) = posing {
+            // As a program does, which cannot ask the emulator to pose.
+            let emulator = Emulator::start();
+            for symbol in cufile_sys::Functions::SYMBOLS {
+                let found = emulator.exports(symbol.name);
+                assert_eq!(found, symbol.since <= version, "{} in {version}", symbol.name);
+            }
+            let (library, cuda) = cufile_tests::bed::libraries(&emulator);
+            cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();
+            emulator.control("version 1200");
+            assert!(emulator.exports("cuFileReadv"), "found again");
+            return;
+        }
+        for version in [1060, 1110, 1130, 1160, 1200] {
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "exports::older_versions_lack_newer_functions"])
+                .env(VERSION, format!("version {version}"))
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{version}: {text}");
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "the emulator has no command")]
     fn unknown_commands_panic() {
         Emulator::start().control("fault cuFileReed err=1");

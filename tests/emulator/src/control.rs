@@ -9,7 +9,7 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::{c, device, event, exports, kernels, memory, stream, virtual_memory};
+use crate::{c, device, event, exports, kernels, memory, newer, stream, virtual_memory};
 
 /// The changes to one call. Fields that are `None` leave the call as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -299,7 +299,10 @@ impl Control {
         let command = words.next()?;
         let rest: Vec<&str> = words.collect();
         match (command, rest.as_slice()) {
-            ("version", [version]) => self.version = version.parse().ok()?,
+            ("version", [version]) => {
+                self.version = version.parse().ok()?;
+                newer::pose_as(self.version);
+            }
             ("runtime-version", [version]) => self.runtime_version = version.parse().ok()?,
             ("driver-version", [version]) => self.driver_version = Some(version.parse().ok()?),
             ("gpus", [count]) => self.gpus = count.parse().ok().filter(|count| (0..=16).contains(count))?,
@@ -410,7 +413,7 @@ fn live(what: &str) -> Option<i64> {
 ///
 /// | command | |
 /// |---|---|
-/// | `version 1140` | the emulated cuFile version; 1200 by default |
+/// | `version 1140` | the emulated cuFile version; 1200 by default. Functions that it lacks are not found from then on |
 /// | `runtime-version 12080` | the version that libcudart and libcuda report; 13000 by default |
 /// | `driver-version 12080` | the CUDA version that the display driver supports; the runtime's by default |
 /// | `gpus N` | the number of GPUs, 0 to 16; 2 by default |

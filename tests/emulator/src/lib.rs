@@ -5,7 +5,7 @@
 //! is a queue with a thread, so work that is asynchronous on a GPU is asynchronous here.
 //!
 //! [`emulator_control`] sets the emulated cuFile version and the faults. docs/emulator.md explains how to run a program
-//! on the emulator. The code that loads the file hides the symbols that an older version lacks.
+//! on the emulator. The functions that the version lacks cannot be looked up.
 //!
 //! The emulator prints the reason and aborts in calls that make the real libraries crash or corrupt memory:
 //!
@@ -39,6 +39,7 @@ mod event;
 mod exports;
 mod kernels;
 mod memory;
+mod newer;
 mod queue;
 mod ranks;
 mod status;
