@@ -160,7 +160,8 @@
 //! ```
 //!
 //! The feature `cudarc` adds the module of that name: slices, views and streams of the crate cudarc, which candle uses
-//! too.
+//! too. With candle's default device, pass `Stream::from_cudarc` of its per-thread stream; the module's guide explains
+//! that stream.
 //!
 //! # Use memory and files of other libraries
 //!

@@ -481,6 +481,28 @@ fn repeated_registrations_of_a_stream_share_one() {
 }
 
 #[test]
+fn each_implicit_stream_is_the_null_stream() {
+    Bed::each(|bed| {
+        let bytes = pattern(PAGE);
+        let file = register(bed, "data", &bytes);
+        // The null stream, `cudaStreamLegacy` and `cudaStreamPerThread`.
+        let streams = [0, 1, 2].map(|handle| {
+            // SAFETY: these streams are always alive.
+            let stream = unsafe { Stream::from_raw(&bed.device, std::ptr::without_provenance_mut(handle)) };
+            assert!(stream.as_raw().is_null(), "{handle}");
+            RegisteredStream::register(&bed.driver, stream, StreamFlags::empty()).unwrap()
+        });
+        for stream in &streams {
+            let (read, buffer) = stream.read_at(&file, vec![0; PAGE], 0).unwrap().wait().unwrap();
+            assert!(read == PAGE && buffer == bytes);
+        }
+        if let Some(emulator) = &bed.emulator {
+            assert_eq!(emulator.live("stream-registrations"), 1);
+        }
+    });
+}
+
+#[test]
 fn default_streams_of_two_devices_share_one_registration() {
     let bed = Bed::emulated();
     let default = |gpu| {
