@@ -145,8 +145,11 @@ fn synced_waits_for_per_thread_streams_of_other_threads() {
         let handle = register(bed, "handle", &[]);
         let source = mine.clone_htod(&[7u8; LONG]).unwrap();
         mine.synchronize().unwrap();
-        // The memory is of the stream that each thread has another of, or of the null stream.
-        for memory in [&mine, &null] {
+        let untracked = CudaContext::new(0).unwrap();
+        // SAFETY: this test orders its work itself.
+        unsafe { untracked.disable_event_tracking() };
+        // The stream that each thread has another of, the null stream, and one whose uses are not tracked.
+        for memory in [&mine, &null, &untracked.new_stream().unwrap()] {
             let mut slice = memory.alloc_zeros::<u8>(LONG).unwrap();
             context.synchronize().unwrap();
             // The null stream holds back those of threads.
@@ -160,6 +163,42 @@ fn synced_waits_for_per_thread_streams_of_other_threads() {
             let written = fs::read(bed.path("handle")).unwrap();
             let stale = written.iter().filter(|byte| **byte != 7).count();
             assert_eq!(stale, 0, "of the work of another thread");
+        }
+    });
+}
+
+#[test]
+fn reads_wait_for_the_readers_of_every_thread() {
+    each_with_libcuda("reads_wait_for_the_readers_of_every_thread", |bed| {
+        let context = CudaContext::new(0).unwrap();
+        let mine = context.per_thread_stream();
+        // cudarc tracks uses while this lives, and of several readers the last.
+        let _tracks = context.new_stream().unwrap();
+        let slice = mine.clone_htod(&[7u8; LONG]).unwrap();
+        let mut copies = [0; 2].map(|_| mine.alloc_zeros::<u8>(LONG).unwrap());
+        context.synchronize().unwrap();
+        let bytes = pattern(LONG);
+        let handle = register(bed, "bytes", &bytes);
+        let (gate, closed) = mpsc::channel::<()>();
+        let [of_thread, own] = &mut copies;
+        let copy = || {
+            hold_back_this_thread(bed, closed);
+            mine.memcpy_dtod(&slice, of_thread).map(|()| slice)
+        };
+        beside_a_thread(copy, |slice| {
+            let mut slice = slice.unwrap();
+            mine.memcpy_dtod(&slice, own).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    thread::sleep(MOMENT);
+                    drop(gate);
+                });
+                handle.read_at(&mut Synced::new(&mut slice).unwrap(), 0).unwrap();
+            });
+            assert!(mine.clone_dtoh(&slice).unwrap() == bytes);
+        });
+        for copy in &copies {
+            assert!(mine.clone_dtoh(copy).unwrap() == [7; LONG], "read before the file was");
         }
     });
 }
