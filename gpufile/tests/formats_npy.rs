@@ -129,6 +129,12 @@ fn parse_errors_name_the_reason_and_position() {
         ("{'descr':[('a','<f4')],'fortran_order':False,'shape':(2,)}", "records"),
         ("{'descr':('<f4',(2,)),'fortran_order':False,'shape':(2,)}", "records"),
         ("{'descr':'<f3','fortran_order':False,'shape':(2,)}", "\"<f3\" is not one of numpy's"),
+        ("{'descr':'float32','fortran_order':False,'shape':(2,)}", "\"float32\" is not one of numpy's"),
+        ("{'descr':'<g','fortran_order':False,'shape':(2,)}", "\"<g\" is not one of numpy's"),
+        ("{'descr':'<f4','fortran_order':False,'shape':(0x2,)}", "a ',' was expected"),
+        ("{'descr':'<f4','fortran_order':False,'shape':(1_2,)}", "a ',' was expected"),
+        ("{'descr':'<f4', # a comment\n'fortran_order':False,'shape':(2,)}", "a string was expected"),
+        ("{'descr':'<f' '4','fortran_order':False,'shape':(2,)}", "\"<f\" is not one of numpy's"),
     ] {
         let error = parse(1, text, 8).unwrap_err();
         let shown = error.to_string();
