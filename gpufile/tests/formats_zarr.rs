@@ -775,3 +775,97 @@ fn folders_with_a_dot_are_not_taken_for_chunks() {
     store.erase_prefix(&prefix).unwrap();
     assert_eq!(keys.map(|key| store.get(&key).unwrap().is_some()), [false, true]);
 }
+
+#[test]
+fn codecs_outside_the_list_are_refused_by_name() {
+    let offset = r#"{"name":"numcodecs.fixedscaleoffset","configuration":{"offset":0,"scale":1,"dtype":"<u2","astype":"<u2"}}"#;
+    let shards = |codec: &str, index: &str| {
+        format!(
+            r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[1,2],"codecs":[{codec}],"index_codecs":[{index}]}}}}"#
+        )
+    };
+    let squeeze = r#"{"name":"zarrs.squeeze"}"#;
+    let unknown = r#"{"name":"new","must_understand":false}"#;
+    let deep = (0..5).fold(LITTLE.to_owned(), |codec, _| shards(&codec, LITTLE));
+    for (codecs, text) in [
+        (&[offset, LITTLE][..], r#"the codec "numcodecs.fixedscaleoffset" is not supported"#),
+        (&[squeeze, LITTLE], r#"the codec "zarrs.squeeze" is not supported"#),
+        (&[LITTLE, r#"{"name":"numcodecs.shuffle"}"#], r#"the codec "numcodecs.shuffle" is not supported"#),
+        (&[r#"{"name":"packbits"}"#], r#"the codec "packbits" is not supported"#),
+        (&[LITTLE, unknown], r#"the codec "new" is not supported"#),
+        (&[&shards(&format!("{offset},{LITTLE}"), LITTLE)], "fixedscaleoffset"),
+        (
+            &[&shards(LITTLE, &format!("{LITTLE},{GZIP}"))],
+            r#"the "index_codecs" ["bytes", "gzip"] are not supported"#,
+        ),
+        (&[&deep], "more than 4 levels of shards"),
+        (&[GZIP, LITTLE], r#"the codec "gzip" is at the wrong place in "codecs""#),
+        (&[LITTLE, LITTLE], r#"the codec "bytes" is at the wrong place in "codecs""#),
+        (&[], r#""codecs" has neither "bytes" nor "sharding_indexed""#),
+        (&[r#"{"name":"bytes"}"#], r#""endian" of "bytes" is missing or wrong"#),
+    ] {
+        let (_folder, store) = store_with("zarr.json", &v3(&[4, 6], &[2, 4], 0, SLASH, codecs));
+        let error = Array::open(&store, "/a").unwrap_err().to_string();
+        assert!(error.contains(text), "{codecs:?}: {error}");
+    }
+    let good = v2(&[4], &[2], "<u2", "C", "null", "");
+    for (from, to, text) in [
+        (
+            r#""filters":null"#,
+            r#""filters":[{"id":"fixedscaleoffset"}]"#,
+            r#""filters" has "fixedscaleoffset""#,
+        ),
+        (
+            r#""compressor":null"#,
+            r#""compressor":{"id":"lz4"}"#,
+            r#"the "compressor" "lz4" is not supported"#,
+        ),
+        (r#""<u2""#, r#""<U2""#, r#"the "dtype" "<U2" is not supported"#),
+        (r#""<u2""#, r#"[["a","<i4"]]"#, r#"the "dtype" [["a","<i4"]] is not supported"#),
+        (r#""fill_value":7"#, r#""fill_value":0.5"#, r#""fill_value" is 0.5"#),
+        (r#""shape":[4]"#, r#""shape":["4"]"#, "shape[0]: invalid type"),
+        (r#""chunks":[2]"#, r#""chunks":2"#, "chunks: invalid type"),
+    ] {
+        let metadata = good.replace(from, to);
+        assert_ne!(metadata, good);
+        let (_folder, store) = store_with(".zarray", &metadata);
+        let error = Array::open(&store, "/a").unwrap_err().to_string();
+        assert!(error.contains(text), "{to}: {error}");
+    }
+}
+
+#[test]
+fn fill_values_of_version_2_are_read_as_zarr_python_means_them() {
+    let complex = [1.5_f32.to_ne_bytes(), f32::INFINITY.to_ne_bytes()].concat();
+    for (dtype, fill, expected) in [
+        ("<i4", "1.0", 1_i32.to_ne_bytes().to_vec()),
+        ("<i4", "null", vec![0; 4]),
+        ("|b1", "1", vec![1]),
+        ("|b1", "true", vec![1]),
+        ("<c8", r#"[1.5,"Infinity"]"#, complex.clone()),
+        (">c8", r#"[1.5,"Infinity"]"#, complex),
+        ("<c16", "null", vec![0; 16]),
+        ("<f8", r#""-Infinity""#, f64::NEG_INFINITY.to_ne_bytes().to_vec()),
+    ] {
+        let fill = format!(r#""fill_value":{fill}"#);
+        let metadata = v2(&[1], &[1], dtype, "C", "null", "").replace(r#""fill_value":7"#, &fill);
+        let (_folder, store) = store_with(".zarray", &metadata);
+        assert_eq!(Array::open(&store, "/a").unwrap().read_to_host().unwrap(), expected, "{dtype} {fill}");
+    }
+}
+
+#[test]
+fn parts_of_chunks_without_compression_are_read_alone() {
+    // The chunk has a gigabyte, and its file is sparse.
+    const LEN: u64 = 1 << 29;
+    let (folder, store) = store_with("zarr.json", &v3(&[2, LEN], &[2, LEN], 0, SLASH, &[BIG]));
+    let array = Array::open(&store, "/a").unwrap();
+    let path = folder.path().join("a/c/0/0");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let file = fs::File::create(&path).unwrap();
+    file.set_len(4 * LEN).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1, 2, 3, 4], 2 * LEN + 2000).unwrap();
+    let mut found = vec![9; 8];
+    array.read_region_into(&[0..2, 1000..1002], &mut found).unwrap();
+    assert_eq!(found, [[0; 4], [2, 1, 4, 3]].concat());
+}

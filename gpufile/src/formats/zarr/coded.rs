@@ -9,7 +9,7 @@ use super::array::Array;
 use super::decode::{Decoder, Place, Source};
 use super::error::{ZarrError, guarded};
 use super::grid::{Chunks, Extent};
-use super::parallel::share;
+use super::parallel::{self, share};
 use super::runs::Runs;
 use super::target::Target;
 use crate::Engine;
@@ -70,8 +70,7 @@ fn each_chunk(
     work: impl Fn(&[u64], &Extent, usize) -> Result<()> + Sync,
 ) -> Result<()> {
     let chunks = array.checked(Chunks::meeting(array.as_zarrs(), region))?;
-    let at_a_time = (BAND_BYTES / array.longest_chunk_bytes().max(1)).min(chunks.count());
-    let threads = threads.min(at_a_time as usize).max(1);
+    let threads = parallel::threads(threads, chunks.count(), array.longest_chunk_bytes(), BAND_BYTES);
     share(chunks.count(), 1, threads, |turn| {
         let indices = chunks.indices(turn.start);
         let extent = Extent::of(array.as_zarrs(), &indices, array.element());

@@ -5,6 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+/// The bytes that are worth a thread: to decode them takes about ten times as long as to start one.
+const THREAD_BYTES: u64 = 256 << 10;
+
+/// Returns the number of threads to decode `count` chunks of `chunk_bytes` each. There are at most `most_threads`, and
+/// together they decode at most `most_bytes` at a time, unless one chunk has more.
+pub(super) fn threads(most_threads: usize, count: u64, chunk_bytes: u64, most_bytes: u64) -> usize {
+    let worth = count.saturating_mul(chunk_bytes) / THREAD_BYTES;
+    let threads = worth.min(most_bytes / chunk_bytes.max(1)).min(count);
+    most_threads.min(threads as usize).max(1)
+}
+
 /// Calls `work` for the numbers from 0 to `count`, `step` of them at a time, on up to `threads` threads. The caller's
 /// thread is one of them.
 ///
@@ -41,6 +52,23 @@ pub(super) fn share<E: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_or_large_work_gets_few_threads() {
+        const MIB: u64 = 1 << 20;
+        for (count, chunk_bytes, expected) in [
+            (0, 0, 1),
+            (100, 1000, 1),
+            (11, 100_000, 4),
+            (100, MIB, 8),
+            (3, MIB, 3),
+            (100, 32 * MIB, 4),
+            (100, 1 << 40, 1),
+            (u64::MAX, u64::MAX, 1),
+        ] {
+            assert_eq!(threads(8, count, chunk_bytes, 128 * MIB), expected, "{count} {chunk_bytes}");
+        }
+    }
 
     #[test]
     fn every_number_is_handed_out_once() {

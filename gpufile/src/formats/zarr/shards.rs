@@ -3,7 +3,7 @@
 use super::codecs::{Index, Shards};
 use super::decode::{Decoder, Place, Source, longest as longest_chunk};
 use super::grid::{Element, chunk_bytes};
-use super::parallel::share;
+use super::parallel::{self, share};
 use super::unpack::{CHECKSUM_BYTES, checked};
 use crate::formats::Result;
 
@@ -53,8 +53,9 @@ pub(super) fn read(
         .unzip();
     let chunk_bytes = chunk_bytes(&shards.chunk_shape, decoder.array.element());
     let chunk_bytes = decoder.array.checked(chunk_bytes)?;
-    let threads = threads.min((AT_A_TIME_BYTES / chunk_bytes.max(1)) as usize).max(1);
-    share(wanted.iter().product(), 1, threads, |turn| {
+    let count = wanted.iter().product();
+    let threads = parallel::threads(threads, count, chunk_bytes, AT_A_TIME_BYTES);
+    share(count, 1, threads, |turn| {
         let (mut rest, mut number, mut stride) = (turn.start, 0, 1);
         let mut origin = place.origin.to_vec();
         for axis in (0..origin.len()).rev() {
