@@ -1,0 +1,144 @@
+//! What the fuzz targets do with their input: they parse it, and check what a parser promises of all that it takes.
+//!
+//! `cargo fuzz run NAME` runs a target. The test `formats_corpus` of the package `cufile-tests` runs all of them on
+//! `corpus` and on mutations of it.
+
+use std::fs;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use gpufile::formats::Error;
+use gpufile::formats::npy::NpyHeader;
+use gpufile::formats::safetensors::{Header, ShardIndex};
+use gpufile::formats::zarr::{Array, FileStore};
+use tempfile::TempDir;
+
+/// Parses a file: tensors cover the data without gaps and overlaps.
+pub fn safetensors(file: &[u8]) {
+    let Ok(header) = Header::parse(file, file.len() as u64) else { return };
+    let mut covered = 0;
+    for tensor in header.tensors() {
+        assert_eq!(tensor.offsets.start, covered);
+        covered = tensor.offsets.end;
+        assert_eq!(header.get(tensor.name).as_ref(), Some(&tensor));
+        let rows = tensor.shape.first().copied().unwrap_or(0);
+        if let Ok(slice) = tensor.slice_rows(rows / 2..rows) {
+            assert!(tensor.offsets.start <= slice.start && slice.end == tensor.offsets.end);
+        }
+    }
+    assert_eq!(covered, header.data_len());
+    assert_eq!(header.file_len(), file.len() as u64);
+}
+
+/// Parses an index: no file lies outside of its folder.
+pub fn index(json: &[u8]) {
+    let Ok(index) = ShardIndex::parse(json) else { return };
+    for (tensor, file) in index.tensors() {
+        assert_eq!(index.file_of(tensor), Some(file));
+        assert!(index.files().iter().any(|other| other == file));
+        assert!(Path::new(file).components().all(|part| matches!(part, Component::Normal(_))), "{file}");
+    }
+}
+
+/// Parses a file: the array lies in it, and the same header can be built.
+pub fn npy(file: &[u8]) {
+    let Ok(header) = NpyHeader::parse(file, file.len() as u64) else { return };
+    assert!(header.file_len() <= file.len() as u64);
+    let descr = header.descr().to_string();
+    let (again, _) = NpyHeader::build(&descr, header.fortran_order(), header.shape()).unwrap();
+    assert_eq!((again.descr(), again.data_len()), (header.descr(), header.data_len()));
+    let rows = header.shape().first().copied().unwrap_or(0);
+    if let Ok(range) = header.slice_rows(rows / 2..rows) {
+        assert!(header.data_start() <= range.start && range.end == header.file_len());
+    }
+}
+
+/// Opens an array with this metadata, of version 2 if it starts with a space, and reads its ends.
+pub fn zarr_metadata(json: &[u8]) {
+    let store = Store::new();
+    let name = if json.first() == Some(&b' ') { ".zarray" } else { "zarr.json" };
+    fs::write(store.folder.path().join(name), json).unwrap();
+    read(&store, None);
+}
+
+/// The codecs of arrays of 16-bit numbers with 5 rows of 7, in chunks of 4 rows of 4.
+const CODECS: [&str; 10] = [
+    r#"{"name":"bytes","configuration":{"endian":"big"}}"#,
+    r#"BYTES,{"name":"gzip","configuration":{"level":1}}"#,
+    r#"BYTES,{"name":"numcodecs.zlib","configuration":{"level":1}}"#,
+    r#"BYTES,{"name":"zstd","configuration":{"level":1,"checksum":false}}"#,
+    r#"BYTES,{"name":"blosc","configuration":{"cname":"lz4","clevel":1,"shuffle":"bitshuffle","typesize":2,"blocksize":0}}"#,
+    r#"BYTES,{"name":"zstd","configuration":{"level":1,"checksum":true}},{"name":"gzip","configuration":{"level":1}}"#,
+    r#"BYTES,{"name":"crc32c"}"#,
+    r#"{"name":"sharding_indexed","configuration":{"chunk_shape":[2,1],"codecs":[BYTES],"index_codecs":[BYTES]}}"#,
+    r#"{"name":"sharding_indexed","configuration":{"chunk_shape":[2,2],"codecs":[{"name":"transpose","configuration":
+        {"order":[1,0]}},BYTES,{"name":"gzip","configuration":{"level":1}}],"index_codecs":[BYTES],"index_location":"start"}}"#,
+    r#"{"name":"transpose","configuration":{"order":[1,0]}},{"name":"sharding_indexed","configuration":{"chunk_shape":
+        [2,2],"codecs":[{"name":"sharding_indexed","configuration":{"chunk_shape":[1,2],"codecs":[BYTES],"index_codecs":
+        [BYTES]}}],"index_codecs":[BYTES]}},{"name":"zstd","configuration":{"level":1,"checksum":false}}"#,
+];
+
+/// Returns the metadata of an array with these codecs.
+pub fn metadata(codecs: usize) -> Option<String> {
+    let codecs =
+        CODECS.get(codecs)?.replace("BYTES", r#"{"name":"bytes","configuration":{"endian":"little"}}"#);
+    Some(format!(
+        r#"{{"zarr_format":3,"node_type":"array","shape":[5,7],"data_type":"uint16","chunk_grid":{{"name":"regular",
+        "configuration":{{"chunk_shape":[4,4]}}}},"chunk_key_encoding":{{"name":"default"}},"fill_value":3,
+        "codecs":[{codecs}]}}"#
+    ))
+}
+
+/// Reads a chunk with the codecs that the first byte names.
+pub fn zarr_chunk(input: &[u8]) {
+    let Some((codecs, chunk)) = input.split_first() else { return };
+    let Some(metadata) = metadata(usize::from(*codecs)) else { return };
+    let store = Store::new();
+    fs::write(store.folder.path().join("zarr.json"), metadata).unwrap();
+    read(&store, Some(chunk));
+}
+
+struct Store {
+    folder: TempDir,
+}
+
+impl Store {
+    /// Makes a folder, in memory where that is possible.
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap() }
+    }
+}
+
+/// Opens the array of a store, and reads all of it if it is small. Otherwise reads its ends.
+fn read(store: &Store, chunk: Option<&[u8]>) {
+    const SMALL_BYTES: u64 = 1 << 16;
+    let array = match Array::open(&Arc::new(FileStore::new(store.folder.path())), "/") {
+        Ok(array) => array,
+        Err(error) => return explained(&error),
+    };
+    if let Some(chunk) = chunk {
+        fs::create_dir_all(store.folder.path().join("c/0")).unwrap();
+        fs::write(store.folder.path().join("c/0/0"), chunk).unwrap();
+    }
+    if array.len_bytes() <= SMALL_BYTES {
+        match array.read_to_host() {
+            Ok(bytes) => assert_eq!(bytes.len() as u64, array.len_bytes()),
+            Err(error) => explained(&error),
+        }
+    }
+    if array.len_bytes() > 0 && array.element_bytes() as u64 <= SMALL_BYTES {
+        for last in [false, true] {
+            let at = |&axis: &u64| if last { axis - 1..axis } else { 0..1 };
+            let region: Vec<_> = array.shape().iter().map(at).collect();
+            if let Err(error) = array.read_region_into(&region, &mut vec![0; array.element_bytes()]) {
+                explained(&error);
+            }
+        }
+    }
+}
+
+fn explained(error: &Error) {
+    assert!(matches!(error, Error::Zarr { .. } | Error::Memory { .. } | Error::File(_)), "{error:?}");
+    let shown = error.to_string();
+    assert!(!shown.contains(char::is_control) && shown.len() < 4096, "{shown:?}");
+}
