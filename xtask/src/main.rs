@@ -7,6 +7,8 @@ mod coverage;
 mod emit;
 mod header;
 mod kernels;
+#[cfg(test)]
+mod layers;
 mod limited;
 mod mutants;
 mod packages;

@@ -1,0 +1,268 @@
+//! Checks the layers that docs/architecture.md promises: no module imports from a layer above its own.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use quote::ToTokens;
+use syn::{Attribute, File, Item, UseTree};
+
+use crate::workspace::workspace;
+
+/// The sources that have layers, and these from the top, each with its modules. A module without a name here belongs to the
+/// layer of the module around it. After moving a module, change its name here; a layer may also be split into several.
+const LAYERS: &[(&str, &[&[&str]])] = &[(
+    "gpufile/src",
+    &[
+        &["cli"],
+        &["formats"],
+        &["options", "many", "each", "mapped", "owned", "owned_lists", "future", "stream_io", "registration"],
+        &["file"],
+        // The facade, execution from the outside to the inside, and planning.
+        &["engine"],
+        &["engine/relay"],
+        &["engine/windows", "engine/in_flight"],
+        &["engine/workers"],
+        &["engine/lanes"],
+        &["engine/lane"],
+        &["engine/submitter", "engine/file_side"],
+        &["engine/buffers", "engine/runs"],
+        &["engine/copies"],
+        &["engine/staging", "engine/staging_memory", "engine/streams"],
+        &["engine/queue"],
+        &["engine/job"],
+        &["engine/write_plan"],
+        &["engine/chunks"],
+        &["engine/schedule", "engine/overlap"],
+        &["engine/transfer", "engine/sync"],
+        &["open_file"],
+        &["ranks"],
+        &[
+            "settings",
+            "memory",
+            "gpus",
+            "kernels",
+            "processors",
+            "bounce",
+            "outcome",
+            "route",
+            "page_cache",
+            "error",
+            "bytes",
+        ],
+    ],
+)];
+
+/// The modules of a crate, by their paths, such as `engine/relay`. The crate itself is the empty path.
+struct Modules(BTreeMap<String, Module>);
+
+#[derive(Default)]
+struct Module {
+    file: String,
+    /// The imports, as segments of a path without `use`.
+    imports: Vec<Vec<String>>,
+    /// Names that others can import from here but that are from elsewhere, with that path.
+    again: BTreeMap<String, Vec<String>>,
+}
+
+impl Modules {
+    fn read(folder: &str) -> Self {
+        let mut modules = Self(BTreeMap::new());
+        modules.read_folder(&workspace().join(folder), "");
+        modules
+    }
+
+    fn read_folder(&mut self, folder: &Path, path: &str) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let file = entry.unwrap().path();
+            let stem = file.file_stem().unwrap().to_string_lossy().into_owned();
+            let inner = if path.is_empty() { stem.clone() } else { format!("{path}/{stem}") };
+            match &*stem {
+                _ if file.is_dir() => self.read_folder(&file, &inner),
+                "tests" => {}
+                _ if stem.ends_with("_tests") || file.extension().is_none_or(|ending| ending != "rs") => {}
+                "lib" | "main" | "mod" => self.read_file(&file, path),
+                _ => self.read_file(&file, &inner),
+            }
+        }
+    }
+
+    fn read_file(&mut self, file: &Path, path: &str) {
+        let text = fs::read_to_string(file).unwrap();
+        let parsed = syn::parse_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let name = file.strip_prefix(workspace()).unwrap().display().to_string();
+        let module = Module { file: name, ..Module::of(&parsed) };
+        self.0.insert(path.to_owned(), module);
+    }
+
+    /// Returns the module that an import names, from its path as written in `from`; `None` for another crate's.
+    fn target(&self, from: &str, import: &[String]) -> Option<String> {
+        let mut at: Vec<&str> = from.split('/').filter(|segment| !segment.is_empty()).collect();
+        let mut rest = import;
+        let is_relative = match rest.first()?.as_str() {
+            "crate" => {
+                at.clear();
+                true
+            }
+            "self" => true,
+            "super" => {
+                at.pop();
+                true
+            }
+            _ => false,
+        };
+        if is_relative {
+            rest = &rest[1..];
+        }
+        let mut has_moved = is_relative;
+        while let [segment, after @ ..] = rest {
+            let inner = at.iter().copied().chain([&**segment]).collect::<Vec<_>>().join("/");
+            let here = at.join("/");
+            if segment == "super" {
+                at.pop();
+            } else if self.0.contains_key(&inner) {
+                at.push(segment);
+            } else if let Some(again) = has_moved.then(|| self.0.get(&here)?.again.get(segment)).flatten() {
+                let path: Vec<String> = again.iter().chain(after).cloned().collect();
+                return self.target(&here, &path);
+            } else {
+                break;
+            }
+            has_moved = true;
+            rest = after;
+        }
+        has_moved.then(|| at.join("/"))
+    }
+
+    /// Returns a sentence for each import from a layer above.
+    fn rising(&self, layers: &[&[&str]]) -> Vec<String> {
+        let layer = |path: &str| {
+            let is_around = |name: &str| {
+                path == name || path.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
+            };
+            let named =
+                layers.iter().enumerate().flat_map(|(at, names)| names.iter().map(move |name| (at, *name)));
+            named.filter(|(_, name)| is_around(name)).max_by_key(|(_, name)| name.len())
+        };
+        let mut rising = Vec::new();
+        for (path, module) in &self.0 {
+            let Some((from, from_name)) = layer(path) else { continue };
+            for import in &module.imports {
+                let Some((to, to_name)) = self.target(path, import).as_deref().and_then(layer) else {
+                    continue;
+                };
+                if to < from {
+                    let (file, import) = (&module.file, import.join("::"));
+                    rising.push(format!(
+                        "{file} imports {import}, but `{to_name}` is a layer above `{from_name}`"
+                    ));
+                }
+            }
+        }
+        rising
+    }
+}
+
+impl Module {
+    /// Reads the imports of a file, without those of tests.
+    fn of(file: &File) -> Self {
+        let mut module = Self::default();
+        for item in &file.items {
+            match item {
+                Item::Use(item) if !is_test(&item.attrs) => {
+                    let is_public = !matches!(item.vis, syn::Visibility::Inherited);
+                    module.add(&item.tree, &mut Vec::new(), is_public);
+                }
+                _ => {}
+            }
+        }
+        module
+    }
+
+    fn add(&mut self, tree: &UseTree, path: &mut Vec<String>, is_public: bool) {
+        let mut leaf = |name: String, alias: String| {
+            let whole: Vec<String> = path.iter().cloned().chain((name != "self").then_some(name)).collect();
+            if is_public {
+                self.again.insert(alias, whole.clone());
+            }
+            self.imports.push(whole);
+        };
+        match tree {
+            UseTree::Path(inner) => {
+                path.push(inner.ident.to_string());
+                self.add(&inner.tree, path, is_public);
+                path.pop();
+            }
+            UseTree::Name(name) => leaf(name.ident.to_string(), name.ident.to_string()),
+            UseTree::Rename(name) => leaf(name.ident.to_string(), name.rename.to_string()),
+            UseTree::Glob(_) => leaf("*".to_owned(), "*".to_owned()),
+            UseTree::Group(group) => {
+                for inner in &group.items {
+                    self.add(inner, path, is_public);
+                }
+            }
+        }
+    }
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| attribute.to_token_stream().to_string().contains("test"))
+}
+
+#[test]
+fn no_module_imports_from_a_layer_above() {
+    let mut rising = Vec::new();
+    for (folder, layers) in LAYERS {
+        rising.extend(Modules::read(folder).rising(layers));
+    }
+    assert!(
+        rising.is_empty(),
+        "see docs/architecture.md, or change xtask/src/layers.rs:\n  {}",
+        rising.join("\n  ")
+    );
+}
+
+#[test]
+fn each_name_in_the_layers_is_a_module() {
+    for (folder, layers) in LAYERS {
+        let modules = Modules::read(folder);
+        let gone: Vec<_> =
+            layers.iter().copied().flatten().filter(|name| !modules.0.contains_key(**name)).collect();
+        assert!(gone.is_empty(), "{folder} has no modules {gone:?}; change xtask/src/layers.rs");
+        let top = |path: &&String| !path.is_empty() && !path.contains('/');
+        let names: Vec<&str> = layers.iter().copied().flatten().copied().collect();
+        let missing: Vec<_> =
+            modules.0.keys().filter(top).filter(|path| !names.contains(&path.as_str())).collect();
+        assert!(
+            missing.is_empty(),
+            "{missing:?} of {folder} are in no layer; add them to xtask/src/layers.rs"
+        );
+    }
+}
+
+#[test]
+fn imports_are_found_in_every_form() {
+    let module = |file: &str, text: &str| Module {
+        file: file.to_owned(),
+        ..Module::of(&syn::parse_str(text).unwrap())
+    };
+    let low = "use super::super::{high as up, other}; use super::high::Thing; use std::fmt; use crate::Again; use cut::Cut;
+               #[cfg(test)] use crate::high::OfTests;";
+    let modules = Modules(BTreeMap::from([
+        (String::new(), module("lib.rs", "mod high; mod low; pub use high::{Thing as Again};")),
+        ("high".to_owned(), module("high.rs", "use crate::low::inner::{self, Item};")),
+        ("low".to_owned(), module("low/mod.rs", "pub(crate) use inner::Item;")),
+        ("low/inner".to_owned(), module("low/inner.rs", low)),
+        ("low/inner/cut".to_owned(), module("low/inner/cut.rs", "use crate::low::Item;")),
+    ]));
+    let rising = modules.rising(&[&["high"], &["low"]]);
+    let imports: Vec<_> = rising.iter().map(|line| line.split(' ').nth(2).unwrap()).collect();
+    assert_eq!(imports, ["super::super::high,", "crate::Again,"], "{rising:#?}");
+    assert_eq!(rising[0], "low/inner.rs imports super::super::high, but `high` is a layer above `low`");
+    assert!(
+        modules
+            .rising(&[&["low"], &["high"]])
+            .iter()
+            .all(|line| line.starts_with("high.rs imports crate::low::inner"))
+    );
+}
