@@ -9,7 +9,10 @@
 //! - [`loader`]: the search for both libraries.
 //!
 //! Names are C's. Enumerations are integer newtypes, because a newer library may return numbers without a name in
-//! this crate.
+//! this crate. [`runtime::c`] and [`driver::c`] have functions and enumerators under C's bare names, to use by glob.
+//!
+//! `Default` clears a struct, as C programs do before they fill it in. The documentation of each function names its units,
+//! its result, and its safe counterpart in the crate `cufile`.
 //!
 //! ```
 //! use cuda_rt_sys::runtime::Library;
@@ -28,18 +31,12 @@
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 compile_error!("cuFile exists on Linux for x86-64 and aarch64 alone, and so do these crates");
 
+// Generated files name this crate as those of cufile-sys do.
+extern crate self as cuda_rt_sys;
+
 pub mod driver;
 pub mod loader;
+mod macros;
 pub mod runtime;
 
-pub use loader::LoadError;
-
-/// A function of a table and the version of the library that brought it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Symbol {
-    /// The name that the library exports.
-    pub name: &'static str,
-    /// 1000 × major + 10 × minor, as the library's version call returns it; 0 if every supported version has
-    /// the function.
-    pub since: i32,
-}
+pub use loader::{LoadError, Symbol};

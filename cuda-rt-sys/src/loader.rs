@@ -31,6 +31,16 @@ pub struct Search {
     pub toolkit: bool,
 }
 
+/// A function of a table and the version of the library that brought it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Symbol {
+    /// The name that the library exports.
+    pub name: &'static str,
+    /// 1000 × major + 10 × minor, as the library's version call returns it; 0 if every supported version has
+    /// the function.
+    pub since: i32,
+}
+
 /// The reason that a library is not usable.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]

@@ -1609,3 +1609,9 @@ const _: () = {
     ][::core::mem::offset_of!(CUfileStatsLevel3, per_gpu_stats) - 1144usize];
 };
 pub type CUfileStatsLevel3_t = CUfileStatsLevel3;
+cuda_rt_sys::cleared!(
+    CUfileError, CUfileDrvProps, CUfileDrvProps_anon_nvfs, cufileRDMAInfo, CUfileFSOps,
+    CUfileDescr_t, CUfileDescr_anon_handle, CUfileIOParams, CUfileIOParams_anon_u,
+    CUfileIOParams_anon_batch, CUfileIOEvents, CUfileIOVec, CUfileOpCounter,
+    CUfileStatsLevel1, CUfileStatsLevel2, CUfilePerGpuStats, CUfileStatsLevel3
+);

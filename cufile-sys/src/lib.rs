@@ -8,7 +8,11 @@
 //! Enumerations are integer newtypes, because a newer library may return codes without a name in this crate.
 //!
 //! Use the crate `cufile` unless you want C's rules. Here every call is `unsafe`, and `-1` means `errno`. On a host
-//! without libcuda, `cuFileDriverOpen` of 1.16 and newer never returns.
+//! without libcuda, `cuFileDriverOpen` of 1.16 and newer never returns. The fields of [`Functions`] document units, results
+//! and such hazards, each with its safe counterpart in `cufile`.
+//!
+//! `use cufile_sys::c::*` brings functions, enumerators and macros under C's bare names. `Default` clears a struct, as C
+//! programs do before they fill it in.
 //!
 //! ```
 //! use cufile_sys::{CUFILE_ERRSTR, Library};
@@ -18,14 +22,16 @@
 //!         let mut version = 0;
 //!         // SAFETY: `version` outlives the call.
 //!         let status = unsafe { (cufile.cuFileGetVersion)(&mut version) };
-//!         println!("cuFile {version}: {}", CUFILE_ERRSTR(status.err.as_raw() as i32));
+//!         println!("cuFile {version}: {}", CUFILE_ERRSTR(status.err));
 //!     }
 //!     Err(error) => println!("{error}"),
 //! }
 //! ```
 
+use std::fmt;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use cuda_rt_sys::loader::{Search, SharedLibrary};
 pub use cuda_rt_sys::{LoadError, Symbol};
@@ -34,6 +40,7 @@ pub use cuda_rt_sys::{LoadError, Symbol};
 #[allow(clippy::all, reason = "generated")]
 #[rustfmt::skip]
 mod bindings;
+pub mod c;
 #[allow(non_snake_case, reason = "C's names")]
 #[rustfmt::skip]
 mod functions;
@@ -71,6 +78,16 @@ impl Library {
         unsafe { SharedLibrary::load(&SEARCH, Self::resolve) }
     }
 
+    /// Returns the library that the functions of [`c`] call: that of [`load`](Self::load), loaded by the first call for
+    /// the rest of the process.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), each time with the error of the first call.
+    pub fn shared() -> Result<&'static Self, LoadError> {
+        static SHARED: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+        SHARED.get_or_init(Self::load).as_ref().map_err(LoadError::clone)
+    }
+
     /// Loads the libcufile at `path`.
     ///
     /// # Errors
@@ -102,9 +119,25 @@ impl Library {
         &self.functions
     }
 
+    /// Closes the driver: calls [`cuFileDriverClose_v2`](Functions::cuFileDriverClose_v2), as `cufile.h` maps this name.
+    ///
+    /// # Safety
+    /// As that function.
+    #[allow(non_snake_case, reason = "C's name")]
+    pub unsafe fn cuFileDriverClose(&self) -> CUfileError_t {
+        // SAFETY: the caller's promise.
+        unsafe { (self.functions.cuFileDriverClose_v2)() }
+    }
+
     /// Returns the file or bare name loaded; `None` for a table given to [`from_functions`](Self::from_functions).
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

@@ -1,19 +1,52 @@
 //! The function-like macros of `cufile.h`, and its peer-to-peer masks.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 
-use crate::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUfileP2PFlags_t, CUresult, text};
+use crate::bindings::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUfileP2PFlags_t, CUresult};
+use crate::text;
 
-/// Returns whether a return value is one of cuFile's own codes, of either sign, rather than a POSIX errno.
+/// What [`IS_CUFILE_ERR`] and [`CUFILE_ERRSTR`] take, as C's macros take any integer: the `err` of a status, its raw number,
+/// the result of a transfer, and `errno`. The sign does not count.
+pub trait ErrorNumber {
+    /// Returns the number without its sign.
+    fn magnitude(self) -> u32;
+}
+
+impl ErrorNumber for c_int {
+    fn magnitude(self) -> u32 {
+        self.unsigned_abs()
+    }
+}
+
+impl ErrorNumber for c_uint {
+    /// Takes a number beyond `c_int::MAX` as a negative one, as C's `abs` does.
+    fn magnitude(self) -> u32 {
+        (self as c_int).magnitude()
+    }
+}
+
+impl ErrorNumber for isize {
+    fn magnitude(self) -> u32 {
+        u32::try_from(self.unsigned_abs()).unwrap_or(u32::MAX)
+    }
+}
+
+impl ErrorNumber for CUfileOpError {
+    fn magnitude(self) -> u32 {
+        self.as_raw().magnitude()
+    }
+}
+
+/// Returns whether a number is one of cuFile's own codes, of either sign, rather than a POSIX errno.
 #[allow(non_snake_case, reason = "C's name")]
-pub const fn IS_CUFILE_ERR(err: c_int) -> bool {
-    err.unsigned_abs() > CUFILEOP_BASE_ERR
+pub fn IS_CUFILE_ERR(err: impl ErrorNumber) -> bool {
+    err.magnitude() > CUFILEOP_BASE_ERR
 }
 
 /// Returns one sentence on a cuFile code of either sign, in this crate's words.
 #[allow(non_snake_case, reason = "C's name")]
-pub const fn CUFILE_ERRSTR(err: c_int) -> &'static str {
-    text::sentence(CUfileOpError::from_raw(err.unsigned_abs()))
+pub fn CUFILE_ERRSTR(err: impl ErrorNumber) -> &'static str {
+    text::sentence(CUfileOpError::from_raw(err.magnitude()))
 }
 
 /// Returns whether a status carries a CUDA error, which [`CU_FILE_CUDA_ERR`] then returns.
@@ -63,7 +96,21 @@ mod tests {
         assert!(IS_CUFILE_ERR(5001) && IS_CUFILE_ERR(-5022));
         assert!(!IS_CUFILE_ERR(0) && !IS_CUFILE_ERR(-22) && !IS_CUFILE_ERR(5000));
         assert!(IS_CUFILE_ERR(c_int::MIN), "abs of the smallest integer must not overflow");
-        assert_eq!(CUFILE_ERRSTR(-5022), CUFILE_ERRSTR(5022));
+    }
+
+    #[test]
+    fn macros_take_every_form_of_a_code() {
+        let code = CUfileOpError::CU_FILE_INVALID_VALUE;
+        let texts = [
+            CUFILE_ERRSTR(code),
+            CUFILE_ERRSTR(code.as_raw()),
+            CUFILE_ERRSTR(-5022),
+            CUFILE_ERRSTR(-5022_isize),
+            CUFILE_ERRSTR((-5022_i32) as u32),
+        ];
+        assert_eq!(texts, [code.sentence(); 5]);
+        assert!(IS_CUFILE_ERR(code) && IS_CUFILE_ERR(-5022_isize) && IS_CUFILE_ERR(isize::MIN));
+        assert!(!IS_CUFILE_ERR(CUfileOpError::CU_FILE_SUCCESS) && !IS_CUFILE_ERR(-1_isize));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One sentence for each code.
 
-use crate::CUfileOpError as Code;
+use crate::bindings::CUfileOpError as Code;
 
 pub(crate) const fn sentence(code: Code) -> &'static str {
     match code {

@@ -6,9 +6,10 @@ use anyhow::{Context, Result, bail};
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{
-    File, FnArg, ForeignItem, ForeignItemFn, ImplItem, ImplItemConst, Item, ItemStruct, ItemUse, Type,
+    File, FnArg, ForeignItem, ForeignItemFn, Ident, ImplItem, ImplItemConst, Item, ItemStruct, ItemUse, Type,
 };
 
+use crate::docs::Docs;
 use crate::since::since;
 
 /// A bindgen run, taken apart.
@@ -63,7 +64,27 @@ impl Bound {
             Item::Struct(item) if is_code(item) => self.code(item),
             other => quote!(#other),
         });
-        print(source, quote! { #imports #(#items)* })
+        let cleared = self.cleared()?;
+        print(source, quote! { #imports #(#items)* cuda_rt_sys::cleared!(#(#cleared),*); })
+    }
+
+    /// Returns the structs and unions whose `Default` clears them, as C programs do. bindgen makes a pointer to a function
+    /// an `Option`, so that all types of fields may be 0.
+    fn cleared(&self) -> Result<Vec<&Ident>> {
+        let records = self.types.iter().filter_map(|item| match item {
+            Item::Struct(item) if !is_code(item) && !is_declared_only(item) => {
+                Some((&item.ident, item.fields.iter().collect::<Vec<_>>()))
+            }
+            Item::Union(item) => Some((&item.ident, item.fields.named.iter().collect())),
+            _ => None,
+        });
+        let checked = records.map(|(name, fields)| {
+            match fields.iter().any(|field| matches!(field.ty, Type::FnPtr(_) | Type::Reference(_))) {
+                true => bail!("{name} has a field that must not be 0"),
+                false => Ok(name),
+            }
+        });
+        checked.collect()
     }
 
     /// Returns an enumeration as an integer newtype that prints its name.
@@ -107,7 +128,15 @@ impl Bound {
     }
 
     /// Returns the text of `functions.rs`: the table, and the code that fills it from a library.
-    pub fn table(&self, source: &str, product: &str, newer: &'static [(&str, &[&str])]) -> Result<String> {
+    pub fn table(
+        &self,
+        source: &str,
+        product: &str,
+        newer: &'static [(&str, &[&str])],
+        docs: &Docs,
+        imports: TokenStream,
+    ) -> Result<String> {
+        docs.check(&self.functions)?;
         for (_, names) in newer {
             for name in *names {
                 if !self.functions.iter().any(|function| function.sig.ident == name) {
@@ -121,17 +150,18 @@ impl Bound {
             let name = ident.to_string();
             let c_name = std::ffi::CString::new(name.clone())?;
             let pointer = pointer_type(function)?;
-            match since(newer, &name) {
+            let newer = since(newer, &name);
+            let since = newer.map(|release| format!("{product} {release}"));
+            let doc = doc_lines(&docs.of(function, since.as_deref())?);
+            match newer {
                 None => {
-                    let doc = format!(" `{name}`, in every supported version.");
-                    fields.push(quote!(#[doc = #doc] pub #ident: #pointer));
+                    fields.push(quote!(#(#[doc = #doc])* pub #ident: #pointer));
                     symbols.push(quote!(Symbol { name: #name, since: 0 }));
                     inits.push(quote!(#ident: library.required(#c_name)?));
                 }
                 Some(release) => {
-                    let doc = format!(" `{name}`, since {product} {release}.");
                     let number = version_number(release)?;
-                    fields.push(quote!(#[doc = #doc] pub #ident: Option<#pointer>));
+                    fields.push(quote!(#(#[doc = #doc])* pub #ident: Option<#pointer>));
                     symbols.push(quote!(Symbol { name: #name, since: #number }));
                     inits.push(quote!(#ident: library.optional(#c_name)));
                 }
@@ -139,11 +169,10 @@ impl Bound {
         }
         let doc = format!(" Every bound function of {product} as found in one loaded library.");
         let body = quote! {
-            use super::bindings::*;
-            use super::{LoadError, SharedLibrary, Symbol};
+            #imports
 
             #[doc = #doc]
-            #[derive(Clone, Copy)]
+            #[derive(Debug, Clone, Copy)]
             pub struct Functions { #(#fields,)* }
 
             impl Functions {
@@ -159,6 +188,31 @@ impl Bound {
         };
         print(source, body)
     }
+}
+
+/// Returns whether C declares a struct without its fields.
+fn is_declared_only(item: &ItemStruct) -> bool {
+    item.fields.iter().all(|field| field.ident.as_ref().is_some_and(|name| name == "_unused"))
+}
+
+/// Returns paragraphs as lines of documentation, wrapped, with empty lines between them.
+fn doc_lines(paragraphs: &[String]) -> Vec<String> {
+    const WIDTH: usize = 110;
+    let mut lines = Vec::new();
+    for paragraph in paragraphs {
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        let mut line = String::new();
+        for word in paragraph.split(' ') {
+            if line.len() + word.len() >= WIDTH {
+                lines.push(std::mem::take(&mut line));
+            }
+            line = format!("{line} {word}");
+        }
+        lines.push(line);
+    }
+    lines
 }
 
 /// Returns the number of a release such as `1.14`, as the library's version call returns it.
@@ -201,8 +255,10 @@ pub fn pointer_type(function: &ForeignItemFn) -> Result<TokenStream> {
 
 fn print(source: &str, body: TokenStream) -> Result<String> {
     let file: File = syn::parse2(body)?;
-    Ok(format!(
-        "// @generated by `cargo xtask regen-bindings` from {source}; do not edit.\n\n{}",
-        prettyplease::unparse(&file)
-    ))
+    Ok(head(source) + &prettyplease::unparse(&file))
+}
+
+/// Returns the first lines of a generated file.
+pub fn head(source: &str) -> String {
+    format!("// @generated by `cargo xtask regen-bindings` from {source}; do not edit.\n\n")
 }

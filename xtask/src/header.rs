@@ -99,8 +99,15 @@ pub const CUDA_DRIVER: Header = Header {
         "cuModuleLoadData|cuModuleUnload|cuModuleGetFunction|cuLaunchKernel",
     ],
     constants: &[],
-    types: &["CUresult", "CUstream", "CUevent", "CUstreamBatchMemOpType"],
-    // A union that grows with each release; `cuda-rt-sys` declares it by hand.
+    types: &[
+        "CUresult",
+        "CUstream",
+        "CUevent",
+        "CUstreamBatchMemOpType",
+        "CUstreamWaitValue_flags",
+        "CUstreamWriteValue_flags",
+    ],
+    // A union that grows with each release; `cuda-rt-sys` declares it by hand, and `conformance` compares its members.
     blocked: &["CUstreamBatchMemOpParams.*"],
 };
 

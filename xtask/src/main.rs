@@ -2,8 +2,10 @@
 
 mod artifacts;
 mod bundle;
+mod c_names;
 mod conformance;
 mod coverage;
+mod docs;
 mod emit;
 mod header;
 mod kernels;

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use quote::quote;
 
-use crate::emit::Bound;
+use crate::c_names;
+use crate::docs::Docs;
+use crate::emit::{Bound, head};
 use crate::header::{CUDA_DRIVER, CUDA_RUNTIME, CUFILE, crt_headers};
 use crate::packages::{CUDA_HEADER, CUFILE_HEADER};
 use crate::since;
@@ -30,6 +32,11 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
     let cufile = Bound::parse(&CUFILE.read(&include_dirs, host)?)?;
     let runtime = Bound::parse(&CUDA_RUNTIME.read(&include_dirs, host)?)?;
     let driver = Bound::parse(&CUDA_DRIVER.read(&include_dirs, host)?)?;
+    let loader = quote!({ LoadError, SharedLibrary, Symbol });
+    // For the names and calls of a module `c`.
+    let (cufile_types, cuda_types) = ("use crate::bindings::*;", "use super::super::bindings::*;");
+    let driver_types = "use super::super::bindings::*;\nuse super::super::mem_op::*;";
+    let (of_runtime, of_driver) = (from_cuda(CUDA_RUNTIME.file), from_cuda(CUDA_DRIVER.file));
     let files = [
         (
             "cufile-sys/src/bindings.rs",
@@ -41,11 +48,25 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
                 },
             )?,
         ),
-        ("cufile-sys/src/functions.rs", cufile.table(&from_cufile, "cuFile", since::CUFILE)?),
+        (
+            "cufile-sys/src/functions.rs",
+            cufile.table(
+                &from_cufile,
+                "cuFile",
+                since::CUFILE,
+                &Docs::cufile()?,
+                quote!(use crate::bindings::*; use cuda_rt_sys::loader::#loader;),
+            )?,
+        ),
+        ("cufile-sys/src/c/names.rs", c_names::names(&cufile, &head(&from_cufile), cufile_types)?),
+        (
+            "cufile-sys/src/c/calls.rs",
+            c_names::calls(&cufile, &head(&from_cufile), "cuFile", since::CUFILE, cufile_types)?,
+        ),
         (
             "cuda-rt-sys/src/runtime/bindings.rs",
             runtime.bindings(
-                &from_cuda(CUDA_RUNTIME.file),
+                &of_runtime,
                 quote!(
                     pub use crate::driver::{CUevent_st, CUstream_st};
                 ),
@@ -53,12 +74,34 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
         ),
         (
             "cuda-rt-sys/src/runtime/functions.rs",
-            runtime.table(&from_cuda(CUDA_RUNTIME.file), "CUDA", since::CUDA_RUNTIME)?,
+            runtime.table(
+                &of_runtime,
+                "CUDA",
+                since::CUDA_RUNTIME,
+                &Docs::runtime(),
+                quote!(use super::bindings::*; use crate::loader::#loader;),
+            )?,
         ),
-        ("cuda-rt-sys/src/driver/bindings.rs", driver.bindings(&from_cuda(CUDA_DRIVER.file), quote!())?),
+        ("cuda-rt-sys/src/runtime/c/names.rs", c_names::names(&runtime, &head(&of_runtime), cuda_types)?),
+        (
+            "cuda-rt-sys/src/runtime/c/calls.rs",
+            c_names::calls(&runtime, &head(&of_runtime), "CUDA", since::CUDA_RUNTIME, cuda_types)?,
+        ),
+        ("cuda-rt-sys/src/driver/bindings.rs", driver.bindings(&of_driver, quote!())?),
         (
             "cuda-rt-sys/src/driver/functions.rs",
-            driver.table(&from_cuda(CUDA_DRIVER.file), "CUDA", since::CUDA_DRIVER)?,
+            driver.table(
+                &of_driver,
+                "CUDA",
+                since::CUDA_DRIVER,
+                &Docs::driver(),
+                quote!(use super::bindings::*; use super::mem_op::*; use crate::loader::#loader;),
+            )?,
+        ),
+        ("cuda-rt-sys/src/driver/c/names.rs", c_names::names(&driver, &head(&of_driver), cuda_types)?),
+        (
+            "cuda-rt-sys/src/driver/c/calls.rs",
+            c_names::calls(&driver, &head(&of_driver), "CUDA", since::CUDA_DRIVER, driver_types)?,
         ),
     ];
     let mut drifted = Vec::new();
@@ -69,6 +112,7 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
         }
         drifted.push(*path);
         if !check {
+            fs::create_dir_all(file.parent().context("a file in a folder")?)?;
             fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         }
     }

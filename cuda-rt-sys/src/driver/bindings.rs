@@ -52,6 +52,90 @@ const _: () = {
 pub type CUuuid = CUuuid_st;
 #[repr(transparent)]
 #[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CUstreamWaitValue_flags(pub ::core::ffi::c_uint);
+impl CUstreamWaitValue_flags {
+    pub const CU_STREAM_WAIT_VALUE_GEQ: CUstreamWaitValue_flags = CUstreamWaitValue_flags(
+        0,
+    );
+    pub const CU_STREAM_WAIT_VALUE_EQ: CUstreamWaitValue_flags = CUstreamWaitValue_flags(
+        1,
+    );
+    pub const CU_STREAM_WAIT_VALUE_AND: CUstreamWaitValue_flags = CUstreamWaitValue_flags(
+        2,
+    );
+    pub const CU_STREAM_WAIT_VALUE_NOR: CUstreamWaitValue_flags = CUstreamWaitValue_flags(
+        3,
+    );
+    pub const CU_STREAM_WAIT_VALUE_FLUSH: CUstreamWaitValue_flags = CUstreamWaitValue_flags(
+        1073741824,
+    );
+    /// Any number is valid: a newer library may return codes without a name here.
+    pub const fn from_raw(raw: ::core::ffi::c_uint) -> Self {
+        Self(raw)
+    }
+    /// The number that C sees.
+    pub const fn as_raw(self) -> ::core::ffi::c_uint {
+        self.0
+    }
+    /// The C name of this number, if it has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::CU_STREAM_WAIT_VALUE_GEQ => Some("CU_STREAM_WAIT_VALUE_GEQ"),
+            Self::CU_STREAM_WAIT_VALUE_EQ => Some("CU_STREAM_WAIT_VALUE_EQ"),
+            Self::CU_STREAM_WAIT_VALUE_AND => Some("CU_STREAM_WAIT_VALUE_AND"),
+            Self::CU_STREAM_WAIT_VALUE_NOR => Some("CU_STREAM_WAIT_VALUE_NOR"),
+            Self::CU_STREAM_WAIT_VALUE_FLUSH => Some("CU_STREAM_WAIT_VALUE_FLUSH"),
+            _ => None,
+        }
+    }
+}
+impl core::fmt::Debug for CUstreamWaitValue_flags {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}({})", "CUstreamWaitValue_flags", self.0),
+        }
+    }
+}
+#[repr(transparent)]
+#[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CUstreamWriteValue_flags(pub ::core::ffi::c_uint);
+impl CUstreamWriteValue_flags {
+    pub const CU_STREAM_WRITE_VALUE_DEFAULT: CUstreamWriteValue_flags = CUstreamWriteValue_flags(
+        0,
+    );
+    pub const CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER: CUstreamWriteValue_flags = CUstreamWriteValue_flags(
+        1,
+    );
+    /// Any number is valid: a newer library may return codes without a name here.
+    pub const fn from_raw(raw: ::core::ffi::c_uint) -> Self {
+        Self(raw)
+    }
+    /// The number that C sees.
+    pub const fn as_raw(self) -> ::core::ffi::c_uint {
+        self.0
+    }
+    /// The C name of this number, if it has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::CU_STREAM_WRITE_VALUE_DEFAULT => Some("CU_STREAM_WRITE_VALUE_DEFAULT"),
+            Self::CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER => {
+                Some("CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER")
+            }
+            _ => None,
+        }
+    }
+}
+impl core::fmt::Debug for CUstreamWriteValue_flags {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "{}({})", "CUstreamWriteValue_flags", self.0),
+        }
+    }
+}
+#[repr(transparent)]
+#[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CUstreamBatchMemOpType(pub ::core::ffi::c_uint);
 impl CUstreamBatchMemOpType {
     pub const CU_STREAM_MEM_OP_WAIT_VALUE_32: CUstreamBatchMemOpType = CUstreamBatchMemOpType(
@@ -2095,3 +2179,7 @@ const _: () = {
 };
 pub type CUmemAccessDesc_v1 = CUmemAccessDesc_st;
 pub type CUmemAccessDesc = CUmemAccessDesc_v1;
+cuda_rt_sys::cleared!(
+    CUuuid_st, CUmemLocation_st, CUmemLocation_st_anon_1, CUmemLocation_st_anon_1_anon_1,
+    CUmemAllocationProp_st, CUmemAllocationProp_st_anon_1, CUmemAccessDesc_st
+);

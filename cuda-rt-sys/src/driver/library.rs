@@ -1,19 +1,12 @@
 //! The calls of libcuda.
 
+use std::fmt;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-// The types and functions in the table, most of them generated.
-use crate::driver as bindings;
-use crate::loader::{Search, SharedLibrary};
-use crate::{LoadError, Symbol};
-
-#[allow(non_snake_case, reason = "C's names")]
-#[rustfmt::skip]
-#[path = "functions.rs"]
-mod functions;
-
-pub use functions::Functions;
+use super::functions::Functions;
+use crate::loader::{LoadError, Search, SharedLibrary};
 
 /// The places to look for libcuda. It comes with the display driver, not with a toolkit.
 pub const SEARCH: Search = Search {
@@ -40,6 +33,16 @@ impl Library {
     pub fn load() -> Result<Self, LoadError> {
         // SAFETY: these names are NVIDIA's, and the user answers for a file that the environment names.
         unsafe { SharedLibrary::load(&SEARCH, Self::resolve) }
+    }
+
+    /// Returns the library that the functions of [`c`](super::c) call: that of [`load`](Self::load), loaded by the first call for
+    /// the rest of the process.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), each time with the error of the first call.
+    pub fn shared() -> Result<&'static Self, LoadError> {
+        static SHARED: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+        SHARED.get_or_init(Self::load).as_ref().map_err(LoadError::clone)
     }
 
     /// Loads the libcuda at `path`.
@@ -76,6 +79,12 @@ impl Library {
     /// Returns the file or bare name loaded; `None` for a table given to [`from_functions`](Self::from_functions).
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").field("path", &self.path).finish_non_exhaustive()
     }
 }
 

@@ -1,9 +1,10 @@
 //! Operations of a stream on words in memory.
 
-use super::{CUdeviceptr, CUstreamBatchMemOpType};
+use super::bindings::{CUdeviceptr, CUstreamBatchMemOpType};
 
 /// One operation of `cuStreamBatchMemOp`. C has a union of structs for the types of operations, and releases add
-/// members. This is the member for waiting and for writing, which have one layout in every version.
+/// members. This has the fields of C's members `waitValue` and `writeValue`, which have one layout in every version, and
+/// the size of the union.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(non_snake_case, reason = "C's names")]
@@ -14,7 +15,7 @@ pub struct CUstreamBatchMemOpParams {
     pub address: CUdeviceptr,
     /// The value that the word is compared with or set to. For a word of 32 bits, the lower bits count.
     pub value64: u64,
-    /// The flags of the wait or the write.
+    /// The number of a `CUstreamWaitValue_flags` or `CUstreamWriteValue_flags`.
     pub flags: core::ffi::c_uint,
     /// For the driver.
     pub alias: CUdeviceptr,
@@ -22,5 +23,4 @@ pub struct CUstreamBatchMemOpParams {
     pub pad: u64,
 }
 
-const _: () =
-    assert!(size_of::<CUstreamBatchMemOpParams>() == 48 && align_of::<CUstreamBatchMemOpParams>() == 8);
+cuda_rt_sys::cleared!(CUstreamBatchMemOpParams);

@@ -4,13 +4,18 @@
 #[allow(clippy::all, reason = "generated")]
 #[rustfmt::skip]
 mod bindings;
-
-pub use bindings::*;
-pub use mem_op::CUstreamBatchMemOpParams;
-
+pub mod c;
 #[cfg(feature = "driver")]
-pub use library::{Functions, Library, SEARCH};
-
+#[allow(non_snake_case, reason = "C's names")]
+#[rustfmt::skip]
+mod functions;
 #[cfg(feature = "driver")]
 mod library;
 mod mem_op;
+
+pub use bindings::*;
+#[cfg(feature = "driver")]
+pub use functions::Functions;
+#[cfg(feature = "driver")]
+pub use library::{Library, SEARCH};
+pub use mem_op::CUstreamBatchMemOpParams;

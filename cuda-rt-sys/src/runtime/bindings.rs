@@ -1546,3 +1546,8 @@ pub struct CUmemPoolHandle_st {
     _unused: [u8; 0],
 }
 pub type cudaMemPool_t = *mut CUmemPoolHandle_st;
+cuda_rt_sys::cleared!(
+    cudaPitchedPtr, cudaExtent, cudaPos, cudaMemcpy3DParms, cudaPointerAttributes,
+    cudaPointerAttributes_anon_1, cudaMemLocation, cudaMemLocation_anon_1,
+    cudaMemLocation_anon_1_anon_1, cudaMemcpyAttributes
+);

@@ -1,15 +1,17 @@
 //! The CUDA runtime API, `libcudart`.
 
+use std::fmt;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use crate::loader::{Search, SharedLibrary};
-use crate::{LoadError, Symbol};
+use crate::loader::{LoadError, Search, SharedLibrary};
 
 #[allow(non_camel_case_types, non_upper_case_globals, non_snake_case, missing_docs, reason = "C's names")]
 #[allow(clippy::all, reason = "generated")]
 #[rustfmt::skip]
 mod bindings;
+pub mod c;
 #[allow(non_snake_case, reason = "C's names")]
 #[rustfmt::skip]
 mod functions;
@@ -59,6 +61,16 @@ impl Library {
     pub fn load() -> Result<Self, LoadError> {
         // SAFETY: these names are NVIDIA's, and the user answers for a file that the environment names.
         unsafe { SharedLibrary::load(&SEARCH, |library| Self::resolve(library)?.suiting_the_driver()) }
+    }
+
+    /// Returns the library that the functions of [`c`] call: that of [`load`](Self::load), loaded by the first call for
+    /// the rest of the process.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), each time with the error of the first call.
+    pub fn shared() -> Result<&'static Self, LoadError> {
+        static SHARED: OnceLock<Result<Library, LoadError>> = OnceLock::new();
+        SHARED.get_or_init(Self::load).as_ref().map_err(LoadError::clone)
     }
 
     /// Loads the libcudart at `path`.
@@ -146,6 +158,12 @@ fn version(functions: &Functions) -> i32 {
     // SAFETY: `version` outlives the call, and stays 0 if the call fails.
     unsafe { (functions.cudaRuntimeGetVersion)(&mut version) };
     version
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl Deref for Library {

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use quote::ToTokens;
 use syn::{File, Item};
 
+use super::by_hand::{self, ByHand};
 use super::surface::Surface;
 use crate::header::Header;
 use crate::target::Target;
@@ -99,9 +100,15 @@ impl CHeader {
         name.to_owned()
     }
 
-    /// Compiles and runs a program that prints the facts of all names in `surface`, and the numbers of
-    /// `macros`.
-    pub fn measure(&self, surface: &Surface, macros: &[&str], scratch: &Path) -> Result<Facts> {
+    /// Compiles and runs a program that prints the facts of all names in `surface` and of the types by hand, and the
+    /// numbers of `macros`.
+    pub fn measure<'a>(
+        &self,
+        surface: &Surface,
+        by_hand: impl Iterator<Item = &'a ByHand>,
+        macros: &[&str],
+        scratch: &Path,
+    ) -> Result<Facts> {
         let mut lines = String::new();
         for record in surface.records() {
             let ty = self.spelled(record);
@@ -117,6 +124,7 @@ impl CHeader {
                 )?;
             }
         }
+        lines.extend(by_hand.map(ByHand::in_c));
         for name in surface.codes.keys() {
             let ty = self.spelled(name);
             writeln!(lines, r#"    printf("enumeration {name}|size %zu\n", sizeof({ty}));"#)?;
@@ -165,7 +173,8 @@ pub fn measure_ours(
     for Module { name, files, surface } in modules {
         // The imports that `bare` leaves may still name the module of texts.
         writeln!(main, "mod {name} {{\n    mod text {{}}")?;
-        for file in *files {
+        let by_hand = by_hand::TYPES.iter().filter(|ty| ty.module == *name);
+        for file in files.iter().copied().chain(by_hand.clone().map(|ty| ty.file)) {
             let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str()).context("a file name")?;
             writeln!(main, "    #[path = \"{name}_{stem}.rs\"]\n    mod {stem};\n    pub use {stem}::*;")?;
             write_if_changed(&source.join(name).join(format!("{name}_{stem}.rs")), &bare(file)?)?;
@@ -185,6 +194,7 @@ pub fn measure_ours(
                 )?;
             }
         }
+        body.extend(by_hand.map(ByHand::in_rust));
         for code in surface.codes.keys() {
             writeln!(
                 body,
@@ -231,7 +241,7 @@ fn bare(file: &str) -> Result<String> {
     parsed.items.retain(|item| match item {
         Item::Const(item) => item.ident != "_",
         Item::Impl(_) => !item.to_token_stream().to_string().contains("text ::"),
-        Item::Fn(_) | Item::Mod(_) => false,
+        Item::Fn(_) | Item::Mod(_) | Item::Macro(_) => false,
         _ => true,
     });
     let text = prettyplease::unparse(&parsed);

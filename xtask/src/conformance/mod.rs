@@ -1,6 +1,7 @@
 //! `cargo xtask conformance`: our bindings against every supported header and real library.
 
 mod allowed;
+mod by_hand;
 mod layout;
 mod libraries;
 mod surface;
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use syn::File;
 
+use crate::c_names::bare;
 use crate::header::{self, Header, crt_headers};
 use crate::packages::{self, CUDA_HEADER, Package};
 use crate::release::Release;
@@ -236,10 +238,20 @@ impl Conformance {
         let c = CHeader::read(ours.header, include_dirs, target)?;
         let macros: Vec<&str> =
             c.bound_macros(ours.header).filter(|name| !self.ledger.explains(ours.name, name)).collect();
-        let mut theirs = c.measure(&surface, &macros, scratch).with_context(|| what.clone())?;
+        let by_hand = by_hand::TYPES.iter().filter(|ty| ty.module == ours.name);
+        let mut theirs = c.measure(&surface, by_hand, &macros, scratch).with_context(|| what.clone())?;
         theirs.extend(surface.types());
 
         let mut failures = Vec::new();
+        let newest = [packages::CUFILE, packages::CUDA_RUNTIME]
+            .iter()
+            .any(|all| all.last().is_some_and(|last| std::ptr::eq(last, package)));
+        // The modules `c` have the names of the newest header.
+        for name in surface.functions.keys().filter(|name| newest && bare(name) != **name) {
+            if !c.macro_definition(bare(name)).is_some_and(|definition| definition.contains(&**name)) {
+                failures.push(format!("{} is no macro for {name}, as the module `c` has it", bare(name)));
+            }
+        }
         for name in surface.functions.keys() {
             if let Some(definition) = c.macro_definition(name).filter(|definition| definition != name) {
                 failures.push(format!(
@@ -269,9 +281,6 @@ impl Conformance {
                 failures.push(format!("{item}: the header declares it, since.rs says {first}"));
             }
         }
-        let newest = [packages::CUFILE, packages::CUDA_RUNTIME]
-            .iter()
-            .any(|all| all.last().is_some_and(|last| std::ptr::eq(last, package)));
         for (item, value) in &ours.facts {
             if theirs.contains_key(item) {
                 continue;

@@ -1,0 +1,27 @@
+//! C's bare names, to use by glob: what `#include <cuda.h>` gives a C program.
+//!
+//! Functions are called without a `Library`: they use `Library::shared`. A function panics if that fails, or if the
+//! library lacks it. Call `Library::shared` first to get that error instead. Enumerators such as
+//! `CUDA_SUCCESS` stand beside their types. The functions need the feature `driver`. A function whose symbol ends in `_v2` has
+//! the name that `cuda.h` gives it, such as `cuMemAlloc`.
+
+#[cfg(feature = "driver")]
+#[rustfmt::skip]
+mod calls;
+#[allow(non_upper_case_globals, missing_docs, reason = "C's names")]
+#[rustfmt::skip]
+mod names;
+
+pub use super::bindings::*;
+pub use super::mem_op::CUstreamBatchMemOpParams;
+#[cfg(feature = "driver")]
+pub use calls::*;
+pub use names::*;
+
+#[cfg(feature = "driver")]
+use super::Library;
+
+#[cfg(feature = "driver")]
+fn library() -> &'static Library {
+    Library::shared().unwrap_or_else(|error| panic!("{error}"))
+}

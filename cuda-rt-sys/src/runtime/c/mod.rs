@@ -1,0 +1,32 @@
+//! C's bare names, to use by glob: what `#include <cuda_runtime_api.h>` gives a C program.
+//!
+//! Functions are called without a [`Library`]: they use [`Library::shared`]. A function panics if that fails, or if the
+//! library lacks it. Call [`Library::shared`] first to get that error instead. Enumerators such as
+//! `cudaSuccess` stand beside their types.
+//!
+//! ```
+//! use cuda_rt_sys::runtime::{Library, c::*};
+//!
+//! if Library::shared().is_ok() {
+//!     let mut count = 0;
+//!     // SAFETY: `count` outlives the call.
+//!     let status = unsafe { cudaGetDeviceCount(&mut count) };
+//!     println!("{count} devices: {}", status == cudaSuccess);
+//! }
+//! ```
+
+#[rustfmt::skip]
+mod calls;
+#[allow(non_upper_case_globals, missing_docs, reason = "C's names")]
+#[rustfmt::skip]
+mod names;
+
+pub use super::bindings::*;
+pub use calls::*;
+pub use names::*;
+
+use super::Library;
+
+fn library() -> &'static Library {
+    Library::shared().unwrap_or_else(|error| panic!("{error}"))
+}

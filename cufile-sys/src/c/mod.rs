@@ -1,0 +1,38 @@
+//! C's bare names, to use by glob: what `#include <cufile.h>` gives a C program.
+//!
+//! Functions are called without a [`Library`]: they use [`Library::shared`]. A function panics if that fails, or if the
+//! library lacks it. Call [`Library::shared`] first to get that error instead. Enumerators such as
+//! `CU_FILE_SUCCESS` stand beside their types, and [`cuFileDriverClose`] is the function that `cufile.h` means.
+//!
+//! ```
+//! use cufile_sys::c::*;
+//!
+//! fn version() -> Result<i32, Box<dyn std::error::Error>> {
+//!     cufile_sys::Library::shared()?;
+//!     let mut version = 0;
+//!     // SAFETY: `version` outlives the call.
+//!     let status = unsafe { cuFileGetVersion(&mut version) };
+//!     if status.err != CU_FILE_SUCCESS {
+//!         return Err(CUFILE_ERRSTR(status.err).into());
+//!     }
+//!     Ok(version)
+//! }
+//! # if let Err(error) = version() { println!("{error}") }
+//! ```
+
+#[rustfmt::skip]
+mod calls;
+#[allow(non_upper_case_globals, missing_docs, reason = "C's names")]
+#[rustfmt::skip]
+mod names;
+
+pub use crate::bindings::*;
+pub use crate::macros::*;
+pub use calls::*;
+pub use names::*;
+
+use crate::Library;
+
+fn library() -> &'static Library {
+    Library::shared().unwrap_or_else(|error| panic!("{error}"))
+}

@@ -1,0 +1,131 @@
+//! What the functions of the CUDA driver do, and the items of `cufile::cuda` that call them.
+
+/// Each function with its safe counterparts, none if empty, and its description.
+pub const FUNCTIONS: &[(&str, &str, &str)] = &[
+    ("cuInit", "Cuda::load", "Starts the driver, before any other call of it; `Flags` is 0."),
+    (
+        "cuDriverGetVersion",
+        "",
+        "Writes the newest CUDA that the driver supports, as 1000 × major + 10 × minor. It needs no `cuInit`.",
+    ),
+    ("cuGetErrorName", "", "Writes a pointer to the name of an error, for example `CUDA_ERROR_NO_DEVICE`."),
+    ("cuGetErrorString", "", "Writes a pointer to a description of an error."),
+    // devices and primary contexts
+    ("cuDeviceGet", "Cuda::device", "Writes the device of a number."),
+    ("cuDeviceGetCount", "Cuda::device_count", "Writes the number of visible devices."),
+    ("cuDeviceGetName", "Device::name", "Writes the device's name to `len` bytes, with a NUL."),
+    ("cuDeviceGetAttribute", "Device::attribute", "Writes a number about a device."),
+    ("cuDeviceTotalMem_v2", "", "Writes the size of a device's memory, in bytes."),
+    ("cuDeviceGetUuid_v2", "", "Writes the 16 bytes that identify a device, or its MIG instance."),
+    (
+        "cuDeviceGetPCIBusId",
+        "Device::pci_bus_id",
+        "Writes the device's PCI address to `len` bytes, with a NUL.",
+    ),
+    (
+        "cuDevicePrimaryCtxRetain",
+        "Device::context",
+        "Writes the device's primary context, and counts one more use of it.",
+    ),
+    (
+        "cuDevicePrimaryCtxRelease_v2",
+        "",
+        "Takes back one use of a primary context; the last one destroys it.",
+    ),
+    ("cuDevicePrimaryCtxGetState", "", "Writes the flags of a primary context, and whether it is in use."),
+    ("cuCtxGetCurrent", "", "Writes the calling thread's context, null if it has none."),
+    ("cuCtxSetCurrent", "Device::set_current", "Makes a context current on the calling thread."),
+    ("cuCtxPushCurrent_v2", "Device::enter", "Makes a context current until it is popped."),
+    ("cuCtxPopCurrent_v2", "Entered", "Makes the context before the last push current again."),
+    ("cuCtxGetDevice", "", "Writes the device of the calling thread's context."),
+    ("cuCtxSynchronize", "Device::synchronize", "Waits for all work of the calling thread's context."),
+    // memory
+    ("cuMemAlloc_v2", "Device::alloc", "Allocates `bytesize` bytes in the calling thread's context."),
+    ("cuMemFree_v2", "DeviceBuffer::free", "Frees memory of `cuMemAlloc`."),
+    ("cuMemsetD8_v2", "DeviceBuffer::fill", "Sets `N` bytes to `uc`."),
+    ("cuMemcpyHtoD_v2", "Cuda::copy_from_host", "Copies `ByteCount` bytes from the host to a device."),
+    ("cuMemcpyDtoH_v2", "Cuda::copy_to_host", "Copies `ByteCount` bytes from a device to the host."),
+    (
+        "cuMemGetAddressRange_v2",
+        "",
+        "Writes the begin and the size in bytes of the allocation around an address.",
+    ),
+    ("cuPointerGetAttribute", "", "Writes an attribute of a pointer to memory of the attribute's type."),
+    // virtual memory
+    (
+        "cuMemAddressReserve",
+        "Device::reserve",
+        "Reserves `size` bytes of addresses, a multiple of the granularity.",
+    ),
+    (
+        "cuMemAddressFree",
+        "MappedBuffer::unmap",
+        "Gives back reserved addresses, by the range that was reserved.",
+    ),
+    (
+        "cuMemCreate",
+        "Device::alloc_mapped",
+        "Allocates `size` bytes without an address. Clear `prop` first, as `Default` does.",
+    ),
+    (
+        "cuMemRelease",
+        "MappedBuffer::unmap",
+        "Takes back a handle; the memory lives until it is unmapped, too.",
+    ),
+    (
+        "cuMemMap",
+        "MappedBuffer::grow",
+        "Maps `size` bytes of an allocation at reserved addresses; `flags` is 0.",
+    ),
+    ("cuMemUnmap", "MappedBuffer::unmap", "Unmaps `size` bytes, by ranges that were mapped."),
+    ("cuMemSetAccess", "MappedBuffer::grow", "Lets the devices of `desc` use `size` mapped bytes."),
+    ("cuMemGetAccess", "", "Writes a device's access to mapped memory."),
+    (
+        "cuMemGetAllocationGranularity",
+        "MappedBuffer::granularity_bytes",
+        "Writes the bytes of which sizes of allocations are multiples. Clear `prop` first, as `Default` does.",
+    ),
+    (
+        "cuMemGetAllocationPropertiesFromHandle",
+        "",
+        "Fills in the properties that an allocation was made with.",
+    ),
+    (
+        "cuMemRetainAllocationHandle",
+        "",
+        "Writes one more handle of the allocation that is mapped at an address.",
+    ),
+    // stream memory operations
+    (
+        "cuStreamWaitValue32_v2",
+        "Stream::on_words",
+        "Makes later work of a stream wait until the 32 bits at `addr` compare with `value` as `flags` says: 0 waits \
+         until they are at least as large, cyclically.",
+    ),
+    ("cuStreamWaitValue64_v2", "", "Waits as `cuStreamWaitValue32` does, for 64 bits."),
+    (
+        "cuStreamWriteValue32_v2",
+        "Stream::on_words",
+        "Writes `value` to the 32 bits at `addr`, in the order of a stream; with `flags` of 0 after all earlier writes.",
+    ),
+    ("cuStreamWriteValue64_v2", "", "Writes as `cuStreamWriteValue32` does, 64 bits."),
+    (
+        "cuStreamBatchMemOp_v2",
+        "Stream::on_words",
+        "Makes `count` waits and writes in the order of a stream; `flags` is 0.",
+    ),
+    // kernels
+    (
+        "cuModuleLoadData",
+        "Device::load_module, Device::load_binary",
+        "Loads a cubin, or NUL-terminated PTX, into the calling thread's context.",
+    ),
+    ("cuModuleUnload", "Module", "Unloads a module; no kernel of it may run."),
+    ("cuModuleGetFunction", "Module::kernel", "Writes the kernel of a NUL-terminated name."),
+    (
+        "cuLaunchKernel",
+        "Stream::launch",
+        "Launches a kernel in the order of a stream. Grid and block are counts, `sharedMemBytes` bytes, and `kernelParams` \
+         points to a pointer for each argument.",
+    ),
+];
