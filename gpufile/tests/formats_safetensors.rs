@@ -182,9 +182,8 @@ fn duplicate_names_are_refused() {
         let error = parse(&twice(second), 8).unwrap_err();
         assert_eq!(error, FormatError::DuplicateTensor { tensor: "a".to_owned() });
     }
-    for json in [r#"{"__metadata__":{"k":"1","k":"2"}}"#, r#"{"__metadata__":{},"__metadata__":{}}"#] {
-        assert!(matches!(parse(json, 0), Err(FormatError::Duplicate { .. })), "{json}");
-    }
+    let metadata = r#"{"__metadata__":{},"__metadata__":{}}"#;
+    assert!(matches!(parse(metadata, 0), Err(FormatError::Duplicate { .. })));
     let twice = NewTensor { name: "a", dtype: Dtype::U8, shape: &[] };
     assert!(matches!(Header::build(&[twice; 2], BTreeMap::new()), Err(FormatError::DuplicateTensor { .. })));
 }
@@ -219,7 +218,7 @@ fn impossible_header_lengths_are_refused_before_reading_on() {
         assert!(error.contains(found), "{error}");
     }
     assert!(matches!(
-        safetensors::head_len(b"1234567", 7),
+        safetensors::head_len(b"\x01234567", 7),
         Err(FormatError::Truncated { needed_bytes: 8, .. })
     ));
     assert!(matches!(
@@ -230,17 +229,7 @@ fn impossible_header_lengths_are_refused_before_reading_on() {
 
 #[test]
 fn bytes_that_are_no_header_are_refused() {
-    for json in [
-        "",
-        " {}",
-        "[]",
-        "{}x",
-        "{}\0",
-        "{",
-        "null",
-        "{\"__metadata__\":{\"a\":1}}",
-        "{\"__metadata__\":null}",
-    ] {
+    for json in ["", "[]", "{}x", "{}\0", "{", "null", "{\"__metadata__\":{\"a\":1}}"] {
         assert!(parse(json, 0).is_err(), "{json:?}");
     }
     let error = parse("{}", 3).unwrap_err();
@@ -317,5 +306,23 @@ fn indexes_need_one_map_without_duplicates() {
         b"{\"weight_map\":{}}x",
     ] {
         assert!(matches!(ShardIndex::parse(json), Err(FormatError::Syntax { .. })), "{json:?}");
+    }
+}
+
+/// Each is accepted by the library safetensors, in the versions 0.8.0 and 0.9.0rc1.
+#[test]
+fn headers_that_the_library_takes_are_taken() {
+    let a = tensor("a", "U8", "4", "0,4");
+    for (json, metadata) in [
+        (format!(r#"{{"__metadata__":null,{a}}}"#), None),
+        (format!(r#"{{"__metadata__":{{}},{a}}}"#), Some(vec![])),
+        (format!(r#"{{"__metadata__":{{"k":"1","k":"2"}},{a}}}"#), Some(vec![("k", "2")])),
+        (format!(" {{{a}}}"), None),
+        (format!("\n\t\r {{{a}}}  \n"), None),
+    ] {
+        let header = parse(&json, 4).unwrap_or_else(|error| panic!("{json}: {error}"));
+        assert_eq!(header.get("a").unwrap().offsets, 0..4, "{json}");
+        let entries = header.metadata().iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        assert_eq!(header.has_metadata().then(|| entries.collect()), metadata, "{json}");
     }
 }

@@ -46,7 +46,9 @@ mod _gpufile {
     #[pymodule_export]
     use crate::route::Route;
     #[pymodule_export]
-    use crate::safetensors::{Checkpoint, Group, parse_safetensors, save_safetensors, serialize_safetensors};
+    use crate::safetensors::{
+        Checkpoint, Group, parse_safetensors, save_safetensors, serialize_safetensors, verify_model, visible,
+    };
     #[pymodule_export]
     use crate::watch::Watch;
 }

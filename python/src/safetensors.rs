@@ -10,9 +10,10 @@ mod group;
 mod layout;
 mod runs;
 mod save;
+mod verify;
 
 use gpufile::formats::Error;
-use pyo3::exceptions::{PyMemoryError, PyValueError};
+use pyo3::exceptions::{PyFileNotFoundError, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -21,11 +22,19 @@ use crate::error::exception;
 pub use checkpoint::Checkpoint;
 pub use group::{Group, parse_safetensors};
 pub use save::{save_safetensors, serialize_safetensors};
+pub use verify::{verify_model, visible};
 
 /// Returns the exception for an error of a format.
 fn format_exception(py: Python<'_>, error: Box<Error>) -> PyErr {
     match *error {
         Error::File(error) | Error::Save { error, .. } => exception(py, &error),
+        Error::NoModel { .. } | Error::Incomplete { .. } => {
+            let exception = PyFileNotFoundError::new_err(error.to_string());
+            match exception.value(py).setattr("errno", libc::ENOENT) {
+                Ok(()) => exception,
+                Err(failure) => failure,
+            }
+        }
         Error::Memory { .. } => PyMemoryError::new_err(error.to_string()),
         Error::BufferSize { .. } => PyValueError::new_err(error.to_string()),
         error => safetensor_error(py, error.to_string()),

@@ -28,6 +28,7 @@ mod target;
 mod top;
 mod units;
 mod usage;
+mod verify;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -56,6 +57,7 @@ enum Command {
     Cp(cp::Args),
     Load(load::Args),
     Ls(ls::Args),
+    Verify(verify::Args),
     Cache(cache::Args),
     Top(top::Args),
     Completions(pages::Completions),
@@ -88,6 +90,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Cli { command: Command::Cp(arguments) }) => cp::run(&arguments),
         Ok(Cli { command: Command::Load(arguments) }) => load::run(&arguments),
         Ok(Cli { command: Command::Ls(arguments) }) => ls::run(&arguments),
+        Ok(Cli { command: Command::Verify(arguments) }) => verify::run(&arguments),
         Ok(Cli { command: Command::Cache(arguments) }) => cache::run(&arguments),
         Ok(Cli { command: Command::Top(arguments) }) => top::run(&arguments),
         Ok(Cli { command: Command::Completions(arguments) }) => pages::completions(&arguments),

@@ -20,7 +20,7 @@ impl Table {
         Self { rows: vec![titles.iter().map(|&title| title.to_owned()).collect()] }
     }
 
-    /// Adds a row, with control characters escaped.
+    /// Adds a row, with hidden characters escaped.
     pub fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.rows[0].len());
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
@@ -80,9 +80,9 @@ pub fn bold(text: &str) -> String {
     if has_style() { format!("{BOLD}{text}{PLAIN}") } else { text.to_owned() }
 }
 
-/// Escapes the control characters of a text, such as a file's name. They could command the terminal, or end a line.
+/// Escapes the characters of a text, such as a file's name, that command the terminal, end a line or cannot be seen.
 pub fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    crate::formats::visible(text).into_owned()
 }
 
 /// Prints a value as JSON.

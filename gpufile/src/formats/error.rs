@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use super::visible::{Listed, Quoted, Shown};
 use crate::error::Cause;
 
 /// The result of loading or saving.
@@ -29,7 +30,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// A file does not conform to its format, lacks what the caller asked for, or could not be written in that
     /// format.
-    #[error("{path:?}: {error}")]
+    #[error("{path}: {error}", path = Shown(.path))]
     Format {
         /// The file.
         path: PathBuf,
@@ -40,7 +41,7 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] crate::Error),
     /// A file could not be saved. If writing failed, `error` names the temporary file beside it.
-    #[error("cannot save {path:?}: {error}")]
+    #[error("cannot save {path}: {error}", path = Shown(.path))]
     Save {
         /// The file to replace.
         path: PathBuf,
@@ -49,7 +50,7 @@ pub enum Error {
     },
     /// An array of a Zarr store cannot be opened, read or written as asked for.
     #[cfg(feature = "zarr")]
-    #[error("{path:?}: {error}")]
+    #[error("{path}: {error}", path = Shown(.path))]
     Zarr {
         /// The folder of the array.
         path: PathBuf,
@@ -58,8 +59,7 @@ pub enum Error {
     },
     /// The GPU or the host has no memory left to load into.
     #[error(
-        "cannot allocate {len_bytes} bytes to load {path:?}: {cause}; free memory first, or load a part of it"
-    )]
+        "cannot allocate {len_bytes} bytes to load {path}: {cause}; free memory first, or load a part of it", path = Shown(.path))]
     Memory {
         /// The file or the folder to load from.
         path: PathBuf,
@@ -69,7 +69,7 @@ pub enum Error {
         cause: Cause,
     },
     /// Tensors could not be copied from one GPU to others.
-    #[error("cannot copy tensors of {path:?} from GPU {gpu} to other GPUs: {cause}")]
+    #[error("cannot copy tensors of {path} from GPU {gpu} to other GPUs: {cause}", path = Shown(.path))]
     PeerCopy {
         /// The file or the index that was opened.
         path: PathBuf,
@@ -80,7 +80,7 @@ pub enum Error {
     },
     /// Ranks could not load together.
     #[cfg(feature = "nccl")]
-    #[error("cannot load {path:?} together with other ranks: {error}")]
+    #[error("cannot load {path} together with other ranks: {error}", path = Shown(.path))]
     Ranks {
         /// The file or the index that was opened.
         path: PathBuf,
@@ -88,47 +88,83 @@ pub enum Error {
         error: crate::ranks::RankError,
     },
     /// The callback of a load ended it.
-    #[error("the load of {path:?} was cancelled by its callback")]
+    #[error("the load of {path} was cancelled by its callback", path = Shown(.path))]
     Cancelled {
         /// The file or the index that was opened.
         path: PathBuf,
     },
+    /// The contents of a file are not those of its hash.
+    #[cfg(feature = "hash")]
+    #[error("{path}: its SHA-256 is {found} instead of {expected}; download the file again", path = Shown(.path))]
+    WrongContents {
+        /// The file.
+        path: PathBuf,
+        /// The hash that the contents should have, in hexadecimal digits.
+        expected: String,
+        /// The hash that they have.
+        found: String,
+    },
     /// Two files have a tensor of the same name.
     #[error(
-        "cannot open {:?} and {:?} as one model: both have tensor {tensor:?}; open only files of one model",
-        .files[0], .files[1]
-    )]
+        "cannot open {} and {} as one model: both have tensor {tensor}; open only files of one model",
+        Shown(&.files[0]), Shown(&.files[1]), tensor = Quoted(.tensor))]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
         /// The files.
         files: [PathBuf; 2],
     },
-    /// An index names a file for a tensor, and the file lacks the tensor.
+    /// An index names a file for tensors, and the file lacks them.
     #[error(
-        "tensor {tensor:?} is not in {file:?}, which {index:?} names for it; copy the index and all of its files again"
+        "tensor {}{} not in {}, which {} names; copy the index and all of its files again",
+        Quoted(.tensor), AndOthers(*.others), Shown(.file), Shown(.index)
     )]
     NotInShard {
-        /// The tensor.
+        /// The first such tensor.
         tensor: String,
+        /// The number of other tensors that the file lacks.
+        others: usize,
         /// The file that should have it.
         file: PathBuf,
         /// The index.
         index: PathBuf,
     },
-    /// A folder has an index and a file of another model. Nothing tells which one is newer.
+    /// A folder has several models, and nothing tells which one is meant.
     #[error(
-        "cannot tell which model is newer: {index:?} does not name {file:?} beside it; remove the older one, or open \
-         the newer one by its own path"
+        "{} has several models: {}; open one of them by its path, or list the files of one",
+        Shown(.folder), paths(.models, 0)
     )]
-    TwoModels {
-        /// The index.
-        index: PathBuf,
-        /// The file.
-        file: PathBuf,
+    SeveralModels {
+        /// The folder.
+        folder: PathBuf,
+        /// A file of each.
+        models: Vec<PathBuf>,
+    },
+    /// A folder has no safetensors files.
+    #[error("{} has no safetensors files, such as model.safetensors{found}", Shown(.path))]
+    NoModel {
+        /// The folder.
+        path: PathBuf,
+        /// What is there instead, as the end of a sentence. Empty if nothing is.
+        found: String,
+    },
+    /// Files of a model are missing.
+    #[error(
+        "{}: incomplete download: {count} of {files} files are missing: {}; download the model again",
+        Shown(.path), paths(.missing, *.count - .missing.len() as u64)
+    )]
+    Incomplete {
+        /// The file or the index that was opened, or the first file of several.
+        path: PathBuf,
+        /// The first of the missing files.
+        missing: Vec<PathBuf>,
+        /// The number of missing files.
+        count: u64,
+        /// The number of files that the model should have.
+        files: u64,
     },
     /// The model has no tensor of that name.
-    #[error("there is no tensor {tensor:?} in {path:?}{}", Others(.others))]
+    #[error("there is no tensor {tensor} in {path}{}", Others(.others), tensor = Quoted(.tensor), path = Shown(.path))]
     NoSuchTensor {
         /// The tensor.
         tensor: String,
@@ -138,7 +174,7 @@ pub enum Error {
         others: usize,
     },
     /// A buffer has another length than the array that it is for.
-    #[error("{path:?}: the buffer for {array} has {buffer_bytes} bytes instead of {needed_bytes}")]
+    #[error("{path}: the buffer for {array} has {buffer_bytes} bytes instead of {needed_bytes}", path = Shown(.path))]
     BufferSize {
         /// The file or the folder to load from or save to.
         path: PathBuf,
@@ -157,7 +193,9 @@ impl Error {
         match self {
             Error::File(error) | Error::Save { error, .. } => error.kind(),
             Error::Memory { .. } => io::ErrorKind::OutOfMemory,
-            Error::NoSuchTensor { .. } => io::ErrorKind::NotFound,
+            Error::NoSuchTensor { .. } | Error::NoModel { .. } | Error::Incomplete { .. } => {
+                io::ErrorKind::NotFound
+            }
             Error::BufferSize { .. } => io::ErrorKind::InvalidInput,
             Error::PeerCopy { .. } | Error::Cancelled { .. } => io::ErrorKind::Other,
             #[cfg(feature = "nccl")]
@@ -204,8 +242,8 @@ pub enum FormatError {
     KnownFormat {
         /// The expected format.
         format: &'static str,
-        /// A description of the file.
-        found: &'static str,
+        /// A description of the file, with the usual cause.
+        found: String,
     },
     /// The file has a version of the format that this crate does not read.
     #[error("version {}.{} of the {format} format is not supported", .version.0, .version.1)]
@@ -250,13 +288,13 @@ pub enum FormatError {
         message: String,
     },
     /// Two tensors have the same name.
-    #[error("tensor {tensor:?} occurs twice")]
+    #[error("tensor {tensor} occurs twice", tensor = Quoted(.tensor))]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
     },
     /// A key occurs twice.
-    #[error("{}{key:?} occurs twice{}", Of(.tensor), At(.offset))]
+    #[error("{}{key} occurs twice{}", Of(.tensor), At(.offset), key = Quoted(.key))]
     Duplicate {
         /// The key.
         key: String,
@@ -266,7 +304,7 @@ pub enum FormatError {
         offset: Option<u64>,
     },
     /// A header lacks a key.
-    #[error("{}{key:?} is missing{}", Of(.tensor), At(.offset))]
+    #[error("{}{key} is missing{}", Of(.tensor), At(.offset), key = Quoted(.key))]
     Missing {
         /// The key.
         key: &'static str,
@@ -276,7 +314,7 @@ pub enum FormatError {
         offset: Option<u64>,
     },
     /// The element type is unknown or unsupported.
-    #[error("{}the element type {dtype:?} {problem}{}", Of(.tensor), At(.offset))]
+    #[error("{}the element type {dtype} {problem}{}", Of(.tensor), At(.offset), dtype = Quoted(.dtype))]
     UnsupportedDtype {
         /// The tensor, if the format names it.
         tensor: Option<String>,
@@ -294,13 +332,13 @@ pub enum FormatError {
         tensor: Option<String>,
     },
     /// All tensors together are more than a file can hold.
-    #[error("tensor {tensor:?} makes the file longer than 2^64 - 1 bytes; save the model in several files")]
+    #[error("tensor {tensor} makes the file longer than 2^64 - 1 bytes; save the model in several files", tensor = Quoted(.tensor))]
     FileOverflow {
         /// The first tensor beyond the limit.
         tensor: String,
     },
     /// A tensor, or the requested part of it, does not start and end at whole bytes.
-    #[error("tensor {tensor:?}: bits {} to {} are not whole bytes", .bits.start, .bits.end)]
+    #[error("tensor {tensor}: bits {} to {} are not whole bytes", .bits.start, .bits.end, tensor = Quoted(.tensor))]
     PartialByte {
         /// The tensor.
         tensor: String,
@@ -309,9 +347,8 @@ pub enum FormatError {
     },
     /// A tensor's range is longer or shorter than its shape and type say.
     #[error(
-        "tensor {tensor:?}: shape and type say {shape_bytes} bytes, but its offsets are {} to {}",
-        .offsets.start, .offsets.end
-    )]
+        "tensor {tensor}: shape and type say {shape_bytes} bytes, but its offsets are {} to {}",
+        .offsets.start, .offsets.end, tensor = Quoted(.tensor))]
     SizeMismatch {
         /// The tensor.
         tensor: String,
@@ -321,7 +358,7 @@ pub enum FormatError {
         shape_bytes: u64,
     },
     /// A tensor's range ends before it starts.
-    #[error("tensor {tensor:?}: its offsets {start} to {end} run backwards")]
+    #[error("tensor {tensor}: its offsets {start} to {end} run backwards", tensor = Quoted(.tensor))]
     Backwards {
         /// The tensor.
         tensor: String,
@@ -332,9 +369,8 @@ pub enum FormatError {
     },
     /// A tensor's range ends after the file does.
     #[error(
-        "tensor {tensor:?}: it ends at byte {end} of the data, but the file has only {data_len} bytes of data; the \
-         file may be incomplete"
-    )]
+        "tensor {tensor}: it ends at byte {end} of the data, but the file has only {data_len} bytes of data; the \
+         file may be incomplete", tensor = Quoted(.tensor))]
     PastEnd {
         /// The tensor.
         tensor: String,
@@ -344,7 +380,7 @@ pub enum FormatError {
         data_len: u64,
     },
     /// Two tensors share bytes, or a tensor without bytes lies inside another.
-    #[error("tensor {tensor:?}: it starts at byte {offset} of the file, inside tensor {other:?}")]
+    #[error("tensor {tensor}: it starts at byte {offset} of the file, inside tensor {other}", tensor = Quoted(.tensor), other = Quoted(.other))]
     Overlap {
         /// The later of the two.
         tensor: String,
@@ -375,8 +411,7 @@ pub enum FormatError {
     },
     /// A placement slices a tensor along an axis that the tensor does not have.
     #[error(
-        "tensor {tensor:?}: cannot slice axis {axis} of a tensor with {axes} axes; place it on one GPU or on all"
-    )]
+        "tensor {tensor}: cannot slice axis {axis} of a tensor with {axes} axes; place it on one GPU or on all", tensor = Quoted(.tensor))]
     NoSuchAxis {
         /// The tensor.
         tensor: String,
@@ -386,7 +421,7 @@ pub enum FormatError {
         axes: usize,
     },
     /// A placement names a GPU that the list of the load does not have.
-    #[error("tensor {tensor:?}: cannot place it on GPU {gpu} of the list, which has {gpus} GPUs")]
+    #[error("tensor {tensor}: cannot place it on GPU {gpu} of the list, which has {gpus} GPUs", tensor = Quoted(.tensor))]
     NoSuchGpu {
         /// The tensor.
         tensor: String,
@@ -401,13 +436,13 @@ pub enum FormatError {
     )]
     FortranRows,
     /// A tensor has a name that the format reserves.
-    #[error("a tensor cannot be called {name:?}: the format reserves this name")]
+    #[error("a tensor cannot be called {name}: the format reserves this name", name = Quoted(.name))]
     ReservedName {
         /// The name.
         name: String,
     },
     /// The file name that an index gives for a tensor does not stay in the folder of the index.
-    #[error("tensor {tensor:?}: the file name {file:?} does not stay in the folder of the index")]
+    #[error("tensor {tensor}: the file name {file} does not stay in the folder of the index", tensor = Quoted(.tensor), file = Quoted(.file))]
     FileName {
         /// The tensor.
         tensor: String,
@@ -470,6 +505,22 @@ pub(super) fn of_entry(error: crate::Error) -> crate::Error {
     }
 }
 
+/// Returns paths with commas between them, and the number of others.
+fn paths(paths: &[PathBuf], others: u64) -> impl fmt::Display + use<'_> {
+    Listed { items: paths.iter().map(|path| Shown(path)), others }
+}
+
+struct AndOthers(usize);
+
+impl fmt::Display for AndOthers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str(" is"),
+            others => write!(f, " and {others} more are"),
+        }
+    }
+}
+
 struct Others<'a>(&'a usize);
 
 impl fmt::Display for Others<'_> {
@@ -486,7 +537,7 @@ struct Of<'a>(&'a Option<String>);
 
 impl fmt::Display for Of<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|tensor| write!(f, "tensor {tensor:?}: "))
+        self.0.iter().try_for_each(|tensor| write!(f, "tensor {}: ", Quoted(tensor)))
     }
 }
 
@@ -494,7 +545,7 @@ struct Before<'a>(&'a Option<String>);
 
 impl fmt::Display for Before<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|tensor| write!(f, "before tensor {tensor:?}: "))
+        self.0.iter().try_for_each(|tensor| write!(f, "before tensor {}: ", Quoted(tensor)))
     }
 }
 

@@ -16,7 +16,10 @@ pub(super) fn read(
     let read = file.read_at(&mut prefix, 0)?;
     let head_len = head_len(&prefix[..read], file_len).map_err(|error| malformed(file, error))?;
     let mut head = zeroed(file.path(), addressable(file.path(), head_len)?)?;
-    file.read_exact_at(&mut head, 0)?;
+    let known = read.min(head.len());
+    let (known, rest) = head.split_at_mut(known);
+    known.copy_from_slice(&prefix[..known.len()]);
+    file.read_exact_at(rest, known.len() as u64)?;
     Ok((head, file_len))
 }
 

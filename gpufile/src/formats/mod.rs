@@ -34,11 +34,13 @@ mod random;
 mod regular;
 pub mod safetensors;
 mod save;
+mod visible;
 #[cfg(feature = "zarr")]
 pub mod zarr;
 
 pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
 pub use save::SaveOptions;
+pub use visible::visible;
 #[cfg(feature = "cli")]
 pub(crate) use {regular::open_unblocked, save::save as save_file};

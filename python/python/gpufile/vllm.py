@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +45,7 @@ def _loader_class(default_loader: Any) -> Any:
         def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
             arguments = {**vars(source), "model_name_or_path": source.model_or_path}
             taken = inspect.signature(self._prepare_weights).parameters
-            _, files, is_safetensors, *_ = self._prepare_weights(
+            folder, files, is_safetensors, *_ = self._prepare_weights(
                 **{name: value for name, value in arguments.items() if name in taken}
             )
             if not is_safetensors:
@@ -52,7 +53,9 @@ def _loader_class(default_loader: Any) -> Any:
             if not self.counter_before_loading_weights:
                 self.counter_before_loading_weights = time.perf_counter()
             is_unused = getattr(source, "is_unused_weight", None)
-            weights = _weights(files, is_unused, progress=bool(self.load_config.use_tqdm_on_load), **self._options)
+            has_patterns = getattr(source, "allow_patterns_overrides", None)
+            model = files if has_patterns else _model_of(folder, files)
+            weights = _weights(model, is_unused, progress=bool(self.load_config.use_tqdm_on_load), **self._options)
             # Later versions decode scales on the way.
             decode = getattr(default_loader, "decode_csf_scale_streams", iter)
             return ((source.prefix + name, tensor) for name, tensor in decode(weights))
@@ -60,12 +63,20 @@ def _loader_class(default_loader: Any) -> Any:
     return GpufileModelLoader
 
 
-def _weights(files: list[str], is_unused: Any, **options: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the tensors of files, on the GPU of this process."""
+def _model_of(folder: str, files: list[str]) -> str | list[str]:
+    """Returns what to open: the folder that vLLM found, if it has all the files that vLLM lists.
+
+    vLLM lists every safetensors file, or those that the index names. The folder opens by the rule that ``load_model`` has.
+    """
+    return folder if all(os.path.dirname(file) == os.fspath(folder) for file in files) else files
+
+
+def _weights(path: str | list[str], is_unused: Any, **options: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the tensors of a model, on the GPU of this process."""
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
-    with safe_open(files, "pt", device) as model:
+    with safe_open(path, "pt", device) as model:
         names = model.offset_keys()
         if is_unused is not None:
             names = [name for name in names if not is_unused(name)]

@@ -58,6 +58,12 @@ impl Checkpoint {
         self.checkpoint.files().map(|(file, _)| file.path().to_owned()).collect()
     }
 
+    /// What the model has that is not loaded.
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.checkpoint.warnings().iter().map(ToString::to_string).collect()
+    }
+
     /// The number of bytes of all tensors.
     #[getter]
     fn len_bytes(&self) -> u64 {
@@ -71,11 +77,14 @@ impl Checkpoint {
 
     /// Returns the metadata of all files. `None` if they have none.
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        if !self.checkpoint.files().any(|(_, header)| header.has_metadata()) {
+            return Ok(None);
+        }
         let entries = PyDict::new(py);
         for (key, value) in self.checkpoint.files().flat_map(|(_, header)| header.metadata()) {
             entries.set_item(key, value)?;
         }
-        Ok(Some(entries).filter(|entries| !entries.is_empty()))
+        Ok(Some(entries))
     }
 
     /// Returns type and shape of a tensor, as the file has them. `None` if there is no such tensor.

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use gpufile::formats::safetensors::{Checkpoint, Cut, TensorInfo, TensorSlice};
+use gpufile::formats::visible;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
@@ -42,7 +43,7 @@ pub struct Slices {
 impl Slices {
     /// Returns the slice to take of a tensor. `None` for the whole tensor.
     fn of(&self, info: &TensorInfo<'_>) -> Result<Option<TensorSlice>, Refusal> {
-        let refused = |text| Err(Refusal::Slice(format!("tensor {:?}: {text}", info.name)));
+        let refused = |text| Err(Refusal::Slice(format!("tensor \"{}\": {text}", visible(info.name))));
         let Some((axis, cut)) = self.slices.get(info.name) else { return Ok(None) };
         let cut = match &cut[..] {
             "chunks" => Cut::Chunks,
@@ -80,7 +81,9 @@ pub enum Refusal {
 impl Refusal {
     pub fn exception(self, py: Python<'_>) -> PyErr {
         match self {
-            Refusal::Missing(name) => safetensor_error(py, format!("File does not contain tensor {name}")),
+            Refusal::Missing(name) => {
+                safetensor_error(py, format!("File does not contain tensor {}", visible(&name)))
+            }
             Refusal::Slice(text) => PyValueError::new_err(text),
             Refusal::Size => PyMemoryError::new_err("the tensors have more bytes than memory can have"),
         }

@@ -1,5 +1,7 @@
 //! The catalog of a model: which tensors it has, in which file, and where. No file is opened or read here.
 
+use std::collections::BTreeMap;
+
 use super::header::{Header, TensorInfo};
 use crate::formats::clip::clip;
 
@@ -20,8 +22,8 @@ impl Catalog {
     /// Makes the catalog of headers.
     ///
     /// # Errors
-    /// A name that two headers have, and the numbers of the two.
-    pub fn new(headers: Vec<Header>) -> Result<Self, (String, [usize; 2])> {
+    /// The first name that two headers have, and the numbers of the two, for each pair of headers.
+    pub fn new(headers: Vec<Header>) -> Result<Self, BTreeMap<[usize; 2], String>> {
         let mut by_name = Vec::with_capacity(headers.iter().map(Header::len).sum());
         for (file, header) in (0..).zip(&headers) {
             by_name.extend(header.by_name().iter().map(|&tensor| Id { file, tensor }));
@@ -30,8 +32,13 @@ impl Catalog {
         let name = |id: &Id| catalog.info(*id).name;
         // The names of one file are in order already, which makes the stable sort faster.
         by_name.sort_by(|a, b| name(a).cmp(name(b)));
-        if let Some(pair) = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
-            return Err((clip(name(&pair[0])), [pair[0].file as usize, pair[1].file as usize]));
+        let mut twice = BTreeMap::new();
+        for pair in by_name.windows(2).filter(|pair| name(&pair[0]) == name(&pair[1])) {
+            let files = [pair[0].file as usize, pair[1].file as usize];
+            twice.entry(files).or_insert_with(|| clip(name(&pair[0])));
+        }
+        if !twice.is_empty() {
+            return Err(twice);
         }
         catalog.by_name = by_name;
         Ok(catalog)
@@ -50,7 +57,7 @@ impl Catalog {
     /// Returns the number of bytes that all tensors have.
     pub fn len_bytes(&self) -> u64 {
         // Headers fit their files, which have fewer than 2^63 bytes each.
-        self.headers.iter().map(Header::data_len).fold(0, u64::saturating_add)
+        self.headers.iter().map(Header::tensor_bytes).fold(0, u64::saturating_add)
     }
 
     /// Returns the headers, one for each file.
@@ -84,8 +91,6 @@ impl Catalog {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::formats::Dtype;
     use crate::formats::safetensors::NewTensor;
@@ -112,6 +117,6 @@ mod tests {
     #[test]
     fn duplicate_names_are_refused_with_both_files() {
         let refused = Catalog::new(vec![header(&["a"]), header(&["b"]), header(&["a"])]);
-        assert_eq!(refused.err(), Some(("a".to_owned(), [0, 2])));
+        assert_eq!(refused.err(), Some(BTreeMap::from([([0, 2], "a".to_owned())])));
     }
 }

@@ -1,21 +1,22 @@
 //! Checkpoints: opening a model by its file, its index or its folder, and reading single tensors.
 
 use std::fmt;
-use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::catalog::Id;
 use super::files::ModelFiles;
 use super::header::{Header, TensorInfo};
-use super::index_file::{index_path, parse_index, read_index};
 use super::load::{Load, Loaded};
+use super::rule;
+use super::warning::Warning;
 use crate::cuda::{Device, DeviceBuffer};
-use crate::formats::clip::clip;
+#[cfg(doc)]
+use crate::formats::Error;
+use crate::formats::Result;
 use crate::formats::head::malformed;
 use crate::formats::memory::{addressable, check_len, zeroed};
-use crate::formats::regular::identity;
-use crate::formats::{Error, Result};
+use crate::formats::visible::Quoted;
 use crate::{File, IoBufMut, OpenOptions};
 
 /// The tensors of one safetensors file, or of a model in several.
@@ -54,17 +55,20 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a model: a safetensors file, or if the name ends in `.json`, an index (`model.safetensors.index.json`)
-    /// with the files that it names. In a folder, opens `model.safetensors.index.json`, or `model.safetensors` if there
-    /// is no index. Follows symbolic links.
+    /// Opens a model: a safetensors file, an index (a name that ends in `.json`) with the files that it names, or a
+    /// folder with a model. Follows symbolic links.
     ///
-    /// Opens the files of the new index if another process replaces the index during the call.
+    /// The page `docs/models.md` of the repository has the rule: which files of a folder are the model, what the index
+    /// decides, and what is missing. [`warnings`](Self::warnings) has what is not loaded.
+    ///
+    /// Opens the new files if another process replaces the model during the call. Raises the soft limit of open files
+    /// of this process if a model of many files needs it.
     ///
     /// # Errors
     /// [`Error::File`] if a file cannot be opened or read, or is not a regular file; [`Error::Format`] if a header or
-    /// the index is wrong; [`Error::DuplicateTensor`] if two files have tensors of the same name; [`Error::NotInShard`]
-    /// if the file that the index names for a tensor lacks it; [`Error::TwoModels`] if a folder has an index and a
-    /// `model.safetensors` that the index does not name. Tensors that the index does not name are no error.
+    /// the index is wrong; [`Error::Incomplete`] if files are missing; [`Error::DuplicateTensor`] if two files have
+    /// tensors of the same name, and no index chooses one; [`Error::NotInShard`] if the file that the index names for a
+    /// tensor lacks it; [`Error::NoModel`] or [`Error::SeveralModels`] if a folder has no model, or several.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, &OpenOptions::new())
     }
@@ -76,24 +80,11 @@ impl Checkpoint {
     /// As [`open`](Self::open).
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let path = path.as_ref();
-        if path.is_dir() {
-            let file = path.join("model.safetensors");
-            let index = index_path(&file);
-            unless_replaced(&index, |json| match json {
-                Some(json) => Self::open_index(&index, json, options)?.unless_beside(&file),
-                None => Self::open_many_with([&file], options),
-            })
-        } else if path.extension().is_some_and(|extension| extension == "json") {
-            unless_replaced(path, |json| match json {
-                Some(json) => Self::open_index(path, json, options),
-                None => Err(missing(path).into()),
-            })
-        } else {
-            Self::open_many_with([path], options)
-        }
+        Ok(Self { model: ModelFiles::open_model(|| rule::choose(path), options)? })
     }
 
-    /// Opens the files of a model that has no index.
+    /// Opens files as one model. An index in their folder decides on the tensors of those that it names. A list of one
+    /// path is opened as [`open`](Self::open) does.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -110,35 +101,13 @@ impl Checkpoint {
         paths: impl IntoIterator<Item = impl AsRef<Path>>,
         options: &OpenOptions,
     ) -> Result<Self> {
-        Ok(Self { model: ModelFiles::open(paths, options)? })
+        let paths: Vec<_> = paths.into_iter().map(|path| path.as_ref().to_owned()).collect();
+        Ok(Self { model: ModelFiles::open_model(|| rule::choose_many(&paths), options)? })
     }
 
-    fn open_index(path: &Path, json: &[u8], options: &OpenOptions) -> Result<Self> {
-        let index = parse_index(path, json)?;
-        let paths: Vec<PathBuf> = index.files().iter().map(|file| path.with_file_name(file)).collect();
-        let mut model = ModelFiles::open(&paths, options)?;
-        model.path = path.to_owned();
-        for (tensor, file) in index.tensors() {
-            let found = model.catalog.find(tensor);
-            if found.is_none_or(|id| index.files()[id.file as usize] != file) {
-                let (tensor, file) = (clip(tensor), path.with_file_name(file));
-                return Err(Error::NotInShard { tensor, file, index: path.to_owned() });
-            }
-        }
-        Ok(Self { model })
-    }
-
-    /// Returns this model of an index, unless the folder has a file of another model.
-    ///
-    /// # Errors
-    /// [`Error::TwoModels`].
-    fn unless_beside(self, other: &Path) -> Result<Self> {
-        // Looks at the file once, because a save may remove it at any time.
-        let beside = identity(other);
-        match beside.is_none() || self.model.files.iter().any(|file| identity(file.path()) == beside) {
-            true => Ok(self),
-            false => Err(Error::TwoModels { index: self.model.path, file: other.to_owned() }),
-        }
+    /// Returns what the model has that is not loaded: tensors that the index does not name, for example.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.model.warnings
     }
 
     /// Returns the number of tensors.
@@ -178,7 +147,8 @@ impl Checkpoint {
         Some((self.model.file(id), self.model.catalog.header(id.file)))
     }
 
-    /// Returns the files and their headers, in the order of the caller or of the index.
+    /// Returns the files and their headers, in the order of the caller or of the index. The headers have the tensors of
+    /// the model, without those that the index does not name for the file.
     pub fn files(&self) -> impl ExactSizeIterator<Item = (&File, &Header)> {
         self.model.files.iter().zip(self.model.catalog.headers())
     }
@@ -223,7 +193,7 @@ impl Checkpoint {
     pub fn read_tensor_into<B: IoBufMut + ?Sized>(&self, name: &str, buffer: &mut B) -> Result<()> {
         let id = self.model.find(name)?;
         let offsets = self.model.catalog.info(id).offsets;
-        self.read_offsets(id, || format!("tensor {name:?}"), offsets, buffer)
+        self.read_offsets(id, || format!("tensor {}", Quoted(name)), offsets, buffer)
     }
 
     /// Reads rows of one tensor into a buffer of the host or a GPU, which must have as many bytes as the rows. Rows are
@@ -241,7 +211,7 @@ impl Checkpoint {
         let id = self.model.find(name)?;
         let offsets = self.model.catalog.info(id).slice_rows(rows.clone());
         let offsets = offsets.map_err(|error| malformed(self.model.file(id), error))?;
-        let what = || format!("rows {} to {} of tensor {name:?}", rows.start, rows.end);
+        let what = || format!("rows {} to {} of tensor {}", rows.start, rows.end, Quoted(name));
         self.read_offsets(id, what, offsets, buffer)
     }
 
@@ -263,30 +233,4 @@ impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checkpoint").field("files", &self.model.files).field("tensors", &self.len()).finish()
     }
-}
-
-/// Calls `open` with the bytes of the index, or without them if there is no index. Calls it again if it fails and the
-/// index has changed.
-fn unless_replaced(index: &Path, open: impl Fn(Option<&[u8]>) -> Result<Checkpoint>) -> Result<Checkpoint> {
-    /// The most calls. A process may replace the index again and again.
-    const TRIES: usize = 100;
-    let mut json = read_index(index)?;
-    let mut opened = open(json.as_deref());
-    for _ in 1..TRIES {
-        if opened.is_ok() {
-            break;
-        }
-        let now = read_index(index)?;
-        if now == json {
-            break;
-        }
-        json = now;
-        opened = open(json.as_deref());
-    }
-    opened
-}
-
-fn missing(path: &Path) -> crate::Error {
-    let error = io::Error::from_raw_os_error(libc::ENOENT);
-    crate::Error::Open { path: path.to_owned(), cause: error.into() }
 }

@@ -6,10 +6,14 @@ use std::sync::Arc;
 
 use super::catalog::{Catalog, Id};
 use super::header::{Header, LENGTH_BYTES};
+use super::limit;
 use super::parse::head_len;
+use super::rule::{self, Choice, Index, Missing, Source};
+use super::warning::Warning;
 use crate::formats::clip::clip;
-use crate::formats::head::{self, malformed};
-use crate::formats::{Error, Result, regular};
+use crate::formats::head;
+use crate::formats::regular::{self, identity};
+use crate::formats::{Error, Result};
 use crate::{File, OpenOptions};
 
 /// The open files of a model, and the tensors in them.
@@ -18,27 +22,33 @@ pub(super) struct ModelFiles {
     pub path: PathBuf,
     pub files: Vec<File>,
     pub catalog: Arc<Catalog>,
+    pub warnings: Vec<Warning>,
+}
+
+/// Everything that opening a model found.
+#[derive(Default)]
+pub(super) struct Examined {
+    /// The model, if it has no problems.
+    pub model: Option<ModelFiles>,
+    pub problems: Vec<Error>,
+    pub warnings: Vec<Warning>,
 }
 
 impl ModelFiles {
-    /// Opens files and reads their headers.
+    /// Opens a model by the rule, in the module `rule`.
+    ///
+    /// # Errors
+    /// The first problem of the model.
+    pub fn open_model(choose: impl Fn() -> Result<Choice>, options: &OpenOptions) -> Result<Self> {
+        examine(choose, options).into_model()
+    }
+
+    /// Opens files and reads their headers. No index takes part.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Format`]; [`Error::DuplicateTensor`] if two files have tensors of the same name.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, options: &OpenOptions) -> Result<Self> {
-        let (mut files, mut headers) = (Vec::<File>::new(), Vec::new());
-        for path in paths {
-            let file = regular::open(path.as_ref(), options)?;
-            let (head, file_len) = head::read(&file, LENGTH_BYTES as usize, head_len)?;
-            headers.push(Header::parse(&head, file_len).map_err(|error| malformed(&file, error))?);
-            files.push(file);
-        }
-        let catalog = Catalog::new(headers).map_err(|(tensor, [one, other])| Error::DuplicateTensor {
-            tensor,
-            files: [files[one].path().to_owned(), files[other].path().to_owned()],
-        })?;
-        let path = files.first().map(|file| file.path().to_owned()).unwrap_or_default();
-        Ok(Self { path, files, catalog: Arc::new(catalog) })
+        examine_choice(&rule::of_files(paths), options).into_model()
     }
 
     /// Returns the file that a tensor is in.
@@ -57,4 +67,182 @@ impl ModelFiles {
             Error::NoSuchTensor { tensor: clip(name), path: self.path.clone(), others }
         })
     }
+}
+
+/// Chooses the files of a model, opens them and reads their headers. Starts again if it finds a problem and the choice has
+/// changed since: another process replaces the model.
+pub(super) fn examine(choose: impl Fn() -> Result<Choice>, options: &OpenOptions) -> Examined {
+    /// The most tries. A process may replace the model again and again.
+    const TRIES: usize = 100;
+    let mut choice = choose();
+    for _ in 1..TRIES {
+        let examined = match &choice {
+            Ok(choice) => examine_choice(choice, options),
+            Err(_) => Examined::default(),
+        };
+        if examined.model.is_some() && examined.warnings.is_empty() {
+            return examined;
+        }
+        match (choose(), &choice) {
+            (Ok(now), Ok(before)) if now.sources != before.sources => choice = Ok(now),
+            (Ok(now), Err(_)) => choice = Ok(now),
+            (Ok(_), Ok(_)) => return examined,
+            (Err(error), _) => return Examined { problems: vec![error], ..Examined::default() },
+        }
+    }
+    let error = |error| Examined { problems: vec![error], ..Examined::default() };
+    choice.map_or_else(error, |choice| examine_choice(&choice, options))
+}
+
+fn examine_choice(choice: &Choice, options: &OpenOptions) -> Examined {
+    limit::make_room(choice.sources.len());
+    let mut opening = Opening::default();
+    for source in &choice.sources {
+        opening.open(source, options, choice.sources.len());
+    }
+    let index = choice.sources.first().and_then(|source| source.named.as_ref()).map(|(index, _)| &**index);
+    if let (Some(beside), Some(index)) = (&choice.beside, index) {
+        // Looks at the file once, because a save may remove it at any time.
+        let identity_beside = identity(beside);
+        if opening.missing.count == choice.sources.len() as u64 && identity_beside.is_some() {
+            let mut examined = examine_choice(&rule::of_files([beside]), options);
+            let warning = Warning::StaleIndex { index: index.path.clone(), file: beside.clone() };
+            examined.warnings.insert(0, warning.clone());
+            examined.model.iter_mut().for_each(|model| model.warnings.insert(0, warning.clone()));
+            return examined;
+        }
+        let is_same = opening.files.iter().any(|file| identity(file.path()) == identity_beside);
+        if identity_beside.is_some() && !is_same {
+            let models = vec![index.path.clone(), beside.clone()];
+            let folder = beside.parent().unwrap_or(beside).to_owned();
+            opening.problems.insert(0, Error::SeveralModels { folder, models });
+        }
+    }
+    opening.finish(choice, index)
+}
+
+#[derive(Default)]
+struct Opening {
+    files: Vec<File>,
+    headers: Vec<Header>,
+    missing: Missing,
+    problems: Vec<Error>,
+    warnings: Vec<Warning>,
+    /// The number of tensors of each file of the last index.
+    counts: Option<(*const Index, Vec<usize>)>,
+}
+
+impl Opening {
+    fn open(&mut self, source: &Source, options: &OpenOptions, files: usize) {
+        let file = match regular::open(&source.path, options) {
+            Ok(file) => file,
+            Err(error) => {
+                let is_part = source.named.is_some() || files > 1 || source.path.is_symlink();
+                match error.raw_os_error() == Some(libc::ENOENT) && is_part {
+                    true => self.missing.push(source.path.clone()),
+                    false => self.problems.push(limit::explain(error, files).into()),
+                }
+                return;
+            }
+        };
+        match header_of(&file) {
+            Ok(mut header) => {
+                if let Some((index, number)) = &source.named {
+                    self.choose_tensors(&mut header, file.path(), index, *number);
+                }
+                self.files.push(file);
+                self.headers.push(header);
+            }
+            Err(errors) => self.problems.extend(errors),
+        }
+    }
+
+    /// Leaves out the tensors that the index does not name for this file.
+    fn choose_tensors(&mut self, header: &mut Header, file: &Path, index: &Arc<Index>, number: u32) {
+        const NAMED: usize = 8;
+        let place = Arc::as_ptr(index);
+        let counts = match self.counts.take().filter(|(of, _)| *of == place) {
+            Some((_, counts)) => counts,
+            None => index.map.counts(),
+        };
+        let is_named = |name: &str| index.map.is_in(name, number);
+        let mut count = 0;
+        let mut tensors = Vec::new();
+        for name in header.tensors().map(|tensor| tensor.name).filter(|name| !is_named(name)) {
+            count += 1;
+            if tensors.len() < NAMED {
+                tensors.push(clip(name));
+            }
+        }
+        let absent = counts[number as usize] - (header.len() - count);
+        if absent > 0 {
+            let mut names = index.map.of_file(number).filter(|name| header.get(name).is_none());
+            self.problems.push(Error::NotInShard {
+                tensor: clip(names.next().unwrap_or_default()),
+                others: absent - 1,
+                file: file.to_owned(),
+                index: index.path.clone(),
+            });
+        }
+        if count > 0 {
+            header.retain(is_named);
+            let (file, index) = (file.to_owned(), index.path.clone());
+            self.warnings.push(Warning::SkippedTensors { file, index, tensors, count });
+        }
+        self.counts = Some((place, counts));
+    }
+
+    fn finish(mut self, choice: &Choice, index: Option<&Index>) -> Examined {
+        let absent = &choice.missing;
+        let count = self.missing.count + absent.count;
+        if count > 0 {
+            let mut missing: Vec<_> = self.missing.files.iter().chain(&absent.files).cloned().collect();
+            missing.sort();
+            let files = choice.sources.len() as u64 + absent.count;
+            let path = choice.path.clone();
+            self.problems.push(Error::Incomplete { path, missing, count, files });
+        }
+        let files = &self.files;
+        let path = |number: usize| files[number].path().to_owned();
+        let catalog = match Catalog::new(self.headers) {
+            Ok(catalog) => Some(catalog),
+            Err(twice) => {
+                let twice = twice.into_iter().map(|([one, other], tensor)| Error::DuplicateTensor {
+                    tensor,
+                    files: [path(one), path(other)],
+                });
+                self.problems.extend(twice);
+                None
+            }
+        };
+        let unnamed = index.map(|index| (index.path.clone(), rule::unnamed_shards(index)));
+        if let Some((index, files)) = unnamed {
+            let warning = |file| Warning::UnnamedShard { file, index: index.clone() };
+            self.warnings.extend(files.into_iter().map(warning));
+        }
+        let Self { files, problems, warnings, .. } = self;
+        let model = catalog.filter(|_| problems.is_empty()).map(|catalog| ModelFiles {
+            path: choice.path.clone(),
+            files,
+            catalog: Arc::new(catalog),
+            warnings: warnings.clone(),
+        });
+        Examined { model, problems, warnings }
+    }
+}
+
+impl Examined {
+    fn into_model(mut self) -> Result<ModelFiles> {
+        self.model.ok_or_else(|| self.problems.swap_remove(0))
+    }
+}
+
+/// Reads the header of a file.
+fn header_of(file: &File) -> Result<Header, Vec<Error>> {
+    /// As many bytes as tell what another file is.
+    const PREFIX_BYTES: usize = 512;
+    const { assert!(PREFIX_BYTES as u64 >= LENGTH_BYTES) };
+    let (head, file_len) = head::read(file, PREFIX_BYTES, head_len).map_err(|error| vec![error])?;
+    let malformed = |errors: Vec<_>| errors.into_iter().map(|error| head::malformed(file, error)).collect();
+    Header::parse_all(&head, file_len).map_err(malformed)
 }

@@ -23,7 +23,8 @@ pub(super) const LENGTH_BYTES: u64 = 8;
 
 /// The header of a safetensors file: checked when it was [parsed](Self::parse) or [built](Self::build).
 ///
-/// The ranges of the tensors cover the data of the file without gaps and overlaps.
+/// The ranges of the tensors cover the data of the file without gaps and overlaps. In a [`Checkpoint`](super::Checkpoint),
+/// the tensors that the index does not name for the file are left out.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -44,7 +45,7 @@ pub struct Header {
     table: Table,
     /// Indices of `table.entries`, by name.
     by_name: Vec<u32>,
-    metadata: BTreeMap<String, String>,
+    metadata: Option<BTreeMap<String, String>>,
     data_start: u64,
     data_len: u64,
 }
@@ -97,19 +98,40 @@ pub(super) struct Entry {
 
 impl Header {
     /// Checks the tensors against each other and against `data_len`. Fields are in bytes.
+    ///
+    /// # Errors
+    /// Everything that is wrong, at least one error.
     pub(super) fn new(
         mut table: Table,
-        metadata: BTreeMap<String, String>,
+        metadata: Option<BTreeMap<String, String>>,
         data_start: u64,
         data_len: u64,
-    ) -> Result<Self, FormatError> {
+    ) -> Result<Self, Vec<FormatError>> {
+        /// A file may have millions of wrong tensors.
+        const MOST_ERRORS: usize = 100;
         table.entries.sort_by_key(|entry| (entry.start, entry.end));
-        let by_name = table.by_name()?;
-        for entry in &table.entries {
-            table.check_size(entry, data_len)?;
+        let by_name = table.by_name().map_err(|error| vec![error])?;
+        let sizes = table.entries.iter().map(|entry| table.check_size(entry, data_len));
+        let errors: Vec<_> = sizes.filter_map(Result::err).take(MOST_ERRORS).collect();
+        if !errors.is_empty() {
+            return Err(errors);
         }
-        table.check_cover(data_start, data_len)?;
+        table.check_cover(data_start, data_len).map_err(|error| vec![error])?;
         Ok(Self { table, by_name, metadata, data_start, data_len })
+    }
+
+    /// Returns the number of bytes of the tensors. Those that are left out do not count.
+    pub(super) fn tensor_bytes(&self) -> u64 {
+        self.table.entries.iter().map(|entry| entry.end - entry.start).sum()
+    }
+
+    /// Leaves out the tensors whose names `is_kept` refuses.
+    pub(super) fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+        let Table { names, entries, .. } = &mut self.table;
+        let name = |entry: &Entry| &names[entry.name.start as usize..entry.name.end as usize];
+        entries.retain(|entry| is_kept(name(entry)));
+        self.by_name = (0..entries.len() as u32).collect();
+        self.by_name.sort_by(|a, b| name(&entries[*a as usize]).cmp(name(&entries[*b as usize])));
     }
 
     /// Returns the number of tensors.
@@ -146,7 +168,13 @@ impl Header {
 
     /// Returns the entries of `__metadata__`, which describe the file.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.metadata
+        static NONE: BTreeMap<String, String> = BTreeMap::new();
+        self.metadata.as_ref().unwrap_or(&NONE)
+    }
+
+    /// Returns whether the header has `__metadata__`, with entries or without.
+    pub fn has_metadata(&self) -> bool {
+        self.metadata.is_some()
     }
 
     /// Returns the start of the data, in bytes from the start of the file. The header lies before it.
@@ -174,7 +202,7 @@ impl fmt::Debug for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Header")
             .field("tensors", &self.len())
-            .field("metadata", &self.metadata)
+            .field("metadata", self.metadata())
             .field("data_start", &self.data_start)
             .field("data_len", &self.data_len)
             .finish()

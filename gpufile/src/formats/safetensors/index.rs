@@ -55,6 +55,8 @@ impl ShardIndex {
                 limit_bytes: MAX_HEADER_LEN,
             });
         }
+        // Some editors write a byte order mark.
+        let json = json.strip_prefix("\u{feff}".as_bytes()).unwrap_or(json);
         let json = utf8(FORMAT, json, 0)?;
         let mut draft = Draft::default();
         let mut parser = serde_json::Deserializer::from_str(json);
@@ -71,6 +73,25 @@ impl ShardIndex {
     pub fn file_of(&self, tensor: &str) -> Option<&str> {
         let found = self.entries.binary_search_by(|(name, _)| text(&self.names, name).cmp(tensor)).ok()?;
         Some(&self.files[self.entries[found].1 as usize])
+    }
+
+    /// Returns whether the tensor is in the file with this number in [`files`](Self::files).
+    pub(super) fn is_in(&self, tensor: &str, file: u32) -> bool {
+        let found = self.entries.binary_search_by(|(name, _)| text(&self.names, name).cmp(tensor));
+        found.is_ok_and(|found| self.entries[found].1 == file)
+    }
+
+    /// Returns the names of the tensors in the file with this number.
+    pub(super) fn of_file(&self, file: u32) -> impl Iterator<Item = &str> {
+        let entries = self.entries.iter().filter(move |(_, of)| *of == file);
+        entries.map(|(name, _)| text(&self.names, name))
+    }
+
+    /// Returns the number of tensors of each file.
+    pub(super) fn counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.files.len()];
+        self.entries.iter().for_each(|(_, file)| counts[*file as usize] += 1);
+        counts
     }
 
     /// Returns the files, each once, in the order of their first appearance in the index.

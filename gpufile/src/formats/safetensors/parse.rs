@@ -1,55 +1,69 @@
 //! Parsing the bytes of a header.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map;
 use std::fmt;
+use std::mem;
 use std::ops::Range;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::header::{Entry, FORMAT, Header, LENGTH_BYTES, MAX_HEADER_LEN, METADATA, Table};
 use super::json::{Fault, Text, With, explain, utf8};
+use super::known::known_by;
 use crate::formats::clip::clip;
 use crate::formats::{Dtype, FormatError};
 
 /// Returns the length of the header, in bytes from the start of the file. Takes at least the first eight bytes of the
-/// file, and the file's length in bytes.
+/// file, and the file's length in bytes. More bytes tell better what a file of another format is.
 ///
 /// # Errors
 /// [`FormatError::Truncated`] for fewer than eight bytes or a header longer than the file,
-/// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], or [`FormatError::KnownFormat`] if another format starts
-/// with these bytes.
+/// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], or [`FormatError::KnownFormat`] if the bytes tell what the
+/// file is instead.
 pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
     const WHAT: &str = "a safetensors header";
+    let other = |error: FormatError| match known_by(start) {
+        Some(found) => FormatError::KnownFormat { format: FORMAT, found },
+        None => error,
+    };
     let Some(length) = start.first_chunk() else {
         let available_bytes = file_len.min(start.len() as u64);
-        return Err(FormatError::Truncated { what: WHAT, needed_bytes: LENGTH_BYTES, available_bytes });
+        return Err(other(FormatError::Truncated {
+            what: WHAT,
+            needed_bytes: LENGTH_BYTES,
+            available_bytes,
+        }));
     };
     let len_bytes = u64::from_le_bytes(*length);
     if len_bytes > MAX_HEADER_LEN {
-        if let Some(found) = known_by(length) {
-            return Err(FormatError::KnownFormat { format: FORMAT, found });
-        }
-        return Err(FormatError::HeaderTooLarge { format: FORMAT, len_bytes, limit_bytes: MAX_HEADER_LEN });
+        return Err(other(FormatError::HeaderTooLarge {
+            format: FORMAT,
+            len_bytes,
+            limit_bytes: MAX_HEADER_LEN,
+        }));
     }
     let needed_bytes = LENGTH_BYTES + len_bytes;
     if needed_bytes > file_len {
-        return Err(FormatError::Truncated { what: WHAT, needed_bytes, available_bytes: file_len });
+        let error = FormatError::Truncated { what: WHAT, needed_bytes, available_bytes: file_len };
+        // A header of just that length may begin as another format does.
+        let is_header = start.get(8).is_none_or(|byte| *byte == b'{');
+        return Err(if is_header { error } else { other(error) });
     }
     Ok(needed_bytes)
 }
 
-/// Returns a description of the format that starts with these bytes, if its files are often mistaken for safetensors.
-fn known_by(start: &[u8; 8]) -> Option<&'static str> {
-    const STARTS: [(&[u8], &str); 6] = [
-        (b"version ", "a Git LFS pointer; `git lfs pull` fetches the file"),
-        (b"PK\x03\x04", "a zip archive, such as a PyTorch or npz file"),
-        (b"GGUF", "a GGUF file"),
-        (b"\x93NUMPY", "an npy file"),
-        (b"\x89HDF", "an HDF5 file"),
-        (b"<!DOCTYP", "an HTML page"),
-    ];
-    STARTS.iter().find(|(known, _)| start.starts_with(known)).map(|(_, what)| *what)
+/// Returns a description of a header that consists of zeros or ends with them.
+fn padding_of(head: &[u8], json: &[u8]) -> Option<String> {
+    match json.last() {
+        None => known_by(head).map(|found| format!("a header of {found}")),
+        Some(0) if json.iter().all(|byte| *byte == 0) => {
+            known_by(json).map(|found| format!("a header of {found}"))
+        }
+        Some(0) => Some(
+            "a header with NUL bytes behind its JSON, where only spaces may follow; save it again".to_owned(),
+        ),
+        Some(_) => None,
+    }
 }
 
 impl Header {
@@ -61,13 +75,31 @@ impl Header {
     /// # Errors
     /// [`FormatError`], with the name of the tensor if the error is in one.
     pub fn parse(head: &[u8], file_len: u64) -> Result<Self, FormatError> {
+        Self::parse_all(head, file_len).map_err(|mut errors| errors.swap_remove(0))
+    }
+
+    /// Parses and checks a header as [`parse`](Self::parse) does.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the tensors, at least one error. Where the JSON is wrong, only the first one.
+    pub(super) fn parse_all(head: &[u8], file_len: u64) -> Result<Self, Vec<FormatError>> {
+        let (draft, data_start) = Self::draft(head, file_len).map_err(|error| vec![error])?;
+        Header::new(draft.table, draft.metadata, data_start, file_len - data_start)
+    }
+
+    /// Parses a header without checking the tensors. Returns the start of the data, too.
+    fn draft(head: &[u8], file_len: u64) -> Result<(Draft, u64), FormatError> {
         let data_start = head_len(head, file_len)?;
         let Some(json) = head.get(LENGTH_BYTES as usize..data_start as usize) else {
             let available_bytes = head.len() as u64;
             let what = "a safetensors header";
             return Err(FormatError::Truncated { what, needed_bytes: data_start, available_bytes });
         };
-        if json.first() != Some(&b'{') {
+        if let Some(found) = padding_of(head, json) {
+            return Err(FormatError::KnownFormat { format: FORMAT, found });
+        }
+        // The library safetensors takes white space before the object, too.
+        if json.trim_ascii_start().first() != Some(&b'{') {
             return Err(FormatError::OtherFormat {
                 format: FORMAT,
                 expected: "eight bytes of length and a {",
@@ -81,7 +113,7 @@ impl Header {
                 draft.open.map(|name| clip(&draft.table.names[name.start as usize..name.end as usize]));
             return Err(explain(FORMAT, json, LENGTH_BYTES, &error, tensor, draft.fault));
         }
-        Header::new(draft.table, draft.metadata.unwrap_or_default(), data_start, file_len - data_start)
+        Ok((draft, data_start))
     }
 }
 
@@ -91,6 +123,7 @@ impl Header {
 struct Draft {
     table: Table,
     metadata: Option<BTreeMap<String, String>>,
+    has_metadata: bool,
     /// The name of the tensor that is being read, in `table.names`.
     open: Option<Range<u32>>,
     fault: Option<Fault>,
@@ -115,10 +148,11 @@ impl<'de> Visitor<'de> for &mut Draft {
         while let Some(name) = map.next_key_seed(Text(&mut self.table.names))? {
             if &self.table.names[name.start as usize..] == METADATA {
                 self.table.names.truncate(name.start as usize);
-                if self.metadata.is_some() {
+                if mem::replace(&mut self.has_metadata, true) {
                     return Err(Fault::Duplicate(METADATA.to_owned()).stop(&mut self.fault));
                 }
-                self.metadata = Some(map.next_value_seed(Metadata(&mut self.fault))?);
+                // The library safetensors takes null, and the last of two entries with the same key.
+                self.metadata = map.next_value()?;
             } else {
                 self.open = Some(name.clone());
                 map.next_value_seed(Tensor { draft: self, name })?;
@@ -126,37 +160,6 @@ impl<'de> Visitor<'de> for &mut Draft {
             }
         }
         Ok(())
-    }
-}
-
-struct Metadata<'a>(&'a mut Option<Fault>);
-
-impl<'de> DeserializeSeed<'de> for Metadata<'_> {
-    type Value = BTreeMap<String, String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Metadata<'_> {
-    type Value = BTreeMap<String, String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of strings")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut entries = BTreeMap::new();
-        while let Some((key, value)) = map.next_entry::<String, String>()? {
-            match entries.entry(key) {
-                btree_map::Entry::Vacant(entry) => entry.insert(value),
-                btree_map::Entry::Occupied(entry) => {
-                    return Err(Fault::Duplicate(clip(entry.key())).stop(self.0));
-                }
-            };
-        }
-        Ok(entries)
     }
 }
 

@@ -75,7 +75,9 @@ impl Header {
         if let (None, Some(last)) = (data_start.checked_add(data_len), table.entries.last()) {
             return Err(FormatError::FileOverflow { tensor: clip(table.name(last)) });
         }
-        Ok((Header::new(table, metadata, data_start, data_len)?, head))
+        let metadata = (!metadata.is_empty()).then_some(metadata);
+        let header = Header::new(table, metadata, data_start, data_len);
+        Ok((header.map_err(|mut errors| errors.swap_remove(0))?, head))
     }
 }
 

@@ -8,7 +8,7 @@ safetensors, so that changing the import is all:
 >>> weights = load_file("model.safetensors", device="cuda")
 
 ``load_model`` loads a model of several files by its folder or its index, to one device or, by a ``Placement``, to several.
-``LazyModel`` loads one when a tensor is first used.
+``LazyModel`` loads one when a tensor is first used. ``verify`` says what is wrong with one.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from typing import Any, overload
 from .._gpufile import parse_safetensors as _parse
 from .._gpufile import save_safetensors as _save_safetensors
 from . import _load, _placed
-from ._error import SafetensorError
+from ._error import ModelWarning, SafetensorError
 from ._lazy import LazyModel
 from ._open import SafeSlice, framework_of, open_checkpoint, safe_open
 from ._placement import Placement, Share
 from ._save import TensorSpec, items_of, serialize, serialize_file
+from ._verify import Verification, verify
 
 __all__ = [
     "LazyModel",
+    "ModelWarning",
     "Placement",
     "SafeSlice",
     "SafetensorError",
     "Share",
     "TensorSpec",
+    "Verification",
     "deserialize",
     "load_file",
     "load_model",
@@ -40,6 +43,7 @@ __all__ = [
     "save_file",
     "serialize",
     "serialize_file",
+    "verify",
 ]
 
 Path = str | os.PathLike[str]
@@ -78,6 +82,9 @@ def load_model(
     progress: _load.Progress = False,
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
+
+    An index decides which file gives a tensor. What is not loaded, such as the tensors that the index does not name, is a
+    ``ModelWarning``.
 
     The files are read at once, each into one allocation, or into several of at most ``memory_budget`` bytes. ``only``
     has the names of the tensors to load. ``progress`` shows a bar if tqdm is installed; a function gets the bytes that

@@ -1,4 +1,4 @@
-"""The exception of this package."""
+"""The exception and the warning of this package."""
 
 
 class SafetensorError(Exception):
@@ -6,3 +6,7 @@ class SafetensorError(Exception):
 
     Files that cannot be opened, read or written raise ``OSError`` instead.
     """
+
+
+class ModelWarning(UserWarning):
+    """A part of a model that is not loaded: tensors that its index does not name, for example."""

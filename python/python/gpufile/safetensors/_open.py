@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .._gpufile import Checkpoint
+from .._gpufile import Checkpoint, visible
 from . import _load, _slices
-from ._error import SafetensorError
+from ._error import ModelWarning, SafetensorError
 
 Path = str | os.PathLike[str]
 
@@ -37,15 +38,18 @@ def open_checkpoint(paths: Path | Iterable[Path]) -> Checkpoint:
     """Opens a file, a folder or an index, or several files."""
     paths = [paths] if isinstance(paths, (str, bytes, os.PathLike)) else list(paths)
     try:
-        return Checkpoint(paths)
+        checkpoint = Checkpoint(paths)
     except FileNotFoundError:
         for path in paths:
-            if not os.path.exists(path):
+            if not os.path.lexists(path):
                 # Programs compare this text, so `filename`, which would add to it, stays unset.
                 error = FileNotFoundError(f"No such file or directory: {os.fspath(path)}")
                 error.errno = errno.ENOENT
                 raise error from None
         raise
+    for text in checkpoint.warnings:
+        warnings.warn(text, ModelWarning, stacklevel=3)
+    return checkpoint
 
 
 class safe_open:
@@ -101,7 +105,7 @@ class safe_open:
         checkpoint = self._open()
         info = checkpoint.info(name)
         if info is None:
-            raise SafetensorError(f"File does not contain tensor {name}")
+            raise SafetensorError(f"File does not contain tensor {visible(name)}")
         return SafeSlice(checkpoint, self._framework, name, *info)
 
     def iter_tensors(

@@ -1,0 +1,129 @@
+//! Verifying a model: everything that is wrong with it, and not only the first problem.
+
+use std::path::{Path, PathBuf};
+
+use super::files::{Examined, examine};
+#[cfg(feature = "hash")]
+use super::hashes::{self, HashList};
+use super::rule;
+use super::warning::Warning;
+use crate::OpenOptions;
+use crate::formats::Error;
+#[cfg(feature = "hash")]
+use crate::formats::Result;
+
+/// The outcome of verifying a model.
+///
+/// A model without [`problems`](Self::problems) is one that [`Checkpoint::open`](super::Checkpoint::open) opens, and the other way
+/// round, unless the contents were compared too.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Verification {
+    /// The files of the model. Empty if there are problems.
+    pub files: Vec<PathBuf>,
+    /// The number of tensors.
+    pub tensors: usize,
+    /// The number of bytes of all tensors.
+    pub len_bytes: u64,
+    /// The number of files whose contents were compared with a hash.
+    pub hashed: usize,
+    /// The parts of the model that are not loaded.
+    pub warnings: Vec<Warning>,
+    /// Everything that is wrong.
+    pub problems: Vec<Error>,
+}
+
+impl Verification {
+    /// Returns whether there are no problems.
+    pub fn is_good(&self) -> bool {
+        self.problems.is_empty()
+    }
+}
+
+/// The verification of a model: that it is complete, its index true, and each header consistent with itself and its file.
+/// With the feature `hash`, also the contents.
+///
+/// ```
+/// # use std::collections::BTreeMap;
+/// use gpufile::formats::Dtype;
+/// use gpufile::formats::safetensors::{self, TensorData, Verify};
+///
+/// # fn main() -> gpufile::formats::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("model.safetensors");
+/// safetensors::save(&path, &[TensorData::new("w", Dtype::U8, &[2], &[1, 2][..])], BTreeMap::new())?;
+/// assert!(Verify::new().run(&path).is_good());
+///
+/// std::fs::write(&path, "Entry not found").unwrap();
+/// let found = Verify::new().run(&path);
+/// assert!(found.problems[0].to_string().contains("text that begins with \"Entry not found\""));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct Verify {
+    options: OpenOptions,
+    #[cfg(feature = "hash")]
+    contents: bool,
+    #[cfg(feature = "hash")]
+    list: Option<HashList>,
+}
+
+impl Verify {
+    /// Returns a verification without the contents.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the options to open files with, as [`Checkpoint::open_with`](super::Checkpoint::open_with) does.
+    pub fn files(mut self, options: &OpenOptions) -> Self {
+        self.options = options.clone();
+        self
+    }
+
+    /// Sets whether files in a cache of downloads are compared with the SHA-256 that their names in the cache are. A file
+    /// of which no hash is known is a [`Warning::NoHash`].
+    #[cfg(feature = "hash")]
+    pub fn contents(mut self, compare: bool) -> Self {
+        self.contents = compare;
+        self
+    }
+
+    /// Compares the contents with the hashes of a file that `sha256sum` wrote. Its paths are those of the model's files,
+    /// or the ends of these.
+    ///
+    /// # Errors
+    /// [`Error::File`], [`Error::Format`].
+    #[cfg(feature = "hash")]
+    pub fn hash_list(mut self, path: impl AsRef<Path>) -> Result<Self> {
+        self.list = Some(HashList::read(path.as_ref())?);
+        Ok(self.contents(true))
+    }
+
+    /// Verifies the model at a path, as [`Checkpoint::open`](super::Checkpoint::open) takes it.
+    pub fn run(&self, path: impl AsRef<Path>) -> Verification {
+        self.outcome(examine(|| rule::choose(path.as_ref()), &self.options))
+    }
+
+    /// Verifies the model of these files, as [`Checkpoint::open_many`](super::Checkpoint::open_many) takes them.
+    pub fn run_many(&self, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Verification {
+        let paths: Vec<_> = paths.into_iter().map(|path| path.as_ref().to_owned()).collect();
+        self.outcome(examine(|| rule::choose_many(&paths), &self.options))
+    }
+
+    fn outcome(&self, examined: Examined) -> Verification {
+        let Examined { model, problems, warnings } = examined;
+        let mut outcome = Verification { problems, warnings, ..Verification::default() };
+        if let Some(model) = model {
+            outcome.files = model.files.iter().map(|file| file.path().to_owned()).collect();
+            outcome.tensors = model.catalog.len();
+            outcome.len_bytes = model.catalog.len_bytes();
+            #[cfg(feature = "hash")]
+            if self.contents {
+                hashes::compare(&mut outcome, &model.path, self.list.as_ref());
+            }
+        }
+        outcome
+    }
+}

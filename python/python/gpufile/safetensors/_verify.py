@@ -1,0 +1,47 @@
+"""Verifying a model: everything that is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable
+
+from .._gpufile import verify_model as _verify_model
+
+Path = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """The outcome of :func:`verify`. It is true if nothing is wrong."""
+
+    #: The files of the model; none if there are problems.
+    files: list[pathlib.Path]
+    #: The number of tensors, and of their bytes.
+    tensors: int
+    len_bytes: int
+    #: The number of files whose contents were compared with a hash.
+    hashed: int
+    #: The parts of the model that are not loaded.
+    warnings: list[str]
+    #: Everything that is wrong.
+    problems: list[str]
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+
+def verify(path: Path | Iterable[Path], *, contents: bool = False, hash_list: Path | None = None) -> Verification:
+    """Verifies a model: a folder, an index, a file, or several files, as :func:`load_model` takes them.
+
+    A model is good if it is complete, its index is true, and each header fits its file. Tensors are not read, except with
+    ``contents``, which compares each file in a cache of the Hugging Face Hub with the SHA-256 that it is named by, or with
+    ``hash_list``, a file that ``sha256sum`` wrote.
+
+    >>> found = verify("models/llama")
+    >>> if not found:
+    ...     raise SystemExit("\\n".join(found.problems))
+    """
+    paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
+    return Verification(*_verify_model(paths, contents, hash_list))

@@ -1,0 +1,42 @@
+//! Verifying a model, and names as they are shown.
+
+use std::path::PathBuf;
+
+use gpufile::formats::safetensors::Verify;
+use pyo3::prelude::*;
+
+use super::format_exception;
+use crate::opening::path_of;
+
+/// The paths of the files, the numbers of tensors, of their bytes and of compared files, the warnings, and the problems.
+type Outcome = (Vec<PathBuf>, usize, u64, usize, Vec<String>, Vec<String>);
+
+/// Verifies a model as the commands of the program do.
+#[pyfunction]
+pub fn verify_model(
+    py: Python<'_>,
+    paths: Vec<Bound<'_, PyAny>>,
+    contents: bool,
+    hash_list: Option<Bound<'_, PyAny>>,
+) -> PyResult<Outcome> {
+    let paths: Vec<PathBuf> = paths.iter().map(path_of).collect::<PyResult<_>>()?;
+    let list = hash_list.as_ref().map(path_of).transpose()?;
+    let verify = || {
+        let verify = Verify::new().contents(contents);
+        let verify = match list {
+            Some(list) => verify.hash_list(list).map_err(Box::new)?,
+            None => verify,
+        };
+        Ok(verify.run_many(&paths))
+    };
+    let found = py.detach(verify).map_err(|error| format_exception(py, error))?;
+    let warnings = found.warnings.iter().map(ToString::to_string).collect();
+    let problems = found.problems.iter().map(ToString::to_string).collect();
+    Ok((found.files, found.tensors, found.len_bytes, found.hashed, warnings, problems))
+}
+
+/// Returns a text with its hidden characters escaped.
+#[pyfunction]
+pub fn visible(text: &str) -> String {
+    gpufile::formats::visible(text).into_owned()
+}
