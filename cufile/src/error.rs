@@ -12,6 +12,8 @@ pub use cufile_sys::LoadError;
 use crate::Version;
 
 /// The result of a call into cuFile or CUDA.
+#[doc(alias = "CU_FILE_SUCCESS")]
+#[doc(alias = "CU_FILE_OP_SUCCESS")]
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed call, with the error of libcufile, CUDA or the operating system.
@@ -20,6 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// escapes their control characters.
 #[derive(Debug, thiserror::Error)]
 #[doc(alias = "CUfileError_t")]
+#[doc(alias = "cuFileError")]
 #[non_exhaustive]
 pub enum Error {
     /// libcufile refused or failed an operation with one of cuFile's codes.
@@ -361,20 +364,24 @@ impl fmt::Display for Remedy<'_> {
 }
 
 /// A code of cuFile (`CUfileOpError`). Any number is valid: newer libraries may return codes without a name here.
+///
+/// [`Error::CuFile`] has the code of a failed call, and says more. As an error of its own, a code can be the source of
+/// another, or go through `?` into a `Box<dyn Error>`.
 #[doc(alias = "CUfileOpError")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpError(i32);
 
 macro_rules! op_errors {
-    ($($name:ident = $c_name:ident, $kind:ident, $remedy:expr;)*) => {
+    ($($name:ident = $c_name:ident [$($alias:literal),+], $kind:ident, $remedy:expr;)*) => {
         impl OpError {
             $(
                 #[doc = concat!("`", stringify!($c_name), "`")]
+                $(#[doc(alias = $alias)])+
                 pub const $name: Self = Self(CUfileOpError::$c_name.as_raw() as i32);
             )*
 
             #[cfg(test)]
-            const ALL: &[Self] = &[$(Self::$name),*];
+            const ALL: &[(Self, &[&str])] = &[$((Self::$name, &[$($alias),+])),*];
 
             fn kind(self) -> ErrorKind {
                 match self { $(Self::$name => ErrorKind::$kind,)* _ => ErrorKind::Other }
@@ -389,62 +396,62 @@ macro_rules! op_errors {
 }
 
 op_errors! {
-    DRIVER_NOT_INITIALIZED = CU_FILE_DRIVER_NOT_INITIALIZED, InvalidInput,
+    DRIVER_NOT_INITIALIZED = CU_FILE_DRIVER_NOT_INITIALIZED ["CU_FILE_DRIVER_NOT_INITIALIZED"], InvalidInput,
         Some("open the driver first; without nvidia-fs, allow the compatibility mode in cufile.json");
-    DRIVER_INVALID_PROPS = CU_FILE_DRIVER_INVALID_PROPS, InvalidInput, Some("check cufile.json");
-    DRIVER_UNSUPPORTED_LIMIT = CU_FILE_DRIVER_UNSUPPORTED_LIMIT, InvalidInput, Some("ask for the parameter's limits");
-    DRIVER_VERSION_MISMATCH = CU_FILE_DRIVER_VERSION_MISMATCH, Unsupported,
+    DRIVER_INVALID_PROPS = CU_FILE_DRIVER_INVALID_PROPS ["CU_FILE_DRIVER_INVALID_PROPS"], InvalidInput, Some("check cufile.json");
+    DRIVER_UNSUPPORTED_LIMIT = CU_FILE_DRIVER_UNSUPPORTED_LIMIT ["CU_FILE_DRIVER_UNSUPPORTED_LIMIT"], InvalidInput, Some("ask for the parameter's limits");
+    DRIVER_VERSION_MISMATCH = CU_FILE_DRIVER_VERSION_MISMATCH ["CU_FILE_DRIVER_VERSION_MISMATCH"], Unsupported,
         Some("install the nvidia-fs module of the same CUDA release");
-    DRIVER_VERSION_READ_ERROR = CU_FILE_DRIVER_VERSION_READ_ERROR, Unsupported, Some("load the nvidia-fs module");
-    DRIVER_CLOSING = CU_FILE_DRIVER_CLOSING, Busy, None;
-    PLATFORM_NOT_SUPPORTED = CU_FILE_PLATFORM_NOT_SUPPORTED, Unsupported, None;
-    IO_NOT_SUPPORTED = CU_FILE_IO_NOT_SUPPORTED, Unsupported, Some("allow the compatibility mode in cufile.json");
-    DEVICE_NOT_SUPPORTED = CU_FILE_DEVICE_NOT_SUPPORTED, Unsupported,
+    DRIVER_VERSION_READ_ERROR = CU_FILE_DRIVER_VERSION_READ_ERROR ["CU_FILE_DRIVER_VERSION_READ_ERROR"], Unsupported, Some("load the nvidia-fs module");
+    DRIVER_CLOSING = CU_FILE_DRIVER_CLOSING ["CU_FILE_DRIVER_CLOSING"], Busy, None;
+    PLATFORM_NOT_SUPPORTED = CU_FILE_PLATFORM_NOT_SUPPORTED ["CU_FILE_PLATFORM_NOT_SUPPORTED"], Unsupported, None;
+    IO_NOT_SUPPORTED = CU_FILE_IO_NOT_SUPPORTED ["CU_FILE_IO_NOT_SUPPORTED"], Unsupported, Some("allow the compatibility mode in cufile.json");
+    DEVICE_NOT_SUPPORTED = CU_FILE_DEVICE_NOT_SUPPORTED ["CU_FILE_DEVICE_NOT_SUPPORTED"], Unsupported,
         Some("allow the compatibility mode in cufile.json");
-    NVFS_DRIVER_ERROR = CU_FILE_NVFS_DRIVER_ERROR, Other, Some("see the kernel log for nvidia-fs");
-    CUDA_DRIVER_ERROR = CU_FILE_CUDA_DRIVER_ERROR, Cuda, None;
-    CUDA_POINTER_INVALID = CU_FILE_CUDA_POINTER_INVALID, InvalidInput, None;
-    CUDA_MEMORY_TYPE_INVALID = CU_FILE_CUDA_MEMORY_TYPE_INVALID, InvalidInput,
+    NVFS_DRIVER_ERROR = CU_FILE_NVFS_DRIVER_ERROR ["CU_FILE_NVFS_DRIVER_ERROR"], Other, Some("see the kernel log for nvidia-fs");
+    CUDA_DRIVER_ERROR = CU_FILE_CUDA_DRIVER_ERROR ["CU_FILE_CUDA_DRIVER_ERROR"], Cuda, None;
+    CUDA_POINTER_INVALID = CU_FILE_CUDA_POINTER_INVALID ["CU_FILE_CUDA_POINTER_INVALID", "CU_FILE_OP_MEMORY_INVALID"], InvalidInput, None;
+    CUDA_MEMORY_TYPE_INVALID = CU_FILE_CUDA_MEMORY_TYPE_INVALID ["CU_FILE_CUDA_MEMORY_TYPE_INVALID", "CU_FILE_CUDA_MEMORY_TYPE_NOT_SUPPORTED"], InvalidInput,
         Some("managed memory cannot be registered, but can be used without");
-    CUDA_POINTER_RANGE_ERROR = CU_FILE_CUDA_POINTER_RANGE_ERROR, InvalidInput, None;
-    CUDA_CONTEXT_MISMATCH = CU_FILE_CUDA_CONTEXT_MISMATCH, InvalidInput,
+    CUDA_POINTER_RANGE_ERROR = CU_FILE_CUDA_POINTER_RANGE_ERROR ["CU_FILE_CUDA_POINTER_RANGE_ERROR"], InvalidInput, None;
+    CUDA_CONTEXT_MISMATCH = CU_FILE_CUDA_CONTEXT_MISMATCH ["CU_FILE_CUDA_CONTEXT_MISMATCH"], InvalidInput,
         Some("make the buffer's CUDA context current on the calling thread");
-    INVALID_MAPPING_SIZE = CU_FILE_INVALID_MAPPING_SIZE, InvalidInput, None;
-    INVALID_MAPPING_RANGE = CU_FILE_INVALID_MAPPING_RANGE, InvalidInput, None;
-    INVALID_FILE_TYPE = CU_FILE_INVALID_FILE_TYPE, Unsupported, Some("only regular files can be used");
-    INVALID_FILE_OPEN_FLAG = CU_FILE_INVALID_FILE_OPEN_FLAG, PermissionDenied,
+    INVALID_MAPPING_SIZE = CU_FILE_INVALID_MAPPING_SIZE ["CU_FILE_INVALID_MAPPING_SIZE"], InvalidInput, None;
+    INVALID_MAPPING_RANGE = CU_FILE_INVALID_MAPPING_RANGE ["CU_FILE_INVALID_MAPPING_RANGE"], InvalidInput, None;
+    INVALID_FILE_TYPE = CU_FILE_INVALID_FILE_TYPE ["CU_FILE_INVALID_FILE_TYPE"], Unsupported, Some("only regular files can be used");
+    INVALID_FILE_OPEN_FLAG = CU_FILE_INVALID_FILE_OPEN_FLAG ["CU_FILE_INVALID_FILE_OPEN_FLAG"], PermissionDenied,
         Some("open the file for this direction, without O_APPEND, O_NONBLOCK and O_NOFOLLOW");
-    DIO_NOT_SET = CU_FILE_DIO_NOT_SET, InvalidInput, Some("open the file with O_DIRECT");
-    INVALID_VALUE = CU_FILE_INVALID_VALUE, InvalidInput, None;
-    MEMORY_ALREADY_REGISTERED = CU_FILE_MEMORY_ALREADY_REGISTERED, Busy, None;
-    MEMORY_NOT_REGISTERED = CU_FILE_MEMORY_NOT_REGISTERED, InvalidInput, None;
-    PERMISSION_DENIED = CU_FILE_PERMISSION_DENIED, PermissionDenied, None;
-    DRIVER_ALREADY_OPEN = CU_FILE_DRIVER_ALREADY_OPEN, Busy, Some("set parameters before the driver is opened");
-    HANDLE_NOT_REGISTERED = CU_FILE_HANDLE_NOT_REGISTERED, Unsupported,
+    DIO_NOT_SET = CU_FILE_DIO_NOT_SET ["CU_FILE_DIO_NOT_SET"], InvalidInput, Some("open the file with O_DIRECT");
+    INVALID_VALUE = CU_FILE_INVALID_VALUE ["CU_FILE_INVALID_VALUE", "CU_FILE_OP_INVALID_ARG"], InvalidInput, None;
+    MEMORY_ALREADY_REGISTERED = CU_FILE_MEMORY_ALREADY_REGISTERED ["CU_FILE_MEMORY_ALREADY_REGISTERED"], Busy, None;
+    MEMORY_NOT_REGISTERED = CU_FILE_MEMORY_NOT_REGISTERED ["CU_FILE_MEMORY_NOT_REGISTERED"], InvalidInput, None;
+    PERMISSION_DENIED = CU_FILE_PERMISSION_DENIED ["CU_FILE_PERMISSION_DENIED"], PermissionDenied, None;
+    DRIVER_ALREADY_OPEN = CU_FILE_DRIVER_ALREADY_OPEN ["CU_FILE_DRIVER_ALREADY_OPEN"], Busy, Some("set parameters before the driver is opened");
+    HANDLE_NOT_REGISTERED = CU_FILE_HANDLE_NOT_REGISTERED ["CU_FILE_HANDLE_NOT_REGISTERED", "CU_FILE_INVALID_HANDLE", "CU_FILE_FILE_SYSTEM_NOT_SUPPORTED"], Unsupported,
         Some("the file system may be unsupported, or its block device have no udev record");
-    HANDLE_ALREADY_REGISTERED = CU_FILE_HANDLE_ALREADY_REGISTERED, Busy, Some("duplicate the file descriptor");
-    DEVICE_NOT_FOUND = CU_FILE_DEVICE_NOT_FOUND, NoDevice, None;
-    INTERNAL_ERROR = CU_FILE_INTERNAL_ERROR, Other, Some("see libcufile's log file");
-    GETNEWFD_FAILED = CU_FILE_GETNEWFD_FAILED, OutOfMemory, Some("raise the limit of open files");
-    NVFS_SETUP_ERROR = CU_FILE_NVFS_SETUP_ERROR, Unsupported, Some("load the nvidia-fs module");
-    IO_DISABLED = CU_FILE_IO_DISABLED, Unsupported, Some("check the deny list of cufile.json");
-    BATCH_SUBMIT_FAILED = CU_FILE_BATCH_SUBMIT_FAILED, Io, None;
-    GPU_MEMORY_PINNING_FAILED = CU_FILE_GPU_MEMORY_PINNING_FAILED, OutOfMemory,
+    HANDLE_ALREADY_REGISTERED = CU_FILE_HANDLE_ALREADY_REGISTERED ["CU_FILE_HANDLE_ALREADY_REGISTERED"], Busy, Some("duplicate the file descriptor");
+    DEVICE_NOT_FOUND = CU_FILE_DEVICE_NOT_FOUND ["CU_FILE_DEVICE_NOT_FOUND"], NoDevice, None;
+    INTERNAL_ERROR = CU_FILE_INTERNAL_ERROR ["CU_FILE_INTERNAL_ERROR"], Other, Some("see libcufile's log file");
+    GETNEWFD_FAILED = CU_FILE_GETNEWFD_FAILED ["CU_FILE_GETNEWFD_FAILED"], OutOfMemory, Some("raise the limit of open files");
+    NVFS_SETUP_ERROR = CU_FILE_NVFS_SETUP_ERROR ["CU_FILE_NVFS_SETUP_ERROR"], Unsupported, Some("load the nvidia-fs module");
+    IO_DISABLED = CU_FILE_IO_DISABLED ["CU_FILE_IO_DISABLED"], Unsupported, Some("check the deny list of cufile.json");
+    BATCH_SUBMIT_FAILED = CU_FILE_BATCH_SUBMIT_FAILED ["CU_FILE_BATCH_SUBMIT_FAILED"], Io, None;
+    GPU_MEMORY_PINNING_FAILED = CU_FILE_GPU_MEMORY_PINNING_FAILED ["CU_FILE_GPU_MEMORY_PINNING_FAILED"], OutOfMemory,
         Some("raise max_device_pinned_mem_size_kb, or register less");
-    BATCH_FULL = CU_FILE_BATCH_FULL, Busy, Some("reap completions first");
-    ASYNC_NOT_SUPPORTED = CU_FILE_ASYNC_NOT_SUPPORTED, Unsupported, None;
-    INTERNAL_BATCH_SETUP_ERROR = CU_FILE_INTERNAL_BATCH_SETUP_ERROR, Busy, Some("try again later");
-    INTERNAL_BATCH_SUBMIT_ERROR = CU_FILE_INTERNAL_BATCH_SUBMIT_ERROR, Busy, Some("try again later");
-    INTERNAL_BATCH_GETSTATUS_ERROR = CU_FILE_INTERNAL_BATCH_GETSTATUS_ERROR, Busy, Some("try again later");
-    INTERNAL_BATCH_CANCEL_ERROR = CU_FILE_INTERNAL_BATCH_CANCEL_ERROR, Busy, Some("try again later");
-    NOMEM_ERROR = CU_FILE_NOMEM_ERROR, OutOfMemory, Some("try again later");
-    IO_ERROR = CU_FILE_IO_ERROR, Io, None;
-    INTERNAL_BUF_REGISTER_ERROR = CU_FILE_INTERNAL_BUF_REGISTER_ERROR, Other, None;
-    HASH_OPR_ERROR = CU_FILE_HASH_OPR_ERROR, Other, None;
-    INVALID_CONTEXT_ERROR = CU_FILE_INVALID_CONTEXT_ERROR, Cuda,
+    BATCH_FULL = CU_FILE_BATCH_FULL ["CU_FILE_BATCH_FULL"], Busy, Some("reap completions first");
+    ASYNC_NOT_SUPPORTED = CU_FILE_ASYNC_NOT_SUPPORTED ["CU_FILE_ASYNC_NOT_SUPPORTED"], Unsupported, None;
+    INTERNAL_BATCH_SETUP_ERROR = CU_FILE_INTERNAL_BATCH_SETUP_ERROR ["CU_FILE_INTERNAL_BATCH_SETUP_ERROR"], Busy, Some("try again later");
+    INTERNAL_BATCH_SUBMIT_ERROR = CU_FILE_INTERNAL_BATCH_SUBMIT_ERROR ["CU_FILE_INTERNAL_BATCH_SUBMIT_ERROR"], Busy, Some("try again later");
+    INTERNAL_BATCH_GETSTATUS_ERROR = CU_FILE_INTERNAL_BATCH_GETSTATUS_ERROR ["CU_FILE_INTERNAL_BATCH_GETSTATUS_ERROR"], Busy, Some("try again later");
+    INTERNAL_BATCH_CANCEL_ERROR = CU_FILE_INTERNAL_BATCH_CANCEL_ERROR ["CU_FILE_INTERNAL_BATCH_CANCEL_ERROR"], Busy, Some("try again later");
+    NOMEM_ERROR = CU_FILE_NOMEM_ERROR ["CU_FILE_NOMEM_ERROR"], OutOfMemory, Some("try again later");
+    IO_ERROR = CU_FILE_IO_ERROR ["CU_FILE_IO_ERROR", "CU_FILE_OP_FAILED", "CU_FILE_OP_IO_FAILED"], Io, None;
+    INTERNAL_BUF_REGISTER_ERROR = CU_FILE_INTERNAL_BUF_REGISTER_ERROR ["CU_FILE_INTERNAL_BUF_REGISTER_ERROR"], Other, None;
+    HASH_OPR_ERROR = CU_FILE_HASH_OPR_ERROR ["CU_FILE_HASH_OPR_ERROR"], Other, None;
+    INVALID_CONTEXT_ERROR = CU_FILE_INVALID_CONTEXT_ERROR ["CU_FILE_INVALID_CONTEXT_ERROR"], Cuda,
         Some("make the buffer's CUDA context current on the calling thread");
-    NVFS_INTERNAL_DRIVER_ERROR = CU_FILE_NVFS_INTERNAL_DRIVER_ERROR, Other, Some("see the kernel log for nvidia-fs");
-    BATCH_NOCOMPAT_ERROR = CU_FILE_BATCH_NOCOMPAT_ERROR, Unsupported,
+    NVFS_INTERNAL_DRIVER_ERROR = CU_FILE_NVFS_INTERNAL_DRIVER_ERROR ["CU_FILE_NVFS_INTERNAL_DRIVER_ERROR"], Other, Some("see the kernel log for nvidia-fs");
+    BATCH_NOCOMPAT_ERROR = CU_FILE_BATCH_NOCOMPAT_ERROR ["CU_FILE_BATCH_NOCOMPAT_ERROR"], Unsupported,
         Some("allow the compatibility mode in cufile.json");
 }
 
@@ -484,6 +491,8 @@ impl fmt::Debug for OpError {
         }
     }
 }
+
+impl std::error::Error for OpError {}
 
 impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -634,9 +643,28 @@ mod tests {
     }
 
     #[test]
+    fn a_code_is_an_error_with_one_text() {
+        fn fails(code: OpError) -> std::result::Result<(), Box<dyn std::error::Error>> {
+            Err(code)?
+        }
+        let error = fails(OpError::INVALID_VALUE).unwrap_err();
+        assert_eq!(error.to_string(), "CU_FILE_INVALID_VALUE (5022), an argument is invalid");
+        assert!(error.source().is_none());
+        assert_eq!(error.downcast_ref(), Some(&OpError::INVALID_VALUE));
+    }
+
+    #[test]
     fn every_code_has_a_constant() {
         let named = (1..7000).map(OpError::from_raw).filter(|code| code.name().is_some());
-        let missing: Vec<_> = named.filter(|code| !OpError::ALL.contains(code)).collect();
+        let missing: Vec<_> =
+            named.filter(|code| OpError::ALL.iter().all(|known| known.0 != *code)).collect();
+        for (code, aliases) in OpError::ALL {
+            assert_eq!(
+                aliases.first().copied(),
+                code.name(),
+                "a search for the C name does not find {code:?}"
+            );
+        }
         // The end marker is not an error.
         assert_eq!(missing, [OpError(CUfileOpError::CU_FILE_IO_MAX_ERROR.as_raw() as i32)]);
     }
