@@ -18,6 +18,9 @@ use crate::slice::{BufSlice, BufSliceMut, Part};
 
 bitflags::bitflags! {
     /// Flags for the registration of a buffer.
+    #[doc(alias = "CU_FILE_BUF_REGISTER_FLAGS_NONE")]
+    #[doc(alias = "CU_FILE_BUF_REGISTER_FLAGS_READ_ONLY")]
+    #[doc(alias = "CU_FILE_BUF_REGISTER_FLAGS_WRITE_ONLY")]
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
     pub struct RegisterFlags: i32 {
         /// For user-space RDMA transfers (`CU_FILE_RDMA_REGISTER`).
@@ -117,6 +120,7 @@ impl<B: IoBuf + 'static> RegisteredBuffer<B> {
     /// cuFile's code, with the kind of memory: `MEMORY_ALREADY_REGISTERED` if a registration starts at the same
     /// address, `CUDA_MEMORY_TYPE_INVALID` for managed memory, `CUDA_POINTER_RANGE_ERROR` for more than the
     /// allocation, `INVALID_VALUE` for no bytes. [`Failed`] returns the buffer.
+    #[doc(alias = "buf_register")]
     #[doc(alias = "cuFileBufRegister")]
     pub fn register(driver: &Driver, buffer: B, flags: RegisterFlags) -> Result<Self, Failed<B>> {
         let registered_bytes = buffer.len_bytes();
@@ -190,6 +194,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     ///
     /// # Errors
     /// cuFile's error. [`Failed`] returns the registration.
+    #[doc(alias = "buf_deregister")]
     #[doc(alias = "cuFileBufDeregister")]
     pub fn deregister(self) -> Result<B, Failed<Self>> {
         match self.deregister_raw() {

@@ -38,6 +38,7 @@ impl Driver {
     /// [`Error::Load`] naming libcuda, libcudart or libcufile if one is missing; [`Error::NoDevice`]; or the
     /// error of `cuFileDriverOpen`. [`Error::Forked`] in the child of a process that has loaded [`Cuda`] or
     /// used parameters.
+    #[doc(alias = "driver_open")]
     #[doc(alias = "cuFileDriverOpen")]
     pub fn open() -> Result<Self> {
         Self::builder().open()
@@ -73,6 +74,7 @@ impl Driver {
     /// # Errors
     /// [`Failed`] returns the driver: [`Error::InUse`] while handles, buffers or clones refer to it, or
     /// libcufile's error.
+    #[doc(alias = "driver_close")]
     #[doc(alias = "cuFileDriverClose")]
     pub fn close(self) -> Result<(), Failed<Self>> {
         let mut open = match Arc::try_unwrap(self.0) {

@@ -66,6 +66,9 @@ impl FileHandle {
     /// # Errors
     /// cuFile's code, and the property of the file that explains it: its type, its flags, its file system, a
     /// missing udev record. [`Failed`] returns the descriptor.
+    #[doc(alias = "handle_register")]
+    #[doc(alias = "CU_FILE_HANDLE_TYPE_OPAQUE_FD")]
+    #[doc(alias = "CU_FILE_HANDLE_TYPE_OPAQUE_WIN32")]
     #[doc(alias = "cuFileHandleRegister")]
     #[doc(alias = "CUfileDescr_t")]
     pub fn register(driver: &Driver, file: impl Into<OwnedFd>) -> Result<Self, Failed<OwnedFd>> {
@@ -148,6 +151,7 @@ impl FileHandle {
     ///
     /// # Errors
     /// The error of cuFile or the operating system.
+    #[doc(alias = "pread")]
     #[doc(alias = "cuFileRead")]
     #[inline]
     pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, file_offset: u64) -> Result<usize> {
@@ -188,6 +192,7 @@ impl FileHandle {
     /// # Errors
     /// [`Error::Io`] of the kind [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the file ends before; else
     /// as [`read_at`](Self::read_at). The contents of the buffer are undefined then.
+    #[doc(alias = "CU_FILE_OP_PARTIAL_COMPLETION")]
     #[doc(alias = "cuFileRead")]
     pub fn read_exact_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, file_offset: u64) -> Result<()> {
         let len_bytes = buffer.len_bytes();
@@ -289,6 +294,7 @@ impl FileHandle {
     ///
     /// # Errors
     /// The error of cuFile or the operating system.
+    #[doc(alias = "pwrite")]
     #[doc(alias = "cuFileWrite")]
     #[inline]
     pub fn write_at<B: IoBuf + ?Sized>(&self, buffer: &B, file_offset: u64) -> Result<usize> {
@@ -362,6 +368,8 @@ impl FileHandle {
     /// # Errors
     /// [`Error::Io`] with the kernel's error; [`Error::InvalidInput`] for a userspace file system, whose files
     /// the kernel does not know.
+    #[doc(alias = "get_file_properties")]
+    #[doc(alias = "set_file_properties")]
     pub fn properties(&self) -> Result<FileProperties> {
         match self.descriptor() {
             Some(descriptor) => FileProperties::of(descriptor),
@@ -393,6 +401,7 @@ impl FileHandle {
 
     /// Deregisters the file and gives its descriptor back (`cuFileHandleDeregister`). A userspace file system
     /// has none; this drops its file.
+    #[doc(alias = "handle_deregister")]
     #[doc(alias = "cuFileHandleDeregister")]
     pub fn deregister(self) -> Option<OwnedFd> {
         self.deregister_raw();

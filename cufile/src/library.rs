@@ -49,6 +49,7 @@ pub enum Feature {
     /// Slabs of the GPU bounce buffers, and export of the PCIe topology. Since cuFile 1.17.
     BounceBufferSlabs,
     /// Reads into and writes from several buffers in one call. Since cuFile 1.19.
+    #[doc(alias = "CU_FILE_FEATURE_VECTOR_IO_SUPPORTED")]
     VectoredIo,
 }
 
@@ -111,6 +112,7 @@ impl Library {
 
     /// Returns the loaded version (`cuFileGetVersion`).
     #[doc(alias = "cuFileGetVersion")]
+    #[doc(alias = "get_version")]
     pub fn version(&self) -> Version {
         self.0.version
     }

@@ -48,6 +48,7 @@ const fn bit(position: u32) -> u32 {
 
 bitflags::bitflags! {
     /// File systems and block devices with a direct path (`CUfileDriverStatusFlags`).
+    #[doc(alias = "CU_FILE_FEATURE_GDS_SUPPORTED")]
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct FileSystems: u32 {
         /// DDN Lustre (EXAScaler).
@@ -103,8 +104,10 @@ bitflags::bitflags! {
         /// libcufile may route transfers through another GPU.
         const DYNAMIC_ROUTING = bit(Feature::CU_FILE_DYN_ROUTING_SUPPORTED.as_raw());
         /// Batches.
+        #[doc(alias = "CU_FILE_FEATURE_BATCH_IO_SUPPORTED")]
         const BATCH_IO = bit(Feature::CU_FILE_BATCH_IO_SUPPORTED.as_raw());
         /// Stream-ordered transfers.
+        #[doc(alias = "CU_FILE_FEATURE_ASYNC_IO_SUPPORTED")]
         const STREAMS = bit(Feature::CU_FILE_STREAMS_SUPPORTED.as_raw());
         /// libcufile splits large transfers among threads.
         const PARALLEL_IO = bit(Feature::CU_FILE_PARALLEL_IO_SUPPORTED.as_raw());

@@ -42,6 +42,8 @@ impl FileHandle {
     /// # Errors
     /// [`Error::InvalidInput`] if the end of the range does not fit into a file offset. Otherwise the error of
     /// cuFile or the operating system for the first buffer that has bytes.
+    #[doc(alias = "IOVec")]
+    #[doc(alias = "CUfileIOVec_t")]
     #[doc(alias = "cuFileReadv")]
     pub fn readv_at<B: IoBufMut>(&self, buffers: &mut [B], file_offset: u64) -> Result<usize> {
         const NAME: &str = "cuFileReadv";

@@ -1,7 +1,8 @@
-//! Checks that the items, tests and files in `docs/parity.md` and `SECURITY.md` exist.
+//! Checks that the items, tests and files in `docs/parity.md` and `SECURITY.md` exist, and that a search finds the names of
+//! other bindings in `cufile/PORTING.md`.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::workspace::workspace;
 
@@ -119,6 +120,33 @@ fn every_claim_about_security_names_a_test() {
     assert!(wrong.is_empty(), "SECURITY.md names missing items or tests: {wrong:#?}");
     let has_test = |row: &&Vec<&str>| parts(row[1]).iter().any(|part| matches!(part, Part::Code(_)));
     assert_eq!(claims.iter().filter(has_test).count(), claims.len());
+}
+
+#[test]
+fn names_of_other_bindings_are_found_by_a_search() {
+    let guide = fs::read_to_string(workspace().join("cufile/PORTING.md")).unwrap();
+    let (_, table) = guide.split_once("## Names of other bindings\n").expect("the table");
+    let sources = sources(&workspace().join("cufile/src"));
+    let rows = rows(table);
+    let names = rows.iter().flat_map(|row| parts(row[0]));
+    let names: Vec<_> =
+        names.filter_map(|part| if let Part::Code(name) = part { Some(name) } else { None }).collect();
+    assert!(names.len() > 40, "the names were found: {}", names.len());
+    // A search for `readv` finds `readv_at` by its first letters.
+    let is_found = |name: &str| {
+        ["fn NAME_at", "alias = \"NAME\"", "[\"NAME\"", ", \"NAME\""]
+            .iter()
+            .any(|form| sources.contains(&form.replace("NAME", name)))
+    };
+    let missing: Vec<_> = names.into_iter().filter(|name| !is_found(name)).collect();
+    assert!(missing.is_empty(), "no item of cufile/src has {missing:?} as an alias");
+}
+
+fn sources(folder: &Path) -> String {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths
+        .map(|path| if path.is_dir() { sources(&path) } else { fs::read_to_string(&path).unwrap() })
+        .collect()
 }
 
 #[test]

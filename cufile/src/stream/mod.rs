@@ -172,6 +172,7 @@ impl RegisteredStream {
     ///
     /// # Errors
     /// cuFile's error; [`Failed::into_buffer`] returns the buffer.
+    #[doc(alias = "read_async")]
     #[doc(alias = "cuFileReadAsync")]
     pub fn read_at<B: IoBufMut + 'static>(
         &self,
@@ -229,6 +230,7 @@ impl RegisteredStream {
     ///
     /// # Errors
     /// cuFile's error; [`Failed::into_buffer`] returns the buffer.
+    #[doc(alias = "write_async")]
     #[doc(alias = "cuFileWriteAsync")]
     pub fn write_at<B: IoBuf + 'static>(
         &self,
