@@ -434,6 +434,48 @@ fn staging_buffers_are_allocated_and_freed_together() {
 }
 
 #[test]
+fn release_buffers_keeps_memory_that_lanes_share() {
+    let bytes = pattern(1 << 20);
+    let bed = Bed::on(Emulator::start());
+    let emulator = bed.emulator.as_ref().unwrap();
+    bed.file("data", &bytes);
+    let engine = engine(&bed).threads(4).bounce_buffer_bytes(16 << 10).build();
+    let file = open(&engine, &bed.path("data"));
+    let mut buffer = bed.device.alloc(100_000).unwrap();
+    let live = || [emulator.live("device-bytes"), emulator.live("pinned-bytes")];
+    let none = [emulator.live("device-bytes"), 0];
+    // Returns what was freed without a small plan, and says the same.
+    let release = || {
+        let (before, released, after) = (live(), engine.release_buffers() as i64, live());
+        let freed = before[0] - after[0] + before[1] - after[1];
+        assert!((freed..freed + 64 * 1024).contains(&released), "{released} for {freed}");
+        freed
+    };
+    file.read_many(&mut buffer, &scattered()).unwrap();
+    let freed_while_in_use = thread::scope(|scope| {
+        // Keeps at least one lane lent, whose copies are done.
+        let held = emulator.hold("cudaEventQuery", "times=all");
+        let reading = scope.spawn(|| file.read_many(&mut buffer, &scattered()).unwrap());
+        held.wait_for(1);
+        let freed = release();
+        assert!(live()[0] > none[0], "the staging buffers of a lane that is lent");
+        held.release();
+        reading.join().unwrap();
+        freed
+    });
+    let read = buffer.to_vec().unwrap();
+    for IoRange { file_offset, buffer_offset, len_bytes } in scattered() {
+        assert!(read[buffer_offset..][..len_bytes] == bytes[file_offset as usize..][..len_bytes]);
+    }
+    // A worker may hold its lane a little longer than the transfer takes.
+    let mut freed = 0;
+    while live() != none {
+        freed += release();
+    }
+    assert!(freed > 0 && freed_while_in_use >= 0);
+}
+
+#[test]
 fn four_workers_allocate_staging_buffers_in_three_calls() {
     let bed = Bed::on(Emulator::start());
     let emulator = bed.emulator.as_ref().unwrap();

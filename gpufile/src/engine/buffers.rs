@@ -68,10 +68,9 @@ impl Buffers {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of bytes of memory that the buffers take.
-    pub fn allocated_bytes(&self) -> usize {
-        let contents = self.lock();
-        contents.bounce.allocated_bytes() + contents.staging.allocated_bytes()
+    /// Returns the number of bytes of memory that the bounce buffer takes.
+    pub fn bounce_bytes(&self) -> usize {
+        self.lock().bounce.allocated_bytes()
     }
 
     /// Notes that a thread will submit the copies, for which [`wait`](Self::wait) then waits.

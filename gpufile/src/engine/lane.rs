@@ -102,9 +102,9 @@ impl Lane {
         self.slots.iter().any(|slot| slot.pending.is_some())
     }
 
-    /// Returns the number of bytes of memory that the bounce buffers and the staging buffers take.
-    pub fn buffer_bytes(&self) -> usize {
-        self.slots.iter().map(|slot| slot.buffers.allocated_bytes()).sum()
+    /// Returns the number of bytes of memory that the bounce buffers take.
+    pub fn bounce_bytes(&self) -> usize {
+        self.slots.iter().map(|slot| slot.buffers.bounce_bytes()).sum()
     }
 
     /// Reads a small range to device memory, and waits until it is there. The lane must have nothing in

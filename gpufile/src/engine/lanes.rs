@@ -258,23 +258,29 @@ impl PlaceLanes {
         state
     }
 
-    /// Frees the lanes that are not lent, and with the last one the staging buffers that none has used yet. Returns the
-    /// number of bytes that were freed.
+    /// Frees the lanes that are not lent, and the staging buffers that none uses. Returns the number of bytes that were
+    /// freed. Several staging buffers share an allocation, which is freed with the last of them.
     fn release(&self) -> usize {
-        let unused_before = self.unused_staging_bytes();
+        let staging_before = self.staging_bytes();
         let lanes = mem::take(&mut self.state().free);
-        let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::buffer_bytes).sum::<usize>());
+        let (count, bytes) = (lanes.len(), lanes.iter().map(Lane::bounce_bytes).sum::<usize>());
         // Other threads may make new lanes only when these are gone.
         drop(lanes);
         self.state().existing -= count;
         self.came_back.notify_all();
-        bytes + unused_before.saturating_sub(self.unused_staging_bytes())
+        if let Some(submitter) = self.live_submitter() {
+            submitter.free_unused_staging();
+        }
+        bytes + staging_before.saturating_sub(self.staging_bytes())
     }
 
-    /// Returns the number of bytes of staging buffers that no lane has used yet.
-    fn unused_staging_bytes(&self) -> usize {
-        let submitter = self.submitter.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
-        submitter.map_or(0, |submitter| submitter.unused_staging_bytes())
+    /// Returns the number of bytes that the staging buffers of all lanes take.
+    fn staging_bytes(&self) -> usize {
+        self.live_submitter().map_or(0, |submitter| submitter.staging_bytes())
+    }
+
+    fn live_submitter(&self) -> Option<Arc<Submitter>> {
+        self.submitter.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

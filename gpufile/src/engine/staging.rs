@@ -99,14 +99,6 @@ impl Staging {
         Self { gpus, available, state: State::Unused }
     }
 
-    /// Returns the number of bytes of device memory that the staging buffer takes.
-    pub fn allocated_bytes(&self) -> usize {
-        match &self.state {
-            State::Ready(Ready { memory: Some(memory), .. }) => memory.len_bytes(),
-            _ => 0,
-        }
-    }
-
     /// Loads the kernels and allocates the staging buffer when first called, if possible.
     pub fn prepare(&mut self, device: &Device, bounce: &Bounce) {
         if let State::Unused = self.state {

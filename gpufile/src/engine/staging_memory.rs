@@ -1,5 +1,6 @@
 //! Device memory for the staging buffers of a GPU.
 
+use std::mem;
 use std::sync::{Arc, PoisonError, Weak};
 
 use cufile::IoBuf;
@@ -49,9 +50,15 @@ impl StagingMemory {
         state.unused.pop_if(|buffer| buffer.len_bytes == len_bytes)
     }
 
-    /// Returns the number of bytes that are allocated and not in use yet.
-    pub fn unused_bytes(&self) -> usize {
-        self.state().unused.iter().map(StagingBuffer::len_bytes).sum()
+    /// Returns the number of bytes that were allocated and not freed.
+    pub fn live_bytes(&self) -> usize {
+        self.state().live_bytes()
+    }
+
+    /// Frees the staging buffers that no lane has taken.
+    pub fn free_unused(&self) {
+        let unused = mem::take(&mut self.state().unused);
+        drop(unused);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -70,9 +77,5 @@ impl State {
 impl StagingBuffer {
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.allocation.as_ptr().cast_mut().wrapping_add(self.start)
-    }
-
-    pub fn len_bytes(&self) -> usize {
-        self.len_bytes
     }
 }

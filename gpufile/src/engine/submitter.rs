@@ -39,9 +39,14 @@ impl Submitter {
         Ok(Self { streams: Streams::new(device)?, staging: Arc::default(), state: Mutex::default() })
     }
 
-    /// Returns the number of bytes of staging buffers that no lane has used yet.
-    pub fn unused_staging_bytes(&self) -> usize {
-        self.staging.unused_bytes()
+    /// Returns the number of bytes that the staging buffers of all lanes take.
+    pub fn staging_bytes(&self) -> usize {
+        self.staging.live_bytes()
+    }
+
+    /// Frees the staging buffers that no lane has taken.
+    pub fn free_unused_staging(&self) {
+        self.staging.free_unused();
     }
 
     /// Submits the copies that were noted in these buffers, or leaves them to a thread that is submitting others.

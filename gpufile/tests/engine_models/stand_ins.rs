@@ -355,9 +355,11 @@ pub mod submitter {
             Ok(Self)
         }
 
-        pub fn unused_staging_bytes(&self) -> usize {
+        pub fn staging_bytes(&self) -> usize {
             0
         }
+
+        pub fn free_unused_staging(&self) {}
     }
 }
 
@@ -386,7 +388,7 @@ impl Lane {
         self.place
     }
 
-    pub fn buffer_bytes(&self) -> usize {
+    pub fn bounce_bytes(&self) -> usize {
         2
     }
 

@@ -46,7 +46,7 @@ fn the_last_returned_lane_is_lent_first() {
     lent.into_iter().for_each(|lane| lanes.put(lane));
     let again = [(); 2].map(|()| take(&lanes));
     assert_eq!(again.each_ref().map(Lane::place), [Place::Host; 2]);
-    assert_eq!(again.map(|lane| lane.buffer_bytes() / Bounce::bytes_for(BOUNCE)), [2, 1]);
+    assert_eq!(again.map(|lane| lane.bounce_bytes() / Bounce::bytes_for(BOUNCE)), [2, 1]);
 }
 
 #[test]
