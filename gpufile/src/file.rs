@@ -199,7 +199,7 @@ impl File {
         &self.engine
     }
 
-    pub(crate) fn open_file(&self) -> &OpenFile {
+    pub(crate) fn open_file(&self) -> &Arc<OpenFile> {
         &self.open
     }
 

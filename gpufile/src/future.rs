@@ -25,6 +25,8 @@ use crate::owned::Owned;
 /// worker then drops the buffers. It also drops the files and the last reference to the engine, if nothing
 /// else refers to them. [`cancel`](Self::cancel) returns the buffers. `mem::forget` leaks them.
 ///
+/// In a forked child, a future of the parent has ended: its output is an error and the buffers. Dropping it leaks them.
+///
 /// ```
 /// use gpufile::File;
 ///
@@ -95,8 +97,9 @@ impl<T> IoFuture<T> {
     }
 
     /// Ends the transfer early. Workers claim no more of its chunks. The call waits for the claimed ones, a
-    /// few MiB for each thread. Returns the number of bytes that were transferred from the start without a
-    /// gap, and the buffer.
+    /// few MiB for each thread. For memory of a GPU, these end when the GPU has copied them, after copies that were
+    /// queued before: behind a busy GPU or link, that can take seconds. Returns the number of bytes that were
+    /// transferred from the start without a gap, and the buffer.
     ///
     /// A list of ranges has no such number. If some of it was not transferred, the result is
     /// [`Error::Entry`](crate::Error::Entry) with the errno `ECANCELED`. The list is returned too.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 
@@ -16,10 +16,16 @@ use crate::memory::Memory;
 use crate::open_file::Method;
 use crate::outcome::Stop;
 
+/// The cause of the failure of a transfer that the parent of a forked child began, in the child.
+pub(crate) const OF_ANOTHER_PROCESS: &str = "the transfer belongs to the process that forked this one";
+
 /// A buffer or a list of them, the files, and the jobs that move bytes between them.
 ///
 /// Dropping it leaves all of that to the jobs, and to the worker that ends the last of them. A write continues
 /// to its end. A read ends with the chunks that were begun. Forgetting it leaks all of it.
+///
+/// A forked child has no workers that would end the jobs, and locks of the jobs may stay locked there. So dropping
+/// leaks all of it there, and waiting returns the value with an error.
 pub(crate) struct Owned<T> {
     /// On the heap, at a fixed address, because workers refer to it.
     place: NonNull<Pending<T>>,
@@ -119,13 +125,16 @@ impl<T> Owned<T> {
         }
     }
 
-    /// Returns whether the transfer has ended.
+    /// Returns whether the transfer has ended, or belongs to another process.
     pub fn is_done(&self) -> bool {
-        self.parts().iter().all(|part| part.job.is_done())
+        !self.generation.is_current() || self.parts().iter().all(|part| part.job.is_done())
     }
 
     /// Returns whether the transfer has ended. If it has not, the end of a job will wake `waker`.
     pub fn poll(&self, waker: &Waker) -> Poll<()> {
+        if !self.generation.is_current() {
+            return Poll::Ready(());
+        }
         match self.parts().iter().any(|part| part.job.poll(waker).is_pending()) {
             true => Poll::Pending,
             false => Poll::Ready(()),
@@ -143,18 +152,32 @@ impl<T> Owned<T> {
 
     /// Waits for the jobs. Returns the number of bytes that they transferred, and the value.
     pub fn finish(self) -> (Result<usize>, T) {
-        let place = ManuallyDrop::new(self).place;
-        // SAFETY: `self` is not dropped.
-        unsafe { Self::take(place, false) }
+        self.end(false)
     }
 
     /// Stops the handing out of chunks, and waits for the chunks that were begun. Returns the outcome and the
     /// value.
     pub fn cancel(self) -> (Result<usize>, T) {
-        self.stop();
-        let place = ManuallyDrop::new(self).place;
-        // SAFETY: `self` is not dropped.
-        unsafe { Self::take(place, true) }
+        self.end(true)
+    }
+
+    fn end(self, is_cancelled: bool) -> (Result<usize>, T) {
+        let this = ManuallyDrop::new(self);
+        if !this.generation.is_current() {
+            let Pending { owned, work, refused } = this.pending();
+            let stop =
+                EntryStop { entry: 0, stop: Stop::failed(0, Cause::Invalid(OF_ANOTHER_PROCESS.to_owned())) };
+            let result = work.as_ref().map(|work| work.list.outcome(stop, false));
+            // SAFETY: no thread of this process uses the value, and `this` is never dropped. The work stays where it
+            // is. Without work, nothing uses the error.
+            let (owned, refused) = unsafe { (ptr::read(owned), ptr::read(refused)) };
+            return (result.unwrap_or_else(|| Err(refused.expect("no work"))), owned);
+        }
+        if is_cancelled {
+            this.stop();
+        }
+        // SAFETY: `this` is not dropped.
+        unsafe { Self::take(this.place, is_cancelled) }
     }
 
     fn stop(&self) {
@@ -199,7 +222,6 @@ impl Work {
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         if !self.generation.is_current() {
-            // The workers, and any lock that they held, are in another process. So the transfer leaks.
             return;
         }
         if self.pending().work.as_ref().is_some_and(|work| !work.is_write) {

@@ -1,23 +1,29 @@
 //! Reads and writes ordered with the work of a CUDA stream, without cuFile.
 
-use std::sync::Arc;
-use std::{fmt, mem};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr;
 
 use cufile::cuda::{Event, Stream};
+use cufile::fork::Generation;
 use cufile::{IoBuf, IoBufMut};
 
-use crate::engine::{Direction, Relay, Ring, ends_soon, wait_by_looking};
+use crate::engine::{Direction, OwnedRelay, ends_soon, wait_by_looking};
 use crate::error::{Cause, READ, Result, WRITE};
 use crate::file::File;
 use crate::memory::{Memory, Place};
 use crate::outcome::{Outcome, Stop};
+use crate::owned::OF_ANOTHER_PROCESS;
 use crate::route::RoutePolicy;
 
 /// A transfer that is part of a stream's work. It owns its buffer. Later work of the stream starts after the
 /// transfer.
 ///
-/// Dropping it waits for its end. If that takes longer than 30 seconds, dropping leaks the buffer.
-/// `mem::forget` leaks it too.
+/// Dropping it waits for its end. If that takes longer than 30 seconds, dropping leaks the buffer, the file and all
+/// else that the transfer uses. The stream still carries the transfer out when it comes to it. `mem::forget` leaks the
+/// same. Do not drop it in a function that a stream calls, because CUDA permits no waiting there.
+///
+/// In a forked child, nothing waits: [`wait`](Self::wait) returns an error and the buffer, dropping leaks.
 ///
 /// ```no_run
 /// use gpufile::{Engine, File};
@@ -36,24 +42,27 @@ use crate::route::RoutePolicy;
 /// ```
 #[must_use = "dropping it waits for the transfer"]
 pub struct StreamIo<B> {
-    /// The file, at a fixed address while workers use it.
-    file: Arc<File>,
-    direction: Direction,
-    offset: u64,
-    state: State,
-    /// The buffer. `None` after it was taken.
-    buffer: Option<B>,
+    /// `None` after the output was taken.
+    state: Option<State<B>>,
 }
 
-enum State {
-    /// The stream will reach the transfer, and then the event.
-    Submitted {
-        relay: Arc<Relay>,
-        passed: Event,
-        /// The ring that the transfer uses.
-        _ring: Arc<Ring>,
-    },
-    Done(Result<usize>),
+enum State<B> {
+    /// Leaked as a whole if the stream may still reach the transfer.
+    Submitted(ManuallyDrop<Submitted<B>>),
+    Done(Result<usize>, B),
+}
+
+/// A transfer that the stream will reach, and all that it uses.
+struct Submitted<B> {
+    relay: OwnedRelay,
+    /// The event that the stream reaches after the transfer.
+    passed: Event,
+    buffer: B,
+    file: File,
+    direction: Direction,
+    offset: u64,
+    /// The process that submitted it.
+    generation: Generation,
 }
 
 impl File {
@@ -121,27 +130,40 @@ impl<B> StreamIo<B> {
         (memory, buffer): (Result<Memory>, B),
         offset: u64,
     ) -> Self {
-        let file = Arc::new(file.clone());
         let checked = memory.and_then(|memory| {
             file.check_offset(operation(direction), offset, memory.len_bytes)?;
             Ok(memory)
         });
-        let state = match checked {
-            Err(error) => State::Done(Err(error)),
-            // SAFETY: the caller's promise; the buffer stays until the transfer has ended, or for ever.
-            Ok(memory) => unsafe { submit(&file, direction, stream, memory, offset) }
+        // Leaked if a panic prevents the end.
+        let buffer = ManuallyDrop::new(buffer);
+        // SAFETY: the caller's promise; the buffer stays until the transfer has ended, or for ever.
+        let submitted = checked.and_then(|memory| unsafe { submit(file, direction, stream, memory, offset) });
+        let state = match submitted {
+            Ok(Began::InStream(relay, passed)) => State::Submitted(ManuallyDrop::new(Submitted {
+                relay,
+                passed,
+                buffer: ManuallyDrop::into_inner(buffer),
+                file: file.clone(),
+                direction,
+                offset,
+                generation: Generation::current(),
+            })),
+            Ok(Began::Not(memory)) => {
                 // SAFETY: as above.
-                .unwrap_or_else(|| State::Done(unsafe { run_now(&file, direction, stream, memory, offset) })),
+                let result = unsafe { run_now(file, direction, stream, memory, offset) };
+                State::Done(result, ManuallyDrop::into_inner(buffer))
+            }
+            Err(error) => State::Done(Err(error), ManuallyDrop::into_inner(buffer)),
         };
-        Self { file, direction, offset, state, buffer: Some(buffer) }
+        Self { state: Some(state) }
     }
 
     /// Returns whether the transfer has ended or its stream has failed, so that [`wait`](Self::wait) does not
     /// wait.
     pub fn is_done(&self) -> bool {
         match &self.state {
-            State::Submitted { relay, passed, .. } => relay.has_ended() || passed.is_done().is_err(),
-            State::Done(_) => true,
+            Some(State::Submitted(submitted)) => submitted.is_done(),
+            _ => true,
         }
     }
 
@@ -151,28 +173,48 @@ impl<B> StreamIo<B> {
     where
         B: IoBuf,
     {
-        match &self.state {
-            State::Submitted { relay, .. } => relay.memory().ptr,
-            State::Done(_) => self.buffer.as_ref().expect("taken by `wait` only").as_ptr(),
+        match self.state.as_ref().expect("taken by `wait` only") {
+            State::Submitted(submitted) => submitted.relay.memory().ptr,
+            State::Done(_, buffer) => buffer.as_ptr(),
         }
     }
 
     /// Waits for the end of the transfer and of the stream's work before it. Returns the number of bytes that
     /// were transferred, and the buffer.
     pub fn wait(mut self) -> (Result<usize>, B) {
-        self.settle();
-        let state = mem::replace(&mut self.state, State::Done(Ok(0)));
-        let State::Done(result) = state else { unreachable!("settled") };
-        (result, self.buffer.take().expect("taken here only"))
+        match self.state.take().expect("taken here only") {
+            State::Submitted(submitted) => Submitted::end(submitted),
+            State::Done(result, buffer) => (result, buffer),
+        }
+    }
+}
+
+impl<B> Submitted<B> {
+    fn is_done(&self) -> bool {
+        // In a forked child, the transfer has no end.
+        !self.generation.is_current() || self.relay.has_ended() || self.passed.is_done().is_err()
     }
 
-    /// Waits until the stream has passed the transfer, or can never reach it.
-    fn settle(&mut self) {
-        let State::Submitted { relay, passed, .. } = &self.state else { return };
+    /// Waits until the stream has passed the transfer, or can never reach it. Returns the result and the buffer.
+    fn end(mut this: ManuallyDrop<Self>) -> (Result<usize>, B) {
+        if !this.generation.is_current() {
+            let forked = Cause::Invalid(OF_ANOTHER_PROCESS.to_owned());
+            let result = this.result(Err(Stop::failed(0, forked)));
+            // Only the buffer is the child's too. The rest belongs to threads of the parent.
+            // SAFETY: no thread of this process uses the buffer, and `this` is never dropped.
+            return (result, unsafe { ptr::read(&this.buffer) });
+        }
+        let outcome = this.settle();
+        let result = this.result(outcome);
+        (result, ManuallyDrop::into_inner(this).buffer)
+    }
+
+    fn settle(&mut self) -> Outcome {
+        let Self { relay, passed, .. } = self;
         // A failed wait need not mean that the stream failed. A stream that works continues to use the
         // buffer.
         let waited = passed.wait().or_else(|_| wait_by_looking(passed));
-        let outcome = match waited {
+        match waited {
             Ok(()) => relay.finish(),
             Err(error) => {
                 let stream_is_done = || {
@@ -182,13 +224,11 @@ impl<B> StreamIo<B> {
                 relay.give_up(|| passed.is_done().is_err(), stream_is_done);
                 Err(Stop::failed(0, error))
             }
-        };
-        self.state = State::Done(self.result(outcome));
+        }
     }
 
     fn result(&self, outcome: Outcome) -> Result<usize> {
-        let State::Submitted { relay, .. } = &self.state else { unreachable!("called once, when it ends") };
-        let len_bytes = relay.memory().len_bytes;
+        let len_bytes = self.relay.memory().len_bytes;
         let (done, cause) = match outcome {
             Ok(()) => return Ok(len_bytes),
             Err(Stop { done_bytes, cause: None }) => return Ok(done_bytes),
@@ -200,11 +240,14 @@ impl<B> StreamIo<B> {
 
 impl<B> Drop for StreamIo<B> {
     fn drop(&mut self) {
-        if ends_soon(|| self.is_done()) {
-            self.settle();
-        } else {
-            // The stream may reach the transfer at any time.
-            mem::forget((mem::replace(&mut self.state, State::Done(Ok(0))), self.buffer.take()));
+        if let Some(State::Submitted(submitted)) = &self.state
+            && (!submitted.generation.is_current() || !ends_soon(|| submitted.is_done()))
+        {
+            // The stream may reach the transfer at any time. In a forked child, it is the parent's.
+            return;
+        }
+        if let Some(State::Submitted(submitted)) = self.state.take() {
+            drop(Submitted::end(submitted));
         }
     }
 }
@@ -215,19 +258,29 @@ impl<B> fmt::Debug for StreamIo<B> {
     }
 }
 
-/// Submits the transfer as part of the stream's work. Returns `None` if that is not possible; nothing is in
-/// flight then.
+/// The beginning of a transfer.
+enum Began {
+    /// The stream will reach the transfer, and then the event.
+    InStream(OwnedRelay, Event),
+    /// The stream cannot wait for a transfer of this memory; nothing is in flight.
+    Not(Memory),
+}
+
+/// Submits the transfer as part of the stream's work, if that is possible.
+///
+/// # Errors
+/// A stream that is being captured for a graph, or the failure to ask for that.
 ///
 /// # Safety
-/// As for [`Relay::new`].
+/// As for [`OwnedRelay::new`].
 unsafe fn submit(
-    file: &Arc<File>,
+    file: &File,
     direction: Direction,
     stream: &Stream,
     memory: Memory,
     offset: u64,
-) -> Option<State> {
-    let failed = |cause| Err(file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause));
+) -> Result<Began> {
+    let failed = |cause| file.transfer_error(operation(direction), offset, memory.len_bytes, 0, cause);
     let needs_cufile =
         file.open_file().settings.policy() == RoutePolicy::RequireCufile && memory.place != Place::Host;
     // A graph runs its work later, and more than once, which a transfer does not support. Waiting for the
@@ -235,35 +288,32 @@ unsafe fn submit(
     match stream.is_capturing() {
         Ok(false) => {}
         Ok(true) => {
-            return Some(State::Done(failed(Cause::Invalid(
+            return Err(failed(Cause::Invalid(
                 "the stream is captured for a CUDA graph; wait for the end of the capture".to_owned(),
-            ))));
+            )));
         }
-        Err(error) => return Some(State::Done(failed(error.into()))),
+        Err(error) => return Err(failed(error.into())),
     }
     if memory.len_bytes == 0 || needs_cufile {
-        return None;
+        return Ok(Began::Not(memory));
     }
-    let relays = file.engine().relays()?;
+    let Some(relays) = file.engine().relays() else { return Ok(Began::Not(memory)) };
     let slot_bytes = if memory.place == Place::Host { 0 } else { memory.len_bytes };
-    let ring = relays.rings.take(stream, slot_bytes)?;
+    let Some(ring) = relays.rings.take(stream, slot_bytes) else { return Ok(Began::Not(memory)) };
     let mut turns = ring.turns();
-    let target = (file.open_file(), file.chunk_bytes());
-    // SAFETY: the caller's promise. The ring stays with the state, and until the transfer was given up. The
-    // file keeps the engine with its workers.
-    let relay = unsafe { Relay::new(target, direction, memory, offset, relays.workers(), &ring, &mut turns) };
-    match relay.submit(stream, relays.begin()) {
-        Ok(passed) => {
-            drop(turns);
-            Some(State::Submitted { relay, passed, _ring: ring })
-        }
+    let target = (file.open_file().clone(), file.chunk_bytes());
+    // SAFETY: the caller's promise.
+    let mut relay =
+        unsafe { OwnedRelay::new(target, direction, memory, offset, relays.clone(), &ring, &mut turns) };
+    match relay.submit(stream) {
+        Ok(passed) => Ok(Began::InStream(relay, passed)),
         Err(_) => {
             let stream_is_done = || {
                 // All submitted work is done then. The next call on the stream returns its error.
                 let _ = stream.synchronize();
             };
             relay.give_up(|| stream.is_idle().is_err(), stream_is_done);
-            None
+            Ok(Began::Not(memory))
         }
     }
 }

@@ -1,14 +1,18 @@
 //! Tests of engines in the child of a fork. The child's new engine works at any time. The parent's engine works there
 //! as far as it can.
 
+mod support;
+
 use std::fs;
 use std::path::Path;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use cufile_tests::bed::pattern;
+use cufile_tests::bed::{Bed, pattern};
 use cufile_tests::{alone, in_a_fork};
-use gpufile::{Engine, File, IoRange, OwnedRequest};
+use gpufile::{Cause, Engine, File, IoRange, OwnedRequest, RoutePolicy};
+use support::Gate;
 
 /// A length with work for all workers.
 const LONG: usize = (9 << 20) + 4321;
@@ -73,6 +77,51 @@ fn equal_process_ids_do_not_hide_a_fork() {
             assert_eq!(ended, Ok(()));
         });
         assert_eq!(ended, Ok(()));
+    });
+}
+
+#[test]
+fn forked_children_wait_for_no_transfer() {
+    alone("forked_children_wait_for_no_transfer", || {
+        let bed = Bed::emulated();
+        let bytes = pattern(LONG);
+        bed.file("data", &bytes);
+        let engine = Engine::builder().driver(bed.driver.clone()).threads(2).build();
+        let file = File::options().read(true).engine(&engine).policy(RoutePolicy::PosixOnly);
+        let file = file.open(bed.path("data")).unwrap();
+        let stream = bed.device.stream().unwrap();
+        let gate = Gate::close(&stream);
+        let io = file.read_at_on_stream(&stream, bed.device.alloc(LONG).unwrap(), 0);
+        let on_host = file.read_at_on_stream(&stream, vec![0; LONG], 0);
+        let held = bed.emulator.as_ref().unwrap().hold("cudaEventQuery", "times=all");
+        let future = file.read_at_async(bed.device.alloc(LONG).unwrap(), 0);
+        held.wait_for(1);
+        let ended = in_a_fork(|| {
+            // SAFETY: the child ends without using or dropping the parent's values again.
+            unsafe {
+                let io = || ptr::read(&io);
+                drop(io());
+                assert!(io().is_done());
+                let (result, buffer) = io().wait();
+                assert!(matches!(result.unwrap_err().cause(), Cause::Invalid(_)));
+                drop(buffer);
+                assert!(ptr::read(&on_host).wait().0.is_err());
+                drop(ptr::read(&future));
+                assert!(future.is_done());
+                for (result, buffer) in [ptr::read(&future).wait(), ptr::read(&future).cancel()] {
+                    assert!(matches!(result.unwrap_err().cause(), Cause::Invalid(_)));
+                    drop(buffer);
+                }
+                assert_eq!(engine.release_buffers(), 0);
+                drop((ptr::read(&file), ptr::read(&engine)));
+            }
+        });
+        assert_eq!(ended, Ok(()));
+        held.release();
+        gate.open();
+        assert!(future.wait().1.to_vec().unwrap() == bytes);
+        assert!(io.wait().1.to_vec().unwrap() == bytes);
+        assert!(on_host.wait().1 == bytes);
     });
 }
 

@@ -30,6 +30,22 @@
 //! - **submitter**: the streams that lanes of a GPU share. One thread at a time submits the copies of all lanes there.
 //! - **relay**: a transfer that a stream waits for. Its bytes pass through the slots of a **ring**.
 //!
+//! # Drops
+//! - A drop waits for no thread's end, and for no foreign code: a waker, the drop of a caller's buffer, a function of a
+//!   stream. Foreign code runs on workers only while they hold no lock and no lane.
+//! - What a transfer refers to is one unit: the files, the memory, the ring, the threads that serve it. Its owner frees
+//!   the unit when the transfer has ended, or leaks it as a whole. A stream that comes to a leaked transfer later finds
+//!   all of it, and threads that carry it out.
+//! - The last reference to an engine closes the queues, and waits until the workers have put back their lanes. They
+//!   do so without foreign code, because no job is left. The thread that drops the reference then frees all memory and
+//!   closes the driver. The threads end by themselves soon afterwards. They have nothing of CUDA by then, so they may
+//!   still exist when the process exits and CUDA is unloaded.
+//! - An engine that is never dropped, such as the global one, leaves its memory to the operating system. Its workers
+//!   wait for jobs then, and call nothing.
+//! - The thread of relays and CUDA's own threads free neither pinned memory nor anything else of CUDA.
+//! - In a forked child, nothing waits for the parent's threads and locks. Values note the
+//!   [generation](cufile::fork::Generation) that they were made in. In a later one, waiting fails and dropping leaks.
+//!
 //! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
 //! [`lanes`], [`lane`], [`queue`], [`file_side`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`],
 //! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`staging_memory`], [`streams`],
@@ -69,8 +85,7 @@ pub(crate) use chunks::Refused;
 pub(crate) use copies::{ends_soon, wait_by_looking};
 pub(crate) use in_flight::InFlight;
 pub(crate) use job::{EntryStop, Job};
-pub(crate) use relay::ring::Ring;
-pub(crate) use relay::{Direction, Relay};
+pub(crate) use relay::{Direction, OwnedRelay};
 pub(crate) use schedule::Schedule;
 pub use transfer::IoRange;
 pub(crate) use transfer::{Entries, Entry, FILE_LIMIT, Transfer};
@@ -89,13 +104,14 @@ use relay::thread::RelayThread;
 /// engine; several engines may exist.
 ///
 /// An engine loads, starts and allocates nothing before a transfer needs it, so it costs nothing on a machine
-/// without CUDA. Its threads end and its memory is freed when the last file and the last clone are dropped.
+/// without CUDA. Its memory is freed when the last file and the last clone are dropped. Its threads end soon
+/// afterwards, and dropping does not wait for them.
 ///
 /// A child process made by `fork` may make an engine and use it for host memory. CUDA that the parent used
 /// does not work in the child. An engine inherited from the parent has no workers in the child: the calling
 /// thread does their work. The child should open a file again if the parent's threads used it during the
-/// fork. Transfers that the parent began never end in the child, which must not wait for them. Dropping their
-/// futures there leaks the buffers.
+/// fork. Transfers that the parent began never end in the child. Waiting for one there returns an error and the
+/// buffer at once. Dropping one leaks the buffer.
 ///
 /// ```
 /// use gpufile::{Engine, File};
@@ -118,7 +134,7 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     /// The thread that carries on relays, started when a stream first waits for a transfer. `None` if the
     /// operating system starts no threads.
-    relays: OnceLock<Option<RelayThread>>,
+    relays: OnceLock<Option<Arc<RelayThread>>>,
     workers: Workers,
     gpus: Arc<Gpus>,
     settings: Settings,
@@ -275,7 +291,15 @@ impl Engine {
     /// [`SettingsError`] if an environment variable has an invalid value, or if two variables for one setting
     /// differ.
     pub fn try_global() -> Result<&'static Engine, &'static SettingsError> {
-        GLOBAL.get_or_init(|| Ok(Engine::builder().settings(Settings::from_env()?).build())).as_ref()
+        match GLOBAL.get() {
+            Some(engine) => engine.as_ref(),
+            None => {
+                // Made before the cell is locked, so that hardly a fork comes while it is.
+                let engine =
+                    Settings::from_env().map(|settings| Engine::builder().settings(settings).build());
+                GLOBAL.get_or_init(|| engine).as_ref()
+            }
+        }
     }
 
     /// Makes this engine the process's default. The caller does so before anything uses the default engine.
@@ -339,7 +363,7 @@ impl Engine {
     /// moment. Returns the number of bytes freed. Later transfers allocate new buffers.
     pub fn release_buffers(&self) -> usize {
         let relays = self.0.relays.get().and_then(Option::as_ref);
-        self.0.workers.release_buffers() + relays.map_or(0, RelayThread::release_buffers)
+        self.0.workers.release_buffers() + relays.map_or(0, |relays| relays.release_buffers())
     }
 
     pub(crate) fn gpus(&self) -> &Arc<Gpus> {
@@ -352,7 +376,7 @@ impl Engine {
 
     /// Returns the thread that carries on relays. Returns `None` in a forked child, or if the operating
     /// system starts no threads.
-    pub(crate) fn relays(&self) -> Option<&RelayThread> {
+    pub(crate) fn relays(&self) -> Option<&Arc<RelayThread>> {
         let workers = &self.0.workers;
         if workers.is_forked() {
             return None;

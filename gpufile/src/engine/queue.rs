@@ -19,11 +19,15 @@ pub(crate) struct Queue {
     state: Mutex<State>,
     /// Notified when jobs have chunks to hand out, and when the queue is closed.
     ready: Condvar,
+    /// Notified when a worker of a closed queue is no longer busy.
+    rested: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Submitted>,
+    /// The number of workers that may have something of the engine, for example a lane.
+    busy: usize,
     closed: bool,
 }
 
@@ -68,7 +72,7 @@ impl State {
 
 impl Queue {
     pub fn new(place: Place) -> Self {
-        Self { place, state: Mutex::default(), ready: Condvar::new() }
+        Self { place, state: Mutex::default(), ready: Condvar::new(), rested: Condvar::new() }
     }
 
     /// Adds a job that has this many chunks of the place. They come behind those of `before`, an earlier job of
@@ -78,25 +82,46 @@ impl Queue {
         if chunks == 1 { self.ready.notify_one() } else { self.ready.notify_all() }
     }
 
-    /// Closes the queue, so that workers no longer wait for claims.
+    /// Closes the queue, so that its workers end. Waits until none of them has anything of the engine. That is soon,
+    /// because no job is left, and no worker runs foreign code while it is busy.
     pub fn close(&self) {
-        self.state().closed = true;
+        let mut state = self.state();
+        state.closed = true;
         self.ready.notify_all();
+        while state.busy > 0 {
+            state = self.rested.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
-    /// Claims the next chunk. Waits for one if `wait` is set. Returns `None` if there is none or the queue is
-    /// closed.
-    pub fn claim(&self, wait: bool) -> Option<Claim> {
+    /// Claims the next chunk, if there is one.
+    pub fn claim(&self) -> Option<Claim> {
+        self.state().claim(self.place)
+    }
+
+    /// Claims the next chunk, after waiting for one. The worker is not busy while it waits, and busy afterwards.
+    /// Returns `None` if the queue is closed.
+    pub fn wait_for_claim(&self, is_busy: &mut bool) -> Option<Claim> {
         let mut state = self.state();
         loop {
             let claim = state.claim(self.place);
+            let was_busy = mem::replace(is_busy, claim.is_some());
+            state.busy = state.busy + usize::from(*is_busy) - usize::from(was_busy);
             if claim.is_some() {
                 return claim;
             }
-            if state.closed || !wait {
+            if state.closed {
+                self.rested.notify_all();
                 return None;
             }
             state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes that the worker is no longer busy.
+    pub fn rest(&self, is_busy: &mut bool) {
+        if mem::take(is_busy) {
+            self.state().busy -= 1;
+            self.rested.notify_all();
         }
     }
 

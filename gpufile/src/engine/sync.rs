@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
-pub(super) use std::thread::{Builder, JoinHandle, sleep};
+pub(super) use std::thread::{Builder, sleep};
 pub(super) use std::time::Instant;
 
 thread_local! {

@@ -2,17 +2,17 @@
 //! them out on lanes.
 
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 
 use cufile::fork::Generation;
 
 use super::chunks::Refused;
-use super::job::{EntryStop, Job};
+use super::job::{Claim, EntryStop, Job};
 use super::lane::Lane;
 use super::lanes::Lanes;
 use super::queue::{Queue, Reports};
 use super::schedule::Schedule;
-use super::sync::{Builder, JoinHandle, Mutex, MutexGuard, as_worker, on_worker};
+use super::sync::{Builder, Mutex, MutexGuard, as_worker, on_worker};
 use super::transfer::Transfer;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
@@ -23,7 +23,7 @@ type PoolKey = (u64, Place);
 
 /// Threads, the lanes that they work on, and idle jobs.
 pub(crate) struct Workers {
-    /// The threads, by block device and place. This field comes before the lanes, so that the threads end first.
+    /// The threads, by block device and place.
     pools: Mutex<Vec<(PoolKey, Arc<Pool>)>>,
     pub(super) lanes: Arc<Lanes>,
     idle_jobs: IdleJobs,
@@ -77,10 +77,17 @@ impl Workers {
     /// The memory must meet the promises of [`IoBufMut`](cufile::IoBufMut), and be no larger than a bounce
     /// buffer.
     pub unsafe fn read_small(&self, file: &OpenFile, memory: &Memory, offset: u64) -> Outcome {
-        let mut lane = self.lanes.take(memory.place).map_err(|error| Stop::failed(0, error))?;
+        let apart;
+        let lanes = if self.is_forked() {
+            apart = self.lanes.apart();
+            &apart
+        } else {
+            &*self.lanes
+        };
+        let mut lane = lanes.take(memory.place).map_err(|error| Stop::failed(0, error))?;
         // SAFETY: the caller's promise.
         let outcome = unsafe { lane.read_small(file, memory.ptr, memory.len_bytes, offset) };
-        self.lanes.put(lane);
+        lanes.put(lane);
         outcome
     }
 
@@ -88,7 +95,7 @@ impl Workers {
     /// some 100 KiB. Does nothing if no lane is available at once: a thread that waits for a lane must not
     /// hold chunks of a job.
     fn work_beside(&self, job: &Arc<Job>) {
-        if job.is_done() {
+        if self.is_forked() || job.is_done() {
             return;
         }
         if let Some(lane) = self.lanes.try_take_for_host() {
@@ -182,9 +189,10 @@ impl Workers {
         Arc::new(self.lanes.apart())
     }
 
-    /// Frees the bounce buffers and the lists of chunks that no transfer uses. Returns the number of bytes.
+    /// Frees the bounce buffers and the lists of chunks that no transfer uses. Returns the number of bytes. Frees
+    /// nothing in a forked child, where the locks may stay locked for ever.
     pub fn release_buffers(&self) -> usize {
-        self.idle_jobs.clear() + self.lanes.release()
+        if self.is_forked() { 0 } else { self.idle_jobs.clear() + self.lanes.release() }
     }
 
     /// Starts the threads for host memory. Returns false if the operating system starts none.
@@ -231,7 +239,9 @@ impl Drop for Workers {
 /// A queue of jobs, and the threads that work on them as long as the pool exists.
 pub(crate) struct Pool {
     queue: Arc<Queue>,
-    threads: Vec<JoinHandle<()>>,
+    /// The lanes of the threads. A thread that waits for a job does not keep them, so that the thread that drops the
+    /// last pool frees their memory.
+    _lanes: Arc<Lanes>,
 }
 
 impl Pool {
@@ -242,9 +252,9 @@ impl Pool {
     pub fn new(place: Place, threads: usize, lanes: &Arc<Lanes>) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::new(place));
         let near = lanes.processors_near(place);
-        let mut pool = Self { queue, threads: Vec::new() };
+        let pool = Self { queue, _lanes: lanes.clone() };
         for number in 0..threads {
-            let (queue, lanes) = (pool.queue.clone(), lanes.clone());
+            let (queue, lanes) = (pool.queue.clone(), Arc::downgrade(lanes));
             let spawned = Builder::new().name(format!("gpufile-{number}")).spawn(move || {
                 if let Some(near) = near {
                     near.keep_this_thread();
@@ -252,8 +262,9 @@ impl Pool {
                 as_worker(|| worker_loop(&queue, &lanes));
             });
             match spawned {
-                Ok(thread) => pool.threads.push(thread),
-                Err(error) if pool.threads.is_empty() => return Err(error),
+                // The thread ends by itself when the pool is dropped.
+                Ok(_) => {}
+                Err(error) if number == 0 => return Err(error),
                 // Fewer threads work too.
                 Err(_) => break,
             }
@@ -268,47 +279,51 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// Ends the threads. No job can be left: a caller or a future waits for each job, and keeps the engine.
+    /// Lets the threads end. No job can be left: a caller or a future waits for each job, and keeps the engine.
+    ///
+    /// This waits for no thread, because a thread may run a waker or drop a buffer. Such foreign code may wait for a
+    /// lock that the caller holds, or drop an engine itself. It only waits until the threads have put back their lanes.
     fn drop(&mut self) {
         self.queue.close();
-        // A worker may drop the last reference to an engine, together with a future that it woke. The worker
-        // may belong to this engine, or to another whose last reference a worker of this one drops. So a
-        // worker waits for no threads here.
-        if !on_worker() {
-            self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// Carries out chunks from the queue until the queue is closed. The thread keeps nothing of the engine while it waits,
+/// or runs wakers.
+fn worker_loop(queue: &Queue, lanes: &Weak<Lanes>) {
+    let mut reports = Reports::to(queue);
+    let mut is_busy = false;
+    while let Some(claim) = queue.wait_for_claim(&mut is_busy) {
+        let lanes = lanes.upgrade().expect("the owner of a claimed job keeps the engine");
+        carry_out_all(queue, &lanes, claim, &mut reports);
+        drop(lanes);
+        if reports.has_wakers() {
+            // A waker is foreign code, which may use or drop this very engine.
+            queue.rest(&mut is_busy);
+            reports.wake_all();
         }
     }
 }
 
-/// Carries out chunks from the queue until the queue is closed.
-fn worker_loop(queue: &Queue, lanes: &Lanes) {
-    let mut reports = Reports::to(queue);
+/// Carries out a chunk, and those that are ready afterwards. Ends early if a waker is due.
+fn carry_out_all(queue: &Queue, lanes: &Lanes, first: Claim, reports: &mut Reports<'_>) {
     let mut lane: Option<Lane> = None;
+    let mut claim = Some(first);
     loop {
-        match queue.claim(lane.is_none()) {
-            Some(claim) => lanes.start(&mut lane, claim, &mut reports),
-            // The other jobs have had their turn.
-            None => match lane.as_ref().and_then(Lane::claim_next) {
-                Some(claim) => lanes.start(&mut lane, claim, &mut reports),
-                None => match lane.take() {
-                    Some(mut busy) if busy.is_busy() => {
-                        busy.finish_oldest(&mut reports);
-                        lane = Some(busy);
-                    }
-                    Some(idle) => lanes.put(idle),
-                    None => return,
-                },
-            },
+        match (claim, &mut lane) {
+            (Some(claim), _) => lanes.start(&mut lane, claim, reports),
+            (None, Some(lane)) if lane.is_busy() => lane.finish_oldest(reports),
+            (None, _) => break,
         }
         if reports.has_wakers() {
-            // A waker is foreign code, which may use this very engine. No other thread may wait for this one
-            // then.
-            if let Some(mut lane) = lane.take() {
-                lane.finish_all(&mut reports);
-                lanes.put(lane);
-            }
-            reports.wake_all();
+            break;
         }
+        // The other jobs have their turn first.
+        claim = queue.claim().or_else(|| lane.as_ref().and_then(Lane::claim_next));
+    }
+    if let Some(mut lane) = lane {
+        lane.finish_all(reports);
+        lanes.put(lane);
     }
 }
 

@@ -27,10 +27,9 @@ mod workers;
 
 use std::sync::Arc;
 
-pub(crate) use copies::{ends_soon, wait_by_looking};
+pub(crate) use copies::wait_by_looking;
 pub(crate) use job::{EntryStop, Job};
-pub(crate) use relay::ring::Ring;
-pub(crate) use relay::{Direction, Relay};
+pub(crate) use relay::{Direction, OwnedRelay};
 pub use schedule::Schedule;
 pub use transfer::{Entries, IoRange, Transfer};
 pub(crate) use workers::Workers;
@@ -161,12 +160,17 @@ mod write_plan {
     }
 }
 
+/// Waits until something has ended, or gives up where the model plans that. Returns whether it has ended.
+pub fn ends_soon(has_ended: impl Fn() -> bool) -> bool {
+    if world::happens(world::Fault::GivesUp) { has_ended() } else { copies::ends_soon(has_ended) }
+}
+
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
 /// The stand-in for the engine's type of this name.
 struct Inner {
-    relays: Option<RelayThread>,
+    relays: Option<Arc<RelayThread>>,
     workers: Workers,
     lanes: Arc<Lanes>,
     gpus: Arc<Gpus>,
@@ -190,7 +194,7 @@ impl Engine {
         engine
     }
 
-    pub fn relays(&self) -> Option<&RelayThread> {
+    pub fn relays(&self) -> Option<&Arc<RelayThread>> {
         self.0.relays.as_ref()
     }
 

@@ -30,7 +30,7 @@ pub mod file {
             &self.0.engine
         }
 
-        pub fn open_file(&self) -> &OpenFile {
+        pub fn open_file(&self) -> &Arc<OpenFile> {
             &self.0
         }
 

@@ -5,8 +5,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+use std::{mem, ptr};
 
 use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::Mutex;
 use shuttle::thread;
 
 use crate::cuda::Buffer;
@@ -282,6 +284,59 @@ fn wakers_can_use_and_drop_futures_of_their_engine() {
                 }
             }
             dropped.wait();
+            engine.assert_idle();
+        });
+    }
+}
+
+#[test]
+fn engines_drop_while_a_buffer_waits_for_a_lock() {
+    for way in ways() {
+        explore(&format!("behind a lock, {way:?}"), move || {
+            // Python's lock, which the buffer needs to be dropped.
+            let lock = Arc::new(Mutex::new(()));
+            let engine = Engine::new(2, 1, CHUNK);
+            let file = way.file(&engine);
+            let dropped = Arc::new(Bell::default());
+            let on_drop = {
+                let (lock, dropped) = (lock.clone(), dropped.clone());
+                Call::waker(move || {
+                    drop(lock.lock().unwrap());
+                    dropped.wake();
+                })
+            };
+            let future = way.start_with(&file, |buffer| buffer.when_dropped(on_drop));
+            thread::yield_now();
+            drop(future);
+            let held = lock.lock().unwrap();
+            drop((file, engine));
+            drop(held);
+            dropped.wait();
+        });
+    }
+}
+
+#[test]
+fn forked_children_wait_for_no_future() {
+    for way in ways() {
+        explore(&format!("forked, {way:?}"), move || {
+            let engine = Engine::new(2, 1, CHUNK);
+            let file = way.file(&engine);
+            let future = way.start(&file);
+            (0..thread_rng().gen_range(0..20)).for_each(|_| thread::yield_now());
+            world::in_a_child(|| {
+                // SAFETY: the child leaves the value to the parent.
+                let copy = || unsafe { ptr::read(&future) };
+                drop(copy());
+                assert!(future.is_done());
+                let Poll::Ready(polled) = poll(&mut copy(), Waker::noop()) else { panic!("it waits") };
+                for (result, buffer) in [polled, copy().wait(), copy().cancel()] {
+                    assert!(matches!(result.unwrap_err().cause, Cause::Invalid(_)));
+                    mem::forget(buffer);
+                }
+                assert_eq!(engine.workers().release_buffers(), 0);
+            });
+            way.check_whole(&file, future.wait());
             engine.assert_idle();
         });
     }

@@ -7,7 +7,8 @@
 //! - [`staging`] covers transfers that a stream waits for, and the ring through which their bytes pass.
 //!
 //! The last three run the [`engine`] with [`cuda`] and [`files`] in place of CUDA and the kernel. [`world`]
-//! fails a model if two threads use the same bytes, or if a thread uses freed memory. All atomics are
+//! fails a model if two threads use the same bytes, if a thread uses freed memory, or if a forked child takes a lock of
+//! its parent. All atomics are
 //! sequentially consistent here.
 //!
 //! Each model runs with 80 schedules. `GPUFILE_SCHEDULES=100000 cargo test --release -p gpufile --test
@@ -86,18 +87,21 @@ mod gpus {
     }
 }
 
-/// A stand-in for the generations of a process. No model forks.
+/// A stand-in for the generations of a process.
 mod fork {
+    use crate::world;
+
+    /// Whether the value was made in a child.
     #[derive(Clone, Copy)]
-    pub struct Generation;
+    pub struct Generation(bool);
 
     impl Generation {
         pub fn current() -> Self {
-            Self
+            Self(world::is_child())
         }
 
         pub fn is_current(self) -> bool {
-            true
+            self.0 == world::is_child()
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Models of transfers that a stream waits for: their chunks in the slots of a ring, the thread that advances
 //! them, and the stream.
 
-use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::mem;
+use std::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
 
 use shuttle::rand::{Rng, thread_rng};
@@ -334,6 +335,65 @@ fn dropped_transfers_end_before_their_engine() {
             let submitted = way.submit(&file, &stream);
             drop(file);
             drop(submitted);
+        });
+    }
+}
+
+#[test]
+fn given_up_transfers_keep_all_that_they_use() {
+    for way in ways() {
+        explore(&format!("given up, {way:?}"), move || {
+            let stream = Stream::new(&Device(0));
+            let engine = engine(1);
+            let file = File::new(open(&engine));
+            let relays = engine.relays().unwrap().clone();
+            // Without this transfer, the one that is given up would be the first in its ring.
+            let before = thread_rng().gen_bool(0.5).then(|| way.or_back().submit(&file, &stream));
+            let submitted = way.submit(&file, &stream);
+            let at = submitted.buffer_ptr().expose_provenance();
+            (0..thread_rng().gen_range(0..50)).for_each(|_| thread::yield_now());
+            drop((before, file, engine));
+            world::fail(Fault::GivesUp, 0);
+            drop(submitted);
+            world::heal();
+            let leaked = world::are_leaked();
+            // The stream passes the transfer.
+            stream.synchronize().unwrap();
+            if leaked > 0 && !way.is_write {
+                assert!(look(with_exposed_provenance(at), LEN) == world::pattern(0, LEN), "not read");
+            }
+            drop(stream);
+            // Shuttle waits for all threads, so those that were leaked have to end.
+            while Arc::strong_count(&relays) > 1 {
+                assert!(leaked > 0, "the transfer was dropped");
+                // SAFETY: only what was leaked has another reference.
+                unsafe { Arc::decrement_strong_count(Arc::as_ptr(&relays)) };
+            }
+        });
+    }
+}
+
+#[test]
+fn forked_children_wait_for_no_transfer_of_a_stream() {
+    for way in ways() {
+        explore(&format!("forked, {way:?}"), move || {
+            let engine = engine(1);
+            let stream = Stream::new(&Device(0));
+            let file = File::new(open(&engine));
+            let submitted = way.submit(&file, &stream);
+            (0..thread_rng().gen_range(0..50)).for_each(|_| thread::yield_now());
+            world::in_a_child(|| {
+                // SAFETY: the child leaves the value to the parent.
+                let copy = || unsafe { ptr::read(&submitted) };
+                drop(copy());
+                assert!(submitted.is_done());
+                let (result, buffer) = copy().wait();
+                assert!(matches!(result.unwrap_err().cause, Cause::Invalid(_)));
+                mem::forget(buffer);
+                assert!(engine.relays().unwrap().release_buffers() == 0);
+            });
+            assert_eq!(way.check(&file, submitted.wait()), Ok(LEN));
+            engine.assert_idle();
         });
     }
 }

@@ -21,15 +21,35 @@ use submitter::Submitter;
 /// thread runs next.
 pub mod sync {
     use std::cell::Cell;
-    use std::sync::atomic;
+    use std::sync::{LockResult, atomic};
     use std::time::Duration;
 
     use shuttle::rand::{Rng, thread_rng};
+    use shuttle::sync;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
-    pub use shuttle::thread::{Builder, JoinHandle};
+    pub use shuttle::sync::{Condvar, MutexGuard};
+    pub use shuttle::thread::Builder;
 
     use crate::world;
+
+    /// A mutex that a forked child must not lock.
+    #[derive(Default)]
+    pub struct Mutex<T>(sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub fn new(value: T) -> Self {
+            Self(sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+            world::pause();
+            self.0.lock()
+        }
+
+        pub fn get_mut(&mut self) -> LockResult<&mut T> {
+            self.0.get_mut()
+        }
+    }
 
     /// A word in memory that streams use too. Shuttle's own atomics cannot lie in such memory.
     #[repr(transparent)]
@@ -78,6 +98,7 @@ pub mod sync {
     }
 
     pub fn sleep(_: Duration) {
+        world::pause();
         shuttle::thread::yield_now();
     }
 

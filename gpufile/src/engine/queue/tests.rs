@@ -41,7 +41,7 @@ fn with_jobs(counts: &[usize], schedule: &Schedule, test: impl FnOnce(&[Arc<Job>
 
 /// Claims the next chunk. Returns the numbers of its job and of the chunk, and the claim.
 fn claim(queue: &Queue) -> Option<((usize, usize), Claim)> {
-    let claim = queue.claim(false)?;
+    let claim = queue.claim()?;
     let offset = claim.segments().next().unwrap().offset;
     Some((((offset / APART) as usize, (offset % APART) as usize / CHUNK), claim))
 }

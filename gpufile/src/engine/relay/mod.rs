@@ -7,15 +7,16 @@
 pub(super) mod ring;
 pub(super) mod thread;
 
-use std::ptr::NonNull;
-use std::slice;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::Duration;
+use std::{ptr, slice};
 
 use cufile::cuda::{Event, Stream, WordOperation};
 
 use self::ring::{Ring, SLOTS, Turn, Turns};
+use self::thread::RelayThread;
 use super::job::{EntryStop, Job};
 use super::schedule::Schedule;
 use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
@@ -33,23 +34,38 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// A transfer that a stream waits for.
+/// A relay as the caller has it, who alone frees what the relay keeps.
+///
+/// After [`finish`](Self::finish) or [`give_up`](Self::give_up), dropping it frees the file, the ring, and perhaps the
+/// thread of relays. Before, the stream may still come to the transfer, so dropping it leaks all of that together.
+pub(crate) struct OwnedRelay {
+    relay: ManuallyDrop<Arc<Relay>>,
+    is_over: bool,
+}
+
+/// A transfer that a stream waits for. CUDA's thread, the thread of relays and workers refer to it, but free nothing
+/// that it keeps: they must not call CUDA, and freeing pinned memory does.
 pub(crate) struct Relay {
-    file: NonNull<OpenFile>,
+    /// Only [`OwnedRelay`] drops this.
+    kept: ManuallyDrop<Kept>,
     chunk_bytes: Option<usize>,
-    /// The workers that carry out the jobs. Not an `Arc`, for the same reason as the ring.
-    workers: NonNull<Workers>,
     direction: Direction,
     memory: Memory,
-    /// Not an `Arc`: dropping the last one frees pinned memory, which only the caller's thread may do.
-    ring: NonNull<Ring>,
     parts: Box<[Part]>,
     progress: Mutex<Progress>,
     ended: Condvar,
 }
 
-// SAFETY: the file, the workers, the ring and the memory stay valid, as `Relay::new` demands. Any thread may
-// use them.
+/// All that a relay refers to, except the memory of the buffer.
+struct Kept {
+    file: Arc<OpenFile>,
+    ring: Arc<Ring>,
+    /// The thread that carries the relay on, and its workers. They serve the stream even if no engine is left.
+    thread: Arc<RelayThread>,
+}
+
+// SAFETY: only the addresses of the memory and of the slots keep a relay from being `Send`. They stay valid, as
+// `OwnedRelay::new` demands, and any thread may use them.
 unsafe impl Send for Relay {}
 // SAFETY: as above.
 unsafe impl Sync for Relay {}
@@ -81,22 +97,22 @@ struct Progress {
     ended: bool,
 }
 
-impl Relay {
+impl OwnedRelay {
     /// Returns a relay that uses these turns of the ring. [`finish`](Self::finish) or
     /// [`give_up`](Self::give_up) releases the ring.
     ///
     /// # Safety
-    /// Until one of these has returned, the file, the workers and the ring must stay valid. That long, the
-    /// memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads, [`IoBufMut`](cufile::IoBufMut)).
+    /// Until one of these has returned, the memory must meet the promises of [`IoBuf`](cufile::IoBuf) (for reads,
+    /// [`IoBufMut`](cufile::IoBufMut)).
     pub unsafe fn new(
-        (file, chunk_bytes): (&OpenFile, Option<usize>),
+        (file, chunk_bytes): (Arc<OpenFile>, Option<usize>),
         direction: Direction,
         memory: Memory,
         offset: u64,
-        workers: &Workers,
-        ring: &Ring,
+        thread: Arc<RelayThread>,
+        ring: &Arc<Ring>,
         turns: &mut Turns,
-    ) -> Arc<Self> {
+    ) -> Self {
         let part_bytes = if ring.slot_bytes() > 0 { ring.slot_bytes() } else { memory.len_bytes.max(1) };
         let parts = (0..memory.len_bytes).step_by(part_bytes).map(|before_bytes| {
             let turn = turns.take();
@@ -108,34 +124,74 @@ impl Relay {
             let range = IoRange { file_offset: offset + before_bytes as u64, buffer_offset: 0, len_bytes };
             Part { turn, host, range: [range], before_bytes }
         });
-        Arc::new(Self {
-            file: NonNull::from(file),
+        let relay = Relay {
+            kept: ManuallyDrop::new(Kept { file, ring: ring.clone(), thread }),
             chunk_bytes,
-            workers: NonNull::from(workers),
             direction,
             memory,
-            ring: NonNull::from(ring),
             parts: parts.collect(),
             progress: Mutex::default(),
             ended: Condvar::new(),
-        })
+        };
+        Self { relay: ManuallyDrop::new(Arc::new(relay)), is_over: false }
     }
 
-    /// Submits the transfer's operations to the stream, which calls `begin` when it reaches them. Returns the
-    /// event that marks their end.
+    /// Submits the transfer's operations to the stream. Returns the event that marks their end.
     ///
     /// # Errors
     /// The error that CUDA returned; some operations may have been submitted.
-    pub fn submit(
-        self: &Arc<Self>,
-        stream: &Stream,
-        begin: impl FnOnce(Arc<Self>) + Send + 'static,
-    ) -> cufile::Result<Event> {
+    pub fn submit(&self, stream: &Stream) -> cufile::Result<Event> {
+        self.relay.submit(stream)
+    }
+
+    /// Waits until the transfer has ended, and returns its outcome. The caller does so once, after the stream
+    /// has passed all submitted operations.
+    pub fn finish(&mut self) -> Outcome {
+        let outcome = self.relay.finish();
+        self.is_over = true;
+        outcome
+    }
+
+    /// Gives up the relay if not all of it could be submitted, or if the stream failed. The relay starts no
+    /// more parts, and the stream no longer waits for it. `stream_is_done` waits for the submitted
+    /// operations. `is_dead` returns whether the stream will never go on. The caller does so once, instead of
+    /// calling [`finish`](Self::finish).
+    ///
+    /// If the stream is dead, transfers before this one may have stopped in the middle of their turns. The
+    /// ring is then not released, and nothing else gets it.
+    pub fn give_up(&mut self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
+        self.relay.give_up(is_dead, stream_is_done);
+        self.is_over = true;
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.relay.memory
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.relay.progress().ended
+    }
+}
+
+impl Drop for OwnedRelay {
+    fn drop(&mut self) {
+        if self.is_over {
+            // SAFETY: only the owner reads `kept` like this, once. Nothing uses the copy behind it any more: the
+            // transfer has ended, and other holders of the relay then only drop it.
+            drop(unsafe { ptr::read(&*self.relay.kept) });
+            // SAFETY: dropped here and nowhere else.
+            unsafe { ManuallyDrop::drop(&mut self.relay) };
+        }
+    }
+}
+
+impl Relay {
+    fn submit(self: &Arc<Self>, stream: &Stream) -> cufile::Result<Event> {
         /// The number of parts submitted before the host begins. A stream has room for about a thousand
         /// calls. Beyond that, submitting waits for earlier calls.
         const MOST_AHEAD: usize = 64;
         let _entered = stream.device().enter()?;
-        let this = self.clone();
+        let (this, begin) = (self.clone(), self.kept.thread.begin());
         stream.call_on_host(move || begin(this))?;
         // A call takes a microsecond or two, so adjacent operations are submitted together.
         let mut words = Vec::new();
@@ -247,8 +303,7 @@ impl Relay {
 
     fn start(self: &Arc<Self>, number: usize) {
         let part = &self.parts[number];
-        // SAFETY: the file stays valid until the transfer has ended.
-        let file = unsafe { self.file.as_ref() };
+        let file = &*self.kept.file;
         let (method, schedule) = match self.direction {
             Direction::Read => {
                 let Memory { place, len_bytes, .. } = part.host;
@@ -285,9 +340,7 @@ impl Relay {
         self.ring().hand_to_stream(part.turn);
     }
 
-    /// Waits until the transfer has ended, and returns its outcome. The caller does so once, after the stream
-    /// has passed all submitted operations.
-    pub fn finish(&self) -> Outcome {
+    fn finish(&self) -> Outcome {
         let mut progress = self.progress();
         while !progress.ended {
             progress = self.ended.wait(progress).unwrap_or_else(PoisonError::into_inner);
@@ -299,22 +352,7 @@ impl Relay {
         }
     }
 
-    pub fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
-    pub fn has_ended(&self) -> bool {
-        self.progress().ended
-    }
-
-    /// Gives up the relay if not all of it could be submitted, or if the stream failed. The relay starts no
-    /// more parts, and the stream no longer waits for it. `stream_is_done` waits for the submitted
-    /// operations. `is_dead` returns whether the stream will never go on. The caller does so once, instead of
-    /// calling [`finish`](Self::finish).
-    ///
-    /// If the stream is dead, transfers before this one may have stopped in the middle of their turns. The
-    /// ring is then not released, and nothing else gets it.
-    pub fn give_up(&self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
+    fn give_up(&self, is_dead: impl Fn() -> bool, stream_is_done: impl FnOnce()) {
         let mut progress = self.progress();
         progress.given_up = true;
         while progress.begun.is_some() && !progress.ended {
@@ -349,14 +387,11 @@ impl Relay {
     }
 
     fn ring(&self) -> &Ring {
-        // SAFETY: the ring stays valid until `finish` or `give_up` has returned. The transfer has ended
-        // before that, and later holders of the relay do not ask for the ring.
-        unsafe { self.ring.as_ref() }
+        &self.kept.ring
     }
 
     fn workers(&self) -> &Workers {
-        // SAFETY: the workers stay valid until the transfer has ended.
-        unsafe { self.workers.as_ref() }
+        self.kept.thread.workers()
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {

@@ -9,17 +9,15 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::super::lanes::Lanes;
-use super::super::sync::{Builder, Condvar, JoinHandle, Mutex, MutexGuard, or_abort, sleep};
+use super::super::sync::{Builder, Condvar, Mutex, MutexGuard, or_abort, sleep};
 use super::super::workers::Workers;
 use super::Relay;
 use super::ring::Rings;
 
-/// The thread, its workers and the rings.
+/// The thread, its workers and the rings. Each relay keeps it.
 pub(crate) struct RelayThread {
     pub rings: Rings,
     active: Arc<Active>,
-    thread: Option<JoinHandle<()>>,
-    // Dropped after the thread, whose relays submit to these workers.
     workers: Workers,
 }
 
@@ -68,7 +66,7 @@ impl RelayThread {
     /// Starts the thread and its workers. No other workers may share `lanes`, because these workers must not
     /// wait for callers of CUDA.
     /// Returns `None` if the operating system starts no threads.
-    pub fn new(threads: usize, lanes: Arc<Lanes>) -> Option<Self> {
+    pub fn new(threads: usize, lanes: Arc<Lanes>) -> Option<Arc<Self>> {
         let workers = Workers::new(threads, false, lanes);
         if !workers.start_threads() {
             return None;
@@ -76,11 +74,11 @@ impl RelayThread {
         let active = Arc::new(Active::default());
         let of_thread = active.clone();
         // A stream waits for this thread, and perhaps the whole process waits with it.
-        let thread = Builder::new()
+        Builder::new()
             .name("gpufile-relay".to_owned())
             .spawn(move || or_abort(|| carry_on(&of_thread)))
             .ok()?;
-        Some(Self { rings: Rings::default(), active, thread: Some(thread), workers })
+        Some(Arc::new(Self { rings: Rings::default(), active, workers }))
     }
 
     pub fn workers(&self) -> &Workers {
@@ -93,26 +91,24 @@ impl RelayThread {
         move |relay| active.begin(relay)
     }
 
-    /// Frees the pinned memory and the buffers that no relay uses. Returns the number of bytes.
+    /// Frees the pinned memory and the buffers that no relay uses. Returns the number of bytes. Frees nothing in a
+    /// forked child, which has no CUDA to do so.
     pub fn release_buffers(&self) -> usize {
-        self.rings.free_idle() + self.workers.release_buffers()
+        if self.workers.is_forked() { 0 } else { self.rings.free_idle() + self.workers.release_buffers() }
     }
 }
 
 impl Drop for RelayThread {
-    /// Ends the thread. No relay can be left: each has an owner that keeps the engine, or was forgotten with
-    /// it.
+    /// Lets the thread end, without waiting for it: it keeps nothing but the list of relays. No relay can be left,
+    /// because each keeps this.
     fn drop(&mut self) {
         if self.workers.is_forked() {
-            // The thread does not exist in a forked child.
-            mem::forget((self.thread.take(), mem::take(&mut self.rings)));
+            // The child has no CUDA to free memory with, and the list may be locked for ever.
+            mem::forget(mem::take(&mut self.rings));
             return;
         }
         self.active.state().closed = true;
         self.active.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
