@@ -62,26 +62,45 @@ fn is_full(folder: Option<&Path>) -> bool {
     }
 }
 
+/// Returns true if opening fails, with the errno set.
+fn is_refused(path: &Path, flags: c_int) -> bool {
+    let creates = flags & libc::O_CREAT != 0;
+    let mut errno = None;
+    if let Some((refused, is_creation, with)) = &*REFUSED.lock().unwrap()
+        && *is_creation == creates
+        && refused == if creates { path.parent().unwrap() } else { path }
+        && flags & libc::O_PATH == 0
+    {
+        errno = Some(*with);
+    }
+    if creates && is_full(path.parent()) {
+        errno = Some(libc::ENOSPC);
+    }
+    if let Some(errno) = errno {
+        // SAFETY: the location is this thread's.
+        unsafe { *libc::__errno_location() = errno };
+    }
+    errno.is_some()
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    openat(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     // SAFETY: the caller's string, as for the C library's function.
     let name = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
-    let creates = flags & libc::O_CREAT != 0;
-    if let Some((folder, is_creation, errno)) = &*REFUSED.lock().unwrap()
-        && *is_creation == creates
-        && folder == if creates { name.parent().unwrap() } else { name }
-    {
-        // SAFETY: the location is this thread's.
-        unsafe { *libc::__errno_location() = *errno };
-        return -1;
-    }
-    if creates && is_full(name.parent()) {
-        // SAFETY: the location is this thread's.
-        unsafe { *libc::__errno_location() = libc::ENOSPC };
+    let shown = match folder {
+        libc::AT_FDCWD => name.to_owned(),
+        folder => fs::read_link(format!("/proc/self/fd/{folder}")).unwrap().join(name),
+    };
+    if is_refused(&shown, flags) {
         return -1;
     }
     // SAFETY: the C library's function does the same, with the same contract.
-    unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode) as c_int }
+    unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode) as c_int }
 }
 
 /// True if files can have a second name.

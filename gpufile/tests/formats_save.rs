@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -52,17 +52,17 @@ fn saved_files_have_tensors_at_their_offsets() {
 }
 
 #[test]
-fn saved_files_have_default_permissions() {
+fn new_files_have_default_permissions() {
     let folder = tempdir().unwrap();
     let (path, other) = (folder.path().join("model.safetensors"), folder.path().join("other"));
-    fs::write(&path, "old").unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    let inode = fs::metadata(&path).unwrap().ino();
     safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap();
+    let inode = fs::metadata(&path).unwrap().ino();
     fs::write(&other, "").unwrap();
-    let (new, other) = (fs::metadata(&path).unwrap(), fs::metadata(&other).unwrap());
-    assert_eq!(new.mode(), other.mode());
-    assert_ne!(new.ino(), inode, "another file took its place");
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode();
+    assert_eq!(mode(&path), mode(&other));
+    safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap();
+    assert_eq!(mode(&path), mode(&other));
+    assert_ne!(fs::metadata(&path).unwrap().ino(), inode, "another file took its place");
 }
 
 #[test]
@@ -118,7 +118,6 @@ fn save_errors_name_an_impossible_path() {
         let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[1], &both[..1]));
         assert!(safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &quick()).is_err());
     }
-    // The save notices this only after it has written everything.
     let taken = folder.path().join("taken");
     fs::create_dir(&taken).unwrap();
     let error = safetensors::save(&taken, &[], BTreeMap::new()).unwrap_err();
@@ -484,7 +483,8 @@ fn shards_of_unfit_names_are_refused_before_writing() {
         (OsStr::new(&long(255)), "its name has more than 214 bytes"),
     ] {
         let error = save(name).unwrap_err();
-        assert!(error.contains("cannot name shards of") && error.ends_with(cause), "{error}");
+        let cause = format!("{cause}; nothing was replaced");
+        assert!(error.contains("cannot name shards of") && error.ends_with(&cause), "{error}");
         assert!(listed(folder.path()).is_empty());
         // One file is enough.
         safetensors::save_with(folder.path().join(name), &tensors, BTreeMap::new(), &quick()).unwrap();

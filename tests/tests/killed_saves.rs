@@ -145,17 +145,11 @@ impl Step {
     /// Returns the step that a call made in the folder, if the call has returned.
     fn of(call: &Call, folder: &Path) -> Option<Step> {
         let returned = call.returned.filter(|returned| *returned >= 0)?;
-        let name = |argument| {
-            let path = call.path(argument);
-            (path.parent() == Some(folder)).then(|| path.file_name().unwrap().to_owned())
+        // Saves name files relative to the open folder.
+        let name = |argument: usize| {
+            let at = fs::read_link(call.open_file(call.arguments[argument - 1] as i32 as i64)).ok()?;
+            (at == folder).then(|| call.path(argument).into_os_string())
         };
-        #[cfg(target_arch = "x86_64")]
-        match call.number {
-            libc::SYS_rename => return Some(Step::Rename(name(0)?, name(1)?)),
-            libc::SYS_link => return Some(Step::Link(name(0)?, name(1)?)),
-            libc::SYS_unlink => return Some(Step::Remove(name(0)?)),
-            _ => {}
-        }
         match call.number {
             libc::SYS_openat if call.changes_files() => {
                 let inode = fs::metadata(call.open_file(returned)).unwrap().ino();
@@ -213,6 +207,7 @@ fn fail_everywhere(number: usize) -> usize {
             if seen.insert((is_over, held.clone())) {
                 let found = save.found(restored(&held).path());
                 assert!(found == Found::New || !is_over, "{save:?}: what was synced is gone: {steps:?}");
+                assert_eq!(unknown_shard(&held), None, "{save:?}: no later save can remove it: {steps:?}");
             }
         }
         match steps.get(at) {
@@ -223,6 +218,20 @@ fn fail_everywhere(number: usize) -> usize {
         }
     }
     seen.len()
+}
+
+/// Returns a shard that neither an index nor a journal names.
+fn unknown_shard(held: &[(OsString, u64, Vec<u8>)]) -> Option<&OsString> {
+    let is_shard =
+        |name: &OsString| name.to_string_lossy().starts_with("model-") && !is_of_others(name.as_ref());
+    let is_list = |name: &OsString| !is_shard(name) && name.to_string_lossy().contains(".index.json");
+    let lists: Vec<_> = held
+        .iter()
+        .filter(|(name, ..)| is_list(name))
+        .map(|(_, _, bytes)| String::from_utf8_lossy(bytes))
+        .collect();
+    let is_known = |name: &OsString| lists.iter().any(|list| list.contains(&*name.to_string_lossy()));
+    held.iter().map(|(name, ..)| name).find(|name| is_shard(name) && !is_known(name))
 }
 
 /// Makes a folder with these names. Names of one inode are links to one file.

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use super::save::{After, InPlace};
 use super::visible::{Listed, Quoted, Shown};
 use crate::error::Cause;
 
@@ -40,13 +41,18 @@ pub enum Error {
     /// A file could not be opened or read. The offset in the error is in bytes from the start of the file.
     #[error(transparent)]
     File(#[from] crate::Error),
-    /// A file could not be saved. If writing failed, `error` names the temporary file beside it.
-    #[error("cannot save {path}: {error}", path = Shown(.path))]
+    /// A file could not be saved.
+    #[error("cannot save {path}: {error}{after}", path = Shown(.path), after = After { path, in_place, left })]
     Save {
         /// The file to replace.
         path: PathBuf,
-        /// The error of the operation that failed.
-        error: crate::Error,
+        /// The error of the operation that failed. It names the file or the shard to be written, not a temporary file.
+        error: Box<crate::Error>,
+        /// The data that is in place now.
+        in_place: InPlace,
+        /// The files that the save left behind, and that are no part of the data in place. A later save removes those
+        /// whose names end with `.gpufile-tmp`, and the shards that they list.
+        left: Vec<PathBuf>,
     },
     /// An array of a Zarr store cannot be opened, read or written as asked for.
     #[cfg(feature = "zarr")]
@@ -191,7 +197,8 @@ impl Error {
     /// Returns the kind that an [`io::Error`] of the same cause has.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
-            Error::File(error) | Error::Save { error, .. } => error.kind(),
+            Error::File(error) => error.kind(),
+            Error::Save { error, .. } => error.kind(),
             Error::Memory { .. } => io::ErrorKind::OutOfMemory,
             Error::NoSuchTensor { .. } | Error::NoModel { .. } | Error::Incomplete { .. } => {
                 io::ErrorKind::NotFound

@@ -40,7 +40,10 @@ pub mod zarr;
 
 pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
-pub use save::SaveOptions;
+pub use save::{InPlace, SaveOptions};
 pub use visible::visible;
 #[cfg(feature = "cli")]
-pub(crate) use {regular::open_unblocked, save::save as save_file};
+pub(crate) use {
+    regular::open_unblocked,
+    save::{Access, kind as kind_of_file, save as save_file},
+};

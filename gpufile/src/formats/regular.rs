@@ -1,4 +1,4 @@
-//! Opening regular files in folders that other users may write to, and comparing two paths.
+//! Opening regular files in folders that other users may write to, and telling files apart.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -46,11 +46,6 @@ pub(crate) fn open_unblocked(path: &Path) -> io::Result<fs::File> {
         0 => Ok(file),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// Returns whether two paths lead to the same regular file.
-pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
-    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 /// Returns the device and the inode of the regular file that a path leads to, if there is one.

@@ -42,6 +42,7 @@ const C: &[(Function, &[i32])] = &[
     (interpose::FSYNC, &[libc::EIO, libc::ENOSPC]),
     (interpose::FDATASYNC, &[libc::EIO]),
     (interpose::OPEN, &[libc::EMFILE, libc::ENFILE, libc::EINTR, libc::EACCES, libc::EINVAL]),
+    (interpose::OPENAT, &[libc::EMFILE, libc::EINTR, libc::EACCES, libc::ENOSPC]),
     (interpose::CLOSE, &[libc::EIO, libc::EINTR]),
     (interpose::FCNTL, &[libc::EMFILE, libc::EINVAL]),
     (interpose::FSTATFS, &[libc::EIO, libc::EINTR]),

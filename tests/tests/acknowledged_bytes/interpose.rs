@@ -43,9 +43,9 @@ functions! {
     PREAD = "pread"; PWRITE = "pwrite"; PREADV = "preadv"; PWRITEV = "pwritev";
     PROCESS_VM_READV = "process_vm_readv"; PROCESS_VM_WRITEV = "process_vm_writev"; FALLOCATE = "fallocate";
     FTRUNCATE = "ftruncate64"; MMAP = "mmap"; MADVISE = "madvise"; MINCORE = "mincore"; CACHESTAT = "cachestat";
-    FSYNC = "fsync"; FDATASYNC = "fdatasync"; OPEN = "open64"; CLOSE = "close"; FCNTL = "fcntl";
-    FSTATFS = "fstatfs64"; FSTAT = "fstat"; STATX = "statx"; RENAME = "rename";
-    UNLINK = "unlink"; PTHREAD_CREATE = "pthread_create"; FADVISE = "posix_fadvise";
+    FSYNC = "fsync"; FDATASYNC = "fdatasync"; OPEN = "open64"; OPENAT = "openat"; CLOSE = "close"; FCNTL = "fcntl";
+    FSTATFS = "fstatfs64"; FSTAT = "fstat"; STATX = "statx"; RENAME = "renameat";
+    UNLINK = "unlinkat"; PTHREAD_CREATE = "pthread_create"; FADVISE = "posix_fadvise";
 }
 
 struct Planned {
@@ -200,8 +200,9 @@ interpose! {
     fstatfs64 as FSTATFS => (fd: c_int, status: *mut c_void) -> c_int;
     fstat as FSTAT => (fd: c_int, status: *mut c_void) -> c_int;
     statx as STATX => (at: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut c_void) -> c_int;
-    rename as RENAME => (from: *const c_char, to: *const c_char) -> c_int;
-    unlink as UNLINK => (path: *const c_char) -> c_int;
+    openat as OPENAT => (folder: c_int, name: *const c_char, flags: c_int, mode: c_uint) -> c_int;
+    renameat as RENAME => (old: c_int, from: *const c_char, new: c_int, to: *const c_char) -> c_int;
+    unlinkat as UNLINK => (folder: c_int, name: *const c_char, flags: c_int) -> c_int;
     posix_fadvise as FADVISE => (fd: c_int, offset: i64, len: i64, advice: c_int) -> c_int,
         fails with |code| code;
     // The emulator's threads stand for CUDA's, which do not begin in this program.

@@ -1,9 +1,8 @@
 //! `gpufile cp`: copies a file through GPU or host memory.
 //!
 //! The copy is written under a temporary name, and renamed when it is complete. [`holes`] finds the parts of the source
-//! that have data. [`pipe`] moves these. [`access`] keeps the permissions.
+//! that have data. [`pipe`] moves these.
 
-mod access;
 mod holes;
 mod pipe;
 
@@ -22,7 +21,7 @@ use super::table::print_json;
 use super::target::{MemoryArgs, Place};
 use super::units::{Bytes, Time, gbps, size};
 use super::{Failure, say};
-use crate::formats::{SaveOptions, save_file};
+use crate::formats::{Access, SaveOptions, kind_of_file, save_file};
 use crate::page_cache;
 
 /// Copies a file through host memory, or through the memory of a GPU.
@@ -108,32 +107,32 @@ fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
     let options = options()?;
     let source = options.clone().open(path)?;
     let data = holes::data(&source, status.len());
-    let mut data =
+    let in_source =
         data.map_err(|error| Failure::Other(format!("cannot find the holes of {path:?}: {error}")))?;
-    let mut data_bytes: u64 = data.iter().map(|range| range.end - range.start).sum();
+    let mut data_bytes: u64 = in_source.iter().map(|range| range.end - range.start).sum();
     // Small files need no long buffers.
     let buffer_bytes = arguments.buffer.min(data_bytes.max(1)) as usize;
-    let buffers = [place.alloc(buffer_bytes)?, place.alloc(buffer_bytes)?];
+    let mut buffers = [place.alloc(buffer_bytes)?, place.alloc(buffer_bytes)?];
     let bar = Bar::of_bytes(if arguments.verify { 2 * data_bytes } else { data_bytes }, "copying");
     let start = Instant::now();
     let (mut unfinished, mut took, mut write_route) = (None, Duration::ZERO, None);
     let mut len_bytes = status.len();
     let mut save = SaveOptions::new().files(&options).sync(!arguments.no_sync);
     save.kept = Some((status.dev(), status.ino()));
-    // Until the copy has its permissions, others must not open it: they could read what is written later.
-    save.mode = 0o600;
+    save.access = Some(Access::of(&source, &status).without_owner());
     // The save creates a file before it calls the closure.
-    let held = Held::new();
-    save_file(&target, &save, |copy| {
-        unfinished = Some(held.remember(copy.path().to_owned()));
-        access::copy(&source, copy, status.mode())?;
+    let mut held = Some(Held::new());
+    save_file(&target, &save, |copy, temporary| {
+        // A full file system makes the save create a second file.
+        unfinished = Some(held.take().unwrap_or_else(Held::new).remember(temporary));
+        let mut data = in_source.clone();
         copy.set_len(status.len())?;
-        pipe::copy(&source, copy, &data, buffers, &bar)?;
+        pipe::copy(&source, copy, &data, &mut buffers, &bar)?;
         len_bytes = pipe::copy_rest(&source, copy, status.len(), &bar)?;
         if len_bytes > status.len() {
             data.push(status.len()..len_bytes);
-            data_bytes += len_bytes - status.len();
         }
+        data_bytes = data.iter().map(|range| range.end - range.start).sum();
         write_route = Some(copy.route().kind());
         took = start.elapsed();
         if arguments.verify {
@@ -180,7 +179,10 @@ fn target(source: &Path, status: &Metadata, target: &Path) -> Result<PathBuf, Fa
         }
         Ok(there) if there.is_dir() => Err(failed(&path, &"there is a folder of that name")),
         // A rename would replace a device by a file.
-        Ok(there) if !there.is_file() => Err(failed(&path, &"it is not a regular file")),
+        Ok(there) if !there.is_file() => {
+            let kind = kind_of_file(there.file_type());
+            Err(failed(&path, &format!("it is not a regular file but {kind}")))
+        }
         // The file behind a link is replaced, not the link.
         Ok(_) => fs::canonicalize(&path).map_err(|error| failed(&path, &error)),
         Err(_) if path.read_link().is_ok() => {

@@ -22,11 +22,11 @@ fn parts(ranges: &[Range<u64>], part_bytes: usize) -> impl Iterator<Item = (u64,
 ///
 /// # Errors
 /// The first failure. Some parts may have been written.
-pub fn copy(
+pub fn copy<'b>(
     source: &File,
     target: &File,
     ranges: &[Range<u64>],
-    buffers: [Memory; 2],
+    buffers: &'b mut [Memory; 2],
     bar: &Bar,
 ) -> Result<()> {
     let part_bytes = buffers[0].len_bytes();
@@ -39,7 +39,7 @@ pub fn copy(
         let reader = move || {
             for (at, len_bytes) in parts(ranges, part_bytes) {
                 // A writer that failed keeps the buffers, and has the error.
-                let Ok(mut buffer) = empty.recv() else { return Ok(()) };
+                let Ok(buffer): Result<&'b mut Memory, _> = empty.recv() else { return Ok(()) };
                 source.read_exact_at(&mut buffer.first_mut(len_bytes), at)?;
                 if hand_over.send((buffer, at, len_bytes)).is_err() {
                     return Ok(());
@@ -49,7 +49,7 @@ pub fn copy(
         };
         let reader = thread::Builder::new().spawn_scoped(scope, reader);
         let reader = reader.map_err(|error| source.failed("start a thread that reads", error))?;
-        let write = |(buffer, at, len_bytes): (Memory, u64, usize)| {
+        let write = |(buffer, at, len_bytes): (&'b mut Memory, u64, usize)| {
             target.write_all_at(&buffer.first(len_bytes), at)?;
             bar.add(len_bytes as u64);
             // The reader may have ended.
@@ -140,9 +140,9 @@ mod tests {
     fn copies_equal_their_sources_and_differences_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let [source, target] = two_files(&folder, 100_003);
-        let buffers = [Place::Host.alloc(7001).unwrap(), Place::Host.alloc(7001).unwrap()];
+        let mut buffers = [Place::Host.alloc(7001).unwrap(), Place::Host.alloc(7001).unwrap()];
         let bar = Bar::of_bytes(100_003, "copying");
-        copy(&source, &target, &[0..100_003], buffers, &bar).unwrap();
+        copy(&source, &target, &[0..100_003], &mut buffers, &bar).unwrap();
         compare(&source, &target, &[0..100_003], &bar).unwrap();
         target.write_all_at(&[!fs::read(source.path()).unwrap()[99_999]][..], 99_999).unwrap();
         compare(&source, &target, &[0..99_999, 100_000..100_003], &bar).unwrap();
@@ -157,10 +157,10 @@ mod tests {
         let buffers = || [Place::Host.alloc(4096).unwrap(), Place::Host.alloc(4096).unwrap()];
         let bar = Bar::of_bytes(1, "copying");
         // The source ends early.
-        let error = copy(&source, &target, &[0..60_000], buffers(), &bar).unwrap_err();
+        let error = copy(&source, &target, &[0..60_000], &mut buffers(), &bar).unwrap_err();
         assert!(error.to_string().contains("ends at byte 50000"), "{error}");
         // The target is open for reading alone.
         let target = File::open(target.path()).unwrap();
-        assert!(copy(&source, &target, &[0..50_000], buffers(), &bar).is_err());
+        assert!(copy(&source, &target, &[0..50_000], &mut buffers(), &bar).is_err());
     }
 }

@@ -133,8 +133,7 @@ impl fmt::Debug for NpyFile {
 ///
 /// # Errors
 /// [`Error::Format`] as [`NpyHeader::build`]; [`Error::BufferSize`] if the buffer has more or fewer bytes than shape
-/// and type say; [`Error::Save`] if the file cannot be written. The old file stays then, unless the folder cannot be
-/// synced: in this case the new file has replaced it.
+/// and type say; [`Error::Save`] if the file cannot be written or replaced, with what is in place then.
 pub fn write<B: IoBuf + ?Sized>(
     path: impl AsRef<Path>,
     descr: &str,
@@ -161,7 +160,7 @@ pub fn write_with<B: IoBuf + ?Sized>(
     let (header, head) = NpyHeader::build(descr, fortran_order, shape)
         .map_err(|error| Error::Format { path: path.to_owned(), error })?;
     check_len(path, || "the array".to_owned(), header.data_len(), buffer.len_bytes())?;
-    save(path, options, |file| {
+    save(path, options, |file, _| {
         file.write_all_at(&head, 0)?;
         file.write_all_at(buffer, header.data_start())
     })?;

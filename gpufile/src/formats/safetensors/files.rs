@@ -43,14 +43,6 @@ impl ModelFiles {
         examine(choose, options).into_model()
     }
 
-    /// Opens files and reads their headers. No index takes part.
-    ///
-    /// # Errors
-    /// [`Error::File`], [`Error::Format`]; [`Error::DuplicateTensor`] if two files have tensors of the same name.
-    pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>, options: &OpenOptions) -> Result<Self> {
-        examine_choice(&rule::of_files(paths), options).into_model()
-    }
-
     /// Returns the file that a tensor is in.
     pub fn file(&self, id: Id) -> &File {
         &self.files[id.file as usize]

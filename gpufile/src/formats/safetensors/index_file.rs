@@ -1,5 +1,6 @@
 //! The file of an index: its name, and reading it as a [`ShardIndex`].
 
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,11 @@ pub(super) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
         file => file?,
     };
+    Ok(Some(read_in(file, path)?))
+}
+
+/// Reads the bytes of an index that is open. Stops one byte beyond the longest index.
+pub(super) fn read_in(file: fs::File, path: &Path) -> Result<Vec<u8>> {
     let mut json = Vec::new();
     // The parser refuses an index that is one byte too long.
     file.take(MAX_HEADER_LEN + 1).read_to_end(&mut json).map_err(|error| crate::Error::File {
@@ -30,7 +36,7 @@ pub(super) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
         path: path.to_owned(),
         cause: error.into(),
     })?;
-    Ok(Some(json))
+    Ok(json)
 }
 
 /// Parses the bytes of an index.

@@ -50,6 +50,7 @@ mod hashes;
 mod header;
 mod index;
 mod index_file;
+pub(in crate::formats) mod journal;
 mod json;
 mod known;
 mod layout;

@@ -13,186 +13,248 @@
 //!                     rename the file into place · remove the index
 //! ```
 //!
-//! A temporary index lists all shards that take part. By it, this process or a later one removes the shards that the
-//! final index does not name.
+//! If a step fails, the old file gets its name back, or the error tells which model is in place, and by which path it
+//! opens. A [`Journal`] lists all shards that take part. `docs/saves.md` has the table of steps and failures.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt;
 
-use super::files::ModelFiles;
+use super::header::{Header, LENGTH_BYTES};
 use super::index::{ShardIndex, is_plain};
-use super::index_file::{index_path, read_index};
-use super::shards::{Namer, ShardNames, remove_unnamed};
-use crate::formats::SaveOptions;
-use crate::formats::regular::is_same_file;
-use crate::formats::save::{Folder, Temporary};
+use super::index_file::{index_path, read_in};
+use super::journal::Journal;
+use super::parse::head_len;
+use super::shards::ShardNames;
+use crate::formats::save::{Access, Folder, InPlace, New, Temporary};
+use crate::formats::{SaveOptions, head};
 use crate::{Cause, OpenOptions};
 
 /// The place of a model: a file, or an index with shards.
 pub(super) struct Place<'a> {
     folder: &'a Folder,
     options: &'a SaveOptions,
-    /// The path of the file that has the whole model, or would have it.
-    path: &'a Path,
-    index_path: PathBuf,
+    /// The name of the index, if there is one or will be.
+    index: OsString,
+    /// The permissions of new files with tensors, and of a new index.
+    access: [Option<Access>; 2],
 }
 
 impl<'a> Place<'a> {
-    pub fn new(folder: &'a Folder, path: &'a Path, options: &'a SaveOptions) -> Self {
-        Self { folder, options, path, index_path: index_path(path) }
+    /// Looks at the model that is to be replaced.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] if its file or its index is anything but a regular file.
+    pub fn new(folder: &'a Folder, options: &'a SaveOptions) -> crate::Result<Self> {
+        let index = index_path(folder.target()).file_name().expect("a name with an end").to_owned();
+        let of_file = folder.access_of(folder.name())?;
+        let of_index = folder.access_of(&index)?;
+        let mut place = Self { folder, options, index, access: [None, None] };
+        let of_shards = || {
+            let shards = place.old_shards();
+            shards.iter().find_map(|shard| folder.access_of(OsStr::new(shard)).ok().flatten())
+        };
+        let of_data = of_file.or_else(of_shards).or_else(|| of_index.clone());
+        place.access = [of_data.clone(), of_index.or(of_data)];
+        Ok(place)
     }
 
-    pub fn index_path(&self) -> &Path {
-        &self.index_path
+    /// Returns a new file with tensors.
+    pub fn new_file(&self, name: impl Into<OsString>) -> New {
+        New { target: name.into(), access: self.access[0].clone() }
     }
 
     /// Replaces the model by a file. `names` are the names of its tensors.
     ///
     /// # Errors
     /// [`crate::Error::File`], [`crate::Error::Open`].
-    pub fn put_file<'n>(&self, file: Temporary, names: impl Iterator<Item = &'n str>) -> crate::Result<()> {
-        let _lock = self.folder.lock()?;
-        if fs::symlink_metadata(&self.index_path).is_err() {
-            file.replace(self.path)?;
+    pub fn put_file<'n>(
+        &self,
+        file: Temporary<'_>,
+        names: impl Iterator<Item = &'n str>,
+    ) -> crate::Result<()> {
+        let name = self.folder.name();
+        let in_file = || InPlace::New(self.folder.target().to_owned());
+        if self.folder.metadata(&self.index).is_err() {
+            file.replace()?;
+            self.folder.set_in_place(in_file(), [name]);
             return self.folder.sync();
         }
-        // A folder at one of the paths must fail before the index is replaced.
-        self.refuse_folders()?;
-        let shards = self.new_name()?;
-        let _journal = self.journal(self.old_shards().into_iter().chain(shards.clone()))?;
-        if let Some(shard) = &shards
-            && self.link(file.path(), shard)?
+        // Anything but a file at one of the names must fail before the index is replaced.
+        self.folder.check(name)?;
+        let had_file = self.folder.metadata(name).is_ok();
+        let shard = self.new_name()?;
+        let _journal = self.journal(self.old_shards().into_iter().chain(shard.clone()))?;
+        let mut is_linked = false;
+        if let Some(shard) = &shard
+            && self.folder.link(file.name(), OsStr::new(shard))?
         {
-            self.put_index(self.write_index(&index_of(names.map(|name| (name, shard.as_str()))))?)?;
+            is_linked = true;
+            let index = self.write_index(&index_of(names.map(|name| (name, shard.as_str()))))?;
+            self.put_index(index, [OsStr::new(shard)])?;
         }
-        file.replace(self.path)?;
-        self.folder.sync()?;
-        self.remove("remove the index", &self.index_path)
+        file.replace()?;
+        self.folder.set_in_place(in_file(), [name]);
+        let removed = self.folder.sync().and_then(|()| self.folder.remove(&self.index));
+        // Without a link, the index names the old shards, and they are complete.
+        if removed.is_err() && !is_linked {
+            match !had_file && self.folder.remove(name).is_ok() {
+                true => self.folder.set_in_place(InPlace::Old, [&*self.index]),
+                false => self.folder.leave(&self.index),
+            }
+        }
+        let synced = self.folder.sync();
+        removed.and(synced)
     }
 
-    /// Replaces the model by shards, each with its name, and by the index of them.
+    /// Replaces the model by shards, and by the index of them.
     ///
     /// # Errors
     /// [`crate::Error::File`], [`crate::Error::Open`].
-    pub fn put_shards(&self, shards: Vec<(Temporary, String)>, index: String) -> crate::Result<()> {
-        let _lock = self.folder.lock()?;
-        self.refuse_folders()?;
+    pub fn put_shards(&self, shards: Vec<Temporary<'_>>, index: String) -> crate::Result<()> {
+        let name = self.folder.name();
+        let [in_file, in_index] = [name, &self.index].map(|name| self.folder.metadata(name).is_ok());
         let old = self.old_shards();
-        let is_in_file = fs::symlink_metadata(self.path).is_ok()
-            && (fs::symlink_metadata(&self.index_path).is_err()
-                || old.iter().any(|shard| is_same_file(&self.path.with_file_name(shard), self.path)));
+        let is_in_file = in_file && (!in_index || old.iter().any(|shard| self.is_the_file(shard)));
         let old_file = if is_in_file { self.new_name()? } else { None };
-        let new = shards.iter().map(|(_, name)| name.clone());
-        let _journal = self.journal(old.into_iter().chain(new).chain(old_file.clone()))?;
+        let new: Vec<_> = shards.iter().map(|shard| shard.target().to_owned()).collect();
+        let named = new.iter().map(|name| name.to_string_lossy().into_owned());
+        let _journal = self.journal(old.into_iter().chain(named).chain(old_file.clone()))?;
         // Every write comes before the old file is removed, because a write may fail.
         let index = self.write_index(&index)?;
-        for (shard, name) in shards {
-            shard.replace(&self.path.with_file_name(name))?;
+        shards.into_iter().try_for_each(Temporary::replace)?;
+        if is_in_file {
+            self.folder.set_in_place(InPlace::Old, [name]);
         }
-        // A file that is no model is not kept.
-        if let Some(old_file) = &old_file
-            && let Ok(model) = ModelFiles::open([self.path], &OpenOptions::new())
-            && self.link(self.path, old_file)?
-        {
-            let names = model.catalog.tensors().map(|tensor| (tensor.name, old_file.as_str()));
-            self.put_index(self.write_index(&index_of(names))?)?;
-            self.remove("remove", self.path)?;
+        let switch = || {
+            if let Some(old_file) = &old_file {
+                self.move_old_file(OsStr::new(old_file))?;
+            }
+            self.put_index(index, new.iter().map(OsString::as_os_str))?;
+            self.folder.remove(name)?;
+            self.folder.sync()
+        };
+        let switched = switch();
+        if switched.is_err() && is_in_file {
+            self.move_old_file_back(old_file.as_deref().map(OsStr::new), in_index);
         }
-        self.put_index(index)?;
-        self.remove("remove", self.path)
+        switched
     }
 
-    /// Returns the files that the present index names.
+    /// Makes the old file the only shard of an index. A file that is no model stays, and so does any on file systems
+    /// without hard links.
+    fn move_old_file(&self, shard: &OsStr) -> crate::Result<()> {
+        let name = self.folder.name();
+        let Some(names) = self.tensors_of_file() else { return Ok(()) };
+        if !self.folder.link(name, shard)? {
+            return Ok(());
+        }
+        let shown = shard.to_string_lossy();
+        let index = self.write_index(&index_of(names.iter().map(|name| (name.as_str(), &*shown))))?;
+        self.folder.sync()?;
+        index.replace()?;
+        self.folder.sync()?;
+        self.folder.remove(name)?;
+        let at = self.folder.path_of(&self.index);
+        self.folder.set_in_place(InPlace::OldAt(at), [&*self.index, shard]);
+        self.folder.sync()
+    }
+
+    /// Gives the old file its name back after a failure, as far as that is possible. `had_index` tells that there was an
+    /// index of the file.
+    fn move_old_file_back(&self, shard: Option<&OsStr>, had_index: bool) {
+        let name = self.folder.name();
+        let put_back = |shard| matches!(self.folder.link(shard, name), Ok(true));
+        let is_back = match self.folder.metadata(name) {
+            Ok(_) => true,
+            // The new model is complete, and no file contradicts it.
+            Err(_) if self.folder.is_new() => false,
+            Err(_) => shard.is_some_and(put_back),
+        };
+        if is_back && self.folder.made(&self.index) && self.folder.remove(&self.index).is_ok() {
+            let at = self.folder.target().to_owned();
+            self.folder.set_in_place(if had_index { InPlace::OldAt(at) } else { InPlace::Old }, [name]);
+            // The caller gets the first error.
+            let _ = self.folder.sync();
+        } else if is_back && self.folder.is_new() {
+            self.folder.leave(name);
+        }
+    }
+
+    /// Returns the files that the present index names. Leaves those out that belong to another user than the index: who
+    /// wrote it had no right to them.
     fn old_shards(&self) -> Vec<String> {
-        let json = read_index(&self.index_path).ok().flatten();
+        let Ok(file) = self.folder.open_file(&self.index) else { return Vec::new() };
+        let Ok(owner) = file.metadata().map(|metadata| metadata.uid()) else { return Vec::new() };
+        let json = read_in(file, &self.folder.path_of(&self.index)).ok();
         let index = json.and_then(|json| ShardIndex::parse(&json).ok());
-        index.map_or_else(Vec::new, |index| index.files().to_vec())
+        let files = index.map_or_else(Vec::new, |index| index.files().to_vec());
+        let is_of_owner = |file: &String| {
+            self.folder.metadata(OsStr::new(file)).is_ok_and(|metadata| metadata.uid() == owner)
+        };
+        files.into_iter().filter(is_of_owner).collect()
+    }
+
+    /// Returns whether a name leads to the file of the model.
+    fn is_the_file(&self, shard: &str) -> bool {
+        let identity = |name: &OsStr| {
+            let (_, metadata) = self.folder.check(name).ok().flatten()?;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        let shard = identity(OsStr::new(shard));
+        shard.is_some() && shard == identity(self.folder.name())
+    }
+
+    /// Returns the names of the tensors in the file of the model; `None` if it is no such file.
+    fn tensors_of_file(&self) -> Option<Vec<String>> {
+        let file = self.folder.open_file(self.folder.name()).ok()?;
+        let file = OpenOptions::new().take_over(self.folder.target().to_owned(), file).ok()?;
+        let (head, file_len) = head::read(&file, LENGTH_BYTES as usize, head_len).ok()?;
+        let header = Header::parse(&head, file_len).ok()?;
+        Some(header.tensors().map(|tensor| tensor.name.to_owned()).collect())
     }
 
     /// Returns the name of a shard with the whole model; `None` if no index can name it.
     fn new_name(&self) -> crate::Result<Option<String>> {
-        let model = self.path.file_name().expect("the path names a file");
-        match ShardNames::new(model) {
+        match ShardNames::new(self.folder.name()) {
             Ok(names) => Ok(Some(names.name(1, 1)).filter(|name| is_plain(name))),
             Err(Cause::Invalid(_)) => Ok(None),
             Err(cause) => {
-                Err(crate::Error::File { operation: "name shards of", path: self.path.to_owned(), cause })
+                let path = self.folder.target().to_owned();
+                Err(crate::Error::File { operation: "name shards of", path, cause })
             }
         }
     }
 
-    fn refuse_folders(&self) -> crate::Result<()> {
-        let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
-        match [self.path, &self.index_path].into_iter().find(|path| is_folder(path)) {
-            Some(folder) => Err(self.failed("replace", folder, ErrorKind::IsADirectory.into())),
-            None => Ok(()),
-        }
-    }
-
-    /// Gives a file a second name. Returns `false` on file systems without hard links.
-    fn link(&self, path: &Path, name: &str) -> crate::Result<bool> {
-        let link = self.path.with_file_name(name);
-        match fs::hard_link(path, &link).map_err(|error| (error.raw_os_error(), error)) {
-            Ok(()) => Ok(true),
-            Err((Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK | libc::EXDEV), _)) => {
-                Ok(false)
-            }
-            Err((_, error)) => Err(self.failed("link", &link, error)),
-        }
-    }
-
-    /// Replaces the index, after the names of its shards have reached the storage.
-    fn put_index(&self, index: Temporary) -> crate::Result<()> {
+    /// Replaces the index by that of the new shards, after their names have reached the storage.
+    fn put_index<'n>(
+        &'n self,
+        index: Temporary<'_>,
+        shards: impl IntoIterator<Item = &'n OsStr>,
+    ) -> crate::Result<()> {
         self.folder.sync()?;
-        index.replace(&self.index_path)?;
+        index.replace()?;
+        let at = self.folder.path_of(&self.index);
+        let parts: Vec<&OsStr> = shards.into_iter().chain([self.index.as_os_str()]).collect();
+        self.folder.set_in_place(InPlace::New(at), parts);
         self.folder.sync()
     }
 
-    fn write_index(&self, json: &str) -> crate::Result<Temporary> {
-        Temporary::written(self.folder, &self.index_path, self.options, |file| {
-            file.write_all_at(json.as_bytes(), 0)
-        })
+    fn write_index(&self, json: &str) -> crate::Result<Temporary<'a>> {
+        let new = New { target: self.index.clone(), access: self.access[1].clone() };
+        Temporary::written(self.folder, new, self.options, |file, _| file.write_all_at(json.as_bytes(), 0))
     }
 
-    fn remove(&self, operation: &'static str, path: &Path) -> crate::Result<()> {
-        match fs::remove_file(path) {
-            Ok(()) => self.folder.sync(),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(self.failed(operation, path, error)),
-        }
-    }
-
-    fn journal(&self, files: impl Iterator<Item = String>) -> crate::Result<Journal<'_>> {
+    /// Writes the journal. Its name reaches the storage before any shard has its own.
+    fn journal(&self, files: impl Iterator<Item = String>) -> crate::Result<Journal<'a>> {
         let files: Vec<_> = files.collect();
-        let file = self.write_index(&index_of(files.iter().map(|file| (file.as_str(), file.as_str()))))?;
-        Ok(Journal { place: self, files, file: Some(file) })
-    }
-
-    fn failed(&self, operation: &'static str, path: &Path, error: std::io::Error) -> crate::Error {
-        crate::Error::File { operation, path: path.to_owned(), cause: error.into() }
-    }
-}
-
-/// A temporary index of the shards that take part in a replacement.
-struct Journal<'a> {
-    place: &'a Place<'a>,
-    files: Vec<String>,
-    file: Option<Temporary>,
-}
-
-impl Drop for Journal<'_> {
-    fn drop(&mut self) {
-        let Place { path, index_path, .. } = self.place;
-        let model = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let files = self.files.iter().map(String::as_str);
-        if remove_unnamed(index_path, model, files, &[Namer::Us, Namer::Other]).is_err()
-            && let Some(file) = self.file.take()
-        {
-            // A later process reads it, when the index can be read again.
-            file.leave();
-        }
+        let json = index_of(files.iter().map(|file| (file.as_str(), file.as_str())));
+        let new = New { target: self.index.clone(), access: None };
+        let file = Temporary::written(self.folder, new, self.options, |file, _| {
+            file.write_all_at(json.as_bytes(), 0)
+        })?;
+        self.folder.sync()?;
+        Ok(Journal::new(self.folder, self.index.clone(), files, file))
     }
 }
 

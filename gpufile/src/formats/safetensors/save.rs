@@ -9,9 +9,8 @@ use cufile::BufSlice;
 use super::header::Header;
 use super::replace::Place;
 use super::write::NewTensor;
-use crate::formats::error::of_entry;
 use crate::formats::memory::check_len;
-use crate::formats::save::{Folder, Temporary, open_clean};
+use crate::formats::save::{Temporary, within};
 use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
 use crate::{File, WriteRequest};
 
@@ -70,8 +69,7 @@ impl<'a> TensorData<'a> {
 ///
 /// # Errors
 /// [`Error::Format`] as [`Header::build`]; [`Error::BufferSize`] if a tensor has more or fewer bytes than its shape and
-/// type say; [`Error::Save`] if the file cannot be written. The old file stays then, unless the folder cannot be
-/// synced: in this case the new file has replaced it.
+/// type say; [`Error::Save`] if the file cannot be written or replaced, with what is in place then.
 pub fn save(
     path: impl AsRef<Path>,
     tensors: &[TensorData<'_>],
@@ -130,17 +128,14 @@ impl<'a> Plan<'a> {
     }
 
     pub fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
-        let header = self.header.clone();
-        let save = || {
-            let folder = open_clean(path, options)?;
-            let file = self.write(&folder, path, options)?;
-            Place::new(&folder, path, options).put_file(file, header.tensors().map(|tensor| tensor.name))
-        };
-        save().map_err(|error| Error::Save { path: path.to_owned(), error: of_entry(error) })
-    }
-
-    fn write(self, folder: &Folder, path: &Path, options: &SaveOptions) -> crate::Result<Temporary> {
-        Temporary::written(folder, path, options, |file| file.engine().write_many(&self.requests(file)?))
+        let names = self.header.tensors().map(|tensor| tensor.name);
+        within(path, options, |folder| {
+            folder.lock()?;
+            let place = Place::new(folder, options)?;
+            let write = |file: &File, _| file.engine().write_many(&self.requests(file)?);
+            let file = Temporary::written(folder, place.new_file(folder.name()), options, write)?;
+            place.put_file(file, names)
+        })
     }
 
     /// Returns what to write to the file.

@@ -5,13 +5,13 @@ use std::iter;
 use std::path::{Path, PathBuf};
 
 use super::index::is_plain;
+use super::index_file::index_path;
 use super::replace::Place;
 use super::save::{Plan, TensorData, malformed};
 use super::shards::ShardNames;
 use crate::formats::clip::clip;
-use crate::formats::error::of_entry;
-use crate::formats::save::{Folder, Temporary, no_file_name, open_clean};
-use crate::formats::{Error, FormatError, Result, SaveOptions};
+use crate::formats::save::{Folder, Temporary, failed, no_file_name, within};
+use crate::formats::{FormatError, Result, SaveOptions};
 
 /// The most files that are written at once. Each is open until the index is in place.
 const AT_ONCE: usize = 8;
@@ -27,13 +27,14 @@ const AT_ONCE: usize = 8;
 /// # Older models
 /// The new model replaces an older one as a whole, even if one of them is a single file. A program that opens the
 /// folder or the index during the save, or after the process was killed, finds the old model or the new one. The save
-/// then removes the shards of the old index whose names are those of shards of this model.
+/// then removes the shards of the old index whose names are those of shards of this model, and whose owner is that of the
+/// index.
 ///
 /// On file systems without hard links, [`Checkpoint::open`] can fail for a moment during the save: it finds a single
 /// file beside an index of another model.
 ///
 /// # Errors
-/// As [`save`](super::save). If more than one file is needed, [`Error::Save`] if the name of the file at `path` is not
+/// As [`save`](super::save). If more than one file is needed, [`Error::Save`](crate::formats::Error::Save) if the name of the file at `path` is not
 /// UTF-8 or has more than 214 bytes.
 ///
 /// [`Checkpoint::open`]: super::Checkpoint::open
@@ -94,10 +95,9 @@ pub fn save_shards(
     }
 
     // Every check comes before the first write.
-    let failed = |error| Error::Save { path: path.to_owned(), error: of_entry(error) };
-    let model = path.file_name().ok_or_else(|| failed(no_file_name(path)))?;
+    let model = path.file_name().ok_or_else(|| failed(path, no_file_name(path)))?;
     let names = ShardNames::new(model).map_err(|cause| {
-        failed(crate::Error::File { operation: "name shards of", path: path.to_owned(), cause })
+        failed(path, crate::Error::File { operation: "name shards of", path: path.to_owned(), cause })
     })?;
     let mut plans = Vec::with_capacity(shards.len());
     let mut weight_map = serde_json::Map::new();
@@ -118,30 +118,27 @@ pub fn save_shards(
     let total_size = bytes.fold(0, u64::saturating_add);
     let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
 
-    let save = || {
-        let folder = open_clean(path, options)?;
-        let place = Place::new(&folder, path, options);
+    within(path, options, |folder| {
+        folder.lock()?;
+        let place = Place::new(folder, options)?;
         let mut written = Vec::with_capacity(plans.len());
         for plans in plans.chunks(AT_ONCE) {
-            let files = write_together(plans, &folder, path, options)?;
-            written.extend(iter::zip(files, plans.iter().map(|(_, file)| file.clone())));
+            written.extend(write_together(plans, folder, &place, options)?);
         }
-        place.put_shards(written, format!("{index:#}\n"))?;
-        Ok(place.index_path().to_owned())
-    };
-    save().map_err(failed)
+        place.put_shards(written, format!("{index:#}\n"))
+    })?;
+    Ok(index_path(path))
 }
 
 /// Writes the files of these plans in one call.
-fn write_together(
+fn write_together<'f>(
     plans: &[(Plan<'_>, String)],
-    folder: &Folder,
-    path: &Path,
+    folder: &'f Folder,
+    place: &Place<'_>,
     options: &SaveOptions,
-) -> crate::Result<Vec<Temporary>> {
-    let targets: Vec<_> = plans.iter().map(|(_, file)| path.with_file_name(file)).collect();
-    let targets: Vec<_> = targets.iter().map(PathBuf::as_path).collect();
-    Temporary::written_together(folder, &targets, options, |files| {
+) -> crate::Result<Vec<Temporary<'f>>> {
+    let new: Vec<_> = plans.iter().map(|(_, file)| place.new_file(file)).collect();
+    Temporary::written_together(folder, &new, options, |files, _| {
         let mut requests = Vec::new();
         for ((plan, _), file) in iter::zip(plans, files) {
             requests.extend(plan.requests(file)?);

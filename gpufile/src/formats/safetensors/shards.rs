@@ -1,11 +1,8 @@
-//! The names of shards, and the removal of shards that no index names.
+//! The names of shards.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::path::Path;
 
-use super::index::{ShardIndex, is_plain};
-use super::index_file::{INDEX_SUFFIX, parse_index, read_index};
+use super::index_file::INDEX_SUFFIX;
 use crate::Cause;
 use crate::formats::Result;
 use crate::formats::random::{is_random, random};
@@ -68,7 +65,7 @@ pub(super) enum Namer {
 }
 
 /// Returns the library that named a file as a shard of the model; `None` if its name is not that of a shard.
-fn namer(model: &str, file: &str) -> Option<Namer> {
+pub(super) fn namer(model: &str, file: &str) -> Option<Namer> {
     let Split { stem, extension } = Split::of(model);
     let rest = file.strip_suffix(extension)?.strip_prefix(stem)?.strip_prefix('-')?;
     let is_number = |part: &str| part.len() >= 5 && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -80,54 +77,6 @@ fn namer(model: &str, file: &str) -> Option<Namer> {
         Some((random, rest)) if is_random(random.as_bytes()) && is_place(rest) => Some(Namer::Us),
         _ => None,
     }
-}
-
-/// Removes the files that are shards of the model by their names, and that its index does not name.
-///
-/// # Errors
-/// The error of reading the index. No file is removed then.
-pub(super) fn remove_unnamed<'a>(
-    index_path: &Path,
-    model: &str,
-    files: impl IntoIterator<Item = &'a str>,
-    namers: &[Namer],
-) -> Result<()> {
-    let index = match read_index(index_path)? {
-        None => None,
-        Some(json) => Some(parse_index(index_path, &json)?),
-    };
-    let is_named =
-        |file: &str| index.as_ref().is_some_and(|index| index.files().iter().any(|named| named == file));
-    for file in files {
-        let is_shard = namer(model, file).is_some_and(|namer| namers.contains(&namer));
-        if is_plain(file) && is_shard && !is_named(file) {
-            // A shard that cannot be removed does no harm.
-            let _ = fs::remove_file(index_path.with_file_name(file));
-        }
-    }
-    Ok(())
-}
-
-/// Removes the shards that a killed save left: those of its temporary index that the present index does not name.
-/// Returns whether the temporary index can be removed too.
-///
-/// Keeps shards whose names are not from [`ShardNames`], because another program may have written them since. Keeps all if
-/// it must keep one.
-pub(in crate::formats) fn remove_abandoned(
-    left: &Path,
-    index_path: &Path,
-    is_kept: impl Fn(&fs::Metadata) -> bool,
-) -> bool {
-    let model = index_path.file_name().and_then(|name| name.to_str()?.strip_suffix(INDEX_SUFFIX));
-    // A temporary file for another target has no shards.
-    let Some(model) = model else { return true };
-    let Ok(Some(json)) = read_index(left) else { return false };
-    // A save names no shard before its index is complete.
-    let Ok(index) = ShardIndex::parse(&json) else { return true };
-    let is_kept =
-        |file: &String| fs::metadata(index_path.with_file_name(file)).is_ok_and(|file| is_kept(&file));
-    !index.files().iter().any(is_kept)
-        && remove_unnamed(index_path, model, index.files().iter().map(String::as_str), &[Namer::Us]).is_ok()
 }
 
 #[cfg(test)]

@@ -1,27 +1,44 @@
-//! The folder of a save: its lock, and syncing it.
+//! The folder of a save: its names, syncing it, and the record of what the save has put into it.
 
+use std::cell::{RefCell, RefMut};
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::mem;
-use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use super::lock::try_lock;
+use super::access::Access;
+use super::lock::{NameLock, PATIENCE, user};
+use super::locks::Locks;
+use super::outcome::InPlace;
+use super::{at, target};
 use crate::Cause;
 
-/// A folder that is open for as long as a file is saved in it.
+/// A folder that is open for as long as a file is saved in it. Every name is relative to it, wherever it is renamed to.
 ///
 /// A save opens it first, so that a folder that cannot be opened fails the save before any change.
 #[derive(Debug)]
 pub(in crate::formats) struct Folder {
-    path: PathBuf,
-    /// `None` if the process may not read the folder and the save does not sync.
-    pub(super) handle: Option<fs::File>,
+    /// The path that the caller saves to.
+    target: PathBuf,
+    pub(super) handle: fs::File,
     sync: bool,
-    /// Set if every process that sees the folder sees the locks of the others.
-    pub(super) has_locks: bool,
+    pub(super) locks: Locks,
+    record: RefCell<Record>,
+}
+
+/// The steps of a save so far.
+#[derive(Debug, Default)]
+struct Record {
+    lock: Option<NameLock>,
+    /// The names that the save has made and not removed.
+    made: BTreeSet<OsString>,
+    /// Old names that the save could not remove.
+    kept: BTreeSet<OsString>,
+    in_place: InPlace,
+    /// The names of the data in place, of those in `made` and in `kept`.
+    parts: BTreeSet<OsString>,
 }
 
 impl Folder {
@@ -33,18 +50,176 @@ impl Folder {
         if path.file_name().is_none() {
             return Err(no_file_name(path));
         }
-        let folder_path = folder_of(path);
-        let handle = match fs::File::open(folder_path) {
-            Ok(handle) => Some(handle),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied && !sync => None,
-            Err(error) => return Err(failed("open the folder", folder_path, error)),
+        let folder = folder_of(path);
+        let opened = fs::File::options().read(true).custom_flags(libc::O_DIRECTORY).open(folder);
+        let handle = match opened {
+            // A folder that is not synced need not be readable.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && !sync => at::open_place(folder),
+            opened => opened,
         };
-        let has_locks = handle.as_ref().is_some_and(is_local);
-        Ok(Self { path: folder_path.to_owned(), handle, sync, has_locks })
+        let handle = handle.map_err(|error| failed("open the folder", folder, error))?;
+        let locks = Locks::of(&handle);
+        Ok(Self { target: path.to_owned(), handle, sync, locks, record: RefCell::default() })
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Returns the path that the caller saves to.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Returns the name that the caller saves to.
+    pub fn name(&self) -> &OsStr {
+        self.target.file_name().expect("the folder was opened for a name")
+    }
+
+    /// Returns the path of a name, for errors.
+    pub fn path_of(&self, name: &OsStr) -> PathBuf {
+        self.target.with_file_name(name)
+    }
+
+    fn record(&self) -> RefMut<'_, Record> {
+        self.record.borrow_mut()
+    }
+
+    /// Waits until no other process of this user saves a model of the target's name, and keeps others waiting until the
+    /// folder is dropped. Does nothing where there can be no lock.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] if another save takes longer than ten minutes.
+    pub fn lock(&self) -> crate::Result<()> {
+        const OPERATION: &str = "wait longer than ten minutes for another save of";
+        let lock = NameLock::take(&self.handle, self.name(), PATIENCE);
+        self.record().lock = lock.map_err(|error| failed(OPERATION, &self.target, error))?;
+        Ok(())
+    }
+
+    /// Returns whether this save has the lock of a name.
+    pub(super) fn has_lock_of(&self, name: &OsStr) -> bool {
+        self.record().lock.as_ref().is_some_and(|lock| lock.is_of(name))
+    }
+
+    /// Returns the permissions of the regular file that a name leads to; `None` if there is no file, or one that another
+    /// user put into a folder like `/tmp`. Follows symbolic links.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn access_of(&self, name: &OsStr) -> crate::Result<Option<Access>> {
+        let Some((file, metadata)) = self.check(name)? else { return Ok(None) };
+        Ok((!self.is_planted(&metadata)).then(|| Access::of(&file, &metadata)))
+    }
+
+    /// Returns the regular file that a name leads to, open as a place only; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`] if the name leads to anything else, which a save must not replace.
+    pub fn check(&self, name: &OsStr) -> crate::Result<Option<(fs::File, fs::Metadata)>> {
+        let checked = target::checked(at::open(&self.handle, name, libc::O_PATH, 0));
+        checked.map_err(|cause| crate::Error::File { operation: "replace", path: self.path_of(name), cause })
+    }
+
+    /// Returns whether a file is neither this user's nor the folder's owner's, in a folder where any user can create
+    /// files and remove only those.
+    fn is_planted(&self, file: &fs::Metadata) -> bool {
+        const STICKY: u32 = libc::S_ISVTX;
+        self.handle
+            .metadata()
+            .is_ok_and(|folder| folder.mode() & STICKY != 0 && ![user(), folder.uid()].contains(&file.uid()))
+    }
+
+    /// Opens a regular file to read. Follows symbolic links, and does not wait for a pipe.
+    ///
+    /// # Errors
+    /// The error of opening it; [`ErrorKind::InvalidInput`] if it is not a regular file.
+    pub fn open_file(&self, name: &OsStr) -> io::Result<fs::File> {
+        let file = at::open(&self.handle, name, libc::O_RDONLY | libc::O_NONBLOCK, 0)?;
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Returns the metadata of a name. Does not follow a symbolic link.
+    ///
+    /// # Errors
+    /// The error of opening it.
+    pub fn metadata(&self, name: &OsStr) -> io::Result<fs::Metadata> {
+        at::open(&self.handle, name, libc::O_PATH | libc::O_NOFOLLOW, 0)?.metadata()
+    }
+
+    /// Creates a file that only its owner can open, or one that follows the umask.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`] and those of `openat`.
+    pub(super) fn create(&self, name: &OsStr, is_private: bool) -> io::Result<fs::File> {
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+        let file = at::open(&self.handle, name, flags, if is_private { 0o600 } else { 0o666 })?;
+        self.record().made.insert(name.to_owned());
+        Ok(file)
+    }
+
+    /// Renames a file that the save has made, which replaces another.
+    ///
+    /// # Errors
+    /// The error of `renameat`.
+    pub(super) fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
+        at::rename(&self.handle, from, to)?;
+        let mut record = self.record();
+        record.made.remove(from);
+        record.made.insert(to.to_owned());
+        Ok(())
+    }
+
+    /// Gives a file a second name. Returns `false` on file systems without hard links.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`].
+    pub fn link(&self, from: &OsStr, to: &OsStr) -> crate::Result<bool> {
+        const NO_LINKS: [i32; 5] = [libc::EPERM, libc::EOPNOTSUPP, libc::ENOSYS, libc::EMLINK, libc::EXDEV];
+        match at::link(&self.handle, from, to) {
+            Ok(()) => {
+                self.record().made.insert(to.to_owned());
+                Ok(true)
+            }
+            Err(error) if error.raw_os_error().is_some_and(|errno| NO_LINKS.contains(&errno)) => Ok(false),
+            Err(error) => Err(failed("link", &self.path_of(to), error)),
+        }
+    }
+
+    /// Removes a file, if there is one.
+    ///
+    /// # Errors
+    /// [`crate::Error::File`]. The name is then one of those that the save leaves.
+    pub fn remove(&self, name: &OsStr) -> crate::Result<()> {
+        // A read-only file system may refuse to remove even what is not there.
+        let removed = match self.metadata(name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            _ => at::remove(&self.handle, name),
+        };
+        match removed {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                self.record().kept.insert(name.to_owned());
+                Err(failed("remove", &self.path_of(name), error))
+            }
+            _ => {
+                let mut record = self.record();
+                record.made.remove(name);
+                record.kept.remove(name);
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes a file that is not one of this save. Returns whether there is none of this name now.
+    pub fn remove_old(&self, name: &OsStr) -> bool {
+        match at::remove(&self.handle, name) {
+            Ok(()) => true,
+            Err(error) => error.kind() == ErrorKind::NotFound,
+        }
+    }
+
+    /// Returns whether this save has made a file of this name, and not removed it.
+    pub fn made(&self, name: &OsStr) -> bool {
+        self.record().made.contains(name)
     }
 
     /// Waits until the names in the folder have reached the storage, if the save syncs.
@@ -52,42 +227,45 @@ impl Folder {
     /// # Errors
     /// [`crate::Error::File`].
     pub fn sync(&self) -> crate::Result<()> {
-        let Some(handle) = self.handle.as_ref().filter(|_| self.sync) else { return Ok(()) };
-        sync(handle).map_err(|error| failed("sync the folder", &self.path, error))
+        match self.sync {
+            true => {
+                sync(&self.handle).map_err(|error| failed("sync the folder", folder_of(&self.target), error))
+            }
+            false => Ok(()),
+        }
     }
 
-    /// Locks the folder, so that no other process replaces models in it until the lock is dropped. Returns `None` where
-    /// processes do not see each other's locks.
-    ///
-    /// # Errors
-    /// [`crate::Error::File`] if another process keeps the lock for a minute. Processes only rename and sync under it.
-    pub fn lock(&self) -> crate::Result<Option<FolderLock<'_>>> {
-        const PATIENCE: Duration = Duration::from_secs(60);
-        const PAUSE: Duration = Duration::from_millis(5);
-        let Some(handle) = self.handle.as_ref().filter(|_| self.has_locks) else { return Ok(None) };
-        let start = Instant::now();
-        loop {
-            match try_lock(handle) {
-                Ok(()) => return Ok(Some(FolderLock(handle))),
-                Err(error) if error.kind() != ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if start.elapsed() > PATIENCE => {
-                    return Err(failed("lock the folder", &self.path, error));
-                }
-                Err(_) => thread::sleep(PAUSE),
-            }
-        }
+    /// Records that an old name stays, although the new data has taken its place.
+    pub fn leave(&self, name: &OsStr) {
+        self.record().kept.insert(name.to_owned());
+    }
+
+    /// Returns whether the new data is in place.
+    pub fn is_new(&self) -> bool {
+        matches!(self.record().in_place, InPlace::New(_))
+    }
+
+    /// Records which data is in place, and the names that it has.
+    pub fn set_in_place<'n>(&self, in_place: InPlace, parts: impl IntoIterator<Item = &'n OsStr>) {
+        let mut record = self.record();
+        record.in_place = in_place;
+        record.parts = parts.into_iter().map(OsStr::to_owned).collect();
+    }
+
+    /// Returns which data is in place, and the paths of the files that the save leaves and that are no part of it.
+    pub fn outcome(&self) -> (InPlace, Vec<PathBuf>) {
+        let record = self.record.borrow();
+        let stay = record.made.union(&record.kept);
+        let left = stay.filter(|name| !record.parts.contains(*name) && self.metadata(name).is_ok());
+        (record.in_place.clone(), left.map(|name| self.path_of(name)).collect())
     }
 }
 
-/// The lock of a folder.
-#[derive(Debug)]
-pub(in crate::formats) struct FolderLock<'a>(&'a fs::File);
-
-impl Drop for FolderLock<'_> {
+impl Drop for Folder {
     fn drop(&mut self) {
-        // Closing the folder does not unlock it while a forked process has a copy of the descriptor.
-        // SAFETY: takes integers.
-        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+        if let Some(lock) = self.record.get_mut().lock.take() {
+            lock.release(&self.handle);
+        }
     }
 }
 
@@ -118,65 +296,5 @@ fn sync(folder: &fs::File) -> io::Result<()> {
         // Some file systems refuse to sync folders, because they need not.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         result => result,
-    }
-}
-
-/// Returns whether a folder is on a local file system. On a network file system, other machines may not see locks, or
-/// locks may be mandatory.
-fn is_local(folder: &fs::File) -> bool {
-    const BCACHEFS: u32 = 0xca45_1a4e;
-    const ZFS: u32 = 0x2fc1_2fc1;
-    const LOCAL: [u32; 8] = [
-        libc::TMPFS_MAGIC as u32,
-        libc::EXT4_SUPER_MAGIC as u32,
-        libc::XFS_SUPER_MAGIC as u32,
-        libc::BTRFS_SUPER_MAGIC as u32,
-        libc::F2FS_SUPER_MAGIC as u32,
-        libc::OVERLAYFS_SUPER_MAGIC as u32,
-        BCACHEFS,
-        ZFS,
-    ];
-    // SAFETY: zeros are valid, and the kernel fills them in.
-    let mut stat: libc::statfs64 = unsafe { mem::zeroed() };
-    // SAFETY: `stat` outlives the call.
-    let asked = unsafe { libc::fstatfs64(folder.as_raw_fd(), &mut stat) };
-    asked == 0 && LOCAL.contains(&(stat.f_type as u32))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use super::*;
-
-    #[test]
-    fn locking_waits_for_a_locked_folder() {
-        // On other file systems there may be no locks.
-        let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
-        let folder = || Folder::open(&place.path().join("a"), false).unwrap();
-        let (one, other) = (folder(), folder());
-        let lock = one.lock().unwrap();
-        assert!(lock.is_some());
-        let is_unlocked = AtomicBool::new(false);
-        thread::scope(|threads| {
-            let waiting = threads.spawn(|| {
-                let lock = other.lock().unwrap();
-                (lock.is_some(), is_unlocked.load(Ordering::Relaxed))
-            });
-            thread::sleep(Duration::from_millis(20));
-            // A copy of the descriptor, as a process that was forked has it, does not keep the lock.
-            let _copy = one.handle.as_ref().unwrap().try_clone().unwrap();
-            is_unlocked.store(true, Ordering::Relaxed);
-            drop(lock);
-            assert_eq!(waiting.join().unwrap(), (true, true));
-        });
-    }
-
-    #[test]
-    fn kernel_file_systems_are_not_local() {
-        assert!(!is_local(&fs::File::open("/proc").unwrap()));
-        if let Ok(memory) = fs::File::open("/dev/shm") {
-            assert!(is_local(&memory));
-        }
     }
 }

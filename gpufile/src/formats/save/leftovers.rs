@@ -1,94 +1,198 @@
 //! Removing the temporary files and the shards that killed processes left.
+//!
+//! Only files of the same user count, which no other user could have written. Locks tell whether their process lives.
 
-use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use super::at;
 use super::folder::Folder;
-use super::lock::try_lock;
-use super::names::target_of;
-use super::options::SaveOptions;
-use crate::formats::safetensors::shards::remove_abandoned;
+use super::lock::{NameLock, Tried, is_ours, try_lock};
+use super::locks::Locks;
+use super::names::{target_of, temporary_name};
+use crate::formats::random::random;
+use crate::formats::safetensors::journal::{model_of, remove_abandoned};
 
-/// The age of a file that counts as left, where locks do not tell.
+/// The time without a write after which a file counts as left, where other machines may not see its lock.
 const AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Opens the folder that `path` names a file in, and removes the files that killed processes left there.
+/// Removes the files that killed processes left in a folder, before a save.
 ///
-/// # Errors
-/// As [`Folder::open`].
-pub(in crate::formats) fn open_clean(path: &Path, options: &SaveOptions) -> crate::Result<Folder> {
-    let folder = Folder::open(path, options.sync)?;
-    remove(&folder, options.kept);
-    Ok(folder)
-}
-
-/// Removes the files that killed processes left in a folder, on this process's first save there. Later saves need not
-/// list a long folder again.
-fn remove(folder: &Folder, kept: Option<(u64, u64)>) {
+/// Lists short folders each time, and long ones so seldom that a save lists few names on average.
+pub(super) fn look_for(folder: &Folder, kept: Option<(u64, u64)>) {
     /// The most folders to remember. Beyond that, all are forgotten and listed again.
     const FOLDERS: usize = 1 << 16;
-    static SEEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
-    let Some(Ok(metadata)) = folder.handle.as_ref().map(fs::File::metadata) else { return };
-    {
-        let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-        if !seen.insert((metadata.dev(), metadata.ino())) {
-            return;
-        }
-        if seen.len() > FOLDERS {
-            seen.clear();
-        }
-    }
-    // A file that cannot be listed or removed does no harm.
-    let Ok(entries) = fs::read_dir(folder.path()) else { return };
-    for entry in entries.flatten() {
-        if let Some(target) = target_of(entry.file_name().as_bytes()) {
-            remove_if_left(folder, &entry.path(), &folder.path().join(OsStr::from_bytes(target)), kept);
-        }
-    }
-}
-
-/// Removes a temporary file if the process that created it has ended.
-fn remove_if_left(folder: &Folder, path: &Path, target: &Path, kept: Option<(u64, u64)>) {
-    // Does not follow a symbolic link, and does not wait for a pipe.
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let Ok(file) = fs::File::options().read(true).write(true).custom_flags(flags).open(path) else { return };
-    let Ok(metadata) = file.metadata() else { return };
-    let is_kept = |metadata: &fs::Metadata| kept == Some((metadata.dev(), metadata.ino()));
-    if !metadata.is_file() || is_kept(&metadata) {
+    /// The number of names that a save lists on average.
+    const NAMES: usize = 32;
+    /// The number of saves into each folder until it is listed again.
+    static SAVES: Mutex<BTreeMap<(u64, u64), usize>> = Mutex::new(BTreeMap::new());
+    let saves = || SAVES.lock().unwrap_or_else(PoisonError::into_inner);
+    let Ok(metadata) = folder.handle.metadata() else { return };
+    let identity = (metadata.dev(), metadata.ino());
+    if let Some(left @ 1..) = saves().get_mut(&identity) {
+        *left -= 1;
         return;
     }
-    let is_left = match folder.has_locks {
-        true => try_lock(&file).is_ok(),
-        false => metadata.modified().is_ok_and(|time| time.elapsed().is_ok_and(|age| age > AGE)),
-    };
-    if is_left && remove_abandoned(path, target, is_kept) {
-        let _ = fs::remove_file(path);
+    let found = list(folder, kept);
+    let mut saves = saves();
+    if saves.len() > FOLDERS {
+        saves.clear();
+    }
+    saves.insert(identity, found.names / NAMES);
+}
+
+/// Removes the files that killed processes left in a folder. Returns their number.
+pub(super) fn remove(folder: &Folder, kept: Option<(u64, u64)>) -> usize {
+    list(folder, kept).removed
+}
+
+#[derive(Default)]
+struct Found {
+    names: usize,
+    removed: usize,
+}
+
+fn list(folder: &Folder, kept: Option<(u64, u64)>) -> Found {
+    let mut found = Found::default();
+    // A file that cannot be listed or removed does no harm.
+    let path = format!("/proc/self/fd/{}", folder.handle.as_raw_fd());
+    let Ok(entries) = fs::read_dir(path) else { return found };
+    let mut clock = Clock(None);
+    for entry in entries.flatten() {
+        found.names += 1;
+        let name = entry.file_name();
+        let Some(target) = target_of(name.as_bytes()) else { continue };
+        let target = OsString::from_vec(target.to_vec());
+        found.removed += usize::from(remove_if_left(folder, &name, &target, kept, &mut clock));
+    }
+    found
+}
+
+/// Removes a temporary file if it is this user's and the process that created it has ended. Returns whether it did.
+fn remove_if_left(
+    folder: &Folder,
+    name: &OsStr,
+    target: &OsStr,
+    kept: Option<(u64, u64)>,
+    clock: &mut Clock,
+) -> bool {
+    // Does not follow a symbolic link, and does not wait for a pipe.
+    let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let Ok(file) = at::open(&folder.handle, name, flags, 0) else { return false };
+    let Ok(metadata) = file.metadata() else { return false };
+    let is_kept = |metadata: &fs::Metadata| kept == Some((metadata.dev(), metadata.ino()));
+    if !is_ours(&metadata)
+        || is_kept(&metadata)
+        || folder.locks == Locks::Mandatory
+        || try_lock(&file).is_err()
+    {
+        return false;
+    }
+    if folder.locks == Locks::ForSome && !clock.is_old(folder, target, &metadata) {
+        return false;
+    }
+    if let Some(model) = model_of(target) {
+        // A link to another index of this user would have that index name shards to remove.
+        if metadata.nlink() != 1 {
+            return false;
+        }
+        let model = OsStr::new(model);
+        let lock = match folder.has_lock_of(model) {
+            true => None,
+            false => match NameLock::try_take(&folder.handle, model) {
+                Tried::Taken(lock) => Some(lock),
+                Tried::Busy | Tried::Impossible => return false,
+            },
+        };
+        let can_be_removed = remove_abandoned(folder, file, target, is_kept);
+        if let Some(lock) = lock {
+            lock.release(&folder.handle);
+        }
+        if !can_be_removed {
+            return false;
+        }
+    }
+    at::remove(&folder.handle, name).is_ok()
+}
+
+/// The clock that gives files their times, read once.
+struct Clock(Option<SystemTime>);
+
+impl Clock {
+    /// Returns whether the last write to a file was long ago. Compares its time with that of a new file, because the
+    /// clock of this machine may differ from that of the file system.
+    fn is_old(&mut self, folder: &Folder, target: &OsStr, metadata: &fs::Metadata) -> bool {
+        let now = || {
+            let name = temporary_name(target, random().ok()?);
+            let file = folder.create(&name, true).ok()?;
+            let time = file.metadata().and_then(|metadata| metadata.modified());
+            let _ = folder.remove(&name);
+            time.ok()
+        };
+        if self.0.is_none() {
+            self.0 = now();
+        }
+        let (Some(now), Ok(written)) = (self.0, metadata.modified()) else { return false };
+        now.duration_since(written).is_ok_and(|age| age > AGE)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use super::*;
 
-    #[test]
-    fn without_locks_only_old_files_are_removed() {
+    const NAME: &str = ".target.0123456789abcdef.gpufile-tmp";
+
+    /// Makes a folder as on a file system whose locks not all machines see, and a file of this name in it.
+    fn foreign_folder() -> (tempfile::TempDir, Folder, fs::File) {
         let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("temporary");
-        let mut folder = Folder::open(&path, false).unwrap();
-        folder.has_locks = false;
-        let file = fs::File::create(&path).unwrap();
-        remove_if_left(&folder, &path, &place.path().join("target"), None);
-        assert!(path.exists());
-        file.set_modified(SystemTime::now() - AGE - Duration::from_secs(1)).unwrap();
-        remove_if_left(&folder, &path, &place.path().join("target"), None);
-        assert!(!path.exists());
+        let mut folder = Folder::open(&place.path().join("target"), false).unwrap();
+        folder.locks = Locks::ForSome;
+        let file = fs::File::create(place.path().join(NAME)).unwrap();
+        (place, folder, file)
+    }
+
+    #[test]
+    fn files_of_other_machines_stay_while_locked_or_young() {
+        let (place, folder, file) = foreign_folder();
+        let old = SystemTime::now() - AGE - Duration::from_secs(60);
+        assert_eq!(remove(&folder, None), 0, "a young file");
+        file.set_modified(old).unwrap();
+        try_lock(&file).unwrap();
+        assert_eq!(remove(&folder, None), 0, "a locked file");
+        drop(file);
+        assert_eq!(remove(&folder, None), 1);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn ages_are_told_by_the_clock_of_the_file_system() {
+        let (_place, folder, file) = foreign_folder();
+        let hour = Duration::from_secs(3600);
+        // The file system's clock is two days behind this machine's. The file has just been written.
+        let now = SystemTime::now() - 48 * hour;
+        file.set_modified(now - hour).unwrap();
+        let is_old =
+            |clock: &mut Clock| clock.is_old(&folder, OsStr::new("target"), &file.metadata().unwrap());
+        assert!(!is_old(&mut Clock(Some(now))));
+        assert!(is_old(&mut Clock(Some(now + 24 * hour))));
+        // The clock is read from a new file, which does not stay.
+        let mut clock = Clock(None);
+        assert!(is_old(&mut clock) && clock.0.is_some_and(|read| read > now + 24 * hour));
+        assert_eq!(list(&folder, None).names, 1);
+    }
+
+    #[test]
+    fn mandatory_locks_tell_nothing() {
+        let (_place, mut folder, file) = foreign_folder();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        folder.locks = Locks::Mandatory;
+        assert_eq!(remove(&folder, None), 0);
     }
 }

@@ -1,38 +1,84 @@
 //! Saving a file: it is written under a temporary name, and replaces the old file when it is complete.
+//!
+//! ```text
+//! folder       opened once; every name is relative to it
+//! lock         models: a private file that other saves of the same user wait for
+//! leftovers    of killed processes of the same user are removed
+//! target       must be a regular file, or not exist; its permissions are kept
+//! temporary    written, given its permissions, synced, renamed
+//! outcome      which data is in place after a failure, and what was left
+//! ```
+//!
+//! `docs/saves.md` has the table of steps and failures. `safetensors/replace.rs` has the steps for models of several files.
 
+mod access;
+mod at;
 mod folder;
 mod leftovers;
 mod lock;
+mod locks;
 mod names;
 mod options;
+mod outcome;
+mod target;
 mod temporary;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+pub(crate) use access::Access;
 #[cfg(feature = "zarr")]
 pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
-pub(super) use leftovers::open_clean;
 pub(super) use names::MOST_BYTES;
 #[cfg(feature = "zarr")]
 pub(super) use names::target_of;
 pub use options::SaveOptions;
-pub(super) use temporary::Temporary;
+pub(super) use outcome::After;
+pub use outcome::InPlace;
+#[cfg(feature = "cli")]
+pub(crate) use target::kind;
+pub(super) use temporary::{New, Temporary};
 
 use super::{Error, Result};
 use crate::File;
 use crate::formats::error::of_entry;
 
-/// Writes a file under a temporary name, and renames it when it is complete.
+/// Writes a file under a temporary name, which `write` gets too, and renames it when it is complete.
+///
+/// On a full file system, `write` may be called once more, for a new file.
 pub(crate) fn save(
     path: &Path,
     options: &SaveOptions,
-    write: impl FnOnce(&File) -> crate::Result<()>,
+    write: impl FnMut(&File, PathBuf) -> crate::Result<()>,
 ) -> Result<()> {
-    let save = || {
-        let folder = open_clean(path, options)?;
-        Temporary::written(&folder, path, options, write)?.replace(path)?;
+    within(path, options, |folder| {
+        let replaced = folder.access_of(folder.name())?;
+        let access = options.access.clone().or(replaced);
+        let new = New { target: folder.name().to_owned(), access };
+        Temporary::written(folder, new, options, write)?.replace()?;
+        folder.set_in_place(InPlace::New(path.to_owned()), [folder.name()]);
         folder.sync()
-    };
-    save().map_err(|error| Error::Save { path: path.to_owned(), error: of_entry(error) })
+    })
+}
+
+/// Opens the folder of a save, removes what killed processes left there, and calls `save`. Completes its error.
+///
+/// # Errors
+/// [`Error::Save`].
+pub(super) fn within<T>(
+    path: &Path,
+    options: &SaveOptions,
+    save: impl FnOnce(&Folder) -> crate::Result<T>,
+) -> Result<T> {
+    let folder = Folder::open(path, options.sync).map_err(|error| failed(path, error))?;
+    leftovers::look_for(&folder, options.kept);
+    save(&folder).map_err(|error| {
+        let (in_place, left) = folder.outcome();
+        Error::Save { path: path.to_owned(), error: Box::new(of_entry(error)), in_place, left }
+    })
+}
+
+/// Returns the error of a save that has not changed anything.
+pub(super) fn failed(path: &Path, error: crate::Error) -> Error {
+    Error::Save { path: path.to_owned(), error: Box::new(error), in_place: InPlace::Old, left: Vec::new() }
 }

@@ -1,4 +1,4 @@
-//! The names of temporary files.
+//! The names of temporary files and locks.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -18,6 +18,15 @@ pub(super) fn temporary_name(name: &OsStr, number: u64) -> OsString {
     temporary.extend_from_slice(&name[..name.len().min(MOST_BYTES)]);
     temporary.extend_from_slice(format!(".{number:016x}{SUFFIX}").as_bytes());
     OsString::from_vec(temporary)
+}
+
+/// Returns `.NAME.USER.gpufile-lock`, where NAME is cut if it is long.
+pub(super) fn lock_name(name: &OsStr, user: u32) -> OsString {
+    let name = name.as_bytes();
+    let mut lock = b".".to_vec();
+    lock.extend_from_slice(&name[..name.len().min(MOST_BYTES)]);
+    lock.extend_from_slice(format!(".{user}.gpufile-lock").as_bytes());
+    OsString::from_vec(lock)
 }
 
 /// Returns the name of the target of a temporary file, cut if it is long; `None` if the name is not from
@@ -40,6 +49,8 @@ mod tests {
             let temporary = temporary_name(OsStr::new(name), random().unwrap());
             assert!(temporary.len() <= 255, "{temporary:?}");
             assert_eq!(target_of(temporary.as_bytes()), Some(&name.as_bytes()[..name.len().min(MOST_BYTES)]));
+            let lock = lock_name(OsStr::new(name), u32::MAX);
+            assert!(lock.len() <= 255 && target_of(lock.as_bytes()).is_none(), "{lock:?}");
         }
         for name in [
             "a.0123456789abcdef.gpufile-tmp",

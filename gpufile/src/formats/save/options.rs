@@ -1,13 +1,16 @@
 //! The options of a save.
 
+use super::access::Access;
 use crate::OpenOptions;
 
 /// The options of a save.
 ///
 /// A save writes a temporary file beside the one that it replaces, and renames it when it is complete. A program that
-/// opens the path during the save finds the old contents or the new ones. A failed save leaves the old file untouched,
-/// and removes the temporary file. The new file has the usual permissions of a new file. If the path is a symbolic
-/// link, the file replaces the link.
+/// opens the path during the save finds the old contents or the new ones. The save works in the folder that it opened,
+/// even if that is renamed.
+///
+/// The new file has the permissions of the one that it replaces, or those of any new file. If the path is a symbolic link,
+/// the file replaces the link. A device, a FIFO, a socket or a folder is refused, also behind a link.
 ///
 /// ```
 /// use gpufile::formats::{SaveOptions, npy};
@@ -21,11 +24,19 @@ use crate::OpenOptions;
 /// # }
 /// ```
 ///
-/// # Killed processes
-/// A process that is killed during a save leaves the old file or the new one, and perhaps temporary files named
-/// `.NAME.RANDOM.gpufile-tmp`. The first save of another process into that folder removes them. On local file systems a
-/// saving process locks its temporary files (`flock`), and files without a lock are removed. On other file systems,
-/// files are removed a day after the last write to them.
+/// # Failures
+/// The error, [`Error::Save`](super::Error::Save), tells which data is in place, and which files stay. Before the rename,
+/// that is the old data. If the folder cannot be synced after it, that is the new data. `docs/saves.md` in the repository
+/// has the outcome of each step.
+///
+/// # Other processes
+/// Saves of one safetensors model by the same user wait for each other, for up to ten minutes. Other users cannot delay a
+/// save.
+///
+/// A process that is killed during a save leaves the old data or the new, and perhaps temporary files named
+/// `.NAME.RANDOM.gpufile-tmp`. A later save into that folder by the same user removes them. It removes only files of that
+/// user that nobody else can write to, and whose process has ended. Their locks (`flock`) tell that. On file systems that
+/// are not local, they must also be without a write for a day. On SMB they stay.
 ///
 /// A write beyond the process's limit of file sizes (`RLIMIT_FSIZE`) kills it by `SIGXFSZ`. If it ignores this signal, as
 /// Python does, the save fails instead.
@@ -36,8 +47,8 @@ pub struct SaveOptions {
     pub(in crate::formats) sync: bool,
     /// The device and the inode number of a file that is not removed, even if a killed process left it.
     pub(crate) kept: Option<(u64, u64)>,
-    /// The permissions that a file is created with, less the umask.
-    pub(crate) mode: u32,
+    /// The permissions of the new file, if not those of the file that it replaces.
+    pub(crate) access: Option<Access>,
 }
 
 impl Default for SaveOptions {
@@ -49,7 +60,7 @@ impl Default for SaveOptions {
 impl SaveOptions {
     /// Returns the default options: the global engine, and waiting for the storage.
     pub fn new() -> Self {
-        Self { files: OpenOptions::new(), sync: true, kept: None, mode: 0o666 }
+        Self { files: OpenOptions::new(), sync: true, kept: None, access: None }
     }
 
     /// Sets the engine, the policy and the use of `O_DIRECT` of the file. Ignores access and creation options.

@@ -1,66 +1,84 @@
 //! Temporary files: writing them, and renaming them over their targets.
 
-use std::fs;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
+use std::iter;
 use std::os::fd::{AsFd, IntoRawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 
-use super::folder::{Folder, failed, no_file_name};
+use super::access::{Access, SHARED_WRITE};
+use super::folder::{Folder, failed};
+use super::leftovers;
 use super::lock::try_lock;
+use super::locks::Locks;
 use super::names::temporary_name;
 use super::options::SaveOptions;
 use crate::File;
 use crate::formats::random::random;
 
 /// A file under a unique temporary name. Dropping it removes the file, unless it was renamed.
+///
+/// Until it is renamed, no other user can write to it. One that takes the place of a file can be opened by its owner
+/// alone.
 #[derive(Debug)]
-pub(in crate::formats) struct Temporary {
-    path: PathBuf,
+pub(in crate::formats) struct Temporary<'f> {
+    folder: &'f Folder,
+    name: OsString,
+    target: OsString,
     /// Holds the lock, which tells other processes that this one is alive.
     file: fs::File,
+    /// The mode of the complete file.
+    mode: u32,
     is_renamed: bool,
 }
 
-impl Temporary {
-    /// Creates a file in the folder, named after its target, with these permissions less the umask.
+/// A file to write: its name when it is complete, and its permissions, if it does not get those of any new file.
+#[derive(Debug, Clone)]
+pub(in crate::formats) struct New {
+    pub target: OsString,
+    pub access: Option<Access>,
+}
+
+impl<'f> Temporary<'f> {
+    /// Creates a file in the folder, named after its target.
     ///
     /// # Errors
-    /// [`crate::Error::Open`]. No file is left then.
-    pub fn create(folder: &Folder, target: &Path, mode: u32) -> crate::Result<Self> {
-        let name = target.file_name().ok_or_else(|| no_file_name(target))?;
+    /// [`crate::Error::Open`], with the path of the target. No file is left then.
+    pub(super) fn create(folder: &'f Folder, new: &New) -> crate::Result<Self> {
+        let failed =
+            |error: io::Error| crate::Error::Open { path: folder.path_of(&new.target), cause: error.into() };
         loop {
-            let open_error = |error: io::Error, path: &Path| crate::Error::Open {
-                path: path.to_owned(),
-                cause: error.into(),
-            };
-            let number = random().map_err(|error| open_error(error, target))?;
-            let path = target.with_file_name(temporary_name(name, number));
-            let mut new = fs::File::options();
-            let file = match new.read(true).write(true).create_new(true).mode(mode).open(&path) {
+            let name = temporary_name(&new.target, random().map_err(failed)?);
+            let file = match folder.create(&name, new.access.is_some()) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-                opened => opened.map_err(|error| open_error(error, &path))?,
+                created => created.map_err(failed)?,
             };
-            let temporary = Self { path, file, is_renamed: false };
-            let is_ours = || temporary.lock().map_err(|error| open_error(error, &temporary.path));
-            if !folder.has_locks || is_ours()? {
+            let target = new.target.clone();
+            let mut temporary = Self { folder, name, target, file, mode: 0, is_renamed: false };
+            let has_lock = folder.locks == Locks::Mandatory || temporary.lock();
+            let metadata = temporary.file.metadata().map_err(failed)?;
+            // Another process may have found it unlocked and removed it.
+            if has_lock && metadata.nlink() > 0 {
+                temporary.mode = metadata.mode() & 0o777;
+                temporary.set_mode(temporary.mode & !SHARED_WRITE);
                 return Ok(temporary);
             }
         }
     }
 
-    /// Takes the lock, and returns whether the file still exists. Another process may have found it unlocked and
-    /// removed it.
-    ///
-    /// # Errors
-    /// The error of reading the file's metadata. [`create`](Self::create) would try again without end otherwise.
-    fn lock(&self) -> io::Result<bool> {
-        match try_lock(&self.file) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            // On a file system without locks, no process removes it.
-            _ => {}
+    /// Takes the lock, and returns whether no other process has it.
+    fn lock(&self) -> bool {
+        // On a file system without locks, no process removes it.
+        !try_lock(&self.file).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// Lets others write, or not, if the complete file lets them. Some file systems have one mode for all files, and refuse.
+    fn set_mode(&self, mode: u32) {
+        if self.mode & SHARED_WRITE != 0 {
+            let _ = self.file.set_permissions(Permissions::from_mode(mode));
         }
-        Ok(self.file.metadata()?.nlink() > 0)
     }
 
     /// Creates a file and writes it. Waits for the storage if the options say so.
@@ -68,36 +86,61 @@ impl Temporary {
     /// # Errors
     /// The error of creating, writing or syncing the file. No file is left then.
     pub fn written(
-        folder: &Folder,
-        target: &Path,
+        folder: &'f Folder,
+        new: New,
         options: &SaveOptions,
-        write: impl FnOnce(&File) -> crate::Result<()>,
+        mut write: impl FnMut(&File, PathBuf) -> crate::Result<()>,
     ) -> crate::Result<Self> {
-        let mut written = Self::written_together(folder, &[target], options, |files| write(&files[0]))?;
+        let write = |files: &[File], mut temporary: Vec<PathBuf>| {
+            write(&files[0], temporary.pop().expect("one file for one target"))
+        };
+        let mut written = Self::written_together(folder, &[new], options, write)?;
         Ok(written.pop().expect("one file for one target"))
     }
 
-    /// Creates a file for each target, and writes all of them in one call. Then waits for the storage if the options say
-    /// so.
+    /// Creates a file for each target, and writes all of them in one call, which gets the temporary paths too. Then waits
+    /// for the storage if the options say so.
+    ///
+    /// If the file system is full, it removes what killed processes left, and tries once more.
     ///
     /// # Errors
     /// As [`written`](Self::written). None of the files is left then.
     pub fn written_together(
-        folder: &Folder,
-        targets: &[&Path],
+        folder: &'f Folder,
+        new: &[New],
         options: &SaveOptions,
-        write: impl FnOnce(&[File]) -> crate::Result<()>,
+        mut write: impl FnMut(&[File], Vec<PathBuf>) -> crate::Result<()>,
     ) -> crate::Result<Vec<Self>> {
-        let (mut temporaries, mut files) = (Vec::with_capacity(targets.len()), Vec::new());
-        for target in targets {
-            let temporary = Self::create(folder, target, options.mode)?;
-            let copy = temporary.file.try_clone();
-            let copy = copy.map_err(|error| failed("open", &temporary.path, error))?;
-            files.push(options.files.take_over(temporary.path.clone(), copy)?);
+        let is_full =
+            |error: &crate::Error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+        match Self::try_to_write(folder, new, options, &mut write) {
+            Err(error) if is_full(&error) && leftovers::remove(folder, options.kept) > 0 => {
+                Self::try_to_write(folder, new, options, &mut write)
+            }
+            written => written,
+        }
+    }
+
+    fn try_to_write(
+        folder: &'f Folder,
+        new: &[New],
+        options: &SaveOptions,
+        write: &mut impl FnMut(&[File], Vec<PathBuf>) -> crate::Result<()>,
+    ) -> crate::Result<Vec<Self>> {
+        let (mut temporaries, mut files) = (Vec::with_capacity(new.len()), Vec::new());
+        for new in new {
+            let temporary = Self::create(folder, new)?;
+            let path = folder.path_of(&new.target);
+            let copy = temporary.file.try_clone().map_err(|error| failed("open", &path, error))?;
+            files.push(options.files.take_over(path, copy)?);
             temporaries.push(temporary);
         }
-        write(&files)?;
-        for file in &files {
+        write(&files, temporaries.iter().map(|temporary| folder.path_of(&temporary.name)).collect())?;
+        for ((temporary, new), file) in iter::zip(&mut temporaries, new).zip(&files) {
+            if let Some(access) = &new.access {
+                let given = access.give(&temporary.file);
+                temporary.mode = given.map_err(|error| file.failed("set the permissions of", error))?;
+            }
             match options.sync {
                 true => file.sync_all()?,
                 false => close_copy(file).map_err(|error| file.failed("close", error))?,
@@ -106,32 +149,40 @@ impl Temporary {
         Ok(temporaries)
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn name(&self) -> &OsStr {
+        &self.name
     }
 
-    /// Leaves the file in the folder, for a later process to remove.
+    pub fn target(&self) -> &OsStr {
+        &self.target
+    }
+
+    /// Leaves the file in the folder, for a later save to remove.
     pub fn leave(mut self) {
         self.is_renamed = true;
     }
 
-    /// Renames the file, which replaces an older one.
+    /// Renames the file to its target, which replaces an older one.
     ///
     /// # Errors
     /// [`crate::Error::File`]. The older file stays then, and the temporary one is removed.
-    pub fn replace(mut self, path: &Path) -> crate::Result<()> {
-        fs::rename(&self.path, path).map_err(|error| failed("replace", path, error))?;
+    pub fn replace(mut self) -> crate::Result<()> {
+        // While the file was written, another program may have put something else there.
+        self.folder.check(&self.target)?;
+        let renamed = self.folder.rename(&self.name, &self.target);
+        renamed.map_err(|error| failed("replace", &self.folder.path_of(&self.target), error))?;
         // From now on the name is free for others.
         self.is_renamed = true;
+        self.set_mode(self.mode);
         Ok(())
     }
 }
 
-impl Drop for Temporary {
+impl Drop for Temporary<'_> {
     fn drop(&mut self) {
         if !self.is_renamed {
-            // The caller gets the error that came before this removal.
-            let _ = fs::remove_file(&self.path);
+            // The caller gets the error that came before this removal, and the name if it stays.
+            let _ = self.folder.remove(&self.name);
         }
     }
 }
@@ -147,49 +198,5 @@ fn close_copy(file: &File) -> io::Result<()> {
         // The kernel has closed it nevertheless.
         error if error.kind() == ErrorKind::Interrupted => Ok(()),
         error => Err(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn drop_removes_only_files_that_were_not_renamed() {
-        for is_renamed in [false, true] {
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("a");
-            let file = fs::File::create(&path).unwrap();
-            drop(Temporary { path: path.clone(), file, is_renamed });
-            assert_eq!(path.exists(), is_renamed);
-        }
-    }
-
-    #[test]
-    fn temporary_files_are_locked_while_written() {
-        // On other file systems there may be no locks.
-        let Ok(place) = tempfile::tempdir_in("/dev/shm") else { return };
-        let target = place.path().join("a");
-        let folder = Folder::open(&target, false).unwrap();
-        let temporary = Temporary::create(&folder, &target, 0o666).unwrap();
-        let other = fs::File::open(temporary.path()).unwrap();
-        assert_eq!(try_lock(&other).unwrap_err().kind(), ErrorKind::WouldBlock);
-    }
-
-    #[test]
-    fn files_removed_before_locking_are_not_used() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        let create =
-            || Temporary { path: path.clone(), file: fs::File::create(&path).unwrap(), is_renamed: false };
-        let removed = create();
-        fs::remove_file(&path).unwrap();
-        assert!(!removed.lock().unwrap());
-        let locked = create();
-        let other = fs::File::open(&path).unwrap();
-        try_lock(&other).unwrap();
-        assert!(!locked.lock().unwrap());
-        drop(other);
-        assert!(locked.lock().unwrap());
     }
 }

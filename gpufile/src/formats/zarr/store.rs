@@ -137,7 +137,8 @@ impl FileStore {
         path: &Path,
         write: impl Fn(&File) -> crate::Result<()>,
     ) -> formats::Result<()> {
-        match save(path, &self.saving, &write) {
+        let write = |file: &File, _| write(file);
+        match save(path, &self.saving, write) {
             Err(formats::Error::Save { error, .. }) if error.raw_os_error() == Some(libc::ENOENT) => {
                 let folder = path.parent().unwrap_or(&self.folder);
                 self.create_folders(folder).map_err(|error| crate::Error::File {
@@ -145,7 +146,7 @@ impl FileStore {
                     path: folder.to_owned(),
                     cause: error.into(),
                 })?;
-                save(path, &self.saving, &write)
+                save(path, &self.saving, write)
             }
             done => done,
         }
@@ -222,7 +223,8 @@ impl WritableStorageTraits for FileStore {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
         let path = self.path(key.as_str())?;
         self.save(&path, |file| file.write_all_at(&*value, 0)).map_err(|error| match error {
-            formats::Error::Save { error, .. } | formats::Error::File(error) => failed(error),
+            formats::Error::File(error) => failed(error),
+            formats::Error::Save { .. } => io::Error::from(error).into(),
             error => StorageError::Other(error.to_string()),
         })
     }

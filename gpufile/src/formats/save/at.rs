@@ -1,0 +1,81 @@
+//! Calls on names in an open folder. They find the folder even after it was renamed, or a link to it was changed.
+
+use std::ffi::{CString, OsStr};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use libc::c_int;
+
+/// Opens a name, with `O_CLOEXEC`. A new file gets the permissions of `mode`, less the umask.
+///
+/// # Errors
+/// The error of `openat`.
+pub(super) fn open(folder: &fs::File, name: &OsStr, flags: c_int, mode: u32) -> io::Result<fs::File> {
+    openat(folder.as_raw_fd(), name, flags, mode)
+}
+
+/// Opens a folder only as a place of names (`O_PATH`), which needs no permission to read it.
+///
+/// # Errors
+/// The error of `openat`.
+pub(super) fn open_place(folder: &Path) -> io::Result<fs::File> {
+    openat(libc::AT_FDCWD, folder.as_os_str(), libc::O_PATH | libc::O_DIRECTORY, 0)
+}
+
+fn openat(folder: RawFd, name: &OsStr, flags: c_int, mode: u32) -> io::Result<fs::File> {
+    let name = CString::new(name.as_bytes())?;
+    loop {
+        // SAFETY: `name` ends with a zero byte and outlives the call.
+        let fd = unsafe { libc::openat(folder, name.as_ptr(), flags | libc::O_CLOEXEC, mode) };
+        if fd >= 0 {
+            // SAFETY: the call has just made the descriptor, and nothing else has it.
+            return Ok(unsafe { fs::File::from_raw_fd(fd) });
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Renames a file within the folder, which replaces another.
+///
+/// # Errors
+/// The error of `renameat`.
+pub(super) fn rename(folder: &fs::File, from: &OsStr, to: &OsStr) -> io::Result<()> {
+    let (from, to) = (CString::new(from.as_bytes())?, CString::new(to.as_bytes())?);
+    let folder = folder.as_fd().as_raw_fd();
+    // SAFETY: both names end with a zero byte and outlive the call.
+    done(unsafe { libc::renameat(folder, from.as_ptr(), folder, to.as_ptr()) })
+}
+
+/// Gives a file in the folder a second name.
+///
+/// # Errors
+/// The error of `linkat`.
+pub(super) fn link(folder: &fs::File, from: &OsStr, to: &OsStr) -> io::Result<()> {
+    let (from, to) = (CString::new(from.as_bytes())?, CString::new(to.as_bytes())?);
+    let folder = folder.as_fd().as_raw_fd();
+    // SAFETY: both names end with a zero byte and outlive the call.
+    done(unsafe { libc::linkat(folder, from.as_ptr(), folder, to.as_ptr(), 0) })
+}
+
+/// Removes a name that is not a folder's.
+///
+/// # Errors
+/// The error of `unlinkat`.
+pub(super) fn remove(folder: &fs::File, name: &OsStr) -> io::Result<()> {
+    let name = CString::new(name.as_bytes())?;
+    // SAFETY: the name ends with a zero byte and outlives the call.
+    done(unsafe { libc::unlinkat(folder.as_raw_fd(), name.as_ptr(), 0) })
+}
+
+fn done(result: c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

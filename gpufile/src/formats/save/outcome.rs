@@ -1,0 +1,59 @@
+//! The outcome of a failed save.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::formats::visible::Shown;
+
+/// The data that is in place after a failed save.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use gpufile::formats::{Error, InPlace, safetensors};
+///
+/// let error = safetensors::save("/no/such/folder/model.safetensors", &[], BTreeMap::new()).unwrap_err();
+/// let Error::Save { in_place, left, .. } = error else { panic!("{error}") };
+/// assert_eq!(in_place, InPlace::Old);
+/// assert!(left.is_empty());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum InPlace {
+    /// The data from before the save, or none if there was none. The save has replaced nothing.
+    #[default]
+    Old,
+    /// The model from before the save. It has the same tensors as before, and opens by this path: the file, or the index
+    /// beside it.
+    OldAt(PathBuf),
+    /// The new data, which opens by this path. A crash of the machine may bring the old data back.
+    New(PathBuf),
+}
+
+/// The end of the text of a failed save to `path`.
+pub(in crate::formats) struct After<'a> {
+    pub path: &'a Path,
+    pub in_place: &'a InPlace,
+    pub left: &'a [PathBuf],
+}
+
+impl fmt::Display for After<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.in_place {
+            InPlace::Old => f.write_str("; nothing was replaced")?,
+            InPlace::OldAt(at) => write!(f, "; the old model is in place, and opens by {}", Shown(at))?,
+            InPlace::New(at) if at == self.path => {
+                f.write_str("; the new data is in place, and a crash of the machine may undo that")?;
+            }
+            InPlace::New(at) => write!(
+                f,
+                "; the new model is in place and opens by {}, and a crash of the machine may undo that",
+                Shown(at)
+            )?,
+        }
+        for (number, path) in self.left.iter().enumerate() {
+            f.write_str(if number == 0 { "; the save left " } else { ", " })?;
+            write!(f, "{}", Shown(path))?;
+        }
+        Ok(())
+    }
+}

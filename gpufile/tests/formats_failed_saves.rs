@@ -1,0 +1,402 @@
+//! Walks over the steps of each save, and lets each fail in turn. docs/saves.md has the outcomes, as a table.
+//!
+//! Functions of this file replace the C library's. With `GPUFILE_TEST_TABLES=FILE` the test writes the tables.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::{Dtype, Error, InPlace, SaveOptions, npy};
+
+const MODEL: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The calls that change a folder, and the call that fails.
+struct Plan {
+    folder: PathBuf,
+    /// The names from before the save.
+    old: BTreeSet<OsString>,
+    steps: Vec<String>,
+    fails: Fails,
+    /// Set when a write has failed. The engine tries again otherwise.
+    is_full: bool,
+    has_links: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Fails {
+    Nothing,
+    /// The step of this number.
+    Once(usize),
+    /// The step of this number, and all after it.
+    From(usize),
+}
+
+static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
+
+fn plan() -> MutexGuard<'static, Option<Plan>> {
+    PLAN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the path of a descriptor.
+fn path_of(fd: c_int) -> PathBuf {
+    fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default()
+}
+
+impl Plan {
+    fn kind(&self, name: &OsStr) -> &'static str {
+        let is_old = self.old.contains(name);
+        match name.as_bytes() {
+            name if name.ends_with(b".gpufile-tmp") => "a temporary file",
+            name if name.ends_with(b".gpufile-lock") => "the lock",
+            name if name == INDEX.as_bytes() => "the index",
+            name if name.ends_with(b"-of-00001.safetensors") => "the link",
+            name if name.starts_with(b"model-") && is_old => "an old shard",
+            name if name.starts_with(b"model-") => "a shard",
+            _ => "the file",
+        }
+    }
+
+    /// Notes a step. Returns the errno if it fails.
+    fn note(&mut self, step: String) -> Option<c_int> {
+        let number = self.steps.len();
+        self.steps.push(step);
+        let writes = self.steps[number].starts_with("write");
+        match self.fails {
+            Fails::Once(failing) if failing == number => {
+                self.is_full = writes;
+                Some(libc::EIO)
+            }
+            _ if writes && self.is_full => Some(libc::EIO),
+            Fails::From(failing) if failing <= number => Some(libc::EROFS),
+            _ => None,
+        }
+    }
+}
+
+/// Notes a step on a name in a folder. Returns true if it fails.
+fn fails(folder: c_int, name: *const c_char, verb: &str) -> bool {
+    // SAFETY: the caller's string, as for the C library's function.
+    let name = OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
+    let mut plan = plan();
+    let Some(plan) = plan.as_mut().filter(|plan| plan.folder == path_of(folder)) else { return false };
+    let errno = match verb {
+        "make" if !plan.has_links => Some(libc::EPERM),
+        _ => plan.note(format!("{verb} {}", plan.kind(name))),
+    };
+    set_errno(errno)
+}
+
+/// Notes a step on an open file, or on the folder. Returns true if it fails.
+fn fails_on_file(fd: c_int, verb: &str) -> bool {
+    let mut plan = plan();
+    let Some(plan) = plan.as_mut() else { return false };
+    let path = path_of(fd);
+    let name = path.file_name().unwrap_or_default();
+    let errno = match () {
+        () if path == plan.folder => plan.note(format!("{verb} the folder")),
+        () if path.parent() == Some(&plan.folder) => plan.note(format!("{verb} {}", plan.kind(name))),
+        () => None,
+    };
+    set_errno(errno)
+}
+
+fn set_errno(errno: Option<c_int>) -> bool {
+    if let Some(errno) = errno {
+        // SAFETY: the location is this thread's.
+        unsafe { *libc::__errno_location() = errno };
+    }
+    errno.is_some()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn openat(folder: c_int, name: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    if flags & libc::O_CREAT != 0 && fails(folder, name, "create") {
+        return -1;
+    }
+    // SAFETY: the C library's function does the same, with the same contract.
+    unsafe { libc::syscall(libc::SYS_openat, folder, name, flags, mode) as c_int }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn renameat(old: c_int, from: *const c_char, new: c_int, to: *const c_char) -> c_int {
+    if fails(new, to, "rename to") {
+        return -1;
+    }
+    // SAFETY: the C library's function does the same, with the same contract.
+    unsafe { libc::syscall(libc::SYS_renameat2, old, from, new, to, 0) as c_int }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn linkat(old: c_int, from: *const c_char, new: c_int, to: *const c_char, flags: c_int) -> c_int {
+    if fails(new, to, "make") {
+        return -1;
+    }
+    // SAFETY: the C library's function does the same, with the same contract.
+    unsafe { libc::syscall(libc::SYS_linkat, old, from, new, to, flags) as c_int }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn unlinkat(folder: c_int, name: *const c_char, flags: c_int) -> c_int {
+    if fails(folder, name, "remove") {
+        return -1;
+    }
+    // SAFETY: the C library's function does the same, with the same contract.
+    unsafe { libc::syscall(libc::SYS_unlinkat, folder, name, flags) as c_int }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fsync(fd: c_int) -> c_int {
+    if fails_on_file(fd, "sync") {
+        return -1;
+    }
+    // SAFETY: the C library's function does the same, with the same contract.
+    unsafe { libc::syscall(libc::SYS_fsync, fd) as c_int }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn pwrite(fd: c_int, bytes: *const c_void, len: usize, offset: i64) -> isize {
+    if fails_on_file(fd, "write") {
+        return -1;
+    }
+    // SAFETY: the C library's function does the same, with the same contract.
+    unsafe { libc::syscall(libc::SYS_pwrite64, fd, bytes, len, offset) as isize }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn pwritev(fd: c_int, list: *const libc::iovec, count: c_int, offset: i64) -> isize {
+    if fails_on_file(fd, "write") {
+        return -1;
+    }
+    // SAFETY: the C library's function does the same, with the same contract.
+    unsafe { libc::syscall(libc::SYS_pwritev, fd, list, count, offset, 0) as isize }
+}
+
+/// A save: the numbers of files before and after it. No files before are no model; an array has one.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    title: &'static str,
+    old: usize,
+    new: usize,
+    is_array: bool,
+    has_links: bool,
+}
+
+const CASES: [Case; 8] = [
+    Case { title: "A file over a file (npy, Zarr)", old: 1, new: 1, is_array: true, has_links: true },
+    Case { title: "A model of one file, the first", old: 0, new: 1, is_array: false, has_links: true },
+    Case {
+        title: "A model of one file over one of one file",
+        old: 1,
+        new: 1,
+        is_array: false,
+        has_links: true,
+    },
+    Case {
+        title: "A model of two files over one of one file",
+        old: 1,
+        new: 2,
+        is_array: false,
+        has_links: true,
+    },
+    Case {
+        title: "A model of one file over one of two files",
+        old: 2,
+        new: 1,
+        is_array: false,
+        has_links: true,
+    },
+    Case {
+        title: "A model of two files over one of two files",
+        old: 2,
+        new: 2,
+        is_array: false,
+        has_links: true,
+    },
+    Case {
+        title: "Two files over one, without hard links",
+        old: 1,
+        new: 2,
+        is_array: false,
+        has_links: false,
+    },
+    Case {
+        title: "One file over two, without hard links",
+        old: 2,
+        new: 1,
+        is_array: false,
+        has_links: false,
+    },
+];
+
+impl Case {
+    fn path(self, folder: &Path) -> PathBuf {
+        folder.join(if self.is_array { "array.npy" } else { MODEL })
+    }
+
+    fn save(self, folder: &Path, byte: u8) -> Result<(), Error> {
+        let path = self.path(folder);
+        if self.is_array {
+            npy::write(path, "|u1", &[1], [byte].as_slice()).map(drop)
+        } else {
+            let count = if byte == b'o' { self.old } else { self.new };
+            let names: Vec<_> = (0..count).map(|number| format!("{number}")).collect();
+            let bytes = [byte];
+            let tensors: Vec<_> =
+                names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], bytes.as_slice())).collect();
+            safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &SaveOptions::new()).map(drop)
+        }
+    }
+
+    /// Makes a folder with the old data. Returns the path that opens it too.
+    fn prepared(self) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        if self.old > 0 {
+            self.save(folder.path(), b'o').unwrap();
+        }
+        let opened = if self.old > 1 { folder.path().join(INDEX) } else { self.path(folder.path()) };
+        (folder, opened)
+    }
+
+    /// Returns the byte of which all data at a path is; `None` if there is no file.
+    fn found(self, path: &Path) -> Option<u8> {
+        if !path.exists() {
+            return None;
+        }
+        let bytes = if self.is_array {
+            npy::NpyFile::open(path).unwrap().read_to_host().unwrap()
+        } else {
+            let model = Checkpoint::open(path).unwrap();
+            model.names().flat_map(|name| model.read_tensor(name).unwrap()).collect()
+        };
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "bytes of both");
+        Some(bytes[0])
+    }
+
+    /// Saves while a step fails. Returns the steps, the outcome in words, and the words for what was left.
+    fn outcome(self, fails: Fails) -> (Vec<String>, String) {
+        let (place, opened) = self.prepared();
+        let folder = place.path().canonicalize().unwrap();
+        let old = names(&folder);
+        let has_links = self.has_links;
+        *plan() = Some(Plan {
+            folder: folder.clone(),
+            old: old.clone(),
+            steps: Vec::new(),
+            fails,
+            is_full: false,
+            has_links,
+        });
+        let saved = self.save(place.path(), b'n');
+        let done = plan().take().unwrap();
+        let now = names(&folder);
+        let path = self.path(place.path());
+        let mut text = String::new();
+        match &saved {
+            Ok(()) => {
+                let opened = if self.new > 1 { place.path().join(INDEX) } else { path };
+                assert_eq!(self.found(&opened), Some(b'n'));
+                assert!(self.is_array || self.found(place.path()) == Some(b'n'), "the folder opens too");
+                text += "saved";
+            }
+            Err(Error::Save { path: named, error, in_place, left }) => {
+                assert_eq!(*named, path);
+                let shown = saved.as_ref().unwrap_err().to_string();
+                assert!(!error.to_string().contains(".gpufile-tmp"), "{error}");
+                let at = match in_place {
+                    InPlace::Old => &opened,
+                    InPlace::OldAt(at) | InPlace::New(at) => at,
+                    other => panic!("{other:?}"),
+                };
+                let byte = if matches!(in_place, InPlace::New(_)) { b'n' } else { b'o' };
+                let expected = Some(byte).filter(|byte| *byte == b'n' || self.old > 0);
+                assert_eq!(self.found(at), expected, "{shown}");
+                text += match in_place {
+                    InPlace::New(_) => "new",
+                    _ => "old",
+                };
+                if !matches!(in_place, InPlace::Old) && at.ends_with(INDEX) && (byte == b'o' || self.new == 1)
+                {
+                    text += ", by the index";
+                }
+                let left: BTreeSet<_> =
+                    left.iter().map(|path| path.file_name().unwrap().to_owned()).collect();
+                let mut expected: BTreeSet<_> = now.difference(&old).cloned().collect();
+                for name in in_use(at) {
+                    if !left.contains(&name) {
+                        expected.remove(&name);
+                    }
+                }
+                expected.retain(|name| done.kind(name) != "the lock");
+                assert!(left.is_superset(&expected), "{shown}: {left:?}, {expected:?}");
+                let mut kinds: Vec<_> = left.iter().map(|name| done.kind(name)).collect();
+                kinds.sort();
+                kinds.dedup();
+                if !kinds.is_empty() {
+                    write!(text, "; left {}", kinds.join(", ")).unwrap();
+                }
+            }
+            Err(error) => panic!("{error}"),
+        }
+        // The next save succeeds, and clears up.
+        self.save(place.path(), b'n').unwrap();
+        let files = if self.new == 1 { 1 } else { self.new + 1 };
+        assert_eq!(names(&folder).len(), files, "after {text}: {:?}", names(&folder));
+        (done.steps, text)
+    }
+
+    /// Returns the table of the outcomes when each step fails.
+    fn table(self) -> String {
+        let (steps, text) = self.outcome(Fails::Nothing);
+        assert_eq!(text, "saved");
+        let mut table = format!(
+            "### {}\n\n| step | it fails | it and all later steps fail |\n|---|---|---|\n",
+            self.title
+        );
+        let mut rows: Vec<(Vec<String>, [String; 2])> = Vec::new();
+        for (number, step) in steps.into_iter().enumerate() {
+            let outcomes = [Fails::Once(number), Fails::From(number)].map(|fails| self.outcome(fails).1);
+            match rows.last_mut() {
+                Some((steps, last)) if *last == outcomes && steps.contains(&step) => {}
+                Some((steps, last)) if *last == outcomes => steps.push(step),
+                _ => rows.push((vec![step], outcomes)),
+            }
+        }
+        for (steps, [once, from]) in rows {
+            writeln!(table, "| {} | {once} | {from} |", steps.join(", ")).unwrap();
+        }
+        table
+    }
+}
+
+/// Returns the names of the files that the data at a path has.
+fn in_use(at: &Path) -> BTreeSet<OsString> {
+    let mut names = BTreeSet::from([at.file_name().unwrap().to_owned()]);
+    if at.ends_with(INDEX) {
+        let model = Checkpoint::open(at).unwrap();
+        names.extend(model.files().map(|(file, _)| file.path().file_name().unwrap().to_owned()));
+    }
+    names
+}
+
+fn names(folder: &Path) -> BTreeSet<OsString> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+}
+
+#[test]
+fn failed_saves_leave_what_the_table_says() {
+    let tables: Vec<_> = CASES.iter().map(|case| case.table()).collect();
+    if let Some(file) = std::env::var_os("GPUFILE_TEST_TABLES") {
+        fs::write(file, tables.join("\n")).unwrap();
+    }
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/saves.md");
+    let document = fs::read_to_string(document).unwrap();
+    for table in tables {
+        assert!(document.contains(&table), "docs/saves.md lacks this table:\n{table}");
+    }
+}

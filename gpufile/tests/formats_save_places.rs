@@ -1,0 +1,372 @@
+//! Tests of the place of a save: what may be replaced, its permissions, its folder, and files of other users there.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::{Dtype, Error, InPlace, SaveOptions, npy};
+use tempfile::{TempDir, tempdir};
+
+const NOBODY: u32 = 65534;
+
+fn quick() -> SaveOptions {
+    SaveOptions::new().sync(false)
+}
+
+/// Saves a model of `count` files of a byte each.
+fn save(path: &Path, count: usize) -> Result<PathBuf, Error> {
+    let names: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+    let tensors: Vec<_> =
+        names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], [7].as_slice())).collect();
+    safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &quick())
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Makes a FIFO, or a character device that nothing can open; returns whether that is allowed here.
+fn make_node(path: &Path, kind: libc::mode_t) -> bool {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the path ends with a zero byte. Character device 0 is no device of any driver.
+    unsafe { libc::mknod(path.as_ptr(), kind | 0o666, 0) == 0 }
+}
+
+/// Makes a folder in which any user can create files and remove only those.
+fn sticky() -> TempDir {
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempdir()).unwrap();
+    set_mode(folder.path(), 0o1777);
+    folder
+}
+
+/// Gives a file to another user; returns whether that is allowed, as it is to root.
+fn give_away(path: &Path) -> bool {
+    chown(path, Some(NOBODY), Some(NOBODY)).is_ok()
+}
+
+#[test]
+fn saves_refuse_all_but_regular_files() {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    assert!(make_node(&path("fifo"), libc::S_IFIFO));
+    let _socket = UnixListener::bind(path("socket")).unwrap();
+    fs::create_dir(path("folder")).unwrap();
+    let mut kinds = vec![("fifo", "a FIFO"), ("socket", "a socket"), ("folder", "Is a directory")];
+    if make_node(&path("device"), libc::S_IFCHR) {
+        kinds.push(("device", "a character device"));
+    }
+    for (name, kind) in kinds {
+        let before = fs::symlink_metadata(path(name)).unwrap();
+        let link = path(&format!("link to {name}"));
+        symlink(name, &link).unwrap();
+        let all = names(folder.path());
+        let index = path("model.safetensors.index.json");
+        for target in [&path(name), &link] {
+            let saves: [&dyn Fn() -> Result<(), Error>; 4] = [
+                &|| npy::write_with(target, "|u1", false, &[1], [7].as_slice(), &quick()).map(drop),
+                &|| save(target, 1).map(drop),
+                &|| save(target, 2).map(drop),
+                &|| {
+                    symlink(target, &index).unwrap();
+                    let saved = save(&path("model.safetensors"), 2).map(drop);
+                    fs::remove_file(&index).unwrap();
+                    saved
+                },
+            ];
+            for save in saves {
+                let error = save().unwrap_err();
+                let Error::Save { in_place, left, .. } = &error else { panic!("{error}") };
+                assert_eq!((in_place, left.len()), (&InPlace::Old, 0), "{error}");
+                assert!(error.to_string().contains(kind), "{error}");
+                assert_eq!(names(folder.path()), all);
+            }
+        }
+        let after = fs::symlink_metadata(path(name)).unwrap();
+        assert_eq!((after.file_type(), after.ino()), (before.file_type(), before.ino()));
+    }
+}
+
+#[cfg(feature = "zarr")]
+#[test]
+fn stores_refuse_all_but_regular_files() {
+    use gpufile::formats::zarr::FileStore;
+    use gpufile::formats::zarr::zarrs::storage::{StoreKey, WritableStorageTraits};
+
+    let folder = tempdir().unwrap();
+    assert!(make_node(&folder.path().join("c"), libc::S_IFIFO));
+    let error = FileStore::new(folder.path()).set(&StoreKey::new("c").unwrap(), vec![1].into()).unwrap_err();
+    assert!(error.to_string().contains("a FIFO"), "{error}");
+    assert_eq!(names(folder.path()), ["c"]);
+}
+
+#[test]
+fn saves_keep_the_mode_of_the_old_file() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    for kept in [0o600, 0o640, 0o400, 0o666, 0o604] {
+        save(&path, 1).unwrap();
+        set_mode(&path, kept);
+        save(&path, 1).unwrap();
+        assert_eq!(mode(&path), kept);
+        // The shards have the bytes of the old file.
+        let index = save(&path, 2).unwrap();
+        for name in names(folder.path()) {
+            assert_eq!(mode(&folder.path().join(&name)), kept, "{name}");
+        }
+        set_mode(&index, 0o644);
+        save(&path, 2).unwrap();
+        assert_eq!(mode(&index), 0o644);
+        for name in names(folder.path()).iter().filter(|name| name.contains("-of-")) {
+            assert_eq!(mode(&folder.path().join(name)), kept, "{name}");
+        }
+        save(&path, 1).unwrap();
+        assert_eq!(mode(&path), kept);
+        fs::remove_file(&path).unwrap();
+    }
+    // Bits that let a program run as the owner of its file are not kept.
+    save(&path, 1).unwrap();
+    set_mode(&path, 0o4750);
+    save(&path, 1).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o750);
+    // The permissions of the file behind a link are kept, and the file itself.
+    let link = folder.path().join("latest");
+    symlink(&path, &link).unwrap();
+    save(&link, 1).unwrap();
+    assert_eq!((mode(&link), link.is_symlink(), mode(&path)), (0o750, false, 0o750));
+}
+
+#[test]
+fn saves_keep_owners_where_they_may() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("array.npy");
+    let write = || npy::write_with(&path, "|u1", false, &[1], [7].as_slice(), &quick()).unwrap();
+    write();
+    if !give_away(&path) {
+        return;
+    }
+    write();
+    let kept = fs::metadata(&path).unwrap();
+    assert_eq!((kept.uid(), kept.gid()), (NOBODY, NOBODY));
+    // A file that another user puts into a sticky folder gives nothing to the new one.
+    set_mode(folder.path(), 0o1777);
+    set_mode(&path, 0o666);
+    write();
+    let new = fs::metadata(&path).unwrap();
+    assert_eq!(new.mode() & 0o022, 0);
+    assert_ne!(new.uid(), NOBODY);
+}
+
+#[test]
+fn folders_may_be_renamed_during_a_save() {
+    for (old, new) in [(0, 1), (1, 2), (2, 1), (2, 2)] {
+        let place = tempdir().unwrap();
+        let [named, moved, link] =
+            ["tmp-checkpoint", "checkpoint", "latest"].map(|name| place.path().join(name));
+        fs::create_dir(&named).unwrap();
+        symlink("tmp-checkpoint", &link).unwrap();
+        let target = link.join("model.safetensors");
+        if old > 0 {
+            save(&target, old).unwrap();
+        }
+        // The lock is taken before the model is written. Its end shows that the save has opened the folder.
+        let lock = hold_lock(&named, "model.safetensors");
+        let started = Instant::now();
+        std::thread::scope(|threads| {
+            let saving = threads.spawn(|| save(&target, new));
+            while !has_open(&named) {
+                assert!(started.elapsed() < Duration::from_secs(60), "the save never opens its folder");
+                std::thread::yield_now();
+            }
+            fs::rename(&named, &moved).unwrap();
+            fs::create_dir(place.path().join("elsewhere")).unwrap();
+            fs::remove_file(&link).unwrap();
+            symlink("elsewhere", &link).unwrap();
+            drop(lock);
+            saving.join().unwrap().unwrap();
+        });
+        assert_eq!(names(&place.path().join("elsewhere")), [""; 0]);
+        assert_eq!(Checkpoint::open(&moved).unwrap().len(), new);
+        assert_eq!(names(&moved).len(), if new == 1 { 1 } else { new + 1 });
+    }
+}
+
+/// Returns the name of the lock of a model.
+fn lock_of(folder: &Path, model: &str) -> PathBuf {
+    // SAFETY: takes nothing.
+    folder.join(format!(".{model}.{}.gpufile-lock", unsafe { libc::geteuid() }))
+}
+
+/// Holds the lock of a model, as another save of the same user does.
+fn hold_lock(folder: &Path, model: &str) -> fs::File {
+    let path = lock_of(folder, model);
+    let file = fs::File::create(&path).unwrap();
+    set_mode(&path, 0o600);
+    lock(&file);
+    file
+}
+
+fn lock(file: &fs::File) {
+    // SAFETY: takes integers.
+    assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }, 0);
+}
+
+/// Returns whether this process has a folder open.
+fn has_open(folder: &Path) -> bool {
+    let folder = folder.canonicalize().unwrap();
+    let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|path| path == folder)
+}
+
+#[test]
+fn locks_of_the_folder_never_delay_a_save() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    // Any user that may read the folder can do this.
+    let held = fs::File::open(folder.path()).unwrap();
+    lock(&held);
+    let start = Instant::now();
+    for count in [1, 2, 1] {
+        save(&path, count).unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(30));
+    assert_eq!(names(folder.path()), ["model.safetensors"]);
+}
+
+#[test]
+fn planted_locks_never_stop_a_save() {
+    let folder = sticky();
+    let path = folder.path().join("model.safetensors");
+    let planted = lock_of(folder.path(), "model.safetensors");
+    let file = fs::File::create(&planted).unwrap();
+    if !give_away(&planted) {
+        // A file of this user that others can open is not trusted either.
+        set_mode(&planted, 0o666);
+    }
+    lock(&file);
+    for count in [1, 2, 1] {
+        save(&path, count).unwrap();
+    }
+    assert_eq!(names(folder.path()).len(), 2, "{:?}", names(folder.path()));
+}
+
+const LEFT: &str = ".m.safetensors.index.json.aaaaaaaaaaaaaaaa.gpufile-tmp";
+
+/// Makes a sticky folder with a model of two shards, whose index has another name. Returns the shards' names.
+fn renamed_model() -> (TempDir, [String; 2]) {
+    let folder = sticky();
+    let shards = [1, 2].map(|number| format!("m-0123456789abcdef-{number:05}-of-00002.safetensors"));
+    for shard in &shards {
+        fs::write(folder.path().join(shard), "precious").unwrap();
+    }
+    fs::write(folder.path().join("final.index.json"), index_of(&shards)).unwrap();
+    (folder, shards)
+}
+
+fn index_of(shards: &[String; 2]) -> String {
+    format!(r#"{{"weight_map": {{"a": "{}", "b": "{}"}}}}"#, shards[0], shards[1])
+}
+
+#[test]
+fn leftovers_of_others_are_never_trusted() {
+    let (folder, shards) = renamed_model();
+    let left = folder.path().join(LEFT);
+    let plants: [&dyn Fn() -> bool; 3] = [
+        // The file of another user, which this one could write to.
+        &|| {
+            fs::write(&left, index_of(&shards)).unwrap();
+            set_mode(&left, 0o666);
+            give_away(&left)
+        },
+        // A file of this user, into which another has written.
+        &|| {
+            fs::write(&left, index_of(&shards)).unwrap();
+            set_mode(&left, 0o622);
+            true
+        },
+        // An index of this user, to which another has made a link.
+        &|| fs::hard_link(folder.path().join("final.index.json"), &left).is_ok(),
+    ];
+    for plant in plants {
+        if plant() {
+            let before = names(folder.path());
+            save(&folder.path().join("m.safetensors"), 1).unwrap();
+            let mut after = names(folder.path());
+            after.retain(|name| name != "m.safetensors");
+            assert_eq!(after, before);
+            fs::remove_file(folder.path().join("m.safetensors")).unwrap();
+        }
+        let _ = fs::remove_file(&left);
+    }
+    // What only this user could write is one of its leftovers.
+    fs::write(&left, index_of(&shards)).unwrap();
+    set_mode(&left, 0o600);
+    save(&folder.path().join("m.safetensors"), 1).unwrap();
+    assert_eq!(names(folder.path()), ["final.index.json", "m.safetensors"]);
+}
+
+#[test]
+fn indexes_of_others_have_no_shards_removed() {
+    let (folder, shards) = renamed_model();
+    let index = folder.path().join("m.safetensors.index.json");
+    fs::write(&index, index_of(&shards)).unwrap();
+    if !give_away(&index) {
+        return;
+    }
+    save(&folder.path().join("m.safetensors"), 1).unwrap();
+    for shard in shards {
+        assert_eq!(fs::read(folder.path().join(shard)).unwrap(), b"precious");
+    }
+}
+
+#[test]
+fn each_save_looks_for_leftovers() {
+    let folder = sticky();
+    let path = folder.path().join("m.safetensors");
+    for _ in 0..3 {
+        save(&path, 1).unwrap();
+        fs::write(folder.path().join(".m.safetensors.0123456789abcdef.gpufile-tmp"), "left").unwrap();
+    }
+    save(&path, 1).unwrap();
+    assert_eq!(names(folder.path()), ["m.safetensors"]);
+}
+
+/// The variable that makes this program save in a folder again and again.
+const SAVING: &str = "GPUFILE_TEST_SAVING";
+
+#[test]
+fn two_processes_take_turns() {
+    if let Some(folder) = std::env::var_os(SAVING) {
+        for count in [1, 2, 3, 1, 2] {
+            save(&Path::new(&folder).join("model.safetensors"), count).unwrap();
+        }
+        return;
+    }
+    let folder = sticky();
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "two_processes_take_turns"]).env(SAVING, folder.path()).stdout(Stdio::null());
+    let savers: Vec<_> = (0..3).map(|_| program.spawn().unwrap()).collect();
+    for mut saver in savers {
+        assert!(saver.wait().unwrap().success());
+    }
+    assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
+    assert_eq!(names(folder.path()).len(), 3, "{:?}", names(folder.path()));
+}
