@@ -28,6 +28,19 @@ pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
+/// Returns the exception for a failed save to `path`. The end of `text`, after that of the error, tells which data is in
+/// place, and what was left.
+pub fn save_exception(py: Python<'_>, path: &Path, error: &Error, text: &str) -> PyErr {
+    match error {
+        Error::Open { cause, .. } | Error::File { cause, .. } => {
+            let of_errno = error.raw_os_error().and_then(|errno| strerror(py, errno).ok());
+            let (_, after) = text.split_once(&error.to_string()).unwrap_or_default();
+            os_error_with(errno_of(error), of_errno.unwrap_or_else(|| cause.to_string()) + after, path)
+        }
+        _ => transfer_error_with(py, error, text.to_owned(), Some(path), None),
+    }
+}
+
 /// Returns the exception for an error of CUDA or cuFile without a file.
 pub fn cuda_exception(py: Python<'_>, error: cufile::Error) -> PyErr {
     exception(py, &Error::from(error))
@@ -55,8 +68,18 @@ fn strerror(py: Python<'_>, errno: i32) -> PyResult<String> {
 }
 
 fn transfer_error(py: Python<'_>, error: &Error, path: Option<&Path>, entry: Option<usize>) -> PyErr {
+    transfer_error_with(py, error, error.to_string(), path, entry)
+}
+
+fn transfer_error_with(
+    py: Python<'_>,
+    error: &Error,
+    text: String,
+    path: Option<&Path>,
+    entry: Option<usize>,
+) -> PyErr {
     let make = || -> PyResult<PyErr> {
-        let arguments = (errno_of(error), error.to_string(), path.map(|path| path.as_os_str().to_owned()));
+        let arguments = (errno_of(error), text, path.map(|path| path.as_os_str().to_owned()));
         let value = transfer_error_type(py)?.call1(arguments)?;
         value.setattr("bytes_done", error.bytes_done())?;
         value.setattr("entry", entry)?;

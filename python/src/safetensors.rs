@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use crate::error::exception;
+use crate::error::{exception, save_exception};
 pub use checkpoint::Checkpoint;
 pub use group::{Group, parse_safetensors};
 pub use save::{save_safetensors, serialize_safetensors};
@@ -27,7 +27,8 @@ pub use verify::{verify_model, visible};
 /// Returns the exception for an error of a format.
 fn format_exception(py: Python<'_>, error: Box<Error>) -> PyErr {
     match *error {
-        Error::File(error) | Error::Save { error, .. } => exception(py, &error),
+        Error::File(error) => exception(py, &error),
+        Error::Save { ref path, error: ref cause, .. } => save_exception(py, path, cause, &error.to_string()),
         Error::NoModel { .. } | Error::Incomplete { .. } => {
             let exception = PyFileNotFoundError::new_err(error.to_string());
             match exception.value(py).setattr("errno", libc::ENOENT) {

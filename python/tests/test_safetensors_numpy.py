@@ -1,5 +1,6 @@
 """`gpufile.safetensors` with numpy, against the package safetensors."""
 
+import errno
 import gc
 import json
 import os
@@ -279,6 +280,42 @@ def test_missing_files_have_an_errno(tmp_path):
         path.write_bytes(file_of({}))
         with pytest.raises(gs.SafetensorError, match="invalid|not supported"):
             gs.safe_open(path, **wrong)
+
+
+def test_failed_saves_name_the_file_and_the_outcome(tmp_path):
+    saved, fifo = tmp_path / "saved.safetensors", tmp_path / "fifo"
+    tensors = {"a": np.ones(1 << 20, np.uint8)}
+    ours.save_file({"a": np.zeros(1, np.uint8)}, saved)
+    old = saved.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError) as full:
+            ours.save_file(tensors, saved)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (full.value.errno, full.value.filename) == (errno.EFBIG, str(saved))
+    assert "nothing was replaced" in str(full.value) and ".gpufile-tmp" not in str(full.value)
+    assert saved.read_bytes() == old and os.listdir(tmp_path) == [saved.name]
+
+    os.mkfifo(fifo)
+    with pytest.raises(OSError, match="not a regular file but a FIFO") as refused:
+        ours.save_file(tensors, fifo)
+    assert refused.value.filename == str(fifo) and fifo.is_fifo()
+    with pytest.raises(IsADirectoryError) as folder:
+        ours.save_file(tensors, tmp_path)
+    assert folder.value.filename == str(tmp_path)
+    with pytest.raises(FileNotFoundError) as missing:
+        ours.save_file(tensors, tmp_path / "missing" / "m.safetensors")
+    assert missing.value.filename == str(tmp_path / "missing" / "m.safetensors")
+
+
+def test_saves_keep_the_mode_of_the_old_file(tmp_path):
+    path = tmp_path / "private.safetensors"
+    ours.save_file({"a": np.zeros(1, np.uint8)}, path)
+    path.chmod(0o600)
+    ours.save_file({"a": np.ones(1, np.uint8)}, path)
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_file_that_shrinks_fails_the_load(model):
