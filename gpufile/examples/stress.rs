@@ -6,8 +6,10 @@
 //! the offset. Or it writes ranges of files of which the actor keeps a copy. Each round uses one of gpufile's
 //! calls, with memory of the GPU or the host. Lengths range from 1 to 200,000 bytes, and some are far longer.
 //! Nothing is aligned. Ranges overlap in the file that is read. In memory they have gaps, whose bytes must
-//! not change. The seed, the actor and the round's number decide the actions of a round. So the same seed
-//! repeats the same actions, except for the timing of threads.
+//! not change. Some rounds block their stream for a while. Others drop an engine before its transfers end.
+//!
+//! The seed, the actor and the round's number decide the actions of a round. So the same seed repeats the same
+//! actions, except for the timing of threads.
 //!
 //! Files are made in DIR, which is created if only DIR itself is missing, and removed at the end. If no
 //! GPU exists and none is named, host memory takes its place. `--threads` sets the number of the engines'

@@ -1,9 +1,11 @@
 //! An actor: one of the threads that read and write.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use gpufile::cuda::Stream;
+use gpufile::{Engine, File};
 
 use super::content::Random;
 use super::memory::{Kind, Memory};
@@ -92,8 +94,24 @@ impl<'a> Actor<'a> {
 }
 
 impl Scene {
-    /// Returns the actor's stream, every other time.
-    pub fn stream<'s>(stream: Option<&'s Stream>, random: &mut Random) -> Option<&'s Stream> {
-        stream.filter(|_| random.once_in(2))
+    /// Returns the actor's stream, every other time. Sometimes the stream is blocked for up to 10 ms.
+    pub fn stream<'s>(stream: Option<&'s Stream>, random: &mut Random) -> Result<Option<&'s Stream>> {
+        let Some(stream) = stream.filter(|_| random.once_in(2)) else { return Ok(None) };
+        if random.once_in(3) {
+            let pause = Duration::from_micros(random.below(10_000) as u64);
+            stream.call_on_host(move || thread::sleep(pause))?;
+        }
+        Ok(Some(stream))
+    }
+
+    /// Opens the file to be read with an engine of its own, now and then. The transfers of the file then have the last
+    /// references to the engine when the caller drops the file.
+    pub fn read_alone(&self, random: &mut Random) -> Result<Option<File>> {
+        if !random.once_in(8) {
+            return Ok(None);
+        }
+        let engine = Engine::builder().threads(1 + random.below(3)).chunk_bytes(100_003).build();
+        let policy = random.pick(&self.policies);
+        Ok(Some(File::options().read(true).policy(policy).engine(&engine).open(self.read[0].path())?))
     }
 }

@@ -138,18 +138,27 @@ fn requests(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, memory: &
     Ok(())
 }
 
-/// Runs several reads at once that own their buffers, and drops some of them.
+/// Runs several reads at once that own their buffers, and drops some of them, perhaps after their engine.
 fn owned(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random, kind: Kind) -> Result {
-    let stream = Scene::stream(actor.stream.as_ref(), random);
-    let way = if stream.is_some() { "read on stream" } else { "read future" };
+    let alone = scene.read_alone(random)?;
+    let stream = Scene::stream(actor.stream.as_ref(), random)?;
+    let way = match (&alone, stream) {
+        (None, None) => "read future",
+        (None, Some(_)) => "read on stream",
+        (Some(_), None) => "last read future",
+        (Some(_), Some(_)) => "last read on stream",
+    };
     let mut pending = Vec::new();
     for _ in 0..1 + random.below(8) {
         let most = if random.once_in(10) { 8_000_000 } else { RANGE_LEN };
         let len = random.len(most);
         let offset = offset(random, len);
         let memory = Memory::new(actor.stage.device.as_ref(), kind, len)?;
-        pending.push((offset, len, memory.read(Actor::any(&scene.read, random), offset, stream)));
+        let file = alone.as_ref().unwrap_or_else(|| Actor::any(&scene.read, random));
+        pending.push((offset, len, memory.read(file, offset, stream)));
     }
+    // The transfers may have the last references to the engine.
+    drop(alone);
     random.shuffle(&mut pending);
     let (mut calls, mut bytes) = (0, 0);
     for (offset, len, wait) in pending {

@@ -159,7 +159,7 @@ fn write(
             }
         }
         _ => {
-            let stream = Scene::stream(actor.stream.as_ref(), random);
+            let stream = Scene::stream(actor.stream.as_ref(), random)?;
             let mut pending = Vec::new();
             for range in ranges {
                 let mut own = Memory::new(actor.stage.device.as_ref(), kind, range.len_bytes)?;
