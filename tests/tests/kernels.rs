@@ -470,6 +470,20 @@ fn the_emulator_aborts_where_a_kernel_would_damage_memory() {
     violation("2 bytes at 99 of the staging buffer, is not in one live", &|launches, place, staging| {
         launches.run(1, (1, 32), &[entry(place, 99, 2)], staging);
     });
+    violation("60 bytes at", &|launches, place, staging| {
+        let second = staging.wrapping_add(50);
+        launches.run(0, (1, 32), &[entry(place, 0, 50)], second);
+        // The first buffer of the allocation ends where the second begins.
+        launches.run(0, (1, 32), &[entry(place, 0, 50)], staging);
+        launches.run(0, (1, 32), &[entry(place, 40, 20)], staging);
+    });
+    violation("run into the next staging buffer", &|launches, place, staging| {
+        launches.run(0, (1, 32), &[entry(place, 0, 1)], staging.wrapping_add(50));
+        launches.run(0, (1, 32), &[entry(place, 0, 1)], staging);
+        let mut bytes = [0; 51];
+        // SAFETY: the allocation has as many bytes; the emulator aborts.
+        let _ = unsafe { launches.stream.copy_from_device(&mut bytes, staging) };
+    });
     violation("is memory of another GPU", &|launches, _, staging| {
         let mut other = launches.bed.driver.cuda().device(1).unwrap().alloc(8).unwrap();
         launches.run(0, (1, 32), &[entry(other.as_mut_ptr().expose_provenance() as u64, 0, 8)], staging);

@@ -182,6 +182,7 @@ impl Launch {
 
     /// Copies every entry.
     pub(crate) fn run(&self) {
+        memory::note_staging(self.staging);
         let entries = self.table();
         let mut places = Vec::with_capacity(entries.len());
         let (mut in_place, mut staged) = (Vec::new(), Vec::new());

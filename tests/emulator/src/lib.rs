@@ -14,7 +14,11 @@
 //! - an array of vectors with empty and other entries;
 //! - reading the properties or setting a limit while a transfer is in flight, for versions before 1.16;
 //! - a kernel with an entry outside live memory of its GPU, with entries that overlap (targets of a scatter may overlap
-//!   each other), or with an unloaded module.
+//!   each other), or with an unloaded module;
+//! - a copy or kernel that begins in one staging buffer of an allocation and reaches the next. The emulator learns the
+//!   starts of staging buffers from the launches of kernels.
+//!
+//! Page-locked memory and memory that the host shares with a GPU end at a page that faults.
 //!
 //! A write to a descriptor with `O_DIRECT` is unaligned if its file offset or length is not a multiple of 4096 bytes.
 //! The emulator then reads, changes and writes back a first or last block that the write covers only partly.

@@ -1,7 +1,8 @@
 //! Every address range that CUDA knows, and the memory behind it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
+use std::process::abort;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
@@ -45,6 +46,13 @@ impl Mapping {
 
     pub(crate) fn address(&self) -> usize {
         self.address
+    }
+
+    /// Lets accesses to the last page fault, so that a program that runs beyond host memory ends.
+    fn guard(&self) {
+        let page = ptr::with_exposed_provenance_mut(self.end() - PAGE);
+        // SAFETY: the page belongs to this mapping, which is new, and to no allocation in it.
+        unsafe { libc::mprotect(page, PAGE, libc::PROT_NONE) };
     }
 
     fn end(&self) -> usize {
@@ -116,6 +124,8 @@ pub(crate) struct Beyond;
 pub(crate) struct Memory {
     pub allocations: BTreeMap<usize, Allocation>,
     pub virtual_memory: crate::virtual_memory::Space,
+    /// The starts of buffers in larger allocations, by the kernels that used them as staging buffers.
+    parts: BTreeSet<usize>,
     /// Start and end of device memory that was freed.
     freed: BTreeMap<usize, usize>,
     last_id: u64,
@@ -163,6 +173,14 @@ impl Memory {
         }
     }
 
+    /// Forgets an allocation and the buffers in it.
+    fn forget(&mut self, base: usize) {
+        self.note_freed(base);
+        if let Some(gone) = self.allocations.remove(&base) {
+            self.parts.retain(|part| !(gone.base..gone.end()).contains(part));
+        }
+    }
+
     fn used(&self, device: c_int) -> usize {
         let owned = |allocation: &&Allocation| {
             allocation.device == device
@@ -198,6 +216,13 @@ impl Memory {
         if !covered.accessible || (covered.end() < end && first.kind != Kind::Registered) {
             return Err(Beyond);
         }
+        let is_in_part = self.parts.range(first.base..=address).next_back().is_some();
+        if is_in_part && let Some(next) = self.parts.range(address + 1..).next().filter(|next| **next < end) {
+            eprintln!(
+                "cufile-emulator: aborting: {length} bytes at {address:#x} run into the next staging buffer, at {next:#x}"
+            );
+            abort();
+        }
         Ok(Place {
             pointer: ptr::with_exposed_provenance_mut(first.inside + (address - first.base)),
             kind: Some(first.kind),
@@ -205,6 +230,16 @@ impl Memory {
             _hold: first.hold.clone(),
         })
     }
+}
+
+/// Notes that a staging buffer begins at this address. From then on, whatever begins in a staging buffer before it in the
+/// same allocation must not reach it.
+pub(crate) fn note_staging(address: usize) {
+    with(|memory| {
+        if memory.find(address).is_some() {
+            memory.parts.insert(address);
+        }
+    });
 }
 
 /// Returns the memory behind `length` bytes at `address`.
@@ -242,7 +277,9 @@ pub(crate) fn allocate(kind: Kind, size: usize, device: c_int, flags: u32) -> Op
         let (outside, inside) = if is_out_of_reach {
             (Mapping::new(length, libc::PROT_NONE)?, Some(Mapping::new(length, readable)?))
         } else {
-            (Mapping::new(length, readable)?, None)
+            let outside = Mapping::new(length, readable)?;
+            outside.guard();
+            (outside, None)
         };
         let base = outside.address();
         let allocation = Allocation {
@@ -271,8 +308,7 @@ pub(crate) fn release(base: usize, kinds: &[Kind]) -> bool {
             .get(&base)
             .is_some_and(|found| found.physical.is_none() && kinds.contains(&found.kind));
         if matches {
-            memory.note_freed(base);
-            memory.allocations.remove(&base);
+            memory.forget(base);
         }
         matches
     })
@@ -284,8 +320,7 @@ pub(crate) fn release_all(device: c_int) {
         let doomed = |found: &&Allocation| found.device == device && found.physical.is_none();
         let bases: Vec<usize> = memory.allocations.values().filter(doomed).map(|found| found.base).collect();
         for base in bases {
-            memory.note_freed(base);
-            memory.allocations.remove(&base);
+            memory.forget(base);
         }
     });
 }
