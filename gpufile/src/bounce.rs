@@ -3,7 +3,10 @@
 use std::alloc::{self, Layout, handle_alloc_error};
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
+use std::fmt;
 use std::io;
+use std::mem;
+use std::sync::{Arc, OnceLock};
 
 use cufile::cuda::{Device, PinnedBuffer};
 
@@ -11,6 +14,24 @@ use cufile::cuda::{Device, PinnedBuffer};
 pub(crate) struct Bounce {
     allocation: Allocation,
     len_bytes: usize,
+    /// Set if CUDA refused to pin the buffer.
+    is_refused: bool,
+    pinning: Pinning,
+}
+
+/// The reason why CUDA refused to pin host memory, if it ever did. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pinning(Arc<OnceLock<String>>);
+
+impl Pinning {
+    /// Keeps the first reason.
+    pub fn note(&self, reason: impl fmt::Display) {
+        self.0.get_or_init(|| reason.to_string());
+    }
+
+    pub fn refusal(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
 }
 
 enum Allocation {
@@ -28,7 +49,19 @@ impl Bounce {
     /// Returns a buffer for chunks of `chunk_bytes`, with room for the gaps and over-reads that alignment
     /// requires.
     pub fn new(chunk_bytes: usize) -> Self {
-        Self { allocation: Allocation::None, len_bytes: Self::bytes_for(chunk_bytes) }
+        Self {
+            allocation: Allocation::None,
+            len_bytes: Self::bytes_for(chunk_bytes),
+            is_refused: false,
+            pinning: Pinning::default(),
+        }
+    }
+
+    /// Lets the buffer note there why CUDA refuses to pin it.
+    pub fn noting(self, pinning: &Pinning) -> Self {
+        let mut this = self;
+        this.pinning = pinning.clone();
+        this
     }
 
     /// Returns the size in bytes of a buffer for chunks of `chunk_bytes`.
@@ -47,43 +80,67 @@ impl Bounce {
     }
 
     /// Makes the buffer page-locked if it is not. All GPUs can use page-locked memory, whichever `device` it
-    /// was allocated with.
-    ///
-    /// # Errors
-    /// The error that CUDA returned.
-    pub fn pin(&mut self, device: &Device) -> cufile::Result<()> {
-        if !matches!(self.allocation, Allocation::Pinned(_)) {
-            *self = Self { allocation: Allocation::None, ..*self };
-            self.allocation = Allocation::Pinned(device.alloc_pinned(self.len_bytes)?);
+    /// was allocated with. If CUDA refuses, the buffer stays in other memory, from which CUDA copies more slowly.
+    pub fn pin(&mut self, device: &Device) {
+        if self.is_pinned() || self.is_refused {
+            return;
         }
-        Ok(())
+        self.free();
+        match device.alloc_pinned(self.len_bytes) {
+            Ok(pinned) => self.allocation = Allocation::Pinned(pinned),
+            Err(error) => {
+                self.is_refused = true;
+                self.pinning.note(error);
+            }
+        }
+    }
+
+    /// Returns whether the buffer is page-locked, so that kernels can use it.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.allocation, Allocation::Pinned(_))
+    }
+
+    /// Returns whether other code has freed the page-locked memory, by a reset of its GPU.
+    pub fn is_lost(&self) -> bool {
+        matches!(&self.allocation, Allocation::Pinned(pinned) if !pinned.is_allocated())
     }
 
     /// Returns the address of the first byte, aligned to a page. Allocates plain memory if none was
     /// allocated.
     pub fn ptr(&mut self) -> *mut u8 {
+        self.start().unwrap_or_else(|_| handle_alloc_error(self.layout()))
+    }
+
+    fn start(&mut self) -> io::Result<*mut u8> {
         if let Allocation::None = self.allocation {
             // SAFETY: the layout is not empty.
             let plain = unsafe { alloc::alloc_zeroed(self.layout()) };
             if plain.is_null() {
-                handle_alloc_error(self.layout());
+                return Err(io::ErrorKind::OutOfMemory.into());
             }
             self.allocation = Allocation::Plain(plain);
         }
         match &mut self.allocation {
-            Allocation::Pinned(pinned) => pinned.as_mut_ptr(),
-            Allocation::Plain(plain) => *plain,
+            Allocation::Pinned(pinned) => Ok(pinned.as_mut_ptr()),
+            Allocation::Plain(plain) => Ok(*plain),
             Allocation::None => unreachable!("allocated above"),
+        }
+    }
+
+    fn free(&mut self) {
+        if let Allocation::Plain(plain) = mem::replace(&mut self.allocation, Allocation::None) {
+            // SAFETY: `start` allocated the memory with this layout.
+            unsafe { alloc::dealloc(plain, self.layout()) };
         }
     }
 
     /// Returns the address of `len_bytes` bytes that begin at byte `start`.
     ///
     /// # Errors
-    /// Fails if the buffer has no such bytes.
+    /// Fails if the buffer has no such bytes, or if no memory is left.
     pub fn part(&mut self, start: usize, len_bytes: usize) -> io::Result<*mut u8> {
         match start.checked_add(len_bytes) {
-            Some(end) if end <= self.len_bytes => Ok(self.ptr().wrapping_add(start)),
+            Some(end) if end <= self.len_bytes => Ok(self.start()?.wrapping_add(start)),
             _ => Err(io::Error::other("a chunk does not fit into its bounce buffer")),
         }
     }
@@ -105,10 +162,7 @@ impl Bounce {
 
 impl Drop for Bounce {
     fn drop(&mut self) {
-        if let Allocation::Plain(plain) = self.allocation {
-            // SAFETY: `ptr` allocated the memory with this layout.
-            unsafe { alloc::dealloc(plain, self.layout()) };
-        }
+        self.free();
     }
 }
 

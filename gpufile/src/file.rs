@@ -17,6 +17,7 @@ use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
 use crate::outcome::{Outcome, Stop};
 use crate::route::Route;
+use crate::settings::CHUNK_BYTES;
 
 /// An open file. Reads and writes are positional and take `&self`, so threads can share a file. Clones refer
 /// to the same open file.
@@ -55,9 +56,10 @@ impl File {
     }
 
     /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer
-    /// chooses the length. For device memory, chunks are no longer than a bounce buffer.
+    /// chooses the length. 0 stands for 1. For device memory, chunks are no longer than a bounce buffer. In a
+    /// transfer of more than 4096 chunks, short chunks grow up to 1 MiB.
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
-        Self { chunk_bytes: Some(chunk_bytes.max(1)), ..self.clone() }
+        Self { chunk_bytes: Some(CHUNK_BYTES.clamp(chunk_bytes)), ..self.clone() }
     }
 
     /// Reads into the whole buffer from `offset` in bytes. Returns the number of bytes that were read. It is

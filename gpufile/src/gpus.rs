@@ -1,10 +1,12 @@
 //! CUDA and the cuFile driver, loaded and opened when first needed, and the GPUs that memory is on.
 
+use std::mem;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use cufile::cuda::{Context, Cuda, Device};
 use cufile::{Driver, IoBuf, IoBufMut};
 
+use crate::bounce::Pinning;
 use crate::kernels::Kernels;
 use crate::memory::{Memory, Place};
 use crate::processors::Processors;
@@ -23,6 +25,8 @@ pub(crate) struct Gpus {
     seen: RwLock<Vec<(Option<Context>, Device)>>,
     /// The kernels of the GPUs that needed them, or the reason why they could not be loaded, by ordinal.
     kernels: Mutex<Vec<(u32, LoadedKernels)>>,
+    /// Whether host memory could be pinned for all transfers.
+    pub pinning: Pinning,
 }
 
 /// The kernels of a GPU, or the reason why they could not be loaded.
@@ -37,6 +41,7 @@ impl Gpus {
             driver: driver.map_or_else(OnceLock::new, |driver| OnceLock::from(Ok(driver))),
             seen: RwLock::default(),
             kernels: Mutex::default(),
+            pinning: Pinning::default(),
         }
     }
 
@@ -141,6 +146,12 @@ impl Gpus {
             Place::Host => None,
             Place::Device(ordinal) => Processors::near(&self.device(ordinal).ok()?),
         }
+    }
+
+    /// Forgets the kernels of a GPU that other code has reset.
+    pub fn forget_kernels(&self, ordinal: u32) {
+        let mut loaded = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        mem::forget(loaded.extract_if(.., |(of, _)| *of == ordinal).collect::<Vec<_>>());
     }
 
     /// Returns the kernels for a GPU, loaded when first needed.

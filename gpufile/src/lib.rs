@@ -244,6 +244,7 @@
 
 #![warn(missing_debug_implementations)]
 
+mod available;
 mod bounce;
 mod bytes;
 #[cfg(feature = "cli")]

@@ -8,6 +8,8 @@ use cuda_rt_sys::{driver, runtime};
 use cufile::params::Param;
 use cufile::{Controls, Driver, DriverProperties, Features, FileProperties, FileSystems};
 
+use crate::bounce::Pinning;
+
 /// The routes between a file and device memory, best first. Host memory always goes by plain reads and writes.
 ///
 /// ```
@@ -91,6 +93,7 @@ pub enum RoutePolicy {
 pub struct Route {
     kind: RouteKind,
     why_not: Vec<(RouteKind, String)>,
+    pinning: Pinning,
 }
 
 /// The reason why cuFile is not used where it would stage bytes in host memory itself.
@@ -118,14 +121,30 @@ impl Route {
         [RouteKind::Gds, RouteKind::CufileCompat, RouteKind::Posix].into_iter().find_map(reason)
     }
 
+    /// Returns why CUDA refused to pin some of the host memory that bytes pass through; `None` if it never did. Such
+    /// transfers use other memory, from which CUDA copies more slowly. The answer holds for all files of an engine, and
+    /// may change with a transfer.
+    pub fn why_not_pinned(&self) -> Option<&str> {
+        self.pinning.refusal()
+    }
+
+    fn new(kind: RouteKind, why_not: Vec<(RouteKind, String)>) -> Self {
+        Self { kind, why_not, pinning: Pinning::default() }
+    }
+
+    /// Returns the same route, which tells what is noted there.
+    pub(crate) fn noting(self, pinning: &Pinning) -> Self {
+        Self { pinning: pinning.clone(), ..self }
+    }
+
     /// Returns the POSIX route, with the reasons against others.
     pub(crate) fn posix(why_not: impl Into<Vec<(RouteKind, String)>>) -> Self {
-        Self { kind: RouteKind::Posix, why_not: why_not.into() }
+        Self::new(RouteKind::Posix, why_not.into())
     }
 
     /// Returns the absence of a route, because CUDA does not work.
     pub(crate) fn unavailable(error: &cufile::Error) -> Self {
-        Self { kind: RouteKind::Unavailable, why_not: vec![(RouteKind::Posix, no_cuda(error))] }
+        Self::new(RouteKind::Unavailable, vec![(RouteKind::Posix, no_cuda(error))])
     }
 
     /// Returns the POSIX route of a machine without anything that the direct routes need.
@@ -165,7 +184,7 @@ impl Route {
         // Versions before 1.14 do not tell.
         let is_forced = || driver.library().params().get(Param::FORCE_COMPAT_MODE).unwrap_or(false);
         Ok(if route.is_direct() && is_forced() {
-            Self { kind: RouteKind::CufileCompat, why_not: vec![(RouteKind::Gds, FORCED.to_owned())] }
+            Self::new(RouteKind::CufileCompat, vec![(RouteKind::Gds, FORCED.to_owned())])
         } else {
             route
         })
@@ -191,13 +210,19 @@ impl Route {
                 }
             }
         };
-        Self { kind, why_not }
+        Self::new(kind, why_not)
     }
 }
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
+        match (self.kind, self.why_not_pinned()) {
+            (RouteKind::Posix, Some(_)) => f.write_str("POSIX through host memory that is not all pinned")?,
+            (kind, _) => write!(f, "{kind}")?,
+        }
+        if let Some(reason) = self.why_not_pinned() {
+            write!(f, "\n  not pinned: {reason}")?;
+        }
         self.why_not().try_for_each(|(kind, reason)| write!(f, "\n  not {kind}: {reason}"))
     }
 }
@@ -305,7 +330,23 @@ mod tests {
             (RouteKind::Posix, vec![compat], Some("not CufileCompat")),
             (RouteKind::Unavailable, vec![reason(RouteKind::Posix)], Some("not Posix")),
         ] {
-            assert_eq!(Route { kind, why_not }.why_not_gds(), expected);
+            assert_eq!(Route::new(kind, why_not).why_not_gds(), expected);
         }
+    }
+
+    #[test]
+    fn routes_say_why_memory_is_not_pinned() {
+        let pinning = Pinning::default();
+        let [posix, gds] =
+            [RouteKind::Posix, RouteKind::Gds].map(|kind| Route::new(kind, Vec::new()).noting(&pinning));
+        assert_eq!((posix.why_not_pinned(), posix.to_string()), (None, RouteKind::Posix.to_string()));
+        pinning.note("no memory");
+        pinning.note("a later reason");
+        assert_eq!(posix.why_not_pinned(), Some("no memory"));
+        assert_eq!(
+            posix.to_string(),
+            "POSIX through host memory that is not all pinned\n  not pinned: no memory"
+        );
+        assert_eq!(gds.to_string(), "GPUDirect Storage\n  not pinned: no memory");
     }
 }

@@ -1,8 +1,10 @@
 //! The settings of an engine, and the environment variables that set them.
 
 use std::ffi::OsString;
+use std::sync::LazyLock;
 use std::{env, thread};
 
+use crate::available::available_bytes;
 use crate::bounce::Bounce;
 use crate::bytes::parse_bytes;
 use crate::route::RoutePolicy;
@@ -135,7 +137,8 @@ impl Settings {
     }
 
     /// Returns the length in bytes of the chunks that one worker transfers at a time. With `None`, the
-    /// default, the engine chooses by the length of each transfer.
+    /// default, the engine chooses by the length of each transfer. In a transfer of more than 4096 chunks, short
+    /// chunks grow up to 1 MiB, so that their list stays short.
     pub fn chunk_bytes(&self) -> Option<usize> {
         self.chunk_bytes
     }
@@ -149,11 +152,43 @@ impl Settings {
 
     /// Returns the most bytes that the bounce buffers of one GPU may have together, and those of host memory. A
     /// transfer that needs more waits. No GPU takes another's buffers. The default is enough for each worker, and
-    /// as many callers, to have two buffers. The value is never less than two buffers, which a transfer needs.
+    /// as many callers, to have two buffers, but no more than a sixteenth of the memory that was available when the
+    /// process first asked. The limits of the process's control groups count. The value is never less than two
+    /// buffers, which a transfer needs.
     pub fn bounce_memory_bytes(&self) -> usize {
+        static AVAILABLE: LazyLock<u64> = LazyLock::new(available_bytes);
+        self.bounce_memory(*AVAILABLE)
+    }
+
+    /// Returns the same for a process that has this many bytes left.
+    fn bounce_memory(&self, available_bytes: u64) -> usize {
+        /// Eight GPUs and host memory together then take about a half.
+        const SHARES: u64 = 16;
         let pair = Bounce::bytes_for(self.bounce_buffer_bytes).saturating_mul(2);
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);
-        self.bounce_memory_bytes.unwrap_or(for_all).max(pair)
+        let share = usize::try_from(available_bytes / SHARES).unwrap_or(usize::MAX);
+        self.bounce_memory_bytes.unwrap_or(for_all.min(share)).max(pair)
+    }
+
+    /// Returns an error if a setting is beyond its limits.
+    pub(crate) fn check(&self) -> Result<(), SettingsError> {
+        LIMITS.iter().try_for_each(|limit| match (limit.get)(self) {
+            Some(value) if !limit.allows(value) => {
+                let Limit { name: setting, least, most, .. } = *limit;
+                Err(SettingsError::OutOfRange { setting, value, least, most })
+            }
+            _ => Ok(()),
+        })
+    }
+
+    /// Returns these settings, each changed to the nearest value within its limits.
+    pub(crate) fn clamped(mut self) -> Self {
+        for limit in LIMITS {
+            if let Some(value) = (limit.get)(&self) {
+                (limit.set)(&mut self, value.clamp(limit.least, limit.most));
+            }
+        }
+        self
     }
 
     /// Returns the number of bytes from which on a transfer may use cuFile. Shorter transfers go through host
@@ -191,7 +226,7 @@ impl Settings {
     }
 }
 
-/// An invalid value of an environment variable, or a conflict between two variables.
+/// An invalid value of a setting or an environment variable, or a conflict between two variables.
 ///
 /// ```
 /// use gpufile::{Settings, SettingsError};
@@ -214,6 +249,19 @@ pub enum SettingsError {
         value: OsString,
         /// The values that are accepted.
         accepted: &'static str,
+    },
+    /// A setting is beyond its limits, for example in
+    /// [`EngineBuilder::try_build`](crate::EngineBuilder::try_build).
+    #[error("{setting} is {value}: expected {}", within(*.least, *.most))]
+    OutOfRange {
+        /// The setting, by the name of its method.
+        setting: &'static str,
+        /// Its value.
+        value: usize,
+        /// The least value that is accepted.
+        least: usize,
+        /// The largest value that is accepted.
+        most: usize,
     },
     /// Two variables for the same setting differ.
     #[error(
@@ -239,10 +287,72 @@ struct Variable {
     set: fn(&mut Settings, &str) -> Option<()>,
 }
 
-/// The most threads: more than any machine can use, and fewer than the operating system lets a process have.
-pub(crate) const MOST_THREADS: usize = 1024;
-/// The longest bounce buffer, in bytes. Two for each thread need more memory than machines have.
-pub(crate) const LONGEST_BOUNCE_BUFFER: usize = 1 << 30;
+/// A setting that is a number, and its limits.
+pub(crate) struct Limit {
+    /// The name of the setting.
+    name: &'static str,
+    least: usize,
+    most: usize,
+    get: fn(&Settings) -> Option<usize>,
+    set: fn(&mut Settings, usize),
+}
+
+impl Limit {
+    pub const fn clamp(&self, value: usize) -> usize {
+        if value < self.least {
+            self.least
+        } else if value > self.most {
+            self.most
+        } else {
+            value
+        }
+    }
+
+    fn allows(&self, value: usize) -> bool {
+        (self.least..=self.most).contains(&value)
+    }
+}
+
+/// More threads than any machine can use, and fewer than the operating system lets a process have.
+const THREADS: Limit = Limit {
+    name: "threads",
+    least: 1,
+    most: 1024,
+    get: |settings| Some(settings.threads),
+    set: |settings, threads| settings.threads = threads,
+};
+
+pub(crate) const CHUNK_BYTES: Limit = Limit {
+    name: "chunk_bytes",
+    least: 1,
+    most: usize::MAX,
+    get: |settings| settings.chunk_bytes,
+    set: |settings, bytes| settings.chunk_bytes = Some(bytes),
+};
+
+/// Two of the longest bounce buffers for each thread need more memory than machines have.
+const BOUNCE_BUFFER_BYTES: Limit = Limit {
+    name: "bounce_buffer_bytes",
+    least: 1,
+    most: 1 << 30,
+    get: |settings| Some(settings.bounce_buffer_bytes),
+    set: |settings, bytes| settings.bounce_buffer_bytes = bytes,
+};
+
+const BOUNCE_MEMORY_BYTES: Limit = Limit {
+    name: "bounce_memory_bytes",
+    least: 1,
+    most: usize::MAX,
+    get: |settings| settings.bounce_memory_bytes,
+    set: |settings, bytes| settings.bounce_memory_bytes = Some(bytes),
+};
+
+/// The limits of all settings that have some.
+const LIMITS: [Limit; 4] = [THREADS, CHUNK_BYTES, BOUNCE_BUFFER_BYTES, BOUNCE_MEMORY_BYTES];
+
+fn within(least: usize, most: usize) -> String {
+    if most == usize::MAX { format!("at least {least}") } else { format!("{least} to {most}") }
+}
 
 const SWITCH: &str = "on, true, yes or 1, or off, false, no or 0";
 const DIRECT: &str = "auto (or on, true, yes, 1), never (or off, false, no, 0), or always";
@@ -260,17 +370,16 @@ const VARIABLES: &[Variable] = &[
         kvikio: &["KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS"],
         accepted: "a whole number from 1 to 1024",
         set: |settings, text| {
-            put(
-                &mut settings.threads,
-                text.parse().ok().filter(|threads| (1..=MOST_THREADS).contains(threads)),
-            )
+            put(&mut settings.threads, text.parse().ok().filter(|threads| THREADS.allows(*threads)))
         },
     },
     Variable {
         name: "GPUFILE_CHUNK_SIZE",
         kvikio: &["KVIKIO_TASK_SIZE"],
         accepted: SIZE,
-        set: |settings, text| put(&mut settings.chunk_bytes, size(text).map(Some)),
+        set: |settings, text| {
+            put(&mut settings.chunk_bytes, size(text).filter(|bytes| CHUNK_BYTES.allows(*bytes)).map(Some))
+        },
     },
     Variable {
         name: "GPUFILE_GDS_THRESHOLD",
@@ -283,7 +392,8 @@ const VARIABLES: &[Variable] = &[
         kvikio: &["KVIKIO_BOUNCE_BUFFER_SIZE"],
         accepted: "a size above 0 and up to 1 GiB, such as 65536, 64KiB or 4M",
         set: |settings, text| {
-            put(&mut settings.bounce_buffer_bytes, size(text).filter(|bytes| *bytes <= LONGEST_BOUNCE_BUFFER))
+            let bytes = size(text).filter(|bytes| BOUNCE_BUFFER_BYTES.allows(*bytes));
+            put(&mut settings.bounce_buffer_bytes, bytes)
         },
     },
     Variable {
@@ -487,7 +597,9 @@ mod tests {
         assert!((1..=12).contains(&settings.threads()));
         assert_eq!(settings.chunk_bytes(), None);
         assert_eq!(settings.bounce_buffer_bytes(), 4 << 20);
-        assert_eq!(settings.bounce_memory_bytes(), 2 * settings.threads() * 2 * ((9 << 19) + (16 << 10)));
+        let for_all = 2 * settings.threads() * 2 * ((9 << 19) + (16 << 10));
+        assert_eq!(settings.bounce_memory(u64::MAX), for_all);
+        assert!(settings.bounce_memory_bytes() <= for_all);
         assert_eq!(settings.gds_threshold_bytes(), 16 << 10);
         assert_eq!(settings.policy(), RoutePolicy::Auto);
         assert_eq!((settings.direct_read(), settings.direct_write()), (DirectIo::Auto, DirectIo::Auto));
@@ -498,15 +610,55 @@ mod tests {
     fn bounce_memory_scales_and_holds_at_least_two_buffers() {
         let some = [("KVIKIO_NTHREADS", "3"), ("KVIKIO_BOUNCE_BUFFER_SIZE", "1M")];
         let pair = 2 * ((9 << 17) + (16 << 10));
-        assert_eq!(from(&some).unwrap().bounce_memory_bytes(), 6 * pair);
+        assert_eq!(from(&some).unwrap().bounce_memory(u64::MAX), 6 * pair);
         let given = |value| from(&[some[0], some[1], ("GPUFILE_BOUNCE_MEMORY", value)]).unwrap();
         assert_eq!(given("5M").bounce_memory_bytes(), 5 << 20);
         assert_eq!(given("1").bounce_memory_bytes(), pair);
         let most = [("GPUFILE_NUM_THREADS", "1024"), ("GPUFILE_BOUNCE_BUFFER_SIZE", "1GiB")];
-        assert_eq!(from(&most).unwrap().bounce_memory_bytes(), 4 * 1024 * ((9 << 27) + (16 << 10)));
+        assert_eq!(from(&most).unwrap().bounce_memory(u64::MAX), 4 * 1024 * ((9 << 27) + (16 << 10)));
         for (name, more) in [("GPUFILE_NUM_THREADS", "1025"), ("GPUFILE_BOUNCE_BUFFER_SIZE", "1073741825")] {
             assert!(from(&[(name, more)]).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn default_bounce_memory_is_a_share_of_available_memory() {
+        const MB: u64 = 1_000_000;
+        let settings = with(|settings| settings.threads = 64);
+        let pair = 2 * Bounce::bytes_for(4 << 20);
+        for (available, expected) in
+            [(0, pair), (200 * MB, 12_500_000), (1000 * MB, 62_500_000), (u64::MAX, 128 * pair)]
+        {
+            assert_eq!(settings.bounce_memory(available), expected, "{available}");
+        }
+        let asked = with(|settings| settings.bounce_memory_bytes = Some(500_000_000));
+        assert_eq!(asked.bounce_memory(200 * MB), 500_000_000);
+    }
+
+    #[test]
+    fn values_beyond_a_limit_are_named() {
+        assert_eq!(Settings::default().check(), Ok(()));
+        for limit in LIMITS {
+            for (value, nearest) in [
+                (limit.least, limit.least),
+                (limit.most, limit.most),
+                (limit.least.wrapping_sub(1), limit.least),
+                (limit.most.saturating_add(1), limit.most),
+            ] {
+                let settings = with(|settings| (limit.set)(settings, value));
+                assert_eq!(settings.check().is_ok(), value == nearest, "{} = {value}", limit.name);
+                if let Err(error) = settings.check() {
+                    let text = error.to_string();
+                    assert!(text.starts_with(&format!("{} is {value}: expected ", limit.name)), "{text}");
+                    assert!(text.contains(&limit.least.to_string()), "{text}");
+                }
+                let clamped = settings.clamped();
+                assert_eq!(((limit.get)(&clamped), limit.clamp(value)), (Some(nearest), nearest));
+            }
+        }
+        let accepted = |name| VARIABLES.iter().find(|variable| variable.name == name).unwrap().accepted;
+        assert!(accepted("GPUFILE_NUM_THREADS").ends_with(&format!("from 1 to {}", THREADS.most)));
+        assert!(accepted("GPUFILE_BOUNCE_BUFFER_SIZE").contains("up to 1 GiB"));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 /// Settings and worker threads for files.
 ///
 /// An argument that is left out follows its environment variable, or its default. Files without an engine use that of the
-/// process, ``Engine.default()``. Lengths are in bytes.
+/// process, ``Engine.default()``. Lengths are in bytes. A number beyond its limits is a ``ValueError``: ``threads`` is 1 to
+/// 1024, ``bounce_buffer_bytes`` 1 to 1 GiB, and ``chunk_bytes`` and ``bounce_memory_bytes`` at least 1.
 #[pyclass(frozen, module = "gpufile")]
 pub struct Engine(pub gpufile::Engine);
 
@@ -77,7 +78,7 @@ impl Engine {
         let builder = given(builder, direct_write.map(direct).transpose()?, EngineBuilder::direct_write);
         let builder = given(builder, overread, EngineBuilder::overread);
         let builder = given(builder, pool_per_block_device, EngineBuilder::pool_per_block_device);
-        Ok(Self(builder.build()))
+        builder.try_build().map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// Returns the engine of the process.

@@ -47,9 +47,23 @@ def test_engines_take_settings_and_refuse_others(path, content):
     assert other.read_into(buffer, 9) == 300_000 and buffer == content[9:300_009]
     with pytest.raises(ValueError, match='"fast": use "auto", "cufile", "posix"'):
         gpufile.Engine(policy="fast")
+    limits = {"threads": "1 to 1024", "chunk_bytes": "at least 1", "bounce_memory_bytes": "at least 1"}
+    for name, limit in (limits | {"bounce_buffer_bytes": f"1 to {1 << 30}"}).items():
+        with pytest.raises(ValueError, match=f"^{name} is 0: expected {limit}$"):
+            gpufile.Engine(**{name: 0})
+    for name, value in (("threads", 10**6), ("bounce_buffer_bytes", (1 << 30) + 1)):
+        with pytest.raises(ValueError, match=f"^{name} is {value}: expected 1 to "):
+            gpufile.Engine(**{name: value})
     for wrong in ({"policy": "fast"}, {"direct_read": "yes"}, {"threads": -1}, {"thread": 1}):
         with pytest.raises((ValueError, OverflowError, TypeError)):
             gpufile.Engine(**wrong)
+
+
+def test_chunks_of_one_byte_grow(path, content):
+    engine = gpufile.Engine(threads=1, chunk_bytes=1)
+    buffer = bytearray(200_000)
+    with gpufile.File(path, engine=engine) as file:
+        assert file.read_into(buffer) == 200_000 and buffer == content[:200_000]
 
 
 def test_released_buffers_are_allocated_again(path, content, device_array):

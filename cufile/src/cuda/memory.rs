@@ -5,11 +5,11 @@ use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 use std::{fmt, ptr, slice};
 
-use cuda_rt_sys::driver::CUdevice_attribute;
+use cuda_rt_sys::driver::{CUdevice_attribute, CUpointer_attribute, CUresult};
 use cuda_rt_sys::runtime::{cudaHostAllocPortable, cudaMemAttachGlobal, cudaMemcpyKind};
 
 use super::{Context, Cuda, Device};
-use crate::error::{Error, Result, check_runtime};
+use crate::error::{Error, Result, check_driver, check_runtime};
 use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
@@ -193,6 +193,8 @@ pub struct PinnedBuffer {
     device: Device,
     ptr: *mut u8,
     len_bytes: usize,
+    /// CUDA's number for the allocation, which no other gets. `None` if CUDA does not tell.
+    id: Option<u64>,
 }
 
 /// Memory that host and devices share page by page (`cudaMallocManaged`).
@@ -309,8 +311,33 @@ impl PinnedBuffer {
         })?;
         // SAFETY: CUDA allocated this many bytes, and the host may write them.
         unsafe { ptr::write_bytes(ptr, 0, len_bytes) };
-        Ok(Self { device: device.clone(), ptr, len_bytes })
+        let id = allocation_id(device, ptr).ok();
+        Ok(Self { device: device.clone(), ptr, len_bytes, id })
     }
+
+    /// Returns whether CUDA still has the allocation (`cuPointerGetAttribute`). It does not after other code has reset the
+    /// device (`cudaDeviceReset`), which frees all memory of the process there. The bytes must not be used then.
+    #[doc(alias = "cuPointerGetAttribute")]
+    pub fn is_allocated(&self) -> bool {
+        match (self.id, allocation_id(&self.device, self.ptr)) {
+            (Some(id), Ok(found)) => id == found,
+            (Some(_), Err(Error::CudaDriver { code: CUresult::CUDA_ERROR_INVALID_VALUE, .. })) => false,
+            _ => true,
+        }
+    }
+}
+
+/// Returns CUDA's number for the allocation at an address.
+fn allocation_id(device: &Device, ptr: *const u8) -> Result<u64> {
+    let _entered = device.enter()?;
+    let mut id = 0u64;
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
+    let address = ptr.expose_provenance() as u64;
+    // SAFETY: the attribute is a number of 64 bits, which outlives the call. CUDA accepts any address.
+    check_driver("cuPointerGetAttribute", unsafe {
+        (device.cuda().driver().cuPointerGetAttribute)((&raw mut id).cast(), attribute, address)
+    })?;
+    Ok(id)
 }
 
 impl ManagedBuffer {

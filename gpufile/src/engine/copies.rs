@@ -129,7 +129,8 @@ impl Copies {
 
     /// Prepares the bounce buffer for a kernel, if one is to do the copies. Returns whether one is.
     pub fn prepare(&mut self, bounce: &mut Bounce) -> bool {
-        self.packed = self.pack(bounce);
+        // Kernels read the table, and often the bytes, from the bounce buffer itself.
+        self.packed = if bounce.is_pinned() { self.pack(bounce) } else { None };
         self.packed.is_some()
     }
 

@@ -42,7 +42,7 @@ pub(super) fn read_to_bounce(claim: &Claim, device: &Device, contents: &mut Cont
             }
             continue;
         }
-        bounce.pin(device).map_err(|error| Stop::failed(bytes, error))?;
+        bounce.pin(device);
         let read = file.read_to_bounce(bounce, end, offset, len_bytes, behind_bytes);
         let (mut at, mut left) = (read.start, done_bytes(&read.outcome, len_bytes));
         for segment in run.segments() {
@@ -65,7 +65,7 @@ fn read_mapping_to_bounce(
     device: &Device,
     Contents { bounce, copies, .. }: &mut Contents,
 ) -> Outcome {
-    bounce.pin(device).map_err(|error| Stop::failed(0, error))?;
+    bounce.pin(device);
     let total_bytes = claim.segments().fold(0, |sum: usize, segment| sum.saturating_add(segment.len_bytes));
     let start = bounce.part(0, total_bytes).map_err(|error| Stop::failed(0, error))?;
     let spans = claim.segments().scan(start, |target, segment| {
@@ -106,7 +106,7 @@ pub(super) fn note_writes(
             }
             continue;
         }
-        bounce.pin(device).map_err(|error| Stop::failed(bytes, error))?;
+        bounce.pin(device);
         let room_bytes = bounce.len_bytes().saturating_sub(behind_bytes);
         let start = file.place_for_write(end, offset, len_bytes, room_bytes);
         end = start + len_bytes;

@@ -102,6 +102,12 @@ impl Lane {
         self.slots.iter().any(|slot| slot.pending.is_some())
     }
 
+    /// Returns whether other code has reset the GPU of a lane that is not busy. Its buffers and streams then must be
+    /// neither used nor freed.
+    pub fn is_lost(&self) -> bool {
+        self.slots.iter().any(|slot| slot.buffers.lock().bounce.is_lost())
+    }
+
     /// Returns the number of bytes of memory that the bounce buffers take.
     pub fn bounce_bytes(&self) -> usize {
         self.slots.iter().map(|slot| slot.buffers.bounce_bytes()).sum()
@@ -122,7 +128,7 @@ impl Lane {
         assert!(!self.is_busy(), "nothing else uses the lane's buffers");
         let bounce = &mut self.slots[self.next].buffers.lock().bounce;
         let Some(LaneStreams { own: stream, .. }) = &self.streams else { unreachable!("a lane on a device") };
-        bounce.pin(stream.device()).map_err(|error| Stop::failed(0, error))?;
+        bounce.pin(stream.device());
         let staged = bounce.part(0, len_bytes).map_err(|error| Stop::failed(0, error))?;
         // SAFETY: `part` returned the address of `len_bytes` bytes, which nothing uses.
         let outcome = unsafe { file.read_rest(staged, len_bytes, offset, 0) };

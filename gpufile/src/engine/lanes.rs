@@ -91,15 +91,32 @@ impl Lanes {
     pub fn take(&self, place: Place) -> cufile::Result<Lane> {
         let lanes = self.of(place);
         let mut state = lanes.in_turn(self.limit);
-        if let Some(lane) = state.free.pop() {
-            return Ok(lane);
-        }
-        state.existing += 1;
+        let free = state.free.pop();
+        state.existing += usize::from(free.is_none());
         drop(state);
+        match free {
+            Some(lane) if !lane.is_lost() => return Ok(lane),
+            // Another lane is made in its stead.
+            Some(lane) => self.forget_lost(lane),
+            None => {}
+        }
         self.make(place).inspect_err(|_| {
             lanes.state().existing -= 1;
             lanes.came_back.notify_all();
         })
+    }
+
+    /// Forgets a lane of a GPU that other code has reset, and all that engines keep for that GPU.
+    fn forget_lost(&self, lane: Lane) {
+        let lanes = self.of(lane.place());
+        let others = mem::take(&mut lanes.state().free);
+        lanes.state().existing -= others.len();
+        *lanes.submitter.lock().unwrap_or_else(PoisonError::into_inner) = Weak::new();
+        if let Place::Device(ordinal) = lane.place() {
+            self.gpus.forget_kernels(ordinal);
+        }
+        // CUDA has freed all that they own.
+        mem::forget((lane, others));
     }
 
     /// Lends a lane for host memory. Returns `None` if the thread would have to wait.
@@ -135,6 +152,11 @@ impl Lanes {
             return reports.completed(claim, Ok(()));
         }
         let place = claim.place();
+        // A worker may have kept the lane since an earlier transfer.
+        if let Some(lost) = lane.take_if(|lane| !lane.is_busy() && lane.is_lost()) {
+            self.of(lost.place()).state().existing -= 1;
+            self.forget_lost(lost);
+        }
         if let Some(mut other) = lane.take_if(|lane| lane.place() != place || self.are_wanted(place)) {
             other.finish_all(reports);
             self.put(other);
@@ -192,7 +214,7 @@ impl Lanes {
     }
 
     fn new_bounces(&self) -> [Bounce; 2] {
-        [0; 2].map(|_| Bounce::new(self.bounce_bytes))
+        [0; 2].map(|_| Bounce::new(self.bounce_bytes).noting(&self.gpus.pinning))
     }
 
     fn of(&self, place: Place) -> &PlaceLanes {

@@ -96,7 +96,7 @@ use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::open_file::best_route;
 use crate::route::{Route, RoutePolicy};
-use crate::settings::{DirectIo, LONGEST_BOUNCE_BUFFER, MOST_THREADS, Settings, SettingsError};
+use crate::settings::{DirectIo, Settings, SettingsError};
 use lanes::Lanes;
 use relay::thread::RelayThread;
 
@@ -191,27 +191,27 @@ impl EngineBuilder {
     /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
     /// hardware queues, unless [`chunk_bytes`](Self::chunk_bytes) sets their length.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.settings.threads = threads.clamp(1, MOST_THREADS);
+        self.settings.threads = threads;
         self
     }
 
-    /// Sets the length in bytes of chunks, which workers transfer one at a time. For device memory, a chunk
-    /// is no larger than a bounce buffer. Without this setting, the engine chooses by the size of the
-    /// transfer.
+    /// Sets the length in bytes of chunks, which workers transfer one at a time, at least 1. For device memory, a
+    /// chunk is no larger than a bounce buffer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB.
+    /// Without this setting, the engine chooses by the size of the transfer.
     pub fn chunk_bytes(mut self, chunk_bytes: usize) -> Self {
-        self.settings.chunk_bytes = Some(chunk_bytes.max(1));
+        self.settings.chunk_bytes = Some(chunk_bytes);
         self
     }
 
-    /// Sets the size of a bounce buffer in bytes, without the extra room for alignment. The engine rounds it
-    /// up to a multiple of 4096, and limits it to 1 GiB. Each worker uses two buffers.
+    /// Sets the size of a bounce buffer in bytes, from 1 to 1 GiB, without the extra room for alignment. The engine
+    /// rounds it up to a multiple of 4096. Each worker uses two buffers.
     pub fn bounce_buffer_bytes(mut self, bounce_buffer_bytes: usize) -> Self {
         self.settings.bounce_buffer_bytes = bounce_buffer_bytes;
         self
     }
 
-    /// Limits the memory of the bounce buffers of each GPU, and of those for host memory, in bytes. The engine
-    /// always allows two buffers, even if they need more. It starts no more workers than can have two buffers
+    /// Limits the memory of the bounce buffers of each GPU, and of those for host memory, in bytes, at least 1.
+    /// [`Settings::bounce_memory_bytes`] states the default. The engine always allows two buffers, even if they need more. It starts no more workers than can have two buffers
     /// each. Stream-ordered transfers with `O_DIRECT` have separate buffers, which do not count. Neither do
     /// staging buffers: each worker that moves scattered ranges has two in the memory of its GPU, each as long as
     /// a bounce buffer. Up to as many more may be allocated ahead.
@@ -258,16 +258,32 @@ impl EngineBuilder {
         self
     }
 
-    /// Builds the engine.
+    /// Builds the engine. A setting beyond its limits gets the nearest value within them.
+    /// [`try_build`](Self::try_build) refuses it instead.
     pub fn build(self) -> Engine {
-        let mut settings = self.settings;
-        let bounce_bytes =
-            settings.bounce_buffer_bytes.clamp(1, LONGEST_BOUNCE_BUFFER).next_multiple_of(Bounce::ALIGNMENT);
+        let mut settings = self.settings.clamped();
+        let bounce_bytes = settings.bounce_buffer_bytes.next_multiple_of(Bounce::ALIGNMENT);
         settings.bounce_buffer_bytes = bounce_bytes;
         let gpus = Arc::new(Gpus::new(self.cuda, self.driver));
         let lanes = Lanes::new(gpus.clone(), bounce_bytes, settings.bounce_memory_bytes());
         let workers = Workers::new(settings.threads, settings.pool_per_block_device, Arc::new(lanes));
         Engine(Arc::new(Inner { relays: OnceLock::new(), workers, gpus, settings }))
+    }
+
+    /// Builds the engine if each setting is within its limits, which the methods of this builder state.
+    ///
+    /// ```
+    /// use gpufile::Engine;
+    ///
+    /// let error = Engine::builder().threads(0).try_build().unwrap_err();
+    /// assert_eq!(error.to_string(), "threads is 0: expected 1 to 1024");
+    /// ```
+    ///
+    /// # Errors
+    /// [`SettingsError::OutOfRange`] names the setting.
+    pub fn try_build(self) -> Result<Engine, SettingsError> {
+        self.settings.check()?;
+        Ok(self.build())
     }
 }
 
@@ -404,7 +420,7 @@ impl Route {
     /// }
     /// ```
     pub fn best(engine: &Engine) -> Self {
-        best_route(&engine.0.gpus)
+        best_route(&engine.0.gpus).noting(&engine.0.gpus.pinning)
     }
 }
 
@@ -452,7 +468,7 @@ mod tests {
         let default = Engine::builder().build();
         assert_eq!(built(|builder| builder.threads(0)).settings().threads(), 1);
         assert_eq!(built(|builder| builder.threads(7)).settings().threads(), 7);
-        assert_eq!(built(|builder| builder.threads(usize::MAX)).settings().threads(), MOST_THREADS);
+        assert_eq!(built(|builder| builder.threads(usize::MAX)).settings().threads(), 1024);
         assert_eq!(built(|builder| builder.chunk_bytes(0)).settings().chunk_bytes(), Some(1));
         assert_eq!(built(|builder| builder.chunk_bytes(9)).settings().chunk_bytes(), Some(9));
         assert_eq!(built(|builder| builder.gds_threshold_bytes(9)).settings().gds_threshold_bytes(), 9);

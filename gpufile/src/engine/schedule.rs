@@ -18,6 +18,9 @@ pub(crate) struct Schedule {
     pub is_asked: bool,
     /// True if the chunks at the beginning are shorter, each longer than the one before.
     pub is_graded: bool,
+    /// The length in bytes up to which shorter chunks grow in a transfer of many chunks, so that the list of chunks
+    /// stays short. With 0, chunks do not grow.
+    pub grows_to: usize,
     /// The number of chunks of the same call in earlier jobs.
     pub chunks_before: usize,
     /// The length in bytes of the last chunk, which is carried out when the others are done. With 0, the last
@@ -121,6 +124,7 @@ impl Schedule {
                 share.max(smallest).min(buffer)
             }
         };
+        let grows_to = if place == Place::Host { DISK_CHUNK_BYTES } else { DISK_CHUNK_BYTES.min(buffer) };
         let is_asked = asked.is_some();
         let is_graded = !is_asked && chunk_bytes > smallest && place != Place::Host;
         // The bounce buffer has room for a table of the places of so many ranges.
@@ -128,7 +132,7 @@ impl Schedule {
             Place::Host => None,
             Place::Device(_) => NonZero::new((chunk_bytes / BYTES_FOR_ENTRY).max(1)),
         };
-        Self { chunk_bytes, is_asked, most_entries, is_graded, ..Self::default() }
+        Self { chunk_bytes, is_asked, most_entries, is_graded, grows_to, ..Self::default() }
     }
 
     /// Returns this schedule for a list of `count` entries, for `threads` workers. If each would get many chunks of few
@@ -165,10 +169,18 @@ impl Schedule {
     pub fn chunk_len(&self, chunk: usize) -> usize {
         const FIRST: usize = 256 << 10;
         const LONGER: usize = 64 << 10;
+        /// The number of chunks after which chunks have twice the length.
+        const OF_ONE_LENGTH: usize = 4096;
+        let number = self.chunks_before + chunk;
+        if self.chunk_bytes < self.grows_to && number >= OF_ONE_LENGTH {
+            let doublings = u32::try_from(number / OF_ONE_LENGTH).unwrap_or(u32::MAX);
+            let times = 1usize.checked_shl(doublings).unwrap_or(usize::MAX);
+            return self.chunk_bytes.saturating_mul(times).min(self.grows_to);
+        }
         if !self.is_graded {
             return self.chunk_bytes;
         }
-        (FIRST + LONGER * (self.chunks_before + chunk)).min(self.chunk_bytes)
+        (FIRST + LONGER * number).min(self.chunk_bytes)
     }
 
     /// Returns the schedule for a long transfer with `O_DIRECT`. Its chunks have the length that disks are
@@ -205,6 +217,30 @@ mod tests {
     }
 
     #[test]
+    fn short_chunks_of_long_transfers_grow() {
+        for (place, chunk_bytes, grows_to) in [
+            (Place::Host, 1, 1 << 20),
+            (Place::Host, 5000, 1 << 20),
+            (Place::Device(0), 1, 256 * KIB),
+            (Place::Device(0), 4096, 256 * KIB),
+        ] {
+            let schedule = Schedule::new(&settings(4, 256 * KIB, Some(chunk_bytes)), 1 << 40, place, None);
+            assert_eq!(schedule.chunk_len(4095), chunk_bytes);
+            assert_eq!(schedule.chunk_len(4096), 2 * chunk_bytes);
+            assert_eq!(Schedule { chunks_before: 4000, ..schedule }.chunk_len(96), 2 * chunk_bytes);
+            assert_eq!(schedule.chunk_len(usize::MAX / 2), grows_to);
+            let (mut count, mut bytes) = (0, 0);
+            while bytes < 1 << 30 {
+                bytes += schedule.chunk_len(count);
+                count += 1;
+            }
+            assert!(count < 100_000, "{count} chunks of 1 GiB, from {chunk_bytes} bytes on");
+        }
+        let long = Schedule { chunk_bytes: 4 << 20, grows_to: 1 << 20, ..Schedule::default() };
+        assert_eq!(long.chunk_len(1 << 30), 4 << 20);
+    }
+
+    #[test]
     fn each_worker_has_several_chunks_worth_a_copy() {
         let settings = settings(4, 4096 * KIB, None);
         let device = Place::Device(0);
@@ -225,8 +261,13 @@ mod tests {
                 let schedule = Schedule::new(&settings, total * KIB, place, None);
                 let is_graded = is_graded && place == device;
                 let most_entries = NonZero::new(if place == device { 4 * chunk } else { 0 });
-                let expected =
-                    Schedule { chunk_bytes: chunk * KIB, most_entries, is_graded, ..Schedule::default() };
+                let expected = Schedule {
+                    chunk_bytes: chunk * KIB,
+                    most_entries,
+                    is_graded,
+                    grows_to: 1 << 20,
+                    ..Schedule::default()
+                };
                 assert_eq!(schedule, expected, "{total} KiB");
             }
         }

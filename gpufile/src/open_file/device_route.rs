@@ -35,6 +35,11 @@ impl DeviceRoute {
         })
     }
 
+    /// Returns the same route, which says if host memory could not be pinned.
+    pub fn noting(self, gpus: &Gpus) -> Self {
+        Self { route: self.route.noting(&gpus.pinning), ..self }
+    }
+
     /// Registers the file with cuFile if the policy and the route use cuFile.
     ///
     /// # Errors

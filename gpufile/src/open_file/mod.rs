@@ -2,7 +2,6 @@
 //! elsewhere.
 
 mod alignment;
-mod available;
 mod blocks;
 mod device_route;
 mod direct;
@@ -133,7 +132,7 @@ impl OpenFile {
         if found.handle.is_none() {
             return Err(found.route.to_string());
         }
-        let _ = self.device_route.set(found);
+        let _ = self.device_route.set(found.noting(&self.gpus));
         Ok(())
     }
 
@@ -148,7 +147,8 @@ impl OpenFile {
     }
 
     fn device_route(&self) -> &DeviceRoute {
-        self.device_route.get_or_init(|| DeviceRoute::of(&self.file, &self.gpus, self.settings.policy))
+        let choose = || DeviceRoute::of(&self.file, &self.gpus, self.settings.policy).noting(&self.gpus);
+        self.device_route.get_or_init(choose)
     }
 
     /// Returns the same file with `O_DIRECT`, if the file system offers that.

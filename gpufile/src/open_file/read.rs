@@ -9,7 +9,8 @@ use super::direct::Direct;
 use super::mapping::{Mapping, Span};
 use super::posix::{one_by_one, read_adjacent, read_full};
 use super::storage::{Storage, known_len_bytes};
-use super::{OpenFile, available, device_route};
+use super::{OpenFile, device_route};
+use crate::available::available_bytes;
 use crate::bounce::Bounce;
 use crate::memory::Memory;
 use crate::outcome::{Outcome, Stop, done_bytes};
@@ -205,7 +206,7 @@ impl OpenFile {
 
     /// Returns whether the page cache has enough memory to keep the whole file for later reads.
     pub(super) fn fits_page_cache(&self) -> bool {
-        let most = self.most_cached_bytes.get_or_init(|| available::available_bytes() / 2);
+        let most = self.most_cached_bytes.get_or_init(|| available_bytes() / 2);
         // Files that are not regular, such as disks, have no length.
         self.file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= *most)
     }

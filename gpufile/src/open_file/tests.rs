@@ -222,7 +222,7 @@ fn empty_files_of_other_storage_may_be_generated() {
 
 #[test]
 fn files_fit_the_cache_up_to_half_the_memory() {
-    let available = available::available_bytes();
+    let available = crate::available::available_bytes();
     for (len_bytes, fits) in [(available / 4, true), (available / 4 * 3, false)] {
         let open = open(DirectIo::Auto, DirectIo::Never);
         open.file.set_len(len_bytes).unwrap();

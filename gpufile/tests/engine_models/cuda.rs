@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
-use std::{ptr, slice, thread};
+use std::{fmt, ptr, slice, thread};
 
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread::JoinHandle;
@@ -16,6 +16,12 @@ use crate::world::{self, Access, Fault, Kind};
 /// The error that CUDA returns, without its cause.
 #[derive(Debug)]
 pub struct Error;
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the stand-in refuses")
+    }
+}
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -65,6 +71,12 @@ pub struct PinnedBuffer {
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    pub fn is_allocated(&self) -> bool {
+        true
+    }
+}
 
 impl Deref for PinnedBuffer {
     type Target = [u8];

@@ -180,7 +180,7 @@ impl Engine {
     /// Returns an engine with this many threads and lanes.
     pub fn new(threads: usize, lanes: usize, bounce_bytes: usize) -> Self {
         let memory_bytes = 2 * lanes * Bounce::bytes_for(bounce_bytes);
-        let gpus = Arc::new(Gpus);
+        let gpus = Arc::<Gpus>::default();
         let lanes = Arc::new(Lanes::new(gpus.clone(), bounce_bytes, memory_bytes));
         let workers = Workers::new(threads, false, lanes.clone());
         Self(Arc::new(Inner { relays: None, workers, lanes, gpus }))

@@ -53,17 +53,22 @@ mod world;
 /// A stand-in for CUDA, limited to the calls by which the engine asks for GPUs.
 mod gpus {
     use crate::GPU;
+    use crate::bounce::Pinning;
     use crate::cuda::{Device, IoBuf, IoBufMut, Result};
     use crate::memory::{Memory, Place};
     use crate::processors::Processors;
 
     #[derive(Default)]
-    pub struct Gpus;
+    pub struct Gpus {
+        pub pinning: Pinning,
+    }
 
     impl Gpus {
         pub fn device(&self, ordinal: u32) -> Result<Device> {
             Ok(Device(ordinal))
         }
+
+        pub fn forget_kernels(&self, _: u32) {}
 
         pub fn processors_near(&self, _: Place) -> Option<Processors> {
             None
@@ -196,7 +201,7 @@ fn explore(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
 }
 
 fn lanes(limit: usize) -> Arc<Lanes> {
-    Arc::new(Lanes::new(Arc::new(Gpus), 1, 2 * limit * Bounce::bytes_for(1)))
+    Arc::new(Lanes::new(Arc::<Gpus>::default(), 1, 2 * limit * Bounce::bytes_for(1)))
 }
 
 /// Sets up a job of a transfer, to be submitted next. The transfer is never freed, because workers refer to

@@ -417,6 +417,10 @@ impl Lane {
         self.pending.iter().any(Option::is_some)
     }
 
+    pub fn is_lost(&self) -> bool {
+        false
+    }
+
     pub fn start(&mut self, claim: Claim, reports: &mut Reports<'_>) {
         let slot = self.next;
         self.finish(slot, reports);

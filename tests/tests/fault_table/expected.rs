@@ -50,6 +50,7 @@ const SILENT: &[(&str, Silence, &str)] = &[
     ("cuMemAddressFree", Silence::Sometimes, "dropping a buffer tells nobody"),
     ("cudaDriverGetVersion", Silence::Always, "then no libcudart is taken for too new"),
     ("cudaRuntimeGetVersion", Silence::Always, "then the functions of no version in particular are used"),
+    ("cuPointerGetAttribute", Silence::Always, "then the memory counts as still allocated"),
     ("cudaPointerGetAttributes", Silence::Always, "it only explains an error"),
     ("cuMemGetAddressRange_v2", Silence::Always, "it only explains an error"),
     ("cuFileBatchIOCancel", Silence::Always, "the entries are waited for instead"),

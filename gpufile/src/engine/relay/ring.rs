@@ -5,11 +5,13 @@
 //! the other when it hands the slot to the host. Both words only grow, so a late reader still finds enough.
 
 use std::any::Any;
+use std::mem;
 use std::sync::{Arc, PoisonError};
 
-use cufile::cuda::Stream;
+use cufile::cuda::{PinnedBuffer, Stream};
 
 use super::super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::bounce::Pinning;
 
 /// The number of slots: one that the host works on, and one that the GPU copies. More slots would leave the
 /// processor's cache before their turn, and that costs more than waiting.
@@ -21,7 +23,7 @@ pub(crate) struct Ring {
     start: *mut u8,
     slot_bytes: usize,
     /// The pinned memory that `start` points into.
-    _memory: Box<dyn Any>,
+    memory: Box<dyn Any>,
     /// The GPU and the stream whose transfers use the ring. The next field is the number of these transfers.
     stream: Mutex<(u32, usize)>,
     transfers: AtomicUsize,
@@ -79,7 +81,7 @@ impl Ring {
         Self {
             start,
             slot_bytes,
-            _memory: memory,
+            memory,
             stream: Mutex::default(),
             transfers: AtomicUsize::new(0),
             turns: Mutex::default(),
@@ -151,6 +153,11 @@ impl Ring {
         self.transfers.load(Ordering::Acquire) == 0
     }
 
+    /// Returns whether other code has freed the pinned memory, by a reset of its GPU.
+    fn is_lost(&self) -> bool {
+        self.memory.downcast_ref::<PinnedBuffer>().is_some_and(|memory| !memory.is_allocated())
+    }
+
     fn serves(&self, stream: (u32, usize)) -> bool {
         *self.stream.lock().unwrap_or_else(PoisonError::into_inner) == stream
     }
@@ -190,10 +197,11 @@ impl Rings {
     /// Lends a ring for a transfer of `len_bytes` on this stream. The caller [releases](Ring::release) it
     /// afterwards. Returns `None` if the limit is reached or no memory can be allocated. Transfers of one
     /// stream follow each other, and share a ring.
-    pub fn take(&self, stream: &Stream, len_bytes: usize) -> Option<Arc<Ring>> {
+    pub fn take(&self, stream: &Stream, len_bytes: usize, pinning: &Pinning) -> Option<Arc<Ring>> {
         let key = (stream.device().ordinal(), stream.as_raw().addr());
         let slot_bytes = slot_bytes_for(len_bytes);
-        self.take_for(key, slot_bytes, || Ring::new(stream, slot_bytes))
+        let make = || Ring::new(stream, slot_bytes).inspect_err(|error| pinning.note(error));
+        self.take_for(key, slot_bytes, make)
     }
 
     pub(crate) fn take_for(
@@ -204,6 +212,10 @@ impl Rings {
     ) -> Option<Arc<Ring>> {
         let needed = len_bytes_for(slot_bytes);
         let mut made = self.made();
+        let lost: Vec<_> = made.rings.extract_if(.., |ring| ring.is_idle() && ring.is_lost()).collect();
+        made.bytes -= lost.iter().map(|ring| ring.len_bytes()).sum::<usize>();
+        // CUDA has freed their memory.
+        mem::forget(lost);
         loop {
             let mut fitting = made.rings.iter().filter(|ring| ring.slot_bytes == slot_bytes);
             let own = fitting.clone().find(|ring| ring.serves(key));
