@@ -17,7 +17,7 @@ macro_rules! cleared {
 }
 
 /// Declares functions that call those of a shared library, `NAME = SYMBOL(ARGUMENTS) -> RESULT;`, with `SYMBOL since
-/// "RELEASE"` for one that is an `Option`. The module needs a function `library`.
+/// "RELEASE"` for one that is an `Option`. The module needs a type `Library`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! calls {
@@ -31,11 +31,12 @@ macro_rules! calls {
         /// If the library cannot be loaded, or lacks the function.
         #[allow(non_snake_case, clippy::too_many_arguments, reason = "C's")]
         pub unsafe fn $name($($argument: $ty),*) $(-> $result)? {
-            let function = $crate::calls!(@found library().$symbol, $symbol $(, $since)?);
+            let function = $crate::calls!(@found $crate::calls!(@library).$symbol, $symbol $(, $since)?);
             // SAFETY: the caller's promise.
             unsafe { function($($argument),*) }
         }
     )*};
+    (@library) => { Library::shared().unwrap_or_else(|error| panic!("{error}")) };
     (@found $function:expr, $symbol:ident) => { $function };
     (@found $function:expr, $symbol:ident, $since:literal) => {
         $function.unwrap_or_else(|| panic!(concat!(stringify!($symbol), " came with ", $since, "; the loaded library is older")))
@@ -46,7 +47,7 @@ macro_rules! calls {
 mod tests {
     use std::panic;
 
-    struct Table {
+    struct Library {
         old: unsafe extern "C" fn(i32) -> i32,
         new: Option<unsafe extern "C" fn(i32) -> i32>,
     }
@@ -55,8 +56,10 @@ mod tests {
         2 * number
     }
 
-    fn library() -> &'static Table {
-        &Table { old: twice, new: None }
+    impl Library {
+        fn shared() -> Result<&'static Self, &'static str> {
+            Ok(&Self { old: twice, new: None })
+        }
     }
 
     cuda_rt_sys::calls! {

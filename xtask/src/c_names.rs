@@ -29,7 +29,7 @@ pub fn calls(
     newer: &'static [(&str, &[&str])],
     imports: &str,
 ) -> Result<String> {
-    let mut text = format!("{head}{imports}\nuse super::library;\n\ncuda_rt_sys::calls! {{\n");
+    let mut text = format!("{head}{imports}\n\ncuda_rt_sys::calls! {{\n");
     for function in &bound.functions {
         let symbol = function.sig.ident.to_string();
         let since = since(newer, &symbol).map(|release| format!(" since \"{product} {release}\""));

@@ -9,51 +9,93 @@ use syn::{Attribute, File, Item, UseTree};
 
 use crate::workspace::workspace;
 
-/// The sources that have layers, and these from the top, each with its modules. A module without a name here belongs to the
-/// layer of the module around it. After moving a module, change its name here; a layer may also be split into several.
-const LAYERS: &[(&str, &[&[&str]])] = &[(
-    "gpufile/src",
-    &[
-        &["cli"],
-        &["formats"],
-        &["options", "many", "each", "mapped", "owned", "owned_lists", "future", "stream_io", "registration"],
-        &["file"],
-        // The facade, execution from the outside to the inside, and planning.
-        &["engine"],
-        &["engine/relay"],
-        &["engine/windows", "engine/in_flight"],
-        &["engine/workers"],
-        &["engine/lanes"],
-        &["engine/lane"],
-        &["engine/submitter", "engine/file_side"],
-        &["engine/buffers", "engine/runs"],
-        &["engine/copies"],
-        &["engine/staging", "engine/staging_memory", "engine/streams"],
-        &["engine/queue"],
-        &["engine/job"],
-        &["engine/write_plan"],
-        &["engine/chunks"],
-        &["engine/schedule", "engine/overlap"],
-        &["engine/transfer", "engine/sync"],
-        &["open_file"],
-        &["ranks"],
-        &[
-            "settings",
-            "memory",
-            "gpus",
-            "kernels",
-            "processors",
-            "bounce",
-            "outcome",
-            "route",
-            "page_cache",
-            "error",
-            "bytes",
-        ],
-    ],
-)];
+/// The folders of sources that have layers, and these from the top, each with its modules; `crate` is the file of the crate
+/// itself. A module without a name here belongs to the layer of the module around it. After moving a module, change its
+/// name here; a layer may also be split into several.
+const LAYERS: [(&str, &str); 4] = [
+    (
+        "gpufile/src",
+        "
+        cli
+        formats
+        options many each mapped owned owned_lists future stream_io registration
+        file
+        engine
+        engine/relay
+        engine/windows engine/in_flight
+        engine/workers
+        engine/lanes
+        engine/lane
+        engine/submitter engine/file_side
+        engine/buffers engine/runs
+        engine/copies
+        engine/staging engine/staging_memory engine/streams
+        engine/queue
+        engine/job
+        engine/write_plan
+        engine/chunks
+        engine/schedule engine/overlap
+        engine/transfer engine/sync
+        open_file
+        ranks
+        settings memory gpus kernels processors bounce outcome route page_cache error bytes
+        ",
+    ),
+    (
+        "cufile-sys/src",
+        "
+        crate
+        c
+        library
+        functions macros
+        text
+        bindings
+        ",
+    ),
+    (
+        "cuda-rt-sys/src",
+        "
+        crate
+        runtime
+        runtime/c
+        runtime/library
+        runtime/functions
+        runtime/bindings
+        driver
+        driver/c
+        driver/library
+        driver/functions
+        driver/mem_op
+        driver/bindings
+        loader macros
+        ",
+    ),
+    (
+        "xtask/src",
+        "
+        crate
+        bundle coverage kernels layers mutants parity public_api samples speed_chart
+        conformance regen
+        c_names
+        emit
+        docs
+        header
+        packages
+        artifacts limited release since target
+        workspace
+        ",
+    ),
+];
 
-/// The modules of a crate, by their paths, such as `engine/relay`. The crate itself is the empty path.
+/// Returns each module that has a name in a list of layers, with the number of its layer, from the top.
+fn named(layers: &str) -> Vec<(usize, &str)> {
+    let lines = layers.lines().filter(|line| !line.trim().is_empty()).enumerate();
+    lines.flat_map(|(at, line)| line.split_whitespace().map(move |name| (at, name))).collect()
+}
+
+const ROOT: &str = "crate";
+
+/// The modules of a crate, by their paths, such as `engine/relay`; that of the crate itself is `crate`.
 struct Modules(BTreeMap<String, Module>);
 
 #[derive(Default)]
@@ -81,7 +123,8 @@ impl Modules {
                 _ if file.is_dir() => self.read_folder(&file, &inner),
                 "tests" => {}
                 _ if stem.ends_with("_tests") || file.extension().is_none_or(|ending| ending != "rs") => {}
-                "lib" | "main" | "mod" => self.read_file(&file, path),
+                "lib" | "main" => self.read_file(&file, ROOT),
+                "mod" => self.read_file(&file, path),
                 _ => self.read_file(&file, &inner),
             }
         }
@@ -97,7 +140,7 @@ impl Modules {
 
     /// Returns the module that an import names, from its path as written in `from`; `None` for another crate's.
     fn target(&self, from: &str, import: &[String]) -> Option<String> {
-        let mut at: Vec<&str> = from.split('/').filter(|segment| !segment.is_empty()).collect();
+        let mut at: Vec<&str> = from.split('/').filter(|segment| *segment != ROOT).collect();
         let mut rest = import;
         let is_relative = match rest.first()?.as_str() {
             "crate" => {
@@ -117,7 +160,7 @@ impl Modules {
         let mut has_moved = is_relative;
         while let [segment, after @ ..] = rest {
             let inner = at.iter().copied().chain([&**segment]).collect::<Vec<_>>().join("/");
-            let here = at.join("/");
+            let here = path_of(&at);
             if segment == "super" {
                 at.pop();
             } else if self.0.contains_key(&inner) {
@@ -131,18 +174,17 @@ impl Modules {
             has_moved = true;
             rest = after;
         }
-        has_moved.then(|| at.join("/"))
+        has_moved.then(|| path_of(&at))
     }
 
     /// Returns a sentence for each import from a layer above.
-    fn rising(&self, layers: &[&[&str]]) -> Vec<String> {
+    fn rising(&self, layers: &str) -> Vec<String> {
+        let named = named(layers);
         let layer = |path: &str| {
             let is_around = |name: &str| {
                 path == name || path.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'))
             };
-            let named =
-                layers.iter().enumerate().flat_map(|(at, names)| names.iter().map(move |name| (at, *name)));
-            named.filter(|(_, name)| is_around(name)).max_by_key(|(_, name)| name.len())
+            named.iter().filter(|(_, name)| is_around(name)).max_by_key(|(_, name)| name.len())
         };
         let mut rising = Vec::new();
         for (path, module) in &self.0 {
@@ -161,6 +203,10 @@ impl Modules {
         }
         rising
     }
+}
+
+fn path_of(segments: &[&str]) -> String {
+    if segments.is_empty() { ROOT.to_owned() } else { segments.join("/") }
 }
 
 impl Module {
@@ -223,16 +269,14 @@ fn no_module_imports_from_a_layer_above() {
 }
 
 #[test]
-fn each_name_in_the_layers_is_a_module() {
+fn each_module_of_a_crate_has_a_layer() {
     for (folder, layers) in LAYERS {
-        let modules = Modules::read(folder);
-        let gone: Vec<_> =
-            layers.iter().copied().flatten().filter(|name| !modules.0.contains_key(**name)).collect();
+        let (modules, named) = (Modules::read(folder), named(layers));
+        let gone: Vec<_> = named.iter().filter(|(_, name)| !modules.0.contains_key(*name)).collect();
         assert!(gone.is_empty(), "{folder} has no modules {gone:?}; change xtask/src/layers.rs");
-        let top = |path: &&String| !path.is_empty() && !path.contains('/');
-        let names: Vec<&str> = layers.iter().copied().flatten().copied().collect();
+        let is_named = |path: &str| named.iter().any(|(_, name)| *name == path);
         let missing: Vec<_> =
-            modules.0.keys().filter(top).filter(|path| !names.contains(&path.as_str())).collect();
+            modules.0.keys().filter(|path| *path != ROOT && !path.contains('/') && !is_named(path)).collect();
         assert!(
             missing.is_empty(),
             "{missing:?} of {folder} are in no layer; add them to xtask/src/layers.rs"
@@ -249,20 +293,17 @@ fn imports_are_found_in_every_form() {
     let low = "use super::super::{high as up, other}; use super::high::Thing; use std::fmt; use crate::Again; use cut::Cut;
                #[cfg(test)] use crate::high::OfTests;";
     let modules = Modules(BTreeMap::from([
-        (String::new(), module("lib.rs", "mod high; mod low; pub use high::{Thing as Again};")),
+        (ROOT.to_owned(), module("lib.rs", "mod high; mod low; pub use high::{Thing as Again};")),
         ("high".to_owned(), module("high.rs", "use crate::low::inner::{self, Item};")),
         ("low".to_owned(), module("low/mod.rs", "pub(crate) use inner::Item;")),
         ("low/inner".to_owned(), module("low/inner.rs", low)),
         ("low/inner/cut".to_owned(), module("low/inner/cut.rs", "use crate::low::Item;")),
     ]));
-    let rising = modules.rising(&[&["high"], &["low"]]);
+    let rising = modules.rising("high\nlow");
     let imports: Vec<_> = rising.iter().map(|line| line.split(' ').nth(2).unwrap()).collect();
     assert_eq!(imports, ["super::super::high,", "crate::Again,"], "{rising:#?}");
     assert_eq!(rising[0], "low/inner.rs imports super::super::high, but `high` is a layer above `low`");
     assert!(
-        modules
-            .rising(&[&["low"], &["high"]])
-            .iter()
-            .all(|line| line.starts_with("high.rs imports crate::low::inner"))
+        modules.rising("low\nhigh").iter().all(|line| line.starts_with("high.rs imports crate::low::inner"))
     );
 }

@@ -35,7 +35,9 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
     let loader = quote!({ LoadError, SharedLibrary, Symbol });
     // For the names and calls of a module `c`.
     let (cufile_types, cuda_types) = ("use crate::bindings::*;", "use super::super::bindings::*;");
-    let driver_types = "use super::super::bindings::*;\nuse super::super::mem_op::*;";
+    let cufile_calls = format!("{cufile_types}\nuse crate::library::Library;");
+    let runtime_calls = format!("{cuda_types}\nuse super::super::library::Library;");
+    let driver_calls = format!("{runtime_calls}\nuse super::super::mem_op::*;");
     let (of_runtime, of_driver) = (from_cuda(CUDA_RUNTIME.file), from_cuda(CUDA_DRIVER.file));
     let files = [
         (
@@ -61,7 +63,7 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
         ("cufile-sys/src/c/names.rs", c_names::names(&cufile, &head(&from_cufile), cufile_types)?),
         (
             "cufile-sys/src/c/calls.rs",
-            c_names::calls(&cufile, &head(&from_cufile), "cuFile", since::CUFILE, cufile_types)?,
+            c_names::calls(&cufile, &head(&from_cufile), "cuFile", since::CUFILE, &cufile_calls)?,
         ),
         (
             "cuda-rt-sys/src/runtime/bindings.rs",
@@ -85,7 +87,7 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
         ("cuda-rt-sys/src/runtime/c/names.rs", c_names::names(&runtime, &head(&of_runtime), cuda_types)?),
         (
             "cuda-rt-sys/src/runtime/c/calls.rs",
-            c_names::calls(&runtime, &head(&of_runtime), "CUDA", since::CUDA_RUNTIME, cuda_types)?,
+            c_names::calls(&runtime, &head(&of_runtime), "CUDA", since::CUDA_RUNTIME, &runtime_calls)?,
         ),
         ("cuda-rt-sys/src/driver/bindings.rs", driver.bindings(&of_driver, quote!())?),
         (
@@ -101,7 +103,7 @@ pub fn run(include_dir: Option<PathBuf>, check: bool) -> Result<()> {
         ("cuda-rt-sys/src/driver/c/names.rs", c_names::names(&driver, &head(&of_driver), cuda_types)?),
         (
             "cuda-rt-sys/src/driver/c/calls.rs",
-            c_names::calls(&driver, &head(&of_driver), "CUDA", since::CUDA_DRIVER, driver_types)?,
+            c_names::calls(&driver, &head(&of_driver), "CUDA", since::CUDA_DRIVER, &driver_calls)?,
         ),
     ];
     let mut drifted = Vec::new();

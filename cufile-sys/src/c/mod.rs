@@ -1,7 +1,7 @@
 //! C's bare names, to use by glob: what `#include <cufile.h>` gives a C program.
 //!
-//! Functions are called without a [`Library`]: they use [`Library::shared`]. A function panics if that fails, or if the
-//! library lacks it. Call [`Library::shared`] first to get that error instead. Enumerators such as
+//! Functions are called without a library: they use [`Library::shared`](crate::Library::shared). A function panics if that
+//! fails, or if the library lacks it. Call `Library::shared` first to get that error instead. Enumerators such as
 //! `CU_FILE_SUCCESS` stand beside their types, and [`cuFileDriverClose`] is the function that `cufile.h` means.
 //!
 //! ```
@@ -30,9 +30,3 @@ pub use crate::bindings::*;
 pub use crate::macros::*;
 pub use calls::*;
 pub use names::*;
-
-use crate::Library;
-
-fn library() -> &'static Library {
-    Library::shared().unwrap_or_else(|error| panic!("{error}"))
-}

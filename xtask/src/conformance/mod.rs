@@ -174,7 +174,8 @@ impl Conformance {
             }
         }
         let mut measured = measure_ours(&modules, scratch, target)?;
-        let batch = surface::alias(&parse("cuda-rt-sys/src/runtime/mod.rs")?, "cudaMemcpyBatchAsync_v12080")?;
+        let batch =
+            surface::alias(&parse("cuda-rt-sys/src/runtime/library.rs")?, "cudaMemcpyBatchAsync_v12080")?;
         let batch = ("cudaMemcpyBatchAsync", Release::parse("12.9"), batch);
         let [cufile, runtime, driver] = &modules;
         Ok([

@@ -17,11 +17,3 @@ pub use super::mem_op::CUstreamBatchMemOpParams;
 #[cfg(feature = "driver")]
 pub use calls::*;
 pub use names::*;
-
-#[cfg(feature = "driver")]
-use super::Library;
-
-#[cfg(feature = "driver")]
-fn library() -> &'static Library {
-    Library::shared().unwrap_or_else(|error| panic!("{error}"))
-}

@@ -1,7 +1,7 @@
 //! C's bare names, to use by glob: what `#include <cuda_runtime_api.h>` gives a C program.
 //!
-//! Functions are called without a [`Library`]: they use [`Library::shared`]. A function panics if that fails, or if the
-//! library lacks it. Call [`Library::shared`] first to get that error instead. Enumerators such as
+//! Functions are called without a library: they use [`Library::shared`](super::Library::shared). A function panics if that
+//! fails, or if the library lacks it. Call `Library::shared` first to get that error instead. Enumerators such as
 //! `cudaSuccess` stand beside their types.
 //!
 //! ```
@@ -24,9 +24,3 @@ mod names;
 pub use super::bindings::*;
 pub use calls::*;
 pub use names::*;
-
-use super::Library;
-
-fn library() -> &'static Library {
-    Library::shared().unwrap_or_else(|error| panic!("{error}"))
-}
