@@ -38,7 +38,7 @@ const LAYERS: [(&str, &str); 4] = [
         engine/transfer engine/sync
         open_file
         ranks
-        settings memory gpus kernels processors bounce outcome route page_cache error bytes
+        settings available memory gpus kernels processors bounce outcome route page_cache error bytes
         ",
     ),
     (
