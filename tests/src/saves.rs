@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gpufile::Engine;
+use gpufile::OpenOptions;
 use gpufile::formats::npy::{self, NpyFile};
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 use gpufile::formats::zarr::{Array, FileStore};
 use gpufile::formats::{Dtype, Error, SaveOptions};
-use gpufile::{Cause, OpenOptions};
 
 /// A kind of data in a folder, which a test saves a first and a second time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,11 +155,7 @@ impl Save {
                 if chunks.all(|chunk| chunk == first) { first } else { Found::Both }
             }
             Save::Model(old, _) => match Checkpoint::open(folder) {
-                Err(Error::File(gpufile::Error::Open { cause: Cause::Io(error), .. }))
-                    if old == 0 && error.raw_os_error() == Some(libc::ENOENT) =>
-                {
-                    Found::Old
-                }
+                Err(Error::NoModel { .. } | Error::Incomplete { .. }) if old == 0 => Found::Old,
                 opened => of_model(&opened.expect("a model"), old),
             },
             Save::ModelOverOthers => of_model(&Checkpoint::open(folder).expect("a model"), 2),
