@@ -62,6 +62,9 @@ fn is_full(folder: Option<&Path>) -> bool {
     }
 }
 
+/// A file without which its file system has space for new ones.
+static FILLING: Mutex<Option<PathBuf>> = Mutex::new(None);
+
 /// Returns true if opening fails, with the errno set.
 fn is_refused(path: &Path, flags: c_int) -> bool {
     let creates = flags & libc::O_CREAT != 0;
@@ -73,7 +76,11 @@ fn is_refused(path: &Path, flags: c_int) -> bool {
     {
         errno = Some(*with);
     }
-    if creates && is_full(path.parent()) {
+    let is_filled =
+        FILLING.lock().unwrap().as_ref().is_some_and(|filling| {
+            filling.parent() == path.parent() && fs::symlink_metadata(filling).is_ok()
+        });
+    if creates && (is_filled || is_full(path.parent())) {
         errno = Some(libc::ENOSPC);
     }
     if let Some(errno) = errno {
@@ -166,6 +173,25 @@ fn full_file_systems_keep_the_old_model() {
         assert!(room >= new);
         assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), new);
     }
+}
+
+#[test]
+fn full_file_systems_lose_leftovers_in_long_folders() {
+    let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let left = folder.path().join(".left.0123456789abcdef.gpufile-tmp");
+    let path = folder.path().join("model.safetensors");
+    for number in 0..100 {
+        fs::write(folder.path().join(format!("{number}")), "").unwrap();
+    }
+    save_files(&path, 1);
+    fs::write(&left, "").unwrap();
+    save_files(&path, 1);
+    assert!(left.exists(), "a long folder is not listed each time");
+    *FILLING.lock().unwrap() = Some(left.clone());
+    let saved = try_to_save_files(&path, 1);
+    *FILLING.lock().unwrap() = None;
+    assert!(saved.is_ok() && !left.exists(), "{saved:?}");
 }
 
 #[test]
