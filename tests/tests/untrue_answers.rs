@@ -19,6 +19,10 @@ static BLOCK_BYTES: AtomicU32 = AtomicU32::new(0);
 /// The numbers of direct calls that keep to that alignment, and of others.
 static ALIGNED: AtomicUsize = AtomicUsize::new(0);
 static UNALIGNED: AtomicUsize = AtomicUsize::new(0);
+/// The longest read into memory other than that from `OWN` on, in bytes; `usize::MAX` for no limit. Longer reads count.
+static ROOM: AtomicUsize = AtomicUsize::new(usize::MAX);
+static OWN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+static BEYOND: AtomicUsize = AtomicUsize::new(0);
 /// The offset at which reads end; `u64::MAX` for the true end.
 static END: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The number of bytes by which each count exceeds the request; 0 for true counts.
@@ -37,6 +41,7 @@ impl Drop for Turn {
         BLOCK_BYTES.store(0, SeqCst);
         END.store(u64::MAX, SeqCst);
         EXCESS.store(0, SeqCst);
+        ROOM.store(usize::MAX, SeqCst);
     }
 }
 
@@ -92,6 +97,10 @@ unsafe extern "C" fn pread(fd: c_int, memory: *mut c_void, len: usize, offset: i
         unsafe { *libc::__errno_location() = libc::EINVAL };
         return -1;
     }
+    let [start, end] = [0, 1].map(|bound| OWN[bound].load(SeqCst));
+    if len > ROOM.load(SeqCst) && !(start..end).contains(&memory.addr()) {
+        BEYOND.fetch_add(1, SeqCst);
+    }
     let most = END.load(SeqCst).saturating_sub(offset as u64).min(len as u64) as usize;
     // SAFETY: the C library's function has this type. This is a part of what the caller promises.
     let count =
@@ -139,14 +148,19 @@ fn engines_share_files_with_blocks_beyond_their_buffers() {
                 let expected = &bytes[offset..offset + len];
                 let (mut host, mut device) = (vec![0; len + 1], bed.device.alloc(len + 3).unwrap());
                 // Both engines read into memory at odd addresses.
-                for engine in [&small, &large] {
+                for (engine, room_bytes) in [(&small, 6 * 4096), (&large, usize::MAX)] {
                     host.fill(0);
+                    let own = host.as_ptr_range();
+                    OWN[0].store(own.start.addr(), SeqCst);
+                    OWN[1].store(own.end.addr(), SeqCst);
+                    ROOM.store(room_bytes, SeqCst);
                     device.fill(0).unwrap();
-                    let mut requests = [
-                        ReadRequest::new(&file, offset as u64, &mut host[1..]).unwrap(),
-                        ReadRequest::new(&file, offset as u64, device.slice_mut(3..)).unwrap(),
-                    ];
-                    engine.read_many(&mut requests).unwrap();
+                    // Chunks of host memory are longer than bounce buffers only in a transfer without a GPU.
+                    let of_host = ReadRequest::new(&file, offset as u64, &mut host[1..]).unwrap();
+                    engine.read_many(&mut [of_host]).unwrap();
+                    let of_device = ReadRequest::new(&file, offset as u64, device.slice_mut(3..)).unwrap();
+                    engine.read_many(&mut [of_device]).unwrap();
+                    ROOM.store(usize::MAX, SeqCst);
                     assert!(host[1..] == *expected, "{len} bytes at {offset}, blocks of {block_bytes}");
                     assert!(device.to_vec().unwrap()[3..] == *expected, "{len} bytes at {offset}");
                     // The same bytes go back to a file of zeros.
@@ -164,6 +178,7 @@ fn engines_share_files_with_blocks_beyond_their_buffers() {
             }
         }
     }
+    assert_eq!(BEYOND.load(SeqCst), 0, "reads beyond a bounce buffer");
     assert_eq!(UNALIGNED.load(SeqCst), 0, "calls that the file system would refuse");
     eprintln!("{} direct calls", ALIGNED.load(SeqCst));
 }
@@ -234,6 +249,7 @@ fn reads_that_end_before_the_file_are_errors() {
 #[test]
 fn cufile_reads_that_end_before_the_file_are_errors() {
     const LEN: usize = 9_000_001;
+    let _turn = turn();
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
     bed.file("file", &pattern(LEN));
