@@ -93,6 +93,7 @@ fn errno_of(error: &Error) -> Option<i32> {
     error.raw_os_error().or(match error.cause() {
         Cause::Invalid(_) => Some(libc::EINVAL),
         Cause::NoCufile(_) => Some(libc::ENOTSUP),
+        Cause::EndedEarly { .. } => Some(libc::EIO),
         Cause::Io(error) if error.kind() == ErrorKind::InvalidInput => Some(libc::EINVAL),
         _ => None,
     })
