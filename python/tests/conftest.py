@@ -3,6 +3,9 @@
 import ctypes
 import os
 import pathlib
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
@@ -110,3 +113,31 @@ def path(tmp_path, content) -> pathlib.Path:
     path = tmp_path / "data.bin"
     path.write_bytes(content)
     return path
+
+
+PREAMBLE = """
+import ctypes, os, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+import conftest, gpufile
+gpu = ctypes.CDLL(conftest.EMULATOR)
+path = {path!r}
+def slow():
+    for function in conftest.COPIES:
+        assert gpu.emulator_control(f"fault {{function}} times=all delay_us=20000".encode()) == 0
+def narrow():
+    return gpufile.Engine(threads=1, chunk_bytes=65536)
+"""
+
+
+@pytest.fixture
+def python(gpu, path):
+    """Returns a function that runs a program in another interpreter, and returns what it prints."""
+
+    def python(program, status=0):
+        preamble = PREAMBLE.format(tests=os.path.dirname(__file__), path=str(path))
+        command = [sys.executable, "-c", preamble + textwrap.dedent(program)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert run.returncode == status, (run.returncode, run.stdout, run.stderr)
+        return run.stdout + run.stderr
+
+    return python

@@ -1,86 +1,10 @@
-"""Signals, forks, and interpreters that exit during a transfer."""
+"""Forks, interpreters that exit during a transfer, and the program."""
 
 import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
-
-PREAMBLE = """
-import ctypes, os, signal, sys, threading, time
-sys.path.insert(0, {tests!r})
-import conftest, gpufile
-gpu = ctypes.CDLL(conftest.EMULATOR)
-path = {path!r}
-def slow():
-    for function in conftest.COPIES:
-        assert gpu.emulator_control(f"fault {{function}} times=all delay_us=20000".encode()) == 0
-def narrow():
-    return gpufile.Engine(threads=1, chunk_bytes=65536)
-"""
-
-
-@pytest.fixture
-def python(gpu, path):
-    """Returns a function that runs a program in another interpreter, and returns what it prints."""
-
-    def python(program, status=0):
-        preamble = PREAMBLE.format(tests=os.path.dirname(__file__), path=str(path))
-        command = [sys.executable, "-c", preamble + textwrap.dedent(program)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert run.returncode == status, (run.returncode, run.stdout, run.stderr)
-        return run.stdout + run.stderr
-
-    return python
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "read_into(array)",
-        "read_many([array], [0])",
-        "read_many_each([array], [0])",
-        "read_into_async(array).result()",
-    ],
-)
-def test_interrupts_end_long_calls(python, call):
-    # Copies of 600 MB in pieces of 64 KiB would take minutes.
-    printed = python(f"""
-        with open(path, "wb") as long:
-            long.truncate(600_000_000)
-        array = conftest.DeviceArray(gpu, 600_000_000)
-        slow()
-        file = gpufile.File(path, engine=narrow())
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        start = time.monotonic()
-        try:
-            file.{call}
-        except KeyboardInterrupt:
-            print("interrupted", time.monotonic() - start < 20)
-        assert gpu.emulator_control(b"clear") == 0
-        assert file.read_into(array, length=100) == 100
-    """)
-    assert printed == "interrupted True\n"
-
-
-def test_handlers_that_return_do_not_end_a_transfer(python):
-    printed = python("""
-        count = []
-        signal.signal(signal.SIGUSR1, lambda *_: count.append(1))
-        array = conftest.DeviceArray(gpu, 1_200_000)
-        assert gpu.emulator_control(b"fault cudaMemcpyAsync hold=1") == 0
-        def interrupt():
-            os.kill(os.getpid(), signal.SIGUSR1)
-            while not count:
-                time.sleep(0.01)
-            gpu.emulator_control(b"release")
-        threading.Timer(0.1, interrupt).start()
-        file = gpufile.File(path, engine=narrow())
-        print(file.read_into_async(array).result(), len(count))
-    """)
-    assert printed == "1200000 1\n"
-
 
 def test_forked_children_use_files_of_the_host(python):
     printed = python("""
@@ -192,3 +116,25 @@ def test_driver_settings_outlive_openings(python, version):
         print("same")
     """)
     assert printed == "same\n"
+
+
+@pytest.fixture
+def program(gpu):
+    """Returns a function that runs the program in a shell with some descriptors closed, and returns its exit status."""
+
+    def program(arguments, closed):
+        main = [sys.executable, "-c", "import sys, gpufile; sys.exit(gpufile._program())"]
+        return subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *main, *map(str, arguments)], timeout=60).returncode
+
+    return program
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&- 2>&-", "<&-"])
+def test_the_program_works_with_closed_descriptors(program, path, content, closed):
+    copy = path.with_name("copy")
+    assert program(["cp", path, copy], closed) == 0
+    assert copy.read_bytes() == content
+    assert program(["bench", path, "-i", "64k", "-I", "read", "-w", "1"], closed) == 0
+    assert program(["ls", path], closed) == 1
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["copy", "data.bin"]
+    assert path.read_bytes() == content

@@ -92,12 +92,21 @@ extern "C" fn note(signal: libc::c_int) {
     }
 }
 
-fn clean_up_on_signal(mut signals: PipeReader) {
-    let mut signal = [0];
-    if signals.read_exact(&mut signal).is_err() {
-        return;
+/// Returns the next signal that the handler wrote. Ignores other bytes: code that uses a closed descriptor may write to
+/// the pipe instead. `None` if there is none any more.
+fn next_signal(mut signals: impl Read) -> Option<libc::c_int> {
+    let mut byte = [0];
+    loop {
+        signals.read_exact(&mut byte).ok()?;
+        let signal = libc::c_int::from(byte[0]);
+        if SIGNALS.contains(&signal) {
+            return Some(signal);
+        }
     }
-    let signal = libc::c_int::from(signal[0]);
+}
+
+fn clean_up_on_signal(signals: PipeReader) {
+    let Some(signal) = next_signal(signals) else { return };
     // Nobody makes another file from now on.
     let unfinished = lock();
     let mut text = String::from("gpufile: interrupted");
@@ -180,6 +189,13 @@ mod tests {
         );
         drop(watch);
         assert_eq!((SIGNALS.map(handler), handler(libc::SIGXFSZ)), before);
+    }
+
+    #[test]
+    fn only_watched_signals_are_taken_from_the_pipe() {
+        let bytes = [0, 34, 255, libc::SIGKILL as u8, libc::SIGTERM as u8, libc::SIGINT as u8];
+        assert_eq!(next_signal(&bytes[..]), Some(libc::SIGTERM));
+        assert_eq!(next_signal(&b"gpufile 1.0\n"[..7]), None);
     }
 
     #[test]

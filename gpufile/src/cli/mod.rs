@@ -23,6 +23,7 @@ mod model;
 mod nvidia_fs;
 mod pages;
 mod progress;
+mod standard_streams;
 mod table;
 mod target;
 mod top;
@@ -82,6 +83,7 @@ enum Failure {
 ///
 /// The program writes to the standard outputs of the process. While it runs, it handles Ctrl-C.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    standard_streams::reopen_closed();
     let arguments: Vec<_> = arguments.into_iter().collect();
     let _watch = interrupt::watch();
     let outcome = match Cli::try_parse_from(&arguments) {

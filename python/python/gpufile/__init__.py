@@ -26,7 +26,8 @@ def check(path: str | os.PathLike[str] = ".") -> int:
     it, 4 if there is no GPU, and 1 if a setting is wrong or the path cannot be used.
     """
     # The report goes to the standard output of the process, past Python's buffer.
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     return main(["gpufile", "check", "--", os.fspath(path)])
 
 

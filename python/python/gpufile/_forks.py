@@ -1,0 +1,45 @@
+"""What forked children inherit from threads that they do not have. The one place that runs code after a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Protocol
+
+
+class Inherited(Protocol):
+    """A value that a forked child must change before it can use it."""
+
+    def _forked(self) -> None:
+        """Changes the value in the child. Must wait for no lock, which a thread of the parent may have held."""
+
+
+_inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
+
+
+def register(value: Inherited) -> None:
+    """Calls the method ``_forked`` of the value in children that are forked while it exists."""
+    _inherited.add(value)
+
+
+def _in_child() -> None:
+    for value in list(_inherited):
+        value._forked()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+class Lock:
+    """A lock that forked children find open. The thread that has it may take it again.
+
+    Use it by ``with lock.here:``. The lock of the interpreter is released whatever line an exception comes at.
+    """
+
+    def __init__(self) -> None:
+        self.here = threading.RLock()
+        register(self)
+
+    def _forked(self) -> None:
+        self.here = threading.RLock()

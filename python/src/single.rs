@@ -1,0 +1,64 @@
+//! Transfers of one buffer.
+//!
+//! | transfer | on the main thread, it is done by |
+//! |---|---|
+//! | a copy of cached bytes | the main thread |
+//! | short | the helper of the main thread, in one call |
+//! | long | the workers of the engine, which end it early after Ctrl-C |
+//!
+//! Other threads do it themselves.
+
+use gpufile::{File, IoBuf};
+use pyo3::prelude::*;
+
+use crate::cached::Cached;
+use crate::error::exception;
+use crate::interrupts;
+use crate::memory::{Memory, wait_for_streams};
+use crate::transfer::{self, Transfer};
+
+/// The longest transfer, in bytes, that is worth no end before its time.
+const SHORT_BYTES: usize = 1 << 20;
+
+/// Reads, and returns the number of bytes. Ctrl-C ends the call.
+pub fn read(py: Python<'_>, file: File, cached: Cached, mut memory: Memory, offset: u64) -> PyResult<usize> {
+    wait_for_streams(py, [&memory])?;
+    let read = if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
+        py.detach(|| file.read_at(&mut memory, offset))
+    } else if let Some(read) = cached.read(py, &file, &mut memory, offset) {
+        Ok(read)
+    } else if memory.len_bytes() > SHORT_BYTES {
+        transfer::outcome(py, start_read(py, file, memory, offset)?)?
+    } else {
+        // The memory comes back, so that the calling thread releases it.
+        interrupts::run(py, move || (file.read_at(&mut memory, offset), memory))?.0
+    };
+    read.map_err(|error| exception(py, &error))
+}
+
+/// Writes, and returns the number of bytes. Ctrl-C ends the call.
+pub fn write(py: Python<'_>, file: File, cached: Cached, memory: Memory, offset: u64) -> PyResult<usize> {
+    wait_for_streams(py, [&memory])?;
+    let len_bytes = memory.len_bytes();
+    let written = if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
+        py.detach(|| file.write_all_at(&memory, offset))
+    } else if len_bytes > SHORT_BYTES {
+        transfer::outcome(py, start_write(py, file, memory, offset)?)?.map(drop)
+    } else {
+        interrupts::run(py, move || (file.write_all_at(&memory, offset), memory))?.0
+    };
+    written.map(|()| len_bytes).map_err(|error| exception(py, &error))
+}
+
+/// Starts a read.
+pub fn start_read(py: Python<'_>, file: File, memory: Memory, offset: u64) -> PyResult<Transfer> {
+    wait_for_streams(py, [&memory])?;
+    transfer::start(py, 0, move || Transfer::new(file.read_at_async(memory, offset)))
+}
+
+/// Starts a write.
+pub fn start_write(py: Python<'_>, file: File, memory: Memory, offset: u64) -> PyResult<Transfer> {
+    wait_for_streams(py, [&memory])?;
+    let written_bytes = memory.len_bytes();
+    transfer::start(py, written_bytes, move || Transfer::new(file.write_all_at_async(memory, offset)))
+}
