@@ -51,7 +51,7 @@ pub fn duplicate(number: RawFd) -> Result<(OwnedFd, &'static str), i32> {
     // SAFETY: the call takes integers, and cannot fail for an open descriptor.
     let mode = match unsafe { libc::fcntl(duplicate, libc::F_GETFL) } & libc::O_ACCMODE {
         libc::O_RDONLY => "r",
-        libc::O_WRONLY => "a",
+        libc::O_WRONLY => "w",
         _ => "r+",
     };
     let file = fs::File::from(fd);
@@ -68,13 +68,17 @@ pub fn options(mode: &str) -> PyResult<OpenOptions> {
         "r+" => options.read(true).write(true),
         "w" => options.write(true).create(true).truncate(true),
         "w+" => options.read(true).write(true).create(true).truncate(true),
-        "a" => options.write(true).create(true),
-        "a+" => options.read(true).write(true).create(true),
         "x" => options.write(true).create_new(true),
         "x+" => options.read(true).write(true).create_new(true),
+        "a" | "a+" => {
+            return Err(PyValueError::new_err(format!(
+                "{mode:?} appends, but each write here has its own offset: use \"r+\", and write at file.size(); \"x\" \
+                 makes a file that does not exist"
+            )));
+        }
         _ => {
             return Err(PyValueError::new_err(format!(
-                "{mode:?} is no mode: use \"r\", \"r+\", \"w\", \"w+\", \"a\", \"a+\", \"x\" or \"x+\""
+                "{mode:?} is no mode: use \"r\", \"r+\", \"w\", \"w+\", \"x\" or \"x+\""
             )));
         }
     };

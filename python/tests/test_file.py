@@ -45,15 +45,24 @@ def test_written_bytes_are_in_the_file(tmp_path, content, device_array):
 def test_modes_are_those_of_open(path, content):
     with gpufile.File(path, "r+b") as file:
         file.write_from(b"x", 1)
-    with gpufile.File(path, "a") as file:
-        file.write_from(b"y", 2)
-    assert path.read_bytes() == content[:1] + b"xy" + content[3:]
+    assert path.read_bytes() == content[:1] + b"x" + content[2:]
     with pytest.raises(FileExistsError):
         gpufile.File(path, "x")
     with gpufile.File(path, "w"):
         assert path.stat().st_size == 0
     with pytest.raises(ValueError, match="rw"):
         gpufile.File(path, "rw")
+
+
+def test_modes_that_append_are_refused(path, content):
+    for mode in ("a", "ab", "a+", "a+b"):
+        with pytest.raises(ValueError, match="appends, but each write here has its own offset"):
+            gpufile.File(path, mode)
+        with pytest.raises(ValueError, match="appends"):
+            gpufile.File(path.with_name("none"), mode)
+    with pytest.raises(OSError), open(path, "ab") as appending:
+        gpufile.File.from_fd(appending)
+    assert path.read_bytes() == content and not path.with_name("none").exists()
 
 
 def test_descriptors_stay_the_callers(path, content):
@@ -64,7 +73,7 @@ def test_descriptors_stay_the_callers(path, content):
             assert file.read_into(buffer, 5) == 10 and buffer == content[5:15] and lent.tell() == 0
             file.write_from(b"xyz", 3)
         assert lent.read(6) == content[:3] + b"xyz"
-    for access, mode in ((os.O_RDONLY, "r"), (os.O_WRONLY, "a")):
+    for access, mode in ((os.O_RDONLY, "r"), (os.O_WRONLY, "w")):
         descriptor = os.open(path, access)
         file = gpufile.File.from_fd(descriptor, engine=gpufile.Engine(threads=1))
         os.close(descriptor)
