@@ -4,13 +4,15 @@ use gpufile::{DirectIo, EngineBuilder, RoutePolicy};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::release::Detached;
+
 /// Settings and worker threads for files.
 ///
 /// An argument that is left out follows its environment variable, or its default. Files without an engine use that of the
 /// process, ``Engine.default()``. Lengths are in bytes. A number beyond its limits is a ``ValueError``: ``threads`` is 1 to
 /// 1024, ``bounce_buffer_bytes`` 1 to 1 GiB, and ``chunk_bytes`` and ``bounce_memory_bytes`` at least 1.
 #[pyclass(frozen, module = "gpufile")]
-pub struct Engine(pub gpufile::Engine);
+pub struct Engine(pub Detached<gpufile::Engine>);
 
 /// The words for policies, and for the uses of `O_DIRECT`.
 const POLICIES: [(&str, RoutePolicy); 3] =
@@ -78,7 +80,8 @@ impl Engine {
         let builder = given(builder, direct_write.map(direct).transpose()?, EngineBuilder::direct_write);
         let builder = given(builder, overread, EngineBuilder::overread);
         let builder = given(builder, pool_per_block_device, EngineBuilder::pool_per_block_device);
-        builder.try_build().map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
+        let built = builder.try_build().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Self(Detached::new(built)))
     }
 
     /// Returns the engine of the process.
@@ -86,7 +89,10 @@ impl Engine {
     #[pyo3(name = "default")]
     fn of_process() -> PyResult<Self> {
         let engine = gpufile::Engine::try_global();
-        engine.cloned().map(Self).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+        engine
+            .cloned()
+            .map(|engine| Self(Detached::new(engine)))
+            .map_err(|error| PyRuntimeError::new_err(error.to_string()))
     }
 
     /// Frees memory that the engine keeps for later transfers, and returns the number of bytes.

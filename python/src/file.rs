@@ -5,31 +5,32 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-use gpufile::IoBuf;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use crate::cached::Cached;
 use crate::engine::Engine;
 use crate::error::{closed, exception, os_error};
 use crate::future::Future;
-use crate::memory::{Access, Memory, wait_for_streams};
+use crate::memory::{Access, Memory};
 use crate::opening::{check_kind, duplicate, options, path_of, with_engine};
+use crate::release::Detached;
 use crate::route::Route;
-use crate::transfer::{self, OnStream, Transfer};
-use crate::{many, stream};
-
-/// The longest transfer that a call makes without a look for signals. Shorter ones start faster so.
-const UNINTERRUPTED_BYTES: usize = 16 << 20;
+use crate::transfer::{OnStream, Transfer};
+use crate::{interrupts, many, single, stream};
 
 /// An open file, whose bytes go to and from host and GPU memory.
 ///
 /// Reads and writes are positional, so threads can share a file. A buffer is any object with contiguous memory: by the
 /// buffer protocol, ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``. Leave a buffer alone
 /// while a transfer uses it. Offsets and lengths are in bytes.
+///
+/// Ctrl-C ends a call at once. The transfer ends soon after it, and uses the buffer until then.
 #[pyclass(frozen, module = "gpufile")]
 pub struct File {
     /// `None` after `close`.
-    file: RwLock<Option<gpufile::File>>,
+    file: RwLock<Option<Detached<gpufile::File>>>,
+    cached: Cached,
     path: PathBuf,
     mode: String,
 }
@@ -40,45 +41,26 @@ impl File {
     /// # Errors
     /// `ValueError` after `close`.
     pub fn get(&self) -> PyResult<gpufile::File> {
-        self.file.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(closed)
+        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        file.as_deref().cloned().ok_or_else(closed)
     }
 
-    fn many(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>, access: Access) -> PyResult<usize> {
-        let file = self.get()?;
-        let requests = many::requests(&file, buffers, offsets, access)?;
-        transfer::complete(buffers.py(), || many::start(file.engine(), requests, access))
+    fn new_like(&self, file: gpufile::File) -> Self {
+        Self::of(file, self.path.clone(), self.mode.clone())
     }
 
-    fn many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>, access: Access) -> PyResult<Future> {
-        let file = self.get()?;
-        let requests = many::requests(&file, buffers, offsets, access)?;
-        future(buffers.py(), || many::start(file.engine(), requests, access))
+    fn of(file: gpufile::File, path: PathBuf, mode: String) -> Self {
+        let cached = Cached::of(&file);
+        Self { file: RwLock::new(Some(Detached::new(file))), cached, path, mode }
     }
-}
-
-/// Starts a read.
-fn read(file: &gpufile::File, memory: Memory, offset: u64) -> gpufile::Result<Transfer> {
-    wait_for_streams([&memory])?;
-    Ok(Transfer::new(file.read_at_async(memory, offset)))
-}
-
-/// Starts a write.
-fn write(file: &gpufile::File, memory: Memory, offset: u64) -> gpufile::Result<Transfer> {
-    wait_for_streams([&memory])?;
-    Ok(Transfer::new(file.write_all_at_async(memory, offset)))
-}
-
-/// Starts a transfer without Python's lock, and returns the future.
-fn future(py: Python<'_>, start: impl FnOnce() -> gpufile::Result<Transfer> + Send) -> PyResult<Future> {
-    py.detach(start).map(Future::new).map_err(|error| exception(py, &error))
 }
 
 #[pymethods]
 impl File {
     /// Opens a file.
     ///
-    /// The modes are those of Python's ``open``, always for bytes. ``"a"`` opens a file for writing and keeps its
-    /// bytes; the offset of each write is its own.
+    /// The modes are those of Python's ``open``, always for bytes, except ``"a"``: each write has its own offset, so
+    /// none appends.
     #[new]
     #[pyo3(signature = (path, mode = "r", *, engine = None))]
     fn new(path: &Bound<'_, PyAny>, mode: &str, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
@@ -86,7 +68,7 @@ impl File {
         py.detach(|| check_kind(&path)).map_err(|errno| os_error(py, errno, &path))?;
         let options = with_engine(options(mode)?, engine);
         let file = py.detach(|| options.open(&path)).map_err(|error| exception(py, &error))?;
-        Ok(Self { file: RwLock::new(Some(file)), path, mode: mode.to_owned() })
+        Ok(Self::of(file, path, mode.to_owned()))
     }
 
     /// Returns a file for a descriptor, or for an object with ``fileno``. The descriptor stays the caller's, who may close it
@@ -104,7 +86,7 @@ impl File {
         let options = with_engine(gpufile::File::options(), engine);
         let file = py.detach(|| options.open_fd(fd)).map_err(|error| exception(py, &error))?;
         let path = file.path().to_owned();
-        Ok(Self { file: RwLock::new(Some(file)), path, mode: mode.to_owned() })
+        Ok(Self::of(file, path, mode.to_owned()))
     }
 
     /// Reads from ``offset`` into the buffer, and returns the number of bytes.
@@ -118,16 +100,9 @@ impl File {
         length: Option<usize>,
         buffer_offset: usize,
     ) -> PyResult<usize> {
-        let (py, file) = (buffer.py(), self.get()?);
-        let mut memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
-        if memory.len_bytes() > UNINTERRUPTED_BYTES {
-            return transfer::complete(py, || read(&file, memory, offset));
-        }
-        let read = || {
-            wait_for_streams([&memory])?;
-            file.read_at(&mut memory, offset)
-        };
-        py.detach(read).map_err(|error| exception(py, &error))
+        let file = self.get()?;
+        let memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
+        single::read(buffer.py(), file, self.cached, memory, offset)
     }
 
     /// Writes the buffer to ``offset``, and returns the number of bytes.
@@ -139,18 +114,9 @@ impl File {
         length: Option<usize>,
         buffer_offset: usize,
     ) -> PyResult<usize> {
-        let (py, file) = (buffer.py(), self.get()?);
+        let file = self.get()?;
         let memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
-        let len_bytes = memory.len_bytes();
-        if len_bytes > UNINTERRUPTED_BYTES {
-            return transfer::complete(py, || write(&file, memory, offset));
-        }
-        let write = || {
-            wait_for_streams([&memory])?;
-            file.write_all_at(&memory, offset)
-        };
-        py.detach(write).map_err(|error| exception(py, &error))?;
-        Ok(len_bytes)
+        single::write(buffer.py(), file, self.cached, memory, offset)
     }
 
     /// Starts to read as ``read_into``, and returns at once.
@@ -164,7 +130,7 @@ impl File {
     ) -> PyResult<Future> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
-        future(buffer.py(), || read(&file, memory, offset))
+        single::start_read(buffer.py(), file, memory, offset).map(Future::new)
     }
 
     /// Starts to write as ``write_from``, and returns at once.
@@ -178,7 +144,7 @@ impl File {
     ) -> PyResult<Future> {
         let file = self.get()?;
         let memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
-        future(buffer.py(), || write(&file, memory, offset))
+        single::start_write(buffer.py(), file, memory, offset).map(Future::new)
     }
 
     /// Reads as ``read_into`` after the work that was submitted to the stream. Later work of the stream waits for the read.
@@ -197,8 +163,8 @@ impl File {
         let file = self.get()?;
         let mut memory = Memory::of(buffer, Access::Write)?.part(buffer_offset, length)?;
         let stream = stream::of(stream, &mut memory)?;
-        let start = || Ok(Transfer::new(OnStream(Some(file.read_at_on_stream(&stream, memory, offset)))));
-        future(buffer.py(), start)
+        let start = move || file.read_at_on_stream(&stream, memory, offset);
+        Ok(Future::new(Transfer::new(OnStream(Some(buffer.py().detach(start))))))
     }
 
     /// Writes as ``write_from`` after the work that was submitted to the stream. Later work of the stream waits for the
@@ -215,23 +181,22 @@ impl File {
         let file = self.get()?;
         let mut memory = Memory::of(buffer, Access::Read)?.part(buffer_offset, length)?;
         let stream = stream::of(stream, &mut memory)?;
-        let start =
-            || Ok(Transfer::new(OnStream(Some(file.write_all_at_on_stream(&stream, memory, offset)))));
-        future(buffer.py(), start)
+        let start = move || file.write_all_at_on_stream(&stream, memory, offset);
+        Ok(Future::new(Transfer::new(OnStream(Some(buffer.py().detach(start))))))
     }
 
     /// Fills each buffer from its offset, in one call that is much faster than many. Returns the number of bytes.
     ///
     /// Raises ``TransferError`` with the ``entry`` that failed. A file that ends within an entry is a failure.
     fn read_many(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<usize> {
-        self.many(buffers, offsets, Access::Write)
+        many::complete(self.get()?, buffers, offsets, Access::Write)
     }
 
     /// Writes each buffer to its offset, in one call that is much faster than many. Returns the number of bytes.
     ///
     /// Raises ``TransferError`` with the ``entry`` that failed.
     fn write_many(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<usize> {
-        self.many(buffers, offsets, Access::Read)
+        many::complete(self.get()?, buffers, offsets, Access::Read)
     }
 
     /// Reads as ``read_many``, and returns the outcome of each entry: the number of bytes, or the exception.
@@ -242,9 +207,7 @@ impl File {
         buffers: &Bound<'py, PyAny>,
         offsets: Vec<u64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let file = self.get()?;
-        let requests = many::requests(&file, buffers, offsets, Access::Write)?;
-        many::each(buffers.py(), file.engine(), requests, Access::Write)
+        many::each(self.get()?, buffers, offsets, Access::Write)
     }
 
     /// Writes as ``write_many``, and returns the outcome of each entry: the number of bytes, or the exception.
@@ -253,33 +216,29 @@ impl File {
         buffers: &Bound<'py, PyAny>,
         offsets: Vec<u64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let file = self.get()?;
-        let requests = many::requests(&file, buffers, offsets, Access::Read)?;
-        many::each(buffers.py(), file.engine(), requests, Access::Read)
+        many::each(self.get()?, buffers, offsets, Access::Read)
     }
 
     /// Starts to read as ``read_many``, and returns at once.
     fn read_many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<Future> {
-        self.many_async(buffers, offsets, Access::Write)
+        many::start(self.get()?, buffers, offsets, Access::Write).map(Future::new)
     }
 
     /// Starts to write as ``write_many``, and returns at once.
     fn write_many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<Future> {
-        self.many_async(buffers, offsets, Access::Read)
+        many::start(self.get()?, buffers, offsets, Access::Read).map(Future::new)
     }
 
     /// Returns the same open file for transfers in chunks of another length.
     fn with_chunk_bytes(&self, chunk_bytes: usize) -> PyResult<Self> {
-        let other = self.get()?.with_chunk_bytes(chunk_bytes);
-        Ok(Self { file: RwLock::new(Some(other)), path: self.path.clone(), mode: self.mode.clone() })
+        Ok(self.new_like(self.get()?.with_chunk_bytes(chunk_bytes)))
     }
 
     /// Returns the same open file for transfers by another engine.
     fn with_engine(&self, py: Python<'_>, engine: &Bound<'_, Engine>) -> PyResult<Self> {
         let (file, engine) = (self.get()?, &engine.get().0);
         let other = py.detach(|| gpufile::File::options().engine(engine).open_borrowed_fd(&file));
-        let other = other.map_err(|error| exception(py, &error))?;
-        Ok(Self { file: RwLock::new(Some(other)), path: self.path.clone(), mode: self.mode.clone() })
+        other.map(|other| self.new_like(other)).map_err(|error| exception(py, &error))
     }
 
     /// Returns the route between the file and GPU memory, with the reasons against better ones.
@@ -303,7 +262,7 @@ impl File {
     /// Waits until the bytes of the file are durable.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         let file = self.get()?;
-        py.detach(|| file.sync_all()).map_err(|error| exception(py, &error))
+        interrupts::run(py, move || file.sync_all())?.map_err(|error| exception(py, &error))
     }
 
     /// Returns the descriptor of the file, which stays the file's.
@@ -312,9 +271,10 @@ impl File {
     }
 
     /// Closes the file. Transfers in flight keep it open until they end.
-    fn close(&self, py: Python<'_>) {
+    fn close(&self) {
         let file = self.file.write().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(file));
+        // Not under the lock.
+        drop(file);
     }
 
     /// True after ``close``.
@@ -341,8 +301,8 @@ impl File {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
-        self.close(py);
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
+        self.close();
     }
 
     fn __repr__(&self) -> String {

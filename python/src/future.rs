@@ -1,17 +1,19 @@
 //! The class `Future`.
 
 use std::mem;
-use std::process;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
 use std::time::{Duration, Instant};
 
+use cufile::fork::Generation;
 use gpufile::Error;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::error::exception;
-use crate::transfer::{Pause, Transfer};
+use crate::interrupts;
+use crate::transfer::{Ended, Progress, Transfer};
 use crate::watch::Watch;
 
 /// A transfer in flight. It holds the buffers until it has ended and ``done``, ``result`` or ``await`` has seen that.
@@ -20,9 +22,16 @@ use crate::watch::Watch;
 /// read ends soon. Only a stream-ordered transfer is waited for, at most 30 seconds.
 #[pyclass(frozen, module = "gpufile", weakref)]
 pub struct Future {
-    state: Mutex<State>,
+    shared: Arc<Shared>,
     /// The process that started the transfer.
-    process: u32,
+    generation: Generation,
+}
+
+/// What the thread that ends a transfer early shares with the future.
+struct Shared {
+    /// No thread holds this while it waits for a transfer or for Python's lock, or while it drops buffers.
+    state: Mutex<State>,
+    progress: Arc<Progress>,
 }
 
 enum State {
@@ -32,38 +41,87 @@ enum State {
     Ended(Result<usize, Arc<Error>>),
 }
 
-impl Future {
-    pub fn new(transfer: Transfer) -> Self {
-        Self { state: Mutex::new(State::InFlight(transfer)), process: process::id() }
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a function on the state, after a look at the transfer.
+    /// Ends a transfer early, which was taken from here.
+    fn end(&self, transfer: Transfer) {
+        let Ended { outcome, owned } = transfer.cancel();
+        *self.lock() = State::Ended(outcome.map_err(Arc::new));
+        self.progress.clone().wake();
+        drop(owned);
+    }
+}
+
+impl Future {
+    pub fn new(transfer: Transfer) -> Self {
+        let progress = transfer.progress().clone();
+        let shared = Arc::new(Shared { state: Mutex::new(State::InFlight(transfer)), progress });
+        Self { shared, generation: Generation::current() }
+    }
+
+    /// Runs a function on the state, after a look at the transfer. The function runs no code of Python.
     ///
     /// # Errors
     /// `RuntimeError` in a forked child, which has no workers for the transfer.
     fn with<T>(&self, py: Python<'_>, look: impl FnOnce(&mut State) -> T) -> PyResult<T> {
-        if self.process != process::id() {
+        if !self.generation.is_current() {
             return Err(PyRuntimeError::new_err("the transfer belongs to the process that forked this one"));
         }
-        // No thread holds the lock while it waits for a transfer or for Python's lock.
-        let mut state = self.state.lock_py_attached(py).unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut state = self.shared.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let mut ended = None;
         if let State::InFlight(transfer) = &mut *state
-            && let Some(outcome) = transfer.poll()
+            && let Some(Ended { outcome, owned }) = transfer.poll()
         {
-            *state = State::Ended(outcome.map_err(Arc::new));
+            ended = Some((owned, mem::replace(&mut *state, State::Ended(outcome.map_err(Arc::new)))));
         }
-        Ok(look(&mut state))
+        let looked = look(&mut state);
+        drop(state);
+        // The objects of the buffers may ask this future.
+        drop(ended);
+        Ok(looked)
+    }
+
+    /// Waits until `look` returns something, or until the deadline.
+    ///
+    /// # Errors
+    /// As [`with`](Self::with); the exception of a signal's handler; `TimeoutError`.
+    fn wait<T>(
+        &self,
+        py: Python<'_>,
+        deadline: Option<Instant>,
+        look: impl Fn(&State) -> Option<T>,
+    ) -> PyResult<T> {
+        loop {
+            let looked = self.with(py, |state| match look(state) {
+                Some(value) => Ok(value),
+                None if let State::InFlight(transfer) = state => Err(transfer.between_looks()),
+                None => Err(interrupts::BETWEEN_SIGNALS),
+            })?;
+            let limit = match looked {
+                Ok(value) => return Ok(value),
+                Err(limit) => limit,
+            };
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(PyTimeoutError::new_err("the transfer is still in flight"));
+            }
+            py.detach(|| self.shared.progress.wait(limit.min(left.unwrap_or(limit))));
+            py.check_signals()?;
+        }
     }
 }
 
 impl Drop for Future {
     /// Waits for a stream-ordered transfer without Python's lock, which the stream's work before it may need.
     fn drop(&mut self) {
-        let state = mem::replace(&mut self.state, Mutex::new(State::Ending));
-        if self.process != process::id() {
+        if !self.generation.is_current() {
             // The transfer and its buffers stay the parent's.
-            return mem::forget(state);
+            return mem::forget(self.shared.clone());
         }
+        let state = mem::replace(&mut *self.shared.lock(), State::Ending);
         // Without an interpreter, there is no lock to release.
         let mut state = Some(state);
         Python::try_attach(|py| py.detach(|| drop(state.take())));
@@ -81,23 +139,11 @@ impl Future {
         let limit = timeout.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)));
         let limit = limit.transpose().map_err(|error| PyValueError::new_err(error.to_string()))?;
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        loop {
-            let pause = self.with(py, |state| match state {
-                State::Ended(outcome) => Err(outcome.clone()),
-                State::InFlight(transfer) => Ok(transfer.pause()),
-                State::Ending => Ok(Pause::short()),
-            })?;
-            let pause = match pause {
-                Ok(pause) => pause,
-                Err(outcome) => return outcome.map_err(|error| exception(py, &error)),
-            };
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return Err(PyTimeoutError::new_err("the transfer is still in flight"));
-            }
-            py.detach(|| pause.wait(left.unwrap_or(Duration::MAX)));
-            py.check_signals()?;
-        }
+        let outcome = self.wait(py, deadline, |state| match state {
+            State::Ended(outcome) => Some(outcome.clone()),
+            State::InFlight(_) | State::Ending => None,
+        })?;
+        outcome.map_err(|error| exception(py, &error))
     }
 
     /// Waits for the end, as ``result`` without a timeout.
@@ -110,10 +156,11 @@ impl Future {
         self.with(py, |state| matches!(state, State::Ended(_)))
     }
 
-    /// Ends the transfer early, and waits for the chunks that were begun.
+    /// Ends the transfer early, and waits for the chunks and copies that were begun, however long they take.
     ///
     /// ``result`` then returns the number of bytes that were transferred from the start, or raises ``TransferError``
     /// with the errno ``ECANCELED`` for a list. A stream-ordered transfer cannot end early: the call waits for it.
+    /// Ctrl-C ends the wait. To end a read without a wait, drop the future.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let transfer = self.with(py, |state| match mem::replace(state, State::Ending) {
             State::InFlight(transfer) => Some(transfer),
@@ -123,12 +170,10 @@ impl Future {
             }
         })?;
         if let Some(transfer) = transfer {
-            let waker = transfer.waker();
-            let outcome = py.detach(|| transfer.cancel());
-            self.with(py, |state| *state = State::Ended(outcome.map_err(Arc::new)))?;
-            waker.wake();
+            let shared = self.shared.clone();
+            interrupts::run(py, move || shared.end(transfer))?;
         }
-        Ok(())
+        self.wait(py, None, |state| matches!(state, State::Ended(_)).then_some(()))
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {

@@ -1,23 +1,29 @@
 //! The module `gpufile._gpufile`: files and memory for the Python package `gpufile`.
 //!
 //! `memory` turns Python objects into memory, `stream` into streams, and `error` turns errors into exceptions. `file` has
-//! the class `File`, with the lists in `many`. `transfer` waits for what is in flight, for `File` and for `Future`, and `watch` tells event loops
-//! of ends.
-//! `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
+//! the class `File`, `single` and `many` its transfers, and `cached` the reads that never wait. `transfer` waits for what is in
+//! flight, for `File` and for `Future`, and `watch` tells event loops of ends. `interrupts` has the waits that Ctrl-C ends, and
+//! `release` the end of references to objects.
+//! `lock` is for models that several threads use. `driver` and `page_cache` are for `gpufile.kvikio`, `safetensors` has the headers and the groups of models. The public
 //! names are those of the package, in `python/gpufile`.
 
+mod cached;
 mod check;
 mod driver;
 mod engine;
 mod error;
 mod file;
 mod future;
+mod interrupts;
+mod lock;
 mod many;
 mod memory;
 mod opening;
 mod page_cache;
+mod release;
 mod route;
 mod safetensors;
+mod single;
 mod stream;
 mod transfer;
 mod watch;
@@ -27,6 +33,8 @@ use pyo3::prelude::*;
 /// The native part of gpufile. Import `gpufile` instead.
 #[pymodule]
 mod _gpufile {
+    use super::*;
+
     #[pymodule_export]
     use crate::check::main;
     #[pymodule_export]
@@ -40,6 +48,8 @@ mod _gpufile {
     #[pymodule_export]
     use crate::future::Future;
     #[pymodule_export]
+    use crate::lock::Lock;
+    #[pymodule_export]
     use crate::memory::{deregister, memory_of, register};
     #[pymodule_export]
     use crate::page_cache::page_cache_residency;
@@ -51,4 +61,10 @@ mod _gpufile {
     };
     #[pymodule_export]
     use crate::watch::Watch;
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::interrupts::is_first_process();
+        Ok(())
+    }
 }

@@ -10,6 +10,7 @@ use pyo3::types::PyList;
 use crate::error::exception;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::transfer::{self, Transfer};
+use crate::{interrupts, single};
 
 /// Bytes of the first step of a list with an outcome for each entry. Signals are seen between steps.
 const FIRST_STEP_BYTES: usize = 16 << 20;
@@ -18,11 +19,12 @@ const LONGEST_STEP_BYTES: usize = 1 << 30;
 /// A step that takes less time is followed by a longer one.
 const SHORT: Duration = Duration::from_millis(50);
 
-/// Returns the entries of a list: each buffer with its offset.
+/// Returns the entries of a list: each buffer with its offset. Waits for the streams of the buffers.
 ///
 /// # Errors
-/// `ValueError` if there are more buffers than offsets, or fewer; the errors of [`Memory::of`].
-pub fn requests(
+/// `ValueError` if there are more buffers than offsets, or fewer; the errors of [`Memory::of`] and of
+/// [`wait_for_streams`].
+fn requests(
     file: &File,
     buffers: &Bound<'_, PyAny>,
     offsets: Vec<u64>,
@@ -34,43 +36,62 @@ pub fn requests(
         let (buffers, offsets) = (memories.len(), offsets.len());
         return Err(PyValueError::new_err(format!("there are {buffers} buffers and {offsets} offsets")));
     }
+    wait_for_streams(buffers.py(), &memories)?;
     let request = |(buffer, offset)| OwnedRequest { file: file.clone(), offset, buffer };
     Ok(memories.into_iter().zip(offsets).map(request).collect())
 }
 
 /// Starts to transfer a list.
 pub fn start(
-    engine: &Engine,
-    requests: Vec<OwnedRequest<Memory>>,
+    file: File,
+    buffers: &Bound<'_, PyAny>,
+    offsets: Vec<u64>,
     access: Access,
-) -> gpufile::Result<Transfer> {
-    wait_for_streams(requests.iter().map(|request| &request.buffer))?;
-    Ok(match access {
-        Access::Write => Transfer::new(engine.read_many_async(requests)),
-        Access::Read => Transfer::new(engine.write_many_async(requests)),
+) -> PyResult<Transfer> {
+    let (py, requests) = (buffers.py(), requests(&file, buffers, offsets, access)?);
+    let lengths = requests.iter().map(|request| request.buffer.len_bytes());
+    let written_bytes = if access == Access::Read { lengths.fold(0, usize::saturating_add) } else { 0 };
+    transfer::start(py, written_bytes, move || match access {
+        Access::Write => Transfer::new(file.engine().read_many_async(requests)),
+        Access::Read => Transfer::new(file.engine().write_many_async(requests)),
     })
+}
+
+/// Transfers a list, and returns the number of bytes. Ctrl-C ends the call.
+pub fn complete(
+    file: File,
+    buffers: &Bound<'_, PyAny>,
+    offsets: Vec<u64>,
+    access: Access,
+) -> PyResult<usize> {
+    transfer::complete(buffers.py(), start(file, buffers, offsets, access)?)
 }
 
 /// Transfers a list, and returns a list of outcomes: the number of bytes, or the exception.
 ///
 /// # Errors
-/// The exception of a signal's handler. Entries that were not begun are not transferred then.
+/// The exception of a signal's handler. Entries that were not begun are not transferred then. Another thread waits for
+/// the others, and keeps their buffers.
 pub fn each<'py>(
-    py: Python<'py>,
-    engine: &Engine,
-    mut requests: Vec<OwnedRequest<Memory>>,
+    file: File,
+    buffers: &Bound<'py, PyAny>,
+    offsets: Vec<u64>,
     access: Access,
 ) -> PyResult<Bound<'py, PyList>> {
+    let py = buffers.py();
+    let mut requests = requests(&file, buffers, offsets, access)?;
     let outcomes = PyList::empty(py);
-    py.detach(|| wait_for_streams(requests.iter().map(|request| &request.buffer)))
-        .map_err(|error| crate::error::cuda_exception(py, error))?;
     let mut step_bytes = FIRST_STEP_BYTES;
     while !requests.is_empty() {
         let behind = requests.split_off(step_len(&requests, step_bytes));
         let start = Instant::now();
-        let ended = match requests.pop_if(|request| request.buffer.len_bytes() > step_bytes) {
-            Some(long) => vec![transfer::outcome(py, || alone(long, access))?],
-            None => py.detach(|| step_outcomes(engine, &mut requests, access)),
+        let (ended, _owned) = match requests.pop_if(|request| request.buffer.len_bytes() > step_bytes) {
+            Some(long) => (vec![transfer::outcome(py, alone(py, long, access)?)?], Vec::new()),
+            None => {
+                let engine = file.engine().clone();
+                let step = move || (step_outcomes(&engine, &mut requests, access), requests);
+                interrupts::run(py, step)?
+            }
         };
         for outcome in ended {
             match outcome {
@@ -87,13 +108,13 @@ pub fn each<'py>(
     Ok(outcomes)
 }
 
-/// Starts the transfer of an entry that is longer than a step. It ends early if a signal comes.
-fn alone(request: OwnedRequest<Memory>, access: Access) -> gpufile::Result<Transfer> {
+/// Starts the transfer of an entry that is longer than a step.
+fn alone(py: Python<'_>, request: OwnedRequest<Memory>, access: Access) -> PyResult<Transfer> {
     let OwnedRequest { file, offset, buffer } = request;
-    Ok(Transfer::new(match access {
-        Access::Write => file.read_at_async(buffer, offset),
-        Access::Read => file.write_all_at_async(buffer, offset),
-    }))
+    match access {
+        Access::Write => single::start_read(py, file, buffer, offset),
+        Access::Read => single::start_write(py, file, buffer, offset),
+    }
 }
 
 /// Returns the number of entries that make up the next step: so many bytes, or one entry.

@@ -12,6 +12,8 @@ mod registered;
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cufile::cuda::sys::driver::{CUcontext, CUpointer_attribute};
 use cufile::cuda::sys::runtime::{cudaMemoryType, cudaPointerAttributes, cudaStream_t};
@@ -22,6 +24,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::error::cuda_exception;
+use crate::interrupts::{self, BETWEEN_SIGNALS};
+use crate::release::Reference;
 
 use export::Export;
 use registered::Registration;
@@ -57,15 +61,12 @@ enum Owner {
     Object { _object: Held },
 }
 
-/// A reference to an object, which the thread that drops it releases at once.
+/// A reference to an object.
 struct Held(Option<Py<PyAny>>);
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut object = self.0.take();
-        // pyo3 would release it at some later call otherwise. Without an interpreter, nothing is left to release.
-        Python::try_attach(|_| drop(object.take()));
-        std::mem::forget(object);
+        self.0.take().map(Reference::Object).into_iter().for_each(Reference::release);
     }
 }
 
@@ -149,6 +150,11 @@ impl Memory {
             true => Place::of(py, address)?,
             false => Place::Host,
         };
+        if len_bytes > 0 && !place.has(address, len_bytes) {
+            return Err(PyValueError::new_err(format!(
+                "the array claims {len_bytes} bytes at {address:#x}, and the memory there is shorter"
+            )));
+        }
         let registration = match &place {
             Place::Host => None,
             Place::Device { .. } => registered::covering(address, len_bytes),
@@ -195,11 +201,14 @@ impl Memory {
     }
 }
 
-/// Waits until the streams that objects named for their memory have done their work so far. Call this without the GIL.
+/// Waits until the streams that objects named for their memory have done their work so far.
+///
+/// The calling thread waits itself, because the null stream of a thread is another stream on each. The main thread looks
+/// at the stream again and again, and for signals.
 ///
 /// # Errors
-/// CUDA's error, which may be the failure of earlier work.
-pub fn wait_for_streams<'a>(memories: impl IntoIterator<Item = &'a Memory>) -> cufile::Result<()> {
+/// CUDA's error, which may be the failure of earlier work; the exception of a signal's handler.
+pub fn wait_for_streams<'a>(py: Python<'_>, memories: impl IntoIterator<Item = &'a Memory>) -> PyResult<()> {
     let mut last = None;
     for memory in memories {
         let (Some(device), Some(stream)) = (memory.device(), memory.stream) else { continue };
@@ -211,12 +220,62 @@ pub fn wait_for_streams<'a>(memories: impl IntoIterator<Item = &'a Memory>) -> c
         let raw: cudaStream_t = std::ptr::without_provenance_mut(stream);
         // SAFETY: the object named this stream for those that use its memory, and the caller holds the object. CUDA
         // accepts its reserved handles here.
-        unsafe { Stream::from_raw(device, raw) }.synchronize()?;
+        let stream = unsafe { Stream::from_raw(device, raw) };
+        match interrupts::is_main_thread(py) {
+            true => wait_by_looking(py, &stream)?,
+            false => py.detach(|| stream.synchronize()).map_err(|error| cuda_exception(py, error))?,
+        }
     }
     Ok(())
 }
 
+/// Waits for a stream. A signal whose handler raises ends the wait.
+fn wait_by_looking(py: Python<'_>, stream: &Stream) -> PyResult<()> {
+    /// The first and the longest time between two looks at the stream.
+    const SHORTEST: Duration = Duration::from_micros(10);
+    const LONGEST: Duration = Duration::from_millis(1);
+    loop {
+        let look = || {
+            let (start, mut pause) = (Instant::now(), SHORTEST);
+            while !stream.is_idle()? {
+                if start.elapsed() > BETWEEN_SIGNALS {
+                    return Ok(false);
+                }
+                thread::sleep(pause);
+                pause = (pause * 2).min(LONGEST);
+            }
+            Ok(true)
+        };
+        if py.detach(look).map_err(|error| cuda_exception(py, error))? {
+            return Ok(());
+        }
+        py.check_signals()?;
+    }
+}
+
 impl Place {
+    /// Returns whether the bytes that an object claims are allocated. For the host, looks at the first and the last only.
+    fn has(&self, address: usize, len_bytes: usize) -> bool {
+        let end = address.checked_add(len_bytes).filter(|_| isize::try_from(len_bytes).is_ok());
+        match (self, end) {
+            (_, None) => false,
+            (Self::Host, Some(end)) => is_mapped(address) && is_mapped(end - 1),
+            (Self::Device { device, .. }, Some(end)) => {
+                // CUDA knows no allocation of memory of pools.
+                let Some(first) = registered::allocation(device, address) else { return true };
+                let mut at = first.end;
+                // Memory that was mapped by parts has several, which follow each other.
+                while at < end {
+                    match registered::allocation(device, at) {
+                        Some(next) if next.end > at => at = next.end,
+                        _ => return false,
+                    }
+                }
+                true
+            }
+        }
+    }
+
     /// Finds the place of an address that an object declares as memory of a GPU.
     fn of(py: Python<'_>, address: usize) -> PyResult<Self> {
         let failed = |error| cuda_exception(py, error);
@@ -257,6 +316,16 @@ impl Place {
         };
         Ok(Self::Device { device, context })
     }
+}
+
+/// Returns whether the page of an address of the host is mapped.
+fn is_mapped(address: usize) -> bool {
+    // SAFETY: takes an integer.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    let page = std::ptr::without_provenance_mut(address - address % page_bytes);
+    let mut residency = 0;
+    // SAFETY: `residency` outlives the call, which writes one byte for one page. The call uses no memory at the address.
+    unsafe { libc::mincore(page, 1, &mut residency) == 0 }
 }
 
 // SAFETY: the owner keeps the memory allocated, at one address, until the value is dropped. `Place::of` asked CUDA for

@@ -10,38 +10,44 @@ use gpufile::{IoFuture, StreamIo};
 use pyo3::prelude::*;
 
 use crate::error::exception;
+use crate::interrupts::{self, BETWEEN_SIGNALS};
 use crate::memory::Memory;
 use crate::watch::Ends;
-
-/// The time between two looks for signals. Ctrl-C ends a transfer no earlier.
-const BETWEEN_SIGNALS: Duration = Duration::from_millis(50);
 
 /// The time between two looks at a stream-ordered transfer, which wakes nobody.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 
+/// The end of a transfer.
+pub struct Ended {
+    pub outcome: gpufile::Result<usize>,
+    /// The buffers and files. Whoever drops them holds no lock, because the objects of the buffers may run any code.
+    pub owned: Box<dyn Send>,
+}
+
 /// A transfer in flight, with the buffers that it owns.
 pub trait InFlight: Send {
-    /// Returns the outcome if the transfer has ended. Drops the buffers then. Wakes `waker` at the end otherwise, if
-    /// [`wakes`](Self::wakes) says so. After the outcome, this is not called again.
-    fn poll(&mut self, waker: &Waker) -> Option<gpufile::Result<usize>>;
+    /// Returns the end if the transfer has ended. Wakes `waker` at the end otherwise, if [`wakes`](Self::wakes) says
+    /// so. Drops nothing. After the end, this is not called again.
+    fn poll(&mut self, waker: &Waker) -> Option<Ended>;
 
     /// Ends the transfer early, and waits for the chunks that workers have claimed.
-    fn cancel(self: Box<Self>) -> gpufile::Result<usize>;
+    fn cancel(self: Box<Self>) -> Ended;
 
     /// Returns whether the transfer wakes the waker at its end.
     fn wakes(&self) -> bool;
 }
 
-impl<T: Send> InFlight for IoFuture<T> {
-    fn poll(&mut self, waker: &Waker) -> Option<gpufile::Result<usize>> {
+impl<T: Send + 'static> InFlight for IoFuture<T> {
+    fn poll(&mut self, waker: &Waker) -> Option<Ended> {
         match Pin::new(self).poll(&mut Context::from_waker(waker)) {
-            Poll::Ready((outcome, _buffers)) => Some(outcome),
+            Poll::Ready((outcome, owned)) => Some(Ended { outcome, owned: Box::new(owned) }),
             Poll::Pending => None,
         }
     }
 
-    fn cancel(self: Box<Self>) -> gpufile::Result<usize> {
-        IoFuture::cancel(*self).0
+    fn cancel(self: Box<Self>) -> Ended {
+        let (outcome, owned) = IoFuture::cancel(*self);
+        Ended { outcome, owned: Box::new(owned) }
     }
 
     fn wakes(&self) -> bool {
@@ -49,18 +55,26 @@ impl<T: Send> InFlight for IoFuture<T> {
     }
 }
 
-/// A stream-ordered transfer. `None` after its outcome was returned.
+/// A stream-ordered transfer. `None` after its end was returned.
 pub struct OnStream(pub Option<StreamIo<Memory>>);
 
+impl OnStream {
+    /// Waits for the end.
+    fn end(io: StreamIo<Memory>) -> Ended {
+        let (outcome, memory) = io.wait();
+        Ended { outcome, owned: Box::new(memory) }
+    }
+}
+
 impl InFlight for OnStream {
-    fn poll(&mut self, _waker: &Waker) -> Option<gpufile::Result<usize>> {
-        let io = self.0.take_if(|io| io.is_done())?;
-        Some(io.wait().0)
+    fn poll(&mut self, _waker: &Waker) -> Option<Ended> {
+        self.0.take_if(|io| io.is_done()).map(Self::end)
     }
 
     /// Waits for the end, because the stream cannot leave out its work.
-    fn cancel(mut self: Box<Self>) -> gpufile::Result<usize> {
-        self.0.take().map_or(Ok(0), |io| io.wait().0)
+    fn cancel(mut self: Box<Self>) -> Ended {
+        let nothing = || Ended { outcome: Ok(0), owned: Box::new(()) };
+        self.0.take().map_or_else(nothing, Self::end)
     }
 
     fn wakes(&self) -> bool {
@@ -70,7 +84,7 @@ impl InFlight for OnStream {
 
 /// The end of a transfer, for the threads and event loops that wait for it.
 #[derive(Default)]
-struct Progress {
+pub struct Progress {
     state: Mutex<Woken>,
     condvar: Condvar,
 }
@@ -87,8 +101,8 @@ impl Progress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the transfer wakes, or until some time has passed.
-    fn wait(&self, limit: Duration) {
+    /// Waits until the transfer wakes, or until some time has passed. Call this without Python's lock.
+    pub fn wait(&self, limit: Duration) {
         let wait = self.condvar.wait_timeout_while(self.lock(), limit, |woken| !woken.is_woken);
         let (mut woken, _) = wait.unwrap_or_else(PoisonError::into_inner);
         woken.is_woken = false;
@@ -121,20 +135,24 @@ impl Transfer {
         Self { in_flight: Box::new(in_flight), progress, waker }
     }
 
-    /// Returns the outcome if the transfer has ended. After the outcome, this must not be called again.
-    pub fn poll(&mut self) -> Option<gpufile::Result<usize>> {
+    /// Returns the end if the transfer has ended. After the end, this must not be called again.
+    pub fn poll(&mut self) -> Option<Ended> {
         self.in_flight.poll(&self.waker)
     }
 
     /// Ends the transfer early.
-    pub fn cancel(self) -> gpufile::Result<usize> {
+    pub fn cancel(self) -> Ended {
         self.in_flight.cancel()
     }
 
-    /// Returns a way to wait for the end without a borrow of the transfer.
-    pub fn pause(&self) -> Pause {
-        let longest = if self.in_flight.wakes() { BETWEEN_SIGNALS } else { BETWEEN_LOOKS };
-        Pause { progress: self.progress.clone(), longest }
+    /// Returns what wakes at the end of the transfer.
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// Returns the longest wait before the next look at the transfer.
+    pub fn between_looks(&self) -> Duration {
+        if self.in_flight.wakes() { BETWEEN_SIGNALS } else { BETWEEN_LOOKS }
     }
 
     /// Adds `number` to `ends` at the end of the transfer. Returns false if the transfer does not wake.
@@ -145,28 +163,34 @@ impl Transfer {
         }
         wakes
     }
-
-    /// Returns what wakes the threads and event loops that wait for the transfer.
-    pub fn waker(&self) -> Waker {
-        self.waker.clone()
-    }
 }
 
-/// A wait for a transfer. It ends early for the next look for signals.
-pub struct Pause {
-    progress: Arc<Progress>,
-    longest: Duration,
+/// Starts a transfer without Python's lock. A start that takes long is another thread's, so that Ctrl-C ends the wait: a
+/// write of `written_bytes` allocates the blocks of a file that becomes longer.
+///
+/// # Errors
+/// The exception of a signal's handler. The transfer ends early then.
+pub fn start(
+    py: Python<'_>,
+    written_bytes: usize,
+    start: impl FnOnce() -> Transfer + Send + 'static,
+) -> PyResult<Transfer> {
+    /// The longest write whose blocks are allocated soon enough, at 0.1 s for each GiB.
+    const SOON_BYTES: usize = 1 << 30;
+    // The caller does the work of a forked child, which has no workers.
+    if written_bytes <= SOON_BYTES && interrupts::is_first_process() {
+        return Ok(py.detach(start));
+    }
+    let started = interrupts::run(py, || Unclaimed(Some(start())))?.0.take();
+    Ok(started.expect("a transfer that was started"))
 }
 
-impl Pause {
-    /// Returns a short wait for a transfer that another thread ends.
-    pub fn short() -> Self {
-        Self { progress: Arc::default(), longest: BETWEEN_LOOKS }
-    }
+/// A transfer that ends early if nobody waits for its start any more.
+struct Unclaimed(Option<Transfer>);
 
-    /// Waits until the transfer has ended, or until the limit, or for a short time. Call this without the GIL.
-    pub fn wait(&self, limit: Duration) {
-        self.progress.wait(limit.min(self.longest));
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        drop(self.0.take().map(Transfer::cancel));
     }
 }
 
@@ -174,31 +198,24 @@ impl Pause {
 ///
 /// # Errors
 /// The exception of the handler; the exception for the error of the transfer.
-pub fn complete(py: Python<'_>, start: impl FnOnce() -> gpufile::Result<Transfer> + Send) -> PyResult<usize> {
-    outcome(py, start)?.map_err(|error| exception(py, &error))
+pub fn complete(py: Python<'_>, transfer: Transfer) -> PyResult<usize> {
+    outcome(py, transfer)?.map_err(|error| exception(py, &error))
 }
 
 /// Waits as [`complete`], and returns the outcome.
 ///
 /// # Errors
-/// The exception of the handler.
-pub fn outcome(
-    py: Python<'_>,
-    start: impl FnOnce() -> gpufile::Result<Transfer> + Send,
-) -> PyResult<gpufile::Result<usize>> {
-    let mut transfer = match py.detach(start) {
-        Ok(transfer) => transfer,
-        Err(error) => return Ok(Err(error)),
-    };
+/// The exception of the handler. Workers then begin no more chunks. Another thread waits for those that they have
+/// begun, and keeps the buffers until then.
+pub fn outcome(py: Python<'_>, mut transfer: Transfer) -> PyResult<gpufile::Result<usize>> {
     loop {
-        if let Some(ended) = transfer.poll() {
-            return Ok(ended);
+        if let Some(Ended { outcome, .. }) = transfer.poll() {
+            return Ok(outcome);
         }
-        let pause = transfer.pause();
-        py.detach(|| pause.wait(Duration::MAX));
+        let (progress, limit) = (transfer.progress().clone(), transfer.between_looks());
+        py.detach(|| progress.wait(limit));
         if let Err(raised) = py.check_signals() {
-            // The handler's exception tells why the transfer ended.
-            let _ = py.detach(|| transfer.cancel());
+            interrupts::leave(py, move || drop(transfer.cancel()));
             return Err(raised);
         }
     }

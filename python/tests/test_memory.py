@@ -93,6 +93,50 @@ def test_gpu_arrays_that_cannot_be_filled_are_refused(file, device_array):
         file.read_into(device_array(100, data=(4096, False)))
 
 
+@pytest.mark.parametrize("claimed", [101, 1 << 40, 1 << 50, 1 << 62, (1 << 63) - 1])
+def test_gpu_claims_beyond_the_allocation_are_refused(file, device_array, claimed):
+    array = device_array(100, shape=(claimed,))
+    calls = [file.read_into, file.write_from, file.read_into_async, lambda buffer: file.read_many([buffer], [0])]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"claims {claimed} bytes"):
+            call(array)
+    with pytest.raises(ValueError, match="claims 51 bytes"):
+        file.read_into(device_array(100, shape=(51,), data=(array.address + 50, False)))
+    assert file.read_into(device_array(100, shape=(50,), data=(array.address + 50, False))) == 50
+
+
+@pytest.mark.parametrize("claimed", [1 << 46, 1 << 50, 1 << 62, (1 << 63) - 1])
+def test_host_claims_beyond_memory_are_refused(file, claimed):
+    array = np.zeros(100, np.uint8)
+
+    class Claims:
+        __array_interface__ = array.__array_interface__ | {"shape": (claimed,)}
+
+    for call in (file.read_into, file.write_from, file.read_into_async):
+        with pytest.raises(ValueError, match=f"claims {claimed} bytes"):
+            call(Claims())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"shape": (1 << 40, 1 << 40)},
+        {"typestr": f"<U{1 << 63}", "shape": (1,)},
+        {"typestr": f"|V{(1 << 64) - 1}", "shape": (2,)},
+        {"data": ((1 << 64) - 1, False)},
+        {"data": ((1 << 64) - 50, False)},
+    ],
+)
+def test_claims_that_overflow_are_refused(file, fields):
+    array = np.zeros(100, np.uint8)
+
+    class Claims:
+        __array_interface__ = array.__array_interface__ | fields
+
+    with pytest.raises(ValueError):
+        file.read_into(Claims())
+
+
 def test_gpu_arrays_have_any_shape_and_stream(file, content, device_array):
     array = device_array(96, shape=(2, 3, 4), typestr="<f4", strides=(48, 16, 4), stream=1)
     assert file.read_into(array, 11) == 96

@@ -1,10 +1,10 @@
 """Types of the native module."""
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, type_check_only
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, final, type_check_only
 
 from typing_extensions import Buffer
 
@@ -27,6 +27,7 @@ __all__ = [
     "Engine",
     "File",
     "Future",
+    "Lock",
     "Route",
     "Watch",
     "Checkpoint",
@@ -182,9 +183,17 @@ class Future:
     def result(self, timeout: float | None = None) -> int: ...
     def get(self) -> int: ...
     def done(self) -> bool: ...
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """Ends the transfer early, and waits for the chunks and copies that were begun, however long they take."""
     def _watch(self, watch: Watch, number: int) -> bool: ...
     def __await__(self) -> Generator[Any, None, int]: ...
+
+_T = TypeVar("_T")
+
+@final
+class Lock:
+    def __new__(cls) -> Lock: ...
+    def run(self, function: Callable[[], _T]) -> _T: ...
 
 @final
 class Watch:

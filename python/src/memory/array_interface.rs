@@ -72,6 +72,6 @@ fn item_bytes(typestr: &str) -> PyResult<usize> {
     let unit = if typestr.get(1..2) == Some("U") { 4 } else { 1 };
     let count = digits.and_then(|digits| digits.parse::<usize>().ok());
     count
-        .map(|count| count * unit)
+        .and_then(|count| count.checked_mul(unit))
         .ok_or_else(|| PyValueError::new_err(format!("{typestr:?} is no type of an array")))
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_void};
 
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use pyo3::{ffi, intern};
@@ -96,7 +96,9 @@ pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Opt
     if access == Access::Write && flags & FLAG_READ_ONLY != 0 {
         return Err(read_only());
     }
-    let address = tensor.data.addr() + tensor.byte_offset as usize;
+    let address = tensor.data.addr().checked_add(tensor.byte_offset as usize);
+    let address =
+        address.ok_or_else(|| PyValueError::new_err("the tensor starts behind the last address"))?;
     Ok(Some((Claimed { address, len_bytes, is_on_gpu, stream }, capsule.unbind())))
 }
 

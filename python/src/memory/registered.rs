@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cufile::cuda::Device;
 use cufile::{IoBuf, RegisteredBuffer};
 use gpufile::Engine;
 use pyo3::exceptions::PyValueError;
@@ -55,7 +56,7 @@ pub(super) fn covering(address: usize, len_bytes: usize) -> Option<Arc<Registrat
 pub fn register(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = buffer.py();
     let mut memory = Memory::of(buffer, Access::Read)?;
-    let range = allocation(&memory)?;
+    let range = range_of(&memory)?;
     if covering(range.start, range.len()).is_some() {
         return Err(PyValueError::new_err("the memory is registered already"));
     }
@@ -73,7 +74,7 @@ pub fn register(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
 #[pyfunction]
 pub fn deregister(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
     let memory = Memory::of(buffer, Access::Read)?;
-    let range = allocation(&memory)?;
+    let range = range_of(&memory)?;
     let mut registrations = lock();
     let Some(index) = registrations.iter().position(|registration| registration.range == range) else {
         return Err(PyValueError::new_err("the memory is not registered"));
@@ -86,19 +87,22 @@ pub fn deregister(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns the addresses of the allocation that memory of a GPU lies in.
-fn allocation(memory: &Memory) -> PyResult<Range<usize>> {
+/// Returns the addresses of the allocation that memory of a GPU lies in. Memory without one is registered by itself.
+fn range_of(memory: &Memory) -> PyResult<Range<usize>> {
     let Some(device) = memory.device().filter(|_| memory.len_bytes() > 0) else {
         return Err(PyValueError::new_err("only memory of a GPU can be registered"));
     };
+    let range = allocation(device, memory.address);
+    Ok(range.unwrap_or_else(|| memory.address..memory.address + memory.len_bytes()))
+}
+
+/// Returns the addresses of the allocation that an address of a GPU lies in. `None` if CUDA knows none.
+pub(super) fn allocation(device: &Device, address: usize) -> Option<Range<usize>> {
+    let _entered = device.enter().ok()?;
     let (mut start, mut len_bytes) = (0, 0);
     let get = device.cuda().driver().cuMemGetAddressRange_v2;
     // SAFETY: both outlive the call, and CUDA accepts any address.
-    let result = unsafe { get(&mut start, &mut len_bytes, memory.address as u64) };
+    let result = unsafe { get(&mut start, &mut len_bytes, address as u64) };
     let start = start as usize;
-    match result.0 {
-        0 => Ok(start..start + len_bytes),
-        // Memory without one allocation is registered by itself.
-        _ => Ok(memory.address..memory.address + memory.len_bytes()),
-    }
+    (result.0 == 0).then(|| start..start + len_bytes)
 }

@@ -18,16 +18,19 @@ use super::format_exception;
 use super::group::{Group, Source};
 use super::layout::{Chosen, Layout};
 use super::runs::Stretch;
+use crate::cached::Cached;
 use crate::error::exception;
 use crate::future::Future;
+use crate::interrupts;
 use crate::memory::{Access, Memory, wait_for_streams};
 use crate::opening::path_of;
-use crate::transfer::Transfer;
+use crate::release::Detached;
+use crate::transfer::{self, Transfer};
 
 /// The headers of a safetensors file, or of a model in several.
 #[pyclass(frozen, module = "gpufile._gpufile")]
 pub struct Checkpoint {
-    checkpoint: Arc<safetensors::Checkpoint>,
+    checkpoint: Detached<Arc<safetensors::Checkpoint>>,
 }
 
 #[pymethods]
@@ -41,7 +44,7 @@ impl Checkpoint {
             paths => safetensors::Checkpoint::open_many(paths).map_err(Box::new),
         };
         let checkpoint = py.detach(open).map_err(|error| format_exception(py, error))?;
-        Ok(Self { checkpoint: Arc::new(checkpoint) })
+        Ok(Self { checkpoint: Detached::new(Arc::new(checkpoint)) })
     }
 
     fn __len__(&self) -> usize {
@@ -146,7 +149,7 @@ impl Checkpoint {
         });
         let layouts = layouts.map_err(|refusal| refusal.exception(py))?;
         let group = |file, layout| {
-            let source = Source::File { checkpoint: Arc::clone(&self.checkpoint), file };
+            let source = Source::File { checkpoint: Detached::new(Arc::clone(&self.checkpoint)), file };
             Group { source, layout }
         };
         let groups = layouts
@@ -166,33 +169,34 @@ impl Checkpoint {
         let start = header.in_file(info.offsets.clone()).start;
         let layout = py.detach(|| Layout::of_part(&info, start, &bounds));
         let layout = layout.ok_or_else(|| PyValueError::new_err("the part does not lie in the tensor"))?;
-        let source = Source::File { checkpoint: Arc::clone(&self.checkpoint), file };
+        let source = Source::File { checkpoint: Detached::new(Arc::clone(&self.checkpoint)), file };
         Ok(Group { source, layout })
     }
 
-    /// Reads a group into the start of its memory, and waits. Ctrl-C ends the wait for a long read.
+    /// Reads a group into the start of its memory, and waits. Ctrl-C ends the wait.
     fn read_now(&self, group: &Bound<'_, Group>, object: &Bound<'_, PyAny>) -> PyResult<()> {
-        /// The longest read, in bytes, that a signal waits for.
-        const SHORT_BYTES: usize = 16 << 20;
         let (py, Group { source, layout }) = (group.py(), group.get());
-        let (true, Some(stretch), Source::File { checkpoint, file }) =
-            (layout.len_bytes <= SHORT_BYTES, layout.only_stretch(), source)
-        else {
-            let mut start = 0;
-            while start < layout.len_bytes {
-                let (stop, _) = layout.step(start, usize::MAX, layout.most_stretches());
-                self.read(py, vec![(group.clone(), object.clone(), start, stop)])?.result(py, None)?;
-                start = stop;
+        if let (Some(stretch), Source::File { checkpoint, file }) = (layout.only_stretch(), source) {
+            let file = checkpoint.files().nth(*file).expect("a group of a file of its checkpoint").0;
+            let mut memory = Memory::of(object, Access::Write)?.part(0, Some(layout.len_bytes))?;
+            wait_for_streams(py, [&memory])?;
+            let cached = Cached::of(file);
+            if !interrupts::is_main_thread(py) || cached.is_memory(&memory) {
+                let read = py.detach(|| file.read_exact_at(&mut memory, stretch.file_offset));
+                return read.map_err(|error| exception(py, &error));
             }
-            return Ok(());
-        };
-        let file = checkpoint.files().nth(*file).expect("a group of a file of its checkpoint").0;
-        let mut memory = Memory::of(object, Access::Write)?.part(0, Some(layout.len_bytes))?;
-        let read = || {
-            wait_for_streams([&memory])?;
-            file.read_exact_at(&mut memory, stretch.file_offset)
-        };
-        py.detach(read).map_err(|error| exception(py, &error))
+            let read = cached.read(py, file, &mut memory, stretch.file_offset);
+            if read == Some(layout.len_bytes) {
+                return Ok(());
+            }
+        }
+        let mut start = 0;
+        while start < layout.len_bytes {
+            let (stop, _) = layout.step(start, usize::MAX, layout.most_stretches());
+            self.read(py, vec![(group.clone(), object.clone(), start, stop)])?.result(py, None)?;
+            start = stop;
+        }
+        Ok(())
     }
 
     /// Starts to read groups, each into the start of its memory. Of each group, reads the bytes from start to stop in
@@ -220,7 +224,7 @@ impl Checkpoint {
             }
             let stretches: Vec<_> = layout.within(start, stop).collect();
             let ranges = stretches.iter().map(Stretch::in_buffer);
-            py.detach(|| wait_for_streams([&memory])).map_err(|error| exception(py, &error.into()))?;
+            wait_for_streams(py, [&memory])?;
             let buffers = OwnedPart::ranges(memory, ranges);
             requests.extend(stretches.iter().zip(buffers).map(|(stretch, buffer)| OwnedRequest {
                 file: files[*file].clone(),
@@ -228,10 +232,7 @@ impl Checkpoint {
                 buffer,
             }));
         }
-        let future = py.detach(|| match files.first() {
-            Some(file) => file.engine().read_many_async(requests),
-            None => Engine::global().read_many_async(requests),
-        });
-        Ok(Future::new(Transfer::new(future)))
+        let engine = files.first().map_or_else(|| Engine::global(), |file| file.engine()).clone();
+        transfer::start(py, 0, move || Transfer::new(engine.read_many_async(requests))).map(Future::new)
     }
 }

@@ -15,6 +15,7 @@ use super::choice::Refusal;
 use super::layout::{self, Layout, Place};
 use super::safetensor_error;
 use crate::memory::{Access, Memory};
+use crate::release::Detached;
 
 /// Tensors of one file, and slices of them, that lie in one allocation.
 #[pyclass(frozen, module = "gpufile._gpufile")]
@@ -25,7 +26,7 @@ pub struct Group {
 
 /// The header that a group comes from.
 pub enum Source {
-    File { checkpoint: Arc<safetensors::Checkpoint>, file: usize },
+    File { checkpoint: Detached<Arc<safetensors::Checkpoint>>, file: usize },
     Bytes(Header),
 }
 

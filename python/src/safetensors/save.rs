@@ -11,7 +11,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::{format_exception, safetensor_error};
-use crate::error::exception;
 use crate::memory::{Access, Memory, wait_for_streams};
 
 /// Name, type, shape as the file has it, and memory.
@@ -46,8 +45,7 @@ pub fn save_safetensors(
     sync: bool,
 ) -> PyResult<u64> {
     let tensors = self::tensors(py, tensors)?;
-    let wait = || wait_for_streams(tensors.iter().map(|tensor| &tensor.memory));
-    py.detach(wait).map_err(|error| exception(py, &error.into()))?;
+    wait_for_streams(py, tensors.iter().map(|tensor| &tensor.memory))?;
     let save = || {
         let data: Vec<_> = tensors
             .iter()
