@@ -58,6 +58,10 @@ HELD = """
     def hold():
         for function in conftest.COPIES:
             assert count(f"fault {function} times=all hold=1") == 0
+    def release():
+        count("release")
+        while count("held") > 0:
+            time.sleep(0.001)
     def interrupted(call, *arguments, begun="held"):
         # Copies are held, so nothing ends before the release.
         times, before = [], count(begun)
@@ -107,7 +111,7 @@ def test_interrupts_end_calls_of_any_length(python, call):
         gc.collect()
         # The transfer has the buffer until it ends.
         assert alive() is not None
-        count("release")
+        release()
         while alive() is not None:
             time.sleep(0.001)
     print(file.read_into(conftest.DeviceArray(gpu, 100)))
@@ -121,15 +125,15 @@ def test_interrupts_end_waits_for_streams(python):
         HELD
         + """
     hold()
-    stream, other = ctypes.c_void_p(), conftest.DeviceArray(gpu, 100)
+    stream, (source, other) = ctypes.c_void_p(), (conftest.DeviceArray(gpu, 100) for _ in range(2))
     assert gpu.cudaStreamCreate(ctypes.byref(stream)) == 0
-    source = (ctypes.c_char * 100)()
-    assert gpu.cudaMemcpyAsync(ctypes.c_void_p(other.address), source, ctypes.c_size_t(100), 1, stream) == 0
+    address = ctypes.c_void_p
+    assert gpu.cudaMemcpyAsync(address(other.address), address(source.address), ctypes.c_size_t(100), 3, stream) == 0
     array = conftest.DeviceArray(gpu, 5000, {"stream": stream.value})
     for call in (file.read_into, file.write_from, file.read_into_async):
         interrupted(call, array, begun="calls cudaStreamQuery")
     interrupted(file.write_many, [array], [0], begun="calls cudaStreamQuery")
-    count("release")
+    release()
     print(file.read_into(array))
     """
     )
@@ -149,10 +153,12 @@ def test_interrupted_loads_do_not_wait(python, tmp_path):
     class Framework:
         copies = False
         def allocate(self, length):
-            return conftest.DeviceArray(gpu, length)
+            array = conftest.DeviceArray(gpu, length)
+            alive.append(weakref.ref(array))
+            return array
         def fill(self, *arguments):
             pass
-    checkpoint = Checkpoint([{str(model)!r}])
+    alive, checkpoint = [], Checkpoint([{str(model)!r}])
     group = checkpoint.groups()[0]
     for call in (
         lambda: _load.load(checkpoint, Framework()),
@@ -161,11 +167,13 @@ def test_interrupted_loads_do_not_wait(python, tmp_path):
     ):
         hold()
         interrupted(call)
-        count("release")
-    print("interrupted")
+        release()
+        while any(array() is not None for array in alive):
+            time.sleep(0.001)
+    print("interrupted", len(alive))
     """
     )
-    assert printed == "interrupted\n"
+    assert printed == "interrupted 3\n"
 
 
 def test_other_threads_transfer_without_a_helper(file_threads):

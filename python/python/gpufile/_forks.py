@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from typing import Protocol
 
@@ -29,17 +28,3 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-class Lock:
-    """A lock that forked children find open. The thread that has it may take it again.
-
-    Use it by ``with lock.here:``. The lock of the interpreter is released whatever line an exception comes at.
-    """
-
-    def __init__(self) -> None:
-        self.here = threading.RLock()
-        register(self)
-
-    def _forked(self) -> None:
-        self.here = threading.RLock()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ import torch
 
 from . import _gpufile
 from ._gpufile import File
+from ._saves import Saves
 from .safetensors.torch import items
 
 __all__ = ["GdsFile", "Saver", "gds_deregister_buffer", "gds_register_buffer"]
@@ -139,6 +140,8 @@ class Saver:
     The program may change tensors after ``save`` has returned, because the saver writes a copy. Copies on the
     ``"device"`` of the tensors are fast, and need as much memory again. Copies on the ``"host"`` leave the GPU's memory
     alone. With ``snapshot=None`` there is no copy, and the tensors must stay unchanged until the save has ended.
+
+    A forked child has no thread for the saves: those of its parent have failed there, and it makes another saver.
     """
 
     def __init__(self, *, snapshot: Literal["device", "host"] | None = "device", sync: bool = True) -> None:
@@ -146,8 +149,7 @@ class Saver:
         if snapshot not in ("device", "host", None):
             raise ValueError(f'snapshot must be "device", "host" or None, but is {snapshot!r}')
         self._snapshot, self._sync = snapshot, sync
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpufile-saver")
-        self._saves: list[Future[int]] = []
+        self._saves = Saves()
 
     def save(
         self, tensors: dict[str, torch.Tensor], path: str | os.PathLike[str], metadata: dict[str, str] | None = None
@@ -172,11 +174,9 @@ class Saver:
                 # A failure would keep this frame, and with it the copies.
                 made.clear()
 
-        save = self._thread.submit(write)
+        save = self._saves.start(write)
         # A cancelled save waits in the queue for its turn.
         save.add_done_callback(lambda _: made.clear())
-        self._saves = [save for save in self._saves if not save.done() or _failed(save)]
-        self._saves.append(save)
         return save
 
     def _copy(self, memory: torch.Tensor) -> torch.Tensor:
@@ -187,9 +187,7 @@ class Saver:
 
     def close(self) -> None:
         """Waits for all saves, and raises the first failure among them. A cancelled save is none."""
-        self._thread.shutdown()
-        saves, self._saves = self._saves, []
-        for save in filter(_failed, saves):
+        for save in self._saves.end():
             save.result()
 
     def __enter__(self) -> Saver:
@@ -202,12 +200,7 @@ class Saver:
             self.close()
         else:
             # The exception of the program comes first.
-            self._thread.shutdown()
-
-
-def _failed(save: Future[int]) -> bool:
-    """Returns whether a save that has ended failed."""
-    return not save.cancelled() and save.exception() is not None
+            self._saves.end()
 
 
 def _record(device: torch.device) -> Any:

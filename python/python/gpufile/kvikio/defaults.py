@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import operator
-import threading
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -71,9 +70,12 @@ _SETTINGS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
 }
 _ALIASES = {"thread_pool_nthreads": "num_threads"}
 
-_lock = threading.Lock()
-_values: dict[str, Any] = {}
-_engine: Engine | None = None
+#: The values that were set, and a new object for each change. One call changes all of that, so no lock is needed, which an
+#: exception or a fork could leave locked.
+_CHANGE = ""
+_values: dict[str, Any] = {_CHANGE: None}
+#: The engine that follows the settings, and the last change before it was made.
+_made: tuple[Any, Engine] | None = None
 
 
 def _check(name: str) -> str:
@@ -95,8 +97,7 @@ class ConfigContextManager:
 
     def __init__(self, config: dict[str, Any]) -> None:
         new = {_check(name): _SETTINGS[_check(name)][0](value) for name, value in config.items()}
-        with _lock:
-            self._old = {name: _values.get(name) for name in new}
+        self._old = {name: _values.get(name) for name in new}
         _replace(new)
 
     def __enter__(self) -> None:
@@ -107,10 +108,7 @@ class ConfigContextManager:
 
 
 def _replace(new: dict[str, Any]) -> None:
-    global _engine
-    with _lock:
-        _values.update(new)
-        _engine = None
+    _values.update({**new, _CHANGE: object()})
 
 
 @overload
@@ -142,25 +140,27 @@ def is_compat_mode_preferred() -> bool:
 
 def engine() -> Engine:
     """Returns the engine that follows the settings."""
-    global _engine
-    with _lock:
-        if _engine is None:
-            _engine = _build() if any(value is not None for value in _values.values()) else Engine.default()
-        return _engine
+    global _made
+    made = _made
+    if made is None or made[0] is not _values[_CHANGE]:
+        values = _values.copy()
+        is_set = any(value is not None for name, value in values.items() if name != _CHANGE)
+        made = _made = (values[_CHANGE], _build(values) if is_set else Engine.default())
+    return made[1]
 
 
-def _build() -> Engine:
-    mode = _values.get("compat_mode")
+def _build(values: dict[str, Any]) -> Engine:
+    mode = values.get("compat_mode")
     policies = {CompatMode.OFF: "cufile", CompatMode.ON: "posix", CompatMode.AUTO: "auto"}
     direct = {None: None, True: "auto", False: "never"}
     return Engine(
-        threads=_values.get("num_threads"),
-        chunk_bytes=_values.get("task_size"),
-        gds_threshold_bytes=_values.get("gds_threshold"),
-        bounce_buffer_bytes=_values.get("bounce_buffer_size"),
+        threads=values.get("num_threads"),
+        chunk_bytes=values.get("task_size"),
+        gds_threshold_bytes=values.get("gds_threshold"),
+        bounce_buffer_bytes=values.get("bounce_buffer_size"),
         policy=None if mode is None else policies[mode],  # type: ignore[arg-type]
-        direct_read=direct[_values.get("auto_direct_io_read")],  # type: ignore[arg-type]
-        direct_write=direct[_values.get("auto_direct_io_write")],  # type: ignore[arg-type]
+        direct_read=direct[values.get("auto_direct_io_read")],  # type: ignore[arg-type]
+        direct_write=direct[values.get("auto_direct_io_write")],  # type: ignore[arg-type]
     )
 
 

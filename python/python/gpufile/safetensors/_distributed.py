@@ -111,9 +111,8 @@ class _Share:
         """Starts to read, and makes the tensors while the bytes arrive."""
         for _ in range(_placed.AT_ONCE):
             self._start()
-        with _load.no_collection():
-            for group, base in self._views:
-                self.peers.framework.fill(self.loaded, base, group.table())
+        for group, base in self._views:
+            self.peers.framework.fill(self.loaded, base, group.table())
 
     def wait(self) -> int:
         """Waits for the next step, and starts the one after those in flight. Returns the bytes."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from .._gpufile import Lock
 from . import _load
 from ._open import framework_of, open_checkpoint
 
@@ -25,16 +25,20 @@ class LazyModel(Mapping[str, Any]):
         self._checkpoint = open_checkpoint(path)
         self._framework = framework_of(framework, device)
         self._names = self._checkpoint.names()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._tensors: dict[str, Any] | None = None
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
             raise KeyError(name)
-        with self._lock:
-            if self._tensors is None:
-                self._tensors = _load.load(self._checkpoint, self._framework)
-            return self._tensors[name]
+        tensors = self._tensors
+        return (self._lock.run(self._load) if tensors is None else tensors)[name]
+
+    def _load(self) -> dict[str, Any]:
+        # Another thread may have loaded them.
+        if self._tensors is None:
+            self._tensors = _load.load(self._checkpoint, self._framework)
+        return self._tensors
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._checkpoint

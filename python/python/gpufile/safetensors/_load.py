@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,9 +38,8 @@ def load(
         for step in itertools.islice(steps, 2):
             readings.start(*step)
         # The bytes arrive while Python makes the views.
-        with no_collection():
-            for group, base in zip(groups, bases):
-                framework.fill(loaded, base, group.table())
+        for group, base in zip(groups, bases):
+            framework.fill(loaded, base, group.table())
         for step in steps:
             meter.add(readings.wait())
             readings.start(*step)
@@ -82,18 +79,6 @@ def stream(
             del begun
 
 
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Holds the garbage collector back: many new objects, none of them garbage, would make it run again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def cut(groups: list[Group], bases: list[Any], step_bytes: int) -> Iterator[list[Part]]:
     """Cuts groups into steps of as many bytes. The last one is shorter, and those of thin slices are."""
     parts: list[Part] = []
@@ -114,7 +99,7 @@ def cut(groups: list[Group], bases: list[Any], step_bytes: int) -> Iterator[list
 
 
 class Readings:
-    """Reads in flight, in their order. Leaving the context ends those that nobody waited for."""
+    """Reads in flight, in their order. Leaving the context ends those that nobody waited for, without a wait."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -137,8 +122,8 @@ class Readings:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        while self._readings:
-            self._readings.pop(0)[0].cancel()
+        # Workers end the chunks that they have begun. The reads keep their memory until then.
+        self._readings.clear()
 
 
 class Meter:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .._gpufile import Checkpoint, Group
-from ._load import Meter, Part, Progress, Readings, cut, no_collection
+from ._load import Meter, Part, Progress, Readings, cut
 from ._placement import Cut, Placement
 
 #: The bytes that each device reads in one step of a load.
@@ -143,8 +143,7 @@ def load(
 
 
 def _fill(framework: Any, tensors: dict[str, Any], base: Any, group: Group) -> None:
-    with no_collection():
-        framework.fill(tensors, base, group.table())
+    framework.fill(tensors, base, group.table())
 
 
 def _copy(piece: Piece, frameworks: list[Any], bases: list[Any]) -> None:
