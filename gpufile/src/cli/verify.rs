@@ -24,7 +24,7 @@ everything that is wrong. A warning names what would not be loaded, and does not
 pub struct Args {
     /// A safetensors file, an index, or a folder with a model.
     model: PathBuf,
-    /// Compares each file in a cache of downloads with the SHA-256 that it is named by.
+    /// Compares each file in a cache of downloads with the SHA-256 in its name.
     #[arg(long)]
     contents: bool,
     /// Compares each file with its SHA-256 in a list that `sha256sum` wrote.
