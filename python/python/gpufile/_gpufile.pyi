@@ -46,6 +46,8 @@ __all__ = [
     "register",
     "set_driver_limit",
     "set_poll_mode",
+    "verify_model",
+    "visible",
 ]
 
 @type_check_only
