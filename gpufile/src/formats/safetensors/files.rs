@@ -91,6 +91,9 @@ fn examine_choice(choice: &Choice, options: &OpenOptions) -> Examined {
     let mut opening = Opening::default();
     for source in &choice.sources {
         opening.open(source, options, choice.sources.len());
+        if opening.is_full {
+            break;
+        }
     }
     let index = choice.sources.first().and_then(|source| source.named.as_ref()).map(|(index, _)| &**index);
     if let (Some(beside), Some(index)) = (&choice.beside, index) {
@@ -118,6 +121,8 @@ struct Opening {
     files: Vec<File>,
     headers: Vec<Header>,
     missing: Missing,
+    /// This process may open no more files.
+    is_full: bool,
     problems: Vec<Error>,
     warnings: Vec<Warning>,
     /// The number of tensors of each file of the last index.
@@ -130,6 +135,7 @@ impl Opening {
             Ok(file) => file,
             Err(error) => {
                 let is_part = source.named.is_some() || files > 1 || source.path.is_symlink();
+                self.is_full = error.raw_os_error() == Some(libc::EMFILE);
                 match error.raw_os_error() == Some(libc::ENOENT) && is_part {
                     true => self.missing.push(source.path.clone()),
                     false => self.problems.push(limit::explain(error, files).into()),

@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(name(format!("{hash}  a b")), Some("a b".into()));
         assert_eq!(name(format!("{hash} *./sub/a\r")), Some("sub/a".into()));
         assert_eq!(name(format!("\\{hash}  a\\nb\\\\")), Some("a\nb\\".into()));
-        let wrong = [format!("{hash} a"), format!("{hash}"), format!("{}g  a", &hash[1..]), "x".to_owned()];
+        let wrong = [format!("{hash} a"), hash.clone(), format!("{}g  a", &hash[1..]), "x".to_owned()];
         for line in wrong.into_iter().chain([format!("\\{hash}  a\\x")]) {
             assert_eq!(name(line.clone()), None, "{line}");
         }

@@ -30,7 +30,7 @@ pub(super) fn explain(error: crate::Error, files: usize) -> crate::Error {
          (`ulimit -Hn`)",
         limit.rlim_max
     );
-    let cause = io::Error::new(io::ErrorKind::Other, text).into();
+    let cause = io::Error::other(text).into();
     crate::Error::Open { path: path.clone(), cause }
 }
 

@@ -1,0 +1,41 @@
+//! Tests of models with more files than a process may open. The tests change the limits of their process, so they are in a program
+//! of their own, and are one test.
+
+use std::collections::BTreeMap;
+
+use gpufile::formats::Dtype;
+use gpufile::formats::safetensors::{self, Checkpoint, TensorData, Verify};
+
+const SHARDS: usize = 200;
+
+fn set_limit(soft: u64, hard: u64) {
+    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+    // SAFETY: the call reads the structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+}
+
+#[test]
+fn models_of_many_files_raise_the_soft_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    for number in 1..=SHARDS {
+        let path = folder.path().join(format!("model-{number:05}-of-{SHARDS:05}.safetensors"));
+        let name = format!("layers.{number}");
+        let bytes = [number as u8];
+        let tensor = TensorData::new(&name, Dtype::U8, &[1], bytes.as_slice());
+        safetensors::save(path, &[tensor], BTreeMap::new()).unwrap();
+    }
+    set_limit(64, 4096);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.read_tensor("layers.200").unwrap(), [200]);
+    assert_eq!(checkpoint.load_to_host().unwrap().len(), SHARDS);
+    drop(checkpoint);
+
+    // Nothing can raise the hard limit.
+    set_limit(64, 64);
+    let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("200 files") && error.contains("no more than 64"), "{error}");
+    assert_eq!(Verify::new().run(folder.path()).problems[0].to_string(), error);
+    // The files that were opened are closed again.
+    let one = folder.path().join("model-00001-of-00200.safetensors");
+    assert_eq!(Checkpoint::open(one).unwrap().len(), 1);
+}
