@@ -339,6 +339,10 @@ fn words(folder: &Path, found: &mut BTreeSet<String>) {
             // This is the command, which asks only for versions.
             continue;
         }
+        if path.ends_with("src/c") || path.ends_with("driver/c") || path.ends_with("runtime/c") {
+            // These are all functions under C's names, which only programs of users call.
+            continue;
+        }
         if path.is_dir() {
             words(&path, found);
         } else if !["bindings.rs", "functions.rs"].iter().any(|name| path.ends_with(name)) {
