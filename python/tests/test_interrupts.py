@@ -198,7 +198,10 @@ def file_threads(python):
                 work.start()
                 work.join()
             for task in os.listdir("/proc/self/task"):
-                print(open(f"/proc/self/task/{{task}}/comm").read().strip())
+                try:
+                    print(open(f"/proc/self/task/{{task}}/comm").read().strip())
+                except (FileNotFoundError, ProcessLookupError):
+                    pass  # The thread has ended.
         """)
         return printed.split()
 
