@@ -60,6 +60,7 @@ const EMULATED: &[(&str, &[&str])] = &[
     ("cuFileWrite", &["errno=5", "errno=28", "errno=4", "err=5011", "short=1", "short=4096", "short=70000"]),
     ("cudaMemcpyAsync", &["err=1", "err=700", "err=-1", "delay_us=500"]),
     ("cuLaunchKernel", &["err=1", "err=700", "err=701", "delay_us=500"]),
+    ("cuPointerGetAttribute", &["err=999"]),
     ("cuFileHandleRegister", &["err=5026", "err=5008", "cu=2"]),
     ("cuFileBufDeregister", &["err=5008"]),
     ("cuFileDriverGetProperties", &["err=5001"]),
