@@ -118,6 +118,8 @@ def path(tmp_path, content) -> pathlib.Path:
 PREAMBLE = """
 import ctypes, os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
+# A parent in the background may have left interrupts ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import conftest, gpufile
 gpu = ctypes.CDLL(conftest.EMULATOR)
 path = {path!r}
