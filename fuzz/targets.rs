@@ -1,4 +1,4 @@
-//! What the fuzz targets do with their input: they parse it, and check what a parser promises of all that it takes.
+//! The bodies of the fuzz targets: they parse their input, and check what a parser promises of all that it takes.
 //!
 //! `cargo fuzz run NAME` runs a target. The test `formats_corpus` of the package `cufile-tests` runs all of them on
 //! `corpus` and on mutations of it.

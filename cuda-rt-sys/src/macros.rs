@@ -1,4 +1,4 @@
-//! What the generated files of both sys crates are made with.
+//! The tools that make the generated files of both sys crates.
 
 /// Makes `Default` clear structs and unions, as C programs do. All types of their fields may be 0: `cargo xtask
 /// regen-bindings` checks that.

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_uint};
 use crate::bindings::{CUFILEOP_BASE_ERR, CUfileError_t, CUfileOpError, CUfileP2PFlags_t, CUresult};
 use crate::text;
 
-/// What [`IS_CUFILE_ERR`] and [`CUFILE_ERRSTR`] take, as C's macros take any integer: the `err` of a status, its raw number,
+/// A number that [`IS_CUFILE_ERR`] and [`CUFILE_ERRSTR`] take, as C's macros take any integer: the `err` of a status, its raw number,
 /// the result of a transfer, and `errno`. The sign does not count.
 pub trait ErrorNumber {
     /// Returns the number without its sign.

@@ -25,7 +25,7 @@ pub(crate) struct Gpus {
     seen: RwLock<Vec<(Option<Context>, Device)>>,
     /// The kernels of the GPUs that needed them, or the reason why they could not be loaded, by ordinal.
     kernels: Mutex<Vec<(u32, LoadedKernels)>>,
-    /// Whether host memory could be pinned for all transfers.
+    /// The record of whether host memory could be pinned for all transfers.
     pub pinning: Pinning,
 }
 

@@ -744,7 +744,7 @@ fn writing_a_chunk_beyond_memory_is_an_error() {
 }
 
 #[test]
-fn chunks_beyond_memory_are_refused_by_the_length_of_their_data() {
+fn chunks_beyond_memory_are_refused_by_length() {
     const LEN: u64 = 1 << 47;
     let shards = format!(
         r#"{{"name":"sharding_indexed","configuration":{{"chunk_shape":[{LEN}],"codecs":[{LITTLE},{CRC32C}],
@@ -835,7 +835,7 @@ fn codecs_outside_the_list_are_refused_by_name() {
 }
 
 #[test]
-fn fill_values_of_version_2_are_read_as_zarr_python_means_them() {
+fn version_2_fill_values_match_zarr_python() {
     let complex = [1.5_f32.to_ne_bytes(), f32::INFINITY.to_ne_bytes()].concat();
     for (dtype, fill, expected) in [
         ("<i4", "1.0", 1_i32.to_ne_bytes().to_vec()),

@@ -23,7 +23,7 @@ const CRC32C: &str = r#"{"name":"crc32c"}"#;
 const BLOSC: &str =
     r#"{"name":"blosc","configuration":{"cname":"lz4","clevel":1,"shuffle":"noshuffle","blocksize":0}}"#;
 
-/// What threads, files and paths take.
+/// The types that threads, files and paths take.
 const ROOM: usize = 256 << 10;
 
 fn array(folder: &Path, shape: u64, chunk: u64, codecs: &str) -> Array {

@@ -27,7 +27,7 @@ pub struct Future {
     generation: Generation,
 }
 
-/// What the thread that ends a transfer early shares with the future.
+/// The state that the thread that ends a transfer early shares with the future.
 struct Shared {
     /// No thread holds this while it waits for a transfer or for Python's lock, or while it drops buffers.
     state: Mutex<State>,

@@ -15,7 +15,7 @@ use cufile::fork::Generation;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// What remains to be released.
+/// The objects that remain to be released.
 pub enum Reference {
     Object(Py<PyAny>),
     Export(Export),

@@ -151,7 +151,7 @@ pub enum Error {
     NoModel {
         /// The folder.
         path: PathBuf,
-        /// What is there instead, as the end of a sentence. Empty if nothing is.
+        /// The description of what is there instead, as the end of a sentence. Empty if nothing is.
         found: String,
     },
     /// Files of a model are missing.

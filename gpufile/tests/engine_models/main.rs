@@ -96,7 +96,7 @@ mod gpus {
 mod fork {
     use crate::world;
 
-    /// Whether the value was made in a child.
+    /// True if the value was made in a child.
     #[derive(Clone, Copy)]
     pub struct Generation(bool);
 

@@ -61,7 +61,7 @@ impl Checkpoint {
         self.checkpoint.files().map(|(file, _)| file.path().to_owned()).collect()
     }
 
-    /// What the model has that is not loaded.
+    /// Warnings about parts of the model that are not loaded.
     #[getter]
     fn warnings(&self) -> Vec<String> {
         self.checkpoint.warnings().iter().map(ToString::to_string).collect()

@@ -1,4 +1,4 @@
-//! What the functions of cuFile do: units, and the hazards that `docs/libcufile.md` measured.
+//! Facts about the functions of cuFile: units, and the hazards that `docs/libcufile.md` measured.
 
 /// Each function with its description. `cufile/PORTING.md` names its safe counterparts.
 pub const FUNCTIONS: &[(&str, &str)] = &[

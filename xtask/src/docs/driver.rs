@@ -1,4 +1,4 @@
-//! What the functions of the CUDA driver do, and the items of `cufile::cuda` that call them.
+//! Facts about the functions of the CUDA driver, and the items of `cufile::cuda` that call them.
 
 /// Each function with its safe counterparts, none if empty, and its description.
 pub const FUNCTIONS: &[(&str, &str, &str)] = &[

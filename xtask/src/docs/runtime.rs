@@ -1,4 +1,4 @@
-//! What the functions of the CUDA runtime do, and the items of `cufile::cuda` that call them.
+//! Facts about the functions of the CUDA runtime, and the items of `cufile::cuda` that call them.
 
 /// Each function with its safe counterparts, none if empty, and its description.
 pub const FUNCTIONS: &[(&str, &str, &str)] = &[

@@ -1,4 +1,4 @@
-//! What a file is that is no safetensors file, by its first bytes.
+//! Recognition of files that are no safetensors files, by their first bytes.
 
 use crate::formats::clip::clip;
 

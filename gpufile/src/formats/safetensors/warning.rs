@@ -1,4 +1,4 @@
-//! What a model has that is not loaded.
+//! Warnings about parts of a model that are not loaded.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What the locks of a file system tell about other processes.
+//! The facts about other processes that the locks of a file system tell.
 
 use std::fs;
 use std::mem;
