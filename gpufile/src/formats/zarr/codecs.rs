@@ -139,8 +139,9 @@ impl Shards {
         level: usize,
     ) -> Result<Self, ZarrError> {
         if level == MAX_LEVELS {
-            let text = format_args!("\"sharding_indexed\" has more than {MAX_LEVELS} levels of shards");
-            return Err(refused(text));
+            return Err(refused(format_args!(
+                "\"sharding_indexed\" has more than {MAX_LEVELS} levels of shards"
+            )));
         }
         let wrong = |field| refused(format_args!("{field:?} of \"sharding_indexed\" is missing or wrong"));
         let codecs = |field| {

@@ -120,7 +120,10 @@ fn fill_value(kind: Kind, value: &Value) -> Option<FillValueMetadataV3> {
             Some(1.0) => Value::Bool(true),
             Some(_) => return None,
         },
-        Kind::Integer => integer(value.as_number()?)?.into(),
+        Kind::Integer => match value {
+            Value::Number(number) => integer(&number)?.into(),
+            _ => return None,
+        },
         Kind::Float => Some(value).filter(float)?,
         Kind::Complex => match value {
             Value::Array(parts) if parts.len() == 2 && parts.iter().all(float) => parts.into(),
