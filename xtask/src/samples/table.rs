@@ -108,8 +108,8 @@ const ENTRIES: Case = Faults(&["fault batch-entry bytes=100", "fault batch-entry
 const ASYNC: Case = Faults(&["fault cuFileReadAsync bytes=100", "fault cuFileWriteAsync bytes=100"]);
 const ASYNCS: Case = Faults(&[
     "fault cuFileReadAsync bytes=100",
-    "fault cuFileReadAsync after=3 bytes=100",
-    "fault cuFileWriteAsync after=3 bytes=100",
+    "fault cuFileReadAsync after=3 bytes=0",
+    "fault cuFileWriteAsync after=3 bytes=0",
 ]);
 
 const BATCH: &[&str] = &["fault cuFileBatchIOSetUp err=5022", "fault cuFileBatchIOSubmit err=5033"];
