@@ -2,6 +2,7 @@
 //! them.
 
 use std::path::{Path, PathBuf};
+use std::ptr;
 use std::sync::Arc;
 
 use super::catalog::{Catalog, Id};
@@ -125,8 +126,6 @@ struct Opening {
     is_full: bool,
     problems: Vec<Error>,
     warnings: Vec<Warning>,
-    /// The number of tensors of each file of the last index.
-    counts: Option<(*const Index, Vec<usize>)>,
 }
 
 impl Opening {
@@ -158,11 +157,9 @@ impl Opening {
     /// Leaves out the tensors that the index does not name for this file.
     fn choose_tensors(&mut self, header: &mut Header, file: &Path, index: &Arc<Index>, number: u32) {
         const NAMED: usize = 8;
-        let place = Arc::as_ptr(index);
-        let counts = match self.counts.take().filter(|(of, _)| *of == place) {
-            Some((_, counts)) => counts,
-            None => index.map.counts(),
-        };
+        if index.map.of_file(number).eq(header.sorted_names()) {
+            return;
+        }
         let is_named = |name: &str| index.map.is_in(name, number);
         let mut count = 0;
         let mut tensors = Vec::new();
@@ -172,7 +169,7 @@ impl Opening {
                 tensors.push(clip(name));
             }
         }
-        let absent = counts[number as usize] - (header.len() - count);
+        let absent = index.map.of_file(number).len() - (header.len() - count);
         if absent > 0 {
             let mut names = index.map.of_file(number).filter(|name| header.get(name).is_none());
             self.problems.push(Error::NotInShard {
@@ -187,7 +184,6 @@ impl Opening {
             let (file, index) = (file.to_owned(), index.path.clone());
             self.warnings.push(Warning::SkippedTensors { file, index, tensors, count });
         }
-        self.counts = Some((place, counts));
     }
 
     fn finish(mut self, choice: &Choice, index: Option<&Index>) -> Examined {
@@ -202,7 +198,12 @@ impl Opening {
         }
         let files = &self.files;
         let path = |number: usize| files[number].path().to_owned();
-        let catalog = match Catalog::new(self.headers) {
+        let order = index.filter(|_| self.problems.is_empty()).and_then(|index| order_of(choice, index));
+        let catalog = match order {
+            Some(order) => Ok(Catalog::in_order(self.headers, order)),
+            None => Catalog::new(self.headers),
+        };
+        let catalog = match catalog {
             Ok(catalog) => Some(catalog),
             Err(twice) => {
                 let twice = twice.into_iter().map(|([one, other], tensor)| Error::DuplicateTensor {
@@ -233,6 +234,19 @@ impl Examined {
     fn into_model(mut self) -> Result<ModelFiles> {
         self.model.ok_or_else(|| self.problems.swap_remove(0))
     }
+}
+
+/// Returns the position of the file of each tensor among the sources, by the names of the tensors. Returns `None` if other
+/// files than those of the index take part, or one twice.
+fn order_of<'a>(choice: &Choice, index: &'a Index) -> Option<impl Iterator<Item = u32> + use<'a>> {
+    let mut positions = vec![None; index.map.files().len()];
+    for (position, source) in (0..).zip(&choice.sources) {
+        let (_, number) = source.named.as_ref().filter(|(of, _)| ptr::eq(&**of, index))?;
+        if positions[*number as usize].replace(position).is_some() {
+            return None;
+        }
+    }
+    Some(index.map.file_numbers().filter_map(move |number| positions[number as usize]))
 }
 
 /// Reads the header of a file.

@@ -134,6 +134,11 @@ impl Header {
         self.by_name.sort_by(|a, b| name(&entries[*a as usize]).cmp(name(&entries[*b as usize])));
     }
 
+    /// Returns the names of the tensors, sorted.
+    pub(super) fn sorted_names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.iter().map(|index| self.table.name(&self.table.entries[*index as usize]))
+    }
+
     /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.table.entries.len()

@@ -37,6 +37,10 @@ pub struct ShardIndex {
     /// The range of each name in `names`, and the number of its file in `files`. Sorted by name.
     entries: Vec<(Range<u32>, u32)>,
     files: Vec<String>,
+    /// The numbers of the entries, file by file, and by name in each file.
+    by_file: Vec<u32>,
+    /// The end of each file in `by_file`.
+    ends: Vec<u32>,
 }
 
 impl ShardIndex {
@@ -81,17 +85,17 @@ impl ShardIndex {
         found.is_ok_and(|found| self.entries[found].1 == file)
     }
 
-    /// Returns the names of the tensors in the file with this number.
-    pub(super) fn of_file(&self, file: u32) -> impl Iterator<Item = &str> {
-        let entries = self.entries.iter().filter(move |(_, of)| *of == file);
-        entries.map(|(name, _)| text(&self.names, name))
+    /// Returns the names of the tensors in the file with this number, sorted.
+    pub(super) fn of_file(&self, file: u32) -> impl ExactSizeIterator<Item = &str> {
+        let file = file as usize;
+        let start = if file == 0 { 0 } else { self.ends[file - 1] };
+        let entries = &self.by_file[start as usize..self.ends[file] as usize];
+        entries.iter().map(|entry| text(&self.names, &self.entries[*entry as usize].0))
     }
 
-    /// Returns the number of tensors of each file.
-    pub(super) fn counts(&self) -> Vec<usize> {
-        let mut counts = vec![0; self.files.len()];
-        self.entries.iter().for_each(|(_, file)| counts[*file as usize] += 1);
-        counts
+    /// Returns the number of the file of each tensor, by the names of the tensors.
+    pub(super) fn file_numbers(&self) -> impl Iterator<Item = u32> {
+        self.entries.iter().map(|(_, file)| *file)
     }
 
     /// Returns the files, each once, in the order of their first appearance in the index.
@@ -118,14 +122,41 @@ pub(super) fn is_plain(file: &str) -> bool {
 struct Draft {
     names: String,
     entries: Option<Vec<(Range<u32>, u32)>>,
-    files: BTreeMap<String, u32>,
+    files: Files,
     fault: Option<Fault>,
     bad_file: Option<(String, String)>,
 }
 
+/// The names of files, in the order of their first appearance.
+#[derive(Default)]
+struct Files {
+    names: Vec<String>,
+    numbers: BTreeMap<String, u32>,
+    last: usize,
+}
+
+impl Files {
+    /// Returns the number of a file; `None` for a name that could lead out of the folder.
+    fn number(&mut self, name: &str) -> Option<u32> {
+        // Most tensors are in the file of the tensor before.
+        if self.names.get(self.last).is_none_or(|last| last != name) {
+            self.last = match self.numbers.get(name) {
+                Some(number) => *number as usize,
+                None if !is_plain(name) => return None,
+                None => {
+                    self.numbers.insert(name.to_owned(), self.names.len() as u32);
+                    self.names.push(name.to_owned());
+                    self.names.len() - 1
+                }
+            };
+        }
+        Some(self.last as u32)
+    }
+}
+
 impl Draft {
     fn finish(self) -> Result<ShardIndex, FormatError> {
-        let Draft { names, entries, files: by_file, .. } = self;
+        let Draft { names, entries, files, .. } = self;
         let Some(mut entries) = entries else {
             return Err(FormatError::Missing { key: "weight_map", tensor: None, offset: None });
         };
@@ -134,11 +165,15 @@ impl Draft {
         if let Some(pair) = entries.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
             return Err(FormatError::DuplicateTensor { tensor: clip(name(&pair[0])) });
         }
-        let mut files = vec![String::new(); by_file.len()];
-        for (file, index) in by_file {
-            files[index as usize] = file;
-        }
-        Ok(ShardIndex { names, entries, files })
+        let mut by_file: Vec<_> = (0..entries.len() as u32).collect();
+        by_file.sort_by_key(|entry| entries[*entry as usize].1);
+        let mut ends = vec![0; files.names.len()];
+        entries.iter().for_each(|(_, file)| ends[*file as usize] += 1);
+        ends.iter_mut().fold(0, |start, end| {
+            *end += start;
+            *end
+        });
+        Ok(ShardIndex { names, entries, files: files.names, by_file, ends })
     }
 }
 
@@ -192,19 +227,8 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
         let Draft { names, files, bad_file, .. } = self.0;
         let mut entries = Vec::new();
         while let Some(name) = map.next_key_seed(Text(names))? {
-            let file = map.next_value_seed(With(|file: &str| {
-                if let Some(&index) = files.get(file) {
-                    return Ok(index);
-                }
-                if !is_plain(file) {
-                    return Err(clip(file));
-                }
-                let index = files.len() as u32;
-                files.insert(file.to_owned(), index);
-                Ok(index)
-            }))?;
-            match file {
-                Ok(index) => entries.push((name, index)),
+            match map.next_value_seed(With(|file: &str| files.number(file).ok_or_else(|| clip(file))))? {
+                Ok(file) => entries.push((name, file)),
                 Err(file) => {
                     *bad_file = Some((clip(text(names, &name)), file));
                     return Err(A::Error::custom("stopped"));
