@@ -136,6 +136,28 @@ impl DriverBuilder {
     }
 }
 
+impl Driver {
+    /// Opens the driver of the process's default [`Library`] and [`Cuda`].
+    ///
+    /// First makes sure that libcuda loads, initialises and has a device, because without it libcufile 1.16 and newer
+    /// never return from opening.
+    ///
+    /// # Errors
+    /// [`Error::Load`](crate::Error::Load) naming libcuda, libcudart or libcufile if one is missing; [`Error::NoDevice`](crate::Error::NoDevice); or the
+    /// error of `cuFileDriverOpen`. [`Error::Forked`](crate::Error::Forked) in the child of a process that has loaded [`Cuda`] or
+    /// used parameters.
+    #[doc(alias = "driver_open")]
+    #[doc(alias = "cuFileDriverOpen")]
+    pub fn open() -> Result<Self> {
+        Self::builder().open()
+    }
+
+    /// Returns a builder for opening with other libraries, or with parameters set before.
+    pub fn builder() -> DriverBuilder {
+        DriverBuilder::default()
+    }
+}
+
 impl fmt::Debug for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)

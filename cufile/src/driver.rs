@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::builder::DriverBuilder;
 use crate::cuda::Cuda;
 use crate::error::{Error, OpError, Result, check};
 use crate::failed::Failed;
-use crate::library::{Library, one_at_a_time};
+use crate::library::{Feature, Library, one_at_a_time};
 use crate::opened;
-use crate::properties::DriverProperties;
+use crate::params::{Bytes, Param};
+use crate::properties::{Controls, DriverProperties};
 
 /// An open cuFile driver.
 ///
@@ -29,26 +29,6 @@ struct Open {
 }
 
 impl Driver {
-    /// Opens the driver of the process's default [`Library`] and [`Cuda`].
-    ///
-    /// First makes sure that libcuda loads, initialises and has a device, because without it libcufile 1.16 and newer
-    /// never return from opening.
-    ///
-    /// # Errors
-    /// [`Error::Load`] naming libcuda, libcudart or libcufile if one is missing; [`Error::NoDevice`]; or the
-    /// error of `cuFileDriverOpen`. [`Error::Forked`] in the child of a process that has loaded [`Cuda`] or
-    /// used parameters.
-    #[doc(alias = "driver_open")]
-    #[doc(alias = "cuFileDriverOpen")]
-    pub fn open() -> Result<Self> {
-        Self::builder().open()
-    }
-
-    /// Returns a builder for opening with other libraries, or with parameters set before.
-    pub fn builder() -> DriverBuilder {
-        DriverBuilder::default()
-    }
-
     /// Opens the driver. libcuda must be loaded and initialised. The caller makes sure that no other thread
     /// opens at the same time.
     pub(crate) fn open_with(library: Library, cuda: Cuda) -> Result<Self> {
@@ -60,7 +40,7 @@ impl Driver {
             if not_open(&error) { error.advise(advice.into()) } else { error }
         })?;
         drop(turn);
-        if let Err(error) = asked.and_then(|asked| opened::add(&library, asked)) {
+        if let Err(error) = asked.and_then(|asked| note(&library, asked)) {
             let _turn = one_at_a_time()?;
             // SAFETY: balances the opening. A failure to close would add no information.
             let _ = unsafe { (library.functions().cuFileDriverClose_v2)() };
@@ -105,7 +85,7 @@ impl Driver {
 
     /// Returns the driver's features and settings (`cuFileDriverGetProperties`).
     ///
-    /// An open driver has no setters, because libcufile ignores them. [`DriverBuilder`] sets before opening.
+    /// An open driver has no setters, because libcufile ignores them. [`DriverBuilder`](crate::DriverBuilder) sets before opening.
     ///
     /// Up to cuFile 1.16 these are the properties that libcufile had when the first driver of the process
     /// opened, with the parameters of that opening. Reading them again there makes libcufile forget parameters,
@@ -116,7 +96,7 @@ impl Driver {
     #[doc(alias = "cuFileDriverGetProperties")]
     pub fn properties(&self) -> Result<DriverProperties> {
         self.check_alive()?;
-        DriverProperties::get(self.library())
+        opened::properties(self.library())
     }
 
     /// Returns the libcufile that was opened.
@@ -183,4 +163,40 @@ impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").field("library", self.library()).field("cuda", self.cuda()).finish()
     }
+}
+
+/// Notes the open driver, before it transfers anything, with the properties that [`opened::ask_first`] has read.
+///
+/// # Errors
+/// The failure to read the parameters. This notes no driver then.
+fn note(library: &Library, asked: Option<DriverProperties>) -> Result<()> {
+    let mut properties = asked.or_else(|| opened::known(library));
+    if let Some(properties) = &mut properties
+        && opened::check_none(library).is_ok()
+        && library.supports(Feature::Parameters)
+    {
+        take_over_parameters(properties, library)?;
+    }
+    opened::add(library, properties);
+    Ok(())
+}
+
+/// Replaces values from the configuration by the parameters that the driver opened with.
+fn take_over_parameters(properties: &mut DriverProperties, library: &Library) -> Result<()> {
+    let params = library.params();
+    let Bytes(poll_threshold) = params.get(Param::POLL_THRESHOLD)?;
+    let Bytes(max_direct_io) = params.get(Param::MAX_DIRECT_IO_SIZE)?;
+    let Bytes(max_device_cache) = params.get(Param::MAX_DEVICE_CACHE_SIZE)?;
+    let Bytes(per_buffer_cache) = params.get(Param::PER_BUFFER_CACHE_SIZE)?;
+    let Bytes(max_device_pinned) = params.get(Param::MAX_DEVICE_PINNED_MEMORY)?;
+    properties.poll_threshold_bytes = poll_threshold;
+    properties.max_direct_io_bytes = max_direct_io;
+    properties.max_device_cache_bytes = max_device_cache;
+    properties.per_buffer_cache_bytes = per_buffer_cache;
+    properties.max_device_pinned_bytes = max_device_pinned;
+    properties.max_batch_entries = params.get(Param::MAX_BATCH_ENTRIES)? as u32;
+    properties.max_batch_timeout = params.get(Param::BATCH_TIMEOUT)?;
+    properties.controls.set(Controls::POLL_MODE, params.get(Param::USE_POLL_MODE)?);
+    properties.controls.set(Controls::COMPAT_MODE, params.get(Param::ALLOW_COMPAT_MODE)?);
+    Ok(())
 }

@@ -9,7 +9,7 @@ use cufile_sys::{CUfileError_t, CUfileOpError};
 
 pub use cufile_sys::LoadError;
 
-use crate::Version;
+use crate::version::Version;
 
 /// The result of a call into cuFile or CUDA.
 #[doc(alias = "CU_FILE_SUCCESS")]

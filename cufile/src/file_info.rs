@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
-use crate::Version;
 use crate::error::{Error, OpError, Result};
+use crate::version::Version;
 
 /// The properties of a file and its open flags, as the kernel reported them at one time. The fields name what may
 /// change.

@@ -38,6 +38,7 @@ mod batch;
 mod buffer;
 mod builder;
 mod callback;
+mod context;
 #[doc = include_str!("../COVERAGE.md")]
 pub mod coverage {}
 pub mod cuda;
@@ -69,6 +70,7 @@ mod userspace_fs;
 #[cfg(test)]
 mod values;
 mod vectored;
+mod version;
 
 /// The types and functions of cuFile, for codes and raw handles.
 pub use cufile_sys as sys;
@@ -81,7 +83,7 @@ pub use error::{Error, ErrorKind, LoadError, OpError, Result};
 pub use failed::Failed;
 pub use file_info::{DirectIoAlignment, FileProperties, FileType};
 pub use handle::{BorrowedHandle, FileHandle};
-pub use library::{Feature, Library, Version};
+pub use library::{Feature, Library};
 pub use memory::{IoBuf, IoBufMut};
 pub use owned_part::OwnedPart;
 pub use p2p::{FileSystem, P2pFlags};
@@ -90,6 +92,7 @@ pub use scope::{Scope, ScopedStream, scope};
 pub use slice::{BufSlice, BufSliceMut};
 pub use stream::{Kept, LateBound, Operation, RegisteredStream, StreamFlags};
 pub use userspace_fs::{RdmaInfo, UserspaceFs};
+pub use version::Version;
 
 /// Compiles the examples of the README.
 #[cfg(doctest)]

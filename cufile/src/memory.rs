@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use crate::cuda::Context;
+use crate::context::Context;
 use crate::error::{Error, Result};
 
 /// Memory whose bytes can be written to a file: host or device memory of any origin.

@@ -2,15 +2,15 @@
 //!
 //! Up to 1.16, reading the properties makes libcufile read its configuration again. Up to 1.15, a transfer of another
 //! thread then divides by one of the settings, and the process ends (`SIGFPE`). In 1.14 to 1.16, libcufile loses the
-//! parameters that the program set, until the next opening. So this module reads the properties once, before the
-//! first driver opens. After each opening, it corrects those that are parameters.
+//! parameters that the program set, until the next opening. So the driver reads the properties once, before it
+//! opens first. After each opening, it corrects those that are parameters.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::library::{Feature, Library, Version};
-use crate::params::{Bytes, Param};
-use crate::properties::{Controls, DriverProperties};
+use crate::library::{Library, one_at_a_time};
+use crate::properties::DriverProperties;
+use crate::version::Version;
 
 /// The first version whose properties can be read at any time.
 const CAN_BE_ASKED: Version = Version { major: 1, minor: 17 };
@@ -41,25 +41,14 @@ pub(crate) fn ask_first(library: &Library) -> Result<Option<DriverProperties>> {
     }
 }
 
-/// Notes a newly opened driver, before it transfers anything, with the properties that [`ask_first`] has read. The
+/// Notes a newly opened driver, before it transfers anything, with the properties of a library that must not be asked. The
 /// caller makes sure that no other thread opens at the same time.
-///
-/// # Errors
-/// The failure to read the parameters. This notes no driver then.
-pub(crate) fn add(library: &Library, asked: Option<DriverProperties>) -> Result<()> {
-    let mut properties = asked.or_else(|| properties(library));
-    if let Some(properties) = &mut properties
-        && check_none(library).is_ok()
-        && library.supports(Feature::Parameters)
-    {
-        take_over_parameters(properties, library)?;
-    }
+pub(crate) fn add(library: &Library, properties: Option<DriverProperties>) {
     let mut all = all();
     match find(&mut all, library) {
         Some(opened) => (opened.drivers, opened.properties) = (opened.drivers + 1, properties),
         None => all.push(Opened { library: library.clone(), drivers: 1, properties }),
     }
-    Ok(())
 }
 
 /// Notes that a driver has closed.
@@ -70,8 +59,20 @@ pub(crate) fn remove(library: &Library) {
 }
 
 /// Returns the properties of a library that must not be asked.
-pub(crate) fn properties(library: &Library) -> Option<DriverProperties> {
+pub(crate) fn known(library: &Library) -> Option<DriverProperties> {
     find(&mut all(), library)?.properties.clone()
+}
+
+/// Returns the properties of the library of an open driver.
+///
+/// # Errors
+/// libcufile's error.
+pub(crate) fn properties(library: &Library) -> Result<DriverProperties> {
+    if let Some(known) = known(library) {
+        return Ok(known);
+    }
+    let _turn = one_at_a_time()?;
+    DriverProperties::ask(library)
 }
 
 /// # Errors
@@ -83,26 +84,6 @@ pub(crate) fn check_none(library: &Library) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Replaces values from the configuration by the parameters that the driver opened with.
-fn take_over_parameters(properties: &mut DriverProperties, library: &Library) -> Result<()> {
-    let params = library.params();
-    let Bytes(poll_threshold) = params.get(Param::POLL_THRESHOLD)?;
-    let Bytes(max_direct_io) = params.get(Param::MAX_DIRECT_IO_SIZE)?;
-    let Bytes(max_device_cache) = params.get(Param::MAX_DEVICE_CACHE_SIZE)?;
-    let Bytes(per_buffer_cache) = params.get(Param::PER_BUFFER_CACHE_SIZE)?;
-    let Bytes(max_device_pinned) = params.get(Param::MAX_DEVICE_PINNED_MEMORY)?;
-    properties.poll_threshold_bytes = poll_threshold;
-    properties.max_direct_io_bytes = max_direct_io;
-    properties.max_device_cache_bytes = max_device_cache;
-    properties.per_buffer_cache_bytes = per_buffer_cache;
-    properties.max_device_pinned_bytes = max_device_pinned;
-    properties.max_batch_entries = params.get(Param::MAX_BATCH_ENTRIES)? as u32;
-    properties.max_batch_timeout = params.get(Param::BATCH_TIMEOUT)?;
-    properties.controls.set(Controls::POLL_MODE, params.get(Param::USE_POLL_MODE)?);
-    properties.controls.set(Controls::COMPAT_MODE, params.get(Param::ALLOW_COMPAT_MODE)?);
-    Ok(())
 }
 
 fn find<'a>(all: &'a mut [Opened], library: &Library) -> Option<&'a mut Opened> {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cuda::Context;
+use crate::context::Context;
 use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::{Part, part_of_a_buffer};
 

@@ -32,8 +32,9 @@ use cufile_sys::{
 
 use crate::cuda::Cuda;
 use crate::error::{Error, OpError, Result, check};
-use crate::library::{Library, Version, newer, one_at_a_time};
+use crate::library::{Library, newer, one_at_a_time};
 use crate::opened;
+use crate::version::Version;
 
 /// A parameter and the type of its value: [`Bytes`], `u64` for a number of things, [`Duration`], `bool` or `String`.
 pub struct Param<T> {

@@ -8,9 +8,8 @@ use cufile_sys::{
 };
 
 use crate::error::{Result, check};
-use crate::library::{Library, one_at_a_time};
+use crate::library::Library;
 use crate::memory::filled;
-use crate::opened;
 
 /// The abilities and settings of the open driver (`CUfileDrvProps_t`). Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,15 +118,7 @@ bitflags::bitflags! {
 }
 
 impl DriverProperties {
-    pub(crate) fn get(library: &Library) -> Result<Self> {
-        if let Some(known) = opened::properties(library) {
-            return Ok(known);
-        }
-        let _turn = one_at_a_time()?;
-        Self::ask(library)
-    }
-
-    /// Asks libcufile. The caller holds [the lock](one_at_a_time).
+    /// Asks libcufile. The caller holds [the lock](crate::library::one_at_a_time).
     pub(crate) fn ask(library: &Library) -> Result<Self> {
         let get = library.functions().cuFileDriverGetProperties;
         // SAFETY: a struct of integers; the pointer outlives the call.

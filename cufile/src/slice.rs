@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
-use crate::cuda::{Context, Device};
+use crate::context::Context;
 use crate::memory::{IoBuf, IoBufMut};
 
 /// A part of a buffer, for transfers like those of the whole.
@@ -55,11 +55,11 @@ impl Part {
     }
 
     /// Returns device memory that other code allocated.
-    fn foreign(device: &Device, ptr: *mut u8, len_bytes: usize) -> Self {
+    fn foreign(context: Context, ptr: *mut u8, len_bytes: usize) -> Self {
         Self {
             ptr,
             len_bytes,
-            context: Some(device.context()),
+            context: Some(context),
             is_host_accessible: false,
             is_registered: false,
             base_offset: 0,
@@ -109,14 +109,12 @@ impl<'a> BufSlice<'a> {
         Self { part: Part::whole(buffer).part(range), buffer: PhantomData }
     }
 
-    /// Returns device memory that other code allocated, such as that of a PyTorch tensor: `len_bytes` bytes
-    /// from `ptr`.
+    /// Returns memory of a context that other code allocated.
     ///
     /// # Safety
-    /// The bytes must be memory of the device's primary context. As long as the value or copies of it live,
-    /// nothing may free or write them.
-    pub unsafe fn from_device(device: &'a Device, ptr: *const u8, len_bytes: usize) -> Self {
-        Self { part: Part::foreign(device, ptr.cast_mut(), len_bytes), buffer: PhantomData }
+    /// As for [`from_device`](Self::from_device), by whose rules the lifetime is chosen.
+    pub(crate) unsafe fn foreign(context: Context, ptr: *const u8, len_bytes: usize) -> Self {
+        Self { part: Part::foreign(context, ptr.cast_mut(), len_bytes), buffer: PhantomData }
     }
 
     /// Returns the bytes of this part in `range`.
@@ -137,24 +135,12 @@ impl<'a> BufSliceMut<'a> {
         Self { part: Part::whole_mut(buffer).part(range), buffer: PhantomData }
     }
 
-    /// Returns device memory that other code allocated, such as that of a PyTorch tensor: `len_bytes` bytes
-    /// from `ptr`.
-    ///
-    /// ```no_run
-    /// # use cufile::{BufSliceMut, Driver, FileHandle, Result};
-    /// # fn read(driver: &Driver, file: &FileHandle, data_ptr: *mut u8, len_bytes: usize) -> Result<usize> {
-    /// let device = driver.cuda().device(0)?;
-    /// // SAFETY: the tensor's memory, and the tensor is not used before the read has returned.
-    /// let mut tensor = unsafe { BufSliceMut::from_device(&device, data_ptr, len_bytes) };
-    /// file.read_at(&mut tensor, 0)
-    /// # }
-    /// ```
+    /// Returns memory of a context that other code allocated.
     ///
     /// # Safety
-    /// The bytes must be memory of the device's primary context. As long as the value lives, nothing else may
-    /// free or use them.
-    pub unsafe fn from_device(device: &'a Device, ptr: *mut u8, len_bytes: usize) -> Self {
-        Self { part: Part::foreign(device, ptr, len_bytes), buffer: PhantomData }
+    /// As for [`from_device`](Self::from_device), by whose rules the lifetime is chosen.
+    pub(crate) unsafe fn foreign(context: Context, ptr: *mut u8, len_bytes: usize) -> Self {
+        Self { part: Part::foreign(context, ptr, len_bytes), buffer: PhantomData }
     }
 
     /// Returns the bytes of this part in `range`, for reading.

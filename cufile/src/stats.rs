@@ -26,7 +26,8 @@ use cufile_sys::{
 
 use crate::driver::Driver;
 use crate::error::{OpError, Result, check};
-use crate::library::{Version, newer};
+use crate::library::newer;
+use crate::version::Version;
 
 /// The level of libcufile's counting. Each level includes those before it, and costs more time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

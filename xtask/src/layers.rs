@@ -12,7 +12,7 @@ use crate::workspace::workspace;
 /// The folders of sources that have layers, and these from the top, each with its modules; `crate` is the file of the crate
 /// itself. A module without a name here belongs to the layer of the module around it. After moving a module, change its
 /// name here; a layer may also be split into several.
-const LAYERS: [(&str, &str); 4] = [
+const LAYERS: [(&str, &str); 5] = [
     (
         "gpufile/src",
         "
@@ -39,6 +39,30 @@ const LAYERS: [(&str, &str); 4] = [
         open_file
         ranks
         settings available memory gpus kernels processors bounce outcome route page_cache error bytes
+        ",
+    ),
+    (
+        "cufile/src",
+        "
+        crate
+        values
+        cudarc scope
+        batch stream userspace_fs vectored
+        handle buffer
+        stats topology p2p
+        builder
+        driver
+        params
+        opened
+        properties
+        cuda
+        library
+        file_info slice owned_part
+        memory
+        context callback
+        patience failed
+        error fork
+        version
         ",
     ),
     (

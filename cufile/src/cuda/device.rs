@@ -8,6 +8,7 @@ use std::{fmt, ptr};
 use cuda_rt_sys::driver::{CUcontext, CUdevice, CUdevice_attribute, CUresult};
 
 use super::{Cuda, DeviceBuffer, Event, ManagedBuffer, Module, PinnedBuffer, Stream};
+use crate::context::{Context, Libcuda};
 use crate::error::{Error, Result, check_driver, check_runtime};
 
 /// A GPU and its primary context, which lives as long as any object made on the device.
@@ -36,48 +37,17 @@ impl Drop for Retained {
     }
 }
 
-/// The CUDA context of memory, which must be current on a thread that transfers this memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Context {
-    raw: CUcontext,
-    /// The libcuda that it belongs to, if known: a process may have loaded several.
-    libcuda: Option<Libcuda>,
+#[inline]
+fn libcuda(cuda: &Cuda) -> Libcuda {
+    Libcuda(cuda.driver().cuCtxPushCurrent_v2 as usize)
 }
-
-/// A loaded libcuda, identified by the address of a function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Libcuda(usize);
-
-impl Libcuda {
-    #[inline]
-    fn of(cuda: &Cuda) -> Self {
-        Self(cuda.driver().cuCtxPushCurrent_v2 as usize)
-    }
-}
-
-// SAFETY: a token, which CUDA lets any thread make current.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
 
 impl Context {
-    /// # Safety
-    /// `context` must stay valid as long as memory that names it. It must belong to the libcuda of each
-    /// [`Cuda`] and [`Driver`](crate::Driver) that the memory is used with.
-    pub unsafe fn from_raw(context: CUcontext) -> Self {
-        Self { raw: context, libcuda: None }
-    }
-
-    /// Returns C's handle.
-    pub fn as_raw(self) -> CUcontext {
-        self.raw
-    }
-
     /// Makes this context current on the calling thread until the guard is dropped.
     #[inline]
     pub(crate) fn enter(self, cuda: &Cuda) -> Result<Entered<'_>> {
         cuda.check_alive()?;
-        if self.libcuda.is_some_and(|libcuda| libcuda != Libcuda::of(cuda)) {
+        if !self.may_be_of(libcuda(cuda)) {
             return Err(Error::invalid(
                 "cuCtxPushCurrent",
                 "the memory or stream belongs to another libcuda than the one in use",
@@ -86,11 +56,11 @@ impl Context {
         let mut current = ptr::null_mut();
         // SAFETY: `current` outlives the call; CUDA is initialised.
         check_driver("cuCtxGetCurrent", unsafe { (cuda.driver().cuCtxGetCurrent)(&mut current) })?;
-        if current == self.raw {
+        if current == self.as_raw() {
             return Ok(Entered(None, PhantomData));
         }
         // SAFETY: a `Context` is valid as long as the memory that names it, which the caller holds, and of this libcuda.
-        check_driver("cuCtxPushCurrent", unsafe { (cuda.driver().cuCtxPushCurrent_v2)(self.raw) })?;
+        check_driver("cuCtxPushCurrent", unsafe { (cuda.driver().cuCtxPushCurrent_v2)(self.as_raw()) })?;
         Ok(Entered(Some(cuda), PhantomData))
     }
 }
@@ -142,7 +112,7 @@ impl Device {
 
     /// Returns the device's primary context.
     pub fn context(&self) -> Context {
-        Context { raw: self.0.context, libcuda: Some(Libcuda::of(&self.0.cuda)) }
+        Context::of(self.0.context, libcuda(&self.0.cuda))
     }
 
     /// Makes the device's primary context current on the calling thread until the guard is dropped

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::{Context, Device};
 use crate::memory::{IoBuf, IoBufMut};
+use crate::slice::{BufSlice, BufSliceMut};
 
 /// Device memory of another library, with the value that keeps it allocated.
 ///
@@ -101,5 +102,41 @@ unsafe impl<O> IoBufMut for DeviceMemory<O> {
 impl<O> fmt::Debug for DeviceMemory<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DeviceMemory({} bytes at {:p} on {:?})", self.len_bytes, self.ptr, self.device)
+    }
+}
+
+impl<'a> BufSlice<'a> {
+    /// Returns device memory that other code allocated, such as that of a PyTorch tensor: `len_bytes` bytes
+    /// from `ptr`.
+    ///
+    /// # Safety
+    /// The bytes must be memory of the device's primary context. As long as the value or copies of it live,
+    /// nothing may free or write them.
+    pub unsafe fn from_device(device: &'a Device, ptr: *const u8, len_bytes: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::foreign(device.context(), ptr, len_bytes) }
+    }
+}
+
+impl<'a> BufSliceMut<'a> {
+    /// Returns device memory that other code allocated, such as that of a PyTorch tensor: `len_bytes` bytes
+    /// from `ptr`.
+    ///
+    /// ```no_run
+    /// # use cufile::{BufSliceMut, Driver, FileHandle, Result};
+    /// # fn read(driver: &Driver, file: &FileHandle, data_ptr: *mut u8, len_bytes: usize) -> Result<usize> {
+    /// let device = driver.cuda().device(0)?;
+    /// // SAFETY: the tensor's memory, and the tensor is not used before the read has returned.
+    /// let mut tensor = unsafe { BufSliceMut::from_device(&device, data_ptr, len_bytes) };
+    /// file.read_at(&mut tensor, 0)
+    /// # }
+    /// ```
+    ///
+    /// # Safety
+    /// The bytes must be memory of the device's primary context. As long as the value lives, nothing else may
+    /// free or use them.
+    pub unsafe fn from_device(device: &'a Device, ptr: *mut u8, len_bytes: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::foreign(device.context(), ptr, len_bytes) }
     }
 }

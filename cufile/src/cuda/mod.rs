@@ -32,7 +32,8 @@ use cuda_rt_sys::{driver, runtime};
 /// The types and functions of CUDA, for codes and raw handles.
 pub use cuda_rt_sys as sys;
 
-pub use device::{Context, Device, Entered};
+pub use crate::context::Context;
+pub use device::{Device, Entered};
 pub use foreign::DeviceMemory;
 pub use kernel::{Kernel, KernelArgument, Module};
 pub use mapped::MappedBuffer;
