@@ -247,9 +247,8 @@
 mod available;
 mod bounce;
 mod bytes;
-#[cfg(feature = "cli")]
 #[doc(hidden)]
-pub mod cli;
+pub mod cli_support;
 mod each;
 mod engine;
 mod error;

@@ -429,8 +429,7 @@ const VARIABLES: &[Variable] = &[
 ];
 
 /// Returns each name that sets something, with the name that decides if both are set.
-#[cfg(feature = "cli")]
-pub(crate) fn variable_names() -> impl Iterator<Item = (&'static str, &'static str)> {
+pub fn variable_names() -> impl Iterator<Item = (&'static str, &'static str)> {
     VARIABLES.iter().flat_map(|variable| {
         std::iter::once(&variable.name).chain(variable.kvikio).map(|name| (*name, variable.name))
     })

@@ -17,7 +17,7 @@ pub fn run(folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let mut count = 0;
-    let tests_build = ["test", "--no-run", "--workspace", "--exclude", "xtask", "--features", "gpufile/cli"];
+    let tests_build = ["test", "--no-run", "--workspace", "--exclude", "xtask"];
     for artifact in artifacts::build(&[&tests_build[..], &["--profile", PROFILE]].concat())? {
         let target = match artifact.kind.as_str() {
             "example" => examples.join(&artifact.name),
@@ -30,9 +30,9 @@ pub fn run(folder: &Path) -> Result<()> {
         fs::copy(&artifact.path, &target).with_context(|| target.display().to_string())?;
         count += 1;
     }
-    for (program, features) in [("xtask", &[][..]), ("gpufile", &["--features", "cli"])] {
-        let build = ["build", "--package", program, "--bin", program, "--profile", PROFILE];
-        for artifact in artifacts::build(&[&build[..], features].concat())? {
+    for (package, program) in [("xtask", "xtask"), ("gpufile-cli", "gpufile")] {
+        let build = ["build", "--package", package, "--bin", program, "--profile", PROFILE];
+        for artifact in artifacts::build(&build)? {
             if artifact.kind == "bin" {
                 fs::copy(&artifact.path, folder.join(program))?;
             }

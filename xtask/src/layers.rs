@@ -12,11 +12,11 @@ use crate::workspace::workspace;
 /// The folders of sources that have layers, and these from the top, each with its modules; `crate` is the file of the crate
 /// itself. A module without a name here belongs to the layer of the module around it. After moving a module, change its
 /// name here; a layer may also be split into several.
-const LAYERS: [(&str, &str); 5] = [
+const LAYERS: [(&str, &str); 6] = [
     (
         "gpufile/src",
         "
-        cli
+        cli_support
         formats
         options many each mapped owned owned_lists future stream_io registration
         file
@@ -39,6 +39,20 @@ const LAYERS: [(&str, &str); 5] = [
         open_file
         ranks
         settings available memory gpus kernels processors bounce outcome route page_cache error bytes
+        ",
+    ),
+    (
+        "gpufile-cli/src",
+        "
+        bench cache check cp load ls pages top usage verify
+        check/json check/text check/verdict check/words
+        check/features check/outcome check/page
+        check/attempt check/cause
+        check/machine check/storage check/target
+        check/block check/cufile_json check/gpus check/kernel check/libraries check/mounts check/network check/variables
+        check/nvidia_fs check/pci
+        check/acs check/root
+        files interrupt model nvidia_fs progress standard_streams table target units
         ",
     ),
     (

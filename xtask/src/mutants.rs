@@ -47,6 +47,8 @@ impl Options {
     }
 }
 
+/// The packages that have mutants.
+const PACKAGES: [&str; 3] = ["cufile", "gpufile", "gpufile-cli"];
 /// The package of the tests across crates.
 const TESTS: &str = "cufile-tests";
 
@@ -75,14 +77,14 @@ pub fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     let mut total = Outcomes::default();
-    for package in ["cufile", "gpufile"] {
+    for package in PACKAGES {
         let is_here = |name: &&String| name.starts_with(&format!("{package}/"));
         let mut left: Vec<_> = sample.iter().filter(is_here).cloned().collect();
         let (about, others) = tree.tests_about(package)?;
         for (packages, targets) in [
             (&[package][..], vec!["--lib".to_owned()]),
             (&[package, TESTS], about),
-            (&["cufile", "gpufile", TESTS], others),
+            (&[&PACKAGES[..], &[TESTS]].concat(), others),
         ] {
             let outcomes = tree.test(&all, &left, packages, &targets)?;
             total.unviable.extend(outcomes.unviable);
@@ -182,18 +184,23 @@ impl Tree {
         Ok(listed.iter().filter_map(|mutant| mutant["name"].as_str().map(str::to_owned)).collect())
     }
 
-    /// Returns the tests in `tests/tests` that are about this crate, and all other tests except those inside of
-    /// it.
+    /// Returns the tests outside of this crate's sources that are about it, and all others. Tests in `tests/tests` are about
+    /// one of the libraries. The tests about the program are its own.
     fn tests_about(&self, package: &str) -> Result<(Vec<String>, Vec<String>)> {
         let (mut about, mut others) = (Vec::new(), vec!["--lib".to_owned(), "--bins".to_owned()]);
-        for folder in ["cufile/tests", "gpufile/tests", "tests/tests"] {
+        for folder in ["cufile/tests", "gpufile/tests", "gpufile-cli/tests", "tests/tests"] {
             for entry in fs::read_dir(self.0.join(folder))? {
                 let path = entry?.path();
                 let root = if path.is_dir() { path.join("main.rs") } else { path.clone() };
                 let (Some(name), Ok(text)) = (path.file_stem(), fs::read_to_string(&root)) else { continue };
-                let is_about = folder == "tests/tests"
-                    && path.is_file()
-                    && text.contains("gpufile::") == (package == "gpufile");
+                let is_about = match package {
+                    "gpufile-cli" => folder == "gpufile-cli/tests",
+                    _ => {
+                        folder == "tests/tests"
+                            && path.is_file()
+                            && text.contains("gpufile::") == (package == "gpufile")
+                    }
+                };
                 let arguments = if is_about { &mut about } else { &mut others };
                 arguments.push(format!("--test={}", name.to_string_lossy()));
             }

@@ -31,9 +31,9 @@ mod head;
 mod memory;
 pub mod npy;
 mod random;
-mod regular;
+pub(crate) mod regular;
 pub mod safetensors;
-mod save;
+pub(crate) mod save;
 mod visible;
 #[cfg(feature = "zarr")]
 pub mod zarr;
@@ -42,8 +42,3 @@ pub use dtype::Dtype;
 pub use error::{Error, FormatError, Result};
 pub use save::{InPlace, SaveOptions};
 pub use visible::visible;
-#[cfg(feature = "cli")]
-pub(crate) use {
-    regular::open_unblocked,
-    save::{Access, kind as kind_of_file, save as save_file},
-};

@@ -32,7 +32,7 @@ pub(super) fn open_plain(path: &Path) -> crate::Result<fs::File> {
 }
 
 /// Opens without waiting for the other end of a pipe, or for a device.
-pub(crate) fn open_unblocked(path: &Path) -> io::Result<fs::File> {
+pub fn open_unblocked(path: &Path) -> io::Result<fs::File> {
     let file = match fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         // A process holds a lease of the file, which only regular files have. A blocking open waits until it ends.
         Err(error) if error.kind() == ErrorKind::WouldBlock && fs::metadata(path)?.is_file() => {

@@ -106,7 +106,7 @@ fn nothing_is_direct(gpus: &Gpus) -> bool {
 ///
 /// The first result holds for the process, because looking takes longer than opening and reading a small
 /// file.
-pub(crate) fn direct_is_thinkable() -> bool {
+fn direct_is_thinkable() -> bool {
     static IS_THINKABLE: LazyLock<bool> = LazyLock::new(|| {
         let devices = Path::new("/sys/bus/pci/devices");
         Path::new("/proc/driver/nvidia-fs").exists() || a_gpu_offers_p2p_memory(devices).unwrap_or(false)

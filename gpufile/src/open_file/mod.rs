@@ -20,8 +20,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::{fs, io};
 
 pub(crate) use device_route::best_route;
-#[cfg(feature = "cli")]
-pub(crate) use device_route::direct_is_thinkable;
 pub(crate) use direct::{Direct, open_flags};
 pub(crate) use mapping::{Mapping, Span};
 pub(crate) use method::Method;

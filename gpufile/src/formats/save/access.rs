@@ -37,7 +37,6 @@ impl Access {
     }
 
     /// Leaves the owner out.
-    #[cfg(feature = "cli")]
     pub fn without_owner(self) -> Self {
         Self { owner: None, ..self }
     }

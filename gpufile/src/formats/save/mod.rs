@@ -13,6 +13,7 @@
 
 mod access;
 mod at;
+mod copy;
 mod folder;
 mod leftovers;
 mod lock;
@@ -25,7 +26,8 @@ mod temporary;
 
 use std::path::{Path, PathBuf};
 
-pub(crate) use access::Access;
+pub(super) use access::Access;
+pub use copy::save_copy;
 #[cfg(feature = "zarr")]
 pub(super) use folder::sync_folder;
 pub(super) use folder::{Folder, no_file_name};
@@ -35,8 +37,7 @@ pub(super) use names::target_of;
 pub use options::SaveOptions;
 pub(super) use outcome::After;
 pub use outcome::InPlace;
-#[cfg(feature = "cli")]
-pub(crate) use target::kind;
+pub use target::kind;
 pub(super) use temporary::{New, Temporary};
 
 use super::{Error, Result};

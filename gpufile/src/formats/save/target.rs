@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use crate::Cause;
 
 /// Returns the words for a kind of file that is not a regular one.
-pub(crate) fn kind(file_type: FileType) -> &'static str {
+pub fn kind(file_type: FileType) -> &'static str {
     match file_type {
         kind if kind.is_dir() => "a folder",
         kind if kind.is_fifo() => "a FIFO",

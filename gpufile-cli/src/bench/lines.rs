@@ -1,0 +1,49 @@
+//! The lines of the named cases, as text or JSON.
+
+use std::io;
+
+use serde_json::{Value, json};
+
+use super::cases::Case;
+use super::timing::Measured;
+use super::{Result, one_line};
+use crate::table::{print, print_json};
+
+/// The lines of the named cases.
+pub struct Lines {
+    is_json: bool,
+    /// The lines so far, for JSON.
+    values: Vec<Value>,
+}
+
+impl Lines {
+    pub fn new(is_json: bool) -> Self {
+        Self { is_json, values: Vec::new() }
+    }
+
+    /// Prints the line of one case and number of threads, or keeps it for [`end`](Self::end).
+    pub fn line(&mut self, case: &Case, threads: usize, outcome: Result<Measured>) -> io::Result<()> {
+        let mut fields = vec![("peer", json!(case.peer)), ("case", json!(case.name))];
+        match outcome {
+            Ok(measured) if self.is_json => fields.extend(measured.fields(threads)),
+            Err(error) if self.is_json => {
+                fields.extend([("threads", json!(threads)), ("error", json!(one_line(&error)))]);
+            }
+            outcome => {
+                let rest = match outcome {
+                    Ok(measured) => measured.line(threads),
+                    Err(error) => format!("threads={threads} error={}", one_line(&error)),
+                };
+                return print(&format!("peer={} case={} {rest}\n", case.peer, case.name));
+            }
+        }
+        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value));
+        self.values.push(Value::Object(fields.collect()));
+        Ok(())
+    }
+
+    /// Prints all of JSON.
+    pub fn end(self) -> io::Result<()> {
+        if self.is_json { print_json(&Value::Array(self.values)) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,337 @@
+//! `gpufile bench`: a workload of [`workload`], or named cases.
+//!
+//! Each named case and number of threads prints a line in the format of the programs in `benches/peers`:
+//!
+//! ```text
+//! peer=NAME case=CASE size=BYTES ops=N threads=T seconds=S best=S gbps=G us_per_op=U cpu=S
+//! peer=NAME case=CASE threads=T error=TEXT TO THE END OF THE LINE
+//! ```
+//!
+//! - `seconds` is the median of the repetitions. `gbps` and `us_per_op` follow from it.
+//! - `best` is the fastest repetition.
+//! - `cpu` is the CPU seconds, user and system, that the process spent during the fastest repetition.
+//! - `threads=0` leaves the number of threads to the engine.
+//!
+//! This module has the command line and the order of events. [`cases`] has the table. [`reads`], [`writes`], [`blocks`],
+//! [`several`] and [`models`] have the measurements. [`memory`] has the buffers, and compares them with the file.
+//! [`fresh`] has the files beside FILE. [`timing`] has the clock, and [`lines`] prints.
+
+mod blocks;
+mod cases;
+mod fresh;
+mod lines;
+mod memory;
+mod models;
+mod reads;
+mod several;
+mod timing;
+mod workload;
+mod writes;
+
+use std::error::Error;
+use std::fmt::Display;
+use std::fs;
+use std::io::{Write, stdout};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread::{self, Scope, ScopedJoinHandle};
+
+use gpufile::cuda::{Cuda, Device};
+use gpufile::{Engine, File, OpenOptions, Settings};
+use serde_json::json;
+
+use crate::progress::Bar;
+use crate::table::print_json;
+use crate::{Failure, complain};
+use cases::{CASES, Case, Run};
+use lines::Lines;
+use memory::DeviceMemory;
+use workload::WorkloadArgs;
+
+/// The result of a case or a part of one.
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const GIB: usize = 1 << 30;
+
+/// The parameters that every case gets.
+struct Bench {
+    path: PathBuf,
+    /// A multiple of 16 MiB. The rest of the file stays untouched.
+    file_bytes: usize,
+    repeats: usize,
+    settings: Settings,
+}
+
+impl Bench {
+    /// Returns an engine with this number of threads. 0 leaves the number to the settings.
+    fn engine(&self, threads: usize) -> Engine {
+        let builder = Engine::builder().settings(self.settings.clone());
+        if threads == 0 { builder.build() } else { builder.threads(threads).build() }
+    }
+
+    /// Returns options that open files for reading, with a new engine.
+    fn options(&self, threads: usize) -> OpenOptions {
+        File::options().read(true).engine(&self.engine(threads))
+    }
+
+    /// Returns the number of bytes of device memory that the cases share. They are enough for all of each case. For a
+    /// small file they are enough for a part of some cases.
+    fn device_bytes(&self) -> usize {
+        if self.file_bytes < GIB { self.file_bytes } else { self.file_bytes.max(2 * GIB) }
+    }
+}
+
+/// Measures transfers: named cases on a file, or a workload.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpufile bench /data                            a new file in /data, with all patterns
+  gpufile bench /data -I randread -i 4k,64k -w 1,8 -T 5 --svg speeds.svg
+  gpufile bench model.bin --repeats 5 read scatter
+  gpufile bench model.bin --gpu 0,1 gpus         the cases of several GPUs, which only run if named
+
+Without --io, an existing file is only read. The letters and numbers of gdsio mean the same.
+With --overwrite, named cases write the bytes that the file holds. They need a file of 16 MiB or
+more, and make and remove files FILE.fresh-*.")]
+pub struct Args {
+    /// The file, or a folder for a new one, which is removed afterwards.
+    #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"])]
+    path: Option<PathBuf>,
+    /// Cases or groups of them, such as `scatter`; all without a workload.
+    #[arg(value_name = "CASE", value_parser = case)]
+    cases: Vec<String>,
+    /// The file, as gdsio takes it.
+    #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "dir")]
+    file: Option<PathBuf>,
+    /// The folder for a new file, as gdsio takes it.
+    #[arg(short = 'D', long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Allows to write to an existing file; a workload destroys its bytes.
+    #[arg(long)]
+    overwrite: bool,
+    /// Repeats each case after a warm-up [default: 3].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    repeats: Option<u16>,
+    /// Gives the engine T threads; 0 is its default.
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: Option<u16>,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
+    /// Lists the cases.
+    #[arg(long)]
+    list: bool,
+    #[command(flatten, next_help_heading = "Workload")]
+    workload: WorkloadArgs,
+}
+
+/// Returns the name if it is one of a case or a group.
+fn case(name: &str) -> Result<String, String> {
+    match CASES.iter().any(|case| names(name, case.name)) {
+        true => Ok(name.to_owned()),
+        false => Err("`gpufile bench --list` lists the cases".to_owned()),
+    }
+}
+
+/// Prints the names of all cases.
+fn list(is_json: bool) -> Result<ExitCode, Failure> {
+    let mut cases: Vec<_> = CASES.iter().collect();
+    cases.dedup_by_key(|case| case.name);
+    if is_json {
+        let of_case = |case: &&Case| json!({ "case": case.name, "overwrites": case.overwrites });
+        print_json(&cases.iter().map(of_case).collect())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for case in cases {
+        writeln!(stdout(), "{}{}", case.name, if case.overwrites { "  (with --overwrite)" } else { "" })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the names of the cases that overwrite the file.
+fn overwriting(cases: &[&Case]) -> String {
+    let names: Vec<_> = cases.iter().filter(|case| case.overwrites).map(|case| case.name).collect();
+    names.join(", ")
+}
+
+/// Returns the file or folder, and the names of cases. After --file or --dir, all words are cases.
+fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
+    let Args { path, file, dir, cases, .. } = arguments;
+    let Some(named) = file.as_deref().or(dir.as_deref()) else {
+        return Ok(path.as_deref().map(|path| (path, cases.clone())));
+    };
+    let mut cases = cases.clone();
+    if let Some(first) = path {
+        let problem =
+            |hint| Failure::Usage(format!("{named:?} is the path, and {first:?} is no case: {hint}"));
+        cases.insert(0, case(&first.to_string_lossy()).map_err(problem)?);
+    }
+    Ok(Some((named, cases)))
+}
+
+/// Returns the cases that the command line names.
+fn chosen(wanted: &[String], may_overwrite: bool) -> Result<Vec<&'static Case>, Failure> {
+    if !may_overwrite && let Some(name) = wanted.iter().find(|name| is_overwriting(name)) {
+        return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to allow that")));
+    }
+    // The cases of several GPUs need as much memory on each, so they run only if they are named.
+    let is_wanted = |case: &&Case| match wanted {
+        [] => !matches!(case.run, Run::Gpus(_)),
+        wanted => wanted.iter().any(|name| names(name, case.name)),
+    };
+    Ok(CASES.iter().filter(is_wanted).collect())
+}
+
+fn is_overwriting(name: &str) -> bool {
+    CASES.iter().any(|case| case.name == name && case.overwrites)
+}
+
+/// Returns true if `wanted` names the case, or a group with the case: `scatter` for `scatter-4k`.
+fn names(wanted: &str, name: &str) -> bool {
+    let is_case = CASES.iter().any(|case| case.name == wanted);
+    name == wanted || !is_case && name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with('-'))
+}
+
+/// Measures what the command line names.
+pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    let target = target(arguments)?.filter(|_| !arguments.list);
+    let Some((path, cases)) = target else { return list(arguments.json) };
+    // The GPUs of named cases are no workload.
+    let memory = &arguments.workload.memory;
+    let no_workload = match cases.is_empty() || memory.host {
+        true => WorkloadArgs::default(),
+        false => WorkloadArgs { memory: memory.clone(), ..WorkloadArgs::default() },
+    };
+    if arguments.workload == no_workload && !path.is_dir() {
+        return named_cases(path, &cases, arguments);
+    }
+    if let Some(case) = cases.first() {
+        let problem =
+            format!("{case} is a named case: leave it out, or name a file without options of a workload");
+        return Err(Failure::Usage(problem));
+    }
+    if arguments.repeats.is_some() {
+        return Err(Failure::Usage("--repeats is for named cases: use --duration".to_owned()));
+    }
+    let Args { workload, threads, overwrite, json, .. } = arguments;
+    workload::run(path, workload, *threads, *overwrite, *json)
+}
+
+/// Runs the named cases.
+fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitCode, Failure> {
+    let mut cases = chosen(wanted, arguments.overwrite)?;
+    let bench = Bench {
+        file_bytes: file_bytes(path)?,
+        path: path.to_owned(),
+        repeats: usize::from(arguments.repeats.unwrap_or(3)),
+        settings: Settings::from_env().map_err(|error| Failure::Other(error.to_string()))?,
+    };
+    let mut out = Lines::new(arguments.json);
+    if bench.settings != Settings::default() {
+        complain(&format!("gpufile: set by the environment: {:?}", bench.settings));
+    }
+    let left_out = overwriting(&cases);
+    if !arguments.overwrite && !left_out.is_empty() {
+        let why = "because they overwrite FILE (add --overwrite to allow that)";
+        complain(&format!("gpufile: left out, {why}: {left_out}"));
+        cases.retain(|case| !case.overwrites);
+    }
+    // No engine exists before the first case, which measures how long one takes to start.
+    let (mut gpus, mut memory) = (Vec::new(), None);
+    if cases.iter().any(|case| !matches!(case.run, Run::Host(_))) {
+        let listed = &arguments.workload.memory.gpu;
+        match Cuda::load().and_then(|cuda| gpus_of(&cuda, listed)) {
+            Ok(found) => gpus = found,
+            Err(reason) if listed.is_empty() => {
+                complain(&format!("gpufile: no GPU, so only host cases run: {}", one_line(&reason)));
+            }
+            Err(reason) => return Err(Failure::Other(format!("cannot use --gpu: {}", one_line(&reason)))),
+        }
+    }
+    if cases.iter().any(|case| matches!(case.run, Run::Device(_)))
+        && let Some(first) = gpus.first()
+    {
+        memory = Some(DeviceMemory::new(first, bench.device_bytes())?);
+    }
+    let bar = Bar::of_steps(cases.len() as u64, "measuring");
+    let mut status = ExitCode::SUCCESS;
+    let threads = arguments.threads.map(usize::from);
+    for case in cases {
+        bar.say(case.name.to_owned());
+        for &threads in threads.as_ref().map_or(case.threads, std::slice::from_ref) {
+            let outcome = match (&case.run, &mut memory) {
+                (Run::Host(run), _) => run(&bench, threads),
+                (Run::Device(run), Some(memory)) => run(&bench, memory, threads),
+                (Run::Gpus(run), _) if !gpus.is_empty() => run(&bench, &gpus, threads),
+                (Run::Device(_) | Run::Gpus(_), _) => continue,
+            };
+            if outcome.is_err() {
+                status = ExitCode::FAILURE;
+            }
+            bar.hidden(|| out.line(case, threads, outcome))?;
+        }
+        bar.add(1);
+    }
+    drop(bar);
+    out.end()?;
+    Ok(status)
+}
+
+/// Returns the GPUs of a list, or all.
+fn gpus_of(cuda: &Cuda, listed: &[u32]) -> cufile::Result<Vec<Device>> {
+    match listed {
+        [] => (0..cuda.device_count()?).map(|ordinal| cuda.device(ordinal)).collect(),
+        listed => listed.iter().map(|ordinal| cuda.device(*ordinal)).collect(),
+    }
+}
+
+fn file_bytes(path: &Path) -> Result<usize, Failure> {
+    const UNIT: u64 = 16 << 20;
+    let failed = |problem: &dyn Display| Failure::Other(format!("{path:?}: {problem}"));
+    let metadata = fs::metadata(path).map_err(|error| failed(&error))?;
+    match metadata.len() / UNIT * UNIT {
+        _ if !metadata.is_file() => Err(failed(&"not a regular file; name one of 16 MiB or more")),
+        0 => {
+            Err(failed(&format_args!("{} bytes are too few; name a file of 16 MiB or more", metadata.len())))
+        }
+        bytes => usize::try_from(bytes).map_err(|error| failed(&error)),
+    }
+}
+
+/// Spawns a thread in a scope. `Scope::spawn` panics where there can be no more threads.
+fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    let spawned = thread::Builder::new().spawn_scoped(scope, work);
+    spawned.map_err(|error| format!("cannot start a thread: {error}").into())
+}
+
+fn one_line(text: &dyn Display) -> String {
+    text.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_selected_by_name_or_group() {
+        let selected = |wanted: &str| -> Vec<&str> {
+            CASES.iter().map(|case| case.name).filter(|name| names(wanted, name)).collect()
+        };
+        assert_eq!(selected("read"), ["read"]);
+        assert_eq!(selected("scatter-4k"), ["scatter-4k"]);
+        assert_eq!(selected("scatter").len(), 5);
+        assert_eq!(selected("write"), ["write-over", "write-over-clean", "write-fresh", "write-fresh-files"]);
+        assert_eq!(selected("writ"), [""; 0]);
+        assert_eq!(selected(""), [""; 0]);
+    }
+
+    #[test]
+    fn first_byte_is_the_first_case() {
+        assert_eq!(CASES[0].name, "first-byte");
+    }
+}

@@ -1,0 +1,178 @@
+//! The cases that load a model to several GPUs, and save it from there.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::{fs, mem};
+
+use gpufile::IoRange;
+use gpufile::cuda::Device;
+use gpufile::formats::safetensors::{
+    self, Checkpoint, Cut, PartView, PlacedTensors, Placement, Share, TensorData,
+};
+use gpufile::formats::{Dtype, SaveOptions};
+
+use super::fresh::Fresh;
+use super::memory::{DeviceMemory, compare};
+use super::timing::{Measured, timed};
+use super::{Bench, MIB, Result};
+use crate::interrupt::Unfinished;
+
+/// The length of a row of each matrix, in elements and in bytes.
+const COLUMNS: usize = 4096;
+const ROW_BYTES: usize = 2 * COLUMNS;
+
+/// A model of matrices beside FILE, with the bytes of FILE.
+struct Model {
+    checkpoint: Checkpoint,
+    len_bytes: usize,
+    /// Removes the file.
+    _fresh: Fresh,
+}
+
+impl Model {
+    fn new(bench: &Bench, gpu: &Device, threads: usize) -> Result<Self> {
+        let matrix_bytes = (bench.file_bytes / 16).min(64 * MIB) / ROW_BYTES * ROW_BYTES;
+        let count = bench.file_bytes / matrix_bytes;
+        let shape = [(matrix_bytes / ROW_BYTES) as u64, COLUMNS as u64];
+        let names: Vec<_> = (0..count).map(|number| format!("matrix.{number:05}")).collect();
+        let mut memory = DeviceMemory::new(gpu, bench.file_bytes)?;
+        memory.load(bench)?;
+        let part = |number| memory.part(number * matrix_bytes..(number + 1) * matrix_bytes);
+        let tensor = |(number, name)| TensorData::new(name, Dtype::BF16, &shape, part(number));
+        let tensors: Vec<_> = names.iter().map(String::as_str).enumerate().map(tensor).collect();
+        let fresh = Fresh::beside(&bench.path, 0);
+        let options = bench.options(threads);
+        // The saved file replaces this empty one.
+        fresh.create(&options.clone().write(true))?;
+        let saving = SaveOptions::new().files(&options).sync(false);
+        safetensors::save_with(&fresh.path, &tensors, BTreeMap::new(), &saving)?;
+        let checkpoint = Checkpoint::open_with(&fresh.path, &options)?;
+        Ok(Self { checkpoint, len_bytes: count * matrix_bytes, _fresh: fresh })
+    }
+
+    /// Fails unless the parts on each GPU are those of the file.
+    fn compare(&self, placed: &[PlacedTensors]) -> Result {
+        for on_gpu in placed {
+            let mut ranges = Vec::new();
+            for part in on_gpu.iter() {
+                let (_, header) = self.checkpoint.file_of(part.info.name).ok_or("a tensor of the model")?;
+                ranges.extend(ranges_of(&part, header.in_file(part.info.offsets.clone()).start));
+            }
+            if !ranges.is_empty() {
+                let (file, _) = self.checkpoint.files().next().ok_or("the model has a file")?;
+                compare(file.path(), on_gpu.buffer(), &ranges)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the runs of a part that are adjacent in the file. The tensor starts at `start` in the file, in bytes.
+fn ranges_of(part: &PartView<'_>, start: u64) -> Vec<IoRange> {
+    let len_bytes = part.info.len_bytes();
+    let Some(slice) = part.slice else {
+        return vec![IoRange {
+            file_offset: start,
+            buffer_offset: part.range.start,
+            len_bytes: part.range.len(),
+        }];
+    };
+    let outer: u64 = part.info.shape[..slice.axis].iter().product();
+    let axis = part.info.shape[slice.axis];
+    let index_bytes = len_bytes / outer / axis;
+    let run_bytes = (slice.range.end - slice.range.start) * index_bytes;
+    let run = |number| IoRange {
+        file_offset: start + (number * axis + slice.range.start) * index_bytes,
+        buffer_offset: part.range.start + (number * run_bytes) as usize,
+        len_bytes: run_bytes as usize,
+    };
+    (0..outer).map(run).collect()
+}
+
+/// Slices every second matrix by columns, and the others by rows.
+pub fn by_rows_and_columns() -> Placement {
+    Placement::by(|tensor| {
+        let is_odd = tensor.name.ends_with(['1', '3', '5', '7', '9']);
+        Share::Slice { axis: usize::from(is_odd), cut: Cut::Even }
+    })
+}
+
+/// Loads the model. The time includes allocation. `gbps` counts each byte of the model once.
+pub fn load_model(bench: &Bench, gpus: &[Device], threads: usize, placement: &Placement) -> Result<Measured> {
+    let model = Model::new(bench, &gpus[0], threads)?;
+    let mut placed = Vec::new();
+    let laps = bench.warm_laps(|| {
+        drop(mem::take(&mut placed));
+        timed(|| {
+            placed = model.checkpoint.load().placed(placement).to_devices(gpus)?;
+            Ok::<_, gpufile::formats::Error>(())
+        })
+    })?;
+    model.compare(&placed)?;
+    Ok(Measured { size: model.len_bytes, ops: 1, laps })
+}
+
+/// Saves the model from all GPUs, each a part of the tensors into a file of its own. The time does not include waiting
+/// for the storage.
+pub fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+    let model = Model::new(bench, &gpus[0], threads)?;
+    let placed = model.checkpoint.load().placed(&Placement::balanced()).to_devices(gpus)?;
+    let mut of_gpus: Vec<Vec<TensorData<'_>>> = Vec::new();
+    for on_gpu in &placed {
+        of_gpus.push(on_gpu.iter().filter_map(|part| part.to_save()).collect());
+    }
+    let shards: Vec<_> = of_gpus.iter().map(Vec::as_slice).collect();
+    let options = SaveOptions::new().files(&bench.options(threads)).sync(false);
+    let folder = Folder::beside(bench)?;
+    let mut saved = PathBuf::new();
+    let laps = bench.warm_laps(|| {
+        folder.empty()?;
+        timed(|| {
+            saved = safetensors::save_shards(
+                folder.0.join("saved.safetensors"),
+                &shards,
+                BTreeMap::new(),
+                &options,
+            )?;
+            Ok::<_, gpufile::formats::Error>(())
+        })
+    })?;
+    // The saved model is loaded again, and compared with the one that it was saved from.
+    let again = Checkpoint::open_with(&saved, &bench.options(threads))?;
+    for name in model.checkpoint.names() {
+        if again.read_tensor(name)? != model.checkpoint.read_tensor(name)? {
+            return Err(format!("the saved {name} has other bytes").into());
+        }
+    }
+    Ok(Measured { size: model.len_bytes, ops: 1, laps })
+}
+
+/// Saves the model from the first GPU into one file.
+pub fn save_one(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Measured> {
+    save_shards(bench, &gpus[..1], threads)
+}
+
+/// A folder beside FILE, which is removed with its files.
+struct Folder(PathBuf, #[expect(dead_code, reason = "a signal names it")] Unfinished);
+
+impl Folder {
+    fn beside(bench: &Bench) -> Result<Self> {
+        let path = Fresh::beside(&bench.path, 1).path.clone();
+        let ((), unfinished) = Unfinished::create(|| fs::create_dir(&path).map(|()| ((), path.clone())))?;
+        Ok(Self(path, unfinished))
+    }
+
+    fn empty(&self) -> Result {
+        for entry in fs::read_dir(&self.0)? {
+            fs::remove_file(entry?.path())?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // The measurement stands, whether or not the folder can be removed.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

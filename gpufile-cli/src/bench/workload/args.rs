@@ -1,0 +1,191 @@
+//! The options of a workload. NVIDIA's gdsio has the same letters, and numbers for some of the words.
+
+use std::time::Duration;
+
+use gpufile::{DirectIo, RoutePolicy};
+
+use crate::target::MemoryArgs;
+use crate::units::size;
+
+/// The options of a workload. Without any, `bench` runs its named cases.
+#[derive(clap::Args, Debug, Clone, Default, PartialEq)]
+pub struct WorkloadArgs {
+    /// Does read,write,randread,randwrite,mix,randmix [default: first 4].
+    #[arg(short = 'I', long, value_name = "IO,IO", value_delimiter = ',', value_parser = Io::parse)]
+    pub io: Vec<Io>,
+    /// Moves bytes by auto, cufile, posix, host.
+    #[arg(short = 'x', long, value_name = "VIA,VIA", value_delimiter = ',', value_parser = Via::parse)]
+    pub via: Vec<Via>,
+    /// Uses this much of the file for each GPU [default: 1GiB].
+    #[arg(short = 's', long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// Moves this much by a call [default: 64KiB,1MiB,16MiB].
+    #[arg(short = 'i', long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = size)]
+    pub io_size: Vec<u64>,
+    /// Calls from this many threads for each GPU [default: 4].
+    #[arg(short = 'w', long, value_name = "N,N", value_delimiter = ',', value_parser = count)]
+    pub workers: Vec<u64>,
+    /// Keeps this many transfers of a thread in flight [default: 1].
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = count)]
+    pub depth: Vec<u64>,
+    /// Runs for this time (10, 500ms, 2m), not once through the file.
+    #[arg(short = 'T', long, value_name = "TIME", value_parser = duration)]
+    pub duration: Option<Duration>,
+    /// Reads in this share of a mix, in percent [default: 70].
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub mix: Option<u8>,
+    /// Bypasses the page cache: auto, always, never.
+    #[arg(long, value_name = "WHEN", value_parser = direct)]
+    pub direct: Option<DirectIo>,
+    /// Drops the page cache before each run.
+    #[arg(long)]
+    pub cold: bool,
+    /// Compares all bytes. The speed includes that.
+    #[arg(short = 'V', long)]
+    pub verify: bool,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    /// Draws the speeds into this file.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<std::path::PathBuf>,
+    /// Prints CSV.
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+}
+
+/// The pattern of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Io {
+    pub reads: bool,
+    pub writes: bool,
+    pub is_random: bool,
+}
+
+impl Io {
+    pub const READ: Self = Self { reads: true, writes: false, is_random: false };
+    pub const WRITE: Self = Self { reads: false, writes: true, is_random: false };
+    pub const RAND_READ: Self = Self { is_random: true, ..Self::READ };
+    pub const RAND_WRITE: Self = Self { is_random: true, ..Self::WRITE };
+    const MIX: Self = Self { reads: true, ..Self::WRITE };
+    const RAND_MIX: Self = Self { is_random: true, ..Self::MIX };
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "read" | "0" => Self::READ,
+            "write" | "1" => Self::WRITE,
+            "randread" | "2" => Self::RAND_READ,
+            "randwrite" | "3" => Self::RAND_WRITE,
+            "mix" => Self::MIX,
+            "randmix" => Self::RAND_MIX,
+            _ => return Err("choose read, write, randread, randwrite, mix or randmix".to_owned()),
+        })
+    }
+
+    pub fn name(self) -> &'static str {
+        match (self.is_random, self.reads, self.writes) {
+            (false, true, true) => "mix",
+            (false, true, false) => "read",
+            (false, false, _) => "write",
+            (true, true, true) => "randmix",
+            (true, true, false) => "randread",
+            (true, false, _) => "randwrite",
+        }
+    }
+}
+
+/// The way of the bytes in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Via {
+    Gpu(RoutePolicy),
+    Host,
+}
+
+impl Via {
+    pub const AUTO: Self = Self::Gpu(RoutePolicy::Auto);
+
+    /// Accepts the numbers of gdsio's transfer types that mean the same.
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "auto" => Self::AUTO,
+            "cufile" | "0" => Self::Gpu(RoutePolicy::RequireCufile),
+            "host" | "1" => Self::Host,
+            "posix" | "2" => Self::Gpu(RoutePolicy::PosixOnly),
+            "3" | "5" | "6" | "7" => {
+                return Err("choose cufile or posix, and --depth for asynchronous transfers".to_owned());
+            }
+            "4" => return Err("choose posix, and --direct never for the page cache".to_owned()),
+            _ => return Err("choose auto, cufile, posix or host".to_owned()),
+        })
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Gpu(RoutePolicy::RequireCufile) => "cufile",
+            Self::Gpu(RoutePolicy::PosixOnly) => "posix",
+            Self::Gpu(_) => "auto",
+        }
+    }
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(count @ 1..=1024) => Ok(count),
+        _ => Err("it is a number from 1 to 1024".to_owned()),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let millis = match unit {
+        "ms" => 1,
+        "s" | "" => 1000,
+        "m" => 60_000,
+        _ => 0,
+    };
+    match digits.parse::<u32>().ok().map(|count| u64::from(count) * millis) {
+        Some(millis @ 1..) => Ok(Duration::from_millis(millis)),
+        _ => Err("write a number of seconds, or of another unit: 10, 500ms, 2m".to_owned()),
+    }
+}
+
+fn direct(text: &str) -> Result<DirectIo, String> {
+    match text {
+        "auto" => Ok(DirectIo::Auto),
+        "always" => Ok(DirectIo::Always),
+        "never" => Ok(DirectIo::Never),
+        _ => Err("choose auto, always or never".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_and_routes_have_words_and_numbers_of_gdsio() {
+        for (text, name) in [("0", "read"), ("1", "write"), ("2", "randread"), ("3", "randwrite")] {
+            assert_eq!(Io::parse(text).unwrap().name(), name);
+            assert_eq!(Io::parse(name), Io::parse(text));
+        }
+        for name in ["mix", "randmix"] {
+            assert_eq!(Io::parse(name).unwrap().name(), name);
+        }
+        for (text, name) in [("0", "cufile"), ("1", "host"), ("2", "posix")] {
+            assert_eq!(Via::parse(text).unwrap().name(), name);
+            assert_eq!(Via::parse(name), Via::parse(text));
+        }
+        assert!(Via::parse("6").unwrap_err().contains("--depth"));
+        assert!(Io::parse("4").is_err() && Via::parse("8").is_err());
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "0", "-1", "1h", "ms", "99999999999"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! `gpufile check`: the route of files on this machine, why no better one is taken, and what would change that.
+//!
+//! Facts are gathered by one module each, from sysfs, procfs, the environment and the libraries. `verdict` turns them
+//! into causes without any call of the system. `text` and `json` print the outcome.
+
+mod acs;
+mod attempt;
+mod block;
+mod cause;
+mod cufile_json;
+mod features;
+mod gpus;
+mod json;
+mod kernel;
+mod libraries;
+mod machine;
+mod mounts;
+mod network;
+mod nvidia_fs;
+mod outcome;
+mod page;
+mod pci;
+mod root;
+mod storage;
+mod target;
+mod text;
+mod variables;
+mod verdict;
+mod words;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use gpufile::{Engine, RoutePolicy, Settings};
+
+use self::machine::{Machine, Opened};
+use self::outcome::{Outcome, Verdict};
+use self::root::Root;
+use self::target::Target;
+use super::Failure;
+use super::table::print;
+
+/// Reports the route of files to a GPU, why no better one is taken, and what would change that.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpufile check /data
+  gpufile check --try --json /data /scratch
+  gpufile check /proc/1234/fd/5      the file as another program opened it
+
+The exit status is the worst of all paths:
+  0  fast: the bytes go past the host's memory, by GPUDirect Storage or P2PDMA
+  3  fallback: the bytes pass through the host's memory
+  4  impossible: no bytes go to a GPU, because there is no CUDA or no GPU
+  1  failed: a variable is wrong, a path cannot be used, or --try failed
+  2  the command line is wrong")]
+pub struct Args {
+    /// Files or folders. A folder keeps its contents.
+    #[arg(default_value = ".")]
+    path: Vec<PathBuf>,
+    /// Proves the route by a write and a read of 1 MiB, in a file of its own beside PATH.
+    #[arg(long = "try")]
+    tries: bool,
+    /// The GPU that takes part in --try.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    gpu: u32,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
+    /// Prints all facts, and everything that was tried.
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// Prints the report.
+pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
+    let root = Root::of_machine();
+    let (machine, opened) = Machine::gather(&root);
+    let engine = engine(&machine, &opened);
+    let outcomes: Vec<Outcome> = arguments
+        .path
+        .iter()
+        .map(|path| outcome(&root, path, arguments, (&machine, &opened), &engine))
+        .collect();
+    let worst = outcomes.iter().map(Outcome::verdict).max().unwrap_or(Verdict::Failed);
+    let report = if arguments.json {
+        format!("{:#}\n", json::report(&machine, &outcomes, worst))
+    } else {
+        text::report(&machine, &outcomes, arguments.verbose)
+    };
+    print(&report)?;
+    Ok(ExitCode::from(worst.status()))
+}
+
+/// Returns an engine with the libraries that are open, whose files have the routes that they have in other programs.
+fn engine(machine: &Machine, opened: &Opened) -> Engine {
+    // The route is worth knowing even where a variable is wrong.
+    let builder = Engine::builder().settings(Settings::from_env().unwrap_or_default());
+    // Without a direct route in sight, an engine opens no driver, and an open one would change the routes.
+    let opens_driver = machine.policy != RoutePolicy::Auto || machine.may_be_direct();
+    match (&opened.driver, &opened.cuda) {
+        (Some(driver), _) if opens_driver => builder.driver(driver.clone()),
+        (_, Ok(cuda)) => builder.cuda(cuda.clone()),
+        (_, Err(_)) => builder,
+    }
+    .build()
+}
+
+fn outcome(
+    root: &Root,
+    path: &Path,
+    arguments: &Args,
+    machine: (&Machine, &Opened),
+    engine: &Engine,
+) -> Outcome {
+    let (machine, opened) = machine;
+    let target = Target::of(root, path, engine);
+    let causes = match &target {
+        Ok(target) => verdict::causes(machine, target),
+        Err(_) => verdict::causes_without_path(machine, path.try_exists().is_ok_and(|exists| !exists)),
+    };
+    let tried = target.as_ref().ok().filter(|_| arguments.tries);
+    let attempt = tried.map(|target| attempt::attempt(root, target, engine, opened, arguments.gpu));
+    Outcome { path: path.to_owned(), target, causes, attempt }
+}

@@ -1,0 +1,109 @@
+//! The environment variables of gpufile and KvikIO: those that count, and misspelt ones.
+
+use gpufile::cli_support::variable_names;
+
+/// A variable that gpufile does not read, though its name begins as if it did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unknown {
+    pub name: String,
+    /// The most similar name that gpufile reads, if one is similar.
+    pub nearest: Option<&'static str>,
+}
+
+/// The variables of the process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Variables {
+    /// Those that gpufile reads, with their values.
+    pub read: Vec<(String, String)>,
+    pub unknown: Vec<Unknown>,
+    /// The reason why the settings cannot be followed.
+    pub error: Option<String>,
+}
+
+/// Names that other parts of these projects read: tests, and KvikIO's access to remote files.
+const OTHERS: &[&str] =
+    &["GPUFILE_TEST_", "GPUFILE_REQUIRE_", "GPUFILE_SCHEDULES", "KVIKIO_HTTP_", "KVIKIO_REMOTE_"];
+/// Names below this similarity are left unnamed. 1 means equal.
+const LEAST_SIMILARITY: f64 = 0.6;
+
+impl Variables {
+    /// Sorts the variables of a process.
+    pub fn of(all: impl IntoIterator<Item = (String, String)>, error: Option<String>) -> Self {
+        let mut found = Self { error, ..Self::default() };
+        for (name, value) in all {
+            if variable_names().any(|(known, _)| known == name) {
+                found.read.push((name, value));
+            } else if is_ours(&name) && !OTHERS.iter().any(|other| name.starts_with(other)) {
+                found.unknown.push(Unknown { nearest: nearest(&name), name });
+            }
+        }
+        found.read.sort();
+        found.unknown.sort_by(|one, other| one.name.cmp(&other.name));
+        found
+    }
+
+    /// Returns the variable that a setting comes from, and its value: the first of `names` that is set.
+    pub fn first(&self, names: &[&str]) -> Option<&(String, String)> {
+        names.iter().find_map(|name| self.read.iter().find(|(read, _)| read == name))
+    }
+}
+
+fn is_ours(name: &str) -> bool {
+    let upper = name.to_ascii_uppercase();
+    upper.starts_with("GPUFILE_") || upper.starts_with("KVIKIO_")
+}
+
+/// Returns the known name nearest to a name. What follows the first `_` decides, so a name with the wrong prefix is
+/// found, too. A name of gpufile gets one of gpufile.
+fn nearest(name: &str) -> Option<&'static str> {
+    let upper = name.to_ascii_uppercase();
+    let (prefix, rest) = upper.split_once('_')?;
+    let similarity = |known: &str| {
+        let (known_prefix, known_rest) = known.split_once('_').unwrap_or(("", known));
+        // Among equal names, the one with the same prefix.
+        let bonus = if known_prefix == prefix { 0.01 } else { 0.0 };
+        strsim::normalized_damerau_levenshtein(rest, known_rest) + bonus
+    };
+    let names = variable_names();
+    let (name, primary) =
+        names.max_by(|(one, _), (other, _)| similarity(one).total_cmp(&similarity(other)))?;
+    let best = if prefix == "GPUFILE" { primary } else { name };
+    (similarity(name) >= LEAST_SIMILARITY).then_some(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misspelt_names_get_the_nearest() {
+        for (name, expected) in [
+            ("GPUFILE_NUM_THREAD", Some("GPUFILE_NUM_THREADS")),
+            ("GPUFILE_THREADS", Some("GPUFILE_NUM_THREADS")),
+            ("GPUFILE_NTHREADS", Some("GPUFILE_NUM_THREADS")),
+            ("GPUFILE_CHUNKSIZE", Some("GPUFILE_CHUNK_SIZE")),
+            ("gpufile_compat_mode", Some("GPUFILE_COMPAT_MODE")),
+            ("KVIKIO_COMPAT_MODDE", Some("KVIKIO_COMPAT_MODE")),
+            ("KVIKIO_GDS_TRESHOLD", Some("KVIKIO_GDS_THRESHOLD")),
+            ("GPUFILE_FLAVOUR", None),
+            ("GPUFILE_", None),
+        ] {
+            assert_eq!(nearest(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn known_and_foreign_names_are_not_unknown() {
+        let of = |names: &[&str]| {
+            Variables::of(names.iter().map(|name| ((*name).to_owned(), "1".to_owned())), None)
+        };
+        let found =
+            of(&["PATH", "KVIKIO_NTHREADS", "GPUFILE_TEST_PYTHON", "KVIKIO_HTTP_TIMEOUT", "CUFILE_X"]);
+        assert_eq!(found.read, [("KVIKIO_NTHREADS".to_owned(), "1".to_owned())]);
+        assert!(found.unknown.is_empty());
+        let found = of(&["KVIKIO_X", "GPUFILE_CHUNK_SIZES"]);
+        let names: Vec<_> =
+            found.unknown.iter().map(|unknown| (unknown.name.as_str(), unknown.nearest)).collect();
+        assert_eq!(names, [("GPUFILE_CHUNK_SIZES", Some("GPUFILE_CHUNK_SIZE")), ("KVIKIO_X", None)]);
+    }
+}

@@ -1,0 +1,144 @@
+//! The program `gpufile`: a module for each command, and the manners that all of them share. [`run`] runs it.
+//!
+//! | exit status | meaning |
+//! |---|---|
+//! | 0 | The command did what it was asked for. For `check`, the fastest route is there. |
+//! | 1 | A file, a variable or a GPU cannot be used, or bytes were wrong. |
+//! | 2 | The command line is wrong. |
+//! | 3, 4 | `check` found a fallback, or no route to a GPU. |
+//! | 128 + N | The signal N ended the command: 130 for Ctrl-C. |
+//!
+//! A command has a struct `Args` and a function `run`. Results go to the standard output. Messages and progress go to the
+//! standard error output. A reader who leaves early does not change the exit status.
+
+mod bench;
+mod cache;
+mod check;
+mod cp;
+mod files;
+mod interrupt;
+mod load;
+mod ls;
+mod model;
+mod nvidia_fs;
+mod pages;
+mod progress;
+mod standard_streams;
+mod table;
+mod target;
+mod top;
+mod units;
+mod usage;
+mod verify;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The command line.
+#[derive(Parser)]
+#[command(
+    name = "gpufile",
+    version,
+    about = "Reports this machine's routes between files and GPUs, measures them, and moves files.",
+    disable_help_subcommand = true,
+    after_help = usage::ENVIRONMENT,
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Check(check::Args),
+    Bench(Box<bench::Args>),
+    Cp(cp::Args),
+    Load(load::Args),
+    Ls(ls::Args),
+    Verify(verify::Args),
+    Cache(cache::Args),
+    Top(top::Args),
+    Completions(pages::Completions),
+    Man(pages::Man),
+}
+
+/// The reason why a command ended early.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// The command line is wrong.
+    #[error("{0}")]
+    Usage(String),
+    /// A file, a variable or a GPU cannot be used.
+    #[error("{0}")]
+    Other(String),
+    /// The output cannot be written.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// Runs the program with its arguments, of which the first is the program's name. Returns its exit status.
+///
+/// The program writes to the standard outputs of the process. While it runs, it handles Ctrl-C.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    standard_streams::reopen_closed();
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let _watch = interrupt::watch();
+    let outcome = match Cli::try_parse_from(&arguments) {
+        Ok(Cli { command: Command::Check(arguments) }) => check::run(&arguments),
+        Ok(Cli { command: Command::Bench(arguments) }) => bench::run(&arguments),
+        Ok(Cli { command: Command::Cp(arguments) }) => cp::run(&arguments),
+        Ok(Cli { command: Command::Load(arguments) }) => load::run(&arguments),
+        Ok(Cli { command: Command::Ls(arguments) }) => ls::run(&arguments),
+        Ok(Cli { command: Command::Verify(arguments) }) => verify::run(&arguments),
+        Ok(Cli { command: Command::Cache(arguments) }) => cache::run(&arguments),
+        Ok(Cli { command: Command::Top(arguments) }) => top::run(&arguments),
+        Ok(Cli { command: Command::Completions(arguments) }) => pages::completions(&arguments),
+        Ok(Cli { command: Command::Man(arguments) }) => pages::man(&arguments),
+        Err(error) => usage::of_clap(&error),
+    };
+    match outcome {
+        Ok(status) => status,
+        // The reader of the output has seen enough.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error @ Failure::Usage(_)) => {
+            complain(&format!("gpufile: {error}\n{}", usage::hint(&arguments)));
+            ExitCode::from(2)
+        }
+        Err(error) => {
+            complain(&format!("gpufile: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl From<gpufile::Error> for Failure {
+    fn from(error: gpufile::Error) -> Self {
+        Failure::Other(error.to_string())
+    }
+}
+
+impl From<cufile::Error> for Failure {
+    fn from(error: cufile::Error) -> Self {
+        Failure::Other(error.to_string())
+    }
+}
+
+impl From<gpufile::formats::Error> for Failure {
+    fn from(error: gpufile::formats::Error) -> Self {
+        Failure::Other(error.to_string())
+    }
+}
+
+/// Writes a line to the standard output.
+fn say(text: &str) -> Result<ExitCode, Failure> {
+    table::print(&format!("{text}\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to the standard error output. Where nobody reads it, the exit status still tells of the failure.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}

@@ -1,0 +1,72 @@
+//! Tests of the program on the models of the zoo: each command opens each folder by the rule that tells which files are a model.
+
+#[allow(dead_code, reason = "these tests make no files of bytes")]
+mod program;
+#[allow(dead_code, reason = "these tests read no tensors")]
+#[path = "../../gpufile/tests/zoo/mod.rs"]
+mod zoo;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+use zoo::cases;
+
+/// Fails unless all words are in the lines. Without words, there must be no lines.
+fn assert_words(name: &str, words: &[String], lines: &[String]) {
+    let text = lines.join("\n");
+    assert_eq!(words.is_empty(), lines.is_empty(), "{name}: {text}");
+    words.iter().for_each(|word| assert!(text.contains(word), "{name}: {word:?} is not in {text}"));
+    assert!(lines.iter().all(|line| !line.contains(char::is_control)), "{name}: {text:?}");
+}
+
+/// Runs a command of the program on a folder. Returns its status, its output, and its messages.
+fn run(arguments: &[&str], path: &Path) -> (bool, String, String) {
+    let output = program::command(arguments).arg(path).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_program_opens_each_folder_by_the_rule() {
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    for case in cases() {
+        let made = case.make();
+        for command in [&["ls", "--json"][..], &["load", "--host", "--json"], &["verify", "--json"]] {
+            let name = format!("{}, by {command:?}", case.name);
+            let (is_good, out, err) = run(command, &made.path);
+            assert_eq!(is_good, case.wanted.is_ok(), "{name}: {out}{err}");
+            if command[0] == "verify" {
+                let found: Value = serde_json::from_str(&out).unwrap();
+                let texts = |key: &str| {
+                    found[key]
+                        .as_array()
+                        .unwrap()
+                        .iter()
+                        .map(|text| text.as_str().unwrap().to_owned())
+                        .collect::<Vec<_>>()
+                };
+                let words = case.wanted.as_ref().err().unwrap_or(&case.warn);
+                assert_words(&name, words, &texts(if is_good { "warnings" } else { "problems" }));
+                assert_eq!((&found["good"], err.as_str()), (&Value::Bool(is_good), ""), "{name}");
+                continue;
+            }
+            assert_words(&name, case.wanted.as_ref().err().unwrap_or(&case.warn), &lines(&err));
+            if let (Ok(want), "ls") = (&case.wanted, command[0]) {
+                let found: Value = serde_json::from_str(&out).unwrap();
+                let tensors = found["tensors"].as_array().unwrap();
+                let names: BTreeMap<_, _> = tensors
+                    .iter()
+                    .map(|tensor| {
+                        let file = std::fs::canonicalize(tensor["file"].as_str().unwrap()).unwrap();
+                        (tensor["name"].as_str().unwrap().to_owned(), file)
+                    })
+                    .collect();
+                let wanted = want.iter().map(|(tensor, file)| {
+                    (tensor.clone(), made.root.path().join(file).canonicalize().unwrap())
+                });
+                assert_eq!(names, wanted.collect(), "{name}");
+            }
+        }
+    }
+}
