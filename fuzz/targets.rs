@@ -26,8 +26,8 @@ pub fn safetensors(file: &[u8]) {
             assert!(tensor.offsets.start <= slice.start && slice.end == tensor.offsets.end);
         }
     }
-    assert_eq!(covered, header.data_len());
-    assert_eq!(header.file_len(), file.len() as u64);
+    assert_eq!(covered, header.data_len_bytes());
+    assert_eq!(header.file_len_bytes(), file.len() as u64);
 }
 
 /// Parses an index: no file lies outside of its folder.
@@ -43,13 +43,13 @@ pub fn index(json: &[u8]) {
 /// Parses a file: the array lies in it, and the same header can be built.
 pub fn npy(file: &[u8]) {
     let Ok(header) = NpyHeader::parse(file, file.len() as u64) else { return };
-    assert!(header.file_len() <= file.len() as u64);
+    assert!(header.file_len_bytes() <= file.len() as u64);
     let descr = header.descr().to_string();
     let (again, _) = NpyHeader::build(&descr, header.fortran_order(), header.shape()).unwrap();
-    assert_eq!((again.descr(), again.data_len()), (header.descr(), header.data_len()));
+    assert_eq!((again.descr(), again.data_len_bytes()), (header.descr(), header.data_len_bytes()));
     let rows = header.shape().first().copied().unwrap_or(0);
     if let Ok(range) = header.slice_rows(rows / 2..rows) {
-        assert!(header.data_start() <= range.start && range.end == header.file_len());
+        assert!(header.data_start() <= range.start && range.end == header.file_len_bytes());
     }
 }
 

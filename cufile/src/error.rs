@@ -239,6 +239,13 @@ impl Error {
     }
 }
 
+impl From<io::Error> for Error {
+    /// Keeps the error, for callers that mix I/O of the system with transfers.
+    fn from(error: io::Error) -> Self {
+        Error::Io { operation: Cow::Borrowed("I/O"), r#source: error }
+    }
+}
+
 impl From<Error> for io::Error {
     /// Keeps an errno; any other error keeps its text under a fitting kind.
     fn from(error: Error) -> Self {

@@ -78,7 +78,7 @@ fn look(path: &Path, arguments: &Args) -> io::Result<Found> {
     let before = if_told(before)?;
     let len_bytes = file.metadata()?.len();
     if arguments.drop {
-        page_cache::drop(&file, 0..u64::MAX)?;
+        page_cache::evict(&file, 0..u64::MAX)?;
     } else {
         warm(&file, len_bytes)?;
     }

@@ -62,7 +62,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
     }
     if arguments.cold {
         for (file, _) in model.files() {
-            let dropped = page_cache::drop(file, 0..u64::MAX);
+            let dropped = page_cache::evict(file, 0..u64::MAX);
             dropped.map_err(|error| Failure::Other(format!("cannot drop {:?}: {error}", file.path())))?;
         }
     }

@@ -105,7 +105,7 @@ fn list(path: &Path, options: &OpenOptions) -> Result<Listed, Failure> {
                 .dtype()
                 .map_or_else(|| header.descr().to_string(), |dtype| dtype.to_string()),
             shape: header.shape().to_vec(),
-            len_bytes: header.data_len(),
+            len_bytes: header.data_len_bytes(),
             file: path.to_owned(),
         };
         return Ok(Listed { items: vec![item], broken: vec![] });

@@ -185,7 +185,7 @@ impl Bench<'_> {
     fn drop_cache(&self) -> Result {
         for path in &self.paths {
             let file = fs::File::open(path)?;
-            page_cache::drop(&file, 0..u64::MAX)?;
+            page_cache::evict(&file, 0..u64::MAX)?;
             let left = page_cache::residency(&file, 0..u64::MAX)?.fraction();
             if left > 0.01 {
                 let (path, percent) = (path.display(), 100.0 * left);

@@ -43,6 +43,7 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer. Nothing is read then.
+    #[must_use = "the outcomes have the errors"]
     pub fn read_many_each<B: IoBufMut + ?Sized>(
         &self,
         buffer: &mut B,
@@ -78,6 +79,7 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer. Nothing is written then.
+    #[must_use = "the outcomes have the errors"]
     pub fn write_many_each<B: IoBuf + ?Sized>(
         &self,
         buffer: &B,
@@ -183,6 +185,7 @@ impl Engine {
     /// # Ok(())
     /// # }
     /// ```
+    #[must_use = "the outcomes have the errors"]
     pub fn read_many_each(&self, requests: &mut [ReadRequest<'_>]) -> Vec<Result<usize>> {
         // SAFETY: the requests hold their buffers alone.
         unsafe { self.read_each(ReadRequest::entries(requests)) }
@@ -208,6 +211,7 @@ impl Engine {
     /// # Ok(())
     /// # }
     /// ```
+    #[must_use = "the outcomes have the errors"]
     pub fn write_many_each(&self, requests: &[WriteRequest<'_>]) -> Vec<Result<()>> {
         let entries = WriteRequest::entries(requests);
         let mut outcomes = outcomes_of(WRITE, entries);

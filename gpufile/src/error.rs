@@ -199,8 +199,11 @@ impl From<cufile::Error> for Error {
 }
 
 impl From<Error> for io::Error {
-    /// Keeps the whole text. The errno is in [`Error::raw_os_error`].
+    /// Keeps an errno; any other error keeps its text under a fitting kind.
     fn from(error: Error) -> Self {
-        io::Error::new(error.kind(), error)
+        match error.raw_os_error() {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(error.kind(), error),
+        }
     }
 }

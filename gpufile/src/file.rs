@@ -58,6 +58,7 @@ impl File {
     /// Returns the same open file with another chunk length for its transfers, in bytes. The engine no longer
     /// chooses the length. 0 stands for 1. For device memory, chunks are no longer than a bounce buffer. In a
     /// transfer of more than 4096 chunks, short chunks grow up to 1 MiB.
+    #[must_use = "the file itself keeps its chunk size"]
     pub fn with_chunk_bytes(&self, chunk_bytes: usize) -> Self {
         Self { chunk_bytes: Some(CHUNK_BYTES.clamp(chunk_bytes)), ..self.clone() }
     }

@@ -275,6 +275,7 @@ mod settings;
 mod stream_io;
 
 pub use bytes::{ParseBytesError, parse_bytes};
+pub use cufile;
 pub use cufile::cuda;
 #[cfg(feature = "cudarc")]
 pub use cufile::cudarc;

@@ -1,7 +1,7 @@
 //! The kernel's page cache: which pages of a file it holds, and calls that empty and fill it.
 //!
 //! A read of cached pages is a copy in memory. Any other read waits for the storage, and loses nothing if it bypasses
-//! the cache. [`residency`] helps to choose between the two. [`drop`] makes the next read a cold one, for a
+//! the cache. [`residency`] helps to choose between the two. [`evict`] makes the next read a cold one, for a
 //! measurement, or because nothing will read the pages again. [`prefetch`] does the opposite.
 //!
 //! All three take any open regular file, and a range in bytes. The part of the range behind the end of the file does
@@ -14,7 +14,7 @@
 //! # let path = std::env::temp_dir().join(format!("gpufile-page-cache-doc-{}", std::process::id()));
 //! let file = File::create(&path)?;
 //! file.write_all_at(vec![7_u8; 100_000].as_slice(), 0)?;
-//! page_cache::drop(&file, 0..100_000)?;
+//! page_cache::evict(&file, 0..100_000)?;
 //! println!("{:.0} % are still cached", 100.0 * page_cache::residency(&file, 0..100_000)?.fraction());
 //! # std::fs::remove_file(path).ok();
 //! # Ok(())
@@ -115,7 +115,7 @@ pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
 /// # Errors
 /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular, and the errors of `fdatasync`. After one
 /// of those, written bytes did not reach the storage, and a later `sync` of the same descriptor need not fail again.
-pub fn drop(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
+pub fn evict(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
     if range.is_empty() {
@@ -330,10 +330,10 @@ mod tests {
         assert!(fresh.is_fully_cached(), "{fresh:?}");
         assert_eq!(fresh.fraction(), 1.0);
 
-        drop(&file, 0..len).unwrap();
+        evict(&file, 0..len).unwrap();
         let left = residency(&file, 0..len).unwrap();
         assert_eq!(left.pages, fresh.pages);
-        // On every file system, `drop` has written all dirty pages.
+        // On every file system, `evict` has written all dirty pages.
         assert!(left.dirty.is_none_or(|dirty| dirty == 0), "{left:?}");
         if can_drop(&file) {
             assert_eq!(left.cached, 0, "{left:?}");
@@ -368,7 +368,7 @@ mod tests {
     fn dropping_a_part_keeps_the_rest_cached() {
         let file = written(&folder(), 8 * MIB);
         let dropped = 2 * MIB..4 * MIB;
-        drop(&file, dropped.clone()).unwrap();
+        evict(&file, dropped.clone()).unwrap();
         let cached = |range| residency(&file, range).unwrap().cached;
         let pages = |bytes: u64| bytes / page_bytes();
         assert_eq!(cached(0..2 * MIB), pages(2 * MIB));
@@ -379,9 +379,9 @@ mod tests {
     }
 
     #[test]
-    fn drop_keeps_pages_partly_in_the_range() {
+    fn evicting_keeps_pages_partly_in_the_range() {
         let file = written(&folder(), 4 * MIB);
-        drop(&file, MIB + 1..3 * MIB - 1).unwrap();
+        evict(&file, MIB + 1..3 * MIB - 1).unwrap();
         let cached = |range| residency(&file, range).unwrap().cached;
         assert_eq!(cached(MIB..MIB + 1), 1);
         assert_eq!(cached(3 * MIB - 1..3 * MIB), 1);
@@ -401,7 +401,7 @@ mod tests {
         }
         let file = written(shm, 2 * MIB + 1);
         assert_eq!(file_system_type(file.as_fd()).unwrap(), TMPFS_MAGIC);
-        drop(&file, 0..u64::MAX).unwrap();
+        evict(&file, 0..u64::MAX).unwrap();
         prefetch(&file, 0..u64::MAX).unwrap();
         let left = residency(&file, 0..u64::MAX).unwrap();
         assert_eq!(left.pages, (2 * MIB + 1).div_ceil(page_bytes()));
@@ -430,8 +430,8 @@ mod tests {
             assert!(found.is_fully_cached(), "{range:?}: {found:?}");
             assert_eq!(found.fraction(), 1.0, "{range:?}");
         }
-        drop(&file, 6000..7000).unwrap();
-        drop(&file, 70..70).unwrap();
+        evict(&file, 6000..7000).unwrap();
+        evict(&file, 70..70).unwrap();
         prefetch(&file, 6000..7000).unwrap();
         assert!(residency(&file, 0..5000).unwrap().is_fully_cached(), "an empty range dropped the file");
         assert_eq!(residency(tempfile::tempfile().unwrap(), 0..1).unwrap().pages, 0);
@@ -487,7 +487,7 @@ mod tests {
     fn prefetch_reads_more_than_one_readahead() {
         let len = 24 * MIB + 5;
         let file = written(&folder(), len);
-        drop(&file, 0..len).unwrap();
+        evict(&file, 0..len).unwrap();
         prefetch(&file, 0..len).unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -506,7 +506,7 @@ mod tests {
         let (pipe, _end) = io::pipe().unwrap();
         let folder = File::open("/").unwrap();
         for fd in [pipe.as_fd(), folder.as_fd()] {
-            for result in [residency(fd, 0..1).map(|_| ()), drop(fd, 0..1), prefetch(fd, 0..1)] {
+            for result in [residency(fd, 0..1).map(|_| ()), evict(fd, 0..1), prefetch(fd, 0..1)] {
                 assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
             }
         }
@@ -573,7 +573,7 @@ mod tests {
                 }
                 assert_eq!(residency(&file, 0..MIB).unwrap_err().raw_os_error(), Some(libc::EIO));
                 without(libc::SYS_fdatasync, libc::EIO).unwrap();
-                assert_eq!(drop(&file, 0..MIB).unwrap_err().raw_os_error(), Some(libc::EIO));
+                assert_eq!(evict(&file, 0..MIB).unwrap_err().raw_os_error(), Some(libc::EIO));
             });
         });
     }

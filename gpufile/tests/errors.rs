@@ -67,6 +67,16 @@ fn no_error_repeats_its_source() {
 }
 
 #[test]
+fn conversion_to_io_errors_keeps_errno() {
+    for error in errors() {
+        let (errno, kind, text) = (error.raw_os_error(), error.kind(), error.to_string());
+        let converted = std::io::Error::from(error);
+        assert_eq!((converted.raw_os_error(), converted.kind()), (errno, kind), "{text}");
+        assert!(errno.is_some() || converted.to_string() == text, "{converted}");
+    }
+}
+
+#[test]
 fn reads_beyond_the_end_name_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let file = hostile_file(&folder);

@@ -466,7 +466,7 @@ fn files_larger_than_memory_are_an_error() {
     let tensors = [NewTensor { name: "huge", dtype: Dtype::U8, shape: &[1 << 61] }];
     let (header, head) = Header::build(&tensors, BTreeMap::new()).unwrap();
     fs::write(&path, head).unwrap();
-    fs::File::options().write(true).open(&path).unwrap().set_len(header.file_len()).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(header.file_len_bytes()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     for error in [checkpoint.load_to_host().unwrap_err(), checkpoint.read_tensor("huge").unwrap_err()] {
         assert!(matches!(error, Error::Memory { len_bytes, .. } if len_bytes >= 1 << 61), "{error}");
@@ -488,7 +488,7 @@ fn progress_comes_in_large_steps_and_changes_no_bytes() {
     let (header, head) = Header::build(&tensors, BTreeMap::new()).unwrap();
     let file = fs::File::create(&path).unwrap();
     file.write_all_at(&head, 0).unwrap();
-    file.set_len(header.file_len()).unwrap();
+    file.set_len(header.file_len_bytes()).unwrap();
     // The lengths lie around the cut in b, and at the ends of the tensors.
     for at in [0, (100 << 20) - 1, 100 << 20, STEP - 1, STEP, (300 << 20) - 1, 300 << 20, (301 << 20) - 1] {
         file.write_all_at(&[(at % 253 + 1) as u8], header.data_start() + at).unwrap();

@@ -35,7 +35,7 @@ fn loading_allocates_a_few_times() {
     let tensors: Vec<_> =
         names.iter().map(|name| NewTensor { name, dtype: Dtype::I16, shape: &[8] }).collect();
     let (header, mut model) = Header::build(&tensors, BTreeMap::new()).unwrap();
-    model.resize(header.file_len() as usize, 7);
+    model.resize(header.file_len_bytes() as usize, 7);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     std::fs::write(&path, model).unwrap();
@@ -54,7 +54,7 @@ fn headers_take_memory_in_proportion() {
     let tensors: Vec<_> =
         names.iter().map(|name| NewTensor { name, dtype: Dtype::BF16, shape: &[64, 64] }).collect();
     let (header, model) = Header::build(&tensors, BTreeMap::new()).unwrap();
-    let used = peak(|| Header::parse(&model, header.file_len()));
+    let used = peak(|| Header::parse(&model, header.file_len_bytes()));
     assert!(used < 2 * model.len(), "{used} bytes for a usual header of {}", model.len());
 
     let many = |entry: &dyn Fn(usize) -> String| (0..20_000).map(entry).collect::<Vec<_>>().join(",");

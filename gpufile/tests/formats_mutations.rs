@@ -77,7 +77,7 @@ fn damaged_safetensors_headers_are_refused_or_consistent() {
 }
 
 fn check_safetensors(header: &Header, file_len: u64) {
-    assert_eq!(header.data_start() + header.data_len(), file_len);
+    assert_eq!(header.data_start() + header.data_len_bytes(), file_len);
     let mut covered = 0;
     let mut names = HashSet::new();
     for tensor in header.tensors() {
@@ -97,7 +97,7 @@ fn check_safetensors(header: &Header, file_len: u64) {
             }
         }
     }
-    assert_eq!(covered, header.data_len());
+    assert_eq!(covered, header.data_len_bytes());
 }
 
 #[test]
@@ -144,19 +144,22 @@ fn damaged_npy_headers_are_refused_or_consistent() {
             random.damage(&mut file, &words);
         }
         let data_len =
-            if random.below(4) == 0 { random.next() >> random.below(64) } else { built.data_len() };
+            if random.below(4) == 0 { random.next() >> random.below(64) } else { built.data_len_bytes() };
         let file_len = (file.len() as u64).saturating_add(data_len);
 
         match NpyHeader::parse(&file, file_len) {
             Ok(header) => {
                 taken += 1;
-                assert!(header.data_start() + header.data_len() <= file_len);
+                assert!(header.data_start() + header.data_len_bytes() <= file_len);
                 assert_eq!(header.data_start(), npy::head_len(&file, file_len).unwrap());
                 let expected = bits(header.shape(), header.item_bytes() * 8);
-                assert_eq!(expected, Some(u128::from(header.data_len()) * 8));
+                assert_eq!(expected, Some(u128::from(header.data_len_bytes()) * 8));
                 let canonical = header.descr().to_string();
                 let again = NpyHeader::build(&canonical, header.fortran_order(), header.shape()).unwrap().0;
-                assert_eq!((again.descr(), again.data_len()), (header.descr(), header.data_len()));
+                assert_eq!(
+                    (again.descr(), again.data_len_bytes()),
+                    (header.descr(), header.data_len_bytes())
+                );
             }
             Err(error) => assert_explained(&error, file_len),
         }

@@ -48,12 +48,12 @@ fn numpy_headers_round_trip_byte_for_byte() {
         head.push(b'\n');
         let (built, bytes) = NpyHeader::build(descr, fortran_order, shape).unwrap();
         assert_eq!(bytes, head, "{descr}");
-        let len = built.file_len();
+        let len = built.file_len_bytes();
         assert_eq!(npy::head_len(&head[..npy::PREFIX_LEN], len), Ok(128));
         let parsed = NpyHeader::parse(&head, len).unwrap();
         assert_eq!(parsed, built);
         assert_eq!((parsed.descr().to_string().as_str(), parsed.shape()), (descr, shape));
-        assert_eq!(parsed.data_len(), shape.iter().product::<u64>() * parsed.item_bytes());
+        assert_eq!(parsed.data_len_bytes(), shape.iter().product::<u64>() * parsed.item_bytes());
     }
 }
 
@@ -71,7 +71,7 @@ fn headers_too_long_for_version_1_use_version_2() {
     let (built, head) = NpyHeader::build("<f4", false, &[1; 30_000]).unwrap();
     // numpy writes this.
     assert_eq!((&head[..12], head.len()), (&b"\x93NUMPY\x02\0\xf4_\x01\0"[..], 90_112));
-    assert_eq!(NpyHeader::parse(&head, built.file_len()).unwrap(), built);
+    assert_eq!(NpyHeader::parse(&head, built.file_len_bytes()).unwrap(), built);
     assert!(matches!(NpyHeader::build("<f4", false, &[1; 400_000]), Err(FormatError::HeaderTooLarge { .. })));
 }
 
@@ -96,7 +96,7 @@ fn header_parser_accepts_python_dictionary_spellings() {
         "{'descr':'<f4','fortran_order':False,'shape':(1, 2,)}",
     ] {
         let header = parse(2, text, 8).unwrap();
-        assert_eq!((header.data_start(), header.data_len()), (12 + text.len() as u64, 8), "{text:?}");
+        assert_eq!((header.data_start(), header.data_len_bytes()), (12 + text.len() as u64, 8), "{text:?}");
     }
 }
 
@@ -156,7 +156,7 @@ fn sizes_are_checked_against_the_file() {
     for shape in ["2305843009213693952,", "4294967296, 4294967296", "0, 4294967296, 4294967296"] {
         assert!(matches!(parse(1, &text(shape), 16), Err(FormatError::SizeOverflow { .. })), "{shape}");
     }
-    assert_eq!(parse(1, &text("0, 9"), 0).unwrap().data_len(), 0);
+    assert_eq!(parse(1, &text("0, 9"), 0).unwrap().data_len_bytes(), 0);
     assert!(NpyHeader::build("<f8", false, &[1 << 61]).is_err());
     assert!(NpyHeader::build("|u1", false, &[u64::MAX]).is_err());
 }

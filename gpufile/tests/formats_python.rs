@@ -64,7 +64,7 @@ fn npy_headers_equal_numpy_byte_for_byte() {
     for (index, (given, descr, fortran_order, shape)) in NPY.into_iter().enumerate() {
         let (header, head) = NpyHeader::build(given, fortran_order, shape).unwrap();
         assert_eq!(header.descr().to_string(), descr);
-        fs::write(folder.path().join(index.to_string()), file_of(&head, header.data_len())).unwrap();
+        fs::write(folder.path().join(index.to_string()), file_of(&head, header.data_len_bytes())).unwrap();
         let fortran = if fortran_order { "True" } else { "False" };
         program += &format!("case('{index}', '{given}', {fortran}, {shape:?})\n");
     }
@@ -87,7 +87,7 @@ fn npy_headers_equal_numpy_byte_for_byte() {
         assert_eq!(ours[..head_len], numpy[..head_len], "{descr}");
         let header = NpyHeader::parse(&numpy, len).unwrap();
         assert_eq!((header.descr().to_string().as_str(), header.shape()), (descr, shape));
-        assert_eq!((header.fortran_order(), header.file_len()), (fortran_order, len));
+        assert_eq!((header.fortran_order(), header.file_len_bytes()), (fortran_order, len));
     }
 }
 
@@ -120,7 +120,7 @@ fn safetensors_headers_equal_python_byte_for_byte() {
         cases.iter().map(|(name, _, dtype, shape)| NewTensor { name, dtype: *dtype, shape }).collect();
     let metadata = BTreeMap::from([("format".to_owned(), "np\n".to_owned())]);
     let (header, head) = Header::build(&tensors, metadata).unwrap();
-    let ours = file_of(&head, header.data_len());
+    let ours = file_of(&head, header.data_len_bytes());
     fs::write(folder.path().join("ours"), &ours).unwrap();
 
     // numpy lacks these types. Python must accept the header, and find the tensors at their places.
@@ -139,7 +139,7 @@ fn safetensors_headers_equal_python_byte_for_byte() {
     let tensors: Vec<_> =
         all.iter().map(|dtype| NewTensor { name: dtype.name(), dtype: *dtype, shape: &[8, 4] }).collect();
     let (header, head) = Header::build(&tensors, BTreeMap::new()).unwrap();
-    fs::write(folder.path().join("all"), file_of(&head, header.data_len())).unwrap();
+    fs::write(folder.path().join("all"), file_of(&head, header.data_len_bytes())).unwrap();
 
     let mut program = String::from(
         "from safetensors import safe_open\n\

@@ -40,7 +40,7 @@ fn a_file_written_by_python_is_read() {
     let len = PYTHON.len() as u64;
     assert_eq!(safetensors::head_len(&PYTHON[..8], len), Ok(384));
     let header = Header::parse(&PYTHON[..384], len).unwrap();
-    assert_eq!((header.data_start(), header.data_len(), header.file_len()), (384, 43, len));
+    assert_eq!((header.data_start(), header.data_len_bytes(), header.file_len_bytes()), (384, 43, len));
     assert_eq!(header.metadata(), &metadata());
     let found: Vec<_> = header.tensors().map(|t| (t.name, t.dtype, t.shape, t.offsets)).collect();
     let expected: [(_, _, &[u64], _); 6] = [
@@ -72,7 +72,7 @@ fn built_headers_equal_python_byte_for_byte() {
     ];
     let (header, head) = Header::build(&tensors, metadata()).unwrap();
     assert_eq!(head, PYTHON[..384]);
-    assert_eq!(header.file_len(), PYTHON.len() as u64);
+    assert_eq!(header.file_len_bytes(), PYTHON.len() as u64);
     assert_eq!(header.get("b").unwrap().offsets, 38..42);
 }
 
@@ -90,7 +90,7 @@ fn headers_round_trip_through_build_and_parse() {
     let metadata = BTreeMap::from([("\"".to_owned(), "\n".to_owned()), ("a".to_owned(), String::new())]);
     let (built, head) = Header::build(&tensors, metadata).unwrap();
     assert_eq!(head.len() % 8, 0);
-    let parsed = Header::parse(&head, built.file_len()).unwrap();
+    let parsed = Header::parse(&head, built.file_len_bytes()).unwrap();
     assert!(parsed.tensors().eq(built.tensors()));
     assert_eq!(parsed.metadata(), built.metadata());
 }

@@ -46,7 +46,7 @@ fn saved_files_have_tensors_at_their_offsets() {
         .collect();
     let (header, head) = Header::build(&new, metadata).unwrap();
     let file = fs::read(&path).unwrap();
-    assert_eq!((file.len() as u64, header.file_len()), (len_bytes, len_bytes));
+    assert_eq!((file.len() as u64, header.file_len_bytes()), (len_bytes, len_bytes));
     assert_eq!(file, [&head[..], &b, &a].concat());
     assert_eq!(listed(folder.path()), ["model.safetensors"]);
 }
@@ -270,7 +270,7 @@ fn a_model_is_saved_in_shards_with_an_index() {
     assert_eq!(names_found[3..], ["model.safetensors.index.json"]);
     assert!(fs::read_to_string(&index).unwrap().contains(r#""total_size": 450"#));
     let checkpoint = Checkpoint::open(&index).unwrap();
-    let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len()).collect();
+    let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len_bytes()).collect();
     assert_eq!(sizes, [100, 250, 100]);
     assert!(checkpoint.files().all(|(_, header)| header.metadata() == &metadata));
     let loaded = checkpoint.load_to_host().unwrap();
@@ -281,7 +281,7 @@ fn a_model_is_saved_in_shards_with_an_index() {
     // A tensor that is too long for a shard has one to itself, even the first tensor. No shard is empty.
     let index = safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 30, &quick()).unwrap();
     let checkpoint = Checkpoint::open(&index).unwrap();
-    let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len()).collect();
+    let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len_bytes()).collect();
     assert_eq!(sizes, [40, 60, 250, 100]);
     let (first, _) = checkpoint.files().next().unwrap();
     assert!(first.path().to_str().unwrap().ends_with("-00001-of-00004.safetensors"));

@@ -74,7 +74,7 @@ fn refused_direct_reads_use_the_page_cache_from_then_on() {
             file.read_at_inline(&mut read, 5).unwrap();
             assert!(read == bytes[5..]);
         };
-        page_cache::drop(&file, 0..LEN as u64).unwrap();
+        page_cache::evict(&file, 0..LEN as u64).unwrap();
         let can_drop = cached() == 0;
         read();
         let Some(direct) = direct_descriptor(&path) else {
@@ -90,7 +90,7 @@ fn refused_direct_reads_use_the_page_cache_from_then_on() {
                 // SAFETY: the call reads nothing.
                 assert_eq!(unsafe { libc::pread(direct, std::ptr::null_mut(), 0, 0) }, -1);
                 assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
-                page_cache::drop(&file, 0..LEN as u64).unwrap();
+                page_cache::evict(&file, 0..LEN as u64).unwrap();
             })
         };
         if let Err(error) = thread::scope(|scope| scope.spawn(in_thread).join().unwrap()) {
@@ -188,7 +188,7 @@ fn only_files_too_long_for_memory_bypass_the_page_cache() {
         // The test opens the file anew each time, as another process would.
         let read = |direct| {
             let file = File::options().read(true).direct_read(direct).engine(&engine).open(&path).unwrap();
-            page_cache::drop(&file, 0..LEN as u64).unwrap();
+            page_cache::evict(&file, 0..LEN as u64).unwrap();
             let can_drop = residency(&file).cached == 0;
             let mut read = vec![0; LEN];
             file.read_exact_at(&mut read, 0).unwrap();

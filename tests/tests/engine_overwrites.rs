@@ -349,7 +349,7 @@ fn synced_files_are_overwritten_correctly() {
             expected[part.clone()].copy_from_slice(&bytes[part]);
             assert!(fs::read(path).unwrap() == expected, "round {round}");
             file.sync_all().unwrap();
-            gpufile::page_cache::drop(&file, 0..u64::MAX).unwrap();
+            gpufile::page_cache::evict(&file, 0..u64::MAX).unwrap();
             assert!(fs::read(path).unwrap() == expected, "round {round}, from the disk");
         }
     });

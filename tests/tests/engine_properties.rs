@@ -432,7 +432,7 @@ impl<'a> World<'a> {
                     self.contents[contents].model[hole].fill(0);
                 }
             }
-            _ => page_cache::drop(&self.contents[contents].file, 0..u64::MAX).unwrap(),
+            _ => page_cache::evict(&self.contents[contents].file, 0..u64::MAX).unwrap(),
         }
     }
 

@@ -403,7 +403,7 @@ fn truncated_shards_are_reported_by_name() {
         let (shard, header) = checkpoint.files().last().unwrap();
         let file = fs::File::options().write(true).open(shard.path()).unwrap();
         let bytes = fs::read(shard.path()).unwrap();
-        file.set_len(header.file_len() - 1).unwrap();
+        file.set_len(header.file_len_bytes() - 1).unwrap();
         for turn in 0..5 {
             let error =
                 checkpoint.load().placed(&mixed(&MODEL, gpus, turn)).to_devices(&devices).unwrap_err();

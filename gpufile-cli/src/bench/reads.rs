@@ -223,7 +223,7 @@ impl OnDisk {
     }
 
     pub fn drop_cache(&self) -> io::Result<()> {
-        page_cache::drop(&self.0, 0..u64::MAX)
+        page_cache::evict(&self.0, 0..u64::MAX)
     }
 }
 

@@ -137,7 +137,7 @@ fn copy(arguments: &Args, place: &Place) -> Result<Copied, Failure> {
         took = start.elapsed();
         if arguments.verify {
             // Bytes that are still in the page cache would prove nothing about the storage.
-            page_cache::drop(copy, 0..u64::MAX).map_err(|error| pipe::failed(copy, "write back", error))?;
+            page_cache::evict(copy, 0..u64::MAX).map_err(|error| pipe::failed(copy, "write back", error))?;
             pipe::compare(&source, copy, &data, &bar)?;
         }
         Ok(())

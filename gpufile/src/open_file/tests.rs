@@ -68,7 +68,7 @@ fn host_memory_is_read_at_any_address_and_offset() {
     for direct_read in CHOICES {
         let open = open(direct_read, DirectIo::Never);
         open.file.write_all_at(&bytes, 0).unwrap();
-        page_cache::drop(&open, 0..u64::MAX).unwrap();
+        page_cache::evict(&open, 0..u64::MAX).unwrap();
         let (mut bounce, mut state) = (Bounce::new(16 << 10), 11);
         for round in 0..150 {
             let at = random(&mut state, LEN + 5000);
@@ -94,7 +94,7 @@ fn bounce_reads_keep_the_bytes_before_them() {
     for direct_read in CHOICES {
         let open = open(direct_read, DirectIo::Never);
         open.file.write_all_at(&bytes, 0).unwrap();
-        page_cache::drop(&open, 0..u64::MAX).unwrap();
+        page_cache::evict(&open, 0..u64::MAX).unwrap();
         for (end, offset, len, behind) in [
             (0, 0, 4096, 0),
             (5, 4097, 10_000, 0),
@@ -148,7 +148,7 @@ fn long_uncached_reads_are_direct() {
     }
     let is_direct = |offset, len| open.direct_for_read(offset, len).is_some();
     assert!(!is_direct(0, 4 * MIB), "it was written just now");
-    page_cache::drop(&open, 0..u64::MAX).unwrap();
+    page_cache::evict(&open, 0..u64::MAX).unwrap();
     if page_cache::residency(&open, 0..u64::MAX).unwrap().cached > 0 {
         return eprintln!("skipped: pages stay cached here");
     }

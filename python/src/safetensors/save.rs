@@ -96,5 +96,5 @@ pub fn serialize_safetensors<'py>(
         }
         Ok(())
     };
-    PyBytes::new_with(py, header.file_len() as usize, fill)
+    PyBytes::new_with(py, header.file_len_bytes() as usize, fill)
 }

@@ -193,7 +193,7 @@ impl<'a> Worker<'a> {
             }
             Op::Uncache { file } => {
                 if let Some(file) = &self.files[*file] {
-                    let result = page_cache::drop(file, 0..u64::MAX);
+                    let result = page_cache::evict(file, 0..u64::MAX);
                     self.note("uncache", result.map_err(|error| error.to_string()));
                 }
             }

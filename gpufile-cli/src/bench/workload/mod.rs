@@ -203,7 +203,7 @@ impl Setting<'_> {
         let file = options.open(&self.file.path)?;
         let plain = std::fs::File::open(&self.file.path)?;
         if self.arguments.cold || self.arguments.direct == Some(DirectIo::Always) {
-            page_cache::drop(&plain, 0..u64::MAX)?;
+            page_cache::evict(&plain, 0..u64::MAX)?;
         }
         let is_over = AtomicBool::new(false);
         let jobs = places.iter().enumerate().map(|(number, _)| Job {

@@ -99,7 +99,12 @@ impl NpyFile {
     /// # Errors
     /// [`Error::BufferSize`], [`Error::File`].
     pub fn read_into<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
-        check_len(self.file.path(), || "the array".to_owned(), self.header.data_len(), buffer.len_bytes())?;
+        check_len(
+            self.file.path(),
+            || "the array".to_owned(),
+            self.header.data_len_bytes(),
+            buffer.len_bytes(),
+        )?;
         Ok(self.file.read_exact_at(buffer, self.header.data_start())?)
     }
 
@@ -116,7 +121,7 @@ impl NpyFile {
     }
 
     fn len_bytes(&self) -> Result<usize> {
-        addressable(self.file.path(), self.header.data_len())
+        addressable(self.file.path(), self.header.data_len_bytes())
     }
 }
 
@@ -159,10 +164,10 @@ pub fn write_with<B: IoBuf + ?Sized>(
     let path = path.as_ref();
     let (header, head) = NpyHeader::build(descr, fortran_order, shape)
         .map_err(|error| Error::Format { path: path.to_owned(), error })?;
-    check_len(path, || "the array".to_owned(), header.data_len(), buffer.len_bytes())?;
+    check_len(path, || "the array".to_owned(), header.data_len_bytes(), buffer.len_bytes())?;
     save(path, options, |file, _| {
         file.write_all_at(&head, 0)?;
         file.write_all_at(buffer, header.data_start())
     })?;
-    Ok(header.file_len())
+    Ok(header.file_len_bytes())
 }

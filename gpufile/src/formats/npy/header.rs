@@ -25,7 +25,7 @@ const WHAT: &str = "an npy header";
 ///
 /// # fn main() -> Result<(), gpufile::formats::FormatError> {
 /// let (header, start_of_file) = NpyHeader::build("<f4", false, &[4, 8])?;
-/// assert_eq!((header.data_start(), header.data_len()), (start_of_file.len() as u64, 128));
+/// assert_eq!((header.data_start(), header.data_len_bytes()), (start_of_file.len() as u64, 128));
 /// assert_eq!(header.slice_rows(1..3)?, 128 + 32..128 + 96);
 /// # Ok(())
 /// # }
@@ -148,7 +148,7 @@ impl NpyHeader {
     }
 
     /// Returns the number of bytes of the array.
-    pub fn data_len(&self) -> u64 {
+    pub fn data_len_bytes(&self) -> u64 {
         self.data_len
     }
 
@@ -172,7 +172,7 @@ impl NpyHeader {
     }
 
     /// Returns the end of the array, in bytes from the start of the file. The parsed file may be longer.
-    pub fn file_len(&self) -> u64 {
+    pub fn file_len_bytes(&self) -> u64 {
         self.data_start + self.data_len
     }
 }

@@ -20,13 +20,13 @@
 //!
 //! # fn main() -> Result<(), gpufile::formats::FormatError> {
 //! let (header, mut file) = NpyHeader::build("<f4", false, &[4, 8])?;
-//! file.resize(header.file_len() as usize, 0);
+//! file.resize(header.file_len_bytes() as usize, 0);
 //!
 //! let len = file.len() as u64;
 //! let head_len = npy::head_len(&file[..npy::PREFIX_LEN], len)?;
 //! let header = NpyHeader::parse(&file[..head_len as usize], len)?;
 //! assert_eq!(header.descr().byte_order(), ByteOrder::Little);
-//! assert_eq!((header.shape(), header.data_start(), header.data_len()), (&[4, 8][..], 128, 128));
+//! assert_eq!((header.shape(), header.data_start(), header.data_len_bytes()), (&[4, 8][..], 128, 128));
 //! # Ok(())
 //! # }
 //! ```

@@ -35,7 +35,7 @@ pub(super) const LENGTH_BYTES: u64 = 8;
 /// let bias = NewTensor { name: "bias", dtype: Dtype::F32, shape: &[4] };
 /// let (header, start_of_file) = Header::build(&[bias], BTreeMap::new())?;
 /// assert_eq!(header.data_start(), start_of_file.len() as u64);
-/// assert_eq!((header.len(), header.data_len()), (1, 16));
+/// assert_eq!((header.len(), header.data_len_bytes()), (1, 16));
 /// assert_eq!(header.get("bias").unwrap().offsets, 0..16);
 /// # Ok(())
 /// # }
@@ -188,12 +188,12 @@ impl Header {
     }
 
     /// Returns the number of bytes of data.
-    pub fn data_len(&self) -> u64 {
+    pub fn data_len_bytes(&self) -> u64 {
         self.data_len
     }
 
     /// Returns the length of the file, in bytes.
-    pub fn file_len(&self) -> u64 {
+    pub fn file_len_bytes(&self) -> u64 {
         self.data_start + self.data_len
     }
 

@@ -24,7 +24,7 @@
 //! # fn main() -> Result<(), gpufile::formats::FormatError> {
 //! let tensors = [NewTensor { name: "w", dtype: Dtype::F16, shape: &[4, 8] }];
 //! let (header, mut file) = Header::build(&tensors, BTreeMap::new())?;
-//! file.resize(header.file_len() as usize, 0);
+//! file.resize(header.file_len_bytes() as usize, 0);
 //!
 //! let len = file.len() as u64;
 //! let head_len = safetensors::head_len(&file[..8], len)?;

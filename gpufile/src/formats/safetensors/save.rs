@@ -90,7 +90,7 @@ pub fn save_with(
 ) -> Result<u64> {
     let path = path.as_ref();
     let plan = Plan::of(path, tensors.iter(), metadata)?;
-    let len_bytes = plan.header.file_len();
+    let len_bytes = plan.header.file_len_bytes();
     plan.save(path, options)?;
     Ok(len_bytes)
 }
