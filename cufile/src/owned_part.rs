@@ -113,6 +113,38 @@ impl<B> OwnedPart<B> {
     }
 }
 
+impl<B> OwnedPart<B> {
+    /// Gives the buffer back for all of its parts, in any order.
+    ///
+    /// ```
+    /// use cufile::OwnedPart;
+    ///
+    /// let parts = OwnedPart::split(vec![7u8; 10_000], 4096);
+    /// // Reads into them, and then:
+    /// let buffer = OwnedPart::join(parts).expect("all parts");
+    /// assert_eq!(buffer.len(), 10_000);
+    /// ```
+    ///
+    /// # Errors
+    /// The parts, if there are none, if one is missing, or if one is of another buffer.
+    pub fn join(mut parts: Vec<Self>) -> Result<B, Vec<Self>> {
+        let Some(last) = parts.pop() else { return Err(parts) };
+        let is_whole = parts.iter().all(|part| Arc::ptr_eq(&part.whole, &last.whole))
+            && Arc::strong_count(&last.whole) == parts.len() + 1;
+        match is_whole {
+            // Only parts make new parts, and all of them are here.
+            true => {
+                drop(parts);
+                last.into_whole().map_err(|last| vec![last])
+            }
+            false => {
+                parts.push(last);
+                Err(parts)
+            }
+        }
+    }
+}
+
 part_of_a_buffer!(OwnedPart<B>, owns B);
 
 // SAFETY: parts are disjoint, nothing else uses the buffer while they exist, and the pointer was made by the buffer's
@@ -171,6 +203,21 @@ mod tests {
         assert!(
             std::panic::catch_unwind(|| OwnedPart::new(vec![0u8; 10]).split_at(11).0.len_bytes()).is_err()
         );
+    }
+
+    #[test]
+    fn only_all_parts_of_one_buffer_join() {
+        let split = || OwnedPart::split(vec![7u8; 10], 4);
+        let (mut parts, mut others) = (split(), split());
+        let last = parts.pop().expect("three parts");
+        let mut parts = OwnedPart::join(parts).expect_err("one is missing");
+        parts.push(others.swap_remove(0));
+        let mut parts = OwnedPart::join(parts).expect_err("one is of another buffer");
+        assert_eq!(parts.len(), 3);
+        drop(parts.pop());
+        parts.insert(0, last);
+        assert_eq!(OwnedPart::join(parts).expect("all parts"), [7; 10]);
+        assert!(OwnedPart::join(Vec::<OwnedPart<Vec<u8>>>::new()).is_err());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cuda_rt_sys::runtime::cudaError_t;
 use cufile::cuda::{Cuda, Device, DeviceMemory};
-use cufile::{FileHandle, IoBuf, RegisterFlags, RegisteredBuffer};
+use cufile::{FileHandle, IoBuf, IoBufMut, RegisterFlags, RegisteredBuffer};
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Engine, File};
 
@@ -113,13 +113,43 @@ fn managed_memory_copies_without_host_access() {
 fn copy_and_fill_wait_for_their_bytes() {
     let bed = Bed::emulated();
     let emulator = bed.emulator.as_ref().unwrap();
-    let mut buffer = bed.device.alloc(8).unwrap();
-    // cudaMemcpy from pageable memory returns before the bytes have arrived.
-    emulator.fault("cudaStreamSynchronize", "times=2 err=719");
-    for result in [buffer.copy_from_host(0, b"hello"), buffer.fill(1)] {
+    let (mut buffer, other) = (bed.device.alloc(8).unwrap(), bed.device.alloc(8).unwrap());
+    // cudaMemcpy from pageable memory returns before the bytes have arrived, and between GPUs.
+    emulator.fault("cudaStreamSynchronize", "times=3 err=719");
+    let copied = bed.driver.cuda().copy(&other, &mut buffer);
+    for result in [copied, buffer.copy_from_host(0, b"hello"), buffer.fill(1)] {
         assert_eq!(result.unwrap_err().raw_code(), Some(719));
     }
     buffer.copy_from_host(0, b"hello").unwrap();
+}
+
+#[test]
+fn buffers_of_all_kinds_copy_to_each_other() {
+    const LEN: usize = 70_001;
+    Bed::each(|bed| {
+        let (cuda, other) = (bed.driver.cuda(), last_device(bed));
+        let kinds = || -> Vec<Box<dyn IoBufMut>> {
+            vec![
+                Box::new(vec![0; LEN]),
+                Box::new(bed.device.alloc_pinned(LEN).unwrap()),
+                Box::new(bed.device.alloc(LEN).unwrap()),
+                Box::new(other.alloc(LEN).unwrap()),
+            ]
+        };
+        for mut source in kinds() {
+            cuda.copy(&pattern(LEN), &mut source).unwrap();
+            for mut target in kinds() {
+                cuda.copy(&source, &mut target).unwrap();
+                let mut found = vec![0; LEN];
+                cuda.copy(&target, &mut found).unwrap();
+                assert!(found == pattern(LEN));
+            }
+        }
+        let (source, mut target) = (bed.device.alloc(9).unwrap(), bed.device.alloc(10).unwrap());
+        let error = cuda.copy(&source, &mut target).unwrap_err();
+        assert!(error.to_string().contains("9 bytes into a buffer of 10"), "{error}");
+        cuda.copy(&source, &mut target.slice_mut(1..)).unwrap();
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use cuda_rt_sys::driver::{
     CUmemLocation, CUmemLocation_st_anon_1, CUmemLocationType,
 };
 
-use super::memory::{copy_from_host, copy_to_host, fill};
+use super::copies::{copy_from_host, copy_to_host, fill};
 use super::{Context, Device};
 use crate::error::{Error, Result, check_driver};
 use crate::failed::Failed;

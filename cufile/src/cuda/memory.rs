@@ -6,9 +6,10 @@ use std::ptr::NonNull;
 use std::{fmt, ptr, slice};
 
 use cuda_rt_sys::driver::{CUdevice_attribute, CUpointer_attribute, CUresult};
-use cuda_rt_sys::runtime::{cudaHostAllocPortable, cudaMemAttachGlobal, cudaMemcpyKind};
+use cuda_rt_sys::runtime::{cudaHostAllocPortable, cudaMemAttachGlobal};
 
-use super::{Context, Cuda, Device};
+use super::copies::{copy_from_host, copy_to_host, fill};
+use super::{Context, Device};
 use crate::error::{Error, Result, check_driver, check_runtime};
 use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::{BufSlice, BufSliceMut, Part};
@@ -461,109 +462,4 @@ fn allocate(
     let mut ptr = ptr::null_mut();
     check_runtime(operation, alloc(&mut ptr)).map_err(|error| about(error, device, len_bytes))?;
     Ok(ptr.cast())
-}
-
-/// Copies host bytes to `offset_bytes` of a part and waits until they are there.
-///
-/// # Safety
-/// The part must be memory that is accessible as `is_host_accessible` tells, and nothing else may use it during the
-/// call.
-pub(crate) unsafe fn copy_from_host(
-    cuda: &Cuda,
-    part: Part,
-    offset_bytes: usize,
-    source: &[u8],
-) -> Result<()> {
-    let target = within("copy_from_host", part, offset_bytes, source.len())?;
-    if source.is_empty() {
-        return Ok(());
-    }
-    if part.is_host_accessible {
-        // SAFETY: the range lies in the part, and `source` elsewhere: nothing else uses the part.
-        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
-        return Ok(());
-    }
-    let _entered = part.context.map(|context| context.enter(cuda)).transpose()?;
-    // SAFETY: the range lies in the part and `source` is readable.
-    check_runtime("cudaMemcpy", unsafe {
-        (cuda.runtime().cudaMemcpy)(
-            target.cast(),
-            source.as_ptr().cast(),
-            source.len(),
-            cudaMemcpyKind::cudaMemcpyHostToDevice,
-        )
-    })?;
-    // cudaMemcpy from pageable memory returns when the source may be reused, not when the bytes have arrived.
-    wait(cuda)
-}
-
-/// Copies bytes from `offset_bytes` of a part to the host.
-///
-/// # Safety
-/// The part must be memory that is accessible as `is_host_accessible` tells, and nothing may write it during the
-/// call.
-pub(crate) unsafe fn copy_to_host(
-    cuda: &Cuda,
-    part: Part,
-    offset_bytes: usize,
-    target: &mut [u8],
-) -> Result<()> {
-    let source = within("copy_to_host", part, offset_bytes, target.len())?;
-    if target.is_empty() {
-        return Ok(());
-    }
-    if part.is_host_accessible {
-        // SAFETY: the range lies in the part, and `target`, a mutable borrow, elsewhere.
-        unsafe { ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
-        return Ok(());
-    }
-    let _entered = part.context.map(|context| context.enter(cuda)).transpose()?;
-    // SAFETY: the range lies in the part and `target` is writable.
-    check_runtime("cudaMemcpy", unsafe {
-        (cuda.runtime().cudaMemcpy)(
-            target.as_mut_ptr().cast(),
-            source.cast(),
-            target.len(),
-            cudaMemcpyKind::cudaMemcpyDeviceToHost,
-        )
-    })
-}
-
-/// Sets every byte of a part and waits for CUDA to finish.
-///
-/// # Safety
-/// As for [`copy_from_host`].
-pub(crate) unsafe fn fill(cuda: &Cuda, part: Part, byte: u8) -> Result<()> {
-    if part.len_bytes == 0 {
-        return Ok(());
-    }
-    if part.is_host_accessible {
-        // SAFETY: the whole part.
-        unsafe { ptr::write_bytes(part.ptr, byte, part.len_bytes) };
-        return Ok(());
-    }
-    let _entered = part.context.map(|context| context.enter(cuda)).transpose()?;
-    // SAFETY: the whole part.
-    check_runtime("cudaMemset", unsafe {
-        (cuda.runtime().cudaMemset)(part.ptr.cast(), byte.into(), part.len_bytes)
-    })?;
-    wait(cuda)
-}
-
-/// Waits for the default stream.
-fn wait(cuda: &Cuda) -> Result<()> {
-    let _beside = cuda.beside_captures();
-    // SAFETY: null is the default stream of the current context, which the caller has entered.
-    check_runtime("cudaStreamSynchronize", unsafe { (cuda.runtime().cudaStreamSynchronize)(ptr::null_mut()) })
-}
-
-/// Returns the address of `len_bytes` bytes at `offset_bytes` of a part; fails if the part is too short.
-fn within(operation: &'static str, part: Part, offset_bytes: usize, len_bytes: usize) -> Result<*mut u8> {
-    match offset_bytes.checked_add(len_bytes) {
-        Some(end) if end <= part.len_bytes => Ok(part.ptr.wrapping_add(offset_bytes)),
-        _ => Err(Error::invalid(
-            operation,
-            format!("{len_bytes} bytes at {offset_bytes} of a buffer of {} bytes", part.len_bytes),
-        )),
-    }
 }

@@ -16,6 +16,7 @@
 //! ```
 
 mod capture;
+mod copies;
 mod device;
 mod foreign;
 mod kernel;
@@ -33,12 +34,12 @@ use cuda_rt_sys::{driver, runtime};
 pub use cuda_rt_sys as sys;
 
 pub use crate::context::Context;
+pub(crate) use copies::{copy_from_host, copy_to_host, fill};
 pub use device::{Device, Entered};
 pub use foreign::DeviceMemory;
 pub use kernel::{Kernel, KernelArgument, Module};
 pub use mapped::MappedBuffer;
 pub use memory::{DeviceBuffer, ManagedBuffer, PinnedBuffer};
-pub(crate) use memory::{copy_from_host, copy_to_host, fill};
 #[cfg(feature = "cudarc")]
 pub(crate) use stream::is_implicit_stream;
 pub use stream::{Event, Stream, WordOperation};
@@ -183,6 +184,34 @@ impl Cuda {
     ) -> Result<()> {
         // SAFETY: an `IoBuf` is accessible as it says, and nothing writes it while it is borrowed.
         unsafe { copy_to_host(self, Part::whole(source), offset_bytes, target) }
+    }
+
+    /// Copies all bytes of any buffer to another one of as many bytes, and waits until they are there. Both may be on GPUs,
+    /// on the same or on two.
+    ///
+    /// ```no_run
+    /// use cufile::cuda::Cuda;
+    ///
+    /// let cuda = Cuda::load()?;
+    /// let device = cuda.device(0)?;
+    /// let (source, mut target) = (device.alloc(4096)?, device.alloc(8192)?);
+    /// cuda.copy(&source, &mut target.slice_mut(4096..))?;
+    /// # Ok::<(), cufile::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the lengths differ; CUDA's error; [`Error::Forked`] for device memory.
+    #[doc(alias = "cudaMemcpy")]
+    #[doc(alias = "cudaMemcpyPeer")]
+    pub fn copy(&self, source: &(impl IoBuf + ?Sized), target: &mut (impl IoBufMut + ?Sized)) -> Result<()> {
+        let (source, target) = (Part::whole(source), Part::whole_mut(target));
+        if source.len_bytes != target.len_bytes {
+            let lengths = format!("{} bytes into a buffer of {}", source.len_bytes, target.len_bytes);
+            return Err(Error::invalid("copy", lengths));
+        }
+        // SAFETY: buffers are accessible as they say. `&mut` is the only access to the target, so that it is apart from the
+        // source, which nothing writes while it is borrowed.
+        unsafe { copies::copy(self, target, source) }
     }
 
     /// Fails in a forked child of the process that initialised CUDA.
