@@ -22,20 +22,27 @@ const LAYERS: [(&str, &str); 6] = [
         file
         engine
         engine/relay
-        engine/windows engine/in_flight
-        engine/workers
-        engine/lanes
-        engine/lane
-        engine/submitter engine/file_side
-        engine/buffers engine/runs
-        engine/copies
-        engine/staging engine/staging_memory engine/streams
-        engine/queue
-        engine/job
-        engine/write_plan
-        engine/chunks
-        engine/schedule engine/overlap
-        engine/transfer engine/sync
+        engine/work
+        engine/work/windows
+        engine/work/in_flight
+        engine/work/workers
+        engine/work/lanes
+        engine/work/lane
+        engine/work/file_side
+        engine/work/queue
+        engine/work/job
+        engine/device
+        engine/device/submitter
+        engine/device/buffers
+        engine/device/copies
+        engine/device/staging
+        engine/device/staging_memory engine/device/streams
+        engine/plan
+        engine/plan/write_plan
+        engine/plan/chunks
+        engine/plan/schedule engine/plan/overlap engine/plan/runs
+        engine/plan/transfer
+        engine/sync
         open_file
         ranks
         settings available memory gpus kernels processors bounce outcome route page_cache error bytes

@@ -46,33 +46,19 @@
 //! - In a forked child, nothing waits for the parent's threads and locks. Values note the
 //!   [generation](cufile::fork::Generation) that they were made in. In a later one, waiting fails and dropping leaks.
 //!
-//! Each module names only modules after it in this list: [`relay`], [`windows`], [`in_flight`], [`workers`],
-//! [`lanes`], [`lane`], [`queue`], [`file_side`], [`job`], [`write_plan`], [`chunks`], [`overlap`], [`schedule`],
-//! [`runs`], [`transfer`], [`submitter`], [`buffers`], [`copies`], [`staging`], [`staging_memory`], [`streams`],
-//! [`sync`].
+//! # Rooms
+//! Each names only those after it:
+//! - [`relay`]: transfers that a stream waits for, their rings, and the thread that carries them on.
+//! - [`work`]: jobs, their queues, workers and lanes.
+//! - [`device`]: the streams and copies of one GPU.
+//! - [`plan`]: transfers, chunks, and schedules.
+//! - [`sync`]: locks, threads and the clock, which the models of interleavings replace.
 
-mod buffers;
-mod chunks;
-mod copies;
-mod file_side;
-mod in_flight;
-mod job;
-mod lane;
-mod lanes;
-mod overlap;
-mod queue;
+mod device;
+mod plan;
 mod relay;
-mod runs;
-mod schedule;
-mod staging;
-mod staging_memory;
-mod streams;
-mod submitter;
 mod sync;
-mod transfer;
-mod windows;
-mod workers;
-mod write_plan;
+mod work;
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -81,24 +67,24 @@ use std::sync::{Arc, OnceLock};
 use cufile::Driver;
 use cufile::cuda::{Cuda, Device};
 
-pub(crate) use chunks::Refused;
-pub(crate) use copies::{ends_soon, wait_by_looking};
-pub(crate) use in_flight::InFlight;
-pub(crate) use job::{EntryStop, Job};
+pub(crate) use device::copies::{ends_soon, wait_by_looking};
+pub(crate) use plan::chunks::Refused;
+pub(crate) use plan::schedule::Schedule;
+pub use plan::transfer::IoRange;
+pub(crate) use plan::transfer::{Entries, Entry, FILE_LIMIT, Transfer};
+pub(crate) use plan::write_plan::{Growth, WritePlan, groups};
 pub(crate) use relay::{Direction, OwnedRelay};
-pub(crate) use schedule::Schedule;
-pub use transfer::IoRange;
-pub(crate) use transfer::{Entries, Entry, FILE_LIMIT, Transfer};
-pub(crate) use workers::Workers;
-pub(crate) use write_plan::{Growth, WritePlan, groups};
+pub(crate) use work::in_flight::InFlight;
+pub(crate) use work::job::{EntryStop, Job};
+pub(crate) use work::workers::Workers;
 
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::open_file::best_route;
 use crate::route::{Route, RoutePolicy};
 use crate::settings::{DirectIo, Settings, SettingsError};
-use lanes::Lanes;
 use relay::thread::RelayThread;
+use work::lanes::Lanes;
 
 /// The worker threads, bounce buffers, CUDA and cuFile driver that files share. Clones refer to the same
 /// engine; several engines may exist.
@@ -437,23 +423,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-// These tests lie outside the modules that they test, because the models of interleavings compile those
-// modules again.
-#[cfg(test)]
-#[path = "copies/tests.rs"]
-mod copies_tests;
-#[cfg(test)]
-#[path = "job/hand_out_tests.rs"]
-mod hand_out_tests;
-#[cfg(test)]
-#[path = "job/tests.rs"]
-mod job_tests;
-#[cfg(test)]
-#[path = "lanes/tests.rs"]
-mod lanes_tests;
-#[cfg(test)]
-#[path = "queue/tests.rs"]
-mod queue_tests;
+// These tests lie outside the module that they test, because the models of interleavings compile that module again.
 #[cfg(test)]
 #[path = "relay/ring/tests.rs"]
 mod ring_tests;

@@ -1,7 +1,8 @@
 //! Models of the interleavings of the engine's threads. The engine's own files are compiled here with
 //! shuttle's locks and threads. Shuttle's scheduler chooses at each step which thread runs next.
 //!
-//! - The models in this file cover workers, their queue, jobs and lanes, on [`stand_ins`] of transfers.
+//! - The models in this file cover workers, their queue, jobs and lanes, with [`stand_ins`] of
+//!   transfers.
 //! - [`futures`] covers transfers that own their buffers, and the lanes that carry them out with a GPU.
 //! - [`lists`] covers such transfers of several buffers, each with a job.
 //! - [`staging`] covers transfers that a stream waits for, and the ring through which their bytes pass.
@@ -29,10 +30,6 @@ mod files;
 #[path = "../../src/future.rs"]
 mod future;
 mod futures;
-#[path = "../../src/engine/job.rs"]
-mod job;
-#[path = "../../src/engine/lanes.rs"]
-mod lanes;
 mod lists;
 #[path = "../../src/memory.rs"]
 mod memory;
@@ -40,14 +37,10 @@ mod memory;
 mod outcome;
 #[path = "../../src/owned.rs"]
 mod owned;
-#[path = "../../src/engine/queue.rs"]
-mod queue;
 mod staging;
 mod stand_ins;
 #[path = "../../src/stream_io.rs"]
 mod stream_io;
-#[path = "../../src/engine/workers.rs"]
-mod workers;
 mod world;
 
 /// A stand-in for CUDA, limited to the calls by which the engine asks for GPUs.
@@ -170,15 +163,15 @@ use bounce::Bounce;
 use cuda::{Error, IoBuf, IoBufMut, Result};
 use files::{file, open_file, route};
 use gpus::Gpus;
-use job::{EntryStop, Job};
-use lanes::Lanes;
 use memory::Place;
 use open_file::Method;
 use outcome::Stop;
-use schedule::Schedule;
-use stand_ins::{Watched, chunks, lane, schedule, submitter, sync, transfer};
-use transfer::{Entries, Transfer};
-use workers::{IdleJobs, Pool, work_inline};
+use stand_ins::plan::schedule::Schedule;
+use stand_ins::plan::transfer::{Entries, Transfer};
+use stand_ins::work::job::{EntryStop, Job};
+use stand_ins::work::lanes::Lanes;
+use stand_ins::work::workers::{IdleJobs, Pool, work_inline};
+use stand_ins::{Watched, sync};
 
 const GPU: Place = Place::Device(0);
 

@@ -1,21 +1,24 @@
-//! Stand-ins for the rest of the engine: transfers that record the events of their chunks, and lanes without
-//! a GPU.
+//! An engine of workers, their queues, jobs and lanes, on stand-ins for the rest: transfers that record the events of
+//! their chunks, and lanes without a GPU.
+
+mod device;
+pub mod plan;
+pub mod work;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
-
-use schedule::Schedule;
 
 use crate::bounce::Bounce;
 use crate::cuda::Device;
 use crate::error::Cause;
 use crate::gpus::Gpus;
-use crate::job::Claim;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};
-use crate::queue::Reports;
-use submitter::Submitter;
+use device::submitter::Submitter;
+use plan::schedule::Schedule;
+use work::job::Claim;
+use work::queue::Reports;
 
 /// The synchronisation and the clock of the models, by shuttle. Its scheduler chooses at each step which
 /// thread runs next.
@@ -130,27 +133,6 @@ pub mod sync {
     }
 }
 
-pub mod schedule {
-    #[derive(Debug, Clone, Copy, Default)]
-    pub struct Schedule {
-        pub is_serial: bool,
-        pub at_once: Option<usize>,
-        pub last_bytes: usize,
-        pub is_inline: bool,
-    }
-
-    impl Schedule {
-        /// Returns no GPU, because chunks have one byte here.
-        pub fn gpus_to_share(&self, _: &super::transfer::Transfer<'_>) -> u64 {
-            0
-        }
-
-        pub fn beside(self, _: usize, _: u64, _: usize) -> Self {
-            unreachable!("no GPU shares")
-        }
-    }
-}
-
 /// A transfer of chunks of one byte each, which records the events of its chunks.
 pub struct Watched {
     pub chunks: usize,
@@ -253,134 +235,6 @@ impl Watched {
         assert!((0..whole).all(|chunk| seen.done.contains(&chunk)), "{whole} were said to be done");
         assert!(stopped_at.is_none_or(|chunk| !seen.done.contains(&chunk)), "more was done");
         seen.is_over = true;
-    }
-}
-
-pub mod transfer {
-    use super::Watched;
-    use crate::memory::{Memory, Place};
-    use crate::open_file::Method;
-
-    #[derive(Clone)]
-    pub struct Transfer<'a> {
-        pub method: Method,
-        pub entries: Entries<'a>,
-    }
-
-    #[derive(Clone, Copy)]
-    pub struct Entries<'a>(pub &'a Watched);
-
-    /// A chunk, which has one segment.
-    #[derive(Clone, Copy)]
-    pub struct Segment<'a> {
-        pub watched: &'a Watched,
-        pub chunk: usize,
-    }
-
-    impl Transfer<'_> {
-        pub fn block_device(&self) -> u64 {
-            0
-        }
-    }
-
-    impl<'a> Entries<'a> {
-        pub fn place(&self) -> Place {
-            self.0.place
-        }
-
-        pub fn memory(&self, _: usize) -> &Memory {
-            unreachable!("the lanes of these models have no use for it")
-        }
-
-        pub fn get(&self, chunk: usize) -> Segment<'a> {
-            Segment { watched: self.0, chunk }
-        }
-    }
-}
-
-pub mod chunks {
-    use std::iter;
-    use std::ops::Range;
-
-    use super::Place;
-    use super::schedule::Schedule;
-    use super::transfer::{Entries, Segment, Transfer};
-
-    #[derive(Default)]
-    pub struct Chunks {
-        count: usize,
-    }
-
-    #[derive(Debug)]
-    pub enum Refused {}
-
-    impl Chunks {
-        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, _: &Schedule) -> Result<(), Refused> {
-            self.count = transfer.entries.0.chunks;
-            Ok(())
-        }
-
-        pub fn count(&self) -> usize {
-            self.count
-        }
-
-        pub fn overlap(&mut self, _: &Entries<'_>) -> Option<Refused> {
-            None
-        }
-
-        pub fn kept_bytes(&self) -> usize {
-            0
-        }
-
-        pub fn place(&self, transfer: &Transfer<'_>, chunk: usize) -> Place {
-            let watched = transfer.entries.0;
-            watched.then.filter(|(first, _)| chunk >= *first).map_or(watched.place, |(_, place)| place)
-        }
-
-        pub fn for_shares(&self, transfer: &Transfer<'_>, mut share: impl FnMut(Place, Range<usize>)) {
-            let watched = transfer.entries.0;
-            let is_in_order = watched.schedule.is_serial || watched.schedule.last_bytes > 0;
-            let then = watched.then.filter(|_| !is_in_order);
-            share(watched.place, 0..then.map_or(self.count, |(first, _)| first));
-            if let Some((first, place)) = then {
-                share(place, first..self.count);
-            }
-        }
-
-        pub fn locate(&self, _: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
-            (0, chunk + bytes)
-        }
-
-        pub fn segments<'a>(
-            &self,
-            transfer: &Transfer<'a>,
-            chunk: usize,
-        ) -> impl Iterator<Item = Segment<'a>> + Clone + use<'a> {
-            iter::once(transfer.entries.get(chunk))
-        }
-    }
-}
-
-pub mod lane {
-    pub use super::Lane;
-}
-
-/// A stand-in for the submitter of a GPU, which no lane uses here.
-pub mod submitter {
-    use crate::cuda::Device;
-
-    pub struct Submitter;
-
-    impl Submitter {
-        pub fn new(_: &Device) -> cufile::Result<Self> {
-            Ok(Self)
-        }
-
-        pub fn staging_bytes(&self) -> usize {
-            0
-        }
-
-        pub fn free_unused_staging(&self) {}
     }
 }
 

@@ -17,12 +17,12 @@ use cufile::cuda::{Event, Stream, WordOperation};
 
 use self::ring::{Ring, SLOTS, Turn, Turns};
 use self::thread::RelayThread;
-use super::job::{EntryStop, Job};
-use super::schedule::Schedule;
+use super::plan::schedule::Schedule;
+use super::plan::transfer::{Entries, IoRange, Transfer};
+use super::plan::write_plan::{Growth, WritePlan};
 use super::sync::{Condvar, Instant, Mutex, MutexGuard, sleep};
-use super::transfer::{Entries, IoRange, Transfer};
-use super::workers::Workers;
-use super::write_plan::{Growth, WritePlan};
+use super::work::job::{EntryStop, Job};
+use super::work::workers::Workers;
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
 use crate::outcome::Outcome;

@@ -8,9 +8,9 @@ use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::super::lanes::Lanes;
 use super::super::sync::{Builder, Condvar, Mutex, MutexGuard, or_abort, sleep};
-use super::super::workers::Workers;
+use super::super::work::lanes::Lanes;
+use super::super::work::workers::Workers;
 use super::Relay;
 use super::ring::Rings;
 

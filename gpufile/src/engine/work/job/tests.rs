@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
+use super::super::plan::schedule::Schedule;
+use super::super::plan::transfer::{Entries, IoRange, Transfer};
 use super::job::{Claim, Job, NextStep};
-use super::schedule::Schedule;
-use super::transfer::{Entries, IoRange, Transfer};
 use super::workers::IdleJobs;
 use crate::error::Cause;
 use crate::memory::Memory;

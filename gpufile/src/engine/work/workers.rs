@@ -6,14 +6,14 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use cufile::fork::Generation;
 
-use super::chunks::Refused;
+use super::super::plan::chunks::Refused;
+use super::super::plan::schedule::Schedule;
+use super::super::plan::transfer::Transfer;
+use super::super::sync::{Builder, Mutex, MutexGuard, as_worker, on_worker};
 use super::job::{Claim, EntryStop, Job};
 use super::lane::Lane;
 use super::lanes::Lanes;
 use super::queue::{Queue, Reports};
-use super::schedule::Schedule;
-use super::sync::{Builder, Mutex, MutexGuard, as_worker, on_worker};
-use super::transfer::Transfer;
 use crate::memory::{Memory, Place};
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};

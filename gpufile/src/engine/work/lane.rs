@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use cufile::cuda::{Device, Event, Stream};
 
-use super::buffers::Buffers;
+use super::super::device::buffers::Buffers;
+use super::super::device::submitter::Submitter;
 use super::file_side::{Write, note_writes, read_to_bounce, read_to_host, write_from_host, write_out};
 use super::job::Claim;
 use super::queue::Reports;
-use super::submitter::Submitter;
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::memory::Place;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use cufile::cuda::{Event, Stream};
 
+use super::super::sync::{Instant, sleep};
 use super::staging::{OneCopy, Packed, Staging};
 use super::streams::Streams;
-use super::sync::{Instant, sleep};
 use crate::bounce::Bounce;
 use crate::memory::Memory;
 

@@ -6,10 +6,10 @@ use std::sync::{Arc, PoisonError};
 
 use cufile::cuda::Device;
 
+use super::super::sync::{Mutex, MutexGuard};
 use super::buffers::Buffers;
 use super::staging_memory::StagingMemory;
 use super::streams::Streams;
-use super::sync::{Mutex, MutexGuard};
 
 /// The streams of a GPU, and the filled buffers whose copies are to be submitted to them.
 ///

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use cufile::cuda::Device;
 
+use super::super::device::submitter::Submitter;
+use super::super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Ordering};
 use super::job::Claim;
 use super::lane::Lane;
 use super::queue::Reports;
-use super::submitter::Submitter;
-use super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Ordering};
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 use crate::memory::Place;

@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
-use super::chunks::{Chunks, Refused};
-use super::schedule::Schedule;
-use super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
-use super::transfer::{Segment, Transfer};
+use super::super::plan::chunks::{Chunks, Refused};
+use super::super::plan::schedule::Schedule;
+use super::super::plan::transfer::{Segment, Transfer};
+use super::super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, look_until};
 use crate::memory::{Memory, Place};
 use crate::open_file::Method;
 use crate::outcome::{Outcome, Stop};

@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 
+use super::super::sync::{Condvar, Mutex, MutexGuard};
 use super::job::{Claim, Job, NextStep};
-use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::memory::Place;
 use crate::outcome::Outcome;
 

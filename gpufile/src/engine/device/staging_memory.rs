@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use cufile::IoBuf;
 use cufile::cuda::{Device, DeviceBuffer};
 
-use super::sync::{Mutex, MutexGuard};
+use super::super::sync::{Mutex, MutexGuard};
 
 /// The fewest staging buffers that one call of `cudaMalloc` allocates, which are those of a lane, and the most. A call
 /// takes 0.1 to 0.3 ms, and all lanes of a GPU need staging buffers at about the same time.

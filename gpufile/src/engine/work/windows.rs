@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::chunks::{Chunks, Refused};
+use super::super::plan::chunks::{Chunks, Refused};
+use super::super::plan::schedule::Schedule;
+use super::super::plan::transfer::{Entries, Transfer};
+use super::super::sync::on_worker;
 use super::in_flight::InFlight;
 use super::job::{EntryStop, Job};
-use super::schedule::Schedule;
-use super::sync::on_worker;
-use super::transfer::{Entries, Transfer};
 use super::workers::Workers;
 use crate::memory::Place;
 

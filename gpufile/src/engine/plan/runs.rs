@@ -6,7 +6,7 @@ use super::transfer::Segment;
 use crate::open_file::OpenFile;
 
 /// A run of segments that follow each other in one file.
-pub(super) struct Run<'a, I> {
+pub struct Run<'a, I> {
     pub file: &'a OpenFile,
     /// The entry of the first segment.
     pub entry: usize,
@@ -26,7 +26,7 @@ impl<'a, I: Iterator<Item = Segment<'a>> + Clone> Run<'a, I> {
 }
 
 /// Joins segments that follow each other in one file into runs.
-pub(super) fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(
+pub fn adjacent<'a, I: Iterator<Item = Segment<'a>> + Clone>(
     segments: I,
 ) -> impl Iterator<Item = Run<'a, I>> {
     let (mut here, mut rest) = (segments.clone(), segments);

@@ -68,7 +68,7 @@ impl<T, F: FnMut(T, Option<EntryStop>) -> Option<EntryStop>> Drop for InFlight<'
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::lanes::Lanes;
+    use crate::engine::work::lanes::Lanes;
     use crate::outcome::Stop;
 
     fn workers() -> Workers {

@@ -5,11 +5,11 @@ use std::sync::{Arc, PoisonError};
 
 use cufile::cuda::{Device, Event, Stream};
 
+use super::super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use super::copies::{Copies, wait_by_looking, wait_until};
 use super::staging::Staging;
 use super::staging_memory::StagingMemory;
 use super::streams::Streams;
-use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::bounce::Bounce;
 use crate::gpus::Gpus;
 

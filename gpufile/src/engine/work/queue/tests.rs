@@ -4,10 +4,10 @@ use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 use std::{iter, slice};
 
+use super::super::plan::schedule::Schedule;
+use super::super::plan::transfer::{Entries, IoRange, Transfer};
 use super::job::{Claim, Job};
 use super::queue::{Queue, Reports};
-use super::schedule::Schedule;
-use super::transfer::{Entries, IoRange, Transfer};
 use crate::memory::{Memory, Place};
 use crate::open_file::{Method, OpenFile};
 use crate::settings::Settings;

@@ -5,10 +5,10 @@ use std::slice;
 
 use cufile::cuda::Device;
 
-use super::buffers::Contents;
+use super::super::device::buffers::Contents;
+use super::super::plan::runs::{Run, adjacent};
+use super::super::plan::transfer::Segment;
 use super::job::Claim;
-use super::runs::{Run, adjacent};
-use super::transfer::Segment;
 use crate::bounce::Bounce;
 use crate::open_file::{Mapping, Method, Span};
 use crate::outcome::{Outcome, Stop, done_bytes};

@@ -1,0 +1,15 @@
+//! The side of one GPU: the streams that its lanes share, and the copies between bounce buffers and device memory.
+//!
+//! Nothing here knows files or chunks.
+
+pub(super) mod buffers;
+pub(super) mod copies;
+mod staging;
+mod staging_memory;
+mod streams;
+pub(super) mod submitter;
+
+// These tests lie outside the module that they test, because the models of interleavings compile that module again.
+#[cfg(test)]
+#[path = "copies/tests.rs"]
+mod copies_tests;

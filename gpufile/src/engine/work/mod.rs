@@ -1,0 +1,25 @@
+//! The execution of planned transfers: jobs, their queues, the workers that claim chunks, and the lanes that move them.
+
+mod file_side;
+pub(super) mod in_flight;
+pub(super) mod job;
+mod lane;
+pub(super) mod lanes;
+mod queue;
+mod windows;
+pub(super) mod workers;
+
+// These tests lie outside the modules that they test, because the models of interleavings compile those
+// modules again.
+#[cfg(test)]
+#[path = "job/hand_out_tests.rs"]
+mod hand_out_tests;
+#[cfg(test)]
+#[path = "job/tests.rs"]
+mod job_tests;
+#[cfg(test)]
+#[path = "lanes/tests.rs"]
+mod lanes_tests;
+#[cfg(test)]
+#[path = "queue/tests.rs"]
+mod queue_tests;

@@ -1,0 +1,127 @@
+//! Stand-ins for plans, of transfers that record the events of their chunks.
+
+pub mod schedule {
+    #[derive(Debug, Clone, Copy, Default)]
+    pub struct Schedule {
+        pub is_serial: bool,
+        pub at_once: Option<usize>,
+        pub last_bytes: usize,
+        pub is_inline: bool,
+    }
+
+    impl Schedule {
+        /// Returns no GPU, because chunks have one byte here.
+        pub fn gpus_to_share(&self, _: &super::transfer::Transfer<'_>) -> u64 {
+            0
+        }
+
+        pub fn beside(self, _: usize, _: u64, _: usize) -> Self {
+            unreachable!("no GPU shares")
+        }
+    }
+}
+
+pub mod transfer {
+    use crate::memory::{Memory, Place};
+    use crate::open_file::Method;
+    use crate::stand_ins::Watched;
+
+    #[derive(Clone)]
+    pub struct Transfer<'a> {
+        pub method: Method,
+        pub entries: Entries<'a>,
+    }
+
+    #[derive(Clone, Copy)]
+    pub struct Entries<'a>(pub &'a Watched);
+
+    /// A chunk, which has one segment.
+    #[derive(Clone, Copy)]
+    pub struct Segment<'a> {
+        pub watched: &'a Watched,
+        pub chunk: usize,
+    }
+
+    impl Transfer<'_> {
+        pub fn block_device(&self) -> u64 {
+            0
+        }
+    }
+
+    impl<'a> Entries<'a> {
+        pub fn place(&self) -> Place {
+            self.0.place
+        }
+
+        pub fn memory(&self, _: usize) -> &Memory {
+            unreachable!("the lanes of these models have no use for it")
+        }
+
+        pub fn get(&self, chunk: usize) -> Segment<'a> {
+            Segment { watched: self.0, chunk }
+        }
+    }
+}
+
+pub mod chunks {
+    use std::iter;
+    use std::ops::Range;
+
+    use super::schedule::Schedule;
+    use super::transfer::{Entries, Segment, Transfer};
+    use crate::memory::Place;
+
+    #[derive(Default)]
+    pub struct Chunks {
+        count: usize,
+    }
+
+    #[derive(Debug)]
+    pub enum Refused {}
+
+    impl Chunks {
+        pub fn cut_anew(&mut self, transfer: &Transfer<'_>, _: &Schedule) -> Result<(), Refused> {
+            self.count = transfer.entries.0.chunks;
+            Ok(())
+        }
+
+        pub fn count(&self) -> usize {
+            self.count
+        }
+
+        pub fn overlap(&mut self, _: &Entries<'_>) -> Option<Refused> {
+            None
+        }
+
+        pub fn kept_bytes(&self) -> usize {
+            0
+        }
+
+        pub fn place(&self, transfer: &Transfer<'_>, chunk: usize) -> Place {
+            let watched = transfer.entries.0;
+            watched.then.filter(|(first, _)| chunk >= *first).map_or(watched.place, |(_, place)| place)
+        }
+
+        pub fn for_shares(&self, transfer: &Transfer<'_>, mut share: impl FnMut(Place, Range<usize>)) {
+            let watched = transfer.entries.0;
+            let is_in_order = watched.schedule.is_serial || watched.schedule.last_bytes > 0;
+            let then = watched.then.filter(|_| !is_in_order);
+            share(watched.place, 0..then.map_or(self.count, |(first, _)| first));
+            if let Some((first, place)) = then {
+                share(place, first..self.count);
+            }
+        }
+
+        pub fn locate(&self, _: &Transfer<'_>, chunk: usize, bytes: usize) -> (usize, usize) {
+            (0, chunk + bytes)
+        }
+
+        pub fn segments<'a>(
+            &self,
+            transfer: &Transfer<'a>,
+            chunk: usize,
+        ) -> impl Iterator<Item = Segment<'a>> + Clone + use<'a> {
+            iter::once(transfer.entries.get(chunk))
+        }
+    }
+}
