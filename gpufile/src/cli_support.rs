@@ -1,4 +1,4 @@
-//! What the program `gpufile` calls beyond the public API. Nothing here is promised to stay.
+//! Functions that the program `gpufile` calls beyond the public API. Nothing here is promised to stay.
 
 pub use crate::formats::regular::open_unblocked;
 pub use crate::formats::save::{kind as kind_of_file, save_copy};
