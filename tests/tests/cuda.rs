@@ -132,6 +132,7 @@ fn buffers_of_all_kinds_copy_to_each_other() {
             vec![
                 Box::new(vec![0; LEN]),
                 Box::new(bed.device.alloc_pinned(LEN).unwrap()),
+                Box::new(other.alloc_pinned(LEN).unwrap()),
                 Box::new(bed.device.alloc(LEN).unwrap()),
                 Box::new(other.alloc(LEN).unwrap()),
             ]

@@ -61,8 +61,12 @@ pub(super) unsafe fn copy(cuda: &Cuda, target: Part, source: Part) -> Result<()>
         // The addresses tell which GPUs.
         (false, false) => cudaMemcpyKind::cudaMemcpyDefault,
     };
-    let _source = source.context.map(|context| context.enter(cuda)).transpose()?;
-    let _target = target.context.map(|context| context.enter(cuda)).transpose()?;
+    // Pinned memory may name another GPU than the one that copies.
+    let enter = |part: Part| match part.is_host_accessible {
+        true => Ok(None),
+        false => part.context.map(|context| context.enter(cuda)).transpose(),
+    };
+    let (_source, _target) = (enter(source)?, enter(target)?);
     // SAFETY: the caller's promise.
     check_runtime("cudaMemcpy", unsafe {
         (cuda.runtime().cudaMemcpy)(target.ptr.cast(), source.ptr.cast(), len_bytes, kind)
