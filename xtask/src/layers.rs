@@ -17,7 +17,12 @@ const LAYERS: [(&str, &str); 6] = [
         "gpufile/src",
         "
         cli_support
-        formats
+        formats/safetensors
+        formats/safetensors/load
+        formats/safetensors/place
+        formats/safetensors/save
+        formats/safetensors/open
+        formats formats/safetensors/headers formats/safetensors/save/journal formats/safetensors/save/shards
         options many each mapped owned owned_lists future stream_io registration
         file
         engine

@@ -37,53 +37,24 @@
 //! # }
 //! ```
 
-mod arrange;
-#[cfg(feature = "nccl")]
-mod by_rank;
-mod catalog;
-mod checkpoint;
-mod files;
-mod flow;
-mod folder;
-#[cfg(feature = "hash")]
-mod hashes;
-mod header;
-mod index;
-mod index_file;
-pub(in crate::formats) mod journal;
-mod json;
-mod known;
-mod layout;
-mod limit;
-mod links;
+mod headers;
 mod load;
-mod names;
-mod on_gpu;
-mod parse;
-mod placed;
-mod placement;
-mod progress;
-mod replace;
-mod rule;
-mod save;
-mod sharded;
-pub(super) mod shards;
-mod verify;
-mod warning;
-mod write;
+mod open;
+mod place;
+pub(in crate::formats) mod save;
 
-pub use arrange::TensorSlice;
-pub use checkpoint::Checkpoint;
-pub use header::{Header, MAX_HEADER_LEN, TensorInfo};
-pub use index::ShardIndex;
-pub use load::{Load, Loaded, TensorView};
-pub use on_gpu::{PartView, PlacedTensors};
-pub use parse::head_len;
-pub use placed::{PlacedGroups, PlacedLoad};
-pub use placement::{Cut, Placement, Share};
-pub use progress::Progress;
-pub use save::{TensorData, save, save_with};
-pub use sharded::{save_sharded, save_shards};
-pub use verify::{Verification, Verify};
-pub use warning::Warning;
-pub use write::NewTensor;
+pub use headers::header::{Header, MAX_HEADER_LEN, TensorInfo};
+pub use headers::index::ShardIndex;
+pub use headers::parse::head_len;
+pub use headers::write::NewTensor;
+pub use load::checkpoint::Checkpoint;
+pub use load::loaded::{Load, Loaded, TensorView};
+pub use open::verify::{Verification, Verify};
+pub use open::warning::Warning;
+pub use place::arrange::TensorSlice;
+pub use place::on_gpu::{PartView, PlacedTensors};
+pub use place::placed::{PlacedGroups, PlacedLoad};
+pub use place::placement::{Cut, Placement, Share};
+pub use place::progress::Progress;
+pub use save::one_file::{TensorData, save, save_with};
+pub use save::sharded::{save_sharded, save_shards};

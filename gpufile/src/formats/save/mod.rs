@@ -9,7 +9,7 @@
 //! outcome      which data is in place after a failure, and what was left
 //! ```
 //!
-//! `docs/saves.md` has the table of steps and failures. `safetensors/replace.rs` has the steps for models of several files.
+//! `docs/saves.md` has the table of steps and failures. `safetensors/save/replace.rs` has the steps for models of several files.
 
 mod access;
 mod at;

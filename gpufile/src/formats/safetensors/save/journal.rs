@@ -5,8 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 
-use super::index::{ShardIndex, is_plain};
-use super::index_file::{INDEX_SUFFIX, parse_index, read_in};
+use super::super::headers::index::{ShardIndex, is_plain};
+use super::super::headers::index_file::{INDEX_SUFFIX, parse_index, read_in};
 use super::shards::{Namer, namer};
 use crate::formats::Result;
 use crate::formats::save::{Folder, Temporary};

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use cufile::{BufSlice, BufSliceMut};
 
-use super::catalog::{Catalog, Id};
-use super::files::ModelFiles;
-use super::header::TensorInfo;
+use super::super::headers::header::TensorInfo;
+use super::super::open::catalog::{Catalog, Id};
+use super::super::open::files::ModelFiles;
+use super::super::place::placed::PlacedLoad;
+use super::super::place::placement::Placement;
+use super::super::place::progress::{self, Progress};
+use super::super::save::one_file::TensorData;
 use super::layout::Layout;
-use super::placed::PlacedLoad;
-use super::placement::Placement;
-use super::progress::{self, Progress};
-use super::save::TensorData;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::error::of_entry;
 use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
@@ -43,7 +43,7 @@ use crate::{File, IoBuf, IoBufMut, ReadRequest};
 /// # }
 /// ```
 ///
-/// [`Checkpoint::load`]: super::Checkpoint::load
+/// [`Checkpoint::load`]: super::super::Checkpoint::load
 #[must_use]
 pub struct Load<'a> {
     model: &'a ModelFiles,

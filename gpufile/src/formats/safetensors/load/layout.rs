@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use cufile::BufSliceMut;
 
-use super::catalog::{Catalog, Id};
+use super::super::open::catalog::{Catalog, Id};
 
 /// The places of tensors in a buffer, each aligned to its elements.
 #[derive(Debug)]

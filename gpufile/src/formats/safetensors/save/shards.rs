@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use super::index_file::INDEX_SUFFIX;
+use super::super::headers::index_file::INDEX_SUFFIX;
 use crate::Cause;
 use crate::formats::Result;
 use crate::formats::random::{is_random, random};

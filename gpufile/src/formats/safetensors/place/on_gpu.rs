@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 use cufile::BufSlice;
 
+use super::super::headers::header::TensorInfo;
+use super::super::open::catalog::Catalog;
+use super::super::open::files::ModelFiles;
+use super::super::save::one_file::TensorData;
 use super::arrange::{Arrangement, Part, TensorSlice};
-use super::catalog::Catalog;
-use super::files::ModelFiles;
 use super::flow::Filling;
-use super::header::TensorInfo;
-use super::save::TensorData;
 use crate::cuda::{Device, DeviceBuffer};
 
 /// The tensors and slices of a load on one GPU, in one buffer.
 ///
-/// See [`PlacedLoad`](super::PlacedLoad) for an example.
+/// See [`PlacedLoad`](super::super::PlacedLoad) for an example.
 pub struct PlacedTensors {
     catalog: Arc<Catalog>,
     /// In the order of the files.

@@ -19,11 +19,11 @@ pub(super) const METADATA: &str = "__metadata__";
 pub(super) const FORMAT: &str = "safetensors";
 
 /// The bytes before the JSON object.
-pub(super) const LENGTH_BYTES: u64 = 8;
+pub(in crate::formats::safetensors) const LENGTH_BYTES: u64 = 8;
 
 /// The header of a safetensors file: checked when it was [parsed](Self::parse) or [built](Self::build).
 ///
-/// The ranges of the tensors cover the data of the file without gaps and overlaps. In a [`Checkpoint`](super::Checkpoint),
+/// The ranges of the tensors cover the data of the file without gaps and overlaps. In a [`Checkpoint`](super::super::Checkpoint),
 /// the tensors that the index does not name for the file are left out.
 ///
 /// ```
@@ -121,12 +121,12 @@ impl Header {
     }
 
     /// Returns the number of bytes of the tensors. Those that are left out do not count.
-    pub(super) fn tensor_bytes(&self) -> u64 {
+    pub(in crate::formats::safetensors) fn tensor_bytes(&self) -> u64 {
         self.table.entries.iter().map(|entry| entry.end - entry.start).sum()
     }
 
     /// Leaves out the tensors whose names `is_kept` refuses.
-    pub(super) fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+    pub(in crate::formats::safetensors) fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
         let Table { names, entries, .. } = &mut self.table;
         let name = |entry: &Entry| &names[entry.name.start as usize..entry.name.end as usize];
         entries.retain(|entry| is_kept(name(entry)));
@@ -135,7 +135,7 @@ impl Header {
     }
 
     /// Returns the names of the tensors, sorted.
-    pub(super) fn sorted_names(&self) -> impl Iterator<Item = &str> {
+    pub(in crate::formats::safetensors) fn sorted_names(&self) -> impl Iterator<Item = &str> {
         self.by_name.iter().map(|index| self.table.name(&self.table.entries[*index as usize]))
     }
 
@@ -162,12 +162,12 @@ impl Header {
     }
 
     /// Returns the tensor with this number, counted in the order of the file.
-    pub(super) fn nth(&self, number: u32) -> TensorInfo<'_> {
+    pub(in crate::formats::safetensors) fn nth(&self, number: u32) -> TensorInfo<'_> {
         self.table.info(&self.table.entries[number as usize])
     }
 
     /// Returns the numbers of the tensors, by name.
-    pub(super) fn by_name(&self) -> &[u32] {
+    pub(in crate::formats::safetensors) fn by_name(&self) -> &[u32] {
         &self.by_name
     }
 

@@ -80,13 +80,13 @@ impl ShardIndex {
     }
 
     /// Returns whether the tensor is in the file with this number in [`files`](Self::files).
-    pub(super) fn is_in(&self, tensor: &str, file: u32) -> bool {
+    pub(in crate::formats::safetensors) fn is_in(&self, tensor: &str, file: u32) -> bool {
         let found = self.entries.binary_search_by(|(name, _)| text(&self.names, name).cmp(tensor));
         found.is_ok_and(|found| self.entries[found].1 == file)
     }
 
     /// Returns the names of the tensors in the file with this number, sorted.
-    pub(super) fn of_file(&self, file: u32) -> impl ExactSizeIterator<Item = &str> {
+    pub(in crate::formats::safetensors) fn of_file(&self, file: u32) -> impl ExactSizeIterator<Item = &str> {
         let file = file as usize;
         let start = if file == 0 { 0 } else { self.ends[file - 1] };
         let entries = &self.by_file[start as usize..self.ends[file] as usize];
@@ -94,7 +94,7 @@ impl ShardIndex {
     }
 
     /// Returns the number of the file of each tensor, by the names of the tensors.
-    pub(super) fn file_numbers(&self) -> impl Iterator<Item = u32> {
+    pub(in crate::formats::safetensors) fn file_numbers(&self) -> impl Iterator<Item = u32> {
         self.entries.iter().map(|(_, file)| *file)
     }
 
@@ -114,7 +114,7 @@ fn text<'a>(names: &'a str, range: &Range<u32>) -> &'a str {
 }
 
 /// Returns whether a file name stays in the folder of the index. A backslash could lead out of it on other systems.
-pub(super) fn is_plain(file: &str) -> bool {
+pub(in crate::formats::safetensors) fn is_plain(file: &str) -> bool {
     !file.contains(['\\', '\0']) && file.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 

@@ -6,9 +6,9 @@ use std::iter;
 use std::mem;
 use std::ops::ControlFlow;
 
+use super::super::open::catalog::Id;
+use super::super::open::files::ModelFiles;
 use super::arrange::{Arrangement, part_of};
-use super::catalog::Id;
-use super::files::ModelFiles;
 use super::flow::{Filling, Flow};
 use super::on_gpu::PlacedTensors;
 use super::placement::{Placement, Share};
@@ -17,7 +17,7 @@ use crate::cuda::Device;
 use crate::formats::memory::out_of_memory;
 use crate::formats::{Error, FormatError, Result};
 
-/// A load of tensors to several GPUs. [`Load::placed`](super::Load::placed) makes it.
+/// A load of tensors to several GPUs. [`Load::placed`](super::super::Load::placed) makes it.
 ///
 /// Each byte of the files is read once, over the link of one GPU. Tensors for several GPUs are copied between them
 /// while the rest is read, over NVLink or PCIe. GPUs that cannot use each other's memory read such tensors each. A slice
@@ -53,7 +53,7 @@ pub struct PlacedLoad<'a> {
 }
 
 impl<'a> PlacedLoad<'a> {
-    pub(super) fn new(
+    pub(in crate::formats::safetensors) fn new(
         model: &'a ModelFiles,
         ids: Vec<Id>,
         placement: &'a Placement,

@@ -12,14 +12,14 @@ use crate::formats::{Error, Result, regular};
 pub(in crate::formats) const INDEX_SUFFIX: &str = ".index.json";
 
 /// Returns the path of the index beside a file: `model.safetensors.index.json` for `model.safetensors`.
-pub(super) fn index_path(path: &Path) -> PathBuf {
+pub(in crate::formats::safetensors) fn index_path(path: &Path) -> PathBuf {
     let mut index_path = path.as_os_str().to_owned();
     index_path.push(INDEX_SUFFIX);
     index_path.into()
 }
 
 /// Reads the bytes of an index; `None` if there is no file. Stops one byte beyond the longest index.
-pub(super) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
+pub(in crate::formats::safetensors) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
     let file = match regular::open_plain(path) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
         file => file?,
@@ -28,7 +28,7 @@ pub(super) fn read_index(path: &Path) -> Result<Option<Vec<u8>>> {
 }
 
 /// Reads the bytes of an index that is open. Stops one byte beyond the longest index.
-pub(super) fn read_in(file: fs::File, path: &Path) -> Result<Vec<u8>> {
+pub(in crate::formats::safetensors) fn read_in(file: fs::File, path: &Path) -> Result<Vec<u8>> {
     let mut json = Vec::new();
     // The parser refuses an index that is one byte too long.
     file.take(MAX_HEADER_LEN + 1).read_to_end(&mut json).map_err(|error| crate::Error::File {
@@ -43,6 +43,6 @@ pub(super) fn read_in(file: fs::File, path: &Path) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// [`Error::Format`], with the path.
-pub(super) fn parse_index(path: &Path, json: &[u8]) -> Result<ShardIndex> {
+pub(in crate::formats::safetensors) fn parse_index(path: &Path, json: &[u8]) -> Result<ShardIndex> {
     ShardIndex::parse(json).map_err(|error| Error::Format { path: path.to_owned(), error })
 }

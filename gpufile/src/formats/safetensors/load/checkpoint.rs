@@ -4,12 +4,12 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use super::catalog::Id;
-use super::files::ModelFiles;
-use super::header::{Header, TensorInfo};
-use super::load::{Load, Loaded};
-use super::rule;
-use super::warning::Warning;
+use super::super::headers::header::{Header, TensorInfo};
+use super::super::open::catalog::Id;
+use super::super::open::files::ModelFiles;
+use super::super::open::rule;
+use super::super::open::warning::Warning;
+use super::loaded::{Load, Loaded};
 use crate::cuda::{Device, DeviceBuffer};
 #[cfg(doc)]
 use crate::formats::Error;

@@ -6,9 +6,9 @@ use std::ops::{ControlFlow, Range};
 
 use cufile::OwnedPart;
 
+use super::super::open::catalog::Id;
+use super::super::open::files::ModelFiles;
 use super::arrange::{Arrangement, Move, Parts, read_bytes};
-use super::catalog::Id;
-use super::files::ModelFiles;
 use super::links::Links;
 use super::placement::Share;
 use super::progress::{Progress, Watcher};

@@ -20,11 +20,11 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 
-use super::header::{Header, LENGTH_BYTES};
-use super::index::{ShardIndex, is_plain};
-use super::index_file::{index_path, read_in};
+use super::super::headers::header::{Header, LENGTH_BYTES};
+use super::super::headers::index::{ShardIndex, is_plain};
+use super::super::headers::index_file::{index_path, read_in};
+use super::super::headers::parse::head_len;
 use super::journal::Journal;
-use super::parse::head_len;
 use super::shards::ShardNames;
 use crate::formats::save::{Access, Folder, InPlace, New, Temporary};
 use crate::formats::{SaveOptions, head};

@@ -14,7 +14,7 @@ use crate::formats::Result;
 
 /// The outcome of verifying a model.
 ///
-/// A model without [`problems`](Self::problems) is one that [`Checkpoint::open`](super::Checkpoint::open) opens, and the other way
+/// A model without [`problems`](Self::problems) is one that [`Checkpoint::open`](super::super::Checkpoint::open) opens, and the other way
 /// round, unless the contents were compared too.
 #[derive(Debug, Default)]
 #[non_exhaustive]
@@ -76,7 +76,7 @@ impl Verify {
         Self::default()
     }
 
-    /// Sets the options to open files with, as [`Checkpoint::open_with`](super::Checkpoint::open_with) does.
+    /// Sets the options to open files with, as [`Checkpoint::open_with`](super::super::Checkpoint::open_with) does.
     pub fn files(mut self, options: &OpenOptions) -> Self {
         self.options = options.clone();
         self
@@ -101,12 +101,12 @@ impl Verify {
         Ok(self.contents(true))
     }
 
-    /// Verifies the model at a path, as [`Checkpoint::open`](super::Checkpoint::open) takes it.
+    /// Verifies the model at a path, as [`Checkpoint::open`](super::super::Checkpoint::open) takes it.
     pub fn run(&self, path: impl AsRef<Path>) -> Verification {
         self.outcome(examine(|| rule::choose(path.as_ref()), &self.options))
     }
 
-    /// Verifies the model of these files, as [`Checkpoint::open_many`](super::Checkpoint::open_many) takes them.
+    /// Verifies the model of these files, as [`Checkpoint::open_many`](super::super::Checkpoint::open_many) takes them.
     pub fn run_many(&self, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Verification {
         let paths: Vec<_> = paths.into_iter().map(|path| path.as_ref().to_owned()).collect();
         self.outcome(examine(|| rule::choose_many(&paths), &self.options))

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use super::header::{Header, TensorInfo};
+use super::super::headers::header::{Header, TensorInfo};
 use crate::formats::clip::clip;
 
 /// The tensors of several headers, to be found by name.
-pub(super) struct Catalog {
+pub(in crate::formats::safetensors) struct Catalog {
     headers: Vec<Header>,
     by_name: Vec<Id>,
 }
 
 /// The place of a tensor in a catalog: the number of its file, and its number in that file, in the order of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Id {
+pub(in crate::formats::safetensors) struct Id {
     pub file: u32,
     pub tensor: u32,
 }

@@ -82,7 +82,10 @@ impl Header {
     ///
     /// # Errors
     /// Everything that is wrong with the tensors, at least one error. Where the JSON is wrong, only the first one.
-    pub(super) fn parse_all(head: &[u8], file_len: u64) -> Result<Self, Vec<FormatError>> {
+    pub(in crate::formats::safetensors) fn parse_all(
+        head: &[u8],
+        file_len: u64,
+    ) -> Result<Self, Vec<FormatError>> {
         let (draft, data_start) = Self::draft(head, file_len).map_err(|error| vec![error])?;
         Header::new(draft.table, draft.metadata, data_start, file_len - data_start)
     }

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::catalog::{Catalog, Id};
-use super::header::TensorInfo;
+use super::super::headers::header::TensorInfo;
+use super::super::open::catalog::{Catalog, Id};
 use super::placement::{Runs, Share};
 use crate::formats::FormatError;
 

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use cufile::BufSlice;
 
-use super::header::Header;
+use super::super::headers::header::Header;
+use super::super::headers::write::NewTensor;
 use super::replace::Place;
-use super::write::NewTensor;
 use crate::formats::memory::check_len;
 use crate::formats::save::{Temporary, within};
 use crate::formats::{Dtype, Error, FormatError, Result, SaveOptions};
@@ -47,7 +47,7 @@ impl<'a> TensorData<'a> {
 /// of the file in bytes.
 ///
 /// The file is equal to the one that the `safetensors` library writes: the types with the largest elements first, then
-/// by name. If there is an index beside the path, the file replaces that model too, as [`save_sharded`](super::save_sharded) describes: the
+/// by name. If there is an index beside the path, the file replaces that model too, as [`save_sharded`](super::super::save_sharded) describes: the
 /// index and its shards are removed.
 ///
 /// ```

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::iter;
 use std::path::{Path, PathBuf};
 
-use super::index::is_plain;
-use super::index_file::index_path;
+use super::super::headers::index::is_plain;
+use super::super::headers::index_file::index_path;
+use super::one_file::{Plan, TensorData, malformed};
 use super::replace::Place;
-use super::save::{Plan, TensorData, malformed};
 use super::shards::ShardNames;
 use crate::formats::clip::clip;
 use crate::formats::save::{Folder, Temporary, failed, no_file_name, within};
@@ -34,10 +34,10 @@ const AT_ONCE: usize = 8;
 /// file beside an index of another model.
 ///
 /// # Errors
-/// As [`save`](super::save). If more than one file is needed, [`Error::Save`](crate::formats::Error::Save) if the name of the file at `path` is not
+/// As [`save`](super::super::save). If more than one file is needed, [`Error::Save`](crate::formats::Error::Save) if the name of the file at `path` is not
 /// UTF-8 or has more than 214 bytes.
 ///
-/// [`Checkpoint::open`]: super::Checkpoint::open
+/// [`Checkpoint::open`]: super::super::Checkpoint::open
 pub fn save_sharded(
     path: impl AsRef<Path>,
     tensors: &[TensorData<'_>],
@@ -77,7 +77,7 @@ pub fn save_sharded(
 /// # Errors
 /// As [`save_sharded`]. Two tensors of one name are an error, also in different lists.
 ///
-/// [`Checkpoint::open`]: super::Checkpoint::open
+/// [`Checkpoint::open`]: super::super::Checkpoint::open
 pub fn save_shards(
     path: impl AsRef<Path>,
     shards: &[&[TensorData<'_>]],

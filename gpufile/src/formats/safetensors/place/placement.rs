@@ -4,11 +4,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::header::TensorInfo;
+use super::super::headers::header::TensorInfo;
 use crate::formats::FormatError;
 use crate::formats::clip::clip;
 
-/// A rule that gives each tensor of a model to one or several GPUs, for [`Load::placed`](super::Load::placed).
+/// A rule that gives each tensor of a model to one or several GPUs, for [`Load::placed`](super::super::Load::placed).
 ///
 /// A rule counts GPUs by their position in the list of the load, from 0.
 ///

@@ -1,14 +1,14 @@
-//! The open files of a model, with their catalog. [`Checkpoint`](super::Checkpoint) and [`Load`](super::Load) read
+//! The open files of a model, with their catalog. [`Checkpoint`](super::super::Checkpoint) and [`Load`](super::super::Load) read
 //! them.
 
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
+use super::super::headers::header::{Header, LENGTH_BYTES};
+use super::super::headers::parse::head_len;
 use super::catalog::{Catalog, Id};
-use super::header::{Header, LENGTH_BYTES};
 use super::limit;
-use super::parse::head_len;
 use super::rule::{self, Choice, Index, Missing, Source};
 use super::warning::Warning;
 use crate::formats::clip::clip;
@@ -18,7 +18,7 @@ use crate::formats::{Error, Result};
 use crate::{File, OpenOptions};
 
 /// The open files of a model, and the tensors in them.
-pub(super) struct ModelFiles {
+pub(in crate::formats::safetensors) struct ModelFiles {
     /// The path that the caller opened: a file, an index, or the first of several files.
     pub path: PathBuf,
     pub files: Vec<File>,

@@ -8,15 +8,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::super::headers::index::ShardIndex;
+use super::super::headers::index_file::{index_path, parse_index, read_index};
 use super::folder;
-use super::index::ShardIndex;
-use super::index_file::{index_path, parse_index, read_index};
 use super::names::{Name, Role, USUAL};
 use crate::formats::{Error, Result};
 
 /// The files of a model.
 #[derive(Default)]
-pub(super) struct Choice {
+pub(in crate::formats::safetensors) struct Choice {
     /// The path of the model in errors: an index, or the first file.
     pub path: PathBuf,
     pub sources: Vec<Source>,
@@ -28,14 +28,14 @@ pub(super) struct Choice {
 
 /// A file to open.
 #[derive(Clone, PartialEq)]
-pub(super) struct Source {
+pub(in crate::formats::safetensors) struct Source {
     pub path: PathBuf,
     /// The index that names the file, and the file's number there.
     pub named: Option<(Arc<Index>, u32)>,
 }
 
 /// An index in a file.
-pub(super) struct Index {
+pub(in crate::formats::safetensors) struct Index {
     pub path: PathBuf,
     pub map: ShardIndex,
     json: Vec<u8>,
@@ -49,7 +49,7 @@ impl PartialEq for Index {
 
 /// Files that are not there.
 #[derive(Default)]
-pub(super) struct Missing {
+pub(in crate::formats::safetensors) struct Missing {
     /// The first of them.
     pub files: Vec<PathBuf>,
     pub count: u64,
@@ -71,7 +71,7 @@ impl Missing {
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Format`] of an index, [`Error::NoModel`], [`Error::SeveralModels`].
-pub(super) fn choose(path: &Path) -> Result<Choice> {
+pub(in crate::formats::safetensors) fn choose(path: &Path) -> Result<Choice> {
     if path.is_dir() {
         return of_folder(path);
     }
@@ -88,7 +88,7 @@ pub(super) fn choose(path: &Path) -> Result<Choice> {
 ///
 /// # Errors
 /// As [`choose`].
-pub(super) fn choose_many(paths: &[PathBuf]) -> Result<Choice> {
+pub(in crate::formats::safetensors) fn choose_many(paths: &[PathBuf]) -> Result<Choice> {
     if let [path] = paths {
         return choose(path);
     }
@@ -153,7 +153,7 @@ fn complete_shards(choice: &mut Choice, folder: &Path, names: &[(String, Name)])
 }
 
 /// Chooses files without a look at their folder.
-pub(super) fn of_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Choice {
+pub(in crate::formats::safetensors) fn of_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Choice {
     let source = |path: &Path| Source { path: path.to_owned(), named: None };
     let sources: Vec<_> = paths.into_iter().map(|path| source(path.as_ref())).collect();
     let path = sources.first().map(|source| source.path.clone()).unwrap_or_default();

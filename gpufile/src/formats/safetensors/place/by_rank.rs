@@ -14,9 +14,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::ops::ControlFlow;
 
+use super::super::open::catalog::Id;
+use super::super::open::files::ModelFiles;
 use super::arrange::{Arrangement, Move};
-use super::catalog::Id;
-use super::files::ModelFiles;
 use super::flow::{Batch, Filling, Started};
 use super::on_gpu::PlacedTensors;
 use super::placed::{PlacedLoad, arrange};
