@@ -670,6 +670,11 @@ const _: () = {
         "Offset of field: CUfileDescr_anon_handle::handle",
     ][::core::mem::offset_of!(CUfileDescr_anon_handle, handle) - 0usize];
 };
+impl ::core::fmt::Debug for CUfileDescr_anon_handle {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "CUfileDescr_anon_handle {{ union }}")
+    }
+}
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of CUfileDescr_t"][::core::mem::size_of::<CUfileDescr_t>() - 24usize];
@@ -684,6 +689,14 @@ const _: () = {
         "Offset of field: CUfileDescr_t::fs_ops",
     ][::core::mem::offset_of!(CUfileDescr_t, fs_ops) - 16usize];
 };
+impl ::core::fmt::Debug for CUfileDescr_t {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f, "CUfileDescr_t {{ type: {:?}, handle: {:?}, fs_ops: {:?} }}", self.type_,
+            self.handle, self.fs_ops
+        )
+    }
+}
 pub type CUfileHandle_t = *mut ::core::ffi::c_void;
 #[repr(transparent)]
 #[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
@@ -811,6 +824,11 @@ const _: () = {
         "Offset of field: CUfileIOParams_anon_u::batch",
     ][::core::mem::offset_of!(CUfileIOParams_anon_u, batch) - 0usize];
 };
+impl ::core::fmt::Debug for CUfileIOParams_anon_u {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "CUfileIOParams_anon_u {{ union }}")
+    }
+}
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of CUfileIOParams"][::core::mem::size_of::<CUfileIOParams>() - 64usize];
@@ -831,6 +849,15 @@ const _: () = {
         "Offset of field: CUfileIOParams::cookie",
     ][::core::mem::offset_of!(CUfileIOParams, cookie) - 56usize];
 };
+impl ::core::fmt::Debug for CUfileIOParams {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "CUfileIOParams {{ mode: {:?}, u: {:?}, fh: {:?}, opcode: {:?}, cookie: {:?} }}",
+            self.mode, self.u, self.fh, self.opcode, self.cookie
+        )
+    }
+}
 pub type CUfileIOParams_t = CUfileIOParams;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -12,7 +12,7 @@
 //! and such hazards, each with its safe counterpart in `cufile`.
 //!
 //! `use cufile_sys::c::*` brings functions, enumerators and macros under C's bare names. `Default` clears a struct, as C
-//! programs do before they fill it in.
+//! programs do before they fill it in. `Debug` prints a struct's fields; of a union it prints none.
 //!
 //! ```
 //! use cufile_sys::{CUFILE_ERRSTR, Library};

@@ -107,3 +107,12 @@ fn default_structs_are_cleared() {
     let statistics = CUfileStatsLevel3_t::default();
     assert_eq!((statistics.num_gpus, statistics.per_gpu_stats[15].reg_bytes), (0, 0));
 }
+
+#[test]
+fn structs_with_unions_print_their_fields() {
+    let description = CUfileDescr_t { type_: CU_FILE_HANDLE_TYPE_OPAQUE_FD, ..Default::default() };
+    let text = format!("{description:?}");
+    assert!(text.contains("CU_FILE_HANDLE_TYPE_OPAQUE_FD") && text.contains("fs_ops"), "{text}");
+    let entry = CUfileIOParams_t { opcode: CUFILE_WRITE, ..Default::default() };
+    assert!(format!("{entry:?}").contains("opcode: CUFILE_WRITE"), "{entry:?}");
+}

@@ -123,6 +123,8 @@ impl Header {
             .use_core()
             .size_t_is_usize(true)
             .generate_comments(false)
+            // By hand for structs with unions, which cannot derive it.
+            .impl_debug(true)
             .prepend_enum_name(false)
             .anon_fields_prefix("anon_")
             .default_enum_style(EnumVariation::NewType { is_bitfield: false, is_global: false })

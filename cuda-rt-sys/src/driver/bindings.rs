@@ -2079,6 +2079,11 @@ const _: () = {
         "Offset of field: CUmemLocation_st_anon_1::localized",
     ][::core::mem::offset_of!(CUmemLocation_st_anon_1, localized) - 0usize];
 };
+impl ::core::fmt::Debug for CUmemLocation_st_anon_1 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "CUmemLocation_st_anon_1 {{ union }}")
+    }
+}
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of CUmemLocation_st"][::core::mem::size_of::<CUmemLocation_st>() - 8usize];
@@ -2089,6 +2094,13 @@ const _: () = {
         "Offset of field: CUmemLocation_st::type_",
     ][::core::mem::offset_of!(CUmemLocation_st, type_) - 0usize];
 };
+impl ::core::fmt::Debug for CUmemLocation_st {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f, "CUmemLocation_st {{ type: {:?}, anon_1: {:?} }}", self.type_, self.anon_1
+        )
+    }
+}
 pub type CUmemLocation_v1 = CUmemLocation_st;
 pub type CUmemLocation = CUmemLocation_v1;
 #[repr(C)]
@@ -2154,6 +2166,16 @@ const _: () = {
         "Offset of field: CUmemAllocationProp_st::allocFlags",
     ][::core::mem::offset_of!(CUmemAllocationProp_st, allocFlags) - 24usize];
 };
+impl ::core::fmt::Debug for CUmemAllocationProp_st {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "CUmemAllocationProp_st {{ type: {:?}, requestedHandleTypes: {:?}, location: {:?}, win32HandleMetaData: {:?}, allocFlags: {:?} }}",
+            self.type_, self.requestedHandleTypes, self.location, self
+            .win32HandleMetaData, self.allocFlags
+        )
+    }
+}
 pub type CUmemAllocationProp_v1 = CUmemAllocationProp_st;
 pub type CUmemAllocationProp = CUmemAllocationProp_v1;
 #[repr(C)]
@@ -2177,6 +2199,14 @@ const _: () = {
         "Offset of field: CUmemAccessDesc_st::flags",
     ][::core::mem::offset_of!(CUmemAccessDesc_st, flags) - 8usize];
 };
+impl ::core::fmt::Debug for CUmemAccessDesc_st {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f, "CUmemAccessDesc_st {{ location: {:?}, flags: {:?} }}", self.location,
+            self.flags
+        )
+    }
+}
 pub type CUmemAccessDesc_v1 = CUmemAccessDesc_st;
 pub type CUmemAccessDesc = CUmemAccessDesc_v1;
 cuda_rt_sys::cleared!(

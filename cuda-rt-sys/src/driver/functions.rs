@@ -110,7 +110,7 @@ pub struct Functions {
     pub cuCtxGetCurrent: unsafe extern "C" fn(pctx: *mut CUcontext) -> CUresult,
     /// Writes the device of the calling thread's context.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::device_of`.
     pub cuCtxGetDevice: unsafe extern "C" fn(device: *mut CUdevice) -> CUresult,
     /// Waits for all work of the calling thread's context.
     ///
@@ -275,7 +275,8 @@ pub struct Functions {
     ) -> CUresult,
     /// Writes an attribute of a pointer to memory of the attribute's type.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe:
+    /// `cufile::cuda::PinnedBuffer::is_allocated`.
     pub cuPointerGetAttribute: unsafe extern "C" fn(
         data: *mut ::core::ffi::c_void,
         attribute: CUpointer_attribute,

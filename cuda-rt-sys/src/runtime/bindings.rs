@@ -721,6 +721,11 @@ const _: () = {
         "Offset of field: cudaPointerAttributes_anon_1::unused",
     ][::core::mem::offset_of!(cudaPointerAttributes_anon_1, unused) - 0usize];
 };
+impl ::core::fmt::Debug for cudaPointerAttributes_anon_1 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "cudaPointerAttributes_anon_1 {{ union }}")
+    }
+}
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
@@ -745,6 +750,16 @@ const _: () = {
         "Offset of field: cudaPointerAttributes::reserved",
     ][::core::mem::offset_of!(cudaPointerAttributes, reserved) - 32usize];
 };
+impl ::core::fmt::Debug for cudaPointerAttributes {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "cudaPointerAttributes {{ type: {:?}, device: {:?}, devicePointer: {:?}, hostPointer: {:?}, anon_1: {:?}, reserved: {:?} }}",
+            self.type_, self.device, self.devicePointer, self.hostPointer, self.anon_1,
+            self.reserved
+        )
+    }
+}
 #[repr(transparent)]
 #[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub struct cudaDeviceAttr(pub ::core::ffi::c_uint);
@@ -1445,6 +1460,11 @@ const _: () = {
         "Offset of field: cudaMemLocation_anon_1::localized",
     ][::core::mem::offset_of!(cudaMemLocation_anon_1, localized) - 0usize];
 };
+impl ::core::fmt::Debug for cudaMemLocation_anon_1 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "cudaMemLocation_anon_1 {{ union }}")
+    }
+}
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of cudaMemLocation"][::core::mem::size_of::<cudaMemLocation>() - 8usize];
@@ -1455,6 +1475,13 @@ const _: () = {
         "Offset of field: cudaMemLocation::type_",
     ][::core::mem::offset_of!(cudaMemLocation, type_) - 0usize];
 };
+impl ::core::fmt::Debug for cudaMemLocation {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f, "cudaMemLocation {{ type: {:?}, anon_1: {:?} }}", self.type_, self.anon_1
+        )
+    }
+}
 #[repr(transparent)]
 #[derive(Copy, Clone, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub struct cudaMemcpySrcAccessOrder(pub ::core::ffi::c_uint);
@@ -1537,6 +1564,15 @@ const _: () = {
         "Offset of field: cudaMemcpyAttributes::flags",
     ][::core::mem::offset_of!(cudaMemcpyAttributes, flags) - 20usize];
 };
+impl ::core::fmt::Debug for cudaMemcpyAttributes {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(
+            f,
+            "cudaMemcpyAttributes {{ srcAccessOrder: {:?}, srcLocHint: {:?}, dstLocHint: {:?}, flags: {:?} }}",
+            self.srcAccessOrder, self.srcLocHint, self.dstLocHint, self.flags
+        )
+    }
+}
 pub use self::cudaError as cudaError_t;
 pub type cudaStream_t = *mut CUstream_st;
 pub type cudaEvent_t = *mut CUevent_st;

@@ -304,7 +304,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Copies `count` bytes from one device to another.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy`.
     pub cudaMemcpyPeer: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
         dstDevice: ::core::ffi::c_int,

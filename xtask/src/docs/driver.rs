@@ -37,7 +37,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("cuCtxSetCurrent", "Device::set_current", "Makes a context current on the calling thread."),
     ("cuCtxPushCurrent_v2", "Device::enter", "Makes a context current until it is popped."),
     ("cuCtxPopCurrent_v2", "Entered", "Makes the context before the last push current again."),
-    ("cuCtxGetDevice", "", "Writes the device of the calling thread's context."),
+    ("cuCtxGetDevice", "Cuda::device_of", "Writes the device of the calling thread's context."),
     ("cuCtxSynchronize", "Device::synchronize", "Waits for all work of the calling thread's context."),
     // memory
     ("cuMemAlloc_v2", "Device::alloc", "Allocates `bytesize` bytes in the calling thread's context."),
@@ -50,7 +50,11 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
         "",
         "Writes the begin and the size in bytes of the allocation around an address.",
     ),
-    ("cuPointerGetAttribute", "", "Writes an attribute of a pointer to memory of the attribute's type."),
+    (
+        "cuPointerGetAttribute",
+        "PinnedBuffer::is_allocated",
+        "Writes an attribute of a pointer to memory of the attribute's type.",
+    ),
     // virtual memory
     (
         "cuMemAddressReserve",

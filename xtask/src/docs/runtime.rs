@@ -98,7 +98,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
         "Stream::copy_to_device, Stream::copy_from_device",
         "Copies `count` bytes in the order of a stream. Page-locked memory must stay as it is until then.",
     ),
-    ("cudaMemcpyPeer", "", "Copies `count` bytes from one device to another."),
+    ("cudaMemcpyPeer", "Cuda::copy", "Copies `count` bytes from one device to another."),
     (
         "cudaMemcpyPeerAsync",
         "Stream::copy_to_peer",
