@@ -1,8 +1,10 @@
 //! Tests of models in safetensors files: they are loaded to the host, whole and in part, from one file and several.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::ffi::{CString, OsStr};
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -11,7 +13,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, Progress, TensorData};
+use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, Progress, TensorData, TensorInfo};
 use gpufile::formats::{Dtype, Error, FormatError, npy};
 use gpufile::{Cause, IoBuf};
 use tempfile::{TempDir, tempdir};
@@ -192,33 +194,93 @@ fn loading_into_a_caller_buffer_starts_at_zero() {
 }
 
 #[test]
-fn rows_of_a_tensor_are_read() {
+fn slices_of_a_tensor_are_read() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     save(&path, &mixed());
     let checkpoint = Checkpoint::open(&path).unwrap();
     let mut rows = vec![0; 3 * 66];
-    checkpoint.read_rows_into("embed", 997..1000, &mut rows).unwrap();
+    checkpoint.read_slice_into("embed", 0, 997..1000, &mut rows).unwrap();
     assert!(rows == mixed()[0].3[997 * 66..]);
-    checkpoint.read_rows_into("embed", 5..5, &mut rows[..0]).unwrap();
+    checkpoint.read_slice_into("embed", 0, 5..5, &mut rows[..0]).unwrap();
+    let mut columns = vec![0; 1000 * 4];
+    checkpoint.read_slice_into("embed", 1, 7..9, &mut columns).unwrap();
+    let expected: Vec<_> = mixed()[0].3.chunks(66).flat_map(|row| row[14..18].to_vec()).collect();
+    assert!(columns == expected);
 
-    let error = checkpoint.read_rows_into("embed", 998..1001, &mut rows).unwrap_err();
+    let error = checkpoint.read_slice_into("embed", 0, 998..1001, &mut rows).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("model.safetensors") && text.contains("rows 998 to 1001 of 1000 rows"), "{text}");
-    let error = checkpoint.read_rows_into("step", 0..0, &mut rows[..0]).unwrap_err();
-    assert!(matches!(error, Error::Format { error: FormatError::NoSuchRows { .. }, .. }), "{error}");
-    let error = checkpoint.read_rows_into("embed", 0..2, &mut rows).unwrap_err();
-    let text =
-        format!(r#"{path:?}: the buffer for rows 0 to 2 of tensor "embed" has 198 bytes instead of 132"#);
+    assert!(
+        text.contains("model.safetensors") && text.contains("998 to 1001 of axis 0, which has 1000 indices"),
+        "{text}"
+    );
+    for (name, axis) in [("step", 0), ("embed", 2)] {
+        let error = checkpoint.read_slice_into(name, axis, 0..0, &mut rows[..0]).unwrap_err();
+        assert!(matches!(error, Error::Format { error: FormatError::NoSuchSlice { .. }, .. }), "{error}");
+    }
+    let error = checkpoint.read_slice_into("embed", 0, 0..2, &mut rows).unwrap_err();
+    let text = format!(
+        r#"{path:?}: the buffer for 0 to 2 of axis 0 of tensor "embed" has 198 bytes instead of 132"#
+    );
     assert_eq!(error.to_string(), text);
     let error = checkpoint.read_tensor_into("norm", &mut rows).unwrap_err();
     let text = format!(r#"{path:?}: the buffer for tensor "norm" has 198 bytes instead of 132"#);
     assert_eq!(error.to_string(), text);
     for error in [
-        checkpoint.read_rows_into("x", 0..1, &mut rows).unwrap_err(),
+        checkpoint.read_slice_into("x", 0, 0..1, &mut rows).unwrap_err(),
         checkpoint.read_tensor("x").unwrap_err(),
     ] {
         assert_eq!(error.to_string(), format!(r#"there is no tensor "x" in {path:?}"#));
+    }
+}
+
+#[test]
+fn tensors_load_into_buffers_of_the_caller() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save(&path, &mixed());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let zeros = |len_bytes: u64| Ok::<_, Infallible>(vec![0_u8; len_bytes as usize]);
+
+    let loaded = checkpoint.load().to_each(|info| zeros(info.len_bytes())).unwrap();
+    assert!(loaded.iter().map(|(info, _)| info.name).eq(checkpoint.names()));
+    for (name, _, _, bytes) in mixed() {
+        let (_, buffer) = loaded.iter().find(|(info, _)| info.name == name).unwrap();
+        assert!(*buffer == bytes, "{name}");
+    }
+    let two =
+        checkpoint.load().only(["step", "mask"]).unwrap().to_each(|info| zeros(info.len_bytes())).unwrap();
+    assert_eq!(two.len(), 2);
+
+    let error = checkpoint.load().to_each(|info| zeros(info.len_bytes().max(1))).unwrap_err();
+    let text = format!(r#"{path:?}: the buffer for tensor "none" has 1 bytes instead of 0"#);
+    assert_eq!(error.to_string(), text);
+    let error = checkpoint.load().to_each(|_| Err::<Vec<u8>, _>("no room")).unwrap_err();
+    assert_eq!(error.to_string(), r#"cannot make a buffer for tensor "step": no room"#);
+}
+
+#[test]
+fn failed_reads_name_the_tensor() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save(&path, &mixed());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1500).unwrap();
+    let mut columns = vec![0; 1000 * 2];
+    let zeros = |info: &TensorInfo<'_>| Ok::<_, Infallible>(vec![0_u8; info.len_bytes() as usize]);
+    for error in [
+        checkpoint.read_tensor("embed").unwrap_err(),
+        checkpoint.read_slice_into("embed", 1, 5..6, &mut columns).unwrap_err(),
+        checkpoint.load().only(["embed"]).unwrap().to_each(zeros).unwrap_err(),
+        checkpoint.load().only(["embed", "mask", "step"]).unwrap().to_each(zeros).unwrap_err(),
+    ] {
+        assert!(matches!(&error, Error::Tensor { tensor, .. } if tensor == "embed"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        let text = error.to_string();
+        assert!(
+            text.starts_with(r#"tensor "embed": cannot read "#) && text.contains("model.safetensors"),
+            "{text}"
+        );
     }
 }
 
@@ -336,7 +398,7 @@ fn errors_quote_and_escape_the_file_name() {
         checkpoint.read_tensor("x").unwrap_err(),
         checkpoint.load().only(["x"]).unwrap_err(),
         checkpoint.load().to_buffer(&mut short[..]).unwrap_err(),
-        checkpoint.read_rows_into("norm", 40..41, &mut short[..]).unwrap_err(),
+        checkpoint.read_slice_into("norm", 0, 40..41, &mut short[..]).unwrap_err(),
         checkpoint.read_tensor_into("norm", &mut short[..]).unwrap_err(),
         Checkpoint::open_many([&model, &model]).unwrap_err(),
         Checkpoint::open(&damaged).unwrap_err(),
@@ -450,8 +512,12 @@ fn truncation_after_open_is_an_error() {
         checkpoint.load().progress(drop).to_host().unwrap_err(),
         checkpoint.read_tensor("mask").unwrap_err(),
     ] {
-        let Error::File(error) = error else { panic!("{error}") };
-        assert!(matches!(error.cause(), Cause::EndOfFile { at } if *at == len_bytes - 1), "{error}");
+        let cause = match &error {
+            Error::File(error) => error.cause(),
+            Error::Tensor { error, .. } => error.cause(),
+            _ => panic!("{error}"),
+        };
+        assert!(matches!(cause, Cause::EndOfFile { at } if *at == len_bytes - 1), "{error}");
         assert!(error.to_string().contains("2.safetensors"), "{error}");
         assert!(!error.to_string().contains("entry"), "{error}");
     }

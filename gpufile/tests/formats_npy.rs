@@ -215,7 +215,10 @@ fn arrays_are_written_and_read_whole_or_by_rows() {
         "{error}"
     );
     let error = array.read_rows_into(4..6, &mut wrong).unwrap_err();
-    assert!(error.to_string().ends_with(r#"array.npy": cannot read rows 4 to 6 of 5 rows"#), "{error}");
+    assert!(
+        error.to_string().ends_with(r#"array.npy": cannot read 4 to 6 of axis 0, which has 5 indices"#),
+        "{error}"
+    );
 }
 
 #[test]

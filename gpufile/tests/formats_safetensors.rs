@@ -117,6 +117,7 @@ fn row_slices_need_whole_bytes() {
         tensor("d", "F32", "", "30,34"),
     );
     let header = parse(&json, 34).unwrap();
+    assert!(header.tensors().map(|tensor| tensor.elements()).eq([6, 12, 0, 1]));
     let rows = |name: &str, rows| header.get(name).unwrap().slice_rows(rows);
     assert_eq!(rows("a", 1..3), Ok(8..24));
     assert_eq!(rows("a", 3..3), Ok(24..24));
@@ -124,10 +125,10 @@ fn row_slices_need_whole_bytes() {
     assert_eq!(rows("c", 0..0), Ok(30..30));
     assert!(matches!(rows("b", 0..1), Err(FormatError::PartialByte { bits, .. }) if bits == (0..12)));
     for (name, range) in [("a", 2..4), ("a", 2..u64::MAX), ("c", 0..1), ("d", 0..0)] {
-        assert!(matches!(rows(name, range), Err(FormatError::NoSuchRows { .. })), "{name}");
+        assert!(matches!(rows(name, range), Err(FormatError::NoSuchSlice { .. })), "{name}");
     }
     let backwards = std::ops::Range { start: 2, end: 1 };
-    assert!(matches!(rows("a", backwards), Err(FormatError::NoSuchRows { .. })));
+    assert!(matches!(rows("a", backwards), Err(FormatError::NoSuchSlice { .. })));
 }
 
 #[test]

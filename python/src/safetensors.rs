@@ -28,6 +28,7 @@ pub use verify::{verify_model, visible};
 fn format_exception(py: Python<'_>, error: Box<Error>) -> PyErr {
     match *error {
         Error::File(error) => exception(py, &error),
+        Error::Tensor { error, .. } => exception(py, &error),
         Error::Save { ref path, error: ref cause, .. } => save_exception(py, path, cause, &error.to_string()),
         Error::NoModel { .. } | Error::Incomplete { .. } => {
             let exception = PyFileNotFoundError::new_err(error.to_string());

@@ -95,7 +95,7 @@ fn models_load_to_the_gpu_whole_or_by_tensor() {
             assert!(bytes(&some, "embed") == contents[5] && bytes(&some, "mask") == contents[4]);
             assert!(some.tensor("norm").is_none());
 
-            let each = checkpoint.load().to_device_each(&bed.device).unwrap();
+            let each = checkpoint.load().to_each(|info| bed.device.alloc(info.len_bytes() as usize)).unwrap();
             let names: Vec<_> = each.iter().map(|(info, _)| info.name).collect();
             assert!(checkpoint.names().eq(names));
             for (info, buffer) in each {
@@ -107,7 +107,7 @@ fn models_load_to_the_gpu_whole_or_by_tensor() {
 }
 
 #[test]
-fn tensors_and_rows_are_read_into_gpu_buffers() {
+fn tensors_and_slices_are_read_into_gpu_buffers() {
     Bed::each(|bed| {
         let path = saved(bed, "model.safetensors");
         for policy in POLICIES {
@@ -116,9 +116,14 @@ fn tensors_and_rows_are_read_into_gpu_buffers() {
             checkpoint.read_tensor_into("norm", &mut norm).unwrap();
             assert!(norm.to_vec().unwrap() == contents()[0]);
             let mut rows = bed.device.alloc(7 * 4006).unwrap();
-            checkpoint.read_rows_into("embed", 2000..2007, &mut rows).unwrap();
+            checkpoint.read_slice_into("embed", 0, 2000..2007, &mut rows).unwrap();
             assert!(rows.to_vec().unwrap() == contents()[5][2000 * 4006..2007 * 4006]);
-            let error = checkpoint.read_rows_into("embed", 0..8, &mut rows).unwrap_err();
+            let mut columns = bed.device.alloc(2999 * 6).unwrap();
+            checkpoint.read_slice_into("embed", 1, 1000..1003, &mut columns).unwrap();
+            let expected: Vec<_> =
+                contents()[5].chunks(4006).flat_map(|row| row[2000..2006].to_vec()).collect();
+            assert!(columns.to_vec().unwrap() == expected);
+            let error = checkpoint.read_slice_into("embed", 0, 0..8, &mut rows).unwrap_err();
             assert!(matches!(error, Error::BufferSize { .. }), "{error}");
         }
     });
@@ -243,8 +248,8 @@ fn gpu_out_of_memory_error_names_the_needed_bytes() {
     assert_eq!(*len_bytes, checkpoint.len_bytes());
     assert!(matches!(cause, Cause::Cufile(_)), "{cause}");
     emulator.control("fault cudaMalloc after=3 err=2");
-    let error = checkpoint.load().to_device_each(&bed.device).unwrap_err();
-    assert!(matches!(error, Error::Memory { .. }), "{error}");
+    let error = checkpoint.load().to_each(|info| bed.device.alloc(info.len_bytes() as usize)).unwrap_err();
+    assert!(matches!(&error, Error::Buffer { tensor, .. } if tensor == "packed"), "{error}");
 }
 
 #[test]
@@ -289,7 +294,10 @@ fn failed_loads_leave_nothing_on_the_gpu() {
             let error = checkpoint.load_to_device(&device).unwrap_err();
             let Error::File(error) = error else { panic!("{error}") };
             assert!(error.to_string().contains("model.safetensors"), "{error}");
-            assert!(checkpoint.load().to_device_each(&device).is_ok() == (policy == RoutePolicy::PosixOnly));
+            assert!(
+                checkpoint.load().to_each(|info| device.alloc(info.len_bytes() as usize)).is_ok()
+                    == (policy == RoutePolicy::PosixOnly)
+            );
         }
         for what in ["allocations", "handles", "streams", "events", "use-count"] {
             assert_eq!(emulator.live(what), 0, "{what}");

@@ -41,6 +41,14 @@ pub enum Error {
     /// A file could not be opened or read. The offset in the error is in bytes from the start of the file.
     #[error(transparent)]
     File(#[from] crate::Error),
+    /// A tensor could not be read from its file.
+    #[error("tensor {tensor}: {error}", tensor = Quoted(.tensor))]
+    Tensor {
+        /// The tensor, its name cut if it is long.
+        tensor: String,
+        /// The error of the read.
+        error: Box<crate::Error>,
+    },
     /// A file could not be saved.
     #[error("cannot save {path}: {error}{after}", path = Shown(.path), after = After { path, in_place, left })]
     Save {
@@ -73,6 +81,14 @@ pub enum Error {
         len_bytes: u64,
         /// The error that CUDA or the operating system returned.
         cause: Cause,
+    },
+    /// The caller's function made no buffer for a tensor.
+    #[error("cannot make a buffer for tensor {tensor}: {error}", tensor = Quoted(.tensor))]
+    Buffer {
+        /// The tensor, its name cut if it is long.
+        tensor: String,
+        /// The error of the function.
+        error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Tensors could not be copied from one GPU to others.
     #[error("cannot copy tensors of {path} from GPU {gpu} to other GPUs: {cause}", path = Shown(.path))]
@@ -198,13 +214,13 @@ impl Error {
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Error::File(error) => error.kind(),
-            Error::Save { error, .. } => error.kind(),
+            Error::Save { error, .. } | Error::Tensor { error, .. } => error.kind(),
             Error::Memory { .. } => io::ErrorKind::OutOfMemory,
             Error::NoSuchTensor { .. } | Error::NoModel { .. } | Error::Incomplete { .. } => {
                 io::ErrorKind::NotFound
             }
             Error::BufferSize { .. } => io::ErrorKind::InvalidInput,
-            Error::PeerCopy { .. } | Error::Cancelled { .. } => io::ErrorKind::Other,
+            Error::Buffer { .. } | Error::PeerCopy { .. } | Error::Cancelled { .. } => io::ErrorKind::Other,
             #[cfg(feature = "nccl")]
             Error::Ranks { error: crate::ranks::RankError::TimedOut { .. }, .. } => io::ErrorKind::TimedOut,
             #[cfg(feature = "nccl")]
@@ -406,14 +422,16 @@ pub enum FormatError {
         /// The number of these bytes.
         len_bytes: u64,
     },
-    /// The caller asked for rows that a tensor does not have.
-    #[error("{}cannot read rows {} to {} of {available} rows", Of(.tensor), .rows.start, .rows.end)]
-    NoSuchRows {
+    /// The caller asked for indices that an axis does not have.
+    #[error("{}cannot read {} to {} of axis {axis}, which has {available} indices", Of(.tensor), .range.start, .range.end)]
+    NoSuchSlice {
         /// The tensor, if the format names it.
         tensor: Option<String>,
-        /// The requested rows.
-        rows: Range<u64>,
-        /// The number of rows of the tensor: the length of the first axis, or 0 for a scalar.
+        /// The axis, counted from 0. Rows are indices along axis 0.
+        axis: usize,
+        /// The requested indices.
+        range: Range<u64>,
+        /// The length of the axis, or 0 if there is no such axis.
         available: u64,
     },
     /// A placement slices a tensor along an axis that the tensor does not have.
@@ -467,7 +485,7 @@ impl FormatError {
             | FormatError::Missing { tensor, .. }
             | FormatError::UnsupportedDtype { tensor, .. }
             | FormatError::SizeOverflow { tensor }
-            | FormatError::NoSuchRows { tensor, .. }
+            | FormatError::NoSuchSlice { tensor, .. }
             | FormatError::Gap { tensor, .. } => tensor.as_deref(),
             FormatError::DuplicateTensor { tensor }
             | FormatError::FileOverflow { tensor }

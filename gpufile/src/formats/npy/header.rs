@@ -155,7 +155,7 @@ impl NpyHeader {
     /// Returns the range of `rows`, in bytes from the start of the file. `rows` are indices along the first axis.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchRows`], also for every range of a scalar, which has no first axis;
+    /// [`FormatError::NoSuchSlice`], also for every range of a scalar, which has no first axis;
     /// [`FormatError::FortranRows`] for an array in Fortran order with more than one axis.
     pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
         if self.fortran_order && self.shape.len() > 1 {
@@ -164,7 +164,7 @@ impl NpyHeader {
         let Some(&available) = self.shape.first().filter(|&&axis| rows.start <= rows.end && rows.end <= axis)
         else {
             let available = self.shape.first().copied().unwrap_or(0);
-            return Err(FormatError::NoSuchRows { tensor: None, rows, available });
+            return Err(FormatError::NoSuchSlice { tensor: None, axis: 0, range: rows, available });
         };
         // Both products are at most the length of the array.
         let row_bytes = self.data_len / available.max(1);

@@ -220,18 +220,25 @@ impl TensorInfo<'_> {
         self.offsets.end - self.offsets.start
     }
 
+    /// Returns the number of elements: the product of the axes, 1 for a scalar.
+    pub fn elements(&self) -> u64 {
+        // Some elements are smaller than a byte, and a header may be of a file that is too long for any disk.
+        self.shape.iter().fold(1, |product: u64, &axis| product.saturating_mul(axis))
+    }
+
     /// Returns the range of `rows`, in bytes from the start of the data, as [`offsets`](Self::offsets). `rows` are
     /// indices along the first axis.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchRows`], also for every range of a scalar, which has no first axis;
+    /// [`FormatError::NoSuchSlice`], also for every range of a scalar, which has no first axis;
     /// [`FormatError::PartialByte`] if elements are smaller than a byte and the rows do not start and end at whole
     /// ones.
     pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
         let Some(&available) = self.shape.first().filter(|&&axis| rows.start <= rows.end && rows.end <= axis)
         else {
             let available = self.shape.first().copied().unwrap_or(0);
-            return Err(FormatError::NoSuchRows { tensor: Some(clip(self.name)), rows, available });
+            let tensor = Some(clip(self.name));
+            return Err(FormatError::NoSuchSlice { tensor, axis: 0, range: rows, available });
         };
         let row_bits = u128::from(self.len_bytes()) * 8 / u128::from(available.max(1));
         let bits = u128::from(rows.start) * row_bits..u128::from(rows.end) * row_bits;

@@ -9,15 +9,16 @@ use super::super::open::catalog::Id;
 use super::super::open::files::ModelFiles;
 use super::super::open::rule;
 use super::super::open::warning::Warning;
+use super::super::place::placement::Runs;
 use super::loaded::{Load, Loaded};
 use crate::cuda::{Device, DeviceBuffer};
-#[cfg(doc)]
-use crate::formats::Error;
-use crate::formats::Result;
+use crate::formats::clip::clip;
+use crate::formats::error::of_entry;
 use crate::formats::head::malformed;
 use crate::formats::memory::{addressable, check_len, zeroed};
 use crate::formats::visible::Quoted;
-use crate::{File, IoBufMut, OpenOptions};
+use crate::formats::{Error, Result};
+use crate::{File, IoBufMut, IoRange, OpenOptions};
 
 /// The tensors of one safetensors file, or of a model in several.
 ///
@@ -177,7 +178,7 @@ impl Checkpoint {
     /// Reads one tensor into host memory.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::Memory`], [`Error::File`].
+    /// [`Error::NoSuchTensor`], [`Error::Memory`], [`Error::Tensor`].
     pub fn read_tensor(&self, name: &str) -> Result<Vec<u8>> {
         let id = self.model.find(name)?;
         let (path, tensor) = (self.model.file(id).path(), self.model.catalog.info(id));
@@ -189,43 +190,76 @@ impl Checkpoint {
     /// Reads one tensor into a buffer of the host or a GPU, which must have as many bytes as the tensor.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::File`].
+    /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::Tensor`].
     pub fn read_tensor_into<B: IoBufMut + ?Sized>(&self, name: &str, buffer: &mut B) -> Result<()> {
         let id = self.model.find(name)?;
-        let offsets = self.model.catalog.info(id).offsets;
-        self.read_offsets(id, || format!("tensor {}", Quoted(name)), offsets, buffer)
+        let runs = Runs::whole(&self.model.catalog.info(id));
+        self.read_runs(id, || format!("tensor {}", Quoted(name)), runs, buffer)
     }
 
-    /// Reads rows of one tensor into a buffer of the host or a GPU, which must have as many bytes as the rows. Rows are
-    /// indices along the first axis, from 0.
+    /// Reads a slice of one tensor, the indices `range` along one axis, into a buffer of the host or a GPU. The buffer
+    /// must have as many bytes as the slice, and gets it in C order. Axes count from 0, the slowest: along axis 0, a
+    /// slice has whole rows.
+    ///
+    /// ```no_run
+    /// # use gpufile::formats::safetensors::Checkpoint;
+    /// # fn main() -> gpufile::formats::Result<()> {
+    /// let checkpoint = Checkpoint::open("model.safetensors")?;
+    /// // The columns 0 to 512 of a matrix of 4096 rows, in F16.
+    /// let mut columns = vec![0; 4096 * 512 * 2];
+    /// checkpoint.read_slice_into("o_proj.weight", 1, 0..512, &mut columns)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::File`]; [`Error::Format`] if the tensor has fewer rows
-    /// or no first axis, or if elements are smaller than a byte and the rows do not start and end at whole ones.
-    pub fn read_rows_into<B: IoBufMut + ?Sized>(
+    /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::Tensor`]; [`Error::Format`] if the tensor has no such
+    /// axis or the axis no such indices, or if elements are smaller than a byte and the slice does not start and end at
+    /// whole ones.
+    pub fn read_slice_into<B: IoBufMut + ?Sized>(
         &self,
         name: &str,
-        rows: Range<u64>,
+        axis: usize,
+        range: Range<u64>,
         buffer: &mut B,
     ) -> Result<()> {
         let id = self.model.find(name)?;
-        let offsets = self.model.catalog.info(id).slice_rows(rows.clone());
-        let offsets = offsets.map_err(|error| malformed(self.model.file(id), error))?;
-        let what = || format!("rows {} to {} of tensor {}", rows.start, rows.end, Quoted(name));
-        self.read_offsets(id, what, offsets, buffer)
+        let runs = Runs::checked(&self.model.catalog.info(id), axis, &range);
+        let runs = runs.map_err(|error| malformed(self.model.file(id), error))?;
+        let what = || format!("{} to {} of axis {axis} of tensor {}", range.start, range.end, Quoted(name));
+        self.read_runs(id, what, runs, buffer)
     }
 
-    fn read_offsets<B: IoBufMut + ?Sized>(
+    /// Reads parts of a tensor, one behind the other in the buffer.
+    fn read_runs<B: IoBufMut + ?Sized>(
         &self,
         id: Id,
         what: impl FnOnce() -> String,
-        offsets: Range<u64>,
+        runs: Runs,
         buffer: &mut B,
     ) -> Result<()> {
-        let file = self.model.file(id);
-        check_len(file.path(), what, offsets.end - offsets.start, buffer.len_bytes())?;
-        let start = self.model.catalog.header(id.file).in_file(offsets).start;
-        Ok(file.read_exact_at(buffer, start)?)
+        /// The most ranges of one list, which takes memory.
+        const MOST_RANGES: usize = 1 << 18;
+        let (file, info) = (self.model.file(id), self.model.catalog.info(id));
+        check_len(file.path(), what, runs.len_bytes(), buffer.len_bytes())?;
+        let failed = |error| Error::Tensor { tensor: clip(info.name), error: Box::new(of_entry(error)) };
+        let start = self.model.catalog.header(id.file).in_file(info.offsets).start + runs.start;
+        if runs.count <= 1 {
+            return file.read_exact_at(buffer, start).map_err(failed);
+        }
+        let len_bytes = runs.run_bytes as usize;
+        let mut ranges = (0..runs.count).map(|run| IoRange {
+            file_offset: start + run * runs.stride_bytes,
+            buffer_offset: run as usize * len_bytes,
+            len_bytes,
+        });
+        loop {
+            let list: Vec<_> = ranges.by_ref().take(MOST_RANGES).collect();
+            if list.is_empty() {
+                return Ok(());
+            }
+            file.read_many(buffer, &list).map_err(failed)?;
+        }
     }
 }
 

@@ -17,8 +17,9 @@ use super::super::place::progress::{self, Progress};
 use super::super::save::one_file::TensorData;
 use super::layout::Layout;
 use crate::cuda::{Device, DeviceBuffer};
-use crate::formats::error::of_entry;
-use crate::formats::memory::{addressable, allocate, out_of_memory, zeroed};
+use crate::formats::clip::clip;
+use crate::formats::memory::{allocate, check_len, out_of_memory, zeroed};
+use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result};
 use crate::{File, IoBuf, IoBufMut, ReadRequest};
 
@@ -237,28 +238,57 @@ impl<'a> Load<'a> {
         self.load(layout, buffer, 0)
     }
 
-    /// Loads each tensor into a separate allocation on the GPU. Returns them file by file, in the order of their places
-    /// in the file.
+    /// Loads each tensor into a separate buffer, of the host or a GPU, which `make` returns: memory of a framework, for
+    /// example. Each buffer must have as many bytes as its tensor. Returns them file by file, in the order of their
+    /// places in the file.
+    ///
+    /// `make` is called for all tensors before the first byte is read. The engine then reads all tensors in one call.
+    ///
+    /// ```no_run
+    /// # use gpufile::Engine;
+    /// # use gpufile::formats::safetensors::Checkpoint;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let device = Engine::global().cuda()?.device(0)?;
+    /// let checkpoint = Checkpoint::open("model.safetensors")?;
+    /// for (info, buffer) in checkpoint.load().to_each(|info| device.alloc(info.len_bytes() as usize))? {
+    ///     println!("{} {:?} {:?}", info.name, info.shape, buffer);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// As [`to_device`](Self::to_device).
-    pub fn to_device_each(mut self, device: &Device) -> Result<Vec<(TensorInfo<'a>, DeviceBuffer)>> {
+    /// [`Error::Buffer`] with the error of `make`, [`Error::BufferSize`] if a buffer has another length than its
+    /// tensor, [`Error::Tensor`] if reading or copying fails.
+    pub fn to_each<B, E>(
+        mut self,
+        mut make: impl FnMut(&TensorInfo<'a>) -> Result<B, E>,
+    ) -> Result<Vec<(TensorInfo<'a>, B)>>
+    where
+        B: IoBufMut,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let progress = self.progress.take();
         let (model, catalog) = (self.model, &*self.model.catalog);
-        let tensors: Vec<_> = self.choice.ids(catalog).map(|id| (id, catalog.info(id))).collect();
-        let mut buffers = Vec::with_capacity(tensors.len());
-        for (id, info) in &tensors {
-            let path = model.file(*id).path();
-            buffers.push(allocate(path, device, addressable(path, info.len_bytes())?)?);
+        let ids: Vec<_> = self.choice.ids(catalog).collect();
+        let mut tensors = Vec::with_capacity(ids.len());
+        for id in &ids {
+            let info = catalog.info(*id);
+            let failed = |error: E| Error::Buffer { tensor: clip(info.name), error: error.into() };
+            let buffer = make(&info).map_err(failed)?;
+            let what = || format!("tensor {}", Quoted(info.name));
+            check_len(model.file(*id).path(), what, info.len_bytes(), buffer.len_bytes())?;
+            tensors.push((info, buffer));
         }
-        let total_bytes = tensors.iter().map(|(_, info)| info.len_bytes()).sum();
-        let reads = iter::zip(&tensors, &mut buffers).map(|((id, info), buffer)| Read {
-            file: model.file(*id),
+        let total_bytes = tensors.iter().map(|(info, _)| info.len_bytes()).sum();
+        let reads = iter::zip(ids, &mut tensors).map(|(id, (info, buffer))| Read {
+            file: model.file(id),
             offset: catalog.header(id.file).in_file(info.offsets.clone()).start,
             memory: buffer.into(),
+            tensor: Some(info.name),
         });
         read_all(reads, total_bytes, progress)?;
-        Ok(iter::zip(tensors, buffers).map(|((_, info), buffer)| (info, buffer)).collect())
+        Ok(tensors)
     }
 
     fn layout(&self) -> Result<Layout> {
@@ -273,6 +303,7 @@ impl<'a> Load<'a> {
             file: &self.model.files[stretch.file as usize],
             offset: stretch.file_offset,
             memory,
+            tensor: None,
         });
         read_all(reads, layout.filled_bytes(), self.progress)?;
         Ok(Loaded { catalog: self.model.catalog.clone(), choice: self.choice, layout, start, buffer })
@@ -284,6 +315,8 @@ struct Read<'a> {
     file: &'a File,
     offset: u64,
     memory: BufSliceMut<'a>,
+    /// The tensor, if the range is of one only.
+    tensor: Option<&'a str>,
 }
 
 /// Reads everything in one call, or in steps if there is a watcher.
@@ -297,7 +330,7 @@ fn read_all<'a>(
     let Some(mut watch) = progress else { return read_step(reads.collect()) };
     let step_bytes = usize::try_from((total_bytes / STEPS).max(SHORTEST_STEP)).unwrap_or(usize::MAX);
     let (mut step, mut room, mut done_bytes) = (Vec::new(), step_bytes, 0);
-    for Read { file, mut offset, memory } in reads {
+    for Read { file, mut offset, memory, tensor } in reads {
         let mut rest = memory;
         loop {
             let (part, behind) = {
@@ -306,7 +339,7 @@ fn read_all<'a>(
             };
             room -= part.len_bytes();
             let next = offset + part.len_bytes() as u64;
-            step.push(Read { file, offset, memory: part });
+            step.push(Read { file, offset, memory: part, tensor });
             if room == 0 {
                 read_step(mem::take(&mut step))?;
                 done_bytes += step_bytes as u64;
@@ -327,15 +360,26 @@ fn read_all<'a>(
 }
 
 fn read_step(mut reads: Vec<Read<'_>>) -> Result<()> {
-    if let [Read { file, offset, memory }] = &mut reads[..] {
-        return Ok(file.read_exact_at(memory, *offset)?);
+    if let [Read { file, offset, memory, tensor }] = &mut reads[..] {
+        return file.read_exact_at(memory, *offset).map_err(|error| failed(error, *tensor));
     }
     let Some(first) = reads.first() else { return Ok(()) };
     let engine = first.file.engine();
+    let names: Vec<_> = reads.iter().map(|read| read.tensor).collect();
     let requests =
-        reads.into_iter().map(|Read { file, offset, memory }| ReadRequest::new(file, offset, memory));
+        reads.into_iter().map(|Read { file, offset, memory, .. }| ReadRequest::new(file, offset, memory));
     let mut requests = requests.collect::<crate::Result<Vec<_>>>()?;
-    Ok(engine.read_many(&mut requests).map_err(of_entry)?)
+    engine.read_many(&mut requests).map_err(|error| match error {
+        crate::Error::Entry { entry, error } => failed(*error, names[entry]),
+        error => error.into(),
+    })
+}
+
+fn failed(error: crate::Error, tensor: Option<&str>) -> Error {
+    match tensor {
+        Some(name) => Error::Tensor { tensor: clip(name), error: Box::new(error) },
+        None => error.into(),
+    }
 }
 
 impl<'a> From<TensorView<'a>> for TensorData<'a> {

@@ -165,7 +165,7 @@ impl Cut {
 
 /// The bytes of a slice, in a tensor: runs of equal length and distance. All fields except `count` are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Runs {
+pub(in crate::formats::safetensors) struct Runs {
     /// The start of the first run in the tensor.
     pub start: u64,
     pub run_bytes: u64,
@@ -175,6 +175,25 @@ pub(super) struct Runs {
 }
 
 impl Runs {
+    /// Returns the runs of a slice that a caller asked for.
+    ///
+    /// # Errors
+    /// [`FormatError::NoSuchSlice`]; [`FormatError::PartialByte`] as [`of`](Self::of).
+    pub fn checked(tensor: &TensorInfo<'_>, axis: usize, range: &Range<u64>) -> Result<Self, FormatError> {
+        let available = tensor.shape.get(axis).copied();
+        if available.is_none_or(|len| range.start > range.end || range.end > len) {
+            let (tensor, range, available) = (Some(clip(tensor.name)), range.clone(), available.unwrap_or(0));
+            return Err(FormatError::NoSuchSlice { tensor, axis, range, available });
+        }
+        Self::of(tensor, axis, range)
+    }
+
+    /// Returns the runs of a whole tensor.
+    pub fn whole(tensor: &TensorInfo<'_>) -> Self {
+        let len_bytes = tensor.len_bytes();
+        Self { start: 0, run_bytes: len_bytes, stride_bytes: len_bytes, count: 1 }
+    }
+
     /// Returns the runs of the indices `range` along an axis. There is one run if the slice has no gaps, and none if it
     /// has no bytes.
     ///
@@ -191,7 +210,7 @@ impl Runs {
         let index_bits = product(&tensor.shape[axis + 1..]) * u128::from(tensor.dtype.size_bits());
         let row_bits = index_bits * u128::from(tensor.shape[axis]);
         if range.end - range.start == tensor.shape[axis] {
-            return Ok(Self { start: 0, run_bytes: len_bytes, stride_bytes: len_bytes, count: 1 });
+            return Ok(Self::whole(tensor));
         }
         let bits = u128::from(range.start) * index_bits..u128::from(range.end) * index_bits;
         // If the first two runs are whole bytes, all are.
