@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 use common::{MIB, all_of, compare_sha, create, make_file, open_to_read};
 use cuda_rt_sys::driver::{CUdeviceptr, CUresult};
-use cufile::cuda::{Context, Cuda, Device};
-use cufile::{Driver, FileHandle, IoBuf, IoBufMut};
+use cufile::cuda::{Cuda, Device};
+use cufile::{Driver, FileHandle, IoBuf, IoBufMut, Location};
 
 const LEN: usize = 31 * MIB;
 
@@ -82,12 +82,8 @@ unsafe impl IoBuf for Memory {
         self.len_bytes
     }
 
-    fn context(&self) -> Option<Context> {
-        Some(self.device.context())
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        false
+    fn location(&self) -> Location {
+        Location::device(self.device.context())
     }
 }
 

@@ -12,7 +12,7 @@ use std::{io, ptr};
 use common::{
     KIB, all_of_batch, any, make_file, open_buffered_to_write, open_to_write, pattern, require_contents,
 };
-use cufile::{Batch, Driver, Entry, FileHandle, IoBuf, IoBufMut};
+use cufile::{Batch, Driver, Entry, FileHandle, IoBuf, IoBufMut, Location};
 
 const LEN: usize = 128 * KIB;
 
@@ -85,8 +85,8 @@ unsafe impl IoBuf for Pages {
         LEN
     }
 
-    fn is_host_accessible(&self) -> bool {
-        true
+    fn location(&self) -> Location {
+        Location::HOST
     }
 }
 

@@ -413,7 +413,7 @@ impl<B: IoBuf> Batch<B> {
         }
         let whole = entries.iter().any(|entry| is_unregistered_host(&entry.buffer));
         // Each buffer may have another context, but the thread has one.
-        let context = entries.iter().find_map(|entry| entry.buffer.context());
+        let context = entries.iter().find_map(|entry| entry.buffer.location().context);
         let driver = self.driver.clone();
         let _entered = context.map(|context| context.enter(driver.cuda())).transpose()?;
         self.enter_traffic(whole)?;
@@ -829,7 +829,8 @@ fn time_of(timeout: Duration) -> timespec {
 
 /// Returns whether libcufile's own threads move the memory. Partial reports corrupt memory then.
 fn is_unregistered_host(buffer: &impl IoBuf) -> bool {
-    buffer.is_host_accessible() && !buffer.is_registered()
+    let location = buffer.location();
+    location.is_host_accessible && !location.is_registered
 }
 
 /// Returns the number that C reports an entry by.

@@ -9,11 +9,11 @@ use std::{fmt, ptr, slice};
 use cuda_rt_sys::runtime::{cudaMemoryType, cudaPointerAttributes};
 use cufile_sys::{CU_FILE_RDMA_REGISTER, CU_FILE_RDMA_RELAXED_ORDERING};
 
-use crate::cuda::{Context, Cuda, MappedBuffer, copy_from_host, copy_to_host, fill};
+use crate::cuda::{Cuda, MappedBuffer, copy_from_host, copy_to_host, fill};
 use crate::driver::Driver;
 use crate::error::{Error, OpError, Result, check, check_driver, check_runtime};
 use crate::failed::Failed;
-use crate::memory::{IoBuf, IoBufMut, filled};
+use crate::memory::{IoBuf, IoBufMut, Location, filled};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
 bitflags::bitflags! {
@@ -142,7 +142,8 @@ impl<B: IoBuf> RegisteredBuffer<B> {
     ) -> Result<Self, Failed<B>> {
         let registered = || {
             driver.check_alive()?;
-            let _entered = buffer.context().map(|context| context.enter(driver.cuda())).transpose()?;
+            let _entered =
+                buffer.location().context.map(|context| context.enter(driver.cuda())).transpose()?;
             // SAFETY: the memory stays allocated until it is deregistered, because `RegisteredBuffer` holds it.
             check("cuFileBufRegister", unsafe {
                 (driver.library().functions().cuFileBufRegister)(
@@ -210,7 +211,8 @@ impl<B: IoBuf> RegisteredBuffer<B> {
 
     fn deregister_raw(&self) -> Result<()> {
         self.driver.check_alive()?;
-        let _entered = self.buffer.context().map(|context| context.enter(self.driver.cuda())).transpose()?;
+        let _entered =
+            self.buffer.location().context.map(|context| context.enter(self.driver.cuda())).transpose()?;
         // SAFETY: registered in `register_bytes`; ownership or `&mut` proves that no transfer is in flight.
         check("cuFileBufDeregister", unsafe {
             (self.driver.library().functions().cuFileBufDeregister)(base(&*self.buffer))
@@ -270,7 +272,7 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
     where
         B: DerefMut<Target = [u8]>,
     {
-        assert!(self.buffer.is_host_accessible(), "the host cannot access the memory");
+        assert!(self.buffer.location().is_host_accessible, "the host cannot access the memory");
         let len_bytes = self.buffer.len_bytes();
         if len_bytes == 0 {
             return &mut [];
@@ -428,18 +430,8 @@ unsafe impl<B: IoBuf> IoBuf for RegisteredBuffer<B> {
     }
 
     #[inline]
-    fn context(&self) -> Option<Context> {
-        self.buffer.context()
-    }
-
-    #[inline]
-    fn is_host_accessible(&self) -> bool {
-        self.buffer.is_host_accessible()
-    }
-
-    #[inline]
-    fn is_registered(&self) -> bool {
-        true
+    fn location(&self) -> Location {
+        Location { is_registered: true, base_offset: 0, ..self.buffer.location() }
     }
 }
 
@@ -472,9 +464,10 @@ fn base(buffer: &impl IoBuf) -> *const c_void {
 fn explain(error: Error, cuda: &Cuda, buffer: &impl IoBuf, len_bytes: usize) -> Error {
     let address = base(buffer);
     // Without a context, the query would make one.
-    let kind = buffer.context().map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |_| kind(cuda, address));
+    let kind =
+        buffer.location().context.map_or(cudaMemoryType::cudaMemoryTypeUnregistered, |_| kind(cuda, address));
     let advice = advice(error.op_error(), kind, len_bytes, || allocated_after(cuda, address));
-    let kind = kind_name(kind, buffer.is_host_accessible());
+    let kind = kind_name(kind, buffer.location().is_host_accessible);
     error.about(&format_args!("{len_bytes} bytes of {kind} at {address:p}")).advise(advice)
 }
 

@@ -66,7 +66,7 @@ use cuda_rt_sys::driver::CUresult;
 
 use crate::cuda::{Context, Cuda, Stream, is_implicit_stream};
 use crate::error::{Error, Result};
-use crate::memory::{IoBuf, IoBufMut};
+use crate::memory::{IoBuf, IoBufMut, Location};
 
 /// A cudarc slice or view that no submitted work of cudarc uses any more.
 ///
@@ -198,12 +198,8 @@ unsafe impl<S: Slice> IoBuf for Synced<S> {
         self.len_bytes
     }
 
-    fn context(&self) -> Option<Context> {
-        Some(self.context)
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        false
+    fn location(&self) -> Location {
+        Location::device(self.context)
     }
 }
 

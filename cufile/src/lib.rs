@@ -84,7 +84,7 @@ pub use failed::Failed;
 pub use file_info::{DirectIoAlignment, FileProperties, FileType};
 pub use handle::{BorrowedHandle, FileHandle};
 pub use library::{Feature, Library};
-pub use memory::{IoBuf, IoBufMut};
+pub use memory::{IoBuf, IoBufMut, Location};
 pub use owned_part::OwnedPart;
 pub use p2p::{FileSystem, P2pFlags};
 pub use properties::{Controls, DriverProperties, Features, FileSystems};

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// Implemented for slices and vectors of bytes, for the buffers of [`cuda`](crate::cuda), for
 /// [`RegisteredBuffer`](crate::RegisteredBuffer), for parts of them, and behind a reference, [`Box`] or [`Arc`].
 ///
-/// A type without [`is_host_accessible`](Self::is_host_accessible) does not compile:
+/// A type without [`location`](Self::location) does not compile, because no answer fits all memory:
 ///
 /// ```compile_fail,E0046
 /// struct Bytes(Box<[u8]>);
@@ -38,13 +38,7 @@ use crate::error::{Error, Result};
 /// - The [`len_bytes`](Self::len_bytes) bytes from [`as_ptr`](Self::as_ptr) on lie in one allocation, which is not freed.
 ///   If there are any, the host or CUDA can read them, from any thread.
 /// - While the value is borrowed, nothing writes these bytes, except libcufile and CUDA for the borrower.
-/// - If [`is_host_accessible`](Self::is_host_accessible) is true, all bytes are initialised, and the host can read them
-///   like any memory. If it is false, CUDA allocated them, and the CUDA runtime can copy them.
-/// - [`base_offset`](Self::base_offset) bytes before the first one lies the address under which cuFile knows the
-///   memory, in the same allocation.
-/// - If [`is_registered`](Self::is_registered) is true, that address is registered with cuFile, and the registration covers
-///   all of the bytes.
-/// - [`context`](Self::context) is a valid context of the memory. Memory that the host cannot access has one.
+/// - [`location`](Self::location) is true of the bytes, field by field, as [`Location`] says.
 #[diagnostic::on_unimplemented(
     note = "of an array, pass `.as_slice()` or `.as_mut_slice()`",
     note = "of numbers, pass the bytes, as `bytemuck::cast_slice` gives them"
@@ -56,33 +50,42 @@ pub unsafe trait IoBuf {
     /// Returns the number of bytes.
     fn len_bytes(&self) -> usize;
 
-    /// Returns whether the host can access the memory like any other. It cannot access device memory and, on
-    /// some systems, managed memory.
-    ///
-    /// There is no default, because either answer does harm where it is wrong.
-    fn is_host_accessible(&self) -> bool;
+    /// Returns where the bytes lie: [`Location::HOST`], [`Location::device`], or that of the buffer around them.
+    fn location(&self) -> Location;
+}
 
-    /// Returns the distance in bytes from the address under which cuFile knows the memory to the first byte.
-    #[inline]
-    fn base_offset(&self) -> usize {
-        0
-    }
-
-    /// Returns the CUDA context that must be current on a thread that transfers this memory. `None` leaves the
+/// Where a buffer lies, for the host, for CUDA and for cuFile.
+///
+/// An implementation of [`IoBuf`] promises what each field says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Location {
+    /// Whether the host can access the memory like any other. It cannot access device memory and, on some systems, managed
+    /// memory. If true, all bytes are initialised, and the host can read them. If false, CUDA allocated them, the CUDA
+    /// runtime can copy them, and there is a context.
+    pub is_host_accessible: bool,
+    /// A valid context of the memory, which must be current on a thread that transfers this memory. `None` leaves the
     /// thread's context as it is.
-    #[inline]
-    fn context(&self) -> Option<Context> {
-        None
-    }
-
-    /// Returns whether the memory is registered with cuFile, like that of a
-    /// [`RegisteredBuffer`](crate::RegisteredBuffer).
+    pub context: Option<Context>,
+    /// Whether the memory is registered with cuFile, like that of a [`RegisteredBuffer`](crate::RegisteredBuffer). If true,
+    /// the address that `base_offset` gives is registered, and the registration covers all of the bytes.
     ///
-    /// Stream-ordered and batch transfers differ for registered and other memory. If registered memory returns
-    /// false here, they are slower and more restricted.
+    /// Stream-ordered and batch transfers differ for registered and other memory. If this is false for registered memory,
+    /// they are slower and more restricted.
+    pub is_registered: bool,
+    /// The distance in bytes from the address under which cuFile knows the memory to the first byte. That address lies in
+    /// the same allocation.
+    pub base_offset: usize,
+}
+
+impl Location {
+    /// Host memory, as most programs have it.
+    pub const HOST: Self =
+        Self { is_host_accessible: true, context: None, is_registered: false, base_offset: 0 };
+
+    /// Returns the location of device memory of a context, which cuFile knows by its first byte.
     #[inline]
-    fn is_registered(&self) -> bool {
-        false
+    pub const fn device(context: Context) -> Self {
+        Self { is_host_accessible: false, context: Some(context), ..Self::HOST }
     }
 }
 
@@ -118,8 +121,8 @@ unsafe impl IoBuf for [u8] {
     }
 
     #[inline]
-    fn is_host_accessible(&self) -> bool {
-        true
+    fn location(&self) -> Location {
+        Location::HOST
     }
 }
 
@@ -144,8 +147,8 @@ unsafe impl IoBuf for Vec<u8> {
     }
 
     #[inline]
-    fn is_host_accessible(&self) -> bool {
-        true
+    fn location(&self) -> Location {
+        Location::HOST
     }
 }
 
@@ -172,23 +175,8 @@ macro_rules! through_a_pointer {
             }
 
             #[inline]
-            fn base_offset(&self) -> usize {
-                (**self).base_offset()
-            }
-
-            #[inline]
-            fn context(&self) -> Option<Context> {
-                (**self).context()
-            }
-
-            #[inline]
-            fn is_host_accessible(&self) -> bool {
-                (**self).is_host_accessible()
-            }
-
-            #[inline]
-            fn is_registered(&self) -> bool {
-                (**self).is_registered()
+            fn location(&self) -> Location {
+                (**self).location()
             }
         }
     };
@@ -234,14 +222,14 @@ impl Span {
     ) -> Result<Self> {
         let total = buffer.len_bytes();
         let fits = offset.checked_add(len_bytes).is_some_and(|end| end <= total);
-        let base_offset = buffer.base_offset();
+        let Location { base_offset, context, .. } = buffer.location();
         let from_base = libc::off_t::try_from(base_offset.wrapping_add(offset)).ok();
         match from_base {
             Some(from_base) if fits => Ok(Self {
                 base: buffer.as_ptr().wrapping_sub(base_offset).cast_mut().cast(),
                 offset: from_base,
                 len_bytes,
-                context: buffer.context(),
+                context,
             }),
             _ => Err(out_of_range(operation, offset, len_bytes, total)),
         }
@@ -255,7 +243,7 @@ impl Span {
         offset: usize,
         len_bytes: usize,
     ) -> Result<Self> {
-        let base_offset = buffer.base_offset();
+        let base_offset = buffer.location().base_offset;
         let span = Self::new(operation, buffer, offset, len_bytes)?;
         Ok(Self { base: buffer.as_mut_ptr().wrapping_sub(base_offset).cast(), ..span })
     }
@@ -278,8 +266,8 @@ fn out_of_range(operation: &'static str, offset: usize, len_bytes: usize, total:
 /// cuFile looks a base up among the registered ones. It assumes that unregistered memory begins there. For
 /// stream-ordered transfers, it also assumes that such memory is as long as the transfer, which leaves no offset.
 pub(crate) fn name(buffer: &(impl IoBuf + ?Sized), start: *mut u8, offset: usize) -> (*mut u8, usize) {
-    if buffer.is_registered() {
-        let base_offset = buffer.base_offset();
+    let Location { is_registered, base_offset, .. } = buffer.location();
+    if is_registered {
         (start.wrapping_sub(base_offset), base_offset + offset)
     } else {
         (start.wrapping_add(offset), 0)
@@ -344,8 +332,8 @@ mod tests {
             10
         }
 
-        fn is_host_accessible(&self) -> bool {
-            true
+        fn location(&self) -> Location {
+            Location::HOST
         }
     }
 

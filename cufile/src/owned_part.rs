@@ -4,8 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::context::Context;
-use crate::memory::{IoBuf, IoBufMut};
+use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{Part, part_of_a_buffer};
 
 /// A part of a buffer that all its parts own together. One buffer serves many entries of a [`Batch`](crate::Batch) or
@@ -185,10 +184,11 @@ mod tests {
     fn parts_of_unequal_lengths_are_disjoint() {
         let (first, rest) = OwnedPart::new((0..10).collect::<Vec<u8>>()).split_at(3);
         let (middle, last) = rest.split_at(0);
-        let places = [&first, &middle, &last].map(|part| (part.base_offset(), part.len_bytes()));
+        let places = [&first, &middle, &last].map(|part| (part.location().base_offset, part.len_bytes()));
         assert_eq!(places, [(0, 3), (3, 0), (3, 7)]);
         let parts = OwnedPart::ranges(vec![0u8; 10], [8..10, 0..0, 2..5, 5..8]);
-        let places: Vec<_> = parts.iter().map(|part| (part.base_offset(), part.len_bytes())).collect();
+        let places: Vec<_> =
+            parts.iter().map(|part| (part.location().base_offset, part.len_bytes())).collect();
         assert_eq!(places, [(8, 2), (0, 0), (2, 3), (5, 3)]);
     }
 

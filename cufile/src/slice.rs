@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
 use crate::context::Context;
-use crate::memory::{IoBuf, IoBufMut};
+use crate::memory::{IoBuf, IoBufMut, Location};
 
 /// A part of a buffer, for transfers like those of the whole.
 ///
@@ -29,23 +29,13 @@ pub struct BufSliceMut<'a> {
 pub(crate) struct Part {
     pub ptr: *mut u8,
     pub len_bytes: usize,
-    pub context: Option<Context>,
-    pub is_host_accessible: bool,
-    pub is_registered: bool,
-    pub base_offset: usize,
+    pub location: Location,
 }
 
 impl Part {
     /// Returns all of a buffer, for reading only.
     pub fn whole(buffer: &(impl IoBuf + ?Sized)) -> Self {
-        Self {
-            ptr: buffer.as_ptr().cast_mut(),
-            len_bytes: buffer.len_bytes(),
-            context: buffer.context(),
-            is_host_accessible: buffer.is_host_accessible(),
-            is_registered: buffer.is_registered(),
-            base_offset: buffer.base_offset(),
-        }
+        Self { ptr: buffer.as_ptr().cast_mut(), len_bytes: buffer.len_bytes(), location: buffer.location() }
     }
 
     /// Returns all of a buffer, for writing too.
@@ -56,21 +46,19 @@ impl Part {
 
     /// Returns device memory that other code allocated.
     fn foreign(context: Context, ptr: *mut u8, len_bytes: usize) -> Self {
-        Self {
-            ptr,
-            len_bytes,
-            context: Some(context),
-            is_host_accessible: false,
-            is_registered: false,
-            base_offset: 0,
-        }
+        Self { ptr, len_bytes, location: Location::device(context) }
     }
 
     /// # Panics
     /// If the range goes beyond this part.
     pub fn part(self, range: impl RangeBounds<usize>) -> Self {
         let (start, len_bytes) = resolve(range, self.len_bytes);
-        Self { ptr: self.ptr.wrapping_add(start), len_bytes, base_offset: self.base_offset + start, ..self }
+        let base_offset = self.location.base_offset + start;
+        Self {
+            ptr: self.ptr.wrapping_add(start),
+            len_bytes,
+            location: Location { base_offset, ..self.location },
+        }
     }
 
     /// Returns disjoint parts of `len_bytes` each; the last one may be shorter.
@@ -198,7 +186,7 @@ macro_rules! part_of_a_buffer {
 
         impl$(<$buffer>)? fmt::Debug for $part<$of> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let Part { ptr, len_bytes, base_offset, .. } = self.part;
+                let Part { ptr, len_bytes, location: Location { base_offset, .. } } = self.part;
                 write!(
                     f,
                     "{}({len_bytes} bytes at {ptr:p}, {base_offset} into its buffer)",
@@ -221,23 +209,8 @@ macro_rules! part_of_a_buffer {
             }
 
             #[inline]
-            fn base_offset(&self) -> usize {
-                self.part.base_offset
-            }
-
-            #[inline]
-            fn context(&self) -> Option<Context> {
-                self.part.context
-            }
-
-            #[inline]
-            fn is_host_accessible(&self) -> bool {
-                self.part.is_host_accessible
-            }
-
-            #[inline]
-            fn is_registered(&self) -> bool {
-                self.part.is_registered
+            fn location(&self) -> Location {
+                self.part.location
             }
         }
     };
@@ -285,13 +258,14 @@ mod tests {
         let start = buffer.as_ptr();
         let mut part = BufSliceMut::new(&mut buffer, 10..90);
         let inner = part.slice_mut(5..=9);
-        assert_eq!((inner.len_bytes(), inner.base_offset()), (5, 15));
+        assert_eq!((inner.len_bytes(), inner.location().base_offset), (5, 15));
         assert_eq!(inner.as_ptr(), start.wrapping_add(15));
         let (left, right) = part.split_at(30);
-        assert_eq!((left.len_bytes(), right.len_bytes(), right.base_offset()), (30, 50, 40));
-        let chunks: Vec<_> = right.chunks(20).map(|part| (part.base_offset(), part.len_bytes())).collect();
+        assert_eq!((left.len_bytes(), right.len_bytes(), right.location().base_offset), (30, 50, 40));
+        let chunks: Vec<_> =
+            right.chunks(20).map(|part| (part.location().base_offset, part.len_bytes())).collect();
         assert_eq!(chunks, [(40, 20), (60, 20), (80, 10)]);
-        assert_eq!(left.slice(..).slice(29..).base_offset(), 39);
+        assert_eq!(left.slice(..).slice(29..).location().base_offset, 39);
     }
 
     #[test]

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
 }
 
 fn read(file: &File, buffer: &mut impl IoBufMut) -> Result {
-    if !buffer.is_host_accessible() {
+    if !buffer.location().is_host_accessible {
         println!("route: {}", file.route());
     }
     let start = Instant::now();

@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use cufile::cuda::{Context, Cuda, Device};
-use cufile::{Driver, IoBuf, IoBufMut};
+use cufile::{Driver, IoBuf, IoBufMut, Location};
 
 use crate::bounce::Pinning;
 use crate::kernels::Kernels;
@@ -81,7 +81,8 @@ impl Gpus {
     /// # Errors
     /// The reason why the GPU of the buffer is unknown.
     pub fn memory_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<Memory> {
-        let (place, is_in_primary_context) = match buffer.is_host_accessible() {
+        let Location { is_host_accessible, context, is_registered, base_offset } = buffer.location();
+        let (place, is_in_primary_context) = match is_host_accessible {
             true => (Place::Host, false),
             false => {
                 let (ordinal, is_primary) = self.gpu_of(buffer)?;
@@ -92,10 +93,10 @@ impl Gpus {
             ptr: buffer.as_ptr().cast_mut(),
             len_bytes: buffer.len_bytes(),
             place,
-            context: buffer.context(),
+            context,
             is_in_primary_context,
-            is_registered: buffer.is_registered(),
-            base_offset: buffer.base_offset(),
+            is_registered,
+            base_offset,
         })
     }
 
@@ -123,7 +124,7 @@ impl Gpus {
     /// Returns the ordinal of the GPU that a buffer is on, and whether the buffer belongs to its primary
     /// context.
     fn gpu_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> cufile::Result<(u32, bool)> {
-        let context = buffer.context();
+        let context = buffer.location().context;
         let found = |device: &Device| {
             let primary = device.context().as_raw();
             (device.ordinal(), context.is_some_and(|context| context.as_raw() == primary))

@@ -280,7 +280,7 @@ pub use cufile::cuda;
 #[cfg(feature = "cudarc")]
 pub use cufile::cudarc;
 pub use cufile::{
-    BufSlice, BufSliceMut, Failed, FileProperties, IoBuf, IoBufMut, OwnedPart, RegisteredBuffer,
+    BufSlice, BufSliceMut, Failed, FileProperties, IoBuf, IoBufMut, Location, OwnedPart, RegisteredBuffer,
 };
 pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};

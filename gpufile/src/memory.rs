@@ -1,7 +1,7 @@
 //! The memory of a transfer, independent of its owner's type.
 
 use cufile::cuda::Context;
-use cufile::{IoBuf, IoBufMut};
+use cufile::{IoBuf, IoBufMut, Location};
 
 /// The place of memory: accessible to the host, or on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,20 +74,9 @@ unsafe impl IoBuf for Memory {
         self.len_bytes
     }
 
-    fn base_offset(&self) -> usize {
-        self.base_offset
-    }
-
-    fn context(&self) -> Option<Context> {
-        self.context
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        self.place == Place::Host
-    }
-
-    fn is_registered(&self) -> bool {
-        self.is_registered
+    fn location(&self) -> Location {
+        let &Self { context, is_registered, base_offset, .. } = self;
+        Location { is_host_accessible: self.place == Place::Host, context, is_registered, base_offset }
     }
 }
 

@@ -77,5 +77,5 @@ impl Cached {
 }
 
 fn is_short(memory: &Memory) -> bool {
-    memory.is_host_accessible() && memory.len_bytes() <= LONGEST_BYTES
+    memory.location().is_host_accessible && memory.len_bytes() <= LONGEST_BYTES
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use cufile::cuda::sys::driver::{CUcontext, CUpointer_attribute};
 use cufile::cuda::sys::runtime::{cudaMemoryType, cudaPointerAttributes, cudaStream_t};
 use cufile::cuda::{Context, Device, Stream};
-use gpufile::{Engine, IoBuf, IoBufMut};
+use gpufile::{Engine, IoBuf, IoBufMut, Location};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -340,22 +340,16 @@ unsafe impl IoBuf for Memory {
         self.len_bytes
     }
 
-    fn is_host_accessible(&self) -> bool {
-        matches!(self.place, Place::Host)
-    }
-
-    fn base_offset(&self) -> usize {
-        self.registration.as_ref().map_or(0, |registration| registration.offset_of(self.address))
-    }
-
-    fn is_registered(&self) -> bool {
-        self.registration.is_some()
-    }
-
-    fn context(&self) -> Option<Context> {
-        match &self.place {
-            Place::Host => None,
-            Place::Device { context, .. } => Some(*context),
+    fn location(&self) -> Location {
+        let location = match &self.place {
+            Place::Host => Location::HOST,
+            Place::Device { context, .. } => Location::device(*context),
+        };
+        let registration = self.registration.as_ref();
+        Location {
+            is_registered: registration.is_some(),
+            base_offset: registration.map_or(0, |registration| registration.offset_of(self.address)),
+            ..location
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use cufile::{
-    Batch, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, OpError, OwnedPart, RegisterFlags,
+    Batch, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Location, OpError, OwnedPart, RegisterFlags,
     RegisteredBuffer, Status,
 };
 use cufile_sys::{
@@ -185,8 +185,8 @@ unsafe impl IoBuf for Panicking {
         self.0.len()
     }
 
-    fn is_host_accessible(&self) -> bool {
-        true
+    fn location(&self) -> Location {
+        Location::HOST
     }
 }
 
@@ -841,7 +841,7 @@ fn many_entries_use_parts_of_one_registered_buffer() {
         for completion in &completions {
             let (part, at) = (completion.buffer.as_ref().unwrap(), completion.id as usize * PAGE);
             assert_eq!(*completion.result.as_ref().unwrap(), part.len_bytes());
-            assert_eq!((part.base_offset(), part.is_registered()), (at, true));
+            assert_eq!((part.location().base_offset, part.location().is_registered), (at, true));
             let mut read = vec![0; part.len_bytes()];
             bed.driver.cuda().copy_to_host(part, 0, &mut read).unwrap();
             assert!(read == bytes[at..][..part.len_bytes()]);

@@ -7,10 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use cufile::cuda::Context;
 use cufile::{
-    Batch, BufSlice, BufSliceMut, Driver, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, OpError,
-    OwnedPart, RegisterFlags, RegisteredBuffer,
+    Batch, BufSlice, BufSliceMut, Driver, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Location,
+    OpError, OwnedPart, RegisterFlags, RegisteredBuffer,
 };
 use cufile_sys::{CUfileHandle_t, off_t};
 use cufile_tests::bed::{Bed, libraries, open_with, pattern};
@@ -49,9 +48,9 @@ fn every_memory_kind_except_managed_registers() {
             });
             assert!(read == bytes);
             bed.driver.cuda().copy_from_host(&mut buffer, 0, &[7; LEN]).unwrap();
-            let context = buffer.context();
+            let context = buffer.location().context;
             let mut buffer = registered(bed, buffer);
-            assert_eq!(buffer.context(), context);
+            assert_eq!(buffer.location().context, context);
             assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
             let mut read = vec![0; LEN];
             buffer.copy_to_host(0, &mut read).unwrap();
@@ -129,12 +128,9 @@ unsafe impl<B: IoBuf> IoBuf for Longer<B> {
         self.1
     }
 
-    fn context(&self) -> Option<Context> {
-        self.0.context()
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        self.0.is_host_accessible()
+    fn location(&self) -> Location {
+        let Location { is_host_accessible, context, .. } = self.0.location();
+        Location { is_host_accessible, context, ..Location::HOST }
     }
 }
 
@@ -174,7 +170,10 @@ fn threads_read_into_parts_of_one_registration() {
             let file = &file;
             move || {
                 let (len, at) = (part.len_bytes(), index * 100_000);
-                assert_eq!((file.read_at(&mut part, at as u64).unwrap(), part.base_offset()), (len, at));
+                assert_eq!(
+                    (file.read_at(&mut part, at as u64).unwrap(), part.location().base_offset),
+                    (len, at)
+                );
             }
         }));
         assert!(buffer.get().to_vec().unwrap() == bytes);
@@ -265,7 +264,7 @@ fn foreign_device_memory_is_transferred_by_address() {
         assert_eq!(file.read_at(&mut foreign.slice_mut(4096..), 4096).unwrap(), LEN - 4096);
         // SAFETY: as above.
         let foreign = unsafe { BufSlice::from_device(&bed.device, ptr, LEN) };
-        assert!(!foreign.is_host_accessible() && foreign.context() == Some(bed.device.context()));
+        assert!(foreign.location() == Location::device(bed.device.context()));
         assert_eq!(file.write_at(&foreign.slice(4096..8192), 0).unwrap(), 4096);
         assert!(std::fs::read(bed.path("data")).unwrap()[..4096] == bytes[4096..8192]);
         assert!(memory.to_vec().unwrap()[4096..] == bytes[4096..]);
@@ -339,7 +338,7 @@ fn parts_pass_the_registered_address_and_their_offset() {
     let mut memory = buffer.deregister().unwrap();
     let registered =
         driver.with_registered_mut(&mut memory.slice_mut(4096..), RegisterFlags::empty(), |mut part| {
-            assert!(part.is_registered());
+            assert!(part.location().is_registered);
             assert_eq!(seen(&mut part.slice_mut(5..), 1..3), (base + 4096, 6, 2));
         });
     registered.unwrap();
@@ -457,7 +456,7 @@ fn memory_of_another_libcuda_is_refused() {
         refused(file.readv_at::<&mut dyn IoBufMut>(&mut [&mut memory, &mut own], 0));
         refused(cuda.device_of(&memory));
         refused(bed.driver.with_registered(&memory, RegisterFlags::empty(), |_| ()));
-        if !memory.is_host_accessible() {
+        if !memory.location().is_host_accessible {
             refused(cuda.copy_from_host(&mut memory, 0, b"x"));
             refused(cuda.copy_to_host(&memory, 0, &mut [0]));
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cuda_rt_sys::runtime::cudaError_t;
 use cufile::cuda::{Cuda, Device, DeviceMemory};
-use cufile::{FileHandle, IoBuf, IoBufMut, RegisterFlags, RegisteredBuffer};
+use cufile::{FileHandle, IoBuf, IoBufMut, Location, RegisterFlags, RegisteredBuffer};
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Engine, File};
 
@@ -79,7 +79,7 @@ fn managed_memory_copies_without_host_access() {
         emulator.control(if is_concurrent { "concurrent-managed 1" } else { "concurrent-managed 0" });
         let mut buffer = bed.device.alloc_managed(4096).unwrap();
         assert_eq!(buffer.to_vec().unwrap(), [0; 4096]);
-        assert_eq!(buffer.is_host_accessible(), is_concurrent);
+        assert_eq!(buffer.location().is_host_accessible, is_concurrent);
         assert_eq!((buffer.len_bytes(), IoBuf::len_bytes(&buffer)), (4096, 4096));
         match buffer.as_mut_slice() {
             Ok(bytes) => assert!(is_concurrent && *bytes == [0; 4096]),
@@ -178,7 +178,7 @@ fn foreign_memory_is_transferred_and_returned_to_its_owner() {
         let (ptr, len_bytes) = (owner.as_mut_ptr(), owner.len_bytes());
         // SAFETY: the buffer's own memory, which nothing uses while it is lent.
         let memory = unsafe { DeviceMemory::from_raw(&bed.device, ptr, len_bytes, owner) };
-        assert!(!memory.is_host_accessible() && memory.context() == Some(bed.device.context()));
+        assert!(memory.location() == Location::device(bed.device.context()));
         let mut memory = RegisteredBuffer::register(&bed.driver, memory, RegisterFlags::empty()).unwrap();
         file.read_exact_at(&mut memory, 0).unwrap();
         let owner = memory.deregister().unwrap().into_owner();

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cufile::cuda::DeviceBuffer;
-use cufile::{IoBuf, IoBufMut};
+use cufile::{IoBuf, IoBufMut, Location};
 use cufile_tests::bed::{Bed, pattern};
 use gpufile::{Engine, File, RoutePolicy};
 use support::Gate;
@@ -68,8 +68,8 @@ unsafe impl IoBuf for Locked {
         self.memory.len_bytes()
     }
 
-    fn is_host_accessible(&self) -> bool {
-        false
+    fn location(&self) -> Location {
+        IoBuf::location(&self.memory)
     }
 }
 

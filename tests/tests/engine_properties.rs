@@ -938,15 +938,11 @@ unsafe impl cufile::IoBuf for Own {
         }
     }
 
-    fn context(&self) -> Option<cufile::cuda::Context> {
+    fn location(&self) -> cufile::Location {
         match self {
-            Own::Device(memory) => cufile::IoBuf::context(memory),
-            Own::Host(_) => None,
+            Own::Device(memory) => cufile::IoBuf::location(memory),
+            Own::Host(_) => cufile::Location::HOST,
         }
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        matches!(self, Own::Host(_))
     }
 }
 

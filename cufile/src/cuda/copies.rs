@@ -11,7 +11,7 @@ use crate::slice::Part;
 /// Copies host bytes to `offset_bytes` of a part and waits until they are there.
 ///
 /// # Safety
-/// The part must be memory that is accessible as `is_host_accessible` tells, and nothing else may use it during the
+/// The part must be memory that is accessible as its location says, and nothing else may use it during the
 /// call.
 pub(crate) unsafe fn copy_from_host(
     cuda: &Cuda,
@@ -27,7 +27,7 @@ pub(crate) unsafe fn copy_from_host(
 /// Copies bytes from `offset_bytes` of a part to the host.
 ///
 /// # Safety
-/// The part must be memory that is accessible as `is_host_accessible` tells, and nothing may write it during the
+/// The part must be memory that is accessible as its location says, and nothing may write it during the
 /// call.
 pub(crate) unsafe fn copy_to_host(
     cuda: &Cuda,
@@ -43,14 +43,14 @@ pub(crate) unsafe fn copy_to_host(
 /// Copies all bytes of a part to another one of as many bytes, and waits until they are there.
 ///
 /// # Safety
-/// Both must be memory that is accessible as `is_host_accessible` tells, and apart from each other. During the call,
+/// Both must be memory that is accessible as its location says, and apart from each other. During the call,
 /// nothing may write the source, and nothing else may use the target.
 pub(super) unsafe fn copy(cuda: &Cuda, target: Part, source: Part) -> Result<()> {
     let len_bytes = target.len_bytes.min(source.len_bytes);
     if len_bytes == 0 {
         return Ok(());
     }
-    let kind = match (target.is_host_accessible, source.is_host_accessible) {
+    let kind = match (target.location.is_host_accessible, source.location.is_host_accessible) {
         (true, true) => {
             // SAFETY: the caller's promise.
             unsafe { ptr::copy_nonoverlapping(source.ptr, target.ptr, len_bytes) };
@@ -62,16 +62,16 @@ pub(super) unsafe fn copy(cuda: &Cuda, target: Part, source: Part) -> Result<()>
         (false, false) => cudaMemcpyKind::cudaMemcpyDefault,
     };
     // Pinned memory may name another GPU than the one that copies.
-    let enter = |part: Part| match part.is_host_accessible {
+    let enter = |part: Part| match part.location.is_host_accessible {
         true => Ok(None),
-        false => part.context.map(|context| context.enter(cuda)).transpose(),
+        false => part.location.context.map(|context| context.enter(cuda)).transpose(),
     };
     let (_source, _target) = (enter(source)?, enter(target)?);
     // SAFETY: the caller's promise.
     check_runtime("cudaMemcpy", unsafe {
         (cuda.runtime().cudaMemcpy)(target.ptr.cast(), source.ptr.cast(), len_bytes, kind)
     })?;
-    match target.is_host_accessible {
+    match target.location.is_host_accessible {
         true => Ok(()),
         // cudaMemcpy from pageable memory returns when the source may be reused, not when the bytes have arrived. Between
         // GPUs it returns at once.
@@ -87,12 +87,12 @@ pub(crate) unsafe fn fill(cuda: &Cuda, part: Part, byte: u8) -> Result<()> {
     if part.len_bytes == 0 {
         return Ok(());
     }
-    if part.is_host_accessible {
+    if part.location.is_host_accessible {
         // SAFETY: the whole part.
         unsafe { ptr::write_bytes(part.ptr, byte, part.len_bytes) };
         return Ok(());
     }
-    let _entered = part.context.map(|context| context.enter(cuda)).transpose()?;
+    let _entered = part.location.context.map(|context| context.enter(cuda)).transpose()?;
     // SAFETY: the whole part.
     check_runtime("cudaMemset", unsafe {
         (cuda.runtime().cudaMemset)(part.ptr.cast(), byte.into(), part.len_bytes)

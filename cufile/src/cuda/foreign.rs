@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::{Context, Device};
-use crate::memory::{IoBuf, IoBufMut};
+use super::Device;
+use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{BufSlice, BufSliceMut};
 
 /// Device memory of another library, with the value that keeps it allocated.
@@ -81,13 +81,8 @@ unsafe impl<O> IoBuf for DeviceMemory<O> {
     }
 
     #[inline]
-    fn context(&self) -> Option<Context> {
-        Some(self.device.context())
-    }
-
-    #[inline]
-    fn is_host_accessible(&self) -> bool {
-        false
+    fn location(&self) -> Location {
+        Location::device(self.device.context())
     }
 }
 

@@ -9,11 +9,11 @@ use cuda_rt_sys::driver::{
     CUmemLocation, CUmemLocation_st_anon_1, CUmemLocationType,
 };
 
+use super::Device;
 use super::copies::{copy_from_host, copy_to_host, fill};
-use super::{Context, Device};
 use crate::error::{Error, Result, check_driver};
 use crate::failed::Failed;
-use crate::memory::{IoBuf, IoBufMut};
+use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
 /// Memory of one GPU mapped into a reserved range of addresses (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
@@ -314,12 +314,8 @@ unsafe impl IoBuf for MappedBuffer {
         self.len_bytes
     }
 
-    fn context(&self) -> Option<Context> {
-        Some(self.device.context())
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        false
+    fn location(&self) -> Location {
+        Location::device(self.device.context())
     }
 }
 

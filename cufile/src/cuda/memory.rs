@@ -8,10 +8,10 @@ use std::{fmt, ptr, slice};
 use cuda_rt_sys::driver::{CUdevice_attribute, CUpointer_attribute, CUresult};
 use cuda_rt_sys::runtime::{cudaHostAllocPortable, cudaMemAttachGlobal};
 
+use super::Device;
 use super::copies::{copy_from_host, copy_to_host, fill};
-use super::{Context, Device};
 use crate::error::{Error, Result, check_driver, check_runtime};
-use crate::memory::{IoBuf, IoBufMut};
+use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{BufSlice, BufSliceMut, Part};
 
 /// Memory of one GPU (`cudaMalloc`), freed when dropped. The host cannot access it.
@@ -172,12 +172,8 @@ unsafe impl IoBuf for DeviceBuffer {
         self.len_bytes
     }
 
-    fn context(&self) -> Option<Context> {
-        Some(self.device.context())
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        false
+    fn location(&self) -> Location {
+        Location::device(self.device.context())
     }
 }
 
@@ -265,13 +261,9 @@ macro_rules! host_memory {
                 self.len_bytes
             }
 
-            fn is_host_accessible(&self) -> bool {
-                let $this = self;
-                $is_host_accessible
-            }
-
-            fn context(&self) -> Option<Context> {
-                Some(self.device.context())
+            fn location(&self) -> Location {
+                let ($this, context) = (self, Some(self.device.context()));
+                Location { is_host_accessible: $is_host_accessible, context, ..Location::HOST }
             }
         }
 

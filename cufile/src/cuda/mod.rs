@@ -129,7 +129,7 @@ impl Cuda {
     /// CUDA's error.
     #[doc(alias = "cuCtxGetDevice")]
     pub fn device_of(&self, buffer: &(impl IoBuf + ?Sized)) -> Result<Device> {
-        let Some(context) = buffer.context() else { return self.device(0) };
+        let Some(context) = buffer.location().context else { return self.device(0) };
         let _entered = context.enter(self)?;
         let mut device = 0;
         // SAFETY: `device` outlives the call; the context is current.

@@ -55,7 +55,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::failed::Failed;
 use crate::handle::FileHandle;
-use crate::memory::{IoBuf, IoBufMut, Span, file_offset, name};
+use crate::memory::{IoBuf, IoBufMut, Location, Span, file_offset, name};
 use late_bound::Arguments;
 use operation::{Fate, Pending, READ, UNWRITTEN, WRITE, captured};
 use registration::Registered;
@@ -355,8 +355,8 @@ impl RegisteredStream {
     ) -> Result<LateBound> {
         let span = Span::new(operation, buffer, buffer_offset, max_len_bytes)?;
         let offset = file_offset(operation, offset)?;
-        let (base_offset, buffer_len_bytes) = (buffer.base_offset(), buffer.len_bytes());
-        let is_registered = buffer.is_registered();
+        let Location { base_offset, is_registered, .. } = buffer.location();
+        let buffer_len_bytes = buffer.len_bytes();
         // So that no later offset overflows.
         if off_t::try_from(base_offset.saturating_add(buffer_len_bytes)).is_err() {
             return Err(Error::invalid(operation, "the buffer's end does not fit into off_t"));
@@ -449,9 +449,10 @@ impl RegisteredStream {
             ));
         }
         let like = |buffer: &B| {
+            let Location { base_offset, is_registered, .. } = buffer.location();
             buffer.len_bytes() >= arguments.buffer_len_bytes
-                && buffer.base_offset() == arguments.base_offset
-                && buffer.is_registered() == arguments.is_registered
+                && base_offset == arguments.base_offset
+                && is_registered == arguments.is_registered
         };
         if !like(buffer) {
             return Err(Error::invalid(

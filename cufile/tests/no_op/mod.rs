@@ -7,7 +7,7 @@ use std::{mem, ptr};
 
 use cuda_rt_sys::driver::{CUcontext, CUdevice, CUresult};
 use cufile::cuda::{Context, Cuda};
-use cufile::{Driver, FileHandle, IoBuf, IoBufMut, Library};
+use cufile::{Driver, FileHandle, IoBuf, IoBufMut, Library, Location};
 use cufile_sys::{
     CUfileBatchHandle_t, CUfileDescr_t, CUfileDrvProps_t, CUfileError_t, CUfileHandle_t, CUfileIOEvents_t,
     CUfileIOParams_t, CUfileOpError, Functions, off_t, timespec,
@@ -178,13 +178,9 @@ unsafe impl IoBuf for OnTheDevice {
         self.0
     }
 
-    fn context(&self) -> Option<Context> {
+    fn location(&self) -> Location {
         // SAFETY: the functions here take any context.
-        Some(unsafe { Context::from_raw(ptr::without_provenance_mut(CONTEXT)) })
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        false
+        Location::device(unsafe { Context::from_raw(ptr::without_provenance_mut(CONTEXT)) })
     }
 }
 

@@ -367,19 +367,15 @@ impl Event {
 pub unsafe trait IoBuf {
     fn as_ptr(&self) -> *const u8;
     fn len_bytes(&self) -> usize;
-    fn is_host_accessible(&self) -> bool;
+    fn location(&self) -> Location;
+}
 
-    fn base_offset(&self) -> usize {
-        0
-    }
-
-    fn context(&self) -> Option<Context> {
-        None
-    }
-
-    fn is_registered(&self) -> bool {
-        false
-    }
+/// The stand-in for the struct of cufile.
+pub struct Location {
+    pub is_host_accessible: bool,
+    pub context: Option<Context>,
+    pub is_registered: bool,
+    pub base_offset: usize,
 }
 
 /// The stand-in for the trait of cufile.
@@ -458,8 +454,9 @@ unsafe impl IoBuf for Buffer {
         self.len_bytes
     }
 
-    fn is_host_accessible(&self) -> bool {
-        self.place == Place::Host
+    fn location(&self) -> Location {
+        let is_host_accessible = self.place == Place::Host;
+        Location { is_host_accessible, context: None, is_registered: false, base_offset: 0 }
     }
 }
 

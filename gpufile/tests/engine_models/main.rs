@@ -47,7 +47,7 @@ mod world;
 mod gpus {
     use crate::GPU;
     use crate::bounce::Pinning;
-    use crate::cuda::{Device, IoBuf, IoBufMut, Result};
+    use crate::cuda::{Device, IoBuf, IoBufMut, Location, Result};
     use crate::memory::{Memory, Place};
     use crate::processors::Processors;
 
@@ -68,14 +68,15 @@ mod gpus {
         }
 
         pub fn memory_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> Result<Memory> {
+            let Location { is_host_accessible, context, is_registered, base_offset } = buffer.location();
             Ok(Memory {
                 ptr: buffer.as_ptr().cast_mut(),
                 len_bytes: buffer.len_bytes(),
-                place: if buffer.is_host_accessible() { Place::Host } else { GPU },
-                context: buffer.context(),
+                place: if is_host_accessible { Place::Host } else { GPU },
+                context,
                 is_in_primary_context: true,
-                is_registered: buffer.is_registered(),
-                base_offset: buffer.base_offset(),
+                is_registered,
+                base_offset,
             })
         }
 
@@ -160,7 +161,7 @@ use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, MaxSteps, Runner, thread};
 
 use bounce::Bounce;
-use cuda::{Error, IoBuf, IoBufMut, Result};
+use cuda::{Error, IoBuf, IoBufMut, Location, Result};
 use files::{file, open_file, route};
 use gpus::Gpus;
 use memory::Place;

@@ -138,7 +138,7 @@ impl Group {
     /// Copies the tensors from the bytes of a file to memory.
     fn copy(&self, data: &[u8], memory: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut memory = Memory::of(memory, Access::Write)?.part(0, Some(self.layout.len_bytes))?;
-        if !memory.is_host_accessible() {
+        if !memory.location().is_host_accessible {
             return Err(PyValueError::new_err("the memory is on a GPU"));
         }
         for stretch in self.layout.within(0, self.layout.len_bytes) {

@@ -79,7 +79,7 @@ pub fn serialize_safetensors<'py>(
     for Tensor { name, memory, .. } in &tensors {
         let place = header.get(name).expect("a header has what it was built from");
         let needed = place.len_bytes();
-        if memory.len_bytes() as u64 != needed || !memory.is_host_accessible() {
+        if memory.len_bytes() as u64 != needed || !memory.location().is_host_accessible {
             return Err(PyValueError::new_err(format!(
                 "tensor {name:?} needs {needed} bytes of the host, but has {}",
                 memory.len_bytes()

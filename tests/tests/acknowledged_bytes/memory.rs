@@ -1,7 +1,7 @@
 //! Memory of every kind that transfers take.
 
-use cufile::cuda::{Context, Device, DeviceBuffer, ManagedBuffer, PinnedBuffer};
-use cufile::{Driver, IoBuf, IoBufMut, RegisterFlags, RegisteredBuffer};
+use cufile::cuda::{Device, DeviceBuffer, ManagedBuffer, PinnedBuffer};
+use cufile::{Driver, IoBuf, IoBufMut, Location, RegisterFlags, RegisteredBuffer};
 use cufile_tests::bed::{Bed, pattern};
 
 use crate::plan::{NOISE_BYTES, Place};
@@ -76,20 +76,8 @@ unsafe impl IoBuf for Buffer {
         self.inner().len_bytes()
     }
 
-    fn base_offset(&self) -> usize {
-        self.inner().base_offset()
-    }
-
-    fn context(&self) -> Option<Context> {
-        self.inner().context()
-    }
-
-    fn is_host_accessible(&self) -> bool {
-        self.inner().is_host_accessible()
-    }
-
-    fn is_registered(&self) -> bool {
-        self.inner().is_registered()
+    fn location(&self) -> Location {
+        self.inner().location()
     }
 }
 

@@ -12,7 +12,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use cufile::cuda::Stream;
-use cufile::{FileHandle, IoBuf, IoBufMut};
+use cufile::{FileHandle, IoBuf, IoBufMut, Location};
 use cufile_tests::bed::Bed;
 use gpufile::IoFuture;
 
@@ -101,8 +101,9 @@ unsafe impl<B: IoBuf> IoBuf for Tracked<B> {
         self.memory.len_bytes()
     }
 
-    fn is_host_accessible(&self) -> bool {
-        self.memory.is_host_accessible()
+    fn location(&self) -> Location {
+        let Location { is_host_accessible, .. } = self.memory.location();
+        Location { is_host_accessible, ..Location::HOST }
     }
 }
 
