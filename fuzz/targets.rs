@@ -45,7 +45,7 @@ pub fn npy(file: &[u8]) {
     let Ok(header) = NpyHeader::parse(file, file.len() as u64) else { return };
     assert!(header.file_len_bytes() <= file.len() as u64);
     let descr = header.descr().to_string();
-    let (again, _) = NpyHeader::build(&descr, header.fortran_order(), header.shape()).unwrap();
+    let (again, _) = NpyHeader::build(&descr, header.order(), header.shape()).unwrap();
     assert_eq!((again.descr(), again.data_len_bytes()), (header.descr(), header.data_len_bytes()));
     let rows = header.shape().first().copied().unwrap_or(0);
     if let Ok(range) = header.slice_rows(rows / 2..rows) {

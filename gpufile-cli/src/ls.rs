@@ -237,7 +237,7 @@ fn is_array(folder: &Path) -> Result<bool, String> {
 #[cfg(test)]
 mod tests {
     use gpufile::File;
-    use gpufile::formats::npy;
+    use gpufile::formats::{SaveOptions, npy};
 
     use super::*;
     use crate::model::tests::save_two;
@@ -258,7 +258,7 @@ mod tests {
     fn arrays_of_numpy_are_listed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.npy");
-        npy::write(&path, "<f4", &[2, 3], &[0_u8; 24][..]).unwrap();
+        npy::write(&path, "<f4", &[2, 3], &[0_u8; 24][..], &SaveOptions::new()).unwrap();
         let [item] = &list(&path, &File::options().read(true)).unwrap().items[..] else {
             panic!("one array")
         };

@@ -33,10 +33,8 @@ pub fn name_of(path: &Path) -> String {
 
 #[cfg(test)]
 pub mod tests {
-    use std::collections::BTreeMap;
-
-    use gpufile::formats::Dtype;
     use gpufile::formats::safetensors::{TensorData, save};
+    use gpufile::formats::{Dtype, SaveOptions};
 
     use super::*;
 
@@ -47,6 +45,6 @@ pub mod tests {
             TensorData::new(&one, Dtype::F16, &[3, 5], &[1_u8; 30][..]),
             TensorData::new(&two, Dtype::F32, &[7], &[2_u8; 28][..]),
         ];
-        save(path, &tensors, BTreeMap::new()).unwrap();
+        save(path, &tensors, &SaveOptions::new()).unwrap();
     }
 }

@@ -1,6 +1,5 @@
 //! The commands of the program `gpufile` on emulated GPUs.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
@@ -8,8 +7,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use gpufile::formats::Dtype;
 use gpufile::formats::safetensors::{TensorData, save};
+use gpufile::formats::{Dtype, SaveOptions};
 use serde_json::Value;
 
 mod program;
@@ -128,7 +127,7 @@ fn model(folder: &Path) {
             TensorData::new(&weight, Dtype::BF16, &[50, 48], &bytes[..4800]),
             TensorData::new(&scale, Dtype::F32, &[50], &bytes[..200]),
         ];
-        save(folder.join(format!("{number}.safetensors")), &tensors, BTreeMap::new()).unwrap();
+        save(folder.join(format!("{number}.safetensors")), &tensors, &SaveOptions::new()).unwrap();
     }
 }
 

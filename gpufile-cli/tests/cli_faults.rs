@@ -1,6 +1,5 @@
 //! The commands `check`, `ls`, `cache` and `top` on files, names and outputs that something is wrong with.
 
-use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -11,8 +10,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::{fs, io, ptr};
 
-use gpufile::formats::Dtype;
 use gpufile::formats::safetensors::{TensorData, save};
+use gpufile::formats::{Dtype, SaveOptions};
 
 mod program;
 
@@ -145,7 +144,7 @@ fn names_of_files_are_escaped_everywhere() {
     fs::create_dir(&inner).unwrap();
     let path = inner.join("\x1b]0;owned\x07\n.safetensors");
     let tensor = TensorData::new("w", Dtype::U8, &[4], &[1_u8; 4][..]);
-    save(&path, &[tensor], BTreeMap::new()).unwrap();
+    save(&path, &[tensor], &SaveOptions::new()).unwrap();
     for arguments in [&["cache"][..], &["check", "/dev/null"], &["ls"], &["load", "--host"]] {
         let (status, out, err) = run(command(arguments).arg(&path));
         assert!([0, 3].contains(&status), "{out}{err}");

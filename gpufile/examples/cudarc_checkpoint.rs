@@ -9,7 +9,6 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,8 +17,8 @@ use std::time::Instant;
 use common::{Result, require_same};
 use cudarc::driver::{CudaContext, CudaSlice};
 use gpufile::cudarc::Synced;
-use gpufile::formats::Dtype;
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
+use gpufile::formats::{Dtype, SaveOptions};
 
 fn main() -> ExitCode {
     common::run("[--cufile|--posix] CHECKPOINT [GPU]", |arguments| {
@@ -74,6 +73,6 @@ fn save_small(path: &Path) -> Result {
     let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::F32, &[512, 1024], &weights)).collect();
-    safetensors::save(path, &tensors, BTreeMap::new())?;
+    safetensors::save(path, &tensors, &SaveOptions::new())?;
     Ok(())
 }

@@ -29,7 +29,6 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -163,7 +162,7 @@ impl Bench<'_> {
                     saved.remove();
                 }
                 let start = Instant::now();
-                len_bytes = safetensors::save_with(path, &tensors, BTreeMap::new(), &options)?;
+                len_bytes = safetensors::save(path, &tensors, &options)?.len_bytes;
                 if best.add(start) == 1 {
                     let saved = Checkpoint::open_with(path, &self.arguments.options())?;
                     check(&saved, |name| Ok(saved.read_tensor(name)?))?;
@@ -356,7 +355,7 @@ fn make_small(folder: &Path) -> Result {
             let shape = [len_bytes as u64 / 2];
             let made: Vec<_> =
                 made.iter().map(|(name, bytes)| TensorData::new(name, Dtype::I16, &shape, bytes)).collect();
-            safetensors::save_with(path, &made, BTreeMap::new(), &SaveOptions::new().sync(false))?;
+            safetensors::save(path, &made, &SaveOptions::new().sync(false))?;
         }
     }
     Ok(())

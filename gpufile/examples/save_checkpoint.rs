@@ -7,7 +7,6 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -65,10 +64,9 @@ fn save<B: IoBuf>(path: &Path, buffers: &[B], arguments: &Arguments) -> Result {
         .zip(buffers)
         .map(|((name, dtype, shape), buffer)| TensorData::new(name, *dtype, shape, buffer))
         .collect();
-    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    let options = SaveOptions::new().files(&arguments.options());
+    let options = SaveOptions::new().files(&arguments.options()).metadata([("format", "pt")]);
     let start = Instant::now();
-    let len_bytes = safetensors::save_with(path, &tensors, metadata, &options)?;
+    let len_bytes = safetensors::save(path, &tensors, &options)?.len_bytes;
     let seconds = start.elapsed().as_secs_f64();
     println!("saved {len_bytes} bytes in {seconds:.6} seconds, {:.2} GB/s", len_bytes as f64 / seconds / 1e9);
     all_of(std::fs::metadata(path)?.len() as usize, len_bytes as usize, "the file")

@@ -28,15 +28,14 @@
 //! fast as one large read. [`formats`] also has `.npy` and, with the feature `zarr`, Zarr.
 //!
 //! ```
-//! use std::collections::BTreeMap;
-//! use gpufile::formats::Dtype;
+//! use gpufile::formats::{Dtype, SaveOptions};
 //! use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.safetensors");
 //! # let weight = vec![0; 64];
-//! # safetensors::save(&path, &[TensorData::new("weight", Dtype::F16, &[4, 8], &weight)], BTreeMap::new())?;
+//! # safetensors::save(&path, &[TensorData::new("weight", Dtype::F16, &[4, 8], &weight)], &SaveOptions::new())?;
 //! let checkpoint = Checkpoint::open(&path)?;
 //! let loaded = checkpoint.load_to_host()?; // or load_to_device(&device)
 //! for tensor in loaded.iter() {

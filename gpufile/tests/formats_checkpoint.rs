@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, Progress, TensorData, TensorInfo};
-use gpufile::formats::{Dtype, Error, FormatError, npy};
+use gpufile::formats::{Dtype, Error, FormatError, SaveOptions, npy};
 use gpufile::{Cause, IoBuf};
 use tempfile::{TempDir, tempdir};
 
@@ -37,7 +37,7 @@ fn model(tensors: &[(&'static str, Dtype, &[u64])]) -> Model {
 fn save(path: &Path, model: &Model) {
     let tensors: Vec<_> =
         model.iter().map(|(name, dtype, shape, bytes)| TensorData::new(name, *dtype, shape, bytes)).collect();
-    safetensors::save(path, &tensors, BTreeMap::new()).unwrap();
+    safetensors::save(path, &tensors, &SaveOptions::new()).unwrap();
 }
 
 fn mixed() -> Model {
@@ -389,7 +389,7 @@ fn errors_quote_and_escape_the_file_name() {
     let name = OsStr::from_bytes(b"\x1b[31m\n\xff");
     let (model, array) = (folder.path().join(name), folder.path().join(name).with_extension("npy"));
     save(&model, &mixed());
-    npy::write(&array, "|u1", &[3], &[1, 2, 3][..]).unwrap();
+    npy::write(&array, "|u1", &[3], &[1, 2, 3][..], &SaveOptions::new()).unwrap();
     let (checkpoint, file) = (Checkpoint::open(&model).unwrap(), npy::NpyFile::open(&array).unwrap());
     let damaged = folder.path().join(name).with_extension("damaged");
     fs::write(&damaged, "damaged by somebody").unwrap();
@@ -407,9 +407,9 @@ fn errors_quote_and_escape_the_file_name() {
         file.read_rows_into(0..3, &mut short[..]).unwrap_err(),
         file.read_rows_into(0..4, &mut short[..]).unwrap_err(),
         npy::NpyFile::open(&damaged).unwrap_err(),
-        npy::write(&array, "|u1", &[3], &short[..]).unwrap_err(),
-        npy::write(model.join("gone"), "|u1", &[2], &short[..]).unwrap_err(),
-        safetensors::save(&model, &[TensorData::new("x", Dtype::U8, &[3], &short[..])], BTreeMap::new())
+        npy::write(&array, "|u1", &[3], &short[..], &SaveOptions::new()).unwrap_err(),
+        npy::write(model.join("gone"), "|u1", &[2], &short[..], &SaveOptions::new()).unwrap_err(),
+        safetensors::save(&model, &[TensorData::new("x", Dtype::U8, &[3], &short[..])], &SaveOptions::new())
             .unwrap_err(),
     ];
     let escaped = format!("{name:?}");
@@ -424,9 +424,9 @@ fn errors_quote_and_escape_the_file_name() {
 fn opening_a_folder_opens_its_model() {
     let folder = tempdir().unwrap();
     let tensor = |name| [TensorData::new(name, Dtype::U8, &[1], [7_u8].as_slice())];
-    safetensors::save(folder.path().join("model.safetensors"), &tensor("one"), BTreeMap::new()).unwrap();
+    safetensors::save(folder.path().join("model.safetensors"), &tensor("one"), &SaveOptions::new()).unwrap();
     assert!(Checkpoint::open(folder.path()).unwrap().tensor("one").is_some());
-    safetensors::save(folder.path().join("part.safetensors"), &tensor("two"), BTreeMap::new()).unwrap();
+    safetensors::save(folder.path().join("part.safetensors"), &tensor("two"), &SaveOptions::new()).unwrap();
     let index = r#"{"weight_map": {"two": "part.safetensors"}}"#;
     fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
     let error = Checkpoint::open(folder.path()).unwrap_err();
@@ -462,9 +462,9 @@ fn pipes_are_refused_without_waiting() {
         send.send(npy::NpyFile::open(&path).map(drop)).unwrap();
         // A save neither waits for a pipe nor replaces it.
         pipe(&index);
-        send.send(safetensors::save(&path, &[], BTreeMap::new()).map(drop)).unwrap();
+        send.send(safetensors::save(&path, &[], &SaveOptions::new()).map(drop)).unwrap();
         fs::remove_file(&path).unwrap();
-        send.send(safetensors::save(&path, &[], BTreeMap::new()).map(drop)).unwrap();
+        send.send(safetensors::save(&path, &[], &SaveOptions::new()).map(drop)).unwrap();
         assert!(index.exists() && !path.exists());
     });
     for _ in 0..7 {
@@ -589,7 +589,7 @@ fn all_of_many_tensors_are_found() {
         .collect();
     let folder = tempdir().unwrap();
     let path = folder.path().join("tiny.safetensors");
-    safetensors::save(&path, &tensors, BTreeMap::new()).unwrap();
+    safetensors::save(&path, &tensors, &SaveOptions::new()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let loaded = checkpoint.load_to_host().unwrap();
     assert_eq!(loaded.len(), 65_536);

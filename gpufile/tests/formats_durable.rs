@@ -1,6 +1,6 @@
 //! Tests of errors that file systems report late, and of syncs. Functions of this file replace the C library's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -140,8 +140,8 @@ fn try_to_save_files(path: &Path, count: usize) -> Result<PathBuf, Option<i32>> 
     let names: Vec<_> = (0..count).map(|number| format!("{count}.{number}")).collect();
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], [7].as_slice())).collect();
-    let saved = safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &SaveOptions::new());
-    saved.map_err(|error| match error {
+    let saved = safetensors::save(path, &tensors, &SaveOptions::new().shard_bytes(1));
+    saved.map(|saved| saved.path).map_err(|error| match error {
         Error::Save { error, .. } => error.raw_os_error(),
         error => panic!("{error}"),
     })
@@ -245,7 +245,7 @@ fn left_indexes_name_the_longest_model() {
 fn save_refused(folder: &Path, creates: bool, errno: c_int, sync: bool) -> Option<i32> {
     let path = folder.join("a");
     *REFUSED.lock().unwrap() = Some((folder.to_owned(), creates, errno));
-    let saved = safetensors::save_with(&path, &[], BTreeMap::new(), &SaveOptions::new().sync(sync));
+    let saved = safetensors::save(&path, &[], &SaveOptions::new().sync(sync));
     *REFUSED.lock().unwrap() = None;
     saved.err().map(|error| match error {
         Error::Save { error, .. } => error.raw_os_error().unwrap(),
@@ -285,7 +285,7 @@ fn failed_close_keeps_the_old_file() {
     let save = |errno| {
         fs::write(&path, "old").unwrap();
         *FAILING.lock().unwrap() = Some((folder.path().to_owned(), errno));
-        let saved = safetensors::save_with(&path, &[], BTreeMap::new(), &SaveOptions::new().sync(false));
+        let saved = safetensors::save(&path, &[], &SaveOptions::new().sync(false));
         *FAILING.lock().unwrap() = None;
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         match saved {

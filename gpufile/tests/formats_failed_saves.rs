@@ -2,7 +2,7 @@
 //!
 //! Functions of this file replace the C library's. With `GPUFILE_TEST_TABLES=FILE` the test writes the tables.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
 use std::fmt::Write;
 use std::fs;
@@ -242,14 +242,14 @@ impl Case {
     fn save(self, folder: &Path, byte: u8) -> Result<(), Error> {
         let path = self.path(folder);
         if self.is_array {
-            npy::write(path, "|u1", &[1], [byte].as_slice()).map(drop)
+            npy::write(path, "|u1", &[1], [byte].as_slice(), &SaveOptions::new()).map(drop)
         } else {
             let count = if byte == b'o' { self.old } else { self.new };
             let names: Vec<_> = (0..count).map(|number| format!("{number}")).collect();
             let bytes = [byte];
             let tensors: Vec<_> =
                 names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], bytes.as_slice())).collect();
-            safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &SaveOptions::new()).map(drop)
+            safetensors::save(path, &tensors, &SaveOptions::new().shard_bytes(1)).map(drop)
         }
     }
 

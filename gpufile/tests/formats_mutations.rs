@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 
 use damage::{Random, assert_both};
-use gpufile::formats::npy::{self, NpyFile, NpyHeader};
+use gpufile::formats::npy::{self, NpyFile, NpyHeader, Order};
 use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, ShardIndex};
 use gpufile::formats::{Dtype, Error, FormatError};
 
@@ -125,7 +125,8 @@ fn damaged_npy_headers_are_refused_or_consistent() {
     let mut taken = 0;
     for _ in 0..ROUNDS {
         let descr = random.pick(&["<f4", ">i2", "|b1", "<c16", "|S7", "<U3", "<M8[ns]", "|V5"]);
-        let (built, head) = NpyHeader::build(descr, random.below(2) == 0, random.pick(&shapes)).unwrap();
+        let order = if random.below(2) == 0 { Order::Fortran } else { Order::C };
+        let (built, head) = NpyHeader::build(descr, order, random.pick(&shapes)).unwrap();
         let mut text = head[10..].to_vec();
         while text.len() > 16 && text.ends_with(b" \n") {
             text.remove(text.len() - 2);
@@ -155,7 +156,7 @@ fn damaged_npy_headers_are_refused_or_consistent() {
                 let expected = bits(header.shape(), header.item_bytes() * 8);
                 assert_eq!(expected, Some(u128::from(header.data_len_bytes()) * 8));
                 let canonical = header.descr().to_string();
-                let again = NpyHeader::build(&canonical, header.fortran_order(), header.shape()).unwrap().0;
+                let again = NpyHeader::build(&canonical, header.order(), header.shape()).unwrap().0;
                 assert_eq!(
                     (again.descr(), again.data_len_bytes()),
                     (header.descr(), header.data_len_bytes())
@@ -239,7 +240,7 @@ fn damaged_safetensors_files_are_refused_or_loaded() {
 fn damaged_npy_files_are_refused_or_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged.npy");
-    let (_, head) = NpyHeader::build("<f4", false, &[3, 4]).unwrap();
+    let (_, head) = NpyHeader::build("<f4", Order::C, &[3, 4]).unwrap();
     let mut random = Random(0xbb67_ae85_84ca_a73b);
     let mut taken = 0;
     for _ in 0..FILES {

@@ -1,10 +1,9 @@
 //! Tests that a file that cannot be written to its end does not replace the old one.
 
-use std::collections::BTreeMap;
 use std::fs;
 
 use gpufile::formats::safetensors::{self, TensorData};
-use gpufile::formats::{Dtype, Error, npy};
+use gpufile::formats::{Dtype, Error, SaveOptions, npy};
 
 /// Limits the length of files that this process writes, which stands in for a full file system. The limit holds for
 /// the whole process, so this program has one test.
@@ -30,14 +29,14 @@ fn saves_without_space_keep_only_the_old_file() {
     for folder in folders.iter().flatten() {
         let path = folder.path().join("model.safetensors");
         for error in [
-            safetensors::save(&path, &tensors, BTreeMap::new()).unwrap_err(),
-            npy::write(&path, "|u1", &[40 << 20], &large).unwrap_err(),
+            safetensors::save(&path, &tensors, &SaveOptions::new()).unwrap_err(),
+            npy::write(&path, "|u1", &[40 << 20], &large, &SaveOptions::new()).unwrap_err(),
         ] {
             let Error::Save { error, .. } = error else { panic!("{error}") };
             assert_eq!(error.raw_os_error(), Some(libc::EFBIG), "{error}");
         }
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        safetensors::save(&path, &tensors[..2], BTreeMap::new()).unwrap();
+        safetensors::save(&path, &tensors[..2], &SaveOptions::new()).unwrap();
     }
 }

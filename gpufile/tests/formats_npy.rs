@@ -1,23 +1,33 @@
 //! Tests of npy files: reads, writes, and the text of each refusal.
 
-use gpufile::formats::npy::{self, ByteOrder, NpyFile, NpyHeader};
+use gpufile::formats::npy::{self, ByteOrder, NpyFile, NpyHeader, Order};
 use gpufile::formats::{Dtype, Error, FormatError, SaveOptions};
 
 /// The headers that `numpy.save` of numpy 2.4 wrote, without the spaces and the newline that fill 128 bytes.
-const NUMPY: [(&str, bool, &[u64], &[u8]); 6] = [
-    ("<f4", false, &[2, 3], b"\x93NUMPY\x01\0v\0{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"),
-    (">i2", false, &[], b"\x93NUMPY\x01\0v\0{'descr': '>i2', 'fortran_order': False, 'shape': (), }"),
-    ("<c16", true, &[2, 3], b"\x93NUMPY\x01\0v\0{'descr': '<c16', 'fortran_order': True, 'shape': (2, 3), }"),
-    ("|S3", false, &[0], b"\x93NUMPY\x01\0v\0{'descr': '|S3', 'fortran_order': False, 'shape': (0,), }"),
+const NUMPY: [(&str, Order, &[u64], &[u8]); 6] = [
+    (
+        "<f4",
+        Order::C,
+        &[2, 3],
+        b"\x93NUMPY\x01\0v\0{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }",
+    ),
+    (">i2", Order::C, &[], b"\x93NUMPY\x01\0v\0{'descr': '>i2', 'fortran_order': False, 'shape': (), }"),
+    (
+        "<c16",
+        Order::Fortran,
+        &[2, 3],
+        b"\x93NUMPY\x01\0v\0{'descr': '<c16', 'fortran_order': True, 'shape': (2, 3), }",
+    ),
+    ("|S3", Order::C, &[0], b"\x93NUMPY\x01\0v\0{'descr': '|S3', 'fortran_order': False, 'shape': (0,), }"),
     (
         "<M8[D]",
-        false,
+        Order::C,
         &[1],
         b"\x93NUMPY\x01\0v\0{'descr': '<M8[D]', 'fortran_order': False, 'shape': (1,), }",
     ),
     (
         "|b1",
-        false,
+        Order::C,
         &[1, 2, 3],
         b"\x93NUMPY\x01\0v\0{'descr': '|b1', 'fortran_order': False, 'shape': (1, 2, 3), }",
     ),
@@ -42,11 +52,11 @@ fn parse(version: u8, dictionary: &str, data_len: usize) -> Result<NpyHeader, Fo
 
 #[test]
 fn numpy_headers_round_trip_byte_for_byte() {
-    for (descr, fortran_order, shape, numpy) in NUMPY {
+    for (descr, order, shape, numpy) in NUMPY {
         let mut head = numpy.to_vec();
         head.resize(127, b' ');
         head.push(b'\n');
-        let (built, bytes) = NpyHeader::build(descr, fortran_order, shape).unwrap();
+        let (built, bytes) = NpyHeader::build(descr, order, shape).unwrap();
         assert_eq!(bytes, head, "{descr}");
         let len = built.file_len_bytes();
         assert_eq!(npy::head_len(&head[..npy::PREFIX_LEN], len), Ok(128));
@@ -61,27 +71,30 @@ fn numpy_headers_round_trip_byte_for_byte() {
 fn headers_pad_for_growth_like_numpy() {
     // numpy writes each of these. 36 axes fill 192 bytes to the last, and numpy then adds 64.
     for (axes, data_start) in [(14, 128), (15, 192), (35, 192), (36, 256), (56, 256), (58, 320)] {
-        let (header, _) = NpyHeader::build("<f4", false, &vec![1; axes]).unwrap();
+        let (header, _) = NpyHeader::build("<f4", Order::C, &vec![1; axes]).unwrap();
         assert_eq!(header.data_start(), data_start, "{axes} axes");
     }
 }
 
 #[test]
 fn headers_too_long_for_version_1_use_version_2() {
-    let (built, head) = NpyHeader::build("<f4", false, &[1; 30_000]).unwrap();
+    let (built, head) = NpyHeader::build("<f4", Order::C, &[1; 30_000]).unwrap();
     // numpy writes this.
     assert_eq!((&head[..12], head.len()), (&b"\x93NUMPY\x02\0\xf4_\x01\0"[..], 90_112));
     assert_eq!(NpyHeader::parse(&head, built.file_len_bytes()).unwrap(), built);
-    assert!(matches!(NpyHeader::build("<f4", false, &[1; 400_000]), Err(FormatError::HeaderTooLarge { .. })));
+    assert!(matches!(
+        NpyHeader::build("<f4", Order::C, &[1; 400_000]),
+        Err(FormatError::HeaderTooLarge { .. })
+    ));
 }
 
 #[test]
 fn headers_report_fortran_order() {
     let header = parse(1, "{'descr': '>f4', 'fortran_order': True, 'shape': (2, 3)}", 24).unwrap();
-    assert_eq!((header.descr().byte_order(), header.fortran_order()), (ByteOrder::Big, true));
+    assert_eq!((header.descr().byte_order(), header.order()), (ByteOrder::Big, Order::Fortran));
     assert_eq!(header.descr().dtype(), None);
     let header = parse(3, "{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}", 16).unwrap();
-    assert_eq!((header.descr().byte_order(), header.fortran_order()), (ByteOrder::Little, false));
+    assert_eq!((header.descr().byte_order(), header.order()), (ByteOrder::Little, Order::C));
     assert_eq!(header.descr().dtype(), Some(Dtype::F64));
 }
 
@@ -157,8 +170,8 @@ fn sizes_are_checked_against_the_file() {
         assert!(matches!(parse(1, &text(shape), 16), Err(FormatError::SizeOverflow { .. })), "{shape}");
     }
     assert_eq!(parse(1, &text("0, 9"), 0).unwrap().data_len_bytes(), 0);
-    assert!(NpyHeader::build("<f8", false, &[1 << 61]).is_err());
-    assert!(NpyHeader::build("|u1", false, &[u64::MAX]).is_err());
+    assert!(NpyHeader::build("<f8", Order::C, &[1 << 61]).is_err());
+    assert!(NpyHeader::build("|u1", Order::C, &[u64::MAX]).is_err());
 }
 
 #[test]
@@ -189,10 +202,10 @@ fn arrays_are_written_and_read_whole_or_by_rows() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("array.npy");
     let bytes: Vec<u8> = (0..120).collect();
-    let len_bytes = npy::write(&path, "<f4", &[5, 2, 3], &bytes).unwrap();
+    let len_bytes = npy::write(&path, "<f4", &[5, 2, 3], &bytes, &SaveOptions::new()).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), len_bytes);
     let array = NpyFile::open(&path).unwrap();
-    assert_eq!((array.header().shape(), array.header().fortran_order()), (&[5, 2, 3][..], false));
+    assert_eq!((array.header().shape(), array.header().order()), (&[5, 2, 3][..], Order::C));
     assert_eq!(array.file().path(), path);
     assert_eq!(array.read_to_host().unwrap(), bytes);
     for (start, end) in [(0, 5), (0, 1), (4, 5), (2, 4), (5, 5)] {
@@ -227,16 +240,16 @@ fn fortran_arrays_are_read_unchanged_and_have_no_rows() {
     let path = folder.path().join("array.npy");
     let bytes: Vec<u8> = (0..12).collect();
     let options = SaveOptions::new().sync(false);
-    npy::write_with(&path, "<u2", true, &[3, 2], &bytes, &options).unwrap();
+    npy::write(&path, "<u2", &[3, 2], &bytes, &options.clone().order(Order::Fortran)).unwrap();
     let array = NpyFile::open(&path).unwrap();
-    assert!(array.header().fortran_order());
+    assert_eq!(array.header().order(), Order::Fortran);
     assert_eq!(array.read_to_host().unwrap(), bytes);
     let error = array.read_rows_into(0..1, &mut vec![0; 4]).unwrap_err();
     assert!(matches!(error, Error::Format { error: FormatError::FortranRows, .. }), "{error}");
     assert!(error.to_string().contains("Fortran order"), "{error}");
 
     // One axis is the same in either order.
-    npy::write_with(&path, "<u2", true, &[6], &bytes, &options).unwrap();
+    npy::write(&path, "<u2", &[6], &bytes, &options.clone().order(Order::Fortran)).unwrap();
     let mut rows = vec![0; 4];
     NpyFile::open(&path).unwrap().read_rows_into(1..3, &mut rows).unwrap();
     assert_eq!(rows, [2, 3, 4, 5]);
@@ -249,7 +262,7 @@ fn empty_arrays_and_scalars_are_read_and_written() {
     for (descr, shape, bytes) in
         [("<f8", &[][..], vec![1; 8]), ("<f4", &[0, 5], vec![]), ("S0", &[3], vec![])]
     {
-        npy::write(&path, descr, shape, &bytes).unwrap();
+        npy::write(&path, descr, shape, &bytes, &SaveOptions::new()).unwrap();
         let array = NpyFile::open(&path).unwrap();
         assert_eq!(array.read_to_host().unwrap(), bytes);
         let rows = array.read_rows_into(0..0, &mut vec![]);
@@ -261,7 +274,7 @@ fn empty_arrays_and_scalars_are_read_and_written() {
 fn bytes_after_the_array_are_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("two.npy");
-    let (_, mut file) = NpyHeader::build("|u1", false, &[4]).unwrap();
+    let (_, mut file) = NpyHeader::build("|u1", Order::C, &[4]).unwrap();
     file.extend_from_slice(b"1234567");
     std::fs::write(&path, file).unwrap();
     assert_eq!(NpyFile::open(&path).unwrap().read_to_host().unwrap(), b"1234");

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use gpufile::formats::npy::{NpyFile, NpyHeader};
+use gpufile::formats::npy::{NpyFile, NpyHeader, Order};
 use gpufile::formats::safetensors::{Checkpoint, Header, NewTensor, TensorData};
 use gpufile::formats::{Dtype, SaveOptions, npy, safetensors};
 use python::Python;
@@ -20,31 +20,31 @@ fn file_of(head: &[u8], data_len: u64) -> Vec<u8> {
     file
 }
 
-const NPY: [(&str, &str, bool, &[u64]); 24] = [
-    ("?", "|b1", false, &[3]),
-    ("i1", "|i1", false, &[]),
-    ("u1", "|u1", false, &[0]),
-    ("<i2", "<i2", false, &[2, 3]),
-    (">i2", ">i2", true, &[2, 3]),
-    ("<u2", "<u2", false, &[1]),
-    ("<i4", "<i4", false, &[1, 1, 1, 1, 1]),
-    ("<u4", "<u4", false, &[100]),
-    ("<i8", "<i8", true, &[7, 123]),
-    (">u8", ">u8", false, &[2]),
-    ("<f2", "<f2", false, &[12345, 2]),
-    ("<f4", "<f4", true, &[2, 12345]),
-    ("<f4", "<f4", false, &[0, 5]),
-    (">f8", ">f8", false, &[2]),
-    ("<f16", "<f16", false, &[2]),
-    ("<c8", "<c8", false, &[2]),
-    (">c16", ">c16", false, &[2]),
-    ("<c32", "<c32", false, &[2]),
-    ("S5", "|S5", false, &[2]),
-    ("<U5", "<U5", false, &[2]),
-    (">U1", ">U1", false, &[2]),
-    ("V7", "|V7", false, &[2]),
-    ("<M8[25s]", "<M8[25s]", false, &[2]),
-    (">m8[ns]", ">m8[ns]", false, &[2]),
+const NPY: [(&str, &str, Order, &[u64]); 24] = [
+    ("?", "|b1", Order::C, &[3]),
+    ("i1", "|i1", Order::C, &[]),
+    ("u1", "|u1", Order::C, &[0]),
+    ("<i2", "<i2", Order::C, &[2, 3]),
+    (">i2", ">i2", Order::Fortran, &[2, 3]),
+    ("<u2", "<u2", Order::C, &[1]),
+    ("<i4", "<i4", Order::C, &[1, 1, 1, 1, 1]),
+    ("<u4", "<u4", Order::C, &[100]),
+    ("<i8", "<i8", Order::Fortran, &[7, 123]),
+    (">u8", ">u8", Order::C, &[2]),
+    ("<f2", "<f2", Order::C, &[12345, 2]),
+    ("<f4", "<f4", Order::Fortran, &[2, 12345]),
+    ("<f4", "<f4", Order::C, &[0, 5]),
+    (">f8", ">f8", Order::C, &[2]),
+    ("<f16", "<f16", Order::C, &[2]),
+    ("<c8", "<c8", Order::C, &[2]),
+    (">c16", ">c16", Order::C, &[2]),
+    ("<c32", "<c32", Order::C, &[2]),
+    ("S5", "|S5", Order::C, &[2]),
+    ("<U5", "<U5", Order::C, &[2]),
+    (">U1", ">U1", Order::C, &[2]),
+    ("V7", "|V7", Order::C, &[2]),
+    ("<M8[25s]", "<M8[25s]", Order::C, &[2]),
+    (">m8[ns]", ">m8[ns]", Order::C, &[2]),
 ];
 
 #[test]
@@ -61,15 +61,15 @@ fn npy_headers_equal_numpy_byte_for_byte() {
              raw = open(name, 'rb').read()[-a.nbytes or None:]\n    \
              assert a.nbytes == 0 or b.tobytes('A') == raw\n",
     );
-    for (index, (given, descr, fortran_order, shape)) in NPY.into_iter().enumerate() {
-        let (header, head) = NpyHeader::build(given, fortran_order, shape).unwrap();
+    for (index, (given, descr, order, shape)) in NPY.into_iter().enumerate() {
+        let (header, head) = NpyHeader::build(given, order, shape).unwrap();
         assert_eq!(header.descr().to_string(), descr);
         fs::write(folder.path().join(index.to_string()), file_of(&head, header.data_len_bytes())).unwrap();
-        let fortran = if fortran_order { "True" } else { "False" };
+        let fortran = if order == Order::Fortran { "True" } else { "False" };
         program += &format!("case('{index}', '{given}', {fortran}, {shape:?})\n");
     }
     // numpy has at most 64 axes, but its writer of headers takes more.
-    let (_, long) = NpyHeader::build("<f4", false, &[1; 30_000]).unwrap();
+    let (_, long) = NpyHeader::build("<f4", Order::C, &[1; 30_000]).unwrap();
     fs::write(folder.path().join("long"), long).unwrap();
     program += "import io, warnings\n\
         from numpy.lib._format_impl import _write_array_header\n\
@@ -79,7 +79,7 @@ fn npy_headers_equal_numpy_byte_for_byte() {
         assert f.getvalue() == open('long', 'rb').read()\n";
     python.run(folder.path(), &program);
 
-    for (index, (_, descr, fortran_order, shape)) in NPY.into_iter().enumerate() {
+    for (index, (_, descr, order, shape)) in NPY.into_iter().enumerate() {
         let read = |name: String| fs::read(folder.path().join(name)).unwrap();
         let (ours, numpy) = (read(index.to_string()), read(format!("{index}.numpy.npy")));
         let len = numpy.len() as u64;
@@ -87,7 +87,7 @@ fn npy_headers_equal_numpy_byte_for_byte() {
         assert_eq!(ours[..head_len], numpy[..head_len], "{descr}");
         let header = NpyHeader::parse(&numpy, len).unwrap();
         assert_eq!((header.descr().to_string().as_str(), header.shape()), (descr, shape));
-        assert_eq!((header.fortran_order(), header.file_len_bytes()), (fortran_order, len));
+        assert_eq!((header.order(), header.file_len_bytes()), (order, len));
     }
 }
 
@@ -223,12 +223,13 @@ fn models_are_exchanged_with_python() {
 
     let ours = folder.path().join("ours.safetensors");
     let metadata = BTreeMap::from([("format".to_owned(), "np".to_owned())]);
-    safetensors::save(&ours, &tensors, metadata.clone()).unwrap();
+    safetensors::save(&ours, &tensors, &SaveOptions::new().metadata(metadata.clone())).unwrap();
     assert!(fs::read(&ours).unwrap() == fs::read(&theirs).unwrap(), "the same file, byte for byte");
     python.run(folder.path(), &format!("{program}found = load_file('ours.safetensors')\n{check}"));
 
     let sharded = folder.path().join("sharded.safetensors");
-    safetensors::save_sharded(&sharded, &tensors, metadata, 100_000, &SaveOptions::new()).unwrap();
+    safetensors::save(&sharded, &tensors, &SaveOptions::new().metadata(metadata).shard_bytes(100_000))
+        .unwrap();
     let load = "import json\n\
         files = set(json.load(open('sharded.safetensors.index.json'))['weight_map'].values())\n\
         assert len(files) > 1\n\
@@ -262,17 +263,17 @@ fn arrays_are_exchanged_with_numpy() {
         }
 
         let ours = folder.path().join(format!("ours.{number}.npy"));
-        npy::write(&ours, descr, shape, bytes).unwrap();
+        npy::write(&ours, descr, shape, bytes, &SaveOptions::new()).unwrap();
         assert!(fs::read(&ours).unwrap() == fs::read(&theirs).unwrap(), "{descr}");
         program += &format!("a, b = np.load('ours.{number}.npy'), {value}\n");
         program += "assert a.dtype == b.dtype and np.array_equal(a, b)\n";
     }
     let fortran = NpyFile::open(folder.path().join("fortran.npy")).unwrap();
-    assert!(fortran.header().fortran_order());
+    assert_eq!(fortran.header().order(), Order::Fortran);
     let transposed: Vec<u8> = [0_u16, 3, 1, 4, 2, 5].iter().flat_map(|value| value.to_le_bytes()).collect();
     assert_eq!(fortran.read_to_host().unwrap(), transposed);
     let ours = folder.path().join("ours.fortran.npy");
-    npy::write_with(&ours, "<u2", true, &[2, 3], &transposed, &SaveOptions::new()).unwrap();
+    npy::write(&ours, "<u2", &[2, 3], &transposed, &SaveOptions::new().order(Order::Fortran)).unwrap();
     program += "a = np.load('ours.fortran.npy')\n\
         assert a.flags.f_contiguous and np.array_equal(a, np.arange(6).reshape(2, 3))\n";
     python.run(folder.path(), &program);

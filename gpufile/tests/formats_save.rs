@@ -12,7 +12,10 @@ use std::thread;
 
 use gpufile::OpenOptions;
 use gpufile::formats::safetensors::{self, Checkpoint, Header, NewTensor, TensorData};
-use gpufile::formats::{Dtype, Error, FormatError, SaveOptions, npy};
+use gpufile::formats::{
+    Dtype, Error, FormatError, SaveOptions,
+    npy::{self, Order},
+};
 use tempfile::tempdir;
 
 fn quick() -> SaveOptions {
@@ -38,7 +41,7 @@ fn saved_files_have_tensors_at_their_offsets() {
         TensorData::new("c", Dtype::F32, &[0], &c),
         TensorData::new("b", Dtype::F64, &[2], &b),
     ];
-    let len_bytes = safetensors::save(&path, &tensors, metadata.clone()).unwrap();
+    let saved = safetensors::save(&path, &tensors, &quick().metadata(metadata.clone())).unwrap();
 
     let new: Vec<_> = tensors
         .iter()
@@ -46,7 +49,7 @@ fn saved_files_have_tensors_at_their_offsets() {
         .collect();
     let (header, head) = Header::build(&new, metadata).unwrap();
     let file = fs::read(&path).unwrap();
-    assert_eq!((file.len() as u64, header.file_len_bytes()), (len_bytes, len_bytes));
+    assert_eq!((&saved.path, saved.len_bytes), (&path, header.file_len_bytes()));
     assert_eq!(file, [&head[..], &b, &a].concat());
     assert_eq!(listed(folder.path()), ["model.safetensors"]);
 }
@@ -55,12 +58,12 @@ fn saved_files_have_tensors_at_their_offsets() {
 fn new_files_have_default_permissions() {
     let folder = tempdir().unwrap();
     let (path, other) = (folder.path().join("model.safetensors"), folder.path().join("other"));
-    safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap();
+    safetensors::save(&path, &[], &quick()).unwrap();
     let inode = fs::metadata(&path).unwrap().ino();
     fs::write(&other, "").unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode();
     assert_eq!(mode(&path), mode(&other));
-    safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap();
+    safetensors::save(&path, &[], &quick()).unwrap();
     assert_eq!(mode(&path), mode(&other));
     assert_ne!(fs::metadata(&path).unwrap().ino(), inode, "another file took its place");
 }
@@ -71,7 +74,7 @@ fn saves_replace_a_symlink_and_not_its_target() {
     let (link, target) = (folder.path().join("link.npy"), folder.path().join("target"));
     fs::write(&target, "untouched").unwrap();
     symlink(&target, &link).unwrap();
-    npy::write_with(&link, "|u1", false, &[3], &vec![1, 2, 3], &quick()).unwrap();
+    npy::write(&link, "|u1", &[3], &vec![1, 2, 3], &quick()).unwrap();
     assert_eq!(fs::read(&target).unwrap(), b"untouched");
     assert!(fs::symlink_metadata(&link).unwrap().is_file());
 }
@@ -95,12 +98,15 @@ fn refused_saves_keep_only_the_old_file() {
         ),
     ];
     for (tensors, reason) in cases {
-        let error = safetensors::save(&path, tensors, BTreeMap::new()).unwrap_err();
+        let error = safetensors::save(&path, tensors, &SaveOptions::new()).unwrap_err();
         assert!(error.to_string().contains(reason), "{error}");
     }
-    let error = npy::write(&path, "<f4", &[3], &bytes).unwrap_err();
+    let error = npy::write(&path, "<f4", &[3], &bytes, &SaveOptions::new()).unwrap_err();
     assert!(matches!(error, Error::BufferSize { needed_bytes: 12, buffer_bytes: 8, .. }), "{error}");
-    assert!(matches!(npy::write(&path, "O", &[1], &bytes).unwrap_err(), Error::Format { .. }));
+    assert!(matches!(
+        npy::write(&path, "O", &[1], &bytes, &SaveOptions::new()).unwrap_err(),
+        Error::Format { .. }
+    ));
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(listed(folder.path()), ["model.safetensors"]);
 }
@@ -109,18 +115,18 @@ fn refused_saves_keep_only_the_old_file() {
 fn save_errors_name_an_impossible_path() {
     let folder = tempdir().unwrap();
     let missing = folder.path().join("no folder").join("model.safetensors");
-    let error = safetensors::save(&missing, &[], BTreeMap::new()).unwrap_err();
+    let error = safetensors::save(&missing, &[], &SaveOptions::new()).unwrap_err();
     assert!(error.to_string().contains("no folder/"), "{error}");
     for path in ["/", "..", ""] {
-        let error = safetensors::save(path, &[], BTreeMap::new()).unwrap_err();
+        let error = safetensors::save(path, &[], &SaveOptions::new()).unwrap_err();
         assert!(error.to_string().contains("does not name a file"), "{path}: {error}");
         let both = [0; 2];
         let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[1], &both[..1]));
-        assert!(safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &quick()).is_err());
+        assert!(safetensors::save(path, &tensors, &quick().shard_bytes(1)).is_err());
     }
     let taken = folder.path().join("taken");
     fs::create_dir(&taken).unwrap();
-    let error = safetensors::save(&taken, &[], BTreeMap::new()).unwrap_err();
+    let error = safetensors::save(&taken, &[], &SaveOptions::new()).unwrap_err();
     assert!(error.to_string().contains("cannot replace"), "{error}");
     assert_eq!(listed(folder.path()), ["taken"]);
 }
@@ -129,11 +135,11 @@ fn save_errors_name_an_impossible_path() {
 fn saves_accept_bare_and_very_long_names() {
     let folder = tempdir().unwrap();
     let long = folder.path().join("é".repeat(127));
-    safetensors::save_with(&long, &[], BTreeMap::new(), &quick()).unwrap();
+    safetensors::save(&long, &[], &quick()).unwrap();
     assert_eq!(Checkpoint::open(&long).unwrap().len(), 0);
 
     let name = format!("gpufile-{}.safetensors", std::process::id());
-    safetensors::save(&name, &[], BTreeMap::new()).unwrap();
+    safetensors::save(&name, &[], &SaveOptions::new()).unwrap();
     fs::remove_file(&name).unwrap();
 }
 
@@ -174,7 +180,7 @@ fn saves_remove_only_files_of_killed_saves() {
     symlink(abroad.path().join("precious"), path(".c.0123456789abcdef.gpufile-tmp")).unwrap();
     fs::create_dir(path(".d.0123456789abcdef.gpufile-tmp")).unwrap();
 
-    npy::write_with(path("a"), "|u1", false, &[1], &vec![1], &quick()).unwrap();
+    npy::write(path("a"), "|u1", &[1], &vec![1], &quick()).unwrap();
     let mut expected = vec![
         ".a.0123456789abcdef.tmp",
         ".b.0123456789abcdef.gpufile-tmp",
@@ -200,7 +206,7 @@ fn unreadable_index_keeps_shards_of_killed_saves() {
     fs::write(folder.path().join(shard), "").unwrap();
     fs::write(folder.path().join(left), format!(r#"{{"weight_map": {{"a": "{shard}"}}}}"#)).unwrap();
     fs::write(folder.path().join("model.safetensors.index.json"), "damaged").unwrap();
-    npy::write_with(folder.path().join("a"), "|u1", false, &[1], &vec![1], &quick()).unwrap();
+    npy::write(folder.path().join("a"), "|u1", &[1], &vec![1], &quick()).unwrap();
     assert_eq!(listed(folder.path()), [left, "a", shard, "model.safetensors.index.json"]);
 }
 
@@ -212,7 +218,7 @@ fn opening_during_a_save_finds_the_old_or_new_file() {
     let save = |(name, bytes): &(&str, Vec<u8>)| {
         let shape = [bytes.len() as u64];
         let tensors = [TensorData::new(name, Dtype::U8, &shape, bytes)];
-        safetensors::save_with(&path, &tensors, BTreeMap::new(), &quick()).unwrap();
+        safetensors::save(&path, &tensors, &quick()).unwrap();
     };
     save(&models[0]);
     let done = AtomicBool::new(false);
@@ -242,10 +248,10 @@ fn loaded_models_can_be_saved_again() {
         TensorData::new("x", Dtype::I16, &[100], &bytes[..200]),
         TensorData::new("y", Dtype::F32, &[7], &bytes[200..228]),
     ];
-    safetensors::save_with(&one, &tensors, BTreeMap::new(), &quick()).unwrap();
+    safetensors::save(&one, &tensors, &quick()).unwrap();
     let loaded = Checkpoint::open(&one).unwrap().load_to_host().unwrap();
     let tensors: Vec<TensorData<'_>> = loaded.iter().map(Into::into).collect();
-    safetensors::save_with(&two, &tensors, BTreeMap::new(), &quick()).unwrap();
+    safetensors::save(&two, &tensors, &quick()).unwrap();
     assert!(fs::read(one).unwrap() == fs::read(two).unwrap());
 }
 
@@ -260,7 +266,9 @@ fn a_model_is_saved_in_shards_with_an_index() {
         .map(|number| TensorData::new(&names[number], Dtype::U8, &shapes[number], &bytes[number]))
         .collect();
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    let index = safetensors::save_sharded(&path, &tensors, metadata.clone(), 100, &quick()).unwrap();
+    let options = quick().metadata(metadata.clone()).shard_bytes(100);
+    let safetensors::Saved { path: index, len_bytes, .. } =
+        safetensors::save(&path, &tensors, &options).unwrap();
     assert_eq!(index, folder.path().join("model.safetensors.index.json"));
     let names_found = listed(folder.path());
     let ends = ["-00001-of-00003.safetensors", "-00002-of-00003.safetensors", "-00003-of-00003.safetensors"];
@@ -272,6 +280,7 @@ fn a_model_is_saved_in_shards_with_an_index() {
     let checkpoint = Checkpoint::open(&index).unwrap();
     let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len_bytes()).collect();
     assert_eq!(sizes, [100, 250, 100]);
+    assert_eq!(len_bytes, checkpoint.files().map(|(_, header)| header.file_len_bytes()).sum::<u64>());
     assert!(checkpoint.files().all(|(_, header)| header.metadata() == &metadata));
     let loaded = checkpoint.load_to_host().unwrap();
     for (name, bytes) in names.iter().zip(&bytes) {
@@ -279,7 +288,7 @@ fn a_model_is_saved_in_shards_with_an_index() {
     }
 
     // A tensor that is too long for a shard has one to itself, even the first tensor. No shard is empty.
-    let index = safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 30, &quick()).unwrap();
+    let index = safetensors::save(&path, &tensors, &quick().shard_bytes(30)).unwrap().path;
     let checkpoint = Checkpoint::open(&index).unwrap();
     let sizes: Vec<_> = checkpoint.files().map(|(_, header)| header.data_len_bytes()).collect();
     assert_eq!(sizes, [40, 60, 250, 100]);
@@ -288,13 +297,26 @@ fn a_model_is_saved_in_shards_with_an_index() {
     assert_eq!(listed(folder.path()).len(), 5, "the older shards are gone");
 }
 
+#[test]
+fn lists_of_tensors_are_cut_at_the_limit() {
+    let folder = tempdir().unwrap();
+    let bytes = vec![7; 60];
+    let tensors = ["a", "b", "c"].map(|name| TensorData::new(name, Dtype::U8, &[60], &bytes));
+    let lists = [&tensors[..2], &tensors[2..]];
+    let path = folder.path().join("model.safetensors");
+    for (limit, files) in [(60, 3), (120, 2), (180, 2)] {
+        let saved = safetensors::save_shards(&path, &lists, &quick().shard_bytes(limit)).unwrap();
+        assert_eq!(Checkpoint::open(&saved.path).unwrap().files().len(), files, "{limit}");
+    }
+}
+
 /// Saves a model whose only tensors, `NAME.0` and so on, have a byte each.
 fn save_bytes(path: &Path, name: &str, count: usize, shard_bytes: u64) -> PathBuf {
     let names: Vec<String> = (0..count).map(|number| format!("{name}.{number}")).collect();
     let byte = [7];
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], byte.as_slice())).collect();
-    safetensors::save_sharded(path, &tensors, BTreeMap::new(), shard_bytes, &quick()).unwrap()
+    safetensors::save(path, &tensors, &quick().shard_bytes(shard_bytes)).unwrap().path
 }
 
 #[test]
@@ -325,7 +347,7 @@ fn saving_one_file_replaces_a_sharded_model() {
     let path = folder.path().join("model.safetensors");
     // Other libraries name shards like this. The index names one of them by chance.
     for name in ["model-00001-of-00002.safetensors", "config.json", "other-00001-of-00002.safetensors"] {
-        safetensors::save_with(folder.path().join(name), &[], BTreeMap::new(), &quick()).unwrap();
+        safetensors::save(folder.path().join(name), &[], &quick()).unwrap();
     }
     let index = folder.path().join("model.safetensors.index.json");
     let json = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "config.json",
@@ -349,7 +371,7 @@ fn saving_one_file_replaces_a_sharded_model() {
     }
     fs::remove_file(&index).unwrap();
     fs::create_dir(&index).unwrap();
-    let error = safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap_err();
+    let error = safetensors::save(&path, &[], &quick()).unwrap_err();
     assert!(error.to_string().contains("model.safetensors.index.json"), "{error}");
     assert!(!path.exists(), "a folder in the place of the index is found out in time");
 
@@ -357,7 +379,7 @@ fn saving_one_file_replaces_a_sharded_model() {
     save_bytes(&path, "old", 2, 1);
     fs::create_dir(&path).unwrap();
     let before = listed(folder.path());
-    let error = safetensors::save_with(&path, &[], BTreeMap::new(), &quick()).unwrap_err();
+    let error = safetensors::save(&path, &[], &quick()).unwrap_err();
     assert!(matches!(&error, Error::Save { path: named, .. } if *named == path), "{error}");
     assert_eq!(listed(folder.path()), before);
     assert_eq!(Checkpoint::open(folder.path()).unwrap().len(), 2);
@@ -455,7 +477,7 @@ fn invalid_shards_are_refused_before_writing() {
     let tensor = |name| TensorData::new(name, Dtype::U64, &[], &bytes);
     let save = |file: &str, tensors: &[TensorData<'_>]| {
         let path = folder.path().join(file);
-        safetensors::save_sharded(path, tensors, BTreeMap::new(), 8, &quick()).unwrap_err()
+        safetensors::save(path, tensors, &quick().shard_bytes(8)).unwrap_err()
     };
     let error = save("m.safetensors", &[tensor("a"), tensor("b"), tensor("a")]);
     assert!(matches!(error, Error::Format { error: FormatError::DuplicateTensor { .. }, .. }), "{error}");
@@ -473,8 +495,7 @@ fn shards_of_unfit_names_are_refused_before_writing() {
     let tensors = ["a", "b"].map(|name| TensorData::new(name, Dtype::U8, &[1], &byte));
     let save = |name: &OsStr| {
         let path = folder.path().join(name);
-        safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &quick())
-            .map_err(|error| error.to_string())
+        safetensors::save(path, &tensors, &quick().shard_bytes(1)).map_err(|error| error.to_string())
     };
     let long = |len: usize| format!("{}.safetensors", "n".repeat(len - ".safetensors".len()));
     for (name, cause) in [
@@ -487,10 +508,10 @@ fn shards_of_unfit_names_are_refused_before_writing() {
         assert!(error.contains("cannot name shards of") && error.ends_with(&cause), "{error}");
         assert!(listed(folder.path()).is_empty());
         // One file is enough.
-        safetensors::save_with(folder.path().join(name), &tensors, BTreeMap::new(), &quick()).unwrap();
+        safetensors::save(folder.path().join(name), &tensors, &quick()).unwrap();
         fs::remove_file(folder.path().join(name)).unwrap();
     }
-    assert_eq!(Checkpoint::open(save(OsStr::new(&long(214))).unwrap()).unwrap().len(), 2);
+    assert_eq!(Checkpoint::open(save(OsStr::new(&long(214))).unwrap().path).unwrap().len(), 2);
 }
 
 #[test]
@@ -501,9 +522,9 @@ fn saves_ignore_access_and_creation_options() {
     // Saving ignores the access and the creation that options ask for.
     for options in [OpenOptions::new(), OpenOptions::new().write(true).create(true).truncate(true)] {
         let save = quick().files(&options);
-        npy::write_with(&path, "<u2", true, &[2, 3], &vec![7; 12], &save).unwrap();
+        npy::write(&path, "<u2", &[2, 3], &vec![7; 12], &save.clone().order(Order::Fortran)).unwrap();
         let file = npy::NpyFile::open_with(&path, &options).unwrap();
-        assert!(file.header().fortran_order());
+        assert_eq!(file.header().order(), Order::Fortran);
         assert_eq!(file.read_to_host().unwrap(), [7; 12]);
     }
 }

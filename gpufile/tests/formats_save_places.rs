@@ -1,6 +1,5 @@
 //! Tests of the place of a save: what may be replaced, its permissions, its folder, and files of other users there.
 
-use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -26,7 +25,7 @@ fn save(path: &Path, count: usize) -> Result<PathBuf, Error> {
     let names: Vec<String> = (0..count).map(|number| number.to_string()).collect();
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &[1], [7].as_slice())).collect();
-    safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &quick())
+    safetensors::save(path, &tensors, &quick().shard_bytes(1)).map(|saved| saved.path)
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -82,7 +81,7 @@ fn saves_refuse_all_but_regular_files() {
         let index = path("model.safetensors.index.json");
         for target in [&path(name), &link] {
             let saves: [&dyn Fn() -> Result<(), Error>; 4] = [
-                &|| npy::write_with(target, "|u1", false, &[1], [7].as_slice(), &quick()).map(drop),
+                &|| npy::write(target, "|u1", &[1], [7].as_slice(), &quick()).map(drop),
                 &|| save(target, 1).map(drop),
                 &|| save(target, 2).map(drop),
                 &|| {
@@ -158,7 +157,7 @@ fn saves_keep_the_mode_of_the_old_file() {
 fn saves_keep_owners_where_they_may() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("array.npy");
-    let write = || npy::write_with(&path, "|u1", false, &[1], [7].as_slice(), &quick()).unwrap();
+    let write = || npy::write(&path, "|u1", &[1], [7].as_slice(), &quick()).unwrap();
     write();
     if !give_away(&path) {
         return;

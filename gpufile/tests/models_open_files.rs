@@ -1,10 +1,8 @@
 //! Tests of models with more files than a process may open. The tests change the limits of their process, so they are in a program
 //! of their own, and are one test.
 
-use std::collections::BTreeMap;
-
-use gpufile::formats::Dtype;
 use gpufile::formats::safetensors::{self, Checkpoint, TensorData, Verify};
+use gpufile::formats::{Dtype, SaveOptions};
 
 const SHARDS: usize = 200;
 
@@ -22,7 +20,7 @@ fn models_of_many_files_raise_the_soft_limit() {
         let name = format!("layers.{number}");
         let bytes = [number as u8];
         let tensor = TensorData::new(&name, Dtype::U8, &[1], bytes.as_slice());
-        safetensors::save(path, &[tensor], BTreeMap::new()).unwrap();
+        safetensors::save(path, &[tensor], &SaveOptions::new()).unwrap();
     }
     set_limit(64, 4096);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();

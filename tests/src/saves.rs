@@ -1,6 +1,5 @@
 //! Saves for tests that kill the process: the old data, the new data, and the data that a folder has afterwards.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -121,7 +120,7 @@ impl Save {
             Save::Array => {
                 let bytes = vec![byte; LEN_BYTES];
                 let path = folder.join("array.npy");
-                npy::write_with(path, "|u1", false, &[LEN_BYTES as u64], &bytes, &save_options())
+                npy::write(path, "|u1", &[LEN_BYTES as u64], &bytes, &save_options())
                     .expect("an array that is saved");
             }
             Save::Model(old, new) => {
@@ -183,8 +182,7 @@ fn save_model(path: &Path, byte: u8, numbers: std::ops::Range<usize>) {
     let shape = [LEN_BYTES as u64];
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::U8, &shape, bytes.as_slice())).collect();
-    safetensors::save_sharded(path, &tensors, BTreeMap::new(), 1, &save_options())
-        .expect("a model that is saved");
+    safetensors::save(path, &tensors, &save_options().shard_bytes(1)).expect("a model that is saved");
 }
 
 fn of_model(model: &Checkpoint, old: usize) -> Found {

@@ -1,7 +1,6 @@
 //! Tests of writes that meet in one block of a file, on the direct route. There libcufile reads, changes and writes
 //! whole blocks.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::Path;
@@ -98,7 +97,7 @@ fn saved_tensors_that_share_blocks_keep_their_bytes() {
                 TensorData::new(name, dtype, shape, &bytes[number])
             })
             .collect();
-        safetensors::save(&of_host, &host, BTreeMap::new()).unwrap();
+        safetensors::save(&of_host, &host, &SaveOptions::new()).unwrap();
         let expected = fs::read(&of_host).unwrap();
         for threads in [2, 4, 16] {
             for threshold in [0, 16 << 10] {
@@ -110,7 +109,7 @@ fn saved_tensors_that_share_blocks_keep_their_bytes() {
                     })
                     .collect();
                 let options = SaveOptions::new().files(&OpenOptions::new().engine(&engine)).sync(false);
-                safetensors::save_with(path, &device, BTreeMap::new(), &options).unwrap();
+                safetensors::save(path, &device, &options).unwrap();
                 let differs = differs(&fs::read(path).unwrap(), &expected);
                 assert_eq!(differs, None, "{threads} threads, threshold {threshold}");
             }

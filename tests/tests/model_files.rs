@@ -1,6 +1,5 @@
 //! Tests of models and arrays in files, loaded into GPU memory and saved from it.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -46,7 +45,7 @@ fn tensors<B: IoBuf>(buffers: &[B]) -> Vec<TensorData<'_>> {
 /// Writes a file with the model, without a GPU.
 fn saved(bed: &Bed, name: &str) -> PathBuf {
     let path = bed.path(name);
-    safetensors::save(&path, &tensors(&contents()), BTreeMap::new()).unwrap();
+    safetensors::save(&path, &tensors(&contents()), &SaveOptions::new()).unwrap();
     path
 }
 
@@ -180,7 +179,7 @@ fn sharded_models_round_trip_from_the_gpu() {
             let path = bed.path(&format!("{policy:?}.safetensors"));
             let save = SaveOptions::new().files(&options(bed, policy));
             let tensors = tensors(&buffers);
-            let index = safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 100, &save).unwrap();
+            let index = safetensors::save(&path, &tensors, &save.shard_bytes(100)).unwrap().path;
             let checkpoint = Checkpoint::open_with(&index, &options(bed, policy)).unwrap();
             // The empty tensor and the next one fit beside another.
             assert_eq!(checkpoint.files().len(), 3);
@@ -203,14 +202,14 @@ fn saves_from_gpu_and_host_are_equal() {
             let path = bed.path(&format!("{policy:?}.safetensors"));
             fs::write(&path, "old").unwrap();
             let save = SaveOptions::new().files(&options(bed, policy));
-            safetensors::save_with(&path, &tensors(&buffers), BTreeMap::new(), &save).unwrap();
+            safetensors::save(&path, &tensors(&buffers), &save).unwrap();
             assert!(fs::read(&path).unwrap() == fs::read(&host).unwrap());
 
             // These tensors lie side by side in one buffer.
             let checkpoint = Checkpoint::open_with(&path, &options(bed, policy)).unwrap();
             let loaded = checkpoint.load_to_device(&bed.device).unwrap();
             let again: Vec<TensorData<'_>> = loaded.iter().map(Into::into).collect();
-            safetensors::save_with(&path, &again, BTreeMap::new(), &save).unwrap();
+            safetensors::save(&path, &again, &save).unwrap();
             assert!(fs::read(&path).unwrap() == fs::read(&host).unwrap());
         }
     });
@@ -224,7 +223,7 @@ fn arrays_round_trip_from_the_gpu() {
         for policy in POLICIES {
             let path = bed.path(&format!("{policy:?}.npy"));
             let save = SaveOptions::new().files(&options(bed, policy));
-            npy::write_with(&path, "<f4", false, &[3001, 1000], &buffer, &save).unwrap();
+            npy::write(&path, "<f4", &[3001, 1000], &buffer, &save).unwrap();
             let array = NpyFile::open_with(&path, &options(bed, policy)).unwrap();
             assert!(array.read_to_device(&bed.device).unwrap().to_vec().unwrap() == expected);
             let mut rows = bed.device.alloc(8000).unwrap();
@@ -266,7 +265,7 @@ fn failed_saves_from_the_gpu_keep_the_old_file() {
         let buffers: Vec<_> = contents().iter().map(|bytes| on_device(&bed, bytes)).collect();
         bed.emulator.as_ref().unwrap().control(fault);
         let save = SaveOptions::new().files(&options(&bed, policy));
-        let error = safetensors::save_with(&path, &tensors(&buffers), BTreeMap::new(), &save).unwrap_err();
+        let error = safetensors::save(&path, &tensors(&buffers), &save).unwrap_err();
         assert!(matches!(&error, Error::Save { path: named, .. } if *named == path), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "{policy:?}");
@@ -282,7 +281,7 @@ fn failed_loads_leave_nothing_on_the_gpu() {
         let emulator = Emulator::start();
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = folder.path().join("model.safetensors");
-        safetensors::save(&path, &tensors(&contents()), BTreeMap::new()).unwrap();
+        safetensors::save(&path, &tensors(&contents()), &SaveOptions::new()).unwrap();
         {
             let (library, cuda) = libraries(&emulator);
             let driver = cufile::Driver::builder().library(library).cuda(cuda).open().unwrap();

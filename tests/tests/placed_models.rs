@@ -57,8 +57,8 @@ fn saved(bed: &Bed) -> PathBuf {
         .map(|(name, dtype, shape)| TensorData::new(name, *dtype, shape, &contents[name]))
         .collect();
     let path = bed.path("model.safetensors");
-    let options = SaveOptions::new().sync(false);
-    let index = safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 3 << 20, &options).unwrap();
+    let options = SaveOptions::new().sync(false).shard_bytes(3 << 20);
+    let index = safetensors::save(&path, &tensors, &options).unwrap().path;
     assert_ne!(index, path);
     index
 }
@@ -451,7 +451,7 @@ fn save_shards(path: &Path, loaded: &[PlacedTensors]) -> Result<PathBuf, Box<Err
         loaded.iter().map(|on_gpu| on_gpu.iter().filter_map(|part| part.to_save()).collect()).collect();
     let shards: Vec<&[TensorData<'_>]> = of_gpus.iter().map(Vec::as_slice).collect();
     let options = SaveOptions::new().sync(false).files(&options_of(loaded));
-    safetensors::save_shards(path, &shards, BTreeMap::new(), &options).map_err(Box::new)
+    safetensors::save_shards(path, &shards, &options).map(|saved| saved.path).map_err(Box::new)
 }
 
 /// Returns options with an engine of one worker for each GPU.
@@ -544,7 +544,7 @@ fn failed_saves_of_several_gpus_keep_the_old_model() {
             .map(|on_gpu| on_gpu.iter().filter_map(|part| part.to_save()).collect::<Vec<_>>());
         let shards = [twice[0].as_slice(), twice[1].as_slice()];
         let options = SaveOptions::new().sync(false);
-        let error = safetensors::save_shards(&path, &shards, BTreeMap::new(), &options).unwrap_err();
+        let error = safetensors::save_shards(&path, &shards, &options).unwrap_err();
         assert!(matches!(error, Error::Format { .. }), "{error}");
         assert_eq!(names_in(path.parent().unwrap()), before);
     }

@@ -69,9 +69,9 @@ impl Host {
             .iter()
             .map(|(name, dtype, shape)| TensorData::new(name, *dtype, shape, &contents[name]))
             .collect();
-        let options = SaveOptions::new().sync(false);
+        let options = SaveOptions::new().sync(false).shard_bytes(3 << 20);
         let path = folder.path().join("model.safetensors");
-        safetensors::save_sharded(&path, &tensors, BTreeMap::new(), 3 << 20, &options).unwrap();
+        safetensors::save(&path, &tensors, &options).unwrap();
         Self { emulator: Emulator::start(), folder }
     }
 

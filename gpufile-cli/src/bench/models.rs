@@ -1,6 +1,5 @@
 //! The cases that load a model to several GPUs, and save it from there.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::{fs, mem};
 
@@ -45,7 +44,7 @@ impl Model {
         // The saved file replaces this empty one.
         fresh.create(&options.clone().write(true))?;
         let saving = SaveOptions::new().files(&options).sync(false);
-        safetensors::save_with(&fresh.path, &tensors, BTreeMap::new(), &saving)?;
+        safetensors::save(&fresh.path, &tensors, &saving)?;
         let checkpoint = Checkpoint::open_with(&fresh.path, &options)?;
         Ok(Self { checkpoint, len_bytes: count * matrix_bytes, _fresh: fresh })
     }
@@ -128,12 +127,8 @@ pub fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Mea
     let laps = bench.warm_laps(|| {
         folder.empty()?;
         timed(|| {
-            saved = safetensors::save_shards(
-                folder.0.join("saved.safetensors"),
-                &shards,
-                BTreeMap::new(),
-                &options,
-            )?;
+            let path = folder.0.join("saved.safetensors");
+            saved = safetensors::save_shards(path, &shards, &options)?.path;
             Ok::<_, gpufile::formats::Error>(())
         })
     })?;

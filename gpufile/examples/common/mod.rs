@@ -4,7 +4,6 @@
 
 pub mod placed;
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::io::Read;
@@ -12,8 +11,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use gpufile::cuda::Device;
-use gpufile::formats::Dtype;
 use gpufile::formats::safetensors::{self, TensorData};
+use gpufile::formats::{Dtype, SaveOptions};
 use gpufile::{Engine, File, OpenOptions, RoutePolicy};
 
 pub type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -169,6 +168,6 @@ pub fn save_small(path: &Path) -> Result {
     let names: Vec<String> = (0..4).map(|layer| format!("layers.{layer}.weight")).collect();
     let tensors: Vec<_> =
         names.iter().map(|name| TensorData::new(name, Dtype::BF16, &[1024, 1024], &weights)).collect();
-    safetensors::save(path, &tensors, BTreeMap::new())?;
+    safetensors::save(path, &tensors, &SaveOptions::new())?;
     Ok(())
 }

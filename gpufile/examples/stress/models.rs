@@ -1,6 +1,5 @@
 //! Rounds that save a model and load it.
 
-use std::collections::BTreeMap;
 use std::fs;
 
 use gpufile::File;
@@ -30,7 +29,7 @@ pub fn round(actor: &mut Actor<'_>, scene: &Scene, random: &mut Random) -> Resul
         .map(|(name, shape, range)| TensorData::new(name, Dtype::U8, shape, memory.part(range.clone())))
         .collect();
     let options = File::options().policy(random.pick(&scene.policies)).engine(&scene.engine);
-    safetensors::save_with(&path, &data, BTreeMap::new(), &SaveOptions::new().files(&options))?;
+    safetensors::save(&path, &data, &SaveOptions::new().files(&options))?;
     let checkpoint = Checkpoint::open_with(&path, &options)?;
     let all = |(_, _, range): &(_, _, std::ops::Range<usize>)| bytes[range.clone()].to_vec();
     match &actor.stage.device {

@@ -30,6 +30,7 @@ mod error;
 mod head;
 mod memory;
 pub mod npy;
+mod order;
 mod random;
 pub(crate) mod regular;
 pub mod safetensors;

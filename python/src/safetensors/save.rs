@@ -53,8 +53,8 @@ pub fn save_safetensors(
                 TensorData::new(name, *dtype, shape, BufSlice::new(memory, ..))
             })
             .collect();
-        let options = SaveOptions::new().sync(sync);
-        safetensors::save_with(&path, &data, metadata.unwrap_or_default(), &options).map_err(Box::new)
+        let options = SaveOptions::new().sync(sync).metadata(metadata.unwrap_or_default());
+        safetensors::save(&path, &data, &options).map(|saved| saved.len_bytes).map_err(Box::new)
     };
     py.detach(save).map_err(|error| format_exception(py, error))
 }

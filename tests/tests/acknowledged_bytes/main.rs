@@ -214,7 +214,13 @@ fn saves_fail_when_statx_fails() {
         // The first call looks at the folder. The fault strikes the calls after it.
         interpose::plan(interpose::STATX, 1, u64::MAX, Effect::Errno(libc::EIO));
         interpose::arm();
-        let saved = gpufile::formats::npy::write(&path, "|u1", &[3], b"abc".as_slice());
+        let saved = gpufile::formats::npy::write(
+            &path,
+            "|u1",
+            &[3],
+            b"abc".as_slice(),
+            &gpufile::formats::SaveOptions::new(),
+        );
         interpose::disarm();
         saved.is_err()
     };

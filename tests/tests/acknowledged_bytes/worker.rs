@@ -1,6 +1,5 @@
 //! A thread of a case. It carries out its plan, and notes the results.
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use std::thread::{self, Thread};
 
 use cufile::cuda::{DeviceBuffer, Stream};
 use cufile::{BufSlice, BufSliceMut, IoBuf};
-use gpufile::formats::safetensors::{Checkpoint, TensorData, save_with};
+use gpufile::formats::safetensors::{Checkpoint, TensorData, save};
 use gpufile::formats::{Dtype, SaveOptions, npy};
 use gpufile::{
     Engine, File, IoFuture, IoRange, OpenOptions, ReadRequest, Result, StreamIo, WriteRequest, page_cache,
@@ -472,7 +471,7 @@ impl<'a> Worker<'a> {
         let slice = |(start, len_bytes): (usize, usize)| BufSlice::new(noise, start..start + len_bytes);
         let result = if array {
             let shape = [tensors[0].1 as u64];
-            npy::write_with(path, "|u1", false, &shape, &slice(tensors[0]), &options)
+            npy::write(path, "|u1", &shape, &slice(tensors[0]), &options)
         } else {
             let names: Vec<_> = (0..tensors.len()).map(|number| format!("tensor {number}")).collect();
             let shapes: Vec<_> = tensors.iter().map(|(_, len_bytes)| [*len_bytes as u64]).collect();
@@ -480,7 +479,7 @@ impl<'a> Worker<'a> {
             let data: Vec<_> = each
                 .map(|((tensor, name), shape)| TensorData::new(name, Dtype::U8, shape, slice(*tensor)))
                 .collect();
-            save_with(path, &data, BTreeMap::new(), &options)
+            save(path, &data, &options).map(|saved| saved.len_bytes)
         };
         let saved = &mut self.report.saved[usize::from(array)];
         if result.is_ok() {

@@ -17,15 +17,16 @@ use crate::{File, OpenOptions};
 /// An array in an npy file.
 ///
 /// Opening reads the header only. The methods read the array, from any thread. They do not change its bytes:
-/// [`NpyHeader::descr`] has their byte order, and [`NpyHeader::fortran_order`] the order of the axes.
+/// [`NpyHeader::descr`] has their byte order, and [`NpyHeader::order`] the order of the axes.
 ///
 /// ```
+/// use gpufile::formats::SaveOptions;
 /// use gpufile::formats::npy::{self, NpyFile};
 ///
 /// # fn main() -> gpufile::formats::Result<()> {
 /// # let path = std::env::temp_dir().join(format!("gpufile-array-{}.npy", std::process::id()));
 /// let rows: Vec<u8> = (0..24).collect();
-/// npy::write(&path, "<u2", &[4, 3], &rows)?; // or a DeviceBuffer
+/// npy::write(&path, "<u2", &[4, 3], &rows, &SaveOptions::new())?; // or a DeviceBuffer
 ///
 /// let file = NpyFile::open(&path)?;
 /// assert_eq!(file.header().shape(), [4, 3]);
@@ -131,10 +132,11 @@ impl fmt::Debug for NpyFile {
     }
 }
 
-/// Writes an array in C order to a file. The complete file replaces an older one, as [`SaveOptions`] describes. Returns
-/// the length of the file in bytes.
+/// Writes an array to a file. The complete file replaces an older one, as [`SaveOptions`] describes. Returns the length
+/// of the file in bytes.
 ///
 /// `descr` is the type of the elements, as for [`NpyHeader::build`]. `shape` has the length of each axis, in elements.
+/// The buffer is in C order, if [`SaveOptions::order`] does not declare another.
 ///
 /// # Errors
 /// [`Error::Format`] as [`NpyHeader::build`]; [`Error::BufferSize`] if the buffer has more or fewer bytes than shape
@@ -144,25 +146,10 @@ pub fn write<B: IoBuf + ?Sized>(
     descr: &str,
     shape: &[u64],
     buffer: &B,
-) -> Result<u64> {
-    write_with(path, descr, false, shape, buffer, &SaveOptions::new())
-}
-
-/// Writes an array as [`write()`] does, with these options. `fortran_order` declares that the buffer is in Fortran
-/// order.
-///
-/// # Errors
-/// As [`write()`].
-pub fn write_with<B: IoBuf + ?Sized>(
-    path: impl AsRef<Path>,
-    descr: &str,
-    fortran_order: bool,
-    shape: &[u64],
-    buffer: &B,
     options: &SaveOptions,
 ) -> Result<u64> {
     let path = path.as_ref();
-    let (header, head) = NpyHeader::build(descr, fortran_order, shape)
+    let (header, head) = NpyHeader::build(descr, options.order, shape)
         .map_err(|error| Error::Format { path: path.to_owned(), error })?;
     check_len(path, || "the array".to_owned(), header.data_len_bytes(), buffer.len_bytes())?;
     save(path, options, |file, _| {

@@ -8,6 +8,7 @@ use super::literal::{FORMAT, Literals};
 use crate::formats::FormatError;
 use crate::formats::clip::clip;
 use crate::formats::dtype::array_bits;
+use crate::formats::order::Order;
 
 /// The number of bytes at the start of a file that hold the length of its header, in every version.
 pub const PREFIX_LEN: usize = 12;
@@ -21,10 +22,10 @@ const WHAT: &str = "an npy header";
 /// The header of an npy file: checked when it was [parsed](Self::parse) or [built](Self::build).
 ///
 /// ```
-/// use gpufile::formats::npy::NpyHeader;
+/// use gpufile::formats::npy::{NpyHeader, Order};
 ///
 /// # fn main() -> Result<(), gpufile::formats::FormatError> {
-/// let (header, start_of_file) = NpyHeader::build("<f4", false, &[4, 8])?;
+/// let (header, start_of_file) = NpyHeader::build("<f4", Order::C, &[4, 8])?;
 /// assert_eq!((header.data_start(), header.data_len_bytes()), (start_of_file.len() as u64, 128));
 /// assert_eq!(header.slice_rows(1..3)?, 128 + 32..128 + 96);
 /// # Ok(())
@@ -33,7 +34,7 @@ const WHAT: &str = "an npy header";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NpyHeader {
     descr: Descr,
-    fortran_order: bool,
+    order: Order,
     shape: Vec<u64>,
     data_start: u64,
     data_len: u64,
@@ -87,8 +88,8 @@ impl NpyHeader {
             let available_bytes = head.len() as u64;
             return Err(FormatError::Truncated { what: WHAT, needed_bytes: end, available_bytes });
         };
-        let (descr, fortran_order, shape) = parse_dictionary(&mut Literals::new(text, start))?;
-        let header = Self::new(descr, fortran_order, shape, end)?;
+        let (descr, order, shape) = parse_dictionary(&mut Literals::new(text, start))?;
+        let header = Self::new(descr, order, shape, end)?;
         match header.data_start.checked_add(header.data_len) {
             Some(needed_bytes) if needed_bytes <= file_len => Ok(header),
             needed => Err(FormatError::Truncated {
@@ -106,20 +107,20 @@ impl NpyHeader {
     ///
     /// # Errors
     /// [`FormatError::UnsupportedDtype`], [`FormatError::SizeOverflow`], [`FormatError::HeaderTooLarge`].
-    pub fn build(descr: &str, fortran_order: bool, shape: &[u64]) -> Result<(Self, Vec<u8>), FormatError> {
+    pub fn build(descr: &str, order: Order, shape: &[u64]) -> Result<(Self, Vec<u8>), FormatError> {
         let descr: Descr = descr.parse()?;
-        let head = write_head(&descr, fortran_order, shape)?;
-        let header = Self::new(descr, fortran_order, shape.to_vec(), head.len() as u64)?;
+        let head = write_head(&descr, order, shape)?;
+        let header = Self::new(descr, order, shape.to_vec(), head.len() as u64)?;
         match header.data_start.checked_add(header.data_len) {
             Some(_) => Ok((header, head)),
             None => Err(FormatError::SizeOverflow { tensor: None }),
         }
     }
 
-    fn new(descr: Descr, fortran_order: bool, shape: Vec<u64>, data_start: u64) -> Result<Self, FormatError> {
+    fn new(descr: Descr, order: Order, shape: Vec<u64>, data_start: u64) -> Result<Self, FormatError> {
         let bits = array_bits(&shape, u128::from(descr.item_bytes()) * 8);
         let data_len = (bits.ok_or(FormatError::SizeOverflow { tensor: None })? / 8) as u64;
-        Ok(Self { descr, fortran_order, shape, data_start, data_len })
+        Ok(Self { descr, order, shape, data_start, data_len })
     }
 
     /// Returns the type of the elements.
@@ -132,9 +133,9 @@ impl NpyHeader {
         self.descr.item_bytes()
     }
 
-    /// Returns whether the first axis, and not the last, is the fastest in the file.
-    pub fn fortran_order(&self) -> bool {
-        self.fortran_order
+    /// Returns the order of the elements in the file.
+    pub fn order(&self) -> Order {
+        self.order
     }
 
     /// Returns the length of each axis, in elements. Empty for a scalar.
@@ -158,7 +159,7 @@ impl NpyHeader {
     /// [`FormatError::NoSuchSlice`], also for every range of a scalar, which has no first axis;
     /// [`FormatError::FortranRows`] for an array in Fortran order with more than one axis.
     pub fn slice_rows(&self, rows: Range<u64>) -> Result<Range<u64>, FormatError> {
-        if self.fortran_order && self.shape.len() > 1 {
+        if self.order == Order::Fortran && self.shape.len() > 1 {
             return Err(FormatError::FortranRows);
         }
         let Some(&available) = self.shape.first().filter(|&&axis| rows.start <= rows.end && rows.end <= axis)
@@ -177,7 +178,7 @@ impl NpyHeader {
     }
 }
 
-fn parse_dictionary(literals: &mut Literals<'_>) -> Result<(Descr, bool, Vec<u64>), FormatError> {
+fn parse_dictionary(literals: &mut Literals<'_>) -> Result<(Descr, Order, Vec<u64>), FormatError> {
     let (mut descr, mut fortran_order, mut shape) = (None, None, None);
     literals.expect(b'{')?;
     while !literals.take(b'}') {
@@ -203,10 +204,11 @@ fn parse_dictionary(literals: &mut Literals<'_>) -> Result<(Descr, bool, Vec<u64
     }
     let missing = |key| FormatError::Missing { key, tensor: None, offset: Some(literals.offset()) };
     let descr = descr.ok_or_else(|| missing("descr"))?;
-    let fortran_order = fortran_order.ok_or_else(|| missing("fortran_order"))?;
+    let is_fortran = fortran_order.ok_or_else(|| missing("fortran_order"))?;
+    let order = if is_fortran { Order::Fortran } else { Order::C };
     let shape = shape.ok_or_else(|| missing("shape"))?;
     literals.end()?;
-    Ok((descr, fortran_order, shape))
+    Ok((descr, order, shape))
 }
 
 fn parse_descr(literals: &mut Literals<'_>) -> Result<Descr, FormatError> {
@@ -226,13 +228,13 @@ fn parse_descr(literals: &mut Literals<'_>) -> Result<Descr, FormatError> {
     })
 }
 
-fn write_head(descr: &Descr, fortran_order: bool, shape: &[u64]) -> Result<Vec<u8>, FormatError> {
+fn write_head(descr: &Descr, order: Order, shape: &[u64]) -> Result<Vec<u8>, FormatError> {
     // numpy leaves room for the axis that grows, so that data can be appended without moving any.
     const GROWTH_DIGITS: usize = 21;
     const ALIGN: usize = 64;
 
-    let order = if fortran_order { "True" } else { "False" };
-    let mut text = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': (");
+    let is_fortran = if order == Order::Fortran { "True" } else { "False" };
+    let mut text = format!("{{'descr': '{descr}', 'fortran_order': {is_fortran}, 'shape': (");
     for axis in shape {
         let _ = write!(text, "{axis}, ");
     }
@@ -242,7 +244,11 @@ fn write_head(descr: &Descr, fortran_order: bool, shape: &[u64]) -> Result<Vec<u
         _ => text.truncate(text.len() - 2),
     }
     text.push_str("), }");
-    if let Some(axis) = if fortran_order { shape.last() } else { shape.first() } {
+    let slowest = match order {
+        Order::C => shape.first(),
+        Order::Fortran => shape.last(),
+    };
+    if let Some(axis) = slowest {
         text.extend(std::iter::repeat_n(' ', GROWTH_DIGITS.saturating_sub(axis.to_string().len())));
     }
 

@@ -16,10 +16,10 @@
 //! An [`NpyHeader`] needs no file:
 //!
 //! ```
-//! use gpufile::formats::npy::{self, ByteOrder, NpyHeader};
+//! use gpufile::formats::npy::{self, ByteOrder, NpyHeader, Order};
 //!
 //! # fn main() -> Result<(), gpufile::formats::FormatError> {
-//! let (header, mut file) = NpyHeader::build("<f4", false, &[4, 8])?;
+//! let (header, mut file) = NpyHeader::build("<f4", Order::C, &[4, 8])?;
 //! file.resize(header.file_len_bytes() as usize, 0);
 //!
 //! let len = file.len() as u64;
@@ -37,5 +37,7 @@ mod header;
 mod literal;
 
 pub use descr::{ByteOrder, Descr};
-pub use file::{NpyFile, write, write_with};
+pub use file::{NpyFile, write};
 pub use header::{MAX_HEADER_LEN, NpyHeader, PREFIX_LEN, head_len};
+
+pub use super::order::Order;

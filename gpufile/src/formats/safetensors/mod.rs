@@ -11,8 +11,8 @@
 //! saving    tensors → header → temporary files → rename
 //! ```
 //!
-//! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`],
-//! [`save_sharded`] and [`save_shards`] write files. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
+//! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`] and
+//! [`save_shards`] write files. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
 //!
 //! A [`Header`] needs no file. Two reads get its bytes, and it has the range of each tensor:
 //!
@@ -56,5 +56,5 @@ pub use place::on_gpu::{PartView, PlacedTensors};
 pub use place::placed::{PlacedGroups, PlacedLoad};
 pub use place::placement::{Cut, Placement, Share};
 pub use place::progress::Progress;
-pub use save::one_file::{TensorData, save, save_with};
-pub use save::sharded::{save_sharded, save_shards};
+pub use save::models::{Saved, save, save_shards};
+pub use save::plan::TensorData;

@@ -1,7 +1,10 @@
 //! The options of a save.
 
+use std::collections::BTreeMap;
+
 use super::access::Access;
 use crate::OpenOptions;
+use crate::formats::order::Order;
 
 /// The options of a save.
 ///
@@ -18,7 +21,7 @@ use crate::OpenOptions;
 /// # fn main() -> gpufile::formats::Result<()> {
 /// # let path = std::env::temp_dir().join(format!("gpufile-options-{}.npy", std::process::id()));
 /// let without_fsync = SaveOptions::new().sync(false);
-/// npy::write_with(&path, "|u1", false, &[3], &[1_u8, 2, 3][..], &without_fsync)?;
+/// npy::write(&path, "|u1", &[3], &[1_u8, 2, 3][..], &without_fsync)?;
 /// # std::fs::remove_file(path).ok();
 /// # Ok(())
 /// # }
@@ -45,6 +48,9 @@ use crate::OpenOptions;
 pub struct SaveOptions {
     pub(super) files: OpenOptions,
     pub(in crate::formats) sync: bool,
+    pub(in crate::formats) metadata: BTreeMap<String, String>,
+    pub(in crate::formats) shard_bytes: Option<u64>,
+    pub(in crate::formats) order: Order,
     /// The device and the inode number of a file that is not removed, even if a killed process left it.
     pub(crate) kept: Option<(u64, u64)>,
     /// The permissions of the new file, if not those of the file that it replaces.
@@ -58,9 +64,17 @@ impl Default for SaveOptions {
 }
 
 impl SaveOptions {
-    /// Returns the default options: the global engine, and waiting for the storage.
+    /// Returns the default options: the global engine, waiting for the storage, no metadata, one file, C order.
     pub fn new() -> Self {
-        Self { files: OpenOptions::new(), sync: true, kept: None, access: None }
+        Self {
+            files: OpenOptions::new(),
+            sync: true,
+            metadata: BTreeMap::new(),
+            shard_bytes: None,
+            order: Order::C,
+            kept: None,
+            access: None,
+        }
     }
 
     /// Sets the engine, the policy and the use of `O_DIRECT` of the file. Ignores access and creation options.
@@ -73,6 +87,28 @@ impl SaveOptions {
     /// it. Without this, a crash of the machine may leave an incomplete file in the place of the old one.
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
+        self
+    }
+
+    /// Sets the entries of `__metadata__` in safetensors files, which describe them. Other formats have none.
+    pub fn metadata(
+        mut self,
+        entries: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
+    ) -> Self {
+        self.metadata = entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        self
+    }
+
+    /// Sets the most bytes of data of a safetensors file. A model with more is saved to several files and an index.
+    /// Other formats have one file for each array.
+    pub fn shard_bytes(mut self, bytes: u64) -> Self {
+        self.shard_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets the order in which the buffer of an `.npy` array is. The tensors of safetensors files are in C order.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
         self
     }
 }

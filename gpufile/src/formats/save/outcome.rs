@@ -8,10 +8,10 @@ use crate::formats::visible::Shown;
 /// The data that is in place after a failed save.
 ///
 /// ```
-/// use std::collections::BTreeMap;
+/// use gpufile::formats::SaveOptions;
 /// use gpufile::formats::{Error, InPlace, safetensors};
 ///
-/// let error = safetensors::save("/no/such/folder/model.safetensors", &[], BTreeMap::new()).unwrap_err();
+/// let error = safetensors::save("/no/such/folder/model.safetensors", &[], &SaveOptions::new()).unwrap_err();
 /// let Error::Save { in_place, left, .. } = error else { panic!("{error}") };
 /// assert_eq!(in_place, InPlace::Old);
 /// assert!(left.is_empty());

@@ -25,8 +25,7 @@ use crate::{File, IoBufMut, IoRange, OpenOptions};
 /// Opening reads and checks the headers only. The methods read tensors, from any thread.
 ///
 /// ```
-/// use std::collections::BTreeMap;
-/// use gpufile::formats::Dtype;
+/// use gpufile::formats::{Dtype, SaveOptions};
 /// use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 ///
 /// # fn main() -> gpufile::formats::Result<()> {
@@ -37,7 +36,7 @@ use crate::{File, IoBufMut, IoRange, OpenOptions};
 ///     TensorData::new("scale", Dtype::F32, &[], scale.as_slice()),
 ///     TensorData::new("weight", Dtype::F16, &[4, 8], weight.as_slice()),
 /// ];
-/// safetensors::save(&path, &tensors, BTreeMap::new())?;
+/// safetensors::save(&path, &tensors, &SaveOptions::new())?;
 ///
 /// let checkpoint = Checkpoint::open(&path)?;
 /// let weight = checkpoint.tensor("weight").unwrap();

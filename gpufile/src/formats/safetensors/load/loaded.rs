@@ -14,7 +14,7 @@ use super::super::open::files::ModelFiles;
 use super::super::place::placed::PlacedLoad;
 use super::super::place::placement::Placement;
 use super::super::place::progress::{self, Progress};
-use super::super::save::one_file::TensorData;
+use super::super::save::plan::TensorData;
 use super::layout::Layout;
 use crate::cuda::{Device, DeviceBuffer};
 use crate::formats::clip::clip;
@@ -59,7 +59,7 @@ type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 /// A look-up makes the view of a tensor; loading makes none.
 ///
 /// ```
-/// # use std::collections::BTreeMap;
+/// # use gpufile::formats::SaveOptions;
 /// use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 /// # use gpufile::formats::{Dtype, Result};
 ///
@@ -68,7 +68,7 @@ type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 /// # let bytes = [1_u8, 2, 3];
 /// # let a = TensorData::new("a", Dtype::U8, &[2], &bytes[..2]);
 /// # let tensors = [a, TensorData::new("b", Dtype::U8, &[1], &bytes[2..])];
-/// # safetensors::save(&path, &tensors, BTreeMap::new())?;
+/// # safetensors::save(&path, &tensors, &SaveOptions::new())?;
 /// let loaded = Checkpoint::open(&path)?.load().only(["b"])?.to_host()?;
 /// assert_eq!((loaded.len(), loaded.bytes("b")), (1, Some(&[3][..])));
 /// assert!(loaded.tensor("a").is_none());
@@ -88,13 +88,13 @@ pub struct Loaded<B> {
 /// A tensor of a [`Loaded`].
 ///
 /// ```
-/// # use std::collections::BTreeMap;
+/// # use gpufile::formats::SaveOptions;
 /// use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 /// # use gpufile::formats::{Dtype, Result};
 ///
 /// # fn main() -> Result<()> {
 /// # let path = std::env::temp_dir().join(format!("gpufile-view-{}.safetensors", std::process::id()));
-/// # safetensors::save(&path, &[TensorData::new("w", Dtype::F32, &[2], &[0_u8; 8][..])], BTreeMap::new())?;
+/// # safetensors::save(&path, &[TensorData::new("w", Dtype::F32, &[2], &[0_u8; 8][..])], &SaveOptions::new())?;
 /// let loaded = Checkpoint::open(&path)?.load_to_host()?;
 /// let view = loaded.tensor("w").unwrap();
 /// assert_eq!((view.info.dtype, view.info.shape), (Dtype::F32, &[2][..]));

@@ -44,14 +44,13 @@ impl Verification {
 /// With the feature `hash`, also the contents.
 ///
 /// ```
-/// # use std::collections::BTreeMap;
-/// use gpufile::formats::Dtype;
+/// # use gpufile::formats::{Dtype, SaveOptions};
 /// use gpufile::formats::safetensors::{self, TensorData, Verify};
 ///
 /// # fn main() -> gpufile::formats::Result<()> {
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path().join("model.safetensors");
-/// safetensors::save(&path, &[TensorData::new("w", Dtype::U8, &[2], &[1, 2][..])], BTreeMap::new())?;
+/// safetensors::save(&path, &[TensorData::new("w", Dtype::U8, &[2], &[1, 2][..])], &SaveOptions::new())?;
 /// assert!(Verify::new().run(&path).is_good());
 ///
 /// std::fs::write(&path, "Entry not found").unwrap();

@@ -11,7 +11,7 @@ use cufile::BufSlice;
 use super::super::headers::header::TensorInfo;
 use super::super::open::catalog::Catalog;
 use super::super::open::files::ModelFiles;
-use super::super::save::one_file::TensorData;
+use super::super::save::plan::TensorData;
 use super::arrange::{Arrangement, Part, TensorSlice};
 use super::flow::Filling;
 use crate::cuda::{Device, DeviceBuffer};

@@ -5,13 +5,13 @@ use std::ops::ControlFlow;
 /// The progress of a load, as [`Load::progress`](super::super::Load::progress) reports it.
 ///
 /// ```
-/// # use std::collections::BTreeMap;
+/// # use gpufile::formats::SaveOptions;
 /// use gpufile::formats::safetensors::{self, Checkpoint, TensorData};
 /// # use gpufile::formats::{Dtype, Result};
 ///
 /// # fn main() -> Result<()> {
 /// # let path = std::env::temp_dir().join(format!("gpufile-progress-{}.safetensors", std::process::id()));
-/// # safetensors::save(&path, &[TensorData::new("w", Dtype::U8, &[4], &[1_u8, 2, 3, 4][..])], BTreeMap::new())?;
+/// # safetensors::save(&path, &[TensorData::new("w", Dtype::U8, &[4], &[1_u8, 2, 3, 4][..])], &SaveOptions::new())?;
 /// let mut last = None;
 /// Checkpoint::open(&path)?.load().progress(|progress| last = Some(progress)).to_host()?;
 /// let last = last.unwrap();

@@ -1,14 +1,15 @@
-//! Saving models to several files, and the index of them.
+//! Saving models to one file, or to several and the index of them.
 
-use std::collections::BTreeMap;
 use std::iter;
 use std::path::{Path, PathBuf};
 
 use super::super::headers::index::is_plain;
 use super::super::headers::index_file::index_path;
-use super::one_file::{Plan, TensorData, malformed};
+use super::plan::{Plan, TensorData, malformed};
 use super::replace::Place;
 use super::shards::ShardNames;
+#[cfg(doc)]
+use crate::formats::Error;
 use crate::formats::clip::clip;
 use crate::formats::save::{Folder, Temporary, failed, no_file_name, within};
 use crate::formats::{FormatError, Result, SaveOptions};
@@ -16,46 +17,73 @@ use crate::formats::{FormatError, Result, SaveOptions};
 /// The most files that are written at once. Each is open until the index is in place.
 const AT_ONCE: usize = 8;
 
-/// Saves tensors to several files of at most `shard_bytes` bytes of data each, and an index beside them. Returns the
-/// path for [`Checkpoint::open`]: the index, or `path` itself if one file is enough.
+/// A saved model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Saved {
+    /// The path for [`Checkpoint::open`](super::super::Checkpoint::open): that of the only file, or of the index.
+    pub path: PathBuf,
+    /// The length of all files with tensors, in bytes.
+    pub len_bytes: u64,
+}
+
+/// Saves tensors to a file, or to several with an index. The new model replaces an older one as a whole, as
+/// [`SaveOptions`] describes.
+///
+/// Each file is equal to the one that the `safetensors` library writes: the types with the largest elements first, then
+/// by name. [`SaveOptions::metadata`] sets entries that describe it.
+///
+/// ```
+/// use gpufile::formats::{Dtype, SaveOptions};
+/// use gpufile::formats::safetensors::{self, TensorData};
+///
+/// # fn main() -> gpufile::formats::Result<()> {
+/// # let path = std::env::temp_dir().join(format!("gpufile-save-{}.safetensors", std::process::id()));
+/// let weight = vec![0; 24]; // or a DeviceBuffer
+/// let tensors = [TensorData::new("weight", Dtype::F32, &[2, 3], &weight)];
+/// let saved = safetensors::save(&path, &tensors, &SaveOptions::new().metadata([("format", "pt")]))?;
+/// # assert_eq!(std::fs::metadata(&path).unwrap().len(), saved.len_bytes);
+/// # assert_eq!(saved.path, path);
+/// # std::fs::remove_file(path).ok();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Several files
+/// [`SaveOptions::shard_bytes`] limits the data of a file. If one file is not enough, the files take the tensors in the
+/// order given, and an index is written last. A tensor longer than the limit gets a separate file. Each file has all of the
+/// metadata.
 ///
 /// For the path `model.safetensors` the index is `model.safetensors.index.json`, as in the models of Hugging Face. The
-/// shards are `model-RANDOM-00001-of-00002.safetensors` and so on, with other digits for each save. The shards
-/// take the tensors in the order given. A tensor longer than `shard_bytes` gets a separate file. Each file has all of
-/// the metadata.
+/// shards are `model-RANDOM-00001-of-00002.safetensors` and so on, with other digits for each save.
 ///
 /// # Older models
-/// The new model replaces an older one as a whole, even if one of them is a single file. A program that opens the
-/// folder or the index during the save, or after the process was killed, finds the old model or the new one. The save
-/// then removes the shards of the old index whose names are those of shards of this model, and whose owner is that of the
-/// index.
+/// The new model replaces an older one even if one of them is a single file. A program that opens the folder or the index
+/// during the save, or after the process was killed, finds the old model or the new one. The save then removes the old
+/// index, if the new model has none, and the shards of the old index whose names are those of shards of this model, and
+/// whose owner is that of the index.
 ///
 /// On file systems without hard links, [`Checkpoint::open`] can fail for a moment during the save: it finds a single
 /// file beside an index of another model.
 ///
 /// # Errors
-/// As [`save`](super::super::save). If more than one file is needed, [`Error::Save`](crate::formats::Error::Save) if the name of the file at `path` is not
-/// UTF-8 or has more than 214 bytes.
+/// [`Error::Format`] as [`Header::build`]; [`Error::BufferSize`] if a tensor has more or fewer bytes than its shape and
+/// type say; [`Error::Save`] if a file cannot be written or replaced, with what is in place then. If more than one file is
+/// needed, [`Error::Save`] if the name of the file at `path` is not UTF-8 or has more than 214 bytes.
 ///
 /// [`Checkpoint::open`]: super::super::Checkpoint::open
-pub fn save_sharded(
-    path: impl AsRef<Path>,
-    tensors: &[TensorData<'_>],
-    metadata: BTreeMap<String, String>,
-    shard_bytes: u64,
-    options: &SaveOptions,
-) -> Result<PathBuf> {
-    save_shards(path, &distribute(tensors, shard_bytes), metadata, options)
+/// [`Header::build`]: super::super::Header::build
+pub fn save(path: impl AsRef<Path>, tensors: &[TensorData<'_>], options: &SaveOptions) -> Result<Saved> {
+    save_shards(path, &[tensors], options)
 }
 
-/// Saves each list of tensors to a separate file, and an index beside them, as [`save_sharded`] does. Lists without
-/// tensors get no file. Returns the path for [`Checkpoint::open`].
+/// Saves each list of tensors to a separate file, and an index beside them, as [`save`] does with several files. Lists
+/// without tensors get no file.
 ///
 /// The files are written at once, up to eight at a time. So several GPUs save their parts of a model over all of their
 /// links. The index is written last: the model is replaced as a whole, or not at all.
 ///
 /// ```no_run
-/// use std::collections::BTreeMap;
 /// use gpufile::Engine;
 /// use gpufile::formats::SaveOptions;
 /// use gpufile::formats::safetensors::{self, Checkpoint, PartView, Placement};
@@ -69,29 +97,30 @@ pub fn save_sharded(
 /// let of_gpus: Vec<Vec<_>> =
 ///     loaded.iter().map(|on_gpu| on_gpu.iter().filter_map(|part| part.to_save()).collect()).collect();
 /// let shards: Vec<&[_]> = of_gpus.iter().map(Vec::as_slice).collect();
-/// safetensors::save_shards("trained.safetensors", &shards, BTreeMap::new(), &SaveOptions::new())?;
+/// safetensors::save_shards("trained.safetensors", &shards, &SaveOptions::new())?;
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Errors
-/// As [`save_sharded`]. Two tensors of one name are an error, also in different lists.
-///
-/// [`Checkpoint::open`]: super::super::Checkpoint::open
+/// As [`save`]. Two tensors of one name are an error, also in different lists.
 pub fn save_shards(
     path: impl AsRef<Path>,
     shards: &[&[TensorData<'_>]],
-    metadata: BTreeMap<String, String>,
     options: &SaveOptions,
-) -> Result<PathBuf> {
+) -> Result<Saved> {
     let path = path.as_ref();
-    let mut shards: Vec<_> = shards.iter().copied().filter(|shard| !shard.is_empty()).collect();
+    let shard_bytes = options.shard_bytes.unwrap_or(u64::MAX);
+    let shards = shards.iter().flat_map(|tensors| distribute(tensors, shard_bytes));
+    let mut shards: Vec<_> = shards.filter(|shard| !shard.is_empty()).collect();
     if shards.is_empty() {
         shards.push(&[]);
     }
     if let [only] = shards[..] {
-        Plan::of(path, only.iter(), metadata)?.save(path, options)?;
-        return Ok(path.to_owned());
+        let plan = Plan::of(path, only.iter(), &options.metadata)?;
+        let saved = Saved { path: path.to_owned(), len_bytes: plan.len_bytes() };
+        plan.save(path, options)?;
+        return Ok(saved);
     }
 
     // Every check comes before the first write.
@@ -112,10 +141,11 @@ pub fn save_shards(
                 return Err(malformed(path, FormatError::DuplicateTensor { tensor: clip(name) }));
             }
         }
-        plans.push((Plan::of(path, shard.iter(), metadata.clone())?, file));
+        plans.push((Plan::of(path, shard.iter(), &options.metadata)?, file));
     }
     let bytes = shards.iter().copied().flatten().map(|tensor| tensor.bytes.len_bytes() as u64);
     let total_size = bytes.fold(0, u64::saturating_add);
+    let len_bytes = plans.iter().map(|(plan, _)| plan.len_bytes()).fold(0, u64::saturating_add);
     let index = serde_json::json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
 
     within(path, options, |folder| {
@@ -127,7 +157,7 @@ pub fn save_shards(
         }
         place.put_shards(written, format!("{index:#}\n"))
     })?;
-    Ok(index_path(path))
+    Ok(Saved { path: index_path(path), len_bytes })
 }
 
 /// Writes the files of these plans in one call.

@@ -1,4 +1,4 @@
-//! Saving models to one file, and the plan of a file.
+//! The tensors to save, and the plan of a file.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -43,58 +43,6 @@ impl<'a> TensorData<'a> {
     }
 }
 
-/// Saves tensors to a file. The complete file replaces an older one, as [`SaveOptions`] describes. Returns the length
-/// of the file in bytes.
-///
-/// The file is equal to the one that the `safetensors` library writes: the types with the largest elements first, then
-/// by name. If there is an index beside the path, the file replaces that model too, as [`save_sharded`](super::super::save_sharded) describes: the
-/// index and its shards are removed.
-///
-/// ```
-/// use std::collections::BTreeMap;
-/// use gpufile::formats::Dtype;
-/// use gpufile::formats::safetensors::{self, TensorData};
-///
-/// # fn main() -> gpufile::formats::Result<()> {
-/// # let path = std::env::temp_dir().join(format!("gpufile-save-{}.safetensors", std::process::id()));
-/// let weight = vec![0; 24]; // or a DeviceBuffer
-/// let tensors = [TensorData::new("weight", Dtype::F32, &[2, 3], &weight)];
-/// let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-/// let len_bytes = safetensors::save(&path, &tensors, metadata)?;
-/// # assert_eq!(std::fs::metadata(&path).unwrap().len(), len_bytes);
-/// # std::fs::remove_file(path).ok();
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// [`Error::Format`] as [`Header::build`]; [`Error::BufferSize`] if a tensor has more or fewer bytes than its shape and
-/// type say; [`Error::Save`] if the file cannot be written or replaced, with what is in place then.
-pub fn save(
-    path: impl AsRef<Path>,
-    tensors: &[TensorData<'_>],
-    metadata: BTreeMap<String, String>,
-) -> Result<u64> {
-    save_with(path, tensors, metadata, &SaveOptions::new())
-}
-
-/// Saves tensors as [`save`] does, with these options.
-///
-/// # Errors
-/// As [`save`].
-pub fn save_with(
-    path: impl AsRef<Path>,
-    tensors: &[TensorData<'_>],
-    metadata: BTreeMap<String, String>,
-    options: &SaveOptions,
-) -> Result<u64> {
-    let path = path.as_ref();
-    let plan = Plan::of(path, tensors.iter(), metadata)?;
-    let len_bytes = plan.header.file_len_bytes();
-    plan.save(path, options)?;
-    Ok(len_bytes)
-}
-
 /// A new file, checked and laid out.
 pub(super) struct Plan<'a> {
     header: Header,
@@ -107,7 +55,7 @@ impl<'a> Plan<'a> {
     pub fn of<'t>(
         path: &Path,
         tensors: impl Iterator<Item = &'t TensorData<'a>> + Clone,
-        metadata: BTreeMap<String, String>,
+        metadata: &BTreeMap<String, String>,
     ) -> Result<Self>
     where
         'a: 't,
@@ -116,7 +64,7 @@ impl<'a> Plan<'a> {
             .clone()
             .map(|tensor| NewTensor { name: tensor.name, dtype: tensor.dtype, shape: tensor.shape })
             .collect();
-        let (header, head) = Header::build(&new, metadata).map_err(|error| malformed(path, error))?;
+        let (header, head) = Header::build(&new, metadata.clone()).map_err(|error| malformed(path, error))?;
         let mut parts = Vec::with_capacity(new.len());
         for TensorData { name, bytes, .. } in tensors {
             let place = header.get(name).expect("a header has what it was built from");
@@ -127,6 +75,12 @@ impl<'a> Plan<'a> {
         Ok(Self { header, head, parts })
     }
 
+    /// Returns the length of the file in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.header.file_len_bytes()
+    }
+
+    /// Saves this file as the whole model.
     pub fn save(self, path: &Path, options: &SaveOptions) -> Result<()> {
         let names = self.header.tensors().map(|tensor| tensor.name);
         within(path, options, |folder| {
