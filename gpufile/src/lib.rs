@@ -240,6 +240,19 @@
 //!
 //! Many small calls are slower than one call with many ranges. A new file is bound by the file system, which allocates
 //! its blocks.
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `formats`, on by default | [`formats`], with serde and serde_json |
+//! | `zarr` | Zarr arrays in [`formats`], on the crate zarrs |
+//! | `hash` | the comparison of models with SHA-256 |
+//! | `nccl` | the module `ranks` |
+//! | `cudarc` | the module of that name |
+//!
+//! The features `zarr` and `cudarc` have types of other crates in their functions. A new version of gpufile may need a new
+//! version of zarrs or cudarc; the changelog names it. This is not counted as a breaking change.
 
 #![warn(missing_debug_implementations)]
 
@@ -252,6 +265,7 @@ mod each;
 mod engine;
 mod error;
 mod file;
+#[cfg(feature = "formats")]
 pub mod formats;
 mod future;
 mod gpus;
