@@ -45,7 +45,7 @@ pub struct Functions {
     /// writes and their results* in docs/libcufile.md.
     ///
     /// Returns the number of bytes; −1 with a POSIX number, or a code above 5000, in `errno`; or a negated code.
-    /// Safe: `cufile::FileHandle::read_at`, `cufile::FileHandle::read_range_at`.
+    /// Safe: `cufile::FileHandle::read_at`, `cufile::BufSliceMut`.
     pub cuFileRead: unsafe extern "C" fn(
         fh: CUfileHandle_t,
         bufPtr_base: *mut ::core::ffi::c_void,
@@ -60,7 +60,7 @@ pub struct Functions {
     /// in docs/libcufile.md.
     ///
     /// Returns the number of bytes; −1 with a POSIX number, or a code above 5000, in `errno`; or a negated code.
-    /// Safe: `cufile::FileHandle::write_at`, `cufile::FileHandle::write_range_at`.
+    /// Safe: `cufile::FileHandle::write_at`, `cufile::BufSlice`.
     pub cuFileWrite: unsafe extern "C" fn(
         fh: CUfileHandle_t,
         bufPtr_base: *const ::core::ffi::c_void,
@@ -187,8 +187,7 @@ pub struct Functions {
     /// docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
-    /// `cufile::RegisteredStream::read_at`, `cufile::RegisteredStream::read_range_at`,
-    /// `cufile::RegisteredStream::read_late`.
+    /// `cufile::RegisteredStream::read_at`, `cufile::RegisteredStream::read_late`, `cufile::Scope::read_at`.
     pub cuFileReadAsync: unsafe extern "C" fn(
         fh: CUfileHandle_t,
         bufPtr_base: *mut ::core::ffi::c_void,
@@ -206,8 +205,7 @@ pub struct Functions {
     /// docs/libcufile.md.
     ///
     /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
-    /// `cufile::RegisteredStream::write_at`, `cufile::RegisteredStream::write_range_at`,
-    /// `cufile::RegisteredStream::write_late`.
+    /// `cufile::RegisteredStream::write_at`, `cufile::RegisteredStream::write_late`, `cufile::Scope::write_at`.
     pub cuFileWriteAsync: unsafe extern "C" fn(
         fh: CUfileHandle_t,
         bufPtr_base: *mut ::core::ffi::c_void,

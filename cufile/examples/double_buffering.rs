@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::measure::{gpu, report, require_different, size, timed};
 use common::{MIB, Result, all_of, contents, create, open_to_read, require_contents, require_len};
 use cufile::cuda::DeviceBuffer;
-use cufile::{Driver, FileHandle, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
+use cufile::{Driver, FileHandle, Operation, RegisterFlags, RegisteredBuffer, RegisteredStream, StreamFlags};
 
 type Buffer = RegisteredBuffer<DeviceBuffer>;
 
@@ -83,21 +83,21 @@ type Copy = fn(&Job<'_>, (Buffer, Buffer)) -> Result<(Buffer, Buffer)>;
 
 fn double_buffered(job: &Job<'_>, (first, second): (Buffer, Buffer)) -> Result<(Buffer, Buffer)> {
     let len_at = |offset: usize| job.chunk.min(job.len - offset);
-    let (bytes, mut full) = job.reader.read_range_at(job.source, first, 0, len_at(0), 0)?.wait()?;
+    let (bytes, mut full) = read(job, first, len_at(0), 0)?.wait()?;
     all_of(bytes, len_at(0), "cuFileReadAsync")?;
     let mut empty = second;
     let mut offset = 0;
     loop {
         let next = offset + job.chunk;
         if next >= job.len {
-            let writing = job.writer.write_range_at(job.target, full, 0, len_at(offset), offset as u64)?;
+            let writing = write(job, full, len_at(offset), offset)?;
             let (bytes, full) = writing.wait()?;
             all_of(bytes, len_at(offset), "cuFileWriteAsync")?;
             return Ok((full, empty));
         }
-        let reading = job.reader.read_range_at(job.source, empty, 0, len_at(next), next as u64)?;
+        let reading = read(job, empty, len_at(next), next)?;
         // A kernel that changes `full` would be launched here on the writer's stream, ahead of the write.
-        let writing = job.writer.write_range_at(job.target, full, 0, len_at(offset), offset as u64)?;
+        let writing = write(job, full, len_at(offset), offset)?;
 
         let (bytes, written) = writing.wait()?;
         all_of(bytes, len_at(offset), "cuFileWriteAsync")?;
@@ -110,13 +110,23 @@ fn double_buffered(job: &Job<'_>, (first, second): (Buffer, Buffer)) -> Result<(
 fn one_by_one(job: &Job<'_>, (mut buffer, unused): (Buffer, Buffer)) -> Result<(Buffer, Buffer)> {
     for offset in (0..job.len).step_by(job.chunk) {
         let len = job.chunk.min(job.len - offset);
-        let reading = job.reader.read_range_at(job.source, buffer, 0, len, offset as u64)?;
+        let reading = read(job, buffer, len, offset)?;
         let (bytes, full) = reading.wait()?;
         all_of(bytes, len, "cuFileReadAsync")?;
-        let writing = job.writer.write_range_at(job.target, full, 0, len, offset as u64)?;
+        let writing = write(job, full, len, offset)?;
         let (bytes, written) = writing.wait()?;
         all_of(bytes, len, "cuFileWriteAsync")?;
         buffer = written;
     }
     Ok((buffer, unused))
+}
+
+fn read(job: &Job<'_>, buffer: Buffer, len: usize, offset: usize) -> Result<Operation<Buffer>> {
+    let range = job.reader.late_bound(&buffer, 0, len, offset as u64)?;
+    Ok(job.reader.read_late(job.source, buffer, &range)?)
+}
+
+fn write(job: &Job<'_>, buffer: Buffer, len: usize, offset: usize) -> Result<Operation<Buffer>> {
+    let range = job.writer.late_bound(&buffer, 0, len, offset as u64)?;
+    Ok(job.writer.write_late(job.target, buffer, &range)?)
 }

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use common::measure::{Pattern, READS, Sizes, gpu, timed};
 use common::{Result, all_of, open_to_read};
-use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags};
+use cufile::{BufSliceMut, Driver, FileHandle, IoBufMut, RegisterFlags};
 
 fn main() -> ExitCode {
     common::run("FILE [GPU [SIZE]]", |arguments| {
@@ -61,7 +61,11 @@ fn main() -> ExitCode {
 /// Passes the registered address and an offset to cuFile, never an address inside of the registration.
 fn fill(file: &FileHandle, buffer: &mut impl IoBufMut, read: usize) -> Result {
     for offset in (0..READS).map(|index| index * read) {
-        all_of(file.read_range_at(buffer, offset, read, offset as u64)?, read, "cuFileRead")?;
+        all_of(
+            file.read_at(&mut BufSliceMut::new(buffer, offset..offset + read), offset as u64)?,
+            read,
+            "cuFileRead",
+        )?;
         // Here a kernel would use the part.
     }
     Ok(())

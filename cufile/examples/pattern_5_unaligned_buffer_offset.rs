@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use common::measure::{Pattern, READS, Sizes, gpu, timed};
 use common::{Result, all_of, open_to_read};
-use cufile::{Driver, FileHandle, IoBufMut, RegisterFlags};
+use cufile::{BufSliceMut, Driver, FileHandle, IoBufMut, RegisterFlags};
 
 /// Not a multiple of 4096 bytes, as in a buffer without gaps between its parts.
 const SHIFT: usize = 3;
@@ -54,7 +54,8 @@ fn main() -> ExitCode {
 
 fn fill(file: &FileHandle, buffer: &mut impl IoBufMut, read: usize, buffer_offset: usize) -> Result {
     for offset in (0..READS).map(|index| index * read) {
-        let bytes = file.read_range_at(buffer, buffer_offset + offset, read, offset as u64)?;
+        let start = buffer_offset + offset;
+        let bytes = file.read_at(&mut BufSliceMut::new(buffer, start..start + read), offset as u64)?;
         all_of(bytes, read, "cuFileRead")?;
         // Here a kernel would use the part.
     }

@@ -24,8 +24,12 @@ fn main() -> ExitCode {
         buffer.fill(0)?;
         let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
 
-        all_of(from.read_range_at(&mut buffer, BUFFER_OFFSET, LEN, 0)?, LEN, "cuFileRead")?;
-        all_of(to.write_range_at(&buffer, BUFFER_OFFSET, LEN, 0)?, LEN, "cuFileWrite")?;
+        all_of(
+            from.read_at(&mut buffer.slice_mut(BUFFER_OFFSET..BUFFER_OFFSET + LEN), 0)?,
+            LEN,
+            "cuFileRead",
+        )?;
+        all_of(to.write_at(&buffer.slice(BUFFER_OFFSET..BUFFER_OFFSET + LEN), 0)?, LEN, "cuFileWrite")?;
 
         drop(buffer.deregister()?);
         drop(from.deregister());

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
             let buffer = device.alloc(LEN)?;
             let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
             for offset in (0..LEN).step_by(PIECE) {
-                let read = file.read_range_at(&mut buffer, offset, PIECE, offset as u64)?;
+                let read = file.read_at(&mut buffer.slice_mut(offset..offset + PIECE), offset as u64)?;
                 all_of(read, PIECE, "cuFileRead")?;
             }
             let buffer = buffer.deregister()?;

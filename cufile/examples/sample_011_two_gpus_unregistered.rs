@@ -24,7 +24,7 @@ fn main() -> ExitCode {
             let mut buffer = device.alloc(1024 * MIB)?;
             let mut bytes = vec![0; PIECE];
             for offset in (0..READS * PIECE).step_by(PIECE) {
-                let read = file.read_range_at(&mut buffer, offset, PIECE, offset as u64)?;
+                let read = file.read_at(&mut buffer.slice_mut(offset..offset + PIECE), offset as u64)?;
                 all_of(read, PIECE, "cuFileRead")?;
                 buffer.copy_to_host(offset, &mut bytes)?;
                 require_contents(path, offset as u64, &bytes)?;

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         let mut buffer = RegisteredBuffer::register(&driver, buffer, RegisterFlags::empty())?;
 
         for offset in (0..LEN).step_by(PIECE) {
-            let read = from.read_range_at(&mut buffer, offset, PIECE, offset as u64)?;
+            let read = from.read_at(&mut buffer.slice_mut(offset..offset + PIECE), offset as u64)?;
             all_of(read, PIECE, "cuFileRead")?;
         }
         all_of(to.write_at(&buffer, 0)?, LEN, "cuFileWrite")?;

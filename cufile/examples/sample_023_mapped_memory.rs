@@ -24,7 +24,7 @@ fn main() -> ExitCode {
             let file = FileHandle::register(&driver, open_to_read(path)?)?;
             let memory = device.alloc_mapped(LEN)?;
             let mut memory = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
-            all_of(file.read_range_at(&mut memory, 0, LEN, 0)?, LEN, "cuFileRead")?;
+            all_of(file.read_at(&mut memory.slice_mut(..LEN), 0)?, LEN, "cuFileRead")?;
             Ok((file, memory))
         };
 

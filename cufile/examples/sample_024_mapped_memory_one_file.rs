@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         for offset in [0, LEN] {
             let memory = device.alloc_mapped(LEN)?;
             let mut memory = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
-            all_of(file.read_range_at(&mut memory, 0, LEN, offset as u64)?, LEN, "cuFileRead")?;
+            all_of(file.read_at(&mut memory.slice_mut(..LEN), offset as u64)?, LEN, "cuFileRead")?;
             vectors.push(memory);
         }
 

@@ -27,9 +27,9 @@ fn main() -> ExitCode {
             let mut memory = device.reserve(LEN)?;
             memory.grow(PART)?;
             let mut memory = RegisteredBuffer::register_reserved(&driver, memory, RegisterFlags::empty())?;
-            all_of(file.read_range_at(&mut memory, 0, PART, 0)?, PART, "cuFileRead")?;
+            all_of(file.read_at(&mut memory.slice_mut(..PART), 0)?, PART, "cuFileRead")?;
             memory.grow(PART)?;
-            let read = file.read_range_at(&mut memory, PART, PART, PART as u64)?;
+            let read = file.read_at(&mut memory.slice_mut(PART..2 * PART), PART as u64)?;
             all_of(read, PART, "cuFileRead into what was mapped later")?;
             Ok((file, memory))
         };

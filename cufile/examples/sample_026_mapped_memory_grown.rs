@@ -29,7 +29,7 @@ fn main() -> ExitCode {
                 memory.grow(STEP)?;
                 let read =
                     driver.with_registered_mut(&mut memory, RegisterFlags::empty(), |mut mapped| {
-                        file.read_range_at(&mut mapped, start, STEP, start as u64)
+                        file.read_at(&mut mapped.slice_mut(start..start + STEP), start as u64)
                     })??;
                 all_of(read, STEP, "cuFileRead")?;
             }

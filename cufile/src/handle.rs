@@ -144,7 +144,8 @@ impl FileHandle {
         }
     }
 
-    /// Reads into the whole buffer from `file_offset` in bytes (`cuFileRead`).
+    /// Reads into the whole buffer from `file_offset` in bytes (`cuFileRead`). For a part of a buffer, pass a
+    /// [`BufSliceMut`](crate::BufSliceMut) of it.
     ///
     /// Returns the number of bytes read: fewer than asked for at the end of the file, 0 beyond it. The rest of
     /// the buffer is undefined.
@@ -156,16 +157,11 @@ impl FileHandle {
     #[inline]
     pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, file_offset: u64) -> Result<usize> {
         let len_bytes = buffer.len_bytes();
-        self.read_range_at(buffer, 0, len_bytes, file_offset)
+        self.read_part(buffer, 0, len_bytes, file_offset)
     }
 
-    /// Reads `len_bytes` bytes from `file_offset` to `buffer_offset` of the buffer, all in bytes (`cuFileRead`).
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if the buffer has no such range; else as [`read_at`](Self::read_at).
-    #[doc(alias = "cuFileRead")]
     #[inline]
-    pub fn read_range_at<B: IoBufMut + ?Sized>(
+    fn read_part<B: IoBufMut + ?Sized>(
         &self,
         buffer: &mut B,
         buffer_offset: usize,
@@ -199,7 +195,7 @@ impl FileHandle {
         let mut done = 0;
         while done < len_bytes {
             let at = file_offset.saturating_add(done as u64);
-            match self.read_range_at(buffer, done, len_bytes - done, at)? {
+            match self.read_part(buffer, done, len_bytes - done, at)? {
                 0 => {
                     return Err(self.ended("cuFileRead", io::ErrorKind::UnexpectedEof, len_bytes - done, at));
                 }
@@ -250,7 +246,7 @@ impl FileHandle {
         let mut done = 0;
         while done < len_bytes {
             let at = file_offset.saturating_add(done as u64);
-            match self.write_range_at(buffer, done, len_bytes - done, at)? {
+            match self.write_part(buffer, done, len_bytes - done, at)? {
                 0 => return Err(self.ended("cuFileWrite", io::ErrorKind::WriteZero, len_bytes - done, at)),
                 bytes => done += bytes,
             }
@@ -298,17 +294,11 @@ impl FileHandle {
     #[doc(alias = "cuFileWrite")]
     #[inline]
     pub fn write_at<B: IoBuf + ?Sized>(&self, buffer: &B, file_offset: u64) -> Result<usize> {
-        self.write_range_at(buffer, 0, buffer.len_bytes(), file_offset)
+        self.write_part(buffer, 0, buffer.len_bytes(), file_offset)
     }
 
-    /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes (`cuFileWrite`). Mind
-    /// [other writers](Self::write_at).
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if the buffer has no such range; else as [`write_at`](Self::write_at).
-    #[doc(alias = "cuFileWrite")]
     #[inline]
-    pub fn write_range_at<B: IoBuf + ?Sized>(
+    fn write_part<B: IoBuf + ?Sized>(
         &self,
         buffer: &B,
         buffer_offset: usize,

@@ -88,7 +88,7 @@ pub use memory::{IoBuf, IoBufMut, Location};
 pub use owned_part::OwnedPart;
 pub use p2p::{FileSystem, P2pFlags};
 pub use properties::{Controls, DriverProperties, Features, FileSystems};
-pub use scope::{Scope, ScopedStream, scope};
+pub use scope::{Scope, scope};
 pub use slice::{BufSlice, BufSliceMut};
 pub use stream::{Kept, LateBound, Operation, RegisteredStream, StreamFlags};
 pub use userspace_fs::{RdmaInfo, UserspaceFs};

@@ -1,7 +1,7 @@
 //! Parts that own their buffer together.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
 use crate::memory::{IoBuf, IoBufMut, Location};
@@ -40,10 +40,22 @@ struct Whole<B>(B);
 unsafe impl<B: Send> Sync for Whole<B> {}
 
 impl<B: IoBufMut> OwnedPart<B> {
-    /// Takes all of a buffer as one part, for [`split_at`](Self::split_at).
-    pub fn new(buffer: B) -> Self {
+    /// Returns the bytes of a buffer in `range` as one part, which owns the buffer.
+    ///
+    /// ```
+    /// use cufile::OwnedPart;
+    ///
+    /// let part = OwnedPart::new(vec![0u8; 100], 60..);
+    /// assert_eq!(part.len_bytes(), 40);
+    /// let buffer = part.into_whole().expect("the only part");
+    /// assert_eq!(buffer.len(), 100);
+    /// ```
+    ///
+    /// # Panics
+    /// If the range goes beyond the buffer, as for a slice.
+    pub fn new(buffer: B, range: impl RangeBounds<usize>) -> Self {
         let (part, whole) = shared(buffer);
-        Self { part, whole }
+        Self { part: part.part(range), whole }
     }
 
     /// Returns the parts of a buffer in these ranges, in bytes, in any order. No part covers the bytes between
@@ -182,7 +194,7 @@ mod tests {
 
     #[test]
     fn parts_of_unequal_lengths_are_disjoint() {
-        let (first, rest) = OwnedPart::new((0..10).collect::<Vec<u8>>()).split_at(3);
+        let (first, rest) = OwnedPart::new((0..10).collect::<Vec<u8>>(), ..).split_at(3);
         let (middle, last) = rest.split_at(0);
         let places = [&first, &middle, &last].map(|part| (part.location().base_offset, part.len_bytes()));
         assert_eq!(places, [(0, 3), (3, 0), (3, 7)]);
@@ -201,7 +213,8 @@ mod tests {
         assert!(ranges([0..5, 4..10]) && ranges([4..10, 0..5]) && ranges([0..10, 3..4]));
         assert!(ranges([0..4, 4..11]) && ranges([11..11, 0..4]));
         assert!(
-            std::panic::catch_unwind(|| OwnedPart::new(vec![0u8; 10]).split_at(11).0.len_bytes()).is_err()
+            std::panic::catch_unwind(|| OwnedPart::new(vec![0u8; 10], ..).split_at(11).0.len_bytes())
+                .is_err()
         );
     }
 

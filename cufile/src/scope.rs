@@ -86,7 +86,7 @@ pub fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>)
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// The value that [`scope`] passes to its function, to make batches and use streams.
+/// The value that [`scope`] passes to its function, to make batches and to submit transfers to streams.
 ///
 /// A batch of the scope cannot be swapped for one that lives longer:
 ///
@@ -115,6 +115,13 @@ struct InUse<'scope> {
 unsafe impl Send for InUse<'_> {}
 
 impl InUse<'_> {
+    /// Adds a stream, unless the scope has it.
+    fn wait_for(&mut self, stream: &RegisteredStream) {
+        if !self.streams.iter().any(|known| known.is_same(stream)) {
+            self.streams.push(stream.clone());
+        }
+    }
+
     /// Adds a transfer. Now and then forgets finished ones, so that a long scope needs memory only for
     /// transfers in flight.
     fn watch(&mut self, count: Count) {
@@ -168,10 +175,118 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         batch.cancel_in_place()
     }
 
-    /// Lets a stream take part in the scope.
-    pub fn stream(&'scope self, stream: &RegisteredStream) -> ScopedStream<'scope, 'env> {
-        self.in_use().streams.push(stream.clone());
-        ScopedStream { stream: stream.clone(), scope: self }
+    /// Reads into the whole of a borrowed buffer after the stream's work so far, as [`RegisteredStream::read_at`] does
+    /// (`cuFileReadAsync`). Of a part, pass a slice.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use cufile::{FileHandle, RegisteredStream, Result};
+    /// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<()> {
+    /// let mut buffers = [vec![0; 4096], vec![0; 100]];
+    /// let [one, other] = &mut buffers;
+    /// cufile::scope(|scope| {
+    ///     let reading = scope.read_at(stream, file, one, 0)?;
+    ///     let (bytes, _) = scope.read_at(stream, file, other, 4096)?.wait()?;
+    ///     println!("{} and {bytes} bytes", reading.wait()?.0);
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// The buffer is borrowed until the scope has ended, even if the operation is forgotten:
+    ///
+    /// ```compile_fail,E0505
+    /// # use std::sync::Arc;
+    /// # use cufile::{FileHandle, RegisteredStream, Result};
+    /// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<()> {
+    /// let mut buffer = vec![0; 4096];
+    /// cufile::scope(|scope| {
+    ///     std::mem::forget(scope.read_at(stream, file, &mut buffer[..], 0)?);
+    ///     drop(buffer);
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::read_at`].
+    #[doc(alias = "cuFileReadAsync")]
+    pub fn read_at<B: IoBufMut + 'env>(
+        &self,
+        stream: &RegisteredStream,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        self.watched(stream, || stream.read_borrowed(file, buffer, file_offset))
+    }
+
+    /// Reads the range that `arguments` hold when the stream runs the read, as [`RegisteredStream::read_late`]
+    /// does (`cuFileReadAsync`).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::read_late`].
+    #[doc(alias = "cuFileReadAsync")]
+    pub fn read_late<B: IoBufMut + 'env>(
+        &self,
+        stream: &RegisteredStream,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        self.watched(stream, || stream.read_borrowed_late(file, buffer, arguments))
+    }
+
+    /// Writes the whole of a borrowed buffer after the stream's work so far, as [`RegisteredStream::write_at`] does
+    /// (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::write_at`].
+    #[doc(alias = "cuFileWriteAsync")]
+    pub fn write_at<B: IoBuf + 'env>(
+        &self,
+        stream: &RegisteredStream,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        file_offset: u64,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        self.watched(stream, || stream.write_borrowed(file, buffer, file_offset))
+    }
+
+    /// Writes the range that `arguments` hold when the stream runs the write, as [`RegisteredStream::write_late`]
+    /// does (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
+    ///
+    /// # Errors
+    /// As [`RegisteredStream::write_late`].
+    #[doc(alias = "cuFileWriteAsync")]
+    pub fn write_late<B: IoBuf + 'env>(
+        &self,
+        stream: &RegisteredStream,
+        file: &Arc<FileHandle>,
+        buffer: B,
+        arguments: &LateBound,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        self.watched(stream, || stream.write_borrowed_late(file, buffer, arguments))
+    }
+
+    /// Submits a transfer, and makes sure that the scope can tell when it is over.
+    fn watched<B>(
+        &self,
+        stream: &RegisteredStream,
+        submit: impl FnOnce() -> Result<Operation<B>, Failed<Kept<B>>>,
+    ) -> Result<Operation<B>, Failed<Kept<B>>> {
+        self.in_use().wait_for(stream);
+        match submit() {
+            Ok(operation) => {
+                self.in_use().watch(operation.count());
+                Ok(operation)
+            }
+            // Otherwise it is over when the stream has passed its work so far.
+            Err(failed) => Err(failed.map(|kept| match kept.is_captured() {
+                true => give_up("a stream was captured while a transfer was submitted"),
+                false => kept,
+            })),
+        }
     }
 
     fn in_use(&self) -> std::sync::MutexGuard<'_, InUse<'scope>> {
@@ -228,160 +343,5 @@ fn give_up(why: &str) -> ! {
 impl fmt::Debug for Scope<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scope").finish_non_exhaustive()
-    }
-}
-
-/// A [`RegisteredStream`] that takes borrowed buffers, as part of a [`scope`].
-///
-/// ```no_run
-/// # use std::sync::Arc;
-/// # use cufile::{FileHandle, RegisteredStream, Result};
-/// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<()> {
-/// let mut buffers = [vec![0; 4096], vec![0; 100]];
-/// let [one, other] = &mut buffers;
-/// cufile::scope(|scope| {
-///     let stream = scope.stream(stream);
-///     let reading = stream.read_at(file, one, 0)?;
-///     let (bytes, _) = stream.read_at(file, other, 4096)?.wait()?;
-///     println!("{} and {bytes} bytes", reading.wait()?.0);
-///     Ok(())
-/// })
-/// # }
-/// ```
-///
-/// The buffer is borrowed until the scope has ended, even if the operation is forgotten:
-///
-/// ```compile_fail,E0505
-/// # use std::sync::Arc;
-/// # use cufile::{FileHandle, RegisteredStream, Result};
-/// # fn read(stream: &RegisteredStream, file: &Arc<FileHandle>) -> Result<()> {
-/// let mut buffer = vec![0; 4096];
-/// cufile::scope(|scope| {
-///     std::mem::forget(scope.stream(stream).read_at(file, &mut buffer[..], 0)?);
-///     drop(buffer);
-///     Ok(())
-/// })
-/// # }
-/// ```
-#[derive(Debug, Clone)]
-pub struct ScopedStream<'scope, 'env: 'scope> {
-    stream: RegisteredStream,
-    scope: &'scope Scope<'scope, 'env>,
-}
-
-impl<'env> ScopedStream<'_, 'env> {
-    /// Returns the registered stream.
-    pub fn get(&self) -> &RegisteredStream {
-        &self.stream
-    }
-
-    /// Reads into the whole buffer, as [`RegisteredStream::read_at`] does (`cuFileReadAsync`).
-    ///
-    /// # Errors
-    /// As [`RegisteredStream::read_at`].
-    #[doc(alias = "cuFileReadAsync")]
-    pub fn read_at<B: IoBufMut + 'env>(
-        &self,
-        file: &Arc<FileHandle>,
-        buffer: B,
-        file_offset: u64,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.checked(self.stream.read_borrowed(file, buffer, None, file_offset))
-    }
-
-    /// Reads into a part of the buffer, as [`RegisteredStream::read_range_at`] does (`cuFileReadAsync`).
-    ///
-    /// # Errors
-    /// As [`RegisteredStream::read_range_at`].
-    #[doc(alias = "cuFileReadAsync")]
-    pub fn read_range_at<B: IoBufMut + 'env>(
-        &self,
-        file: &Arc<FileHandle>,
-        buffer: B,
-        buffer_offset: usize,
-        len_bytes: usize,
-        file_offset: u64,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.checked(self.stream.read_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
-    }
-
-    /// Reads the range that `arguments` hold when the stream runs the read, as [`RegisteredStream::read_late`]
-    /// does (`cuFileReadAsync`).
-    ///
-    /// # Errors
-    /// As [`RegisteredStream::read_late`].
-    #[doc(alias = "cuFileReadAsync")]
-    pub fn read_late<B: IoBufMut + 'env>(
-        &self,
-        file: &Arc<FileHandle>,
-        buffer: B,
-        arguments: &LateBound,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.checked(self.stream.read_borrowed_late(file, buffer, arguments))
-    }
-
-    /// Writes the whole buffer, as [`RegisteredStream::write_at`] does (`cuFileWriteAsync`). Mind
-    /// [other writers](FileHandle::write_at).
-    ///
-    /// # Errors
-    /// As [`RegisteredStream::write_at`].
-    #[doc(alias = "cuFileWriteAsync")]
-    pub fn write_at<B: IoBuf + 'env>(
-        &self,
-        file: &Arc<FileHandle>,
-        buffer: B,
-        file_offset: u64,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.checked(self.stream.write_borrowed(file, buffer, None, file_offset))
-    }
-
-    /// Writes a part of the buffer, as [`RegisteredStream::write_range_at`] does (`cuFileWriteAsync`). Mind
-    /// [other writers](FileHandle::write_at).
-    ///
-    /// # Errors
-    /// As [`RegisteredStream::write_range_at`].
-    #[doc(alias = "cuFileWriteAsync")]
-    pub fn write_range_at<B: IoBuf + 'env>(
-        &self,
-        file: &Arc<FileHandle>,
-        buffer: B,
-        buffer_offset: usize,
-        len_bytes: usize,
-        file_offset: u64,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.checked(self.stream.write_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset))
-    }
-
-    /// Writes the range that `arguments` hold when the stream runs the write, as
-    /// [`RegisteredStream::write_late`] does (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
-    ///
-    /// # Errors
-    /// As [`RegisteredStream::write_late`].
-    #[doc(alias = "cuFileWriteAsync")]
-    pub fn write_late<B: IoBuf + 'env>(
-        &self,
-        file: &Arc<FileHandle>,
-        buffer: B,
-        arguments: &LateBound,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.checked(self.stream.write_borrowed_late(file, buffer, arguments))
-    }
-
-    /// Makes sure that the scope can tell when the transfer is over.
-    fn checked<B>(
-        &self,
-        submitted: Result<Operation<B>, Failed<Kept<B>>>,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        match submitted {
-            Ok(operation) => {
-                self.scope.in_use().watch(operation.count());
-                Ok(operation)
-            }
-            // Otherwise it is over when the stream has passed its work so far.
-            Err(failed) => Err(failed.map(|kept| match kept.is_captured() {
-                true => give_up("a stream was captured while a transfer was submitted"),
-                false => kept,
-            })),
-        }
     }
 }

@@ -85,7 +85,7 @@ fn transfers_cross_all_mapped_allocations() {
         assert_eq!(target.write_at(&buffer.slice(4 * MIB..), 10).unwrap(), len - 4 * MIB);
         let written = fs::read(bed.path("target")).unwrap();
         assert!(written == [&bytes[2 * MIB - 5..2 * MIB + 5], &bytes[4 * MIB..]].concat());
-        source.read_range_at(&mut buffer, 4 * MIB - 1, 2, 77).unwrap();
+        source.read_at(&mut buffer.slice_mut(4 * MIB - 1..4 * MIB + 1), 77).unwrap();
         let mut read = [0; 2];
         buffer.copy_to_host(4 * MIB - 1, &mut read).unwrap();
         assert_eq!(read, bytes[77..79]);
@@ -106,7 +106,7 @@ fn registered_reservations_grow_and_transfer_all_bytes() {
         while buffer.get().len_bytes() < 96 * MIB {
             let len = buffer.get().len_bytes();
             buffer.grow(32 * MIB).unwrap();
-            let read = source.read_range_at(&mut buffer, len, 32 * MIB, len as u64).unwrap();
+            let read = source.read_at(&mut buffer.slice_mut(len..len + 32 * MIB), len as u64).unwrap();
             assert_eq!(read, 32 * MIB);
         }
         assert!(buffer.get().to_vec().unwrap() == bytes);

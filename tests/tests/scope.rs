@@ -59,14 +59,16 @@ fn one_borrowed_source_serves_many_writes() {
                 cufile::scope(|scope| {
                     let batch = scope.batch(&bed.driver, batch_len).unwrap();
                     batch.submit((0..3).map(|n| Entry::write(&file, &source, n * 8192))).unwrap();
-                    let writing = scope.stream(&stream).write_at(&file, &source, 3 * 8192).unwrap();
+                    let writing = scope.write_at(&stream, &file, &source, 3 * 8192).unwrap();
                     assert_eq!(writing.wait().unwrap().0, 5000);
+                    let late = stream.late_bound(&source, 0, 5000, 4 * 8192).unwrap();
+                    mem::forget(scope.write_late(&stream, &file, &source, &late).unwrap());
                 });
             })
             .unwrap();
         let written = fs::read(bed.path("data")).unwrap();
-        assert_eq!(written.len(), 3 * 8192 + 5000);
-        assert!((0..4).all(|n| written[n * 8192..][..5000] == source));
+        assert_eq!(written.len(), 4 * 8192 + 5000);
+        assert!((0..5).all(|n| written[n * 8192..][..5000] == source));
     });
 }
 
@@ -84,11 +86,10 @@ fn scopes_wait_for_forgotten_transfers() {
         cufile::scope(|scope| {
             let mut parts = memory.chunks_mut(LEN).zip((0..).step_by(LEN));
             let mut next = || parts.next().unwrap();
-            let stream = scope.stream(&stream);
             let batch = scope.batch(&bed.driver, 2).unwrap();
             batch.submit([next(), next()].map(|(part, at)| Entry::read(&file, part, at))).unwrap();
             for (part, at) in [next(), next()] {
-                mem::forget(stream.read_range_at(&file, part, 3, LEN - 3, at + 3).unwrap());
+                mem::forget(scope.read_at(&stream, &file, part.split_at(3).1, at + 3).unwrap());
             }
             assert_eq!(batch.in_flight(), 2);
         });
@@ -148,7 +149,7 @@ fn threads_share_a_scope() {
                 for (part, at) in memory.chunks_mut(LEN).zip((0..).step_by(LEN)) {
                     let (file, stream) = (&file, &stream);
                     threads.spawn(move || {
-                        let reading = scope.stream(stream).read_at(file, part, at).unwrap();
+                        let reading = scope.read_at(stream, file, part, at).unwrap();
                         assert!(reading.wait_timeout(Duration::from_secs(20)).unwrap());
                         assert_eq!(reading.wait().unwrap().0, LEN);
                     });
@@ -173,8 +174,7 @@ fn refused_transfers_return_the_borrow() {
                 .into_parts();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
             let [entry] = <[_; 1]>::try_from(entries).unwrap();
-            let failed =
-                scope.stream(&stream).read_range_at(&file, entry.into_buffer(), 1, 100, 0).unwrap_err();
+            let failed = scope.read_at(&stream, &file, entry.into_buffer(), u64::MAX).unwrap_err();
             assert_eq!(failed.kind(), ErrorKind::InvalidInput);
             failed.into_buffer().unwrap().fill(1);
         });
@@ -209,7 +209,7 @@ fn scopes_abort_if_waiting_for_a_stream_fails() {
         let file = register(&bed, "data", &pattern(LEN));
         let (stream, mut memory) = (stream(&bed), vec![0; LEN]);
         cufile::scope(|scope| {
-            mem::forget(scope.stream(&stream).read_at(&file, &mut memory[..], 0).unwrap());
+            mem::forget(scope.read_at(&stream, &file, &mut memory[..], 0).unwrap());
             emulator.fault("cudaStreamSynchronize", "times=all err=700");
         });
     });
@@ -222,7 +222,7 @@ fn scopes_wait_until_a_capture_ends() {
     let (file, stream) = (register(&bed, "data", &pattern(LEN)), stream(&bed));
     let mut memory = vec![0; LEN];
     cufile::scope(|scope| {
-        mem::forget(scope.stream(&stream).read_at(&file, &mut memory[..], 0).unwrap());
+        mem::forget(scope.read_at(&stream, &file, &mut memory[..], 0).unwrap());
         emulator.fault("cudaStreamSynchronize", "times=3 err=900");
         emulator.fault("cudaStreamIsCapturing", "times=3 status=1");
     });
@@ -238,7 +238,7 @@ fn scopes_abort_after_a_captured_transfer() {
         cufile::scope(|scope| {
             // The first question is asked before the call.
             bed.emulator.as_ref().unwrap().fault("cudaStreamIsCapturing", "after=1 status=1");
-            drop(scope.stream(&stream).read_at(&file, &mut memory[..], 0));
+            drop(scope.read_at(&stream, &file, &mut memory[..], 0));
         });
     });
 }
@@ -274,12 +274,11 @@ fn scopes_abort_if_a_transfer_never_ends() {
         let stream = RegisteredStream::register(&driver, stream, StreamFlags::empty()).unwrap();
         let (mut memory, mut others) = (vec![0; LEN], vec![0; LEN]);
         cufile::scope(|scope| {
-            let stream = scope.stream(&stream);
-            let reading = stream.read_at(&file, &mut memory[..], 0).unwrap();
+            let reading = scope.read_at(&stream, &file, &mut memory[..], 0).unwrap();
             assert!(reading.wait().is_err());
             // Many ended transfers hide none in flight.
             for part in others.chunks_mut(LEN / 100) {
-                stream.read_at(&file, part, 1).unwrap().wait().unwrap();
+                scope.read_at(&stream, &file, part, 1).unwrap().wait().unwrap();
             }
         });
     });

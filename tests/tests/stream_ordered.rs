@@ -3,6 +3,7 @@
 mod support;
 
 use std::ffi::c_void;
+use std::fmt::Debug;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -15,8 +16,8 @@ use cuda_rt_sys::driver::CUresult;
 use cuda_rt_sys::runtime::{self, cudaError_t, cudaHostFn_t, cudaStream_t};
 use cufile::cuda::{Cuda, DeviceBuffer, Stream};
 use cufile::{
-    Driver, Error, ErrorKind, Failed, FileHandle, IoBuf, OpError, OwnedPart, RegisterFlags, RegisteredBuffer,
-    RegisteredStream, StreamFlags,
+    Driver, Error, ErrorKind, Failed, FileHandle, IoBuf, IoBufMut, OpError, OwnedPart, RegisterFlags,
+    RegisteredBuffer, RegisteredStream, StreamFlags,
 };
 use cufile_sys::{CUfileError_t, CUfileHandle_t, CUfileOpError, CUstream, Functions, off_t};
 use cufile_tests::bed::{Bed, libraries, open_with, pattern};
@@ -38,6 +39,17 @@ fn device_copy(bed: &Bed, bytes: &[u8]) -> DeviceBuffer {
 
 fn registered<B: IoBuf + 'static>(bed: &Bed, buffer: B) -> RegisteredBuffer<B> {
     RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap()
+}
+
+/// Reads `len` bytes from byte `from` of the file to byte `at` of a buffer.
+fn read_range<B: IoBufMut + Debug + 'static>(
+    stream: &RegisteredStream,
+    file: &Arc<FileHandle>,
+    buffer: B,
+    (at, len, from): (usize, usize, u64),
+) -> (usize, B) {
+    let range = stream.late_bound(&buffer, at, len, from).unwrap();
+    stream.read_late(file, buffer, &range).unwrap().wait().unwrap()
 }
 
 /// Makes a first transfer of device memory. libcufile's preparations would otherwise wait behind a closed gate.
@@ -106,40 +118,39 @@ fn ranges_reach_the_right_bytes_of_every_memory_kind() {
         let (at, len, from) = (PAGE, 2 * PAGE, 2 * PAGE as u64);
 
         let host = vec![0xee; 4 * PAGE];
-        let (count, host) = stream.read_range_at(&file, host, at, len, from).unwrap().wait().unwrap();
+        let (count, host) = read_range(&stream, &file, host, (at, len, from));
         assert_eq!(count, len);
         check(&host);
         let boxed = host.iter().map(|_| 0xee).collect::<Vec<u8>>().into_boxed_slice();
-        check(&stream.read_range_at(&file, boxed, at, len, from).unwrap().wait().unwrap().1);
+        check(&read_range(&stream, &file, boxed, (at, len, from)).1);
         let mut pinned = bed.device.alloc_pinned(4 * PAGE).unwrap();
         pinned.fill(0xee);
-        check(&stream.read_range_at(&file, pinned, at, len, from).unwrap().wait().unwrap().1);
+        check(&read_range(&stream, &file, pinned, (at, len, from)).1);
         let device = filled(bed, 4 * PAGE);
-        let (_, device) = stream.read_range_at(&file, device, at, len, from).unwrap().wait().unwrap();
+        let (_, device) = read_range(&stream, &file, device, (at, len, from));
         check(&device.to_vec().unwrap());
         let device = filled(bed, 4 * PAGE);
         let device = registered(bed, device);
-        let (_, device) = stream.read_range_at(&file, device, at, len, from).unwrap().wait().unwrap();
+        let (_, device) = read_range(&stream, &file, device, (at, len, from));
         check(&device.get().to_vec().unwrap());
     });
 }
 
 #[test]
-fn ranges_out_of_bounds_return_the_buffer() {
+fn values_out_of_bounds_never_reach_the_library() {
     Bed::each(|bed| {
         let file = register(bed, "data", &pattern(PAGE));
         let stream = stream(bed, StreamFlags::empty());
-        let mut buffer = vec![0; 100];
+        let buffer = vec![0; 100];
         for (offset, len) in [(0, 101), (100, 1), (101, 0), (usize::MAX, 1), (1, usize::MAX)] {
-            let failed = stream.read_range_at(&file, buffer, offset, len, 0).unwrap_err();
-            assert_eq!(failed.error.kind(), ErrorKind::InvalidInput, "{offset} {len}");
-            let failed =
-                stream.write_range_at(&file, failed.into_buffer().unwrap(), offset, len, 0).unwrap_err();
-            assert_eq!(failed.error.kind(), ErrorKind::InvalidInput, "{offset} {len}");
-            buffer = failed.into_buffer().unwrap();
+            let error = stream.late_bound(&buffer, offset, len, 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{offset} {len}");
         }
         let failed = stream.read_at(&file, buffer, u64::MAX).unwrap_err();
         assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
+        let failed = stream.write_at(&file, failed.into_buffer().unwrap(), u64::MAX).unwrap_err();
+        assert_eq!(failed.error.kind(), ErrorKind::InvalidInput);
+        assert_eq!(failed.into_buffer().unwrap().len(), 100);
         if let Some(emulator) = &bed.emulator {
             assert_eq!(emulator.calls("cuFileReadAsync") + emulator.calls("cuFileWriteAsync"), 0);
         }
@@ -154,8 +165,8 @@ fn host_can_set_late_values_until_the_transfer_runs() {
         let stream = stream(bed, StreamFlags::empty());
         let buffer = registered(bed, vec![0xee; 4 * PAGE]);
         let gate = Gate::close(stream.stream());
-        let reading = stream.read_range_at(&file, buffer, 0, 2 * PAGE, 0).unwrap();
-        let late = reading.arguments().clone();
+        let late = stream.late_bound(&buffer, 0, 2 * PAGE, 0).unwrap();
+        let reading = stream.read_late(&file, buffer, &late).unwrap();
         thread::spawn(move || {
             late.set_file_offset(3 * PAGE as u64).unwrap();
             late.set_buffer_offset(2 * PAGE).unwrap();
@@ -235,7 +246,8 @@ fn late_offsets_count_from_the_registered_address() {
         let part = parts.remove(1);
         let reading = {
             let gate = Gate::close(stream.stream());
-            let reading = stream.read_range_at(&file, part, 0, PAGE, 0).unwrap();
+            let late = stream.late_bound(&part, 0, PAGE, 0).unwrap();
+            let reading = stream.read_late(&file, part, &late).unwrap();
             reading.arguments().set_buffer_offset(PAGE).unwrap();
             assert_eq!(reading.arguments().buffer_offset(), PAGE);
             assert!(reading.arguments().set_buffer_offset(PAGE + 1).is_err());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::{ptr, slice};
 
-use cufile::{Driver, Error, ErrorKind, FileHandle, OpError, RdmaInfo, UserspaceFs};
+use cufile::{BufSliceMut, Driver, Error, ErrorKind, FileHandle, OpError, RdmaInfo, UserspaceFs};
 use cufile_sys::{
     CUfileDescr_t, CUfileError_t, CUfileFSOps_t, CUfileFileHandleType, CUfileHandle_t, CUfileOpError,
     CUresult, Functions, cufileRDMAInfo_t, loff_t, off_t, sockaddr_t,
@@ -180,7 +180,7 @@ fn reads_and_writes_go_to_the_implementation() {
     let (file, _) = memory(b"0123456789");
     let file = registered(&driver, file).unwrap();
     let mut buffer = vec![0u8; 8];
-    assert_eq!(file.read_range_at(&mut buffer, 2, 6, 5).unwrap(), 5);
+    assert_eq!(file.read_at(&mut BufSliceMut::new(&mut buffer, 2..8), 5).unwrap(), 5);
     assert_eq!(buffer, *b"\0\x0056789\0");
     assert_eq!(file.write_at(b"abc".as_slice(), 8).unwrap(), 3);
     assert_eq!(file.read_at(&mut buffer, 4).unwrap(), 7);

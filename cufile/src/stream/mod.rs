@@ -131,6 +131,11 @@ impl RegisteredStream {
         &self.0.registration.stream
     }
 
+    /// Returns whether both refer to one registration.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns the flags that the stream was registered with.
     pub fn flags(&self) -> StreamFlags {
         self.0.registration.flags
@@ -159,7 +164,8 @@ impl RegisteredStream {
         }
     }
 
-    /// Reads into the whole buffer from `file_offset` in bytes, after the stream's work so far (`cuFileReadAsync`).
+    /// Reads into the whole buffer from `file_offset` in bytes, after the stream's work so far (`cuFileReadAsync`). For a
+    /// part of a buffer, pass an [`OwnedPart`](crate::OwnedPart), or use [`read_late`](Self::read_late).
     ///
     /// The operation owns the buffer until the read is over, so a borrowed buffer is refused:
     /// ```compile_fail,E0597
@@ -180,25 +186,7 @@ impl RegisteredStream {
         buffer: B,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.read_borrowed(file, buffer, None, file_offset)
-    }
-
-    /// Reads `len_bytes` bytes from `file_offset` to `buffer_offset` of the buffer, all in bytes, after the stream's
-    /// work so far (`cuFileReadAsync`).
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if the buffer has no such range; else as
-    /// [`read_at`](Self::read_at).
-    #[doc(alias = "cuFileReadAsync")]
-    pub fn read_range_at<B: IoBufMut + 'static>(
-        &self,
-        file: &Arc<FileHandle>,
-        buffer: B,
-        buffer_offset: usize,
-        len_bytes: usize,
-        file_offset: u64,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.read_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset)
+        self.read_borrowed(file, buffer, file_offset)
     }
 
     /// Reads the range that `arguments` hold when the stream runs the read (`cuFileReadAsync`).
@@ -238,25 +226,7 @@ impl RegisteredStream {
         buffer: B,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.write_borrowed(file, buffer, None, file_offset)
-    }
-
-    /// Writes `len_bytes` bytes from `buffer_offset` of the buffer to `file_offset`, all in bytes, after the stream's
-    /// work so far (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if the buffer has no such range; else as
-    /// [`write_at`](Self::write_at).
-    #[doc(alias = "cuFileWriteAsync")]
-    pub fn write_range_at<B: IoBuf + 'static>(
-        &self,
-        file: &Arc<FileHandle>,
-        buffer: B,
-        buffer_offset: usize,
-        len_bytes: usize,
-        file_offset: u64,
-    ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        self.write_borrowed(file, buffer, Some((buffer_offset, len_bytes)), file_offset)
+        self.write_borrowed(file, buffer, file_offset)
     }
 
     /// Writes the range that `arguments` hold when the stream runs the write (`cuFileWriteAsync`). Mind [other
@@ -293,17 +263,15 @@ impl RegisteredStream {
         self.arguments("late_bound", buffer, buffer_offset, max_len_bytes, file_offset)
     }
 
-    /// Does what [`read_range_at`](Self::read_range_at) does, for a range or all of a buffer that may end before the stream does:
-    /// a [`scope`](crate::scope()) waits for it.
+    /// Does what [`read_at`](Self::read_at) does, for a buffer that may end before the stream does: a
+    /// [`scope`](crate::scope()) waits for it.
     pub(crate) fn read_borrowed<B: IoBufMut>(
         &self,
         file: &Arc<FileHandle>,
         buffer: B,
-        range: Option<(usize, usize)>,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        let (buffer_offset, len_bytes) = range.unwrap_or_else(|| (0, buffer.len_bytes()));
-        match self.arguments(READ, &buffer, buffer_offset, len_bytes, file_offset) {
+        match self.arguments(READ, &buffer, 0, buffer.len_bytes(), file_offset) {
             Ok(arguments) => self.read_borrowed_late(file, buffer, &arguments),
             Err(error) => Err(Failed::new(error, Kept::free(buffer))),
         }
@@ -319,17 +287,15 @@ impl RegisteredStream {
         self.submit(READ, file, buffer, B::as_mut_ptr, arguments)
     }
 
-    /// Does what [`write_range_at`](Self::write_range_at) does, for a range or all of a buffer that may end before the stream does:
-    /// a [`scope`](crate::scope()) waits for it.
+    /// Does what [`write_at`](Self::write_at) does, for a buffer that may end before the stream does: a
+    /// [`scope`](crate::scope()) waits for it.
     pub(crate) fn write_borrowed<B: IoBuf>(
         &self,
         file: &Arc<FileHandle>,
         buffer: B,
-        range: Option<(usize, usize)>,
         file_offset: u64,
     ) -> Result<Operation<B>, Failed<Kept<B>>> {
-        let (buffer_offset, len_bytes) = range.unwrap_or_else(|| (0, buffer.len_bytes()));
-        match self.arguments(WRITE, &buffer, buffer_offset, len_bytes, file_offset) {
+        match self.arguments(WRITE, &buffer, 0, buffer.len_bytes(), file_offset) {
             Ok(arguments) => self.write_borrowed_late(file, buffer, &arguments),
             Err(error) => Err(Failed::new(error, Kept::free(buffer))),
         }

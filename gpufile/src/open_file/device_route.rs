@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::{fs, io};
 
-use cufile::FileHandle;
+use cufile::{BufSlice, BufSliceMut, FileHandle};
 
 use super::direct;
 use super::repeat::repeat;
@@ -136,7 +136,7 @@ pub(super) fn read_cufile(
     let len = memory.len_bytes;
     let call = |done, most| {
         let at = offset.saturating_add(done as u64);
-        handle.read_range_at(memory, done, most, at).map_err(Cause::from)
+        handle.read_at(&mut BufSliceMut::new(memory, done..done + most), at).map_err(Cause::from)
     };
     repeat(len, offset, call, len_bytes)
 }
@@ -145,7 +145,7 @@ pub(super) fn read_cufile(
 pub(super) fn write_cufile(handle: &FileHandle, memory: &Memory, offset: u64) -> Outcome {
     let call = |done, most| {
         let at = offset.saturating_add(done as u64);
-        handle.write_range_at(memory, done, most, at).map_err(Cause::from)
+        handle.write_at(&BufSlice::new(memory, done..done + most), at).map_err(Cause::from)
     };
     repeat(memory.len_bytes, offset, call, || None)
 }

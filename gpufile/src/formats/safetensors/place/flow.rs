@@ -47,7 +47,7 @@ impl Filling {
     pub fn new(model: &ModelFiles, device: &Device, parts: &Parts) -> Result<Self> {
         let mut buffer = allocate(&model.path, device, parts.len_bytes)?;
         let start = buffer.as_mut_ptr();
-        Ok(Self { rest: Some(OwnedPart::new(buffer)), taken: 0, start })
+        Ok(Self { rest: Some(OwnedPart::new(buffer, ..)), taken: 0, start })
     }
 
     /// Returns the address of a byte of the buffer.
