@@ -21,14 +21,14 @@ Examples:
   gpufile cache *.safetensors
   gpufile cache --drop model.bin && gpufile load model.bin
 
-The exit status is 1 if a file cannot be used. The others are reported all the same.
-The kernel may report only files that the user owns or may write. Of others, --drop and
---warm do their work and report `?`, in JSON null.")]
+The exit status is 1 if a file cannot be used. The others are still reported.
+The kernel may refuse to report on files that the user neither owns nor may write. For these,
+--drop and --warm still work, and print `?` (in JSON null).")]
 pub struct Args {
     /// Regular files.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Drops the files from the page cache, after writing back what is newer than the storage.
+    /// Drops the files from the page cache, after writing changed pages to storage.
     #[arg(long, conflicts_with = "warm")]
     drop: bool,
     /// Reads the files into the page cache.
@@ -84,8 +84,8 @@ fn look(path: &Path, arguments: &Args) -> io::Result<Found> {
     }
     let after = if_told(page_cache::residency(&file, 0..u64::MAX))?;
     if before.is_none() || after.is_none() {
-        let reason = "only its owner, and users who may write it, are told";
-        complain(&format!("gpufile: {path:?}: how much of it is cached is unknown: {reason}"));
+        let reason = "the kernel tells only its owner and users who may write to it";
+        complain(&format!("gpufile: {path:?}: cannot find out how much of it is cached: {reason}"));
     }
     Ok(Found { len_bytes, before, after: Some(after) })
 }

@@ -17,7 +17,7 @@ pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most_bytes + 1).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > most_bytes {
-        true => Err(io::Error::other(format!("it has more than {most_bytes} bytes"))),
+        true => Err(io::Error::other(format!("it is longer than {most_bytes} bytes"))),
         false => Ok(bytes),
     }
 }
@@ -32,7 +32,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, "four").unwrap();
         assert_eq!(read(&path, 4).unwrap(), b"four");
-        assert!(read(&path, 3).unwrap_err().to_string().contains("more than 3 bytes"));
+        assert!(read(&path, 3).unwrap_err().to_string().contains("longer than 3 bytes"));
         for other in [folder.path(), Path::new("/dev/zero")] {
             assert!(read(other, 4).unwrap_err().to_string().contains("not a regular file"), "{other:?}");
         }

@@ -114,7 +114,7 @@ fn clean_up_on_signal(signals: PipeReader) {
         match fs::remove_file(path) {
             Ok(()) => text += &format!("; removed the unfinished {path:?}"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => text += &format!("; the unfinished {path:?} stays: {error}"),
+            Err(error) => text += &format!("; could not remove the unfinished {path:?}: {error}"),
         }
     }
     let clear = if io::stderr().is_terminal() { "\r\x1b[K\x1b[?25h" } else { "" };

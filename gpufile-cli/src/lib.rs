@@ -42,7 +42,7 @@ use clap::{Parser, Subcommand};
 #[command(
     name = "gpufile",
     version,
-    about = "Reports this machine's routes between files and GPUs, measures them, and moves files.",
+    about = "Shows how files reach this machine's GPUs, measures the speed, and copies, loads and verifies files.",
     disable_help_subcommand = true,
     after_help = usage::ENVIRONMENT,
 )]

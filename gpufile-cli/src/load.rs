@@ -25,13 +25,13 @@ Examples:
   gpufile load models/llama
   gpufile load --gpu 0,1 --cold model.safetensors.index.json
 
-Each of several GPUs loads some of the files, all at the same time.")]
+With several GPUs, each loads some of the files, all at the same time.")]
 pub struct Args {
-    /// A safetensors file, an index, or a folder of these.
+    /// A safetensors file, an index of one model, or a folder with a model.
     model: PathBuf,
     #[command(flatten)]
     memory: MemoryArgs,
-    /// Drops the files from the page cache first, so that they come from the storage.
+    /// Drops the files from the page cache first, so that they are read from storage.
     #[arg(long)]
     cold: bool,
     /// Prints JSON.
@@ -100,11 +100,10 @@ fn load(model: &Checkpoint, places: &[Place]) -> Result<Vec<Loaded>, Failure> {
         let threads: Vec<_> = threads
             .map(start)
             .collect::<Result<_, _>>()
-            .map_err(|error| Failure::Other(format!("cannot start a thread that loads: {error}")))?;
+            .map_err(|error| Failure::Other(format!("cannot start a thread to load files: {error}")))?;
         let mut loaded = Vec::new();
         for thread in threads {
-            let part =
-                thread.join().map_err(|_| Failure::Other("a thread that loads panicked".to_owned()))?;
+            let part = thread.join().map_err(|_| Failure::Other("a loading thread panicked".to_owned()))?;
             loaded.extend(part?);
         }
         Ok(loaded)

@@ -22,9 +22,9 @@ Examples:
   gpufile ls model.safetensors
   gpufile ls --json models/llama/model.safetensors.index.json
 
-The exit status is 1 if a Zarr array or group cannot be read. The others are listed all the same.")]
+The exit status is 1 if a Zarr array or group cannot be read. The others are still listed.")]
 pub struct Args {
-    /// A safetensors file, an index, a folder of these, an .npy file or a folder of Zarr arrays.
+    /// A safetensors file, an index, a folder with a model, an .npy file, or Zarr arrays.
     model: PathBuf,
     /// Prints JSON.
     #[arg(long)]
@@ -230,7 +230,7 @@ fn is_array(folder: &Path) -> Result<bool, String> {
     match node["node_type"].as_str() {
         Some("array") => Ok(true),
         Some("group") => Ok(false),
-        _ => Err("its node_type is neither array nor group".to_owned()),
+        _ => Err("its node_type is neither \"array\" nor \"group\"".to_owned()),
     }
 }
 

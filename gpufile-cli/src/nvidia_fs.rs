@@ -105,8 +105,8 @@ impl Stats {
     /// Returns what would change that transfers are not counted.
     pub fn hint(&self) -> Option<&'static str> {
         (!self.counts_transfers).then_some(
-            "nvidia-fs does not count transfers: `echo 1 > /sys/module/nvidia_fs/parameters/rw_stats_enabled` \
-             as root makes it count",
+            "nvidia-fs is not counting transfers; to make it count, run as root: \
+             `echo 1 > /sys/module/nvidia_fs/parameters/rw_stats_enabled`",
         )
     }
 }

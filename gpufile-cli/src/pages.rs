@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use super::{Cli, Failure};
 
-/// Prints the completions of a shell.
+/// Prints completions for a shell.
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   gpufile completions bash > ~/.local/share/bash-completion/completions/gpufile")]
@@ -17,13 +17,13 @@ pub struct Completions {
     shell: Shell,
 }
 
-/// Prints the manual page, of the program or of one command.
+/// Prints the manual page of the program or of one command.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   gpufile man > ~/.local/share/man/man1/gpufile.1
   gpufile man bench | man -l -")]
 pub struct Man {
-    /// The command; the program itself without it.
+    /// The command [default: the program itself].
     command: Option<String>,
 }
 

@@ -8,7 +8,7 @@ use super::Failure;
 /// The options that choose the memory.
 #[derive(clap::Args, Debug, Clone, Default, PartialEq)]
 pub struct MemoryArgs {
-    /// Uses these GPUs [default: 0, or host memory without a GPU].
+    /// GPUs to use [default: 0, or host memory if there is no GPU].
     #[arg(short = 'd', long, value_name = "N,N", value_delimiter = ',', conflicts_with = "host")]
     pub gpu: Vec<u32>,
     /// Uses host memory.
@@ -48,7 +48,9 @@ impl MemoryArgs {
         let count = cuda.device_count()?;
         let place = |&ordinal: &u32| match ordinal < count {
             true => Ok(Place::Gpu(cuda.device(ordinal)?)),
-            false => Err(Failure::Other(format!("there is no GPU {ordinal}: this process sees {count}"))),
+            false => {
+                Err(Failure::Other(format!("there is no GPU {ordinal}: this process sees {count} in all")))
+            }
         };
         Ok((self.gpu.iter().map(place).collect::<Result<_, _>>()?, None))
     }
@@ -82,7 +84,7 @@ impl Place {
 pub fn host_bytes(len_bytes: usize) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     let room = bytes.try_reserve_exact(len_bytes);
-    room.map_err(|_| Failure::Other(format!("the host has no {len_bytes} bytes of memory")))?;
+    room.map_err(|_| Failure::Other(format!("the host cannot allocate {len_bytes} bytes of memory")))?;
     bytes.resize(len_bytes, 0);
     Ok(bytes)
 }
@@ -91,7 +93,7 @@ pub fn host_bytes(len_bytes: usize) -> Result<Vec<u8>, Failure> {
 fn short(error: &cufile::Error) -> String {
     match error {
         cufile::Error::Load(error) => {
-            format!("{} does not load (`gpufile check` tells why)", error.library())
+            format!("{} does not load (`gpufile check` says why)", error.library())
         }
         error => error.to_string(),
     }

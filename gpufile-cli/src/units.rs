@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Returns the number of bytes of a size on the command line: `4096`, `64k`, `1MiB`.
 pub fn size(text: &str) -> Result<u64, String> {
     match gpufile::parse_bytes(text).map_err(|error| error.to_string())? {
-        0 => Err("a size is 1 byte or more".to_owned()),
+        0 => Err("use a size of at least 1 byte".to_owned()),
         bytes => Ok(bytes),
     }
 }
@@ -76,7 +76,7 @@ mod tests {
         for bytes in [1, 700, 4096, 1 << 20, 3 << 30, 9 << 40] {
             assert_eq!(size(&Bytes(bytes).to_string()), Ok(bytes));
         }
-        assert!(size("0").unwrap_err().contains("1 byte or more"));
+        assert!(size("0").unwrap_err().contains("at least 1 byte"));
         assert!(size("1MB").unwrap_err().contains("KiB"));
     }
 

@@ -12,8 +12,8 @@ use super::{Cli, Failure};
 /// The end of the program's help.
 pub const ENVIRONMENT: &str = "\
 Environment:
-  GPUFILE_NUM_THREADS and others set defaults; `gpufile check` names those that are set
-  NO_COLOR                       prints without colours
+  GPUFILE_NUM_THREADS and others set defaults; `gpufile check` shows those that are set
+  NO_COLOR                       turns colours off
 
 Exit status: 0 done, 1 failed, 2 wrong command line, 130 ended by Ctrl-C.
 `check` also ends with 3 for a fallback and 4 for no route to a GPU.";
@@ -28,7 +28,7 @@ pub fn of_clap(error: &clap::Error) -> Result<ExitCode, Failure> {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             let commands = Cli::command();
             let names: Vec<_> = commands.get_subcommands().map(|command| command.get_name()).collect();
-            Err(Failure::Usage(format!("no command is given: choose {}", names.join(", "))))
+            Err(Failure::Usage(format!("no command given: choose {}", names.join(", "))))
         }
         _ => Err(Failure::Usage(one_line(&error.render().to_string()))),
     }
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn mistakes_are_one_line_without_usage() {
         assert_eq!(mistake(&["bench", "a", "--fast"]), "unexpected argument '--fast' found");
-        assert!(mistake(&[]).starts_with("no command is given: choose check, bench, "));
+        assert!(mistake(&[]).starts_with("no command given: choose check, bench, "));
         assert_eq!(
             mistake(&["bench", "a", "--repeat", "1"]),
             "unexpected argument '--repeat' found; tip: a similar argument exists: '--repeats'"

@@ -19,15 +19,15 @@ Examples:
   gpufile verify --contents ~/.cache/huggingface/hub/models--owner--name
   gpufile verify --hash-list SHA256SUMS models/llama
 
-The exit status is 0 if the model would load as its author meant, and 1 with a list of
-everything that is wrong. A warning names what would not be loaded, and does not change the status.")]
+The exit status is 0 if the model would load completely, and 1 otherwise, with a list of everything
+that is wrong. A warning names what would not be loaded, and does not change the exit status.")]
 pub struct Args {
-    /// A safetensors file, an index, or a folder with a model.
+    /// A safetensors file, an index of one model, or a folder with a model.
     model: PathBuf,
-    /// Compares each file in a cache of downloads with the SHA-256 in its name.
+    /// Compares each file of a Hugging Face cache with the SHA-256 in its name.
     #[arg(long)]
     contents: bool,
-    /// Compares each file with its SHA-256 in a list that `sha256sum` wrote.
+    /// Compares each file with its SHA-256 in this list, which `sha256sum` wrote.
     #[arg(long, value_name = "FILE")]
     hash_list: Option<PathBuf>,
     /// Prints JSON.

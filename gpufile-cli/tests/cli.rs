@@ -146,7 +146,7 @@ fn cases_and_threads_can_be_chosen() {
     {
         let (status, out, err) = run(arguments, &[]);
         assert_eq!((status, &*out), (0, expected), "{err}");
-        let left_out = "left out, because they overwrite FILE (add --overwrite to allow that): write-over";
+        let left_out = "left out, because they overwrite FILE (add --overwrite to permit that): write-over";
         assert!(err.contains(left_out) && err.contains("no GPU, so only host cases run"), "{err}");
     }
 }
@@ -173,7 +173,10 @@ fn bench_reports_settings_from_the_environment() {
     let arguments = ["bench", path.to_str().unwrap(), "--repeats", "1", "host-read"];
     let (status, out, err) = run(&arguments, &[("GPUFILE_CHUNK_SIZE", "70001")]);
     assert_eq!((status, lines(&out).len()), (0, 6), "{out}");
-    assert!(err.starts_with("gpufile: set by the environment: ") && err.contains("70001"), "{err}");
+    assert!(
+        err.starts_with("gpufile: settings from environment variables: ") && err.contains("70001"),
+        "{err}"
+    );
     let (status, _, err) = run(&arguments, &[("GPUFILE_CHUNK_SIZE", "few")]);
     assert!(status == 1 && err.contains("GPUFILE_CHUNK_SIZE is \"few\""), "{err}");
 }
@@ -184,7 +187,7 @@ fn wrong_arguments_are_explained() {
     let path = file(folder.path(), MIB);
     let small = path.to_str().unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
-        (&[], 2, "no command is given: choose check, bench"),
+        (&[], 2, "no command given: choose check, bench"),
         (&["frobnicate"], 2, "unrecognized subcommand 'frobnicate'"),
         (&["bench"], 2, "the following required arguments were not provided: <PATH>"),
         (&["bench", small, "--repeats"], 2, "a value is required for '--repeats <N>'"),

@@ -38,14 +38,14 @@ fn bench_without_enough_memory_removes_its_file() {
     let path = folder.path().to_str().unwrap();
     let big = ["bench", path, "-s", "60m", "-i", "20m", "-w", "3", "--depth", "3", "--host", "-I", "read"];
     let (status, _, err) = outcome(&mut limited("ulimit -v 300000", big));
-    assert!(status == 1 && err.contains("the host has no 20971520 bytes of memory"), "{err}");
+    assert!(status == 1 && err.contains("the host cannot allocate 20971520 bytes of memory"), "{err}");
     assert_eq!(names(folder.path()), [""; 0]);
 
     let path = folder.path().join("sparse");
     fs::File::create(&path).unwrap().set_len(400 << 20).unwrap();
     let case = ["bench", path.to_str().unwrap(), "--threads", "1", "--repeats", "1", "host-read"];
     let (status, out, err) = outcome(&mut limited("ulimit -v 300000", case));
-    assert!(status == 1 && out.contains("error=the host has no 419430400 bytes"), "{out}{err}");
+    assert!(status == 1 && out.contains("error=the host cannot allocate 419430400 bytes"), "{out}{err}");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn words_after_the_file_option_are_cases() {
     let (status, out, err) = run(["bench", "--repeats", "1", "-f", path, "read-default", "latency"]);
     assert!(status == 0 && out.lines().count() == 2 && out.contains("case=latency-4k"), "{out}{err}");
     let (status, _, err) = run(["bench", "-f", path, "other"]);
-    assert!(status == 2 && err.contains("\"other\" is no case"), "{err}");
+    assert!(status == 2 && err.contains("\"other\" is not a case"), "{err}");
     let (status, _, err) = run(["bench", "-D", folder.path().to_str().unwrap(), "read"]);
     assert!(status == 2 && err.contains("read is a named case"), "{err}");
 }

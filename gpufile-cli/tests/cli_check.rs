@@ -237,7 +237,7 @@ fn pipes_and_devices_are_refused_at_once() {
     // SAFETY: the name is terminated and outlives the call.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     let (status, out) = run(emulated("").arg(&pipe).arg("--try"));
-    assert!(status == 1 && out.contains("only files and folders have a route"), "{out}");
+    assert!(status == 1 && out.contains("is not a file or a folder, so it has no route"), "{out}");
     let (status, found) = report(emulated("").arg("/dev/null"));
     assert_eq!((status, causes(&found)), (3, vec!["not-regular"]), "{found:#}");
 }
@@ -262,7 +262,10 @@ fn wrong_and_misspelt_variables_are_named() {
     let (status, out) = run(emulated("").arg("/").env("GPUFILE_NUM_THREADS", "many"));
     assert!(status == 1 && out.contains("GPUFILE_NUM_THREADS is \"many\""), "{out}");
     let (status, out) = run(emulated("").arg("/").env("GPUFILE_NUM_THREAD", "3").env("KVIKIO_NTHREADS", "2"));
-    assert!(status == 3 && out.contains("the nearest that it reads is GPUFILE_NUM_THREADS"), "{out}");
+    assert!(
+        status == 3 && out.contains("the most similar one that it knows is GPUFILE_NUM_THREADS"),
+        "{out}"
+    );
     assert!(out.contains("KVIKIO_NTHREADS=2"), "{out}");
 }
 

@@ -317,7 +317,7 @@ fn existing_files_are_written_only_if_allowed() {
     for (arguments, expected) in [
         (&["-i", "64k", "-w", "9"][..], "name a longer file"),
         (&["-s", "100k", "-i", "64k"], "raise --size"),
-        (&["-i", "64k", "-s", "1m"], "the file has 292.97 KiB, and 1 MiB are needed"),
+        (&["-i", "64k", "-s", "1m"], "the file has 292.97 KiB, but the runs need 1 MiB"),
         (&["-i", "64k", "read"], "read is a named case"),
         (&["-x", "6"], "--depth"),
         (&["-i", "4MB"], "KiB"),

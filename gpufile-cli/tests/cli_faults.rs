@@ -76,7 +76,10 @@ fn cache_changes_files_of_other_users() {
     assert_eq!(status, 0, "{out}{err}");
     // Some kernels tell everyone.
     if !err.is_empty() {
-        assert!(err.contains("is unknown: only its owner") && out.contains('?'), "{out}{err}");
+        assert!(
+            err.contains("is cached: the kernel tells only its owner") && out.contains('?'),
+            "{out}{err}"
+        );
         let (status, out, _) = nobody(&["--warm", "--json"]).unwrap();
         let found: serde_json::Value = serde_json::from_str(&out).unwrap();
         assert!(status == 0 && found[0]["bytes"] == 5000 && found[0]["after"].is_null(), "{out}");

@@ -1,4 +1,4 @@
-//! Bytes between files and GPU or host memory, by the fastest route that this machine has.
+//! Moves bytes between files and GPU or host memory, over the fastest route that this machine has.
 //!
 //! A [`File`] reads into and writes from device and host memory alike. Device memory goes through cuFile where cuFile
 //! moves the bytes without the host's memory. Elsewhere it goes through pinned host memory: without GPUDirect Storage,

@@ -17,7 +17,8 @@ use crate::open_file::Method;
 use crate::outcome::Stop;
 
 /// The cause of the failure of a transfer that the parent of a forked child began, in the child.
-pub(crate) const OF_ANOTHER_PROCESS: &str = "the transfer belongs to the process that forked this one";
+pub(crate) const OF_ANOTHER_PROCESS: &str =
+    "the transfer belongs to the parent process, which forked this one";
 
 /// A buffer or a list of them, the files, and the jobs that move bytes between them.
 ///

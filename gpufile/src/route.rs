@@ -17,7 +17,7 @@ use crate::bounce::Pinning;
 ///
 /// let file = File::open("Cargo.toml")?;
 /// match file.route().kind() {
-///     RouteKind::Gds | RouteKind::P2pDma => println!("device memory goes past the host's memory"),
+///     RouteKind::Gds | RouteKind::P2pDma => println!("the bytes bypass host memory"),
 ///     RouteKind::Unavailable => println!("only host memory can be used"),
 ///     _ => println!("device memory goes through the host's memory"),
 /// }
@@ -159,7 +159,7 @@ impl Route {
         ])
     }
 
-    /// Returns whether the bytes go past the host's memory.
+    /// Returns whether the bytes bypass host memory.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.kind, RouteKind::Gds | RouteKind::P2pDma)
     }

@@ -65,7 +65,7 @@ fn open() -> cufile::Result<Driver> {
     Driver::builder().cuda(Engine::global().cuda()?.clone()).open()
 }
 
-/// Opens the cuFile driver until ``close_driver``. Transfers open it when they need it.
+/// Opens the cuFile driver and keeps it open until ``close_driver``. Without this call, transfers open it when needed.
 #[pyfunction]
 pub fn open_driver(py: Python<'_>) -> PyResult<()> {
     let driver = py.detach(open).map_err(|error| cuda_exception(py, error))?;
@@ -77,7 +77,7 @@ pub fn open_driver(py: Python<'_>) -> PyResult<()> {
 #[pyfunction]
 pub fn close_driver(py: Python<'_>) -> PyResult<()> {
     let driver = lock(&OPEN).pop();
-    let driver = driver.ok_or_else(|| PyRuntimeError::new_err("open_driver was not called before"))?;
+    let driver = driver.ok_or_else(|| PyRuntimeError::new_err("open_driver has not been called"))?;
     py.detach(|| driver.close()).map_err(|failed| cuda_exception(py, failed.error))?;
     py.detach(Settings::renew).map_err(|error| cuda_exception(py, error))
 }
@@ -90,7 +90,7 @@ pub fn libcufile_version(py: Python<'_>) -> PyResult<(u32, u32)> {
     Ok((version.major, version.minor))
 }
 
-/// Returns the properties of the cuFile driver, which the call opens if it is not open. Lengths are in bytes.
+/// Returns the properties of the cuFile driver. Opens the driver if it is not open. Lengths are in bytes.
 #[pyfunction]
 pub fn driver_properties(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let ask = || {

@@ -8,8 +8,8 @@ use crate::release::Detached;
 
 /// Settings and worker threads for files.
 ///
-/// An argument that is left out follows its environment variable, or its default. Files without an engine use that of the
-/// process, ``Engine.default()``. Lengths are in bytes. A number beyond its limits is a ``ValueError``: ``threads`` is 1 to
+/// An omitted argument takes the value of its environment variable, or its default. Files without an engine use that of the
+/// process, ``Engine.default()``. Lengths are in bytes. A number beyond its limits raises ``ValueError``: ``threads`` is 1 to
 /// 1024, ``bounce_buffer_bytes`` 1 to 1 GiB, and ``chunk_bytes`` and ``bounce_memory_bytes`` at least 1.
 #[pyclass(frozen, module = "gpufile")]
 pub struct Engine(pub Detached<gpufile::Engine>);
@@ -84,7 +84,7 @@ impl Engine {
         Ok(Self(Detached::new(built)))
     }
 
-    /// Returns the engine of the process.
+    /// Returns the default engine of the process.
     #[staticmethod]
     #[pyo3(name = "default")]
     fn of_process() -> PyResult<Self> {
@@ -136,25 +136,25 @@ impl Engine {
         word(&POLICIES, self.0.settings().policy())
     }
 
-    /// The use of ``O_DIRECT`` by reads: ``"auto"``, ``"always"`` or ``"never"``.
+    /// When reads use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``.
     #[getter]
     fn direct_read(&self) -> &'static str {
         word(&DIRECT, self.0.settings().direct_read())
     }
 
-    /// The use of ``O_DIRECT`` by writes.
+    /// When writes use ``O_DIRECT``: ``"auto"``, ``"always"`` or ``"never"``.
     #[getter]
     fn direct_write(&self) -> &'static str {
         word(&DIRECT, self.0.settings().direct_write())
     }
 
-    /// True if reads by ``O_DIRECT`` may read more than was asked for, to be aligned.
+    /// True if reads with ``O_DIRECT`` may read more than the requested range, up to the alignment.
     #[getter]
     fn overread(&self) -> bool {
         self.0.settings().overread()
     }
 
-    /// True if each block device has threads of its own.
+    /// True if each block device has its own threads.
     #[getter]
     fn pool_per_block_device(&self) -> bool {
         self.0.settings().pool_per_block_device()

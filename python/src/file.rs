@@ -19,10 +19,10 @@ use crate::route::Route;
 use crate::transfer::{OnStream, Transfer};
 use crate::{interrupts, many, single, stream};
 
-/// An open file, whose bytes go to and from host and GPU memory.
+/// An open file that is read into and written from host and GPU memory.
 ///
-/// Reads and writes are positional, so threads can share a file. A buffer is any object with contiguous memory: by the
-/// buffer protocol, ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``. Leave a buffer alone
+/// Reads and writes are positional, so threads can share a file. A buffer is any object with contiguous memory that
+/// has the buffer protocol, ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``. Do not use a buffer
 /// while a transfer uses it. Offsets and lengths are in bytes.
 ///
 /// Ctrl-C ends a call at once. The transfer ends soon after it, and uses the buffer until then.
@@ -59,8 +59,8 @@ impl File {
 impl File {
     /// Opens a file.
     ///
-    /// The modes are those of Python's ``open``, always for bytes, except ``"a"``: each write has its own offset, so
-    /// none appends.
+    /// The modes are those of Python's ``open``, always binary, except ``"a"``: every write names its offset, so
+    /// appending is not supported.
     #[new]
     #[pyo3(signature = (path, mode = "r", *, engine = None))]
     fn new(path: &Bound<'_, PyAny>, mode: &str, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
@@ -71,10 +71,10 @@ impl File {
         Ok(Self::of(file, path, mode.to_owned()))
     }
 
-    /// Returns a file for a descriptor, or for an object with ``fileno``. The descriptor stays the caller's, who may close it
+    /// Returns a file for a descriptor, or for an object with ``fileno``. The caller keeps the descriptor, and may close it
     /// at once.
     ///
-    /// Access is that of the descriptor. Both share the position of the file, which transfers neither use nor change.
+    /// The access is that of the descriptor. Transfers neither use nor change the position of the file.
     #[staticmethod]
     #[pyo3(signature = (fd, *, engine = None))]
     fn from_fd(fd: &Bound<'_, PyAny>, engine: Option<&Bound<'_, Engine>>) -> PyResult<Self> {
@@ -91,7 +91,7 @@ impl File {
 
     /// Reads from ``offset`` into the buffer, and returns the number of bytes.
     ///
-    /// The number is less than ``length`` only if the file ends there. ``length`` is the rest of the buffer by default.
+    /// The number is less than ``length`` only if the file ends there. By default, ``length`` is the rest of the buffer.
     #[pyo3(signature = (buffer, offset = 0, length = None, *, buffer_offset = 0))]
     fn read_into(
         &self,
@@ -119,7 +119,7 @@ impl File {
         single::write(buffer.py(), file, self.cached, memory, offset)
     }
 
-    /// Starts to read as ``read_into``, and returns at once.
+    /// Starts a read like ``read_into``, and returns at once.
     #[pyo3(signature = (buffer, offset = 0, length = None, *, buffer_offset = 0))]
     fn read_into_async(
         &self,
@@ -133,7 +133,7 @@ impl File {
         single::start_read(buffer.py(), file, memory, offset).map(Future::new)
     }
 
-    /// Starts to write as ``write_from``, and returns at once.
+    /// Starts a write like ``write_from``, and returns at once.
     #[pyo3(signature = (buffer, offset = 0, length = None, *, buffer_offset = 0))]
     fn write_from_async(
         &self,
@@ -147,10 +147,11 @@ impl File {
         single::start_write(buffer.py(), file, memory, offset).map(Future::new)
     }
 
-    /// Reads as ``read_into`` after the work that was submitted to the stream. Later work of the stream waits for the read.
+    /// Reads like ``read_into``, after the work already in the stream. Later work in the stream waits for the read.
     ///
     /// ``stream`` is a ``cudaStream_t`` as an integer, or an object with ``__cuda_stream__``, ``cuda_stream`` or ``ptr``.
-    /// Keep an integer's stream alive until the transfer has ended. If the file ends early, zeros fill GPU memory.
+    /// If you pass an integer, keep the stream alive until the transfer has ended. If the file ends early, the rest of GPU
+    /// memory gets zeros.
     #[pyo3(signature = (buffer, stream, offset = 0, length = None, *, buffer_offset = 0))]
     fn read_into_on_stream(
         &self,
@@ -167,8 +168,8 @@ impl File {
         Ok(Future::new(Transfer::new(OnStream(Some(buffer.py().detach(start))))))
     }
 
-    /// Writes as ``write_from`` after the work that was submitted to the stream. Later work of the stream waits for the
-    /// write. ``stream`` is that of ``read_into_on_stream``.
+    /// Writes like ``write_from``, after the work already in the stream. Later work in the stream waits for the write.
+    /// ``stream`` is as for ``read_into_on_stream``.
     #[pyo3(signature = (buffer, stream, offset = 0, length = None, *, buffer_offset = 0))]
     fn write_from_on_stream(
         &self,
@@ -199,7 +200,7 @@ impl File {
         many::complete(self.get()?, buffers, offsets, Access::Read)
     }
 
-    /// Reads as ``read_many``, and returns the outcome of each entry: the number of bytes, or the exception.
+    /// Reads like ``read_many``, and returns the outcome of each entry: the number of bytes, or the exception.
     ///
     /// The number is less than the length of the buffer only if the file ends there.
     fn read_many_each<'py>(
@@ -210,7 +211,7 @@ impl File {
         many::each(self.get()?, buffers, offsets, Access::Write)
     }
 
-    /// Writes as ``write_many``, and returns the outcome of each entry: the number of bytes, or the exception.
+    /// Writes like ``write_many``, and returns the outcome of each entry: the number of bytes, or the exception.
     fn write_many_each<'py>(
         &self,
         buffers: &Bound<'py, PyAny>,
@@ -219,29 +220,29 @@ impl File {
         many::each(self.get()?, buffers, offsets, Access::Read)
     }
 
-    /// Starts to read as ``read_many``, and returns at once.
+    /// Starts a read like ``read_many``, and returns at once.
     fn read_many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<Future> {
         many::start(self.get()?, buffers, offsets, Access::Write).map(Future::new)
     }
 
-    /// Starts to write as ``write_many``, and returns at once.
+    /// Starts a write like ``write_many``, and returns at once.
     fn write_many_async(&self, buffers: &Bound<'_, PyAny>, offsets: Vec<u64>) -> PyResult<Future> {
         many::start(self.get()?, buffers, offsets, Access::Read).map(Future::new)
     }
 
-    /// Returns the same open file for transfers in chunks of another length.
+    /// Returns the same open file, with another chunk length for its transfers.
     fn with_chunk_bytes(&self, chunk_bytes: usize) -> PyResult<Self> {
         Ok(self.new_like(self.get()?.with_chunk_bytes(chunk_bytes)))
     }
 
-    /// Returns the same open file for transfers by another engine.
+    /// Returns the same open file, with another engine for its transfers.
     fn with_engine(&self, py: Python<'_>, engine: &Bound<'_, Engine>) -> PyResult<Self> {
         let (file, engine) = (self.get()?, &engine.get().0);
         let other = py.detach(|| gpufile::File::options().engine(engine).open_borrowed_fd(&file));
         other.map(|other| self.new_like(other)).map_err(|error| exception(py, &error))
     }
 
-    /// Returns the route between the file and GPU memory, with the reasons against better ones.
+    /// Returns the route between the file and GPU memory, and why it is not a better one.
     fn route(&self, py: Python<'_>) -> PyResult<Route> {
         let file = self.get()?;
         Ok(py.detach(|| Route::new(file.route())))
@@ -265,7 +266,7 @@ impl File {
         interrupts::run(py, move || file.sync_all())?.map_err(|error| exception(py, &error))
     }
 
-    /// Returns the descriptor of the file, which stays the file's.
+    /// Returns the descriptor. It still belongs to this file.
     fn fileno(&self) -> PyResult<i32> {
         Ok(self.get()?.as_fd().as_raw_fd())
     }
@@ -283,7 +284,7 @@ impl File {
         self.file.read().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// The path that the file was opened by.
+    /// The path with which the file was opened.
     #[getter]
     fn name(&self) -> OsString {
         self.path.clone().into()

@@ -18,8 +18,8 @@ use crate::watch::Watch;
 
 /// A transfer in flight. It holds the buffers until it has ended and ``done``, ``result`` or ``await`` has seen that.
 ///
-/// ``await`` it in asyncio, or call ``result``. A future that is dropped does not wait: a write continues to its end, a
-/// read ends soon. Only a stream-ordered transfer is waited for, at most 30 seconds.
+/// ``await`` it in asyncio, or call ``result``. Dropping a future does not wait: a write continues to its end, and a
+/// read stops soon. Dropping a stream-ordered transfer waits for it, at most 30 seconds.
 #[pyclass(frozen, module = "gpufile", weakref)]
 pub struct Future {
     shared: Arc<Shared>,
@@ -68,7 +68,9 @@ impl Future {
     /// `RuntimeError` in a forked child, which has no workers for the transfer.
     fn with<T>(&self, py: Python<'_>, look: impl FnOnce(&mut State) -> T) -> PyResult<T> {
         if !self.generation.is_current() {
-            return Err(PyRuntimeError::new_err("the transfer belongs to the process that forked this one"));
+            return Err(PyRuntimeError::new_err(
+                "the transfer belongs to the parent process, which forked this one",
+            ));
         }
         let mut state = self.shared.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
         let mut ended = None;
@@ -146,7 +148,7 @@ impl Future {
         outcome.map_err(|error| exception(py, &error))
     }
 
-    /// Waits for the end, as ``result`` without a timeout.
+    /// Waits for the end, like ``result`` without a timeout.
     fn get(&self, py: Python<'_>) -> PyResult<usize> {
         self.result(py, None)
     }
@@ -156,11 +158,11 @@ impl Future {
         self.with(py, |state| matches!(state, State::Ended(_)))
     }
 
-    /// Ends the transfer early, and waits for the chunks and copies that were begun, however long they take.
+    /// Stops the transfer early, and waits for the chunks and copies already begun, however long they take.
     ///
     /// ``result`` then returns the number of bytes that were transferred from the start, or raises ``TransferError``
-    /// with the errno ``ECANCELED`` for a list. A stream-ordered transfer cannot end early: the call waits for it.
-    /// Ctrl-C ends the wait. To end a read without a wait, drop the future.
+    /// with the errno ``ECANCELED`` for a list. A stream-ordered transfer cannot stop early: the call waits for it.
+    /// Ctrl-C ends the wait. To stop a read without waiting, drop the future.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let transfer = self.with(py, |state| match mem::replace(state, State::Ending) {
             State::InFlight(transfer) => Some(transfer),

@@ -34,7 +34,9 @@ fn requests(
         buffers.try_iter()?.map(|buffer| Memory::of(&buffer?, access)).collect::<PyResult<_>>()?;
     if memories.len() != offsets.len() {
         let (buffers, offsets) = (memories.len(), offsets.len());
-        return Err(PyValueError::new_err(format!("there are {buffers} buffers and {offsets} offsets")));
+        return Err(PyValueError::new_err(format!(
+            "there are {buffers} buffers but {offsets} offsets; pass one offset for each buffer"
+        )));
     }
     wait_for_streams(buffers.py(), &memories)?;
     let request = |(buffer, offset)| OwnedRequest { file: file.clone(), offset, buffer };

@@ -115,7 +115,7 @@ impl Memory {
         }
         Err(refused.unwrap_or_else(|| {
             PyTypeError::new_err(format!(
-                "{} has no memory: a buffer, __dlpack__, __cuda_array_interface__ or __array_interface__ is needed",
+                "{} has no memory: expected a buffer, or an object with __dlpack__, __cuda_array_interface__ or __array_interface__",
                 type_name(object)
             ))
         }))
@@ -152,7 +152,7 @@ impl Memory {
         };
         if len_bytes > 0 && !place.has(address, len_bytes) {
             return Err(PyValueError::new_err(format!(
-                "the array claims {len_bytes} bytes at {address:#x}, and the memory there is shorter"
+                "the array claims {len_bytes} bytes at {address:#x}, but the memory there is shorter"
             )));
         }
         let registration = match &place {
@@ -180,7 +180,7 @@ impl Memory {
         let Some(part) = part else {
             let asked = len_bytes.map_or_else(|| "the bytes".to_owned(), |len| format!("{len} bytes"));
             return Err(PyValueError::new_err(format!(
-                "{asked} from byte {offset_bytes} on go beyond a buffer of {} bytes",
+                "{asked} from byte {offset_bytes} exceed the buffer of {} bytes",
                 self.len_bytes
             )));
         };
@@ -293,7 +293,7 @@ impl Place {
             (0, cudaMemoryType::cudaMemoryTypeDevice | cudaMemoryType::cudaMemoryTypeManaged) => {}
             _ => {
                 return Err(PyBufferError::new_err(format!(
-                    "no CUDA memory of this process is at the address {address:#x}"
+                    "this process has no CUDA memory at the address {address:#x}"
                 )));
             }
         }
@@ -363,7 +363,7 @@ unsafe impl IoBufMut for Memory {
 
 /// Returns the length of a buffer in bytes, and its GPU. None stands for the host.
 ///
-/// Raises as a transfer of the buffer would, into it if ``writable`` is true.
+/// Raises what a transfer from the buffer would raise, or a transfer into it if ``writable`` is true.
 #[pyfunction]
 #[pyo3(signature = (buffer, writable = false))]
 pub fn memory_of(buffer: &Bound<'_, PyAny>, writable: bool) -> PyResult<(usize, Option<u32>)> {
@@ -377,7 +377,7 @@ fn contiguous_bytes(shape: &[usize], strides: Option<&[isize]>, item_bytes: usiz
     let len_bytes = len_bytes.ok_or_else(|| PyValueError::new_err("the shape of the array is too large"))?;
     let Some(strides) = strides else { return Ok(len_bytes) };
     if strides.len() != shape.len() {
-        return Err(PyValueError::new_err("the array has fewer strides than dimensions, or more"));
+        return Err(PyValueError::new_err("the array has a different number of strides than dimensions"));
     }
     let dimensions = || shape.iter().copied().zip(strides.iter().copied());
     match len_bytes == 0 || is_dense(dimensions().rev(), item_bytes) || is_dense(dimensions(), item_bytes) {
@@ -397,15 +397,15 @@ fn is_dense(mut dimensions: impl Iterator<Item = (usize, isize)>, item_bytes: us
 }
 
 fn not_contiguous() -> PyErr {
-    PyValueError::new_err("the array is not contiguous: a file has no gaps, so pass a contiguous copy")
+    PyValueError::new_err("the array is not contiguous: pass a contiguous copy")
 }
 
 fn read_only() -> PyErr {
-    PyValueError::new_err("the memory is read-only, and cannot be read into")
+    PyValueError::new_err("the memory is read-only, so a file cannot be read into it")
 }
 
 fn objects() -> PyErr {
-    PyValueError::new_err("the elements are references to Python's objects, and a file cannot have these")
+    PyValueError::new_err("the elements are references to Python objects, which a file cannot store")
 }
 
 fn type_name(object: &Bound<'_, PyAny>) -> String {

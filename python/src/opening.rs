@@ -78,7 +78,7 @@ pub fn options(mode: &str) -> PyResult<OpenOptions> {
         }
         _ => {
             return Err(PyValueError::new_err(format!(
-                "{mode:?} is no mode: use \"r\", \"r+\", \"w\", \"w+\", \"x\" or \"x+\""
+                "{mode:?} is not a mode: use \"r\", \"r+\", \"w\", \"w+\", \"x\" or \"x+\""
             )));
         }
     };

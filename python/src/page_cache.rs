@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 #[pyfunction]
 pub fn page_cache_residency(py: Python<'_>, fd: i32, start: u64, end: u64) -> PyResult<(u64, u64)> {
     if fd < 0 {
-        return Err(PyValueError::new_err(format!("{fd} is no descriptor")));
+        return Err(PyValueError::new_err(format!("{fd} is not a descriptor")));
     }
     // SAFETY: not negative. The caller keeps it open; the call fails for one that is not.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };

@@ -3,7 +3,7 @@
 use gpufile::RouteKind;
 use pyo3::prelude::*;
 
-/// The route of a file's bytes to GPU memory.
+/// The route that a file's bytes take to GPU memory.
 #[pyclass(frozen, module = "gpufile", eq)]
 #[derive(PartialEq)]
 pub struct Route {
@@ -31,14 +31,14 @@ fn word(kind: RouteKind) -> &'static str {
 
 #[pymethods]
 impl Route {
-    /// The way of the bytes, best first: ``"gds"`` and ``"p2pdma"`` go past the host's memory, ``"cufile-compat"`` and
-    /// ``"posix"`` through it. ``"unavailable"`` says that only host memory can be used.
+    /// The kind of route, best first: with ``"gds"`` and ``"p2pdma"`` the bytes bypass host memory, with ``"cufile-compat"``
+    /// and ``"posix"`` they pass through it. ``"unavailable"`` means that only host memory can be used.
     #[getter]
     fn kind(&self) -> &'static str {
         word(self.kind)
     }
 
-    /// The better routes, as a dictionary from ``kind`` to the reason against it.
+    /// The better routes, as a dictionary from ``kind`` to the reason why it is not used.
     #[getter]
     fn why_not(&self) -> std::collections::BTreeMap<&'static str, &str> {
         self.why_not.iter().map(|(kind, reason)| (word(*kind), reason.as_str())).collect()

@@ -32,14 +32,14 @@ fn handle(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
         handle.extract()?
     } else {
         return Err(PyTypeError::new_err(format!(
-            "{} is no CUDA stream: an integer, __cuda_stream__, cuda_stream or ptr is needed",
+            "{} is not a CUDA stream: expected an integer, or an object with __cuda_stream__, cuda_stream or ptr",
             stream.get_type().qualname()?
         )));
     };
     match handle {
         LEGACY => Ok(0),
         PER_THREAD => Err(PyValueError::new_err(
-            "cudaStreamPerThread is another stream on each thread: pass a stream that you created",
+            "cudaStreamPerThread is a different stream on each thread: pass a stream that you created",
         )),
         handle => Ok(handle),
     }

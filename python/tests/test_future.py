@@ -222,7 +222,7 @@ def test_streams_order_transfers(file, content, gpu, device_array):
         file.read_into(check, 100_000)
         assert check == content[13:513]
     assert asyncio.run(_await(file.read_into_on_stream(device_array(100), stream.value))) == 100
-    with pytest.raises(TypeError, match="no CUDA stream"):
+    with pytest.raises(TypeError, match="not a CUDA stream"):
         file.read_into_on_stream(device_array(1), "stream")
     with pytest.raises(ValueError, match="PerThread"):
         file.read_into_on_stream(device_array(1), 2)

@@ -25,7 +25,7 @@ def test_files_read_and_write_gpu_memory(path, content, device_array):
         assert file.pwrite(array, 50, 9000, task_size=13).get() == 50
         assert file.raw_read(array, 10, file_offset=3, dev_offset=4990) == 10
         assert array.get()[-10:] == content[17:27]
-        with pytest.raises(ValueError, match="beyond a buffer of 5000"):
+        with pytest.raises(ValueError, match="exceed the buffer of 5000"):
             file.read(array, 5001)
         assert asyncio.run(_await(file.pread(array))) == 5000
     assert path.read_bytes()[:110] == content[:3] + content[17:117] + content[103:110]
@@ -129,7 +129,7 @@ def test_regions_of_files_are_read(path, content, device_array):
         with pytest.raises(OverflowError, match="negative"):
             kvikio.MmapHandle(path, "r", size, offset)
     assert (region.initial_map_size(), region.initial_map_offset()) == (3000, 1001)
-    with pytest.raises(ValueError, match="beyond a buffer"):
+    with pytest.raises(ValueError, match="exceed the buffer"):
         region.read(device_array(2999), offset=1001)
 
 
@@ -204,7 +204,7 @@ def test_memory_is_registered_as_a_whole_allocation(path, content, device_array,
     assert command("live buffers") == live
     with pytest.raises(ValueError, match="not registered"):
         gpufile.deregister(part)
-    with pytest.raises(ValueError, match="only memory of a GPU"):
+    with pytest.raises(ValueError, match="only GPU memory"):
         gpufile.register(bytearray(5))
 
 

@@ -51,7 +51,7 @@ def test_failed_entries_are_named(file, content):
     with pytest.raises(gpufile.TransferError) as failed:
         file.read_many(buffers, [0, end, 5])
     assert (failed.value.entry, failed.value.bytes_done) == (1, 4)
-    with pytest.raises(ValueError, match="3 buffers and 2 offsets"):
+    with pytest.raises(ValueError, match="3 buffers but 2 offsets"):
         file.read_many(buffers, [0, 1])
     with pytest.raises(ValueError, match="read-only"):
         file.read_many([b"abc"], [0])

@@ -186,7 +186,7 @@ def failures(folder, rank, count):
         with pytest.raises(RuntimeError, match="no memory"):
             load_distributed(whole, Placement.all())
     # Ranks that do not load the same.
-    with pytest.raises(RuntimeError, match=f"rank {count - 1} of the group has another model, placement or budget"):
+    with pytest.raises(RuntimeError, match=f"rank {count - 1} of the group passed another model, placement or memory budget"):
         load_distributed(whole, Placement.all(), only=["0.4.torch.uint8"] if is_last else None)
     same(load_distributed(whole, Placement.all()), gs.load_file(whole))
 

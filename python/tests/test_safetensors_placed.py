@@ -145,8 +145,8 @@ def test_only_chosen_tensors_are_placed(model):
 @pytest.mark.parametrize(
     ("share", "error", "text"),
     [
-        (Share.on(2), ValueError, "cannot place it on device 2 of the list, which has 2"),
-        (Share.on(-1), ValueError, "device -1 of the list"),
+        (Share.on(2), ValueError, "cannot place it on device 2, because the list has 2 devices"),
+        (Share.on(-1), ValueError, "device -1, because the list"),
         (Share.slice(2), ValueError, "cannot slice axis 2 of a tensor with 2 axes; place it"),
         (Share.slice(-1), ValueError, "cannot slice axis -1"),
         (Share.slice(0, "halves"), ValueError, 'cannot cut "halves"; the cuts are "chunks" and "even"'),
@@ -183,7 +183,7 @@ def test_slices_of_packed_types_have_whole_bytes(tmp_path):
     whole = packed.view(torch.uint8)
     assert load(Share.slice(0), 2) == [part.tolist() for part in whole.tensor_split(2, 0)]
     assert load(Share.slice(1), 5) == [part.tolist() for part in whole.tensor_split(5, 1)]
-    with pytest.raises(ValueError, match="the F4 elements from 0 to 5 of axis 1 are no whole bytes; slice another axis"):
+    with pytest.raises(ValueError, match="the F4 elements from 0 to 5 of axis 1 do not fill whole bytes; slice another axis"):
         load(Share.slice(1), 8)
 
 
@@ -192,7 +192,7 @@ def test_tensors_of_torch_are_placed(model):
     paths, content = model
     loaded = gs.load_model(paths, [torch.device("cpu"), "cpu"], placement=Placement.by(mixed))
     check([{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in loaded], content, mixed, 2)
-    with pytest.raises(ValueError, match="not for meta of framework pt"):
+    with pytest.raises(ValueError, match="not meta of framework pt"):
         gs.load_model(paths, ["cpu", "meta"], placement=Placement.all())
 
 

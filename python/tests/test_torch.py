@@ -121,7 +121,7 @@ def test_registrations_of_one_allocation_are_counted(monkeypatch):
 
     def register(storage):
         if "one" in allocations:
-            raise ValueError("the memory is registered already")
+            raise ValueError("the memory is already registered")
         allocations.add("one")
 
     monkeypatch.setattr(_gpufile, "register", register, raising=False)

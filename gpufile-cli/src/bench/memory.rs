@@ -175,8 +175,8 @@ pub fn compare_each<'a>(
         if expected != found {
             let at = expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
             return Err(format!(
-                "wrong bytes: in the {len_bytes} bytes at {file_offset} of {path:?} and at {buffer_offset} of the memory, \
-                 byte {at} is the first that differs: {:#04x} in the file, {:#04x} in the memory",
+                "wrong bytes: {len_bytes} bytes at {file_offset} of {path:?} differ from those at {buffer_offset} of the memory, \
+                 first at byte {at}: {:#04x} in the file, {:#04x} in the memory",
                 expected[at],
                 found[at]
             )
@@ -249,7 +249,7 @@ mod tests {
             compare(file.path(), &memory, &ranges).unwrap();
             memory.0[at] ^= 1;
             let error = compare(file.path(), &memory, &ranges).unwrap_err().to_string();
-            assert!(error.contains(&format!("byte {} is the first", at % part)), "{part} {at}: {error}");
+            assert!(error.contains(&format!("first at byte {}:", at % part)), "{part} {at}: {error}");
         }
     }
 

@@ -92,29 +92,29 @@ Examples:
   gpufile bench model.bin --repeats 5 read scatter
   gpufile bench model.bin --gpu 0,1 gpus         the cases of several GPUs, which only run if named
 
-Without --io, an existing file is only read. The letters and numbers of gdsio mean the same.
-With --overwrite, named cases write the bytes that the file holds. They need a file of 16 MiB or
-more, and make and remove files FILE.fresh-*.")]
+Without --io, an existing file is only read. Letters and numbers mean the same as in gdsio.
+With --overwrite, named cases write back the bytes that the file already has. Named cases need a
+file of 16 MiB or more. They create files FILE.fresh-* and remove them.")]
 pub struct Args {
     /// The file, or a folder for a new one, which is removed afterwards.
     #[arg(value_name = "PATH", required_unless_present_any = ["list", "file", "dir"])]
     path: Option<PathBuf>,
-    /// Cases or groups of them, such as `scatter`; all without a workload.
+    /// Named cases or groups of cases, such as `scatter` [default: all].
     #[arg(value_name = "CASE", value_parser = case)]
     cases: Vec<String>,
-    /// The file, as gdsio takes it.
+    /// The file, instead of PATH (as in gdsio).
     #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "dir")]
     file: Option<PathBuf>,
-    /// The folder for a new file, as gdsio takes it.
+    /// The folder for a new file, instead of PATH (as in gdsio).
     #[arg(short = 'D', long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Allows to write to an existing file; a workload destroys its bytes.
+    /// Permits writing to an existing file. A workload replaces its contents.
     #[arg(long)]
     overwrite: bool,
-    /// Repeats each case after a warm-up [default: 3].
+    /// Repetitions of each case, after a warm-up [default: 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
     repeats: Option<u16>,
-    /// Gives the engine T threads; 0 is its default.
+    /// Threads of the engine; 0 is the engine's default.
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: Option<u16>,
     /// Prints JSON.
@@ -164,8 +164,9 @@ fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
     };
     let mut cases = cases.clone();
     if let Some(first) = path {
-        let problem =
-            |hint| Failure::Usage(format!("{named:?} is the path, and {first:?} is no case: {hint}"));
+        let problem = |hint| {
+            Failure::Usage(format!("the path is already {named:?}, and {first:?} is not a case: {hint}"))
+        };
         cases.insert(0, case(&first.to_string_lossy()).map_err(problem)?);
     }
     Ok(Some((named, cases)))
@@ -174,7 +175,7 @@ fn target(arguments: &Args) -> Result<Option<(&Path, Vec<String>)>, Failure> {
 /// Returns the cases that the command line names.
 fn chosen(wanted: &[String], may_overwrite: bool) -> Result<Vec<&'static Case>, Failure> {
     if !may_overwrite && let Some(name) = wanted.iter().find(|name| is_overwriting(name)) {
-        return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to allow that")));
+        return Err(Failure::Usage(format!("{name} overwrites FILE: add --overwrite to permit that")));
     }
     // The cases of several GPUs need as much memory on each, so they run only if they are named.
     let is_wanted = |case: &&Case| match wanted {
@@ -208,8 +209,7 @@ pub fn run(arguments: &Args) -> Result<ExitCode, Failure> {
         return named_cases(path, &cases, arguments);
     }
     if let Some(case) = cases.first() {
-        let problem =
-            format!("{case} is a named case: leave it out, or name a file without options of a workload");
+        let problem = format!("{case} is a named case: leave it out, or give a file and no workload options");
         return Err(Failure::Usage(problem));
     }
     if arguments.repeats.is_some() {
@@ -230,11 +230,11 @@ fn named_cases(path: &Path, wanted: &[String], arguments: &Args) -> Result<ExitC
     };
     let mut out = Lines::new(arguments.json);
     if bench.settings != Settings::default() {
-        complain(&format!("gpufile: set by the environment: {:?}", bench.settings));
+        complain(&format!("gpufile: settings from environment variables: {:?}", bench.settings));
     }
     let left_out = overwriting(&cases);
     if !arguments.overwrite && !left_out.is_empty() {
-        let why = "because they overwrite FILE (add --overwrite to allow that)";
+        let why = "because they overwrite FILE (add --overwrite to permit that)";
         complain(&format!("gpufile: left out, {why}: {left_out}"));
         cases.retain(|case| !case.overwrites);
     }

@@ -136,7 +136,7 @@ pub fn save_shards(bench: &Bench, gpus: &[Device], threads: usize) -> Result<Mea
     let again = Checkpoint::open_with(&saved, &bench.options(threads))?;
     for name in model.checkpoint.names() {
         if again.read_tensor(name)? != model.checkpoint.read_tensor(name)? {
-            return Err(format!("the saved {name} has other bytes").into());
+            return Err(format!("the saved {name} has wrong bytes").into());
         }
     }
     Ok(Measured { size: model.len_bytes, ops: 1, laps })

@@ -20,7 +20,7 @@ fn memories(gpus: &[Device], len_bytes: usize) -> Result<Vec<DeviceMemory>> {
 /// FILE has less for each.
 fn share_of(bench: &Bench, gpus: &[Device]) -> Result<usize> {
     match bench.file_bytes / gpus.len() / MIB * MIB {
-        0 => Err(format!("FILE has less than 1 MiB for each of {} GPUs", gpus.len()).into()),
+        0 => Err(format!("FILE is too short: it has less than 1 MiB for each of {} GPUs", gpus.len()).into()),
         share => Ok(share),
     }
 }

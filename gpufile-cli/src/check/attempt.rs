@@ -51,8 +51,7 @@ impl Attempt {
         let counted: Vec<String> = counted.into_iter().flatten().collect();
         match self.proven() {
             None => {
-                let hint =
-                    "nothing counts on this route (nvidia-fs counts with its parameter rw_stats_enabled=1)";
+                let hint = "nothing counts transfers on this route (nvidia-fs would, with its parameter rw_stats_enabled=1)";
                 [counted.as_slice(), &[hint.to_owned()]].concat().join(", ")
             }
             Some(_) if counted.is_empty() => "gpufile moved the bytes itself".to_owned(),

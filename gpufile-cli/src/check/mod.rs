@@ -40,7 +40,7 @@ use self::target::Target;
 use super::Failure;
 use super::table::print;
 
-/// Reports the route of files to a GPU, why no better one is taken, and what would change that.
+/// Reports the route that files take to a GPU, why it is not a faster one, and what would change that.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -48,26 +48,26 @@ Examples:
   gpufile check --try --json /data /scratch
   gpufile check /proc/1234/fd/5      the file as another program opened it
 
-The exit status is the worst of all paths:
-  0  fast: the bytes go past the host's memory, by GPUDirect Storage or P2PDMA
-  3  fallback: the bytes pass through the host's memory
-  4  impossible: no bytes go to a GPU, because there is no CUDA or no GPU
-  1  failed: a variable is wrong, a path cannot be used, or --try failed
+The exit status is that of the worst path:
+  0  fast: the bytes bypass host memory, with GPUDirect Storage or P2PDMA
+  3  fallback: the bytes pass through host memory
+  4  impossible: there is no CUDA or no GPU
+  1  failed: a variable has a wrong value, a path cannot be used, or --try failed
   2  the command line is wrong")]
 pub struct Args {
-    /// Files or folders. A folder keeps its contents.
+    /// Files or folders to check. Their contents stay unchanged.
     #[arg(default_value = ".")]
     path: Vec<PathBuf>,
-    /// Proves the route by a write and a read of 1 MiB, in a file of its own beside PATH.
+    /// Tests the route: writes and reads 1 MiB in a temporary file next to PATH.
     #[arg(long = "try")]
     tries: bool,
-    /// The GPU that takes part in --try.
+    /// The GPU to use for --try.
     #[arg(long, default_value_t = 0, value_name = "N")]
     gpu: u32,
     /// Prints JSON.
     #[arg(long)]
     json: bool,
-    /// Prints all facts, and everything that was tried.
+    /// Prints all facts, and every file that was tried for each library.
     #[arg(long, short)]
     verbose: bool,
 }

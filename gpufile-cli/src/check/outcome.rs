@@ -22,7 +22,7 @@ pub struct Outcome {
 /// The verdict for a path, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// The bytes go past the host's memory.
+    /// The bytes bypass host memory.
     Fast,
     /// The bytes pass through host memory.
     Fallback,
@@ -97,14 +97,14 @@ impl Outcome {
             }
             (Ok(target), _) if target.is_direct() && self.is_staged_anyway() => {
                 format!(
-                    "{} is there, but libcufile is set to pass the bytes through host memory",
+                    "{} is available, but libcufile is configured to pass the bytes through host memory",
                     target.route
                 )
             }
             (Ok(target), _) => match Verdict::on(target.route) {
                 Verdict::Fallback => format!("the bytes pass through host memory ({})", target.route),
                 Verdict::Impossible => format!("no bytes reach a GPU; {}", on_host(target)),
-                _ => format!("the bytes go past host memory ({})", target.route),
+                _ => format!("the bytes bypass host memory ({})", target.route),
             },
         }
     }
@@ -114,7 +114,7 @@ impl Outcome {
 fn on_host(target: &Target) -> &'static str {
     match target.file_type {
         FileType::Directory => "no file was found here to read or write",
-        _ if target.read_only.is_some() => "the bytes can be read into host memory, and not written",
+        _ if target.read_only.is_some() => "files can be read into host memory, but not written",
         _ => "host memory can be read and written",
     }
 }
@@ -163,7 +163,7 @@ mod tests {
         let staged =
             Outcome { causes: vec![Cause::Other("set so".to_owned())], ..outcome(RouteKind::P2pDma) };
         assert_eq!(staged.verdict(), Verdict::Fallback);
-        assert!(staged.headline().contains("is there, but"), "{}", staged.headline());
+        assert!(staged.headline().contains("is available, but"), "{}", staged.headline());
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         };
         assert!(headline(good()).ends_with("host memory can be read and written"));
         let read_only = Target { read_only: Some(ReadOnly::Mount), ..good() };
-        assert!(headline(read_only).ends_with("and not written"));
+        assert!(headline(read_only).ends_with("but not written"));
         let no_file = Target { file_type: FileType::Directory, ..good() };
         assert!(headline(no_file).ends_with("no file was found here to read or write"));
     }

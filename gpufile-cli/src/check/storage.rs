@@ -45,7 +45,7 @@ impl Storage {
         }
     }
 
-    /// Returns whether the bytes come over the network by RDMA, if they come past the host's memory.
+    /// Returns whether the bytes come over the network by RDMA, if they bypass host memory.
     pub fn is_remote(&self) -> bool {
         matches!(self, Storage::Nfs(_) | Storage::Lustre | Storage::Weka | Storage::BeeGfs | Storage::Gpfs)
     }
@@ -105,7 +105,7 @@ impl Storage {
         match self {
             Storage::Local => "put the file system on an NVMe disk, or on a partition of one",
             Storage::Tmpfs => {
-                "nothing is slower here than memory; for a direct path, use ext4 or xfs on an NVMe disk"
+                "tmpfs is as fast as memory; for a direct path, use ext4 or xfs on an NVMe disk"
             }
             Storage::Overlay => {
                 "mount a folder of the host that is on ext4 or xfs into the container (docker run -v /data:/data), and use it"

@@ -63,7 +63,7 @@ impl Target {
         let kind = fs::metadata(&real).map_err(|error| format!("cannot open {path:?}: {error}"))?.file_type();
         // Opening a pipe would wait for a writer.
         if kind.is_fifo() || kind.is_socket() {
-            return Err(format!("{path:?} is no file: only files and folders have a route"));
+            return Err(format!("{path:?} is not a file or a folder, so it has no route"));
         }
         let (file, sample) = open(path, &real, engine)?;
         let properties = FileProperties::of(&file).map_err(|error| error.to_string())?;
@@ -102,7 +102,7 @@ impl Target {
         })
     }
 
-    /// Returns whether the bytes go past the host's memory.
+    /// Returns whether the bytes bypass host memory.
     pub fn is_direct(&self) -> bool {
         matches!(self.route, RouteKind::Gds | RouteKind::P2pDma)
     }

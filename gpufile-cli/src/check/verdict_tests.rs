@@ -191,7 +191,7 @@ fn missing_libraries_are_named() {
 fn missing_device_tells_those_on_the_bus() {
     let cannot = with(good(), |target| target.route = RouteKind::Unavailable);
     let hidden = with(machine(), |machine| machine.gpus = Err(NoGpus::NoDevice));
-    only(&hidden, &cannot, "no-device", "has 1 GPUs", "CUDA_VISIBLE_DEVICES");
+    only(&hidden, &cannot, "no-device", "has 1 NVIDIA GPUs", "CUDA_VISIBLE_DEVICES");
     let none = with(hidden, |machine| machine.devices.clear());
     only(&none, &cannot, "no-device", "there is no GPU", "nvidia-smi -L");
     let broken = with(machine(), |machine| machine.gpus = Err(NoGpus::Failed("cuInit: 999".to_owned())));
@@ -465,7 +465,7 @@ fn broken_configuration_is_a_limit_on_every_route() {
         &good(),
         "broken-cufile-json",
         "/etc/cufile.json cannot be used: it is not JSON",
-        "mend or remove",
+        "fix or remove",
     );
     let keys = |target| causes(&broken, target).iter().map(Cause::key).collect::<Vec<_>>();
     assert!(keys(&staged()).contains(&"broken-cufile-json"));

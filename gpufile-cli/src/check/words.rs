@@ -11,7 +11,7 @@ impl Cause {
             Cause::WrongVariable(error) | Cause::CudaFails(error) | Cause::Other(error) => error.clone(),
             Cause::CannotOpen(true) => "there is no such path".to_owned(),
             Cause::CannotOpen(false) => "the path cannot be opened for reading".to_owned(),
-            Cause::UnknownVariable(name, _) => format!("gpufile reads no variable {name}"),
+            Cause::UnknownVariable(name, _) => format!("gpufile does not know the variable {name}"),
             Cause::BrokenConfiguration { file, error, .. } => {
                 format!("libcufile's configuration {file} cannot be used: {error}")
             }
@@ -23,7 +23,7 @@ impl Cause {
             }
             Cause::NoLibcudart(None) => "libcudart, CUDA's runtime, is not found".to_owned(),
             Cause::NoDevice(0) => "CUDA works, but there is no GPU".to_owned(),
-            Cause::NoDevice(count) => format!("the PCI bus has {count} GPUs of NVIDIA, but CUDA shows none"),
+            Cause::NoDevice(count) => format!("the PCI bus has {count} NVIDIA GPUs, but CUDA shows none"),
             Cause::NoLibcufile(None) => "libcufile is not found".to_owned(),
             Cause::CompatByVariable(name, value) => format!("{name}={value} excludes cuFile"),
             Cause::CompatByCufile(Change { key, value, from, .. }, is_variable) => match is_variable {
@@ -36,9 +36,9 @@ impl Cause {
             Cause::NoP2pDma { kernel_lacks: true, .. } => {
                 "this kernel is built without PCI P2PDMA".to_owned()
             }
-            Cause::NoP2pDma { .. } => "no GPU offers its memory by PCI P2PDMA".to_owned(),
+            Cause::NoP2pDma { .. } => "no GPU offers its memory for PCI P2PDMA".to_owned(),
             Cause::FileSystem(storage) => storage.problem(),
-            Cause::NotRegular(kind) => format!("it is a {kind}, and cuFile takes regular files"),
+            Cause::NotRegular(kind) => format!("it is a {kind}, but cuFile takes only regular files"),
             Cause::Journal => {
                 "ext4 is mounted with data=journal, which writes all data twice through host memory"
                     .to_owned()
@@ -51,7 +51,7 @@ impl Cause {
             }
             Cause::Mapper(name, _) => format!("the file system is on {name}, a device of the device mapper"),
             Cause::Md(name, level) => format!("the file system is on {name}, a software RAID ({level})"),
-            Cause::Loop(name) => format!("the file system is in a file, by the loop device {name}"),
+            Cause::Loop(name) => format!("the file system is in a file, through the loop device {name}"),
             Cause::Disk(name, sort) => format!("{name} is a {sort} disk, which cannot write into a GPU"),
             Cause::NoUdevRecord(path) => {
                 format!("udev does not describe the block device: {path} names no file system")
@@ -75,7 +75,7 @@ impl Cause {
             }
             Cause::WekaWrites => "WekaFS writes pass through host memory".to_owned(),
             Cause::Iommu => {
-                "the IOMMU translates, so transfers between devices go up through the CPU's root ports"
+                "the IOMMU translates addresses, so transfers between devices pass through the CPU's root ports"
                     .to_owned()
             }
             Cause::Acs(bridges) => format!(
@@ -103,15 +103,13 @@ impl Cause {
             Cause::CannotOpen(false) => "run as a user who may read it; devices and pipes have no route",
             Cause::WrongVariable(_) => "set it to an accepted value, or unset it",
             Cause::UnknownVariable(_, Some(nearest)) => {
-                return format!("the nearest that it reads is {nearest}");
+                return format!("the most similar one that it knows is {nearest}");
             }
-            Cause::UnknownVariable(_, None) => {
-                "unset it; `cargo doc -p gpufile` lists the variables at Settings::from_env"
-            }
+            Cause::UnknownVariable(_, None) => "unset it; docs/settings.md lists the variables",
             Cause::BrokenConfiguration { is_named_by_variable: true, .. } => {
-                "mend it, or unset CUFILE_ENV_PATH_JSON; this report has none of its values"
+                "fix it, or unset CUFILE_ENV_PATH_JSON; its values are ignored here"
             }
-            Cause::BrokenConfiguration { .. } => "mend or remove it; this report has none of its values",
+            Cause::BrokenConfiguration { .. } => "fix or remove it; its values are ignored here",
             Cause::NoLibcuda(Some((variable, _)), _)
             | Cause::NoLibcudart(Some((variable, _)))
             | Cause::NoLibcufile(Some((variable, _))) => {
@@ -120,7 +118,7 @@ impl Cause {
                 );
             }
             Cause::NoLibcuda(None, true) => {
-                "start the container with the GPUs (docker run --gpus all), by the NVIDIA Container Toolkit"
+                "start the container with GPUs (docker run --gpus all; needs the NVIDIA Container Toolkit)"
             }
             Cause::NoLibcuda(None, false) => {
                 "install NVIDIA's display driver, or set CUDA_LIBRARY to the file; host memory works without it"
@@ -132,7 +130,7 @@ impl Cause {
                 "unset CUDA_VISIBLE_DEVICES, and give the container its GPUs; `nvidia-smi -L` lists them"
             }
             Cause::CudaFails(_) => {
-                "run `nvidia-smi`: the display driver and its kernel module must be of one version"
+                "run `nvidia-smi`: the display driver and its kernel module must have the same version"
             }
             Cause::NoLibcufile(None) => {
                 "install it (pip install nvidia-cufile, or the package nvidia-gds), or set CUFILE_LIBRARY to the file"
@@ -142,11 +140,11 @@ impl Cause {
             Cause::CompatByCufile(..) => {
                 "set it to false there, or name another file in CUFILE_ENV_PATH_JSON"
             }
-            Cause::Denied(_) => "take the entry out of the list",
+            Cause::Denied(_) => "remove the entry from the list",
             Cause::DriverFails(_) => {
                 "read libcufile's log file (cufile.log), or set CUFILE_LOGGING_LEVEL=TRACE and try again"
             }
-            Cause::NoNvidiaFs(true) => "NVIDIA has none for WSL; boot Linux itself",
+            Cause::NoNvidiaFs(true) => "NVIDIA provides none for WSL; run Linux without Windows",
             Cause::NoNvidiaFs(false) => {
                 "install the package nvidia-gds on the host and run `modprobe nvidia_fs`; containers use the host's"
             }
@@ -155,11 +153,11 @@ impl Cause {
             }
             Cause::NoP2pDma { nvme_multipath: true, .. } => {
                 "boot with nvme_core.multipath=N, load the open nvidia module with static BAR1, and set \
-                 properties.use_pci_p2pdma in cufile.json; nvidia-fs works without"
+                 properties.use_pci_p2pdma in cufile.json; nvidia-fs does not need this"
             }
             Cause::NoP2pDma { .. } => {
                 "load the open nvidia module with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\", \
-                 and set properties.use_pci_p2pdma in cufile.json; nvidia-fs works without"
+                 and set properties.use_pci_p2pdma in cufile.json; nvidia-fs does not need this"
             }
             Cause::FileSystem(storage) => storage.remedy(),
             Cause::NotRegular(_) => "name a file, or the folder with the files",
@@ -175,18 +173,20 @@ impl Cause {
                  P2PDMA also needs block.raid.use_pci_p2pdma in cufile.json"
             }
             Cause::Md(..) => "use raid0, raid1 or raid10: the processor computes the parity of other levels",
-            Cause::Disk(..) => "use an NVMe disk; a virtual machine needs it passed through",
+            Cause::Disk(..) => "use an NVMe disk; in a virtual machine, the disk must be passed through",
             Cause::NoUdevRecord(_) => {
                 "mount /run/udev of the host into the container (-v /run/udev:/run/udev:ro), or run udevd"
             }
             Cause::NoDirectIo(_) => {
                 "turn off data journaling, inline data, encryption and compression of the file, or use xfs"
             }
-            Cause::OpenFlags(_) => "open the file without them; each transfer has an offset anyway",
-            Cause::AppendOnly => "`chattr -a` lifts it; or write a new file, and rename it",
-            Cause::ReadOnly(ReadOnly::Mount) => "`mount -o remount,rw` allows writes; reads need nothing",
-            Cause::ReadOnly(ReadOnly::Immutable) => "`chattr -i` allows writes; reads need nothing",
-            Cause::ReadOnly(ReadOnly::Permissions) => "change the permissions to write; reads need nothing",
+            Cause::OpenFlags(_) => "open the file without them; every transfer names its offset anyway",
+            Cause::AppendOnly => "remove the attribute with `chattr -a`, or write a new file and rename it",
+            Cause::ReadOnly(ReadOnly::Mount) => "`mount -o remount,rw` permits writes; reads already work",
+            Cause::ReadOnly(ReadOnly::Immutable) => "`chattr -i` permits writes; reads already work",
+            Cause::ReadOnly(ReadOnly::Permissions) => {
+                "change the permissions to permit writes; reads already work"
+            }
             Cause::NoFile => "name a file, or a folder with files",
             Cause::Other(_) => "`gpufile check --verbose` lists the facts that the route depends on",
             Cause::OldLibcufile { .. } => {
@@ -194,22 +194,22 @@ impl Cause {
             }
             Cause::WekaWrites => "set fs.weka.rdma_write_support in cufile.json, if the cluster supports it",
             Cause::Iommu => {
-                "turn it off in the firmware or by intel_iommu=off or amd_iommu=off; where it must stay, boot with iommu=pt"
+                "turn it off in the firmware, or boot with intel_iommu=off or amd_iommu=off; if it must stay on, boot with iommu=pt"
             }
             Cause::Acs(_) => "turn ACS off in the firmware, or at boot: setpci -s BRIDGE ECAP_ACS+6.w=0000",
             Cause::SmallBar { .. } => {
-                "turn on Resizable BAR and Above 4G Decoding in the firmware; until then, register no large buffers"
+                "turn on Resizable BAR and Above 4G Decoding in the firmware; until then, do not register large buffers"
             }
-            Cause::NarrowLink(..) => "seat the card again, or move it to a slot with all lanes",
-            Cause::Far { .. } => "place the two under one PCIe switch, or use the GPU that is nearer",
-            Cause::NoRdmaCard => "the direct path needs one, best under the PCIe switch of the GPU",
+            Cause::NarrowLink(..) => "reseat the card, or move it to a slot with all lanes",
+            Cause::Far { .. } => "put both under one PCIe switch, or use a nearer GPU",
+            Cause::NoRdmaCard => "the direct path needs one, preferably under the GPU's PCIe switch",
         };
         text.to_owned()
     }
 }
 
 fn misnamed(library: &str, (variable, path): &(&'static str, String)) -> String {
-    format!("{variable} is {path:?}, from which {library} does not load")
+    format!("{variable} is {path:?}, but {library} does not load from there")
 }
 
 /// Returns the first names of a list, and the number of the others.

@@ -33,25 +33,25 @@ Examples:
   gpufile cp model.bin /fast/model.bin
   gpufile cp --gpu 0 --verify model.bin /fast/
 
-DST has all of the copy, or is left as it was. Holes stay holes. Permissions are kept, with POSIX
-ACLs; where DST can have no ACL, only its owner may use the copy of a file with one.")]
+DST gets the complete copy, or stays as it was. Holes stay holes. Permissions and POSIX
+ACLs are kept. If SRC has an ACL and DST cannot have one, only the owner may use DST.")]
 pub struct Args {
     /// The file to copy.
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// The new file, or a folder for it.
+    /// The new file, or the folder to put it in.
     #[arg(value_name = "DST")]
     target: PathBuf,
     /// Copies through the memory of this GPU instead of the host's.
     #[arg(short = 'd', long, value_name = "N")]
     gpu: Option<u32>,
-    /// Reads the copy from the storage and compares it, before it takes its name.
+    /// Reads the copy back from storage and compares it, before it appears as DST.
     #[arg(short = 'V', long)]
     verify: bool,
-    /// Does not wait until the copy has reached the storage.
+    /// Does not wait until the copy is on storage.
     #[arg(long)]
     no_sync: bool,
-    /// Moves this many bytes at a time.
+    /// Bytes per step.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
     buffer: u64,
     /// Prints JSON.
@@ -177,7 +177,7 @@ fn target(source: &Path, status: &Metadata, target: &Path) -> Result<PathBuf, Fa
         Ok(there) if (there.dev(), there.ino()) == (status.dev(), status.ino()) => {
             Err(failed(&path, &"they are the same file"))
         }
-        Ok(there) if there.is_dir() => Err(failed(&path, &"there is a folder of that name")),
+        Ok(there) if there.is_dir() => Err(failed(&path, &"there is a folder with that name")),
         // A rename would replace a device by a file.
         Ok(there) if !there.is_file() => {
             let kind = kind_of_file(there.file_type());
@@ -185,9 +185,7 @@ fn target(source: &Path, status: &Metadata, target: &Path) -> Result<PathBuf, Fa
         }
         // The file behind a link is replaced, not the link.
         Ok(_) => fs::canonicalize(&path).map_err(|error| failed(&path, &error)),
-        Err(_) if path.read_link().is_ok() => {
-            Err(failed(&path, &"it is a symbolic link to a file that cannot be found"))
-        }
+        Err(_) if path.read_link().is_ok() => Err(failed(&path, &"it is a symbolic link to a missing file")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(path),
         Err(error) => Err(failed(&path, &error)),
     }

@@ -27,16 +27,16 @@ Examples:
   gpufile top
   gpufile top --interval 5 --count 12 --json > counters.jsonl
 
-Speeds of processes are those of the storage: what the page cache has is not counted.
+The speed of a process counts bytes from and to storage, not those from the page cache.
 cuFile's own counters stay in each process: NVIDIA's gds_stats asks a process for them.")]
 pub struct Args {
-    /// Waits this many seconds between two looks.
+    /// Seconds between refreshes.
     #[arg(short = 'n', long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=3600))]
     interval: u32,
-    /// Ends after this many looks.
+    /// Ends after this many refreshes.
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
-    /// Prints a line of JSON for each look.
+    /// Prints a line of JSON for each refresh.
     #[arg(long)]
     json: bool,
 }
@@ -63,8 +63,8 @@ fn stats(folder: &Path) -> Result<Stats, String> {
     match fs::read_to_string(folder.join("stats")) {
         Ok(text) => Ok(Stats::parse(&text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err("nvidia-fs is not loaded, so no bytes go by it: \
-            `modprobe nvidia-fs` loads it where GPUDirect Storage is installed; P2PDMA needs no nvidia-fs"
+            Err("nvidia-fs is not loaded, so it counts no transfers: \
+            `modprobe nvidia-fs` loads it if GPUDirect Storage is installed; P2PDMA works without it"
                 .to_owned())
         }
         Err(error) => Err(format!("cannot read {:?}: {error}", folder.join("stats"))),
@@ -155,7 +155,7 @@ fn screen(before: &Look, now: &Look) -> String {
     let moved = moved(before, now);
     text += "\n";
     if moved.is_empty() {
-        text += "no process that this user may see has loaded libcufile\n";
+        text += "no process visible to this user has loaded libcufile\n";
         return text;
     }
     let mut table = Table::new(&["PID", "read GB/s", "write GB/s", "program<"]);

@@ -400,7 +400,7 @@ impl Route {
     ///
     /// let route = Route::best(Engine::global());
     /// match route.kind() {
-    ///     RouteKind::Gds | RouteKind::P2pDma => println!("past the host's memory, if the file system can"),
+    ///     RouteKind::Gds | RouteKind::P2pDma => println!("direct, if the file system supports it"),
     ///     RouteKind::Unavailable => println!("host memory only: {route}"),
     ///     _ => println!("through the host's memory: {route}"),
     /// }

@@ -1,4 +1,4 @@
-"""Bytes between files and GPU or host memory, by the fastest route that this machine has.
+"""Moves bytes between files and GPU or host memory, over the fastest route that this machine has.
 
 >>> import gpufile, numpy
 >>> with gpufile.File("data.bin", "w+") as file:
@@ -22,7 +22,7 @@ __all__ = ["Engine", "File", "Future", "Route", "TransferError", "check", "dereg
 def check(path: str | os.PathLike[str] = ".") -> int:
     """Prints this machine's libraries, GPUs and kernel modules, and the route between a file or folder and a GPU.
 
-    Returns the exit status of the command ``gpufile check``: 0 if bytes go past the host's memory, 3 if they go through
+    Returns the exit status of the command ``gpufile check``: 0 if bytes bypass host memory, 3 if they pass through
     it, 4 if there is no GPU, and 1 if a setting is wrong or the path cannot be used.
     """
     # The report goes to the standard output of the process, past Python's buffer.

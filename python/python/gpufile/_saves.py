@@ -18,7 +18,7 @@ class Save(Future[int]):
     def _forked(self) -> None:
         # A thread of the parent may have held the lock of the future, so the child makes another.
         super().__init__()
-        self.set_exception(RuntimeError("the save belongs to the process that forked this one"))
+        self.set_exception(RuntimeError("the save belongs to the parent process, which forked this one"))
 
     def _run(self, write: Callable[[], int]) -> None:
         if self.set_running_or_notify_cancel():
@@ -48,7 +48,7 @@ class Saves:
     def start(self, write: Callable[[], int]) -> Save:
         """Starts a save, or queues it behind the others."""
         if self._is_inherited:
-            raise RuntimeError("the saver belongs to the process that forked this one: make another")
+            raise RuntimeError("this saver belongs to the parent process; create a new one after the fork")
         save = Save()
         self._saves = [save for save in self._saves if not save.done() or save.has_failed] + [save]
         self._thread.submit(save._run, write)

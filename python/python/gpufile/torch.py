@@ -1,4 +1,4 @@
-"""Storages of PyTorch to and from files, as ``torch.cuda.gds`` has them, and checkpoints that are saved beside training.
+"""Storages of PyTorch to and from files, as in ``torch.cuda.gds``, and checkpoints that are saved while training continues.
 
 >>> from gpufile.torch import GdsFile, Saver
 >>> file = GdsFile("weights.bin", os.O_CREAT | os.O_RDWR)
@@ -36,18 +36,18 @@ _registered: dict[int, torch.Tensor] = {}
 def gds_register_buffer(s: Any) -> None:
     """Registers a storage of a GPU with cuFile, so that GPUDirect Storage need not pin it for each transfer.
 
-    ``RuntimeError`` if it is registered already, is not on a GPU, or if cuFile refuses.
+    Raises ``RuntimeError`` if the storage is already registered or not on a GPU, or if cuFile refuses.
     """
     storage = _bytes_of(s)
     if storage.data_ptr() in _registered:
-        raise RuntimeError("cannot register the storage: it is registered already")
+        raise RuntimeError("cannot register the storage: it is already registered")
     with _as_torch():
         _register(storage)
     _registered[storage.data_ptr()] = storage
 
 
 def gds_deregister_buffer(s: Any) -> None:
-    """Ends the registration of a storage. ``RuntimeError`` if it is not registered."""
+    """Ends the registration of a storage. Raises ``RuntimeError`` if it is not registered."""
     storage = _bytes_of(s)
     if _registered.pop(storage.data_ptr(), None) is None:
         raise RuntimeError("cannot deregister the storage: it is not registered")
@@ -69,8 +69,8 @@ def _register(storage: torch.Tensor) -> None:
 class GdsFile:
     """An open file, for storages of GPUs and of the host.
 
-    It works as ``torch.cuda.gds.GdsFile``, on every file system and without libcufile too. ``O_DIRECT`` is not needed:
-    gpufile chooses the route, and takes any length and offset. Transfers see the work of the current stream.
+    It works like ``torch.cuda.gds.GdsFile``, but on every file system, and without libcufile. ``O_DIRECT`` is not needed:
+    gpufile chooses the route, and takes any length and offset. Transfers wait for the work in the current stream.
     """
 
     def __init__(self, filename: str | os.PathLike[str], flags: int) -> None:
@@ -83,10 +83,10 @@ class GdsFile:
         self.flags = flags
         self.handle: File | None = None
         if flags & os.O_ACCMODE not in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
-            raise ValueError("flags must have one of O_RDONLY, O_WRONLY and O_RDWR")
+            raise ValueError("flags must include one of O_RDONLY, O_WRONLY and O_RDWR")
         for name in ("O_APPEND", "O_NOATIME"):
             if flags & getattr(os, name):
-                raise ValueError(f"flags must not have {name}, which gpufile does not follow")
+                raise ValueError(f"flags must not include {name}, which gpufile does not support")
         descriptor = os.open(filename, flags & ~os.O_DIRECT)
         try:
             self._file = File.from_fd(descriptor)
@@ -108,7 +108,7 @@ class GdsFile:
         self.handle = None
 
     def load_storage(self, storage: Any, offset: int = 0) -> None:
-        """Reads the whole storage from ``offset`` in bytes. ``RuntimeError`` if the read fails or the file ends before."""
+        """Reads the whole storage from ``offset`` in bytes. Raises ``RuntimeError`` if the read fails or the file ends early."""
         if self.handle is None:
             raise AssertionError("Cannot load data from a file that is not registered.")
         memory = _bytes_of(storage)
@@ -121,7 +121,7 @@ class GdsFile:
             )
 
     def save_storage(self, storage: Any, offset: int = 0) -> None:
-        """Writes the whole storage to ``offset`` in bytes. ``RuntimeError`` if the write fails."""
+        """Writes the whole storage to ``offset`` in bytes. Raises ``RuntimeError`` if the write fails."""
         if self.handle is None:
             raise AssertionError("Cannot save data to a file that is not registered.")
         with _as_torch():
@@ -132,20 +132,20 @@ class GdsFile:
 
 
 class Saver:
-    """A saver of checkpoints, which writes safetensors files while the program goes on.
+    """A saver of checkpoints, which writes safetensors files while the program continues.
 
-    Saves take place one after the other, in their order. Each replaces an older file as a whole: a failure, or the end
-    of the process, leaves the older file. Leaving the context waits for all saves, and raises the first failure.
+    Saves run one at a time, in the order of the calls. Each replaces an existing file as a whole: if it fails or the process
+    dies, the old file stays. Leaving the ``with`` block waits for all saves, and raises the first failure.
 
-    The program may change tensors after ``save`` has returned, because the saver writes a copy. Copies on the
-    ``"device"`` of the tensors are fast, and need as much memory again. Copies on the ``"host"`` leave the GPU's memory
-    alone. With ``snapshot=None`` there is no copy, and the tensors must stay unchanged until the save has ended.
+    The program may change tensors after ``save`` has returned, because the saver writes a copy. With
+    ``snapshot="device"``, the copies are on the tensors' device: fast, but they need as much GPU memory again. With
+    ``"host"``, they are in host memory. With ``None`` there is no copy, and the tensors must stay unchanged until the save has ended.
 
-    A forked child has no thread for the saves: those of its parent have failed there, and it makes another saver.
+    A forked child cannot use its parent's saver: it counts the parent's saves as failed, and needs a new saver.
     """
 
     def __init__(self, *, snapshot: Literal["device", "host"] | None = "device", sync: bool = True) -> None:
-        """Makes a saver. With ``sync=False``, a crash of the machine may leave an incomplete file."""
+        """Creates a saver. With ``sync=False``, a crash of the machine may leave an incomplete file."""
         if snapshot not in ("device", "host", None):
             raise ValueError(f'snapshot must be "device", "host" or None, but is {snapshot!r}')
         self._snapshot, self._sync = snapshot, sync
@@ -156,7 +156,7 @@ class Saver:
     ) -> Future[int]:
         """Starts to save tensors, and returns a future of the file's length in bytes.
 
-        Its ``result`` raises the failure of the save, and its ``cancel`` takes back a save that has not begun. Tensors
+        Its ``result`` raises the failure of the save, and its ``cancel`` cancels a save that has not begun. Tensors
         that cannot be saved raise here, as in ``gpufile.safetensors.torch.save_file``.
         """
         made = items(tensors)
@@ -186,7 +186,7 @@ class Saver:
         return copy.copy_(memory, non_blocking=True)
 
     def close(self) -> None:
-        """Waits for all saves, and raises the first failure among them. A cancelled save is none."""
+        """Waits for all saves, and raises the first failure. A cancelled save is not a failure."""
         for save in self._saves.end():
             save.result()
 
@@ -214,7 +214,7 @@ def _record(device: torch.device) -> Any:
 def _bytes_of(storage: Any) -> torch.Tensor:
     """Returns the bytes of a storage as a tensor."""
     if not isinstance(storage, (torch.UntypedStorage, torch.storage.TypedStorage)):
-        raise TypeError(f"a storage of torch is needed, not a {type(storage).__name__}: call .untyped_storage()")
+        raise TypeError(f"expected a torch storage, not a {type(storage).__name__}: call .untyped_storage()")
     either: Any = storage
     tensor: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=either.device).set_(either.untyped())
     return tensor

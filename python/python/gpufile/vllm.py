@@ -1,8 +1,8 @@
 """A model loader for vLLM: ``vllm serve MODEL --load-format gpufile``.
 
-vLLM finds it by the entry point ``vllm.general_plugins`` of this package. Each worker reads the safetensors files of the
-model into the memory of its GPU, in groups that follow each other. The groups take 1 GiB beside the model, or as many
-bytes as ``--model-loader-extra-config '{"memory_budget": BYTES}'`` says.
+vLLM finds it through the entry point ``vllm.general_plugins`` of this package. Each worker reads the safetensors files of the
+model into the memory of its GPU, in groups that follow each other. The groups take 1 GiB in addition to the
+model, or the number of bytes in ``--model-loader-extra-config '{"memory_budget": BYTES}'``.
 """
 
 from __future__ import annotations

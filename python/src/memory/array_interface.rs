@@ -25,7 +25,9 @@ fn of(fields: &Bound<'_, PyDict>, access: Access, is_on_gpu: bool) -> PyResult<C
         value.ok_or_else(|| PyValueError::new_err(format!("the array interface has no {key:?}")))
     };
     if fields.get_item("mask")?.is_some_and(|mask| !mask.is_none()) {
-        return Err(PyValueError::new_err("masked arrays have no bytes for their masked elements"));
+        return Err(PyValueError::new_err(
+            "masked arrays are not supported: their masked elements have no bytes",
+        ));
     }
     let (address, is_read_only): (usize, bool) = required("data")?.extract()?;
     let shape: Vec<usize> = required("shape")?.extract()?;
@@ -73,5 +75,5 @@ fn item_bytes(typestr: &str) -> PyResult<usize> {
     let count = digits.and_then(|digits| digits.parse::<usize>().ok());
     count
         .and_then(|count| count.checked_mul(unit))
-        .ok_or_else(|| PyValueError::new_err(format!("{typestr:?} is no type of an array")))
+        .ok_or_else(|| PyValueError::new_err(format!("{typestr:?} is not the type of an array")))
 }

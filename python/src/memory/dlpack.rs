@@ -72,7 +72,7 @@ pub(super) fn claimed(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Opt
         CUDA | CUDA_MANAGED => true,
         other => {
             return Err(PyBufferError::new_err(format!(
-                "the memory is on a device of DLPack's type {other}: only the host and CUDA's GPUs are supported"
+                "the memory is on a device of DLPack type {other}: only the host and CUDA GPUs are supported"
             )));
         }
     };
@@ -139,7 +139,9 @@ fn tensor<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<(&'a Tensor, u64)> {
         // first in all of them.
         let major = unsafe { (*pointer.cast::<Versioned>()).major };
         if major != 1 {
-            return Err(PyBufferError::new_err(format!("DLPack {major} is unknown: 1 is supported")));
+            return Err(PyBufferError::new_err(format!(
+                "DLPack version {major} is not supported: only version 1 is"
+            )));
         }
         // SAFETY: as above, and this is the layout of version 1.
         let versioned = unsafe { &*pointer.cast::<Versioned>() };

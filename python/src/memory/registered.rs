@@ -48,9 +48,9 @@ pub(super) fn covering(address: usize, len_bytes: usize) -> Option<Arc<Registrat
     lock().iter().find(covers).cloned()
 }
 
-/// Registers the whole GPU allocation that a buffer lies in with cuFile.
+/// Registers the whole GPU allocation that contains a buffer with cuFile.
 ///
-/// Transfers by GPUDirect Storage then need not pin the memory each time. Other transfers work as before. The
+/// GPUDirect Storage then need not pin the memory for each transfer. Other transfers work as before. The
 /// registration keeps the buffer alive until ``deregister``.
 #[pyfunction]
 pub fn register(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -58,7 +58,7 @@ pub fn register(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
     let mut memory = Memory::of(buffer, Access::Read)?;
     let range = range_of(&memory)?;
     if covering(range.start, range.len()).is_some() {
-        return Err(PyValueError::new_err("the memory is registered already"));
+        return Err(PyValueError::new_err("the memory is already registered"));
     }
     (memory.address, memory.len_bytes) = (range.start, range.len());
     let engine = Engine::try_global().map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -70,7 +70,7 @@ pub fn register(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Ends the registration of the GPU allocation that a buffer lies in. Transfers in flight keep it until they end.
+/// Ends the registration of the GPU allocation that contains a buffer. Transfers in flight keep it until they end.
 #[pyfunction]
 pub fn deregister(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
     let memory = Memory::of(buffer, Access::Read)?;
@@ -90,7 +90,7 @@ pub fn deregister(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
 /// Returns the addresses of the allocation that memory of a GPU lies in. Memory without one is registered by itself.
 fn range_of(memory: &Memory) -> PyResult<Range<usize>> {
     let Some(device) = memory.device().filter(|_| memory.len_bytes() > 0) else {
-        return Err(PyValueError::new_err("only memory of a GPU can be registered"));
+        return Err(PyValueError::new_err("only GPU memory can be registered"));
     };
     let range = allocation(device, memory.address);
     Ok(range.unwrap_or_else(|| memory.address..memory.address + memory.len_bytes()))

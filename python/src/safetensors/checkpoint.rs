@@ -168,7 +168,7 @@ impl Checkpoint {
             self.checkpoint.files().position(|(_, other)| std::ptr::eq(header, other)).ok_or_else(missing)?;
         let start = header.in_file(info.offsets.clone()).start;
         let layout = py.detach(|| Layout::of_part(&info, start, &bounds));
-        let layout = layout.ok_or_else(|| PyValueError::new_err("the part does not lie in the tensor"))?;
+        let layout = layout.ok_or_else(|| PyValueError::new_err("the part is not within the tensor"))?;
         let source = Source::File { checkpoint: Detached::new(Arc::clone(&self.checkpoint)), file };
         Ok(Group { source, layout })
     }
@@ -210,16 +210,16 @@ impl Checkpoint {
         let mut requests = Vec::new();
         for (group, object, start, stop) in parts {
             let Group { source: Source::File { checkpoint, file }, layout, .. } = group.get() else {
-                return Err(PyValueError::new_err("the group is not of this checkpoint"));
+                return Err(PyValueError::new_err("the group belongs to another checkpoint"));
             };
             if !Arc::ptr_eq(checkpoint, &self.checkpoint) {
-                return Err(PyValueError::new_err("the group is not of this checkpoint"));
+                return Err(PyValueError::new_err("the group belongs to another checkpoint"));
             }
             let memory = Memory::of(&object, Access::Write)?.part(0, Some(layout.len_bytes))?;
             let most = layout.most_stretches();
             if layout.step(start, stop.saturating_sub(start), most).0 < stop.min(layout.len_bytes) {
                 let text =
-                    format!("bytes {start} to {stop} of a group are more than {most} ranges of its file");
+                    format!("bytes {start} to {stop} of a group need more than {most} ranges of its file");
                 return Err(PyValueError::new_err(text));
             }
             let stretches: Vec<_> = layout.within(start, stop).collect();

@@ -61,7 +61,7 @@ impl Slices {
             let text =
                 format!("the {} elements from {} to {} of axis {axis}", info.dtype, range.start, range.end);
             return refused(
-                text + " are no whole bytes; slice another axis, or place it on one device or on all",
+                text + " do not fill whole bytes; slice another axis, or place the tensor on one device or on all",
             );
         }
         Ok(Some(slice))
@@ -85,7 +85,7 @@ impl Refusal {
                 safetensor_error(py, format!("File does not contain tensor {}", visible(&name)))
             }
             Refusal::Slice(text) => PyValueError::new_err(text),
-            Refusal::Size => PyMemoryError::new_err("the tensors have more bytes than memory can have"),
+            Refusal::Size => PyMemoryError::new_err("the tensors have more bytes than an address space has"),
         }
     }
 }

@@ -156,7 +156,7 @@ impl Group {
 }
 
 fn other_bytes() -> PyErr {
-    PyValueError::new_err("these are not the bytes that the group was planned for")
+    PyValueError::new_err("these are not the bytes for which the group was planned")
 }
 
 /// Returns the shape of a tensor or of a slice of it, and the number of elements. Those of packed types count the bytes
@@ -169,7 +169,7 @@ fn shape_of<'py>(
     let whole = || Some(layout::stored_shape(info)?.into_iter().map(|axis| (0, axis)).collect());
     let Some(bounds) = slice.map_or_else(whole, |slice| layout::bounds_of(info, slice)) else {
         let text = format!(
-            "tensor {:?}: {} elements are packed into bytes, so the last axis must have whole bytes; its shape is {:?}",
+            "tensor {:?}: {} elements are packed into bytes, so the last axis must fill whole bytes; the shape is {:?}",
             info.name, info.dtype, info.shape
         );
         return Err(safetensor_error(py, text));

@@ -27,14 +27,17 @@ struct Tensor {
 fn tensors(py: Python<'_>, items: Vec<Item<'_>>) -> PyResult<Vec<Tensor>> {
     let tensor = |(name, dtype, shape, object): Item<'_>| {
         let Some(dtype) = Dtype::from_safetensors(&dtype) else {
-            return Err(safetensor_error(py, format!("tensor {name:?}: safetensors has no type {dtype:?}")));
+            return Err(safetensor_error(
+                py,
+                format!("tensor {name:?}: the safetensors format has no type {dtype:?}"),
+            ));
         };
         Ok(Tensor { name, dtype, shape, memory: Memory::of(&object, Access::Read)? })
     };
     items.into_iter().map(tensor).collect()
 }
 
-/// Saves tensors to a file, which replaces an older one as a whole. Returns the length of the file in bytes.
+/// Saves tensors to a file. Replaces an existing file as a whole. Returns the length of the file in bytes.
 #[pyfunction]
 #[pyo3(signature = (path, tensors, metadata, sync))]
 pub fn save_safetensors(
@@ -81,7 +84,7 @@ pub fn serialize_safetensors<'py>(
         let needed = place.len_bytes();
         if memory.len_bytes() as u64 != needed || !memory.location().is_host_accessible {
             return Err(PyValueError::new_err(format!(
-                "tensor {name:?} needs {needed} bytes of the host, but has {}",
+                "tensor {name:?} needs {needed} bytes of host memory, but has {}",
                 memory.len_bytes()
             )));
         }

@@ -10,42 +10,42 @@ use crate::units::size;
 /// The options of a workload. Without any, `bench` runs its named cases.
 #[derive(clap::Args, Debug, Clone, Default, PartialEq)]
 pub struct WorkloadArgs {
-    /// Does read,write,randread,randwrite,mix,randmix [default: first 4].
+    /// Patterns: read,write,randread,randwrite,mix,randmix [default: first 4].
     #[arg(short = 'I', long, value_name = "IO,IO", value_delimiter = ',', value_parser = Io::parse)]
     pub io: Vec<Io>,
-    /// Moves bytes by auto, cufile, posix, host.
+    /// Routes to measure: auto, cufile, posix, host [default: auto].
     #[arg(short = 'x', long, value_name = "VIA,VIA", value_delimiter = ',', value_parser = Via::parse)]
     pub via: Vec<Via>,
-    /// Uses this much of the file for each GPU [default: 1GiB].
+    /// Bytes of the file for each GPU [default: 1GiB].
     #[arg(short = 's', long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
-    /// Moves this much by a call [default: 64KiB,1MiB,16MiB].
+    /// Bytes per call [default: 64KiB,1MiB,16MiB].
     #[arg(short = 'i', long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = size)]
     pub io_size: Vec<u64>,
-    /// Calls from this many threads for each GPU [default: 4].
+    /// Calling threads for each GPU [default: 4].
     #[arg(short = 'w', long, value_name = "N,N", value_delimiter = ',', value_parser = count)]
     pub workers: Vec<u64>,
-    /// Keeps this many transfers of a thread in flight [default: 1].
+    /// Transfers in flight for each thread [default: 1].
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = count)]
     pub depth: Vec<u64>,
-    /// Runs for this time (10, 500ms, 2m), not once through the file.
+    /// Time of a run, such as 10, 500ms, 2m [default: once through the file].
     #[arg(short = 'T', long, value_name = "TIME", value_parser = duration)]
     pub duration: Option<Duration>,
-    /// Reads in this share of a mix, in percent [default: 70].
+    /// Share of reads in a mix, in percent [default: 70].
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub mix: Option<u8>,
-    /// Bypasses the page cache: auto, always, never.
+    /// When to bypass the page cache: auto, always, never.
     #[arg(long, value_name = "WHEN", value_parser = direct)]
     pub direct: Option<DirectIo>,
-    /// Drops the page cache before each run.
+    /// Drops the file from the page cache before each run.
     #[arg(long)]
     pub cold: bool,
-    /// Compares all bytes. The speed includes that.
+    /// Compares all bytes. The speed includes the time for that.
     #[arg(short = 'V', long)]
     pub verify: bool,
     #[command(flatten)]
     pub memory: MemoryArgs,
-    /// Draws the speeds into this file.
+    /// Draws a chart of the speeds into this SVG file.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<std::path::PathBuf>,
     /// Prints CSV.
@@ -131,7 +131,7 @@ impl Via {
 fn count(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(count @ 1..=1024) => Ok(count),
-        _ => Err("it is a number from 1 to 1024".to_owned()),
+        _ => Err("use a number from 1 to 1024".to_owned()),
     }
 }
 
@@ -145,7 +145,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     match digits.parse::<u32>().ok().map(|count| u64::from(count) * millis) {
         Some(millis @ 1..) => Ok(Duration::from_millis(millis)),
-        _ => Err("write a number of seconds, or of another unit: 10, 500ms, 2m".to_owned()),
+        _ => Err("use a number of seconds, or a number with a unit: 10, 500ms, 2m".to_owned()),
     }
 }
 

@@ -169,7 +169,7 @@ fn check(runs: &[Run], region_bytes: u64, advice: &str) -> Result<(), Failure> {
     match runs.iter().find(is_too_long) {
         None => Ok(()),
         Some(Run { io_bytes, workers, depth, .. }) => Err(Failure::Usage(format!(
-            "{workers} workers and depth {depth} with {} each need more than {} of the file: {advice}",
+            "{workers} workers and depth {depth}, with {} per transfer, need more than {} of the file: {advice}",
             Bytes(*io_bytes as u64),
             Bytes(region_bytes)
         ))),
@@ -345,6 +345,9 @@ mod tests {
         assert_eq!(found, [of("read"), of("write")].concat());
         assert!(check(&runs, 60, "").is_ok());
         let error = check(&runs, 59, "").unwrap_err().to_string();
-        assert!(error.contains("3 workers and depth 1 with 20 B each need more than 59 B"), "{error}");
+        assert!(
+            error.contains("3 workers and depth 1, with 20 B per transfer, need more than 59 B"),
+            "{error}"
+        );
     }
 }

@@ -52,7 +52,7 @@ impl Report {
     pub fn failure(&mut self, run: &Run, error: &str) {
         let Run { io, via, io_bytes, workers, depth } = run;
         let text = format!(
-            "{} by {} of {} with {workers} workers and depth {depth}: {error}",
+            "{} ({}) of {} with {workers} workers and depth {depth}: {error}",
             io.name(),
             via.name(),
             Bytes(*io_bytes as u64)

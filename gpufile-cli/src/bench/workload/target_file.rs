@@ -41,10 +41,10 @@ impl TargetFile {
             Ok(there) => {
                 if len_bytes > there.len() {
                     let (has, needs) = (Bytes(there.len()), Bytes(len_bytes));
-                    return Err(failed(&format_args!("the file has {has}, and {needs} are needed")));
+                    return Err(failed(&format_args!("the file has {has}, but the runs need {needs}")));
                 }
                 if writes && !overwrite {
-                    let problem = "writes destroy the bytes of the file: name a folder, or add --overwrite";
+                    let problem = "writing replaces the file's contents: name a folder, or add --overwrite to permit that";
                     return Err(Failure::Usage(format!("{path:?}: {problem}")));
                 }
                 return Ok(Self { path: path.to_owned(), made: None });

@@ -24,7 +24,7 @@ def refused(errno: int, text: str, path: str | None = None) -> CuFileError:
 
 @contextlib.contextmanager
 def translated(operation: str | None = None) -> Iterator[None]:
-    """Raises a ``CuFileError`` for each ``OSError``, with the operation before its text."""
+    """Raises ``CuFileError`` instead of ``OSError``; its text begins with the operation."""
     try:
         yield
     except CuFileError:

@@ -122,7 +122,7 @@ class CuFile:
     def read(
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
-        """Reads as ``pread``, and returns the number of bytes."""
+        """Reads like ``pread``, waits, and returns the number of bytes."""
         file = self._for("read", task_size)
         with translated():
             return file.read_into(buf, file_offset, size)
@@ -130,20 +130,20 @@ class CuFile:
     def write(
         self, buf: Any, size: int | None = None, file_offset: int = 0, task_size: int | None = None
     ) -> int:
-        """Writes as ``pwrite``, and returns the number of bytes."""
+        """Writes like ``pwrite``, waits, and returns the number of bytes."""
         file = self._for("write", task_size)
         with translated():
             return file.write_from(buf, file_offset, size)
 
     def raw_read(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
-        """Reads into GPU memory from ``dev_offset`` on."""
+        """Reads into GPU memory, starting at ``dev_offset``."""
         file = self._for("read", None)
         _check_device(buf)
         with translated():
             return file.read_into(buf, file_offset, size, buffer_offset=dev_offset)
 
     def raw_write(self, buf: Any, size: int | None = None, file_offset: int = 0, dev_offset: int = 0) -> int:
-        """Writes GPU memory from ``dev_offset`` on."""
+        """Writes GPU memory to the file, starting at ``dev_offset``."""
         file = self._for("write", None)
         _check_device(buf)
         with translated():
@@ -157,7 +157,7 @@ class CuFile:
         file_offset: int = 0,
         dev_offset: int = 0,
     ) -> IOFutureStream:
-        """Reads into GPU memory after the stream's work so far. Later work of the stream waits for the read."""
+        """Reads into GPU memory after the work already in the stream. Later work in the stream waits for the read."""
         file = self._for("read", None)
         _check_device(buf)
         with translated():
@@ -172,7 +172,7 @@ class CuFile:
         file_offset: int = 0,
         dev_offset: int = 0,
     ) -> IOFutureStream:
-        """Writes GPU memory after the stream's work so far. Later work of the stream waits for the write."""
+        """Writes GPU memory after the work already in the stream. Later work in the stream waits for the write."""
         file = self._for("write", None)
         _check_device(buf)
         with translated():

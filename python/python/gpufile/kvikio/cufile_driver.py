@@ -39,7 +39,7 @@ _SETTERS: dict[str, Callable[[Any], None]] = {
 
 
 def get(config_name: str) -> Any:
-    """Returns a property of the driver, which the call opens if it is not open. Lengths are in KiB."""
+    """Returns a property of the driver. Opens the driver if it is not open. Lengths are in KiB."""
     getter = _GETTERS[config_name]
     try:
         with translated():
@@ -51,7 +51,7 @@ def get(config_name: str) -> Any:
 
 
 class ConfigContextManager:
-    """The effect of ``set``, which leaving a ``with`` block takes back."""
+    """The effect of ``set``, which the end of a ``with`` block undoes."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         for name in config:
@@ -101,13 +101,13 @@ def libcufile_version() -> tuple[int, int]:
 
 
 def driver_open() -> None:
-    """Opens the driver until ``driver_close``. Transfers open it when they need it."""
+    """Opens the driver and keeps it open until ``driver_close``. Without this call, transfers open it when they need it."""
     with translated():
         open_driver()
 
 
 def driver_close() -> None:
-    """Closes the driver, if every ``driver_open`` has its ``driver_close``."""
+    """Closes the driver, once every ``driver_open`` has a matching ``driver_close``."""
     with translated():
         close_driver()
 

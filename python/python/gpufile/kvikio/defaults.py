@@ -1,4 +1,4 @@
-"""The settings of transfers by this package: ``get``, and ``set`` for good or for a ``with`` block."""
+"""The settings of this package's transfers: ``get``, and ``set`` permanently or for a ``with`` block."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def get(config_name: str) -> Any:
 
 
 class ConfigContextManager:
-    """The effect of ``set``, which leaving a ``with`` block takes back."""
+    """The effect of ``set``, which the end of a ``with`` block undoes."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         new = {_check(name): _SETTINGS[_check(name)][0](value) for name, value in config.items()}
@@ -118,7 +118,7 @@ def set(key: str, value: Any, /) -> ConfigContextManager: ...
 def set(*config: Any) -> ConfigContextManager:
     """Sets one setting, ``set(name, value)``, or several, ``set({name: value})``.
 
-    Transfers that start later follow them. In a ``with`` statement, the old values return at the end of the block.
+    Later transfers use them. In a ``with`` statement, the old values return at the end of the block.
     """
     if len(config) == 1 and isinstance(config[0], dict):
         return ConfigContextManager(config[0])
@@ -128,7 +128,7 @@ def set(*config: Any) -> ConfigContextManager:
 
 
 def is_compat_mode_preferred() -> bool:
-    """Returns whether transfers go by plain reads and writes: by ``compat_mode``, or because cuFile has no direct path."""
+    """Returns whether transfers use plain reads and writes, because of ``compat_mode`` or because cuFile has no direct path."""
     mode = get("compat_mode")
     if mode != CompatMode.AUTO:
         return bool(mode == CompatMode.ON)

@@ -16,7 +16,7 @@ from .cufile import IOFuture
 class Mmap:
     """A region of a file, for reading.
 
-    kvikio maps the region. Here, reads of it go by the fastest route of the file. Offsets are those of the file.
+    kvikio maps the region. Here, reads take the fastest route of the file. Offsets count from the start of the file.
     """
 
     def __init__(
@@ -31,10 +31,10 @@ class Mmap:
         if not flags or flags[0] not in "rwa":
             raise ValueError(f"Unknown file open flag {flags!r}")
         if flags.replace("b", "") != "r":
-            raise refused(errno.ENOTSUP, f"a file can be mapped with the flag 'r', not {flags!r}")
+            raise refused(errno.ENOTSUP, f"only the flag 'r' can be used to map a file, not {flags!r}")
         for value in (initial_map_size or 0, initial_map_offset):
             if value < 0:
-                raise OverflowError(f"the size and the offset of a region must not be negative, but one is {value}")
+                raise OverflowError(f"the size and the offset of a region must not be negative, but one of them is {value}")
         with translated("Unable to open file"):
             self._file = File(file_path, engine=defaults.engine())
         self._file_size = self._file.size()
@@ -77,7 +77,7 @@ class Mmap:
     def pread(
         self, buf: Any, size: int | None = None, offset: int = 0, task_size: int | None = None
     ) -> IOFuture:
-        """Starts to read as ``read``."""
+        """Starts a read like ``read``."""
         size = self._check(size, offset)
         file = self._file.with_chunk_bytes(task_size) if task_size else self._file
         with translated():

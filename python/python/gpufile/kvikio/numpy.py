@@ -11,7 +11,7 @@ from .cufile import CuFile
 
 
 class LikeWrapper:
-    """A value for the argument ``like`` of ``numpy.fromfile``, which makes it return arrays of another library."""
+    """A value for the argument ``like`` of ``numpy.fromfile`` that makes it return arrays of another library."""
 
     def __init__(self, like: Any) -> None:
         self._like = like
@@ -40,7 +40,7 @@ def fromfile(
 ) -> Any:
     """Returns the elements of a file from ``offset`` bytes on, as ``numpy.fromfile`` does for binary files.
 
-    An open file is read from its position on, which then moves behind the elements.
+    An open file is read from its current position, which then moves past the elements.
 
     ``like`` is an array of the library whose array is returned.
     """

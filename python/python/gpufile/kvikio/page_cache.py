@@ -29,13 +29,13 @@ def _descriptor(file: _File) -> Iterator[int]:
         finally:
             os.close(descriptor)
     else:
-        raise ValueError(f"a path, a descriptor or a file is needed, not {file!r}")
+        raise ValueError(f"expected a path, a descriptor or a file, not {file!r}")
 
 
 def get_page_cache_info(file: _File, offset: int = 0, length: int = 0) -> tuple[int, int]:
     """Returns the number of cached pages of a range of a file, and the number of its pages.
 
-    A length of 0 stands for the rest of the file.
+    A length of 0 means the rest of the file.
     """
     with _descriptor(file) as descriptor, translated():
         end = offset + length if length else max(offset, os.fstat(descriptor).st_size)
@@ -43,7 +43,7 @@ def get_page_cache_info(file: _File, offset: int = 0, length: int = 0) -> tuple[
 
 
 def drop_file_page_cache(file: _File, offset: int = 0, length: int = 0, sync_first: bool = True) -> None:
-    """Drops the pages of a range of a file from the page cache. A length of 0 stands for the rest of the file."""
+    """Drops the pages of a range of a file from the page cache. A length of 0 means the rest of the file."""
     with _descriptor(file) as descriptor, translated():
         if sync_first:
             os.fdatasync(descriptor)
@@ -51,7 +51,7 @@ def drop_file_page_cache(file: _File, offset: int = 0, length: int = 0, sync_fir
 
 
 def drop_system_page_cache(reclaim_dentries_and_inodes: bool = True, sync_first: bool = True) -> bool:
-    """Drops all clean pages of the machine, and its entries of folders too. Returns False without the right to do that."""
+    """Drops all clean pages and cached folder entries of the machine. Returns False if the process may not do that."""
     if sync_first:
         os.sync()
     command = ["/sbin/sysctl", f"vm.drop_caches={3 if reclaim_dentries_and_inodes else 1}"]
@@ -63,5 +63,5 @@ def drop_system_page_cache(reclaim_dentries_and_inodes: bool = True, sync_first:
 
 
 def clear_page_cache(reclaim_dentries_and_inodes: bool = True, clear_dirty_pages: bool = True) -> bool:
-    """Drops as ``drop_system_page_cache``, which replaces this function."""
+    """Does the same as ``drop_system_page_cache``, which replaces this function."""
     return drop_system_page_cache(reclaim_dentries_and_inodes, clear_dirty_pages)

@@ -1,10 +1,10 @@
-"""Streams, which cuFile asks programs to register."""
+"""Streams. cuFile asks programs to register them; gpufile does not."""
 
 from __future__ import annotations
 
 
 def stream_register(raw_stream: int, flags: int) -> None:
-    """Does nothing. gpufile orders transfers with a stream without cuFile, and needs no registration."""
+    """Does nothing: gpufile orders transfers with a stream without cuFile, and needs no registration."""
 
 
 def stream_deregister(raw_stream: int) -> None:

@@ -82,7 +82,7 @@ class GDSStore(LocalStore):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """Returns a value, or the part of it that is asked for. None if there is no such key."""
+        """Returns a value or the requested part of it, or None if there is no such key."""
         if not self._is_open:
             await self._open()
         prototype = prototype or default_buffer_prototype()

@@ -1,14 +1,14 @@
 """Models in safetensors files, to and from the memory of GPUs and of the host.
 
-The modules ``torch``, ``numpy`` and ``flax`` (for JAX) have the functions of the modules of these names in the package
-safetensors, so that changing the import is all:
+The modules ``torch``, ``numpy`` and ``flax`` (for JAX) have the same functions as in the package safetensors, so you only
+need to change the import:
 
 >>> from gpufile.safetensors import safe_open
 >>> from gpufile.safetensors.torch import load_file, save_file
 >>> weights = load_file("model.safetensors", device="cuda")
 
-``load_model`` loads a model of several files by its folder or its index, to one device or, by a ``Placement``, to several.
-``LazyModel`` loads one when a tensor is first used. ``verify`` says what is wrong with one.
+``load_model`` loads a model of several files from its folder or index, to one device or, with a ``Placement``, to several.
+``LazyModel`` loads a model when a tensor is first used. ``verify`` reports what is wrong with a model.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ def load_model(
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """Loads a model: a folder, an index (``model.safetensors.index.json``), a file, or several files.
 
-    An index decides which file gives a tensor. What is not loaded, such as the tensors that the index does not name, is a
-    ``ModelWarning``.
+    The index says which file has which tensor. A ``ModelWarning`` names what is not loaded, such as tensors that are missing
+    from the index.
 
-    The files are read at once, each into one allocation, or into several of at most ``memory_budget`` bytes. ``only``
-    has the names of the tensors to load. ``progress`` shows a bar if tqdm is installed; a function gets the bytes that
-    have arrived, and their total.
+    The files are read in parallel, each into one allocation, or into several of at most ``memory_budget`` bytes. ``only``
+    lists the names of the tensors to load. ``progress=True`` shows a bar if tqdm is installed; a function as ``progress``
+    is called with the bytes loaded so far and the total.
 
-    With a ``placement``, ``device`` is a list, and the result has a dictionary for each device in it. Each byte is read
-    once, over the link of one GPU. Tensors for all GPUs are copied between them while the rest is read. For a group of
-    processes, there is ``gpufile.safetensors.torch.load_distributed``.
+    With a ``placement``, ``device`` is a list, and the result is a list with one dictionary per device. Each byte is read
+    once, by one GPU. Tensors for all GPUs are copied between them while the rest is read. A group of processes uses
+    ``gpufile.safetensors.torch.load_distributed``.
     """
     names = None if only is None else list(only)
     is_list = isinstance(device, (list, tuple))
@@ -105,21 +105,21 @@ def load_model(
     frameworks = [framework_of(framework, one) for one in device]
     for one, made in zip(device, frameworks):
         if made.copies:
-            raise ValueError(f"a placement is for GPUs of CUDA and for the host, not for {one} of framework {framework}")
+            raise ValueError(f"a placement takes CUDA GPUs and the host, not {one} of framework {framework}")
     return _placed.load(open_checkpoint(path), frameworks, placement, names, memory_budget, progress)
 
 
 def load_file(
     filename: Path, device: Any = "cpu", *, framework: str = "pt", memory_budget: int | None = None, progress: Any = False
 ) -> dict[str, Any]:
-    """Loads a file, as :func:`load_model`."""
+    """Loads a file like :func:`load_model`."""
     return load_model(filename, device, framework=framework, memory_budget=memory_budget, progress=progress)
 
 
 def save_file(
     tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None, *, sync: bool = True
 ) -> None:
-    """Saves tensors of torch, numpy or JAX, as the function of this name in the module of the framework."""
+    """Saves tensors of torch, numpy or JAX, like ``save_file`` of that framework's module."""
     _save_safetensors(filename, items_of(tensors), metadata, sync)
 
 

@@ -41,8 +41,8 @@ def load_distributed(
     NCCL, else the host. The other arguments are those of :func:`gpufile.safetensors.load_model`; ``progress`` counts
     the bytes of this rank's tensors.
 
-    If a rank fails, all raise: it the cause, and the others ``RuntimeError``. If a process ends, the others get the error
-    or the timeout of the group's backend.
+    If a rank fails, all ranks raise: that rank the cause, the others ``RuntimeError``. If a process dies, the others get the
+    error or the timeout of the group's backend.
 
     >>> torch.distributed.init_process_group("nccl")
     >>> torch.cuda.set_device(torch.distributed.get_rank())
@@ -156,7 +156,7 @@ class _Peers:
             device = torch.device("cuda", torch.cuda.current_device()) if has_nccl else "cpu"
         self.framework = _torch.Framework(device)
         if self.framework.copies:
-            raise ValueError(f"a placement is for GPUs of CUDA and for the host, not for {device}")
+            raise ValueError(f"a placement takes CUDA GPUs and the host, not {device}")
         if self.framework.device.type == "cuda":
             # Raises without that GPU.
             torch.cuda.get_device_properties(self.framework.device)
@@ -202,7 +202,7 @@ class _Peers:
                 raise RuntimeError(f"rank {rank} of the group failed to load its part of the model: {text}")
         for rank, (_, other) in enumerate(outcomes):
             if other != outcomes[0][1]:
-                raise RuntimeError(f"rank {rank} of the group has another model, placement or budget than rank 0")
+                raise RuntimeError(f"rank {rank} passed another model, placement or memory budget than rank 0; all ranks must pass the same")
 
 
 def _attempt(act: Callable[..., _T], *arguments: Any) -> tuple[_T | None, BaseException | None]:

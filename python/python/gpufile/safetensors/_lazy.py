@@ -1,4 +1,4 @@
-"""Models whose tensors are loaded when the first of them is used."""
+"""Models whose tensors are loaded when one of them is first used."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ._open import framework_of, open_checkpoint
 class LazyModel(Mapping[str, Any]):
     """A model as a mapping of names to tensors. The first use of a tensor loads all of them, as ``load_model`` does.
 
-    A program can plan its memory by the names before there are tensors. transformers sets as many bytes aside as the model
-    has before it uses the tensors. They then take that memory, not more beside it.
+    A program can see the names, and plan its memory, before any tensor is loaded. transformers reserves memory for the
+    whole model before it uses the tensors. The tensors then take the reserved memory, not additional memory.
     """
 
     def __init__(

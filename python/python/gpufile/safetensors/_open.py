@@ -30,7 +30,7 @@ def framework_of(name: str, device: Any) -> Any:
     """Returns the framework of that name."""
     module = _FRAMEWORKS.get(name)
     if module is None:
-        raise SafetensorError(f"framework {name} is invalid: it is one of {', '.join(_FRAMEWORKS)}")
+        raise SafetensorError(f"framework {name} is invalid; use one of {', '.join(_FRAMEWORKS)}")
     return importlib.import_module(f".{module}", __package__).Framework(device)
 
 
@@ -62,14 +62,14 @@ class safe_open:
     ...     for name, tensor in model:
     ...         print(name, tensor.shape)
 
-    An iteration reads ahead, hands out the tensors in the order of the file, and takes at most 1 GiB beside those that
-    the program keeps. ``iter_tensors`` sets another budget. Each iteration reads the file again.
+    An iteration reads ahead and yields the tensors in the order of the file. It uses at most 1 GiB in addition to the tensors
+    that the program keeps; ``iter_tensors`` takes another limit. Each iteration reads the file again.
     """
 
     def __init__(
         self, filename: Path | Iterable[Path], framework: str, device: Any = "cpu", *, backend: str = "mmap"
     ) -> None:
-        """Opens a model and reads its header. ``backend`` is for safetensors, and changes nothing here."""
+        """Opens a model and reads its header. ``backend`` exists for compatibility with safetensors, and has no effect."""
         if backend not in ("mmap", "pread"):
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._checkpoint: Checkpoint | None = open_checkpoint(filename)
@@ -97,11 +97,11 @@ class safe_open:
         return self.get_slice(name)._whole()
 
     def get_tensors(self) -> dict[str, Any]:
-        """Reads all tensors, which share the memory of one allocation for each file."""
+        """Reads all tensors. Those of one file share an allocation."""
         return _load.load(self._open(), self._framework)
 
     def get_slice(self, name: str) -> SafeSlice:
-        """Returns a tensor of which an index reads a part."""
+        """Returns a tensor that an index expression reads in part."""
         checkpoint = self._open()
         info = checkpoint.info(name)
         if info is None:
@@ -117,8 +117,8 @@ class safe_open:
     ) -> Iterator[tuple[str, Any]]:
         """Yields names and tensors as they arrive, in the order of the file.
 
-        Beside the tensors that the program keeps, the iteration takes ``memory_budget`` bytes, or three times the
-        longest tensor. Tensors that were read together share memory, which is freed with the last of them.
+        In addition to the tensors that the program keeps, the iteration uses ``memory_budget`` bytes, or three times the
+        longest tensor if that is more. Tensors that were read together share memory, which is freed with the last of them.
         """
         names = None if names is None else list(names)
         return _load.stream(self._open(), self._framework, names, memory_budget, progress)
@@ -143,7 +143,7 @@ class safe_open:
 
 
 class SafeSlice:
-    """A tensor of a file. An index reads a part of it: ``get_slice("embedding")[:, ::8]``."""
+    """A tensor of a file that is read in part: ``get_slice("embedding")[:, ::8]``."""
 
     def __init__(self, checkpoint: Checkpoint, framework: Any, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         self._checkpoint, self._framework = checkpoint, framework

@@ -19,33 +19,33 @@ class Share(NamedTuple):
 
     @staticmethod
     def balanced() -> Share:
-        """Returns the share of the whole tensor, on one device. The load chooses it: all get about as many bytes."""
+        """Returns the whole tensor on one device, chosen so that all devices get about the same number of bytes."""
         return Share("balanced")
 
     @staticmethod
     def on(device: int) -> Share:
-        """Returns the share of the whole tensor, on the device at this position of the list."""
+        """Returns the whole tensor on the device at this position in the list."""
         return Share("on", device=device)
 
     @staticmethod
     def slice(axis: int, cut: Cut = "even") -> Share:
-        """Returns the share of a slice on each device: a range of indices along an axis.
+        """Returns one slice for each device: a range of indices along an axis.
 
-        If the length is no multiple of the number of devices, ``"even"`` makes the first slices longer by one, as
+        If the length is not a multiple of the number of devices, ``"even"`` makes the first slices longer by one, as
         ``torch.tensor_split`` does. ``"chunks"`` makes the last ones shorter or empty, as ``torch.chunk`` and PyTorch's
-        ``Shard`` do. 10 on 4 devices are 3, 3, 2 and 2, or 3, 3, 3 and 1.
+        ``Shard`` do. For example, 10 indices on 4 devices become 3, 3, 2, 2 (even) or 3, 3, 3, 1 (chunks).
         """
         return Share("slice", axis=axis, cut=cut)
 
     @staticmethod
     def all() -> Share:
-        """Returns the share of the whole tensor, on each device."""
+        """Returns the whole tensor on every device."""
         return Share("all")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A rule that gives each tensor of a model to one or several devices, by their positions in a list.
+    """A rule that assigns each tensor of a model to one or more devices, by their positions in a list.
 
     >>> def rule(name, dtype, shape):
     ...     if name.endswith(("q_proj.weight", "up_proj.weight")):
@@ -63,13 +63,13 @@ class Placement:
 
     @staticmethod
     def balanced() -> Placement:
-        """Returns the placement of whole tensors, so that all devices get about as many bytes."""
+        """Returns a placement of whole tensors that gives all devices about the same number of bytes."""
         share = Share.balanced()
         return Placement(lambda *_: share)
 
     @staticmethod
     def all() -> Placement:
-        """Returns the placement of all tensors on each device."""
+        """Returns a placement that puts all tensors on every device."""
         share = Share.all()
         return Placement(lambda *_: share)
 
@@ -91,7 +91,7 @@ class Placement:
             elif kind == "on":
                 if device not in range(devices):
                     raise ValueError(
-                        f"tensor {name!r}: cannot place it on device {device} of the list, which has {devices}"
+                        f"tensor {name!r}: cannot place it on device {device}, because the list has {devices} devices"
                     )
                 loads[device] += len_bytes
             elif kind == "slice" and axis not in range(len(shape)):

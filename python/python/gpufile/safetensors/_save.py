@@ -74,7 +74,7 @@ def serialize(tensors: dict[str, TensorSpec], metadata: dict[str, str] | None = 
 def serialize_file(
     tensors: dict[str, TensorSpec], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
 ) -> None:
-    """Saves tensors to a file, which replaces an older one as a whole."""
+    """Saves tensors to a file. Replaces an existing file as a whole."""
     save_safetensors(filename, spec_items(tensors), metadata, True)
 
 

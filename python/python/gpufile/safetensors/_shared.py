@@ -70,7 +70,7 @@ def _remove_duplicate_names(
     for names in _find_shared_tensors(state_dict):
         if not any(_is_complete(state_dict[name]) for name in names):
             raise RuntimeError(
-                f"None of the tensors {sorted(names)} has all bytes of its storage. Clone those that shall be saved."
+                f"None of the tensors {sorted(names)} has all bytes of its storage. Clone the tensors that you want to save."
             )
     return duplicate_names(state_dict, preferred_names=preferred_names, discard_names=discard_names)
 
@@ -97,7 +97,7 @@ def duplicate_names(
         if not complete:
             raise RuntimeError(
                 f"None of the tensors {sorted(names)} covers the memory that they share, so a file with one of them"
-                " would have fewer or more bytes than the model needs. Clone those that shall be saved."
+                " would have fewer or more bytes than the model needs. Clone the tensors that you want to save."
             )
         kept = min(complete & preferred or complete - discarded or complete)
         duplicates[kept] = sorted(names - {kept})

@@ -31,11 +31,11 @@ def load_file(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
 ) -> dict[str, jax.Array]:
-    """Loads a file, or a model of several files by its folder or index.
+    """Loads a file, or a model of several files from its folder or index.
 
     The arrays go to ``device``, or to JAX's default device. On the way, they take at most ``memory_budget`` bytes of
-    host memory (by default 1 GiB), or three times the longest. ``progress`` shows a bar if tqdm is installed; a function
-    gets the bytes that have arrived, and their total. ``backend`` changes nothing.
+    host memory (by default 1 GiB), or three times the longest. ``progress=True`` shows a bar if tqdm is installed; a
+    function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no effect.
     """
     return _load.load(open_checkpoint(filename), _jax.Framework(device), None, memory_budget, progress)
 
@@ -52,7 +52,7 @@ def save_file(
     *,
     sync: bool = True,
 ) -> None:
-    """Saves arrays to a file, which replaces an older one as a whole, as :func:`gpufile.safetensors.numpy.save_file`."""
+    """Saves arrays to a file, like :func:`gpufile.safetensors.numpy.save_file`. Replaces an existing file as a whole."""
     save_safetensors(filename, items(tensors), metadata, sync)
 
 

@@ -29,10 +29,11 @@ def load_file(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Loads a file, or a model of several files by its folder or index.
+    """Loads a file, or a model of several files from its folder or index.
 
-    The arrays of each file share one allocation, or several of at most ``memory_budget`` bytes. ``progress`` shows a bar
-    if tqdm is installed; a function gets the bytes that have arrived, and their total. ``backend`` changes nothing.
+    The arrays of each file share one allocation, or several of at most ``memory_budget`` bytes. ``progress=True``
+    shows a bar if tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total.
+    ``backend`` has no effect.
     """
     return _load.load(open_checkpoint(filename), _numpy.Framework("cpu"), None, memory_budget, progress)
 
@@ -59,10 +60,10 @@ def save_file(
     *,
     sync: bool = True,
 ) -> None:
-    """Saves arrays to a file, which replaces an older one as a whole.
+    """Saves arrays to a file. Replaces an existing file as a whole.
 
-    A failure, or the end of the process, leaves the older file. With ``sync=False`` the call does not wait for the
-    storage, and a crash of the machine may leave an incomplete file.
+    If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage, and
+    a crash of the machine may leave an incomplete file.
     """
     save_safetensors(filename, items(tensor_dict), metadata, sync)
 

@@ -40,11 +40,12 @@ def load_file(
     memory_budget: int | None = None,
     progress: _load.Progress = False,
 ) -> dict[str, torch.Tensor]:
-    """Loads a file, or a model of several files by its folder or index.
+    """Loads a file, or a model of several files from its folder or index.
 
     The tensors of each file share one allocation of torch, or several of at most ``memory_budget`` bytes. An allocation
-    is freed with its last tensor, so keep clones if you keep few tensors. ``progress`` shows a bar if tqdm is
-    installed; a function gets the bytes that have arrived, and their total. ``backend`` changes nothing.
+    is freed with its last tensor, so keep clones if you keep few tensors. ``progress=True`` shows a bar if
+    tqdm is installed; a function as ``progress`` is called with the bytes loaded so far and the total. ``backend`` has no
+    effect.
     """
     return _load.load(open_checkpoint(filename), _torch.Framework(device), None, memory_budget, progress)
 
@@ -57,12 +58,12 @@ def load(data: bytes) -> dict[str, torch.Tensor]:
 def save_file(
     tensors: dict[str, torch.Tensor], filename: Path, metadata: dict[str, str] | None = None, *, sync: bool = True
 ) -> None:
-    """Saves tensors of the host and of GPUs to a file, which replaces an older one as a whole.
+    """Saves tensors of the host and of GPUs to a file. Replaces an existing file as a whole.
 
-    A failure, or the end of the process, leaves the older file. With ``sync=False`` the call does not wait for the
-    storage, and a crash of the machine may leave an incomplete file. Nothing may change the tensors during the call.
+    If the save fails or the process dies, the old file stays. With ``sync=False`` the call does not wait for storage, and
+    a crash of the machine may leave an incomplete file. Nothing may change the tensors during the call.
 
-    Tensors that share memory raise ``RuntimeError``, those that are not contiguous ``ValueError``.
+    Tensors that share memory raise ``RuntimeError``, and tensors that are not contiguous raise ``ValueError``.
     """
     save_safetensors(filename, items(tensors), metadata, sync)
 
@@ -120,9 +121,9 @@ def _check(tensors: Any) -> None:
 def save_model(
     model: torch.nn.Module, filename: Path, metadata: dict[str, str] | None = None, force_contiguous: bool = True
 ) -> None:
-    """Saves the tensors of a module, and of those that share memory only one.
+    """Saves the tensors of a module. Of tensors that share memory, saves only one.
 
-    The metadata gets the name of each tensor that was left out, with the name of the one that has its bytes.
+    The metadata maps the name of each omitted tensor to the name of the tensor that has its bytes.
     """
     state = model.state_dict()
     for kept, dropped in duplicate_names(state).items():
@@ -142,7 +143,7 @@ def load_model(
 ) -> tuple[Any, list[str]]:
     """Loads the tensors of a file into a module, and returns the missing and the unexpected names.
 
-    If ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
+    With ``strict``, such names raise ``RuntimeError``. A tensor that shares memory with a loaded one is not missing.
     """
     loaded = load_file(filename, device, backend=backend)
     duplicates = duplicate_names(model.state_dict(), preferred_names=list(loaded))
