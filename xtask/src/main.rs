@@ -15,6 +15,8 @@ mod limited;
 mod mutants;
 mod packages;
 #[cfg(test)]
+mod pages;
+#[cfg(test)]
 mod parity;
 mod public_api;
 mod regen;

@@ -1,0 +1,91 @@
+//! Checks the pages in Markdown: their links, and the list of test programs in docs/testing.md.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::workspace::workspace;
+
+/// Returns all pages. Folders that builds make are left out.
+fn pages() -> Vec<PathBuf> {
+    fn add(folder: &Path, pages: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let (path, name) = (entry.path(), entry.file_name().into_string().unwrap_or_default());
+            let is_page = name.ends_with(".md") && name != "CHANGELOG.md";
+            if path.is_dir() && !name.starts_with(['.', '_']) && name != "target" && name != "shared" {
+                add(&path, pages);
+            } else if is_page {
+                pages.push(path);
+            }
+        }
+    }
+    let mut pages = Vec::new();
+    add(workspace(), &mut pages);
+    pages
+}
+
+/// Returns a page without its blocks of code.
+fn prose(page: &str) -> String {
+    let outside = page.split("```").step_by(2).collect::<String>();
+    outside.lines().filter(|line| !line.starts_with("    ")).map(|line| format!("{line}\n")).collect()
+}
+
+/// Returns the targets of a page's links, except those on other hosts and those to items of Rust, which rustdoc checks.
+fn links(prose: &str) -> Vec<&str> {
+    let targets = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    let is_page = |target: &&str| !target.contains(':') && target.contains(['.', '/', '#']);
+    targets.map(|(target, _)| target).filter(is_page).collect()
+}
+
+/// Returns the name by which a link finds a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = kept.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// Returns the links of a page that lead to no file or to no heading.
+fn broken(page: &Path) -> Vec<String> {
+    let text = prose(&fs::read_to_string(page).unwrap());
+    let is_broken = |target: &&str| {
+        let (path, heading) = target.split_once('#').unwrap_or((target, ""));
+        let file = if path.is_empty() { page.to_owned() } else { page.parent().unwrap().join(path) };
+        let has_heading = || {
+            let text = prose(&fs::read_to_string(&file).unwrap());
+            text.lines().any(|line| line.starts_with('#') && anchor(line) == heading)
+        };
+        !file.exists() || !heading.is_empty() && !has_heading()
+    };
+    links(&text).into_iter().filter(is_broken).map(|target| format!("{target} in {page:?}")).collect()
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let pages = pages();
+    assert!(pages.len() > 20, "the pages were found: {}", pages.len());
+    let broken: Vec<_> = pages.iter().flat_map(|page| broken(page)).collect();
+    assert!(broken.is_empty(), "{broken:#?}");
+    assert_eq!(anchor("## `O_DIRECT` on this disk: 4 KiB"), "o_direct-on-this-disk-4-kib");
+}
+
+#[test]
+fn the_page_of_tests_names_every_program() {
+    let page = fs::read_to_string(workspace().join("docs/testing.md")).unwrap();
+    let folders = ["tests/tests", "gpufile/tests", "gpufile-cli/tests", "cufile/tests", "cufile-sys/tests"];
+    let mut programs = Vec::new();
+    for folder in folders {
+        for entry in fs::read_dir(workspace().join(folder)).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().into_string().unwrap();
+            match name.strip_suffix(".rs") {
+                Some(program) => programs.push(program.to_owned()),
+                None if entry.path().join("main.rs").is_file() => programs.push(name),
+                None => {}
+            }
+        }
+    }
+    assert!(programs.len() > 80, "the programs were found: {}", programs.len());
+    let is_named = |program: &String| {
+        [format!("`{program}`"), format!("/{program}.rs`")].iter().any(|name| page.contains(name))
+    };
+    let missing: Vec<_> = programs.iter().filter(|program| !is_named(program)).collect();
+    assert!(missing.is_empty(), "docs/testing.md does not say what these prove: {missing:?}");
+}
