@@ -71,10 +71,16 @@ pub struct Settings {
     pub(crate) pool_per_block_device: bool,
 }
 
+/// The most workers of an engine that was given no number. More add little on one GPU's link.
+const MOST_DEFAULT_THREADS: usize = 16;
+/// The part of the available memory that the bounce buffers of one GPU may have by default, as a divisor. Eight GPUs and
+/// host memory together then take about a half.
+const SHARES: u64 = 16;
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            threads: thread::available_parallelism().map_or(1, usize::from).min(16),
+            threads: thread::available_parallelism().map_or(1, usize::from).min(MOST_DEFAULT_THREADS),
             chunk_bytes: None,
             bounce_buffer_bytes: 4 << 20,
             bounce_memory_bytes: None,
@@ -162,8 +168,6 @@ impl Settings {
 
     /// Returns the same for a process that has this many bytes left.
     fn bounce_memory(&self, available_bytes: u64) -> usize {
-        /// Eight GPUs and host memory together then take about a half.
-        const SHARES: u64 = 16;
         let pair = Bounce::bytes_for(self.bounce_buffer_bytes).saturating_mul(2);
         let for_all = pair.saturating_mul(2).saturating_mul(self.threads);
         let share = usize::try_from(available_bytes / SHARES).unwrap_or(usize::MAX);
@@ -516,7 +520,8 @@ fn size_or_zero(text: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::{HashMap, HashSet};
+    use std::fs;
     use std::os::unix::ffi::OsStringExt;
 
     use super::*;
@@ -589,11 +594,56 @@ mod tests {
         assert_eq!(rows().count(), VARIABLES.len());
     }
 
+    /// Returns the names and the values of all settings.
+    fn fields(settings: &Settings) -> HashMap<String, String> {
+        let text = format!("{settings:#?}").replace("(\n        ", "(").replace(",\n    )", ")");
+        let lines = text.lines().filter_map(|line| line.trim().strip_suffix(',')?.split_once(": "));
+        lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    #[test]
+    fn the_page_of_settings_agrees_with_the_code() {
+        let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/settings.md"));
+        // A host with only the test programs, and the published crate, have no pages.
+        let Ok(page) = page else { return };
+        let default = Settings::default();
+        let mut undocumented = fields(&default);
+        for (names, value, _) in SAMPLES {
+            let of_variable = format!("| `{}` |", names[0]);
+            let row = page.lines().find(|row| row.starts_with("| `") && row.contains(&of_variable));
+            let row = row.unwrap_or_else(|| panic!("docs/settings.md has no row for {}", names[0]));
+            let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let [setting, variable, kvikio, stated, values, advice] = cells[..] else { panic!("{row}") };
+            let setting = setting.trim_matches('`');
+
+            let changed = fields(&from(&[(variable.trim_matches('`'), value)]).unwrap());
+            assert_ne!(changed[setting], fields(&default)[setting], "{variable} must change {setting}");
+            let listed: Vec<_> = kvikio.split(", ").map(|name| name.trim_matches('`')).collect();
+            assert_eq!(listed.join(" "), names[1..].join(" "), "{row}");
+            match stated.strip_prefix('`') {
+                Some(code) => {
+                    let stated = from(&[(names[0], code.trim_end_matches('`'))]);
+                    assert_eq!(stated.as_ref(), Ok(&default), "the default in {row}");
+                }
+                None if setting == "threads" => {
+                    assert_eq!(stated, format!("one for each processor, at most {MOST_DEFAULT_THREADS}"));
+                }
+                None => assert_eq!(fields(&default)[setting], "None", "the default in {row}"),
+            }
+            assert!(!values.is_empty() && !advice.is_empty(), "{row}");
+            undocumented.remove(setting);
+        }
+        assert!(undocumented.is_empty(), "docs/settings.md has no row for {undocumented:?}");
+        assert!(page.contains(&format!("at most 1/{SHARES} of the available memory")));
+        let limits = format!("| {} workers", within(THREADS.least, THREADS.most));
+        assert!(page.contains(&limits), "{limits}");
+    }
+
     #[test]
     fn defaults_apply_without_variables() {
         let settings = from(&[]).unwrap();
         assert_eq!(settings, Settings::default());
-        assert!((1..=12).contains(&settings.threads()));
+        assert!((1..=MOST_DEFAULT_THREADS).contains(&settings.threads()));
         assert_eq!(settings.chunk_bytes(), None);
         assert_eq!(settings.bounce_buffer_bytes(), 4 << 20);
         let for_all = 2 * settings.threads() * 2 * ((9 << 19) + (16 << 10));
