@@ -76,7 +76,7 @@ fn one_file(arguments: &Arguments, cache: &mut Cache, some: &[usize], others: &[
     }
     // The error of a slot that was never stored has the number of a range.
     match file.read_many(&mut cache.memory, &shape.ranges(&some[..2], &[0, MOVED])) {
-        Err(Error::Entry { entry, error }) if entry / PIECES == 1 => {
+        Err(Error::Entry { entry, error, .. }) if entry / PIECES == 1 => {
             println!("block {} was never stored: {error}", some[entry / PIECES]);
             Ok(())
         }

@@ -44,7 +44,7 @@ fn run() -> Result<bool> {
     let source = random_bytes(len_bytes)?;
     let written = Sha256::digest(&source);
 
-    let read = match Engine::global().cuda().and_then(|cuda| cuda.device(0)) {
+    let read = match Engine::global().cuda().and_then(|cuda| Ok(cuda.device(0)?)) {
         Ok(device) => {
             println!("{len_bytes} bytes of GPU memory ({}), file {}", device.name()?, path.display());
             let mut buffer = device.alloc(len_bytes)?;

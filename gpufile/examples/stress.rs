@@ -209,7 +209,7 @@ fn policies(posix: bool, path: &Path) -> Vec<RoutePolicy> {
 }
 
 fn device(gpu: Option<u32>) -> Result<Option<Device>> {
-    match Engine::global().cuda().and_then(|cuda| cuda.device(gpu.unwrap_or(0))) {
+    match Engine::global().cuda().and_then(|cuda| Ok(cuda.device(gpu.unwrap_or(0))?)) {
         Ok(device) => {
             println!("GPU {}: {}", device.ordinal(), device.name()?);
             Ok(Some(device))

@@ -35,6 +35,7 @@ pub(crate) const WRITE: &str = "write";
 pub enum Error {
     /// A file could not be opened.
     #[error("cannot open {path:?}: {cause}")]
+    #[non_exhaustive]
     Open {
         /// The file.
         path: PathBuf,
@@ -44,6 +45,7 @@ pub enum Error {
     /// A transfer failed. The first `bytes_done` bytes of the range were transferred.
     #[error("cannot {operation} {len_bytes} bytes at {offset} of {path:?}: {cause}{}; {bytes_done} bytes were transferred",
         advice(.operation, .cause))]
+    #[non_exhaustive]
     Transfer {
         /// `read` or `write`.
         operation: &'static str,
@@ -60,6 +62,7 @@ pub enum Error {
     },
     /// One entry of several failed. Others may have been transferred.
     #[error("entry {entry}: {error}")]
+    #[non_exhaustive]
     Entry {
         /// The number of the entry, from 0.
         entry: usize,
@@ -68,6 +71,7 @@ pub enum Error {
     },
     /// An operation on a file that is not a transfer failed.
     #[error("cannot {operation} {path:?}: {cause}")]
+    #[non_exhaustive]
     File {
         /// The operation that was attempted.
         operation: &'static str,
@@ -78,6 +82,7 @@ pub enum Error {
     },
     /// A call without a file failed, for example [`Engine::cuda`](crate::Engine::cuda).
     #[error("{cause}")]
+    #[non_exhaustive]
     Cufile {
         /// The error that CUDA or cuFile returned.
         cause: Cause,
@@ -124,6 +129,9 @@ pub enum Cause {
     /// cuFile was required and does not work for the file.
     #[error("cuFile is required, but does not work here: {0}")]
     NoCufile(String),
+    /// The kernels that put scattered ranges in place on a GPU could not be loaded.
+    #[error("{0}")]
+    NoKernels(String),
 }
 
 /// Returns the usual remedy for an errno whose own text does not suggest it.
@@ -181,7 +189,7 @@ impl Error {
             Cause::Invalid(_) => io::ErrorKind::InvalidInput,
             Cause::EndOfFile { .. } => io::ErrorKind::UnexpectedEof,
             Cause::EndedEarly { .. } => io::ErrorKind::Other,
-            Cause::NoCufile(_) => io::ErrorKind::Unsupported,
+            Cause::NoCufile(_) | Cause::NoKernels(_) => io::ErrorKind::Unsupported,
         }
     }
 }

@@ -3,7 +3,7 @@
 use cufile::{Failed, IoBuf, RegisterFlags, RegisteredBuffer};
 
 use crate::engine::Engine;
-use crate::error::Cause;
+use crate::error::{Cause, Error};
 
 impl Engine {
     /// Registers memory with the engine's cuFile driver, and opens the driver if it is not open yet. The
@@ -13,7 +13,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Cause::NoCufile`] if the driver does not open, otherwise the error of cuFile. [`Failed`] returns the
-    /// buffer.
+    /// buffer; `?` drops it.
     ///
     /// ```no_run
     /// use gpufile::{Engine, File};
@@ -25,24 +25,25 @@ impl Engine {
     /// for step in 0..100 {
     ///     file.read_exact_at(&mut buffer, step * (16 << 20))?;
     /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), gpufile::Error>(())
     /// ```
     #[doc(alias = "cuFileBufRegister")]
-    pub fn register<B: IoBuf + 'static>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Failed<B, Cause>> {
+    pub fn register<B: IoBuf + 'static>(&self, buffer: B) -> Result<RegisteredBuffer<B>, Failed<B, Error>> {
+        let failed = |cause, buffer| Failed::new(Error::Cufile { cause }, buffer);
         let driver = match self.gpus().driver() {
             Ok(driver) => driver,
-            Err(reason) => return Err(Failed::new(Cause::NoCufile(reason.to_owned()), buffer)),
+            Err(reason) => return Err(failed(Cause::NoCufile(reason.to_owned()), buffer)),
         };
-        RegisteredBuffer::register(driver, buffer, RegisterFlags::empty()).map_err(|failed| {
-            let (error, buffer) = failed.into_parts();
-            Failed::new(error.into(), buffer)
+        RegisteredBuffer::register(driver, buffer, RegisterFlags::empty()).map_err(|refused| {
+            let (error, buffer) = refused.into_parts();
+            failed(error.into(), buffer)
         })
     }
 }
 
-/// Converts a failed registration into its cause. Drops the buffer.
-impl<B> From<Failed<B, Cause>> for Cause {
-    fn from(failed: Failed<B, Cause>) -> Self {
+/// Converts a failed registration into its error. Drops the buffer.
+impl<B> From<Failed<B, Error>> for Error {
+    fn from(failed: Failed<B, Error>) -> Self {
         failed.error
     }
 }

@@ -332,7 +332,7 @@ fn duplicate_tensor_error_names_both_files() {
     let third = folder.path().join("3.safetensors");
     save(&third, &model(&[("x", Dtype::U8, &[1]), ("embed", Dtype::U8, &[1])]));
     let error = Checkpoint::open_many([&paths[1], &paths[0], &third]).unwrap_err();
-    let Error::DuplicateTensor { tensor, files } = &error else { panic!("{error}") };
+    let Error::DuplicateTensor { tensor, files, .. } = &error else { panic!("{error}") };
     assert_eq!((tensor.as_str(), &files[0], &files[1]), ("embed", &paths[0], &third));
     let text = error.to_string();
     assert!(text.contains("1.safetensors") && text.contains("3.safetensors"), "{text}");

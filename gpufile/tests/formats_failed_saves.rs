@@ -304,7 +304,7 @@ impl Case {
                 assert!(self.is_array || self.found(place.path()) == Some(b'n'), "the folder opens too");
                 text += "saved";
             }
-            Err(Error::Save { path: named, error, in_place, left }) => {
+            Err(Error::Save { path: named, error, in_place, left, .. }) => {
                 assert_eq!(*named, path);
                 let shown = saved.as_ref().unwrap_err().to_string();
                 assert!(!error.to_string().contains(".gpufile-tmp"), "{error}");

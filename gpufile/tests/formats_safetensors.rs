@@ -181,7 +181,7 @@ fn duplicate_names_are_refused() {
         |second| format!("{{{},{}}}", tensor("a", "U8", "4", "0,4"), tensor(r"\u0061", "U8", "4", second));
     for second in ["4,8", "0,4"] {
         let error = parse(&twice(second), 8).unwrap_err();
-        assert_eq!(error, FormatError::DuplicateTensor { tensor: "a".to_owned() });
+        assert!(matches!(error, FormatError::DuplicateTensor { tensor, .. } if tensor == "a"));
     }
     let metadata = r#"{"__metadata__":{},"__metadata__":{}}"#;
     assert!(matches!(parse(metadata, 0), Err(FormatError::Duplicate { .. })));
@@ -234,7 +234,7 @@ fn bytes_that_are_no_header_are_refused() {
         assert!(parse(json, 0).is_err(), "{json:?}");
     }
     let error = parse("{}", 3).unwrap_err();
-    assert_eq!(error, FormatError::Gap { tensor: None, offset: 10, len_bytes: 3 });
+    assert!(matches!(error, FormatError::Gap { tensor: None, offset: 10, len_bytes: 3, .. }), "{error}");
     let known = r#"{"a":{"strides":[[{}],null],"dtype":"U8","shape":[],"data_offsets":[0,1]}}"#;
     assert!(parse(known, 1).is_ok(), "unknown keys are passed over");
 }
@@ -249,7 +249,7 @@ fn headers_that_readers_refuse_are_not_built() {
     assert!(matches!(build(&[new("a", Dtype::F64, &[1 << 61])]), FormatError::SizeOverflow { .. }));
     let half = &[1 << 63][..];
     let error = build(&[new("a", Dtype::U8, half), new("b", Dtype::U8, half)]);
-    assert_eq!(error, FormatError::FileOverflow { tensor: "b".to_owned() });
+    assert!(matches!(error, FormatError::FileOverflow { tensor, .. } if tensor == "b"));
     assert!(matches!(build(&[new("a", Dtype::U8, &[u64::MAX])]), FormatError::FileOverflow { .. }));
 }
 
@@ -296,7 +296,7 @@ fn indexes_need_one_map_without_duplicates() {
     assert!(matches!(ShardIndex::parse(b"{}"), Err(FormatError::Missing { key: "weight_map", .. })));
     let parse = |json: &str| ShardIndex::parse(json.as_bytes()).map(drop).unwrap_err();
     let error = parse(r#"{"weight_map":{"a":"x","a":"y"}}"#);
-    assert_eq!(error, FormatError::DuplicateTensor { tensor: "a".to_owned() });
+    assert!(matches!(error, FormatError::DuplicateTensor { tensor, .. } if tensor == "a"));
     assert!(matches!(parse(r#"{"weight_map":{},"weight_map":{}}"#), FormatError::Duplicate { .. }));
     for json in [
         &b"\xff"[..],

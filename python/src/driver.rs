@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyKeyError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::error::cuda_exception;
+use crate::error::{cuda_exception, exception};
 
 /// The openings by `open_driver`.
 static OPEN: Mutex<Vec<Driver>> = Mutex::new(Vec::new());
@@ -61,14 +61,14 @@ fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn open() -> cufile::Result<Driver> {
-    Driver::builder().cuda(Engine::global().cuda()?.clone()).open()
+fn open() -> gpufile::Result<Driver> {
+    Ok(Driver::builder().cuda(Engine::global().cuda()?.clone()).open()?)
 }
 
 /// Opens the cuFile driver and keeps it open until ``close_driver``. Without this call, transfers open it when needed.
 #[pyfunction]
 pub fn open_driver(py: Python<'_>) -> PyResult<()> {
-    let driver = py.detach(open).map_err(|error| cuda_exception(py, error))?;
+    let driver = py.detach(open).map_err(|error| exception(py, &error))?;
     lock(&OPEN).push(driver);
     Ok(())
 }
@@ -97,9 +97,9 @@ pub fn driver_properties(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         // This opening ends here.
         let properties = open()?.properties();
         Settings::renew()?;
-        properties
+        Ok(properties?)
     };
-    let properties = py.detach(ask).map_err(|error| cuda_exception(py, error))?;
+    let properties = py.detach(ask).map_err(|error| exception(py, &error))?;
     let DriverProperties { controls, nvidia_fs, file_systems, .. } = &properties;
     let dict = PyDict::new(py);
     dict.set_item("has_direct_path", nvidia_fs.is_some() && !file_systems.is_empty())?;

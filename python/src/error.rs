@@ -15,12 +15,12 @@ use pyo3::types::PyType;
 /// transfer gives a `gpufile.TransferError`.
 pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
-        Error::Open { path, cause } | Error::File { path, cause, .. } => match error.raw_os_error() {
+        Error::Open { path, cause, .. } | Error::File { path, cause, .. } => match error.raw_os_error() {
             Some(errno) => os_error(py, errno, path),
             None => os_error_with(errno_of(error), cause.to_string(), path),
         },
         Error::Transfer { path, .. } => transfer_error(py, error, Some(path), None),
-        Error::Entry { entry, error: inner } => {
+        Error::Entry { entry, error: inner, .. } => {
             let path = if let Error::Transfer { path, .. } = &**inner { Some(&**path) } else { None };
             transfer_error(py, error, path, Some(*entry))
         }
@@ -44,11 +44,6 @@ pub fn save_exception(py: Python<'_>, path: &Path, error: &Error, text: &str) ->
 /// Returns the exception for an error of CUDA or cuFile without a file.
 pub fn cuda_exception(py: Python<'_>, error: cufile::Error) -> PyErr {
     exception(py, &Error::from(error))
-}
-
-/// Returns the exception for a cause without a file.
-pub fn cause_exception(py: Python<'_>, cause: Cause) -> PyErr {
-    exception(py, &Error::Cufile { cause })
 }
 
 /// Returns the `OSError` of an errno, with the operating system's text.

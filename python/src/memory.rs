@@ -23,7 +23,7 @@ use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::error::cuda_exception;
+use crate::error::{cuda_exception, exception};
 use crate::interrupts::{self, BETWEEN_SIGNALS};
 use crate::release::Reference;
 
@@ -279,7 +279,7 @@ impl Place {
     /// Finds the place of an address that an object declares as memory of a GPU.
     fn of(py: Python<'_>, address: usize) -> PyResult<Self> {
         let failed = |error| cuda_exception(py, error);
-        let cuda = Engine::global().cuda().map_err(failed)?;
+        let cuda = Engine::global().cuda().map_err(|error| exception(py, &error))?;
         // Initialises CUDA, and fails in a forked child.
         cuda.device_count().map_err(failed)?;
         let pointer: *const c_void = std::ptr::without_provenance(address);

@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::error::cuda_exception;
+use crate::error::exception;
 use crate::memory::Memory;
 
 /// The handles that CUDA reserves: the null stream by its other name, and the null stream of each thread.
@@ -54,7 +54,7 @@ pub fn of(object: &Bound<'_, PyAny>, memory: &mut Memory) -> PyResult<Stream> {
     let handle = handle(object)?;
     let device = match memory.device() {
         Some(device) => device.clone(),
-        None => current_device().map_err(|error| cuda_exception(object.py(), error))?,
+        None => current_device().map_err(|error| exception(object.py(), &error))?,
     };
     memory.keep(object.clone().unbind());
     // SAFETY: the handle is null or the caller's stream. The memory keeps its object alive until the transfer has
@@ -63,10 +63,10 @@ pub fn of(object: &Bound<'_, PyAny>, memory: &mut Memory) -> PyResult<Stream> {
 }
 
 /// Returns the calling thread's current GPU.
-fn current_device() -> cufile::Result<cufile::cuda::Device> {
+fn current_device() -> gpufile::Result<cufile::cuda::Device> {
     let cuda = Engine::global().cuda()?;
     let mut ordinal = 0;
     // SAFETY: `ordinal` outlives the call, and keeps its 0 if the call fails.
     unsafe { (cuda.runtime().cudaGetDevice)(&mut ordinal) };
-    cuda.device(ordinal.unsigned_abs())
+    Ok(cuda.device(ordinal.unsigned_abs())?)
 }

@@ -42,7 +42,7 @@ fn request<B>(file: &File, offset: usize, buffer: B) -> OwnedRequest<B> {
 /// Returns the number of the entry that failed, and its error.
 fn entry(result: gpufile::Result<usize>) -> (usize, Error) {
     match result {
-        Err(Error::Entry { entry, error }) => (entry, *error),
+        Err(Error::Entry { entry, error, .. }) => (entry, *error),
         other => panic!("{other:?}"),
     }
 }

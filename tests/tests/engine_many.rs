@@ -26,7 +26,7 @@ fn range(file_offset: u64, buffer_offset: usize, len_bytes: usize) -> IoRange {
 /// Returns the number of the entry that failed, and its error.
 fn entry(result: gpufile::Result<()>) -> (usize, Error) {
     match result {
-        Err(Error::Entry { entry, error }) => (entry, *error),
+        Err(Error::Entry { entry, error, .. }) => (entry, *error),
         other => panic!("{other:?}"),
     }
 }
@@ -310,7 +310,10 @@ fn ranges_are_copied_one_by_one_without_kernels() {
         bed.emulator.as_ref().unwrap().fault(function, "err=1 times=all");
         match engine.load_kernels(&bed.device) {
             Ok(()) => assert_eq!(launches, 1, "{function}"),
-            Err(reason) => assert!(reason.contains(function) && launches == 0, "{reason}"),
+            Err(error) => {
+                assert!(matches!(error.cause(), Cause::NoKernels(_)) && launches == 0, "{error:?}");
+                assert!(error.to_string().contains(function), "{error}");
+            }
         }
         for _ in 0..2 {
             // A launch that failed is not tried again. A copy to the staging buffer preceded it.

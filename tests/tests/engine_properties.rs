@@ -745,7 +745,7 @@ impl<'a> World<'a> {
                     self.take_over(piece, piece.len);
                 }
             }
-            Err(Error::Entry { entry, error }) => {
+            Err(Error::Entry { entry, error, .. }) => {
                 let failed = &pieces[entry];
                 self.check_end(&error, failed.open);
                 assert!(is_short(self, failed), "entry {entry}: {error}");

@@ -242,7 +242,7 @@ fn gpu_out_of_memory_error_names_the_needed_bytes() {
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.control("fault cudaMalloc err=2");
     let error = checkpoint.load_to_device(&bed.device).unwrap_err();
-    let Error::Memory { path: named, len_bytes, cause } = &error else { panic!("{error}") };
+    let Error::Memory { path: named, len_bytes, cause, .. } = &error else { panic!("{error}") };
     assert_eq!(*named, path);
     assert_eq!(*len_bytes, checkpoint.len_bytes());
     assert!(matches!(cause, Cause::Cufile(_)), "{cause}");

@@ -96,6 +96,6 @@ fn dropping_a_registered_buffer_deregisters_it() {
     emulator.fault("cuFileBufRegister", "err=5011 cu=2");
     let failed = engine.register(bed.device.alloc(4096).unwrap()).unwrap_err();
     assert!(failed.to_string().contains("4096 bytes of device memory"), "{failed}");
-    assert!(matches!(failed.error, Cause::Cufile(_)));
+    assert!(matches!(failed.error.cause(), Cause::Cufile(_)));
     engine.register(failed.into_value()).unwrap();
 }

@@ -64,7 +64,12 @@ fn gpu(cuda: &Cuda, device: &Device, devices: &[PciDevice]) -> Gpu {
         memory_bytes: memory_bytes(cuda, device),
         pci: devices.iter().find(|found| found.address == address).cloned(),
         address,
-        no_kernel: Engine::builder().cuda(cuda.clone()).build().load_kernels(device).err(),
+        no_kernel: Engine::builder()
+            .cuda(cuda.clone())
+            .build()
+            .load_kernels(device)
+            .err()
+            .map(|error| error.to_string()),
     }
 }
 

@@ -5,15 +5,11 @@ use std::ops::Range;
 use std::sync::mpsc;
 use std::thread;
 
-use gpufile::{Error, File, Result};
+pub use gpufile::cli_support::failed;
+use gpufile::{File, Result};
 
 use crate::progress::Bar;
 use crate::target::Memory;
-
-/// Returns the error of an operation on a file that is not a transfer.
-pub fn failed(file: &File, operation: &'static str, error: io::Error) -> Error {
-    Error::File { operation, path: file.path().to_owned(), cause: error.into() }
-}
 
 /// Returns the ranges, cut into parts of at most `part_bytes`.
 fn parts(ranges: &[Range<u64>], part_bytes: usize) -> impl Iterator<Item = (u64, usize)> {

@@ -77,7 +77,7 @@ impl Arguments {
             Some(word) => word.parse().map_err(|error| format!("GPU {word}: {error}"))?,
             None => 0,
         };
-        let found = Engine::global().cuda().and_then(|cuda| cuda.device(ordinal));
+        let found = Engine::global().cuda().and_then(|cuda| Ok(cuda.device(ordinal)?));
         found.map_err(|error| format!("no GPU {ordinal} to use: {error}").into())
     }
 

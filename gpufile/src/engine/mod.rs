@@ -79,6 +79,7 @@ pub(crate) use work::job::{EntryStop, Job};
 pub(crate) use work::workers::Workers;
 
 use crate::bounce::Bounce;
+use crate::error::{self, Cause, Error};
 use crate::gpus::Gpus;
 use crate::open_file::best_route;
 use crate::route::{Route, RoutePolicy};
@@ -334,9 +335,9 @@ impl Engine {
     /// Returns the CUDA that the engine copies device memory with, and loads it if necessary.
     ///
     /// # Errors
-    /// Fails with the reason why CUDA could not be loaded. The next call tries again.
-    pub fn cuda(&self) -> cufile::Result<&Cuda> {
-        self.0.gpus.cuda()
+    /// [`Error::Cufile`] with the reason why CUDA could not be loaded. The next call tries again.
+    pub fn cuda(&self) -> error::Result<&Cuda> {
+        Ok(self.0.gpus.cuda()?)
     }
 
     /// Loads the kernels that put scattered ranges in place on a GPU. The engine does so itself when a transfer
@@ -356,9 +357,10 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// The reason why the kernels cannot be loaded. It stays the same as long as the engine exists.
-    pub fn load_kernels(&self, device: &Device) -> Result<(), String> {
-        self.0.gpus.kernels(device).map(drop).map_err(|reason| reason.to_string())
+    /// [`Cause::NoKernels`]. The reason stays the same as long as the engine exists.
+    pub fn load_kernels(&self, device: &Device) -> error::Result<()> {
+        let no_kernels = |reason: Arc<str>| Error::Cufile { cause: Cause::NoKernels(reason.to_string()) };
+        self.0.gpus.kernels(device).map(drop).map_err(no_kernels)
     }
 
     /// Frees the bounce buffers, the staging buffers on GPUs, and other memory that no transfer uses at the

@@ -32,6 +32,7 @@ pub enum Error {
     /// A file does not conform to its format, lacks what the caller asked for, or could not be written in that
     /// format.
     #[error("{path}: {error}", path = Shown(.path))]
+    #[non_exhaustive]
     Format {
         /// The file.
         path: PathBuf,
@@ -43,6 +44,7 @@ pub enum Error {
     File(#[from] crate::Error),
     /// A tensor could not be read from its file.
     #[error("tensor {tensor}: {error}", tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     Tensor {
         /// The tensor, its name cut if it is long.
         tensor: String,
@@ -51,6 +53,7 @@ pub enum Error {
     },
     /// A file could not be saved.
     #[error("cannot save {path}: {error}{after}", path = Shown(.path), after = After { path, in_place, left })]
+    #[non_exhaustive]
     Save {
         /// The file to replace.
         path: PathBuf,
@@ -65,6 +68,7 @@ pub enum Error {
     /// An array of a Zarr store cannot be opened, read or written as asked for.
     #[cfg(feature = "zarr")]
     #[error("{path}: {error}", path = Shown(.path))]
+    #[non_exhaustive]
     Zarr {
         /// The folder of the array.
         path: PathBuf,
@@ -74,6 +78,7 @@ pub enum Error {
     /// The GPU or the host has no memory left to load into.
     #[error(
         "cannot allocate {len_bytes} bytes to load {path}: {cause}; free memory first, or load a part of it", path = Shown(.path))]
+    #[non_exhaustive]
     Memory {
         /// The file or the folder to load from.
         path: PathBuf,
@@ -84,6 +89,7 @@ pub enum Error {
     },
     /// The caller's function made no buffer for a tensor.
     #[error("cannot make a buffer for tensor {tensor}: {error}", tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     Buffer {
         /// The tensor, its name cut if it is long.
         tensor: String,
@@ -92,6 +98,7 @@ pub enum Error {
     },
     /// Tensors could not be copied from one GPU to others.
     #[error("cannot copy tensors of {path} from GPU {gpu} to other GPUs: {cause}", path = Shown(.path))]
+    #[non_exhaustive]
     PeerCopy {
         /// The file or the index that was opened.
         path: PathBuf,
@@ -103,6 +110,7 @@ pub enum Error {
     /// Ranks could not load together.
     #[cfg(feature = "nccl")]
     #[error("cannot load {path} together with other ranks: {error}", path = Shown(.path))]
+    #[non_exhaustive]
     Ranks {
         /// The file or the index that was opened.
         path: PathBuf,
@@ -111,6 +119,7 @@ pub enum Error {
     },
     /// The callback of a load ended it.
     #[error("the load of {path} was cancelled by its callback", path = Shown(.path))]
+    #[non_exhaustive]
     Cancelled {
         /// The file or the index that was opened.
         path: PathBuf,
@@ -118,6 +127,7 @@ pub enum Error {
     /// The contents of a file are not those of its hash.
     #[cfg(feature = "hash")]
     #[error("{path}: its SHA-256 is {found} instead of {expected}; download the file again", path = Shown(.path))]
+    #[non_exhaustive]
     WrongContents {
         /// The file.
         path: PathBuf,
@@ -130,6 +140,7 @@ pub enum Error {
     #[error(
         "cannot open {} and {} as one model: both have tensor {tensor}; open only files of one model",
         Shown(&.files[0]), Shown(&.files[1]), tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
@@ -141,6 +152,7 @@ pub enum Error {
         "tensor {}{} not in {}, which {} names; copy the index and all of its files again",
         Quoted(.tensor), AndOthers(*.others), Shown(.file), Shown(.index)
     )]
+    #[non_exhaustive]
     NotInShard {
         /// The first such tensor.
         tensor: String,
@@ -156,6 +168,7 @@ pub enum Error {
         "{} has several models: {}; open one of them by its path, or list the files of one",
         Shown(.folder), paths(.models, 0)
     )]
+    #[non_exhaustive]
     SeveralModels {
         /// The folder.
         folder: PathBuf,
@@ -164,6 +177,7 @@ pub enum Error {
     },
     /// A folder has no safetensors files.
     #[error("{} has no safetensors files, such as model.safetensors{found}", Shown(.path))]
+    #[non_exhaustive]
     NoModel {
         /// The folder.
         path: PathBuf,
@@ -175,6 +189,7 @@ pub enum Error {
         "{}: incomplete download: {count} of {files} files are missing: {}; download the model again",
         Shown(.path), paths(.missing, *.count - .missing.len() as u64)
     )]
+    #[non_exhaustive]
     Incomplete {
         /// The file or the index that was opened, or the first file of several.
         path: PathBuf,
@@ -187,6 +202,7 @@ pub enum Error {
     },
     /// The model has no tensor of that name.
     #[error("there is no tensor {tensor} in {path}{}", Others(.others), tensor = Quoted(.tensor), path = Shown(.path))]
+    #[non_exhaustive]
     NoSuchTensor {
         /// The tensor.
         tensor: String,
@@ -197,6 +213,7 @@ pub enum Error {
     },
     /// A buffer has another length than the array that it is for.
     #[error("{path}: the buffer for {array} has {buffer_bytes} bytes instead of {needed_bytes}", path = Shown(.path))]
+    #[non_exhaustive]
     BufferSize {
         /// The file or the folder to load from or save to.
         path: PathBuf,
@@ -254,6 +271,7 @@ impl From<Error> for io::Error {
 pub enum FormatError {
     /// The file is of another format.
     #[error("not {format} data: it does not start with {expected}")]
+    #[non_exhaustive]
     OtherFormat {
         /// The expected format.
         format: &'static str,
@@ -262,6 +280,7 @@ pub enum FormatError {
     },
     /// The file is of another format, which its start tells.
     #[error("not {format} data but {found}")]
+    #[non_exhaustive]
     KnownFormat {
         /// The expected format.
         format: &'static str,
@@ -270,6 +289,7 @@ pub enum FormatError {
     },
     /// The file has a version of the format that this crate does not read.
     #[error("version {}.{} of the {format} format is not supported", .version.0, .version.1)]
+    #[non_exhaustive]
     UnknownVersion {
         /// The format.
         format: &'static str,
@@ -280,6 +300,7 @@ pub enum FormatError {
     #[error(
         "{what} ends at byte {needed_bytes}, but there are only {available_bytes} bytes; the file may be incomplete"
     )]
+    #[non_exhaustive]
     Truncated {
         /// The part that is cut, with its format: the header or the data.
         what: &'static str,
@@ -290,6 +311,7 @@ pub enum FormatError {
     },
     /// A header is longer than this crate reads or writes.
     #[error("a {format} header of {len_bytes} bytes is over the limit of {limit_bytes}")]
+    #[non_exhaustive]
     HeaderTooLarge {
         /// The format.
         format: &'static str,
@@ -300,6 +322,7 @@ pub enum FormatError {
     },
     /// A header breaks the syntax of its format.
     #[error("{}at byte {offset} of the {format} file: {message}", Of(.tensor))]
+    #[non_exhaustive]
     Syntax {
         /// The format.
         format: &'static str,
@@ -312,12 +335,14 @@ pub enum FormatError {
     },
     /// Two tensors have the same name.
     #[error("tensor {tensor} occurs twice", tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     DuplicateTensor {
         /// The tensor.
         tensor: String,
     },
     /// A key occurs twice.
     #[error("{}{key} occurs twice{}", Of(.tensor), At(.offset), key = Quoted(.key))]
+    #[non_exhaustive]
     Duplicate {
         /// The key.
         key: String,
@@ -328,6 +353,7 @@ pub enum FormatError {
     },
     /// A header lacks a key.
     #[error("{}{key} is missing{}", Of(.tensor), At(.offset), key = Quoted(.key))]
+    #[non_exhaustive]
     Missing {
         /// The key.
         key: &'static str,
@@ -338,6 +364,7 @@ pub enum FormatError {
     },
     /// The element type is unknown or unsupported.
     #[error("{}the element type {dtype} {problem}{}", Of(.tensor), At(.offset), dtype = Quoted(.dtype))]
+    #[non_exhaustive]
     UnsupportedDtype {
         /// The tensor, if the format names it.
         tensor: Option<String>,
@@ -350,18 +377,21 @@ pub enum FormatError {
     },
     /// Shape times element size is more than 2^64 - 1 bytes.
     #[error("{}shape times element size is more than 2^64 - 1 bytes, with zeros in the shape counted as 1", Of(.tensor))]
+    #[non_exhaustive]
     SizeOverflow {
         /// The tensor, if the format names it.
         tensor: Option<String>,
     },
     /// All tensors together are more than a file can hold.
     #[error("tensor {tensor} makes the file longer than 2^64 - 1 bytes; save the model in several files", tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     FileOverflow {
         /// The first tensor beyond the limit.
         tensor: String,
     },
     /// A tensor, or the requested part of it, does not start and end at whole bytes.
     #[error("tensor {tensor}: bits {} to {} are not whole bytes", .bits.start, .bits.end, tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     PartialByte {
         /// The tensor.
         tensor: String,
@@ -372,6 +402,7 @@ pub enum FormatError {
     #[error(
         "tensor {tensor}: shape and type say {shape_bytes} bytes, but its offsets are {} to {}",
         .offsets.start, .offsets.end, tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     SizeMismatch {
         /// The tensor.
         tensor: String,
@@ -382,6 +413,7 @@ pub enum FormatError {
     },
     /// A tensor's range ends before it starts.
     #[error("tensor {tensor}: its offsets {start} to {end} run backwards", tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     Backwards {
         /// The tensor.
         tensor: String,
@@ -394,6 +426,7 @@ pub enum FormatError {
     #[error(
         "tensor {tensor}: it ends at byte {end} of the data, but the file has only {data_len} bytes of data; the \
          file may be incomplete", tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     PastEnd {
         /// The tensor.
         tensor: String,
@@ -404,6 +437,7 @@ pub enum FormatError {
     },
     /// Two tensors share bytes, or a tensor without bytes lies inside another.
     #[error("tensor {tensor}: it starts at byte {offset} of the file, inside tensor {other}", tensor = Quoted(.tensor), other = Quoted(.other))]
+    #[non_exhaustive]
     Overlap {
         /// The later of the two.
         tensor: String,
@@ -414,6 +448,7 @@ pub enum FormatError {
     },
     /// Bytes of the file belong to no tensor.
     #[error("{}{len_bytes} bytes at byte {offset} of the file belong to no tensor", Before(.tensor))]
+    #[non_exhaustive]
     Gap {
         /// The tensor after them. `None` if they are the last bytes of the file.
         tensor: Option<String>,
@@ -424,6 +459,7 @@ pub enum FormatError {
     },
     /// The caller asked for indices that an axis does not have.
     #[error("{}cannot read {} to {} of axis {axis}, which has {available} indices", Of(.tensor), .range.start, .range.end)]
+    #[non_exhaustive]
     NoSuchSlice {
         /// The tensor, if the format names it.
         tensor: Option<String>,
@@ -437,6 +473,7 @@ pub enum FormatError {
     /// A placement slices a tensor along an axis that the tensor does not have.
     #[error(
         "tensor {tensor}: cannot slice axis {axis} of a tensor with {axes} axes; place it on one GPU or on all", tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     NoSuchAxis {
         /// The tensor.
         tensor: String,
@@ -447,6 +484,7 @@ pub enum FormatError {
     },
     /// A placement names a GPU that the list of the load does not have.
     #[error("tensor {tensor}: cannot place it on GPU {gpu} of the list, which has {gpus} GPUs", tensor = Quoted(.tensor))]
+    #[non_exhaustive]
     NoSuchGpu {
         /// The tensor.
         tensor: String,
@@ -462,12 +500,14 @@ pub enum FormatError {
     FortranRows,
     /// A tensor has a name that the format reserves.
     #[error("a tensor cannot be called {name}: the format reserves this name", name = Quoted(.name))]
+    #[non_exhaustive]
     ReservedName {
         /// The name.
         name: String,
     },
     /// The file name that an index gives for a tensor does not stay in the folder of the index.
     #[error("tensor {tensor}: the file name {file} does not stay in the folder of the index", tensor = Quoted(.tensor), file = Quoted(.file))]
+    #[non_exhaustive]
     FileName {
         /// The tensor.
         tensor: String,

@@ -15,6 +15,7 @@ pub enum RankError {
     Load(#[from] LoadError),
     /// NCCL returned an error. The group has ended.
     #[error("{operation}: {message} (NCCL's code {code})")]
+    #[non_exhaustive]
     Nccl {
         /// The call of NCCL.
         operation: &'static str,
@@ -25,6 +26,7 @@ pub enum RankError {
     },
     /// CUDA returned an error. The group has ended.
     #[error("rank {rank}: {cause}")]
+    #[non_exhaustive]
     Cuda {
         /// This rank.
         rank: usize,
@@ -36,6 +38,7 @@ pub enum RankError {
         "rank {rank} of {ranks} waited {timeout:?} for the other ranks; see which of them ended or stopped, and start all \
          again"
     )]
+    #[non_exhaustive]
     TimedOut {
         /// This rank.
         rank: usize,
@@ -46,6 +49,7 @@ pub enum RankError {
     },
     /// Another rank failed and ended the operation of all. The group can be used again.
     #[error("rank {rank} failed: {message}")]
+    #[non_exhaustive]
     Failed {
         /// The rank that failed.
         rank: usize,
@@ -56,6 +60,7 @@ pub enum RankError {
     #[error(
         "rank {rank} loads other tensors than rank 0, or by another placement; call all ranks with the same"
     )]
+    #[non_exhaustive]
     Differs {
         /// The lowest rank that differs from rank 0.
         rank: usize,

@@ -11,7 +11,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::{Access, Memory};
-use crate::error::cause_exception;
+use crate::error::exception;
 
 /// The registration of one allocation. It ends with the last transfer that uses it.
 pub(super) struct Registration {
@@ -63,7 +63,7 @@ pub fn register(buffer: &Bound<'_, PyAny>) -> PyResult<()> {
     (memory.address, memory.len_bytes) = (range.start, range.len());
     let engine = Engine::try_global().map_err(|error| PyValueError::new_err(error.to_string()))?;
     let registered = py.detach(|| engine.register(memory).map_err(|failed| failed.error));
-    let registered = registered.map_err(|cause| cause_exception(py, cause))?;
+    let registered = registered.map_err(|error| exception(py, &error))?;
     let mut registrations = lock();
     registrations.push(Arc::new(Registration { range, _buffer: registered }));
     COUNT.store(registrations.len(), Ordering::Release);

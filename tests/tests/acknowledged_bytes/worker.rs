@@ -318,7 +318,7 @@ impl<'a> Worker<'a> {
     fn was_read(&mut self, mut parts: Vec<(usize, Piece)>, buffer: Buffer, result: Result<()>) {
         if let Err(error) = &result {
             let (entry, done) = match error {
-                gpufile::Error::Entry { entry, error } => (*entry, error.bytes_done()),
+                gpufile::Error::Entry { entry, error, .. } => (*entry, error.bytes_done()),
                 error => (0, error.bytes_done()),
             };
             let failed = parts.swap_remove(entry);
@@ -406,7 +406,7 @@ impl<'a> Worker<'a> {
         for (number, (_, piece)) in ready.iter().enumerate() {
             let done = match &result {
                 Ok(()) => piece.len_bytes,
-                Err(gpufile::Error::Entry { entry, error }) if *entry == number => error.bytes_done(),
+                Err(gpufile::Error::Entry { entry, error, .. }) if *entry == number => error.bytes_done(),
                 Err(_) => 0,
             };
             self.wrote(piece, done);

@@ -24,18 +24,21 @@ use crate::formats::clip::clip;
 pub enum ZarrError {
     /// There is no array, its metadata are wrong, or it has something that is [not supported](super#supported-arrays).
     #[error("cannot open the array: {message}")]
+    #[non_exhaustive]
     Open {
         /// The text of the error, with the field or the codec, escaped, and cut if it is long.
         message: String,
     },
     /// The array does not fit one buffer of bytes.
     #[error("{what} are not supported")]
+    #[non_exhaustive]
     Unsupported {
         /// The features that are not supported.
         what: &'static str,
     },
     /// The array or a chunk is larger than this crate reads or writes: 2^63 - 1 bytes for an array, 2^48 for a chunk.
     #[error("shape times element size of {what} is more than {limit_bytes} bytes")]
+    #[non_exhaustive]
     SizeOverflow {
         /// `the array` or `a chunk`.
         what: &'static str,
@@ -44,6 +47,7 @@ pub enum ZarrError {
     },
     /// The caller asked for a region that the array does not have.
     #[error("the region {} does not lie in shape {shape:?}", Ranges(.region))]
+    #[non_exhaustive]
     NoSuchRegion {
         /// The requested region: a range of indices for each axis.
         region: Vec<Range<u64>>,
@@ -52,6 +56,7 @@ pub enum ZarrError {
     },
     /// The file of a raw chunk has another length than the chunk.
     #[error("the file of chunk {key:?} has {found_bytes} bytes instead of {needed_bytes}")]
+    #[non_exhaustive]
     ChunkLength {
         /// The chunk's key in the store.
         key: String,
@@ -62,6 +67,7 @@ pub enum ZarrError {
     },
     /// A chunk could not be read and decoded, or encoded and written.
     #[error("chunk {key:?}: {message}")]
+    #[non_exhaustive]
     Chunk {
         /// The chunk's key in the store, cut if it is long.
         key: String,

@@ -22,7 +22,7 @@ impl Target {
     pub fn new(memory: Memory, engine: &Engine) -> cufile::Result<Self> {
         let stream = match memory.place {
             Place::Host => None,
-            Place::Device(_) => Some(engine.cuda()?.device_of(&memory)?.stream()?),
+            Place::Device(_) => Some(engine.gpus().cuda()?.device_of(&memory)?.stream()?),
         };
         Ok(Self { memory, stream })
     }
