@@ -256,38 +256,25 @@
 
 #![warn(missing_debug_implementations)]
 
-mod available;
-mod bounce;
-mod bytes;
 #[doc(hidden)]
 pub mod cli_support;
-mod each;
 mod engine;
 mod error;
 mod file;
 #[cfg(feature = "formats")]
 pub mod formats;
 mod future;
-mod gpus;
-mod kernels;
-mod many;
-mod mapped;
+mod gpu;
+mod lists;
 mod memory;
 mod open_file;
-mod options;
 mod outcome;
-mod owned;
-mod owned_lists;
 pub mod page_cache;
-mod processors;
 #[cfg(feature = "nccl")]
 pub mod ranks;
-mod registration;
 mod route;
 mod settings;
-mod stream_io;
 
-pub use bytes::{ParseBytesError, parse_bytes};
 pub use cufile;
 pub use cufile::cuda;
 #[cfg(feature = "cudarc")]
@@ -298,14 +285,12 @@ pub use cufile::{
 pub use engine::{Engine, EngineBuilder, IoRange};
 pub use error::{Cause, Error, Result};
 pub use file::File;
-pub use future::IoFuture;
-pub use many::{ReadRequest, WriteRequest};
-pub use mapped::MappedFile;
-pub use options::OpenOptions;
-pub use owned_lists::OwnedRequest;
+pub use file::mapped::MappedFile;
+pub use file::options::OpenOptions;
+pub use future::{IoFuture, OwnedRequest, StreamIo};
+pub use lists::{ReadRequest, WriteRequest};
 pub use route::{Route, RouteKind, RoutePolicy};
-pub use settings::{DirectIo, Settings, SettingsError};
-pub use stream_io::StreamIo;
+pub use settings::{DirectIo, ParseBytesError, Settings, SettingsError, parse_bytes};
 
 /// Compiles the examples of the README.
 #[cfg(doctest)]

@@ -8,7 +8,7 @@ use cuda_rt_sys::{driver, runtime};
 use cufile::params::Param;
 use cufile::{Controls, Driver, DriverProperties, Features, FileProperties, FileSystems};
 
-use crate::bounce::Pinning;
+use crate::gpu::bounce::Pinning;
 
 /// The routes between a file and device memory, best first. Host memory always goes by plain reads and writes.
 ///

@@ -23,7 +23,7 @@ const LAYERS: [(&str, &str); 6] = [
         formats/safetensors/save
         formats/safetensors/open
         formats formats/safetensors/headers formats/safetensors/save/journal formats/safetensors/save/shards
-        options many each mapped owned owned_lists future stream_io registration
+        lists future file/options file/mapped file/registration
         file
         engine
         engine/relay
@@ -50,7 +50,7 @@ const LAYERS: [(&str, &str); 6] = [
         engine/sync
         open_file
         ranks
-        settings available memory gpus kernels processors bounce outcome route page_cache error bytes
+        settings memory gpu outcome route page_cache error
         ",
     ),
     (

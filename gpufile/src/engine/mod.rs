@@ -78,9 +78,9 @@ pub(crate) use work::in_flight::InFlight;
 pub(crate) use work::job::{EntryStop, Job};
 pub(crate) use work::workers::Workers;
 
-use crate::bounce::Bounce;
 use crate::error::{self, Cause, Error};
-use crate::gpus::Gpus;
+use crate::gpu::bounce::Bounce;
+use crate::gpu::gpus::Gpus;
 use crate::open_file::best_route;
 use crate::route::{Route, RoutePolicy};
 use crate::settings::{DirectIo, Settings, SettingsError};

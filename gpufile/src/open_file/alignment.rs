@@ -1,6 +1,6 @@
 //! The arithmetic of `O_DIRECT`: the bounds of aligned ranges, and the place of their bytes in a buffer.
 
-use crate::bounce::Bounce;
+use crate::gpu::bounce::Bounce;
 
 /// A number of bytes of which offsets and lengths must be multiples, and addresses up to the alignment of bounce
 /// buffers. It is a power of two.

@@ -11,7 +11,7 @@ use cufile::{BufSlice, BufSliceMut, FileHandle};
 use super::direct;
 use super::repeat::repeat;
 use crate::error::Cause;
-use crate::gpus::Gpus;
+use crate::gpu::gpus::Gpus;
 use crate::memory::Memory;
 use crate::outcome::Outcome;
 use crate::route::{Route, RouteKind, RoutePolicy};

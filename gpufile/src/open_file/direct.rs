@@ -11,7 +11,7 @@ use cufile::FileProperties;
 
 use super::alignment::Alignment;
 use super::repeat::impossible_count;
-use crate::bounce::Bounce;
+use crate::gpu::bounce::Bounce;
 
 /// A descriptor of a file with `O_DIRECT`.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ pub(crate) use method::Method;
 pub(crate) use storage::Storage;
 
 use crate::error::{Cause, Error, WRITE};
-use crate::gpus::Gpus;
+use crate::gpu::gpus::Gpus;
 use crate::route::{Route, RoutePolicy};
 use crate::settings::Settings;
 use blocks::Blocks;

@@ -10,12 +10,12 @@ use super::mapping::{Mapping, Span};
 use super::posix::{one_by_one, read_adjacent, read_full};
 use super::storage::{Storage, known_len_bytes};
 use super::{OpenFile, device_route};
-use crate::available::available_bytes;
-use crate::bounce::Bounce;
+use crate::gpu::bounce::Bounce;
 use crate::memory::Memory;
 use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::page_cache;
 use crate::settings::DirectIo;
+use crate::settings::available::available_bytes;
 
 /// The least length in bytes of a read for which an `O_DIRECT` request, or a check of the page cache, is
 /// worth its cost.

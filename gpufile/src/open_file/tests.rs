@@ -3,7 +3,7 @@ use std::os::unix::fs::FileExt;
 
 use super::read::{BounceRead, DIRECT_MIN_BYTES};
 use super::*;
-use crate::bounce::Bounce;
+use crate::gpu::bounce::Bounce;
 use crate::outcome::{Outcome, Stop, done_bytes};
 use crate::page_cache;
 use crate::settings::DirectIo;
@@ -222,7 +222,7 @@ fn empty_files_of_other_storage_may_be_generated() {
 
 #[test]
 fn files_fit_the_cache_up_to_half_the_memory() {
-    let available = crate::available::available_bytes();
+    let available = crate::settings::available::available_bytes();
     for (len_bytes, fits) in [(available / 4, true), (available / 4 * 3, false)] {
         let open = open(DirectIo::Auto, DirectIo::Never);
         open.file.set_len(len_bytes).unwrap();

@@ -14,7 +14,7 @@ use super::mapping::{Mapping, Span, may_be_sealed};
 use super::posix::{one_by_one, write_adjacent, write_full};
 use super::storage::Storage;
 use super::{OpenFile, device_route};
-use crate::bounce::Bounce;
+use crate::gpu::bounce::Bounce;
 use crate::memory::Memory;
 use crate::outcome::{Outcome, Stop};
 use crate::settings::DirectIo;

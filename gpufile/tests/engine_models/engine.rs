@@ -16,8 +16,8 @@ pub(crate) use relay::{Direction, OwnedRelay};
 pub(crate) use work::job::{EntryStop, Job};
 pub(crate) use work::workers::Workers;
 
-use crate::bounce::Bounce;
-use crate::gpus::Gpus;
+use crate::gpu::bounce::Bounce;
+use crate::gpu::gpus::Gpus;
 use crate::memory::Place;
 use crate::stand_ins::sync;
 use crate::world::{self, Kind};

@@ -106,9 +106,9 @@ pub mod open_file {
     use std::slice;
     use std::sync::{Arc, Mutex};
 
-    use crate::bounce::Bounce;
     use crate::engine::{Engine, Schedule};
     use crate::error::Cause;
+    use crate::gpu::bounce::Bounce;
     use crate::memory::Memory;
     use crate::outcome::{Outcome, Stop, done_bytes};
     use crate::route::RoutePolicy;

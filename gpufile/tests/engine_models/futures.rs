@@ -15,7 +15,7 @@ use crate::cuda::Buffer;
 use crate::engine::{Engine, Schedule};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
-use crate::future::IoFuture;
+use crate::future::io_future::IoFuture;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::world::{self, Fault};

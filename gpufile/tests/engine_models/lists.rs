@@ -9,10 +9,10 @@ use crate::cuda::Buffer;
 use crate::engine::{Engine, EntryStop, IoRange, Transfer};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
-use crate::future::IoFuture;
+use crate::future::io_future::IoFuture;
+use crate::future::owned::{List, Owned, Part, Work};
 use crate::futures::{CHUNK, LEN, Way, assert_once, ways};
 use crate::open_file::{Method, OpenFile};
-use crate::owned::{List, Owned, Part, Work};
 use crate::world;
 use crate::{Bell, explore};
 

@@ -22,69 +22,20 @@
 // The engine's files take their imports from `cufile` from this crate.
 extern crate self as cufile;
 
-#[path = "../../src/bounce.rs"]
-mod bounce;
 mod cuda;
 mod engine;
 mod files;
-#[path = "../../src/future.rs"]
 mod future;
 mod futures;
+mod gpu;
 mod lists;
 #[path = "../../src/memory.rs"]
 mod memory;
 #[path = "../../src/outcome.rs"]
 mod outcome;
-#[path = "../../src/owned.rs"]
-mod owned;
 mod staging;
 mod stand_ins;
-#[path = "../../src/stream_io.rs"]
-mod stream_io;
 mod world;
-
-/// A stand-in for CUDA, limited to the calls by which the engine asks for GPUs.
-mod gpus {
-    use crate::GPU;
-    use crate::bounce::Pinning;
-    use crate::cuda::{Device, IoBuf, IoBufMut, Location, Result};
-    use crate::memory::{Memory, Place};
-    use crate::processors::Processors;
-
-    #[derive(Default)]
-    pub struct Gpus {
-        pub pinning: Pinning,
-    }
-
-    impl Gpus {
-        pub fn device(&self, ordinal: u32) -> Result<Device> {
-            Ok(Device(ordinal))
-        }
-
-        pub fn forget_kernels(&self, _: u32) {}
-
-        pub fn processors_near(&self, _: Place) -> Option<Processors> {
-            None
-        }
-
-        pub fn memory_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> Result<Memory> {
-            let Location { is_host_accessible, context, is_registered, base_offset } = buffer.location();
-            Ok(Memory {
-                ptr: buffer.as_ptr().cast_mut(),
-                len_bytes: buffer.len_bytes(),
-                place: if is_host_accessible { Place::Host } else { GPU },
-                context,
-                is_in_primary_context: true,
-                is_registered,
-                base_offset,
-            })
-        }
-
-        pub fn memory_of_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<Memory> {
-            Ok(Memory { ptr: buffer.as_mut_ptr(), ..self.memory_of(buffer)? })
-        }
-    }
-}
 
 /// A stand-in for the generations of a process.
 mod fork {
@@ -102,16 +53,6 @@ mod fork {
         pub fn is_current(self) -> bool {
             self.0 == world::is_child()
         }
-    }
-}
-
-/// A stand-in for sets of processors: shuttle's threads run in turn.
-mod processors {
-    #[derive(Clone, Copy)]
-    pub struct Processors;
-
-    impl Processors {
-        pub fn keep_this_thread(&self) {}
     }
 }
 
@@ -160,10 +101,10 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, MaxSteps, Runner, thread};
 
-use bounce::Bounce;
 use cuda::{Error, IoBuf, IoBufMut, Location, Result};
 use files::{file, open_file, route};
-use gpus::Gpus;
+use gpu::bounce::Bounce;
+use gpu::gpus::Gpus;
 use memory::Place;
 use open_file::Method;
 use outcome::Stop;

@@ -12,10 +12,10 @@ use crate::cuda::{Buffer, Device, IoBuf, Stream, fill, fill_with_junk, look};
 use crate::engine::{Engine, Schedule};
 use crate::error::{Cause, Error, Result};
 use crate::file::File;
+use crate::future::stream_io::StreamIo;
 use crate::futures::assert_once;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
-use crate::stream_io::StreamIo;
 use crate::world::{self, Fault};
 use crate::{GPU, explore};
 

@@ -8,10 +8,10 @@ pub mod work;
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
-use crate::bounce::Bounce;
 use crate::cuda::Device;
 use crate::error::Cause;
-use crate::gpus::Gpus;
+use crate::gpu::bounce::Bounce;
+use crate::gpu::gpus::Gpus;
 use crate::memory::Place;
 use crate::open_file::OpenFile;
 use crate::outcome::{Outcome, Stop};

@@ -10,8 +10,8 @@ use super::copies::{Copies, wait_by_looking, wait_until};
 use super::staging::Staging;
 use super::staging_memory::StagingMemory;
 use super::streams::Streams;
-use crate::bounce::Bounce;
-use crate::gpus::Gpus;
+use crate::gpu::bounce::Bounce;
+use crate::gpu::gpus::Gpus;
 
 /// The buffers of one chunk at a time. A lane fills and empties them. Another thread may submit their copies.
 pub(crate) struct Buffers {

@@ -8,7 +8,7 @@ use cufile::cuda::{Event, Stream};
 use super::super::sync::{Instant, sleep};
 use super::staging::{OneCopy, Packed, Staging};
 use super::streams::Streams;
-use crate::bounce::Bounce;
+use crate::gpu::bounce::Bounce;
 use crate::memory::Memory;
 
 /// Copies between device memory and a bounce buffer. Neighbours on both sides count as one copy if they lie

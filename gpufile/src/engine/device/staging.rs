@@ -7,9 +7,9 @@ use cufile::cuda::{Device, Event, Stream};
 
 use super::staging_memory::{StagingBuffer, StagingMemory};
 use super::streams::Streams;
-use crate::bounce::Bounce;
-use crate::gpus::Gpus;
-use crate::kernels::{Kernels, Table, TableEntry};
+use crate::gpu::bounce::Bounce;
+use crate::gpu::gpus::Gpus;
+use crate::gpu::kernels::{Kernels, Table, TableEntry};
 
 /// The most bytes of a table entry. A warp copies an entry alone, so longer ranges have several entries.
 const MOST_ENTRY_BYTES: usize = 32 << 10;

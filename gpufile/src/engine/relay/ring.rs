@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use cufile::cuda::{PinnedBuffer, Stream};
 
 use super::super::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
-use crate::bounce::Pinning;
+use crate::gpu::bounce::Pinning;
 
 /// The number of slots: one that the host works on, and one that the GPU copies. More slots would leave the
 /// processor's cache before their turn, and that costs more than waiting.

@@ -9,7 +9,7 @@ use super::super::device::buffers::Contents;
 use super::super::plan::runs::{Run, adjacent};
 use super::super::plan::transfer::Segment;
 use super::job::Claim;
-use crate::bounce::Bounce;
+use crate::gpu::bounce::Bounce;
 use crate::open_file::{Mapping, Method, Span};
 use crate::outcome::{Outcome, Stop, done_bytes};
 

@@ -13,11 +13,11 @@ use super::super::sync::{AtomicUsize, Condvar, Instant, Mutex, MutexGuard, Order
 use super::job::Claim;
 use super::lane::Lane;
 use super::queue::Reports;
-use crate::bounce::Bounce;
-use crate::gpus::Gpus;
+use crate::gpu::bounce::Bounce;
+use crate::gpu::gpus::Gpus;
+use crate::gpu::processors::Processors;
 use crate::memory::Place;
 use crate::outcome::Stop;
-use crate::processors::Processors;
 
 /// The lanes of each place.
 pub(crate) struct Lanes {

@@ -15,9 +15,9 @@ mod staging {
 
     use super::staging_memory::StagingMemory;
     use super::streams::Streams;
-    use crate::bounce::Bounce;
     use crate::cuda::{Device, Stream};
-    use crate::gpus::Gpus;
+    use crate::gpu::bounce::Bounce;
+    use crate::gpu::gpus::Gpus;
 
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct OneCopy {

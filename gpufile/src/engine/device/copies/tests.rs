@@ -4,8 +4,8 @@ use std::ptr::without_provenance_mut as at;
 
 use super::copies::{Copies, LONG_BYTES};
 use super::staging::{OneCopy, Packed};
-use crate::bounce::Bounce;
-use crate::kernels::TableEntry;
+use crate::gpu::bounce::Bounce;
+use crate::gpu::kernels::TableEntry;
 use crate::memory::Memory;
 
 #[test]

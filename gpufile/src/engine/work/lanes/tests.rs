@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::lane::Lane;
 use super::lanes::Lanes;
-use crate::bounce::Bounce;
-use crate::gpus::Gpus;
+use crate::gpu::bounce::Bounce;
+use crate::gpu::gpus::Gpus;
 use crate::memory::Place;
 
 const BOUNCE: usize = 4096;

@@ -11,9 +11,9 @@ use cufile::{IoBuf, IoBufMut};
 use crate::engine::{Direction, OwnedRelay, ends_soon, wait_by_looking};
 use crate::error::{Cause, READ, Result, WRITE};
 use crate::file::File;
+use crate::future::owned::OF_ANOTHER_PROCESS;
 use crate::memory::{Memory, Place};
 use crate::outcome::{Outcome, Stop};
-use crate::owned::OF_ANOTHER_PROCESS;
 use crate::route::RoutePolicy;
 
 /// A transfer that is part of a stream's work. It owns its buffer. Later work of the stream starts after the

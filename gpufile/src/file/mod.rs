@@ -1,5 +1,9 @@
 //! Open files: reads and writes of device and host memory.
 
+pub(crate) mod mapped;
+pub(crate) mod options;
+mod registration;
+
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;

@@ -10,7 +10,7 @@ use cufile::{IoBuf, IoBufMut};
 use crate::engine::Growth;
 use crate::error::Result;
 use crate::file::File;
-use crate::owned::Owned;
+use crate::future::owned::Owned;
 
 /// A transfer in flight, which owns its buffer, or its list of ranges and buffers. It needs no runtime: call
 /// [`wait`](Self::wait), or `.await` it.

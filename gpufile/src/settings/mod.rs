@@ -1,13 +1,17 @@
 //! The settings of an engine, and the environment variables that set them.
 
+pub(crate) mod available;
+mod bytes;
+
 use std::ffi::OsString;
 use std::sync::LazyLock;
 use std::{env, thread};
 
-use crate::available::available_bytes;
-use crate::bounce::Bounce;
-use crate::bytes::parse_bytes;
+use self::available::available_bytes;
+use crate::gpu::bounce::Bounce;
 use crate::route::RoutePolicy;
+
+pub use self::bytes::{ParseBytesError, parse_bytes};
 
 /// The use of `O_DIRECT`, with which transfers through host memory bypass the page cache. It does not change
 /// the bytes that they read or write.
@@ -584,8 +588,7 @@ mod tests {
 
     #[test]
     fn docs_list_each_variable_beside_its_setting() {
-        let rows =
-            || include_str!("settings.rs").lines().filter(|line| line.trim_start().starts_with("/// | `"));
+        let rows = || include_str!("mod.rs").lines().filter(|line| line.trim_start().starts_with("/// | `"));
         for variable in VARIABLES {
             let row = rows().find(|row| row.contains(&format!("| `{}` |", variable.name)));
             let row = row.unwrap_or_else(|| panic!("{} has no row", variable.name));

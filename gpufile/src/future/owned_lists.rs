@@ -9,11 +9,11 @@ use cufile::{IoBuf, IoBufMut};
 use crate::engine::{Engine, Entry, EntryStop, FILE_LIMIT, IoRange, Refused, groups};
 use crate::error::{Error, READ, Result, WRITE};
 use crate::file::File;
-use crate::future::IoFuture;
-use crate::many::each_outcome;
+use crate::future::io_future::IoFuture;
+use crate::future::owned::{List, Owned, Part, Work};
+use crate::lists::many::each_outcome;
 use crate::memory::Memory;
 use crate::outcome::Stop;
-use crate::owned::{List, Owned, Part, Work};
 
 impl File {
     /// Starts to read many ranges into one buffer, as [`read_many`](Self::read_many), and returns at once.

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use cufile::cuda::{Context, Cuda, Device};
 use cufile::{Driver, IoBuf, IoBufMut, Location};
 
-use crate::bounce::Pinning;
-use crate::kernels::Kernels;
+use crate::gpu::bounce::Pinning;
+use crate::gpu::kernels::Kernels;
+use crate::gpu::processors::Processors;
 use crate::memory::{Memory, Place};
-use crate::processors::Processors;
 
 /// The CUDA library and the cuFile driver of an engine, and of the files that it opened.
 #[derive(Debug, Default)]

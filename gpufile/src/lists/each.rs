@@ -10,7 +10,7 @@ use crate::engine::{
 };
 use crate::error::{Cause, Error, READ, Result, WRITE};
 use crate::file::File;
-use crate::many::{ReadRequest, WriteRequest, overlap_with};
+use crate::lists::many::{ReadRequest, WriteRequest, overlap_with};
 use crate::memory::Memory;
 use crate::open_file::OpenFile;
 use crate::outcome::Stop;

@@ -1,0 +1,10 @@
+//! Transfers that do not wait: the caller gets the buffer back when they are done.
+
+pub(crate) mod io_future;
+pub(crate) mod owned;
+mod owned_lists;
+mod stream_io;
+
+pub use io_future::IoFuture;
+pub use owned_lists::OwnedRequest;
+pub use stream_io::StreamIo;

@@ -1,0 +1,6 @@
+//! Transfers of many ranges, of one file or of several, by one call.
+
+mod each;
+pub(crate) mod many;
+
+pub use many::{ReadRequest, WriteRequest};

@@ -1,0 +1,57 @@
+//! The bounce buffers of the engine, with stand-ins for the GPUs and their processors.
+
+#[path = "../../src/gpu/bounce.rs"]
+pub mod bounce;
+
+/// A stand-in for CUDA, limited to the calls by which the engine asks for GPUs.
+pub mod gpus {
+    use crate::GPU;
+    use crate::cuda::{Device, IoBuf, IoBufMut, Location, Result};
+    use crate::gpu::bounce::Pinning;
+    use crate::gpu::processors::Processors;
+    use crate::memory::{Memory, Place};
+
+    #[derive(Default)]
+    pub struct Gpus {
+        pub pinning: Pinning,
+    }
+
+    impl Gpus {
+        pub fn device(&self, ordinal: u32) -> Result<Device> {
+            Ok(Device(ordinal))
+        }
+
+        pub fn forget_kernels(&self, _: u32) {}
+
+        pub fn processors_near(&self, _: Place) -> Option<Processors> {
+            None
+        }
+
+        pub fn memory_of<B: IoBuf + ?Sized>(&self, buffer: &B) -> Result<Memory> {
+            let Location { is_host_accessible, context, is_registered, base_offset } = buffer.location();
+            Ok(Memory {
+                ptr: buffer.as_ptr().cast_mut(),
+                len_bytes: buffer.len_bytes(),
+                place: if is_host_accessible { Place::Host } else { GPU },
+                context,
+                is_in_primary_context: true,
+                is_registered,
+                base_offset,
+            })
+        }
+
+        pub fn memory_of_mut<B: IoBufMut + ?Sized>(&self, buffer: &mut B) -> Result<Memory> {
+            Ok(Memory { ptr: buffer.as_mut_ptr(), ..self.memory_of(buffer)? })
+        }
+    }
+}
+
+/// A stand-in for sets of processors: shuttle's threads run in turn.
+pub mod processors {
+    #[derive(Clone, Copy)]
+    pub struct Processors;
+
+    impl Processors {
+        pub fn keep_this_thread(&self) {}
+    }
+}
