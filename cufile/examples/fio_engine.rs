@@ -102,7 +102,7 @@ impl Way<'_> {
     /// Puts bytes into the GPU memory.
     fn fill(&mut self, bytes: &[u8]) -> Result {
         match self {
-            Self::Cufile { buffer, .. } => Ok(buffer.copy_from_host(0, bytes)?),
+            Self::Cufile { handle, buffer } => Ok(handle.driver().cuda().copy(bytes, buffer)?),
             Self::Posix { device, .. } => Ok(device.copy_from_host(0, bytes)?),
         }
     }

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 
         pattern.measure("registered-for-each-read", 0, 0, |buffer| {
             timed(|| {
-                for (index, mut part) in buffer.chunks_mut(read).take(READS).enumerate() {
+                for (index, mut part) in buffer.slice_mut(..).chunks(read).take(READS).enumerate() {
                     driver.with_registered_mut(
                         &mut part,
                         RegisterFlags::empty(),

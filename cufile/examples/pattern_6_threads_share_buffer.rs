@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 
         pattern.measure("each-thread-registers", 0, 0, |buffer| {
             timed(|| {
-                in_threads(buffer.chunks_mut(read).take(READS).enumerate(), |(index, mut part)| {
+                in_threads(buffer.slice_mut(..).chunks(read).take(READS).enumerate(), |(index, mut part)| {
                     driver
                         .with_registered_mut(&mut part, RegisterFlags::empty(), |part| fill((index, part)))?
                 })

@@ -69,15 +69,16 @@ struct Profile {
 impl Profile {
     /// Reads one part of the file after the other into the buffer.
     fn read(&mut self, file: &FileHandle, mut buffer: Buffer, contents: &[u8]) -> Result {
+        let cuda = file.driver().cuda();
         let mut found = vec![0; buffer.get().len_bytes()];
         let mut sum = Duration::ZERO;
         for (index, expected) in contents.chunks_exact(found.len()).take(READS).enumerate() {
-            buffer.fill(0x5a)?;
+            cuda.fill(&mut buffer, 0x5a)?;
             let start = Instant::now();
             let bytes = file.read_at(&mut buffer, (index * expected.len()) as u64)?;
             sum += start.elapsed();
             all_of(bytes, expected.len(), "cuFileRead")?;
-            buffer.copy_to_host(0, &mut found)?;
+            cuda.copy(&buffer, &mut found)?;
             require_same(&found, expected, "the buffer")?;
         }
         report("profiling", &format!("{READS}-reads-of-{}", found.len()), READS * found.len(), sum);

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         let mut buffer = driver.cuda().device(arguments.number(2)?)?.alloc(LEN)?;
         buffer.fill(0)?;
 
-        for (number, mut piece) in buffer.chunks_mut(PIECE).enumerate() {
+        for (number, mut piece) in buffer.slice_mut(..).chunks(PIECE).enumerate() {
             all_of(from.read_at(&mut piece, (number * PIECE) as u64)?, PIECE, "cuFileRead")?;
         }
         all_of(to.write_at(&buffer, 0)?, LEN, "cuFileWrite")?;

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         require_len(path, THREADS * PART)?;
         let driver = Driver::open()?;
         let mut memory = driver.cuda().device(0)?.alloc(THREADS * PART)?;
-        in_threads(memory.chunks_mut(PART).enumerate(), |(number, mut part)| {
+        in_threads(memory.slice_mut(..).chunks(PART).enumerate(), |(number, mut part)| {
             let file = FileHandle::register(&driver, open_to_read(path)?)?;
             let read = driver.with_registered_mut(&mut part, RegisterFlags::empty(), |mut part| {
                 file.read_at(&mut part, (number * PART) as u64)

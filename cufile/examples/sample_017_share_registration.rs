@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         let file = FileHandle::register(&driver, open_to_read(path)?)?;
         let memory = driver.cuda().device(0)?.alloc(THREADS * PART)?;
         let mut buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
-        in_threads(buffer.chunks_mut(PART).enumerate(), |(number, mut part)| {
+        in_threads(buffer.slice_mut(..).chunks(PART).enumerate(), |(number, mut part)| {
             all_of(file.read_at(&mut part, (number * PART) as u64)?, PART, "cuFileRead")
         })?;
         let memory = buffer.deregister()?;

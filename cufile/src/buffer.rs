@@ -9,12 +9,12 @@ use std::{fmt, ptr, slice};
 use cuda_rt_sys::runtime::{cudaMemoryType, cudaPointerAttributes};
 use cufile_sys::{CU_FILE_RDMA_REGISTER, CU_FILE_RDMA_RELAXED_ORDERING};
 
-use crate::cuda::{Cuda, MappedBuffer, copy_from_host, copy_to_host, fill};
+use crate::cuda::{Cuda, MappedBuffer};
 use crate::driver::Driver;
 use crate::error::{Error, OpError, Result, check, check_driver, check_runtime};
 use crate::failed::Failed;
 use crate::memory::{IoBuf, IoBufMut, Location, filled};
-use crate::slice::{BufSlice, BufSliceMut, Part};
+use crate::slice::{BufSlice, BufSliceMut};
 
 bitflags::bitflags! {
     /// Flags for the registration of a buffer.
@@ -39,6 +39,7 @@ bitflags::bitflags! {
 /// cannot. One registration may lie within another that starts elsewhere.
 ///
 /// [`Driver::with_registered`] and [`Driver::with_registered_mut`] register a borrow while a closure runs.
+/// [`Cuda::copy`] and [`Cuda::fill`] copy and fill the memory, as that of any buffer.
 ///
 /// It is itself an [`IoBuf`], and so are its [parts](Self::slice_mut). Parts use the registration too, and many
 /// threads may use them at once:
@@ -55,7 +56,7 @@ bitflags::bitflags! {
 /// let memory = driver.cuda().device(0)?.alloc(8 * PART)?;
 /// let mut buffer = RegisteredBuffer::register(&driver, memory, RegisterFlags::empty())?;
 /// thread::scope(|threads| {
-///     for (index, mut part) in buffer.chunks_mut(PART).enumerate() {
+///     for (index, mut part) in buffer.slice_mut(..).chunks(PART).enumerate() {
 ///         let file = &file;
 ///         threads.spawn(move || file.read_at(&mut part, (index * PART) as u64));
 ///     }
@@ -181,16 +182,6 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         BufSlice::new(self, range)
     }
 
-    /// Copies bytes from `offset_bytes` to host memory.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if the range goes beyond the buffer; CUDA's error.
-    #[doc(alias = "cudaMemcpy")]
-    pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
-        // SAFETY: an `IoBuf` is accessible as it says, and nothing writes it while it is borrowed.
-        unsafe { copy_to_host(self.driver.cuda(), Part::whole(self), offset_bytes, target) }
-    }
-
     /// Deregisters the memory and gives the buffer back (`cuFileBufDeregister`).
     ///
     /// # Errors
@@ -227,44 +218,6 @@ impl<B: IoBufMut> RegisteredBuffer<B> {
     /// If the range goes beyond the buffer, as for a slice.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> BufSliceMut<'_> {
         BufSliceMut::new(self, range)
-    }
-
-    /// Returns two disjoint parts: the first `mid_bytes` bytes, and the rest.
-    ///
-    /// # Panics
-    /// If the buffer has fewer bytes.
-    pub fn split_at_mut(&mut self, mid_bytes: usize) -> (BufSliceMut<'_>, BufSliceMut<'_>) {
-        self.slice_mut(..).split_at(mid_bytes)
-    }
-
-    /// Returns disjoint parts of `len_bytes` each, for use on several threads. The last one may be shorter.
-    ///
-    /// # Panics
-    /// If `len_bytes` is 0.
-    pub fn chunks_mut(&mut self, len_bytes: usize) -> impl Iterator<Item = BufSliceMut<'_>> {
-        self.slice_mut(..).chunks(len_bytes)
-    }
-
-    /// Copies host bytes to `offset_bytes` and waits until they are there.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if they do not fit; CUDA's error.
-    #[doc(alias = "cudaMemcpy")]
-    pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
-        let part = Part::whole_mut(self);
-        // SAFETY: an `IoBufMut` is accessible as it says, and `&mut self` is the only access.
-        unsafe { copy_from_host(self.driver.cuda(), part, offset_bytes, source) }
-    }
-
-    /// Sets every byte and waits for CUDA to finish.
-    ///
-    /// # Errors
-    /// CUDA's error.
-    #[doc(alias = "cudaMemset")]
-    pub fn fill(&mut self, byte: u8) -> Result<()> {
-        let part = Part::whole_mut(self);
-        // SAFETY: an `IoBufMut` is accessible as it says, and `&mut self` is the only access.
-        unsafe { fill(self.driver.cuda(), part, byte) }
     }
 
     /// Returns the bytes of registered host memory.

@@ -174,7 +174,7 @@ impl Cache {
     /// Reads the blocks of all sequences from their files in one call.
     fn fetch_sequences(&mut self, files: &[Removed], blocks: &[usize]) -> Result {
         let piece_bytes = self.shape.piece_bytes;
-        let mut pieces: Vec<_> = self.memory.chunks_mut(piece_bytes).map(Some).collect();
+        let mut pieces: Vec<_> = self.memory.slice_mut(..).chunks(piece_bytes).map(Some).collect();
         let mut requests = Vec::new();
         for (Removed(file), ranges) in files.iter().zip(self.shape.sequences(blocks)) {
             for range in ranges {

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         let file = arguments.open(input)?;
         println!("route: {}", file.route());
         let (mut bytes, mut reads) = (0, 0);
-        for mut chunk in buffer.chunks_mut(CHUNK) {
+        for mut chunk in buffer.slice_mut(..).chunks(CHUNK) {
             // Fewer bytes only at the end of the file, so that no chunk needs a second read.
             bytes += file.read_at_inline(&mut chunk, bytes as u64)?;
             reads += 1;

@@ -28,7 +28,7 @@ type Any = Box<dyn IoBufMut + Send>;
 
 fn bytes_of(bed: &Bed, buffer: &Any) -> Vec<u8> {
     let mut bytes = vec![0; buffer.len_bytes()];
-    bed.driver.cuda().copy_to_host(buffer, 0, &mut bytes).unwrap();
+    bed.driver.cuda().copy(buffer, &mut bytes).unwrap();
     bytes
 }
 
@@ -843,7 +843,7 @@ fn many_entries_use_parts_of_one_registered_buffer() {
             assert_eq!(*completion.result.as_ref().unwrap(), part.len_bytes());
             assert_eq!((part.location().base_offset, part.location().is_registered), (at, true));
             let mut read = vec![0; part.len_bytes()];
-            bed.driver.cuda().copy_to_host(part, 0, &mut read).unwrap();
+            bed.driver.cuda().copy(part, &mut read).unwrap();
             assert!(read == bytes[at..][..part.len_bytes()]);
         }
         let mut parts: Vec<_> = completions.into_iter().filter_map(|completion| completion.buffer).collect();

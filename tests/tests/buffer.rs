@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use cufile::cuda::DeviceBuffer;
 use cufile::{
     Batch, BufSlice, BufSliceMut, Driver, Entry, Error, ErrorKind, FileHandle, IoBuf, IoBufMut, Location,
     OpError, OwnedPart, RegisterFlags, RegisteredBuffer,
@@ -44,20 +45,21 @@ fn every_memory_kind_except_managed_registers() {
             let mut read = vec![0; LEN];
             borrowed_mut(bed, &mut buffer, |mut part| {
                 assert_eq!(file.read_at(&mut part, 0).unwrap(), LEN);
-                bed.driver.cuda().copy_to_host(&part, 0, &mut read).unwrap();
+                bed.driver.cuda().copy(&part, &mut read).unwrap();
             });
             assert!(read == bytes);
-            bed.driver.cuda().copy_from_host(&mut buffer, 0, &[7; LEN]).unwrap();
+            bed.driver.cuda().copy([7; LEN].as_slice(), &mut buffer).unwrap();
             let context = buffer.location().context;
             let mut buffer = registered(bed, buffer);
             assert_eq!(buffer.location().context, context);
             assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
             let mut read = vec![0; LEN];
-            buffer.copy_to_host(0, &mut read).unwrap();
+            let cuda = bed.driver.cuda();
+            cuda.copy(&buffer, &mut read).unwrap();
             assert!(read == bytes);
-            buffer.fill(7).unwrap();
-            buffer.copy_from_host(100, &bytes[..50]).unwrap();
-            buffer.copy_to_host(99, &mut read[..52]).unwrap();
+            cuda.fill(&mut buffer, 7).unwrap();
+            cuda.copy(&bytes[..50], &mut buffer.slice_mut(100..150)).unwrap();
+            cuda.copy(&buffer.slice(99..151), &mut read[..52]).unwrap();
             assert!(read[0] == 7 && read[1..51] == bytes[..50] && read[51] == 7);
             // The buffer registers again, and comes back unchanged each time.
             drop(registered(bed, buffer.deregister().unwrap()));
@@ -166,7 +168,7 @@ fn threads_read_into_parts_of_one_registration() {
         let bytes = pattern(LEN);
         let file = file(bed, "data", &bytes);
         let mut buffer = registered(bed, bed.device.alloc(LEN).unwrap());
-        in_threads(buffer.chunks_mut(100_000).enumerate().map(|(index, mut part)| {
+        in_threads(buffer.slice_mut(..).chunks(100_000).enumerate().map(|(index, mut part)| {
             let file = &file;
             move || {
                 let (len, at) = (part.len_bytes(), index * 100_000);
@@ -178,8 +180,8 @@ fn threads_read_into_parts_of_one_registration() {
         }));
         assert!(buffer.get().to_vec().unwrap() == bytes);
 
-        buffer.fill(0).unwrap();
-        let (mut left, mut right) = buffer.split_at_mut(300_000);
+        bed.driver.cuda().fill(&mut buffer, 0).unwrap();
+        let (mut left, mut right) = buffer.slice_mut(..).split_at(300_000);
         in_threads([(left.slice_mut(..), 0), (right.slice_mut(1..), 300_001)].map(|(mut part, at)| {
             let file = &file;
             move || _ = file.read_at(&mut part, at).unwrap()
@@ -217,9 +219,13 @@ fn bytes_are_copied_between_the_host_and_any_buffer() {
         let bytes = pattern(LEN);
         let check = |mut buffer: Box<dyn IoBufMut + Send>| {
             let copy = |buffer: &mut dyn IoBufMut, at: usize, bytes: &[u8]| {
-                cuda.copy_from_host(buffer, at, bytes).unwrap();
+                let mut part = BufSliceMut::new(buffer, at..at + bytes.len());
+                cuda.fill(&mut part, 0xee).unwrap();
                 let mut found = vec![0; bytes.len()];
-                cuda.copy_to_host(buffer, at, &mut found).unwrap();
+                cuda.copy(&part, &mut found).unwrap();
+                assert!(found.iter().all(|byte| *byte == 0xee));
+                cuda.copy(bytes, &mut part).unwrap();
+                cuda.copy(&part, &mut found).unwrap();
                 assert!(found == bytes);
             };
             copy(&mut buffer, 0, &bytes);
@@ -227,19 +233,19 @@ fn bytes_are_copied_between_the_host_and_any_buffer() {
             let mut parts = OwnedPart::split(buffer, LEN / 2);
             copy(&mut parts[1], 1, b"x");
             for part in &mut parts {
-                for (at, len) in [(LEN / 2, 1), (0, LEN / 2 + 1), (usize::MAX, 1), (1, LEN)] {
-                    let beyond = |result: cufile::Result<()>| {
-                        assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidInput, "{len} at {at}");
+                for len in [0, 1, LEN / 2 - 1, LEN / 2 + 1, LEN] {
+                    let other_length = |result: cufile::Result<()>| {
+                        assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidInput, "{len}");
                     };
-                    beyond(cuda.copy_from_host(part, at, &vec![0; len]));
-                    beyond(cuda.copy_to_host(part, at, &mut vec![0; len]));
+                    other_length(cuda.copy(&vec![0; len], part));
+                    other_length(cuda.copy(part, &mut vec![0; len]));
                 }
-                cuda.copy_from_host(part, LEN / 2, &[]).unwrap();
+                cuda.copy(&Vec::new(), &mut BufSliceMut::new(part, LEN / 2..)).unwrap();
             }
             parts.truncate(1);
             let whole = parts.pop().unwrap().into_whole().unwrap();
             let mut found = vec![0; LEN];
-            cuda.copy_to_host(&whole, 0, &mut found).unwrap();
+            cuda.copy(&whole, &mut found).unwrap();
             let mut expected = bytes.clone();
             expected[1024..6024].copy_from_slice(&bytes[..5000]);
             expected[LEN / 2 + 1] = b'x';
@@ -291,11 +297,11 @@ fn a_range_beyond_a_part_panics_or_is_refused() {
         let end = offset.saturating_add(len);
         let beyond = catch_unwind(AssertUnwindSafe(|| part.slice_mut(offset..end).len_bytes()));
         assert!(beyond.is_err(), "{offset} {len}");
-        assert!(buffer_error(&mut registered(&bed, vec![0u8; 10]), offset), "{offset}");
+        assert!(refuses(&mut bed.device.alloc(10).unwrap(), offset), "{offset}");
         part = buffer.slice_mut(4096..8192);
     }
 
-    fn buffer_error(buffer: &mut RegisteredBuffer<Vec<u8>>, offset: usize) -> bool {
+    fn refuses(buffer: &mut DeviceBuffer, offset: usize) -> bool {
         let beyond = |result: cufile::Result<()>| matches!(result, Err(Error::InvalidInput { .. }));
         let offset = offset.max(10);
         beyond(buffer.copy_from_host(offset, b"x")) && beyond(buffer.copy_to_host(offset, &mut [0]))
@@ -326,7 +332,7 @@ fn parts_pass_the_registered_address_and_their_offset() {
     assert_eq!(seen(&mut buffer, 10..20), (base, 10, 10));
     assert_eq!(seen(&mut buffer.slice_mut(100..200), 10..20), (base, 110, 10));
     assert_eq!(seen(&mut buffer.slice_mut(100..).slice_mut(50..60), 1..9), (base, 151, 8));
-    let last = buffer.chunks_mut(1000).last();
+    let last = buffer.slice_mut(..).chunks(1000).last();
     assert_eq!(seen(&mut last.unwrap(), 0..48), (base, 1_048_000, 48));
     let mut owned = OwnedPart::split(buffer, 1000);
     assert_eq!(seen(&mut owned[1], 10..20), (base, 1010, 10));
@@ -456,8 +462,10 @@ fn memory_of_another_libcuda_is_refused() {
         refused(cuda.device_of(&memory));
         refused(bed.driver.with_registered(&memory, RegisterFlags::empty(), |_| ()));
         if !memory.location().is_host_accessible {
-            refused(cuda.copy_from_host(&mut memory, 0, b"x"));
-            refused(cuda.copy_to_host(&memory, 0, &mut [0]));
+            let mut bytes = vec![0; memory.len_bytes()];
+            refused(cuda.copy(&memory, &mut bytes));
+            refused(cuda.copy(&bytes, &mut memory));
+            refused(cuda.fill(&mut memory, 0));
         }
     }
     refused(register(&bed, other.device.alloc(LEN).unwrap()));

@@ -115,9 +115,10 @@ fn copy_and_fill_wait_for_their_bytes() {
     let emulator = bed.emulator.as_ref().unwrap();
     let (mut buffer, other) = (bed.device.alloc(8).unwrap(), bed.device.alloc(8).unwrap());
     // cudaMemcpy from pageable memory returns before the bytes have arrived, and between GPUs.
-    emulator.fault("cudaStreamSynchronize", "times=3 err=719");
-    let copied = bed.driver.cuda().copy(&other, &mut buffer);
-    for result in [copied, buffer.copy_from_host(0, b"hello"), buffer.fill(1)] {
+    emulator.fault("cudaStreamSynchronize", "times=4 err=719");
+    let cuda = bed.driver.cuda();
+    let results = [cuda.copy(&other, &mut buffer), cuda.fill(&mut buffer, 1)];
+    for result in results.into_iter().chain([buffer.copy_from_host(0, b"hello"), buffer.fill(1)]) {
         assert_eq!(result.unwrap_err().raw_code(), Some(719));
     }
     buffer.copy_from_host(0, b"hello").unwrap();

@@ -387,7 +387,7 @@ fn threads_without_a_context_share_a_handle() {
         }
         let (file, bytes) = registered(bed, "data");
         let mut buffer = bed.device.alloc(LEN).unwrap();
-        in_threads(buffer.chunks_mut(4000).enumerate().map(|(index, mut part)| {
+        in_threads(buffer.slice_mut(..).chunks(4000).enumerate().map(|(index, mut part)| {
             let file = &file;
             move || {
                 let len = part.len_bytes();
@@ -478,7 +478,7 @@ fn every_call_fails_in_a_forked_child() {
         });
         assert_eq!(calls(), before);
         let (Some(file), Some(mut buffer)) = parts else { unreachable!("the parent's are its own") };
-        buffer.fill(0).unwrap();
+        bed.driver.cuda().fill(&mut buffer, 0).unwrap();
         assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
         assert!(buffer.get().to_vec().unwrap() == bytes);
         buffer.deregister().unwrap();

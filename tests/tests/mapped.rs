@@ -111,7 +111,7 @@ fn registered_reservations_grow_and_transfer_all_bytes() {
         }
         assert!(buffer.get().to_vec().unwrap() == bytes);
         assert!(matches!(buffer.grow(1), Err(Error::InvalidInput { .. })));
-        buffer.fill(0).unwrap();
+        bed.driver.cuda().fill(&mut buffer, 0).unwrap();
         assert_eq!(source.read_at(&mut buffer, 0).unwrap(), 96 * MIB);
         assert!(buffer.get().to_vec().unwrap() == bytes);
         let target = file(bed, "target", b"");

@@ -26,23 +26,24 @@ fn every_call_accepts_registered_memory_on_every_route() {
                 buffer.to_vec().unwrap()
             };
 
-            buffer.copy_from_host(0, &bytes).unwrap();
+            let cuda = bed.driver.cuda();
+            cuda.copy(&bytes, &mut buffer).unwrap();
             file.write_all_at(&buffer, 0).unwrap();
             holds(&bytes, &fs::read(&path).unwrap(), "write_all_at");
-            buffer.fill(0).unwrap();
+            cuda.fill(&mut buffer, 0).unwrap();
             file.read_exact_at(&mut buffer, 0).unwrap();
             holds(&bytes, &contents(&buffer), "read_exact_at");
-            buffer.fill(0).unwrap();
+            cuda.fill(&mut buffer, 0).unwrap();
             file.read_at_inline(&mut buffer, 0).unwrap();
             holds(&bytes, &contents(&buffer), "read_at_inline");
 
-            buffer.fill(0).unwrap();
+            cuda.fill(&mut buffer, 0).unwrap();
             file.read_exact_at(&mut buffer.slice_mut(1000..LEN), 1000).unwrap();
             holds(&bytes[1000..], &contents(&buffer)[1000..], "a part");
             let ranges: Vec<IoRange> = (0..LEN / 9999)
                 .map(|n| IoRange { file_offset: n as u64 * 9999, buffer_offset: n * 9999, len_bytes: 77 })
                 .collect();
-            buffer.fill(0).unwrap();
+            cuda.fill(&mut buffer, 0).unwrap();
             file.read_many(&mut buffer, &ranges).unwrap();
             let found = contents(&buffer);
             for range in &ranges {
@@ -52,7 +53,7 @@ fn every_call_accepts_registered_memory_on_every_route() {
             file.write_many(&buffer, &ranges).unwrap();
             holds(&bytes, &fs::read(&path).unwrap(), "write_many");
 
-            let (mut one, mut other) = buffer.split_at_mut(LEN / 2);
+            let (mut one, mut other) = buffer.slice_mut(..).split_at(LEN / 2);
             let requests = [(0, &mut other), ((LEN - LEN / 2) as u64, &mut one)];
             let mut requests = requests.map(|(at, part)| ReadRequest::new(&file, at, part).unwrap());
             engine.read_many(&mut requests).unwrap();
@@ -76,7 +77,7 @@ fn every_call_accepts_registered_memory_on_every_route() {
             holds(&bytes, &fs::read(&path).unwrap()[..LEN], "write_all_at_on_stream");
             let mapped = file.map().unwrap();
             let mut buffer = buffer;
-            buffer.fill(0).unwrap();
+            cuda.fill(&mut buffer, 0).unwrap();
             mapped.read_exact_at(&mut buffer, 0).unwrap();
             holds(&bytes, &contents(&buffer), "MappedFile::read_exact_at");
             assert!(buffer.deregister().is_ok());

@@ -58,11 +58,11 @@ fn transfers(bed: &Bed) {
     buffer.copy_from_host(0, &bytes).unwrap();
     let mut buffer = RegisteredBuffer::register(&bed.driver, buffer, RegisterFlags::empty()).unwrap();
     assert_eq!(file.write_at(&buffer, 0).unwrap(), LEN);
-    buffer.fill(0).unwrap();
+    bed.driver.cuda().fill(&mut buffer, 0).unwrap();
     assert_eq!(file.read_at(&mut buffer, 0).unwrap(), LEN);
     assert!(buffer.get().to_vec().unwrap() == bytes);
 
-    let mut parts: Vec<_> = buffer.chunks_mut(3000).collect();
+    let mut parts: Vec<_> = buffer.slice_mut(..).chunks(3000).collect();
     assert_eq!(file.writev_at(&parts, LEN as u64).unwrap(), LEN);
     assert_eq!(file.readv_at(&mut parts, LEN as u64).unwrap(), LEN);
 

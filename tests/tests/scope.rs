@@ -84,7 +84,7 @@ fn scopes_wait_for_forgotten_transfers() {
         emulator.fault("batch-entry", "times=2 delay_us=30000");
         emulator.fault("cuFileReadAsync", "times=2 delay_us=30000");
         cufile::scope(|scope| {
-            let mut parts = memory.chunks_mut(LEN).zip((0..).step_by(LEN));
+            let mut parts = memory.slice_mut(..).chunks(LEN).zip((0..).step_by(LEN));
             let mut next = || parts.next().unwrap();
             let batch = scope.batch(&bed.driver, 2).unwrap();
             batch.submit([next(), next()].map(|(part, at)| Entry::read(&file, part, at))).unwrap();

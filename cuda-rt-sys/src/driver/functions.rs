@@ -165,7 +165,7 @@ pub struct Functions {
     ) -> CUresult,
     /// Copies `ByteCount` bytes from the host to a device.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy_from_host`.
+    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy`.
     pub cuMemcpyHtoD_v2: unsafe extern "C" fn(
         dstDevice: CUdeviceptr,
         srcHost: *const ::core::ffi::c_void,
@@ -173,7 +173,7 @@ pub struct Functions {
     ) -> CUresult,
     /// Copies `ByteCount` bytes from a device to the host.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy_to_host`.
+    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy`.
     pub cuMemcpyDtoH_v2: unsafe extern "C" fn(
         dstHost: *mut ::core::ffi::c_void,
         srcDevice: CUdeviceptr,

@@ -293,9 +293,8 @@ pub struct Functions {
     /// Copies `count` bytes. From pageable memory it may return before the bytes are on the device. See *CUDA* in
     /// docs/libcufile.md.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy_from_host`,
-    /// `cufile::cuda::Cuda::copy_to_host`, `cufile::cuda::DeviceBuffer::copy_from_host`,
-    /// `cufile::cuda::DeviceBuffer::copy_to_host`.
+    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy`,
+    /// `cufile::cuda::DeviceBuffer::copy_from_host`, `cufile::cuda::DeviceBuffer::copy_to_host`.
     pub cudaMemcpy: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
         src: *const ::core::ffi::c_void,
@@ -379,7 +378,8 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Sets `count` bytes to the lowest byte of `value`.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::DeviceBuffer::fill`.
+    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::fill`,
+    /// `cufile::cuda::DeviceBuffer::fill`.
     pub cudaMemset: unsafe extern "C" fn(
         devPtr: *mut ::core::ffi::c_void,
         value: ::core::ffi::c_int,

@@ -4,40 +4,114 @@ use std::ptr;
 
 use cuda_rt_sys::runtime::cudaMemcpyKind;
 
-use super::Cuda;
+use super::{Cuda, DeviceBuffer, ManagedBuffer, MappedBuffer};
 use crate::error::{Error, Result, check_runtime};
+use crate::memory::{IoBuf, IoBufMut};
 use crate::slice::Part;
 
-/// Copies host bytes to `offset_bytes` of a part and waits until they are there.
-///
-/// # Safety
-/// The part must be memory that is accessible as its location says, and nothing else may use it during the
-/// call.
-pub(crate) unsafe fn copy_from_host(
-    cuda: &Cuda,
-    part: Part,
-    offset_bytes: usize,
-    source: &[u8],
-) -> Result<()> {
-    let target = within("copy_from_host", part, offset_bytes, source.len())?;
-    // SAFETY: the caller's promise; `source` is borrowed.
-    unsafe { copy(cuda, target, Part::whole(source)) }
+/// Writes the copies and the filling of a buffer that has a `device`.
+macro_rules! copies {
+    ($buffer:ident) => {
+        impl $buffer {
+            /// Copies host bytes to `offset_bytes` and waits until they are there.
+            ///
+            /// # Errors
+            /// [`Error::InvalidInput`](crate::Error::InvalidInput) if they do not fit; CUDA's error.
+            #[doc(alias = "cudaMemcpy")]
+            pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
+                let part = within("copy_from_host", Part::whole_mut(self), offset_bytes, source.len())?;
+                // SAFETY: an allocation to which `&mut self` is the only access.
+                unsafe { copy(self.device().cuda(), part, Part::whole(source)) }
+            }
+
+            /// Copies bytes from `offset_bytes` to the host.
+            ///
+            /// # Errors
+            /// [`Error::InvalidInput`](crate::Error::InvalidInput) if the range goes beyond the buffer; CUDA's error.
+            #[doc(alias = "cudaMemcpy")]
+            pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
+                let part = within("copy_to_host", Part::whole(self), offset_bytes, target.len())?;
+                // SAFETY: an allocation that nothing writes while it is borrowed.
+                unsafe { copy(self.device().cuda(), Part::whole_mut(target), part) }
+            }
+
+            /// Returns a copy of all bytes on the host.
+            ///
+            /// # Errors
+            /// CUDA's error.
+            pub fn to_vec(&self) -> Result<Vec<u8>> {
+                let mut bytes = vec![0; self.len_bytes()];
+                self.copy_to_host(0, &mut bytes)?;
+                Ok(bytes)
+            }
+
+            /// Sets every byte and waits for CUDA to finish.
+            ///
+            /// # Errors
+            /// CUDA's error.
+            #[doc(alias = "cudaMemset")]
+            pub fn fill(&mut self, byte: u8) -> Result<()> {
+                let part = Part::whole_mut(self);
+                // SAFETY: an allocation to which `&mut self` is the only access.
+                unsafe { fill(self.device().cuda(), part, byte) }
+            }
+        }
+    };
 }
 
-/// Copies bytes from `offset_bytes` of a part to the host.
-///
-/// # Safety
-/// The part must be memory that is accessible as its location says, and nothing may write it during the
-/// call.
-pub(crate) unsafe fn copy_to_host(
-    cuda: &Cuda,
-    part: Part,
-    offset_bytes: usize,
-    target: &mut [u8],
-) -> Result<()> {
-    let source = within("copy_to_host", part, offset_bytes, target.len())?;
-    // SAFETY: the caller's promise; `target` is borrowed.
-    unsafe { copy(cuda, Part::whole_mut(target), source) }
+copies!(DeviceBuffer);
+copies!(ManagedBuffer);
+copies!(MappedBuffer);
+
+impl Cuda {
+    /// Copies all bytes of any buffer to another one of as many bytes, and waits until they are there. Both may be on the host
+    /// or on GPUs, on the same or on two. Of a part of a buffer, pass a slice.
+    ///
+    /// ```no_run
+    /// use cufile::cuda::Cuda;
+    /// use cufile::{IoBufMut, OwnedPart};
+    ///
+    /// let cuda = Cuda::load()?;
+    /// let device = cuda.device(0)?;
+    /// let (source, mut target) = (device.alloc(4096)?, device.alloc(8192)?);
+    /// cuda.copy(&source, &mut target.slice_mut(4096..))?;
+    /// cuda.copy(b"hello".as_slice(), &mut target.slice_mut(100..105))?;
+    /// // Parts and boxed buffers have no methods to copy.
+    /// let parts = OwnedPart::split(target, 4096);
+    /// let mut bytes = vec![0; 4096];
+    /// cuda.copy(&parts[1], &mut bytes)?;
+    /// let mut any: Vec<Box<dyn IoBufMut + Send>> = vec![Box::new(device.alloc(5)?), Box::new(vec![0u8; 5])];
+    /// for buffer in &mut any {
+    ///     cuda.copy(b"world".as_slice(), buffer)?;
+    /// }
+    /// # Ok::<(), cufile::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the lengths differ; CUDA's error; [`Error::Forked`] for device memory.
+    #[doc(alias = "cudaMemcpy")]
+    #[doc(alias = "cudaMemcpyPeer")]
+    pub fn copy(&self, source: &(impl IoBuf + ?Sized), target: &mut (impl IoBufMut + ?Sized)) -> Result<()> {
+        let (source, target) = (Part::whole(source), Part::whole_mut(target));
+        if source.len_bytes != target.len_bytes {
+            let lengths = format!("{} bytes into a buffer of {}", source.len_bytes, target.len_bytes);
+            return Err(Error::invalid("copy", lengths));
+        }
+        // SAFETY: buffers are accessible as they say. `&mut` is the only access to the target, so that it is apart from the
+        // source, which nothing writes while it is borrowed.
+        unsafe { copy(self, target, source) }
+    }
+
+    /// Sets every byte of any buffer and waits for CUDA to finish. Of a part of a buffer, pass a slice.
+    ///
+    /// # Errors
+    /// CUDA's error; [`Error::Forked`] for device memory.
+    #[doc(alias = "cudaMemset")]
+    pub fn fill(&self, target: &mut (impl IoBufMut + ?Sized), byte: u8) -> Result<()> {
+        let part = Part::whole_mut(target);
+        // SAFETY: an `IoBufMut` is accessible as it says, and `&mut` is the only access.
+        unsafe { fill(self, part, byte) }
+    }
 }
 
 /// Copies all bytes of a part to another one of as many bytes, and waits until they are there.
@@ -45,7 +119,7 @@ pub(crate) unsafe fn copy_to_host(
 /// # Safety
 /// Both must be memory that is accessible as its location says, and apart from each other. During the call,
 /// nothing may write the source, and nothing else may use the target.
-pub(super) unsafe fn copy(cuda: &Cuda, target: Part, source: Part) -> Result<()> {
+unsafe fn copy(cuda: &Cuda, target: Part, source: Part) -> Result<()> {
     let len_bytes = target.len_bytes.min(source.len_bytes);
     if len_bytes == 0 {
         return Ok(());
@@ -82,8 +156,8 @@ pub(super) unsafe fn copy(cuda: &Cuda, target: Part, source: Part) -> Result<()>
 /// Sets every byte of a part and waits for CUDA to finish.
 ///
 /// # Safety
-/// As for [`copy_from_host`].
-pub(crate) unsafe fn fill(cuda: &Cuda, part: Part, byte: u8) -> Result<()> {
+/// The part must be memory that is accessible as its location says, and nothing else may use it during the call.
+unsafe fn fill(cuda: &Cuda, part: Part, byte: u8) -> Result<()> {
     if part.len_bytes == 0 {
         return Ok(());
     }

@@ -10,11 +10,10 @@ use cuda_rt_sys::driver::{
 };
 
 use super::Device;
-use super::copies::{copy_from_host, copy_to_host, fill};
 use crate::error::{Error, Result, check_driver};
 use crate::failed::Failed;
 use crate::memory::{IoBuf, IoBufMut, Location};
-use crate::slice::{BufSlice, BufSliceMut, Part};
+use crate::slice::{BufSlice, BufSliceMut};
 
 /// Memory of one GPU mapped into a reserved range of addresses (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
 ///
@@ -200,48 +199,6 @@ impl MappedBuffer {
     /// If the range goes beyond the mapped bytes, as for a slice.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> BufSliceMut<'_> {
         BufSliceMut::new(self, range)
-    }
-
-    /// Copies host bytes to `offset_bytes` and waits until they are there.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if they do not fit; CUDA's error.
-    #[doc(alias = "cudaMemcpy")]
-    pub fn copy_from_host(&mut self, offset_bytes: usize, source: &[u8]) -> Result<()> {
-        let part = Part::whole_mut(self);
-        // SAFETY: mapped memory to which `&mut self` is the only access.
-        unsafe { copy_from_host(self.device.cuda(), part, offset_bytes, source) }
-    }
-
-    /// Copies bytes from `offset_bytes` to the host.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if the range goes beyond the buffer; CUDA's error.
-    #[doc(alias = "cudaMemcpy")]
-    pub fn copy_to_host(&self, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
-        // SAFETY: mapped memory that nothing writes while it is borrowed.
-        unsafe { copy_to_host(self.device.cuda(), Part::whole(self), offset_bytes, target) }
-    }
-
-    /// Returns a copy of all bytes on the host.
-    ///
-    /// # Errors
-    /// CUDA's error.
-    pub fn to_vec(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.len_bytes];
-        self.copy_to_host(0, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    /// Sets every byte and waits for CUDA to finish.
-    ///
-    /// # Errors
-    /// CUDA's error.
-    #[doc(alias = "cudaMemset")]
-    pub fn fill(&mut self, byte: u8) -> Result<()> {
-        let part = Part::whole_mut(self);
-        // SAFETY: mapped memory to which `&mut self` is the only access.
-        unsafe { fill(self.device.cuda(), part, byte) }
     }
 
     /// Waits for all work of the device and gives memory and addresses back (`cuMemUnmap`, `cuMemAddressFree`), as

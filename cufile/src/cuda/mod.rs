@@ -34,7 +34,6 @@ use cuda_rt_sys::{driver, runtime};
 pub use cuda_rt_sys as sys;
 
 pub use crate::context::Context;
-pub(crate) use copies::{copy_from_host, copy_to_host, fill};
 pub use device::{Device, Entered};
 pub use foreign::DeviceMemory;
 pub use kernel::{Kernel, KernelArgument, Module};
@@ -46,8 +45,7 @@ pub use stream::{Event, Stream, WordOperation};
 
 use crate::error::{Error, Result, check_driver};
 use crate::fork::Generation;
-use crate::memory::{IoBuf, IoBufMut};
-use crate::slice::Part;
+use crate::memory::IoBuf;
 
 /// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
 ///
@@ -135,83 +133,6 @@ impl Cuda {
         // SAFETY: `device` outlives the call; the context is current.
         check_driver("cuCtxGetDevice", unsafe { (self.0.driver.cuCtxGetDevice)(&mut device) })?;
         self.device(device.unsigned_abs())
-    }
-
-    /// Copies host bytes to `offset_bytes` of any buffer and waits until they are there.
-    ///
-    /// CUDA's buffer types have methods for this. Parts and boxed buffers need this call:
-    ///
-    /// ```no_run
-    /// use cufile::cuda::Cuda;
-    /// use cufile::{IoBufMut, OwnedPart};
-    ///
-    /// let cuda = Cuda::load()?;
-    /// let device = cuda.device(0)?;
-    /// let mut parts = OwnedPart::split(device.alloc(8192)?, 4096);
-    /// cuda.copy_from_host(&mut parts[1], 100, b"hello")?;
-    /// let mut any: Vec<Box<dyn IoBufMut + Send>> = vec![Box::new(device.alloc(5)?), Box::new(vec![0u8; 5])];
-    /// for buffer in &mut any {
-    ///     cuda.copy_from_host(buffer, 0, b"world")?;
-    /// }
-    /// # Ok::<(), cufile::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if they do not fit; CUDA's error; [`Error::Forked`] for device memory.
-    #[doc(alias = "cudaMemcpy")]
-    pub fn copy_from_host(
-        &self,
-        target: &mut (impl IoBufMut + ?Sized),
-        offset_bytes: usize,
-        source: &[u8],
-    ) -> Result<()> {
-        let part = Part::whole_mut(target);
-        // SAFETY: an `IoBufMut` is accessible as it says, and `&mut` is the only access.
-        unsafe { copy_from_host(self, part, offset_bytes, source) }
-    }
-
-    /// Copies bytes from `offset_bytes` of any buffer to the host and waits until they are there.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if the range goes beyond the buffer; CUDA's error; [`Error::Forked`] for device
-    /// memory.
-    #[doc(alias = "cudaMemcpy")]
-    pub fn copy_to_host(
-        &self,
-        source: &(impl IoBuf + ?Sized),
-        offset_bytes: usize,
-        target: &mut [u8],
-    ) -> Result<()> {
-        // SAFETY: an `IoBuf` is accessible as it says, and nothing writes it while it is borrowed.
-        unsafe { copy_to_host(self, Part::whole(source), offset_bytes, target) }
-    }
-
-    /// Copies all bytes of any buffer to another one of as many bytes, and waits until they are there. Both may be on GPUs,
-    /// on the same or on two.
-    ///
-    /// ```no_run
-    /// use cufile::cuda::Cuda;
-    ///
-    /// let cuda = Cuda::load()?;
-    /// let device = cuda.device(0)?;
-    /// let (source, mut target) = (device.alloc(4096)?, device.alloc(8192)?);
-    /// cuda.copy(&source, &mut target.slice_mut(4096..))?;
-    /// # Ok::<(), cufile::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`] if the lengths differ; CUDA's error; [`Error::Forked`] for device memory.
-    #[doc(alias = "cudaMemcpy")]
-    #[doc(alias = "cudaMemcpyPeer")]
-    pub fn copy(&self, source: &(impl IoBuf + ?Sized), target: &mut (impl IoBufMut + ?Sized)) -> Result<()> {
-        let (source, target) = (Part::whole(source), Part::whole_mut(target));
-        if source.len_bytes != target.len_bytes {
-            let lengths = format!("{} bytes into a buffer of {}", source.len_bytes, target.len_bytes);
-            return Err(Error::invalid("copy", lengths));
-        }
-        // SAFETY: buffers are accessible as they say. `&mut` is the only access to the target, so that it is apart from the
-        // source, which nothing writes while it is borrowed.
-        unsafe { copies::copy(self, target, source) }
     }
 
     /// Fails in a forked child of the process that initialised CUDA.

@@ -92,14 +92,14 @@ impl Agent {
     /// Copies host bytes into a block that is not in flight.
     pub fn fill(&mut self, number: usize, bytes: &[u8]) -> Result<(), Refused> {
         let block = self.blocks.get_mut(number).and_then(Option::as_mut).ok_or(Refused::Block(number))?;
-        Ok(self.driver.cuda().copy_from_host(block, 0, bytes)?)
+        Ok(self.driver.cuda().copy(bytes, block)?)
     }
 
     /// Copies a block that is not in flight to host memory.
     pub fn contents(&self, number: usize) -> Result<Vec<u8>, Refused> {
         let block = self.blocks.get(number).and_then(Option::as_ref).ok_or(Refused::Block(number))?;
         let mut bytes = vec![0; block.len_bytes()];
-        self.driver.cuda().copy_to_host(block, 0, &mut bytes)?;
+        self.driver.cuda().copy(block, &mut bytes)?;
         Ok(bytes)
     }
 

@@ -43,8 +43,8 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("cuMemAlloc_v2", "Device::alloc", "Allocates `bytesize` bytes in the calling thread's context."),
     ("cuMemFree_v2", "DeviceBuffer::free", "Frees memory of `cuMemAlloc`."),
     ("cuMemsetD8_v2", "DeviceBuffer::fill", "Sets `N` bytes to `uc`."),
-    ("cuMemcpyHtoD_v2", "Cuda::copy_from_host", "Copies `ByteCount` bytes from the host to a device."),
-    ("cuMemcpyDtoH_v2", "Cuda::copy_to_host", "Copies `ByteCount` bytes from a device to the host."),
+    ("cuMemcpyHtoD_v2", "Cuda::copy", "Copies `ByteCount` bytes from the host to a device."),
+    ("cuMemcpyDtoH_v2", "Cuda::copy", "Copies `ByteCount` bytes from a device to the host."),
     (
         "cuMemGetAddressRange_v2",
         "",

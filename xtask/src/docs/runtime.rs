@@ -89,7 +89,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     // copies and sets
     (
         "cudaMemcpy",
-        "Cuda::copy_from_host, Cuda::copy_to_host, DeviceBuffer::copy_from_host, DeviceBuffer::copy_to_host",
+        "Cuda::copy, DeviceBuffer::copy_from_host, DeviceBuffer::copy_to_host",
         "Copies `count` bytes. From pageable memory it may return before the bytes are on the device. See *CUDA* in \
          docs/libcufile.md.",
     ),
@@ -119,7 +119,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
          this name, which the table leaves out. Two threads in this function crash the process or the GPU's context, and \
          processes that call it on one GPU fail and lose bytes. See *CUDA* in docs/libcufile.md.",
     ),
-    ("cudaMemset", "DeviceBuffer::fill", "Sets `count` bytes to the lowest byte of `value`."),
+    ("cudaMemset", "Cuda::fill, DeviceBuffer::fill", "Sets `count` bytes to the lowest byte of `value`."),
     ("cudaMemsetAsync", "", "Sets `count` bytes to the lowest byte of `value`, in the order of a stream."),
     // streams and events
     (
