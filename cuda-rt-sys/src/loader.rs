@@ -46,7 +46,7 @@ pub struct Symbol {
 #[non_exhaustive]
 pub enum LoadError {
     /// No file could be loaded.
-    #[error("{library} could not be loaded (set {variable} to its path to choose one){}", List(.attempts))]
+    #[error("{library} could not be loaded (to choose a file, set {variable} to its path){}", List(.attempts))]
     NotFound {
         /// The library's name.
         library: &'static str,
@@ -105,7 +105,7 @@ impl LoadError {
                 format!("has no function {symbol}: it is not {library}, or older than any supported version")
             }
             LoadError::DriverTooOld { library, version, supported, .. } => format!(
-                "is of CUDA {}, and the display driver supports {}: update the driver, or install {library} of CUDA {}",
+                "is from CUDA {}, but the display driver supports only {}: update the driver, or install {library} of CUDA {}",
                 Version(*version),
                 Version(*supported),
                 supported / 1000

@@ -39,7 +39,7 @@ macro_rules! calls {
     (@library) => { Library::shared().unwrap_or_else(|error| panic!("{error}")) };
     (@found $function:expr, $symbol:ident) => { $function };
     (@found $function:expr, $symbol:ident, $since:literal) => {
-        $function.unwrap_or_else(|| panic!(concat!(stringify!($symbol), " came with ", $since, "; the loaded library is older")))
+        $function.unwrap_or_else(|| panic!(concat!(stringify!($symbol), " needs ", $since, " or newer; the loaded library is older")))
     };
 }
 
@@ -74,6 +74,6 @@ mod tests {
         // SAFETY: as above.
         let panicked = panic::catch_unwind(|| unsafe { too_new(4) }).unwrap_err();
         let text = panicked.downcast_ref::<&str>().unwrap();
-        assert_eq!(*text, "new came with CUDA 99.0; the loaded library is older");
+        assert_eq!(*text, "new needs CUDA 99.0 or newer; the loaded library is older");
     }
 }

@@ -8,7 +8,7 @@ pub(crate) const fn sentence(code: Code) -> &'static str {
         Code::CU_FILE_DRIVER_NOT_INITIALIZED => "the cuFile driver is not open",
         Code::CU_FILE_DRIVER_INVALID_PROPS => "a driver property has an invalid value",
         Code::CU_FILE_DRIVER_UNSUPPORTED_LIMIT => "a driver property is outside its limits",
-        Code::CU_FILE_DRIVER_VERSION_MISMATCH => "the nvidia-fs kernel module does not fit this libcufile",
+        Code::CU_FILE_DRIVER_VERSION_MISMATCH => "the nvidia-fs kernel module does not match this libcufile",
         Code::CU_FILE_DRIVER_VERSION_READ_ERROR => {
             "the version of the nvidia-fs kernel module cannot be read"
         }
@@ -56,8 +56,8 @@ pub(crate) const fn sentence(code: Code) -> &'static str {
         Code::CU_FILE_INVALID_CONTEXT_ERROR => "the CUDA context is invalid",
         Code::CU_FILE_NVFS_INTERNAL_DRIVER_ERROR => "the nvidia-fs kernel module failed internally",
         Code::CU_FILE_BATCH_NOCOMPAT_ERROR => "the batch needs the compatibility mode, which is off",
-        Code::CU_FILE_IO_MAX_ERROR => "the end of cuFile's codes, which is not an error",
-        _ => "a code without a name in this version of the bindings",
+        Code::CU_FILE_IO_MAX_ERROR => "the end marker of cuFile's codes, not an error",
+        _ => "a code that this version of the bindings does not know",
     }
 }
 

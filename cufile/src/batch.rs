@@ -456,7 +456,7 @@ impl<B: IoBuf> Batch<B> {
             let (new, room) = (entries.len(), self.free.len());
             return Err(Error::invalid(
                 SUBMIT,
-                format!("{new} entries for a batch with room for {room} more"),
+                format!("{new} entries, but the batch has room for only {room} more"),
             ));
         }
         let whole = || entries.iter().any(|entry| is_unregistered_host(&entry.buffer));
@@ -742,7 +742,10 @@ impl<B> Batch<B> {
     /// Fails after a failed submission, because libcufile may have begun a part of it.
     fn check_certain(&self, operation: &'static str) -> Result<()> {
         if self.doubtful {
-            return Err(Error::invalid(operation, "an earlier submission to this batch failed; cancel it"));
+            return Err(Error::invalid(
+                operation,
+                "an earlier submission to this batch failed; cancel the batch",
+            ));
         }
         Ok(())
     }

@@ -436,7 +436,7 @@ fn advice(
             "the buffer is empty; register at least one byte".to_owned()
         }
         Some(OpError::CUDA_MEMORY_TYPE_INVALID) if kind == cudaMemoryType::cudaMemoryTypeManaged => {
-            "cuFile registers no managed memory; transfer it unregistered, or use device or pinned memory"
+            "cuFile cannot register managed memory; transfer it unregistered, or use device or pinned memory"
                 .to_owned()
         }
         Some(OpError::CUDA_POINTER_RANGE_ERROR) => match left() {
@@ -493,7 +493,7 @@ mod tests {
         for (error, kind, len_bytes, left, expected) in [
             (Some(OpError::INVALID_VALUE), device, 0, None, "the buffer is empty"),
             (Some(OpError::INVALID_VALUE), device, 1, None, ""),
-            (Some(OpError::CUDA_MEMORY_TYPE_INVALID), managed, 9, None, "no managed memory"),
+            (Some(OpError::CUDA_MEMORY_TYPE_INVALID), managed, 9, None, "cannot register managed memory"),
             (Some(OpError::CUDA_MEMORY_TYPE_INVALID), device, 9, None, ""),
             (Some(OpError::CUDA_POINTER_RANGE_ERROR), device, 9, Some(8), "ends after 8 bytes"),
             (Some(OpError::CUDA_POINTER_RANGE_ERROR), device, 9, Some(9), ""),

@@ -171,7 +171,7 @@ impl<S: Slice> Synced<S> {
         if !context.is_primary() {
             return Err(Error::invalid(
                 "Synced::new",
-                "the memory is in another context than the GPU's primary one, which transfers need; use CudaContext::new",
+                "the memory is not in the GPU's primary context, which transfers need; use CudaContext::new",
             ));
         }
         // SAFETY: the slice keeps its stream, which keeps the context.
@@ -283,7 +283,7 @@ impl Stream {
         if device.context().as_raw().addr() != context.cu_ctx().addr() {
             return Err(Error::invalid(
                 OPERATION,
-                "the stream is not in the GPU's primary context; make its context by CudaContext::new",
+                "the stream is not in the GPU's primary context; create its context with CudaContext::new",
             ));
         }
         Ok(Stream::lent(&device, stream))

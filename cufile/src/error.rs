@@ -81,7 +81,7 @@ pub enum Error {
     #[error("no CUDA device is visible (is CUDA_VISIBLE_DEVICES empty?)")]
     NoDevice,
     /// The loaded libcufile is older than the call.
-    #[error("{symbol} came with cuFile {since}; the loaded libcufile is {loaded}")]
+    #[error("{symbol} needs cuFile {since} or newer; the loaded libcufile is {loaded}")]
     #[non_exhaustive]
     Unsupported {
         /// The missing C function.
@@ -101,7 +101,7 @@ pub enum Error {
         problem: Cow<'static, str>,
     },
     /// An object that was to be closed is still in use.
-    #[error("{what} is still used by {users} others")]
+    #[error("{what} is still in use ({users} other references)")]
     #[non_exhaustive]
     InUse {
         /// The object that was to be closed.
@@ -110,7 +110,9 @@ pub enum Error {
         users: usize,
     },
     /// The process is a fork of one that used CUDA or cuFile, where neither works.
-    #[error("CUDA or cuFile was used before fork(), and neither works in the child (fork before, or exec)")]
+    #[error(
+        "CUDA or cuFile was used before fork(), and neither works in the child (fork earlier, or call exec)"
+    )]
     Forked,
 }
 
@@ -419,7 +421,7 @@ op_errors! {
     CUDA_DRIVER_ERROR = CU_FILE_CUDA_DRIVER_ERROR ["CU_FILE_CUDA_DRIVER_ERROR"], Cuda, None;
     CUDA_POINTER_INVALID = CU_FILE_CUDA_POINTER_INVALID ["CU_FILE_CUDA_POINTER_INVALID", "CU_FILE_OP_MEMORY_INVALID"], InvalidInput, None;
     CUDA_MEMORY_TYPE_INVALID = CU_FILE_CUDA_MEMORY_TYPE_INVALID ["CU_FILE_CUDA_MEMORY_TYPE_INVALID", "CU_FILE_CUDA_MEMORY_TYPE_NOT_SUPPORTED"], InvalidInput,
-        Some("managed memory cannot be registered, but can be used without");
+        Some("managed memory cannot be registered, but can be used unregistered");
     CUDA_POINTER_RANGE_ERROR = CU_FILE_CUDA_POINTER_RANGE_ERROR ["CU_FILE_CUDA_POINTER_RANGE_ERROR"], InvalidInput, None;
     CUDA_CONTEXT_MISMATCH = CU_FILE_CUDA_CONTEXT_MISMATCH ["CU_FILE_CUDA_CONTEXT_MISMATCH"], InvalidInput,
         Some("make the buffer's CUDA context current on the calling thread");

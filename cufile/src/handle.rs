@@ -363,9 +363,10 @@ impl FileHandle {
     pub fn properties(&self) -> Result<FileProperties> {
         match self.descriptor() {
             Some(descriptor) => FileProperties::of(descriptor),
-            None => {
-                Err(Error::invalid("properties", "a userspace file system has no descriptor to ask about"))
-            }
+            None => Err(Error::invalid(
+                "properties",
+                "a userspace file system has no descriptor, so its properties are unknown",
+            )),
         }
     }
 

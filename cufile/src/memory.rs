@@ -40,8 +40,8 @@ use crate::error::{Error, Result};
 /// - While the value is borrowed, nothing writes these bytes, except libcufile and CUDA for the borrower.
 /// - [`location`](Self::location) is true of the bytes, field by field, as [`Location`] says.
 #[diagnostic::on_unimplemented(
-    note = "of an array, pass `.as_slice()` or `.as_mut_slice()`",
-    note = "of numbers, pass the bytes, as `bytemuck::cast_slice` gives them"
+    note = "for an array, pass `.as_slice()` or `.as_mut_slice()`",
+    note = "for numbers, pass their bytes, for example with `bytemuck::cast_slice`"
 )]
 pub unsafe trait IoBuf {
     /// Returns the first byte's address.
@@ -100,8 +100,8 @@ impl Location {
 /// - While the value is borrowed mutably, or owned by a transfer, nothing else reads or writes the bytes.
 /// - Any bytes may be written there: every value that contains them stays valid.
 #[diagnostic::on_unimplemented(
-    note = "of an array, pass `.as_slice()` or `.as_mut_slice()`",
-    note = "of numbers, pass the bytes, as `bytemuck::cast_slice` gives them"
+    note = "for an array, pass `.as_slice()` or `.as_mut_slice()`",
+    note = "for numbers, pass their bytes, for example with `bytemuck::cast_slice`"
 )]
 pub unsafe trait IoBufMut: IoBuf {
     /// Returns the first byte's address, for writing.

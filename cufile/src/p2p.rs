@@ -119,7 +119,7 @@ impl Driver {
             let settable = if cfg!(target_arch = "x86_64") { P2pFlags::PCI_P2PDMA } else { P2pFlags::C2C };
             let advice = match error.op_error() {
                 Some(OpError::INVALID_VALUE) if !settable.contains(flags) => {
-                    format!("libcufile lets only {settable:?} be set here")
+                    format!("libcufile can set only {settable:?} here")
                 }
                 _ => String::new(),
             };

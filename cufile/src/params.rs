@@ -309,7 +309,7 @@ impl sealed::Value for String {
             Error::invalid(
                 OPERATION,
                 format!(
-                    "the value of {} has a NUL at byte {at}, where C would end it; remove the NUL",
+                    "the value of {} contains a NUL byte at {at}; remove it",
                     param.name
                 ),
             )

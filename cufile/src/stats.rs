@@ -297,7 +297,7 @@ impl Statistics<'_> {
         let call = newer!(self.0.library(), cuFileStatsStart)?;
         // SAFETY: takes nothing.
         check("cuFileStatsStart", unsafe { call() }).map_err(|error| match error.op_error() {
-            Some(OpError::INTERNAL_ERROR) => error.advise("set the statistics' level first".into()),
+            Some(OpError::INTERNAL_ERROR) => error.advise("set the level of the statistics first".into()),
             _ => error,
         })
     }
@@ -407,7 +407,9 @@ fn read(
 ) -> Result<Box<CUfileStatsLevel3_t>> {
     let mut buffer = vec![0u64; BUFFER_BYTES / size_of::<u64>()];
     check(operation, call(buffer.as_mut_ptr().cast())).map_err(|error| match error.op_error() {
-        Some(OpError::INVALID_VALUE) => error.advise("set the statistics' level to this one or above".into()),
+        Some(OpError::INVALID_VALUE) => {
+            error.advise("set the level of the statistics to this one or above".into())
+        }
         _ => error,
     })?;
     // SAFETY: all-zero is a valid value of this struct of integers.

@@ -51,10 +51,7 @@ impl Driver {
         let call = newer!(self.library(), cuFileExportPCIeTopology)?;
         let path = path.as_ref();
         let text = CString::new(path.as_os_str().as_bytes()).map_err(|_| {
-            Error::invalid(
-                OPERATION,
-                format!("the path {path:?} has a NUL, where C would end it; remove the NUL"),
-            )
+            Error::invalid(OPERATION, format!("the path {path:?} contains a NUL byte; remove it"))
         })?;
         // SAFETY: the path is terminated and outlives the call.
         check(OPERATION, unsafe { call(text.as_ptr()) })

@@ -97,7 +97,7 @@ pub struct Route {
 }
 
 /// The reason why cuFile is not used where it would stage bytes in host memory itself.
-const SLOWER: &str = "staging by gpufile is faster; RoutePolicy::RequireCufile selects cuFile anyway";
+const SLOWER: &str = "staging in gpufile is faster; RoutePolicy::RequireCufile selects cuFile anyway";
 
 /// The reason against direct routes that the properties of the driver do not show.
 const FORCED: &str = "libcufile is set to its compatibility mode: force_compat_mode in cufile.json or by the program, or \
@@ -248,7 +248,7 @@ fn no_module() -> String {
 /// Describes that nvidia-fs is not loaded, and the remedy, if this kernel has one.
 fn no_module_on(kernel_release: &str) -> String {
     let is_wsl = kernel_release.to_ascii_lowercase().contains("microsoft");
-    let remedy = if is_wsl { "NVIDIA has none for WSL" } else { "the package nvidia-gds installs it" };
+    let remedy = if is_wsl { "NVIDIA provides none for WSL" } else { "the package nvidia-gds installs it" };
     format!("the kernel module nvidia-fs is not loaded; {remedy}")
 }
 
@@ -314,7 +314,7 @@ mod tests {
             format!("{usual}; the package nvidia-gds installs it")
         );
         for wsl in ["5.15.167.4-microsoft-standard-WSL2\n", "4.4.0-19041-Microsoft\n"] {
-            assert_eq!(no_module_on(wsl), format!("{usual}; NVIDIA has none for WSL"));
+            assert_eq!(no_module_on(wsl), format!("{usual}; NVIDIA provides none for WSL"));
         }
     }
 

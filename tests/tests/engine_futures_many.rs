@@ -182,7 +182,7 @@ fn failed_lists_come_back_and_can_be_used_again() {
 
         // Refused before anything begins.
         for (bad, text) in [
-            (range(0, 991, 10), "ends behind the buffer"),
+            (range(0, 991, 10), "exceeds the buffer of"),
             (range(usize::MAX / 2, 0, 3), "Value too large"),
             (range(0, 50, 1), "overlaps"),
         ] {

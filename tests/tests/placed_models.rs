@@ -434,7 +434,7 @@ fn impossible_placements_are_refused_before_reading() {
     let axis = refused("step", Placement::by(columns), &devices);
     assert!(axis.contains("cannot slice axis 1 of a tensor with 0 axes"), "{axis}");
     let gpu = refused("norm", Placement::by(|_| Share::On(2)), &devices);
-    assert!(gpu.contains("GPU 2 of the list, which has 2 GPUs"), "{gpu}");
+    assert!(gpu.contains("GPU 2, because the list has 2 GPUs"), "{gpu}");
     assert!(refused("norm", Placement::balanced(), &[]).contains("has 0 GPUs"));
     assert_eq!(emulator(&bed).live("device-bytes"), 0);
     let nothing = checkpoint.load().only([""; 0]).unwrap();

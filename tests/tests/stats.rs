@@ -244,12 +244,12 @@ fn errors_name_refused_p2p_flags() {
     let refused = bed.driver.set_p2p_flags(FileSystem::Nvme, P2pFlags::from_bits_retain(1 << 20));
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("cuFileDriverSetP2PFlags(Nvme, "), "{text}");
-    assert!(text.contains("libcufile lets only P2pFlags("), "{text}");
+    assert!(text.contains("libcufile can set only P2pFlags("), "{text}");
     let emulator = bed.emulator.as_ref().unwrap();
     emulator.fault("cuFileDriverSetP2PFlags", &format!("err={}", OpError::INVALID_VALUE.as_raw()));
     let settable = if cfg!(target_arch = "x86_64") { P2pFlags::PCI_P2PDMA } else { P2pFlags::C2C };
     let text = bed.driver.set_p2p_flags(FileSystem::Nvme, settable).unwrap_err().to_string();
-    assert!(text.contains("cuFileDriverSetP2PFlags(Nvme, ") && !text.contains("lets only"), "{text}");
+    assert!(text.contains("cuFileDriverSetP2PFlags(Nvme, ") && !text.contains("can set only"), "{text}");
 }
 
 #[test]

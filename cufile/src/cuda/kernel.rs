@@ -200,7 +200,7 @@ impl Stream {
         if loaded_on.context() != device.context() {
             return Err(Error::invalid(
                 "cuLaunchKernel",
-                format!("the kernel is loaded on {loaded_on:?}, and the stream is one of {device:?}"),
+                format!("the kernel is loaded on {loaded_on:?}, but the stream belongs to {device:?}"),
             ));
         }
         let _entered = device.enter()?;

@@ -208,7 +208,7 @@ impl Stream {
         let count = lens_bytes.len();
         assert!(
             targets.len() == count && sources.len() == count,
-            "targets, sources and lengths differ in number"
+            "the numbers of targets, sources and lengths differ"
         );
         let batch = self.device.cuda().runtime().cudaMemcpyBatchAsync;
         let (Some(batch), false) = (batch, self.raw.is_null() || count < 2) else {

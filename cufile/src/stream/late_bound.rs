@@ -93,7 +93,7 @@ impl LateBound {
             Ok(_) => Ok(()),
             Err(now) => Err(Error::invalid(
                 OPERATION,
-                format!("{len_bytes} bytes are more than the present {now}; the length can only be lowered"),
+                format!("{len_bytes} bytes are more than the current {now}; the length can only be reduced"),
             )),
         }
     }

@@ -411,7 +411,7 @@ impl RegisteredStream {
         if arguments.flags != self.flags() {
             return Err(Error::invalid(
                 operation,
-                "the arguments were made for a stream with other flags; make them by this stream's late_bound",
+                "the arguments were made for a stream with other flags; create them with this stream's late_bound",
             ));
         }
         let like = |buffer: &B| {

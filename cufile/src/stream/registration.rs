@@ -75,7 +75,7 @@ impl Registered {
         if !ptr::fn_addr_eq(ours.cudaEventRecord, theirs.cudaEventRecord) {
             return Err(Error::invalid(
                 OPERATION,
-                "the stream belongs to another libcudart than the driver's; make it by Driver::cuda",
+                "the stream belongs to another libcudart than the driver's; create it with Driver::cuda",
             ));
         }
         let entered = device.enter()?;

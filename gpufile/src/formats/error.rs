@@ -483,7 +483,7 @@ pub enum FormatError {
         axes: usize,
     },
     /// A placement names a GPU that the list of the load does not have.
-    #[error("tensor {tensor}: cannot place it on GPU {gpu} of the list, which has {gpus} GPUs", tensor = Quoted(.tensor))]
+    #[error("tensor {tensor}: cannot place it on GPU {gpu}, because the list has {gpus} GPUs", tensor = Quoted(.tensor))]
     #[non_exhaustive]
     NoSuchGpu {
         /// The tensor.
@@ -506,7 +506,7 @@ pub enum FormatError {
         name: String,
     },
     /// The file name that an index gives for a tensor does not stay in the folder of the index.
-    #[error("tensor {tensor}: the file name {file} does not stay in the folder of the index", tensor = Quoted(.tensor), file = Quoted(.file))]
+    #[error("tensor {tensor}: the file name {file} leads out of the folder of the index", tensor = Quoted(.tensor), file = Quoted(.file))]
     #[non_exhaustive]
     FileName {
         /// The tensor.

@@ -289,7 +289,7 @@ unsafe fn submit(
         Ok(false) => {}
         Ok(true) => {
             return Err(failed(Cause::Invalid(
-                "the stream is captured for a CUDA graph; wait for the end of the capture".to_owned(),
+                "the stream is being captured for a CUDA graph; wait for the end of the capture".to_owned(),
             )));
         }
         Err(error) => return Err(failed(error.into())),

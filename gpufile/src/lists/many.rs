@@ -100,7 +100,7 @@ impl File {
             }
             Ok(()) => {
                 let text = format!(
-                    "its memory starts at byte {buffer_offset} and ends behind the buffer of {buffer_bytes} bytes"
+                    "its memory starts at byte {buffer_offset} and exceeds the buffer of {buffer_bytes} bytes"
                 );
                 self.transfer_error(operation, file_offset, len_bytes, 0, Cause::Invalid(text))
             }

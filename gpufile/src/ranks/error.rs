@@ -58,7 +58,7 @@ pub enum RankError {
     },
     /// Another rank loads other tensors, or places them otherwise. The group can be used again.
     #[error(
-        "rank {rank} loads other tensors than rank 0, or by another placement; call all ranks with the same"
+        "rank {rank} asked for other tensors or another placement than rank 0; all ranks must pass the same"
     )]
     #[non_exhaustive]
     Differs {
@@ -66,6 +66,6 @@ pub enum RankError {
         rank: usize,
     },
     /// The group ended by an earlier error.
-    #[error("the group of ranks ended by an earlier error; join a new one by a new id")]
+    #[error("an earlier error closed the rank group; make a new id and join again")]
     Ended,
 }

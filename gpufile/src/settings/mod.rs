@@ -273,7 +273,7 @@ pub enum SettingsError {
     },
     /// Two variables for the same setting differ.
     #[error(
-        "the environment variables {} ({:?}) and {} ({:?}) set the same and differ: unset one of them",
+        "the environment variables {} ({:?}) and {} ({:?}) set the same setting to different values: unset one of them",
         .variables[0], .values[0], .variables[1], .values[1]
     )]
     Conflict {

@@ -40,13 +40,15 @@ impl fmt::Display for After<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.in_place {
             InPlace::Old => f.write_str("; nothing was replaced")?,
-            InPlace::OldAt(at) => write!(f, "; the old model is in place, and opens by {}", Shown(at))?,
+            InPlace::OldAt(at) => {
+                write!(f, "; the old model is in place; open it with the path {}", Shown(at))?
+            }
             InPlace::New(at) if at == self.path => {
-                f.write_str("; the new data is in place, and a crash of the machine may undo that")?;
+                f.write_str("; the new data is in place, but a crash of the machine may undo that")?;
             }
             InPlace::New(at) => write!(
                 f,
-                "; the new model is in place and opens by {}, and a crash of the machine may undo that",
+                "; the new model is in place; open it with the path {}; a crash of the machine may undo the save",
                 Shown(at)
             )?,
         }

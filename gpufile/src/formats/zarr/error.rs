@@ -46,7 +46,7 @@ pub enum ZarrError {
         limit_bytes: u64,
     },
     /// The caller asked for a region that the array does not have.
-    #[error("the region {} does not lie in shape {shape:?}", Ranges(.region))]
+    #[error("the region {} is not within shape {shape:?}", Ranges(.region))]
     #[non_exhaustive]
     NoSuchRegion {
         /// The requested region: a range of indices for each axis.

@@ -21,9 +21,9 @@ pub(super) fn read(store: &FileStore, path: &str) -> Result<ArrayMetadata, ZarrE
     if let Some(metadata) = document::<ArrayMetadataV3>(store, path, "zarr.json")? {
         let unknown = metadata.additional_fields.iter().find(|(_, field)| field.must_understand());
         return match unknown {
-            Some((name, _)) => {
-                Err(refused(format_args!("the field {name:?} must be understood, and is not known")))
-            }
+            Some((name, _)) => Err(refused(format_args!(
+                "the field {name:?} is marked \"must_understand\", but is not known"
+            ))),
             None => Ok(ArrayMetadata::V3(metadata)),
         };
     }

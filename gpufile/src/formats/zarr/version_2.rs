@@ -51,7 +51,7 @@ pub(super) fn convert(
     let is_known = |(name, _): &&(&str, Kind)| dtype.as_str().and_then(|dtype| dtype.get(1..)) == Some(*name);
     let Some((_, kind)) = TYPES.iter().find(is_known) else {
         return Err(refused(format_args!(
-            ".zarray: the \"dtype\" {dtype} is not supported; numbers and truth values are"
+            ".zarray: the \"dtype\" {dtype} is not supported; only numbers and booleans are"
         )));
     };
     let fill = field("fill_value");

@@ -6,9 +6,7 @@ use crate::formats::clip::clip;
 /// Returns `None` if nothing tells.
 pub(super) fn known_by(start: &[u8]) -> Option<String> {
     if !start.is_empty() && start.iter().all(|byte| *byte == 0) {
-        return Some(
-            "zeros; a download or a copy that was interrupted reserves room and leaves it empty".to_owned(),
-        );
+        return Some("zeros; an interrupted download or copy leaves such a file".to_owned());
     }
     if let Some((_, found)) = BINARY.iter().find(|(known, _)| start.starts_with(known)) {
         return Some((*found).to_owned());
@@ -69,10 +67,10 @@ fn of_text(text: &str) -> String {
         return "a Git LFS pointer; `git lfs pull` fetches the file".to_owned();
     }
     if starts_with("<!doctyp") || starts_with("<html") {
-        return "an HTML page, as servers answer for a login or an error; download the file again".to_owned();
+        return "an HTML page, as servers send for a login or an error; download the file again".to_owned();
     }
     if starts_with("<?xml") || starts_with("<error>") {
-        return "an XML document, as object stores answer for a missing key or a refused access; download the file again"
+        return "an XML document, as object stores send for a missing key or denied access; download the file again"
             .to_owned();
     }
     if starts_with("{") || starts_with("[") {
@@ -86,7 +84,7 @@ fn of_text(text: &str) -> String {
         };
     }
     format!(
-        "text that begins with {:?}, as servers answer for an error; download the file again",
+        "text that begins with {:?}, as servers send for an error; download the file again",
         beginning(text)
     )
 }

@@ -60,7 +60,7 @@ fn padding_of(head: &[u8], json: &[u8]) -> Option<String> {
             known_by(json).map(|found| format!("a header of {found}"))
         }
         Some(0) => Some(
-            "a header with NUL bytes behind its JSON, where only spaces may follow; save it again".to_owned(),
+            "a header with NUL bytes after its JSON, where only spaces are allowed; save it again".to_owned(),
         ),
         Some(_) => None,
     }

@@ -140,14 +140,14 @@ fn found_in(folder: &Path) -> Result<String> {
 /// The ends of file names that tell why there is no model, and the explanation.
 const OTHERS: [(&[&str], &str); 5] = [
     (&[".incomplete", ".part", ".aria2", ".crdownload"], "an incomplete download; download the model again"),
-    (&[".gguf", ".ggml"], "GGUF, which llama.cpp reads; get the model in safetensors files"),
+    (&[".gguf", ".ggml"], "GGUF, which llama.cpp reads; get the model as safetensors files"),
     (
         &[".bin", ".pt", ".pth", ".ckpt", ".bin.index.json"],
         "PyTorch files; load them with torch.load and save them as safetensors",
     ),
     (
         &[".h5", ".msgpack", ".onnx", ".tflite", ".npz"],
-        "a model of another format; get it in safetensors files",
+        "a model in another format; get it as safetensors files",
     ),
-    (&[".safetensors"], "no file has a name that can be a model's"),
+    (&[".safetensors"], "none has a name that a model can have"),
 ];

@@ -58,7 +58,12 @@ impl fmt::Display for Warning {
             }
             Warning::NoHash { file } => write!(f, "cannot compare {}: no hash of it is known", Shown(file)),
             Warning::StaleIndex { index, file } => {
-                write!(f, "skipped {}, none of whose files exists; loading {}", Shown(index), Shown(file))
+                write!(
+                    f,
+                    "skipped {}, because none of its files exists; loading {}",
+                    Shown(index),
+                    Shown(file)
+                )
             }
         }
     }

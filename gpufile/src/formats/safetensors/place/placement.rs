@@ -353,11 +353,11 @@ mod tests {
         };
         assert_eq!(
             shares(Share::On(2), 2),
-            r#"tensor "w": cannot place it on GPU 2 of the list, which has 2 GPUs"#
+            r#"tensor "w": cannot place it on GPU 2, because the list has 2 GPUs"#
         );
         assert_eq!(
             shares(Share::All, 0),
-            r#"tensor "w": cannot place it on GPU 0 of the list, which has 0 GPUs"#
+            r#"tensor "w": cannot place it on GPU 0, because the list has 0 GPUs"#
         );
         assert_eq!(
             shares(Share::Slice { axis: 0, cut: Cut::Even }, 2),
