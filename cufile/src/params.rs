@@ -308,10 +308,7 @@ impl sealed::Value for String {
             let at = error.nul_position();
             Error::invalid(
                 OPERATION,
-                format!(
-                    "the value of {} contains a NUL byte at {at}; remove it",
-                    param.name
-                ),
+                format!("the value of {} contains a NUL byte at {at}; remove it", param.name),
             )
         })?;
         let _turn = one_at_a_time()?;

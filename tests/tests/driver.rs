@@ -196,7 +196,8 @@ fn loading_skips_a_libcudart_newer_than_the_driver() {
         // SAFETY: no other thread of this process looks at the environment.
         unsafe { env::set_var("CUDART_LIBRARY", newer.path()) };
         let error = cuda_rt_sys::runtime::Library::load().err().unwrap();
-        let expected = format!("{:?} is from CUDA 13.0, but the display driver supports only 12.8: ", newer.path());
+        let expected =
+            format!("{:?} is from CUDA 13.0, but the display driver supports only 12.8: ", newer.path());
         assert!(error.to_string().starts_with(&expected), "{error}");
         assert!(error.to_string().ends_with("install libcudart of CUDA 12"), "{error}");
         assert_eq!((error.library(), error.paths()), ("libcudart", vec![newer.path()]));

@@ -289,7 +289,10 @@ fn ranks_with_other_plans_are_refused() {
         let mut group = rank.join(TIMEOUT).unwrap();
         let placement = if rank.rank == 2 { Placement::balanced() } else { Placement::all() };
         let error = rank.load(&mut group, &placement).unwrap_err();
-        assert!(error.to_string().contains("rank 2 asked for other tensors or another placement than rank 0"), "{error}");
+        assert!(
+            error.to_string().contains("rank 2 asked for other tensors or another placement than rank 0"),
+            "{error}"
+        );
         let error = rank.checkpoint.load().placed(&Placement::by(|_| Share::On(9))).by_rank(&mut group);
         assert!(matches!(error.unwrap_err(), Error::Format { .. }));
         let placement = Placement::all();
