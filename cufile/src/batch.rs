@@ -65,7 +65,7 @@ pub struct Entry<B> {
 }
 
 impl<B: IoBuf> Entry<B> {
-    /// Makes a read into the whole buffer from `file_offset` in bytes.
+    /// Creates a read into the whole buffer from `file_offset` in bytes.
     ///
     /// Borrowed buffers cannot be submitted, because a leaked batch would outlive the borrow:
     /// ```compile_fail,E0597
@@ -83,8 +83,8 @@ impl<B: IoBuf> Entry<B> {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_READ, B::as_mut_ptr)
     }
 
-    /// Makes a write of the whole buffer to `file_offset` in bytes. Mind [other writers](FileHandle::write_at);
-    /// other entries count as writers.
+    /// Creates a write of the whole buffer to `file_offset` in bytes. See the warning about [other
+    /// writers](FileHandle::write_at); other entries count as writers.
     pub fn write(file: &Arc<FileHandle>, buffer: B, file_offset: u64) -> Self {
         Self::new(file, buffer, file_offset, CUfileOpcode_t::CUFILE_WRITE, |buffer| {
             buffer.as_ptr().cast_mut()
@@ -176,9 +176,9 @@ pub struct Completion<B> {
     /// The number of bytes: fewer than asked for only at the end of the file. Any status but
     /// [`COMPLETE`](Status::COMPLETE) is an error, which names the entry, its range and its file.
     pub result: Result<usize>,
-    /// The entry's buffer. `None` if libcufile reported another status than [`COMPLETE`](Status::COMPLETE):
-    /// libcufile may still use the memory then. The batch keeps the buffer until the batch is destroyed;
-    /// [`Batch::cancel`] gives the buffer back.
+    /// The entry's buffer. `None` if libcufile reported another status than [`COMPLETE`](Status::COMPLETE): libcufile
+    /// may still use the memory then. The batch keeps the buffer until the batch is destroyed; [`Batch::cancel`]
+    /// returns the buffer.
     pub buffer: Option<B>,
 }
 
@@ -207,12 +207,12 @@ impl Status {
     pub const CANCELED: Self = Self(CUfileStatus_t::CUFILE_CANCELED);
     /// Done.
     pub const COMPLETE: Self = Self(CUfileStatus_t::CUFILE_COMPLETE);
-    /// Given up because it took too long.
+    /// Abandoned because it took too long.
     pub const TIMEOUT: Self = Self(CUfileStatus_t::CUFILE_TIMEOUT);
     /// Tried without success.
     pub const FAILED: Self = Self(CUfileStatus_t::CUFILE_FAILED);
 
-    /// Makes a status from C's number. Any number is valid.
+    /// Creates a status from C's number. Any number is valid.
     pub const fn from_raw(raw: u32) -> Self {
         Self(CUfileStatus_t::from_raw(raw))
     }
@@ -247,14 +247,14 @@ impl fmt::Debug for Status {
 /// Entries are not ordered with each other or with any CUDA stream. As completions make room, the batch takes new
 /// entries.
 ///
-/// Host memory that is not registered is different: libcufile (measured with 1.16 and 1.20, in compatibility mode)
-/// corrupts memory in two cases. One is a report of a part of such a batch while libcufile moves another part; the
-/// other is a second submission in flight. So the caller can submit entries with such memory only while no entry of
-/// any batch of the process is in flight. It must wait for them together.
-/// [`RegisteredBuffer`](crate::RegisteredBuffer) has no such limits.
+/// Unregistered host memory has limits, because libcufile corrupts memory in two cases (measured with 1.16 and 1.20,
+/// in compatibility mode): if the program polls some entries of a batch while others are still moving, and if a
+/// second submission is in flight. So entries with such memory can be submitted only while no entry of any batch of
+/// the process is in flight, and must be waited for together. A [`RegisteredBuffer`](crate::RegisteredBuffer) has no
+/// such limits.
 ///
 /// The buffer of a failed entry stays with the batch until the batch is destroyed, because libcufile may still use
-/// the buffer. [`cancel`](Self::cancel) gives it back, dropping frees it.
+/// the buffer. [`cancel`](Self::cancel) returns it, and dropping the batch frees it.
 ///
 /// Dropping waits for the entries in flight. If that takes longer than 30 seconds, it leaks the batch with their
 /// buffers, except unregistered host memory, for which it waits without limit. [`cancel`](Self::cancel) stops the
@@ -386,9 +386,9 @@ impl<B: IoBuf> Batch<B> {
     ///
     /// [`Error::InUse`] if entries of other batches are in flight, and they or these have unregistered host memory.
     ///
-    /// A call that libcufile itself fails does not tell which entries libcufile has begun. All of them stay
-    /// with the batch then: [`Failed`] returns none, and the batch takes no more. [`poll`](Self::poll) gives
-    /// back reported entries, [`cancel`](Self::cancel) the rest.
+    /// If libcufile itself fails the call, it does not say which entries it has begun. All of them then stay with the
+    /// batch: [`Failed`] returns none, and the batch takes no more entries. [`poll`](Self::poll) returns entries that
+    /// libcufile reports, and [`cancel`](Self::cancel) returns the rest.
     #[doc(alias = "cuFileBatchIOSubmit")]
     pub fn submit(
         &mut self,
@@ -532,7 +532,7 @@ impl<B: IoBuf> Batch<B> {
         }
     }
 
-    /// Waits until `min` entries are over, or `timeout` has passed, and returns at most `max` of them
+    /// Waits until `min` entries have ended, or `timeout` has passed, and returns at most `max` of them
     /// (`cuFileBatchIOGetStatus`).
     ///
     /// `min` is capped at the number of entries in flight. Without a `timeout`, this waits without limit. After
@@ -549,8 +549,8 @@ impl<B: IoBuf> Batch<B> {
         Ok(completions)
     }
 
-    /// Does what [`poll`](Self::poll) does, appends to a vector that the caller can reuse, and returns how many
-    /// it appended.
+    /// Does the same as [`poll`](Self::poll), but appends to a vector that the caller can reuse, and returns the
+    /// number of completions that it appended.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -565,7 +565,7 @@ impl<B: IoBuf> Batch<B> {
         self.reap(min, max, timeout, |completion| completions.push(completion))
     }
 
-    /// Waits until every entry is over.
+    /// Waits until every entry has ended.
     ///
     /// # Errors
     /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many are
@@ -579,8 +579,8 @@ impl<B: IoBuf> Batch<B> {
         }
     }
 
-    /// Waits until every entry is over, but no longer than `timeout`. Returns the entries that are over;
-    /// [`in_flight`](Self::in_flight) says how many are not. Their buffers stay with the batch.
+    /// Waits until every entry has ended, but no longer than `timeout`. Returns the entries that have ended;
+    /// [`in_flight`](Self::in_flight) says how many have not. Their buffers stay with the batch.
     ///
     /// # Errors
     /// As [`wait_all`](Self::wait_all), and [`Error::InvalidInput`] if unregistered host memory is in flight,
@@ -597,12 +597,12 @@ impl<B: IoBuf> Batch<B> {
         }
     }
 
-    /// Cancels what is in flight (`cuFileBatchIOCancel`), destroys the batch, and gives every entry back.
+    /// Cancels what is in flight (`cuFileBatchIOCancel`), destroys the batch, and returns every entry.
     ///
-    /// Consumes the batch, because a cancelled batch reports no more entries and cannot be used again. Entries
-    /// that were over before come with their results, others with [`Status::CANCELED`]: libcufile does not tell
-    /// how many of their bytes it moved. Entries whose completions came without their buffers come again, with
-    /// them. If libcufile cannot cancel, this waits for the entries instead.
+    /// Consumes the batch, because a cancelled batch reports no more entries and cannot be used again. Entries that
+    /// had ended before have their results, and others have [`Status::CANCELED`]: libcufile does not say how many of
+    /// their bytes it moved. Entries whose completions came without a buffer are returned again, with the buffer. If
+    /// libcufile cannot cancel, this waits for the entries instead.
     ///
     /// ```compile_fail,E0382
     /// # use cufile::{Batch, Result};
@@ -773,7 +773,7 @@ impl<B> Batch<B> {
         Some(Completion { id, status, result, buffer: None })
     }
 
-    /// Waits until every entry is over.
+    /// Waits until every entry has ended.
     fn drain(&mut self, mut completed: impl FnMut(Completion<B>)) -> Result<()> {
         self.check_certain(GET_STATUS)?;
         while self.in_flight > 0 {

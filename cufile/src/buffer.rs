@@ -64,8 +64,8 @@ bitflags::bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Borrowed memory cannot be registered so, because a program that forgets the registration could free registered
-/// memory:
+/// Borrowed memory cannot be registered this way, because a program that forgets the registration (`mem::forget`)
+/// could free registered memory:
 ///
 /// ```compile_fail,E0597
 /// # use cufile::{Driver, RegisterFlags, RegisteredBuffer};
@@ -164,7 +164,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         }
     }
 
-    /// Returns the buffer. There is no `&mut B`, because a caller could swap another buffer in.
+    /// Returns the buffer. There is no `&mut B`, because a caller could replace the buffer through it.
     pub fn get(&self) -> &B {
         &self.buffer
     }
@@ -182,7 +182,7 @@ impl<B: IoBuf> RegisteredBuffer<B> {
         BufSlice::new(self, range)
     }
 
-    /// Deregisters the memory and gives the buffer back (`cuFileBufDeregister`).
+    /// Deregisters the memory and returns the buffer (`cuFileBufDeregister`).
     ///
     /// # Errors
     /// cuFile's error. [`Failed`] returns the registration.
@@ -291,7 +291,7 @@ impl Driver {
     /// ```
     ///
     /// # Errors
-    /// As [`with_registered`](Self::with_registered), which also tells when the process aborts.
+    /// As [`with_registered`](Self::with_registered), which also states when the process aborts.
     #[doc(alias = "cuFileBufRegister")]
     #[doc(alias = "cuFileBufDeregister")]
     pub fn with_registered_mut<R>(
@@ -312,8 +312,8 @@ impl Driver {
 }
 
 impl RegisteredBuffer<MappedBuffer> {
-    /// Registers the whole reserved range, even where it is not mapped yet (`cuFileBufRegister`). Memory
-    /// [mapped later](Self::grow) is then registered already.
+    /// Registers the whole reserved range, even where it is not mapped yet (`cuFileBufRegister`). Memory that is
+    /// [mapped later](Self::grow) is then already registered.
     ///
     /// # Errors
     /// As [`register`](Self::register).

@@ -61,8 +61,8 @@ impl DriverBuilder {
     ///
     /// # Safety
     /// While the driver opens, no other thread of the process may read or change the environment, as for
-    /// [`std::env::set_var`]. Threads of C libraries read it, too. If this opening fails, the same holds for
-    /// the next one by any code.
+    /// [`std::env::set_var`]. Threads of C libraries read it too. If this opening fails, the same holds for the next
+    /// one by any code.
     #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
     pub unsafe fn log_file_path(self, path: impl Into<String>) -> Self {
         let path = path.into();

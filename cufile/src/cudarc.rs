@@ -127,7 +127,7 @@ impl<S: Slice> Synced<S> {
     /// tracks. These are the writing uses, and the last reading one too if a file can be read into `S`.
     ///
     /// The work of the default stream and the [per-thread stream](self#per-thread-streams) is not tracked. For their
-    /// slices, this waits for all work of the context. It does so, too, if cudarc's tracking is off
+    /// slices, this waits for all work of the context. It also does so if cudarc's tracking is off
     /// (`CudaContext::disable_event_tracking`).
     ///
     /// # Errors
@@ -148,17 +148,17 @@ impl<S: Slice> Synced<S> {
         Ok(synced)
     }
 
-    /// Makes only the slice's stream wait for tracked uses on other streams, unlike [`new`](Self::new), where
-    /// this thread waits. Use it for transfers in that very stream.
+    /// Makes only the slice's stream wait for tracked uses on other streams, unlike [`new`](Self::new), where this
+    /// thread waits. Use it for transfers in that same stream.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     ///
     /// # Safety
-    /// The first transfer must be ordered behind the present work of the slice's stream, for example by a
-    /// [`Stream::from_cudarc`] of it. The present work of the [per-thread stream](self#per-thread-streams) is that
-    /// of every thread; `from_cudarc` orders behind all of it. No other work may use the slice, except uses that
-    /// cudarc tracks.
+    /// The first transfer must be ordered after the work already in the slice's stream, for example with a
+    /// [`Stream::from_cudarc`] of it. For the [per-thread stream](self#per-thread-streams), this means the work of
+    /// every thread; `from_cudarc` orders after all of it. No other work may use the slice, except uses that cudarc
+    /// tracks.
     pub unsafe fn in_its_stream(slice: S) -> Result<Self> {
         Ok(Self::behind_its_stream(slice)?.0)
     }
@@ -181,7 +181,7 @@ impl<S: Slice> Synced<S> {
 }
 
 impl<S> Synced<S> {
-    /// Gives the slice back to cudarc.
+    /// Returns the slice to cudarc.
     pub fn into_inner(self) -> S {
         self.slice
     }
@@ -222,8 +222,8 @@ pub trait Slice: sealed::Slice {}
 impl<S: sealed::Slice> Slice for S {}
 
 /// A slice or view that a file can be read into: it may be written, and every bit pattern is a valid element.
-/// bytemuck's [`AnyBitPattern`] marks such elements: numbers, `half`'s types with its feature `bytemuck`, and types
-/// that derive it.
+/// bytemuck's [`AnyBitPattern`] marks such elements: numbers, the types of `half` with its feature `bytemuck`, and
+/// types that derive it.
 pub trait SliceMut: Slice {}
 
 impl<T: AnyBitPattern> SliceMut for CudaSlice<T> {}
@@ -270,8 +270,8 @@ impl Stream {
     /// Returns a stream that shares cudarc's and keeps it alive. Dropping the value neither waits nor destroys.
     ///
     /// For the [per-thread stream](crate::cudarc#per-thread-streams), this returns the null stream, whose work comes
-    /// after the earlier work of that stream on every thread, and before its later work. Waiting for the null
-    /// stream waits for its own work alone.
+    /// after the earlier work of that stream on every thread, and before its later work. Waiting for the null stream
+    /// waits only for its own work.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the stream's context is not its GPU's primary context in `cuda`. Also CUDA's error.

@@ -85,10 +85,11 @@ impl Driver {
 
     /// Returns the driver's features and settings (`cuFileDriverGetProperties`).
     ///
-    /// An open driver has no setters, because libcufile ignores them. [`DriverBuilder`](crate::DriverBuilder) sets before opening.
+    /// An open driver has no setters, because libcufile would ignore them. Use
+    /// [`DriverBuilder`](crate::DriverBuilder) before opening.
     ///
-    /// Up to cuFile 1.16 these are the properties that libcufile had when the first driver of the process
-    /// opened, with the parameters of that opening. Reading them again there makes libcufile forget parameters,
+    /// Up to cuFile 1.16 these are the properties that libcufile had when the first driver of the process opened,
+    /// with the parameters of that opening. Reading them again in these versions makes libcufile forget parameters,
     /// or ends the process while another thread transfers.
     ///
     /// # Errors

@@ -77,7 +77,7 @@ pub enum Error {
     /// A shared library could not be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// CUDA works but this machine, or `CUDA_VISIBLE_DEVICES`, has no device.
+    /// CUDA works, but this machine has no device, or `CUDA_VISIBLE_DEVICES` hides them all.
     #[error("no CUDA device is visible (is CUDA_VISIBLE_DEVICES empty?)")]
     NoDevice,
     /// The loaded libcufile is older than the call.
@@ -100,7 +100,7 @@ pub enum Error {
         /// The problem with the argument.
         problem: Cow<'static, str>,
     },
-    /// An object that was to be closed is still in use.
+    /// An object cannot be closed, because it is still in use.
     #[error("{what} is still in use ({users} other references)")]
     #[non_exhaustive]
     InUse {
@@ -132,7 +132,7 @@ pub enum ErrorKind {
     PermissionDenied,
     /// Memory, pinned memory or queue space ran out.
     OutOfMemory,
-    /// Something is registered, open or in use already.
+    /// Something is already registered, open or in use.
     Busy,
     /// CUDA failed.
     Cuda,
@@ -374,8 +374,8 @@ impl fmt::Display for Remedy<'_> {
 
 /// A code of cuFile (`CUfileOpError`). Any number is valid: newer libraries may return codes without a name here.
 ///
-/// [`Error::CuFile`] has the code of a failed call, and says more. As an error of its own, a code can be the source of
-/// another, or go through `?` into a `Box<dyn Error>`.
+/// [`Error::CuFile`] has the code of a failed call, and says more. A code is also an error type, so it can be the
+/// source of another error, or convert into a `Box<dyn Error>` with `?`.
 #[doc(alias = "CUfileOpError")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpError(i32);

@@ -35,7 +35,7 @@ pub struct Failed<T, E = Error> {
 unsafe impl<T: Send, E: Sync> Sync for Failed<T, E> {}
 
 impl<T, E> Failed<T, E> {
-    /// Makes the error of a call that gives `value` back.
+    /// Creates the error of a call that returns `value`.
     pub fn new(error: E, value: T) -> Self {
         Self { error, value }
     }

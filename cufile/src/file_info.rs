@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, OpError, Result};
 use crate::version::Version;
 
-/// The properties of a file and its open flags, as the kernel reported them at one time. The fields name what may
-/// change.
+/// The properties of a file and its open flags, as the kernel reported them at one time. The docs of the fields say
+/// what may change later.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FileProperties {
@@ -26,7 +26,7 @@ pub struct FileProperties {
     pub file_system: String,
     /// Major and minor number of the device; major 0 if the file system is on no block device.
     pub device: (u32, u32),
-    /// True if udev describes the block device, as cuFile needs it; `None` without a block device.
+    /// True if udev describes the block device, which cuFile needs; `None` without a block device.
     pub udev_record: Option<bool>,
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// The number of forks so far, or a higher one. It only grows.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A process among those that forked each other.
+/// An identifier of this process, which differs in a forked child.
 ///
 /// ```
 /// use cufile::fork::Generation;
@@ -38,7 +38,7 @@ impl Generation {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Returns false in a forked child of the process that this generation stands for.
+    /// Returns whether the generation is that of this process. It is not in a child that was forked since.
     #[inline]
     pub fn is_current(self) -> bool {
         FORKS.load(Ordering::Relaxed) == self.0

@@ -234,8 +234,8 @@ impl FileHandle {
         Ok(unsafe { slice::from_raw_parts_mut(ptr.cast(), done) })
     }
 
-    /// Writes the whole buffer to `file_offset` in bytes, with as many calls of `cuFileWrite` as needed. Mind
-    /// [other writers](Self::write_at).
+    /// Writes the whole buffer to `file_offset` in bytes, with as many calls of `cuFileWrite` as needed. See the
+    /// warning about [other writers](Self::write_at).
     ///
     /// # Errors
     /// [`Error::Io`] of the kind [`WriteZero`](io::ErrorKind::WriteZero) if libcufile writes no more; else as
@@ -390,8 +390,8 @@ impl FileHandle {
         self.raw
     }
 
-    /// Deregisters the file and gives its descriptor back (`cuFileHandleDeregister`). A userspace file system
-    /// has none; this drops its file.
+    /// Deregisters the file and returns its descriptor (`cuFileHandleDeregister`). A userspace file system has none;
+    /// this drops its file.
     #[doc(alias = "handle_deregister")]
     #[doc(alias = "cuFileHandleDeregister")]
     pub fn deregister(self) -> Option<OwnedFd> {
@@ -450,7 +450,7 @@ fn show(file: RawFd, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// A [`FileHandle`] whose descriptor is borrowed, from [`FileHandle::register_borrowed`].
 ///
-/// Gives only references to the handle, so that it does not outlive the descriptor.
+/// It lends only references to the handle, so that the handle cannot outlive the descriptor.
 #[derive(Debug)]
 pub struct BorrowedHandle<'fd> {
     handle: FileHandle,

@@ -14,7 +14,7 @@ use crate::version::Version;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
-    /// Reading and setting parameters by program. Since cuFile 1.14.
+    /// Reading and setting parameters in the program. Since cuFile 1.14.
     Parameters,
     /// Limits of parameters, and the POSIX pool's slabs. Since cuFile 1.15.
     ParameterLimits,
@@ -66,7 +66,7 @@ impl Library {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Load`] if it cannot be loaded or is no libcufile.
+    /// [`Error::Load`] if it cannot be loaded or is not libcufile.
     ///
     /// # Safety
     /// The file must be libcufile, or a library with the same contract: loading it runs its initialisers, and

@@ -54,7 +54,7 @@ pub unsafe trait IoBuf {
     fn location(&self) -> Location;
 }
 
-/// Where a buffer lies, for the host, for CUDA and for cuFile.
+/// The location of a buffer, for the host, for CUDA and for cuFile.
 ///
 /// An implementation of [`IoBuf`] promises what each field says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// Host memory, as most programs have it.
+    /// Ordinary host memory.
     pub const HOST: Self =
         Self { is_host_accessible: true, context: None, is_registered: false, base_offset: 0 };
 

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use crate::memory::{IoBuf, IoBufMut, Location};
 use crate::slice::{Part, part_of_a_buffer};
 
-/// A part of a buffer that all its parts own together. One buffer serves many entries of a [`Batch`](crate::Batch) or
-/// many transfers of a [`RegisteredStream`](crate::RegisteredStream), which take buffers by value.
+/// A part of a buffer. All parts own the buffer together, so that one buffer can be used by many entries of a
+/// [`Batch`](crate::Batch) or many transfers of a [`RegisteredStream`](crate::RegisteredStream), which take ownership
+/// of buffers.
 ///
 /// The parts are disjoint, so that each may be read into while the others are in use. Parts of a
 /// [`RegisteredBuffer`](crate::RegisteredBuffer) use its registration.
 ///
 /// The last part drops the buffer, on the thread that drops this part. Only then is the memory deregistered and
-/// freed, unless [`into_whole`](Self::into_whole) gives the buffer back.
+/// freed, unless [`into_whole`](Self::into_whole) returns the buffer.
 ///
 /// ```
 /// use cufile::OwnedPart;
@@ -81,8 +82,8 @@ impl<B: IoBufMut> OwnedPart<B> {
         ranges.into_iter().map(|range| Self { part: part.part(range), whole: Arc::clone(&whole) }).collect()
     }
 
-    /// Splits a buffer into disjoint parts of `len_bytes` each, the last one maybe shorter. An empty buffer has none,
-    /// and is dropped.
+    /// Splits a buffer into disjoint parts of `len_bytes` each, of which the last may be shorter. An empty buffer has
+    /// no parts, and is dropped.
     ///
     /// # Panics
     /// If `len_bytes` is 0.
@@ -114,7 +115,7 @@ impl<B> OwnedPart<B> {
     /// Returns the whole buffer, if this is the last part that exists.
     ///
     /// # Errors
-    /// This part, if there are others. Two threads that ask at once for the last two parts may both get theirs back.
+    /// This part, if others exist. If two threads call this at the same time with the last two parts, both may fail.
     pub fn into_whole(self) -> Result<B, Self> {
         let Self { part, whole } = self;
         match Arc::try_unwrap(whole) {
@@ -125,7 +126,7 @@ impl<B> OwnedPart<B> {
 }
 
 impl<B> OwnedPart<B> {
-    /// Gives the buffer back for all of its parts, in any order.
+    /// Returns the buffer in exchange for all of its parts, in any order.
     ///
     /// ```
     /// use cufile::OwnedPart;
@@ -137,7 +138,7 @@ impl<B> OwnedPart<B> {
     /// ```
     ///
     /// # Errors
-    /// The parts, if there are none, if one is missing, or if one is of another buffer.
+    /// The parts, if the list is empty, if one is missing, or if one belongs to another buffer.
     pub fn join(mut parts: Vec<Self>) -> Result<B, Vec<Self>> {
         let Some(last) = parts.pop() else { return Err(parts) };
         let is_whole = parts.iter().all(|part| Arc::ptr_eq(&part.whole, &last.whole))

@@ -85,8 +85,8 @@ bitflags::bitflags! {
 }
 
 impl Driver {
-    /// Returns the routes by which a file system's data may reach the GPU (`cuFileDriverGetP2PFlags`). Since
-    /// cuFile 1.16.
+    /// Returns the routes over which a file system's data may reach the GPU (`cuFileDriverGetP2PFlags`). Since cuFile
+    /// 1.16.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.
@@ -102,10 +102,11 @@ impl Driver {
         Ok(P2pFlags::from_bits_retain(flags.as_raw()))
     }
 
-    /// Allows routes by which a file system's data may reach the GPU (`cuFileDriverSetP2PFlags`). Since cuFile 1.16.
+    /// Permits routes over which a file system's data may reach the GPU (`cuFileDriverSetP2PFlags`). Since cuFile
+    /// 1.16.
     ///
-    /// Flags are added to those set; none is cleared. libcufile accepts [`PCI_P2PDMA`](P2pFlags::PCI_P2PDMA) on x86-64
-    /// and [`C2C`](P2pFlags::C2C) on Arm; it manages the others itself.
+    /// Adds to the flags already set, and clears none. libcufile accepts [`PCI_P2PDMA`](P2pFlags::PCI_P2PDMA) on
+    /// x86-64 and [`C2C`](P2pFlags::C2C) on Arm; it manages the others itself.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), or libcufile's code.

@@ -308,7 +308,7 @@ impl sealed::Value for String {
             let at = error.nul_position();
             Error::invalid(
                 OPERATION,
-                format!("the value of {} contains a NUL byte at {at}; remove it", param.name),
+                format!("the value of {} contains a NUL at byte {at}; remove it", param.name),
             )
         })?;
         let _turn = one_at_a_time()?;
@@ -416,8 +416,8 @@ impl Params<'_> {
     /// As [`set`](Self::set).
     ///
     /// # Safety
-    /// During the next opening of the driver, no other thread of the process may read or change the
-    /// environment, as for [`std::env::set_var`]. Threads of C libraries read it, too.
+    /// During the next opening of the driver, no other thread of the process may read or change the environment, as
+    /// for [`std::env::set_var`]. Threads of C libraries read it too.
     #[doc(alias = "CUFILE_PARAM_ENV_LOGFILE_PATH")]
     pub unsafe fn set_log_file_path(&self, path: &str) -> Result<()> {
         self.set(LOG_FILE_PATH, path.to_owned())

@@ -162,7 +162,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Ok(unsafe { batch.as_mut() })
     }
 
-    /// Cancels what is in flight in a batch of the scope, and gives every entry back, as [`Batch::cancel`] does.
+    /// Cancels what is in flight in a batch of the scope, and returns every entry, as [`Batch::cancel`] does.
     ///
     /// # Errors
     /// As [`Batch::cancel`].
@@ -175,8 +175,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         batch.cancel_in_place()
     }
 
-    /// Reads into the whole of a borrowed buffer after the stream's work so far, as [`RegisteredStream::read_at`] does
-    /// (`cuFileReadAsync`). Of a part, pass a slice.
+    /// Reads into the whole of a borrowed buffer after the work already in the stream, as
+    /// [`RegisteredStream::read_at`] does (`cuFileReadAsync`). Of a part, pass a slice.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -237,8 +237,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.watched(stream, || stream.read_borrowed_late(file, buffer, arguments))
     }
 
-    /// Writes the whole of a borrowed buffer after the stream's work so far, as [`RegisteredStream::write_at`] does
-    /// (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
+    /// Writes the whole of a borrowed buffer after the work already in the stream, as [`RegisteredStream::write_at`]
+    /// does (`cuFileWriteAsync`). Mind [other writers](FileHandle::write_at).
     ///
     /// # Errors
     /// As [`RegisteredStream::write_at`].

@@ -69,8 +69,8 @@ impl FileHandle {
     /// Returns the number of bytes written in all. If libcufile fails for a buffer after it wrote others, this
     /// returns the bytes of those. The next write then fails. Buffers of different kinds mix as `&dyn IoBuf`.
     ///
-    /// Since cuFile 1.19, this makes one call for 16 buffers. With an older library, and for buffers of several
-    /// CUDA contexts, it calls `cuFileWrite` for each buffer. Mind [other writers](Self::write_at).
+    /// Since cuFile 1.19, this makes one call for 16 buffers. With an older library, and for buffers of several CUDA
+    /// contexts, it calls `cuFileWrite` for each buffer. See the warning about [other writers](Self::write_at).
     ///
     /// # Errors
     /// As [`readv_at`](Self::readv_at).

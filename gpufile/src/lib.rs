@@ -1,8 +1,8 @@
 //! Moves bytes between files and GPU or host memory, over the fastest route that this machine has.
 //!
-//! A [`File`] reads into and writes from device and host memory alike. Device memory goes through cuFile where cuFile
-//! moves the bytes without the host's memory. Elsewhere it goes through pinned host memory: without GPUDirect Storage,
-//! without libcufile, on a file system that cuFile refuses. Host memory needs neither CUDA nor a GPU.
+//! A [`File`] reads into and writes from device and host memory alike. For device memory, it uses cuFile where cuFile
+//! moves the bytes without host memory. Elsewhere, for example without GPUDirect Storage or libcufile, the bytes pass
+//! through pinned host memory. Host memory needs neither CUDA nor a GPU.
 //!
 //! ```
 //! use gpufile::File;
@@ -141,9 +141,10 @@
 //!
 //! # Use streams
 //!
-//! A stream-ordered transfer starts when the stream's work so far is done, and later work of the stream waits for it.
-//! The call itself does not wait, except in the cases that [`File::read_at_on_stream`] lists. A transfer takes pinned
-//! memory and one of the GPU's hardware queues until it ends, so a few long transfers are better than many short ones.
+//! A stream-ordered transfer starts when the work already in the stream is done, and later work in the stream waits
+//! for it. The call itself does not wait, except in the cases that [`File::read_at_on_stream`] lists. A transfer
+//! takes pinned memory and one of the GPU's hardware queues until it ends, so a few long transfers are better than
+//! many short ones.
 //!
 //! ```no_run
 //! use gpufile::{Engine, File};

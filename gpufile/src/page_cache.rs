@@ -61,8 +61,8 @@ pub struct Residency {
     pub pages: u64,
     /// The number of cached pages. With `cachestat`, they include pages that the kernel is still reading.
     pub cached: u64,
-    /// The number of cached pages that are newer than the storage; `None` where the kernel does not report it. Always 0
-    /// on tmpfs, whose pages have no storage.
+    /// The number of cached pages that are not yet written to storage; `None` where the kernel does not report it.
+    /// Always 0 on tmpfs, whose pages have no storage.
     pub dirty: Option<u64>,
     /// The number of pages that the kernel is writing to the storage; `None` where the kernel does not report it.
     pub writeback: Option<u64>,
@@ -89,8 +89,8 @@ impl Residency {
 ///
 /// # Errors
 /// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular.
-/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel keeps the answer from this process. The kernel
-/// may answer only processes that own the file or may write it.
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the kernel refuses to answer. It may answer only
+/// processes that own the file or may write to it.
 pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;
@@ -104,17 +104,18 @@ pub fn residency(fd: impl AsFd, range: Range<u64>) -> io::Result<Residency> {
     }
 }
 
-/// Drops a range of the file from the page cache, as far as possible. Pages that only partly lie in the range stay; at
-/// the end of the file they count as whole. Pages that a process has mapped, or that the kernel is reading or writing,
-/// stay too. [`residency`] returns the rest. On tmpfs all pages stay, because there the cache is the storage.
+/// Drops a range of the file from the page cache, as far as possible. Pages that are only partly in the range stay,
+/// except the last page of the file. Pages that a process has mapped, or that the kernel is reading or writing, stay
+/// too. [`residency`] returns the rest. On tmpfs all pages stay, because there the cache is the storage.
 ///
 /// The kernel drops only clean pages, so `fdatasync` first makes all writes to the file durable. `sync_file_range`
 /// could spare the rest of the file. But it does nothing on overlayfs, and leaves NFS with pages that it holds until a
 /// commit.
 ///
 /// # Errors
-/// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular, and the errors of `fdatasync`. After one
-/// of those, written bytes did not reach the storage, and a later `sync` of the same descriptor need not fail again.
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) if the file is not regular, and the errors of `fdatasync`. After
+/// such an error, written bytes did not reach storage, and a later `sync` of the same descriptor may succeed all the
+/// same.
 pub fn evict(fd: impl AsFd, range: Range<u64>) -> io::Result<()> {
     let fd = fd.as_fd();
     let range = clip(fd, range)?;

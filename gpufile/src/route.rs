@@ -10,7 +10,7 @@ use cufile::{Controls, Driver, DriverProperties, Features, FileProperties, FileS
 
 use crate::gpu::bounce::Pinning;
 
-/// The routes between a file and device memory, best first. Host memory always goes by plain reads and writes.
+/// The routes between a file and device memory, best first. Host memory always uses plain reads and writes.
 ///
 /// ```
 /// use gpufile::{File, RouteKind};
@@ -27,9 +27,9 @@ use crate::gpu::bounce::Pinning;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum RouteKind {
-    /// GPUDirect Storage: cuFile and the nvidia-fs kernel module move the bytes without the host's memory.
+    /// GPUDirect Storage: cuFile and the nvidia-fs kernel module move the bytes without host memory.
     Gds,
-    /// cuFile moves the bytes without the host's memory, by the kernel's PCI P2PDMA.
+    /// cuFile moves the bytes without host memory, with the kernel's PCI P2PDMA.
     P2pDma,
     /// cuFile stages the bytes in host memory (its compatibility mode).
     CufileCompat,
@@ -68,16 +68,16 @@ impl fmt::Display for RouteKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum RoutePolicy {
-    /// Uses cuFile where it moves bytes without the host's memory, and POSIX elsewhere.
+    /// Uses cuFile where it moves bytes without host memory, and POSIX elsewhere.
     #[default]
     Auto,
-    /// Uses cuFile, also in its compatibility mode. Opening fails where cuFile does not work.
+    /// Uses cuFile, even in its compatibility mode. Opening fails where cuFile does not work.
     RequireCufile,
     /// Never uses cuFile.
     PosixOnly,
 }
 
-/// The route of a file's bytes, and the reason against each better route.
+/// The route of a file's bytes, and why each better route is not used.
 ///
 /// ```
 /// use gpufile::File;
@@ -104,26 +104,26 @@ const FORCED: &str = "libcufile is set to its compatibility mode: force_compat_m
                       CUFILE_FORCE_COMPAT_MODE";
 
 impl Route {
-    /// Returns the route of device memory.
+    /// Returns the kind of the route.
     pub fn kind(&self) -> RouteKind {
         self.kind
     }
 
-    /// Returns each better route, and the reason against it.
+    /// Returns each better route, and the reason why it is not used.
     pub fn why_not(&self) -> impl Iterator<Item = (RouteKind, &str)> {
         self.why_not.iter().map(|(kind, reason)| (*kind, reason.as_str()))
     }
 
-    /// Returns the reason why GPUDirect Storage does not move the file's bytes; `None` if it does. A reason against all
-    /// of cuFile, or against all device memory, stands for it.
+    /// Returns the reason why GPUDirect Storage does not move the file's bytes; `None` if it does. If cuFile as a
+    /// whole or device memory as a whole cannot be used, returns the reason for that.
     pub fn why_not_gds(&self) -> Option<&str> {
         let reason = |wanted| self.why_not().find(|(kind, _)| *kind == wanted).map(|(_, reason)| reason);
         [RouteKind::Gds, RouteKind::CufileCompat, RouteKind::Posix].into_iter().find_map(reason)
     }
 
-    /// Returns why CUDA refused to pin some of the host memory that bytes pass through; `None` if it never did. Such
-    /// transfers use other memory, from which CUDA copies more slowly. The answer holds for all files of an engine, and
-    /// may change with a transfer.
+    /// Returns why CUDA refused to pin some of the host memory that bytes pass through; `None` if it never did.
+    /// Transfers then use unpinned memory, from which CUDA copies more slowly. The answer is the same for all files
+    /// of an engine, and may change with each transfer.
     pub fn why_not_pinned(&self) -> Option<&str> {
         self.pinning.refusal()
     }

@@ -327,7 +327,7 @@ fn streams_that_cannot_be_ordered_are_refused() {
         let other =
             unsafe { CudaContext::from_raw_context(0, primary.cu_device(), primary.cu_ctx()) }.unwrap();
         let slice = other.default_stream().alloc_zeros::<u8>(512).unwrap();
-        refused(Synced::new(&slice).map(drop), "another context than the GPU's primary one");
+        refused(Synced::new(&slice).map(drop), "not in the GPU's primary context");
         std::mem::forget(slice);
         // The second GPU's context under the name of the first.
         let second = CudaContext::new(1).unwrap();

@@ -64,8 +64,8 @@ copies!(ManagedBuffer);
 copies!(MappedBuffer);
 
 impl Cuda {
-    /// Copies all bytes of any buffer to another one of as many bytes, and waits until they are there. Both may be on the host
-    /// or on GPUs, on the same or on two. Of a part of a buffer, pass a slice.
+    /// Copies all bytes of any buffer to another buffer of the same length, and waits until they are there. Both may
+    /// be on the host or on GPUs, on the same or on two. Of a part of a buffer, pass a slice.
     ///
     /// ```no_run
     /// use cufile::cuda::Cuda;

@@ -172,11 +172,11 @@ impl KernelArgument {
 }
 
 impl Stream {
-    /// Runs a kernel after the stream's work so far, in `blocks` blocks of `threads` threads in one dimension
-    /// (`cuLaunchKernel`). An event [recorded](Self::record) next tells when the kernel has ended.
+    /// Runs a kernel after the work already in the stream, in `blocks` blocks of `threads` threads in one dimension
+    /// (`cuLaunchKernel`). To learn when the kernel has ended, [record](Self::record) an event right after it.
     ///
-    /// A kernel that fails leaves the device's context unusable for this process. The calls that wait for the
-    /// kernel return its error, and later calls do, too.
+    /// A kernel that fails leaves the device's context unusable for this process. The calls that wait for the kernel
+    /// return its error, and so do later calls.
     ///
     /// # Errors
     /// CUDA's error, which may be the failure of earlier work. [`Error::InvalidInput`] if the kernel is loaded

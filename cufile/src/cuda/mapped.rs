@@ -17,12 +17,12 @@ use crate::slice::{BufSlice, BufSliceMut};
 
 /// Memory of one GPU mapped into a reserved range of addresses (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
 ///
-/// The memory grows within the range and never moves. Its length is the mapped part, a multiple of the device's
-/// granularity, usually 2 MiB. If the device supports it, other devices may access the memory directly (GPUDirect
-/// RDMA).
+/// The memory grows within the range and never moves. Its length is that of the mapped part, a multiple of the
+/// device's granularity, usually 2 MiB. If the device supports it, other devices may access the memory directly
+/// (GPUDirect RDMA).
 ///
-/// Dropping waits for all work of the device, as freeing a [`DeviceBuffer`](super::DeviceBuffer) does. If CUDA fails to
-/// wait, the memory stays mapped; [`unmap`](Self::unmap) gives the error.
+/// Dropping waits for all work of the device, as freeing a [`DeviceBuffer`](super::DeviceBuffer) does. If CUDA fails
+/// to wait, the memory stays mapped; [`unmap`](Self::unmap) returns the error.
 ///
 /// ```no_run
 /// # use cufile::cuda::Cuda;
@@ -108,13 +108,13 @@ impl Device {
 }
 
 impl MappedBuffer {
-    /// Maps at least `additional_bytes` more, rounded up to the granularity, behind the mapped bytes
-    /// (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess`). The contents of the new bytes are undefined; the others
-    /// keep addresses and contents.
+    /// Maps at least `additional_bytes` more, rounded up to the granularity, after the mapped bytes (`cuMemCreate`,
+    /// `cuMemMap`, `cuMemSetAccess`). The contents of the new bytes are undefined; the others keep addresses and
+    /// contents.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if they go beyond the reserved range; CUDA's error, most often
-    /// `CUDA_ERROR_OUT_OF_MEMORY`. The buffer stays as it was then.
+    /// `CUDA_ERROR_OUT_OF_MEMORY`. The buffer then stays unchanged.
     #[doc(alias = "cuMemCreate")]
     #[doc(alias = "cuMemMap")]
     #[doc(alias = "cuMemSetAccess")]
@@ -201,7 +201,7 @@ impl MappedBuffer {
         BufSliceMut::new(self, range)
     }
 
-    /// Waits for all work of the device and gives memory and addresses back (`cuMemUnmap`, `cuMemAddressFree`), as
+    /// Waits for all work of the device and releases memory and addresses (`cuMemUnmap`, `cuMemAddressFree`), as
     /// dropping does.
     ///
     /// # Errors

@@ -49,7 +49,7 @@ use crate::memory::IoBuf;
 
 /// A loaded and initialised CUDA: libcuda and libcudart. Clones refer to the same one.
 ///
-/// It does not outlast a `fork`: calls on devices and their memory fail with [`Error::Forked`] in the child, and
+/// It does not survive a `fork`: calls on devices and their memory fail with [`Error::Forked`] in the child, and
 /// dropping them frees nothing.
 #[derive(Clone)]
 pub struct Cuda(Arc<Loaded>);

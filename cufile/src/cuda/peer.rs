@@ -27,8 +27,8 @@ impl Device {
     }
 
     /// Lets work on this device use the memory of `peer` directly, until the process ends
-    /// (`cudaDeviceEnablePeerAccess`). Succeeds without effect if it may already. The other direction needs another
-    /// call.
+    /// (`cudaDeviceEnablePeerAccess`). Succeeds without effect if that is already enabled. The other direction needs
+    /// a second call.
     ///
     /// Without it, copies between the two pass through host memory.
     ///
@@ -53,8 +53,8 @@ impl Device {
 }
 
 impl Stream {
-    /// Copies memory of this stream's device to memory of `peer`, after the stream's work so far
-    /// (`cudaMemcpyPeerAsync`). An event [recorded](Self::record) next tells when the copy is done.
+    /// Copies memory of this stream's device to memory of `peer`, after the work already in the stream
+    /// (`cudaMemcpyPeerAsync`). To learn when the copy is done, [record](Self::record) an event right after it.
     ///
     /// The copy is direct if this device may [use the memory of the peer](Device::enable_peer_access).
     ///

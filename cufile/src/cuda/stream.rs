@@ -74,7 +74,7 @@ impl Stream {
 
     /// Returns a stream of other code. Dropping the value neither waits nor destroys.
     ///
-    /// `cudaStreamPerThread` is another stream on each thread. The null stream takes its place: it runs its work
+    /// `cudaStreamPerThread` is a different stream on each thread. The null stream takes its place: it runs its work
     /// after the earlier work of all these streams, and they run theirs after its earlier work.
     ///
     /// # Safety
@@ -117,7 +117,8 @@ impl Stream {
         })
     }
 
-    /// Returns whether all work submitted so far is done. The answer is stale as soon as more is submitted.
+    /// Returns whether all work submitted so far is done. The answer is out of date as soon as more work is
+    /// submitted.
     ///
     /// # Errors
     /// CUDA's error, which may be the failure of earlier work.
@@ -144,9 +145,9 @@ impl Stream {
         Ok(status != cudaStreamCaptureStatus::cudaStreamCaptureStatusNone)
     }
 
-    /// Copies host bytes to device memory after the stream's work so far (`cudaMemcpyAsync`). An event
-    /// [recorded](Self::record) next tells when the copy is done. Copies from pinned memory run in parallel
-    /// with the host's work.
+    /// Copies host bytes to device memory after the work already in the stream (`cudaMemcpyAsync`). To learn when the
+    /// copy is done, [record](Self::record) an event right after it. Copies from pinned memory run in parallel with
+    /// the host's work.
     ///
     /// # Errors
     /// CUDA's error, which may be the failure of earlier work. The copy may be in flight then.
@@ -161,9 +162,9 @@ impl Stream {
         unsafe { self.copy(target.cast(), source.as_ptr().cast(), source.len(), kind) }
     }
 
-    /// Copies device memory to host bytes after the stream's work so far (`cudaMemcpyAsync`). An event
-    /// [recorded](Self::record) next tells when the copy is done. Copies into pinned memory run in parallel
-    /// with the host's work.
+    /// Copies device memory to host bytes after the work already in the stream (`cudaMemcpyAsync`). To learn when the
+    /// copy is done, [record](Self::record) an event right after it. Copies into pinned memory run in parallel with
+    /// the host's work.
     ///
     /// # Errors
     /// As [`copy_to_device`](Self::copy_to_device).
@@ -178,8 +179,8 @@ impl Stream {
         unsafe { self.copy(target.as_mut_ptr().cast(), source.cast(), target.len(), kind) }
     }
 
-    /// Copies `lens_bytes[i]` bytes from `sources[i]` to `targets[i]`, in any order, after the stream's work so
-    /// far. Makes one call where CUDA has `cudaMemcpyBatchAsync` (13.0) and the stream is not the null stream,
+    /// Copies `lens_bytes[i]` bytes from `sources[i]` to `targets[i]`, in any order, after the work already in the
+    /// stream. Makes one call where CUDA has `cudaMemcpyBatchAsync` (13.0) and the stream is not the null stream,
     /// otherwise one call for each copy. One call saves time where copies are many and small.
     ///
     /// # Faults of CUDA
@@ -260,7 +261,7 @@ impl Stream {
         })
     }
 
-    /// Marks the present end of the stream's work.
+    /// Records an event after the work already in the stream.
     ///
     /// # Errors
     /// CUDA's error.
@@ -271,8 +272,8 @@ impl Stream {
         Ok(event)
     }
 
-    /// Lets `event`, which must be of the same device, mark the present end of the stream's work. This replaces
-    /// its earlier mark, so a program can reuse one event.
+    /// Records `event`, which must be of the same device, after the work already in the stream. This replaces what it
+    /// recorded before, so a program can reuse one event.
     ///
     /// # Errors
     /// CUDA's error.
@@ -285,12 +286,11 @@ impl Stream {
         })
     }
 
-    /// Calls `function` on a CUDA thread after the stream's work so far; later work waits for it.
+    /// Calls `function` on a CUDA thread after the work already in the stream; later work waits for it.
     ///
-    /// The function must not call CUDA, and must not wait for anything that needs the stream to go on. Dropping
-    /// GPU buffers, streams, events and transfers calls CUDA: the function must give such values away, not drop
-    /// them. If CUDA gives the stream up after an error, it never calls the function. A panic in the function
-    /// goes no further.
+    /// The function must not call CUDA, and must not wait for anything that needs the stream to continue. Dropping
+    /// GPU buffers, streams, events and transfers calls CUDA: the function must pass such values to another thread,
+    /// not drop them. If the stream fails, CUDA never calls the function. A panic in the function does not propagate.
     ///
     /// libcufile's first call on a stream returns only when earlier submitted host functions have returned. So
     /// the function must not wait for anything that the thread does after such a call.
@@ -330,11 +330,11 @@ impl Stream {
         })
     }
 
-    /// Lets the stream wait for words in memory or write them, in this order, after its work so far
+    /// Lets the stream wait for words in memory or write them, in this order, after the work already in it
     /// (`cuStreamBatchMemOp`). Work submitted later waits for that.
     ///
-    /// A stream that waits takes one of the GPU's hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by
-    /// default). When all are taken, no stream goes on, not even for copies.
+    /// A stream that waits takes one of the GPU's hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 by default). When
+    /// all are taken, no stream can continue, not even with copies.
     ///
     /// # Errors
     /// CUDA's error, also for more than 255 operations. CUDA has submitted nothing then, unless the error is
@@ -405,8 +405,8 @@ impl fmt::Debug for Stream {
 /// An operation of a stream on a word in memory; for [`Stream::on_words`].
 #[derive(Debug, Clone, Copy)]
 pub enum WordOperation {
-    /// Waits until the word has reached the value. The comparison is the sign of their difference, so a counter
-    /// may wrap around.
+    /// Waits until the word has reached the value. The sign of their difference decides, so a counter may wrap
+    /// around.
     Wait(*const u32, u32),
     /// Sets the word to the value. A reader of the value sees the writes of the stream's earlier work.
     Write(*mut u32, u32),

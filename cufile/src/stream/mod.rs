@@ -164,8 +164,9 @@ impl RegisteredStream {
         }
     }
 
-    /// Reads into the whole buffer from `file_offset` in bytes, after the stream's work so far (`cuFileReadAsync`). For a
-    /// part of a buffer, pass an [`OwnedPart`](crate::OwnedPart), or use [`read_late`](Self::read_late).
+    /// Reads into the whole buffer from `file_offset` in bytes, after the work already in the stream
+    /// (`cuFileReadAsync`). For a part of a buffer, pass an [`OwnedPart`](crate::OwnedPart), or use
+    /// [`read_late`](Self::read_late).
     ///
     /// The operation owns the buffer until the read is over, so a borrowed buffer is refused:
     /// ```compile_fail,E0597
@@ -204,8 +205,8 @@ impl RegisteredStream {
         self.read_borrowed_late(file, buffer, arguments)
     }
 
-    /// Writes the whole buffer to `file_offset` in bytes, after the stream's work so far (`cuFileWriteAsync`). Mind
-    /// [other writers](FileHandle::write_at) until the operation has ended.
+    /// Writes the whole buffer to `file_offset` in bytes, after the work already in the stream (`cuFileWriteAsync`).
+    /// Mind [other writers](FileHandle::write_at) until the operation has ended.
     ///
     /// A borrowed buffer is refused, as in [`read_at`](Self::read_at):
     /// ```compile_fail,E0597

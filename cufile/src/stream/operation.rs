@@ -27,9 +27,9 @@ pub(super) const WRITE: &str = "cuFileWriteAsync";
 
 /// A submitted stream-ordered read or write.
 ///
-/// Owns the buffer until the transfer is over. [`wait`](Self::wait) gives it back. Dropping waits for at most 30
-/// seconds and then frees the buffer, or leaks it if the transfer is not over; forgetting leaks it. Do not wait or
-/// drop in a function that a stream calls: CUDA allows no waiting there, and the buffer leaks.
+/// Owns the buffer until the transfer is over. [`wait`](Self::wait) returns it. Dropping waits for at most 30 seconds
+/// and then frees the buffer, or leaks it if the transfer is not over; forgetting leaks it. Do not wait or drop in a
+/// function that a stream calls: CUDA allows no waiting there, and the buffer leaks.
 ///
 /// File, stream and driver live at least as long as the operation, even if all other references to them are dropped.
 ///
@@ -272,7 +272,7 @@ impl<B> Kept<B> {
         matches!(&self.0, State::InDoubt(operation) if operation.pending().fate == Fate::Captured)
     }
 
-    /// Gives the buffer back. If the transfer may be in the stream, this waits for the stream's work so far.
+    /// Gives the buffer back. If the transfer may be in the stream, this waits for the work already in the stream.
     ///
     /// Returns `None` if the transfer may still be in flight; the buffer is leaked then.
     pub fn into_buffer(self) -> Option<B> {

@@ -170,9 +170,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of workers that share a transfer, from 1 to 1024. Each GPU that is used has as many, and so
-    /// does host memory. The calling thread waits for them.
-    /// For host memory it works too, and it works alone if the number is 1.
+    /// Sets the number of workers that share a transfer, from 1 to 1024. Each GPU that is used has this number of
+    /// workers, and so does host memory. The calling thread waits for them. For host memory, the calling thread works
+    /// too, and it works alone if the number is 1.
     ///
     /// The engine uses fewer workers where more would not help. One worker at a time writes a file on a local
     /// disk through the page cache. With `O_DIRECT`, a disk gets four requests at a time for each of its
@@ -198,10 +198,11 @@ impl EngineBuilder {
     }
 
     /// Limits the memory of the bounce buffers of each GPU, and of those for host memory, in bytes, at least 1.
-    /// [`Settings::bounce_memory_bytes`] states the default. The engine always allows two buffers, even if they need more. It starts no more workers than can have two buffers
-    /// each. Stream-ordered transfers with `O_DIRECT` have separate buffers, which do not count. Neither do
-    /// staging buffers: each worker that moves scattered ranges has two in the memory of its GPU, each as long as
-    /// a bounce buffer. Up to as many more may be allocated ahead.
+    /// [`Settings::bounce_memory_bytes`] states the default. The engine always allows two buffers, even if they need
+    /// more. It starts no more workers than can have two buffers each. Stream-ordered transfers with `O_DIRECT` have
+    /// separate buffers, which do not count. Neither do staging buffers: each worker that moves scattered ranges has
+    /// two in the memory of its GPU, each as long as a bounce buffer. The same number of buffers again may be
+    /// allocated in advance.
     pub fn bounce_memory_bytes(mut self, bounce_memory_bytes: usize) -> Self {
         self.settings.bounce_memory_bytes = Some(bounce_memory_bytes);
         self
@@ -239,7 +240,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets whether each block device has its own workers, so that a slow device does not delay the others.
+    /// Sets whether each block device has its own workers. A slow device then does not delay the others.
     pub fn pool_per_block_device(mut self, pool_per_block_device: bool) -> Self {
         self.settings.pool_per_block_device = pool_per_block_device;
         self
@@ -317,7 +318,7 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// Gives the engine back if the process already has a default engine.
+    /// Returns the engine if the process already has a default engine.
     pub fn set_global(engine: Engine) -> Result<(), Engine> {
         GLOBAL.set(Ok(engine)).map_err(|engine| engine.expect("it was handed over just now"))
     }
@@ -327,12 +328,12 @@ impl Engine {
         EngineBuilder::default()
     }
 
-    /// Returns the configuration of the engine.
+    /// Returns the settings of the engine.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    /// Returns the CUDA that the engine copies device memory with, and loads it if necessary.
+    /// Returns the CUDA with which the engine copies device memory, and loads it if necessary.
     ///
     /// # Errors
     /// [`Error::Cufile`] with the reason why CUDA could not be loaded. The next call tries again.

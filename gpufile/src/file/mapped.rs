@@ -51,7 +51,7 @@ impl File {
         Ok(MappedFile { file: self.clone(), mapping: Arc::new(self.mapping()?) })
     }
 
-    /// Maps all of the file for reading, as [`map`](Self::map). Workers copy the ranges without system calls.
+    /// Maps all of the file for reading, like [`map`](Self::map). Workers copy the ranges without system calls.
     ///
     /// # Errors
     /// As [`map`](Self::map).
@@ -153,7 +153,7 @@ impl MappedFile {
         }
     }
 
-    /// Reads many ranges into one buffer, as [`File::read_many`].
+    /// Reads many ranges into one buffer, like [`File::read_many`].
     ///
     /// # Errors
     /// As [`File::read_many`]. Ranges beyond the mapping fail with [`Cause::EndOfFile`].

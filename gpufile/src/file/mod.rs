@@ -72,7 +72,7 @@ impl File {
     /// unspecified, because cuFile overwrites it.
     ///
     /// # Errors
-    /// [`Error::Transfer`]. Bytes behind the failure may have been read too.
+    /// [`Error::Transfer`]. Bytes after the failed one may have been read too.
     pub fn read_at<B: IoBufMut + ?Sized>(&self, buffer: &mut B, offset: u64) -> Result<usize> {
         let memory = self.memory_mut(buffer, offset)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
@@ -116,7 +116,7 @@ impl File {
         Ok(unsafe { slice::from_raw_parts_mut(ptr, done) })
     }
 
-    /// Reads as [`read_at`](Self::read_at), by the calling thread alone, without the engine's workers.
+    /// Reads like [`read_at`](Self::read_at), on the calling thread alone, without the engine's workers.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -129,14 +129,13 @@ impl File {
     /// Writes the whole buffer to `offset` in bytes.
     ///
     /// # Length
-    /// A failed write leaves the file with its old length, with the length of a successful write, or with any
-    /// length between. Bytes that were not written keep their values, or are zeros behind the old end. A
-    /// write never makes a file shorter. On tmpfs, a long write makes the file longer before it writes the
-    /// first byte. On disks, blocks that a failed write did not use may stay allocated behind the end until
-    /// the file is truncated or removed.
+    /// A failed write leaves the file with its old length, with the length of a successful write, or with any length
+    /// between. Bytes that were not written keep their values, or are zeros after the old end. A write never makes a
+    /// file shorter. On tmpfs, a long write makes the file longer before it writes the first byte. On disks, blocks
+    /// that a failed write did not use may stay allocated after the end until the file is truncated or removed.
     ///
     /// # Other writers
-    /// Several threads may write to one file at once. Where their ranges overlap, either may come last.
+    /// Several threads may write to one file at once. Where their ranges overlap, either may be written last.
     ///
     /// On a [direct route](crate::RouteKind), libcufile writes device memory in whole blocks of 4 KiB. Where
     /// a range begins or ends within a block, libcufile reads the block, changes it, and writes it back. The
@@ -146,15 +145,15 @@ impl File {
     /// of the other writers may be lost without an error.
     ///
     /// # Errors
-    /// [`Error::Transfer`]. Bytes behind the failure may have been written too; see [Length](#length).
+    /// [`Error::Transfer`]. Bytes after the failed one may have been written too; see [Length](#length).
     pub fn write_all_at<B: IoBuf + ?Sized>(&self, buffer: &B, offset: u64) -> Result<()> {
         let memory = self.memory(buffer, offset)?;
         // SAFETY: the buffer is borrowed for as long as the call lasts.
         unsafe { self.write_memory(memory, offset, false) }
     }
 
-    /// Writes as [`write_all_at`](Self::write_all_at), by the calling thread alone, without the engine's
-    /// workers. The same holds for [other writers](Self::write_all_at).
+    /// Writes like [`write_all_at`](Self::write_all_at), on the calling thread alone, without the engine's workers.
+    /// The same restrictions on [other writers](Self::write_all_at) hold.
     ///
     /// # Errors
     /// As [`write_all_at`](Self::write_all_at).
@@ -164,9 +163,9 @@ impl File {
         unsafe { self.write_memory(memory, offset, true) }
     }
 
-    /// Returns the route of device memory to and from this file, and why no better one is taken. Without
-    /// CUDA, the route is [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads
-    /// CUDA, and opens the cuFile driver if the answer needs it.
+    /// Returns the route between this file and device memory, and why it is not a better one. Without CUDA, the route
+    /// is [`RouteKind::Unavailable`](crate::RouteKind::Unavailable). The first call loads CUDA, and opens the cuFile
+    /// driver if the answer needs it.
     pub fn route(&self) -> &Route {
         self.open.route()
     }
@@ -187,7 +186,7 @@ impl File {
         self.open.file.set_len(len_bytes).map_err(|error| self.failed("resize", error))
     }
 
-    /// Waits until contents and size have reached the storage (`fsync`).
+    /// Waits until contents and size are on storage (`fsync`).
     ///
     /// # Errors
     /// [`Error::File`].

@@ -117,7 +117,7 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the permissions of a created file, from which the kernel takes the process's umask. The default
+    /// Sets the permissions of a file that is created, which the kernel reduces by the process's umask. The default
     /// is 0o666.
     pub fn mode(mut self, mode: u32) -> Self {
         self.options.mode(mode);
@@ -145,8 +145,8 @@ impl OpenOptions {
         self
     }
 
-    /// Chooses when reads use `O_DIRECT`. Nothing need be aligned. By default, only reads of uncached ranges
-    /// of files too long for memory use it: see [`DirectIo::Auto`].
+    /// Chooses when reads use `O_DIRECT`. Nothing need be aligned. By default, only reads of uncached ranges in files
+    /// too long for memory use it: see [`DirectIo::Auto`].
     pub fn direct_read(mut self, direct: DirectIo) -> Self {
         self.direct_read = Some(direct);
         self
@@ -202,9 +202,9 @@ impl OpenOptions {
         }
     }
 
-    /// Uses a file that is open and stays the caller's, with its access, as [`open_fd`](Self::open_fd). The
-    /// call duplicates the descriptor (`F_DUPFD_CLOEXEC`). So either of the two may be closed first, and the
-    /// file stays open until the last transfer has ended.
+    /// Uses a file that is already open, with its access, like [`open_fd`](Self::open_fd); the caller keeps the
+    /// descriptor. The call duplicates it (`F_DUPFD_CLOEXEC`), so either of the two may be closed first, and the file
+    /// stays open until the last transfer has ended.
     ///
     /// Both descriptors share the file's position, which transfers neither use nor change. As with any
     /// descriptor of a file, closing the duplicate releases the locks of `fcntl` that the process has on the

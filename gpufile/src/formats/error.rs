@@ -61,8 +61,8 @@ pub enum Error {
         error: Box<crate::Error>,
         /// The data that is in place now.
         in_place: InPlace,
-        /// The files that the save left behind, and that are no part of the data in place. A later save removes those
-        /// whose names end with `.gpufile-tmp`, and the shards that they list.
+        /// The files that the save left behind and that do not belong to the data in place. A later save removes
+        /// those whose names end with `.gpufile-tmp`, and the shards that they list.
         left: Vec<PathBuf>,
     },
     /// An array of a Zarr store cannot be opened, read or written as asked for.
@@ -87,7 +87,7 @@ pub enum Error {
         /// The error that CUDA or the operating system returned.
         cause: Cause,
     },
-    /// The caller's function made no buffer for a tensor.
+    /// The caller's function did not return a buffer for a tensor.
     #[error("cannot make a buffer for tensor {tensor}: {error}", tensor = Quoted(.tensor))]
     #[non_exhaustive]
     Buffer {
@@ -124,7 +124,7 @@ pub enum Error {
         /// The file or the index that was opened.
         path: PathBuf,
     },
-    /// The contents of a file are not those of its hash.
+    /// The contents of a file do not match its hash.
     #[cfg(feature = "hash")]
     #[error("{path}: its SHA-256 is {found} instead of {expected}; download the file again", path = Shown(.path))]
     #[non_exhaustive]
@@ -163,7 +163,7 @@ pub enum Error {
         /// The index.
         index: PathBuf,
     },
-    /// A folder has several models, and nothing tells which one is meant.
+    /// A folder has several models, and it is unclear which one is meant.
     #[error(
         "{} has several models: {}; open one of them by its path, or list the files of one",
         Shown(.folder), paths(.models, 0)
@@ -278,7 +278,7 @@ pub enum FormatError {
         /// The start of that format's files.
         expected: &'static str,
     },
-    /// The file is of another format, which its start tells.
+    /// The file is of another format, which its first bytes show.
     #[error("not {format} data but {found}")]
     #[non_exhaustive]
     KnownFormat {
@@ -320,7 +320,7 @@ pub enum FormatError {
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// A header breaks the syntax of its format.
+    /// A header violates the syntax of its format.
     #[error("{}at byte {offset} of the {format} file: {message}", Of(.tensor))]
     #[non_exhaustive]
     Syntax {
@@ -505,7 +505,7 @@ pub enum FormatError {
         /// The name.
         name: String,
     },
-    /// The file name that an index gives for a tensor does not stay in the folder of the index.
+    /// The file name that an index gives for a tensor leads out of the folder of the index.
     #[error("tensor {tensor}: the file name {file} leads out of the folder of the index", tensor = Quoted(.tensor), file = Quoted(.file))]
     #[non_exhaustive]
     FileName {

@@ -53,8 +53,8 @@ pub struct IoFuture<T> {
 impl<T> Unpin for IoFuture<T> {}
 
 impl File {
-    /// Starts to read into the whole buffer from `offset` in bytes, as [`read_at`](Self::read_at), and
-    /// returns at once.
+    /// Starts a read into the whole buffer from `offset` in bytes, like [`read_at`](Self::read_at), and returns at
+    /// once.
     ///
     /// # Errors
     /// The output has the errors of [`read_at`](Self::read_at).
@@ -62,9 +62,9 @@ impl File {
         IoFuture::start(Owned::read(self, buffer, offset))
     }
 
-    /// Starts to write the whole buffer to `offset` in bytes, as [`write_all_at`](Self::write_all_at). The
-    /// call returns at once, except for a file that becomes longer. For such a file, the call allocates the
-    /// new blocks. This takes 70 to 90 ms for each GiB on tmpfs, and about 3 ms on ext4.
+    /// Starts a write of the whole buffer to `offset` in bytes, like [`write_all_at`](Self::write_all_at). The call
+    /// returns at once, except for a file that becomes longer. For such a file, the call allocates the new blocks.
+    /// This takes 70 to 90 ms for each GiB on tmpfs, and about 3 ms on ext4.
     ///
     /// The restrictions on [other writers](Self::write_all_at) hold until the transfer has ended.
     ///
@@ -82,7 +82,7 @@ impl<T> IoFuture<T> {
         Self { owned: Some(owned) }
     }
 
-    /// Returns whether the transfer has ended, so that [`wait`](Self::wait) does not wait.
+    /// Returns whether the transfer has ended. [`wait`](Self::wait) then returns at once.
     pub fn is_done(&self) -> bool {
         self.owned.as_ref().is_none_or(Owned::is_done)
     }
@@ -96,15 +96,15 @@ impl<T> IoFuture<T> {
         self.owned.take().expect("the output was not taken").finish()
     }
 
-    /// Ends the transfer early. Workers claim no more of its chunks. The call waits for the claimed ones, a
-    /// few MiB for each thread. For memory of a GPU, these end when the GPU has copied them, after copies that were
-    /// queued before: behind a busy GPU or link, that can take seconds. Returns the number of bytes that were
+    /// Stops the transfer early. Workers claim no more of its chunks. The call waits for the chunks already claimed,
+    /// a few MiB for each thread. For GPU memory, these end when the GPU has copied them, after copies that were
+    /// queued earlier; on a busy GPU or link, that can take seconds. Returns the number of bytes that were
     /// transferred from the start without a gap, and the buffer.
     ///
     /// A list of ranges has no such number. If some of it was not transferred, the result is
     /// [`Error::Entry`](crate::Error::Entry) with the errno `ECANCELED`. The list is returned too.
     ///
-    /// The call blocks its thread. An executor's task that must not block drops the future instead.
+    /// The call blocks its thread. A task of an executor, which must not block, can drop the future instead.
     ///
     /// # Panics
     /// If the output was taken by polling.

@@ -16,7 +16,7 @@ use crate::memory::Memory;
 use crate::outcome::Stop;
 
 impl File {
-    /// Starts to read many ranges into one buffer, as [`read_many`](Self::read_many), and returns at once.
+    /// Starts a read of many ranges into one buffer, like [`read_many`](Self::read_many), and returns at once.
     ///
     /// ```
     /// use gpufile::{File, IoRange};
@@ -37,8 +37,8 @@ impl File {
     /// ```
     ///
     /// # Errors
-    /// The output has the errors of [`read_many`](Self::read_many). Ranges that overlap in the buffer fail in lists of
-    /// any length. To learn about each range, read the same list by [`read_many_each`](Self::read_many_each).
+    /// The output has the errors of [`read_many`](Self::read_many). Ranges that overlap in the buffer fail in lists
+    /// of any length. To learn about each range, read the same list with [`read_many_each`](Self::read_many_each).
     pub fn read_many_async<B: IoBufMut + Send + 'static>(
         &self,
         buffer: B,
@@ -51,8 +51,8 @@ impl File {
         }))
     }
 
-    /// Starts to write one buffer to many ranges, as [`write_many`](Self::write_many). The call returns at
-    /// once, except for a file that becomes longer: see [`write_all_at_async`](Self::write_all_at_async).
+    /// Starts a write of one buffer to many ranges, like [`write_many`](Self::write_many). The call returns at once,
+    /// except for a file that becomes longer: see [`write_all_at_async`](Self::write_all_at_async).
     ///
     /// ```
     /// use gpufile::{File, IoRange};
@@ -120,7 +120,7 @@ pub struct OwnedRequest<B> {
 }
 
 impl Engine {
-    /// Starts to read many ranges of any files, as [`read_many`](Self::read_many), and returns at once.
+    /// Starts a read of many ranges of any files, like [`read_many`](Self::read_many), and returns at once.
     ///
     /// # Errors
     /// The output has the errors of [`read_many`](Self::read_many), and those of
@@ -138,9 +138,8 @@ impl Engine {
         }))
     }
 
-    /// Starts to write memory to many ranges of any files, as [`write_many`](Self::write_many). The call
-    /// returns at once, except for a file that becomes longer: see
-    /// [`write_all_at_async`](File::write_all_at_async).
+    /// Starts a write of memory to many ranges of any files, like [`write_many`](Self::write_many). The call returns
+    /// at once, except for a file that becomes longer: see [`write_all_at_async`](File::write_all_at_async).
     ///
     /// ```
     /// use gpufile::{Engine, File, OwnedRequest};

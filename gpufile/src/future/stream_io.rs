@@ -20,8 +20,8 @@ use crate::route::RoutePolicy;
 /// transfer.
 ///
 /// Dropping it waits for its end. If that takes longer than 30 seconds, dropping leaks the buffer, the file and all
-/// else that the transfer uses. The stream still carries the transfer out when it comes to it. `mem::forget` leaks the
-/// same. Do not drop it in a function that a stream calls, because CUDA permits no waiting there.
+/// else that the transfer uses. The stream still carries out the transfer later. `mem::forget` leaks the same. Do not
+/// drop it in a function that a stream calls, because CUDA permits no waiting there.
 ///
 /// In a forked child, nothing waits: [`wait`](Self::wait) returns an error and the buffer, dropping leaks.
 ///

@@ -75,7 +75,7 @@ impl Kernels {
         Ok(Self { scatter: module.kernel(c"gpufile_scatter")?, gather: module.kernel(c"gpufile_gather")? })
     }
 
-    /// Copies each range of the table from the staging buffer to its address, after the stream's work so far.
+    /// Copies each range of the table from the staging buffer to its address, after the work already in the stream.
     ///
     /// # Errors
     /// The error that CUDA returned. The kernel was not launched then.
@@ -91,7 +91,7 @@ impl Kernels {
         unsafe { launch(stream, &self.scatter, table, staging) }
     }
 
-    /// Copies each range of the table from its address to the staging buffer, after the stream's work so far.
+    /// Copies each range of the table from its address to the staging buffer, after the work already in the stream.
     ///
     /// # Errors
     /// As [`scatter`](Self::scatter).

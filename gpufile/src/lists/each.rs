@@ -16,8 +16,8 @@ use crate::open_file::OpenFile;
 use crate::outcome::Stop;
 
 impl File {
-    /// Reads many ranges of the file into one buffer, in one call as [`read_many`](Self::read_many). Returns
-    /// the outcome of each range, in the order of the ranges.
+    /// Reads many ranges of the file into one buffer, in one call, like [`read_many`](Self::read_many). Returns the
+    /// outcome of each range, in the order of the ranges.
     ///
     /// An outcome is what [`read_at`](Self::read_at) returns: the number of bytes, or the error. The number
     /// is less than the length of the range only if the file ends there. A range that fails does not stop the
@@ -54,8 +54,8 @@ impl File {
         Ok(unsafe { self.each_range(READ, &memory, ranges) })
     }
 
-    /// Writes one buffer to many ranges of the file, in one call as [`write_many`](Self::write_many) and with
-    /// the same restrictions. Returns the outcome of each range, in the order of the ranges.
+    /// Writes one buffer to many ranges of the file, in one call, like [`write_many`](Self::write_many) and with the
+    /// same restrictions. Returns the outcome of each range, in the order of the ranges.
     ///
     /// An outcome is what [`write_all_at`](Self::write_all_at) returns. A range that fails does not stop the
     /// others. Ranges beyond the buffer fail with [`Cause::Invalid`]. If a range fails, the engine may write
@@ -165,8 +165,8 @@ impl File {
 }
 
 impl Engine {
-    /// Reads many ranges of any files into any memory, in one call as [`read_many`](Self::read_many). Returns
-    /// the outcome of each request, in the order of the requests, as [`File::read_many_each`] does.
+    /// Reads many ranges of any files into any memory, in one call, like [`read_many`](Self::read_many). Returns the
+    /// outcome of each request, in the order of the requests, as [`File::read_many_each`] does.
     ///
     /// ```
     /// use gpufile::{Engine, File, ReadRequest};
@@ -191,7 +191,7 @@ impl Engine {
         unsafe { self.read_each(ReadRequest::entries(requests)) }
     }
 
-    /// Writes memory to many ranges of any files, in one call as [`write_many`](Self::write_many) and with the
+    /// Writes memory to many ranges of any files, in one call, like [`write_many`](Self::write_many) and with the
     /// same restrictions. Returns the outcome of each request, in the order of the requests, as
     /// [`File::write_many_each`] does.
     ///

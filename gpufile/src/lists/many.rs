@@ -40,9 +40,9 @@ impl File {
         self.ranges_outcome(READ, &memory, ranges, FILE_LIMIT, outcome)
     }
 
-    /// Writes one buffer to many ranges of the file, in one call as [`read_many`](Self::read_many). Where
-    /// ranges overlap in the file, either may come last. The restrictions on [other
-    /// writers](Self::write_all_at) hold here too. Ranges of one call may share blocks.
+    /// Writes one buffer to many ranges of the file, in one call, like [`read_many`](Self::read_many). Where ranges
+    /// overlap in the file, either may be written last. The restrictions on [other writers](Self::write_all_at) hold
+    /// here too. Ranges of one call may share blocks.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first range that the engine saw fail. Other ranges may have
@@ -242,7 +242,7 @@ impl fmt::Debug for WriteRequest<'_> {
 }
 
 impl Engine {
-    /// Reads many ranges of any files into any memory, in one call as [`File::read_many`].
+    /// Reads many ranges of any files into any memory, in one call, like [`File::read_many`].
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that the engine saw fail. A request fails with
@@ -258,12 +258,12 @@ impl Engine {
         each_outcome(READ, entries, outcome)
     }
 
-    /// Writes memory to many ranges of any files, in one call as [`File::write_many`]. Where ranges overlap
-    /// in a file, either may come last.
+    /// Writes memory to many ranges of any files, in one call, like [`File::write_many`]. Where ranges overlap in a
+    /// file, either may be written last.
     ///
-    /// The engine writes several files at once, which is faster than one after the other, above all for new
-    /// files. Requests for one file should follow each other. The restrictions on [other
-    /// writers](File::write_all_at) hold here too. Requests of one call may share blocks.
+    /// The engine writes several files at once, which is faster than one after another, especially for new files.
+    /// Requests for one file should follow each other. The restrictions on [other writers](File::write_all_at) hold
+    /// here too. Requests of one call may share blocks.
     ///
     /// # Errors
     /// [`Error::Entry`] with the number of the first request that the engine saw fail. Other requests may

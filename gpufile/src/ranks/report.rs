@@ -84,6 +84,8 @@ mod tests {
         let text = |reports: &[Report]| Report::check(reports).unwrap_err().to_string();
         let failed = [report(1, None), report(0, Some("no file")), report(0, Some("no room"))];
         assert_eq!(text(&failed), "rank 1 failed: no file");
-        assert!(text(&[report(1, None), report(1, None), report(2, None)]).starts_with("rank 2 loads other"));
+        assert!(
+            text(&[report(1, None), report(1, None), report(2, None)]).starts_with("rank 2 asked for other")
+        );
     }
 }

@@ -13,8 +13,8 @@ use crate::route::RoutePolicy;
 
 pub use self::bytes::{ParseBytesError, parse_bytes};
 
-/// The use of `O_DIRECT`, with which transfers through host memory bypass the page cache. It does not change
-/// the bytes that they read or write.
+/// When to use `O_DIRECT`, with which transfers through host memory bypass the page cache. It does not change the
+/// bytes that are read or written.
 ///
 /// ```
 /// use gpufile::{DirectIo, File};
@@ -34,17 +34,16 @@ pub use self::bytes::{ParseBytesError, parse_bytes};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DirectIo {
-    /// Reads bypass the page cache if it holds less than half of the range, none of it dirty, and the file is
-    /// longer than half of the available memory. That memory is the lower of `MemAvailable` and the limits of
-    /// the process's control groups. A shorter file fills the cache, so that its next reader, for example
-    /// after a restart, has it from memory. Reads of less than 128 KiB, reads from tmpfs, and all writes go
-    /// through the page cache.
+    /// Reads bypass the page cache if it holds less than half of the range, none of it dirty, and the file is longer
+    /// than half of the available memory. That memory is the lower of `MemAvailable` and the limits of the process's
+    /// control groups. A shorter file fills the cache, so that the next reader, for example after a restart, gets it
+    /// from memory. Reads of less than 128 KiB, reads from tmpfs, and all writes go through the page cache.
     #[default]
     Auto,
     /// All transfers go through the page cache.
     Never,
-    /// Transfers bypass the page cache wherever the file system offers it and the alignment allows it,
-    /// whatever the page cache holds.
+    /// Transfers bypass the page cache wherever the file system and the alignment permit it, whatever the page cache
+    /// holds.
     Always,
 }
 
@@ -114,14 +113,13 @@ impl Settings {
     /// | `GPUFILE_DIRECT_READ_OVERREAD` | `KVIKIO_AUTO_DIRECT_IO_READ_OVERREAD` | `on` or `off` | [`Self::overread`] |
     /// | `GPUFILE_THREAD_POOL_PER_BLOCK_DEVICE` | `KVIKIO_THREAD_POOL_PER_BLOCK_DEVICE` | `on` or `off` | [`Self::pool_per_block_device`] |
     ///
-    /// If the first name of a row is set, the others are ignored. The compatibility mode `on` excludes
-    /// cuFile; `off` requires it, so that it is an error where cuFile does not work. Sizes have the format of
-    /// [`parse_bytes`]. `true`, `yes` and `1` mean `on`; `false`, `no` and `0` mean `off`. Upper and lower
-    /// case are alike.
+    /// If the first name of a row is set, the others are ignored. The compatibility mode `on` excludes cuFile; `off`
+    /// requires it, so opening a file fails where cuFile does not work. Sizes have the format of [`parse_bytes`].
+    /// `true`, `yes` and `1` mean `on`; `false`, `no` and `0` mean `off`. Upper and lower case are the same.
     ///
     /// # Errors
-    /// [`SettingsError`], which names the variable. No set variable passes unchecked: an empty value is an
-    /// error too.
+    /// [`SettingsError`], which names the variable. Every variable that is set is checked: an empty value is an error
+    /// too.
     ///
     /// ```
     /// let settings = gpufile::Settings::from_env()?;
@@ -140,31 +138,30 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns the number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of
-    /// many chunks. The default is one for each processor, and 16 at most: more add little on one GPU's link.
+    /// Returns the number of workers for each GPU, and for host memory, from 1 to 1024. They share transfers of many
+    /// chunks. The default is one for each processor, but at most 16, because more add little on one GPU's link.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Returns the length in bytes of the chunks that one worker transfers at a time. With `None`, the
-    /// default, the engine chooses by the length of each transfer. In a transfer of more than 4096 chunks, short
-    /// chunks grow up to 1 MiB, so that their list stays short.
+    /// Returns the length in bytes of the chunks that one worker transfers at a time. With `None`, the default, the
+    /// engine chooses for each transfer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB, so
+    /// that their list stays short.
     pub fn chunk_bytes(&self) -> Option<usize> {
         self.chunk_bytes
     }
 
-    /// Returns the number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer is
-    /// an eighth and 16 KiB longer, for alignment. The default is 4 MiB. With that, start-up time limits
-    /// neither a read nor a copy to the GPU, and the first copy waits for little.
+    /// Returns the number of bytes that each pinned bounce buffer has room for, 1 GiB at most. The buffer itself is
+    /// an eighth and 16 KiB longer, for alignment. The default is 4 MiB: long enough that the cost per call does not
+    /// limit reads and copies, and short enough that the first copy starts soon.
     pub fn bounce_buffer_bytes(&self) -> usize {
         self.bounce_buffer_bytes
     }
 
-    /// Returns the most bytes that the bounce buffers of one GPU may have together, and those of host memory. A
-    /// transfer that needs more waits. No GPU takes another's buffers. The default is enough for each worker, and
-    /// as many callers, to have two buffers, but no more than a sixteenth of the memory that was available when the
-    /// process first asked. The limits of the process's control groups count. The value is never less than two
-    /// buffers, which a transfer needs.
+    /// Returns the most bytes that the bounce buffers of one GPU, or those for host memory, may have together. A
+    /// transfer that needs more waits. GPUs do not share buffers. The default is two buffers for each worker and for
+    /// the same number of callers, but at most a sixteenth of the memory that was available when the process first
+    /// asked, within the limits of its control groups. The value is at least two buffers, which a transfer needs.
     pub fn bounce_memory_bytes(&self) -> usize {
         static AVAILABLE: LazyLock<u64> = LazyLock::new(available_bytes);
         self.bounce_memory(*AVAILABLE)
@@ -199,14 +196,14 @@ impl Settings {
         self
     }
 
-    /// Returns the number of bytes from which on a transfer may use cuFile. Shorter transfers go through host
-    /// memory, which is faster for them. The default is 16 KiB; 0 allows cuFile for all.
+    /// Returns the length in bytes from which on transfers may use cuFile. Shorter transfers go through host memory,
+    /// which is faster for them. The default is 16 KiB; with 0, all transfers may use cuFile.
     pub fn gds_threshold_bytes(&self) -> usize {
         self.gds_threshold_bytes
     }
 
-    /// Returns whether files may or must use cuFile, if their [`OpenOptions`](crate::OpenOptions) do not set
-    /// it. By default they may.
+    /// Returns whether files may or must use cuFile, unless their [`OpenOptions`](crate::OpenOptions) say otherwise.
+    /// By default they may.
     pub fn policy(&self) -> RoutePolicy {
         self.policy
     }
@@ -221,8 +218,8 @@ impl Settings {
         self.direct_write
     }
 
-    /// Returns whether direct reads include the whole blocks in which an unaligned range begins and ends. The
-    /// default is true. Otherwise, unaligned ranges are read through the page cache.
+    /// Returns whether direct reads may read the whole blocks in which an unaligned range begins and ends. The
+    /// default is true. If false, unaligned ranges are read through the page cache.
     pub fn overread(&self) -> bool {
         self.overread
     }

@@ -62,8 +62,8 @@ impl Descr {
         self.order
     }
 
-    /// Returns numpy's letter for the kind of type: `b` for truth values, `i`, `u`, `f`, `c` for numbers, `m` and `M`
-    /// for spans and points of time, `S` and `U` for text, `V` for anything else.
+    /// Returns numpy's letter for the kind of type: `b` for booleans, `i`, `u`, `f`, `c` for numbers, `m` and `M` for
+    /// durations and times, `S` and `U` for text, `V` for anything else.
     pub fn kind(&self) -> char {
         self.kind.into()
     }
@@ -74,7 +74,7 @@ impl Descr {
         if self.kind == b'U' { self.count * 4 } else { self.count }
     }
 
-    /// Returns the type, if the elements are little-endian numbers or truth values of a type that [`Dtype`] has.
+    /// Returns the type, if the elements are little-endian numbers or booleans of a type that [`Dtype`] has.
     pub fn dtype(&self) -> Option<Dtype> {
         if self.order == ByteOrder::Big {
             return None;

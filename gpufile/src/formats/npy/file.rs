@@ -95,7 +95,7 @@ impl NpyFile {
         Ok(bytes)
     }
 
-    /// Reads the array into a buffer of the host or a GPU, which must have as many bytes as the array.
+    /// Reads the array into a buffer of the host or a GPU, which must have the same number of bytes as the array.
     ///
     /// # Errors
     /// [`Error::BufferSize`], [`Error::File`].
@@ -109,8 +109,8 @@ impl NpyFile {
         Ok(self.file.read_exact_at(buffer, self.header.data_start())?)
     }
 
-    /// Reads rows of the array into a buffer of the host or a GPU, which must have as many bytes as the rows. Rows are
-    /// indices along the first axis, from 0.
+    /// Reads rows of the array into a buffer of the host or a GPU, which must have the same number of bytes as the
+    /// rows. Rows are indices along the first axis, from 0.
     ///
     /// # Errors
     /// [`Error::BufferSize`], [`Error::File`]; [`Error::Format`] as [`NpyHeader::slice_rows`].
@@ -132,8 +132,8 @@ impl fmt::Debug for NpyFile {
     }
 }
 
-/// Writes an array to a file. The complete file replaces an older one, as [`SaveOptions`] describes. Returns the length
-/// of the file in bytes.
+/// Writes an array to a file. When it is complete, the file replaces an older one, as [`SaveOptions`] describes.
+/// Returns the length of the file in bytes.
 ///
 /// `descr` is the type of the elements, as for [`NpyHeader::build`]. `shape` has the length of each axis, in elements.
 /// The buffer is in C order, if [`SaveOptions::order`] does not declare another.

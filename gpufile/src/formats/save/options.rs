@@ -8,12 +8,12 @@ use crate::formats::order::Order;
 
 /// The options of a save.
 ///
-/// A save writes a temporary file beside the one that it replaces, and renames it when it is complete. A program that
-/// opens the path during the save finds the old contents or the new ones. The save works in the folder that it opened,
-/// even if that is renamed.
+/// A save writes a temporary file in the same folder, and renames it when it is complete. A program that opens the
+/// path during the save finds the old contents or the new ones. The save works in the folder that it opened, even if
+/// that is renamed.
 ///
-/// The new file has the permissions of the one that it replaces, or those of any new file. If the path is a symbolic link,
-/// the file replaces the link. A device, a FIFO, a socket or a folder is refused, also behind a link.
+/// The new file has the permissions of the one that it replaces, or those of any new file. If the path is a symbolic
+/// link, the file replaces the link. A device, a FIFO, a socket or a folder is refused, also if a link points to it.
 ///
 /// ```
 /// use gpufile::formats::{SaveOptions, npy};
@@ -28,9 +28,9 @@ use crate::formats::order::Order;
 /// ```
 ///
 /// # Failures
-/// The error, [`Error::Save`](super::Error::Save), tells which data is in place, and which files stay. Before the rename,
-/// that is the old data. If the folder cannot be synced after it, that is the new data. `docs/saves.md` in the repository
-/// has the outcome of each step.
+/// The error, [`Error::Save`](super::Error::Save), says which data is in place, and which files were left behind.
+/// Before the rename, that is the old data. If the folder cannot be synced after it, that is the new data.
+/// `docs/saves.md` in the repository has the outcome of each step.
 ///
 /// # Other processes
 /// Saves of one safetensors model by the same user wait for each other, for up to ten minutes. Other users cannot delay a
@@ -84,7 +84,7 @@ impl SaveOptions {
     }
 
     /// Sets whether a save waits for the storage (`fsync`): for the file before the rename, and for the folder after
-    /// it. Without this, a crash of the machine may leave an incomplete file in the place of the old one.
+    /// it. Without this, a crash of the machine may leave an incomplete file instead of the old one.
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
         self

@@ -82,7 +82,7 @@ impl FileStore {
     }
 
     /// Sets whether file names have the letters of keys in lower case. Some stores were written so, because not every
-    /// file system tells `A` from `a`. By default keys stay unchanged.
+    /// file system distinguishes `A` from `a`. By default keys stay unchanged.
     #[must_use]
     pub fn normalize_keys(mut self, normalize_keys: bool) -> Self {
         self.rules.lower_case = normalize_keys;

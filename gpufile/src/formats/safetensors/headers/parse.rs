@@ -14,12 +14,12 @@ use crate::formats::clip::clip;
 use crate::formats::{Dtype, FormatError};
 
 /// Returns the length of the header, in bytes from the start of the file. Takes at least the first eight bytes of the
-/// file, and the file's length in bytes. More bytes tell better what a file of another format is.
+/// file, and the file's length in bytes. With more bytes, the error can say better what a file of another format is.
 ///
 /// # Errors
 /// [`FormatError::Truncated`] for fewer than eight bytes or a header longer than the file,
-/// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], or [`FormatError::KnownFormat`] if the bytes tell what the
-/// file is instead.
+/// [`FormatError::HeaderTooLarge`] beyond [`MAX_HEADER_LEN`], or [`FormatError::KnownFormat`] if the bytes show what
+/// the file is instead.
 pub fn head_len(start: &[u8], file_len: u64) -> Result<u64, FormatError> {
     const WHAT: &str = "a safetensors header";
     let other = |error: FormatError| match known_by(start) {

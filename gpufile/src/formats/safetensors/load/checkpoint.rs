@@ -58,8 +58,8 @@ impl Checkpoint {
     /// Opens a model: a safetensors file, an index (a name that ends in `.json`) with the files that it names, or a
     /// folder with a model. Follows symbolic links.
     ///
-    /// The page `docs/models.md` of the repository has the rule: which files of a folder are the model, what the index
-    /// decides, and what is missing. [`warnings`](Self::warnings) has what is not loaded.
+    /// The page `docs/models.md` of the repository has the rule: which files of a folder are the model, what the
+    /// index decides, and what is missing. [`warnings`](Self::warnings) lists what is not loaded.
     ///
     /// Opens the new files if another process replaces the model during the call. Raises the soft limit of open files
     /// of this process if a model of many files needs it.
@@ -83,8 +83,8 @@ impl Checkpoint {
         Ok(Self { model: ModelFiles::open_model(|| rule::choose(path), options)? })
     }
 
-    /// Opens files as one model. An index in their folder decides on the tensors of those that it names. A list of one
-    /// path is opened as [`open`](Self::open) does.
+    /// Opens files as one model. An index in their folder decides which tensors of the files that it names are
+    /// loaded. A list of one path is opened as [`open`](Self::open) does.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -105,7 +105,8 @@ impl Checkpoint {
         Ok(Self { model: ModelFiles::open_model(|| rule::choose_many(&paths), options)? })
     }
 
-    /// Returns what the model has that is not loaded: tensors that the index does not name, for example.
+    /// Returns warnings about parts of the model that are not loaded, for example tensors that the index does not
+    /// name.
     pub fn warnings(&self) -> &[Warning] {
         &self.model.warnings
     }
@@ -186,7 +187,7 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// Reads one tensor into a buffer of the host or a GPU, which must have as many bytes as the tensor.
+    /// Reads one tensor into a buffer of the host or a GPU, which must have the same number of bytes as the tensor.
     ///
     /// # Errors
     /// [`Error::NoSuchTensor`], [`Error::BufferSize`], [`Error::Tensor`].
@@ -196,9 +197,9 @@ impl Checkpoint {
         self.read_runs(id, || format!("tensor {}", Quoted(name)), runs, buffer)
     }
 
-    /// Reads a slice of one tensor, the indices `range` along one axis, into a buffer of the host or a GPU. The buffer
-    /// must have as many bytes as the slice, and gets it in C order. Axes count from 0, the slowest: along axis 0, a
-    /// slice has whole rows.
+    /// Reads a slice of one tensor, the indices `range` along one axis, into a buffer of the host or a GPU. The
+    /// buffer must have the same number of bytes as the slice, which it gets in C order. Axes count from 0, the
+    /// slowest: along axis 0, a slice has whole rows.
     ///
     /// ```no_run
     /// # use gpufile::formats::safetensors::Checkpoint;

@@ -23,7 +23,7 @@ use crate::formats::visible::Quoted;
 use crate::formats::{Error, Result};
 use crate::{File, IoBuf, IoBufMut, ReadRequest};
 
-/// A choice of tensors to load, with a callback for progress. [`Checkpoint::load`] makes it.
+/// A selection of tensors to load, with a callback for progress, from [`Checkpoint::load`].
 ///
 /// ```no_run
 /// use gpufile::Engine;
@@ -56,7 +56,7 @@ type Watcher<'a> = Box<dyn FnMut(Progress) + 'a>;
 
 /// Loaded tensors in one buffer.
 ///
-/// A look-up makes the view of a tensor; loading makes none.
+/// Views of tensors are created when they are looked up, not when they are loaded.
 ///
 /// ```
 /// # use gpufile::formats::SaveOptions;
@@ -171,7 +171,7 @@ impl<'a> Load<'a> {
         self
     }
 
-    /// Loads to several GPUs, by a placement. [`PlacedLoad::watch`] replaces a callback of
+    /// Loads to several GPUs, with a placement. [`PlacedLoad::watch`] replaces a callback of
     /// [`progress`](Self::progress).
     pub fn placed(self, placement: &'a Placement) -> PlacedLoad<'a> {
         let Self { model, choice, progress } = self;
@@ -238,9 +238,9 @@ impl<'a> Load<'a> {
         self.load(layout, buffer, 0)
     }
 
-    /// Loads each tensor into a separate buffer, of the host or a GPU, which `make` returns: memory of a framework, for
-    /// example. Each buffer must have as many bytes as its tensor. Returns them file by file, in the order of their
-    /// places in the file.
+    /// Loads each tensor into a separate buffer, of the host or a GPU, which `make` returns: memory of a framework,
+    /// for example. Each buffer must have the same number of bytes as its tensor. Returns them file by file, in the
+    /// order of their places in the file.
     ///
     /// `make` is called for all tensors before the first byte is read. The engine then reads all tensors in one call.
     ///

@@ -29,7 +29,7 @@ pub enum Warning {
         /// The index.
         index: PathBuf,
     },
-    /// The files of an index are gone, and a file beside it has the whole model.
+    /// The files of an index are missing, but a file in the same folder has the whole model.
     StaleIndex {
         /// The index.
         index: PathBuf,

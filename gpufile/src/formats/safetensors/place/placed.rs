@@ -79,8 +79,8 @@ impl<'a> PlacedLoad<'a> {
 
     /// Loads into one allocation on each GPU. Returns the tensors of each GPU, in the order of the list.
     ///
-    /// Besides the tensors, a GPU has gaps for alignment, fewer than 256 bytes for each tensor, and the staging buffers
-    /// of the engine (see [`bounce_memory_bytes`](crate::EngineBuilder::bounce_memory_bytes)).
+    /// In addition to the tensors, a GPU has gaps for alignment, fewer than 256 bytes for each tensor, and the
+    /// staging buffers of the engine (see [`bounce_memory_bytes`](crate::EngineBuilder::bounce_memory_bytes)).
     ///
     /// # Errors
     /// [`Error::Format`] if the placement names a GPU or an axis that does not exist, or if slices do not start and end

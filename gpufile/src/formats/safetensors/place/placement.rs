@@ -34,7 +34,7 @@ type Rule = dyn Fn(&TensorInfo<'_>) -> Share + Send + Sync;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Share {
-    /// The whole tensor, on one GPU. The load chooses the GPU, so that all get about as many bytes.
+    /// The whole tensor, on one GPU. The load chooses the GPU so that all get about the same number of bytes.
     Balanced,
     /// The whole tensor, on the GPU at this position of the list.
     On(usize),
@@ -67,7 +67,7 @@ impl Placement {
         Self { rule: Arc::new(rule) }
     }
 
-    /// Returns the placement of whole tensors, so that all GPUs get about as many bytes.
+    /// Returns the placement of whole tensors that gives all GPUs about the same number of bytes.
     pub fn balanced() -> Self {
         Self::by(|_| Share::Balanced)
     }
