@@ -9,7 +9,8 @@
 //! - [`loader`]: the search for both libraries.
 //!
 //! Names are C's. Enumerations are integer newtypes, because a newer library may return numbers without a name in
-//! this crate. [`runtime::c`] and [`driver::c`] have functions and enumerators under C's bare names, to use by glob.
+//! this crate. [`runtime::c`] and [`driver::c`] have functions and enumerators under C's bare names, for glob
+//! imports.
 //!
 //! `Default` clears a struct, as C programs do before they fill it in. The documentation of each function names its units,
 //! its result, and its safe counterpart in the crate `cufile`.

@@ -1,11 +1,11 @@
 //! The search for a shared library and its symbols.
 //!
 //! Loading a library runs its code. The safe `load` of each table trusts the environment, like the dynamic loader and
-//! all of CUDA. A user chooses the code that runs by these variables: `CUFILE_LIBRARY`, `CUDART_LIBRARY`,
-//! `CUDA_LIBRARY`, `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` and `LD_LIBRARY_PATH`. The same
-//! holds for writing to the folders that these name. In a program with more rights than its user, for example by the
-//! set-user-ID bit, this module ignores these variables, like the dynamic loader. `load_from` is `unsafe`, because it
-//! takes a file that the program chooses, and only the program's author can vouch for it.
+//! all of CUDA. These variables choose the code that runs: `CUFILE_LIBRARY`, `CUDART_LIBRARY`, `CUDA_LIBRARY`,
+//! `CUDA_HOME`, `CUDA_PATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`, `PATH` and `LD_LIBRARY_PATH`. So does whoever can write
+//! to the folders that they name. In a program with more rights than its user, for example with the set-user-ID bit,
+//! this module ignores the variables, like the dynamic loader. `load_from` is `unsafe`, because the program chooses
+//! the file, and only its author can vouch for it.
 
 use std::error::Error;
 use std::ffi::{CStr, OsStr, OsString, c_ulong};

@@ -11,7 +11,7 @@
 //! without libcuda, `cuFileDriverOpen` of 1.16 and newer never returns. The fields of [`Functions`] document units, results
 //! and such hazards, each with its safe counterpart in `cufile`.
 //!
-//! `use cufile_sys::c::*` brings functions, enumerators and macros under C's bare names. `Default` clears a struct, as C
+//! `use cufile_sys::c::*` imports functions, enumerators and macros under C's bare names. `Default` clears a struct, as C
 //! programs do before they fill it in. `Debug` prints a struct's fields; of a union it prints none.
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! I/O pattern 2 of NVIDIA's best practices: registers the whole buffer once, and fills it by reads at buffer
+//! I/O pattern 2 of NVIDIA's best practices: registers the whole buffer once, and fills it with reads at buffer
 //! offsets.
 //!
 //! usage: pattern_2_register_whole FILE [GPU [SIZE]]

@@ -1,4 +1,4 @@
-//! Reads a file in pieces into a registered buffer by offsets into it, writes it out at once, and compares SHA-256
+//! Reads a file in pieces into a registered buffer at offsets into it, writes it out at once, and compares SHA-256
 //! sums.
 //!
 //! usage: sample_014_read_at_buffer_offsets READ_FILE WRITE_FILE GPU

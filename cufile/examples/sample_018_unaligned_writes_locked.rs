@@ -1,4 +1,4 @@
-//! Writes unaligned pieces of one file, which share 4 KiB blocks, in three threads that exclude each other by locks.
+//! Writes unaligned pieces of one file, which share 4 KiB blocks, in three threads that exclude each other with locks.
 //!
 //! cuFile writes an unaligned range by reading whole blocks, changing them and writing them back. So each thread
 //! locks whole blocks. A lock belongs to an open file description (`F_OFD_SETLKW`), and each thread opens the file

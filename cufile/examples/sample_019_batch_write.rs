@@ -1,4 +1,4 @@
-//! Writes a file by one batch of N entries of 128 KiB, each from its own registered GPU buffer.
+//! Writes a file with one batch of N entries of 128 KiB, each from its own registered GPU buffer.
 //!
 //! usage: sample_019_batch_write FILE GPU N [NONDIRECT]
 

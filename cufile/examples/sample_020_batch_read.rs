@@ -1,4 +1,4 @@
-//! Reads a file by one batch of N entries of 4 KiB, each into its own registered GPU buffer.
+//! Reads a file with one batch of N entries of 4 KiB, each into its own registered GPU buffer.
 //!
 //! usage: sample_020_batch_read FILE GPU N [NONDIRECT]
 

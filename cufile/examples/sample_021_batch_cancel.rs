@@ -1,4 +1,4 @@
-//! Cancels a batch of N reads of 128 KiB, gets every buffer back, and reads into the same buffers by a new batch.
+//! Cancels a batch of N reads of 128 KiB, takes every buffer back, and reads into the same buffers with a new batch.
 //!
 //! usage: sample_021_batch_cancel FILE GPU N
 

@@ -1,4 +1,4 @@
-//! Writes by one batch of N entries that are unaligned in the file, in the buffer and in length. Every other buffer
+//! Writes with one batch of N entries that are unaligned in the file, in the buffer and in length. Every other buffer
 //! is registered.
 //!
 //! usage: sample_027_batch_unaligned FILE GPU N NONDIRECT

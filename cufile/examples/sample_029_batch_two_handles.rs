@@ -1,4 +1,4 @@
-//! Writes by one batch of N entries of 128 KiB through two handles of a file, one with `O_DIRECT` and one without.
+//! Writes with one batch of N entries of 128 KiB through two handles of a file, one with `O_DIRECT` and one without.
 //! Half of the buffers are registered. With NONDIRECT neither handle has `O_DIRECT`.
 //!
 //! usage: sample_029_batch_two_handles FILE GPU N NONDIRECT

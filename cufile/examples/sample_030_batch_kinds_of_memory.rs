@@ -1,5 +1,5 @@
-//! Reads N entries of 128 KiB by one batch into four kinds of memory (`cudaMalloc`, `cudaMallocHost`, `malloc`,
-//! `mmap`). Then it writes them behind the original by the same batch, and compares.
+//! Reads N entries of 128 KiB with one batch into four kinds of memory (`cudaMalloc`, `cudaMallocHost`, `malloc`,
+//! `mmap`). Then it writes them after the original with the same batch, and compares.
 //!
 //! usage: sample_030_batch_kinds_of_memory FILE GPU N REGISTER NONDIRECT
 

@@ -1,4 +1,4 @@
-//! Copies a file through GPU memory by a read and a write in the default stream.
+//! Copies a file through GPU memory with a read and a write in the default stream.
 //!
 //! usage: sample_031_default_stream READ_FILE WRITE_FILE GPU
 

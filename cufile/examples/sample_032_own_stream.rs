@@ -1,4 +1,4 @@
-//! Copies a file through GPU memory by a read and a write in a new stream.
+//! Copies a file through GPU memory with a read and a write in a new stream.
 //!
 //! usage: sample_032_own_stream READ_FILE WRITE_FILE GPU
 

@@ -1,9 +1,9 @@
 //! Memory and streams of [cudarc's driver API](::cudarc::driver), with the feature `cudarc`.
 //!
-//! cudarc orders its work on a slice by streams and events that it keeps with the memory. File transfers do not know
-//! these, so no work may use the memory when a transfer begins. [`Synced`] waits for cudarc's submitted work. It
-//! holds the slice or the borrow, so that cudarc submits no more work until the transfer is over. Both crates must
-//! have loaded the same libcuda. They do unless `CUDA_LIBRARY` names another than the dynamic loader finds.
+//! cudarc orders its work on a slice with streams and events that it keeps with the memory. File transfers do not
+//! know these, so no work may use the memory when a transfer begins. [`Synced`] waits for cudarc's submitted work. It
+//! holds the slice or the borrow, so that cudarc submits no more work until the transfer has ended. Both crates must
+//! have loaded the same libcuda. They have, unless `CUDA_LIBRARY` names another file than the dynamic loader finds.
 //!
 //! ```no_run
 //! use cudarc::driver::CudaContext;
@@ -20,15 +20,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A part of a slice is a view, `Synced::new(weights.slice_mut(..1024))`. [`Stream::from_cudarc`] makes a [`Stream`]
-//! for stream-ordered transfers from cudarc's; with [`Synced::in_its_stream`] this thread does not wait for it.
-//! cudarc's pinned memory needs none of this: `PinnedHostSlice::as_mut_slice` waits itself and returns bytes.
+//! A part of a slice is a view, `Synced::new(weights.slice_mut(..1024))`. [`Stream::from_cudarc`] turns cudarc's
+//! stream into a [`Stream`] for stream-ordered transfers. With [`Synced::in_its_stream`], this thread does not wait
+//! for that stream. cudarc's pinned memory needs none of this: `PinnedHostSlice::as_mut_slice` waits itself and
+//! returns bytes.
 //!
 //! # Per-thread streams
-//! cudarc's `per_thread_stream`, which candle's `Device::new_cuda` uses, is one value for many streams: each thread has
-//! its own, and work goes to that of the calling thread. No call waits for the stream of another thread. So
-//! [`Synced::new`] waits for all work of the context then, and [`Stream::from_cudarc`] returns the null stream. CUDA
-//! runs the null stream's work after the earlier work of every per-thread stream, and before their later work:
+//! cudarc's `per_thread_stream`, which candle's `Device::new_cuda` uses, is one value for many streams: each thread
+//! has its own, and work goes to that of the calling thread. No call waits for the stream of another thread. So with
+//! such a stream, [`Synced::new`] waits for all work of the context, and [`Stream::from_cudarc`] returns the null
+//! stream. CUDA runs the null stream's work after the earlier work of every per-thread stream, and before their later
+//! work:
 //!
 //! ```no_run
 //! use cudarc::driver::CudaContext;

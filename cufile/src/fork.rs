@@ -1,10 +1,11 @@
-//! The generations of a process, which tell a forked child from its parent.
+//! The generation of a process, which distinguishes a forked child from its parent.
 //!
-//! After a fork, the child has a copy of the parent's memory and none of its threads. What those threads were to do
-//! never happens, and a lock that one of them held stays locked. So a value that waits for threads, locks or CUDA
-//! notes the generation in which it was made. In a later one, it returns or leaks instead of waiting.
+//! After a fork, the child has a copy of the parent's memory and none of its threads. The work of those threads is
+//! never done, and a lock that one of them held stays locked. So a value that waits for threads, locks or CUDA notes
+//! the generation in which it was made. In a later one, it returns or leaks instead of waiting.
 //!
-//! Process ids do not tell: the main processes of two PID namespaces both have 1, and one may fork the other.
+//! Process ids are not enough: the main processes of two PID namespaces both have 1, and one may be forked from the
+//! other.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

@@ -1,8 +1,8 @@
 //! NVIDIA cuFile (GPUDirect Storage) in safe Rust: one item for each C entry point.
 //!
-//! libcufile moves bytes between files and GPU memory. This crate loads it at run time: a program builds and starts
-//! anywhere, and [`Driver::open`] names what is missing. Every libcufile from 1.11 on works. Functions missing from
-//! the loaded version return [`Error::Unsupported`].
+//! libcufile moves bytes between files and GPU memory. This crate loads it at run time, so a program builds and
+//! starts on any machine; [`Driver::open`] names what is missing. Every libcufile from 1.11 on works. Functions
+//! missing from the loaded version return [`Error::Unsupported`].
 //!
 //! ```no_run
 //! use cufile::{Driver, FileHandle};
@@ -22,15 +22,16 @@
 //! - [`FileHandle`]: a registered file, its reads and writes;
 //! - [`IoBuf`] and [`IoBufMut`]: memory for transfers, and parts of it; [`RegisteredBuffer`]: memory registered once
 //!   and used often;
-//! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many with one call; [`OwnedPart`]: one buffer
-//!   for many of them; [`scope`]: both with borrowed buffers;
+//! - [`RegisteredStream`]: reads and writes in a CUDA stream; [`Batch`]: many of them in one call; [`OwnedPart`]: one
+//!   buffer shared by many of them; [`scope`]: streams and batches with borrowed buffers;
 //! - [`cuda`]: device memory and streams, for programs that use no other CUDA crate; with the feature `cudarc`, that
 //!   crate's memory and streams;
 //! - [`Error`]: a failed call, with cuFile's code, errno or CUDA's code; [`Failed`]: an error that returns the call's
 //!   arguments;
 //! - [`Library`]: a loaded libcufile, its version and its features.
 //!
-//! This crate adds no threads and no policy. The crate `gpufile`, built on this one, falls back, stages and splits.
+//! This crate adds no threads and no policy. The crate `gpufile`, which uses this one, takes another route where
+//! cuFile does not work, and splits and stages transfers.
 
 #![warn(missing_debug_implementations)]
 

@@ -1,9 +1,9 @@
 //! Parameters: libcufile's settings, made before its driver opens.
 //!
-//! They belong to the process. A program's setting overrides the environment, and the environment overrides
-//! `cufile.json`. Of several settings by the program, the last one counts. The driver takes them over when it opens,
-//! so use [`DriverBuilder::set`](crate::DriverBuilder::set) to set them. [`Library::params`] reads them, and sets
-//! them for an opening by other code.
+//! They apply to the whole process. A program's setting overrides the environment, and the environment overrides
+//! `cufile.json`. If the program sets a parameter several times, the last value counts. The driver reads them when it
+//! opens, so use [`DriverBuilder::set`](crate::DriverBuilder::set) to set them. [`Library::params`] reads them, and
+//! can set them before other code opens the driver.
 //!
 //! ```no_run
 //! use cufile::params::{Bytes, Param};
@@ -116,10 +116,10 @@ parameters! {
     /// Poll for short transfers instead of sleeping.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_USE_POLL_MODE")]
     USE_POLL_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_USE_POLL_MODE, 1140;
-    /// Read and write by POSIX calls, instead of failing, where there is no direct path.
+    /// Read and write with POSIX calls, instead of failing, where there is no direct path.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE")]
     ALLOW_COMPAT_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, 1140;
-    /// Read and write by POSIX calls even where there is a direct path.
+    /// Read and write with POSIX calls even where there is a direct path.
     #[doc(alias = "CUFILE_PARAM_FORCE_COMPAT_MODE")]
     FORCE_COMPAT_MODE: bool = Bool::CUFILE_PARAM_FORCE_COMPAT_MODE, 1140;
     /// Check a file system's optional calls more strictly.
@@ -153,7 +153,7 @@ parameters! {
     /// Use only plain POSIX calls. Since cuFile 1.19.
     #[doc(alias = "CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE")]
     POSIX_IO_MODE: bool = Bool::CUFILE_PARAM_PROPERTIES_POSIX_IO_MODE, 1190;
-    /// Repeat a failed direct transfer by POSIX calls. Since cuFile 1.19.
+    /// Repeat a failed direct transfer with POSIX calls. Since cuFile 1.19.
     #[doc(alias = "CUFILE_PARAM_GDS_FALLBACK_IO")]
     GDS_FALLBACK_IO: bool = Bool::CUFILE_PARAM_GDS_FALLBACK_IO, 1190;
     /// The messages that go into the log file: `ERROR`, `WARN`, `NOTICE`, `INFO`, `DEBUG` or `TRACE`.

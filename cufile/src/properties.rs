@@ -87,11 +87,11 @@ bitflags::bitflags! {
     pub struct Controls: u32 {
         /// libcufile polls for small transfers.
         const POLL_MODE = bit(Control::CU_FILE_USE_POLL_MODE.as_raw());
-        /// cuFile reads and writes by POSIX calls where there is no direct path.
+        /// cuFile reads and writes with POSIX calls where there is no direct path.
         const COMPAT_MODE = bit(Control::CU_FILE_ALLOW_COMPAT_MODE.as_raw());
         /// cuFile uses only POSIX calls.
         const POSIX_IO_MODE = bit(Control::CU_FILE_VANILLA_POSIX_IO_MODE.as_raw());
-        /// cuFile repeats a failed direct transfer by POSIX calls.
+        /// cuFile repeats a failed direct transfer with POSIX calls.
         const FALLBACK_IO_MODE = bit(Control::CU_FILE_FALLBACK_IO_MODE.as_raw());
         /// Newer libraries may set bits without a name here.
         const _ = !0;

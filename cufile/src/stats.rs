@@ -101,11 +101,11 @@ pub struct BatchStats {
     pub posix_enqueued: Operations,
     /// Entries processed.
     pub processed: Operations,
-    /// Entries processed by POSIX calls.
+    /// Entries processed with POSIX calls.
     pub posix_processed: Operations,
     /// Submissions to nvidia-fs.
     pub nvidia_fs_submissions: Operations,
-    /// Submissions by P2PDMA.
+    /// Submissions over P2PDMA.
     pub p2p_submissions: Operations,
     /// Submissions to Linux AIO.
     pub aio_submissions: Operations,

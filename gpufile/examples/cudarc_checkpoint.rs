@@ -2,10 +2,11 @@
 //!
 //! usage: cudarc_checkpoint [--cufile|--posix] CHECKPOINT [GPU]
 //!
-//! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files beside it. If there
-//! is no such file, the example saves a small model there first. All tensors go into one `CudaSlice<u8>`, of which each
-//! is a view. One tensor is copied to a separate `CudaSlice<f32>`, as candle's `CudaDType::wrap_cuda_slice` takes it.
-//! `--cufile` makes it a failure if cuFile does not work, `--posix` keeps cuFile out.
+//! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files in the same
+//! folder. If there is no such file, the example saves a small model there first. All tensors go into one
+//! `CudaSlice<u8>`, of which each is a view. One tensor is copied to a separate `CudaSlice<f32>`, as candle's
+//! `CudaDType::wrap_cuda_slice` takes it. With `--cufile`, the example fails if cuFile does not work. With `--posix`,
+//! it never uses cuFile.
 
 mod common;
 

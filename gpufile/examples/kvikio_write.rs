@@ -3,7 +3,7 @@
 //! usage: kvikio_write [--cufile|--posix] FILE [GPU]
 //!
 //! FILE then has 128 KiB of the byte `ab`, 4 KiB of zeros that nothing wrote, and again 128 KiB of `ab`. The example
-//! checks this by plain reads; `hexdump -C FILE` shows it.
+//! checks this with plain reads; `hexdump -C FILE` shows it.
 //!
 //! KvikIO's `write`, which threads share, is [`write_all_at`](gpufile::File::write_all_at) here. Its `raw_write`, which
 //! stays in the calling thread, is [`write_all_at_inline`](gpufile::File::write_all_at_inline). Sample 001 closes the

@@ -1,4 +1,4 @@
-//! Loads safetensors files to GPU memory, and prints the seconds, in a line like those of other loaders.
+//! Loads safetensors files to GPU memory, and prints the seconds in the same form as other loaders.
 //!
 //! usage: load_bench [--cufile|--posix] [--cold|--save] DIR [GPU]
 //!
@@ -14,11 +14,11 @@
 //! cases, for a trial. Files that were just made or read are in the page cache, and the example measures loading from
 //! there.
 //!
-//! A line is the best of three after one to warm up. `size` has the bytes of a tensor with its share of the header, and
-//! `ops` the number of tensors. `seconds` counts from opening the files until every tensor is in GPU memory, allocation
-//! included. The example compares the last tensor of each file and 16 others with the contents that the files must
-//! have. Without a GPU, and with none named, host memory takes its place. `--cufile` makes it a failure if cuFile does
-//! not work, `--posix` keeps cuFile out.
+//! A line is the best of three after one to warm up. `size` has the bytes of a tensor with its share of the header,
+//! and `ops` the number of tensors. `seconds` counts from opening the files until every tensor is in GPU memory,
+//! allocation included. The example compares the last tensor of each file and 16 others with the contents that the
+//! files must have. Without a GPU, and with none named, host memory takes its place. With `--cufile`, the example
+//! fails if cuFile does not work. With `--posix`, it never uses cuFile.
 //!
 //! `--cold` measures the storage instead, with two lines in turn. `load-big-cold` is the same after dropping the files
 //! from the page cache. `load-big-direct-read` reads all bytes of the files into one such buffer with `O_DIRECT`,

@@ -2,10 +2,11 @@
 //!
 //! usage: load_checkpoint [--cufile|--posix] CHECKPOINT [GPU]
 //!
-//! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files beside it. If there
-//! is no such file, the example saves a small model there first. It reads the first and the last tensor of each file
-//! once more, alone, and compares them with the loaded ones. Without a GPU, and if GPU is not given, it uses host
-//! memory. With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
+//! CHECKPOINT is a `.safetensors` file, or an index, `model.safetensors.index.json`, with its files in the same
+//! folder. If there is no such file, the example saves a small model there first. It then reads the first and the
+//! last tensor of each file separately, and compares them with the loaded ones. Without a GPU, and if GPU is not
+//! given, it uses host memory. With `--cufile`, the example fails if cuFile does not work. With `--posix`, it never
+//! uses cuFile.
 
 mod common;
 

@@ -1,13 +1,13 @@
-//! Loads a model from safetensors files by several processes, one for each GPU, which exchange bytes by NCCL.
+//! Loads a model from safetensors files with several processes, one for each GPU, which exchange bytes with NCCL.
 //!
 //! usage: load_ranks [--cufile|--posix] [--all|--balanced] CHECKPOINT [RANKS]
 //!
-//! The example starts itself once for each rank: as many as GPUs, or RANKS. Each rank loads three times, and prints the
-//! time and GB/s of model. The first load also sets up what the others use again. Placements, the model that is made if
-//! there is none, and the comparison are those of the example load_placed.
+//! The example starts itself once for each rank. There are RANKS of them, or one for each GPU. Each rank loads three
+//! times, and prints the time and GB/s of model. The first load also sets up what the later ones reuse. Placements,
+//! the model that is made if there is none, and the comparison are those of the example load_placed.
 //!
-//! The first process makes the group's id, and hands it over by a variable. A program on several hosts can use a file,
-//! a socket or MPI instead.
+//! The first process creates the id of the group, and passes it to the others in an environment variable. A program
+//! on several hosts can use a file, a socket or MPI instead.
 
 mod common;
 

@@ -3,8 +3,9 @@
 //! usage: roundtrip [--size 256MiB] [--cufile | --posix] [PATH]
 //!
 //! PATH is a file to create, or a folder to create one in (the system's folder for temporary files by default). The
-//! example removes the file at the end. With `--cufile`, it uses cuFile also in its compatibility mode; with `--posix`,
-//! never. Without a GPU, it uses host memory. The exit status is 0 only if the checksums match.
+//! example removes the file at the end. With `--cufile`, it uses cuFile even in its compatibility mode; with
+//! `--posix`, it never uses cuFile. Without a GPU, it uses host memory. The exit status is 0 only if the checksums
+//! match.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -14,8 +14,8 @@
 //! sixty-fourth.
 //!
 //! `read_gbps` is the best of three, from allocating the memory until the array is read. The files are in the page
-//! cache, because they were just written. Without a GPU, and if GPU is not given, it uses host memory. `--cufile` makes
-//! it a failure if cuFile does not work, `--posix` keeps cuFile out.
+//! cache, because they were just written. Without a GPU, and if GPU is not given, it uses host memory. With
+//! `--cufile`, the example fails if cuFile does not work. With `--posix`, it never uses cuFile.
 
 mod common;
 

@@ -69,7 +69,7 @@
 //!
 //! With the feature `nccl`, several processes load such a model together, each to its own GPU: see the module `ranks`.
 //!
-//! A file of another format goes to the GPU by one [`File::read_exact_at`]:
+//! A file of another format goes to the GPU with one [`File::read_exact_at`]:
 //!
 //! ```no_run
 //! use gpufile::{Engine, File};
@@ -83,18 +83,18 @@
 //!
 //! # Read many ranges
 //!
-//! One [`File::read_many`] is much faster than many reads: the engine packs small ranges, merges neighbours, and shares
-//! the work among all workers. [`Engine::read_many`] takes several files and buffers. [`File::read_many_each`] and
-//! [`Engine::read_many_each`] return the outcome of each range. [`File::read_at_async`] and [`File::read_many_async`] fit
-//! when the program has other work until the bytes are there.
+//! One [`File::read_many`] is much faster than many reads: the engine packs small ranges, merges neighbours, and
+//! shares the work among all workers. [`Engine::read_many`] takes several files and buffers. [`File::read_many_each`]
+//! and [`Engine::read_many_each`] return the outcome of each range. Use [`File::read_at_async`] and
+//! [`File::read_many_async`] if the program has other work to do until the bytes are there.
 //!
 //! Ranges may have any order in the file and in the buffer. On a GPU, a kernel copies short ranges to their places. For
 //! that, each worker keeps two staging buffers of about 4.5 MiB of GPU memory, which [`Engine::release_buffers`] frees.
 //! [`File::read_many`] states which ranges may overlap.
 //!
-//! Many small ranges of a cached file are fastest from a [`MappedFile`]. [`File::map`] is safe while other programs write
-//! to the file or shorten it. [`File::map_unchecked`] is faster for ranges shorter than 4 KiB, and needs a file that nobody
-//! changes.
+//! Many small ranges of a cached file are fastest from a [`MappedFile`]. [`File::map`] is safe while other programs
+//! write to the file or shorten it. [`File::map_unchecked`] is faster for ranges shorter than 4 KiB, but the file
+//! must not change.
 //!
 //! ```
 //! use gpufile::{File, IoRange};
@@ -159,15 +159,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The feature `cudarc` adds the module of that name: slices, views and streams of the crate cudarc, which candle uses
-//! too. With candle's default device, pass `Stream::from_cudarc` of its per-thread stream; the module's guide explains
-//! that stream.
+//! The feature `cudarc` adds the module of that name, for slices, views and streams of the crate cudarc, which candle
+//! also uses. With candle's default device, pass `Stream::from_cudarc` of its per-thread stream; the module's guide
+//! explains that stream.
 //!
 //! # Use memory and files of other libraries
 //!
-//! [`cuda::DeviceMemory`] is device memory of another library with its owner, and [`BufSliceMut::from_device`] borrows
-//! such memory. Both take part in all transfers. [`OpenOptions::open_borrowed_fd`] uses a file that stays another
-//! library's.
+//! [`cuda::DeviceMemory`] is device memory of another library together with its owner, and
+//! [`BufSliceMut::from_device`] borrows such memory. All transfers take both. [`OpenOptions::open_borrowed_fd`] uses
+//! a file that another library keeps open.
 //!
 //! ```no_run
 //! use std::os::fd::BorrowedFd;
@@ -192,9 +192,9 @@
 //! # Choose settings
 //!
 //! The defaults suit most machines. Every file uses the process's default engine, which follows [environment
-//! variables](Settings::from_env). A program sets an engine by [`Engine::builder`], and a file by [`OpenOptions`]. More
-//! workers are faster up to the speed of the GPU's link, and take more processors and pinned memory.
-//! [`DirectIo::Always`] spares the page cache, but then the next load comes from the disk.
+//! variables](Settings::from_env). [`Engine::builder`] configures another engine, and [`OpenOptions`] a single file.
+//! More workers are faster up to the speed of the GPU's link, but use more processors and pinned memory.
+//! [`DirectIo::Always`] keeps the page cache free for other files, but then the next load comes from the disk.
 //!
 //! ```
 //! use gpufile::{DirectIo, Engine, File, RoutePolicy};
@@ -217,8 +217,8 @@
 //!
 //! # Find out why it is slow
 //!
-//! 1. [`File::route`] returns the route of device memory, and why no better one is taken.
-//! 2. [`page_cache::residency`] returns how much of the file is cached. The rest comes at the disk's speed.
+//! 1. [`File::route`] returns the route between the file and device memory, and why it is not a better one.
+//! 2. [`page_cache::residency`] returns how much of the file is cached. The rest is read at the speed of the disk.
 //! 3. The program `gpufile check FILE` prints both, and `gpufile bench FILE` measures the file, the disk and the GPU's
 //!    link.
 //!
@@ -239,8 +239,8 @@
 //! # }
 //! ```
 //!
-//! Many small calls are slower than one call with many ranges. A new file is bound by the file system, which allocates
-//! its blocks.
+//! Many small calls are slower than one call with many ranges. Writing a new file is limited by the file system,
+//! which allocates its blocks.
 //!
 //! # Features
 //!

@@ -1,11 +1,11 @@
 //! The kernel's page cache: which pages of a file it holds, and calls that empty and fill it.
 //!
-//! A read of cached pages is a copy in memory. Any other read waits for the storage, and loses nothing if it bypasses
-//! the cache. [`residency`] helps to choose between the two. [`evict`] makes the next read a cold one, for a
-//! measurement, or because nothing will read the pages again. [`prefetch`] does the opposite.
+//! A read of cached pages is a copy in memory. Any other read waits for storage, and is no slower if it bypasses the
+//! cache. [`residency`] helps to choose between the two. [`evict`] removes pages, so that the next read comes from
+//! storage: for a measurement, or because nothing will read them again. [`prefetch`] does the opposite.
 //!
-//! All three take any open regular file, and a range in bytes. The part of the range behind the end of the file does
-//! not count. They allocate nothing.
+//! All three take any open regular file, and a range in bytes. The part of the range after the end of the file is
+//! ignored. They allocate nothing.
 //!
 //! ```
 //! use gpufile::{File, page_cache};

@@ -1,10 +1,10 @@
 //! A small CUDA layer for file I/O: devices, memory, streams, events and kernels.
 //!
-//! Programs that use another CUDA crate keep using it: [`IoBuf`] takes memory of any origin, and the feature `cudarc`
-//! that crate's. No call here except [`Device::set_current`] changes the calling thread's current device or context.
-//! By default, CUDA calls that allocate, wait or query end the capture of a graph on another stream. Those here do
-//! not, except [`Device::synchronize`]. Copying or filling without a stream ends the capture of a stream that waits
-//! for the null stream. Streams of [`Device::stream`] and of PyTorch do not wait for it.
+//! Programs with another CUDA crate can keep using it: [`IoBuf`] takes memory of any origin, and the feature `cudarc`
+//! takes that crate's memory. No call here except [`Device::set_current`] changes the calling thread's current device
+//! or context. By default, CUDA calls that allocate, wait or query end the capture of a graph on another stream. The
+//! calls here do not, except [`Device::synchronize`]. Copying or filling without a stream ends the capture of a
+//! stream that waits for the null stream. Streams of [`Device::stream`] and of PyTorch do not wait for it.
 //!
 //! ```no_run
 //! use cufile::cuda::Cuda;

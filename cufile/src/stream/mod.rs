@@ -1,13 +1,13 @@
 //! Stream-ordered transfers: reads and writes that a CUDA stream runs in order with its other work.
 //!
-//! A [`RegisteredStream`] submits transfers and returns an [`Operation`] for each. Until the transfer is over, the
+//! A [`RegisteredStream`] submits transfers and returns an [`Operation`] for each. Until the transfer has ended, the
 //! operation owns everything that libcufile uses: size and offsets, the buffer, and references to file and stream. So
 //! nothing can be freed too early:
-//! - [`wait`](Operation::wait) waits and gives the buffer back with the number of bytes;
+//! - [`wait`](Operation::wait) waits, and returns the buffer and the number of bytes;
 //! - dropping waits, also in a panic or an early return, for at most 30 seconds, and then leaks;
 //! - leaking ([`std::mem::forget`]) leaks the buffer too.
 //!
-//! A failed call may have queued the transfer nevertheless. Its error is [`Failed`], whose [`Kept`] holds the buffer
+//! Even if a call fails, it may have queued the transfer. Its error is [`Failed`], whose [`Kept`] holds the buffer
 //! until the stream has passed the call.
 //!
 //! libcufile reads the size and the offsets when the transfer runs, unless the stream's [`StreamFlags`] fix them at
@@ -95,7 +95,7 @@ bitflags::bitflags! {
 /// returns the error. A new registration of the stream shares the old one. Dropping other streams tries to deregister
 /// it again.
 ///
-/// libcufile registers a stream once, and identifies it by its handle alone. The default stream and streams of other
+/// libcufile registers a stream once, and identifies it only by its handle. The default stream and streams of other
 /// code can be registered again. With the same flags, this shares the first registration and its driver; with other
 /// flags it fails with [`Error::InUse`]. The default stream of a second device fails so too, because its handle is
 /// the same null.

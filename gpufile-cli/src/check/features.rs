@@ -39,7 +39,7 @@ pub fn table(machine: &Machine) -> Vec<Feature> {
         ),
         feature(
             "kernels",
-            "scattered ranges by a kernel",
+            "scattered ranges with a kernel",
             has_gpu && machine.gpus().iter().all(|gpu| gpu.no_kernel.is_none()),
         ),
         feature("parameters", "cuFile's parameters (1.14)", has("cuFileGetParameterSizeT")),

@@ -3,16 +3,16 @@
 //!
 //! [`safetensors::Checkpoint`] loads the tensors of one or several files into one allocation, as fast as one large
 //! read. [`safetensors::save`] writes a file. [`npy::NpyFile`] and [`npy::write()`] do the same for one array. A save
-//! replaces an old file as a whole, or leaves it as it was. With the feature `zarr`, the module `zarr` reads and writes
-//! Zarr arrays, which have one file for each chunk.
+//! replaces an old file as a whole, or leaves it unchanged. With the feature `zarr`, the module `zarr` reads and
+//! writes Zarr arrays, which have one file for each chunk.
 //!
 //! # Headers
 //! The header types do no I/O. A parser takes the bytes of a header and the length of the file. It returns names,
 //! types, shapes and byte ranges.
 //!
 //! Headers are untrusted input. The parser checks the header against itself and against the length of the file. Every
-//! range lies in the file, ranges do not overlap, and each range has as many bytes as its shape and type. The parser
-//! allocates memory in proportion to the bytes of the header, and never by a number in the header.
+//! range is within the file, ranges do not overlap, and the length of each range matches its shape and type. The
+//! memory that the parser allocates is proportional to the length of the header, whatever numbers it contains.
 //!
 //! ```
 //! use gpufile::formats::safetensors::Header;

@@ -1,10 +1,11 @@
-//! Groups of processes, one for each GPU, on one host or on several. Their GPUs exchange bytes by NCCL.
+//! Groups of processes, one for each GPU, on one host or on several. Their GPUs exchange bytes with NCCL.
 //!
 //! libnccl 2.14 or newer is loaded at run time, when first needed: the file that the variable `NCCL_LIBRARY` names, or
 //! `libnccl.so.2` from the dynamic loader's folders, CUDA's toolkits or Python's packages.
 //!
-//! One rank makes a [`UniqueId`], and the program hands it to the others: by a file, a socket or MPI. Each rank then joins
-//! the [`RankGroup`], and all load a model [together](crate::formats::safetensors::PlacedLoad::by_rank):
+//! One rank creates a [`UniqueId`], and the program passes it to the others, for example through a file, a socket or
+//! MPI. Each rank then joins the [`RankGroup`], and all load a model
+//! [together](crate::formats::safetensors::PlacedLoad::by_rank):
 //!
 //! ```no_run
 //! use gpufile::Engine;

@@ -6,12 +6,13 @@
 //! Elements of fixed size are supported, and records and Python objects are not. Reading does not change the bytes: the
 //! header reports their byte order and the order of the axes.
 //!
-//! A header has the spellings that numpy writes: types such as `<f4` and `|S7`, `True` and `False`, decimal numbers, and
-//! strings without escapes. numpy also loads other Python, which this crate refuses: names of types such as `float32`,
-//! `<g` or `i`, numbers such as `0x3` or `1_2`, comments, and strings in several parts.
+//! The parser accepts the spellings that numpy writes: types such as `<f4` and `|S7`, `True` and `False`, decimal
+//! numbers, and strings without escapes. numpy also loads other Python, which this crate refuses: names of types such
+//! as `float32`, `<g` or `i`, numbers such as `0x3` or `1_2`, comments, and strings in several parts.
 //!
-//! Files of numpy's `tofile` have no header. Read them by [`File::read_exact_at`](crate::File::read_exact_at), and
-//! write files for `fromfile` by [`File::write_all_at`](crate::File::write_all_at).
+//! Files written with numpy's `tofile` have no header. Read them with
+//! [`File::read_exact_at`](crate::File::read_exact_at), and write files for `fromfile` with
+//! [`File::write_all_at`](crate::File::write_all_at).
 //!
 //! An [`NpyHeader`] needs no file:
 //!

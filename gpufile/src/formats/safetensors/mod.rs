@@ -14,7 +14,7 @@
 //! [`Checkpoint`] opens one or several files, and loads their tensors to a GPU or to the host. [`save`] and
 //! [`save_shards`] write files. A [`Placement`] chooses which of several GPUs get a tensor, a slice of it or a copy.
 //!
-//! A [`Header`] needs no file. Two reads get its bytes, and it has the range of each tensor:
+//! A [`Header`] needs no file. Two reads get its bytes, and it contains the range of each tensor:
 //!
 //! ```
 //! use std::collections::BTreeMap;

@@ -1,8 +1,9 @@
 //! Zarr arrays in folders: chunks to and from GPU memory, on the `zarrs` crate.
 //!
-//! A [`FileStore`] is a folder with arrays and groups of Zarr version 3 or 2, for zarrs and this crate. An [`Array`] on
-//! it is read whole or in part into one buffer of the host or a GPU, and written from one buffer. The engine transfers
-//! [raw chunks](Array#raw-chunks) directly. This crate decodes the others on the host, and zarrs encodes them.
+//! A [`FileStore`] is a folder with arrays and groups of Zarr version 3 or 2, for zarrs and this crate. An [`Array`]
+//! on it is read whole or in part into one buffer of the host or a GPU, and written from one buffer. The engine
+//! transfers [raw chunks](Array#raw-chunks) directly. Other chunks are decoded on the host by this crate, and encoded
+//! by zarrs.
 //!
 //! Use [`zarrs`] itself, which this module re-exports, for everything else: creating, resizing, attributes, groups.
 //!

@@ -30,7 +30,7 @@ impl PlacedLoad<'_> {
     /// the GPUs in the placement.
     ///
     /// All ranks must call this with the same files, tensors, placement and settings. A rank reads its own tensors and
-    /// slices. Of tensors for all, each rank reads a part, and the ranks exchange the parts by NCCL while they read the
+    /// slices. Of tensors for all, each rank reads a part, and the ranks exchange the parts with NCCL while they read the
     /// next. See [`ranks`](crate::ranks) for an example.
     ///
     /// The GPU needs memory for the tensors, the staging buffers of the engine, and the buffers of NCCL. A rank reads
