@@ -6,10 +6,10 @@ use cuda_rt_sys::loader::{LoadError, SharedLibrary, Symbol};
 #[derive(Debug, Clone, Copy)]
 pub struct Functions {
     /// Registers the file of `descr`, and writes its handle to `fh`. Clear `descr` first, as `Default` does. The
-    /// descriptor must stay open until the handle is deregistered. Opens the driver if that was not done: in 1.16 to
+    /// descriptor must stay open until the handle is deregistered. Opens the driver if it is not open: in 1.16 to
     /// 1.20 this never returns on a host without libcuda. See *Registering files* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::FileHandle::register`, `cufile::FileHandle::register_userspace`.
     pub cuFileHandleRegister: unsafe extern "C" fn(
         fh: *mut CUfileHandle_t,
@@ -17,14 +17,14 @@ pub struct Functions {
     ) -> CUfileError_t,
     /// Deregisters a handle. The program closes its descriptor afterwards.
     ///
-    /// Returns nothing: a failure does not show. Safe: `cufile::FileHandle::deregister`.
+    /// Returns nothing, and does not report failures. Safe: `cufile::FileHandle::deregister`.
     pub cuFileHandleDeregister: unsafe extern "C" fn(fh: CUfileHandle_t),
     /// Registers `length` bytes at `bufPtr_base`, of a GPU or of the host. `flags` is 0, or `CU_FILE_RDMA_REGISTER`
-    /// and `CU_FILE_RDMA_RELAXED_ORDERING`. Opens the driver if that was not done, as `cuFileHandleRegister` does.
-    /// Deregister memory before freeing it: otherwise the process can deadlock with nvidia-fs, and libcufile notices
-    /// nothing without it. See *Reads, writes and their results* in docs/libcufile.md.
+    /// and `CU_FILE_RDMA_RELAXED_ORDERING`. Opens the driver if it is not open, as `cuFileHandleRegister` does.
+    /// Deregister memory before freeing it: otherwise the process can deadlock with nvidia-fs, and without it
+    /// libcufile does not notice. See *Reads, writes and their results* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::RegisteredBuffer::register`, `cufile::Driver::with_registered`,
     /// `cufile::Driver::with_registered_mut`.
     pub cuFileBufRegister: unsafe extern "C" fn(
@@ -32,17 +32,17 @@ pub struct Functions {
         length: usize,
         flags: ::core::ffi::c_int,
     ) -> CUfileError_t,
-    /// Deregisters the memory that was registered at `bufPtr_base`. An unknown address is 5024.
+    /// Deregisters the memory that was registered at `bufPtr_base`. An unknown address returns 5024.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::RegisteredBuffer::deregister`.
     pub cuFileBufDeregister: unsafe extern "C" fn(
         bufPtr_base: *const ::core::ffi::c_void,
     ) -> CUfileError_t,
     /// Reads up to `size` bytes from byte `file_offset` of the file to `bufPtr_base + bufPtr_offset`; the offset in
-    /// memory is in bytes too. The memory's context must be current on the calling thread. The call is ordered with
-    /// no stream. A short read into device memory also overwrites bytes behind the count, within `size`. See *Reads,
-    /// writes and their results* in docs/libcufile.md.
+    /// memory is in bytes too. The memory's context must be current on the calling thread. The call is not ordered
+    /// with any stream. A short read into device memory also overwrites bytes after the count, within `size`. See
+    /// *Reads, writes and their results* in docs/libcufile.md.
     ///
     /// Returns the number of bytes; −1 with a POSIX number, or a code above 5000, in `errno`; or a negated code.
     /// Safe: `cufile::FileHandle::read_at`, `cufile::BufSliceMut`.
@@ -54,8 +54,8 @@ pub struct Functions {
         bufPtr_offset: off_t,
     ) -> isize,
     /// Writes up to `size` bytes from `bufPtr_base + bufPtr_offset` to byte `file_offset` of the file; the offset in
-    /// memory is in bytes too. The memory's context must be current on the calling thread. The call is ordered with
-    /// no stream. On the GPUDirect path it writes whole blocks of 4 KiB, so that other writes to the same block can
+    /// memory is in bytes too. The memory's context must be current on the calling thread. The call is not ordered
+    /// with any stream. On the GPUDirect path it writes whole blocks of 4 KiB, so other writes to the same block can
     /// be lost. Beyond the process's limit of file sizes, `errno` is `EPERM`. See *Reads, writes and their results*
     /// in docs/libcufile.md.
     ///
@@ -69,22 +69,22 @@ pub struct Functions {
         bufPtr_offset: off_t,
     ) -> isize,
     /// Opens the driver, or counts one more opening. In 1.16 to 1.20 it never returns on a host without libcuda: try
-    /// `cuInit` and count the devices first. It must not run beside calls that open, close, or use parameters or
-    /// properties: that corrupts the heap. If the path of the log file was set as a parameter, it calls `setenv`.
-    /// See *Loading and opening* in docs/libcufile.md.
+    /// `cuInit` and count the devices first. It must not run at the same time as calls that open, close, or use
+    /// parameters or properties: that corrupts the heap. If the path of the log file was set as a parameter, it
+    /// calls `setenv`. See *Loading and opening* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
-    /// `cufile::Driver::open`, `cufile::DriverBuilder::open`.
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Driver::open`,
+    /// `cufile::DriverBuilder::open`.
     pub cuFileDriverOpen: unsafe extern "C" fn() -> CUfileError_t,
-    /// Takes back one opening. The last one closes the driver, and libcufile forgets the parameters that the program
-    /// has set. One too many is 5001. It must not run beside calls that open, close, or use parameters or
-    /// properties. `cufile.h` maps the name `cuFileDriverClose` to this symbol, as `Functions::cuFileDriverClose`
-    /// does. See *Loading and opening* in docs/libcufile.md.
+    /// Undoes one opening. The last call closes the driver, and libcufile forgets the parameters that the program
+    /// has set. One call too many returns 5001. It must not run at the same time as calls that open, close, or use
+    /// parameters or properties. `cufile.h` maps the name `cuFileDriverClose` to this symbol, as
+    /// `Functions::cuFileDriverClose` does. See *Loading and opening* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Driver::close`, `cufile::Driver`.
     pub cuFileDriverClose_v2: unsafe extern "C" fn() -> CUfileError_t,
-    /// Returns the number of openings that were not taken back. It works before opening.
+    /// Returns the number of openings that were not closed. It works before opening.
     ///
     /// Safe: `cufile::Driver::use_count`.
     pub cuFileUseCount: unsafe extern "C" fn() -> ::core::ffi::c_long,
@@ -92,7 +92,7 @@ pub struct Functions {
     /// to 1.16, libcufile then forgets the parameters that the program has set. Up to 1.15, the call can end the
     /// process (`SIGFPE`) during a transfer. See *Loading and opening* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Driver::properties`.
     pub cuFileDriverGetProperties: unsafe extern "C" fn(
         props: *mut CUfileDrvProps_t,
@@ -101,7 +101,7 @@ pub struct Functions {
     /// only before opening; otherwise it succeeds without one. Up to 1.15, the call can end the process (`SIGFPE`)
     /// during a transfer. See *Loading and opening* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::poll_mode`.
     pub cuFileDriverSetPollMode: unsafe extern "C" fn(
         poll: bool,
@@ -111,7 +111,7 @@ pub struct Functions {
     /// 1.17 on, and only before opening; otherwise it succeeds without one. Up to 1.15, the call can end the process
     /// (`SIGFPE`) during a transfer. See *Loading and opening* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::max_direct_io_size`.
     pub cuFileDriverSetMaxDirectIOSize: unsafe extern "C" fn(
         max_direct_io_size: usize,
@@ -120,7 +120,7 @@ pub struct Functions {
     /// on, and only before opening; otherwise it succeeds without one. Up to 1.15, the call can end the process
     /// (`SIGFPE`) during a transfer. See *Loading and opening* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::max_cache_size`.
     pub cuFileDriverSetMaxCacheSize: unsafe extern "C" fn(
         max_cache_size: usize,
@@ -129,15 +129,15 @@ pub struct Functions {
     /// an open driver. Up to 1.15, the call can end the process (`SIGFPE`) during a transfer. See *Loading and
     /// opening* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::max_pinned_memory`.
     pub cuFileDriverSetMaxPinnedMemSize: unsafe extern "C" fn(
         max_pinned_size: usize,
     ) -> CUfileError_t,
-    /// Makes a batch for `nr` entries at a time, and writes it to `batch_idp`. `nr` is 1 to the parameter
+    /// Creates a batch for `nr` entries at a time, and writes it to `batch_idp`. `nr` is 1 to the parameter
     /// `io_batchsize`, 128 unless set.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe: `cufile::Batch::new`.
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Batch::new`.
     pub cuFileBatchIOSetUp: unsafe extern "C" fn(
         batch_idp: *mut CUfileBatchHandle_t,
         nr: ::core::ffi::c_uint,
@@ -146,7 +146,7 @@ pub struct Functions {
     /// entry longer than `max_direct_io_size` completes short, without an error. Unregistered host memory corrupts
     /// the heap except in one pattern. See *Batches* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Batch::submit`.
     pub cuFileBatchIOSubmit: unsafe extern "C" fn(
         batch_idp: CUfileBatchHandle_t,
@@ -158,8 +158,8 @@ pub struct Functions {
     /// `iocbp` and their number to `nr`. The field `ret` of an event is a number of bytes, or a negative code. After
     /// `cuFileBatchIOCancel` no event comes. See *Batches* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
-    /// `cufile::Batch::poll`, `cufile::Batch::poll_into`, `cufile::Batch::wait_all`.
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe: `cufile::Batch::poll`,
+    /// `cufile::Batch::poll_into`, `cufile::Batch::wait_all`.
     pub cuFileBatchIOGetStatus: unsafe extern "C" fn(
         batch_idp: CUfileBatchHandle_t,
         min_nr: ::core::ffi::c_uint,
@@ -170,23 +170,22 @@ pub struct Functions {
     /// Cancels the entries that are in flight. Afterwards, the batch reports nothing and can only be destroyed. See
     /// *Batches* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Batch::cancel`.
     pub cuFileBatchIOCancel: unsafe extern "C" fn(
         batch_idp: CUfileBatchHandle_t,
     ) -> CUfileError_t,
     /// Waits for the transfers of a batch, and frees it.
     ///
-    /// Returns nothing: a failure does not show. Safe: `cufile::Batch::cancel`.
+    /// Returns nothing, and does not report failures. Safe: `cufile::Batch::cancel`.
     pub cuFileBatchIODestroy: unsafe extern "C" fn(batch_idp: CUfileBatchHandle_t),
     /// Submits a read in `stream`. `*size_p`, `*file_offset_p` and `*bufPtr_offset_p` are bytes. libcufile reads
-    /// them when the read runs, except those that the flags of `cuFileStreamRegister` fix. `*size_p` at submission
-    /// is the most that it may become. All pointers, the memory and the handle must live until the read has run.
-    /// Then `*bytes_read_p` is a number of bytes, −1, or a negative code, and `errno` says nothing. Threads that
-    /// submit to one stream at the same time abort the process. See *Stream-ordered operations* in
-    /// docs/libcufile.md.
+    /// them when the read runs, except those that the flags of `cuFileStreamRegister` fix. The value of `*size_p` at
+    /// submission is its maximum. All pointers, the memory and the handle must live until the read has run. Then
+    /// `*bytes_read_p` is a number of bytes, −1, or a negative code, and `errno` is not set. Threads that submit
+    /// to one stream at the same time abort the process. See *Stream-ordered operations* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::RegisteredStream::read_at`, `cufile::RegisteredStream::read_late`, `cufile::Scope::read_at`.
     pub cuFileReadAsync: unsafe extern "C" fn(
         fh: CUfileHandle_t,
@@ -198,13 +197,13 @@ pub struct Functions {
         stream: CUstream,
     ) -> CUfileError_t,
     /// Submits a write in `stream`. `*size_p`, `*file_offset_p` and `*bufPtr_offset_p` are bytes. libcufile reads
-    /// them when the write runs, except those that the flags of `cuFileStreamRegister` fix. `*size_p` at submission
-    /// is the most that it may become. All pointers, the memory and the handle must live until the write has run.
-    /// Then `*bytes_written_p` is a number of bytes, −1, or a negative code, and `errno` says nothing. Threads
-    /// that submit to one stream at the same time abort the process. See *Stream-ordered operations* in
+    /// them when the write runs, except those that the flags of `cuFileStreamRegister` fix. The value of `*size_p`
+    /// at submission is its maximum. All pointers, the memory and the handle must live until the write has run. Then
+    /// `*bytes_written_p` is a number of bytes, −1, or a negative code, and `errno` is not set. Threads that
+    /// submit to one stream at the same time abort the process. See *Stream-ordered operations* in
     /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::RegisteredStream::write_at`, `cufile::RegisteredStream::write_late`, `cufile::Scope::write_at`.
     pub cuFileWriteAsync: unsafe extern "C" fn(
         fh: CUfileHandle_t,
@@ -215,24 +214,24 @@ pub struct Functions {
         bytes_written_p: *mut isize,
         stream: CUstream,
     ) -> CUfileError_t,
-    /// Registers a stream. `flags` is a mask of the `CU_FILE_STREAM_*`, which promise what stays fixed or aligned. A
-    /// registered stream again is 5022. libcufile tells streams apart by their handles, so that the default streams
-    /// of two devices are one. See *Stream-ordered operations* in docs/libcufile.md.
+    /// Registers a stream. `flags` is a mask of the `CU_FILE_STREAM_*`, which promise what stays fixed or aligned.
+    /// Registering a stream again returns 5022. libcufile identifies streams by their handles, so the default
+    /// streams of two devices are one to it. See *Stream-ordered operations* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::RegisteredStream::register`.
     pub cuFileStreamRegister: unsafe extern "C" fn(
         stream: CUstream,
         flags: ::core::ffi::c_uint,
     ) -> CUfileError_t,
     /// Deregisters a stream. If the stream has done I/O, that corrupts later operations of other registered streams
-    /// that have. See *Stream-ordered operations* in docs/libcufile.md.
+    /// that have done I/O. See *Stream-ordered operations* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::RegisteredStream::deregister`.
     pub cuFileStreamDeregister: unsafe extern "C" fn(stream: CUstream) -> CUfileError_t,
     /// Reads from byte `file_offset` of the file into the `iovcnt` parts of `iov`, one after the other; their
-    /// lengths are bytes. `flags` is 0. An empty part beside others, or a null one, aborts the process. With 40 or
+    /// lengths are bytes. `flags` is 0. An empty part among others, or a null one, aborts the process. With 40 or
     /// more parts the call, or closing the driver, can hang. See *Reads, writes and their results* in
     /// docs/libcufile.md.
     ///
@@ -248,7 +247,7 @@ pub struct Functions {
         ) -> isize,
     >,
     /// Writes the `iovcnt` parts of `iov`, one after the other, from byte `file_offset` of the file on; their
-    /// lengths are bytes. `flags` is 0. An empty part beside others, or a null one, aborts the process. With 40 or
+    /// lengths are bytes. `flags` is 0. An empty part among others, or a null one, aborts the process. With 40 or
     /// more parts the call, or closing the driver, can hang. See *Reads, writes and their results* in
     /// docs/libcufile.md.
     ///
@@ -265,7 +264,7 @@ pub struct Functions {
     >,
     /// Writes 1000 × major + 10 × minor to `version`, for example 1200 for 1.20. It works before opening.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Library::version`.
     pub cuFileGetVersion: unsafe extern "C" fn(
         version: *mut ::core::ffi::c_int,
@@ -273,16 +272,16 @@ pub struct Functions {
     /// Writes what libcufile knows about the PCIe topology to the file `filename`, a NUL-terminated path. It never
     /// returns on a host without libcuda.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Driver::export_pcie_topology`. Since cuFile 1.17.
     pub cuFileExportPCIeTopology: Option<
         unsafe extern "C" fn(filename: *const ::core::ffi::c_char) -> CUfileError_t,
     >,
     /// Writes a parameter to `value`: KiB or milliseconds where its name ends in `_KB` or `_MS`. Most defaults read
-    /// as 0 before opening. It must not run beside calls that open, close, or set parameters. See *Parameters* in
-    /// docs/libcufile.md.
+    /// as 0 before opening. It must not run at the same time as calls that open, close, or set parameters. See
+    /// *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::params::Params::get`. Since cuFile 1.14.
     pub cuFileGetParameterSizeT: Option<
         unsafe extern "C" fn(
@@ -290,10 +289,10 @@ pub struct Functions {
             value: *mut usize,
         ) -> CUfileError_t,
     >,
-    /// Writes a parameter to `value`. It must not run beside calls that open, close, or set parameters. See
-    /// *Parameters* in docs/libcufile.md.
+    /// Writes a parameter to `value`. It must not run at the same time as calls that open, close, or set parameters.
+    /// See *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::params::Params::get`. Since cuFile 1.14.
     pub cuFileGetParameterBool: Option<
         unsafe extern "C" fn(
@@ -301,10 +300,10 @@ pub struct Functions {
             value: *mut bool,
         ) -> CUfileError_t,
     >,
-    /// Writes a parameter to the `len` bytes at `desc_str`, with a NUL; too few bytes are 5022. It must not run
-    /// beside calls that open, close, or set parameters. See *Parameters* in docs/libcufile.md.
+    /// Writes a parameter to the `len` bytes at `desc_str`, with a NUL; with too few bytes it returns 5022. It must
+    /// not run at the same time as calls that open, close, or set parameters. See *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::params::Params::get`. Since cuFile 1.14.
     pub cuFileGetParameterString: Option<
         unsafe extern "C" fn(
@@ -317,7 +316,7 @@ pub struct Functions {
     /// stay unwritten; in 1.16 these two never return on a host without libcuda. See *Parameters* in
     /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::params::Params::limits`. Since cuFile 1.15.
     pub cuFileGetParameterMinMaxValue: Option<
         unsafe extern "C" fn(
@@ -327,10 +326,10 @@ pub struct Functions {
         ) -> CUfileError_t,
     >,
     /// Sets a parameter: KiB or milliseconds where its name ends in `_KB` or `_MS`. It works only before opening,
-    /// without a check of the limits; afterwards it is 5026. It must not run beside calls that open, close, or use
-    /// parameters or properties: that corrupts the heap. See *Parameters* in docs/libcufile.md.
+    /// without a check of the limits; afterwards it returns 5026. It must not run at the same time as calls that
+    /// open, close, or use parameters or properties: that corrupts the heap. See *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`. Since cuFile 1.14.
     pub cuFileSetParameterSizeT: Option<
         unsafe extern "C" fn(
@@ -338,10 +337,11 @@ pub struct Functions {
             value: usize,
         ) -> CUfileError_t,
     >,
-    /// Sets a parameter. It works only before opening; afterwards it is 5026. It must not run beside calls that
-    /// open, close, or use parameters or properties: that corrupts the heap. See *Parameters* in docs/libcufile.md.
+    /// Sets a parameter. It works only before opening; afterwards it returns 5026. It must not run at the same time
+    /// as calls that open, close, or use parameters or properties: that corrupts the heap. See *Parameters* in
+    /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`. Since cuFile 1.14.
     pub cuFileSetParameterBool: Option<
         unsafe extern "C" fn(
@@ -350,10 +350,11 @@ pub struct Functions {
         ) -> CUfileError_t,
     >,
     /// Sets a parameter to a NUL-terminated text, which must not be empty. It works only before opening; afterwards
-    /// it is 5026. It must not run beside calls that open, close, or use parameters or properties: that corrupts the
-    /// heap. After the path of the log file was set, opening calls `setenv`. See *Parameters* in docs/libcufile.md.
+    /// it returns 5026. It must not run at the same time as calls that open, close, or use parameters or properties:
+    /// that corrupts the heap. After the path of the log file was set, opening calls `setenv`. See *Parameters* in
+    /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::set`, `cufile::params::Params::set`. Since cuFile 1.14.
     pub cuFileSetParameterString: Option<
         unsafe extern "C" fn(
@@ -364,57 +365,58 @@ pub struct Functions {
     /// Sets the level of statistics, 0 to 3. A level above 0 counts at once; 0 keeps the counters and counts
     /// nothing. See *Statistics and peer-to-peer* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::stats::Statistics::set_level`. Since cuFile 1.15.
     pub cuFileSetStatsLevel: Option<
         unsafe extern "C" fn(level: ::core::ffi::c_int) -> CUfileError_t,
     >,
     /// Writes the level of statistics to `level`, 0 to 3. It works before opening.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::stats::Statistics::level`. Since cuFile 1.15.
     pub cuFileGetStatsLevel: Option<
         unsafe extern "C" fn(level: *mut ::core::ffi::c_int) -> CUfileError_t,
     >,
-    /// Sets the counters to 0. At level 0 it is 5030, and before opening 5001. See *Statistics and peer-to-peer* in
-    /// docs/libcufile.md.
-    ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
-    /// `cufile::stats::Statistics::start`. Since cuFile 1.15.
-    pub cuFileStatsStart: Option<unsafe extern "C" fn() -> CUfileError_t>,
-    /// Sets level and counters to 0. Reading them is then 5022 until a level is set. See *Statistics and
+    /// Sets the counters to 0. At level 0 it returns 5030, and before opening 5001. See *Statistics and
     /// peer-to-peer* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
+    /// `cufile::stats::Statistics::start`. Since cuFile 1.15.
+    pub cuFileStatsStart: Option<unsafe extern "C" fn() -> CUfileError_t>,
+    /// Sets level and counters to 0. Reading them then returns 5022 until a level is set. See *Statistics and
+    /// peer-to-peer* in docs/libcufile.md.
+    ///
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::stats::Statistics::stop`. Since cuFile 1.15.
     pub cuFileStatsStop: Option<unsafe extern "C" fn() -> CUfileError_t>,
-    /// Sets the counters to 0. Before opening it is 5001.
+    /// Sets the counters to 0. Before opening it returns 5001.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::stats::Statistics::reset`. Since cuFile 1.15.
     pub cuFileStatsReset: Option<unsafe extern "C" fn() -> CUfileError_t>,
     /// Fills `stats` with sums: bytes, bytes per second, microseconds and numbers of calls. The struct grew from 512
-    /// to 624 bytes in 1.19, so a library of 1.19 overflows one of an older header. See *ABI* in docs/libcufile.md.
+    /// to 624 bytes in 1.19, so a library of 1.19 overflows the struct of an older header. See *ABI* in
+    /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::stats::Statistics::basic`. Since cuFile 1.15.
     pub cuFileGetStatsL1: Option<
         unsafe extern "C" fn(stats: *mut CUfileStatsLevel1_t) -> CUfileError_t,
     >,
     /// Fills `stats` with sums and with histograms of sizes, whose first element counts transfers below 4 KiB. Clear
-    /// `stats` first, as `Default` does: libcufile leaves parts unwritten. Before 1.19, fields behind the first
-    /// level lie 112 bytes earlier. See *ABI* in docs/libcufile.md.
+    /// `stats` first, as `Default` does: libcufile leaves parts unwritten. Before 1.19, fields after the first level
+    /// lie 112 bytes earlier. See *ABI* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::stats::Statistics::detailed`. Since cuFile 1.15.
     pub cuFileGetStatsL2: Option<
         unsafe extern "C" fn(stats: *mut CUfileStatsLevel2_t) -> CUfileError_t,
     >,
     /// Fills `stats` with sums, histograms, and counters for each GPU, which stay 0 in 1.18 to 1.20. Clear `stats`
-    /// first, as `Default` does: libcufile leaves parts unwritten. Before 1.19, fields behind the first level lie
-    /// 112 bytes earlier. See *ABI* in docs/libcufile.md.
+    /// first, as `Default` does: libcufile leaves parts unwritten. Before 1.19, fields after the first level lie 112
+    /// bytes earlier. See *ABI* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::stats::Statistics::per_gpu`. Since cuFile 1.15.
     pub cuFileGetStatsL3: Option<
         unsafe extern "C" fn(stats: *mut CUfileStatsLevel3_t) -> CUfileError_t,
@@ -422,7 +424,7 @@ pub struct Functions {
     /// Writes to `barSize` the size of the BAR of the GPU number `gpuIndex`, in KiB. In 1.16 it never returns on a
     /// host without libcuda.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Driver::bar_size_bytes`. Since cuFile 1.15.
     pub cuFileGetBARSizeInKB: Option<
         unsafe extern "C" fn(
@@ -430,11 +432,11 @@ pub struct Functions {
             barSize: *mut usize,
         ) -> CUfileError_t,
     >,
-    /// Sets the slabs of host bounce buffers: `len` sizes in KiB, and as many counts. It works only before opening.
-    /// It must not run beside calls that open, close, or use parameters or properties. See *Parameters* in
-    /// docs/libcufile.md.
+    /// Sets the slabs of host bounce buffers: `len` sizes in KiB, and the same number of counts. It works only
+    /// before opening. It must not run at the same time as calls that open, close, or use parameters or properties.
+    /// See *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::posix_pool_slabs`, `cufile::params::Params::set_posix_pool_slabs`. Since cuFile 1.15.
     pub cuFileSetParameterPosixPoolSlabArray: Option<
         unsafe extern "C" fn(
@@ -443,11 +445,11 @@ pub struct Functions {
             len: ::core::ffi::c_int,
         ) -> CUfileError_t,
     >,
-    /// Writes the slabs of host bounce buffers: `len` sizes in KiB, and as many counts. `len` must be the number
-    /// that was set last. Before opening, if none were set, every `len` is 5022. See *Parameters* in
+    /// Writes the slabs of host bounce buffers: `len` sizes in KiB, and the same number of counts. `len` must be the
+    /// number that was set last. Before opening, if none were set, every `len` returns 5022. See *Parameters* in
     /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::params::Params::posix_pool_slabs`. Since cuFile 1.15.
     pub cuFileGetParameterPosixPoolSlabArray: Option<
         unsafe extern "C" fn(
@@ -456,11 +458,11 @@ pub struct Functions {
             len: ::core::ffi::c_int,
         ) -> CUfileError_t,
     >,
-    /// Sets the slabs of GPU bounce buffers: `len` sizes in KiB, and as many counts. It works only before opening.
-    /// It must not run beside calls that open, close, or use parameters or properties. See *Parameters* in
-    /// docs/libcufile.md.
+    /// Sets the slabs of GPU bounce buffers: `len` sizes in KiB, and the same number of counts. It works only before
+    /// opening. It must not run at the same time as calls that open, close, or use parameters or properties. See
+    /// *Parameters* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::DriverBuilder::gpu_bounce_buffer_slabs`, `cufile::params::Params::set_gpu_bounce_buffer_slabs`.
     /// Since cuFile 1.17.
     pub cuFileSetParameterGpuBounceBufferSlabArray: Option<
@@ -470,10 +472,11 @@ pub struct Functions {
             len: ::core::ffi::c_int,
         ) -> CUfileError_t,
     >,
-    /// Writes the slabs of GPU bounce buffers: `len` sizes in KiB, and as many counts. `len` must be the number that
-    /// was set last. Before opening, if none were set, every `len` is 5022. See *Parameters* in docs/libcufile.md.
+    /// Writes the slabs of GPU bounce buffers: `len` sizes in KiB, and the same number of counts. `len` must be the
+    /// number that was set last. Before opening, if none were set, every `len` returns 5022. See *Parameters* in
+    /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::params::Params::gpu_bounce_buffer_slabs`. Since cuFile 1.17.
     pub cuFileGetParameterGpuBounceBufferSlabArray: Option<
         unsafe extern "C" fn(
@@ -486,7 +489,7 @@ pub struct Functions {
     /// `CU_FILE_P2P_FLAG_*`, not of the positions in `CUfileP2PFlags_t`. See *Statistics and peer-to-peer* in
     /// docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Driver::p2p_flags`. Since cuFile 1.16.
     pub cuFileDriverGetP2PFlags: Option<
         unsafe extern "C" fn(
@@ -495,10 +498,10 @@ pub struct Functions {
         ) -> CUfileError_t,
     >,
     /// Sets the peer-to-peer modes of a file system. `p2p_flags` is a mask of the `CU_FILE_P2P_FLAG_*`, not a
-    /// position in `CUfileP2PFlags_t`. On x86-64, only `CU_FILE_P2P_FLAG_PCI_P2PDMA` can be set; others are 5022.
+    /// position in `CUfileP2PFlags_t`. On x86-64, only `CU_FILE_P2P_FLAG_PCI_P2PDMA` can be set; others return 5022.
     /// See *Statistics and peer-to-peer* in docs/libcufile.md.
     ///
-    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing. Safe:
+    /// Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set. Safe:
     /// `cufile::Driver::set_p2p_flags`. Since cuFile 1.16.
     pub cuFileDriverSetP2PFlags: Option<
         unsafe extern "C" fn(

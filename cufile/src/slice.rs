@@ -38,7 +38,7 @@ impl Part {
         Self { ptr: buffer.as_ptr().cast_mut(), len_bytes: buffer.len_bytes(), location: buffer.location() }
     }
 
-    /// Returns all of a buffer, for writing too.
+    /// Returns the whole buffer, also for writing.
     pub fn whole_mut(buffer: &mut (impl IoBufMut + ?Sized)) -> Self {
         let part = Self::whole(buffer);
         Self { ptr: buffer.as_mut_ptr(), ..part }

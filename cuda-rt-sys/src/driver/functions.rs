@@ -8,44 +8,45 @@ use crate::loader::{LoadError, SharedLibrary, Symbol};
 pub struct Functions {
     /// Writes a pointer to a description of an error.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuGetErrorString: unsafe extern "C" fn(
         error: CUresult,
         pStr: *mut *const ::core::ffi::c_char,
     ) -> CUresult,
     /// Writes a pointer to the name of an error, for example `CUDA_ERROR_NO_DEVICE`.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuGetErrorName: unsafe extern "C" fn(
         error: CUresult,
         pStr: *mut *const ::core::ffi::c_char,
     ) -> CUresult,
     /// Starts the driver, before any other call of it; `Flags` is 0.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::load`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::load`.
     pub cuInit: unsafe extern "C" fn(Flags: ::core::ffi::c_uint) -> CUresult,
     /// Writes the newest CUDA that the driver supports, as 1000 × major + 10 × minor. It needs no `cuInit`.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuDriverGetVersion: unsafe extern "C" fn(
         driverVersion: *mut ::core::ffi::c_int,
     ) -> CUresult,
-    /// Writes the device of a number.
+    /// Writes the device with a number.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::device`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::device`.
     pub cuDeviceGet: unsafe extern "C" fn(
         device: *mut CUdevice,
         ordinal: ::core::ffi::c_int,
     ) -> CUresult,
     /// Writes the number of visible devices.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::device_count`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Cuda::device_count`.
     pub cuDeviceGetCount: unsafe extern "C" fn(
         count: *mut ::core::ffi::c_int,
     ) -> CUresult,
     /// Writes the device's name to `len` bytes, with a NUL.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::name`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::name`.
     pub cuDeviceGetName: unsafe extern "C" fn(
         name: *mut ::core::ffi::c_char,
         len: ::core::ffi::c_int,
@@ -53,21 +54,22 @@ pub struct Functions {
     ) -> CUresult,
     /// Writes the 16 bytes that identify a device, or its MIG instance.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuDeviceGetUuid_v2: unsafe extern "C" fn(
         uuid: *mut CUuuid,
         dev: CUdevice,
     ) -> CUresult,
     /// Writes the size of a device's memory, in bytes.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuDeviceTotalMem_v2: unsafe extern "C" fn(
         bytes: *mut usize,
         dev: CUdevice,
     ) -> CUresult,
     /// Writes a number about a device.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::attribute`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::attribute`.
     pub cuDeviceGetAttribute: unsafe extern "C" fn(
         pi: *mut ::core::ffi::c_int,
         attrib: CUdevice_attribute,
@@ -75,18 +77,18 @@ pub struct Functions {
     ) -> CUresult,
     /// Writes the device's primary context, and counts one more use of it.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::context`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::context`.
     pub cuDevicePrimaryCtxRetain: unsafe extern "C" fn(
         pctx: *mut CUcontext,
         dev: CUdevice,
     ) -> CUresult,
-    /// Takes back one use of a primary context; the last one destroys it.
+    /// Gives up one use of a primary context; giving up the last one destroys it.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuDevicePrimaryCtxRelease_v2: unsafe extern "C" fn(dev: CUdevice) -> CUresult,
     /// Writes the flags of a primary context, and whether it is in use.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuDevicePrimaryCtxGetState: unsafe extern "C" fn(
         dev: CUdevice,
         flags: *mut ::core::ffi::c_uint,
@@ -94,43 +96,45 @@ pub struct Functions {
     ) -> CUresult,
     /// Makes a context current until it is popped.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::enter`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::enter`.
     pub cuCtxPushCurrent_v2: unsafe extern "C" fn(ctx: CUcontext) -> CUresult,
     /// Makes the context before the last push current again.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Entered`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Entered`.
     pub cuCtxPopCurrent_v2: unsafe extern "C" fn(pctx: *mut CUcontext) -> CUresult,
     /// Makes a context current on the calling thread.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::set_current`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::set_current`.
     pub cuCtxSetCurrent: unsafe extern "C" fn(ctx: CUcontext) -> CUresult,
     /// Writes the calling thread's context, null if it has none.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuCtxGetCurrent: unsafe extern "C" fn(pctx: *mut CUcontext) -> CUresult,
     /// Writes the device of the calling thread's context.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::device_of`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::device_of`.
     pub cuCtxGetDevice: unsafe extern "C" fn(device: *mut CUdevice) -> CUresult,
     /// Waits for all work of the calling thread's context.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::synchronize`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::synchronize`.
     pub cuCtxSynchronize: unsafe extern "C" fn() -> CUresult,
     /// Loads a cubin, or NUL-terminated PTX, into the calling thread's context.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::load_module`,
-    /// `cufile::cuda::Device::load_binary`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::load_module`, `cufile::cuda::Device::load_binary`.
     pub cuModuleLoadData: unsafe extern "C" fn(
         module: *mut CUmodule,
         image: *const ::core::ffi::c_void,
     ) -> CUresult,
-    /// Unloads a module; no kernel of it may run.
+    /// Unloads a module; none of its kernels may be running.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Module`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Module`.
     pub cuModuleUnload: unsafe extern "C" fn(hmod: CUmodule) -> CUresult,
-    /// Writes the kernel of a NUL-terminated name.
+    /// Writes the kernel with a NUL-terminated name.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Module::kernel`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Module::kernel`.
     pub cuModuleGetFunction: unsafe extern "C" fn(
         hfunc: *mut CUfunction,
         hmod: CUmodule,
@@ -138,18 +142,19 @@ pub struct Functions {
     ) -> CUresult,
     /// Allocates `bytesize` bytes in the calling thread's context.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::alloc`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::alloc`.
     pub cuMemAlloc_v2: unsafe extern "C" fn(
         dptr: *mut CUdeviceptr,
         bytesize: usize,
     ) -> CUresult,
     /// Frees memory of `cuMemAlloc`.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::DeviceBuffer::free`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::DeviceBuffer::free`.
     pub cuMemFree_v2: unsafe extern "C" fn(dptr: CUdeviceptr) -> CUresult,
-    /// Writes the begin and the size in bytes of the allocation around an address.
+    /// Writes the start and the size in bytes of the allocation around an address.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuMemGetAddressRange_v2: unsafe extern "C" fn(
         pbase: *mut CUdeviceptr,
         psize: *mut usize,
@@ -157,7 +162,8 @@ pub struct Functions {
     ) -> CUresult,
     /// Writes the device's PCI address to `len` bytes, with a NUL.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::pci_bus_id`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::pci_bus_id`.
     pub cuDeviceGetPCIBusId: unsafe extern "C" fn(
         pciBusId: *mut ::core::ffi::c_char,
         len: ::core::ffi::c_int,
@@ -165,7 +171,7 @@ pub struct Functions {
     ) -> CUresult,
     /// Copies `ByteCount` bytes from the host to a device.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::copy`.
     pub cuMemcpyHtoD_v2: unsafe extern "C" fn(
         dstDevice: CUdeviceptr,
         srcHost: *const ::core::ffi::c_void,
@@ -173,7 +179,7 @@ pub struct Functions {
     ) -> CUresult,
     /// Copies `ByteCount` bytes from a device to the host.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::copy`.
     pub cuMemcpyDtoH_v2: unsafe extern "C" fn(
         dstHost: *mut ::core::ffi::c_void,
         srcDevice: CUdeviceptr,
@@ -181,7 +187,8 @@ pub struct Functions {
     ) -> CUresult,
     /// Sets `N` bytes to `uc`.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::DeviceBuffer::fill`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::DeviceBuffer::fill`.
     pub cuMemsetD8_v2: unsafe extern "C" fn(
         dstDevice: CUdeviceptr,
         uc: ::core::ffi::c_uchar,
@@ -189,7 +196,7 @@ pub struct Functions {
     ) -> CUresult,
     /// Reserves `size` bytes of addresses, a multiple of the granularity.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::reserve`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::reserve`.
     pub cuMemAddressReserve: unsafe extern "C" fn(
         ptr: *mut CUdeviceptr,
         size: usize,
@@ -197,31 +204,35 @@ pub struct Functions {
         addr: CUdeviceptr,
         flags: ::core::ffi::c_ulonglong,
     ) -> CUresult,
-    /// Gives back reserved addresses, by the range that was reserved.
+    /// Releases reserved addresses; takes the range that was reserved.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::MappedBuffer::unmap`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::MappedBuffer::unmap`.
     pub cuMemAddressFree: unsafe extern "C" fn(
         ptr: CUdeviceptr,
         size: usize,
     ) -> CUresult,
     /// Allocates `size` bytes without an address. Clear `prop` first, as `Default` does.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::alloc_mapped`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::alloc_mapped`.
     pub cuMemCreate: unsafe extern "C" fn(
         handle: *mut CUmemGenericAllocationHandle,
         size: usize,
         prop: *const CUmemAllocationProp,
         flags: ::core::ffi::c_ulonglong,
     ) -> CUresult,
-    /// Takes back a handle; the memory lives until it is unmapped, too.
+    /// Releases a handle; the memory stays allocated until it is also unmapped.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::MappedBuffer::unmap`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::MappedBuffer::unmap`.
     pub cuMemRelease: unsafe extern "C" fn(
         handle: CUmemGenericAllocationHandle,
     ) -> CUresult,
     /// Maps `size` bytes of an allocation at reserved addresses; `flags` is 0.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::MappedBuffer::grow`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::MappedBuffer::grow`.
     pub cuMemMap: unsafe extern "C" fn(
         ptr: CUdeviceptr,
         size: usize,
@@ -229,13 +240,15 @@ pub struct Functions {
         handle: CUmemGenericAllocationHandle,
         flags: ::core::ffi::c_ulonglong,
     ) -> CUresult,
-    /// Unmaps `size` bytes, by ranges that were mapped.
+    /// Unmaps `size` bytes, in whole ranges as they were mapped.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::MappedBuffer::unmap`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::MappedBuffer::unmap`.
     pub cuMemUnmap: unsafe extern "C" fn(ptr: CUdeviceptr, size: usize) -> CUresult,
     /// Lets the devices of `desc` use `size` mapped bytes.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::MappedBuffer::grow`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::MappedBuffer::grow`.
     pub cuMemSetAccess: unsafe extern "C" fn(
         ptr: CUdeviceptr,
         size: usize,
@@ -244,38 +257,39 @@ pub struct Functions {
     ) -> CUresult,
     /// Writes a device's access to mapped memory.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuMemGetAccess: unsafe extern "C" fn(
         flags: *mut ::core::ffi::c_ulonglong,
         location: *const CUmemLocation,
         ptr: CUdeviceptr,
     ) -> CUresult,
-    /// Writes the bytes of which sizes of allocations are multiples. Clear `prop` first, as `Default` does.
+    /// Writes the granularity in bytes: sizes of allocations must be multiples of it. Clear `prop` first, as
+    /// `Default` does.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe:
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::MappedBuffer::granularity_bytes`.
     pub cuMemGetAllocationGranularity: unsafe extern "C" fn(
         granularity: *mut usize,
         prop: *const CUmemAllocationProp,
         option: CUmemAllocationGranularity_flags,
     ) -> CUresult,
-    /// Fills in the properties that an allocation was made with.
+    /// Fills in the properties with which an allocation was created.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuMemGetAllocationPropertiesFromHandle: unsafe extern "C" fn(
         prop: *mut CUmemAllocationProp,
         handle: CUmemGenericAllocationHandle,
     ) -> CUresult,
     /// Writes one more handle of the allocation that is mapped at an address.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuMemRetainAllocationHandle: unsafe extern "C" fn(
         handle: *mut CUmemGenericAllocationHandle,
         addr: *mut ::core::ffi::c_void,
     ) -> CUresult,
     /// Writes an attribute of a pointer to memory of the attribute's type.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe:
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::PinnedBuffer::is_allocated`.
     pub cuPointerGetAttribute: unsafe extern "C" fn(
         data: *mut ::core::ffi::c_void,
@@ -285,16 +299,16 @@ pub struct Functions {
     /// Makes later work of a stream wait until the 32 bits at `addr` compare with `value` as `flags` says: 0 waits
     /// until they are at least as large, cyclically.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::on_words`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream::on_words`.
     pub cuStreamWaitValue32_v2: unsafe extern "C" fn(
         stream: CUstream,
         addr: CUdeviceptr,
         value: cuuint32_t,
         flags: ::core::ffi::c_uint,
     ) -> CUresult,
-    /// Waits as `cuStreamWaitValue32` does, for 64 bits.
+    /// Does the same as `cuStreamWaitValue32`, with 64 bits.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuStreamWaitValue64_v2: unsafe extern "C" fn(
         stream: CUstream,
         addr: CUdeviceptr,
@@ -304,25 +318,25 @@ pub struct Functions {
     /// Writes `value` to the 32 bits at `addr`, in the order of a stream; with `flags` of 0 after all earlier
     /// writes.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::on_words`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream::on_words`.
     pub cuStreamWriteValue32_v2: unsafe extern "C" fn(
         stream: CUstream,
         addr: CUdeviceptr,
         value: cuuint32_t,
         flags: ::core::ffi::c_uint,
     ) -> CUresult,
-    /// Writes as `cuStreamWriteValue32` does, 64 bits.
+    /// Does the same as `cuStreamWriteValue32`, with 64 bits.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work.
     pub cuStreamWriteValue64_v2: unsafe extern "C" fn(
         stream: CUstream,
         addr: CUdeviceptr,
         value: cuuint64_t,
         flags: ::core::ffi::c_uint,
     ) -> CUresult,
-    /// Makes `count` waits and writes in the order of a stream; `flags` is 0.
+    /// Submits `count` waits and writes in the order of a stream; `flags` is 0.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::on_words`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream::on_words`.
     pub cuStreamBatchMemOp_v2: unsafe extern "C" fn(
         stream: CUstream,
         count: ::core::ffi::c_uint,
@@ -332,7 +346,7 @@ pub struct Functions {
     /// Launches a kernel in the order of a stream. Grid and block are counts, `sharedMemBytes` bytes, and
     /// `kernelParams` points to a pointer for each argument.
     ///
-    /// Returns `CUDA_SUCCESS` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::launch`.
+    /// Returns `CUDA_SUCCESS` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream::launch`.
     pub cuLaunchKernel: unsafe extern "C" fn(
         f: CUfunction,
         gridDimX: ::core::ffi::c_uint,

@@ -35,8 +35,8 @@ impl Library {
         unsafe { SharedLibrary::load(&SEARCH, Self::resolve) }
     }
 
-    /// Returns the library that the functions of [`c`](super::c) call: that of [`load`](Self::load), loaded by the first call for
-    /// the rest of the process.
+    /// Returns the library that the functions of [`c`](super::c) call. The first call [loads](Self::load) it, for the
+    /// rest of the process.
     ///
     /// # Errors
     /// As [`load`](Self::load), each time with the error of the first call.

@@ -9,7 +9,7 @@ use super::bindings::{CUdeviceptr, CUstreamBatchMemOpType};
 #[derive(Debug, Clone, Copy)]
 #[allow(non_snake_case, reason = "C's names")]
 pub struct CUstreamBatchMemOpParams {
-    /// The type of the operation. The fields below hold for waiting and writing, of 32 or 64 bits.
+    /// The type of the operation. The fields below apply to operations that wait or write, with 32 or 64 bits.
     pub operation: CUstreamBatchMemOpType,
     /// The address of the word.
     pub address: CUdeviceptr,
@@ -17,7 +17,7 @@ pub struct CUstreamBatchMemOpParams {
     pub value64: u64,
     /// The number of a `CUstreamWaitValue_flags` or `CUstreamWriteValue_flags`.
     pub flags: core::ffi::c_uint,
-    /// For the driver.
+    /// Reserved for the driver.
     pub alias: CUdeviceptr,
     /// Space for further fields of other operations.
     pub pad: u64,

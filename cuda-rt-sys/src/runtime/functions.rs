@@ -7,41 +7,43 @@ use crate::loader::{LoadError, SharedLibrary, Symbol};
 pub struct Functions {
     /// Destroys the current device's primary context, with all memory in it.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaDeviceReset: unsafe extern "C" fn() -> cudaError_t,
     /// Waits for all work of the current device.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::synchronize`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::synchronize`.
     pub cudaDeviceSynchronize: unsafe extern "C" fn() -> cudaError_t,
     /// Writes the lowest and the highest priority of streams.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaDeviceGetStreamPriorityRange: unsafe extern "C" fn(
         leastPriority: *mut ::core::ffi::c_int,
         greatestPriority: *mut ::core::ffi::c_int,
     ) -> cudaError_t,
     /// Writes the number of the device at a PCI address, a NUL-terminated text.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaDeviceGetByPCIBusId: unsafe extern "C" fn(
         device: *mut ::core::ffi::c_int,
         pciBusId: *const ::core::ffi::c_char,
     ) -> cudaError_t,
     /// Writes the device's PCI address to `len` bytes, with a NUL.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::pci_bus_id`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::pci_bus_id`.
     pub cudaDeviceGetPCIBusId: unsafe extern "C" fn(
         pciBusId: *mut ::core::ffi::c_char,
         len: ::core::ffi::c_int,
         device: ::core::ffi::c_int,
     ) -> cudaError_t,
-    /// Returns the calling thread's last error, and clears it unless it is of the context.
+    /// Returns the calling thread's last error, and clears it unless the context is unusable.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaGetLastError: unsafe extern "C" fn() -> cudaError_t,
     /// Returns the calling thread's last error, and keeps it.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaPeekAtLastError: unsafe extern "C" fn() -> cudaError_t,
     /// Returns the name of an error, for example `cudaErrorNoDevice`.
     pub cudaGetErrorName: unsafe extern "C" fn(
@@ -53,13 +55,14 @@ pub struct Functions {
     ) -> *const ::core::ffi::c_char,
     /// Writes the number of visible devices.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::device_count`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Cuda::device_count`.
     pub cudaGetDeviceCount: unsafe extern "C" fn(
         count: *mut ::core::ffi::c_int,
     ) -> cudaError_t,
     /// Writes a number about a device.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::attribute`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::attribute`.
     pub cudaDeviceGetAttribute: unsafe extern "C" fn(
         value: *mut ::core::ffi::c_int,
         attr: cudaDeviceAttr,
@@ -67,68 +70,70 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Writes the pool that a device has from the start.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaDeviceGetDefaultMemPool: unsafe extern "C" fn(
         memPool: *mut cudaMemPool_t,
         device: ::core::ffi::c_int,
     ) -> cudaError_t,
     /// Selects the calling thread's device, by its number.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::set_current`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::set_current`.
     pub cudaSetDevice: unsafe extern "C" fn(device: ::core::ffi::c_int) -> cudaError_t,
     /// Writes the number of the calling thread's device.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::enter`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::enter`.
     pub cudaGetDevice: unsafe extern "C" fn(
         device: *mut ::core::ffi::c_int,
     ) -> cudaError_t,
     /// Sets how threads wait for the current device: a mask of the `cudaDeviceSchedule*`.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaSetDeviceFlags: unsafe extern "C" fn(
         flags: ::core::ffi::c_uint,
     ) -> cudaError_t,
     /// Writes the flags of the current device.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaGetDeviceFlags: unsafe extern "C" fn(
         flags: *mut ::core::ffi::c_uint,
     ) -> cudaError_t,
-    /// Makes a stream on the current device that waits for the null stream, and the null stream for it.
+    /// Creates a stream on the current device. It waits for the null stream, and the null stream waits for it.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaStreamCreate: unsafe extern "C" fn(
         pStream: *mut cudaStream_t,
     ) -> cudaError_t,
-    /// Makes a stream on the current device; with `cudaStreamNonBlocking` it is not ordered with the null stream.
+    /// Creates a stream on the current device; with `cudaStreamNonBlocking` it is not ordered with the null stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::stream`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::stream`.
     pub cudaStreamCreateWithFlags: unsafe extern "C" fn(
         pStream: *mut cudaStream_t,
         flags: ::core::ffi::c_uint,
     ) -> cudaError_t,
-    /// Makes a stream with a priority in the range of `cudaDeviceGetStreamPriorityRange`; lower is sooner.
+    /// Creates a stream with a priority in the range of `cudaDeviceGetStreamPriorityRange`; lower is sooner.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaStreamCreateWithPriority: unsafe extern "C" fn(
         pStream: *mut cudaStream_t,
         flags: ::core::ffi::c_uint,
         priority: ::core::ffi::c_int,
     ) -> cudaError_t,
-    /// Writes the flags that a stream was made with.
+    /// Writes the flags with which a stream was created.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaStreamGetFlags: unsafe extern "C" fn(
         hStream: cudaStream_t,
         flags: *mut ::core::ffi::c_uint,
     ) -> cudaError_t,
     /// Destroys a stream; work that was submitted still runs.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream`.
     pub cudaStreamDestroy: unsafe extern "C" fn(stream: cudaStream_t) -> cudaError_t,
     /// Makes later work of a stream wait for an event; `flags` is 0.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::wait_event`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Stream::wait_event`.
     pub cudaStreamWaitEvent: unsafe extern "C" fn(
         stream: cudaStream_t,
         event: cudaEvent_t,
@@ -136,33 +141,36 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Waits for all work of a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::synchronize`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Stream::synchronize`.
     pub cudaStreamSynchronize: unsafe extern "C" fn(stream: cudaStream_t) -> cudaError_t,
     /// Returns `cudaErrorNotReady` while a stream has work.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::is_idle`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream::is_idle`.
     pub cudaStreamQuery: unsafe extern "C" fn(stream: cudaStream_t) -> cudaError_t,
     /// Exchanges the calling thread's mode of capture for the one in `mode`. The relaxed mode permits calls that
     /// would break a capture.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaThreadExchangeStreamCaptureMode: unsafe extern "C" fn(
         mode: *mut cudaStreamCaptureMode,
     ) -> cudaError_t,
     /// Writes whether a graph is being captured from a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::is_capturing`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Stream::is_capturing`.
     pub cudaStreamIsCapturing: unsafe extern "C" fn(
         stream: cudaStream_t,
         pCaptureStatus: *mut cudaStreamCaptureStatus,
     ) -> cudaError_t,
-    /// Makes an event on the current device that takes times.
+    /// Creates an event with timing on the current device.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::timing_event`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::timing_event`.
     pub cudaEventCreate: unsafe extern "C" fn(event: *mut cudaEvent_t) -> cudaError_t,
-    /// Makes an event on the current device; `flags` is a mask of the `cudaEvent*`.
+    /// Creates an event on the current device; `flags` is a mask of the `cudaEvent*`.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::event`,
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::event`,
     /// `cufile::cuda::Device::timing_event`.
     pub cudaEventCreateWithFlags: unsafe extern "C" fn(
         event: *mut cudaEvent_t,
@@ -170,7 +178,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Records an event in a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::record`,
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Stream::record`,
     /// `cufile::cuda::Stream::record_into`.
     pub cudaEventRecord: unsafe extern "C" fn(
         event: cudaEvent_t,
@@ -178,19 +186,20 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Returns `cudaErrorNotReady` until the recorded event has passed.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Event::is_done`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Event::is_done`.
     pub cudaEventQuery: unsafe extern "C" fn(event: cudaEvent_t) -> cudaError_t,
     /// Waits until the recorded event has passed.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Event::wait`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Event::wait`.
     pub cudaEventSynchronize: unsafe extern "C" fn(event: cudaEvent_t) -> cudaError_t,
     /// Destroys an event.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Event`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Event`.
     pub cudaEventDestroy: unsafe extern "C" fn(event: cudaEvent_t) -> cudaError_t,
-    /// Writes the time between two events, in milliseconds. Both must have passed and take times.
+    /// Writes the time between two events, in milliseconds. Both must have passed and have timing.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Event::elapsed_since`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Event::elapsed_since`.
     pub cudaEventElapsedTime: unsafe extern "C" fn(
         ms: *mut f32,
         start: cudaEvent_t,
@@ -198,16 +207,18 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Calls `fn_` with `userData` on a thread of CUDA, in the order of a stream. The function must not call CUDA.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::call_on_host`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Stream::call_on_host`.
     pub cudaLaunchHostFunc: unsafe extern "C" fn(
         stream: cudaStream_t,
         fn_: cudaHostFn_t,
         userData: *mut ::core::ffi::c_void,
     ) -> cudaError_t,
-    /// Allocates `size` bytes that host and devices use by one address; `flags` is one of the `cudaMemAttach*`.
+    /// Allocates `size` bytes that host and devices use at the same address; `flags` is one of the `cudaMemAttach*`.
     /// cuFile cannot register such memory.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::alloc_managed`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::alloc_managed`.
     pub cudaMallocManaged: unsafe extern "C" fn(
         devPtr: *mut *mut ::core::ffi::c_void,
         size: usize,
@@ -215,29 +226,32 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Allocates `size` bytes on the current device.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::alloc`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Device::alloc`.
     pub cudaMalloc: unsafe extern "C" fn(
         devPtr: *mut *mut ::core::ffi::c_void,
         size: usize,
     ) -> cudaError_t,
     /// Allocates `size` bytes of page-locked host memory.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::alloc_pinned`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::alloc_pinned`.
     pub cudaMallocHost: unsafe extern "C" fn(
         ptr: *mut *mut ::core::ffi::c_void,
         size: usize,
     ) -> cudaError_t,
     /// Waits for the device, and frees memory of `cudaMalloc`; null is success.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::DeviceBuffer::free`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::DeviceBuffer::free`.
     pub cudaFree: unsafe extern "C" fn(devPtr: *mut ::core::ffi::c_void) -> cudaError_t,
     /// Frees page-locked host memory of `cudaMallocHost` or `cudaHostAlloc`.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::PinnedBuffer`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::PinnedBuffer`.
     pub cudaFreeHost: unsafe extern "C" fn(ptr: *mut ::core::ffi::c_void) -> cudaError_t,
     /// Allocates `size` bytes of page-locked host memory; `flags` is a mask of the `cudaHostAlloc*`.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Device::alloc_pinned`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Device::alloc_pinned`.
     pub cudaHostAlloc: unsafe extern "C" fn(
         pHost: *mut *mut ::core::ffi::c_void,
         size: usize,
@@ -245,7 +259,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Page-locks `size` bytes that the program allocated; `flags` is a mask of the `cudaHostRegister*`.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaHostRegister: unsafe extern "C" fn(
         ptr: *mut ::core::ffi::c_void,
         size: usize,
@@ -253,39 +267,39 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Ends the page-locking of memory; it takes the address that was registered.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaHostUnregister: unsafe extern "C" fn(
         ptr: *mut ::core::ffi::c_void,
     ) -> cudaError_t,
-    /// Writes the address by which the device uses page-locked memory; `flags` is 0.
+    /// Writes the address at which the device uses page-locked memory; `flags` is 0.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaHostGetDevicePointer: unsafe extern "C" fn(
         pDevice: *mut *mut ::core::ffi::c_void,
         pHost: *mut ::core::ffi::c_void,
         flags: ::core::ffi::c_uint,
     ) -> cudaError_t,
-    /// Writes the flags that page-locked memory was allocated with.
+    /// Writes the flags with which page-locked memory was allocated.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaHostGetFlags: unsafe extern "C" fn(
         pFlags: *mut ::core::ffi::c_uint,
         pHost: *mut ::core::ffi::c_void,
     ) -> cudaError_t,
     /// Copies a box; widths and pitches are bytes. Clear `p` first, as `Default` does.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemcpy3D: unsafe extern "C" fn(p: *const cudaMemcpy3DParms) -> cudaError_t,
     /// Copies a box as `cudaMemcpy3D` does, in the order of a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemcpy3DAsync: unsafe extern "C" fn(
         p: *const cudaMemcpy3DParms,
         stream: cudaStream_t,
     ) -> cudaError_t,
     /// Writes the free and the total memory of the current device, in bytes.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemGetInfo: unsafe extern "C" fn(
         free: *mut usize,
         total: *mut usize,
@@ -293,7 +307,7 @@ pub struct Functions {
     /// Copies `count` bytes. From pageable memory it may return before the bytes are on the device. See *CUDA* in
     /// docs/libcufile.md.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy`,
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::copy`,
     /// `cufile::cuda::DeviceBuffer::copy_from_host`, `cufile::cuda::DeviceBuffer::copy_to_host`.
     pub cudaMemcpy: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
@@ -303,7 +317,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Copies `count` bytes from one device to another.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::copy`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::copy`.
     pub cudaMemcpyPeer: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
         dstDevice: ::core::ffi::c_int,
@@ -311,9 +325,9 @@ pub struct Functions {
         srcDevice: ::core::ffi::c_int,
         count: usize,
     ) -> cudaError_t,
-    /// Copies `height` rows of `width` bytes, which begin every `dpitch` and `spitch` bytes.
+    /// Copies `height` rows of `width` bytes, which start `dpitch` and `spitch` bytes apart.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemcpy2D: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
         dpitch: usize,
@@ -323,9 +337,9 @@ pub struct Functions {
         height: usize,
         kind: cudaMemcpyKind,
     ) -> cudaError_t,
-    /// Copies `count` bytes in the order of a stream. Page-locked memory must stay as it is until then.
+    /// Copies `count` bytes in the order of a stream. Page-locked memory must stay unchanged until the copy is done.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe:
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::Stream::copy_to_device`, `cufile::cuda::Stream::copy_from_device`.
     pub cudaMemcpyAsync: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
@@ -336,7 +350,8 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Copies `count` bytes from one device to another, in the order of a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::copy_to_peer`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Stream::copy_to_peer`.
     pub cudaMemcpyPeerAsync: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
         dstDevice: ::core::ffi::c_int,
@@ -346,11 +361,11 @@ pub struct Functions {
         stream: cudaStream_t,
     ) -> cudaError_t,
     /// Makes `count` copies, whose `sizes` are bytes, in the order of a stream. 12.8 and 12.9 export another
-    /// function by this name, which the table leaves out. Two threads in this function crash the process or the
+    /// function under this name, which the table leaves out. Two threads in this function crash the process or the
     /// GPU's context, and processes that call it on one GPU fail and lose bytes. See *CUDA* in docs/libcufile.md.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Stream::copy_batch`.
-    /// Since CUDA 13.0.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
+    /// `cufile::cuda::Stream::copy_batch`. Since CUDA 13.0.
     pub cudaMemcpyBatchAsync: Option<
         unsafe extern "C" fn(
             dsts: *const *mut ::core::ffi::c_void,
@@ -365,7 +380,7 @@ pub struct Functions {
     >,
     /// Copies rows as `cudaMemcpy2D` does, in the order of a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemcpy2DAsync: unsafe extern "C" fn(
         dst: *mut ::core::ffi::c_void,
         dpitch: usize,
@@ -378,7 +393,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Sets `count` bytes to the lowest byte of `value`.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::fill`,
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::fill`,
     /// `cufile::cuda::DeviceBuffer::fill`.
     pub cudaMemset: unsafe extern "C" fn(
         devPtr: *mut ::core::ffi::c_void,
@@ -387,7 +402,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Sets `count` bytes to the lowest byte of `value`, in the order of a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemsetAsync: unsafe extern "C" fn(
         devPtr: *mut ::core::ffi::c_void,
         value: ::core::ffi::c_int,
@@ -396,7 +411,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Allocates `size` bytes from the current device's pool, in the order of a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMallocAsync: unsafe extern "C" fn(
         devPtr: *mut *mut ::core::ffi::c_void,
         size: usize,
@@ -404,21 +419,21 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Frees memory of a pool, in the order of a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaFreeAsync: unsafe extern "C" fn(
         devPtr: *mut ::core::ffi::c_void,
         hStream: cudaStream_t,
     ) -> cudaError_t,
-    /// Gives back what a pool holds beyond `minBytesToKeep` bytes.
+    /// Frees what a pool holds beyond `minBytesToKeep` bytes.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemPoolTrimTo: unsafe extern "C" fn(
         memPool: cudaMemPool_t,
         minBytesToKeep: usize,
     ) -> cudaError_t,
     /// Sets an attribute of a pool, from memory of the attribute's type.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemPoolSetAttribute: unsafe extern "C" fn(
         memPool: cudaMemPool_t,
         attr: cudaMemPoolAttr,
@@ -426,7 +441,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Writes an attribute of a pool to memory of the attribute's type.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMemPoolGetAttribute: unsafe extern "C" fn(
         memPool: cudaMemPool_t,
         attr: cudaMemPoolAttr,
@@ -434,7 +449,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Allocates `size` bytes from a pool, in the order of a stream.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaMallocFromPoolAsync: unsafe extern "C" fn(
         ptr: *mut *mut ::core::ffi::c_void,
         size: usize,
@@ -444,14 +459,14 @@ pub struct Functions {
     /// Fills in what CUDA knows about a pointer. The struct grew in 13.0: pass the largest, as these bindings have
     /// it, to every version. See *CUDA* in docs/libcufile.md.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe: `cufile::cuda::Cuda::device_of`.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe: `cufile::cuda::Cuda::device_of`.
     pub cudaPointerGetAttributes: unsafe extern "C" fn(
         attributes: *mut cudaPointerAttributes,
         ptr: *const ::core::ffi::c_void,
     ) -> cudaError_t,
     /// Writes whether a device can use memory of another.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe:
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::Device::can_access_peer`.
     pub cudaDeviceCanAccessPeer: unsafe extern "C" fn(
         canAccessPeer: *mut ::core::ffi::c_int,
@@ -460,7 +475,7 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Lets the current device use memory of another; `flags` is 0.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work. Safe:
+    /// Returns `cudaSuccess` or an error, which may come from earlier work. Safe:
     /// `cufile::cuda::Device::enable_peer_access`.
     pub cudaDeviceEnablePeerAccess: unsafe extern "C" fn(
         peerDevice: ::core::ffi::c_int,
@@ -468,14 +483,14 @@ pub struct Functions {
     ) -> cudaError_t,
     /// Writes the newest CUDA that the display driver supports, as 1000 × major + 10 × minor; 0 without a driver.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaDriverGetVersion: unsafe extern "C" fn(
         driverVersion: *mut ::core::ffi::c_int,
     ) -> cudaError_t,
     /// Writes the version of libcudart, as 1000 × major + 10 × minor. 11.8 fails with 35 on a host without a
     /// driver.
     ///
-    /// Returns `cudaSuccess` or an error, which can be of earlier work.
+    /// Returns `cudaSuccess` or an error, which may come from earlier work.
     pub cudaRuntimeGetVersion: unsafe extern "C" fn(
         runtimeVersion: *mut ::core::ffi::c_int,
     ) -> cudaError_t,

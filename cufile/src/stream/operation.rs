@@ -272,7 +272,8 @@ impl<B> Kept<B> {
         matches!(&self.0, State::InDoubt(operation) if operation.pending().fate == Fate::Captured)
     }
 
-    /// Gives the buffer back. If the transfer may be in the stream, this waits for the work already in the stream.
+    /// Returns the buffer. If the transfer may still be in the stream, this first waits for the work already in the
+    /// stream.
     ///
     /// Returns `None` if the transfer may still be in flight; the buffer is leaked then.
     pub fn into_buffer(self) -> Option<B> {

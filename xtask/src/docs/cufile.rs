@@ -6,64 +6,67 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     (
         "cuFileHandleRegister",
         "Registers the file of `descr`, and writes its handle to `fh`. Clear `descr` first, as `Default` does. The \
-         descriptor must stay open until the handle is deregistered. Opens the driver if that was not done: in 1.16 to \
+         descriptor must stay open until the handle is deregistered. Opens the driver if it is not open: in 1.16 to \
          1.20 this never returns on a host without libcuda. See *Registering files* in docs/libcufile.md.",
     ),
     ("cuFileHandleDeregister", "Deregisters a handle. The program closes its descriptor afterwards."),
     (
         "cuFileBufRegister",
-        "Registers `length` bytes at `bufPtr_base`, of a GPU or of the host. `flags` is 0, or `CU_FILE_RDMA_REGISTER` and \
-         `CU_FILE_RDMA_RELAXED_ORDERING`. Opens the driver if that was not done, as `cuFileHandleRegister` does. Deregister \
-         memory before freeing it: otherwise the process can deadlock with nvidia-fs, and libcufile notices nothing \
-         without it. See *Reads, writes and their results* in docs/libcufile.md.",
-    ),
-    (
-        "cuFileBufDeregister",
-        "Deregisters the memory that was registered at `bufPtr_base`. An unknown address is 5024.",
-    ),
-    (
-        "cuFileRead",
-        "Reads up to `size` bytes from byte `file_offset` of the file to `bufPtr_base + bufPtr_offset`; the offset in \
-         memory is in bytes too. The memory's context must be current on the calling thread. The call is ordered with \
-         no stream. A short read into device memory also overwrites bytes behind the count, within `size`. See *Reads, \
-         writes and their results* in docs/libcufile.md.",
-    ),
-    (
-        "cuFileWrite",
-        "Writes up to `size` bytes from `bufPtr_base + bufPtr_offset` to byte `file_offset` of the file; the offset in \
-         memory is in bytes too. The memory's context must be current on the calling thread. The call is ordered with \
-         no stream. On the GPUDirect path it writes whole blocks of 4 KiB, so that other writes to the same block can be \
-         lost. Beyond the process's limit of file sizes, `errno` is `EPERM`. See *Reads, writes and their results* in \
+        "Registers `length` bytes at `bufPtr_base`, of a GPU or of the host. `flags` is 0, or \
+         `CU_FILE_RDMA_REGISTER` and `CU_FILE_RDMA_RELAXED_ORDERING`. Opens the driver if it is not open, as \
+         `cuFileHandleRegister` does. Deregister memory before freeing it: otherwise the process can deadlock with \
+         nvidia-fs, and without it libcufile does not notice. See *Reads, writes and their results* in \
          docs/libcufile.md.",
     ),
     (
+        "cuFileBufDeregister",
+        "Deregisters the memory that was registered at `bufPtr_base`. An unknown address returns 5024.",
+    ),
+    (
+        "cuFileRead",
+        "Reads up to `size` bytes from byte `file_offset` of the file to `bufPtr_base + bufPtr_offset`; the offset \
+         in memory is in bytes too. The memory's context must be current on the calling thread. The call is not \
+         ordered with any stream. A short read into device memory also overwrites bytes after the count, within \
+         `size`. See *Reads, writes and their results* in docs/libcufile.md.",
+    ),
+    (
+        "cuFileWrite",
+        "Writes up to `size` bytes from `bufPtr_base + bufPtr_offset` to byte `file_offset` of the file; the offset \
+         in memory is in bytes too. The memory's context must be current on the calling thread. The call is not \
+         ordered with any stream. On the GPUDirect path it writes whole blocks of 4 KiB, so other writes to the same \
+         block can be lost. Beyond the process's limit of file sizes, `errno` is `EPERM`. See *Reads, writes and \
+         their results* in docs/libcufile.md.",
+    ),
+    (
         "cuFileReadv",
-        "Reads from byte `file_offset` of the file into the `iovcnt` parts of `iov`, one after the other; their lengths \
-         are bytes. `flags` is 0. An empty part beside others, or a null one, aborts the process. With 40 or more parts \
-         the call, or closing the driver, can hang. See *Reads, writes and their results* in docs/libcufile.md.",
+        "Reads from byte `file_offset` of the file into the `iovcnt` parts of `iov`, one after the other; their \
+         lengths are bytes. `flags` is 0. An empty part among others, or a null one, aborts the process. With 40 or \
+         more parts the call, or closing the driver, can hang. See *Reads, writes and their results* in \
+         docs/libcufile.md.",
     ),
     (
         "cuFileWritev",
-        "Writes the `iovcnt` parts of `iov`, one after the other, from byte `file_offset` of the file on; their lengths \
-         are bytes. `flags` is 0. An empty part beside others, or a null one, aborts the process. With 40 or more parts \
-         the call, or closing the driver, can hang. See *Reads, writes and their results* in docs/libcufile.md.",
+        "Writes the `iovcnt` parts of `iov`, one after the other, from byte `file_offset` of the file on; their \
+         lengths are bytes. `flags` is 0. An empty part among others, or a null one, aborts the process. With 40 or \
+         more parts the call, or closing the driver, can hang. See *Reads, writes and their results* in \
+         docs/libcufile.md.",
     ),
     // driver
     (
         "cuFileDriverOpen",
-        "Opens the driver, or counts one more opening. In 1.16 to 1.20 it never returns on a host without libcuda: try \
-         `cuInit` and count the devices first. It must not run beside calls that open, close, or use parameters or \
-         properties: that corrupts the heap. If the path of the log file was set as a parameter, it calls `setenv`. See \
-         *Loading and opening* in docs/libcufile.md.",
+        "Opens the driver, or counts one more opening. In 1.16 to 1.20 it never returns on a host without libcuda: \
+         try `cuInit` and count the devices first. It must not run at the same time as calls that open, close, or \
+         use parameters or properties: that corrupts the heap. If the path of the log file was set as a parameter, \
+         it calls `setenv`. See *Loading and opening* in docs/libcufile.md.",
     ),
     (
         "cuFileDriverClose_v2",
-        "Takes back one opening. The last one closes the driver, and libcufile forgets the parameters that the program \
-         has set. One too many is 5001. It must not run beside calls that open, close, or use parameters or properties. \
-         `cufile.h` maps the name `cuFileDriverClose` to this symbol, as `Functions::cuFileDriverClose` does. See \
-         *Loading and opening* in docs/libcufile.md.",
+        "Undoes one opening. The last call closes the driver, and libcufile forgets the parameters that the program \
+         has set. One call too many returns 5001. It must not run at the same time as calls that open, close, or use \
+         parameters or properties. `cufile.h` maps the name `cuFileDriverClose` to this symbol, as \
+         `Functions::cuFileDriverClose` does. See *Loading and opening* in docs/libcufile.md.",
     ),
-    ("cuFileUseCount", "Returns the number of openings that were not taken back. It works before opening."),
+    ("cuFileUseCount", "Returns the number of openings that were not closed. It works before opening."),
     (
         "cuFileGetVersion",
         "Writes 1000 × major + 10 × minor to `version`, for example 1200 for 1.20. It works before opening.",
@@ -105,9 +108,9 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     ),
     (
         "cuFileDriverSetP2PFlags",
-        "Sets the peer-to-peer modes of a file system. `p2p_flags` is a mask of the `CU_FILE_P2P_FLAG_*`, not a position \
-         in `CUfileP2PFlags_t`. On x86-64, only `CU_FILE_P2P_FLAG_PCI_P2PDMA` can be set; others are 5022. See *Statistics \
-         and peer-to-peer* in docs/libcufile.md.",
+        "Sets the peer-to-peer modes of a file system. `p2p_flags` is a mask of the `CU_FILE_P2P_FLAG_*`, not a \
+         position in `CUfileP2PFlags_t`. On x86-64, only `CU_FILE_P2P_FLAG_PCI_P2PDMA` can be set; others return \
+         5022. See *Statistics and peer-to-peer* in docs/libcufile.md.",
     ),
     (
         "cuFileGetBARSizeInKB",
@@ -122,8 +125,8 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     // batches
     (
         "cuFileBatchIOSetUp",
-        "Makes a batch for `nr` entries at a time, and writes it to `batch_idp`. `nr` is 1 to the parameter `io_batchsize`, \
-         128 unless set.",
+        "Creates a batch for `nr` entries at a time, and writes it to `batch_idp`. `nr` is 1 to the parameter \
+         `io_batchsize`, 128 unless set.",
     ),
     (
         "cuFileBatchIOSubmit",
@@ -146,47 +149,50 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     // streams
     (
         "cuFileReadAsync",
-        "Submits a read in `stream`. `*size_p`, `*file_offset_p` and `*bufPtr_offset_p` are bytes. libcufile reads them when \
-         the read runs, except those that the flags of `cuFileStreamRegister` fix. `*size_p` at submission is the most \
-         that it may become. All pointers, the memory and the handle must live until the read has run. Then \
-         `*bytes_read_p` is a number of bytes, −1, or a negative code, and `errno` says nothing. Threads that submit to \
-         one stream at the same time abort the process. See *Stream-ordered operations* in docs/libcufile.md.",
+        "Submits a read in `stream`. `*size_p`, `*file_offset_p` and `*bufPtr_offset_p` are bytes. libcufile reads \
+         them when the read runs, except those that the flags of `cuFileStreamRegister` fix. The value of `*size_p` \
+         at submission is its maximum. All pointers, the memory and the handle must live until the read has run. \
+         Then `*bytes_read_p` is a number of bytes, −1, or a negative code, and `errno` is not set. Threads that \
+         submit to one stream at the same time abort the process. See *Stream-ordered operations* in \
+         docs/libcufile.md.",
     ),
     (
         "cuFileWriteAsync",
-        "Submits a write in `stream`. `*size_p`, `*file_offset_p` and `*bufPtr_offset_p` are bytes. libcufile reads them \
-         when the write runs, except those that the flags of `cuFileStreamRegister` fix. `*size_p` at submission is the \
-         most that it may become. All pointers, the memory and the handle must live until the write has run. Then \
-         `*bytes_written_p` is a number of bytes, −1, or a negative code, and `errno` says nothing. Threads that submit \
-         to one stream at the same time abort the process. See *Stream-ordered operations* in docs/libcufile.md.",
+        "Submits a write in `stream`. `*size_p`, `*file_offset_p` and `*bufPtr_offset_p` are bytes. libcufile reads \
+         them when the write runs, except those that the flags of `cuFileStreamRegister` fix. The value of `*size_p` \
+         at submission is its maximum. All pointers, the memory and the handle must live until the write has run. \
+         Then `*bytes_written_p` is a number of bytes, −1, or a negative code, and `errno` is not set. Threads that \
+         submit to one stream at the same time abort the process. See *Stream-ordered operations* in \
+         docs/libcufile.md.",
     ),
     (
         "cuFileStreamRegister",
-        "Registers a stream. `flags` is a mask of the `CU_FILE_STREAM_*`, which promise what stays fixed or aligned. A \
-         registered stream again is 5022. libcufile tells streams apart by their handles, so that the default streams \
-         of two devices are one. See *Stream-ordered operations* in docs/libcufile.md.",
+        "Registers a stream. `flags` is a mask of the `CU_FILE_STREAM_*`, which promise what stays fixed or aligned. \
+         Registering a stream again returns 5022. libcufile identifies streams by their handles, so the default \
+         streams of two devices are one to it. See *Stream-ordered operations* in docs/libcufile.md.",
     ),
     (
         "cuFileStreamDeregister",
-        "Deregisters a stream. If the stream has done I/O, that corrupts later operations of other registered streams \
-         that have. See *Stream-ordered operations* in docs/libcufile.md.",
+        "Deregisters a stream. If the stream has done I/O, that corrupts later operations of other registered \
+         streams that have done I/O. See *Stream-ordered operations* in docs/libcufile.md.",
     ),
     // parameters
     (
         "cuFileGetParameterSizeT",
-        "Writes a parameter to `value`: KiB or milliseconds where its name ends in `_KB` or `_MS`. Most defaults read as 0 \
-         before opening. It must not run beside calls that open, close, or set parameters. See *Parameters* in \
-         docs/libcufile.md.",
+        "Writes a parameter to `value`: KiB or milliseconds where its name ends in `_KB` or `_MS`. Most defaults \
+         read as 0 before opening. It must not run at the same time as calls that open, close, or set parameters. \
+         See *Parameters* in docs/libcufile.md.",
     ),
     (
         "cuFileGetParameterBool",
-        "Writes a parameter to `value`. It must not run beside calls that open, close, or set parameters. See \
-         *Parameters* in docs/libcufile.md.",
+        "Writes a parameter to `value`. It must not run at the same time as calls that open, close, or set \
+         parameters. See *Parameters* in docs/libcufile.md.",
     ),
     (
         "cuFileGetParameterString",
-        "Writes a parameter to the `len` bytes at `desc_str`, with a NUL; too few bytes are 5022. It must not run beside \
-         calls that open, close, or set parameters. See *Parameters* in docs/libcufile.md.",
+        "Writes a parameter to the `len` bytes at `desc_str`, with a NUL; with too few bytes it returns 5022. It \
+         must not run at the same time as calls that open, close, or set parameters. See *Parameters* in \
+         docs/libcufile.md.",
     ),
     (
         "cuFileGetParameterMinMaxValue",
@@ -196,41 +202,46 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     (
         "cuFileSetParameterSizeT",
         "Sets a parameter: KiB or milliseconds where its name ends in `_KB` or `_MS`. It works only before opening, \
-         without a check of the limits; afterwards it is 5026. It must not run beside calls that open, close, or use \
-         parameters or properties: that corrupts the heap. See *Parameters* in docs/libcufile.md.",
+         without a check of the limits; afterwards it returns 5026. It must not run at the same time as calls that \
+         open, close, or use parameters or properties: that corrupts the heap. See *Parameters* in \
+         docs/libcufile.md.",
     ),
     (
         "cuFileSetParameterBool",
-        "Sets a parameter. It works only before opening; afterwards it is 5026. It must not run beside calls that open, \
-         close, or use parameters or properties: that corrupts the heap. See *Parameters* in docs/libcufile.md.",
+        "Sets a parameter. It works only before opening; afterwards it returns 5026. It must not run at the same \
+         time as calls that open, close, or use parameters or properties: that corrupts the heap. See *Parameters* \
+         in docs/libcufile.md.",
     ),
     (
         "cuFileSetParameterString",
-        "Sets a parameter to a NUL-terminated text, which must not be empty. It works only before opening; afterwards it \
-         is 5026. It must not run beside calls that open, close, or use parameters or properties: that corrupts the \
-         heap. After the path of the log file was set, opening calls `setenv`. See *Parameters* in docs/libcufile.md.",
+        "Sets a parameter to a NUL-terminated text, which must not be empty. It works only before opening; \
+         afterwards it returns 5026. It must not run at the same time as calls that open, close, or use parameters \
+         or properties: that corrupts the heap. After the path of the log file was set, opening calls `setenv`. See \
+         *Parameters* in docs/libcufile.md.",
     ),
     (
         "cuFileSetParameterPosixPoolSlabArray",
-        "Sets the slabs of host bounce buffers: `len` sizes in KiB, and as many counts. It works only before opening. It \
-         must not run beside calls that open, close, or use parameters or properties. See *Parameters* in \
-         docs/libcufile.md.",
+        "Sets the slabs of host bounce buffers: `len` sizes in KiB, and the same number of counts. It works only \
+         before opening. It must not run at the same time as calls that open, close, or use parameters or \
+         properties. See *Parameters* in docs/libcufile.md.",
     ),
     (
         "cuFileGetParameterPosixPoolSlabArray",
-        "Writes the slabs of host bounce buffers: `len` sizes in KiB, and as many counts. `len` must be the number that \
-         was set last. Before opening, if none were set, every `len` is 5022. See *Parameters* in docs/libcufile.md.",
+        "Writes the slabs of host bounce buffers: `len` sizes in KiB, and the same number of counts. `len` must be \
+         the number that was set last. Before opening, if none were set, every `len` returns 5022. See *Parameters* \
+         in docs/libcufile.md.",
     ),
     (
         "cuFileSetParameterGpuBounceBufferSlabArray",
-        "Sets the slabs of GPU bounce buffers: `len` sizes in KiB, and as many counts. It works only before opening. It \
-         must not run beside calls that open, close, or use parameters or properties. See *Parameters* in \
-         docs/libcufile.md.",
+        "Sets the slabs of GPU bounce buffers: `len` sizes in KiB, and the same number of counts. It works only \
+         before opening. It must not run at the same time as calls that open, close, or use parameters or \
+         properties. See *Parameters* in docs/libcufile.md.",
     ),
     (
         "cuFileGetParameterGpuBounceBufferSlabArray",
-        "Writes the slabs of GPU bounce buffers: `len` sizes in KiB, and as many counts. `len` must be the number that \
-         was set last. Before opening, if none were set, every `len` is 5022. See *Parameters* in docs/libcufile.md.",
+        "Writes the slabs of GPU bounce buffers: `len` sizes in KiB, and the same number of counts. `len` must be \
+         the number that was set last. Before opening, if none were set, every `len` returns 5022. See *Parameters* \
+         in docs/libcufile.md.",
     ),
     // statistics
     (
@@ -241,30 +252,31 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     ("cuFileGetStatsLevel", "Writes the level of statistics to `level`, 0 to 3. It works before opening."),
     (
         "cuFileStatsStart",
-        "Sets the counters to 0. At level 0 it is 5030, and before opening 5001. See *Statistics and peer-to-peer* in \
-         docs/libcufile.md.",
+        "Sets the counters to 0. At level 0 it returns 5030, and before opening 5001. See *Statistics and \
+         peer-to-peer* in docs/libcufile.md.",
     ),
     (
         "cuFileStatsStop",
-        "Sets level and counters to 0. Reading them is then 5022 until a level is set. See *Statistics and peer-to-peer* \
-         in docs/libcufile.md.",
+        "Sets level and counters to 0. Reading them then returns 5022 until a level is set. See *Statistics and \
+         peer-to-peer* in docs/libcufile.md.",
     ),
-    ("cuFileStatsReset", "Sets the counters to 0. Before opening it is 5001."),
+    ("cuFileStatsReset", "Sets the counters to 0. Before opening it returns 5001."),
     (
         "cuFileGetStatsL1",
-        "Fills `stats` with sums: bytes, bytes per second, microseconds and numbers of calls. The struct grew from 512 to \
-         624 bytes in 1.19, so a library of 1.19 overflows one of an older header. See *ABI* in docs/libcufile.md.",
+        "Fills `stats` with sums: bytes, bytes per second, microseconds and numbers of calls. The struct grew from \
+         512 to 624 bytes in 1.19, so a library of 1.19 overflows the struct of an older header. See *ABI* in \
+         docs/libcufile.md.",
     ),
     (
         "cuFileGetStatsL2",
-        "Fills `stats` with sums and with histograms of sizes, whose first element counts transfers below 4 KiB. Clear \
-         `stats` first, as `Default` does: libcufile leaves parts unwritten. Before 1.19, fields behind the first level \
-         lie 112 bytes earlier. See *ABI* in docs/libcufile.md.",
+        "Fills `stats` with sums and with histograms of sizes, whose first element counts transfers below 4 KiB. \
+         Clear `stats` first, as `Default` does: libcufile leaves parts unwritten. Before 1.19, fields after the \
+         first level lie 112 bytes earlier. See *ABI* in docs/libcufile.md.",
     ),
     (
         "cuFileGetStatsL3",
         "Fills `stats` with sums, histograms, and counters for each GPU, which stay 0 in 1.18 to 1.20. Clear `stats` \
-         first, as `Default` does: libcufile leaves parts unwritten. Before 1.19, fields behind the first level lie 112 \
-         bytes earlier. See *ABI* in docs/libcufile.md.",
+         first, as `Default` does: libcufile leaves parts unwritten. Before 1.19, fields after the first level lie \
+         112 bytes earlier. See *ABI* in docs/libcufile.md.",
     ),
 ];

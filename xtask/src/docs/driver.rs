@@ -11,7 +11,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("cuGetErrorName", "", "Writes a pointer to the name of an error, for example `CUDA_ERROR_NO_DEVICE`."),
     ("cuGetErrorString", "", "Writes a pointer to a description of an error."),
     // devices and primary contexts
-    ("cuDeviceGet", "Cuda::device", "Writes the device of a number."),
+    ("cuDeviceGet", "Cuda::device", "Writes the device with a number."),
     ("cuDeviceGetCount", "Cuda::device_count", "Writes the number of visible devices."),
     ("cuDeviceGetName", "Device::name", "Writes the device's name to `len` bytes, with a NUL."),
     ("cuDeviceGetAttribute", "Device::attribute", "Writes a number about a device."),
@@ -30,7 +30,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cuDevicePrimaryCtxRelease_v2",
         "",
-        "Takes back one use of a primary context; the last one destroys it.",
+        "Gives up one use of a primary context; giving up the last one destroys it.",
     ),
     ("cuDevicePrimaryCtxGetState", "", "Writes the flags of a primary context, and whether it is in use."),
     ("cuCtxGetCurrent", "", "Writes the calling thread's context, null if it has none."),
@@ -48,7 +48,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cuMemGetAddressRange_v2",
         "",
-        "Writes the begin and the size in bytes of the allocation around an address.",
+        "Writes the start and the size in bytes of the allocation around an address.",
     ),
     (
         "cuPointerGetAttribute",
@@ -64,7 +64,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cuMemAddressFree",
         "MappedBuffer::unmap",
-        "Gives back reserved addresses, by the range that was reserved.",
+        "Releases reserved addresses; takes the range that was reserved.",
     ),
     (
         "cuMemCreate",
@@ -74,25 +74,26 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cuMemRelease",
         "MappedBuffer::unmap",
-        "Takes back a handle; the memory lives until it is unmapped, too.",
+        "Releases a handle; the memory stays allocated until it is also unmapped.",
     ),
     (
         "cuMemMap",
         "MappedBuffer::grow",
         "Maps `size` bytes of an allocation at reserved addresses; `flags` is 0.",
     ),
-    ("cuMemUnmap", "MappedBuffer::unmap", "Unmaps `size` bytes, by ranges that were mapped."),
+    ("cuMemUnmap", "MappedBuffer::unmap", "Unmaps `size` bytes, in whole ranges as they were mapped."),
     ("cuMemSetAccess", "MappedBuffer::grow", "Lets the devices of `desc` use `size` mapped bytes."),
     ("cuMemGetAccess", "", "Writes a device's access to mapped memory."),
     (
         "cuMemGetAllocationGranularity",
         "MappedBuffer::granularity_bytes",
-        "Writes the bytes of which sizes of allocations are multiples. Clear `prop` first, as `Default` does.",
+        "Writes the granularity in bytes: sizes of allocations must be multiples of it. Clear `prop` first, as \
+         `Default` does.",
     ),
     (
         "cuMemGetAllocationPropertiesFromHandle",
         "",
-        "Fills in the properties that an allocation was made with.",
+        "Fills in the properties with which an allocation was created.",
     ),
     (
         "cuMemRetainAllocationHandle",
@@ -106,17 +107,17 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
         "Makes later work of a stream wait until the 32 bits at `addr` compare with `value` as `flags` says: 0 waits \
          until they are at least as large, cyclically.",
     ),
-    ("cuStreamWaitValue64_v2", "", "Waits as `cuStreamWaitValue32` does, for 64 bits."),
+    ("cuStreamWaitValue64_v2", "", "Does the same as `cuStreamWaitValue32`, with 64 bits."),
     (
         "cuStreamWriteValue32_v2",
         "Stream::on_words",
         "Writes `value` to the 32 bits at `addr`, in the order of a stream; with `flags` of 0 after all earlier writes.",
     ),
-    ("cuStreamWriteValue64_v2", "", "Writes as `cuStreamWriteValue32` does, 64 bits."),
+    ("cuStreamWriteValue64_v2", "", "Does the same as `cuStreamWriteValue32`, with 64 bits."),
     (
         "cuStreamBatchMemOp_v2",
         "Stream::on_words",
-        "Makes `count` waits and writes in the order of a stream; `flags` is 0.",
+        "Submits `count` waits and writes in the order of a stream; `flags` is 0.",
     ),
     // kernels
     (
@@ -124,8 +125,8 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
         "Device::load_module, Device::load_binary",
         "Loads a cubin, or NUL-terminated PTX, into the calling thread's context.",
     ),
-    ("cuModuleUnload", "Module", "Unloads a module; no kernel of it may run."),
-    ("cuModuleGetFunction", "Module::kernel", "Writes the kernel of a NUL-terminated name."),
+    ("cuModuleUnload", "Module", "Unloads a module; none of its kernels may be running."),
+    ("cuModuleGetFunction", "Module::kernel", "Writes the kernel with a NUL-terminated name."),
     (
         "cuLaunchKernel",
         "Stream::launch",

@@ -82,14 +82,14 @@ fn convention(function: &ForeignItemFn) -> Option<&'static str> {
     let output = function.sig.output.to_token_stream().to_string();
     Some(match &*output {
         "-> CUfileError_t" => {
-            "Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` says nothing."
+            "Returns a status: `err` is `CU_FILE_SUCCESS` or a code, and `errno` is not set."
         }
         "-> isize" => {
             "Returns the number of bytes; −1 with a POSIX number, or a code above 5000, in `errno`; or a negated code."
         }
-        "-> cudaError_t" => "Returns `cudaSuccess` or an error, which can be of earlier work.",
-        "-> CUresult" => "Returns `CUDA_SUCCESS` or an error, which can be of earlier work.",
-        "" => "Returns nothing: a failure does not show.",
+        "-> cudaError_t" => "Returns `cudaSuccess` or an error, which may come from earlier work.",
+        "-> CUresult" => "Returns `CUDA_SUCCESS` or an error, which may come from earlier work.",
+        "" => "Returns nothing, and does not report failures.",
         _ => return None,
     })
 }

@@ -54,8 +54,8 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaMallocManaged",
         "Device::alloc_managed",
-        "Allocates `size` bytes that host and devices use by one address; `flags` is one of the `cudaMemAttach*`. cuFile \
-         cannot register such memory.",
+        "Allocates `size` bytes that host and devices use at the same address; `flags` is one of the \
+         `cudaMemAttach*`. cuFile cannot register such memory.",
     ),
     (
         "cudaMallocAsync",
@@ -67,7 +67,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("cudaDeviceGetDefaultMemPool", "", "Writes the pool that a device has from the start."),
     ("cudaMemPoolSetAttribute", "", "Sets an attribute of a pool, from memory of the attribute's type."),
     ("cudaMemPoolGetAttribute", "", "Writes an attribute of a pool to memory of the attribute's type."),
-    ("cudaMemPoolTrimTo", "", "Gives back what a pool holds beyond `minBytesToKeep` bytes."),
+    ("cudaMemPoolTrimTo", "", "Frees what a pool holds beyond `minBytesToKeep` bytes."),
     (
         "cudaHostRegister",
         "",
@@ -77,9 +77,9 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaHostGetDevicePointer",
         "",
-        "Writes the address by which the device uses page-locked memory; `flags` is 0.",
+        "Writes the address at which the device uses page-locked memory; `flags` is 0.",
     ),
-    ("cudaHostGetFlags", "", "Writes the flags that page-locked memory was allocated with."),
+    ("cudaHostGetFlags", "", "Writes the flags with which page-locked memory was allocated."),
     (
         "cudaPointerGetAttributes",
         "Cuda::device_of",
@@ -96,7 +96,8 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaMemcpyAsync",
         "Stream::copy_to_device, Stream::copy_from_device",
-        "Copies `count` bytes in the order of a stream. Page-locked memory must stay as it is until then.",
+        "Copies `count` bytes in the order of a stream. Page-locked memory must stay unchanged until the copy is \
+         done.",
     ),
     ("cudaMemcpyPeer", "Cuda::copy", "Copies `count` bytes from one device to another."),
     (
@@ -107,7 +108,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaMemcpy2D",
         "",
-        "Copies `height` rows of `width` bytes, which begin every `dpitch` and `spitch` bytes.",
+        "Copies `height` rows of `width` bytes, which start `dpitch` and `spitch` bytes apart.",
     ),
     ("cudaMemcpy2DAsync", "", "Copies rows as `cudaMemcpy2D` does, in the order of a stream."),
     ("cudaMemcpy3D", "", "Copies a box; widths and pitches are bytes. Clear `p` first, as `Default` does."),
@@ -115,9 +116,9 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaMemcpyBatchAsync",
         "Stream::copy_batch",
-        "Makes `count` copies, whose `sizes` are bytes, in the order of a stream. 12.8 and 12.9 export another function by \
-         this name, which the table leaves out. Two threads in this function crash the process or the GPU's context, and \
-         processes that call it on one GPU fail and lose bytes. See *CUDA* in docs/libcufile.md.",
+        "Makes `count` copies, whose `sizes` are bytes, in the order of a stream. 12.8 and 12.9 export another \
+         function under this name, which the table leaves out. Two threads in this function crash the process or the \
+         GPU's context, and processes that call it on one GPU fail and lose bytes. See *CUDA* in docs/libcufile.md.",
     ),
     ("cudaMemset", "Cuda::fill, DeviceBuffer::fill", "Sets `count` bytes to the lowest byte of `value`."),
     ("cudaMemsetAsync", "", "Sets `count` bytes to the lowest byte of `value`, in the order of a stream."),
@@ -125,17 +126,18 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaStreamCreate",
         "",
-        "Makes a stream on the current device that waits for the null stream, and the null stream for it.",
+        "Creates a stream on the current device. It waits for the null stream, and the null stream waits for it.",
     ),
     (
         "cudaStreamCreateWithFlags",
         "Device::stream",
-        "Makes a stream on the current device; with `cudaStreamNonBlocking` it is not ordered with the null stream.",
+        "Creates a stream on the current device; with `cudaStreamNonBlocking` it is not ordered with the null \
+         stream.",
     ),
     (
         "cudaStreamCreateWithPriority",
         "",
-        "Makes a stream with a priority in the range of `cudaDeviceGetStreamPriorityRange`; lower is sooner.",
+        "Creates a stream with a priority in the range of `cudaDeviceGetStreamPriorityRange`; lower is sooner.",
     ),
     ("cudaStreamDestroy", "Stream", "Destroys a stream; work that was submitted still runs."),
     ("cudaStreamSynchronize", "Stream::synchronize", "Waits for all work of a stream."),
@@ -145,7 +147,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
         "Stream::wait_event",
         "Makes later work of a stream wait for an event; `flags` is 0.",
     ),
-    ("cudaStreamGetFlags", "", "Writes the flags that a stream was made with."),
+    ("cudaStreamGetFlags", "", "Writes the flags with which a stream was created."),
     (
         "cudaStreamIsCapturing",
         "Stream::is_capturing",
@@ -162,11 +164,11 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
         "Stream::call_on_host",
         "Calls `fn_` with `userData` on a thread of CUDA, in the order of a stream. The function must not call CUDA.",
     ),
-    ("cudaEventCreate", "Device::timing_event", "Makes an event on the current device that takes times."),
+    ("cudaEventCreate", "Device::timing_event", "Creates an event with timing on the current device."),
     (
         "cudaEventCreateWithFlags",
         "Device::event, Device::timing_event",
-        "Makes an event on the current device; `flags` is a mask of the `cudaEvent*`.",
+        "Creates an event on the current device; `flags` is a mask of the `cudaEvent*`.",
     ),
     ("cudaEventDestroy", "Event", "Destroys an event."),
     ("cudaEventRecord", "Stream::record, Stream::record_into", "Records an event in a stream."),
@@ -175,7 +177,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaEventElapsedTime",
         "Event::elapsed_since",
-        "Writes the time between two events, in milliseconds. Both must have passed and take times.",
+        "Writes the time between two events, in milliseconds. Both must have passed and have timing.",
     ),
     // errors and versions
     ("cudaGetErrorName", "", "Returns the name of an error, for example `cudaErrorNoDevice`."),
@@ -183,7 +185,7 @@ pub const FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "cudaGetLastError",
         "",
-        "Returns the calling thread's last error, and clears it unless it is of the context.",
+        "Returns the calling thread's last error, and clears it unless the context is unusable.",
     ),
     ("cudaPeekAtLastError", "", "Returns the calling thread's last error, and keeps it."),
     (

@@ -7,7 +7,7 @@ use crate::formats::visible::{Listed, Quoted, Shown};
 
 /// A part of a model that is not loaded, and why. The model is complete without it.
 ///
-/// [`Checkpoint::warnings`](super::super::Checkpoint::warnings) has them.
+/// [`Checkpoint::warnings`](super::super::Checkpoint::warnings) returns them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
