@@ -568,8 +568,8 @@ impl<B: IoBuf> Batch<B> {
     /// Waits until every entry has ended.
     ///
     /// # Errors
-    /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many are
-    /// missing. [`Error::InvalidInput`] after a failed submission, because no entry may be left to wait for.
+    /// The completions so far come with cuFile's error; [`in_flight`](Self::in_flight) says how many entries are
+    /// left. [`Error::InvalidInput`] after a failed submission, because no entry may be left to wait for.
     #[doc(alias = "cuFileBatchIOGetStatus")]
     pub fn wait_all(&mut self) -> Result<Vec<Completion<B>>, Failed<Vec<Completion<B>>>> {
         let mut completions = Vec::with_capacity(self.in_flight);

@@ -36,7 +36,7 @@ bitflags::bitflags! {
 ///
 /// Owns the buffer and a reference to the driver. Deregisters before either ends, because freeing registered memory
 /// can deadlock with nvidia-fs. Device, mapped, pinned and other host memory can be registered; managed memory
-/// cannot. One registration may lie within another that starts elsewhere.
+/// cannot. One registration may be inside another, unless both start at the same address.
 ///
 /// [`Driver::with_registered`] and [`Driver::with_registered_mut`] register a borrow while a closure runs.
 /// [`Cuda::copy`] and [`Cuda::fill`] copy and fill the memory, as that of any buffer.

@@ -72,8 +72,8 @@ use crate::memory::{IoBuf, IoBufMut, Location};
 
 /// A cudarc slice or view that no submitted work of cudarc uses any more.
 ///
-/// `S` is a [`CudaSlice`], a [`CudaView`] or [`CudaViewMut`], or a borrow of one. Transfers that own their buffer take an
-/// owned `CudaSlice`, which [`into_inner`](Self::into_inner) gives back.
+/// `S` is a [`CudaSlice`], a [`CudaView`] or [`CudaViewMut`], or a borrow of one. Transfers that own their buffer
+/// take an owned `CudaSlice`, which [`into_inner`](Self::into_inner) returns.
 ///
 /// While the value lives, cudarc cannot free the memory:
 ///

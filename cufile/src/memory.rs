@@ -64,7 +64,7 @@ pub struct Location {
     /// runtime can copy them, and there is a context.
     pub is_host_accessible: bool,
     /// A valid context of the memory, which must be current on a thread that transfers this memory. `None` leaves the
-    /// thread's context as it is.
+    /// thread's context unchanged.
     pub context: Option<Context>,
     /// Whether the memory is registered with cuFile, like that of a [`RegisteredBuffer`](crate::RegisteredBuffer). If true,
     /// the address that `base_offset` gives is registered, and the registration covers all of the bytes.
@@ -72,8 +72,8 @@ pub struct Location {
     /// Stream-ordered and batch transfers differ for registered and other memory. If this is false for registered memory,
     /// they are slower and more restricted.
     pub is_registered: bool,
-    /// The distance in bytes from the address under which cuFile knows the memory to the first byte. That address lies in
-    /// the same allocation.
+    /// The distance in bytes from the address under which cuFile knows the memory to the first byte. That address is
+    /// in the same allocation.
     pub base_offset: usize,
 }
 

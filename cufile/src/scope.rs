@@ -18,7 +18,7 @@ use crate::stream::{Count, Kept, LateBound, Operation, RegisteredStream};
 
 /// Runs `work` with a scope, in which batches and stream-ordered transfers take borrowed buffers.
 ///
-/// Returns, or goes on panicking, only when every transfer of the scope is over, as [`std::thread::scope`] does for
+/// Returns, or continues a panic, only when every transfer of the scope has ended, as [`std::thread::scope`] does for
 /// threads. That includes transfers of forgotten operations and batches.
 ///
 /// ```no_run
@@ -176,7 +176,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 
     /// Reads into the whole of a borrowed buffer after the work already in the stream, as
-    /// [`RegisteredStream::read_at`] does (`cuFileReadAsync`). Of a part, pass a slice.
+    /// [`RegisteredStream::read_at`] does (`cuFileReadAsync`). For a part, pass a slice.
     ///
     /// ```no_run
     /// # use std::sync::Arc;

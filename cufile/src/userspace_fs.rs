@@ -16,9 +16,9 @@ use crate::handle::{File, FileHandle};
 
 /// An open file of a file system in this process (`CUfileFSOps`).
 ///
-/// **Experimental.** NVIDIA documents the table of functions only by its declaration. This module follows that
-/// declaration, and was never tested with an RDMA device. Without such a device, cuFile 1.16 to 1.20 register such
-/// files, and then fail every transfer (`IO_NOT_SUPPORTED`) without calling a method.
+/// **Experimental.** NVIDIA's only documentation of the table of functions is its declaration. This module follows
+/// that declaration, and was never tested with an RDMA device. Without such a device, cuFile 1.16 to 1.20 register
+/// such files, and then fail every transfer (`IO_NOT_SUPPORTED`) without calling a method.
 ///
 /// libcufile calls the methods from any of its threads, several at once. It never sees a panic: a method that panics
 /// fails with `EIO`, or states no preference.

@@ -34,8 +34,8 @@ const SYS_CACHESTAT: libc::c_long = 451;
 /// however little of it the range covers.
 ///
 /// # Staleness
-/// The kernel evicts, reads and writes back pages at any moment, so this is a past state. Use it to choose a method,
-/// never for correctness.
+/// The kernel evicts, reads and writes back pages at any moment, so the answer may be out of date. Use it to choose a
+/// method, never for correctness.
 ///
 /// ```
 /// use gpufile::{File, page_cache};

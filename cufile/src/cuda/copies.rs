@@ -65,7 +65,7 @@ copies!(MappedBuffer);
 
 impl Cuda {
     /// Copies all bytes of any buffer to another buffer of the same length, and waits until they are there. Both may
-    /// be on the host or on GPUs, on the same or on two. Of a part of a buffer, pass a slice.
+    /// be on the host or on GPUs, on the same or on two. For a part of a buffer, pass a slice.
     ///
     /// ```no_run
     /// use cufile::cuda::Cuda;
@@ -102,7 +102,7 @@ impl Cuda {
         unsafe { copy(self, target, source) }
     }
 
-    /// Sets every byte of any buffer and waits for CUDA to finish. Of a part of a buffer, pass a slice.
+    /// Sets every byte of any buffer and waits for CUDA to finish. For a part of a buffer, pass a slice.
     ///
     /// # Errors
     /// CUDA's error; [`Error::Forked`] for device memory.

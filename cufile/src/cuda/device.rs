@@ -283,8 +283,8 @@ impl Device {
     /// Loads kernels in machine code, a cubin or a fatbin from `nvcc` or NVRTC (`cuModuleLoadData`). CUDA compiles
     /// nothing, unless only the PTX in a fatbin fits the device.
     ///
-    /// The code of a cubin runs only on devices of its major compute capability, with at least its minor one. PTX
-    /// beside it serves all other devices:
+    /// The code of a cubin runs only on devices of its major compute capability, with at least its minor one. PTX in
+    /// the same fatbin serves all other devices:
     ///
     /// ```no_run
     /// use std::ffi::CStr;
@@ -304,8 +304,8 @@ impl Device {
     /// [`Error::Forked`].
     ///
     /// # Safety
-    /// `image` must be a whole cubin or fatbin, as a compiler of CUDA made it. CUDA reads as many bytes as headers in
-    /// the image name, and trusts its contents.
+    /// `image` must be a whole cubin or fatbin, as a compiler of CUDA made it. CUDA takes the length from the headers
+    /// in the image, and trusts its contents.
     #[doc(alias = "cuModuleLoadData")]
     pub unsafe fn load_binary(&self, image: &[u8]) -> Result<Module> {
         // SAFETY: the caller's promise.

@@ -62,8 +62,8 @@ impl Stream {
     /// CUDA's error, which may be the failure of earlier work. The copy may be in flight then.
     ///
     /// # Safety
-    /// `source` must be `len_bytes` of memory of this stream's device, and `target` as many of the peer. Until the copy
-    /// is done, nothing may write `source`, and nothing else may use `target`.
+    /// `source` must be `len_bytes` of memory of this stream's device, and `target` the same number of bytes of the
+    /// peer. Until the copy is done, nothing may write `source`, and nothing else may use `target`.
     #[doc(alias = "cudaMemcpyPeerAsync")]
     pub unsafe fn copy_to_peer(
         &self,

@@ -185,10 +185,10 @@ impl Stream {
     ///
     /// # Faults of CUDA
     /// CUDA crashes if two threads make that call at once, so the threads of a process make it in turn. No lock
-    /// reaches other processes. If several make the call on one GPU at once, a copy may fail with
-    /// `cudaErrorLaunchFailure`, or return success and lose its bytes (driver 580.159). Use this function only
-    /// where no other process does so. [Single copies](Self::copy_to_device) and [kernels](Self::launch) have no
-    /// such fault.
+    /// reaches other processes. If several processes make the call on one GPU at once, a copy may fail with
+    /// `cudaErrorLaunchFailure`, or return success and lose its bytes (driver 580.159). Use this function only where
+    /// no other process does so. [Single copies](Self::copy_to_device) and [kernels](Self::launch) have no such
+    /// fault.
     ///
     /// # Errors
     /// CUDA's error; some of the copies may be in flight then.

@@ -86,9 +86,9 @@ bitflags::bitflags! {
 /// and then releases the [`Stream`]. Registering and deregistering wait for the stream's work.
 ///
 /// A stream that has done I/O stays registered, and keeps its [`Stream`], while other such streams live. Otherwise
-/// libcufile (measured with 1.16 and 1.20) mixes up later operations and reports bytes that it did not move. So a
-/// program that makes a stream for each transfer, while one stream stays, collects streams. Prefer a few long-lived
-/// streams.
+/// libcufile (measured with 1.16 and 1.20) mixes up later operations and reports bytes that it did not move. So if a
+/// program creates a stream for each transfer while another such stream lives, the streams accumulate. Prefer a few
+/// long-lived streams.
 ///
 /// A stream that libcufile fails to deregister stays registered too, as does one that still has work 30 seconds after
 /// it was dropped. Such a stream is not destroyed, and it keeps the driver open. [`deregister`](Self::deregister)
@@ -168,7 +168,7 @@ impl RegisteredStream {
     /// (`cuFileReadAsync`). For a part of a buffer, pass an [`OwnedPart`](crate::OwnedPart), or use
     /// [`read_late`](Self::read_late).
     ///
-    /// The operation owns the buffer until the read is over, so a borrowed buffer is refused:
+    /// The operation owns the buffer until the read has ended, so a borrowed buffer is refused:
     /// ```compile_fail,E0597
     /// # use {cufile::{FileHandle, RegisteredStream}, std::sync::Arc};
     /// fn too_short(stream: &RegisteredStream, file: &Arc<FileHandle>) {

@@ -27,9 +27,9 @@ pub(super) const WRITE: &str = "cuFileWriteAsync";
 
 /// A submitted stream-ordered read or write.
 ///
-/// Owns the buffer until the transfer is over. [`wait`](Self::wait) returns it. Dropping waits for at most 30 seconds
-/// and then frees the buffer, or leaks it if the transfer is not over; forgetting leaks it. Do not wait or drop in a
-/// function that a stream calls: CUDA allows no waiting there, and the buffer leaks.
+/// Owns the buffer until the transfer has ended. [`wait`](Self::wait) returns it. Dropping waits for at most 30
+/// seconds and then frees the buffer, or leaks it if the transfer is not over; forgetting leaks it. Do not wait or
+/// drop in a function that a stream calls: CUDA allows no waiting there, and the buffer leaks.
 ///
 /// File, stream and driver live at least as long as the operation, even if all other references to them are dropped.
 ///
@@ -145,7 +145,7 @@ impl<B> Operation<B> {
         Ok(unsafe { Box::from_raw(this.pending.as_ptr()) })
     }
 
-    /// Returns whether the transfer is over, so that [`wait`](Self::wait) does not wait.
+    /// Returns whether the transfer has ended. [`wait`](Self::wait) then returns at once.
     ///
     /// # Errors
     /// CUDA's error, which may be the failure of earlier work on the stream; [`Error::Forked`].
@@ -159,8 +159,8 @@ impl<B> Operation<B> {
         }
     }
 
-    /// Waits until the transfer is over, but no longer than `timeout`. Returns whether it is over, so that
-    /// [`wait`](Self::wait) does not wait.
+    /// Waits until the transfer has ended, but no longer than `timeout`. Returns whether it has ended.
+    /// [`wait`](Self::wait) then returns at once.
     ///
     /// # Errors
     /// As [`is_done`](Self::is_done).
@@ -173,9 +173,9 @@ impl<B> Operation<B> {
     /// A read has fewer bytes than asked for at the end of the file, 0 beyond it.
     ///
     /// # Errors
-    /// The buffer comes back with cuFile's error for the transfer. The buffer is leaked instead if the transfer
-    /// may still be in flight. Causes are: CUDA fails to wait; libcufile never wrote a byte count; the stream
-    /// was captured while the transfer was submitted; the process is a forked child ([`Error::Forked`]).
+    /// Returns the buffer with cuFile's error for the transfer. The buffer is leaked instead if the transfer may
+    /// still be in flight. Causes are: CUDA fails to wait; libcufile never wrote a byte count; the stream was
+    /// captured while the transfer was submitted; the process is a forked child ([`Error::Forked`]).
     pub fn wait(self) -> Result<(usize, B), Failed<Kept<B>>> {
         match self.end() {
             Err(error) => Err(Failed::new(error, Kept(State::Leaked))),

@@ -94,11 +94,11 @@ use work::lanes::Lanes;
 /// without CUDA. Its memory is freed when the last file and the last clone are dropped. Its threads end soon
 /// afterwards, and dropping does not wait for them.
 ///
-/// A child process made by `fork` may make an engine and use it for host memory. CUDA that the parent used
-/// does not work in the child. An engine inherited from the parent has no workers in the child: the calling
-/// thread does their work. The child should open a file again if the parent's threads used it during the
-/// fork. Transfers that the parent began never end in the child. Waiting for one there returns an error and the
-/// buffer at once. Dropping one leaks the buffer.
+/// A child process made by `fork` may create an engine and use it for host memory. CUDA that the parent used does not
+/// work in the child. An engine inherited from the parent has no workers in the child: the calling thread does their
+/// work. The child should open a file again if the parent's threads used it during the fork. Transfers that the
+/// parent began never end in the child. Waiting for one there returns an error and the buffer at once. Dropping one
+/// leaks the buffer.
 ///
 /// ```
 /// use gpufile::{Engine, File};
@@ -183,8 +183,8 @@ impl EngineBuilder {
     }
 
     /// Sets the length in bytes of chunks, which workers transfer one at a time, at least 1. For device memory, a
-    /// chunk is no larger than a bounce buffer. In a transfer of more than 4096 chunks, short chunks grow up to 1 MiB.
-    /// Without this setting, the engine chooses by the size of the transfer.
+    /// chunk is no larger than a bounce buffer. In a transfer of more than 4096 chunks, short chunks grow up to 1
+    /// MiB. Without this setting, the engine chooses for each transfer.
     pub fn chunk_bytes(mut self, chunk_bytes: usize) -> Self {
         self.settings.chunk_bytes = Some(chunk_bytes);
         self
@@ -392,9 +392,8 @@ impl Engine {
 }
 
 impl Route {
-    /// Returns the best route to device memory that a file of any file system can take in this process. The
-    /// route says why there is no better one. [`File::route`](crate::File::route) returns the route of one
-    /// file.
+    /// Returns the best route to device memory that a file of any file system can take in this process. The route
+    /// says why it is not a better one. [`File::route`](crate::File::route) returns the route of one file.
     ///
     /// The first call may load CUDA and open the cuFile driver, which takes a tenth of a second or more.
     ///

@@ -117,7 +117,7 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the permissions of a file that is created, which the kernel reduces by the process's umask. The default
+    /// Sets the permissions of a file that is created. The kernel removes those in the process's umask. The default
     /// is 0o666.
     pub fn mode(mut self, mode: u32) -> Self {
         self.options.mode(mode);

@@ -196,7 +196,7 @@ pub struct WriteRequest<'a> {
 }
 
 impl<'a> ReadRequest<'a> {
-    /// Asks for as many bytes of the file as the buffer has, from `offset` in bytes.
+    /// Requests to fill the buffer from `offset` in bytes of the file.
     ///
     /// # Errors
     /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer, or if the offset is too large.
@@ -213,7 +213,7 @@ impl<'a> ReadRequest<'a> {
 }
 
 impl<'a> WriteRequest<'a> {
-    /// Asks to write all bytes of the buffer to `offset` in bytes of the file.
+    /// Requests to write all bytes of the buffer to `offset` in bytes of the file.
     ///
     /// # Errors
     /// [`Error::Transfer`] if the engine cannot find the GPU of the buffer, or if the offset is too large.

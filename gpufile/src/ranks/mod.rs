@@ -121,7 +121,7 @@ impl RankGroup {
     /// reads of the slowest rank.
     pub const TIMEOUT: Duration = Duration::from_secs(120);
 
-    /// Joins the group as this rank of so many, and waits for the others.
+    /// Joins the group as rank `rank` of `ranks`, and waits for the others.
     ///
     /// # Errors
     /// [`RankError::Load`] if libnccl is missing; [`RankError::TimedOut`] if other ranks do not join;

@@ -98,7 +98,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the defaults, changed by the environment variables that are set:
+    /// Returns the settings from the environment variables that are set, and the defaults for the rest:
     ///
     /// | variable | KvikIO's | value | sets |
     /// |---|---|---|---|

@@ -8,7 +8,7 @@ use crate::open_file::{Method, OpenFile, Span};
 /// The largest file offset of the kernel, in bytes.
 pub(crate) const FILE_LIMIT: u64 = libc::off_t::MAX as u64;
 
-/// A range of a file, and the part of a buffer that its bytes go to or come from.
+/// A range of a file, and the part of a buffer to or from which its bytes are moved.
 ///
 /// ```
 /// use gpufile::{File, IoRange};

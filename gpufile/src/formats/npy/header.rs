@@ -143,7 +143,7 @@ impl NpyHeader {
         &self.shape
     }
 
-    /// Returns the start of the array, in bytes from the start of the file. The header lies before it.
+    /// Returns the start of the array, in bytes from the start of the file. The header is before it.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }

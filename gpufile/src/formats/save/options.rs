@@ -37,9 +37,9 @@ use crate::formats::order::Order;
 /// save.
 ///
 /// A process that is killed during a save leaves the old data or the new, and perhaps temporary files named
-/// `.NAME.RANDOM.gpufile-tmp`. A later save into that folder by the same user removes them. It removes only files of that
-/// user that nobody else can write to, and whose process has ended. Their locks (`flock`) tell that. On file systems that
-/// are not local, they must also be without a write for a day. On SMB they stay.
+/// `.NAME.RANDOM.gpufile-tmp`. A later save into that folder by the same user removes them. It removes only files of
+/// that user that nobody else can write to, and whose process has ended. Their locks (`flock`) show that. On file
+/// systems that are not local, they must also be without a write for a day. On SMB they stay.
 ///
 /// A write beyond the process's limit of file sizes (`RLIMIT_FSIZE`) kills it by `SIGXFSZ`. If it ignores this signal, as
 /// Python does, the save fails instead.

@@ -22,8 +22,8 @@ use crate::{Cause, Engine};
 ///
 /// # Raw chunks
 /// A raw chunk is a file with the same bytes as the elements of the chunk in memory. It has no compression, checksum,
-/// transposition or sharding, and it has the byte order of this machine. [`has_raw_chunks`](Self::has_raw_chunks) tells
-/// whether an array has raw chunks; then all of its chunks are raw.
+/// transposition or sharding, and it has the byte order of this machine. [`has_raw_chunks`](Self::has_raw_chunks)
+/// returns whether an array has raw chunks; then all of its chunks are raw.
 ///
 /// The engine transfers raw chunks directly between their files and the buffer, several files at a time. It checks the
 /// lengths of the files that it reads. At the edge of the array, a file also has elements beyond the array: writing
@@ -38,8 +38,8 @@ use crate::{Cause, Engine};
 /// are copied in bands of the array, of about 128 MiB or one row of chunks. A write gives elements beyond the array the
 /// fill value.
 ///
-/// Of chunks without compression, a read reads the bytes of the region. Of shards, it reads the index and the chunks
-/// that lie in the region. All other chunks are decoded as a whole even for a small region. Checksums of what is read
+/// Of chunks without compression, a read reads the bytes of the region. From a shard, it reads the index and the
+/// chunks in the region. All other chunks are decoded as a whole even for a small region. Checksums of what is read
 /// are checked.
 ///
 /// # Unknown sources

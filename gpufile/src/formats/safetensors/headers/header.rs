@@ -182,7 +182,7 @@ impl Header {
         self.metadata.is_some()
     }
 
-    /// Returns the start of the data, in bytes from the start of the file. The header lies before it.
+    /// Returns the start of the data, in bytes from the start of the file. The header is before it.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }

@@ -188,7 +188,7 @@ impl<'a> Load<'a> {
     /// between them for alignment.
     ///
     /// # Errors
-    /// [`Error::Memory`] if no buffer can have as many bytes.
+    /// [`Error::Memory`] if a buffer cannot have that many bytes.
     pub fn len_bytes(&self) -> Result<usize> {
         Ok(self.layout()?.len_bytes)
     }
@@ -225,8 +225,8 @@ impl<'a> Load<'a> {
     /// aligned as in [`to_device`](Self::to_device) if the start of the buffer is.
     ///
     /// # Errors
-    /// [`Error::BufferSize`] if the buffer has fewer bytes than [`len_bytes`](Self::len_bytes), [`Error::Memory`] if no
-    /// buffer can have as many, [`Error::File`] if reading or copying fails.
+    /// [`Error::BufferSize`] if the buffer has fewer bytes than [`len_bytes`](Self::len_bytes), [`Error::Memory`] if
+    /// a buffer cannot have that many, [`Error::File`] if reading or copying fails.
     pub fn to_buffer<B: IoBufMut>(self, buffer: B) -> Result<Loaded<B>> {
         let layout = self.layout()?;
         let (needed_bytes, buffer_bytes) = (layout.len_bytes as u64, buffer.len_bytes());

@@ -81,8 +81,8 @@ impl Verify {
         self
     }
 
-    /// Sets whether files in a cache of downloads are compared with the SHA-256 that their names in the cache are. A file
-    /// of which no hash is known is a [`Warning::NoHash`].
+    /// Sets whether files in a cache of the Hugging Face Hub are compared with their SHA-256, which is their name in
+    /// the cache. A file without a known hash causes a [`Warning::NoHash`].
     #[cfg(feature = "hash")]
     pub fn contents(mut self, compare: bool) -> Self {
         self.contents = compare;

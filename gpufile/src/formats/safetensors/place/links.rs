@@ -39,8 +39,9 @@ impl Links {
     /// [`Error::PeerCopy`].
     ///
     /// # Safety
-    /// `source` must be `len_bytes` of memory of the first GPU, and `target` as many of the second. Until
-    /// [`wait`](Self::wait) returns or the value is dropped, nothing may write `source`, and nothing else may use `target`.
+    /// `source` must be `len_bytes` of memory of the first GPU, and `target` the same number of bytes of the second.
+    /// Until [`wait`](Self::wait) returns or the value is dropped, nothing may write `source`, and nothing else may
+    /// use `target`.
     pub unsafe fn copy(
         &mut self,
         path: &Path,

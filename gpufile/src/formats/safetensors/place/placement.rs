@@ -10,7 +10,7 @@ use crate::formats::clip::clip;
 
 /// A rule that gives each tensor of a model to one or several GPUs, for [`Load::placed`](super::super::Load::placed).
 ///
-/// A rule counts GPUs by their position in the list of the load, from 0.
+/// A rule names GPUs by their position in the list that is passed to the load, from 0.
 ///
 /// ```
 /// use gpufile::formats::safetensors::{Cut, Placement, Share};
@@ -49,7 +49,7 @@ pub enum Share {
     All,
 }
 
-/// The lengths of the slices of an axis, if its length is no multiple of the number of GPUs.
+/// The lengths of the slices of an axis, if its length is not a multiple of the number of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cut {
